@@ -15,7 +15,6 @@ from attention_core._arrays import (
     DType,
     Namespace,
     cast_to,
-    compute_dtype_name,
     dtype_name,
     explain_class,
     is_on_host,
@@ -37,9 +36,8 @@ from attention_core._attention.call import (
     score_positions,
 )
 from attention_core._attention.finite import inputs_are_finite
-from attention_core._attention.memo import once_per_lengths
 from attention_core._attention.parts import (
-    cut_keys,
+    KeyCut,
     find_cut,
     has_few_queries,
     key_ranges,
@@ -48,7 +46,6 @@ from attention_core._attention.parts import (
     sample_ranges,
     with_cut,
 )
-from attention_core._attention.ways import attend_automatically, with_sinks
 from attention_core._backend import (
     DIFFERENTIATED_ONCE,
     Backend,
@@ -62,7 +59,6 @@ from attention_core._backend import (
     Workspace,
     array_namespace,
     available_backends,
-    can_be_read,
     get_backend,
     is_concrete,
     register,
@@ -82,6 +78,7 @@ __all__ = [
     "Call",
     "DType",
     "Kernel",
+    "KeyCut",
     "Loops",
     "Namespace",
     "Operation",
@@ -92,14 +89,10 @@ __all__ = [
     "Workspace",
     "announced_backends",
     "array_namespace",
-    "attend_automatically",
     "available_backends",
     "blockwise",
-    "can_be_read",
     "cast_to",
     "check_flags",
-    "compute_dtype_name",
-    "cut_keys",
     "default_scale",
     "dtype_name",
     "explain_class",
@@ -119,7 +112,6 @@ __all__ = [
     "names_keywords",
     "names_of",
     "on_device_of",
-    "once_per_lengths",
     "one_line",
     "register",
     "registered",
@@ -135,7 +127,6 @@ __all__ = [
     "unconverted",
     "upcast",
     "with_cut",
-    "with_sinks",
     "words_of",
 ]
 

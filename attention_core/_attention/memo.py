@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from attention_core._arrays import Array, Namespace
 from attention_core._attention.call import Call
 from attention_core._attention.parts import parts_of
-from attention_core._attention.ways import DENSE, OutputOf, has_no_elements, taken_way
+from attention_core._attention.ways import DENSE, OutputOf, taken_way
 from attention_core._backend import Backend, can_be_read, is_compiling, is_of_eager_type, registered_name
 from attention_core.masks import Mask, flatten
 from attention_core.masks._rules import rule_of
@@ -37,6 +37,8 @@ class Known(NamedTuple):
     assume_finite : bool or None
     made_for : tuple
         Tuning and kernels of the backend, which may be replaced.
+    lasts : callable or None
+        Whether a verdict on kernels of the library may be remembered, in the mode that this is in now.
     """
 
     xp: Namespace
@@ -47,6 +49,7 @@ class Known(NamedTuple):
     softcap: Any = None
     assume_finite: bool | None = None
     made_for: tuple[Any, Any] = (None, None)
+    lasts: Callable[[Call], bool] | None = None
 
 
 def prepare(known: Known, arrays: tuple[Array, Array, Array], mask: Any, options: Mapping[str, Any]) -> Known:
@@ -62,8 +65,12 @@ def prepare(known: Known, arrays: tuple[Array, Array, Array], mask: Any, options
         return known
     facts: dict[str, Any] = {"scale": scale, "softcap": softcap, "assume_finite": options.get("assume_finite")}
     call = Call(*arrays, known.xp, known.backend, mask, sinks=options.get("sinks"), **facts)
-    output = _output_of(call, options.get("implementation"))
-    return known._replace(output=output, made_for=(known.backend.tuning, known.backend.kernels), **facts)
+    implementation, kernels = options.get("implementation"), known.backend.kernels
+    lasts = kernels[0].lasts if kernels and implementation == "auto" else None
+    if lasts is not None and not lasts(call):
+        return known
+    made_for = known.backend.tuning, kernels
+    return known._replace(output=_output_of(call, implementation), made_for=made_for, lasts=lasts, **facts)
 
 
 def output_of(
@@ -80,18 +87,17 @@ def output_of(
     tuning, kernels = known.made_for
     if tuning is not known.backend.tuning or kernels is not known.backend.kernels:
         return None
-    return known.output(
-        Call(
-            *arrays,
-            known.xp,
-            known.backend,
-            mask,
-            scale=known.scale,
-            softcap=known.softcap,
-            sinks=sinks,
-            assume_finite=assume_finite if known.assume_finite is None else known.assume_finite,
-        )
+    call = Call(
+        *arrays,
+        known.xp,
+        known.backend,
+        mask,
+        scale=known.scale,
+        softcap=known.softcap,
+        sinks=sinks,
+        assume_finite=assume_finite if known.assume_finite is None else known.assume_finite,
     )
+    return None if known.lasts is not None and not known.lasts(call) else known.output(call)
 
 
 def _is_of_bands(mask: Any, leading: tuple[int, ...]) -> bool:
@@ -102,26 +108,26 @@ def _is_of_bands(mask: Any, leading: tuple[int, ...]) -> bool:
 
 def _output_of(call: Call, implementation: Any) -> OutputOf | None:
     """The output as a function of calls such as this one, at whose values nothing looks here."""
-    if implementation == "auto" and call.backend.kernels:
-        kernel = call.backend.kernels[0]
-        return None if has_no_elements(call) else kernel.plan(call)
-    if implementation not in ("auto", "dense") or call.sinks is not None:
+    if implementation not in ("auto", "dense"):
         return None
     if implementation == "dense":
+        if call.sinks is not None:
+            return None
         return DENSE.prepare(parts_of(call)) if call.mask is None or call.mask.is_relative() else None
     if call.mask is None or call.mask.is_relative():
         return _of_taken(call)
-    return None if call.backend.loops.traced else once_per_lengths(call, _of_taken, _of_taken)
+    return None if call.backend.loops.traced else _once_per_lengths(call)
 
 
 def _of_taken(call: Call) -> OutputOf | None:
+    """The output by the way that is taken; of libraries that have kernels, and with sinks, if that is a kernel."""
     parts = parts_of(call)
-    return taken_way(parts).prepare(parts)
+    way = taken_way(parts)
+    needs_kernel = bool(call.backend.kernels) or call.sinks is not None
+    return None if needs_kernel and way.kernel is None else way.prepare(parts)
 
 
-def once_per_lengths(
-    call: Call, of_numbers: Callable[[Call], OutputOf | None], of_samples: Callable[[Call], OutputOf | None]
-) -> OutputOf | None:
+def _once_per_lengths(call: Call) -> OutputOf | None:
     """The output of calls of this signature, whose masks have lengths and offsets that are read in each call.
 
     It is planned again where these are not those of the last call; in all layers of a model they are. Lengths that all
@@ -143,7 +149,7 @@ def once_per_lengths(
             bands = call.mask.bands(leading)  # type: ignore[union-attr]
             is_shared = len(set(bands)) == 1
             rule = rule_of(bands[0]) if is_shared else None
-            planned = of_numbers(call._replace(mask=rule)) if is_shared else of_samples(call)
+            planned = _of_taken(call._replace(mask=rule) if is_shared else call)
             last = numbers, is_shared, rule, planned
         if planned is None:
             return None

@@ -96,11 +96,6 @@ class KeyCut(NamedTuple):
     starts: tuple[int, int]
 
 
-def cut_keys(call: Call) -> Call:
-    """The call with a run of its keys, behind which all is masked, and without a mask that allows all of these."""
-    return with_cut(call, find_cut(call))
-
-
 def with_cut(call: Call, cut: KeyCut | None) -> Call:
     """The call with these keys alone."""
     if cut is None:

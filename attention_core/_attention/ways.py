@@ -99,6 +99,25 @@ class Fused(Way):
         output, found = self.kernel.attend_with_logsumexp(parts.call)
         return Attention(output, None, found)
 
+    def prepare(self, parts: Parts) -> OutputOf | None:
+        if not self.kernel.lasts(parts.call):
+            return None
+        kernel, cut, mask = self.kernel.prepare(parts.call), parts.cut, parts.call.mask
+        has_arrays = not (mask is None or mask.is_relative())
+        if cut is not None and has_arrays:  # of lengths, of which none is kept
+            cut = cut._replace(mask=None)
+
+        def output(call: Call) -> Array:
+            run = call if cut is None else with_cut(call, cut)
+            if has_arrays:
+                run = run._replace(mask=call.mask)
+            if call.sinks is None:
+                return kernel.attend(run)
+            result, logsumexp = kernel.attend_with_logsumexp(run)
+            return _output(with_sinks(Attention(result, None, logsumexp), call), call)
+
+        return output
+
 
 class Dense(Way):
     """The definition, with all scores at once; or sample by sample, with the keys that lengths leave of each.
@@ -308,11 +327,6 @@ def _no_weights(implementation: str) -> ValueError:
         f"expected no return_weights with implementation={implementation!r}, as weights have the size that it"
         " avoids; got True: implementation='dense' returns them"
     )
-
-
-def attend_automatically(call: Call) -> Array:
-    """The output of the implementation that ``"auto"`` takes, in the dtype of the query."""
-    return _output(attend(call, "auto"), call)
 
 
 def with_sinks(result: Attention, call: Call) -> Attention:

@@ -113,8 +113,8 @@ class Kernel:
     def judge(self, call: Any, /) -> Verdict:
         """Say whether the kernel gives the answer to a `Call`, and whether it is faster.
 
-        This is called once for a call, and may read query, key and value: some kernels let NaN behind a mask through.
-        It must not compute attention.
+        This is called once for a call, or once for a signature if the verdict lasts. It may read query, key and value
+        where it does not last. It must not compute attention.
         """
         raise NotImplementedError
 
@@ -136,17 +136,20 @@ class Kernel:
         """
         raise NotImplementedError
 
-    def plan(self, call: Any, /) -> Callable[[Any], Array | None] | None:
-        """Return the output as a function of calls of these types, lengths and options; ``None`` if each is judged.
+    def lasts(self, call: Any, /) -> bool:
+        """Whether a verdict on this call is one on all of its types, lengths and options, which the core remembers.
 
-        The core asks the first kernel of a backend alone, and no call with a function or an array among its options.
-        Only sinks, and lengths and offsets of a mask, may be arrays. Keys that the mask hides are not cut yet.
-
-        The function returns the output of `attend`, bit for bit. It returns ``None`` where a call is to be judged after
-        all: by its values, or by a mode of the library. It keeps no array of a call, and remembers no number but those
-        of lengths, which it reads in each.
+        The first kernel of a backend is asked again in every call, as a mode of the library may forbid it. No verdict
+        lasts by default.
         """
-        return None
+        return False
+
+    def prepare(self, call: Any, /) -> Kernel:
+        """Return a kernel for calls such as this one, which need not find out again what they share.
+
+        It keeps no array of the call. By default, it is this kernel.
+        """
+        return self
 
 
 class Backend:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -316,6 +317,11 @@ class OperationBackward(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, *cotangents: Any) -> Any:
         """Raise."""
         raise NotImplementedError(DIFFERENTIATED_ONCE)
+
+
+for _each in (OperationFunction, OperationBackward):  # which PyTorch would ask for in every call
+    _forward: Any = _each.forward
+    _forward.__signature__ = inspect.signature(_forward)
 
 
 class CompiledOperationFunction(torch.autograd.Function):  # type: ignore[misc]

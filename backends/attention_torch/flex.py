@@ -39,7 +39,7 @@ from attention_torch.flex_functions import (
     score_function,
     with_one_batch_axis,
 )
-from attention_torch.guards import all_products_are_finite, as_looked_at, records
+from attention_torch.guards import all_finite, as_looked_at, records
 from attention_torch.hidden import with_hidden_cleared
 from attention_torch.sdpa import differentiated_once, row_shift
 
@@ -106,7 +106,7 @@ class FlexAttention(Kernel):
             return "takes no empty arrays"
         if min(call.query.shape[-1], call.value.shape[-1]) < MIN_WIDTH:
             return f"takes heads of a width of at least {MIN_WIDTH}"
-        if (call.mask is not None or call.bias is not None) and not all_products_are_finite(as_looked_at(call)):
+        if (call.mask is not None or call.bias is not None) and not all_finite(as_looked_at(call)):
             return "lets masked keys leak that are not seen to be finite (line 5)"
         return _refusal_of_mask(call) or _refusal_of_scores(call)
 

@@ -21,31 +21,32 @@ from attention_core.backend import (
     sample_ranges,
 )
 from attention_core.masks import And, Causal, Given, KeyLengths, Mask, Or, Segments, SlidingWindow
-from attention_torch.magnitudes import known_finite_products, known_finite_scores, products_are_finite
 
 __all__ = [
     "HALVES",
     "TYPES",
-    "all_products_are_finite",
+    "VECTOR_LANES",
+    "all_finite",
     "as_looked_at",
+    "attends_later",
     "causal_part",
     "check_local",
-    "decides_at_run_time",
+    "few_queries",
+    "fits_mask",
     "has_key_lengths",
     "has_modes",
     "is_on_accelerator",
     "is_on_host",
-    "looks_afterwards",
-    "looks_in_program",
-    "loses_nan",
+    "is_short",
+    "is_small",
     "may_leak",
-    "may_look_afterwards",
+    "norms_are_small",
+    "overlooks_nan",
     "ranges_apart",
+    "reads_norms",
     "records",
     "refusal",
-    "scores_are_finite",
     "slower",
-    "takes_flash_cpu",
 ]
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -54,6 +55,7 @@ VECTOR_LANES = 16  # numbers in the longest vectors of a processor
 MASK_PER_INPUT = 8  # on an accelerator, numbers of a mask for each of query, key and value
 MIN_ROWS, MIN_SCORES = 64, 2**15  # from which on a compiled call gains more by the kernel than reading costs
 HOSTS = {"cpu"}
+LARGEST = {dtype: float(torch.finfo(dtype).max) for dtype in (*HALVES, torch.float32, torch.float64)}
 TYPES = (torch.Tensor, torch.nn.Parameter)
 _num_dispatch_modes, _is_tracing = torch._C._len_torch_dispatch_stack, torch._C._is_tracing
 _functorch_transform = torch._C._functorch.peek_interpreter_stack
@@ -108,13 +110,14 @@ def slower(call: Call) -> str | None:
         return "is PyTorch's dense form where values have another width than keys"
     if decides_at_run_time(call) and may_leak(call):
         *leading, rows, _ = query.shape
-        if few_queries(call) or looks_in_program(call):
+        if few_queries(call) or is_short(call):
             return None
         if rows < MIN_ROWS or math.prod(leading) * rows * call.key.shape[-2] < MIN_SCORES:
             return "gains less in a compiled program than reading the arguments costs"
-    if call.mask is not None or call.assume_finite or not _has_few_keys(call):
+    is_plain = call.mask is None and call.bias is None and not call.assume_finite
+    if not (is_plain and is_on_host(query) and _has_few_keys(call)) or all(map(is_concrete, call[:3])):
         return None
-    return None if _sums_are_finite(query, call.key) else "loses NaN where there are few keys, and these are not finite"
+    return "loses NaN where there are few keys, which cannot be read now"
 
 
 def few_queries(call: Call) -> bool:
@@ -131,6 +134,11 @@ def refusal(call: Call) -> str | None:
         return "drops weights by a generator of its own (line 11)"
     if getattr(forward_ad, "_current_level", -1) >= 0:  # which no public function tells
         return "is not differentiated in forward mode"
+    later = decides_at_run_time(call)
+    return _refusal_of_mask(call, later) or _refusal_of_bias(call, later) or _refusal_of_values(call, later)
+
+
+def _refusal_of_mask(call: Call, later: bool) -> str | None:
     query_start, key_start = call.starts
     has_array_or_flag = _is_array_or_causal(call.mask)
     as_array = not has_array_or_flag and _fits_as_array(call)
@@ -138,12 +146,16 @@ def refusal(call: Call) -> str | None:
         isinstance(query_start, int) and isinstance(key_start, int) and query_start == key_start == 0
     ):
         return "counts positions from 0 (line 3)"
-    later = decides_at_run_time(call)
     lengths_later = isinstance(call.mask, KeyLengths) and call.bias is None and (later or is_on_accelerator(call.query))
     offset_later = type(call.mask) is Causal and call.bias is None and later and is_on_host(call.query)
     if not (has_array_or_flag or lengths_later or offset_later or as_array or has_key_lengths(call)):
         return "would need this mask as an array of all M x N (line 2)"
-    return _refusal_of_bias(call, later) or _refusal_of_values(call, later)
+    return None
+
+
+def fits_mask(call: Call) -> bool:
+    """Whether the kernel takes the mask, whose numbers can be read now."""
+    return _refusal_of_mask(call, later=False) is None
 
 
 def _refusal_of_bias(call: Call, later: bool) -> str | None:
@@ -158,11 +170,10 @@ def _refusal_of_bias(call: Call, later: bool) -> str | None:
 
 
 def _refusal_of_values(call: Call, later: bool) -> str | None:
-    if later or not may_leak(call) or looks_afterwards(call):
+    if not may_leak(call):
         return None
-    if all_products_are_finite(call):
-        return None
-    return "lets masked keys leak that are not seen to be finite, with finite scores and gradients (line 5)"
+    is_looked_at = later or all(map(is_concrete, call[:3])) if is_on_host(call.query) else all_finite(call)
+    return None if is_looked_at else "lets masked keys leak that are not seen to be finite (line 5)"
 
 
 def may_leak(call: Call) -> bool:
@@ -230,7 +241,7 @@ def ranges_apart(call: Call) -> list[Any] | None:
 
     Every query has a key, and queries are few next to keys. Samples with the same keys need no array.
     """
-    if call.bias is not None or torch.compiler.is_exporting() or not may_look_afterwards(call):
+    if call.bias is not None or not is_short(call) or is_top_left_causal(call.mask):
         return None
     ranges = sample_ranges(call)
     if ranges is None or all(each == ranges[0] for each in ranges):
@@ -243,58 +254,9 @@ def ranges_apart(call: Call) -> list[Any] | None:
     return ranges if are_runs or _fits_as_array(call) else None
 
 
-def looks_afterwards(call: Call) -> bool:
-    """Whether output and logsumexp of the kernel for CPUs are looked at, and no key or value.
-
-    They are finite only if all that the kernel read is. A gradient would also depend on values that nobody attends to.
-    """
-    arrays = call.query, call.key, call.value
-    return (
-        may_look_afterwards(call)
-        and is_concrete(call.query)  # which asks for modes that hold for all, and for the class of one
-        and all(type(array) is torch.Tensor or is_concrete(array) for array in arrays[1:])
-        and not any(map(torch._C._functorch.is_functorch_wrapped_tensor, arrays))
-        and takes_flash_cpu(call)
-    )
-
-
-def may_look_afterwards(call: Call) -> bool:
-    """Whether types and lengths are those of calls that are looked at afterwards: queries are few next to keys."""
-    return (
-        is_on_host(call.query)
-        and call.query.dtype not in HALVES
-        and call.query.shape[-1] == call.value.shape[-1]
-        and 2 * call.query.numel() <= call.key.numel()
-        and not is_top_left_causal(call.mask)
-        and not any(0 in array.shape for array in (call.query, call.key, call.value))
-    )
-
-
-def looks_in_program(call: Call) -> bool:
-    """Whether a compiled program contains the kernel for CPUs, and looks at its output and logsumexp.
-
-    Lengths in arrays are left to an operator, which reads them and cuts the keys.
-    """
-    mask = call.mask
-    return (
-        (mask is None or isinstance(mask, torch.Tensor | Given) or mask.is_relative())
-        and call.bias is None
-        and not call.assume_finite
-        and decides_at_run_time(call)
-        and may_look_afterwards(call)
-        and _fits_operator(call)
-    )
-
-
-def takes_flash_cpu(call: Call) -> bool:
-    """Whether PyTorch takes its kernel for CPUs here and now, of which autograd records nothing."""
-    return _fits_operator(call) and not torch.is_autocast_enabled("cpu") and torch.backends.cuda.flash_sdp_enabled()
-
-
-def _fits_operator(call: Call) -> bool:
-    """Whether the operator of the kernel can read the arrays, and autograd records nothing."""
-    query, key, value = call[:3]
-    return not records(call) and query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
+def is_short(call: Call) -> bool:
+    """Whether queries are few next to keys."""
+    return bool(2 * call.query.numel() <= call.key.numel())
 
 
 def causal_part(mask: Any) -> tuple[Mask | None, Any]:
@@ -304,20 +266,21 @@ def causal_part(mask: Any) -> tuple[Mask | None, Any]:
     return (mask.first, mask.second) if is_top_left_causal(mask.first) else (mask.second, mask.first)
 
 
-def all_products_are_finite(call: Call) -> bool:
-    """Whether query, key, value and their products are seen to be finite."""
-    if call.assume_finite is False and not is_on_host(call.query) and is_concrete(call.query):
-        return bool(products_are_finite(call).item())  # the host was told to wait
-    return call.assume_finite or known_finite_products(call)
-
-
-def scores_are_finite(call: Call) -> bool:
-    """Whether no score is seen to overflow before it is scaled, where reading waits for no device."""
+def all_finite(call: Call) -> bool:
+    """Whether query, key and value are seen to be finite, which waits for the device; not if their sum overflows."""
     if call.assume_finite:
         return True
-    if torch.compiler.is_compiling() or not is_on_host(call.query):
+    arrays = call.query, call.key, call.value
+    if not all(map(is_concrete, arrays)):
         return False
-    return known_finite_scores(call)
+    wide = torch.float32 if call.query.dtype in HALVES else call.query.dtype
+    query, key, value = (array.detach().sum(dtype=wide) for array in arrays)
+    return math.isfinite((query + key + value).item())
+
+
+def attends_later(call: Call) -> bool:
+    """Whether values can be read now, or by the program that is compiled."""
+    return decides_at_run_time(call) or all(map(is_concrete, call[:3]))
 
 
 def _has_few_keys(call: Call) -> bool:
@@ -330,19 +293,29 @@ def _has_few_keys(call: Call) -> bool:
     return isinstance(columns, int) and columns < VECTOR_LANES
 
 
-def loses_nan(call: Call) -> bool:
-    """Whether the kernel overlooks NaN in queries and keys that can be read."""
-    return (
-        not call.assume_finite
-        and _has_few_keys(call)
-        and is_on_host(call.query)
-        and is_concrete(call.query)
-        and not _sums_are_finite(call.query, call.key)
-    )
+def overlooks_nan(call: Call) -> bool:
+    """Whether the kernel may overlook NaN in queries and keys that can be read, where nothing is masked."""
+    return _has_few_keys(call) and all(map(is_concrete, call[:2]))
 
 
-def _sums_are_finite(*arrays: torch.Tensor) -> bool:
-    return all(map(is_concrete, arrays)) and all(math.isfinite(array.detach().sum().item()) for array in arrays)
+def norms_are_small(call: Call, *, values: bool = False) -> bool:
+    """Whether norms show that no score overflows before it is scaled, nor a product with values."""
+    query, key, *value = call.backend.loops.whole_norms(call[: 3 if values else 2])
+    factor, largest = 1.0 if call.scale is None else max(1.0, abs(float(call.scale))), LARGEST[call.query.dtype]
+    return bool(query * factor * key < largest and (not value or value[0] < math.sqrt(largest) / 16))
+
+
+def reads_norms(call: Call) -> bool:
+    """Whether norms of the arrays can be read, of a call whose scale is a number."""
+    arrays = call[:3]
+    is_read = is_on_host(call.query) and not torch.compiler.is_compiling() and not has_modes()
+    return is_read and (call.scale is None or isinstance(call.scale, Real)) and all(type(x) in TYPES for x in arrays)
+
+
+def is_small(call: Call) -> bool:
+    """Whether the kernel takes a call as it is, and it takes less time to read its few numbers than what comes out."""
+    is_flag = call.mask is None or (is_top_left_causal(call.mask) and call.starts == (0, 0))
+    return is_flag and call.bias is None and all(0 < x.numel() < MIN_ELEMENTS for x in call[:3])
 
 
 def _is_array_or_causal(mask: Any) -> bool:

@@ -24,7 +24,7 @@ from torch.library import Library, register_fake
 from attention_core.backend import DIFFERENTIATED_ONCE, Backend, Operation, get_backend, registered, registered_name
 from attention_torch.guards import TYPES, has_modes
 
-__all__ = ["attend", "clone_for_backward", "encode", "one_by_one", "repair"]
+__all__ = ["attend", "clone_for_backward", "encode", "one_by_one"]
 
 STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)  # of older versions
 BELOW_AUTOGRAD = torch._C._after_autograd_keyset
@@ -149,17 +149,6 @@ def _in_memory_of_their_own(results: Sequence[torch.Tensor], arrays: Sequence[to
     return contiguous
 
 
-def _repair(
-    output: torch.Tensor, logsumexp: torch.Tensor, total: torch.Tensor, arrays: Sequence[torch.Tensor], text: str
-) -> None:
-    """Write the results of an operation over output and logsumexp, if their total is not finite."""
-    if math.isfinite(total.item()):
-        return
-    operation, plan = _decode_text(text)
-    for array, result in zip((output, logsumexp), operation.forward(plan, tuple(arrays), _backend()), strict=True):
-        array.copy_(result)
-
-
 def one_by_one(function: Callable[..., Sequence[Any]], info: Any, in_dims: Any, *arguments: Any) -> Any:
     """The results of a function under `torch.vmap`, which is called for one sample after the other, and their axes.
 
@@ -236,12 +225,6 @@ attend_backward = _operator(
     "(Tensor[] arrays, Tensor[] results, str text) -> Tensor[]",
     _attend_backward,
     _attend_backward_abstract,
-)
-repair = _operator(
-    "repair",
-    "(Tensor(a!) output, Tensor(b!) logsumexp, Tensor total, Tensor[] arrays, str text) -> ()",
-    _repair,
-    lambda *_: None,
 )
 for _each, _compute, _error in (
     (attend, _attend, NOT_OF_EXPORTED),

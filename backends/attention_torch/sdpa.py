@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -19,35 +18,32 @@ from attention_core.backend import (
     group_size,
     is_concrete,
     is_top_left_causal,
-    key_ranges,
     repeat_kv,
     score_positions,
 )
 from attention_core.masks import Given, Mask
 from attention_torch.guards import (
     HALVES,
-    causal_part,
     few_queries,
     is_on_accelerator,
     is_on_host,
-    may_leak,
+    is_short,
+    norms_are_small,
+    reads_norms,
     records,
-    scores_are_finite,
 )
 
 __all__ = [
     "attend",
-    "attend_per_sample",
     "differentiated_once",
     "kernel_arrays",
-    "kernel_inputs",
     "kernel_mask",
     "row_shift",
-    "run_kernel",
-    "scaled_query",
-    "with_array_mask",
+    "scaled",
+    "shifted",
     "with_axes_of",
     "with_batch_of",
+    "with_unit_stride",
 ]
 
 TAKES_GROUPS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # the kernel for CPUs, forward and backward
@@ -56,20 +52,6 @@ KERNEL = torch._C._nn.scaled_dot_product_attention
 ANY_KERNEL = contextlib.nullcontext()
 MAX_PLAIN_BIAS = 1024.0  # up to which a logsumexp loses no more of a row's sum than rounding scores does
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-
-
-class Inputs(NamedTuple):
-    """What the kernel is given: arrays (B, H, M, D) and (B, G, N, D), its mask, and its two options.
-
-    On a CPU, no key or value is repeated for the query heads that share it. Few queries are rows of one head anywhere.
-    """
-
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    mask: torch.Tensor | None
-    is_causal: bool
-    scale: float
 
 
 class Refused(torch.autograd.Function):  # type: ignore[misc]
@@ -113,23 +95,22 @@ def attend(call: Call) -> torch.Tensor:
         output = _attend_by_cudnn(call)
         if output is not None:
             return output
-    query, key, value, mask, is_causal, scale = kernel_inputs(call)
-    if mask is not None and mask.dtype != torch.bool:
-        mask = _shifted(mask, call)
-    return with_batch_of(call, run_kernel(query, key, value, mask, is_causal=is_causal, scale=scale))
-
-
-def run_kernel(query: Any, key: Any, value: Any, mask: Any = None, *, is_causal: bool, scale: float) -> torch.Tensor:
-    """The output of the kernel for arrays as it takes them, with four axes."""
-    is_on_gpu, has_groups = query.is_cuda, query.shape[-3] != key.shape[-3]
+    call = scaled(call)
+    query, key, value = kernel_arrays(call)
+    is_causal, mask = kernel_mask(call)
+    if mask is not None:
+        mask = with_axes_of(query, call, mask)
+        mask = mask if mask.dtype == torch.bool else shifted(mask, call)
+    is_on_gpu, options = query.is_cuda, {"is_causal": is_causal, "scale": call.scale}
     if is_on_gpu:
         query, key, value, mask = _as_gpus_read(query, key, value, mask)
     # cuDNN gives nan gradients with a mask and some lengths (pytorch#196678).
     with sdpa_kernel(WITHOUT_CUDNN) if mask is not None and is_on_gpu else ANY_KERNEL:
-        output = KERNEL(query, key, value, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=has_groups)
+        has_groups = query.shape[-3] != key.shape[-3]
+        output = KERNEL(query, key, value, attn_mask=mask, enable_gqa=has_groups, **options)
     if is_on_gpu and output.requires_grad and not torch.compiler.is_compiling():
         output.register_hook(_as_gpus_read_gradients)
-    return differentiated_once(output)
+    return with_batch_of(call, differentiated_once(output))
 
 
 def _attend_by_cudnn(call: Call) -> torch.Tensor | None:
@@ -172,7 +153,7 @@ def _aligned(array: torch.Tensor) -> torch.Tensor:
     return array if is_aligned else array.clone()
 
 
-def _shifted(bias: torch.Tensor, call: Call) -> torch.Tensor:
+def shifted(bias: torch.Tensor, call: Call) -> torch.Tensor:
     """A bias less `row_shift`, by which no weight changes, unless it is seen that there is nothing to shift."""
     if is_on_host(bias) and not records(call):
         return bias
@@ -192,84 +173,31 @@ def row_shift(bias: torch.Tensor) -> torch.Tensor:
     return torch.where((top.abs() > MAX_PLAIN_BIAS) & top.isfinite(), top, 0.0)
 
 
-def attend_per_sample(call: Call, attend: Callable[[Call], Any]) -> Any:
-    """The results of a function of calls for each of the batch apart, with the keys that its mask leaves.
-
-    The mask leaves a run of keys for each of the batch, and perhaps is causal besides.
-    """
-    causal, mask = causal_part(call.mask)
-    query, key, value = (array.reshape(-1, *array.shape[-3:]) for array in (call.query, call.key, call.value))
-    results = [
-        attend(
-            call._replace(
-                query=query[index : index + 1],
-                key=key[index : index + 1, :, first:stop],
-                value=value[index : index + 1, :, first:stop],
-                mask=causal,
-                starts=(0, 0),
-            )
-        )
-        for index, (first, stop) in enumerate(_runs(call._replace(mask=mask)))
-    ]
-    leading = call.query.shape[:-3]
-    if isinstance(results[0], torch.Tensor):
-        return _joined(results, leading)
-    return tuple(_joined(each, leading) for each in zip(*results, strict=True))
-
-
-def _runs(call: Call) -> list[tuple[int, int]]:
-    """The first key of each of the batch, and the end of its keys, under a mask whose numbers can be read."""
-    ranges: Any = key_ranges(call)
-    count = math.prod(call.query.shape[:-3])
-    return [(each.first, max(each.first, each.stop)) for each in (ranges if len(ranges) == count else ranges * count)]
-
-
-def _joined(results: Any, leading: Any) -> torch.Tensor:
-    joined = torch.cat(list(results))
-    return joined.reshape(*leading, *joined.shape[1:])
-
-
-def with_array_mask(call: Call) -> Call:
-    """The call with an array for a rule, unless the kernel has a flag for that."""
-    if not isinstance(call.mask, Mask) or is_top_left_causal(call.mask):
-        return call
-    mask = call.mask.allowed(score_positions(call.query, call.key, call.starts, call.xp), xp=call.xp)
-    return call._replace(mask=mask, starts=(0, 0))
-
-
-def kernel_inputs(call: Call) -> Inputs:
-    """A call as the kernel takes it, with one axis for the batch."""
-    query, key, value, scale = kernel_arrays(call)
-    is_causal, mask = kernel_mask(call)
-    return Inputs(query, key, value, with_axes_of(query, call, mask), is_causal, scale)
-
-
-def kernel_arrays(call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
-    """Query, key and value of a call as the kernel takes them, with one axis for the batch, and the scale."""
-    query, scale = scaled_query(call)
-    key, value = call.key, call.value
+def kernel_arrays(call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Query, key and value of a call as the kernel takes them, with one axis for the batch."""
+    query, key, value = map(with_unit_stride, call[:3]) if is_on_host(call.query) else call[:3]
     if query.dim() != 4:
         batch = math.prod(query.shape[:-3])
         query, key, value = (x.reshape(batch, *x.shape[-3:]) for x in (query, key, value))
     group = group_size(query, key, call.xp)
-    if group == 1 or (query.is_cuda and query.dtype in HALVES and kernel_has_flag(call)):
-        return query, key, value, scale
-    if few_queries(call) and not (is_top_left_causal(call.mask) and call.bias is None):
+    is_causal = call.bias is None and is_top_left_causal(call.mask)
+    has_flag = is_causal or (call.mask is None and call.bias is None)
+    if group == 1 or (query.is_cuda and query.dtype in HALVES and has_flag):  # which shares key heads on a GPU
+        return query, key, value
+    if few_queries(call) and not is_causal:
         query = fold_group(query, group, xp=call.xp)
     elif query.device.type != "cpu" or not TAKES_GROUPS:  # as kernels for GPUs have no groups with some types and masks
         key, value = (repeat_kv(x, group, xp=call.xp) for x in (key, value))
-    return query, key, value, scale
+    return query, key, value
 
 
-def kernel_has_flag(call: Call) -> bool:
-    """Whether the kernel needs no array: with 16 bits on a GPU, it then shares key heads, and splits their keys."""
-    return call.bias is None and (call.mask is None or is_top_left_causal(call.mask))
+def with_unit_stride(array: torch.Tensor) -> torch.Tensor:
+    """What the kernel for CPUs can read: vectors in one piece."""
+    return array if array.stride(-1) == 1 else array.contiguous()
 
 
-def with_axes_of(query: torch.Tensor, call: Call, mask: torch.Tensor | None) -> torch.Tensor | None:
+def with_axes_of(query: torch.Tensor, call: Call, mask: torch.Tensor) -> torch.Tensor:
     """A mask of the scores of a call as one of those of `kernel_arrays`, which have one axis for the batch."""
-    if mask is None:
-        return None
     *leading, heads, rows, _ = call.query.shape
     if len(leading) != 1:
         mask = mask.expand(*leading, *(mask.shape[-3:] if mask.dim() > 2 else (1, *mask.shape)))
@@ -295,10 +223,16 @@ def with_batch_of(call: Call, array: torch.Tensor) -> torch.Tensor:
     return array if array.shape == dims else array.reshape(dims)
 
 
+def scaled(call: Call) -> Call:
+    """The call with its query multiplied by as much of the scale as is not left to the kernel."""
+    query, scale = scaled_query(call)
+    return call._replace(query=query, scale=scale)
+
+
 def scaled_query(call: Call) -> tuple[torch.Tensor, float]:
     """The query, and the scale that is left to the kernel.
 
-    The query is multiplied where scores that fit might overflow on the way, in 16 bits by a power of two alone: that
+    The query is multiplied, as scores that fit might overflow on the way; in 16 bits by a power of two alone, which
     rounds nothing. The kernel multiplies what it has masked with -inf already, so that it gets no scale but a positive
     one.
     """
@@ -312,9 +246,8 @@ def scaled_query(call: Call) -> tuple[torch.Tensor, float]:
         fraction, exponent = math.frexp(scale) if call.query.dtype == torch.bfloat16 else (float(scale), 0)
         factor = math.copysign(2.0**exponent, fraction)
         return call.query if factor == 1.0 else call.query * factor, abs(fraction)
-    # What may leak gets here only if all is finite. To multiply few queries takes less time than to look at all keys.
-    is_short = not torch.compiler.is_exporting() and 2 * call.query.numel() <= call.key.numel()
-    if scale > 0 and not is_short and (may_leak(call) or scores_are_finite(call)):
+    # To multiply few queries takes less time than to look at all keys.
+    if scale > 0 and not is_short(call) and reads_norms(call) and norms_are_small(call):
         return call.query, float(scale)
     return call.query * (scale if call.scale is None else float(scale)), 1.0  # of a Fraction, too
 
@@ -332,7 +265,7 @@ def kernel_mask(call: Call) -> tuple[bool, torch.Tensor | None]:
     elif isinstance(mask, Given):
         mask = mask.mask
     elif isinstance(mask, Mask):
-        mask = with_array_mask(call).mask
+        mask = mask.allowed(score_positions(call.query, call.key, call.starts, call.xp), xp=call.xp)
     if bias is not None:
         mask = bias if mask is None else torch.where(mask, bias, -math.inf)
     return False, mask if mask is None or mask.dim() > 1 else mask.reshape(1, -1)

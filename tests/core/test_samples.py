@@ -8,7 +8,7 @@ import pytest
 import attention_core as ac
 from attention_core._attention import parts, ways
 from attention_core._functions.attention import make_call, rounded_attention
-from attention_core.backend import cut_keys
+from attention_core.backend import find_cut, with_cut
 from attention_core.masks import And, Or
 from attention_core.scores import alibi
 
@@ -184,4 +184,6 @@ def test_keys_of_a_piece_have_the_positions_of_the_whole(name, calls, rng):
     assert calls == [4]
     expected = attention(*arrays, mask=array, implementation="dense")
     np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-13)
-    np.testing.assert_allclose(rounded_attention(cut_keys(call), "auto").output, expected, rtol=1e-13, atol=1e-13)
+    np.testing.assert_allclose(
+        rounded_attention(with_cut(call, find_cut(call)), "auto").output, expected, rtol=1e-13, atol=1e-13
+    )

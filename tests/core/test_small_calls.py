@@ -140,8 +140,7 @@ def test_small_calls_are_planned(square, put, planned):
     assert planned == [True] * 8
     attention(*put(square), mask=put(LOWER))
     attention(*put(square), return_logsumexp=True)
-    attention(*(x[:, :1] for x in put(square)), sinks=put(np.zeros(1)))
-    assert planned[8:] == [False, False, False]
+    assert planned[8:] == [False, False]
 
 
 def test_plans_are_shared_by_threads(square, put, get):
@@ -163,13 +162,18 @@ def test_plans_are_shared_by_threads(square, put, get):
 
 
 @pytest.mark.needs(lambda backend: backend.name in ("numpy", "torch"))
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"implementation": "dense"}])
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"implementation": "dense"}, {"mask": [198, 150]}])
 def test_no_array_is_kept(options, rng, put):
-    arrays = put([rng.standard_normal((1, 1, 4, 5)) for _ in range(3)])
-    kept = [weakref.ref(array) for array in (*arrays, attention(*arrays, **options))]
-    del arrays
+    """Nor are offsets of a mask."""
+    columns = 300 if "mask" in options else 4
+    query, *others = put([rng.standard_normal((2, 1, rows, 5)) for rows in (4, columns, columns)])
+    offsets = put(np.asarray(options.get("mask", [])))
+    options = options | ({"mask": ac.Causal(offset=offsets)} if "mask" in options else {})
+    arrays = query, *others, offsets, attention(query, *others, **options)
+    kept = list(map(weakref.ref, arrays))
+    del arrays, query, others, offsets, options
     gc.collect()
-    assert [reference() for reference in kept] == [None] * 4
+    assert [reference() for reference in kept] == [None] * 5
 
 
 @pytest.mark.parametrize("columns", [45, 130])

@@ -1,4 +1,4 @@
-"""Few queries on a CPU, computed by a plan of their signature, or in a compiled program by operators of PyTorch."""
+"""Few queries on a CPU, by a verdict that is remembered, or in a compiled program by one operator."""
 
 import math
 
@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import attention_core as ac
 from attention_core.backend import sample_cuts
 from attention_core.masks import And
-from attention_torch import compiled, few_queries, flash_cpu, guards, kernels, operators, sdpa
+from attention_torch import guards, operators, parts, sdpa
 
 attention = ac.scaled_dot_product_attention
 B, H, G, N, D = 2, 6, 2, 300, 8
@@ -64,44 +64,15 @@ def take_apart(name, monkeypatch):
         monkeypatch.setattr(guards, "MIN_ELEMENTS", 1)
 
 
-@pytest.fixture
-def planned(monkeypatch):
-    """The outputs of plans, ``None`` where a call was judged after all."""
-    found = []
-
-    def attend(*arguments):
-        found.append(few_queries_attend(*arguments))
-        return found[-1]
-
-    def attend_apart(*arguments, **options):
-        found.append(attend_to_samples(*arguments, **options))
-        return found[-1]
-
-    few_queries_attend, attend_to_samples = few_queries._attend, few_queries.attend_to_samples
-    monkeypatch.setattr(few_queries, "_attend", attend)
-    monkeypatch.setattr(few_queries, "attend_to_samples", attend_apart)
-    return found
-
-
 @needs_groups
 @pytest.mark.parametrize("rows", [1, 4, 16, 32])
 @pytest.mark.parametrize("name", MASKS)
-def test_a_plan_gives_the_output_of_a_judged_call(name, rows, planned, monkeypatch):
+def test_what_is_remembered_gives_the_output_of_a_judged_call(name, rows, monkeypatch):
     take_apart(name, monkeypatch)
     arrays, mask = drawn(rows), MASKS[name](rows)
     for _ in range(2):
         result = attention(*arrays, mask=mask)
         torch.testing.assert_close(result, formula(arrays, mask))
-    few = {
-        "rows without a key": 1,
-        "window": 16,
-        "length": 16,
-        "lengths": 16,
-        "lengths apart": 16,
-        "equal lengths": 16,
-        "length of none": 16,
-    }
-    assert len(planned) == (2 if rows <= few.get(name, 32) else 0)  # next to the keys that the mask leaves
     monkeypatch.setattr("attention_core._functions.attention.output_of", lambda *_, **__: None)
     torch.testing.assert_close(result, attention(*arrays, mask=mask), rtol=0, atol=0)
 
@@ -110,7 +81,7 @@ def test_a_plan_gives_the_output_of_a_judged_call(name, rows, planned, monkeypat
 @pytest.mark.parametrize(
     "name", ["none", "window", "length", "lengths", "lengths apart", "offsets", "offsets apart", "length of none"]
 )
-def test_sinks_are_those_of_the_call(name, planned, monkeypatch):
+def test_sinks_are_those_of_the_call(name, monkeypatch):
     take_apart(name, monkeypatch)
     arrays, mask = drawn(4), MASKS[name](4)
     for shift in (0.0, 3.0, -math.inf):
@@ -126,8 +97,6 @@ def test_sinks_are_those_of_the_call(name, planned, monkeypatch):
         key[..., 130, 0] = math.nan
         spoilt = attention(arrays[0], key, arrays[2], mask=mask, sinks=sinks)
         assert spoilt.isnan().any() == bool(allowed(mask, 4)[..., 130].any())
-    assert (None in planned) == (not name.endswith("apart"))
-    assert any(each is not None for each in planned) == (name != "length of none")
 
 
 @pytest.mark.parametrize("rows", [1, 4, 31, 32, 40])
@@ -135,7 +104,7 @@ def test_sinks_are_those_of_the_call(name, planned, monkeypatch):
 def test_samples_apart_are_those_of_the_batch(name, rows, monkeypatch):
     """Of more queries than are planned, too, and with a batch of two axes; what is masked does not leak."""
     calls = []
-    monkeypatch.setattr(kernels, "sample_cuts", lambda *a: calls.append(1) or sample_cuts(*a))
+    monkeypatch.setattr(parts, "sample_cuts", lambda *a: calls.append(1) or sample_cuts(*a))
     take_apart(name, monkeypatch)
     arrays, mask = drawn(rows), MASKS[name](rows)
     hidden = ~allowed(mask, rows).any(dim=-2)[:, 0]
@@ -183,7 +152,7 @@ def test_what_is_returned_besides_does_not_decide_how_samples_are_computed(dims,
 
 
 @needs_groups
-def test_the_numbers_of_a_mask_are_those_of_the_call(planned):
+def test_the_numbers_of_a_mask_are_those_of_the_call():
     """Of one signature, lengths of arrays differ; masks of other numbers are not confused, and few are kept."""
     arrays = drawn(4)
     for length in (50, 300, 17, 120):
@@ -199,8 +168,7 @@ def test_the_numbers_of_a_mask_are_those_of_the_call(planned):
             for dtype in (torch.float32, torch.float64):
                 typed = [x.to(dtype) for x in arrays]
                 torch.testing.assert_close(attention(*typed, mask=mask), formula(typed, mask))
-    assert None not in planned
-    assert 0 < len(flash_cpu._kept) <= flash_cpu.MAX_KEPT
+    assert 0 < len(parts._kept) <= parts.MAX_KEPT
 
 
 @needs_groups
@@ -215,15 +183,15 @@ def test_each_head_of_a_group_has_its_mask(word):
 
 @needs_groups
 def test_no_large_mask_is_kept(monkeypatch):
-    monkeypatch.setattr(flash_cpu, "MAX_KEPT_NUMBERS", 5)
-    flash_cpu._kept.clear()
+    monkeypatch.setattr(parts, "MAX_KEPT_NUMBERS", 5)
+    parts._kept.clear()
     arrays, mask = drawn(4), MASKS["window"](4)
     torch.testing.assert_close(attention(*arrays, mask=mask), formula(arrays, mask))
-    assert not flash_cpu._kept
+    assert not parts._kept
 
 
 @needs_groups
-def test_a_mask_made_in_inference_mode_serves_outside(planned):
+def test_a_mask_made_in_inference_mode_serves_outside():
     arrays, mask = drawn(3), ac.Causal(offset=271)
     with torch.inference_mode():
         expected = attention(*arrays, mask=mask)
@@ -254,10 +222,9 @@ def test_a_graph_that_is_recorded_before_autograd_keeps_no_lengths(numbers, assu
 
 @needs_groups
 @pytest.mark.parametrize("name", ["none", "window", "lengths", "offsets"])
-def test_modes_strides_and_contexts_are_asked_about_in_every_call(name, planned):
+def test_modes_strides_and_contexts_are_asked_about_in_every_call(name):
     arrays, mask = drawn(4), MASKS[name](4)
     expected = attention(*arrays, mask=mask)
-    planned.clear()
     variables = [x.clone().requires_grad_() for x in arrays]
     assert attention(*variables, mask=mask).requires_grad
     swapped = [x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in arrays]
@@ -269,7 +236,6 @@ def test_modes_strides_and_contexts_are_asked_about_in_every_call(name, planned)
     assert tangent.isfinite().all()
     gradient = torch.func.grad(lambda x: attention(x, *arrays[1:], mask=mask).sum())(arrays[0])
     assert gradient.abs().sum() > 0
-    assert planned == []
     with torch.autocast("cpu", torch.bfloat16):
         assert attention(*arrays, mask=mask).dtype == torch.bfloat16
     with ac.config_context(assume_finite=True):
@@ -322,8 +288,8 @@ def test_compiled_programs_return_sinks_and_logsumexp(name, rows):
         torch.testing.assert_close(logsumexp, expected.logsumexp)
 
 
-def test_a_compiled_program_calls_the_kernel_by_its_operator(monkeypatch):
-    """An operator writes over the output of the kernel if something leaked; gradients take one that is opaque."""
+def test_a_compiled_program_calls_one_operator():
+    """Which looks at results, and at gradients."""
     arrays, mask = drawn(4), MASKS["window"](4)
     graphs = []
 
@@ -334,17 +300,12 @@ def test_a_compiled_program_calls_the_kernel_by_its_operator(monkeypatch):
     torch._dynamo.reset()
     attend = torch.compile(lambda *x: attention(*x, mask=mask), backend=backend, fullgraph=True, dynamic=False)
     torch.testing.assert_close(attend(*arrays), formula(arrays, mask))
-    assert flash_cpu.FLASH_CPU in graphs[0]
-    assert operators.repair in graphs[0]
-    assert graphs[0].isdisjoint({operators.attend})
-    called = []
-    monkeypatch.setattr(compiled, "attend_and_look", lambda call: called.append(call))
+    assert operators.attend in graphs[0]
     variables = [x.clone().requires_grad_() for x in arrays]
     recorded = torch.compile(lambda *x: attention(*x, mask=mask), backend="aot_eager", fullgraph=True, dynamic=False)
     gradients = torch.autograd.grad(recorded(*variables).sum(), variables)
     wanted = torch.autograd.grad(formula(variables, mask).sum(), variables)
     torch.testing.assert_close(gradients, wanted)
-    assert not called
 
 
 @pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])

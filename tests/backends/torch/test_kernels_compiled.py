@@ -3,7 +3,6 @@
 import importlib
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch_kernel_helpers import TAKEN, B, D, G, H, M, N, attention, close, compiled, refusal, results
@@ -38,7 +37,8 @@ LATER = [name for name in TAKEN if name != "lengths of a causal mask" and name n
 
 NAMED = "scaled_dot_product_attention("
 
-OPERATORS = {"lengths": "torch.eager"} | dict.fromkeys(("causal", "length of all"), "torch.causal")
+GUARDED = "torch.guarded"
+UNMASKED = ("plain", "scale", "scale of an array", "no dropout")
 
 
 @pytest.mark.parametrize("name", LATER)
@@ -47,7 +47,7 @@ def test_compiled_the_kernel_equals_the_definition(name, arrays, put, rng):
     if name == "scale of an array":
         options["scale"] = 0.7
     text = program(torch, lambda *arrays: attention(*arrays, **options, implementation="fused"), *arrays)
-    assert OPERATORS.get(name, NAMED) in text
+    assert (NAMED if name in UNMASKED else GUARDED) in text
     attend = compiled(torch, lambda *arrays: attention(*arrays, **options, implementation="fused"))
     expected = results(torch, arrays, "dense", options)
     close([attend(*arrays)], expected[:1])
@@ -129,7 +129,7 @@ def test_compiled_finite_numbers_whose_product_overflows_behind_the_mask_do_not_
 def test_compiled_blocks_are_computed_only_if_needed(name, arrays, monkeypatch, put, rng):
     """Going forward keeps nothing, so that they are computed once more to go backward."""
     run = []
-    module = importlib.import_module("attention_torch.compiled")
+    module = importlib.import_module("attention_torch.guarded")
     blockwise = module.blockwise
     monkeypatch.setattr(module, "blockwise", lambda call: (run.append("blockwise"), blockwise(call))[1])
     attend = gradients_of(torch, "fused", TAKEN[name](put, rng))
@@ -145,7 +145,7 @@ def test_compiled_auto_takes_the_kernel_unless_the_call_is_small(put, rng):
     for rows, taken in ((256, True), (32, False)):
         arrays = put([rng.standard_normal((1, H, rows, D)) for _ in range(3)])
         text = program(torch, lambda *arrays: attention(*arrays, is_causal=True), *arrays)
-        assert (OPERATORS["causal"] in text) == taken
+        assert (GUARDED in text) == taken
 
 
 @pytest.mark.parametrize("offset", [0, 3, -2])
@@ -165,7 +165,7 @@ def test_a_prompt_before_an_empty_cache_takes_the_kernel(offset, put, rng, runs)
     cached = ac.Causal(offset=torch.full((1,), offset)) & ac.KeyLengths(torch.full((1,), 192 + max(offset, 0)))
     torch.testing.assert_close(attention(*arrays, mask=cached), expected, rtol=0, atol=1e-6)
     assert ("kernel" in runs) == (offset == 0), runs
-    assert "torch.eager" in program(torch, attend, number, *arrays)
+    assert GUARDED in program(torch, attend, number, *arrays)
     torch.testing.assert_close(compiled(torch, attend)(number, *arrays), expected, rtol=0, atol=1e-6)
 
 
@@ -276,8 +276,9 @@ def runs(monkeypatch, backend):
 
     counted(module, "guarded_dense", "dense")
     counted(module, "blockwise", "blockwise")
-    counted(importlib.import_module("attention_torch.sdpa"), "attend", "kernel")
-    counted(importlib.import_module("attention_torch.flash_cpu"), "attend", "kernel with logsumexp")
+    kernel = type(next(each for each in backend.kernels if each.name.endswith("scaled_dot_product_attention")))
+    counted(kernel, "attend", "kernel")
+    counted(kernel, "attend_with_logsumexp", "kernel with logsumexp")
     return names
 
 
@@ -288,20 +289,12 @@ def sinks(put, rng):
     return sinks
 
 
-ONE_KERNEL = ["plain", "causal", "length of all", "scale", "scale of an array", "no dropout"]
-
-
 @pytest.mark.parametrize("name", TAKEN)
 def test_sinks_take_one_attention(name, runs, sinks, arrays, put, rng):
-    """By the kernel where it has the logsumexp, or by blocks or the dense form: in output and gradients."""
+    """By the kernel, unless a bias is shifted for its gradients: in output and gradients."""
     options = {**TAKEN[name](put, rng), "sinks": sinks}
-    arrays = [torch.cat([x, x, x], dim=-2) for x in arrays]  # more keys than a vector of the processor holds
-    if name in ("array and rule of it", "empty rows", "mask and bias", "causal bias", "bias of minus infinity"):
-        arrays = [x[:, :, : (M, N, N)[number]] for number, x in enumerate(arrays)]
-    if name == "numbers of a mask":
-        options["bias"] = torch.cat([options["bias"]] * 3)
     found = results(torch, arrays, "auto", options)
-    assert runs == (["kernel with logsumexp"] if name in ONE_KERNEL else ["dense"])
+    assert runs == (["dense"] if "bias" in options else ["kernel with logsumexp"])
     close(found, results(torch, arrays, "dense", options), 1e-12)
 
 
@@ -334,25 +327,17 @@ def test_sinks_of_a_call_whose_scores_are_not_finite_are_those_of_the_definition
             spoilt[argument][:, :, 5] = number
             runs.clear()
             found = attention(*spoilt, sinks=sinks)
-            assert runs == ["dense"]
+            assert runs == ["kernel with logsumexp"]
             close([found], [attention(*spoilt, sinks=sinks, implementation="dense")])
 
 
-def test_sinks_of_a_long_call_whose_mask_the_kernel_has_no_logsumexp_for_take_blocks(runs, sinks, put, rng):
-    arrays = put([rng.standard_normal((1, count, 300, D)) for count in (H, G, G)])
-    options = {"mask": ac.KeyLengths(200), "sinks": sinks}
-    found = results(torch, arrays, "auto", options)
-    assert runs == ["blockwise"]
-    close(found, results(torch, arrays, "dense", options), 1e-12)
-
-
-def test_a_logsumexp_that_the_kernel_has_not_changes_no_bit_of_the_output(runs, arrays, put):
-    """So that it is computed apart."""
-    allowed = put(np.arange(N) != 3)
-    output, _, logsumexp = attention(*arrays, mask=allowed, return_weights=False, return_logsumexp=True)
-    assert runs == ["kernel", "dense"]
-    assert torch.equal(output, attention(*arrays, mask=allowed))
-    close([logsumexp], [attention(*arrays, mask=allowed, implementation="dense", return_logsumexp=True).logsumexp])
+@pytest.mark.parametrize("name", ["array and rule of it", "empty rows", "lengths", "bias of minus infinity"])
+def test_asking_for_the_logsumexp_changes_no_bit_of_masked_calls(name, runs, arrays, put, rng):
+    options = TAKEN[name](put, rng)
+    output, _, logsumexp = attention(*arrays, **options, return_logsumexp=True)
+    assert runs == ["kernel with logsumexp"]
+    assert (output == attention(*arrays, **options)).all()
+    close([logsumexp], [attention(*arrays, **options, implementation="dense", return_logsumexp=True).logsumexp])
 
 
 @pytest.mark.parametrize("layout", [lambda x: x.mT.contiguous().mT, lambda x: x.repeat_interleave(2, -1)[..., ::2]])
@@ -371,10 +356,9 @@ def test_what_is_explained_is_what_runs(with_sinks, length, runs, rng):
     options = {"mask": ac.KeyLengths(9), "sinks": torch.zeros(2, dtype=torch.float64) if with_sinks else None}
     explanation = ac.explain_attention(*arrays, **options, return_logsumexp=True)
     attention(*arrays, **options, return_logsumexp=True)
-    otherwise = "dense" if length == 12 else "blockwise"
-    assert explanation.chosen == (otherwise if with_sinks else "fused")
-    assert explanation.notes == (() if with_sinks else (f"return_logsumexp: computed separately, {otherwise}",))
-    assert runs == ([otherwise] if with_sinks else ["kernel", otherwise])
+    assert explanation.chosen == "fused"
+    assert explanation.notes == ()
+    assert runs == ["kernel with logsumexp"]
 
 
 def test_gradients_of_16_bits_by_output_and_weights_have_the_same_bits_compiled(rng):

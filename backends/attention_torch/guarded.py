@@ -1,0 +1,342 @@
+"""PyTorch's kernel for CPUs as one guarded operation: run it, look at what came out, and repair that by blocks.
+
+So what is masked is never looked at before, and what leaks is seen in the results: in the output and the logsumexp, and
+going backward in the gradients. The operation is the same in eager and in compiled programs, which do not look into it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from attention_core.backend import (
+    Backend,
+    Call,
+    KeyCut,
+    Operation,
+    blockwise,
+    cast_to,
+    default_scale,
+    group_size,
+    register,
+    repeat_kv,
+)
+from attention_core.masks import Given, Mask, flatten, unflatten
+from attention_torch import guards, sdpa
+from attention_torch.parts import ALL, Part, cuts_of, is_rule, joined, of_no_key, parts_of
+
+__all__ = ["Facts", "attend", "facts_of", "lasting_facts"]
+
+FLASH_CPU = torch._scaled_dot_product_flash_attention_for_cpu
+FLASH_CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+class Facts(NamedTuple):
+    """What is known of a call for a host before anything is computed, and of all others of its signature.
+
+    Attributes
+    ----------
+    is_alone : bool
+        Whether nothing but autograd looks at what is called.
+    is_rule, may_leak : bool
+        Whether the mask is one that the kernel has no flag for, and whether something may leak, or be lost.
+    cuts : list of KeyCut or None
+        The keys of all samples, or of each; ``None`` if they are found when it is computed.
+    is_native, has_groups : bool
+        Whether the kernel takes the call as it is, and whether some heads share keys.
+    folded : tuple of int or None
+        Axes of the query with these heads as rows of one, where they are few.
+    scale : float
+        What is left of the scale for the kernel to multiply by.
+    factor : Tensor or None
+        The rest of it, by which PyTorch multiplies few queries in half the time that a number takes.
+    """
+
+    is_alone: bool
+    is_rule: bool
+    may_leak: bool
+    cuts: list[KeyCut] | None
+    is_native: bool = False
+    has_groups: bool = False
+    folded: tuple[int, ...] | None = None
+    scale: float = 1.0
+    factor: torch.Tensor | None = None
+
+
+def facts_of(call: Call) -> Facts:
+    """What is known of a call."""
+    is_plain = all(type(x) in guards.TYPES for x in call[:3])
+    is_alone = is_plain and not (torch.compiler.is_compiling() or guards.has_modes())
+    may_leak = call.mask is not None or call.bias is not None or guards.overlooks_nan(call)
+    facts = Facts(is_alone, is_rule(call.mask), may_leak, None)
+    if not is_alone:
+        return facts
+    facts = facts._replace(cuts=cuts_of(call))
+    query, key, value = call[:3]
+    if not guards.reads_norms(call) or query.dtype in guards.HALVES:
+        return facts
+    scale = default_scale(query, call.xp) if call.scale is None else float(call.scale)
+    if guards.is_short(call):
+        with torch.inference_mode(False):
+            facts = facts._replace(factor=torch.tensor(scale, dtype=query.dtype, device="cpu"))
+        is_native = not may_leak
+    else:
+        facts, is_native = facts._replace(scale=scale), scale > 0 and guards.is_small(call)
+    if not is_native or query.dim() != 4 or query.shape[-1] != value.shape[-1] or not sdpa.TAKES_GROUPS:
+        return facts
+    batch, num_heads, rows, width = query.shape
+    group = num_heads // key.shape[-3]
+    folded = (batch, key.shape[-3], group * rows, width) if group > 1 and guards.few_queries(call) else None
+    return facts._replace(is_native=True, has_groups=group > 1 and folded is None, folded=folded)
+
+
+def lasting_facts(call: Call) -> Facts:
+    """What is known of all calls of a signature, without an array of this one."""
+    facts = facts_of(call)
+    has_arrays = any(isinstance(cut.mask, Mask) and not cut.mask.is_relative() for cut in facts.cuts or ())
+    return facts._replace(cuts=None) if has_arrays else facts
+
+
+class GuardedPlan(NamedTuple):
+    """What is known of a call besides its arrays.
+
+    Attributes
+    ----------
+    mask : tree definition or None
+    scale : float
+    starts : tuple of int
+    has_bias : bool
+        Whether the last array is a bias, which holds the mask, too.
+    looks : bool
+        Whether results are looked at.
+    logsumexp : bool
+        Whether the logsumexp is asked for, and has a gradient.
+    """
+
+    mask: Any
+    scale: float
+    starts: tuple[int, int]
+    has_bias: bool
+    looks: bool
+    logsumexp: bool
+
+
+def attend(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Output (..., H, M, E) and logsumexp (..., H, M), which may be ``None`` if it is not asked for."""
+    looks = not call.assume_finite
+    if not logsumexp:
+        if facts.is_native and (facts.factor is not None or not looks or guards.norms_are_small(call, values=True)):
+            return _native(call, facts), None
+        is_plain = not (facts.is_rule or (looks and facts.may_leak))
+        if is_plain and (not facts.is_alone or guards.records(call)):
+            return sdpa.attend(call), None
+    width = call.value.shape[-1]
+    call = sdpa.scaled(call) if facts.factor is None else call._replace(query=call.query * facts.factor, scale=1.0)
+    call = _with_one_width(_with_mask_in_bias(call))
+    if not sdpa.TAKES_GROUPS:
+        group = group_size(call.query, call.key, call.xp)
+        key, value = (repeat_kv(array, group, xp=call.xp) for array in (call.key, call.value))
+        call = call._replace(key=key, value=value)
+    scale: Any = call.scale
+    plan = GuardedPlan(None, scale, call.starts, call.bias is not None, looks, logsumexp)
+    if facts.is_alone and not guards.records(call):
+        output, found = _attend(plan, call, facts.cuts)
+    else:
+        output, found = _recorded(plan, call)
+    return (output if output.shape[-1] == width else output[..., :width]), found
+
+
+def _native(call: Call, facts: Facts) -> torch.Tensor:
+    """The output of the kernel, whose gradient is PyTorch's own."""
+    query, key, value = call[:3]
+    if not (query.stride(-1) == key.stride(-1) == value.stride(-1) == 1):  # else it takes its dense form
+        query, key, value = map(sdpa.with_unit_stride, call[:3])
+    if facts.factor is not None:
+        query = query * facts.factor
+    if facts.folded is not None:
+        query = query.reshape(facts.folded)
+    output = sdpa.KERNEL(
+        query, key, value, is_causal=call.mask is not None, scale=facts.scale, enable_gqa=facts.has_groups
+    )
+    return sdpa.differentiated_once(output if facts.folded is None else output.reshape(call.query.shape))
+
+
+def _recorded(plan: GuardedPlan, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and logsumexp by the operation, which autograd or a compiler records."""
+    mask_arrays: list[torch.Tensor] = []
+    if call.mask is not None:
+        mask = call.mask if isinstance(call.mask, Mask) else Given(call.mask)
+        plan = plan._replace(mask=flatten(mask, mask_arrays))
+    if call.bias is not None:
+        mask_arrays.append(call.bias)
+    results = call.backend.custom_gradient(GUARDED, plan, (*map(_swapped, call[:3]), *mask_arrays))
+    return _swapped(results[0]), results[1].transpose(-2, -1)
+
+
+def _with_mask_in_bias(call: Call) -> Call:
+    """The call with -inf in its bias, where it has one, for what its mask excludes."""
+    if call.bias is None:
+        return call
+    _, bias = sdpa.kernel_mask(call)
+    assert bias is not None
+    bias = bias.expand(*bias.shape[:-1], call.key.shape[-2]).contiguous()
+    return call._replace(mask=None, bias=sdpa.shifted(bias, call))
+
+
+def _with_one_width(call: Call) -> Call:
+    """The call with zeros behind queries and keys, or behind values, so that all are of one width."""
+    width, value_width = call.query.shape[-1], call.value.shape[-1]
+    if width == value_width:
+        return call
+    most = max(width, value_width)
+    query, key, value = (torch.nn.functional.pad(x, (0, most - x.shape[-1])) for x in call[:3])
+    return call._replace(query=query, key=key, value=value)
+
+
+def _call(plan: GuardedPlan, arrays: tuple[torch.Tensor, ...], backend: Backend) -> Call:
+    query, key, value, *others = arrays
+    query, key, value = map(_swapped, (query, key, value))
+    bias = others.pop() if plan.has_bias else None
+    mask = None if plan.mask is None else unflatten(plan.mask, others)
+    call = Call(query, key, value, backend.namespace, backend, mask, bias, scale=plan.scale, starts=plan.starts)
+    return call._replace(assume_finite=not plan.looks)
+
+
+def _forward(
+    plan: GuardedPlan, arrays: tuple[torch.Tensor, ...], backend: Backend
+) -> tuple[torch.Tensor, torch.Tensor]:
+    output, found = _attend(plan, _call(plan, arrays, backend))
+    return _swapped(output), found.transpose(-2, -1)
+
+
+def _attend(plan: GuardedPlan, call: Call, cuts: list[KeyCut] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    parts = parts_of(call, cuts)
+    results = None if parts is None else _by_kernel(plan, call, parts)
+    if results is not None:
+        return results
+    output, logsumexp = blockwise(call)
+    return cast_to(output, call.query.dtype, xp=call.xp), logsumexp
+
+
+def _by_kernel(plan: GuardedPlan, call: Call, parts: list[Part]) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Output and logsumexp, or ``None`` if they show that something leaked, or was lost.
+
+    The kernel multiplies all keys and values by some number, so that they show what is not finite. But it takes a row
+    whose scores are NaN, among few keys or behind -inf, for a fully masked one: 0, and 0 as its logsumexp.
+    """
+    found = [FLASH_CPU(*part.arrays, 0.0, part.is_causal, attn_mask=part.added, scale=plan.scale) for part in parts]
+    output, logsumexp = (joined(call, parts, each) for each in zip(*found, strict=True)) if parts else of_no_key(call)
+    may_be_0 = any(part.added is not None or part.arrays[1].shape[-2] < guards.VECTOR_LANES for part in parts)
+    if plan.looks and (may_be_0 or plan.logsumexp or any(part.is_causal for part in parts)):
+        total = output.sum(dtype=logsumexp.dtype)
+        if math.isfinite(total.item()) and not (may_be_0 and not logsumexp.all()):
+            return output, logsumexp
+        if not (may_be_0 and math.isfinite((total + call.query.sum() + call.key.sum()).item())):
+            return None
+    if not may_be_0 or not (plan.looks or plan.logsumexp):
+        return output, logsumexp
+    return output, joined(
+        call, parts, [_with_empty_rows(part, each[1]) for part, each in zip(parts, found, strict=True)]
+    )
+
+
+def _with_empty_rows(part: Part, logsumexp: torch.Tensor) -> torch.Tensor:
+    """The logsumexp with -inf for fully masked rows, for which the kernel has 0."""
+    if part.added is None:
+        return logsumexp
+    return torch.where((part.added > -math.inf).any(dim=-1).expand(logsumexp.shape), logsumexp, -math.inf)
+
+
+def _backward(
+    plan: GuardedPlan,
+    arrays: tuple[torch.Tensor, ...],
+    results: tuple[torch.Tensor, ...],
+    cotangents: tuple[torch.Tensor, ...],
+    backend: Backend,
+) -> tuple[torch.Tensor | None, ...]:
+    """Gradients, of blocks if those of the kernel are not finite.
+
+    Where the output is of blocks, what leaked shows in the gradients of the kernel, too.
+    """
+    call = _call(plan, arrays, backend)
+    output, d_output = _swapped(results[0]), _swapped(cotangents[0])
+    rows = [x.transpose(-2, -1) for x in (results[1], cotangents[1])]
+    parts = parts_of(call)
+    gradients: Any = None if parts is None else _gradients(plan, call, parts, (output, *rows, d_output))
+    if gradients is None or (plan.looks and not math.isfinite(sum(each.sum() for each in gradients).item())):
+        gradients = _gradients_of_blocks(plan, call, d_output, rows[1])
+    return *map(_swapped, gradients), *(None for _ in arrays[3:])
+
+
+def _gradients(
+    plan: GuardedPlan, call: Call, parts: list[Part], ends: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor, ...]:
+    """Gradients of query, key and value by the kernel."""
+    flat = [x.reshape(-1, *x.shape[call.query.dim() - 3 :]) for x in ends]
+    found = [_gradients_of_part(plan, part, [x[part.at] for x in flat]) for part in parts]
+    if len(parts) == 1 and parts[0].at == ALL and parts[0].keys == slice(0, call.key.shape[-2]):
+        return tuple(x.reshape(like.shape) for x, like in zip(found[0], call[:3], strict=True))
+    query, key, value = (torch.zeros_like(x.reshape(-1, *x.shape[-3:])) for x in call[:3])
+    for part, (of_query, of_key, of_value) in zip(parts, found, strict=True):
+        query[part.at] = of_query.reshape(query[part.at].shape)
+        key[part.at, :, part.keys], value[part.at, :, part.keys] = of_key, of_value
+    return tuple(x.reshape(like.shape) for x, like in zip((query, key, value), call[:3], strict=True))
+
+
+def _gradients_of_part(plan: GuardedPlan, part: Part, ends: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Gradients by the kernel, which knows no gradient of the logsumexp.
+
+    That one adds to the gradient of the scores: P (dP - delta + d_logsumexp). The kernel sums delta from dO and O. So
+    one more channel, 1 in dO and -d_logsumexp in O, subtracts it from delta. It is 0 in all other arrays.
+    """
+    dims, arrays = part.arrays[0].shape[:-1], part.arrays
+    output, logsumexp, d_logsumexp, d_output = (x.reshape(*dims, *x.shape[3:]) for x in ends)
+    logsumexp = logsumexp if part.added is None else torch.where(logsumexp == -math.inf, 0.0, logsumexp)
+    if plan.logsumexp:
+        padded = torch.nn.functional.pad
+        arrays = tuple(padded(array, (0, 1)) for array in arrays)
+        output = torch.cat([output, -d_logsumexp.unsqueeze(-1).to(output.dtype)], dim=-1)
+        d_output = padded(d_output, (0, 1), value=1.0)
+    options = {"attn_mask": part.added, "scale": plan.scale}
+    gradients = FLASH_CPU_BACKWARD(
+        sdpa.with_unit_stride(d_output),
+        *arrays,
+        sdpa.with_unit_stride(output),
+        logsumexp,
+        0.0,
+        part.is_causal,
+        **options,
+    )
+    return tuple(x[..., :-1] for x in gradients) if plan.logsumexp else gradients
+
+
+def _gradients_of_blocks(
+    plan: GuardedPlan, call: Call, d_output: torch.Tensor, d_logsumexp: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Gradients by computing the results once more."""
+
+    def results(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        output, logsumexp = blockwise(call._replace(query=query, key=key, value=value))
+        return torch.cat([output, logsumexp.unsqueeze(-1)], dim=-1) if plan.logsumexp else output
+
+    wide = d_output.to(d_logsumexp.dtype)
+    cotangent = torch.cat([wide, d_logsumexp.unsqueeze(-1)], dim=-1) if plan.logsumexp else wide
+    gradients_of: Callable[..., tuple[torch.Tensor, ...]] = call.backend.vjp(results, *call[:3])[1]
+    return gradients_of(cotangent)
+
+
+def _empty(plan: GuardedPlan, arrays: tuple[Any, ...], backend: Backend) -> tuple[torch.Tensor, torch.Tensor]:
+    query = arrays[0]
+    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+    return query.new_empty(query.shape), query.new_empty(query.shape[:-1], dtype=wide)
+
+
+GUARDED = register("torch.guarded", Operation(_forward, _backward, _empty))
+
+
+def _swapped(array: torch.Tensor) -> torch.Tensor:
+    """Heads before rows as rows before heads, and back: so the kernel lays out its results in memory."""
+    return array.transpose(-3, -2)
