@@ -300,7 +300,7 @@ def test_a_compiled_program_calls_one_operator():
     torch._dynamo.reset()
     attend = torch.compile(lambda *x: attention(*x, mask=mask), backend=backend, fullgraph=True, dynamic=False)
     torch.testing.assert_close(attend(*arrays), formula(arrays, mask))
-    assert operators.attend in graphs[0]
+    assert {operators.attend} & set(graphs[0])
     variables = [x.clone().requires_grad_() for x in arrays]
     recorded = torch.compile(lambda *x: attention(*x, mask=mask), backend="aot_eager", fullgraph=True, dynamic=False)
     gradients = torch.autograd.grad(recorded(*variables).sum(), variables)
