@@ -190,7 +190,7 @@ def _judged(trial: Trial, function: AttentionFunction) -> tuple[bool | None, Out
         if refused:
             return None, (math.nan, math.nan, refused), True
         return False, (math.inf, math.nan, one_line(unexpected)), False
-    excuse = exemption(trial.case.name, trial.backend.name, trial.dtype)
+    excuse = exemption(trial.case.name, trial.backend.name, trial.dtype, trial.implementation or "")
     if bound < error < math.inf and excuse:
         return None, (error, bound, f"exempt: {excuse}; {detail}"), False
     return error <= bound, (error, bound, detail), False

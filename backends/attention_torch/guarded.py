@@ -275,6 +275,8 @@ def _gradients(
     plan: GuardedPlan, call: Call, parts: list[Part], ends: tuple[torch.Tensor, ...]
 ) -> tuple[torch.Tensor, ...]:
     """Gradients of query, key and value by the kernel."""
+    if not parts:
+        return tuple(map(torch.zeros_like, call[:3]))
     flat = [x.reshape(-1, *x.shape[call.query.dim() - 3 :]) for x in ends]
     found = [_gradients_of_part(plan, part, [x[part.at] for x in flat]) for part in parts]
     if len(parts) == 1 and parts[0].at == ALL and parts[0].keys == slice(0, call.key.shape[-2]):

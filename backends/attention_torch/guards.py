@@ -55,7 +55,6 @@ VECTOR_LANES = 16  # numbers in the longest vectors of a processor
 MASK_PER_INPUT = 8  # on an accelerator, numbers of a mask for each of query, key and value
 MIN_ROWS, MIN_SCORES = 64, 2**15  # from which on a compiled call gains more by the kernel than reading costs
 HOSTS = {"cpu"}
-LARGEST = {dtype: float(torch.finfo(dtype).max) for dtype in (*HALVES, torch.float32, torch.float64)}
 TYPES = (torch.Tensor, torch.nn.Parameter)
 _num_dispatch_modes, _is_tracing = torch._C._len_torch_dispatch_stack, torch._C._is_tracing
 _functorch_transform = torch._C._functorch.peek_interpreter_stack
@@ -301,7 +300,8 @@ def overlooks_nan(call: Call) -> bool:
 def norms_are_small(call: Call, *, values: bool = False) -> bool:
     """Whether norms show that no score overflows before it is scaled, nor a product with values."""
     query, key, *value = call.backend.loops.whole_norms(call[: 3 if values else 2])
-    factor, largest = 1.0 if call.scale is None else max(1.0, abs(float(call.scale))), LARGEST[call.query.dtype]
+    factor = 1.0 if call.scale is None else max(1.0, abs(float(call.scale)))
+    largest = torch.finfo(call.query.dtype).max
     return bool(query * factor * key < largest and (not value or value[0] < math.sqrt(largest) / 16))
 
 
