@@ -74,7 +74,7 @@ ARM = (  # what is computed on an emulated processor, on which library
 )
 DOCTESTS = ("--doctest-modules", "attention_core")
 LEFT_BEHIND = shutil.ignore_patterns(  # the packages, and the test that reads their sources
-    "attention_*", "backends", "test_prose.py", "site", ".git", ".nox", ".venv", ".*_cache", ".hypothesis"
+    "attention_core", "backends", "toolkit", "test_prose.py", "site", ".git", ".nox", ".venv", ".*_cache", ".hypothesis"
 )
 
 
@@ -310,7 +310,7 @@ def expected(session):
     install(
         session, "-e", f".[cli,keras,flax,{','.join(FRAMEWORKS)}]", "transformers", "equinox", "onnx", "onnxruntime"
     )
-    files = sorted((ROOT / "attention_conformance" / "subjects" / "expected").glob("*.toml"))
+    files = sorted((ROOT / "toolkit" / "attention_conformance" / "subjects" / "expected").glob("*.toml"))
     for preset in session.posargs or [path.stem for path in files]:
         for library in FRAMEWORKS if preset.startswith("keras") else ("torch",):
             environment = QUIET | COMPILED_ONCE | {"KERAS_BACKEND": library}

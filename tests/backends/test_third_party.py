@@ -225,7 +225,7 @@ def private_imports(source):
 
 
 ROOT = pathlib.Path(__file__).parents[2]
-WRITTEN_OUTSIDE = [*sorted(ROOT.glob("backends/**/*.py")), *sorted(ROOT.glob("attention_conformance/**/*.py"))]
+WRITTEN_OUTSIDE = [*sorted(ROOT.glob("backends/**/*.py")), *sorted(ROOT.glob("toolkit/attention_conformance/**/*.py"))]
 GUIDES = sorted(ROOT.glob("docs/guides/*.md"))
 
 

@@ -180,7 +180,7 @@ def run(subject: Fault | str, backend: str, tests: list[str], pipe: connection.C
         read_wrongly(subject)
     sys.dont_write_bytecode = False  # hundreds of processes import the same files
     os.chdir(ROOT)
-    sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
+    sys.path[:0] = [str(ROOT / name) for name in (".", "backends", "toolkit")]
     os.environ["ATTENTION_CORE_BACKENDS"] = REQUIRED.get(backend, backend)
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)

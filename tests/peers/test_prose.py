@@ -9,12 +9,9 @@ import pytest
 
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").exists())
 FOLDERS = (
-    "attention_benchmark",
-    "attention_cli",
-    "attention_conformance",
     "attention_core",
-    "attention_view",
     "backends",
+    "toolkit",
     "docs",
     "examples",
     "tests",

@@ -38,7 +38,7 @@ def test_a_checker_finds_the_mistakes_of_a_user_and_nothing_else(checker, tmp_pa
     if importlib.util.find_spec(checker) is None:
         assert "ATTENTION_CORE_PEERS" not in os.environ
         pytest.skip(f"{checker} is not installed")
-    folders = os.pathsep.join((str(ROOT), str(ROOT / "backends")))
+    folders = os.pathsep.join(str(ROOT / name) for name in (".", "backends", "toolkit"))
     (tmp_path / "user.py").write_text(USER.read_text())
     (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": folders.split(os.pathsep)}))
     command = [sys.executable, "-m", checker, *CHECKERS[checker], "user.py"]
