@@ -163,6 +163,7 @@ def test_the_numbers_of_a_mask_are_those_of_the_call():
         for mask in (
             ac.Causal(offset=offset),
             window,
+            ac.SlidingWindow(left=2, right=offset),  # of the same keys as the first
             ac.Causal(offset=offset) & ~ac.SlidingWindow(left=20, right=0, offset=60),
         ):
             for dtype in (torch.float32, torch.float64):
