@@ -308,7 +308,7 @@ def test_refused_as_a_bias_of_another_dtype_is_not_documented(arrays, put, backe
 
 def test_refused_as_pieces_count_from_elsewhere(arrays):
     query, key, value = arrays
-    part = ac.partial_attention(query, key[:, :, 4:], value[:, :, 4:], key_start=4, is_causal=True)
+    part = ac.pieces.partial_attention(query, key[:, :, 4:], value[:, :, 4:], key_start=4, is_causal=True)
     top_left = kernel(torch, (query, key[:, :, 4:], value[:, :, 4:]), is_causal=True)
     assert not torch.allclose(part.output, top_left)
 
