@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -14,7 +15,7 @@ from attention_keras.library import plain
 
 __all__ = ["FunctionCall", "gelu", "rms_norm", "rotary_embedding", "scaled_dot_product_attention", "silu"]
 
-_FUNCTIONS = {
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "gelu": functions.gelu,
     "rms_norm": functions.rms_norm,
     "rotary_embedding": functions.rotary_embedding,

@@ -48,8 +48,8 @@ INTRODUCTION = """# Popular attentions, checked
 
 Each row is an attention that others publish, each column a group of cases of the
 [conformance kit](guides/checking-a-kernel.md). The measure is the [contract](explanation/contract.md) of this project,
-which no other library has promised to keep. A cell is therefore no bug report. [survey.json](survey.json) has the cases,
-differences, versions and threads of each row. This prints them:
+which no other library has promised to keep. A cell is therefore no bug report. [survey.json](survey.json) has the
+cases, differences, versions and threads of each row. This prints them:
 
 ```console
 $ python -m attention_conformance.survey.page docs/survey.json torch.sdpa
