@@ -98,6 +98,10 @@ _WORDS = {
     "left": (("left=..., right=...", "window_size window size sliding_window"),),
     "lengths": (("lengths=...", "seq_lens key_lengths valid_length kv_lengths"),),
     "data_format": (("data_format=...", "channels_first channels_last layout"),),
+    "max_new_tokens": (("max_new_tokens=...", "max_length max_tokens max_gen_len max_gen_length"),),
+    "prompt_lengths": (("prompt_lengths=...", "attention_mask lengths input_lengths"),),
+    "stop_ids": (("stop_ids=...", "eos_token_id eos_id eos_token stop_tokens stop_token_ids"),),
+    "temperature": (("temperature=..., by which tokens are drawn", "do_sample sample"),),
     "xp": (("xp=..., the namespace of the library", "np namespace framework array_namespace"),),
 }
 # Of what there is no keyword for.
@@ -127,6 +131,9 @@ _WITHOUT = {
     "kernel_constraint bias_constraint embeddings_constraint gamma_constraint": (
         "no constraint of its own, as each of its weights has a place for one, weight.constraint"
     ),
+    "labels targets": "no labels, as a loss is a function of logits",
+    "inputs_embeds input_embeddings": "ids, which the table of tokens embeds",
+    "num_beams beam_size num_return_sequences": "no beams, as each prompt has one text",
     "num_heads nhead n_heads": "heads as the axis before the length; split_heads makes it",
 }
 # By our own choice, what others call it, or what is the closest to it.

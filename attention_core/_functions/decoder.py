@@ -222,7 +222,9 @@ def decoder(
             dropout=dropouts[index],
             **settled | {"xp": xp},
         )
-        if hook is not None:
+        if isinstance(hook, LayerProgram):
+            apply = functools.partial(hook.run, apply)
+        elif hook is not None:
             apply = functools.partial(_hooked_layer, hook, f"layers.{index}", apply)
         x, kept = apply(x, _layer_cache(cache, index))
         filled.append(kept)
@@ -233,6 +235,17 @@ def decoder(
     logits = logits if logit_softcap is None else ops.cap(logits, float(logit_softcap), xp=xp)
     logits = cast_to(logits, token.dtype, xp=xp)
     return logits if cache is None else (logits, _joined(filled))
+
+
+class LayerProgram:
+    """A hook that compiles whole layers, with their caches: those of equal shapes and settings share the program."""
+
+    def __init__(self, backend: Any, mode: str) -> None:
+        self.run = backend.compile(lambda apply, x, cache: apply(x, cache), mode=mode)
+
+    def __call__(self, name: str, function: Callable[[Array], Any], x: Array) -> Any:
+        """Apply a part as it is."""
+        return function(x)
 
 
 def _hooked_layer(

@@ -31,7 +31,7 @@ from attention_core._checks import (
     value_range,
 )
 from attention_core._functions.constants import as_constant
-from attention_core._functions.decoder import DecoderCache
+from attention_core._functions.decoder import DecoderCache, LayerProgram
 from attention_core._functions.sampling import check_sampling, sample_tokens
 from attention_core.layers._decoder import Decoder
 from attention_core.random import seed_words
@@ -92,7 +92,7 @@ def generate(
         Of the cache; by default as many positions as are needed.
     mode : str
         How a step is run: one of `attention_core.backend.Backend.modes`. A step is compiled once, also for several
-        calls with arrays of the same shapes.
+        calls with arrays of the same shapes. PyTorch compiles a layer, of which all that are alike share the program.
     compiled_loop : bool
         Whether all steps are one program with a `jax.lax.while_loop` or a `tf.while_loop`: in a ``mode`` of JAX or
         TensorFlow that compiles. The tokens are the same.
@@ -136,7 +136,8 @@ def generate(
     lengths = lengths if prompt_lengths is None else xp.astype(prompt_lengths, xp.int32)
     if padding == "left" and prompt_lengths is not None:
         prompt_ids = _to_the_left(prompt_ids, lengths, xp)
-    plan = _Plan(model, max_new_tokens, capacity, stops, temperature=temperature, top_k=top_k, top_p=top_p)
+    hook = None if mode == "eager" or backend.loops.traced else _layer_program(model, backend, mode)
+    plan = _Plan(model, hook, max_new_tokens, capacity, stops, temperature=temperature, top_k=top_k, top_p=top_p)
     if mode != "eager":
         seed = _seed_array(seed, prompt_ids, xp)
     arguments = (parameters, prompt_ids, lengths, seed)
@@ -162,6 +163,7 @@ class _Plan(NamedTuple):
     """What a compiled program is made for."""
 
     model: Decoder
+    hook: LayerProgram | None
     max_new_tokens: int
     capacity: int
     stop_ids: tuple[int, ...]
@@ -193,8 +195,8 @@ def _start(
     table, on_device = parameters.token, on_device_of(prompt_ids)
     options = {"dtype": table.dtype, "device": on_device_of(table).get("device"), "xp": xp}
     cache = plan.model.empty_cache((batch,), plan.capacity, ragged=True, **options)
-    last = xp.expand_dims(xp.subtract(lengths, 1), axis=-1)
-    logits, cache = plan.model(parameters, prompt_ids, cache=cache, num_new=lengths, select=last, donate=True)
+    new = {"num_new": lengths, "select": xp.expand_dims(xp.subtract(lengths, 1), axis=-1)}
+    logits, cache = plan.model(parameters, prompt_ids, cache=cache, donate=True, hook=plan.hook, **new)
     logits = xp.squeeze(logits, axis=-2)
     tokens = plan.sample(logits, seed, 0, xp)
     nothing = xp.zeros((batch, plan.max_new_tokens), dtype=xp.int32, **on_device)
@@ -205,7 +207,8 @@ def _start(
 def _advance(plan: _Plan, backend: Backend, parameters: trees.Decoder, seed: Any, step: Any, state: _State) -> _State:
     """Choose another token of each text; those that have ended repeat their last."""
     xp = backend.namespace
-    logits, cache = plan.model(parameters, xp.expand_dims(state.tokens, axis=-1), cache=state.cache, donate=True)
+    tokens = xp.expand_dims(state.tokens, axis=-1)
+    logits, cache = plan.model(parameters, tokens, cache=state.cache, donate=True, hook=plan.hook)
     logits = xp.squeeze(logits, axis=-2)
     tokens = xp.where(state.ended, state.tokens, plan.sample(logits, seed, step, xp))
     return _recorded(plan, state._replace(tokens=tokens, logits=logits, cache=cache), step, xp)
@@ -240,13 +243,20 @@ def _all_steps(
 
 
 def _program(function: Callable[..., _State], plan: _Plan, backend: Any, /, *, mode: str) -> Callable[..., _State]:
-    return functools.partial(function, plan, backend) if mode == "eager" else _compiled(function, plan, backend, mode)
+    runs = mode == "eager" or plan.hook is not None
+    return functools.partial(function, plan, backend) if runs else _compiled(function, plan, backend, mode)
 
 
 @functools.lru_cache(maxsize=16)
 def _compiled(function: Callable[..., _State], plan: _Plan, backend: Any, mode: str, /) -> Callable[..., _State]:
     """A compiled function for a plan, kept for the next texts."""
     return backend.compile(functools.partial(function, plan, backend), mode=mode)  # type: ignore[no-any-return]
+
+
+@functools.lru_cache(maxsize=16)
+def _layer_program(model: Decoder, backend: Backend, mode: str, /) -> LayerProgram:
+    """What runs the layers of a model, kept for the next texts; a key of the cache is what the program is made for."""
+    return LayerProgram(backend, mode)
 
 
 def _seed_array(seed: Any, like: Array, xp: Namespace) -> Any:

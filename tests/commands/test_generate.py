@@ -92,7 +92,7 @@ def test_what_is_compiled_is_told_before_it_is(folder, monkeypatch):
     assert compiled.stdout.splitlines()[0] == eager.stdout.splitlines()[0]
     assert eager.stderr == ""
     assert compiled.stderr.splitlines() == [
-        f"compiling 2 layers for {each}" for each in ("the prompts", "each further token")
+        f"compiling layers for {each}" for each in ("the prompts", "each further token")
     ]
 
 

@@ -1,5 +1,6 @@
 """What PyTorch compiles, exports or vectorizes gives what eager gives."""
 
+import functools
 import importlib
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from tracing_helpers import (
 import attention_core as ac
 from attention_core._backend import _find
 from attention_core.backend import get_backend
+from attention_core.layers import Decoder, generate
 
 pytestmark = [
     # array-api-compat remembers the namespace of a type in a cache, which PyTorch traces through, and says so once.
@@ -387,3 +389,23 @@ def test_torch_vmap_gives_each_sample_what_it_has_alone(torch, options):
 
     found = torch.func.vmap(attend_to, in_dims=(2, None), out_dims=1)(key.movedim(0, 2), value[0])
     assert_same("torch", found, torch.stack([attend_to(each, value[0]) for each in key], dim=1))
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize(
+    ("dtype", "settings"),
+    [("float32", {}), ("bfloat16", {"softcap": 20.0}), ("float32", {"arithmetic": "reproducible"})],
+)
+def test_layers_of_a_language_model_share_the_programs_that_are_compiled(torch, monkeypatch, dtype, settings):
+    graphs = []
+    backend = {"backend": lambda graph, inputs, **options: graphs.append(graph) or graph}
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, **backend))
+    prompts = torch.tensor([[3, 14, 15, 9], [26, 5, 0, 0]])
+    for num_layers in (1, 3):
+        model = Decoder(50, 8, 2, 16, num_layers, num_key_value_heads=1, **settings)
+        p = get_backend("torch").from_numpy(model.init(0, xp=np), dtype=dtype)
+        options = {"max_new_tokens": 4, "prompt_lengths": torch.tensor([4, 2]), "temperature": 0.9}
+        found, expected = (generate(model, p, prompts, mode=mode, **options) for mode in ("compiled", "eager"))
+        assert found.token_ids.tolist() == expected.token_ids.tolist()
+    of_prompts, of_tokens, *of_three_layers = (len(graph.graph.nodes) for graph in graphs)
+    assert of_three_layers == [of_prompts, of_tokens]

@@ -123,7 +123,7 @@ def _generate(
             show()
 
     parameters = backend.from_numpy(parameters)
-    with _told_compiling(definition, mode) as compiling:
+    with _told_compiling(mode) as compiling:
         generate(
             definition,
             prepare_weights(parameters) if definition.arithmetic == "reproducible" else parameters,
@@ -147,7 +147,7 @@ def _generate(
 
 
 @contextlib.contextmanager
-def _told_compiling(definition: Decoder, mode: str) -> Iterator[Callable[[], bool]]:
+def _told_compiling(mode: str) -> Iterator[Callable[[], bool]]:
     """Tell on the standard error stream what is compiled; after each step, what is given says whether that goes on."""
     errors = console(stderr=True)
     programs = iter(() if mode == "eager" else ("the prompts", "each further token"))
@@ -160,7 +160,7 @@ def _told_compiling(definition: Decoder, mode: str) -> Iterator[Callable[[], boo
             if program is None:
                 progress.stop()
                 return False
-            text = f"compiling {definition.num_layers} layers for {program}"
+            text = f"compiling layers for {program}"
             progress.update(task, description=text)
             if not errors.is_terminal:
                 errors.print(text, highlight=False)
