@@ -141,6 +141,11 @@ def test_the_cause_is_that_which_explains_every_bit(name):
     )
 
 
+def test_what_no_way_explains_has_no_cause():
+    (found,) = rows(planted(tile=48), planted(tile=96, place="product"), "whole").values()
+    assert (found.verdict, found.variant, found.says) == ("other bits", "", "none of the tried causes")
+
+
 def by_batch(query, key, value, mask=None, is_causal=False, scale=None):
     """Tiles by the number of samples, and splits by that of queries, as kernels that fill a device do."""
     tile = 64 if query.shape[0] == 6 else 32

@@ -279,6 +279,8 @@ def _varied(question: Question, variation: Variation) -> Arrays:
     for earlier in variation.before:
         result_of(question, fit(earlier, subject))
     fitted = fit(variation.problem, subject)
+    if variation.how == "merged":  # by the core's functions of pieces, with the settings of a partial
+        fitted = replace(fitted, options={**fitted.options, **getattr(subject.function, "keywords", {})})
     if variation.how == "recorded":
         return _recorded(question, fitted)
     if variation.how not in ("", "merged") and variation.how not in backend.modes:
