@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attention_conformance import Subject, check_subject, problem_of
+from attention_conformance import Subject, attention_cases, check_subject, problem_of
 
 pytestmark = pytest.mark.needs("numpy")
 
@@ -224,6 +224,21 @@ def test_a_result_of_another_shape_is_refused_in_a_sentence():
     (found,) = rows(planted(), replace(planted(), function=shorter), "whole").values()
     assert found.verdict == "visibly wrong"
     assert found.detail == "expected output of float32 (6, 4, 130, 32) in the same call; got float32 (6, 4, 129, 32)"
+
+
+def test_each_row_is_a_test_of_pytest():
+    chosen = {"cases": ["bits-whole"], "dtypes": ["float32"]}
+    decorator = attention_cases(planted(), same_bits_as=planted(tile=64), **chosen)
+    answer, whole = (each.values[0] for each in decorator.mark.args[1])
+    assert (answer.name, whole.name) == ("any-answer", "bits-whole-float32")
+    answer.check()
+    with pytest.raises(
+        pytest.fail.Exception, match=r"(?s)other bits: bits-whole, float32.*keys in a tile: 0 and 64; this"
+    ):
+        whole.check()
+    subject = planted()
+    same = attention_cases(subject, same_bits_as=subject, **{**chosen, "cases": ["bits-again"]})
+    assert same.mark.args[1][1].values[0].check().verdict == "right"
 
 
 def test_gradients_are_compared_as_well_as_outputs():
