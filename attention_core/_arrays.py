@@ -6,9 +6,10 @@ import builtins
 import operator
 import re
 from numbers import Real
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 Array: TypeAlias = Any
+ArrayT = TypeVar("ArrayT")  # the type of the arrays of a user, which the result has
 Namespace: TypeAlias = Any
 DType: TypeAlias = Any
 FLOATING = ("float16", "bfloat16", "float32", "float64")

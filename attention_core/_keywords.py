@@ -282,7 +282,10 @@ def unconverted(thing: Thing, /) -> Thing:
 
 
 def publish(namespace: dict[str, Any], names: Iterable[str], /) -> None:
-    """Let the functions, dataclasses and calls of a public module name keywords, and keep AutoGraph out of them."""
+    """Let the functions, dataclasses and calls of a public module name keywords, and keep AutoGraph out of them.
+
+    What is written in a private module gets the address of the public one, by which pickles and documentation know it.
+    """
     for name in names:
         thing = namespace[name]
         if isinstance(thing, type):
@@ -292,4 +295,6 @@ def publish(namespace: dict[str, Any], names: Iterable[str], /) -> None:
             for each in (thing, *filter(inspect.isfunction, vars(thing).values())):
                 unconverted(each)
         elif inspect.isfunction(thing):
-            namespace[name] = unconverted(names_keywords(thing, name))
+            thing = namespace[name] = unconverted(names_keywords(thing, name))
+        if "._" in getattr(thing, "__module__", ""):
+            thing.__module__ = namespace["__name__"]

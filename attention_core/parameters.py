@@ -33,7 +33,7 @@ class Linear(NamedTuple):
 
 
 class PreparedWeight(NamedTuple):
-    """The weight (in, out) of a `Linear`, cut into slices by `attention_core.prepare_weights`.
+    """The weight (in, out) of a `Linear`, cut into slices by `attention_core.functions.prepare_weights`.
 
     ``high`` and ``low`` (in, out) are integers in float64, relative to ``power`` (1, out). ``like``, of shape (0,), has
     the dtype of the weight.

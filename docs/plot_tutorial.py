@@ -6,7 +6,7 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 
-from attention_core import attention_weights
+from attention_core.weights import attention_weights
 
 mpl.use("svg")
 import matplotlib.pyplot as plt

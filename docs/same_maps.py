@@ -14,7 +14,8 @@ from plot_sagan import POINTS, example
 
 from attention_cli.generate import open_text_model
 from attention_conformance.run.model import load_model, token_vectors
-from attention_core import get_backend, record_attention
+from attention_core.backend import get_backend
+from attention_core.weights import record_attention
 from attention_files.safetensors import load_tree
 
 LIBRARIES = ("numpy", "torch", "jax", "tensorflow")

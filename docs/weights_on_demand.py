@@ -26,7 +26,7 @@ def options_of(backend, length):
         "none": {},
         "is_causal": {"is_causal": True},
         "mask": {"mask": backend.from_numpy(mask)},
-        "window, ALiBi": {"mask": ac.SlidingWindow(left=60), "score_mod": ac.alibi(HEADS)},
+        "window, ALiBi": {"mask": ac.SlidingWindow(left=60), "score_mod": ac.scores.alibi(HEADS)},
         "bias, softcap": {"bias": backend.from_numpy(biases), "softcap": 5.0},
         "sinks": {"sinks": backend.from_numpy(np.ones(HEADS, "float32")), "is_causal": True},
         "reproducible": {"is_causal": True, "arithmetic": "reproducible"},
@@ -54,11 +54,11 @@ def errors(backend, length=300):
         )
         expected = backend.to_numpy(full.weights)[:, heads][:, :, queries]
         chosen = {"queries": queries, "heads": heads, **options}
-        alone = ulps(backend.to_numpy(ac.attention_weights(query, key, **chosen)), expected)
+        alone = ulps(backend.to_numpy(ac.weights.attention_weights(query, key, **chosen)), expected)
         if name == "reproducible":
             yield name, alone, None
             continue
-        found = ac.attention_weights(query, key, logsumexp=full.logsumexp, **chosen)
+        found = ac.weights.attention_weights(query, key, logsumexp=full.logsumexp, **chosen)
         yield name, alone, ulps(backend.to_numpy(found), expected)
 
 
@@ -78,24 +78,24 @@ def main():
     print("| library | option | ulps | from the logsumexp |")
     print("|---|---|---|---|")
     for library in LIBRARIES:
-        for name, alone, again in errors(ac.get_backend(library)):
+        for name, alone, again in errors(ac.backend.get_backend(library)):
             print(f"| {library} | {name} | {alone:.2g} | {'' if again is None else format(again, '.2g')} |", flush=True)
     arrays, queries = made(LONG), range(LONG - FEW, LONG)
     tracemalloc.start()
-    found = ac.attention_weights(*arrays, queries=queries, is_causal=True)
+    found = ac.weights.attention_weights(*arrays, queries=queries, is_causal=True)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     every = HEADS * LONG * LONG * 4
     print(f"\n{FEW} queries, {LONG:,} keys, {HEADS} heads: {found.nbytes / 2**20:.0f} MiB of weights,", end=" ")
     print(f"{most / 2**20:.0f} MiB at most; all weights have {every / 2**30:.0f} GiB")
     for library in LIBRARIES:
-        backend = ac.get_backend(library)
+        backend = ac.backend.get_backend(library)
         query, key = map(backend.from_numpy, arrays)
 
         rows, mask = query[:, :, LONG - FEW :], ac.Causal(offset=LONG - FEW)
 
         def few(query=query, key=key, backend=backend):
-            backend.to_numpy(ac.attention_weights(query, key, queries=queries, is_causal=True))
+            backend.to_numpy(ac.weights.attention_weights(query, key, queries=queries, is_causal=True))
 
         def attention(rows=rows, key=key, backend=backend, mask=mask):
             backend.to_numpy(ac.scaled_dot_product_attention(rows, key, key, mask=mask))

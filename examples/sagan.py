@@ -109,8 +109,9 @@ def scene() -> np.ndarray:
 
 def maps(parameters: dict[str, Any], inputs: Any, arithmetic: str = "fast") -> Any:
     """The recorded attention of the trained block, on the library of the parameters and inputs."""
-    from attention_core import linear, record_attention, sagan_attention
     from attention_core.backend import array_namespace
+    from attention_core.functions import linear, sagan_attention
+    from attention_core.weights import record_attention
 
     xp = array_namespace(inputs)
     found = linear(parameters["stem"], inputs, arithmetic=arithmetic)

@@ -30,7 +30,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from attention_core import available_backends, get_backend
+from attention_core.backend import available_backends, get_backend
 
 ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
 BACKENDS = ASKED or available_backends()

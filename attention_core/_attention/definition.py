@@ -17,7 +17,7 @@ def guarded_dense(
     """Attention from all scores at once. The facts may be those of an earlier call of this signature."""
     call = upcast_call(call)
     facts = facts_of(call) if facts is None else facts
-    return guarded(functools.partial(dense, facts=facts, weights=weights, logsumexp=logsumexp), call, facts)
+    return guarded(functools.partial(dense, facts=facts, logsumexp=logsumexp), call, facts, weights=weights)
 
 
 def guarded_scores(call: Call) -> Array:

@@ -15,28 +15,60 @@ from typing import Any
 from attention_core._arrays import Array, Namespace, compute_dtype_name, scalar_like, shape, sizes
 from attention_core._attention.call import Attention, Call, repeat_kv
 from attention_core._attention.facts import Facts
+from attention_core._attention.groups import averages
 from attention_core._backend import Loops
 
 
-def guarded(way: Callable[[Call], Attention], call: Call, facts: Facts) -> Attention:
+def guarded(way: Callable[..., Attention], call: Call, facts: Facts, *, weights: bool) -> Attention:
     """The result of a way that the library differentiates by itself, if it does."""
     if facts.allowed is None or call.assume_finite:
-        return way(call)
+        return way(call, weights=weights)
 
     def repair() -> Attention:
-        result = way(sanitized(call, facts))
+        result = way(sanitized(call, facts), weights=weights)
         return result._replace(output=with_infinities(result.output, call.xp))
 
     if facts.is_readable and not call.backend.differentiates:
-        result = way(call)
+        result = way(call, weights=weights)
         return result if bool(is_clean(result.output, call.xp)) else repair()
-    found = if_finite(call, facts, lambda: _given(way(call)), lambda: _given(repair()))
+    if not facts.is_readable and call.backend.loops.traced and _is_differentiated(call):
+        result = _of_finite_values(way, call, facts)
+        return result if weights else result._replace(weights=None)
+    found = if_finite(call, facts, lambda: _given(way(call, weights=weights)), lambda: _given(repair()))
     return Attention(**found)
 
 
 def _given(result: Attention) -> dict[str, Array]:
     """What a result holds: a condition takes no None."""
     return {name: array for name, array in result._asdict().items() if array is not None}
+
+
+def _is_differentiated(call: Call) -> bool:
+    """Whether a program goes backward, too: a condition would take longer to compile, and keep what both sides need."""
+    has_gradient = call.backend.has_gradient
+    return has_gradient is not None and any(map(has_gradient, call[:3]))
+
+
+def _of_finite_values(way: Callable[..., Attention], call: Call, facts: Facts) -> Attention:
+    """The result of finite values, plus the infinities that are attended to.
+
+    A program holds the way once: a condition that nothing is differentiated by averages indicators, if there are any.
+    """
+    xp, backend = call.xp, call.backend
+    finite = xp.isfinite(call.value)
+    result = way(sanitized_keys(call, facts)._replace(value=xp.where(finite, call.value, 0.0)), weights=True)
+    weights, output = backend.stop_gradient(result.weights), backend.stop_gradient(result.output)
+
+    def attended() -> Array:
+        inf, minus_inf = (
+            xp.greater(averages(weights, indicator, facts, xp), 0.0)
+            for indicator in nonfinite_indicators(call.value, xp)
+        )
+        return infinities(inf, minus_inf, output, xp)
+
+    added = backend.stop_gradient(backend.loops.cond(xp.all(finite), lambda: xp.zeros_like(output), attended))
+    one = xp.add(1.0, xp.subtract(result.output, output))  # whose gradient makes that of infinities infinite
+    return result._replace(output=xp.add(result.output, xp.multiply(added, one)))
 
 
 def if_finite(call: Call, facts: Facts, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
@@ -71,10 +103,13 @@ def repaired_unless_clean(results: tuple[Array, ...], repair: Callable[[], Any],
 
 def sanitized(call: Call, facts: Facts) -> Call:
     """The call with 0 for what is not finite, for which columns of values, and NaN in the bias, stand."""
+    call = call._replace(value=value_columns(call.value, call.xp))
+    return sanitized_keys(call, facts) if call.backend.differentiates else call
+
+
+def sanitized_keys(call: Call, facts: Facts) -> Call:
+    """The call with 0 for what is not finite in queries and keys, for which NaN in the bias stands."""
     xp = call.xp
-    call = call._replace(value=value_columns(call.value, xp))
-    if not call.backend.differentiates:
-        return call
     query, query_nan = _finite_vectors(call.query, xp)
     key, key_nan = _finite_vectors(call.key, xp)
     key_nan = repeat_kv(xp.expand_dims(key_nan, axis=-2), facts.group, xp=xp)  # (..., H, 1, N)

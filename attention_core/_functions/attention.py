@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from numbers import Real
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack, overload
 
 from attention_core._arithmetic import check_arithmetic
-from attention_core._arrays import Array, cast_to, sizes, sizes_differ
+from attention_core._arrays import Array, ArrayT, cast_to, sizes, sizes_differ
 from attention_core._attention.call import Attention, Call
 from attention_core._attention.explanation import Explanation, explain
 from attention_core._attention.memo import Known, output_of, prepare
@@ -25,7 +25,7 @@ from attention_core._checks import (
 )
 from attention_core._functions.config import CONTEXTS, assumes_finite, record
 from attention_core._functions.constants import with_constants
-from attention_core._functions.options import DEFAULTS, FLAGS, Options, options_but
+from attention_core._functions.options import DEFAULTS, FLAGS, Options, PlainOptions, options_but
 from attention_core.masks import And, Causal, Mask
 from attention_core.masks._mask import as_mask
 from attention_core.masks._tree import check_covered, check_mask, mask_arrays
@@ -36,6 +36,41 @@ NOT_OF_SCORES = (*FLAGS, "sinks", "dropout", "implementation", "assume_finite")
 SCALE_LIMIT = 2.0**64  # what is multiplied by numbers beyond may be subnormal even in float64
 
 
+@overload
+def scaled_dot_product_attention(
+    query: ArrayT,
+    key: Array,
+    value: Array,
+    /,
+    *,
+    return_weights: Literal[False] = ...,
+    return_logsumexp: Literal[False] = ...,
+    **options: Unpack[PlainOptions],
+) -> ArrayT: ...
+@overload
+def scaled_dot_product_attention(
+    query: ArrayT,
+    key: Array,
+    value: Array,
+    /,
+    *,
+    return_weights: Literal[True],
+    return_logsumexp: bool = ...,
+    **options: Unpack[PlainOptions],
+) -> Attention: ...
+@overload
+def scaled_dot_product_attention(
+    query: ArrayT,
+    key: Array,
+    value: Array,
+    /,
+    *,
+    return_weights: bool = ...,
+    return_logsumexp: Literal[True],
+    **options: Unpack[PlainOptions],
+) -> Attention: ...
+@overload
+def scaled_dot_product_attention(query: Array, key: Array, value: Array, /, **options: Unpack[Options]) -> Any: ...
 @with_autocast(options=options_but())
 def scaled_dot_product_attention(query: Array, key: Array, value: Array, /, **options: Unpack[Options]) -> Any:
     r"""Average the values over the keys, weighted by how well each key matches the query.

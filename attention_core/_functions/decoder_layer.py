@@ -136,7 +136,7 @@ def decoder_layer(parameters: DecoderLayer, x: Array, /, *, num_heads: int, **op
     >>> layer = DecoderLayer(8, 2, 16).init(0, xp=xp)
     >>> x = xp.ones((1, 3, 8), dtype=xp.float32)
     >>> y = decoder_layer(layer, x, num_heads=2)
-    >>> from attention_core import empty_cache
+    >>> from attention_core.cache import empty_cache
     >>> cache = empty_cache((1,), 2, 3, 4, xp=xp)
     >>> z, cache = decoder_layer(layer, x, num_heads=2, cache=cache)
     >>> bool(xp.max(xp.abs(y - z)) < 1e-6), int(cache.length)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack, overload
 
 from attention_core._arithmetic import arithmetic_of, check_input, fan_out
 from attention_core._arrays import (
     Array,
+    ArrayT,
     Namespace,
     cast_to,
     on_device_of,
@@ -38,13 +39,71 @@ from attention_core._checks import (
 from attention_core._functions.attention import check_options, checked_attention, option_arrays, with_causal
 from attention_core._functions.constants import with_constants
 from attention_core._functions.heads import merge_channels, split_channels
-from attention_core._functions.options import Options, options_but
+from attention_core._functions.options import Options, PlainOptions, options_but
 from attention_core.masks import Appended, Mask
 from attention_core.masks._mask import as_mask
 from attention_core.masks._tree import check_mask, mask_arrays
 from attention_core.parameters import Linear, MultiHeadAttention
 
 
+@overload
+def multi_head_attention(
+    parameters: MultiHeadAttention,
+    query: ArrayT,
+    key: Array | None = None,
+    value: Array | None = None,
+    /,
+    *,
+    num_heads: int,
+    num_key_value_heads: int | None = None,
+    prepare: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
+    return_weights: Literal[False] = ...,
+    return_logsumexp: Literal[False] = ...,
+    **options: Unpack[PlainOptions],
+) -> ArrayT: ...
+@overload
+def multi_head_attention(
+    parameters: MultiHeadAttention,
+    query: ArrayT,
+    key: Array | None = None,
+    value: Array | None = None,
+    /,
+    *,
+    num_heads: int,
+    num_key_value_heads: int | None = None,
+    prepare: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
+    return_weights: Literal[True],
+    return_logsumexp: bool = ...,
+    **options: Unpack[PlainOptions],
+) -> Attention: ...
+@overload
+def multi_head_attention(
+    parameters: MultiHeadAttention,
+    query: ArrayT,
+    key: Array | None = None,
+    value: Array | None = None,
+    /,
+    *,
+    num_heads: int,
+    num_key_value_heads: int | None = None,
+    prepare: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
+    return_weights: bool = ...,
+    return_logsumexp: Literal[True],
+    **options: Unpack[PlainOptions],
+) -> Attention: ...
+@overload
+def multi_head_attention(
+    parameters: MultiHeadAttention,
+    query: ArrayT,
+    key: Array | None = None,
+    value: Array | None = None,
+    /,
+    *,
+    num_heads: int,
+    num_key_value_heads: int | None = None,
+    prepare: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
+    **options: Unpack[Options],
+) -> Any: ...
 @with_autocast(position=1, options=options_but())
 def multi_head_attention(
     parameters: MultiHeadAttention,

@@ -15,8 +15,8 @@ from attention_core.masks import Mask
 from attention_core.random import Dropout
 
 
-class Options(TypedDict, total=False):
-    """All options, in the order in which signatures show them."""
+class OfOutput(TypedDict, total=False):
+    """Options that decide what is computed."""
 
     mask: Mask | Array | None
     bias: Array | None
@@ -26,12 +26,30 @@ class Options(TypedDict, total=False):
     score_mod: Callable[..., Array] | None
     sinks: Array | None
     dropout: Dropout | None
+
+
+class OfResult(TypedDict, total=False):
+    """Options that decide what is returned, and so the type of the result."""
+
     return_weights: bool
     return_logsumexp: bool
+
+
+class OfComputation(TypedDict, total=False):
+    """Options that decide how it is computed."""
+
     implementation: str
     arithmetic: str
     assume_finite: bool | None
     xp: Namespace | None
+
+
+class PlainOptions(OfOutput, OfComputation):
+    """The options under which the result has one type."""
+
+
+class Options(OfOutput, OfResult, OfComputation):
+    """All options, in the order in which signatures show them."""
 
 
 class DecoderOptions(TypedDict, total=False):

@@ -88,7 +88,7 @@ def partial_attention(
     Examples
     --------
     >>> import array_api_strict as xp
-    >>> from attention_core import merge_partials
+    >>> from attention_core.pieces import merge_partials
     >>> query, key, value = xp.zeros((1, 1, 4)), xp.ones((1, 4, 4)), xp.reshape(xp.arange(4.0), (1, 4, 1))
     >>> pieces = (slice(0, 1), slice(1, 4))
     >>> partials = (partial_attention(query, key[:, at, :], value[:, at, :], key_start=at.start) for at in pieces)
@@ -349,7 +349,8 @@ def complete_partial(partial: AnyPartial, /, *, dropout: Dropout | None = None, 
     Examples
     --------
     >>> import numpy as np
-    >>> from attention_core import attention_extent, partial_attention, scaled_dot_product_attention
+    >>> from attention_core import scaled_dot_product_attention
+    >>> from attention_core.pieces import attention_extent, partial_attention
     >>> query, key, value = (np.linspace(0, 1, 12, dtype=np.float32).reshape(1, 6, 2) for _ in range(3))
     >>> pieces = [(key[:, at, :], value[:, at, :]) for at in (slice(4, 6), slice(0, 4))]
     >>> extent = merge_extents(*[attention_extent(query, *piece) for piece in pieces])

@@ -43,7 +43,7 @@ def prepare_weights(parameters: Any, /, *, xp: Namespace | None = None) -> Any:
     Examples
     --------
     >>> import array_api_strict as xp
-    >>> from attention_core import linear
+    >>> from attention_core.functions import linear
     >>> from attention_core.parameters import Linear
     >>> map_of = Linear(xp.asarray([[1.0], [2.0]], dtype=xp.float32))
     >>> prepared = prepare_weights(map_of)

@@ -94,6 +94,3 @@ KINDS: dict[Any, type[Layer]] = {
 """The classes of layers by name."""
 
 publish(vars(), __all__)
-for _name in __all__:
-    if hasattr(vars()[_name], "__module__"):
-        vars()[_name].__module__ = __name__  # by which pickles and documentation know it

@@ -139,7 +139,7 @@ class _DecoderSettings(Layer):
 
 @dataclass(frozen=True)
 class DecoderLayer(_DecoderSettings):
-    """Decoder layer of a language model: `attention_core.decoder_layer`.
+    """Decoder layer of a language model: `attention_core.functions.decoder_layer`.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ class DecoderLayer(_DecoderSettings):
     epsilon : float
         Of all normalizations.
     rotary_base : float, optional
-        As in `attention_core.rotary_embedding`; ``None`` rotates nothing.
+        As in `attention_core.functions.rotary_embedding`; ``None`` rotates nothing.
     rotary_width : int, optional
     rotary_divisors : tuple of float, optional
     interleaved : bool
@@ -257,7 +257,7 @@ class DecoderLayer(_DecoderSettings):
         device: Any = None,
         xp: Namespace,
     ) -> KeyValueCache:
-        """Make an empty cache of this layer, as `attention_core.empty_cache` does."""
+        """Make an empty cache of this layer, as `attention_core.cache.empty_cache` does."""
         heads, width = _cache_dims(self)
         return empty_cache(leading, heads, capacity, width, ragged=ragged, dtype=dtype, device=device, xp=xp)
 
@@ -286,7 +286,7 @@ class DecoderLayer(_DecoderSettings):
         parameters : attention_core.parameters.DecoderLayer
         x : Array, shape (..., L, C)
         cache, num_new, position_ids, mask, memory, memory_mask, donate, hook, xp
-            As in `attention_core.decoder_layer`; `empty_cache` makes a cache.
+            As in `attention_core.functions.decoder_layer`; `empty_cache` makes a cache.
         key_mask : Array of bool, shape (..., N), optional
             False masks a key.
         seed : int or Array of int, optional
@@ -315,7 +315,7 @@ class DecoderLayer(_DecoderSettings):
 
 @dataclass(frozen=True)
 class Decoder(_DecoderSettings):
-    """Language model: token embedding, decoder layers, normalization and logits, as `attention_core.decoder`.
+    """Language model: token embedding, decoder layers, normalization and logits, as `attention_core.functions.decoder`.
 
     Parameters
     ----------
@@ -331,9 +331,9 @@ class Decoder(_DecoderSettings):
     tied : bool
         Whether the logits are computed with the transposed table of tokens.
     embedding_scale, logit_softcap : float, optional
-        As in `attention_core.decoder`.
+        As in `attention_core.functions.decoder`.
     window : int, or tuple of int or None, optional
-        As in `attention_core.decoder`: a tuple has one for each layer, as in Gemma.
+        As in `attention_core.functions.decoder`: a tuple has one for each layer, as in Gemma.
     **settings
         The others of `DecoderLayer`, the same for all layers.
 
@@ -392,7 +392,7 @@ class Decoder(_DecoderSettings):
         device: Any = None,
         xp: Namespace,
     ) -> DecoderCache:
-        """Make an empty cache of all layers, as `attention_core.empty_decoder_cache` does."""
+        """Make an empty cache of all layers, as `attention_core.cache.empty_decoder_cache` does."""
         heads, width = _cache_dims(self.layer)
         options: dict[str, Any] = {"ragged": ragged, "dtype": dtype, "device": device, "xp": xp}
         return empty_decoder_cache(self.num_layers, leading, heads, capacity, width, **options)
@@ -423,7 +423,7 @@ class Decoder(_DecoderSettings):
         parameters : attention_core.parameters.Decoder
         token_ids : Array of int, shape (..., L)
         cache, num_new, position_ids, select, mask, memory, memory_mask, donate, hook, xp
-            As in `attention_core.decoder`; `empty_cache` makes a cache.
+            As in `attention_core.functions.decoder`; `empty_cache` makes a cache.
         key_mask, seed
             As in `DecoderLayer`.
 

@@ -87,12 +87,12 @@ def generate(
     stop_ids : sequence of int
         Tokens that end a text.
     temperature, top_k, top_p, seed
-        As in `attention_core.sample_tokens`. By default, the most probable token is chosen.
+        As in `attention_core.functions.sample_tokens`. By default, the most probable token is chosen.
     capacity : int, optional
         Of the cache; by default as many positions as are needed.
     mode : str
-        How a step is run: one of `attention_core.Backend.modes`. A step is compiled once, also for several calls with
-        arrays of the same shapes.
+        How a step is run: one of `attention_core.backend.Backend.modes`. A step is compiled once, also for several
+        calls with arrays of the same shapes.
     compiled_loop : bool
         Whether all steps are one program with a `jax.lax.while_loop` or a `tf.while_loop`: in a ``mode`` of JAX or
         TensorFlow that compiles. The tokens are the same.

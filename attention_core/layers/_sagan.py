@@ -41,8 +41,8 @@ class SaganAttention(Layer):
     pool : bool
         Whether to pool phi and g, 2 × 2; an odd last row or column is then no key.
     spectral_norm : bool
-        Whether to divide the kernels by their largest singular values, with `attention_core.spectral_norm`. The vectors
-        of its power iteration are the state of the layer.
+        Whether to divide the kernels by their largest singular values, with `attention_core.functions.spectral_norm`.
+        The vectors of its power iteration are the state of the layer.
     data_format : {"channels_last", "channels_first"}
     arithmetic : {"fast", "reproducible"}
 
@@ -117,7 +117,7 @@ class SaganAttention(Layer):
         return_weights: bool = False,
         xp: Namespace | None = None,
     ) -> Any:
-        """Let every position of a feature map attend to all positions, as `attention_core.sagan_attention` does.
+        """Let every position attend to all positions of its map, as `attention_core.functions.sagan_attention` does.
 
         Parameters
         ----------

@@ -164,7 +164,7 @@ class EncoderLayer(Layer):
         mask, key_mask, seed
             As in `MultiHeadAttention`.
         bias, score_mod, hook, return_weights, xp
-            As in `attention_core.encoder_layer`.
+            As in `attention_core.functions.encoder_layer`.
 
         Returns
         -------
@@ -248,7 +248,7 @@ class Embeddings(Layer):
     ) -> Array:
         """Look up: integers (..., L) -> (..., L, C).
 
-        Ids are those of `attention_core.embed_tokens`; without a seed nothing is dropped.
+        Ids are those of `attention_core.functions.embed_tokens`; without a seed nothing is dropped.
         """
         return embed_tokens(
             parameters,

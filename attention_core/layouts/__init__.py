@@ -71,6 +71,3 @@ LAYOUTS: dict[str, Layout] = {**_torch.LAYOUTS, **_kernels.LAYOUTS, **_bert.LAYO
 """The layouts by name."""
 
 publish(vars(), __all__)
-for _name in __all__:
-    if hasattr(vars()[_name], "__module__"):
-        vars()[_name].__module__ = __name__  # by which pickles and documentation know it

@@ -28,14 +28,14 @@ def rotary_divisors(
     rope : mapping
         ``rope_type``: default, linear, llama3, yarn or longrope; and ``factor`` and so on, as the type needs them.
     base, width
-        As in `attention_core.rotary_embedding`.
+        As in `attention_core.functions.rotary_embedding`.
     max_positions : int, optional
         Of the model; for records without ``original_max_position_embeddings`` or ``factor``.
 
     Returns
     -------
     divisors : tuple of float or None
-        As in `attention_core.rotary_embedding`.
+        As in `attention_core.functions.rotary_embedding`.
     amplitude : float
         What multiplies cosines and sines. Scores of whole heads are multiplied by its square.
 

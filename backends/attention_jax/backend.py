@@ -120,6 +120,10 @@ class JaxBackend(Backend):
             function, _gradient, lambda leaf: self.owns(leaf) and jnp.isdtype(leaf.dtype, "real floating")
         )
 
+    def has_gradient(self, array: Array, /) -> bool:
+        """Whether a transformation that is open here differentiates; one around a program is not seen."""
+        return type(array).__name__ in ("JVPTracer", "LinearizeTracer")  # of which the second has no public name
+
     def stop_gradient(self, array: Array, /) -> Array:
         """Return the array as one that nothing is differentiated by."""
         return jax.lax.stop_gradient(array)

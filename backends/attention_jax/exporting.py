@@ -9,7 +9,7 @@ from typing import Any
 from jax import export
 
 import attention_core
-from attention_core import layers, parameters
+from attention_core import cache, layers, parameters, pieces
 from attention_core.backend import registered, registered_name
 from attention_core.layers import layer_from_settings
 from attention_core.masks import Leaf
@@ -81,7 +81,7 @@ def _form(plain: Any) -> Any:
     return kind
 
 
-for _room in (attention_core, parameters, layers):
+for _room in (attention_core, cache, pieces, parameters, layers):
     for _kind in vars(_room).values():
         if isinstance(_kind, type) and issubclass(_kind, tuple) and "._" not in _kind.__module__:
             with contextlib.suppress(ValueError):  # some stand in two rooms

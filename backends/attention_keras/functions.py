@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
 import attention_core
+from attention_core import functions
 from attention_core.backend import unconverted
 from attention_keras.layer import named_results
 from attention_keras.library import plain
 
 __all__ = ["FunctionCall", "gelu", "rms_norm", "rotary_embedding", "scaled_dot_product_attention", "silu"]
 
-_FUNCTIONS = ("gelu", "rms_norm", "rotary_embedding", "scaled_dot_product_attention", "silu")
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "gelu": functions.gelu,
+    "rms_norm": functions.rms_norm,
+    "rotary_embedding": functions.rotary_embedding,
+    "scaled_dot_product_attention": attention_core.scaled_dot_product_attention,
+    "silu": functions.silu,
+}
 
 
 @keras.saving.register_keras_serializable(package="attention_core")
@@ -23,7 +31,7 @@ class FunctionCall(keras.Operation):  # type: ignore[misc]
     Parameters
     ----------
     function : str
-        Its name in `attention_core`.
+        One of the functions of this module.
     options : dict, optional
         What a file of Keras can hold: numbers, text and truth values.
     name : str, optional
@@ -44,7 +52,7 @@ class FunctionCall(keras.Operation):  # type: ignore[misc]
 
     def call(self, *arrays: Any, **named: Any) -> Any:
         """Call the function with arrays."""
-        return named_results(getattr(attention_core, self.function)(*arrays, **named, **self.options))
+        return named_results(_FUNCTIONS[self.function](*arrays, **named, **self.options))
 
     def get_config(self) -> dict[str, Any]:
         """The function, its options, and the name of the operation."""
@@ -59,7 +67,7 @@ def _called(function: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> 
     """Call a function of the core; with a symbol among the arrays, as an operation of a model."""
     arrays, options = tuple(map(plain, arrays)), {name: plain(value) for name, value in options.items()}
     if not any(map(_is_symbol, (*arrays, *options.values()))):
-        return getattr(attention_core, function)(*arrays, **options)
+        return _FUNCTIONS[function](*arrays, **options)
     named = {name: value for name, value in options.items() if hasattr(value, "dtype")}
     fixed = {name: value for name, value in options.items() if name not in named}
     return FunctionCall(function, fixed)(*arrays, **named)
@@ -90,22 +98,22 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any, /, **options:
 
 
 def rotary_embedding(x: Any, positions: Any, /, **options: Any) -> Any:
-    """Rotate pairs of channels by position, as `attention_core.rotary_embedding` does, also of symbols of Keras."""
+    """Rotate pairs of channels by position, as `attention_core.functions.rotary_embedding` does, also of symbols."""
     return _called("rotary_embedding", (x, positions), options)
 
 
 def rms_norm(scale: Any, x: Any, /, **options: Any) -> Any:
-    """Divide by the root mean square, as `attention_core.rms_norm` does, also symbols of Keras."""
+    """Divide by the root mean square, as `attention_core.functions.rms_norm` does, also symbols of Keras."""
     return _called("rms_norm", (scale, x), options)
 
 
 def gelu(x: Any, /, **options: Any) -> Any:
-    """Apply the GELU, as `attention_core.gelu` does, also to symbols of Keras."""
+    """Apply the GELU, as `attention_core.functions.gelu` does, also to symbols of Keras."""
     return _called("gelu", (x,), options)
 
 
 def silu(x: Any, /, **options: Any) -> Any:
-    """Apply the SiLU, as `attention_core.silu` does, also to symbols of Keras."""
+    """Apply the SiLU, as `attention_core.functions.silu` does, also to symbols of Keras."""
     return _called("silu", (x,), options)
 
 

@@ -7,8 +7,7 @@ from typing import Any
 import keras
 from keras.src.backend import get_keras_mask
 
-from attention_core import get_backend
-from attention_core.backend import Backend
+from attention_core.backend import Backend, get_backend
 
 __all__ = ["attached", "backend", "plain", "variable_name"]
 

@@ -52,7 +52,7 @@ class Facts(NamedTuple):
     scale : float
         What is left of the scale for the kernel to multiply by.
     factor : Tensor or None
-        The rest of it, by which PyTorch multiplies few queries in half the time that a number takes.
+        The rest of it, a tensor: PyTorch multiplies a query by one in half the time that a number takes.
     """
 
     is_alone: bool
@@ -69,7 +69,7 @@ class Facts(NamedTuple):
 def facts_of(call: Call) -> Facts:
     """What is known of a call."""
     is_plain = all(type(x) in guards.TYPES for x in call[:3])
-    is_alone = is_plain and not (torch.compiler.is_compiling() or guards.has_modes())
+    is_alone = is_plain and not torch.compiler.is_compiling()
     may_leak = call.mask is not None or call.bias is not None or guards.overlooks_nan(call)
     facts = Facts(is_alone, is_rule(call.mask), may_leak, None)
     if not is_alone:
@@ -79,12 +79,13 @@ def facts_of(call: Call) -> Facts:
     if not guards.reads_norms(call) or query.dtype in guards.HALVES:
         return facts
     scale = default_scale(query, call.xp) if call.scale is None else float(call.scale)
-    if guards.is_short(call):
+    is_short = guards.is_short(call)
+    if is_short or call.assume_finite:  # nobody looks whether a product overflows before it is scaled
         with torch.inference_mode(False):
             facts = facts._replace(factor=torch.tensor(scale, dtype=query.dtype, device="cpu"))
-        is_native = not may_leak
     else:
-        facts, is_native = facts._replace(scale=scale), scale > 0 and guards.is_small(call)
+        facts = facts._replace(scale=scale)
+    is_native = not may_leak if is_short else guards.is_small(call) and (facts.factor is not None or scale > 0)
     if not is_native or query.dim() != 4 or query.shape[-1] != value.shape[-1] or not sdpa.TAKES_GROUPS:
         return facts
     batch, num_heads, rows, width = query.shape
@@ -128,7 +129,7 @@ def attend(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.
     """Output (..., H, M, E) and logsumexp (..., H, M), which may be ``None`` if it is not asked for."""
     looks = not call.assume_finite
     if not logsumexp:
-        if facts.is_native and (facts.factor is not None or not looks or guards.norms_are_small(call, values=True)):
+        if facts.is_native and (facts.factor is not None or guards.norms_are_small(call, values=True)):
             return _native(call, facts), None
         is_plain = not (facts.is_rule or (looks and facts.may_leak))
         if is_plain and (not facts.is_alone or guards.records(call)):

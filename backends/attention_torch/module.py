@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from attention_core import layers, linear
+from attention_core import layers
 from attention_core.backend import dtype_name, names_keywords
+from attention_core.functions import linear
 from attention_core.layers import named_arrays
 from attention_core.layers.adapters import Adapted, call_of, constructor, described
 from attention_core.parameters import Linear

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import attention_core as ac
-from attention_core import get_backend
+from attention_core.backend import get_backend
 
 # Leading axis, query heads, key heads, query length, key length, head dimension, its counterpart of the values.
 B, H, G, M, N, D, E = 2, 4, 2, 3, 5, 7, 6
@@ -68,15 +68,16 @@ def test_results_stay_on_the_device(backend, case):
 def test_scores_and_masks_stay_on_the_device(backend):
     for device in backend.devices():
         query, key, lengths = backend.from_numpy((QUERY, KEY, LENGTHS), device=device)
-        mask = ac.mask_from_lengths(lengths, N)
-        scores = ac.attention_scores(query, key, mask=ac.mask_from_lengths(lengths, N))
+        mask = ac.masks.mask_from_lengths(lengths, N)
+        scores = ac.attention_scores(query, key, mask=ac.masks.mask_from_lengths(lengths, N))
         assert str(mask.device) == str(scores.device) == str(query.device)
 
 
 # The case of the tests above, for scripts that need an interpreter of their own.
 PREAMBLE = """
 import numpy as np
-from attention_core import KeyLengths, get_backend, scaled_dot_product_attention
+from attention_core import KeyLengths, scaled_dot_product_attention
+from attention_core.backend import get_backend
 
 def random(*shape):
     return np.random.default_rng(0).normal(size=shape).astype("float32")

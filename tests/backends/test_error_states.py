@@ -47,10 +47,10 @@ def test_pieces_do(rng, exact):
 
     def merged(query, key, value):
         pieces = [(key[:, :, at], value[:, :, at]) for at in (slice(4), slice(4, 7))]
-        extent = ac.merge_extents(*[ac.attention_extent(query, *piece) for piece in pieces])
+        extent = ac.pieces.merge_extents(*[ac.pieces.attention_extent(query, *piece) for piece in pieces])
         options = {"extent": extent, "arithmetic": "reproducible"} if exact else {}
-        return ac.complete_partial(
-            ac.merge_partials(*[ac.partial_attention(query, *piece, **options) for piece in pieces])
+        return ac.pieces.complete_partial(
+            ac.pieces.merge_partials(*[ac.pieces.partial_attention(query, *piece, **options) for piece in pieces])
         )
 
     same_under_errors(merged, *arrays)

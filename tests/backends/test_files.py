@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from attention_core import get_backend, layers, parameters
+from attention_core import layers, parameters
+from attention_core.backend import get_backend
 from attention_files import safetensors
 from attention_files.safetensors import (
     FileError,

@@ -197,7 +197,7 @@ def test_auto_takes_the_kernel_of_a_package_of_its_own(package):
         import attention_core as ac
         from attention_abacus import Kernel
 
-        backend = ac.get_backend("abacus")
+        backend = ac.backend.get_backend("abacus")
         x = backend.from_numpy(np.ones((1, 2, 5, 4), dtype="float32"))
         print(ac.explain_attention(x, x, x, is_causal=True).chosen, Kernel.attended)
         ac.scaled_dot_product_attention(x, x, x, is_causal=True)

@@ -10,7 +10,8 @@ import tempfile
 from pathlib import Path
 
 import attention_core as ac
-from attention_core import get_backend, layers
+from attention_core import layers
+from attention_core.backend import get_backend
 from attention_core.initializers import normal
 
 LIBRARY = sys.argv[1]

@@ -20,14 +20,14 @@ from attention_conformance.run.memory import too_large
 from attention_conformance.run.resumed import _catalogue
 from attention_conformance.subjects.probe import settled
 from attention_conformance.subjects.subject import Subject
-from attention_core import get_backend
+from attention_core.backend import get_backend
 
 pytestmark = pytest.mark.needs("numpy")
 
 KERNEL = """
 import os, time
 import numpy as np
-from attention_core import get_backend
+from attention_core.backend import get_backend
 
 def broken(*arguments, **options):
     raise RuntimeError("CUDA error: misaligned address")

@@ -26,7 +26,7 @@ from attention_conformance.problem import DTYPES
 from attention_conformance.run.implementations import is_quick
 from attention_conformance.run.processes import Order, execute
 from attention_conformance.run.result import Result
-from attention_core import get_backend
+from attention_core.backend import get_backend
 from attention_core.layouts import LAYOUTS
 from attention_numpy.trees import devices_of_kind
 

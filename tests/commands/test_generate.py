@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from attention_cli.app import app
 from attention_cli.generate import _tokenizer, open_text_model
-from attention_core import get_backend, layers
+from attention_core import layers
+from attention_core.backend import get_backend
 from attention_core.layouts import LayoutError
 from attention_files.checkpoints import save_causal_lm
 from attention_files.gguf import load_gguf

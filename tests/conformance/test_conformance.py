@@ -173,7 +173,7 @@ def test_a_scale_after_the_product_is_found():
 def test_weights_after_dropout_are_found():
     def dropped(query, key, value, /, *, dropout, **flags):
         result = core(query, key, value, dropout=dropout, **flags)
-        kept = ac.random.dropout_mask(dropout, result.weights, xp=ac.get_backend("numpy").namespace)
+        kept = ac.random.dropout_mask(dropout, result.weights, xp=ac.backend.get_backend("numpy").namespace)
         return result._replace(weights=np.where(kept, result.weights / (1 - dropout.rate), 0).astype(np.float32))
 
     assert outcomes(dropped, "dropout-weights") == {"dropout-weights": False}
@@ -323,7 +323,7 @@ def test_an_implementation_may_need_a_bound_of_its_own():
 
 
 def test_small_problems_have_several_blocks():
-    backend, problem, seen = ac.get_backend("numpy"), BY_NAME["mask"].problem("float32"), []
+    backend, problem, seen = ac.backend.get_backend("numpy"), BY_NAME["mask"].problem("float32"), []
 
     def observed(query, key, value, /, **options):
         def watched(scores, batch, head, row, column):
@@ -350,7 +350,7 @@ def test_what_an_implementation_refuses_is_no_failure():
             raise ValueError("expected a call that a fused kernel answers as defined; got one that none does: no masks")
         return core(query, key, value)
 
-    class Fused(type(ac.get_backend("numpy"))):
+    class Fused(type(ac.backend.get_backend("numpy"))):
         kernels = (object(),)
 
     cases = [BY_NAME[name] for name in ("mask", "five-leading-axes", "wide-values", "weights-change-nothing-unmasked")]
@@ -393,7 +393,7 @@ def test_what_is_run_where_it_is_compiled_exists():
     assert set(COMPILED) <= set(BY_NAME)
     assert all(set(names) <= set(COMPILED) for names in SLOWEST.values())
 
-    class Compiling(type(ac.get_backend("numpy"))):
+    class Compiling(type(ac.backend.get_backend("numpy"))):
         modes = ("eager", "compiled")
 
     cases = [BY_NAME["mask"], BY_NAME["alibi"]]
@@ -414,7 +414,7 @@ def test_pieces_are_for_the_core_alone():
 
 
 def test_compiled_modes_run_a_case_in_its_dtypes_unless_others_are_asked_for():
-    class Compiling(type(ac.get_backend("numpy"))):
+    class Compiling(type(ac.backend.get_backend("numpy"))):
         modes = ("eager", "compiled")
 
         def compile(self, function, /, *, mode=None):

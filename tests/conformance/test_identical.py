@@ -15,7 +15,7 @@ from attention_conformance.run.identical import Found, compare, computed, digest
 from attention_conformance.run.libraries import holds
 from attention_conformance.run.processes import Ended, Order
 from attention_conformance.vectors import published
-from attention_core import get_backend
+from attention_core.backend import get_backend
 
 BY_NAME = {case.name: case for case in IDENTICAL}
 COMPILED = (  # compilers take seconds for each

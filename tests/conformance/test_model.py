@@ -32,7 +32,7 @@ from attention_conformance.run.model import (
     run_model,
 )
 from attention_conformance.run.processes import Order, work
-from attention_core import get_backend
+from attention_core.backend import get_backend
 
 CONFIG = {
     "model_type": "bert",
@@ -156,7 +156,7 @@ def test_a_quick_run_of_a_model_is_one_eager_call_in_float32(backend, published)
 
 def test_a_model_that_computes_something_else_fails(published, monkeypatch):
     wrong = "attention_conformance.run.model.encoder_layer"
-    correct = ac.encoder_layer
+    correct = ac.functions.encoder_layer
     model = load_model(published)
     assert all(result.passed for result in run_model(plan_model(model, [get_backend("numpy")])))
     monkeypatch.setattr(wrong, lambda *a, **k: correct(*a, **{**k, "epsilon": 1e-5}))

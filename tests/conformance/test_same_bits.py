@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from attention_conformance import Subject, attention_cases, check_subject, problem_of
+from attention_core import scaled_dot_product_attention
 
 pytestmark = pytest.mark.needs("numpy")
 
@@ -224,6 +225,13 @@ def test_a_result_of_another_shape_is_refused_in_a_sentence():
     (found,) = rows(planted(), replace(planted(), function=shorter), "whole").values()
     assert found.verdict == "visibly wrong"
     assert found.detail == "expected output of float32 (6, 4, 130, 32) in the same call; got float32 (6, 4, 129, 32)"
+
+
+def test_reproducible_arithmetic_has_the_bits_of_the_whole_in_pieces_and_steps():
+    function = functools.partial(scaled_dot_product_attention, arithmetic="reproducible")
+    subject = Subject(function, backend="numpy")
+    found = rows(subject, subject, "pieces", "decode")
+    assert {name: each.verdict for name, each in found.items()} == {"pieces": "right", "decode": "right"}
 
 
 def test_each_row_is_a_test_of_pytest():

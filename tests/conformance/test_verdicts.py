@@ -14,7 +14,7 @@ from attention_conformance.run.finding import CONVENTION, WRONG, Finding, groupe
 from attention_conformance.run.subjects import Job, questions
 from attention_conformance.run.surprises import surprises
 from attention_conformance.subjects.probe import settled
-from attention_core import get_backend
+from attention_core.backend import get_backend
 
 PLAIN = {**TAKES, "mask": "none", "mask_name": "", "causal": "none", "grouped": False, "same_width": True}
 

@@ -12,14 +12,14 @@ import pytest
 from option_helpers import calls
 
 import attention_core as ac
-from attention_core import initializers, layers, masks, random, scores
+from attention_core import cache, functions, initializers, layers, masks, pieces, random, scores, weights
 from attention_core._backend import common_namespace
 from attention_core.parameters import Linear
 
 HUGE = 2**70
 GIANT = 2**1100
 X = np.ones((1, 2, 4, 6), "float32")
-MODULES = (ac, initializers, masks, random, scores)
+MODULES = (ac, cache, functions, initializers, masks, pieces, random, scores, weights)
 
 
 def attend(put, **options):
@@ -32,15 +32,15 @@ NUMBERS = {
     "relative_bias of ten millions": lambda put, xp: scores.relative_bias(put(np.ones((8, 2))), max_distance=10**7),
     "relative_bias beyond its list": lambda put, xp: scores.relative_bias(put(np.ones((8, 2))), max_distance=65537),
     "alibi beyond its list": lambda put, xp: scores.alibi(65537),
-    "a thousand iterations and one": lambda put, xp: ac.spectral_norm(
+    "a thousand iterations and one": lambda put, xp: ac.functions.spectral_norm(
         *put([X, np.ones(6, "float32")]), iterations=1001
     ),
-    "mask_from_lengths beyond all positions": lambda put, xp: ac.mask_from_lengths(put(np.asarray([2])), 2**29),
+    "mask_from_lengths beyond all positions": lambda put, xp: ac.masks.mask_from_lengths(put(np.asarray([2])), 2**29),
     "offset of relative_bias": lambda put, xp: scores.relative_bias(put(np.ones((8, 2))), offset=HUGE),
     "alibi": lambda put, xp: scores.alibi(HUGE),
     "offset of alibi": lambda put, xp: scores.alibi(2, offset=-HUGE),
     "ScoreMod": lambda put, xp: scores.ScoreMod(min, num_heads=HUGE),
-    "scale of an extent": lambda put, xp: ac.attention_extent(*put([X, X, X]), scale=GIANT),
+    "scale of an extent": lambda put, xp: ac.pieces.attention_extent(*put([X, X, X]), scale=GIANT),
     "reproducible scale": lambda put, xp: attend(put, arithmetic="reproducible", scale=GIANT),
     "reproducible softcap": lambda put, xp: attend(put, arithmetic="reproducible", softcap=GIANT),
     "scale": lambda put, xp: attend(put, scale=GIANT),
@@ -48,24 +48,24 @@ NUMBERS = {
     "softcap": lambda put, xp: attend(put, softcap=Fraction(GIANT, 3)),
     "dropout": lambda put, xp: attend(put, dropout=ac.Dropout(10**5000, 0)),
     "seed": lambda put, xp: attend(put, dropout=ac.Dropout(0.1, 10**5000)),
-    "query_start": lambda put, xp: ac.partial_attention(*put([X, X, X]), query_start=10**5000),
-    "epsilon": lambda put, xp: ac.rms_norm(*put([np.ones(6, "float32"), X]), epsilon=GIANT),
-    "base": lambda put, xp: ac.rotary_embedding(*put([X, np.arange(4)]), base=GIANT),
-    "width": lambda put, xp: ac.rotary_embedding(*put([X, np.arange(4)]), width=HUGE),
-    "iterations": lambda put, xp: ac.spectral_norm(*put([X, np.ones(6, "float32")]), iterations=HUGE),
+    "query_start": lambda put, xp: ac.pieces.partial_attention(*put([X, X, X]), query_start=10**5000),
+    "epsilon": lambda put, xp: ac.functions.rms_norm(*put([np.ones(6, "float32"), X]), epsilon=GIANT),
+    "base": lambda put, xp: ac.functions.rotary_embedding(*put([X, np.arange(4)]), base=GIANT),
+    "width": lambda put, xp: ac.functions.rotary_embedding(*put([X, np.arange(4)]), width=HUGE),
+    "iterations": lambda put, xp: ac.functions.spectral_norm(*put([X, np.ones(6, "float32")]), iterations=HUGE),
     "split_heads": lambda put, xp: ac.split_heads(put(X), HUGE),
     "num_heads": lambda put, xp: layers.MultiHeadAttention(HUGE, HUGE),
     "channels": lambda put, xp: layers.FeedForward(HUGE, 4),
-    "mask_from_lengths": lambda put, xp: ac.mask_from_lengths(put(np.asarray([2])), HUGE),
+    "mask_from_lengths": lambda put, xp: ac.masks.mask_from_lengths(put(np.asarray([2])), HUGE),
     "to_array": lambda put, xp: ac.Causal().to_array(HUGE, 3, xp=xp),
     "to_array of keys": lambda put, xp: ac.Causal().to_array(3, HUGE, xp=xp),
-    "cache_mask": lambda put, xp: ac.cache_mask(put(np.asarray(3)), HUGE),
-    "heads of a cache": lambda put, xp: ac.empty_cache((2,), HUGE, 4, 3, xp=xp),
-    "capacity of a cache": lambda put, xp: ac.empty_cache((2,), 2, HUGE, 3, xp=xp),
-    "width of a cache": lambda put, xp: ac.empty_cache((2,), 2, 4, HUGE, xp=xp),
-    "values of a cache": lambda put, xp: ac.empty_cache((2,), 2, 4, 3, value_dim=HUGE, xp=xp),
-    "batch of a cache": lambda put, xp: ac.empty_cache((2, HUGE), 2, 4, 3, xp=xp),
-    "a negative batch of a cache": lambda put, xp: ac.empty_cache((-2,), 2, 4, 3, xp=xp),
+    "cache_mask": lambda put, xp: ac.cache.cache_mask(put(np.asarray(3)), HUGE),
+    "heads of a cache": lambda put, xp: ac.cache.empty_cache((2,), HUGE, 4, 3, xp=xp),
+    "capacity of a cache": lambda put, xp: ac.cache.empty_cache((2,), 2, HUGE, 3, xp=xp),
+    "width of a cache": lambda put, xp: ac.cache.empty_cache((2,), 2, 4, HUGE, xp=xp),
+    "values of a cache": lambda put, xp: ac.cache.empty_cache((2,), 2, 4, 3, value_dim=HUGE, xp=xp),
+    "batch of a cache": lambda put, xp: ac.cache.empty_cache((2, HUGE), 2, 4, 3, xp=xp),
+    "a negative batch of a cache": lambda put, xp: ac.cache.empty_cache((-2,), 2, 4, 3, xp=xp),
     "random_bits": lambda put, xp: random.random_bits(0, (HUGE,), xp=xp),
     "initializer": lambda put, xp: initializers.normal(0, (2, HUGE), xp=xp),
     "glorot_uniform": lambda put, xp: initializers.glorot_uniform(0, (2, HUGE), xp=xp),
@@ -107,18 +107,18 @@ def test_what_is_no_namespace_is_refused(wrong, put, xp):
         with pytest.raises(TypeError, match="expected xp as an array namespace; got "):
             named[name](xp=wrong)
     more = {
-        "append": lambda **o: ac.append(ac.empty_cache((), 2, 4, 6, xp=xp), *put([X[0], X[0]]), **o),
-        "attention_map": lambda **o: ac.attention_map(*put([X, X]), shape=(1, 1), **o),
+        "append": lambda **o: ac.cache.append(ac.cache.empty_cache((), 2, 4, 6, xp=xp), *put([X[0], X[0]]), **o),
+        "attention_map": lambda **o: ac.weights.attention_map(*put([X, X]), shape=(1, 1), **o),
         "attention_scores": lambda **o: ac.attention_scores(*put([X, X]), **o),
-        "attention_weights": lambda **o: ac.attention_weights(*put([X, X]), **o),
-        "empty_cache": lambda **o: ac.empty_cache((2,), 2, 4, 3, **o),
-        "empty_decoder_cache": lambda **o: ac.empty_decoder_cache(1, (2,), 2, 4, 3, **o),
-        "gelu": lambda **o: ac.gelu(put(X), **o),
-        "silu": lambda **o: ac.silu(put(X), **o),
-        "linear": lambda **o: ac.linear(Linear(put(np.eye(6, dtype="float32"))), put(X), **o),
-        "mask_from_padding": lambda **o: ac.mask_from_padding(put(np.ones(3, bool)), **o),
+        "attention_weights": lambda **o: ac.weights.attention_weights(*put([X, X]), **o),
+        "empty_cache": lambda **o: ac.cache.empty_cache((2,), 2, 4, 3, **o),
+        "empty_decoder_cache": lambda **o: ac.cache.empty_decoder_cache(1, (2,), 2, 4, 3, **o),
+        "gelu": lambda **o: ac.functions.gelu(put(X), **o),
+        "silu": lambda **o: ac.functions.silu(put(X), **o),
+        "linear": lambda **o: ac.functions.linear(Linear(put(np.eye(6, dtype="float32"))), put(X), **o),
+        "mask_from_padding": lambda **o: ac.masks.mask_from_padding(put(np.ones(3, bool)), **o),
         "merge_heads": lambda **o: ac.merge_heads(put(X), **o),
-        "rms_norm": lambda **o: ac.rms_norm(*put([np.ones(6, "float32"), X]), **o),
+        "rms_norm": lambda **o: ac.functions.rms_norm(*put([np.ones(6, "float32"), X]), **o),
         "split_heads": lambda **o: ac.split_heads(put(X), 2, **o),
         "to_array": lambda **o: ac.Causal().to_array(2, 2, **o),
         "init": lambda **o: layers.FeedForward(2, 2).init(0, **o),
@@ -143,7 +143,7 @@ def test_the_module_of_a_library_stands_for_its_namespace(backend, put, get):
     module = __import__(backend.name)
     assert common_namespace(module, {"x": put(X)}) is backend.namespace
     np.testing.assert_array_equal(get(attend(put, xp=module)), get(attend(put)))
-    assert get(ac.empty_cache((2,), 2, 4, 3, xp=module).key).shape == (2, 2, 4, 3)
+    assert get(ac.cache.empty_cache((2,), 2, 4, 3, xp=module).key).shape == (2, 2, 4, 3)
     assert get(ac.Causal().to_array(2, 3, xp=module)).shape == (2, 3)
 
 
@@ -181,10 +181,10 @@ def test_what_is_no_array_is_named(wrong, put, xp):
         "sinks": lambda: attend(put, sinks=wrong),
         "bias": lambda: attend(put, bias=wrong),
         "mask": lambda: attend(put, mask=wrong),
-        "x": lambda: ac.gelu(wrong),
-        "positions": lambda: ac.rotary_embedding(put(X), wrong),
-        "u": lambda: ac.spectral_norm(put(X), wrong),
-        "query_mask": lambda: ac.mask_from_query_key(wrong, put(np.ones(3, bool))),
+        "x": lambda: ac.functions.gelu(wrong),
+        "positions": lambda: ac.functions.rotary_embedding(put(X), wrong),
+        "u": lambda: ac.functions.spectral_norm(put(X), wrong),
+        "query_mask": lambda: ac.masks.mask_from_query_key(wrong, put(np.ones(3, bool))),
         "attention.key.weight": lambda: ac.multi_head_attention(
             tree._replace(key=tree.key._replace(weight=wrong)), put(X), num_heads=2
         ),
@@ -204,7 +204,7 @@ def test_backends_are_named_by_text():
         with pytest.raises(
             ValueError, match=r"expected a backend out of .*numpy.*; got (list|NoneType|int|dict|'no library')$"
         ):
-            ac.get_backend(wrong)
+            ac.backend.get_backend(wrong)
 
 
 @pytest.mark.parametrize(
@@ -215,19 +215,19 @@ def test_backends_are_named_by_text():
 def test_caches_are_of_a_floating_point_dtype(dtype, xp):
     dtype = getattr(xp, dtype) if dtype in ("int32", "bool") else dtype
     with pytest.raises(TypeError, match=r"expected dtype as one of .*; got "):
-        ac.empty_cache((2,), 2, 4, 3, dtype=dtype, xp=xp)
+        ac.cache.empty_cache((2,), 2, 4, 3, dtype=dtype, xp=xp)
 
 
 def test_caches_lie_on_a_device_of_the_library(xp):
     for device in ("no device", object(), 10**6):
         with pytest.raises(ValueError, match=r"expected device as one of .*; got "):
-            ac.empty_cache((2,), 2, 4, 3, device=device, xp=xp)
+            ac.cache.empty_cache((2,), 2, 4, 3, device=device, xp=xp)
 
 
 @pytest.mark.parametrize("leading", [[2], 2, (2.0,), (True,), "2", None], ids=str)
 def test_the_batch_of_a_cache_is_a_tuple_of_integers(leading, xp):
     with pytest.raises(TypeError, match="expected leading as a tuple of sizes; got "):
-        ac.empty_cache(leading, 2, 4, 3, xp=xp)
+        ac.cache.empty_cache(leading, 2, 4, 3, xp=xp)
 
 
 def test_integers_of_numpy_are_integers_on_every_library(put, get):
@@ -238,10 +238,10 @@ def test_integers_of_numpy_are_integers_on_every_library(put, get):
     for make in (lambda n: {"dropout": ac.Dropout(0.5, n)}, lambda n: {"score_mod": scores.alibi(2, offset=n)}):
         np.testing.assert_array_equal(get(attend(put, **make(three))), get(attend(put, **make(3))))
     for number in (three, 3):
-        partial = ac.partial_attention(*put([X, X, X]), is_causal=True, query_start=number)
+        partial = ac.pieces.partial_attention(*put([X, X, X]), is_causal=True, query_start=number)
         assert get(partial.output).shape == X.shape
     length = put(np.asarray(5))
-    np.testing.assert_array_equal(*(get(ac.cache_mask(length, n).offset) for n in (np.int64(2), 2)))
+    np.testing.assert_array_equal(*(get(ac.cache.cache_mask(length, n).offset) for n in (np.int64(2), 2)))
     with pytest.raises(TypeError, match="expected num_heads as a positive integer; got int64"):
         ac.split_heads(put(X), three)
 
@@ -262,7 +262,7 @@ def test_fractions_and_booleans_of_numpy_have_one_answer(put, get):
 
 def test_what_is_like_a_partial_is_none(put):
     pair = put([np.ones((2, 4, 6)), np.ones((2, 4))])
-    got = ac.complete_partial(ac.Partial(*pair))
+    got = ac.pieces.complete_partial(ac.pieces.Partial(*pair))
     assert got.output is pair[0]
     for wrong, name in (
         (Linear(*pair), "Linear"),
@@ -271,15 +271,15 @@ def test_what_is_like_a_partial_is_none(put):
         (None, "NoneType"),
     ):
         with pytest.raises(TypeError, match=f"expected Partial or ExactPartial; got {name}"):
-            ac.complete_partial(wrong)
+            ac.pieces.complete_partial(wrong)
         with pytest.raises(TypeError, match=rf"expected Partial\(output, logsumexp\); got {name}"):
-            ac.merge_partials(ac.Partial(*pair), wrong)
+            ac.pieces.merge_partials(ac.pieces.Partial(*pair), wrong)
     with pytest.raises(
         ValueError, match=r"expected the logsumexp of a Partial .* to match its output \(2, 4, 6\); got \(2, 4, 6\)"
     ):
-        ac.complete_partial(ac.Partial(pair[0], pair[0]))
+        ac.pieces.complete_partial(ac.pieces.Partial(pair[0], pair[0]))
     with pytest.raises(TypeError, match="as arrays; got str"):
-        ac.complete_partial(ac.Partial("a", "b"))
+        ac.pieces.complete_partial(ac.pieces.Partial("a", "b"))
 
 
 @pytest.mark.needs("torch")
@@ -302,7 +302,7 @@ def test_sparse_and_nested_tensors_are_refused_by_name():
             arguments[index] = other
             with pytest.raises(TypeError, match=f"expected {name} as a dense array; got a sparse or nested one"):
                 ac.scaled_dot_product_attention(*arguments)
-        for call in (lambda other=other: ac.gelu(other), lambda other=other: ac.merge_heads(other)):
+        for call in (lambda other=other: ac.functions.gelu(other), lambda other=other: ac.merge_heads(other)):
             with pytest.raises(TypeError, match="expected x as a dense array; got a sparse or nested one"):
                 call()
     bias = importlib.import_module("torch.nn.attention.bias")
@@ -330,10 +330,12 @@ def test_the_order_of_bytes_changes_nothing(options, rng):
         query, key, value = (each.astype(f"{order}f4") for each, order in zip(arrays, orders, strict=True))
         mask = ac.Segments(ids.astype("<i4"), ids.astype(f"{of_ids}i4"))
         cut = (
-            ac.partial_attention(query, key[:, :2], value[:, :2]),
-            ac.partial_attention(query, key[:, 2:], value[:, 2:]),
+            ac.pieces.partial_attention(query, key[:, :2], value[:, :2]),
+            ac.pieces.partial_attention(query, key[:, 2:], value[:, 2:]),
         )
-        return ac.scaled_dot_product_attention(query, key, value, mask=mask, **options), ac.merge_partials(*cut).output
+        return ac.scaled_dot_product_attention(query, key, value, mask=mask, **options), ac.pieces.merge_partials(
+            *cut
+        ).output
 
     for found, expected in zip(attended("<><", ">"), attended("<<<", "<"), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6)

@@ -114,7 +114,7 @@ def test_nothing_is_computed_before_the_arguments_are_checked(put, monkeypatch, 
 def test_what_one_function_accepted_is_checked_by_the_next(put):
     """Checks are remembered by the names of options, for each of which a value is right or wrong."""
     q, k, v = put(arrays())
-    ac.partial_attention(q, k, v)  # with starts of (0, 0)
+    ac.pieces.partial_attention(q, k, v)  # with starts of (0, 0)
     with pytest.raises(TypeError, match=r"expected dropout as Dropout\(rate, seed\); got tuple"):
         ac.scaled_dot_product_attention(q, k, v, dropout=(0, 0))
 

@@ -29,10 +29,9 @@ from blockwise_helpers import (
 )
 
 import attention_core as ac
-from attention_core import get_backend
 from attention_core._arrays import take_rows
 from attention_core._attention.blocks import backward as _backward
-from attention_core.backend import array_namespace
+from attention_core.backend import array_namespace, get_backend
 from attention_core.masks import And, Mask, Not, Or, flatten, unflatten
 from attention_core.masks._tree import leaves
 from attention_core.scores import ScoreMod

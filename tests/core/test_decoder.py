@@ -145,7 +145,7 @@ def test_memory_is_for_layers_with_cross_attention(rng, put):
     with pytest.raises(ValueError, match=r"expected memory for layer\.cross_attention; got None"):
         d(put(p), put(x))
     with pytest.raises(ValueError, match="expected no memory for layer without cross_attention; got some"):
-        ac.decoder_layer(
+        ac.functions.decoder_layer(
             put(p._replace(cross_attention=None, cross_attention_norm=None)), put(x), num_heads=H,
             num_key_value_heads=G, memory=put(memory),
         )  # fmt: skip
@@ -318,10 +318,10 @@ def mistakes(d, p, put):
         (lambda: d(first(query_norm=layer.attention_norm), ids), rf"expected decoder.layers\[0\].query_norm \({D},\) to match a head; got \({C},\)"),
         (lambda: d(p._replace(layers=()), ids), "expected decoder.layers as a tuple of at least one; got tuple"),
         (lambda: d(p._replace(norm=short), ids), rf"expected decoder.norm \({C},\) to match decoder.token; got \({C - 1},\)"),
-        (lambda: ac.decoder(p, ids, num_heads=H, num_key_value_heads=G, window=(1,)), "expected window for 2 layers; got 1"),
-        (lambda: ac.decoder(p, ids, num_heads=H, num_key_value_heads=G, window=0), "expected window as a positive integer; got 0"),
-        (lambda: ac.decoder(p, ids, num_heads=H, num_key_value_heads=G, logit_softcap=0), "expected logit_softcap as a positive finite number; got 0"),
-        (lambda: ac.decoder(p.layers[0], ids, num_heads=H), r"expected decoder as Decoder\(token, layers, norm, output\); got DecoderLayer"),
+        (lambda: ac.functions.decoder(p, ids, num_heads=H, num_key_value_heads=G, window=(1,)), "expected window for 2 layers; got 1"),
+        (lambda: ac.functions.decoder(p, ids, num_heads=H, num_key_value_heads=G, window=0), "expected window as a positive integer; got 0"),
+        (lambda: ac.functions.decoder(p, ids, num_heads=H, num_key_value_heads=G, logit_softcap=0), "expected logit_softcap as a positive finite number; got 0"),
+        (lambda: ac.functions.decoder(p.layers[0], ids, num_heads=H), r"expected decoder as Decoder\(token, layers, norm, output\); got DecoderLayer"),
         (lambda: layers.Decoder(V, C, H, INNER, N, window=(3,), head_dim=D), "expected window for 2 layers; got 1"),
         (lambda: layers.Decoder(V, C, H, INNER, N, window=(3, 0), head_dim=D), "expected window as a positive integer; got 0"),
         (lambda: layers.DecoderLayer(C, H, INNER, window=(3, 2), head_dim=D), "expected window as a positive integer; got tuple"),

@@ -90,10 +90,13 @@ def test_options_of_attention_are_passed_on(parameters, inputs, rng, put, get):
     close(get(result), expected)
     bias = rng.standard_normal((H, M, N))
     q, k, v = (
-        ac.split_heads(ac.linear(p, x), n) for p, x, n in zip(put(parameters)[:3], put(inputs), (H, G, G), strict=True)
+        ac.split_heads(ac.functions.linear(p, x), n)
+        for p, x, n in zip(put(parameters)[:3], put(inputs), (H, G, G), strict=True)
     )
     options = {"bias": put(bias), "scale": 0.3, "softcap": 2.0, "dropout": ac.Dropout(0.2, 9)}
-    expected = ac.linear(put(parameters.output), ac.merge_heads(ac.scaled_dot_product_attention(q, k, v, **options)))
+    expected = ac.functions.linear(
+        put(parameters.output), ac.merge_heads(ac.scaled_dot_product_attention(q, k, v, **options))
+    )
     got = ac.multi_head_attention(put(parameters), *put(inputs), **heads, **options, return_logsumexp=True)
     np.testing.assert_array_equal(get(got.output), get(expected))
     assert got.weights is None
@@ -183,7 +186,7 @@ def test_encoder_layer_is_its_formula(rng, put, get, norm_first):
         h = normalized(p.attention_norm, x + attend(x), epsilon)
         expected = normalized(p.feed_forward_norm, h + feed(h), epsilon)
     options = {"num_heads": 5, "norm_first": norm_first, "epsilon": epsilon, "mask": ac.KeyLengths(put(lengths))}
-    close(get(ac.encoder_layer(put(p), put(x), **options)), expected, ulps=512)
+    close(get(ac.functions.encoder_layer(put(p), put(x), **options)), expected, ulps=512)
 
 
 def test_encoder_layer_adds_a_bias_and_applies_a_function_to_scores(rng, put, get, xp):
@@ -193,16 +196,17 @@ def test_encoder_layer_adds_a_bias_and_applies_a_function_to_scores(rng, put, ge
     def further(scores, batch, head, query, key):
         return scores + xp.astype(key - query, scores.dtype)
 
-    biased = ac.encoder_layer(p, x, num_heads=5, bias=put(near.astype(float)))
-    changed = ac.encoder_layer(p, x, num_heads=5, score_mod=further)
+    biased = ac.functions.encoder_layer(p, x, num_heads=5, bias=put(near.astype(float)))
+    changed = ac.functions.encoder_layer(p, x, num_heads=5, score_mod=further)
     close(get(changed), get(biased), ulps=256)
-    assert np.abs(get(biased) - get(ac.encoder_layer(p, x, num_heads=5))).max() > 0.01
+    assert np.abs(get(biased) - get(ac.functions.encoder_layer(p, x, num_heads=5))).max() > 0.01
     allowed = put(np.where(near <= 0, 0.0, -np.inf))
     close(
-        get(ac.encoder_layer(p, x, num_heads=5, bias=allowed)), get(ac.encoder_layer(p, x, num_heads=5, is_causal=True))
+        get(ac.functions.encoder_layer(p, x, num_heads=5, bias=allowed)),
+        get(ac.functions.encoder_layer(p, x, num_heads=5, is_causal=True)),
     )
     with pytest.raises(ValueError, match=r"^expected bias to broadcast to \(2, 5, 6, 6\); got \(4, 6, 6\)"):
-        ac.encoder_layer(p, x, num_heads=5, bias=put(np.zeros((4, M, M))))
+        ac.functions.encoder_layer(p, x, num_heads=5, bias=put(np.zeros((4, M, M))))
 
 
 @pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
@@ -212,7 +216,7 @@ def test_encoder_layer_is_causal_with_grouped_heads_weights_and_an_activation(ar
     grouped = p.attention._replace(key=affine(rng, C, 2), value=affine(rng, C, 2))
     grouped, p = put((p._replace(attention=grouped), p._replace(attention=repeated(grouped, 5))), dtype="float32")
     causal, common = put(np.tri(M, dtype=bool)), {"num_heads": 5, "arithmetic": arithmetic}
-    result = ac.encoder_layer(
+    result = ac.functions.encoder_layer(
         grouped, put(x), num_key_value_heads=1, is_causal=True, activation="relu", return_weights=True, **common
     )
     seen = []
@@ -221,18 +225,20 @@ def test_encoder_layer_is_causal_with_grouped_heads_weights_and_an_activation(ar
         seen.append(name)
         return function(h)
 
-    expected = ac.encoder_layer(p, put(x), mask=causal, activation="relu", hook=hook, **common)
+    expected = ac.functions.encoder_layer(p, put(x), mask=causal, activation="relu", hook=hook, **common)
     close(get(result.output), get(expected), ulps=256)
     assert seen == ["attention_norm", "attention", "feed_forward_norm", "feed_forward"]
     assert get(result.weights).shape == (2, 5, M, M)
     assert not get(result.weights)[..., ~np.tri(M, dtype=bool)].any()
-    assert np.abs(get(ac.encoder_layer(p, put(x), mask=causal, **common)) - get(expected)).max() > 0.01  # the GELU
+    assert (
+        np.abs(get(ac.functions.encoder_layer(p, put(x), mask=causal, **common)) - get(expected)).max() > 0.01
+    )  # the GELU
 
 
 def test_relu_is_zero_below_zero(put, get):
     one = Linear(put(np.eye(3, dtype="float32")))
     for arithmetic in ("fast", "reproducible"):
-        y = ac.feed_forward(
+        y = ac.functions.feed_forward(
             FeedForward(one, one), put(np.array([-2.0, 0.0, 3.0], "float32")), activation="relu", arithmetic=arithmetic
         )
         np.testing.assert_array_equal(get(y), [0.0, 0.0, 3.0])
@@ -245,11 +251,11 @@ def test_encoder_dropout_has_a_seed_of_its_own_for_every_place(rng, put, get):
     quiet = LayerNorm(np.zeros(C), np.zeros(C))
     p = EncoderLayer(MultiHeadAttention(zero, zero, zero, ones), quiet, FeedForward(zero, ones), quiet)
     x = put(np.zeros((3, M, C)))
-    both = get(ac.encoder_layer(put(p), x, num_heads=5, dropout=ac.Dropout(0.5, 4)))
+    both = get(ac.functions.encoder_layer(put(p), x, num_heads=5, dropout=ac.Dropout(0.5, 4)))
     assert {0.0, 2.0, 4.0} == set(np.unique(both))
-    again = get(ac.encoder_layer(put(p), x, num_heads=5, dropout=ac.Dropout(0.5, 4)))
+    again = get(ac.functions.encoder_layer(put(p), x, num_heads=5, dropout=ac.Dropout(0.5, 4)))
     np.testing.assert_array_equal(both, again)
-    assert (get(ac.encoder_layer(put(p), x, num_heads=5, dropout=ac.Dropout(0.5, 5))) != both).any()
+    assert (get(ac.functions.encoder_layer(put(p), x, num_heads=5, dropout=ac.Dropout(0.5, 5))) != both).any()
 
 
 @pytest.mark.needs("dtype")
@@ -257,7 +263,7 @@ def test_encoder_dropout_has_a_seed_of_its_own_for_every_place(rng, put, get):
 def test_a_layer_of_sixteen_bits_is_rounded_once(rng, backend, put, get, dtype):
     narrow = put((encoder(rng), rng.standard_normal((2, M, C))), dtype=dtype)
     wide = put(backend.to_numpy(narrow), dtype="float32")
-    got, expected = (get(ac.encoder_layer(*arrays, num_heads=2)) for arrays in (narrow, wide))
+    got, expected = (get(ac.functions.encoder_layer(*arrays, num_heads=2)) for arrays in (narrow, wide))
     assert str(got.dtype) == dtype
     np.testing.assert_array_equal(got, expected.astype(got.dtype))
 
@@ -282,17 +288,17 @@ def test_wrong_inputs_and_heads_are_named(parameters, inputs, rng, put):
         (lambda: ac.multi_head_attention(p, q, k, v, **heads, softcap=0.0), ValueError, "expected softcap as a positive finite number; got 0.0"),
         (lambda: ac.multi_head_attention(None, q, k, v, **heads), TypeError, r"expected attention as MultiHeadAttention\(query, key, value, output, extra_key, extra_value\); got NoneType"),
         (lambda: ac.multi_head_attention(MultiHeadAttention(q, q, q), q, **heads), TypeError, r"expected attention.query as Linear\(weight, bias\); got"),
-        (lambda: ac.encoder_layer(None, x, num_heads=2), TypeError, r"expected layer as EncoderLayer\(attention, "),
-        (lambda: ac.encoder_layer(put(e)._replace(attention_norm=None), x, num_heads=2), TypeError, r"expected attention_norm as LayerNorm\(scale, offset\); got NoneType"),
-        (lambda: ac.encoder_layer(put(e), x, num_heads=3), ValueError, "share out evenly; got 10"),
-        (lambda: ac.encoder_layer(put(e), x, num_heads=2, mask=put(np.ones((N, N), dtype=bool))), ValueError, "expected mask to broadcast"),
-        (lambda: ac.encoder_layer(put(e._replace(attention_norm=LayerNorm(np.ones(3), np.ones(C)))), x, num_heads=2), ValueError, r"expected attention_norm.scale \(10,\)"),
-        (lambda: ac.encoder_layer(put(e._replace(feed_forward=FeedForward(Linear(np.ones((C, 3))), Linear(np.ones((3, 4)))))), x, num_heads=2), ValueError, "expected feed_forward.contract back to 10 channels; got 4"),
-        (lambda: ac.encoder_layer(put(e), x, num_heads=2, activation="tanh"), ValueError, "expected an activation out of gelu, gelu_tanh, relu, silu; got 'tanh'"),
-        (lambda: ac.encoder_layer(put(e), x, num_heads=2, hook=lambda name, function, h: h, return_weights=True), TypeError, r"expected the result of hook for attention as Attention\(output, weights, logsumexp\); got"),
-        (lambda: ac.encoder_layer(put(e), x, num_heads=2, hook=lambda name, function, h: None), TypeError, "expected the result of hook for attention_norm as an array; got NoneType"),
-        (lambda: ac.encoder_layer(put(e), x, num_heads=2, hook=lambda name, function, h: function(h)[..., :2]), ValueError, r"expected the result of hook for attention_norm \(2, 6, 10\), as its input; got \(2, 6, 2\)"),
-        (lambda: ac.encoder_layer(put(e), x, num_heads=2, epsilon=-1.0), ValueError, "expected epsilon as a positive finite number; got -1.0"),
+        (lambda: ac.functions.encoder_layer(None, x, num_heads=2), TypeError, r"expected layer as EncoderLayer\(attention, "),
+        (lambda: ac.functions.encoder_layer(put(e)._replace(attention_norm=None), x, num_heads=2), TypeError, r"expected attention_norm as LayerNorm\(scale, offset\); got NoneType"),
+        (lambda: ac.functions.encoder_layer(put(e), x, num_heads=3), ValueError, "share out evenly; got 10"),
+        (lambda: ac.functions.encoder_layer(put(e), x, num_heads=2, mask=put(np.ones((N, N), dtype=bool))), ValueError, "expected mask to broadcast"),
+        (lambda: ac.functions.encoder_layer(put(e._replace(attention_norm=LayerNorm(np.ones(3), np.ones(C)))), x, num_heads=2), ValueError, r"expected attention_norm.scale \(10,\)"),
+        (lambda: ac.functions.encoder_layer(put(e._replace(feed_forward=FeedForward(Linear(np.ones((C, 3))), Linear(np.ones((3, 4)))))), x, num_heads=2), ValueError, "expected feed_forward.contract back to 10 channels; got 4"),
+        (lambda: ac.functions.encoder_layer(put(e), x, num_heads=2, activation="tanh"), ValueError, "expected an activation out of gelu, gelu_tanh, relu, silu; got 'tanh'"),
+        (lambda: ac.functions.encoder_layer(put(e), x, num_heads=2, hook=lambda name, function, h: h, return_weights=True), TypeError, r"expected the result of hook for attention as Attention\(output, weights, logsumexp\); got"),
+        (lambda: ac.functions.encoder_layer(put(e), x, num_heads=2, hook=lambda name, function, h: None), TypeError, "expected the result of hook for attention_norm as an array; got NoneType"),
+        (lambda: ac.functions.encoder_layer(put(e), x, num_heads=2, hook=lambda name, function, h: function(h)[..., :2]), ValueError, r"expected the result of hook for attention_norm \(2, 6, 10\), as its input; got \(2, 6, 2\)"),
+        (lambda: ac.functions.encoder_layer(put(e), x, num_heads=2, epsilon=-1.0), ValueError, "expected epsilon as a positive finite number; got -1.0"),
     ):  # fmt: skip
         with pytest.raises(error, match=message):
             call()

@@ -30,41 +30,43 @@ gauss = np.vectorize(lambda x: 0.5 * x * math.erfc(-x / math.sqrt(2)))
 @pytest.mark.parametrize("leading", [(), (3,), (2, 3), (0, 3)])
 def test_linear_is_x_times_weight_plus_bias(rng, put, get, leading):
     x, weight, bias = rng.standard_normal((*leading, 5)), rng.standard_normal((5, 7)), rng.standard_normal(7)
-    close(get(ac.linear(put(Linear(weight, bias)), put(x))), x @ weight + bias)
-    close(get(ac.linear(put(Linear(weight)), put(x))), x @ weight)
+    close(get(ac.functions.linear(put(Linear(weight, bias)), put(x))), x @ weight + bias)
+    close(get(ac.functions.linear(put(Linear(weight)), put(x))), x @ weight)
 
 
 @pytest.mark.parametrize("epsilon", [1e-5, 1e-12, 0.5])
 def test_layer_norm_puts_epsilon_under_the_root(rng, put, get, epsilon):
     x, scale, offset = rng.standard_normal((2, 3, 5)) * 1e-2, rng.standard_normal(5), rng.standard_normal(5)
     expected = normalized(x, scale, offset, epsilon)
-    close(get(ac.layer_norm(put(LayerNorm(scale, offset)), put(x), epsilon=epsilon)), expected, ulps=64)
+    close(get(ac.functions.layer_norm(put(LayerNorm(scale, offset)), put(x), epsilon=epsilon)), expected, ulps=64)
 
 
 def test_layer_norm_does_not_change_with_a_shift(rng, put, get):
     x, norm = rng.standard_normal((3, 5)), LayerNorm(np.ones(5), np.zeros(5))
-    close(get(ac.layer_norm(put(norm), put(x + 1e6))), get(ac.layer_norm(put(norm), put(x))), ulps=1e7)
+    close(
+        get(ac.functions.layer_norm(put(norm), put(x + 1e6))), get(ac.functions.layer_norm(put(norm), put(x))), ulps=1e7
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_layer_norm_of_a_constant_row_is_zero(put, get, dtype):
     """Whatever the library's mean of equal numbers rounds to."""
     x, norm = put(np.full((1, 768), 1000.1), dtype=dtype), put(LayerNorm(np.ones(768), np.zeros(768)), dtype=dtype)
-    assert np.abs(get(ac.layer_norm(norm, x, epsilon=1e-12))).max() < 1e-3
+    assert np.abs(get(ac.functions.layer_norm(norm, x, epsilon=1e-12))).max() < 1e-3
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
 def test_ids_may_be_of_any_integer_type(rng, put, get, dtype):
     e, ids = tables(rng), np.array([[3, 0, 10]])
-    expected = get(ac.embed_tokens(put(e), put(ids)))
-    np.testing.assert_array_equal(get(ac.embed_tokens(put(e), put(ids.astype(dtype)))), expected)
+    expected = get(ac.functions.embed_tokens(put(e), put(ids)))
+    np.testing.assert_array_equal(get(ac.functions.embed_tokens(put(e), put(ids.astype(dtype)))), expected)
 
 
 def test_feed_forward_is_linear_gelu_linear(rng, put, get):
     w1, b1, w2, b2 = (rng.standard_normal(shape) for shape in ((5, 11), (11,), (11, 3), (3,)))
     x = rng.standard_normal((2, 4, 5))
     parameters = put(FeedForward(Linear(w1, b1), Linear(w2, b2)))
-    close(get(ac.feed_forward(parameters, put(x))), gauss(x @ w1 + b1) @ w2 + b2, ulps=64)
+    close(get(ac.functions.feed_forward(parameters, put(x))), gauss(x @ w1 + b1) @ w2 + b2, ulps=64)
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
@@ -74,7 +76,9 @@ def test_gated_feed_forward_multiplies_two_maps(activation, arithmetic, rng, put
     wg, bg, w1, b1, w2, b2 = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
     x = rng.standard_normal((2, 4, 5)).astype(np.float32)
     parameters = put(GatedFeedForward(Linear(wg, bg), Linear(w1, b1), Linear(w2, b2)), dtype="float32")
-    result = ac.gated_feed_forward(parameters, put(x, dtype="float32"), activation=activation, arithmetic=arithmetic)
+    result = ac.functions.gated_feed_forward(
+        parameters, put(x, dtype="float32"), activation=activation, arithmetic=arithmetic
+    )
     f = {"silu": logistic, "gelu": gauss, "gelu_tanh": gauss_tanh, "relu": lambda x: np.maximum(x, 0)}[activation]
     wg, bg, w1, b1, w2, b2, x = (each.astype(np.float64) for each in (wg, bg, w1, b1, w2, b2, x))
     np.testing.assert_allclose(get(result), (f(x @ wg + bg) * (x @ w1 + b1)) @ w2 + b2, rtol=0, atol=2e-5)
@@ -119,7 +123,7 @@ def _gauss_tanh_exact(x):
 def test_silu_is_exact_from_the_least_to_the_greatest_numbers(arithmetic, dtype, put, get):
     """Neither a warning nor a loss of digits, where exponentials overflow or vanish."""
     x = np.concatenate([np.linspace(-85, 85, 401), [-1e30, -200.0, -1e-30, 0.0, 1e-30, 200.0, 1e30]]).astype(dtype)
-    result = get(ac.silu(put(x, dtype=dtype), arithmetic=arithmetic))
+    result = get(ac.functions.silu(put(x, dtype=dtype), arithmetic=arithmetic))
     with mpmath.workdps(30):
         expected = np.asarray([float(mpmath.mpf(float(v)) / (1 + mpmath.exp(-mpmath.mpf(float(v))))) for v in x])
     most = 0.51 if arithmetic == "reproducible" else 4
@@ -132,7 +136,7 @@ def test_silu_is_exact_from_the_least_to_the_greatest_numbers(arithmetic, dtype,
 def test_the_gradient_of_silu(arithmetic, backend):
     x = np.asarray([-1e30, -200.0, -90.0, -3.0, -1e-3, 0.0, 1e-3, 3.0, 90.0, 200.0, 1e30], dtype=np.float32)
     xp = backend.namespace
-    function = backend.value_and_grad(lambda x: xp.sum(ac.silu(x, arithmetic=arithmetic)))
+    function = backend.value_and_grad(lambda x: xp.sum(ac.functions.silu(x, arithmetic=arithmetic)))
     ((gradient,),) = [backend.to_numpy(function(backend.from_numpy(x))[1])]
     with np.errstate(over="ignore", under="ignore"):
         share = 1 / (1 + np.exp(-x.astype(np.float64)))
@@ -160,9 +164,9 @@ def test_a_gate_of_another_width_is_refused(put):
     one, two = Linear(np.ones((5, 4))), Linear(np.ones((5, 3)))
     back = Linear(np.ones((3, 5)))
     with pytest.raises(ValueError, match=r"expected feed_forward.expand.weight \(\*, 4\) to match feed_forward.gate"):
-        ac.gated_feed_forward(put(GatedFeedForward(one, two, back)), put(np.ones((2, 5))))
+        ac.functions.gated_feed_forward(put(GatedFeedForward(one, two, back)), put(np.ones((2, 5))))
     with pytest.raises(ValueError, match="expected an activation out of gelu, gelu_tanh, relu, silu; got 'tanh'"):
-        ac.gated_feed_forward(put(GatedFeedForward(two, two, back)), put(np.ones((2, 5))), activation="tanh")
+        ac.functions.gated_feed_forward(put(GatedFeedForward(two, two, back)), put(np.ones((2, 5))), activation="tanh")
 
 
 def tables(rng):
@@ -178,21 +182,21 @@ def test_embeddings_add_rows_and_normalize(rng, put, get):
         np.array([[2, 0, 1]]),
     )
     expected = normalized(e.token[ids] + e.position[places] + e.segment[segments], *e.norm, 1e-12)
-    result = ac.embed_tokens(put(e), put(ids), position_ids=put(places), segment_ids=put(segments))
+    result = ac.functions.embed_tokens(put(e), put(ids), position_ids=put(places), segment_ids=put(segments))
     close(get(result), expected, ulps=64)
 
 
 def test_positions_and_segments_have_defaults(rng, put, get):
     e, ids = tables(rng), np.array([[3, 0, 10], [1, 1, 2]])
     expected = normalized(e.token[ids] + e.position[:3] + e.segment[0], *e.norm, 1e-12)
-    close(get(ac.embed_tokens(put(e), put(ids))), expected, ulps=64)
+    close(get(ac.functions.embed_tokens(put(e), put(ids))), expected, ulps=64)
     plain = Embeddings(e.token, e.position)
-    close(get(ac.embed_tokens(put(plain), put(ids))), e.token[ids] + e.position[:3])
+    close(get(ac.functions.embed_tokens(put(plain), put(ids))), e.token[ids] + e.position[:3])
 
 
 def test_dropout_of_embeddings_keeps_or_doubles(rng, put, get):
     e, ids = tables(rng), np.array([[3, 0, 10, 4, 5], [1, 1, 2, 7, 8]])
-    whole, dropped = (get(ac.embed_tokens(put(e), put(ids), dropout=d)) for d in (None, ac.Dropout(0.5, 3)))
+    whole, dropped = (get(ac.functions.embed_tokens(put(e), put(ids), dropout=d)) for d in (None, ac.Dropout(0.5, 3)))
     kept = dropped != 0
     close(dropped[kept], 2 * whole[kept])
     assert 5 < kept.sum() < 35
@@ -203,9 +207,11 @@ def test_dropout_of_embeddings_keeps_or_doubles(rng, put, get):
 def test_sixteen_bits_are_rounded_once(rng, backend, put, get, dtype):
     x = rng.standard_normal((2, 3, 5))
     parameters = {
-        ac.linear: Linear(rng.standard_normal((5, 4)), rng.standard_normal(4)),
-        ac.layer_norm: LayerNorm(rng.standard_normal(5), rng.standard_normal(5)),
-        ac.feed_forward: FeedForward(Linear(rng.standard_normal((5, 8))), Linear(rng.standard_normal((8, 2)))),
+        ac.functions.linear: Linear(rng.standard_normal((5, 4)), rng.standard_normal(4)),
+        ac.functions.layer_norm: LayerNorm(rng.standard_normal(5), rng.standard_normal(5)),
+        ac.functions.feed_forward: FeedForward(
+            Linear(rng.standard_normal((5, 8))), Linear(rng.standard_normal((8, 2)))
+        ),
     }
     for function, tree in parameters.items():
         narrow = put((tree, x), dtype=dtype)
@@ -226,33 +232,33 @@ def test_wrong_parameters_are_named(rng, put):
     ids = put(np.array([[1, 2]]))
     ones = np.ones
     for call, error, message in (
-        (lambda: ac.linear(put(Linear(ones((4, 7)))), x), ValueError, r"expected x with 4 channels at axis -1, those of linear.weight \(4, 7\); got \(2, 3, 5\)"),
-        (lambda: ac.linear(put(Linear(ones((5, 7)), ones(6))), x), ValueError, r"expected linear.bias \(7,\) to match linear.weight; got \(6,\)"),
-        (lambda: ac.linear(put(Linear(ones((5, 7), dtype=np.float32))), x), TypeError, "expected linear.weight of dtype float64 to match x; got float32"),
-        (lambda: ac.linear(put(Linear(ones(5))), x), ValueError, r"expected linear.weight \(in, out\); got \(5,\)"),
-        (lambda: ac.linear(put(Linear(ones((5, 7)))), put(np.ones((2, 5), dtype=int))), TypeError, "expected x of dtype float16, .*; got int64"),
-        (lambda: ac.layer_norm(put(LayerNorm(ones(4), ones(5))), x), ValueError, r"expected x with 4 channels at axis -1, those of layer_norm.scale \(4,\); got \(2, 3, 5\)"),
-        (lambda: ac.layer_norm(put(LayerNorm(ones(5), ones(5))), x, epsilon=0.0), ValueError, "expected epsilon as a positive finite number; got 0.0"),
-        (lambda: ac.layer_norm(put(LayerNorm(ones(0), ones(0))), put(ones((2, 0)))), ValueError, r"expected x with at least one channel; got \(2, 0\)"),
-        (lambda: ac.feed_forward(put(FeedForward(Linear(ones((5, 8))), Linear(ones((7, 5))))), x), ValueError, r"feed_forward.expand.weight with 7 channels at axis -1, those of feed_forward.contract.weight \(7, 5\); got \(5, 8\)"),
-        (lambda: ac.linear(None, x), TypeError, r"expected linear as Linear\(weight, bias\); got NoneType"),
-        (lambda: ac.linear(put(ones((5, 5))), x), TypeError, r"expected linear as Linear\(weight, bias\); got "),
-        (lambda: ac.layer_norm(None, x), TypeError, r"expected layer_norm as LayerNorm\(scale, offset\); got NoneType"),
-        (lambda: ac.feed_forward(FeedForward(None, None), x), TypeError, r"expected feed_forward.expand as Linear\(weight, bias\); got NoneType"),
-        (lambda: ac.embed_tokens(None, ids), TypeError, r"expected embeddings as Embeddings\(token, position, segment, norm\); got NoneType"),
-        (lambda: ac.embed_tokens(put(e._replace(token=None)), ids), TypeError, r"expected token \(entries, C\); got NoneType"),
-        (lambda: ac.embed_tokens(put(e), ids, segment_ids=1), TypeError, r"expected segment_ids \(..., L\); got int"),
-        (lambda: ac.layer_norm(put(LayerNorm(ones(5), ones(5))), x, epsilon=10**400), ValueError, "expected epsilon as a positive finite number"),
-        (lambda: ac.embed_tokens(put(e), put(np.array([[11]]))), ValueError, r"expected token_ids in 0..10; got 11"),
-        (lambda: ac.embed_tokens(put(e), put(np.array([[-1]]))), ValueError, r"expected token_ids in 0..10; got -1"),
-        (lambda: ac.embed_tokens(put(e), put(ones((1, 2)))), TypeError, "expected token_ids of an integer dtype; got float64"),
-        (lambda: ac.embed_tokens(put(e), ids, position_ids=put(np.array([0, 7]))), ValueError, "expected position_ids in 0..6; got 7"),
-        (lambda: ac.embed_tokens(put(e), ids, segment_ids=put(np.array([0, 3]))), ValueError, "expected segment_ids in 0..2; got 3"),
-        (lambda: ac.embed_tokens(put(e), ids, segment_ids=put(np.array([0, 1, 2]))), ValueError, r"expected segment_ids to broadcast to token_ids \(1, 2\); got \(3,\)"),
-        (lambda: ac.embed_tokens(put(e), put(np.zeros((1, 8), dtype=int))), ValueError, "expected at most 7 tokens, the positions there are; got 8"),
-        (lambda: ac.embed_tokens(put(Embeddings(e.token, e.position)), ids, segment_ids=ids), ValueError, "expected no segment_ids without a table"),
-        (lambda: ac.embed_tokens(put(Embeddings(e.token, ones((7, 3)))), ids), ValueError, r"expected position \(entries, 4\) to match token; got \(7, 3\)"),
-        (lambda: ac.embed_tokens(put(e._replace(norm=LayerNorm(ones(3), ones(4)))), ids), ValueError, r"expected norm.scale \(4,\)"),
+        (lambda: ac.functions.linear(put(Linear(ones((4, 7)))), x), ValueError, r"expected x with 4 channels at axis -1, those of linear.weight \(4, 7\); got \(2, 3, 5\)"),
+        (lambda: ac.functions.linear(put(Linear(ones((5, 7)), ones(6))), x), ValueError, r"expected linear.bias \(7,\) to match linear.weight; got \(6,\)"),
+        (lambda: ac.functions.linear(put(Linear(ones((5, 7), dtype=np.float32))), x), TypeError, "expected linear.weight of dtype float64 to match x; got float32"),
+        (lambda: ac.functions.linear(put(Linear(ones(5))), x), ValueError, r"expected linear.weight \(in, out\); got \(5,\)"),
+        (lambda: ac.functions.linear(put(Linear(ones((5, 7)))), put(np.ones((2, 5), dtype=int))), TypeError, "expected x of dtype float16, .*; got int64"),
+        (lambda: ac.functions.layer_norm(put(LayerNorm(ones(4), ones(5))), x), ValueError, r"expected x with 4 channels at axis -1, those of layer_norm.scale \(4,\); got \(2, 3, 5\)"),
+        (lambda: ac.functions.layer_norm(put(LayerNorm(ones(5), ones(5))), x, epsilon=0.0), ValueError, "expected epsilon as a positive finite number; got 0.0"),
+        (lambda: ac.functions.layer_norm(put(LayerNorm(ones(0), ones(0))), put(ones((2, 0)))), ValueError, r"expected x with at least one channel; got \(2, 0\)"),
+        (lambda: ac.functions.feed_forward(put(FeedForward(Linear(ones((5, 8))), Linear(ones((7, 5))))), x), ValueError, r"feed_forward.expand.weight with 7 channels at axis -1, those of feed_forward.contract.weight \(7, 5\); got \(5, 8\)"),
+        (lambda: ac.functions.linear(None, x), TypeError, r"expected linear as Linear\(weight, bias\); got NoneType"),
+        (lambda: ac.functions.linear(put(ones((5, 5))), x), TypeError, r"expected linear as Linear\(weight, bias\); got "),
+        (lambda: ac.functions.layer_norm(None, x), TypeError, r"expected layer_norm as LayerNorm\(scale, offset\); got NoneType"),
+        (lambda: ac.functions.feed_forward(FeedForward(None, None), x), TypeError, r"expected feed_forward.expand as Linear\(weight, bias\); got NoneType"),
+        (lambda: ac.functions.embed_tokens(None, ids), TypeError, r"expected embeddings as Embeddings\(token, position, segment, norm\); got NoneType"),
+        (lambda: ac.functions.embed_tokens(put(e._replace(token=None)), ids), TypeError, r"expected token \(entries, C\); got NoneType"),
+        (lambda: ac.functions.embed_tokens(put(e), ids, segment_ids=1), TypeError, r"expected segment_ids \(..., L\); got int"),
+        (lambda: ac.functions.layer_norm(put(LayerNorm(ones(5), ones(5))), x, epsilon=10**400), ValueError, "expected epsilon as a positive finite number"),
+        (lambda: ac.functions.embed_tokens(put(e), put(np.array([[11]]))), ValueError, r"expected token_ids in 0..10; got 11"),
+        (lambda: ac.functions.embed_tokens(put(e), put(np.array([[-1]]))), ValueError, r"expected token_ids in 0..10; got -1"),
+        (lambda: ac.functions.embed_tokens(put(e), put(ones((1, 2)))), TypeError, "expected token_ids of an integer dtype; got float64"),
+        (lambda: ac.functions.embed_tokens(put(e), ids, position_ids=put(np.array([0, 7]))), ValueError, "expected position_ids in 0..6; got 7"),
+        (lambda: ac.functions.embed_tokens(put(e), ids, segment_ids=put(np.array([0, 3]))), ValueError, "expected segment_ids in 0..2; got 3"),
+        (lambda: ac.functions.embed_tokens(put(e), ids, segment_ids=put(np.array([0, 1, 2]))), ValueError, r"expected segment_ids to broadcast to token_ids \(1, 2\); got \(3,\)"),
+        (lambda: ac.functions.embed_tokens(put(e), put(np.zeros((1, 8), dtype=int))), ValueError, "expected at most 7 tokens, the positions there are; got 8"),
+        (lambda: ac.functions.embed_tokens(put(Embeddings(e.token, e.position)), ids, segment_ids=ids), ValueError, "expected no segment_ids without a table"),
+        (lambda: ac.functions.embed_tokens(put(Embeddings(e.token, ones((7, 3)))), ids), ValueError, r"expected position \(entries, 4\) to match token; got \(7, 3\)"),
+        (lambda: ac.functions.embed_tokens(put(e._replace(norm=LayerNorm(ones(3), ones(4)))), ids), ValueError, r"expected norm.scale \(4,\)"),
     ):  # fmt: skip
         with pytest.raises(error, match=message):
             call()

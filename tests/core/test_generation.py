@@ -19,11 +19,11 @@ def logits():
 
 
 def test_a_seed_draws_the_same_tokens_everywhere(logits, put, get):
-    found = [get(ac.sample_tokens(put(logits), seed=9, step=step, top_p=0.95)).tolist() for step in range(3)]
+    found = [get(ac.functions.sample_tokens(put(logits), seed=9, step=step, top_p=0.95)).tolist() for step in range(3)]
     assert found == [[232, 648, 208, 333], [219, 934, 163, 22], [779, 764, 777, 14]]
-    assert get(ac.sample_tokens(put(logits[0]), seed=9, top_p=0.95)).tolist() == 232
+    assert get(ac.functions.sample_tokens(put(logits[0]), seed=9, top_p=0.95)).tolist() == 232
     wide = put(logits[:, None, :])
-    np.testing.assert_array_equal(get(ac.sample_tokens(wide, seed=9, top_p=0.95))[:, 0], found[0])
+    np.testing.assert_array_equal(get(ac.functions.sample_tokens(wide, seed=9, top_p=0.95))[:, 0], found[0])
 
 
 @pytest.mark.needs("untraced loops")
@@ -40,7 +40,7 @@ def test_tokens_are_drawn_as_often_as_is_likely(options, put, get):
     before = np.cumsum(p[order]) - p[order]
     p[order[before >= options.get("top_p", 1.0)]] = 0
     p /= p.sum()
-    tokens = get(ac.sample_tokens(put(np.tile(row, (count, 1))), seed=3, **options))
+    tokens = get(ac.functions.sample_tokens(put(np.tile(row, (count, 1))), seed=3, **options))
     share = np.bincount(tokens, minlength=len(p)) / count
     assert (share[p == 0] == 0).all()
     assert np.abs(share - p).max() < 4 * np.sqrt(0.25 / count)
@@ -48,8 +48,8 @@ def test_tokens_are_drawn_as_often_as_is_likely(options, put, get):
 
 def test_the_first_of_the_greatest_logits_is_chosen(put, get):
     row = np.asarray([[1.0, 3.0, 3.0, 2.0], [-np.inf, -1e30, -np.inf, -1e30]], np.float32)
-    np.testing.assert_array_equal(get(ac.sample_tokens(put(row), temperature=0.0)), [1, 1])
-    np.testing.assert_array_equal(get(ac.sample_tokens(put(row), top_k=1, temperature=1e-3))[1:], [1])
+    np.testing.assert_array_equal(get(ac.functions.sample_tokens(put(row), temperature=0.0)), [1, 1])
+    np.testing.assert_array_equal(get(ac.functions.sample_tokens(put(row), top_k=1, temperature=1e-3))[1:], [1])
 
 
 def test_generated_tokens_are_those_of_the_whole_text_on_either_side_of_padding(put, get):

@@ -194,17 +194,19 @@ def test_what_a_function_allows_is_looked_at(put, get, xp):
 
 def test_conventions_come_in_by_name(put, get):
     keep = np.array([[True, True, False], [True, False, False]])
-    np.testing.assert_array_equal(get(ac.mask_from_ignore(put(~keep))), keep)
-    np.testing.assert_array_equal(get(ac.mask_from_integers(put(keep.astype(np.int64)))), keep)
+    np.testing.assert_array_equal(get(ac.masks.mask_from_ignore(put(~keep))), keep)
+    np.testing.assert_array_equal(get(ac.masks.mask_from_integers(put(keep.astype(np.int64)))), keep)
     for ignored in (-10000.0, -np.inf, float(np.finfo(np.float32).min)):
-        np.testing.assert_array_equal(get(ac.mask_from_additive(put(np.where(keep, 0.0, ignored)))), keep)
-    np.testing.assert_array_equal(get(ac.mask_from_additive(put(np.array([-2.0, 0.0])), threshold=-1.0)), [False, True])
-    np.testing.assert_array_equal(get(ac.mask_from_additive(put(np.array([0.0, -1e4])))), [True, False])
-    lengths = get(ac.mask_from_lengths(put(np.array([2, 1])), 3))
+        np.testing.assert_array_equal(get(ac.masks.mask_from_additive(put(np.where(keep, 0.0, ignored)))), keep)
+    np.testing.assert_array_equal(
+        get(ac.masks.mask_from_additive(put(np.array([-2.0, 0.0])), threshold=-1.0)), [False, True]
+    )
+    np.testing.assert_array_equal(get(ac.masks.mask_from_additive(put(np.array([0.0, -1e4])))), [True, False])
+    lengths = get(ac.masks.mask_from_lengths(put(np.array([2, 1])), 3))
     np.testing.assert_array_equal(lengths, keep[:, None, None, :])
-    np.testing.assert_array_equal(get(ac.mask_from_padding(put(keep))), keep[:, None, None, :])
+    np.testing.assert_array_equal(get(ac.masks.mask_from_padding(put(keep))), keep[:, None, None, :])
     queries = np.array([[True, False], [True, True]])
-    outer = get(ac.mask_from_query_key(put(queries), put(keep)))
+    outer = get(ac.masks.mask_from_query_key(put(queries), put(keep)))
     np.testing.assert_array_equal(outer, (queries[:, :, None] & keep[:, None, :])[:, None])
 
 
@@ -223,16 +225,16 @@ def test_conventions_come_in_by_name(put, get):
         (lambda put: ac.Segments(3, 4), TypeError, r"expected query_ids \(..., length\); got int"),
         (lambda put: ac.Causal() & put(np.ones(3)), TypeError, "expected mask of dtype bool, True = may attend; got float64"),
         (lambda put: ac.Causal() & 1, TypeError, "expected mask as a boolean array or a Mask; got int"),
-        (lambda put: ac.mask_from_ignore(put(np.ones(3))), TypeError, "expected mask of dtype bool"),
-        (lambda put: ac.mask_from_integers(put(np.ones(3))), TypeError, "expected mask of an integer dtype; got float64"),
-        (lambda put: ac.mask_from_additive(put(np.ones(3, dtype=bool))), TypeError, "expected mask of dtype float16"),
-        (lambda put: ac.mask_from_padding(put(np.ones(3))), TypeError, "expected mask of dtype bool"),
-        (lambda put: ac.mask_from_additive(put(np.ones(3)), threshold="a"), TypeError, "expected threshold as a number; got str"),
-        (lambda put: ac.mask_from_lengths(put(np.array([1])), 2.5), TypeError, "expected key_length as a positive integer"),
-        (lambda put: ac.mask_from_query_key(*put([np.ones((2, 3), dtype=bool), np.ones((1, 3), dtype=bool)])), ValueError, r"expected key_mask with the leading axes of query_mask \(2, 3\); got \(1, 3\)"),
+        (lambda put: ac.masks.mask_from_ignore(put(np.ones(3))), TypeError, "expected mask of dtype bool"),
+        (lambda put: ac.masks.mask_from_integers(put(np.ones(3))), TypeError, "expected mask of an integer dtype; got float64"),
+        (lambda put: ac.masks.mask_from_additive(put(np.ones(3, dtype=bool))), TypeError, "expected mask of dtype float16"),
+        (lambda put: ac.masks.mask_from_padding(put(np.ones(3))), TypeError, "expected mask of dtype bool"),
+        (lambda put: ac.masks.mask_from_additive(put(np.ones(3)), threshold="a"), TypeError, "expected threshold as a number; got str"),
+        (lambda put: ac.masks.mask_from_lengths(put(np.array([1])), 2.5), TypeError, "expected key_length as a positive integer"),
+        (lambda put: ac.masks.mask_from_query_key(*put([np.ones((2, 3), dtype=bool), np.ones((1, 3), dtype=bool)])), ValueError, r"expected key_mask with the leading axes of query_mask \(2, 3\); got \(1, 3\)"),
         (lambda put: ac.Segments(put(np.zeros(3, dtype=np.int32)), put(np.zeros(3, dtype=np.int8))), TypeError, "expected key_ids of dtype int32 to match query_ids; got int8"),
         (lambda put: ac.Segments(put(np.zeros((2, M), dtype=int)), put(np.zeros((3, N), dtype=int))), ValueError, r"expected key_ids of the batch of query_ids \(2, 5\); got \(3, 7\)"),
-        (lambda put: ac.mask_from_additive(put(np.zeros(3)), threshold=put(np.asarray(-5.0))), TypeError, r"expected threshold as a number; got \w+$"),
+        (lambda put: ac.masks.mask_from_additive(put(np.zeros(3)), threshold=put(np.asarray(-5.0))), TypeError, r"expected threshold as a number; got \w+$"),
     ],
 )  # fmt: skip
 def test_wrong_masks_are_named(make, error, message, put):
@@ -318,33 +320,33 @@ def test_additive_masks_hold_nothing_else(numbers, put):
     with pytest.raises(
         ValueError, match=r"expected mask of 0 and numbers of at most -1000.0: other biases are for bias="
     ):
-        ac.mask_from_additive(put(np.asarray(numbers, "float32")))
+        ac.masks.mask_from_additive(put(np.asarray(numbers, "float32")))
 
 
 @pytest.mark.parametrize("numbers", [[0, 1, 2, -1], [0, 255], [-1, 0]])
 def test_integer_masks_hold_nothing_but_0_and_1(numbers, put):
     with pytest.raises(ValueError, match="expected mask of 0 and 1; got "):
-        ac.mask_from_integers(put(np.asarray(numbers, "int64")))
+        ac.masks.mask_from_integers(put(np.asarray(numbers, "int64")))
 
 
 def test_masks_of_either_kind_are_taken(put, get):
-    assert get(ac.mask_from_additive(put(np.asarray([0, -np.inf, -1e4, -0.0, -3e38], "float32")))).tolist() == [
+    assert get(ac.masks.mask_from_additive(put(np.asarray([0, -np.inf, -1e4, -0.0, -3e38], "float32")))).tolist() == [
         1,
         0,
         0,
         1,
         0,
     ]
-    assert get(ac.mask_from_integers(put(np.asarray([1, 0, 1], "uint8")))).tolist() == [1, 0, 1]
-    assert get(ac.mask_from_additive(put(np.zeros((0, 3), "float32")))).shape == (0, 3)
+    assert get(ac.masks.mask_from_integers(put(np.asarray([1, 0, 1], "uint8")))).tolist() == [1, 0, 1]
+    assert get(ac.masks.mask_from_additive(put(np.zeros((0, 3), "float32")))).shape == (0, 3)
     with pytest.raises(ValueError, match=r"expected threshold < 0; got 0.5"):
-        ac.mask_from_additive(put(np.zeros(3, "float32")), threshold=0.5)
+        ac.masks.mask_from_additive(put(np.zeros(3, "float32")), threshold=0.5)
 
 
 def test_numbers_on_an_accelerator_are_not_read(put, get, monkeypatch):
     """As the host would wait for it: what is no mask there is no error."""
     mask = put(np.asarray([0.0, 5.0, -np.inf], "float32"))
     with pytest.raises(ValueError, match="expected mask of 0 and numbers"):
-        ac.mask_from_additive(mask)
+        ac.masks.mask_from_additive(mask)
     monkeypatch.setattr("attention_core._backend._find.is_on_host", lambda array: False)
-    assert get(ac.mask_from_additive(mask)).tolist() == [True, True, False]
+    assert get(ac.masks.mask_from_additive(mask)).tolist() == [True, True, False]

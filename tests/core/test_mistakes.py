@@ -46,7 +46,7 @@ def words(put, xp):
         "k": put_in["heads"],
         "v": put_in["heads"],
         "sagan": sagan,
-        "cache": ac.empty_cache((2,), 4, 10, 8, xp=xp),
+        "cache": ac.cache.empty_cache((2,), 4, 10, 8, xp=xp),
         "tree": mha.init(0, xp=xp),
         "encoder_tree": encoder.init(0, xp=xp),
         "kernels": sagan.init(0, xp=xp),
@@ -121,7 +121,7 @@ def test_signatures_stay_as_they_are_written():
     assert list(inspect.signature(ac.SlidingWindow).parameters) == ["left", "right", "offset"]
     assert "is_causal" in inspect.signature(ac.scaled_dot_product_attention).parameters
     assert list(inspect.signature(layers.FeedForward).parameters)[:2] == ["channels", "inner"]
-    for function in (ac.split_heads, ac.mask_from_padding, ac.rms_norm):
+    for function in (ac.split_heads, ac.masks.mask_from_padding, ac.functions.rms_norm):
         assert pickle.loads(pickle.dumps(function)) is function
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import attention_core as ac
-from attention_core import layers, layouts, masks
+from attention_core import cache, functions, layers, layouts, masks, pieces, weights
 from attention_core._arrays import dtype_name, on_device_of, shape
 from attention_core.backend import array_namespace, explain_class, is_concrete
 from attention_core.parameters import Embeddings
@@ -64,7 +64,7 @@ CONSTANTS = {
     },
     "rules": lambda rng: {
         "mask": ac.KeyLengths(np.asarray([2, 4])) & ac.Causal(offset=np.asarray([1, 0])) | np.eye(5, dtype=bool),
-        "score_mod": ac.alibi(2, offset=np.asarray(3)),
+        "score_mod": ac.scores.alibi(2, offset=np.asarray(3)),
         "dropout": ac.Dropout(0.3, np.asarray([1, 2])),
     },
     "segments": lambda rng: {"mask": ac.Segments(*2 * [np.asarray([0, 0, 1, 1, 2])]), "is_causal": True},
@@ -88,16 +88,18 @@ def test_numpy_masks_of_layers_and_pieces_are_constants(put, get, rng):
     heads, encoder = layers.MultiHeadAttention(4, 2), layers.EncoderLayer(4, 2, 6)
     options = {"mask": lengths, "bias": np.ones((5, 5), "float32"), "dropout": ac.Dropout(0.2, np.asarray(3))}
     tables = Embeddings(*(rng.standard_normal((7, 4), "float32") for _ in range(3)))
-    cache = ac.KeyValueCache(*2 * [np.zeros((2, 1, 9, 4), "float32")], np.asarray([1, 2], "int32"))
+    cache = ac.cache.KeyValueCache(*2 * [np.zeros((2, 1, 9, 4), "float32")], np.asarray([1, 2], "int32"))
     for function in (
-        lambda x, make: ac.rotary_embedding(x, np.arange(5)),
-        lambda x, make: ac.embed_tokens(make(tables), np.arange(5), segment_ids=np.ones(5, int)),
-        lambda x, make: ac.append(make(cache), *2 * [x[:, None, ...]], num_new=np.asarray([3, 4])).key,
+        lambda x, make: ac.functions.rotary_embedding(x, np.arange(5)),
+        lambda x, make: ac.functions.embed_tokens(make(tables), np.arange(5), segment_ids=np.ones(5, int)),
+        lambda x, make: ac.cache.append(make(cache), *2 * [x[:, None, ...]], num_new=np.asarray([3, 4])).key,
         lambda x, make: ac.multi_head_attention(make(heads.init(0, xp=np)), x, num_heads=2, **options),
-        lambda x, make: ac.encoder_layer(
+        lambda x, make: ac.functions.encoder_layer(
             make(encoder.init(0, xp=np)), x, num_heads=2, mask=lengths, dropout=options["dropout"]
         ),
-        lambda x, make: ac.partial_attention(*3 * [x[:, None, ...]], mask=lengths, key_start=np.asarray(0)).logsumexp,
+        lambda x, make: (
+            ac.pieces.partial_attention(*3 * [x[:, None, ...]], mask=lengths, key_start=np.asarray(0)).logsumexp
+        ),
         lambda x, make: ac.attention_scores(*2 * [x[:, None, ...]], mask=np.tril(np.ones((5, 5), bool))),
     ):
         np.testing.assert_allclose(get(function(put(x), put)), function(x, lambda tree: tree), rtol=1e-5, atol=1e-6)
@@ -135,12 +137,14 @@ def test_adapters_say_which_classes_are_no_arrays_and_what_to_write():
     explain_class("numpy", "Symbol", ", which nothing takes", is_array=False)
     x = np.ones((2, 4))
     with pytest.raises(TypeError, match=r"^expected x as a plain array; got Unwritten: write it first$"):
-        ac.gelu(x.view(Unwritten))
+        ac.functions.gelu(x.view(Unwritten))
     with pytest.raises(TypeError, match=r"^expected x as an array; got Symbol, which nothing takes$"):
-        ac.gelu(Symbol())
+        ac.functions.gelu(Symbol())
 
 
-@pytest.mark.parametrize("module", [ac, masks, layers, layouts], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [ac, cache, functions, layers, layouts, masks, pieces, weights], ids=lambda module: module.__name__
+)
 def test_public_objects_have_public_addresses(module):
     """By which pickles know them."""
     for name in module.__all__:

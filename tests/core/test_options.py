@@ -9,10 +9,10 @@ import pytest
 from option_helpers import calls
 
 import attention_core as ac
-from attention_core import initializers, layers, layouts, masks, random, scores
+from attention_core import cache, functions, initializers, layers, layouts, masks, pieces, random, scores, weights
 from attention_core.parameters import Linear, MultiHeadAttention
 
-MODULES = (ac, initializers, layers, layouts, masks, random, scores)
+MODULES = (ac, cache, functions, initializers, layers, layouts, masks, pieces, random, scores, weights)
 
 
 def flags_of(function):

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import attention_core as ac
-from attention_core import Partial, merge_partials, partial_attention
 from attention_core._attention.softmax import logaddexp
 from attention_core.backend import Tuning
 from attention_core.masks import And, Given
+from attention_core.pieces import Partial, merge_partials, partial_attention
 from attention_core.scores import alibi
 
 attention = ac.scaled_dot_product_attention

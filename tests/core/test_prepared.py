@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from attention_core import linear, multi_head_attention, prepare_weights
+from attention_core import multi_head_attention
 from attention_core._arithmetic import reproducible
+from attention_core.functions import linear, prepare_weights
 from attention_core.layers import Decoder, EncoderLayer, check_fit, generate, named_arrays
 from attention_core.parameters import Linear, PreparedWeight
 

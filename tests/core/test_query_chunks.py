@@ -109,7 +109,9 @@ def test_chunks_on_any_library(name, starts, backend, rng):
     assert len(chunks) == 3
     with np.errstate(invalid="ignore"):  # of scores that are all masked
         output, logsumexp, _ = backend.to_numpy(_chunks.attend_query_chunks(*rest, chunks))
-    expected, normalizer = backend.to_numpy(tuple(ac.partial_attention(*arrays, **options, implementation="dense")))
+    expected, normalizer = backend.to_numpy(
+        tuple(ac.pieces.partial_attention(*arrays, **options, implementation="dense"))
+    )
     np.testing.assert_allclose(output.reshape(expected.shape), expected, rtol=0, atol=1e-13)
     np.testing.assert_allclose(logsumexp.reshape(normalizer.shape), normalizer, rtol=0, atol=1e-13)
 
@@ -149,7 +151,7 @@ def test_positions_may_start_anywhere(starts, backend, chunks, rng):
 
     def partial(implementation):
         def attend(*arrays):
-            return tuple(ac.partial_attention(*arrays, **options, implementation=implementation))
+            return tuple(ac.pieces.partial_attention(*arrays, **options, implementation=implementation))
 
         return backend.to_numpy(backend.compile(attend, mode="graph")(*arrays))
 
@@ -248,7 +250,7 @@ def test_other_calls_take_blocks(options, backend, chunks, rng):
 def test_starts_that_cannot_be_read_take_blocks(backend, chunks, rng):
     def attend(start, *arrays):
         options = {"mask": ac.SlidingWindow(3, 2), "query_start": start, "key_start": 2}
-        return ac.partial_attention(*arrays, **options, implementation="blockwise").output
+        return ac.pieces.partial_attention(*arrays, **options, implementation="blockwise").output
 
     start = backend.from_numpy(np.asarray(3, dtype=np.int32))
     assert_blocks(backend, chunks, lambda *arrays: attend(start, *arrays), rng)

@@ -150,11 +150,11 @@ def test_sources_of_the_library_are_seeds_drawn_once_for_a_call(backend, put, ge
         if function == "heads":
             return get(ac.multi_head_attention(heads, x, num_heads=2, dropout=dropout))
         if function == "encoder":
-            return get(ac.encoder_layer(encoder, x, num_heads=2, dropout=dropout))
+            return get(ac.functions.encoder_layer(encoder, x, num_heads=2, dropout=dropout))
         if function == "feed_forward":
-            return get(ac.feed_forward(both, x, dropout=dropout))
+            return get(ac.functions.feed_forward(both, x, dropout=dropout))
         tables = parameters.Embeddings(table, table, None, None)
-        return get(ac.embed_tokens(tables, put(np.array([[1, 2, 3]])), dropout=dropout))
+        return get(ac.functions.embed_tokens(tables, put(np.array([[1, 2, 3]])), dropout=dropout))
 
     source, same = SOURCES[backend.name](library), SOURCES[backend.name](library)
     seed = backend.draw_seed(same)

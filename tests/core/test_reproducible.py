@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from reproducible_helpers import EXACTLY, LAYERS, NUMPY, B, D, E, G, H, M, N, float32, of_numpy, qkv, same
 
 import attention_core as ac
-from attention_core import get_backend
 from attention_core import scaled_dot_product_attention as attention
 from attention_core._arithmetic import elementary, exact, operations, prepared, reproducible
 from attention_core._attention.blocks import plan as _plan
+from attention_core.backend import get_backend
 from attention_core.random import Dropout
 
 
@@ -137,11 +137,11 @@ def test_a_sample_next_to_much_larger_ones_has_the_same_bits(put, get, rng):
         x[::2] *= np.float32(power)
     attended = get(attention(*put(arrays), **EXACTLY))
     maps, rows = ac.parameters.Linear(*put((float32(rng, E, D), float32(rng, D)))), arrays[2]
-    mapped = get(ac.linear(maps, put(rows), **EXACTLY))
+    mapped = get(ac.functions.linear(maps, put(rows), **EXACTLY))
     for at in (1, 3):
         alone = put([x[at : at + 1] for x in arrays])
         same(get(attention(*alone, **EXACTLY))[0], attended[at])
-        same(get(ac.linear(maps, put(rows[at : at + 1]), **EXACTLY))[0], mapped[at])
+        same(get(ac.functions.linear(maps, put(rows[at : at + 1]), **EXACTLY))[0], mapped[at])
 
 
 def test_a_head_has_the_same_bits_alone(put, get, rng):
@@ -162,7 +162,7 @@ def test_rows_in_blocks_have_the_bits_of_all_at_once(backend, put, get, rng, mon
     def results():
         first, second = put((x, y))
         maps = ac.parameters.Linear(*put((weight, bias)))
-        found = [ac.linear(each, first, **EXACTLY) for each in (maps, ac.prepare_weights(maps))]
+        found = [ac.functions.linear(each, first, **EXACTLY) for each in (maps, ac.functions.prepare_weights(maps))]
         found.append(reproducible.normalize_rms(first, put(scale), 1e-6, xp=xp))
         found += [function(first, second, xp=xp) for function in (reproducible.add, reproducible.multiply)]
         found += [function(first, xp=xp) for function in (reproducible.silu, reproducible.gelu_tanh, reproducible.gelu)]
@@ -328,9 +328,9 @@ _compiled = {}
 def _mapped(backend, name, backward=False):
     """Normalization or rotation, or its gradients for a cotangent, compiled once as in `_attended`."""
     function = {
-        "rms_norm": lambda x, scale: ac.rms_norm(scale, x, **EXACTLY),
-        "rotary": lambda x, places: ac.rotary_embedding(x, places, width=4, **EXACTLY),
-        "interleaved": lambda x, places: ac.rotary_embedding(x, places, width=4, interleaved=True, **EXACTLY),
+        "rms_norm": lambda x, scale: ac.functions.rms_norm(scale, x, **EXACTLY),
+        "rotary": lambda x, places: ac.functions.rotary_embedding(x, places, width=4, **EXACTLY),
+        "interleaved": lambda x, places: ac.functions.rotary_embedding(x, places, width=4, interleaved=True, **EXACTLY),
     }[name]
 
     def gradients(out, *arrays):
@@ -431,8 +431,8 @@ FAR = np.asarray([0, 1, -1, 5, 1000, -4097, 2**16 - 1, 2**17 + 3, 2**20 - 7, 2**
 def test_rotated_channels_are_correctly_rounded_at_any_position(base, divisors, interleaved, rng):
     x = float32(rng, 1, len(FAR), 16)
     options = {"base": base, "interleaved": interleaved, "divisors": divisors, **EXACTLY}
-    found, far = ac.rotary_embedding(x, FAR, **options), []
-    same(ac.rotary_embedding(x, FAR.astype(np.int32), **options), found)
+    found, far = ac.functions.rotary_embedding(x, FAR, **options), []
+    same(ac.functions.rotary_embedding(x, FAR.astype(np.int32), **options), found)
     with mpmath.workdps(80):
         for position, row, turned in zip(FAR, x[0].tolist(), found[0], strict=True):
             for pair in range(8):
@@ -449,7 +449,7 @@ def test_rotated_channels_are_correctly_rounded_at_any_position(base, divisors, 
 @pytest.mark.parametrize("epsilon", [1e-6, 1e-320, 1e308])
 def test_channels_over_the_root_of_their_mean_square_are_correctly_rounded(size, epsilon, rng):
     x, scale = (size * rng.standard_normal((40, 24))).astype(np.float32), float32(rng, 24)
-    found = ac.rms_norm(scale, x, epsilon=epsilon, **EXACTLY)
+    found = ac.functions.rms_norm(scale, x, epsilon=epsilon, **EXACTLY)
     with mpmath.workdps(60):
         for row, given_row in zip(found, x, strict=True):
             squares = sum(mpmath.mpf(float(each)) ** 2 for each in given_row)

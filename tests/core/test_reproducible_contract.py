@@ -85,7 +85,7 @@ def test_subnormal_numbers_count_as_zero(put, get, rng):
 
 def test_subnormal_numbers_are_zero_even_where_products_are_not(put, get):
     x, weight = np.full((1, 2), 1e-40, dtype=np.float32), np.full((2, 1), 1e10, dtype=np.float32)
-    found = get(ac.linear(ac.parameters.Linear(put(weight)), put(x), **EXACTLY))
+    found = get(ac.functions.linear(ac.parameters.Linear(put(weight)), put(x), **EXACTLY))
     same(found, np.zeros((1, 1), dtype=np.float32))
 
 
@@ -111,7 +111,7 @@ def test_a_pair_is_not_finite_where_one_of_its_channels_is_not(put, get):
     x[0, 0, 0], x[0, 1, 2], x[0, 2, 1] = np.inf, -np.inf, np.nan
     kept = np.asarray([-0.0, 1e-40, np.inf, -np.inf, 1.0], dtype=np.float32)
     x[0, :, 4], x[0, :, 5] = kept, -kept
-    found = get(ac.rotary_embedding(put(x), put(np.arange(5)), width=4, **EXACTLY))
+    found = get(ac.functions.rotary_embedding(put(x), put(np.arange(5)), width=4, **EXACTLY))
     for row, hit in enumerate(([0, 2], [0, 2], [1, 3], [], [])):
         np.testing.assert_array_equal(np.flatnonzero(np.isnan(found[0, row, :4])), hit)
     same(np.ascontiguousarray(found[..., 4:]), np.ascontiguousarray(x[..., 4:]))
@@ -121,7 +121,7 @@ def test_a_row_to_normalize_is_not_finite_where_one_of_its_channels_is_not(put, 
     x, scale = np.ones((4, 3), dtype=np.float32), np.asarray([1.0, -2.0, np.inf], dtype=np.float32)
     x[0, 0], x[1, 1], x[3] = np.inf, np.nan, 0.0
     with np.errstate(invalid="ignore"):  # of 0 * inf
-        found = get(ac.rms_norm(put(scale), put(x), epsilon=1e-35, **EXACTLY))
+        found = get(ac.functions.rms_norm(put(scale), put(x), epsilon=1e-35, **EXACTLY))
     assert np.isnan(found[:2]).all()
     np.testing.assert_array_equal(found[2:], np.asarray([[1, -2, np.inf], [0, 0, np.nan]], dtype=np.float32))
 
@@ -130,11 +130,11 @@ def test_attention_over_a_cache_has_the_bits_of_attention_without(backend, rng, 
     xp = backend.namespace
     query, key, value = (put(float32(rng, 2, heads, 7, 8)) for heads in (4, 2, 2))
     whole = get(attention(query, key, value, is_causal=True, **EXACTLY))
-    cache = ac.empty_cache((2,), 2, 11, 8, dtype=xp.float32, xp=xp)
+    cache = ac.cache.empty_cache((2,), 2, 11, 8, dtype=xp.float32, xp=xp)
     for start, stop in ((0, 3), (3, 4), (4, 7)):
         new = slice(start, stop)
-        cache = ac.append(cache, key[:, :, new, :], value[:, :, new, :])
-        mask = ac.cache_mask(cache, stop - start)
+        cache = ac.cache.append(cache, key[:, :, new, :], value[:, :, new, :])
+        mask = ac.cache.cache_mask(cache, stop - start)
         found = attention(query[:, :, new, :], cache.key, cache.value, mask=mask, **EXACTLY)
         same(np.ascontiguousarray(get(found)), np.ascontiguousarray(whole[:, :, new]))
 
@@ -176,9 +176,9 @@ def test_float64_is_refused(backend, put, rng):
     with pytest.raises(ValueError, match="expected query of float16, bfloat16 or float32"):
         attention(*arrays, **EXACTLY)
     with pytest.raises(ValueError, match="expected x of float16, bfloat16 or float32"):
-        ac.rms_norm(arrays[0][0, 0, 0, :], arrays[0], **EXACTLY)
+        ac.functions.rms_norm(arrays[0][0, 0, 0, :], arrays[0], **EXACTLY)
     with pytest.raises(ValueError, match="expected x of float16, bfloat16 or float32"):
-        ac.rotary_embedding(arrays[0], put(np.asarray(3)), **EXACTLY)
+        ac.functions.rotary_embedding(arrays[0], put(np.asarray(3)), **EXACTLY)
 
 
 def test_a_device_without_float64_is_refused():
@@ -275,7 +275,7 @@ def test_gradients_of_small_values_do_not_depend_on_the_keys_that_fill_up_a_bloc
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: ac.gelu(x, **EXACTLY),
+        lambda x: ac.functions.gelu(x, **EXACTLY),
         lambda x: attention(x, x, x, is_causal=True, **EXACTLY),
         lambda x: attention(x, x, x, is_causal=True, implementation="blockwise"),
     ],
@@ -345,7 +345,7 @@ def test_an_epsilon_too_small_for_float64_acts_like_zero(put, get):
     x = np.asarray([[2.0**100] * 4, [1e-3] * 4], np.float32)
     ones = np.ones(4, np.float32)
     parameters = ac.parameters.LayerNorm(put(ones), put(ones))
-    found = get(ac.layer_norm(parameters, put(x), epsilon=1e-310, **EXACTLY))
+    found = get(ac.functions.layer_norm(parameters, put(x), epsilon=1e-310, **EXACTLY))
     np.testing.assert_array_equal(found, 1.0)
 
 

@@ -10,8 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attention_core as ac
-from attention_core import ExactPartial, Extent, attention_extent, complete_partial, merge_extents, merge_partials
 from attention_core._attention.reproducible.pieces import merge_sums
+from attention_core.pieces import (
+    ExactPartial,
+    Extent,
+    attention_extent,
+    complete_partial,
+    merge_extents,
+    merge_partials,
+)
 
 EXACTLY = {"arithmetic": "reproducible"}
 B, H, G, M, N, D, E = 2, 4, 2, 7, 20, 5, 6
@@ -43,7 +50,7 @@ def in_pieces(arrays, cuts, order=None, dropout=None, piecewise=("bias",), **opt
     ]
     extent = merge_extents(*extents)
     partials = [
-        ac.partial_attention(*piece_arrays, **piece_options, dropout=dropout, extent=extent, **EXACTLY)
+        ac.pieces.partial_attention(*piece_arrays, **piece_options, dropout=dropout, extent=extent, **EXACTLY)
         for piece_arrays, piece_options in (of_piece(*span) for span in spans)
     ]
     return complete_partial(merge_partials(*partials), dropout=dropout)
@@ -153,8 +160,8 @@ def test_sums_of_unlimited_size_are_merged_limb_by_limb():
 def test_attention_to_no_keys_is_exactly_neutral(rng):
     query, key, value = qkv(rng)
     extent = attention_extent(query, key, value)
-    partial = ac.partial_attention(query, key, value, extent=extent, **EXACTLY)
-    none = ac.partial_attention(query, key[:, :, :0], value[:, :, :0], extent=extent, **EXACTLY)
+    partial = ac.pieces.partial_attention(query, key, value, extent=extent, **EXACTLY)
+    none = ac.pieces.partial_attention(query, key[:, :, :0], value[:, :, :0], extent=extent, **EXACTLY)
     for ours, theirs in zip(merge_partials(none, partial)[:2], partial[:2], strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -164,7 +171,7 @@ def test_2048_partials_can_be_added_as_they_are(rng):
     query, key, value = (x[:1, :1, :3] for x in qkv(rng, 3))
     keys, values = (np.tile(x, (1, 1, 2048, 1)) for x in (key, value))
     extent = attention_extent(query, keys, values)
-    one = ac.partial_attention(query, key, value, extent=extent, **EXACTLY)
+    one = ac.pieces.partial_attention(query, key, value, extent=extent, **EXACTLY)
     added = ExactPartial(one.weights * np.int32(2048), one.values * np.int32(2048), extent)
     same(complete_partial(added), whole((query, keys, values)))
 
@@ -180,18 +187,18 @@ def test_errors_come_before_any_work(rng):
     query, key, value = qkv(rng)
     extent = attention_extent(query, key, value)
     with pytest.raises(TypeError, match=r"expected the extent of all keys .*; got none"):
-        ac.partial_attention(query, key, value, **EXACTLY)
+        ac.pieces.partial_attention(query, key, value, **EXACTLY)
     with pytest.raises(ValueError, match="expected no extent with arithmetic='fast'; got one"):
-        ac.partial_attention(query, key, value, extent=extent)
+        ac.pieces.partial_attention(query, key, value, extent=extent)
     with pytest.raises(ValueError, match=r"expected the scores of the extent of shape .*; got"):
-        ac.partial_attention(query[:, :, :3], key, value, extent=extent, **EXACTLY)
+        ac.pieces.partial_attention(query[:, :, :3], key, value, extent=extent, **EXACTLY)
     with pytest.raises(ValueError, match="float64"):
         attention_extent(*(x.astype(np.float64) for x in (query, key, value)))
     with pytest.raises(TypeError, match=r"expected Extent\(scores, values\); got"):
         merge_extents(extent, 3)
     with pytest.raises(ValueError, match="expected the values of all extents"):
         merge_extents(extent, Extent(extent.scores, extent.values[..., :2]))
-    partial = ac.partial_attention(query, key, value, extent=extent, **EXACTLY)
+    partial = ac.pieces.partial_attention(query, key, value, extent=extent, **EXACTLY)
     other = partial._replace(extent=Extent(extent.scores, extent.values * 2))
     with pytest.raises(ValueError, match="expected partials relative to one extent"):
         merge_partials(partial, other)
@@ -225,7 +232,8 @@ def test_sums_keep_nan_where_the_maxima_of_a_library_lose_it(rng):
     key[0, 0, 3, 1] = np.nan
     spans = ((0, 5), (5, N))
     partials = [
-        ac.partial_attention(query, key[:, :, a:b], value[:, :, a:b], extent=careless, **EXACTLY) for a, b in spans
+        ac.pieces.partial_attention(query, key[:, :, a:b], value[:, :, a:b], extent=careless, **EXACTLY)
+        for a, b in spans
     ]
     same(complete_partial(merge_partials(*partials)), whole(arrays))
 
@@ -239,7 +247,7 @@ def test_extents_of_subnormal_values_are_those_of_zeros(put, get, rng):
 def test_a_mask_of_the_piece_alone_is_refused(rng):
     query, key, value = qkv(rng)
     mask, piece = np.ones((M, 4), bool), (key[:, :, 3:7], value[:, :, 3:7])
-    for function in (attention_extent, ac.partial_attention):
+    for function in (attention_extent, ac.pieces.partial_attention):
         with pytest.raises(ValueError, match="expected a mask over all positions of the whole, at least 7 on axis -1"):
             function(query, *piece, key_start=3, mask=mask)
 
@@ -248,12 +256,12 @@ def test_a_mask_of_the_piece_alone_is_refused(rng):
 def test_other_objects_than_extents_are_refused(extent, rng):
     query, key, value = qkv(rng)
     with pytest.raises(TypeError, match="expected the scores of"):
-        ac.partial_attention(query, key, value, extent=extent, **EXACTLY)
+        ac.pieces.partial_attention(query, key, value, extent=extent, **EXACTLY)
     with pytest.raises(TypeError, match="expected the scores of"):
         merge_extents(extent)
     wide = [x.astype(np.float64) for x in attention_extent(query, key, value)]
     with pytest.raises(TypeError, match="of dtype float32; got float64"):
-        ac.partial_attention(query, key, value, extent=tuple(wide), **EXACTLY)
+        ac.pieces.partial_attention(query, key, value, extent=tuple(wide), **EXACTLY)
     with pytest.raises(TypeError, match="expected Partial or ExactPartial; got Extent"):
         complete_partial(attention_extent(query, key, value))
 

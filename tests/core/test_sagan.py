@@ -59,11 +59,11 @@ def test_equals_the_formula_place_by_place(rng, put, get, pool, places, sigma, o
     maps = [affine(rng, *shape, bias=bias) for shape in ((C, D), (C, D), (C, width))]
     p = SaganAttention(*maps, affine(rng, E, C, bias=bias) if output else None, np.asarray(sigma))
     x = rng.standard_normal((2, *places, C))
-    result = ac.sagan_attention(put(p), put(x), pool=pool, return_weights=True)
+    result = ac.functions.sagan_attention(put(p), put(x), pool=pool, return_weights=True)
     expected = [place_by_place(p, sample, pool) for sample in x]
     close(get(result.output), np.stack([y for y, _ in expected]))
     close(get(result.weights), np.stack([w for _, w in expected])[:, None])
-    np.testing.assert_array_equal(get(ac.sagan_attention(put(p), put(x), pool=pool)), get(result.output))
+    np.testing.assert_array_equal(get(ac.functions.sagan_attention(put(p), put(x), pool=pool)), get(result.output))
 
 
 def parameters(rng, sigma=0.7):
@@ -72,20 +72,25 @@ def parameters(rng, sigma=0.7):
 
 def test_channels_first_is_channels_last_transposed(rng, put, get):
     p, x = parameters(rng), rng.standard_normal((2, HEIGHT, WIDTH, C))
-    last = get(ac.sagan_attention(put(p), put(x)))
-    first = get(ac.sagan_attention(put(p), put(np.moveaxis(x, -1, -3)), data_format="channels_first"))
+    last = get(ac.functions.sagan_attention(put(p), put(x)))
+    first = get(ac.functions.sagan_attention(put(p), put(np.moveaxis(x, -1, -3)), data_format="channels_first"))
     close(np.moveaxis(first, -3, -1), last)
 
 
 def test_sigma_zero_gives_the_input_bit_for_bit(rng, put, get):
     x = rng.standard_normal((2, HEIGHT, WIDTH, C))
-    np.testing.assert_array_equal(get(ac.sagan_attention(put(parameters(rng, 0.0)), put(x))), x)
+    np.testing.assert_array_equal(get(ac.functions.sagan_attention(put(parameters(rng, 0.0)), put(x))), x)
 
 
 def test_scores_are_not_scaled(rng, put, get):
     p, x = parameters(rng), rng.standard_normal((HEIGHT, WIDTH, C))
     scaled = p._replace(theta=Linear(p.theta.weight / np.sqrt(D)))
-    assert np.abs(get(ac.sagan_attention(put(p), put(x))) - get(ac.sagan_attention(put(scaled), put(x)))).max() > 1e-3
+    assert (
+        np.abs(
+            get(ac.functions.sagan_attention(put(p), put(x))) - get(ac.functions.sagan_attention(put(scaled), put(x)))
+        ).max()
+        > 1e-3
+    )
 
 
 def test_spectral_norm_is_one_step_of_power_iteration(rng, put, get):
@@ -93,14 +98,14 @@ def test_spectral_norm_is_one_step_of_power_iteration(rng, put, get):
     matrix = w.reshape(36, 5)
     v = matrix @ u / (np.linalg.norm(matrix @ u) + 1e-12)
     new_u = matrix.T @ v / (np.linalg.norm(matrix.T @ v) + 1e-12)
-    normalized, got_u = get(ac.spectral_norm(put(w), put(u)))
+    normalized, got_u = get(ac.functions.spectral_norm(put(w), put(u)))
     close(got_u, new_u)
     close(normalized, w / (v @ matrix @ new_u))
 
 
 def test_spectral_norm_converges_to_the_largest_singular_value(rng, put, get):
     w, u = rng.standard_normal((6, 5)), rng.standard_normal(5)
-    normalized, _ = get(ac.spectral_norm(put(w), put(u), iterations=300))
+    normalized, _ = get(ac.functions.spectral_norm(put(w), put(u), iterations=300))
     close(np.linalg.svd(normalized, compute_uv=False)[:1], np.ones(1), ulps=4096)
 
 
@@ -112,7 +117,7 @@ def test_gradients_of_both_arithmetics_agree(backend, rng):
     for arithmetic in ("fast", "reproducible"):
 
         def loss(p, x, arithmetic=arithmetic):
-            y = ac.sagan_attention(p, x, arithmetic=arithmetic)
+            y = ac.functions.sagan_attention(p, x, arithmetic=arithmetic)
             return xp.sum(xp.multiply(y, y))
 
         d_parameters, d_x = backend.to_numpy(backend.value_and_grad(loss)(p, x)[1])
@@ -125,18 +130,18 @@ def test_wrong_feature_maps_are_named(rng, put):
     p, x = parameters(rng), put(rng.standard_normal((2, HEIGHT, WIDTH, C)))
     bad = np.ones
     for call, error, message in (
-        (lambda: ac.sagan_attention(put(p), put(bad((2, 1, WIDTH, C)))), ValueError, r"expected two rows and columns of x \(channels_last\), or pool=False; got \(2, 1, 6, 8\)"),
-        (lambda: ac.sagan_attention(put(p), x, data_format="NHWC"), ValueError, "expected data_format out of channels_last, channels_first; got 'NHWC'"),
-        (lambda: ac.sagan_attention(put(p), put(bad((WIDTH, C)))), ValueError, r"expected x \(..., height, width, C\); got \(6, 8\)"),
-        (lambda: ac.sagan_attention(put(p._replace(output=Linear(bad((E, 1))))), x), ValueError, r"expected output.weight back to 8 channels; got \(3, 1\)"),
-        (lambda: ac.sagan_attention(put(p._replace(output=None)), x), ValueError, r"expected g.weight back to 8 channels; got \(8, 3\)"),
-        (lambda: ac.sagan_attention(put(p._replace(phi=Linear(bad((C, 3))))), x), ValueError, r"expected phi.weight to as many channels as theta.weight \(8, 2\); got \(8, 3\)"),
-        (lambda: ac.sagan_attention(put(p._replace(theta=Linear(bad((7, D))))), x), ValueError, r"expected x \(channels_last\) with 7 channels at axis -1, those of theta.weight \(7, 2\); got \(2, 4, 6, 8\)"),
-        (lambda: ac.sagan_attention(put(p._replace(sigma=bad(2))), x), ValueError, r"expected sigma \(1,\); got \(2,\)"),
-        (lambda: ac.sagan_attention(put(p), put(bad((2, 4, 6, C), dtype=np.float32))), TypeError, r"expected theta.weight of dtype float32 to match x \(channels_last\); got float64"),
-        (lambda: ac.spectral_norm(put(bad((6, 5))), put(bad(6))), ValueError, r"expected u \(5,\) to match weight; got \(6,\)"),
-        (lambda: ac.spectral_norm(put(bad((6, 5))), put(bad(5)), iterations=0), ValueError, "expected iterations as a positive integer; got 0"),
-        (lambda: ac.spectral_norm(put(bad(5)), put(bad(5))), ValueError, r"expected weight \(..., out\); got \(5,\)"),
+        (lambda: ac.functions.sagan_attention(put(p), put(bad((2, 1, WIDTH, C)))), ValueError, r"expected two rows and columns of x \(channels_last\), or pool=False; got \(2, 1, 6, 8\)"),
+        (lambda: ac.functions.sagan_attention(put(p), x, data_format="NHWC"), ValueError, "expected data_format out of channels_last, channels_first; got 'NHWC'"),
+        (lambda: ac.functions.sagan_attention(put(p), put(bad((WIDTH, C)))), ValueError, r"expected x \(..., height, width, C\); got \(6, 8\)"),
+        (lambda: ac.functions.sagan_attention(put(p._replace(output=Linear(bad((E, 1))))), x), ValueError, r"expected output.weight back to 8 channels; got \(3, 1\)"),
+        (lambda: ac.functions.sagan_attention(put(p._replace(output=None)), x), ValueError, r"expected g.weight back to 8 channels; got \(8, 3\)"),
+        (lambda: ac.functions.sagan_attention(put(p._replace(phi=Linear(bad((C, 3))))), x), ValueError, r"expected phi.weight to as many channels as theta.weight \(8, 2\); got \(8, 3\)"),
+        (lambda: ac.functions.sagan_attention(put(p._replace(theta=Linear(bad((7, D))))), x), ValueError, r"expected x \(channels_last\) with 7 channels at axis -1, those of theta.weight \(7, 2\); got \(2, 4, 6, 8\)"),
+        (lambda: ac.functions.sagan_attention(put(p._replace(sigma=bad(2))), x), ValueError, r"expected sigma \(1,\); got \(2,\)"),
+        (lambda: ac.functions.sagan_attention(put(p), put(bad((2, 4, 6, C), dtype=np.float32))), TypeError, r"expected theta.weight of dtype float32 to match x \(channels_last\); got float64"),
+        (lambda: ac.functions.spectral_norm(put(bad((6, 5))), put(bad(6))), ValueError, r"expected u \(5,\) to match weight; got \(6,\)"),
+        (lambda: ac.functions.spectral_norm(put(bad((6, 5))), put(bad(5)), iterations=0), ValueError, "expected iterations as a positive integer; got 0"),
+        (lambda: ac.functions.spectral_norm(put(bad(5)), put(bad(5))), ValueError, r"expected weight \(..., out\); got \(5,\)"),
     ):  # fmt: skip
         with pytest.raises(error, match=message):
             call()

@@ -119,7 +119,7 @@ def test_settings_and_recorders_are_read_in_every_call(square, put, get):
     want = get(attention(*arrays, is_causal=True))
     with ac.config_context(assume_finite=True):
         np.testing.assert_allclose(get(attention(*arrays, is_causal=True)), want, rtol=1e-6, atol=1e-7)
-    with ac.record_attention() as record:
+    with ac.weights.record_attention() as record:
         attention(*arrays, is_causal=True)
     assert len(record) == 1
 

@@ -23,7 +23,7 @@ OPTIONS = {
     "mask": {"mask": MASK},
     "lengths": {"mask": lambda put: ac.KeyLengths(put(np.asarray([7, 0], np.int32)))},
     "bias": {"bias": BIAS, "softcap": 3.0},
-    "alibi": {"score_mod": ac.alibi(H), "mask": ac.SlidingWindow(3, 3)},
+    "alibi": {"score_mod": ac.scores.alibi(H), "mask": ac.SlidingWindow(3, 3)},
     "sinks": {"sinks": RNG.standard_normal(H), "is_causal": True},
     "reproducible": {"mask": MASK, "arithmetic": "reproducible"},
 }
@@ -41,7 +41,7 @@ def placed(put, name, dtype="float32"):
     def place(option):
         if isinstance(option, np.ndarray):
             return put(option.astype(dtype) if option.dtype == np.float64 else option)
-        return option(put) if callable(option) and not isinstance(option, ac.ScoreMod) else option
+        return option(put) if callable(option) and not isinstance(option, ac.scores.ScoreMod) else option
 
     return {key: place(option) for key, option in OPTIONS[name].items()}
 
@@ -70,12 +70,12 @@ def test_they_are_those_of_the_dense_form(name, put, get):
     whole, unit = get(result.weights), np.finfo(np.float32).eps
     for choice in CHOICES:
         expected = chosen_of(whole, **choice)
-        found = get(ac.attention_weights(query, key, **choice, **options))
+        found = get(ac.weights.attention_weights(query, key, **choice, **options))
         assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
         if name == "reproducible":
             assert (found == expected).all()
             continue
-        again = get(ac.attention_weights(query, key, logsumexp=result.logsumexp, **choice, **options))
+        again = get(ac.weights.attention_weights(query, key, logsumexp=result.logsumexp, **choice, **options))
         assert abs(found - expected).max(initial=0) <= 2 * unit
         assert abs(again - expected).max(initial=0) <= 4 * unit
 
@@ -90,7 +90,7 @@ def test_a_map_reduces_runs_of_queries_and_keys(name, reduction, put, get):
     rows = [slice(first, first + 4) for first in range(0, M, 4)]
     columns = [slice(first, first + 3) for first in range(0, N, 3)]
     expected = [[getattr(weights[..., i, j], reduction)((-1, -2)) for j in columns] for i in rows]
-    found = get(ac.attention_map(query, key, shape=(4, 4), reduction=reduction, **options))
+    found = get(ac.weights.attention_map(query, key, shape=(4, 4), reduction=reduction, **options))
     np.testing.assert_allclose(found, np.moveaxis(np.asarray(expected), (0, 1), (-2, -1)), rtol=1e-5, atol=1e-7)
 
 
@@ -98,10 +98,12 @@ def test_a_map_reduces_runs_of_queries_and_keys(name, reduction, put, get):
 def test_the_map_is_the_same_in_parts(monkeypatch):
     monkeypatch.setattr("attention_core._functions.weights.SCORES_AT_ONCE", B * H * N * 2)
     whole = ac.scaled_dot_product_attention(QUERY, KEY, KEY, return_weights=True, is_causal=True).weights
-    found = ac.attention_map(QUERY, KEY, shape=(1, 1), is_causal=True)
+    found = ac.weights.attention_map(QUERY, KEY, shape=(1, 1), is_causal=True)
     assert found.shape == (B, H, 1, 1)
     np.testing.assert_allclose(found[..., 0, 0], whole.max((-1, -2)), rtol=1e-12)
-    exact = ac.attention_map(*(x.astype(np.float32) for x in (QUERY, KEY)), shape=(5, 3), arithmetic="reproducible")
+    exact = ac.weights.attention_map(
+        *(x.astype(np.float32) for x in (QUERY, KEY)), shape=(5, 3), arithmetic="reproducible"
+    )
     assert exact.shape == (B, H, 5, 3)
 
 
@@ -113,7 +115,7 @@ def test_a_map_of_many_rows_takes_few_calls(reduction, monkeypatch):
     monkeypatch.setattr(f"{module}.attend", lambda *a, **k: calls.append(a) or attend(*a, **k))
     monkeypatch.setattr(f"{module}.SCORES_AT_ONCE", B * H * N * 7)
     whole = ac.scaled_dot_product_attention(QUERY, KEY, KEY, return_weights=True).weights
-    found = ac.attention_map(QUERY, KEY, shape=(M, N), reduction=reduction)
+    found = ac.weights.attention_map(QUERY, KEY, shape=(M, N), reduction=reduction)
     np.testing.assert_allclose(found, whole, rtol=1e-12)
     assert len(calls) == -(-M // 7)
 
@@ -123,7 +125,7 @@ def test_a_few_rows_of_a_long_sequence_need_little_memory(rng):
     length, rows = 65536, 16
     query, key = (rng.standard_normal((1, 1, length, D)).astype(np.float32) for _ in range(2))
     tracemalloc.start()
-    weights = ac.attention_weights(query, key, queries=range(100, 100 + rows), is_causal=True)
+    weights = ac.weights.attention_weights(query, key, queries=range(100, 100 + rows), is_causal=True)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert weights.shape == (1, 1, rows, length)
@@ -135,7 +137,7 @@ def test_sixteen_bits_are_rounded_once(put, get, backend):
     if "float16" not in backend.dtypes:
         return
     query, key, result = dense(put, {}, "float16")
-    found = get(ac.attention_weights(query, key, queries=[2]))
+    found = get(ac.weights.attention_weights(query, key, queries=[2]))
     assert found.dtype == np.float16
     assert (found == chosen_of(get(result.weights), queries=[2])).mean() > 0.95
 
@@ -155,7 +157,7 @@ WRONG = {
 def test_what_does_not_fit_is_refused(arguments, put):
     query, key = put([QUERY.astype("float32"), KEY.astype("float32")])
     error, message = WRONG[arguments]
-    names = {"weights": ac.attention_weights, "query": query, "key": key, "lse": query[..., 0]}
+    names = {"weights": ac.weights.attention_weights, "query": query, "key": key, "lse": query[..., 0]}
     with pytest.raises(error, match="^" + re.escape(message)):
         eval(f"weights(query, key, {arguments})", names)
 
@@ -175,7 +177,7 @@ def test_what_does_not_fit_is_refused(arguments, put):
 )
 def test_maps_that_there_are_not_are_refused(options, error, message, put):
     with pytest.raises(error, match="^" + re.escape(message)):
-        ac.attention_map(*put([QUERY.astype("float32"), KEY.astype("float32")]), **options)
+        ac.weights.attention_map(*put([QUERY.astype("float32"), KEY.astype("float32")]), **options)
 
 
 def test_recorded_calls_compute_what_they_would_compute_otherwise(put, get, xp, rng):
@@ -190,7 +192,7 @@ def test_recorded_calls_compute_what_they_would_compute_otherwise(put, get, xp, 
         return first, ac.scaled_dot_product_attention(heads, heads, heads, mask=ac.SlidingWindow(1, 1))
 
     expected = run()
-    with ac.record_attention() as records, ac.record_attention() as others:
+    with ac.weights.record_attention() as records, ac.weights.record_attention() as others:
         found = run()
     run()
     assert [get(each).tobytes() for each in found] == [get(each).tobytes() for each in expected]
@@ -209,7 +211,7 @@ def test_calls_of_other_threads_are_not_recorded(put, xp):
     found = []
 
     def other():
-        with ac.record_attention() as records:
+        with ac.weights.record_attention() as records:
             barrier.wait()
             ac.scaled_dot_product_attention(x, x, x, xp=xp)
             barrier.wait()
@@ -217,7 +219,7 @@ def test_calls_of_other_threads_are_not_recorded(put, xp):
 
     barrier = threading.Barrier(2, timeout=60)
     thread = threading.Thread(target=other)
-    with ac.record_attention() as records:
+    with ac.weights.record_attention() as records:
         thread.start()
         barrier.wait()
         for _ in range(2):
@@ -231,7 +233,10 @@ def test_calls_of_other_threads_are_not_recorded(put, xp):
 def test_a_traced_call_is_not_recorded(backend, put):
     x = put(QUERY.astype("float32"))
     compiled = backend.compile(lambda x: ac.scaled_dot_product_attention(x, x, x))
-    with ac.record_attention() as records, pytest.raises(Exception, match="expected eager calls while attention is"):
+    with (
+        ac.weights.record_attention() as records,
+        pytest.raises(Exception, match="expected eager calls while attention is"),
+    ):
         compiled(x)
     assert records == []
     compiled(x)

@@ -11,8 +11,8 @@ from blockwise_helpers import quickly
 from tracing_helpers import BIAS, HEADS, LAYER, QKV, C, X, leaves
 
 import attention_core as ac
-from attention_core import Causal, KeyLengths, SlidingWindow, get_backend, layers
-from attention_core.backend import array_namespace
+from attention_core import Causal, KeyLengths, SlidingWindow, layers
+from attention_core.backend import array_namespace, get_backend
 from attention_core.parameters import Linear, SaganAttention
 from attention_numpy.trees import map_arrays
 
@@ -56,11 +56,11 @@ CASES = (
             (HEADS, X, normal(2, 3, C), normal(2, 3, C)),
         ),
         "sagan_attention": (
-            lambda p, x: tuple(ac.sagan_attention(p, x, return_weights=True)[:2]),
+            lambda p, x: tuple(ac.functions.sagan_attention(p, x, return_weights=True)[:2]),
             (SAGAN, normal(2, 4, 6, C)),
         ),
         "sagan_attention_channels_first": (
-            lambda p, x: ac.sagan_attention(p, x, pool=False, data_format="channels_first"),
+            lambda p, x: ac.functions.sagan_attention(p, x, pool=False, data_format="channels_first"),
             (SAGAN, normal(C, 4, 3)),
         ),
         "sagan_layer": (
@@ -140,7 +140,7 @@ def test_gradients_are_directional_derivatives(backend, name):
 
 def differentiating():
     """The backends at hand that differentiate."""
-    return [get_backend(name) for name in ASKED or ac.available_backends() if get_backend(name).differentiates]
+    return [get_backend(name) for name in ASKED or ac.backend.available_backends() if get_backend(name).differentiates]
 
 
 @pytest.mark.needs(lambda: len(differentiating()) > 1)
@@ -192,7 +192,7 @@ def test_gradients_have_the_dtype_of_their_argument(backend, dtype):
 
     def measure(query, key, value, projection):
         output = ac.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return xp.sum(xp.astype(ac.linear(projection, ac.merge_heads(output)), xp.float32))
+        return xp.sum(xp.astype(ac.functions.linear(projection, ac.merge_heads(output)), xp.float32))
 
     _, result = backend.value_and_grad(measure)(*arrays)
     assert {leaf.dtype.name for leaf in leaves(backend.to_numpy(result))} == {dtype}
@@ -222,14 +222,14 @@ def test_torch_backward_fills_the_gradients_of_parameters():
     backend = get_backend("torch")
     layer = map_arrays(lambda array: array.requires_grad_(), backend.from_numpy(LAYER))
     x = backend.from_numpy(X)
-    torch.sum(ac.encoder_layer(layer, x, num_heads=2) ** 2).backward()
-    expected = gradients(backend, lambda p: ac.encoder_layer(p, x, num_heads=2), (LAYER,), [_twice(layer, x)])
+    torch.sum(ac.functions.encoder_layer(layer, x, num_heads=2) ** 2).backward()
+    expected = gradients(backend, lambda p: ac.functions.encoder_layer(p, x, num_heads=2), (LAYER,), [_twice(layer, x)])
     for leaf, wanted in zip(leaves(layer), expected, strict=True):
         np.testing.assert_allclose(leaf.grad.numpy(), wanted, rtol=0, atol=1e-12 * np.abs(expected[0]).max())
 
 
 def _twice(layer, x):
-    return 2 * ac.encoder_layer(layer, x, num_heads=2).detach().numpy()
+    return 2 * ac.functions.encoder_layer(layer, x, num_heads=2).detach().numpy()
 
 
 @pytest.mark.needs("jax")

@@ -20,7 +20,8 @@ from tracing_helpers import (
 )
 
 import attention_core as ac
-from attention_core import get_backend, initializers, layers
+from attention_core import initializers, layers
+from attention_core.backend import get_backend
 from attention_core.random import dropout_mask
 from attention_numpy.trees import map_arrays
 
@@ -145,8 +146,8 @@ def test_autograph_rewrites_the_function_of_a_user_and_leaves_ours_as_they_are(t
         if tf.reduce_sum(y) > 0:  # which a graph takes from AutoGraph alone
             y = feed(y)
         y = xp.add(y, xp.where(dropout_mask(ac.Dropout(0.2, seed), y, xp=xp), y, 0.0))
-        masks = (ac.cache_mask(new, 3) & ac.KeyLengths(2)).to_array(3, 7, xp=xp)
-        return y, masks, ac.rotary_embedding(y, xp.arange(3)), sagan.updated_state(*vectors)
+        masks = (ac.cache.cache_mask(new, 3) & ac.KeyLengths(2)).to_array(3, 7, xp=xp)
+        return y, masks, ac.functions.rotary_embedding(y, xp.arange(3)), sagan.updated_state(*vectors)
 
     xp = get_backend("tensorflow").namespace
     decoder, sagan, feed = layers.DecoderLayer(6, 3, 8), layers.SaganAttention(C), attention_keras.FeedForward(6, 7)

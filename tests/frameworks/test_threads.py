@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from attention_core import available_backends
+from attention_core.backend import available_backends
 
 ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
 LIBRARIES = [name for name in ASKED or available_backends() if name in ("numpy", "array_api_strict", "torch", "jax")]

@@ -23,8 +23,8 @@ from tracing_helpers import (
 )
 
 import attention_core as ac
-from attention_core import get_backend
 from attention_core._backend import _find
+from attention_core.backend import get_backend
 
 pytestmark = [
     # array-api-compat remembers the namespace of a type in a cache, which PyTorch traces through, and says so once.
@@ -221,7 +221,7 @@ def test_an_exported_program_holds_no_address_of_a_file(torch, tmp_path):
     def attend(query, key, value):
         mask = (ac.Causal(offset=2) | ac.SlidingWindow(2, 1)) & ~ac.KeyLengths(1)
         return ac.scaled_dot_product_attention(
-            query, key, value, mask=mask, score_mod=ac.alibi(6), implementation="blockwise"
+            query, key, value, mask=mask, score_mod=ac.scores.alibi(6), implementation="blockwise"
         )
 
     arrays = sized(2, 5, "torch")[:3]

@@ -73,7 +73,7 @@ WINDOW = Made(ac.SlidingWindow, {"left": 2, "right": 1, "offset": 0})
 SEGMENTS = Made(ac.Segments, {"query_ids": _integers(2, 3), "key_ids": _integers(2, 6)})
 DROPOUT = Made(ac.Dropout, {"rate": 0.5, "seed": 3})
 TABLE = Made(
-    lambda table, **options: ac.relative_bias(table, **options),
+    lambda table, **options: ac.scores.relative_bias(table, **options),
     {"table": _floats(8, 4), "bidirectional": True, "max_distance": 20, "offset": 0},
 )
 OPTIONS: dict[str, Any] = {"mask": MASK, "bias": _floats(4, 3, 6), "is_causal": False, "scale": 0.5, "softcap": 2.0}
@@ -85,9 +85,9 @@ HEADS = parameters.MultiHeadAttention(
 SELF = parameters.MultiHeadAttention(_linear(8, 8), _linear(8, 8), _linear(8, 8), _linear(8, 8))
 FORWARD = parameters.FeedForward(_linear(8, 5), _linear(5, 8))
 GATED = parameters.GatedFeedForward(_linear(8, 5), _linear(8, 5), _linear(5, 8))
-CACHE = Made(ac.KeyValueCache, {"key": _floats(2, 2, 9, 5), "value": _floats(2, 2, 9, 3), "length": _integers(2)})
-PARTIAL = Made(ac.Partial, {"output": _floats(2, 4, 3, 5), "logsumexp": _floats(2, 4, 3)})
-EXTENT = Made(ac.Extent, {"scores": _floats(2, 4, 3, 3), "values": _floats(2, 2, 1, 3)})
+CACHE = Made(ac.cache.KeyValueCache, {"key": _floats(2, 2, 9, 5), "value": _floats(2, 2, 9, 3), "length": _integers(2)})
+PARTIAL = Made(ac.pieces.Partial, {"output": _floats(2, 4, 3, 5), "logsumexp": _floats(2, 4, 3)})
+EXTENT = Made(ac.pieces.Extent, {"scores": _floats(2, 4, 3, 3), "values": _floats(2, 2, 1, 3)})
 TABLES = parameters.Embeddings(_floats(9, 4), _floats(7, 4), _floats(3, 4), _norm(4))
 MAPS = parameters.SaganAttention(
     _linear(8, 3), _linear(8, 3), _linear(8, 5), _linear(5, 8), np.asarray(0.5, np.float32)
@@ -115,71 +115,71 @@ VALID: dict[str, Valid] = {
     ),
     "explain": Valid(ac.explain_attention, [_floats(*Q), _floats(*K), _floats(*V)], OPTIONS | RETURNS),
     "scores": Valid(ac.attention_scores, [_floats(*Q), _floats(*K)], {"mask": SEGMENTS, "scale": 0.5, "softcap": 2.0, "arithmetic": "fast"}),
-    "weights": Valid(ac.attention_weights, [_floats(*Q), _floats(*K)], {"queries": [0, -1], "heads": [1], "is_causal": True, "scale": 0.5}),
-    "map": Valid(ac.attention_map, [_floats(*Q), _floats(*K)], {"shape": (2, 2), "reduction": "mean", "mask": SEGMENTS, "softcap": 2.0}),
+    "weights": Valid(ac.weights.attention_weights, [_floats(*Q), _floats(*K)], {"queries": [0, -1], "heads": [1], "is_causal": True, "scale": 0.5}),
+    "map": Valid(ac.weights.attention_map, [_floats(*Q), _floats(*K)], {"shape": (2, 2), "reduction": "mean", "mask": SEGMENTS, "softcap": 2.0}),
     "partial": Valid(
-        ac.partial_attention,
+        ac.pieces.partial_attention,
         [_floats(*Q), _floats(*K), _floats(*V)],
         {"query_start": 2, "key_start": 3, "is_causal": True, "bias": _floats(4, 3, 6), "implementation": "auto", "arithmetic": "fast"},
     ),
     "exact partial": Valid(
-        ac.partial_attention,
+        ac.pieces.partial_attention,
         [_floats(*Q), _floats(*K), _floats(*V)],
         {"query_start": 2, "key_start": 3, "is_causal": True, "arithmetic": "reproducible", "extent": EXTENT},
     ),
-    "extent": Valid(ac.attention_extent, [_floats(*Q), _floats(*K), _floats(*V)], {"query_start": 2, "key_start": 3, "scale": 0.5}),
-    "merge": Valid(ac.merge_partials, [PARTIAL, PARTIAL], {}),
-    "merge extents": Valid(ac.merge_extents, [EXTENT, EXTENT], {}),
-    "complete": Valid(ac.complete_partial, [PARTIAL], {"dropout": DROPOUT}),
+    "extent": Valid(ac.pieces.attention_extent, [_floats(*Q), _floats(*K), _floats(*V)], {"query_start": 2, "key_start": 3, "scale": 0.5}),
+    "merge": Valid(ac.pieces.merge_partials, [PARTIAL, PARTIAL], {}),
+    "merge extents": Valid(ac.pieces.merge_extents, [EXTENT, EXTENT], {}),
+    "complete": Valid(ac.pieces.complete_partial, [PARTIAL], {"dropout": DROPOUT}),
     "multi-head": Valid(
         ac.multi_head_attention,
         [HEADS, _floats(2, 3, 6), _floats(2, 6, 7), _floats(2, 6, 5)],
         OPTIONS | FAST | RETURNS | {"num_heads": 4, "num_key_value_heads": 2},
     ),
     "encoder": Valid(
-        ac.encoder_layer,
+        ac.functions.encoder_layer,
         [parameters.EncoderLayer(SELF, _norm(8), FORWARD, _norm(8)), _floats(2, 3, 8)],
         {"num_heads": 2, "mask": _flags(3, 3), "epsilon": 1e-5, "dropout": DROPOUT, "implementation": "auto", "arithmetic": "fast"},
     ),
-    "feed-forward": Valid(ac.feed_forward, [FORWARD, _floats(2, 3, 8)], {"dropout": DROPOUT, "arithmetic": "fast"}),
-    "linear": Valid(ac.linear, [_linear(5, 3), _floats(2, 5)], {"arithmetic": "reproducible"}),
+    "feed-forward": Valid(ac.functions.feed_forward, [FORWARD, _floats(2, 3, 8)], {"dropout": DROPOUT, "arithmetic": "fast"}),
+    "linear": Valid(ac.functions.linear, [_linear(5, 3), _floats(2, 5)], {"arithmetic": "reproducible"}),
     "gated feed-forward": Valid(
-        ac.gated_feed_forward,
+        ac.functions.gated_feed_forward,
         [GATED, _floats(2, 3, 8)],
         {"activation": "gelu", "dropout": DROPOUT, "arithmetic": "fast"},
     ),
-    "gelu": Valid(ac.gelu, [_floats(2, 5)], {"arithmetic": "fast"}),
-    "silu": Valid(ac.silu, [_floats(2, 5)], {"arithmetic": "fast"}),
-    "layer norm": Valid(ac.layer_norm, [_norm(5), _floats(2, 5)], {"epsilon": 1e-5, "arithmetic": "fast"}),
-    "rms norm": Valid(ac.rms_norm, [_floats(5), _floats(2, 5)], {"epsilon": 1e-5, "arithmetic": "fast"}),
+    "gelu": Valid(ac.functions.gelu, [_floats(2, 5)], {"arithmetic": "fast"}),
+    "silu": Valid(ac.functions.silu, [_floats(2, 5)], {"arithmetic": "fast"}),
+    "layer norm": Valid(ac.functions.layer_norm, [_norm(5), _floats(2, 5)], {"epsilon": 1e-5, "arithmetic": "fast"}),
+    "rms norm": Valid(ac.functions.rms_norm, [_floats(5), _floats(2, 5)], {"epsilon": 1e-5, "arithmetic": "fast"}),
     "embed": Valid(
-        ac.embed_tokens,
+        ac.functions.embed_tokens,
         [TABLES, _integers(2, 6)],
         {"position_ids": _integers(6), "segment_ids": _integers(2, 6), "epsilon": 1e-5, "dropout": DROPOUT, "arithmetic": "fast"},
     ),
     "rotary": Valid(
-        ac.rotary_embedding,
+        ac.functions.rotary_embedding,
         [_floats(2, 4, 3, 6), _integers(2, 3)],
         {"base": 10000.0, "interleaved": True, "width": 4, "arithmetic": "fast"},
     ),
-    "sagan": Valid(ac.sagan_attention, [MAPS, _floats(2, 4, 6, 8)], {"data_format": "channels_last", "arithmetic": "fast"}),
-    "spectral norm": Valid(ac.spectral_norm, [_floats(2, 3, 4), _floats(4)], {"epsilon": 1e-6, "arithmetic": "fast"}),
+    "sagan": Valid(ac.functions.sagan_attention, [MAPS, _floats(2, 4, 6, 8)], {"data_format": "channels_last", "arithmetic": "fast"}),
+    "spectral norm": Valid(ac.functions.spectral_norm, [_floats(2, 3, 4), _floats(4)], {"epsilon": 1e-6, "arithmetic": "fast"}),
     "split": Valid(ac.split_heads, [_floats(2, 3, 8), 4], {}),
     "join": Valid(ac.merge_heads, [_floats(2, 4, 3, 5)], {}),
-    "append": Valid(ac.append, [CACHE, _floats(2, 2, 3, 5), _floats(2, 2, 3, 3)], {"num_new": _integers(2)}),
-    "cache mask": Valid(ac.cache_mask, [CACHE, 2], {}),
-    "from ignore": Valid(ac.mask_from_ignore, [_flags(2, 3)], {}),
-    "from integers": Valid(ac.mask_from_integers, [_integers(2, 3)], {}),
-    "from additive": Valid(ac.mask_from_additive, [_floats(2, 3)], {"threshold": -100.0}),
-    "from lengths": Valid(ac.mask_from_lengths, [_integers(2), 4], {}),
-    "from padding": Valid(ac.mask_from_padding, [_flags(2, 3)], {}),
-    "from pair": Valid(ac.mask_from_query_key, [_flags(2, 3), _flags(2, 5)], {}),
+    "append": Valid(ac.cache.append, [CACHE, _floats(2, 2, 3, 5), _floats(2, 2, 3, 3)], {"num_new": _integers(2)}),
+    "cache mask": Valid(ac.cache.cache_mask, [CACHE, 2], {}),
+    "from ignore": Valid(ac.masks.mask_from_ignore, [_flags(2, 3)], {}),
+    "from integers": Valid(ac.masks.mask_from_integers, [_integers(2, 3)], {}),
+    "from additive": Valid(ac.masks.mask_from_additive, [_floats(2, 3)], {"threshold": -100.0}),
+    "from lengths": Valid(ac.masks.mask_from_lengths, [_integers(2), 4], {}),
+    "from padding": Valid(ac.masks.mask_from_padding, [_flags(2, 3)], {}),
+    "from pair": Valid(ac.masks.mask_from_query_key, [_flags(2, 3), _flags(2, 5)], {}),
     "causal": Valid(_with_xp(_to_array), [MASK, 3, 6, _floats(1)], {}),
     "window": Valid(_with_xp(_to_array), [WINDOW, 3, 6, _floats(1)], {}),
     "segments": Valid(_with_xp(_to_array), [SEGMENTS, 3, 6, _floats(1)], {}),
     "lengths": Valid(_with_xp(_to_array), [Made(ac.KeyLengths, {"lengths": _integers(2)}), 3, 6, _floats(1)], {}),
-    "alibi": Valid(ac.alibi, [4], {"offset": _integers(2)}),
-    "relative": Valid(ac.relative_bias, [_floats(8, 4)], {"bidirectional": True, "max_distance": 20, "offset": _integers(2)}),
+    "alibi": Valid(ac.scores.alibi, [4], {"offset": _integers(2)}),
+    "relative": Valid(ac.scores.relative_bias, [_floats(8, 4)], {"bidirectional": True, "max_distance": 20, "offset": _integers(2)}),
     "uniform": Valid(_with_xp(initializers.uniform), [3, SHAPE], {"limit": 1.0, "dtype": "float32"}),
     "normal": Valid(_with_xp(initializers.normal), [_integers(2), SHAPE], {"stddev": 1.0, "dtype": "float32"}),
     "truncated": Valid(_with_xp(initializers.truncated_normal), [3, SHAPE], {"stddev": 1.0, "dtype": "float32"}),

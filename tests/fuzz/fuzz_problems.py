@@ -194,11 +194,13 @@ class Built:
     def _score_mod(self, arrays: dict[str, Any]) -> Any:
         kind, *numbers = self.problem.score_mod
         if kind == "alibi":
-            return ac.alibi(self.problem.heads, offset=numbers[0])
+            return ac.scores.alibi(self.problem.heads, offset=numbers[0])
         if kind == "relative":
             _, bidirectional, distance, offset = numbers
-            return ac.relative_bias(arrays["table"], bidirectional=bidirectional, max_distance=distance, offset=offset)
-        return ac.ScoreMod(weighted, (arrays["weight"],))
+            return ac.scores.relative_bias(
+                arrays["table"], bidirectional=bidirectional, max_distance=distance, offset=offset
+            )
+        return ac.scores.ScoreMod(weighted, (arrays["weight"],))
 
 
 def weighted(scores: Any, batch: Any, head: Any, query: Any, key: Any, weight: Any) -> Any:

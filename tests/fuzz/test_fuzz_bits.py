@@ -12,7 +12,7 @@ from fuzz_problems import Built, Problem, arrays_of, differentiating, forced_blo
 from test_fuzz_forward import pool_of
 
 import attention_core as ac
-from attention_core import get_backend
+from attention_core.backend import get_backend
 
 NUMPY = get_backend("numpy")
 HALVES = ("float32", "float16", "bfloat16")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fuzz_calls import Call, built, call_of, calls
 
-from attention_core import get_backend
+from attention_core.backend import get_backend
 
 NUMPY = get_backend("numpy")
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from test_fuzz_bits import assert_same_bits
 
 import attention_core as ac
-from attention_core import get_backend, initializers
+from attention_core import initializers
+from attention_core.backend import get_backend
 from attention_core.parameters import Embeddings, FeedForward, GatedFeedForward, LayerNorm, Linear
 
 NUMPY = get_backend("numpy")
@@ -46,12 +47,12 @@ def erf(x: np.ndarray) -> np.ndarray:
 def _linear(f: Formula, dims: tuple[int, ...], rows: int, columns: int) -> Any:
     parameters, formula = f.linear(rows, columns)
     x, exact = f.draw(*dims, rows)
-    return ac.linear(parameters, x, arithmetic=f.arithmetic), *formula(exact, abs(exact))
+    return ac.functions.linear(parameters, x, arithmetic=f.arithmetic), *formula(exact, abs(exact))
 
 
 def _gelu(f: Formula, dims: tuple[int, ...], rows: int, columns: int) -> Any:
     x, exact = f.draw(*dims, rows, size=1.5)
-    return ac.gelu(x, arithmetic=f.arithmetic), exact * (1 + erf(exact / np.sqrt(LONG(2)))) / 2, abs(exact)
+    return ac.functions.gelu(x, arithmetic=f.arithmetic), exact * (1 + erf(exact / np.sqrt(LONG(2)))) / 2, abs(exact)
 
 
 def _feed_forward(f: Formula, dims: tuple[int, ...], rows: int, columns: int) -> Any:
@@ -59,12 +60,14 @@ def _feed_forward(f: Formula, dims: tuple[int, ...], rows: int, columns: int) ->
     x, exact = f.draw(*dims, rows, size=0.3)
     inner, size = first(exact, abs(exact))
     active = inner * (1 + erf(inner / np.sqrt(LONG(2)))) / 2
-    return ac.feed_forward(FeedForward(expand, contract), x, arithmetic=f.arithmetic), *second(active, 2 * size)
+    return ac.functions.feed_forward(FeedForward(expand, contract), x, arithmetic=f.arithmetic), *second(
+        active, 2 * size
+    )
 
 
 def _silu(f: Formula, dims: tuple[int, ...], rows: int, columns: int) -> Any:
     x, exact = f.draw(*dims, rows, size=3)
-    return ac.silu(x, arithmetic=f.arithmetic), exact / (1 + np.exp(-exact)), abs(exact)
+    return ac.functions.silu(x, arithmetic=f.arithmetic), exact / (1 + np.exp(-exact)), abs(exact)
 
 
 def _gated_feed_forward(f: Formula, dims: tuple[int, ...], rows: int, columns: int) -> Any:
@@ -77,7 +80,9 @@ def _gated_feed_forward(f: Formula, dims: tuple[int, ...], rows: int, columns: i
     (gated, size), (inner, other) = first(exact, abs(exact)), second(exact, abs(exact))
     active = gated / (1 + np.exp(-gated))
     parameters = GatedFeedForward(gate, expand, contract)
-    return ac.gated_feed_forward(parameters, x, arithmetic=f.arithmetic), *third(active * inner, 4 * size * other)
+    return ac.functions.gated_feed_forward(parameters, x, arithmetic=f.arithmetic), *third(
+        active * inner, 4 * size * other
+    )
 
 
 def _layer_norm(f: Formula, dims: tuple[int, ...], rows: int, columns: int) -> Any:
@@ -87,13 +92,13 @@ def _layer_norm(f: Formula, dims: tuple[int, ...], rows: int, columns: int) -> A
     magnitude = (abs(exact) + abs(exact).mean(axis=-1, keepdims=True)) / deviation
     wanted = centred / deviation * s + o
     size = magnitude * abs(s) * (1 + magnitude.max(axis=-1, keepdims=True, initial=0)) + abs(o)
-    return ac.layer_norm(LayerNorm(scale, offset), x, epsilon=1e-3, arithmetic=f.arithmetic), wanted, size
+    return ac.functions.layer_norm(LayerNorm(scale, offset), x, epsilon=1e-3, arithmetic=f.arithmetic), wanted, size
 
 
 def _rms_norm(f: Formula, dims: tuple[int, ...], rows: int, columns: int) -> Any:
     (scale, s), (x, exact) = f.draw(rows), f.draw(*dims, rows, size=2.0 ** int(f.rng.integers(-9, 9)))
     wanted = exact / np.sqrt((exact**2).mean(axis=-1, keepdims=True) + LONG(1e-6)) * s
-    return ac.rms_norm(scale, x, epsilon=1e-6, arithmetic=f.arithmetic), wanted, abs(wanted)
+    return ac.functions.rms_norm(scale, x, epsilon=1e-6, arithmetic=f.arithmetic), wanted, abs(wanted)
 
 
 def _rotary(f: Formula, dims: tuple[int, ...], rows: int, columns: int) -> Any:
@@ -108,14 +113,18 @@ def _rotary(f: Formula, dims: tuple[int, ...], rows: int, columns: int) -> Any:
     length = np.sqrt(a * a + b * b)
     size = np.repeat(length, 2, axis=-1) if interleaved else np.concatenate([length, length], axis=-1)
     positions = f.backend.from_numpy(places.astype(np.int32))
-    return ac.rotary_embedding(x, positions, interleaved=interleaved, arithmetic=f.arithmetic), wanted, 4 * size
+    return (
+        ac.functions.rotary_embedding(x, positions, interleaved=interleaved, arithmetic=f.arithmetic),
+        wanted,
+        4 * size,
+    )
 
 
 def _embed(f: Formula, dims: tuple[int, ...], rows: int, columns: int) -> Any:
     (token, t), (position, p), (segment, s) = f.draw(7, rows), f.draw(columns, rows), f.draw(2, rows)
     ids, segments = f.rng.integers(0, 7, (*dims, columns)), f.rng.integers(0, 2, (*dims, columns))
     put = f.backend.from_numpy
-    found = ac.embed_tokens(
+    found = ac.functions.embed_tokens(
         Embeddings(token, position, segment),
         put(ids.astype(np.int32)),
         segment_ids=put(segments.astype(np.int32)),
@@ -142,7 +151,7 @@ def _spectral_norm(f: Formula, dims: tuple[int, ...], rows: int, columns: int) -
     u = u / (np.sqrt((u * u).sum()) + LONG(1e-6))
     sigma, size = v @ flat @ u, abs(v) @ abs(flat) @ abs(u)
     return (
-        ac.spectral_norm(weight, vector, epsilon=1e-6, arithmetic=f.arithmetic)[0],
+        ac.functions.spectral_norm(weight, vector, epsilon=1e-6, arithmetic=f.arithmetic)[0],
         w / sigma,
         abs(w / sigma) * (8 + 40 * size / abs(sigma)) ** 2,
     )

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from test_fuzz_bits import assert_same_bits
 from test_fuzz_calls import assert_is_of_the_contract, described, plain
 
-from attention_core import get_backend, layers
+from attention_core import layers
+from attention_core.backend import get_backend
 from attention_core.layers import named_arrays, tree_from_names
 
 NUMPY = get_backend("numpy")

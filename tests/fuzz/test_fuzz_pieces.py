@@ -66,18 +66,20 @@ def merged(problem: Problem, built: Built, options: dict[str, Any], spans: list[
 
     if not exact:
         parts = [of(*span) for span in spans]
-        return ac.complete_partial(
-            ac.merge_partials(*[ac.partial_attention(*arrays, **options_of) for arrays, options_of in parts])
+        return ac.pieces.complete_partial(
+            ac.pieces.merge_partials(
+                *[ac.pieces.partial_attention(*arrays, **options_of) for arrays, options_of in parts]
+            )
         )
     narrow = {"dropout", "implementation", "arithmetic"}
     parts = [of(*span) for span in spans]
     extents = [
-        ac.attention_extent(*arrays, **{k: v for k, v in options_of.items() if k not in narrow})
+        ac.pieces.attention_extent(*arrays, **{k: v for k, v in options_of.items() if k not in narrow})
         for arrays, options_of in parts
     ]
-    extent = ac.merge_extents(*extents)
-    partials = [ac.partial_attention(*arrays, **options_of, extent=extent) for arrays, options_of in parts]
-    return ac.complete_partial(ac.merge_partials(*partials), dropout=options.get("dropout"))
+    extent = ac.pieces.merge_extents(*extents)
+    partials = [ac.pieces.partial_attention(*arrays, **options_of, extent=extent) for arrays, options_of in parts]
+    return ac.pieces.complete_partial(ac.pieces.merge_partials(*partials), dropout=options.get("dropout"))
 
 
 @st.composite
@@ -102,13 +104,13 @@ def check_cache(case: tuple[Any, ...], backend: Any) -> None:
     leading, ragged, counts, kept, seed, arithmetic = case
     xp, put, get, rng = backend.namespace, backend.from_numpy, backend.to_numpy, np.random.default_rng(seed)
     capacity = sum(counts) + 1
-    cache = ac.empty_cache(leading, 2, capacity, 3, value_dim=4, ragged=ragged, xp=xp)
+    cache = ac.cache.empty_cache(leading, 2, capacity, 3, value_dim=4, ragged=ragged, xp=xp)
     held = [np.zeros((*leading, 2, capacity, width), np.float32) for width in (3, 4)]
     lengths = np.zeros(leading if ragged else (), np.int64)
     for count in counts:
         new = [rng.standard_normal((*leading, 2, count, width)).astype(np.float32) for width in (3, 4)]
         number = rng.integers(0, count + 1, leading).astype(np.int32) if kept else None
-        cache = ac.append(cache, *map(put, new), num_new=None if number is None else put(number))
+        cache = ac.cache.append(cache, *map(put, new), num_new=None if number is None else put(number))
         for sample in np.ndindex(*leading):
             start = int(lengths[sample] if ragged else lengths)
             for array, rows in zip(held, new, strict=True):
@@ -121,7 +123,7 @@ def check_cache(case: tuple[Any, ...], backend: Any) -> None:
             continue
         found = get(
             ac.scaled_dot_product_attention(
-                put(query), cache.key, cache.value, mask=ac.cache_mask(cache, added), arithmetic=arithmetic
+                put(query), cache.key, cache.value, mask=ac.cache.cache_mask(cache, added), arithmetic=arithmetic
             )
         )
         allowed = np.arange(capacity) <= np.arange(count)[:, None] + before[..., None, None]

@@ -172,7 +172,7 @@ def recorded():
     """Layers and functions of a functional model are recorded in order, with the same bits; a compiled call is not."""
     model = functional()
     expected = array(model(TOKENS))
-    with attention_core.record_attention() as records:
+    with attention_core.weights.record_attention() as records:
         found = array(model(TOKENS))
     assert found.tobytes() == expected.tobytes()
     assert [tuple(each.query.shape) for each in records] == [(2, 2, 4, 4), (2, 2, 4, 4), (2, 4, 8)]
@@ -187,11 +187,11 @@ def recorded():
     theirs = keras.layers.MultiHeadAttention(2, 4)
     _, weights = theirs(POINTS, POINTS, return_attention_scores=True)
     ours = importlib.import_module("attention_keras.conversion").from_module(theirs)
-    with attention_core.record_attention() as records:
+    with attention_core.weights.record_attention() as records:
         ours(POINTS, POINTS, POINTS)
     np.testing.assert_allclose(array(records[0].weights()), array(weights), atol=1e-6)
     try:
-        with attention_core.record_attention():
+        with attention_core.weights.record_attention():
             model.predict(TOKENS, verbose=0)
     except ValueError as error:
         assert "expected eager calls while attention is recorded" in str(error)  # noqa: PT017 (a script without pytest)

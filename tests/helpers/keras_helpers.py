@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from attention_core import get_backend
+from attention_core.backend import get_backend
 from attention_core.layers import named_arrays, tree_from_names
 from attention_keras.layers import (
     Decoder,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 import attention_core as ac
-from attention_core import get_backend
 from attention_core import scaled_dot_product_attention as attention
 from attention_core._backend._find import backend_of
+from attention_core.backend import get_backend
 
 NUMPY = get_backend("numpy").namespace
 
@@ -40,11 +40,11 @@ def positions(x):
 
 
 LAYERS = {
-    "rms_norm": lambda x, w, **o: ac.rms_norm(w[:, 0], x, **o),
-    "rotary": lambda x, w, **o: ac.rotary_embedding(x, positions(x), **o),
-    "linear": lambda x, w, **o: ac.linear(ac.parameters.Linear(w), x, **o),
-    "layer_norm": lambda x, w, **o: ac.layer_norm(ac.parameters.LayerNorm(w[:, 0], w[:, 1]), x, **o),
-    "gelu": lambda x, w, **o: ac.gelu(x, **o),
-    "silu": lambda x, w, **o: ac.silu(x, **o),
-    "spectral_norm": lambda x, w, **o: ac.spectral_norm(w, w[0, :], **o)[0],
+    "rms_norm": lambda x, w, **o: ac.functions.rms_norm(w[:, 0], x, **o),
+    "rotary": lambda x, w, **o: ac.functions.rotary_embedding(x, positions(x), **o),
+    "linear": lambda x, w, **o: ac.functions.linear(ac.parameters.Linear(w), x, **o),
+    "layer_norm": lambda x, w, **o: ac.functions.layer_norm(ac.parameters.LayerNorm(w[:, 0], w[:, 1]), x, **o),
+    "gelu": lambda x, w, **o: ac.functions.gelu(x, **o),
+    "silu": lambda x, w, **o: ac.functions.silu(x, **o),
+    "spectral_norm": lambda x, w, **o: ac.functions.spectral_norm(w, w[0, :], **o)[0],
 }

@@ -3,7 +3,7 @@
 import numpy as np
 
 import attention_core as ac
-from attention_core import get_backend
+from attention_core.backend import get_backend
 from attention_numpy.trees import map_arrays
 
 # Compilers fuse and reorder: results differ by roundings, relative to the largest element.
@@ -117,41 +117,45 @@ CASES = {
         (HEADS, X, LENGTHS),
     ),
     "encoder_layer": (
-        lambda p, x, kept: ac.encoder_layer(p, x, num_heads=2, mask=ac.mask_from_padding(ac.mask_from_integers(kept))),
+        lambda p, x, kept: ac.functions.encoder_layer(
+            p, x, num_heads=2, mask=ac.masks.mask_from_padding(ac.masks.mask_from_integers(kept))
+        ),
         (LAYER, X, KEPT),
     ),
     "encoder_layer_dropout": (
-        lambda p, x, seed: ac.encoder_layer(p, x, num_heads=2, norm_first=False, dropout=ac.Dropout(0.2, seed)),
+        lambda p, x, seed: ac.functions.encoder_layer(
+            p, x, num_heads=2, norm_first=False, dropout=ac.Dropout(0.2, seed)
+        ),
         (LAYER, X, SEED),
     ),
     "embed_tokens": (
-        lambda p, ids, segments: ac.embed_tokens(p, ids, segment_ids=segments),
+        lambda p, ids, segments: ac.functions.embed_tokens(p, ids, segment_ids=segments),
         (TABLES, IDS, SEGMENTS[0]),
     ),
     "sagan_attention": (
-        lambda p, x: tuple(ac.sagan_attention(p, x, return_weights=True))[:2],
+        lambda p, x: tuple(ac.functions.sagan_attention(p, x, return_weights=True))[:2],
         (SAGAN, normal(2, 5, 6, C)),
     ),
     "sagan_attention_channels_first": (
-        lambda p, x: ac.sagan_attention(p, x, pool=False, data_format="channels_first"),
+        lambda p, x: ac.functions.sagan_attention(p, x, pool=False, data_format="channels_first"),
         (SAGAN, normal(2, C, 4, 3)),
     ),
-    "spectral_norm": (lambda w, u: ac.spectral_norm(w, u, iterations=2), (normal(3, 2, 4), normal(4))),
-    "gelu": (ac.gelu, (normal(3, 5),)),
-    "linear": (ac.linear, (SELF.query, X)),
-    "layer_norm": (ac.layer_norm, (NORM, X)),
-    "rms_norm": (ac.rms_norm, (NORM.scale, X)),
-    "alibi": (lambda q, k, v, offset: attend(score_mod=ac.alibi(6, offset=offset))(q, k, v), (*QKV, OFFSETS)),
+    "spectral_norm": (lambda w, u: ac.functions.spectral_norm(w, u, iterations=2), (normal(3, 2, 4), normal(4))),
+    "gelu": (ac.functions.gelu, (normal(3, 5),)),
+    "linear": (ac.functions.linear, (SELF.query, X)),
+    "layer_norm": (ac.functions.layer_norm, (NORM, X)),
+    "rms_norm": (ac.functions.rms_norm, (NORM.scale, X)),
+    "alibi": (lambda q, k, v, offset: attend(score_mod=ac.scores.alibi(6, offset=offset))(q, k, v), (*QKV, OFFSETS)),
     "relative_bias": (
-        lambda q, k, v, table, offset: attend(score_mod=ac.relative_bias(table, max_distance=7, offset=offset))(
+        lambda q, k, v, table, offset: attend(score_mod=ac.scores.relative_bias(table, max_distance=7, offset=offset))(
             q, k, v
         ),
         (*QKV, TABLES.token[:8, :6], np.asarray(3)),
     ),
-    "feed_forward": (ac.feed_forward, (MLP, X)),
-    "silu": (ac.silu, (normal(3, 5),)),
+    "feed_forward": (ac.functions.feed_forward, (MLP, X)),
+    "silu": (ac.functions.silu, (normal(3, 5),)),
     "gated_feed_forward": (
-        ac.gated_feed_forward,
+        ac.functions.gated_feed_forward,
         (ac.parameters.GatedFeedForward(affine(C, 10), affine(C, 10), affine(10, C)), X),
     ),
 }

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import attention_core as ac
-from attention_core import get_backend
+from attention_core.backend import get_backend
 from attention_core.parameters import Embeddings, EncoderLayer, FeedForward, LayerNorm, Linear, MultiHeadAttention
 
 HEADS, LAYERS, BATCH, LENGTH = 4, 2, 3, 11
@@ -84,9 +84,9 @@ def bert():
 def encode(backend, parameters, tokens, segments, mask, dtype):
     embeddings, layers = backend.from_numpy(parameters, dtype=dtype)
     segments = None if segments is None else backend.from_numpy(segments)
-    x = ac.embed_tokens(embeddings, backend.from_numpy(tokens), segment_ids=segments, epsilon=EPSILON)
+    x = ac.functions.embed_tokens(embeddings, backend.from_numpy(tokens), segment_ids=segments, epsilon=EPSILON)
     for layer in layers:
-        x = ac.encoder_layer(layer, x, num_heads=HEADS, norm_first=False, mask=mask, epsilon=EPSILON)
+        x = ac.functions.encoder_layer(layer, x, num_heads=HEADS, norm_first=False, mask=mask, epsilon=EPSILON)
     return backend.to_numpy(x)
 
 
@@ -98,7 +98,7 @@ def masks(backend, attended):
     """The padding of a batch, said in two ways."""
     return {
         "lengths": ac.KeyLengths(backend.from_numpy(LENGTHS)),
-        "integers": ac.mask_from_padding(ac.mask_from_integers(backend.from_numpy(attended))),
+        "integers": ac.masks.mask_from_padding(ac.masks.mask_from_integers(backend.from_numpy(attended))),
     }
 
 
@@ -144,10 +144,14 @@ def test_bert_told_apart_from_its_neighbours(bert):
     parameters, inputs, _, defaults = bert
     backend = get_backend("numpy")
     embeddings, layers = parameters
-    x = ac.embed_tokens(embeddings, inputs["input_ids"], epsilon=EPSILON)
+    x = ac.functions.embed_tokens(embeddings, inputs["input_ids"], epsilon=EPSILON)
     other_epsilon, other_heads = x, x
     for layer in layers:
-        other_epsilon = ac.encoder_layer(layer, other_epsilon, num_heads=HEADS, norm_first=False, epsilon=1e-6)
-        other_heads = ac.encoder_layer(layer, other_heads, num_heads=2 * HEADS, norm_first=False, epsilon=EPSILON)
+        other_epsilon = ac.functions.encoder_layer(
+            layer, other_epsilon, num_heads=HEADS, norm_first=False, epsilon=1e-6
+        )
+        other_heads = ac.functions.encoder_layer(
+            layer, other_heads, num_heads=2 * HEADS, norm_first=False, epsilon=EPSILON
+        )
     for other in (other_epsilon, other_heads):
         assert largest_error(backend.to_numpy(other), defaults) > 1e-7

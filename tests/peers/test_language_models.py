@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from attention_core import get_backend, layers, layouts
+from attention_core import layers, layouts
+from attention_core.backend import get_backend
 from attention_files.gguf import load_gguf
 
 pytestmark = pytest.mark.needs("torch", "transformers")

@@ -34,12 +34,14 @@ from tracing_helpers import (
 
 import attention_core
 import attention_core as ac
-from attention_core import get_backend, initializers
+from attention_core import initializers
+from attention_core.backend import get_backend
 from attention_core.parameters import GatedFeedForward
 from attention_numpy.trees import map_arrays
 
 CORE = pathlib.Path(attention_core.__file__).parent
 PUBLIC = ("masks", "parameters", "random", "initializers", "backend", "layers", "layouts")
+PUBLIC += ("cache", "functions", "pieces", "scores", "weights")
 # float64 results of other orders of summation, relative to the largest element.
 CLOSE = 1e-14
 
@@ -74,33 +76,42 @@ def attention_case(name):
 
 
 CASES = {name: attention_case(name) for name in OPTIONS} | {
-    "weights": (lambda q, k: ac.attention_weights(q, k, queries=[2, 0], heads=[1], mask=ac.Causal(offset=1)), QKV[:2]),
-    "map": (lambda q, k: ac.attention_map(q, k, shape=(2, 2), reduction="mean"), QKV[:2]),
+    "weights": (
+        lambda q, k: ac.weights.attention_weights(q, k, queries=[2, 0], heads=[1], mask=ac.Causal(offset=1)),
+        QKV[:2],
+    ),
+    "map": (lambda q, k: ac.weights.attention_map(q, k, shape=(2, 2), reduction="mean"), QKV[:2]),
     "scores": (lambda q, k: ac.attention_scores(q, k, softcap=3.0, mask=ac.Causal(offset=1)), QKV[:2]),
     "heads": (lambda x: ac.merge_heads(ac.split_heads(x, 2)), (X,)),
-    "linear": (ac.linear, (SELF.query, X)),
-    "layer_norm": (ac.layer_norm, (NORM, X)),
-    "gelu": (ac.gelu, (normal(3, 5),)),
-    "feed_forward": (ac.feed_forward, (MLP, X)),
-    "gated_feed_forward": (ac.gated_feed_forward, (GatedFeedForward(MLP.expand, MLP.expand, MLP.contract), X)),
+    "linear": (ac.functions.linear, (SELF.query, X)),
+    "layer_norm": (ac.functions.layer_norm, (NORM, X)),
+    "gelu": (ac.functions.gelu, (normal(3, 5),)),
+    "feed_forward": (ac.functions.feed_forward, (MLP, X)),
+    "gated_feed_forward": (
+        ac.functions.gated_feed_forward,
+        (GatedFeedForward(MLP.expand, MLP.expand, MLP.contract), X),
+    ),
     "multi_head_attention": (
         lambda p, x: ac.multi_head_attention(p, x, num_heads=4, num_key_value_heads=2, is_causal=True),
         (HEADS, X),
     ),
-    "encoder_layer": (lambda p, x: ac.encoder_layer(p, x, num_heads=2, mask=ac.KeyLengths(3)), (LAYER, X)),
+    "encoder_layer": (lambda p, x: ac.functions.encoder_layer(p, x, num_heads=2, mask=ac.KeyLengths(3)), (LAYER, X)),
     "encoder_layer_norm_last": (
-        lambda p, x: ac.encoder_layer(p, x, num_heads=2, norm_first=False),
+        lambda p, x: ac.functions.encoder_layer(p, x, num_heads=2, norm_first=False),
         (LAYER, X),
     ),
-    "encoder_layer_dropout": (lambda p, x: ac.encoder_layer(p, x, num_heads=2, dropout=ac.Dropout(0.2, 4)), (LAYER, X)),
-    "embed_tokens": (ac.embed_tokens, (TABLES, IDS)),
-    "sagan_attention": (ac.sagan_attention, (SAGAN, normal(2, 4, 6, C))),
+    "encoder_layer_dropout": (
+        lambda p, x: ac.functions.encoder_layer(p, x, num_heads=2, dropout=ac.Dropout(0.2, 4)),
+        (LAYER, X),
+    ),
+    "embed_tokens": (ac.functions.embed_tokens, (TABLES, IDS)),
+    "sagan_attention": (ac.functions.sagan_attention, (SAGAN, normal(2, 4, 6, C))),
     "sagan_attention_channels_first": (
-        lambda p, x: ac.sagan_attention(p, x, data_format="channels_first"),
+        lambda p, x: ac.functions.sagan_attention(p, x, data_format="channels_first"),
         (SAGAN, normal(2, C, 4, 6)),
     ),
-    "spectral_norm": (ac.spectral_norm, (normal(3, 2, 4), normal(4))),
-    "mask_from_lengths": (lambda lengths: ac.mask_from_lengths(lengths, 7), (LENGTHS,)),
+    "spectral_norm": (ac.functions.spectral_norm, (normal(3, 2, 4), normal(4))),
+    "mask_from_lengths": (lambda lengths: ac.masks.mask_from_lengths(lengths, 7), (LENGTHS,)),
 }
 
 

@@ -5,7 +5,7 @@ import importlib
 import numpy as np
 import pytest
 
-from attention_core import record_attention
+from attention_core.weights import record_attention
 from attention_view.sources import as_numpy
 
 X = np.random.default_rng(0).standard_normal((2, 5, 8)).astype("float32")

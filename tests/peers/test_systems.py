@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 
 import attention_core as ac
-from attention_core import get_backend, layers
+from attention_core import layers
+from attention_core.backend import get_backend
 from attention_core.layouts import join_heads
 
 LAYERS = {"torch": "attention_torch", "jax": "attention_jax", "tensorflow": "attention_keras"}

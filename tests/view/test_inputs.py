@@ -5,7 +5,8 @@ import base64
 import numpy as np
 import pytest
 
-from attention_core import attention_weights, scaled_dot_product_attention
+from attention_core import scaled_dot_product_attention
+from attention_core.weights import attention_weights
 from attention_view import Computed, view
 from attention_view.codes import decode
 

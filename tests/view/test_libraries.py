@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from attention_core import record_attention, scaled_dot_product_attention
+from attention_core import scaled_dot_product_attention
 from attention_core.masks import SlidingWindow
+from attention_core.weights import record_attention
 from attention_view import Computed, view
 
 

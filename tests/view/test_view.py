@@ -10,8 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from attention_cli.app import app
-from attention_core import attention_weights, record_attention, scaled_dot_product_attention
+from attention_core import scaled_dot_product_attention
 from attention_core.masks import Causal, KeyLengths, MaskFunction, Segments, SlidingWindow
+from attention_core.weights import attention_weights, record_attention
 from attention_view import Computed, view, view_mask
 from attention_view.codes import decode, encode, levels_of, mean_levels
 from attention_view.weights import MOST_CODES

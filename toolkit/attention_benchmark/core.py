@@ -44,7 +44,7 @@ def linear(problem: Problem) -> Call:
     """Prepare a reproducible linear map."""
 
     def function(x: Any, weight: Any) -> Any:
-        return attention_core.linear(parameters.Linear(weight), x, arithmetic="reproducible")
+        return attention_core.functions.linear(parameters.Linear(weight), x, arithmetic="reproducible")
 
     return Call(function, problem.arrays, layout="BLC")
 

@@ -18,7 +18,8 @@ import numpy as np
 
 from attention_benchmark.memory import peak_growth
 from attention_benchmark.turns import measured
-from attention_core import KeyValueCache, append, cache_mask, scaled_dot_product_attention
+from attention_core import scaled_dot_product_attention
+from attention_core.cache import KeyValueCache, append, cache_mask
 
 __all__ = ["loops", "main"]
 

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attention_benchmark.turns import measured
-from attention_core import get_backend, prepare_weights, sample_tokens
+from attention_core.backend import get_backend
+from attention_core.functions import prepare_weights, sample_tokens
 from attention_core.layers import Decoder, named_arrays
 from attention_core.layouts import LAYOUTS
 from attention_files.gguf import load_gguf

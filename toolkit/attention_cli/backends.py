@@ -8,8 +8,7 @@ from rich.table import Table
 
 from attention_cli.terminal import Many, check_known, console, refusal
 from attention_conformance.run.libraries import dtypes_of, quiet_start
-from attention_core import Backend, available_backends, get_backend
-from attention_core.backend import announced_backends
+from attention_core.backend import Backend, announced_backends, available_backends, get_backend
 
 __all__ = ["backends", "chosen_backends", "load"]
 

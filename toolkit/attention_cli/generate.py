@@ -16,8 +16,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from attention_benchmark.memory import available
 from attention_cli.backends import chosen_backends
 from attention_cli.terminal import console, refusal, telling_warnings
-from attention_core import get_backend, prepare_weights
-from attention_core.backend import Backend
+from attention_core.backend import Backend, get_backend
+from attention_core.functions import prepare_weights
 from attention_core.layers import Decoder, check_prompts, generate
 from attention_core.layouts import LayoutError
 from attention_files.checkpoints import end_tokens, open_causal_lm

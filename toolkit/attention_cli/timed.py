@@ -22,7 +22,7 @@ from attention_conformance.subjects.probe import settled
 from attention_conformance.subjects.signature import read_signature
 from attention_conformance.subjects.subject import NotOffered, Subject
 from attention_conformance.subjects.target import TargetError, load_target
-from attention_core import get_backend
+from attention_core.backend import get_backend
 
 __all__ = ["foreign_of", "prepare"]
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import attention_core
 from attention_conformance import user_functions
 from attention_conformance.problem import Problem, Rule, Seed
-from attention_core import scaled_dot_product_attention
+from attention_core import masks, scaled_dot_product_attention, scores
 from attention_core.backend import array_namespace
 
 __all__ = ["AttentionFunction", "gradient_function", "output_function", "unsupported"]
@@ -32,7 +32,7 @@ def output_function(function: AttentionFunction, problem: Problem) -> Callable[[
 
 
 def gradient_function(
-    function: AttentionFunction, problem: Problem, backend: attention_core.Backend
+    function: AttentionFunction, problem: Problem, backend: attention_core.backend.Backend
 ) -> Callable[..., Any]:
     """A function of the arrays to differentiate, and of the others, to the gradients of ``sum(output * cotangent)``."""
     xp = backend.namespace
@@ -85,14 +85,16 @@ def _merged(problem: Problem, arrays: Arrays) -> Any:
 
     if is_reproducible:  # in two passes
         known = {name: each for name, each in options.items() if name != "arithmetic"}
-        options["extent"] = attention_core.merge_extents(*passed(attention_core.attention_extent, **known))
-    partials = passed(attention_core.partial_attention, **options)
+        options["extent"] = attention_core.pieces.merge_extents(
+            *passed(attention_core.pieces.attention_extent, **known)
+        )
+    partials = passed(attention_core.pieces.partial_attention, **options)
     if is_reproducible:
-        merged = attention_core.complete_partial(attention_core.merge_partials(*partials))
+        merged = attention_core.pieces.complete_partial(attention_core.pieces.merge_partials(*partials))
         return attention_core.Attention(
             array_namespace(query).astype(merged.output, query.dtype), None, merged.logsumexp
         )
-    output, logsumexp = attention_core.merge_partials(*partials)
+    output, logsumexp = attention_core.pieces.merge_partials(*partials)
     return attention_core.Attention(array_namespace(query).astype(output, query.dtype), None, logsumexp)
 
 
@@ -117,16 +119,16 @@ def _mask(rule: Rule, arrays: Arrays) -> Any:
     arguments = _arguments(rule, arrays)
     if rule.kind == "periodic":
         return attention_core.MaskFunction(user_functions.periodic, tuple(arguments.values()))
-    return getattr(attention_core, rule.kind)(**arguments)
+    return getattr(masks, rule.kind)(**arguments)
 
 
 def _score_mod(rule: Rule, arrays: Arrays) -> Any:
     """A rule as a change of the scores."""
     arguments = _arguments(rule, arrays)
     if rule.kind == "steepened":
-        return attention_core.ScoreMod(user_functions.steepened, tuple(arguments.values()))
+        return attention_core.scores.ScoreMod(user_functions.steepened, tuple(arguments.values()))
     first, *_ = arguments
-    return getattr(attention_core, rule.kind)(arguments.pop(first), **arguments)
+    return getattr(scores, rule.kind)(arguments.pop(first), **arguments)
 
 
 def _arguments(rule: Rule, arrays: Arrays) -> dict[str, Any]:

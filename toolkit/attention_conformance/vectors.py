@@ -16,7 +16,7 @@ from attention_conformance.cases.identical import IDENTICAL, Identical
 from attention_conformance.run.identical import computed, digest
 from attention_conformance.run.language_model import LanguageModel
 from attention_conformance.run.model import load_any, model_cases
-from attention_core import available_backends, get_backend
+from attention_core.backend import available_backends, get_backend
 
 __all__ = ["published", "published_model"]
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from attention_core import Attention, attention_weights
+from attention_core import Attention
 from attention_core.backend import available_backends, get_backend
+from attention_core.weights import attention_weights
 from attention_view.codes import cell_sizes
 
 __all__ = ["Computed", "Source", "as_numpy", "reduced", "sources_of", "whole"]
@@ -27,14 +28,14 @@ class Computed:
     query : Array, shape (..., H, M, D)
     key : Array, shape (..., G, N, D)
     **options
-        Of `attention_core.attention_weights`, such as ``mask`` and ``is_causal``.
+        Of `attention_core.weights.attention_weights`, such as ``mask`` and ``is_causal``.
     """
 
     def __init__(self, query: Any, key: Any, /, **options: Any) -> None:
         self.query, self.key, self._options = query, key, options
 
     def weights(self, **chosen: Any) -> Any:
-        """Compute weights as `attention_core.attention_weights` does."""
+        """Compute weights as `attention_core.weights.attention_weights` does."""
         return attention_weights(self.query, self.key, **chosen, **self._options)
 
 

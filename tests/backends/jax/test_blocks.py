@@ -11,10 +11,10 @@ MASKS = {
     "causal": lambda length: {"is_causal": True},
     "window": lambda length: {"mask": ac.SlidingWindow(200, 0)},
     "documents": lambda length: {"mask": ac.Segments(np.arange(length) // 100, np.arange(length) // 100)},
-    "alibi": lambda length: {"score_mod": ac.alibi(4)},
+    "alibi": lambda length: {"score_mod": ac.scores.alibi(4)},
     "everything": lambda length: {
         "mask": ac.SlidingWindow(100) & ac.KeyLengths(77),
-        "score_mod": ac.ScoreMod(weighted, (ac.get_backend("jax").from_numpy(np.float32(1.5)),)),
+        "score_mod": ac.scores.ScoreMod(weighted, (ac.backend.get_backend("jax").from_numpy(np.float32(1.5)),)),
         "softcap": 3.0,
     },
 }

@@ -22,7 +22,8 @@ from jax_layer_helpers import (
 )
 
 import attention_core as ac
-from attention_core import get_backend, layers
+from attention_core import layers
+from attention_core.backend import get_backend
 
 export = importlib.import_module("jax.export")
 
@@ -258,10 +259,10 @@ def test_caches_and_masks_are_arguments_of_saved_programs():
     mask = (ac.KeyLengths(jnp.asarray([4, 2])) & ~ac.SlidingWindow(0, 0)) | ac.Causal(offset=1)
 
     def step(cache, mask):
-        cache = ac.append(cache, rows, rows)
+        cache = ac.cache.append(cache, rows, rows)
         return cache, ac.scaled_dot_product_attention(rows, *cache[:2], mask=mask, implementation="dense")
 
-    inputs = ac.empty_cache((2,), 3, 5, 4, dtype=jnp.float64, xp=jnp), mask
+    inputs = ac.cache.empty_cache((2,), 3, 5, 4, dtype=jnp.float64, xp=jnp), mask
     program = export.deserialize(export.export(jax.jit(step))(*inputs).serialize())
     close(program.call(*inputs), step(*inputs))
     rule = ac.MaskFunction(lambda b, h, q, k: q >= k)

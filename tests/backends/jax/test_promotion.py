@@ -56,10 +56,10 @@ def test_attention_computes_where_the_user_brings_nothing_to_the_device(name):
 
 
 def test_a_cache_grows_where_the_user_brings_nothing_to_the_device():
-    cache, lengths = ac.empty_cache((2,), 1, 24, 4, ragged=True, xp=jnp), jnp.asarray([3, 20])
+    cache, lengths = ac.cache.empty_cache((2,), 1, 24, 4, ragged=True, xp=jnp), jnp.asarray([3, 20])
     with jax.transfer_guard("disallow"):
-        cache = ac.append(cache, KEY, KEY, num_new=lengths)
-        found = ac.scaled_dot_product_attention(QUERY, cache.key, cache.value, mask=ac.cache_mask(cache, 20))
+        cache = ac.cache.append(cache, KEY, KEY, num_new=lengths)
+        found = ac.scaled_dot_product_attention(QUERY, cache.key, cache.value, mask=ac.cache.cache_mask(cache, 20))
         rows = ac.KeyLengths(lengths) & ac.Causal()
     np.testing.assert_array_equal(cache.length, lengths)
     expected = ac.scaled_dot_product_attention(QUERY, KEY, KEY, mask=rows & ac.Causal(offset=lengths - 20))

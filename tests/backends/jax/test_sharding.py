@@ -10,7 +10,8 @@ SCRIPT = """
 import functools, sys, warnings
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from attention_core import Dropout, KeyValueCache, SlidingWindow, append, scaled_dot_product_attention
+from attention_core import Dropout, SlidingWindow, scaled_dot_product_attention
+from attention_core.cache import KeyValueCache, append
 
 warnings.simplefilter("error")
 way = sys.argv[1]

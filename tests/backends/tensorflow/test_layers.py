@@ -19,7 +19,7 @@ from keras_helpers import (
     same,
 )
 
-from attention_core import get_backend
+from attention_core.backend import get_backend
 from attention_core.layers import named_arrays
 from attention_core.masks import Causal
 from attention_keras.layers import (

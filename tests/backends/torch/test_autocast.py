@@ -121,16 +121,16 @@ def test_a_backward_pass_inside_of_autocast_is_that_outside():
 @pytest.mark.parametrize(
     ("function", "peer"),
     [
-        (lambda x: ac.linear(MATRIX, x), torch.nn.Linear(8, 8)),
-        (lambda x: ac.feed_forward(FeedForward(MATRIX, MATRIX), x), torch.nn.Linear(8, 8)),
+        (lambda x: ac.functions.linear(MATRIX, x), torch.nn.Linear(8, 8)),
+        (lambda x: ac.functions.feed_forward(FeedForward(MATRIX, MATRIX), x), torch.nn.Linear(8, 8)),
         (lambda x: ac.multi_head_attention(HEADS, x, num_heads=2), torch.nn.Linear(8, 8)),
         (lambda x: ac.attention_scores(x, x), torch.nn.Linear(8, 8)),
-        (lambda x: ac.gelu(x), torch.nn.GELU()),
-        (lambda x: ac.silu(x), torch.nn.SiLU()),
-        (lambda x: ac.gated_feed_forward(GatedFeedForward(MATRIX, MATRIX, MATRIX), x), torch.nn.Linear(8, 8)),
-        (lambda x: ac.layer_norm(NORM, x), torch.nn.LayerNorm(8)),
-        (lambda x: ac.rms_norm(NORM.scale, x), torch.nn.RMSNorm(8, elementwise_affine=False)),
-        (lambda x: ac.rotary_embedding(x, torch.arange(5)), torch.nn.GELU()),
+        (lambda x: ac.functions.gelu(x), torch.nn.GELU()),
+        (lambda x: ac.functions.silu(x), torch.nn.SiLU()),
+        (lambda x: ac.functions.gated_feed_forward(GatedFeedForward(MATRIX, MATRIX, MATRIX), x), torch.nn.Linear(8, 8)),
+        (lambda x: ac.functions.layer_norm(NORM, x), torch.nn.LayerNorm(8)),
+        (lambda x: ac.functions.rms_norm(NORM.scale, x), torch.nn.RMSNorm(8, elementwise_affine=False)),
+        (lambda x: ac.functions.rotary_embedding(x, torch.arange(5)), torch.nn.GELU()),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -145,11 +145,11 @@ def test_what_is_not_lowered_is_computed_as_outside():
     layer = ac.parameters.EncoderLayer(HEADS, NORM, FeedForward(MATRIX, MATRIX), NORM)
     tables = Embeddings(drawn(13, 8), drawn(9, 8), None, NORM)
     calls = [
-        lambda: ac.encoder_layer(layer, x, num_heads=2),
-        lambda: ac.layer_norm(NORM, x),
-        lambda: ac.embed_tokens(tables, torch.arange(5)),
+        lambda: ac.functions.encoder_layer(layer, x, num_heads=2),
+        lambda: ac.functions.layer_norm(NORM, x),
+        lambda: ac.functions.embed_tokens(tables, torch.arange(5)),
         lambda: ac.scaled_dot_product_attention(x.double(), x.double(), x.double()),
-        lambda: ac.spectral_norm(MATRIX.weight, MATRIX.bias)[0],
+        lambda: ac.functions.spectral_norm(MATRIX.weight, MATRIX.bias)[0],
     ]
     for call in calls:
         with autocast():

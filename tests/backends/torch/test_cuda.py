@@ -207,7 +207,7 @@ def test_a_step_of_decoding_waits_for_nothing(torch):
     length = torch.tensor(300, device="cuda")
 
     def step():
-        return ac.scaled_dot_product_attention(query, key, value, mask=ac.cache_mask(length, 1))
+        return ac.scaled_dot_product_attention(query, key, value, mask=ac.cache.cache_mask(length, 1))
 
     expected = step()
     with unsynchronized(torch):

@@ -47,7 +47,7 @@ def allowed(mask, rows):
     """The mask as an array (B, 1, M, N)."""
     if mask is None:
         return torch.ones((B, 1, rows, N), dtype=torch.bool)
-    array = mask.to_array(rows, N, num_heads=1, leading=(B,), xp=ac.get_backend("torch").namespace)
+    array = mask.to_array(rows, N, num_heads=1, leading=(B,), xp=ac.backend.get_backend("torch").namespace)
     return array.expand(B, 1, rows, N)
 
 
@@ -163,6 +163,7 @@ def test_the_numbers_of_a_mask_are_those_of_the_call():
         for mask in (
             ac.Causal(offset=offset),
             window,
+            ac.SlidingWindow(left=2, right=offset),  # of the same keys as the first
             ac.Causal(offset=offset) & ~ac.SlidingWindow(left=20, right=0, offset=60),
         ):
             for dtype in (torch.float32, torch.float64):
@@ -254,7 +255,7 @@ def modes():
 def test_what_is_not_finite_leaks_nowhere_and_is_lost_nowhere(name, rows, mode):
     mask = allowed(MASKS["window"](rows), rows) if name == "array" else MASKS[name](rows)
     where = mask if name == "array" else allowed(mask, rows)
-    backend = ac.get_backend("torch")
+    backend = ac.backend.get_backend("torch")
     attend = backend.compile(lambda *x: attention(*x, mask=mask, scale=0.5), mode=mode)
     arrays = drawn(rows)
     expected = formula(arrays, ac.masks.Given(where), scale=0.5)
@@ -278,7 +279,7 @@ def test_what_is_not_finite_leaks_nowhere_and_is_lost_nowhere(name, rows, mode):
 def test_compiled_programs_return_sinks_and_logsumexp(name, rows):
     arrays, mask = drawn(rows), MASKS[name](rows)
     sinks = torch.linspace(-1.0, 2.0, H)
-    attend = ac.get_backend("torch").compile(
+    attend = ac.backend.get_backend("torch").compile(
         lambda *x, **o: tuple(attention(*x, mask=mask, return_logsumexp=True, **o))[::2]
     )
     for options in ({}, {"sinks": sinks}):

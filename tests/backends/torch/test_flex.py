@@ -159,7 +159,7 @@ def test_an_object_that_modifies_scores_is_read_at_every_call(flex, arrays):
         score_mod = kind(1.0)
         for weight in (0.5, 3.0, torch.tensor(2.0)):
             score_mod.weight = weight
-            for function in (score_mod, ac.ScoreMod(score_mod)):
+            for function in (score_mod, ac.scores.ScoreMod(score_mod)):
                 assert explain_attention(*arrays, score_mod=function).chosen == "fused"
                 found = attention(*arrays, score_mod=function)
                 expected = attention(*arrays, score_mod=function, implementation="dense")

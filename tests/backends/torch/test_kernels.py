@@ -1,5 +1,6 @@
 """PyTorch's fused kernel: equal to the definition where it is taken, and shown to differ where it is refused."""
 
+import contextlib
 import functools
 import importlib
 import math
@@ -7,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from torch_kernel_helpers import TAKEN, B, D, G, H, M, N, attention, close, compiled, refusal, results
 
 import attention_core as ac
@@ -121,8 +123,12 @@ def test_the_scale_comes_before_the_product(put):
     """A score that fits does not overflow on the way, as the kernel's own scale makes it."""
     query, key = put(np.full((1, 1, 2, 4), 1e25), dtype="float32"), put(np.full((1, 1, 3, 4), 1e14), dtype="float32")
     value = put(np.arange(12.0).reshape(1, 1, 3, 4), dtype="float32")
-    found = attention(query, key, value, scale=1e-38, implementation="fused")
-    close([found], [attention(query, key, value, scale=1e-38, implementation="dense")], 1e-5)
+    expected = [attention(query, key, value, scale=1e-38, implementation="dense")]
+    for context in (contextlib.nullcontext(), FlopCounterMode(display=False)):  # the second is one that sees operators
+        for options in ({}, {"assume_finite": True}):
+            with context:
+                found = attention(query, key, value, scale=1e-38, implementation="fused", **options)
+            close([found], expected, 1e-5)
     assert torch.isnan(kernel(torch, (query, key, value), scale=1e-38)).any()
 
 
@@ -141,14 +147,14 @@ def test_a_jacobian_is_that_of_the_definition(implementation, put, rng):
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.parametrize("mode", ["eager", "compiled", "vectorized"])
+@pytest.mark.parametrize("mode", ["eager", "recorded", "compiled", "vectorized"])
 @pytest.mark.parametrize("columns", [1, 7, 15, 16, 40])
 def test_a_query_that_is_nan_is_not_lost_among_few_keys(columns, mode, put, rng):
     query, key = put(rng.standard_normal((1, 1, 40, 8))), put(rng.standard_normal((1, 1, columns, 8)))
     assert explain_attention(query, key, key).chosen == "fused"
     query[:, :, 5] = math.nan
-    attend = {"eager": attention, "compiled": compiled(torch, attention), "vectorized": torch.vmap(attention)}[mode]
-    found = attend(query, key, key)
+    attend = {"compiled": compiled(torch, attention), "vectorized": torch.vmap(attention)}.get(mode, attention)
+    found = attend(query.clone().requires_grad_(mode == "recorded"), key, key).detach()
     close([found], [attention(query, key, key, implementation="dense")])
     assert torch.isnan(found[:, :, 5]).all()
     assert torch.isfinite(found).sum() == found.numel() - 8
@@ -302,27 +308,37 @@ def test_refused_as_a_bias_of_another_dtype_is_not_documented(arrays, put, backe
 
 def test_refused_as_pieces_count_from_elsewhere(arrays):
     query, key, value = arrays
-    part = ac.partial_attention(query, key[:, :, 4:], value[:, :, 4:], key_start=4, is_causal=True)
+    part = ac.pieces.partial_attention(query, key[:, :, 4:], value[:, :, 4:], key_start=4, is_causal=True)
     top_left = kernel(torch, (query, key[:, :, 4:], value[:, :, 4:]), is_causal=True)
     assert not torch.allclose(part.output, top_left)
 
 
-def test_refused_while_values_cannot_be_seen(arrays):
+@pytest.mark.parametrize("word", ["mask", "bias"])
+def test_refused_while_values_cannot_be_seen(word, arrays):
     """A nan behind a mask does not leak in compiled functions either."""
     allowed = torch.arange(N) < N - 1
+    options = {word: allowed if word == "mask" else torch.where(allowed, 0.5, -math.inf).to(arrays[0].dtype)}
     seen = []
 
     def attend(*arrays):
-        seen.append(refusal(arrays, mask=allowed))
-        return attention(*arrays, mask=allowed)
+        seen.append(refusal(arrays, **options))
+        return attention(*arrays, **options)
 
     spoilt = [x.clone() for x in arrays]
     spoilt[2][:, :, -1] = math.nan
-    close([torch.vmap(attend)(*spoilt)], [attention(*arrays, mask=allowed)])
+    close([torch.vmap(attend)(*spoilt)], [attention(*arrays, **options)])
     assert "not seen to be finite" in seen[0]
     torch._dynamo.reset()
-    compiled = torch.compile(lambda *arrays: attention(*arrays, mask=allowed), fullgraph=True, backend="eager")
-    close([compiled(*spoilt)], [attention(*arrays, mask=allowed)])
+    compiled = torch.compile(lambda *arrays: attention(*arrays, **options), fullgraph=True, backend="eager")
+    close([compiled(*spoilt)], [attention(*arrays, **options)])
+
+
+@pytest.mark.parametrize("assume_finite", [False, True])
+def test_a_fully_masked_row_has_the_logsumexp_of_no_key(assume_finite, arrays):
+    """The kernel has 0 for it."""
+    allowed = torch.arange(M)[:, None] > torch.arange(N)
+    found = attention(*arrays, mask=allowed, return_logsumexp=True, assume_finite=assume_finite).logsumexp
+    close([found], [attention(*arrays, mask=allowed, return_logsumexp=True, implementation="dense").logsumexp])
 
 
 def test_the_function_of_pytorch_may_be_replaced_by_one_that_calls_this(monkeypatch):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from torch_layer_helpers import SETTINGS, attention_torch, equal, inputs_of, layer_of, same_bits, torch, values_of
 
-from attention_core import get_backend
 from attention_core import layers as definitions
+from attention_core.backend import get_backend
 from attention_core.layers import named_arrays
 from attention_numpy.trees import map_arrays
 

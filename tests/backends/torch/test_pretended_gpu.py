@@ -117,13 +117,13 @@ def test_a_cache_waits_for_nothing(lengths, donate, rng):
     def decode(move, arrays):
         query, key, value = (x.detach() for x in arrays)
         length = move(torch.asarray(lengths, dtype=torch.int32))
-        cache = ac.KeyValueCache(torch.zeros_like(key), torch.zeros_like(key), length)
+        cache = ac.cache.KeyValueCache(torch.zeros_like(key), torch.zeros_like(key), length)
         counts = {} if lengths == 0 else {"num_new": move(torch.asarray([2, 3], dtype=torch.int32))}
-        cache = ac.append(cache, key[..., :3, :], value[..., :3, :16], donate=donate, **counts)
+        cache = ac.cache.append(cache, key[..., :3, :], value[..., :3, :16], donate=donate, **counts)
         outputs = []
         for at in range(3, 6):
-            cache = ac.append(cache, key[..., at : at + 1, :], value[..., at : at + 1, :16], donate=donate)
-            outputs.append(ac.scaled_dot_product_attention(query, *cache[:2], mask=ac.cache_mask(cache, 1)))
+            cache = ac.cache.append(cache, key[..., at : at + 1, :], value[..., at : at + 1, :16], donate=donate)
+            outputs.append(ac.scaled_dot_product_attention(query, *cache[:2], mask=ac.cache.cache_mask(cache, 1)))
         return outputs
 
     check(gpu, torch, decode, made(torch, rng, 1, 9))
@@ -132,24 +132,26 @@ def test_a_cache_waits_for_nothing(lengths, donate, rng):
 def functions(torch):
     """Functions besides attention."""
     return {
-        "rotary": lambda move, x: ac.rotary_embedding(x[0], move(torch.arange(7) + 3)),
-        "rotary in float64": lambda move, x: ac.rotary_embedding(x[0].double(), move(torch.arange(7))),
+        "rotary": lambda move, x: ac.functions.rotary_embedding(x[0], move(torch.arange(7) + 3)),
+        "rotary in float64": lambda move, x: ac.functions.rotary_embedding(x[0].double(), move(torch.arange(7))),
         "reproducible": lambda move, x: ac.scaled_dot_product_attention(*x, is_causal=True, arithmetic="reproducible"),
-        "reproducible rotary": lambda move, x: ac.rotary_embedding(
+        "reproducible rotary": lambda move, x: ac.functions.rotary_embedding(
             x[0], move(torch.arange(7)), arithmetic="reproducible"
         ),
-        "pieces": lambda move, x: ac.complete_partial(
-            ac.merge_partials(
-                ac.partial_attention(x[0], x[1][..., :5, :], x[2][..., :5, :], mask=ac.Causal(offset=3)),
-                ac.partial_attention(x[0], x[1][..., 5:, :], x[2][..., 5:, :], mask=ac.Causal(offset=3), key_start=5),
+        "pieces": lambda move, x: ac.pieces.complete_partial(
+            ac.pieces.merge_partials(
+                ac.pieces.partial_attention(x[0], x[1][..., :5, :], x[2][..., :5, :], mask=ac.Causal(offset=3)),
+                ac.pieces.partial_attention(
+                    x[0], x[1][..., 5:, :], x[2][..., 5:, :], mask=ac.Causal(offset=3), key_start=5
+                ),
             )
         ),
-        "weights": lambda move, x: ac.attention_weights(x[0], x[1], queries=[1, 3]),
-        "map": lambda move, x: ac.attention_map(x[0], x[1], shape=(3, 4)),
+        "weights": lambda move, x: ac.weights.attention_weights(x[0], x[1], queries=[1, 3]),
+        "map": lambda move, x: ac.weights.attention_map(x[0], x[1], shape=(3, 4)),
         "scores": lambda move, x: ac.attention_scores(x[0], x[1]),
-        "additive mask": lambda move, x: ac.mask_from_additive(move(torch.tensor([[0.0, -math.inf]]))),
-        "tokens": lambda move, x: ac.sample_tokens(x[0], top_k=5, seed=3, step=move(torch.tensor(4))),
-        "tokens by share": lambda move, x: ac.sample_tokens(x[0], top_p=0.5, seed=3),
+        "additive mask": lambda move, x: ac.masks.mask_from_additive(move(torch.tensor([[0.0, -math.inf]]))),
+        "tokens": lambda move, x: ac.functions.sample_tokens(x[0], top_k=5, seed=3, step=move(torch.tensor(4))),
+        "tokens by share": lambda move, x: ac.functions.sample_tokens(x[0], top_p=0.5, seed=3),
     }
 
 

@@ -131,5 +131,8 @@ def test_programs_are_guarded_by_what_may_change():
     for context in ("recorders", "settings"):
         assert any("CONTEXTS" in name and context in name for name in names)
     assert not any("__import_attention_core_dot__checks" in name for name in names)
-    with ac.record_attention(), pytest.raises(ValueError, match="expected eager calls while attention is recorded"):
+    with (
+        ac.weights.record_attention(),
+        pytest.raises(ValueError, match="expected eager calls while attention is recorded"),
+    ):
         compiled(*arrays)

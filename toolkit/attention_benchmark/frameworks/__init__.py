@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
-from attention_core import Backend
+from attention_core.backend import Backend
 from attention_numpy.trees import devices_of_kind
 
 __all__ = ["Engine", "Step", "device_of"]

@@ -17,8 +17,8 @@ from attention_conformance.call import output_function
 from attention_conformance.cases import identical_inputs
 from attention_conformance.cases.source import Blank, Source, Trees
 from attention_conformance.problem import Problem, Rule, Seed, array, rounded
-from attention_core import Backend, Dropout
-from attention_core.backend import array_namespace, on_device_of
+from attention_core import Dropout
+from attention_core.backend import Backend, array_namespace, on_device_of
 
 __all__ = ["IDENTICAL", "Identical"]
 
@@ -210,7 +210,9 @@ def _layer(
 def _embed(trees: Trees) -> Any:
     dropout = Dropout(0.1, 5)
     ids, segments = trees["ids"], trees["segments"]
-    return ac.embed_tokens(trees["parameters"], ids, segment_ids=segments, dropout=dropout, arithmetic="reproducible")
+    return ac.functions.embed_tokens(
+        trees["parameters"], ids, segment_ids=segments, dropout=dropout, arithmetic="reproducible"
+    )
 
 
 def _decode(trees: Trees) -> Any:
@@ -218,11 +220,11 @@ def _decode(trees: Trees) -> Any:
     parameters, ids = trees["parameters"], trees["ids"]
     xp, batch = array_namespace(ids), ids.shape[0]
     options: dict[str, Any] = {"arithmetic": "reproducible", **GROUPS}
-    cache = ac.empty_decoder_cache(2, (batch,), 2, 7, 4, ragged=True, xp=xp, **on_device_of(ids))
-    logits, cache = ac.decoder(parameters, ids[:, :4], cache=cache, num_new=trees["lengths"], **options)
+    cache = ac.cache.empty_decoder_cache(2, (batch,), 2, 7, 4, ragged=True, xp=xp, **on_device_of(ids))
+    logits, cache = ac.functions.decoder(parameters, ids[:, :4], cache=cache, num_new=trees["lengths"], **options)
     found = [xp.where((xp.arange(4, **on_device_of(ids)) < trees["lengths"][:, None])[..., None], logits, 0.0)]
     for position in (4, 5, 6):
-        logits, cache = ac.decoder(parameters, ids[:, position : position + 1], cache=cache, **options)
+        logits, cache = ac.functions.decoder(parameters, ids[:, position : position + 1], cache=cache, **options)
         found.append(logits)
     return xp.concat(found, axis=1)
 
@@ -237,9 +239,9 @@ def _in_pieces(trees: Trees) -> Any:
             function(trees["query"], key, value, key_start=start, mask=mask, **options) for key, value, start in pieces
         ]
 
-    extent = ac.merge_extents(*passed(ac.attention_extent))
-    partials = passed(ac.partial_attention, extent=extent, arithmetic="reproducible")
-    merged = ac.complete_partial(ac.merge_partials(*partials))
+    extent = ac.pieces.merge_extents(*passed(ac.pieces.attention_extent))
+    partials = passed(ac.pieces.partial_attention, extent=extent, arithmetic="reproducible")
+    merged = ac.pieces.complete_partial(ac.pieces.merge_partials(*partials))
     return merged.output, merged.logsumexp
 
 
@@ -260,18 +262,24 @@ LAYERS = [
         **BENT,
     ),
     Identical("pieces", "pieces of the keys, merged", identical_inputs.unlike_numbers("value"), _in_pieces),
-    _layer("linear", "an affine map", ac.linear, identical_inputs.affine),
-    _layer("linear-wide-range", "exponents from -60 to 60", ac.linear, identical_inputs.affine_spread),
-    _layer("layer-norm", "normalized channels", ac.layer_norm, identical_inputs.normalized),
-    _layer("rms-norm", "channels over their root mean square", ac.rms_norm, identical_inputs.scaled, names=SCALED),
+    _layer("linear", "an affine map", ac.functions.linear, identical_inputs.affine),
+    _layer("linear-wide-range", "exponents from -60 to 60", ac.functions.linear, identical_inputs.affine_spread),
+    _layer("layer-norm", "normalized channels", ac.functions.layer_norm, identical_inputs.normalized),
     _layer(
-        "rms-norm-wide-range", "exponents from -140 to 120", ac.rms_norm, identical_inputs.scaled_spread, names=SCALED
+        "rms-norm", "channels over their root mean square", ac.functions.rms_norm, identical_inputs.scaled, names=SCALED
     ),
-    _layer("rotary", "near and far positions", ac.rotary_embedding, identical_inputs.placed, names=PLACED),
+    _layer(
+        "rms-norm-wide-range",
+        "exponents from -140 to 120",
+        ac.functions.rms_norm,
+        identical_inputs.scaled_spread,
+        names=SCALED,
+    ),
+    _layer("rotary", "near and far positions", ac.functions.rotary_embedding, identical_inputs.placed, names=PLACED),
     _layer(
         "rotary-interleaved",
         "some channels kept",
-        ac.rotary_embedding,
+        ac.functions.rotary_embedding,
         identical_inputs.placed,
         names=PLACED,
         interleaved=True,
@@ -280,24 +288,40 @@ LAYERS = [
     _layer(
         "rotary-wide-range",
         "exponents from -140 to 120",
-        ac.rotary_embedding,
+        ac.functions.rotary_embedding,
         identical_inputs.placed_spread,
         names=PLACED,
         base=5e5,
     ),
-    _layer("gelu", "x from -40 to 40", ac.gelu, identical_inputs.line, names=("x",)),
-    _layer("gelu-extremes", "subnormals, infinities and nan", ac.gelu, identical_inputs.line_of_extremes, names=("x",)),
-    _layer("silu", "x from -40 to 40", ac.silu, identical_inputs.line, names=("x",)),
-    _layer("silu-extremes", "subnormals, infinities and nan", ac.silu, identical_inputs.line_of_extremes, names=("x",)),
+    _layer("gelu", "x from -40 to 40", ac.functions.gelu, identical_inputs.line, names=("x",)),
+    _layer(
+        "gelu-extremes",
+        "subnormals, infinities and nan",
+        ac.functions.gelu,
+        identical_inputs.line_of_extremes,
+        names=("x",),
+    ),
+    _layer("silu", "x from -40 to 40", ac.functions.silu, identical_inputs.line, names=("x",)),
+    _layer(
+        "silu-extremes",
+        "subnormals, infinities and nan",
+        ac.functions.silu,
+        identical_inputs.line_of_extremes,
+        names=("x",),
+    ),
     _layer(
         "gated-feed-forward",
         "two maps, one gated by the other",
-        ac.gated_feed_forward,
+        ac.functions.gated_feed_forward,
         identical_inputs.gated_feed_forward,
     ),
-    _layer("feed-forward", "two maps", ac.feed_forward, identical_inputs.feed_forward),
+    _layer("feed-forward", "two maps", ac.functions.feed_forward, identical_inputs.feed_forward),
     _layer(
-        "feed-forward-dropout", "two maps, and dropout", ac.feed_forward, identical_inputs.feed_forward, dropout=DROPOUT
+        "feed-forward-dropout",
+        "two maps, and dropout",
+        ac.functions.feed_forward,
+        identical_inputs.feed_forward,
+        dropout=DROPOUT,
     ),
     _layer(
         "multi-head",
@@ -318,7 +342,7 @@ LAYERS = [
     _layer(
         "encoder",
         "norms first, dropout",
-        ac.encoder_layer,
+        ac.functions.encoder_layer,
         identical_inputs.encoder,
         dropout=DROPOUT,
         mask=ac.Causal(),
@@ -327,7 +351,7 @@ LAYERS = [
     _layer(
         "encoder-norm-last",
         "norms last, dropout",
-        ac.encoder_layer,
+        ac.functions.encoder_layer,
         identical_inputs.encoder,
         norm_first=False,
         dropout=DROPOUT,
@@ -335,7 +359,12 @@ LAYERS = [
     ),
     replace(
         _layer(
-            "decoder", "a language model", ac.decoder, identical_inputs.language, names=("parameters", "ids"), **GROUPS
+            "decoder",
+            "a language model",
+            ac.functions.decoder,
+            identical_inputs.language,
+            names=("parameters", "ids"),
+            **GROUPS,
         ),
         modes=("eager", "jit", "graph", "compiled"),  # XLA compiles its exact sums for minutes in TensorFlow
     ),
@@ -349,13 +378,18 @@ LAYERS = [
     ),
     Identical("embed-tokens", "three tables, a norm, dropout", identical_inputs.tokens, _embed),
     _layer(
-        "sagan", "all places of an image", ac.sagan_attention, identical_inputs.image, pool=False, return_weights=True
+        "sagan",
+        "all places of an image",
+        ac.functions.sagan_attention,
+        identical_inputs.image,
+        pool=False,
+        return_weights=True,
     ),
-    _layer("sagan-pooled", "maxima of 2 × 2 places", ac.sagan_attention, identical_inputs.image),
+    _layer("sagan-pooled", "maxima of 2 × 2 places", ac.functions.sagan_attention, identical_inputs.image),
     _layer(
         "spectral-norm",
         "three steps of power iteration",
-        ac.spectral_norm,
+        ac.functions.spectral_norm,
         identical_inputs.matrix,
         names=("weight", "u"),
         iterations=3,
@@ -364,12 +398,12 @@ LAYERS = [
         _layer(f"{dtype}-{name}", f"{dtype}: {shows}", function, inputs, dtype=dtype, **options)
         for dtype in ("float16", "bfloat16")
         for name, shows, function, inputs, options in (
-            ("linear", "an affine map", ac.linear, identical_inputs.affine, {}),
-            ("layer-norm", "normalized channels", ac.layer_norm, identical_inputs.normalized, {}),
+            ("linear", "an affine map", ac.functions.linear, identical_inputs.affine, {}),
+            ("layer-norm", "normalized channels", ac.functions.layer_norm, identical_inputs.normalized, {}),
             (
                 "encoder",
                 "norms first, dropout",
-                ac.encoder_layer,
+                ac.functions.encoder_layer,
                 identical_inputs.encoder,
                 {"dropout": DROPOUT, **HEADS},
             ),
@@ -378,7 +412,7 @@ LAYERS = [
     _layer(
         "bfloat16-rms-norm",
         "bfloat16: channels over their root",
-        ac.rms_norm,
+        ac.functions.rms_norm,
         identical_inputs.scaled,
         names=SCALED,
         dtype="bfloat16",
@@ -386,7 +420,7 @@ LAYERS = [
     _layer(
         "bfloat16-rotary",
         "bfloat16: near and far positions",
-        ac.rotary_embedding,
+        ac.functions.rotary_embedding,
         identical_inputs.placed,
         names=PLACED,
         dtype="bfloat16",

@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from attention_conformance.problem import NumpyArray, rounded
-from attention_core import get_backend, initializers
+from attention_core import initializers
+from attention_core.backend import get_backend
 from attention_core.parameters import FeedForward, LayerNorm, Linear, MultiHeadAttention
 from attention_core.random import random_bits
 

@@ -30,7 +30,7 @@ from attention_conformance.run.watch import Touched
 from attention_conformance.subjects.call import outputs, place, to_numpy, torch_pass
 from attention_conformance.subjects.fit import fit, meant
 from attention_conformance.subjects.subject import NotOffered, Subject
-from attention_core import Backend
+from attention_core.backend import Backend
 
 __all__ = ["AS_WHOLE", "FACTS", "OTHER_BITS", "conventions", "same_bits"]
 

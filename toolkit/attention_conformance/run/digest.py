@@ -18,7 +18,8 @@ from attention_conformance.problem import NumpyArray
 from attention_conformance.run.identical import Verdict, arrays_of, verdicts, work_on
 from attention_conformance.run.processes import Message, Order, Plan, execute
 from attention_conformance.run.result import Result
-from attention_core import available_backends, scaled_dot_product_attention
+from attention_core import scaled_dot_product_attention
+from attention_core.backend import available_backends
 from attention_core.layers import DotProductAttention, SaganAttention
 from attention_files.safetensors import KEY, FileError, load_arrays, load_layer
 from attention_numpy.trees import is_floating

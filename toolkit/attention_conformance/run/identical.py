@@ -32,7 +32,7 @@ from attention_conformance.run.libraries import devices_of, holds, quiet_start, 
 from attention_conformance.run.model import model_cases
 from attention_conformance.run.processes import Ended, Message, Order, Plan, Started
 from attention_conformance.run.result import Result, one_line
-from attention_core import Backend, get_backend
+from attention_core.backend import Backend, get_backend
 from attention_files.writing import write_file
 from attention_numpy.trees import map_arrays
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from attention_conformance.cases.case import Bound, Case, exact_scores
 from attention_conformance.problem import Problem
-from attention_core import Backend
+from attention_core.backend import Backend
 
 __all__ = ["IMPLEMENTATIONS", "asked", "bound_of", "in_small_blocks", "is_quick", "left_out", "refusal"]
 

@@ -34,7 +34,7 @@ from attention_conformance.run.where import located
 from attention_conformance.subjects.call import gradients, outputs, place, to_numpy
 from attention_conformance.subjects.fit import fit, meant
 from attention_conformance.subjects.subject import NotOffered, Subject
-from attention_core import Backend, get_backend
+from attention_core.backend import Backend, get_backend
 
 __all__ = [
     "Bounds",

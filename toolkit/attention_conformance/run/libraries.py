@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.problem import DTYPES, rounded
-from attention_core import Backend
+from attention_core.backend import Backend
 
 __all__ = ["THREADS", "devices_of", "dtypes_of", "holds", "in_precision", "quiet_start", "threads_of"]
 

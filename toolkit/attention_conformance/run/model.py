@@ -31,15 +31,10 @@ from attention_conformance.run.language_model import (
 )
 from attention_conformance.run.libraries import devices_of, holds, in_precision
 from attention_conformance.run.result import Result, one_line
-from attention_core import (
-    Backend,
-    embed_tokens,
-    encoder_layer,
-    get_backend,
-    mask_from_padding,
-    scaled_dot_product_attention,
-)
-from attention_core.backend import array_namespace
+from attention_core import scaled_dot_product_attention
+from attention_core.backend import Backend, array_namespace, get_backend
+from attention_core.functions import embed_tokens, encoder_layer
+from attention_core.masks import mask_from_padding
 from attention_core.parameters import Embeddings, EncoderLayer
 
 __all__ = [

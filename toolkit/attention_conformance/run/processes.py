@@ -26,7 +26,7 @@ from attention_conformance.run.measures import Trial
 from attention_conformance.run.model import ModelTrial, load_any, plan_model, run_model
 from attention_conformance.run.result import Result
 from attention_conformance.run.runner import plan, run
-from attention_core import get_backend
+from attention_core.backend import get_backend
 
 __all__ = ["Ended", "Message", "Order", "Plan", "Started", "blocked_interrupts", "execute", "work"]
 

@@ -18,8 +18,8 @@ from attention_conformance.run.implementations import asked, in_small_blocks, le
 from attention_conformance.run.libraries import devices_of, holds, in_precision
 from attention_conformance.run.measures import MEASURES, Outcome, Trial
 from attention_conformance.run.result import Result, one_line
-from attention_core import Backend, config_context, get_backend, scaled_dot_product_attention
-from attention_core.backend import is_on_host
+from attention_core import config_context, scaled_dot_product_attention
+from attention_core.backend import Backend, get_backend, is_on_host
 
 __all__ = ["check", "plan", "run"]
 

@@ -39,7 +39,7 @@ from attention_conformance.subjects.probe import AFTER_A_CRASH, Witness, probed,
 from attention_conformance.subjects.signature import read_signature
 from attention_conformance.subjects.subject import Subject
 from attention_conformance.subjects.target import TargetError, load_target
-from attention_core import Backend, get_backend
+from attention_core.backend import Backend, get_backend
 from attention_numpy.trees import devices_of_kind
 
 __all__ = [

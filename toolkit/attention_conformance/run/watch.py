@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_core import Backend
+from attention_core.backend import Backend
 
 __all__ = ["TOUCHED", "Touched", "poisoned", "resident", "shared", "watched"]
 

@@ -14,7 +14,7 @@ from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.run.watch import Touched
 from attention_conformance.subjects.memory import stored
 from attention_conformance.subjects.subject import Subject
-from attention_core import Backend, get_backend
+from attention_core.backend import Backend, get_backend
 
 __all__ = ["axes_of", "gradients", "outputs", "place", "to_numpy", "torch_pass"]
 

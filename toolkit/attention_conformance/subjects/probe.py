@@ -20,7 +20,7 @@ from attention_conformance.subjects.call import gradients, outputs, place, to_nu
 from attention_conformance.subjects.fit import fit, meant
 from attention_conformance.subjects.signature import KEYWORDS, LIBRARIES, read_signature
 from attention_conformance.subjects.subject import LAYOUTS, NotOffered, Subject
-from attention_core import Backend, get_backend
+from attention_core.backend import Backend, get_backend
 
 __all__ = ["AFTER_A_CRASH", "PROBES", "Witness", "probed", "settled"]
 

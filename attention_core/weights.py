@@ -1,0 +1,8 @@
+"""The weights of attention, computed, mapped to the plane, and recorded in whole models."""
+
+from attention_core._functions.weights import RecordedAttention, attention_map, attention_weights, record_attention
+from attention_core._keywords import publish
+
+__all__ = ["RecordedAttention", "attention_map", "attention_weights", "record_attention"]
+
+publish(vars(), __all__)
