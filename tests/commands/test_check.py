@@ -315,3 +315,85 @@ def test_the_memory_of_all_scores_is_measured_on_a_part_of_them():
     told = [too_large(Question(settled(Subject(each)), case, "float32"), 6.0) for each in (dense, by_rows)]
     assert told[0].endswith("64 times what 1.6% of its scores took; 6.0 GiB are free")
     assert told[1] == ""
+
+
+PAIR = """
+import os, time
+import numpy as np
+from attention_conformance import Subject
+
+FACTS = dict(backend="numpy", layout="BHSD", mask="none", mask_name="", bias_name="", causal="none", causal_name="",
+             scale_name="", softcap_name="", sinks_name="", grouped_name="", dropout_name="", window_name="",
+             alibi_name="", full_mask=False, mask_with_causal=False, default_scale="sqrt", grouped=True,
+             same_width=False, dtypes=("float32",), keeps_dtype=True, keeps_library=True, returns=("output",), asks={},
+             differentiates=False, unknown=())
+
+def attention(query, key, value):
+    group = query.shape[1] // key.shape[1]
+    key, value = (np.repeat(each, group, axis=1) for each in (key, value))
+    scores = query @ np.swapaxes(key, -1, -2) * np.float32(query.shape[-1] ** -0.5)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights @ value / weights.sum(axis=-1, keepdims=True)
+
+def powers(query, key, value):
+    return attention(query, key, value) if len(query) > 1 else attention(query, key, value) * np.float32(1 + 2**-23)
+
+def dies(query, key, value):
+    if len(query) == 1:
+        os.abort()
+    return attention(query, key, value)
+
+def hangs(query, key, value):
+    if len(query) == 1:
+        time.sleep(600)
+    return attention(query, key, value)
+
+def refuses(query, key, value):
+    raise RuntimeError("no device")
+
+for name in ("attention", "powers", "dies", "hangs"):
+    globals()[f"{name}_"] = Subject(globals()[name], **FACTS)
+"""
+
+
+@pytest.fixture
+def pair(tmp_path):
+    (tmp_path / "pair.py").write_text(PAIR)
+    return f"{tmp_path / 'pair.py'}:"
+
+
+def test_each_question_about_bits_is_a_line_with_its_answer(pair, tmp_path):
+    rows = ("--case", "bits-whole", "--case", "bits-batch", "--json", tmp_path / "found.json")
+    found = in_this_process(f"{pair}attention_", "--same-bits-as", f"{pair}powers_", *rows)
+    assert found.exit_code == 1
+    lines = found.stdout.splitlines()
+    assert lines[0] == "same bits: bits-whole float32: 1 comparisons"
+    assert lines[1].startswith("other bits: bits-batch float32: ")
+    assert "samples 0 alone: " in lines[1]
+    assert "; first at (0, 0, 0, 0): " in lines[1]
+    assert found.stdout.splitlines()[-1] == "0 silently wrong, 1 other bits, 1 right"
+    again = next(line for line in lines if "the most telling again: " in line)
+    words = ["attention-core", "check", f"{pair}attention_", "--case", "bits-batch", "--dtype", "float32"]
+    assert shlex.split(again.partition("again: ")[2]) == [*words, "--same-bits-as", f"{pair}powers_"]
+    assert f"same_bits_as=load_target('{pair}powers_')" in found.stdout
+    same = in_this_process(f"{pair}attention_", "--same-bits-as", f"{pair}attention_", *rows)
+    assert (same.exit_code, same.stdout.splitlines()[-1]) == (0, "0 silently wrong, 1 right")
+    accepted = (*rows[:4], "--accept", "bits-batch")
+    assert in_this_process(f"{pair}attention_", "--same-bits-as", f"{pair}powers_", *accepted).exit_code == 0
+
+
+def test_another_target_that_dies_hangs_or_refuses_is_told_in_a_sentence(pair):
+    rows = ("--case", "bits-batch", "--case", "bits-heads", "--timeout", "5")
+    for name, told in (("dies_", "crashed: bits-batch float32: its process died: SIGABRT"),
+                       ("hangs_", "timed out: bits-batch float32: no answer within 5 s")):  # fmt: skip
+        asked = command(f"{pair}attention_", "--same-bits-as", f"{pair}{name}", *rows)
+        found = subprocess.run(**asked, capture_output=True, text=True, timeout=120)
+        assert found.returncode == 3
+        assert told in found.stdout
+        assert "same bits: bits-heads float32: " in found.stdout
+    for other, told in ((f"{pair}refuses", "got an exception of each of "), ("no.such", "expected module:callable"),
+                        (f"{pair}none", "which it does not have")):  # fmt: skip
+        found = in_this_process(f"{pair}attention_", "--same-bits-as", other)
+        assert (found.exit_code, told in " ".join(found.stderr.split())) == (2, True)
+    found = in_this_process(f"{pair}attention_", "--same-bits-as", f"{pair}powers_", "--fuzz", "1")
+    assert (found.exit_code, "expected --same-bits-as without --untrusted" in found.stderr) == (2, True)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from attention_conformance import Subject, check_subject
+from attention_conformance.cases.bits import BITS
 from attention_conformance.run.catalogue import SUBJECT_CASES
 from attention_conformance.run.finding import VERDICTS
 from attention_conformance.subjects.presets import PRESETS, Preset
@@ -30,7 +31,7 @@ def document():
 
 
 def test_every_case_has_a_column_and_every_row_a_preset():
-    assert {property_of(case, "float32") for case in SUBJECT_CASES} | {"16 bits"} == set(PROPERTIES)
+    assert {property_of(case, "float32") for case in (*SUBJECT_CASES, *BITS)} | {"16 bits"} == set(PROPERTIES)
     assert {row.preset for row in ROWS} <= set(PRESETS)
     assert len({row.name for row in ROWS}) == len(ROWS)
 

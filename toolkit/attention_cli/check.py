@@ -78,6 +78,7 @@ def check(
     large: bool = False,
     strict: bool = False,
     keyword: Many = None,
+    same_bits_as: str = "",
 ) -> None:
     """Check a target, show what was found, and exit with its status."""
     declared = {name: each for name, each in declared.items() if each is not None}
@@ -91,6 +92,10 @@ def check(
     like = profile.removeprefix("like ") if profile.startswith("like ") else ""
     if untrusted and (fuzz or not jobs or like):
         raise refusal("expected --untrusted without --fuzz, --jobs 0 and --profile 'like TARGET'; got one of them")
+    if same_bits_as and (untrusted or fuzz or large or like):
+        raise refusal(
+            "expected --same-bits-as without --untrusted, --fuzz, --large and --profile 'like TARGET'; got one"
+        )
     free = available_memory()
     least = min(each.memory for each in LARGE)
     if large and free is not None and free < least:
@@ -107,6 +112,7 @@ def check(
         dtypes=tuple(dtype or ()),
         profile="exact" if like else profile,
         like=like,
+        same_bits_as=same_bits_as,
         accepted=tuple(accept or ()),
         seed=seed,
         fuzz=fuzz,
@@ -162,7 +168,7 @@ class _Run:
         self.job, self.findings, self.reason, self.script = job, [], "", ""
         self._before, self._expected = before, expected
         self._has_verdict, self._assumed = False, assumed
-        self._about: dict[str, Any] = {"target": job.target, "profile": self._profile, "seed": job.seed}
+        self._about: dict[str, Any] = {"target": job.target, "profile": self.job.how, "seed": job.seed}
         self._about |= {"declared": dict(job.declared), "machine": environment({}), "settings": settings(job)}
         self.findings += [met(each, expected, self._origin) for each in former]
         self._screen, self._errors = console(), console(stderr=True)
@@ -174,10 +180,6 @@ class _Run:
     def _origin(self) -> Origin:
         facts = self._about.get("assumed", self.job.declared)
         return Origin(str(facts.get("device") or "cpu"), str(facts.get("backend") or ""))
-
-    @property
-    def _profile(self) -> str:
-        return f"like {self.job.like}" if self.job.like else self.job.profile
 
     def follow(self, messages: Iterator[Message]) -> None:
         """Tell of each message as it comes."""
@@ -204,15 +206,23 @@ class _Run:
                     progress.advance(task)
 
     def _describe(self, message: Described) -> None:
-        if "assumed" in self._about:  # by a process before it crashed
+        if ("other" if message.target else "assumed") in self._about:  # by a process before it crashed
             return
-        self._about |= {"assumed": dict(message.facts), "sources": dict(message.sources)}
-        self._about["versions"] = dict(message.versions)
+        if message.target:
+            self._about["other"] = dict(message.facts)
+            self._about["versions"] |= message.versions
+        else:
+            self._about |= {"assumed": dict(message.facts), "sources": dict(message.sources)}
+            self._about["versions"] = dict(message.versions)
         versions = ", ".join(f"{name} {each}" for name, each in message.versions.items())
-        self._errors.print(f"{self.job.target} ({versions}), assumed:", style="bold", highlight=False)
+        self._errors.print(f"{message.target or self.job.target} ({versions}), assumed:", style="bold", highlight=False)
         for line in report.assumptions(message.facts, message.sources):
             self._errors.print(f"  {line}", highlight=False)
-        if self._assumed is not None and (other := assumed_otherwise(message.facts, self._assumed)):
+        if (
+            self._assumed is not None
+            and not message.target
+            and (other := assumed_otherwise(message.facts, self._assumed))
+        ):
             self.reason = f"expected --resume of {other}"
 
     def _note(self, finding: Finding) -> None:
@@ -223,13 +233,15 @@ class _Run:
         self.findings.append(finding)
         if self.job.is_large and finding.verdict == "not offered":
             self._errors.print(f"left out: {finding.case} {finding.dtype}: {finding.detail}", soft_wrap=True)
-        if finding.verdict not in QUIET:
+        if self.job.same_bits_as:
+            self._screen.print(report.line_of(finding), highlight=False, soft_wrap=True)
+        elif finding.verdict not in QUIET:
             self._errors.print(report.line_of(finding), highlight=False, soft_wrap=True)
 
     def finish(self, files: dict[str, Path | None], *, interrupted: bool = False) -> None:
         """Show what was found, and write it."""
         self._about["interrupted"] = interrupted
-        if not (interrupted or self.job.cases or self.job.fuzz or self.job.is_large):
+        if not (interrupted or self.job.cases or self.job.fuzz or self.job.is_large or self.job.same_bits_as):
             kinds = never_computed(self.findings, self.job.accepted)
             self.findings += [met(each, self._expected, self._origin) for each in kinds]
         self.findings = agreed(self.findings)
@@ -237,7 +249,7 @@ class _Run:
             self.findings += unmatched(self.findings, self._expected, self._origin)
         for each in report.tables(self.findings, self._screen.width):
             self._screen.print(each, highlight=False)
-        for line in report.power(self.findings, self._profile):
+        for line in report.power(self.findings, self.job.how):
             self._screen.print(line, highlight=False)
         changed = changes(self._before, self.findings) if self._before else []
         if self._before:
@@ -249,7 +261,7 @@ class _Run:
             )
             typer.echo(self.script)
         elif telling is not None:
-            again = (telling, self.job.target, self.job.declared, self._profile)
+            again = (telling, self.job.target, self.job.declared, self.job.how)
             self._screen.print(f"\nThe most telling again, as a program:\n\n{script_of(*again)}", **AS_IT_IS)
             self._screen.print(f"To see the most telling again: {command_of(*again)}", **AS_IT_IS)
         if interrupted:

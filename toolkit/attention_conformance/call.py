@@ -72,12 +72,28 @@ def _merged(problem: Problem, arrays: Arrays) -> Any:
     """Attention to the pieces of the keys, merged, and in the dtype of the query."""
     query, options = arrays["query"], _options(problem, arrays)
     options = {name: option for name, option in options.items() if not name.startswith("return_")}
-    bias, partials = options.pop("bias", None), []
-    for start, stop in problem.pieces:
-        if bias is not None:
-            options["bias"] = bias[..., start:stop]
-        key, value = (arrays[name][..., start:stop, :] for name in ("key", "value"))
-        partials.append(attention_core.pieces.partial_attention(query, key, value, key_start=start, **options))
+    bias = options.pop("bias", None)
+    is_reproducible = options.get("arithmetic") == "reproducible"
+
+    def passed(function: AttentionFunction, **more: Any) -> list[Any]:
+        found = []
+        for start, stop in problem.pieces:
+            part = {} if bias is None else {"bias": bias[..., start:stop]}
+            key, value = (arrays[name][..., start:stop, :] for name in ("key", "value"))
+            found.append(function(query, key, value, key_start=start, **part, **more))
+        return found
+
+    if is_reproducible:  # in two passes
+        known = {name: each for name, each in options.items() if name != "arithmetic"}
+        options["extent"] = attention_core.pieces.merge_extents(
+            *passed(attention_core.pieces.attention_extent, **known)
+        )
+    partials = passed(attention_core.pieces.partial_attention, **options)
+    if is_reproducible:
+        merged = attention_core.pieces.complete_partial(attention_core.pieces.merge_partials(*partials))
+        return attention_core.Attention(
+            array_namespace(query).astype(merged.output, query.dtype), None, merged.logsumexp
+        )
     output, logsumexp = attention_core.pieces.merge_partials(*partials)
     return attention_core.Attention(array_namespace(query).astype(output, query.dtype), None, logsumexp)
 

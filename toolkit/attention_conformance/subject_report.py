@@ -33,6 +33,7 @@ STYLES = {
     "crashed": "bold magenta",
     "timed out": "bold magenta",
     "differs by convention": "yellow",
+    "other bits": "yellow",
     "unexpectedly right": "yellow",
     "never computed": "yellow",
     "not understood": "yellow",
@@ -94,7 +95,8 @@ def assumptions(facts: Mapping[str, Any], sources: Mapping[str, str]) -> list[st
 
 def line_of(finding: Finding) -> Text:
     """A finding in a line or two: what is wrong in words, where there are any, and one element."""
-    text = Text(f"{finding.verdict}: ", style=STYLES[finding.verdict])
+    is_same = finding.verdict == "right" and finding.bound == 0
+    text = Text(f"{'same bits' if is_same else finding.verdict}: ", style=STYLES[finding.verdict])
     text.append(finding.case if finding.dtype == "-" else f"{finding.case} {finding.dtype}", style="bold")
     told = "; ".join(each for each in (finding.says, finding.detail) if each)
     text.append(f": {told}", style="default")
@@ -194,6 +196,7 @@ MEANINGS = {
     "crashed": "the process ended",
     "timed out": "no answer in time",
     "differs by convention": "another known answer; --accept NAME",
+    "other bits": "not those of another call, or of --same-bits-as",
     "unexpectedly right": "named by --expected, and no longer wrong",
     "never computed": "a kind of call that is always refused",
     "not understood": "parameters left at their defaults; --keyword",

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.cases.case import Case, Draw
+from attention_conformance.oracle.ulps import difference
 from attention_conformance.problem import NumpyArray, Problem, Rule
 
 __all__ = ["BATCH", "in_calls", "other_bits"]
@@ -56,13 +57,10 @@ def other_bits(problem: Problem, got: Mapping[str, NumpyArray]) -> str:
         known = b"".join(each[sample].tobytes() for each in problem.arrays.values())
         twin = first.setdefault(known, sample)
         for name, each in got.items():
-            unlike = int(np.sum(each[sample].view(np.uint8) != each[twin].view(np.uint8)))
-            if unlike:
+            if unlike := difference(each[twin], each[sample]):
                 calls = np.searchsorted(np.cumsum(problem.calls), (twin, sample), "right")
-                return (
-                    f"{name}: {unlike} of {each[sample].nbytes} bytes of a sample differ between a batch of "
-                    f"{problem.calls[calls[0]]} and one of {problem.calls[calls[1]]}"
-                )
+                batches = " and one of ".join(str(problem.calls[call]) for call in calls)
+                return f"a sample differs between a batch of {batches}: {unlike.told(name)}"
     return ""
 
 

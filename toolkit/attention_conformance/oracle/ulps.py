@@ -9,7 +9,7 @@ import numpy as np
 from attention_conformance.oracle.attention import Exact
 from attention_conformance.problem import NumpyArray
 
-__all__ = ["FORMATS", "Format", "errors_of", "spacing", "worst_error"]
+__all__ = ["FORMATS", "Difference", "Format", "difference", "errors_of", "spacing", "worst_error"]
 
 
 @dataclass(frozen=True)
@@ -60,3 +60,39 @@ def errors_of(got: NumpyArray, expected: Exact, dtype: str) -> NumpyArray:
         errors = np.abs((numbers - expected.high) - expected.low) / spacing(expected.scale, dtype)
     same = (numbers == expected.high) | (np.isnan(numbers) & np.isnan(expected.high))
     return np.where(np.isfinite(numbers) & np.isfinite(expected.high), errors, np.where(same, 0.0, np.inf))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two arrays have other bits: the share of such elements, the largest distance, and the first of them."""
+
+    share: float
+    ulps: float
+    index: tuple[int, ...]
+    first: float
+    second: float
+
+    def told(self, name: str, index: tuple[int, ...] | None = None) -> str:
+        """Everything in words, with hexadecimal floats; at another index, where the arrays are parts of a whole."""
+        share = f"{self.share:.1%}" if self.share >= 0.001 else f"{self.share:.1e}"
+        where = self.index if index is None else index
+        values = f"{self.first.hex()} and {self.second.hex()}"
+        return f"{share} of {name} differ, by at most {self.ulps:.3g} ulp; first at {where}: {values}"
+
+
+def difference(first: NumpyArray, second: NumpyArray, scale: NumpyArray | None = None) -> Difference | None:
+    """How two arrays of one shape and type differ; None where they have the same bits.
+
+    The unit is that of the scale, by default of the larger number.
+    """
+    words = [np.ascontiguousarray(each).view(f"u{each.dtype.itemsize}") for each in (first, second)]
+    unlike = words[0] != words[1]
+    if not unlike.any():
+        return None
+    numbers = [each.astype(np.float64) for each in (first, second)]
+    size = np.maximum(*map(abs, numbers)) if scale is None else scale.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        distances = abs(numbers[0] - numbers[1]) / spacing(size, first.dtype.name)
+    index = tuple(int(each) for each in np.argwhere(unlike)[0])
+    ulps = np.where(np.isfinite(distances[unlike]), distances[unlike], np.inf).max()
+    return Difference(float(unlike.mean()), float(ulps), index, float(numbers[0][index]), float(numbers[1][index]))

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from attention_conformance.cases.bits import BITS
 from attention_conformance.problem import Problem
 from attention_conformance.run.finding import Finding
 from attention_conformance.run.judge import Question, asked
@@ -14,6 +15,8 @@ from attention_conformance.subjects.probe import settled
 from attention_conformance.subjects.subject import Subject
 
 __all__ = ["command_of", "problem_of", "script_of"]
+
+SAME_BITS_AS = "same-bits-as"
 
 FLAGS = {"grouped": {True: "--grouped", False: "--no-grouped"}, "batch_invariant": {True: "--batch-invariant"}}
 """Options that take no value."""
@@ -34,7 +37,7 @@ def problem_of(finding: Finding, subject: Subject) -> Problem:
         With all ``arrays`` of the call, and the ``cotangent`` of a case about gradients.
     """
     subject = settled(subject)
-    (case,) = (each for each in subject_cases() if each.name == finding.case)
+    (case,) = (each for each in (*subject_cases(), *BITS) if each.name == finding.case)
     return asked(Question(subject, case, finding.dtype, seed=finding.seed))
 
 
@@ -48,14 +51,17 @@ def command_of(finding: Finding, target: str, declared: Mapping[str, Any], profi
         words += [FLAGS[name][each]] if name in FLAGS else [option, str(each)]
     words += ["--case", finding.case, "--dtype", finding.dtype]
     words += ["--seed", str(finding.seed)] if finding.seed else []
-    return shlex.join(words + (["--profile", profile] if profile != "kernel" else []))
+    name, _, other = profile.partition(" ")
+    how = ["--same-bits-as", other] if name == SAME_BITS_AS else ["--profile", profile]
+    return shlex.join(words + (how if profile != "kernel" else []))
 
 
 def script_of(finding: Finding, target: str, declared: Mapping[str, Any], profile: str = "kernel") -> str:
     """A script that checks the case of a finding alone, and has the arrays of its call."""
     told = "".join(f", {name}={each!r}" for name, each in declared.items())
-    name, _, like = profile.partition(" ")
-    how = f'like=load_target("{like}")' if name == "like" else f'profile="{profile}"'
+    name, _, other = profile.partition(" ")
+    loaded = "subject" if other == target else f"load_target({other!r})"
+    how = {"like": f"like={loaded}", SAME_BITS_AS: f"same_bits_as={loaded}"}.get(name, f'profile="{profile}"')
     return f"""from attention_conformance import check_subject, load_target, problem_of
 
 subject = load_target({target!r}{told})

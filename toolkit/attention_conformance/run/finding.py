@@ -32,6 +32,7 @@ VERDICTS = (
     "crashed",
     "timed out",
     "differs by convention",
+    "other bits",
     "unexpectedly right",
     "never computed",
     "not understood",
@@ -67,6 +68,7 @@ class Finding:
     verdict : str
         One of `VERDICTS`. *Silently wrong*: finite numbers that are not the answer. *Visibly wrong*: NaN or infinity
         instead of a number, or a wrong shape or dtype. *Refused*: an exception before there was a result.
+        *Other bits*: not those of another call or subject, which owes no more than a bound.
         *Crashed*: no call can follow in the process, or on its device.
     error, bound : float
         In units in the last place of the scale.

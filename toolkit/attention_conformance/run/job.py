@@ -27,6 +27,8 @@ class Job:
     profile : str
     like : str
         Another target, whose error is allowed twice.
+    same_bits_as : str
+        Another target, or the same, whose bits are compared, in place of the cases.
     accepted : tuple of str
     seed : int
     power : bool
@@ -49,6 +51,7 @@ class Job:
     dtypes: tuple[str, ...] = ()
     profile: str = "kernel"
     like: str = ""
+    same_bits_as: str = ""
     accepted: tuple[str, ...] = ()
     seed: int = 0
     power: bool = True
@@ -57,6 +60,13 @@ class Job:
     is_large: bool = False
     known: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     done: frozenset[tuple[str, str]] = frozenset()
+
+    @property
+    def how(self) -> str:
+        """How it is judged: by a profile, or another target, as `command_of` takes it."""
+        if self.same_bits_as:
+            return f"same-bits-as {self.same_bits_as}"
+        return f"like {self.like}" if self.like else self.profile
 
     @property
     def complaint(self) -> str:
@@ -79,12 +89,16 @@ class Asked:
 
 @dataclass(frozen=True)
 class Described:
-    """What is supposed of the subject, how each fact is known, versions, and how many cases there are to run."""
+    """What is supposed of the subject, how each fact is known, versions, and how many cases there are to run.
+
+    ``target`` is that of the other subject, where this is about it.
+    """
 
     facts: Mapping[str, Any]
     sources: Mapping[str, str]
     versions: Mapping[str, str]
     count: int
+    target: str = ""
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,15 @@ import traceback as traces
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from attention_conformance.cases.bits import BITWISE
 from attention_conformance.cases.case import Case
 from attention_conformance.cases.kernels import asking
 from attention_conformance.oracle.attention import Exact
-from attention_conformance.oracle.ulps import FORMATS, worst_error
+from attention_conformance.oracle.ulps import FORMATS, difference, worst_error
 from attention_conformance.oracle.variants import CONVENTIONS, NARROW, SINGLE, TF32, Variant
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.run.causes import Variants, power
@@ -35,7 +36,20 @@ from attention_conformance.subjects.fit import fit, meant
 from attention_conformance.subjects.subject import NotOffered, Subject
 from attention_core.backend import Backend, get_backend
 
-__all__ = ["Bounds", "Question", "asked", "drawn", "graded", "judged", "offered", "returned"]
+__all__ = [
+    "Bounds",
+    "Question",
+    "asked",
+    "attempted",
+    "drawn",
+    "graded",
+    "judged",
+    "offered",
+    "result_of",
+    "returned",
+]
+
+Answer = TypeVar("Answer")
 
 CALLS = 8
 """Equal calls whose bits are compared."""
@@ -51,6 +65,8 @@ class Question:
     ``like`` is another subject, whose error is allowed twice. ``accepted`` names conventions and faults that pass.
     ``digits`` asks for the oracle of 50 digits where a problem is small, which takes longer.
     Without ``is_trusted``, calls of the framework's own attention are found.
+    ``other`` is the subject whose bits are compared. ``mode`` is how its library runs a call, by default eagerly, or as
+    one program where it compiles each operation for itself otherwise.
     ``variables`` are the arrays whose gradients are asked for, by default all, and ``between`` is called before the
     backward pass.
     """
@@ -67,6 +83,8 @@ class Question:
     is_trusted: bool = True
     variables: tuple[str, ...] = ()
     between: Problem | None = None
+    other: Subject | None = None
+    mode: str = ""
 
     @property
     def backend(self) -> Backend:
@@ -111,7 +129,7 @@ def _judged(question: Question, blank: Finding) -> Finding:
         return answered
     problem = asked(question)
     is_one_call = question.case.measure not in {**PROPERTY_MEASURES, **_MEASURES}
-    again = (lambda: _call(question, problem)) if is_one_call else (lambda: answered)
+    again = (lambda: result_of(question, problem)) if is_one_call else (lambda: answered)
     return _compared(question, problem, answered, blank, again)
 
 
@@ -137,6 +155,8 @@ def graded(question: Question, got: dict[str, NumpyArray]) -> Finding:
 def asked(question: Question) -> Problem:
     """The problem whose answer is compared: fitted to the subject, unless several calls are put together."""
     problem = drawn(question)
+    if question.case.measure == BITWISE and not (question.subject.differentiates or question.subject.backward):
+        problem = replace(problem, cotangent=None)
     has_parts = question.case.measure in PROPERTY_MEASURES and problem.cotangent is None
     return problem if has_parts else fit(problem, question.subject)
 
@@ -159,10 +179,18 @@ def _answered(question: Question, blank: Finding) -> Finding | dict[str, NumpyAr
         problem = offered(question)
     except NotOffered as lacking:
         return replace(blank, verdict="not offered", detail=str(lacking))
-    blank = _of_shapes(blank, problem, question)
+    measure = _MEASURES.get(question.case.measure, _plain)
+
+    def answer() -> dict[str, NumpyArray]:
+        return several(question, problem, result_of) if several else measure(question, problem)
+
+    return attempted(question, _of_shapes(blank, problem, question), answer)
+
+
+def attempted(question: Question, blank: Finding, answer: Callable[[], Answer]) -> Finding | Answer:
+    """What a subject answers, or the finding where it raises, or does what it must not."""
     try:
-        measure = _MEASURES.get(question.case.measure, _plain)
-        return several(question, problem, _call) if several else measure(question, problem)
+        return answer()
     except NotOffered as lacking:  # in one of several calls
         return replace(blank, verdict="not offered", detail=str(lacking))
     except Borrowed as borrowed:
@@ -198,7 +226,7 @@ def variables(question: Question, problem: Problem) -> list[str]:
     return [name for name in names if name in ("query", "key", "value")] if question.subject.backward else names
 
 
-def _call(question: Question, problem: Problem, *, poison: bool = False) -> dict[str, NumpyArray]:
+def result_of(question: Question, problem: Problem, *, poison: bool = False) -> dict[str, NumpyArray]:
     """One call: its results, once its arguments are seen to be untouched."""
     subject, backend = question.subject, question.backend
     xp = backend.namespace
@@ -207,9 +235,9 @@ def _call(question: Question, problem: Problem, *, poison: bool = False) -> dict
         if problem.cotangent is not None:
             names = variables(question, problem)
             between = _between(question)
-            found = _compiled(lambda x: gradients(problem, subject, x, names, backend, between), backend)(arrays)
+            found = _compiled(question, lambda x: gradients(problem, subject, x, names, backend, between))(arrays)
         else:
-            found = _compiled(lambda placed: outputs(problem, subject, placed, xp), backend)(arrays)
+            found = _compiled(question, lambda placed: outputs(problem, subject, placed, xp))(arrays)
             shared(found, arrays, backend)
     return to_numpy(found, backend)
 
@@ -222,33 +250,35 @@ def _between(question: Question) -> Callable[[], Any] | None:
     return lambda: outputs(other, subject, place(other, subject, backend, question.device), backend.namespace)
 
 
-def _compiled(function: Callable[[Any], dict[str, Any]], backend: Backend) -> Callable[[Any], dict[str, Any]]:
+def _compiled(question: Question, function: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
     """The whole call as one program, where a library compiles each operation for itself otherwise."""
-    return backend.compile(function, mode="jit") if backend.name == "jax" else function
+    mode = question.mode or ("jit" if question.backend.name == "jax" else "eager")
+    return question.backend.compile(function, mode=mode)
 
 
 def _plain(question: Question, problem: Problem) -> dict[str, NumpyArray]:
     for earlier in asking(question.case, problem, question.seed):
-        _call(question, earlier)
-    return _call(question, problem, poison=not question.case.before)
+        result_of(question, earlier)
+    return result_of(question, problem, poison=not question.case.before)
 
 
 def _twice(question: Question, problem: Problem) -> dict[str, NumpyArray]:
-    first = _call(question, problem)
+    first = result_of(question, problem)
     for number in range(2, CALLS + 1):
-        again = _call(question, problem)
+        again = result_of(question, problem)
         for name, each in first.items():
-            if each.tobytes() != again[name].tobytes():
-                raise Touched(f"{name} of call {number} has other bits than that of the first", "other-bits")
+            if unlike := difference(each, again[name]):
+                told = f"{name} of call {number} has other bits than that of the first: {unlike.told(name)}"
+                raise Touched(told, "other-bits")
     return again
 
 
 def _bits(question: Question, problem: Problem) -> dict[str, NumpyArray]:
     """Results whose output must be that of the twin, bit by bit."""
     assert question.case.twin is not None
-    found, twin = _call(question, problem), _call(question, question.case.twin(problem))
-    if found["output"].tobytes() != twin["output"].tobytes():
-        raise Touched("asking for weights and logsumexp changes bits of the output")
+    found, twin = result_of(question, problem), result_of(question, question.case.twin(problem))
+    if unlike := difference(found["output"], twin["output"]):
+        raise Touched(f"asking for weights and logsumexp changes bits of the output: {unlike.told('output')}")
     return found
 
 
@@ -260,7 +290,7 @@ def _overwritten(question: Question, problem: Problem) -> dict[str, NumpyArray]:
     """A call, and another after new numbers came into the same memory."""
     backend = question.backend
     if backend.name not in ("numpy", "torch"):
-        return _call(question, problem)
+        return result_of(question, problem)
     others = {name: each[::-1].copy() for name, each in problem.arrays.items()}
     arrays = _placed(question, replace(problem, arrays=others))
     outputs(problem, question.subject, arrays, backend.namespace)
@@ -286,12 +316,12 @@ def _kept(question: Question, problem: Problem) -> dict[str, NumpyArray]:
 
 def _freed(question: Question, problem: Problem) -> dict[str, NumpyArray]:
     """Calls with arrays of their own, during which the process must not grow by what they got."""
-    found = _call(question, problem)
+    found = result_of(question, problem)
     for _ in range(4):
-        _call(question, problem)
+        result_of(question, problem)
     before, size = resident(), sum(each.nbytes for each in problem.arrays.values())
     for _ in range(24):
-        found = _call(question, problem)
+        found = result_of(question, problem)
     grown = resident() - before
     if grown > 10 * size:
         kept = f"24 calls with arguments of {size / 2**20:.1f} MiB each kept {grown / 2**20:.1f} MiB"
@@ -440,7 +470,7 @@ class Bounds:
         question = replace(self.question, subject=self.question.like, like=None)
         try:
             problem = fit(drawn(question), question.subject)
-            got, truth = _call(question, problem), truth_of(question, problem)
+            got, truth = result_of(question, problem), truth_of(question, problem)
         except Exception:  # the other refuses: the bound of the case stands
             return {}
         errors = {name: worst_error(each, truth.arrays[name], self.dtype(name))[0] for name, each in got.items()}

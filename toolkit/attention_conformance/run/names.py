@@ -6,9 +6,12 @@ import difflib
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
+from attention_conformance.cases.bits import BITS
 from attention_conformance.cases.large import LARGE
 from attention_conformance.oracle.diagnoses import DIAGNOSES
+from attention_conformance.oracle.emulated import AXES
 from attention_conformance.oracle.variants import CONVENTIONS, FAULTS, NARROW, SPREAD
+from attention_conformance.run.bits import AS_WHOLE, FACTS
 from attention_conformance.run.catalogue import SUBJECT_CASES
 from attention_conformance.run.former import FORMER
 from attention_conformance.run.kinds import NAMES
@@ -21,12 +24,13 @@ __all__ = ["case_names", "no_case", "not_accepted"]
 
 def _variants() -> list[str]:
     known = [each.name for each in (*CONVENTIONS, *FAULTS, *DIAGNOSES, *FORMER, NARROW, SPREAD)]
+    known += [*(f"other-{name}" for name in AXES), *(name for name, _ in FACTS.values()), AS_WHOLE[0]]
     return [*known, *TOUCHED, "borrowed-attention", *(name for _, name, _ in SURPRISES.values()), *NAMES.values()]
 
 
 def case_names() -> list[str]:
     """The names of all cases about a subject."""
-    return [case.name for case in (*SUBJECT_CASES, *LARGE)]
+    return [case.name for case in (*SUBJECT_CASES, *LARGE, *BITS)]
 
 
 def not_accepted(names: Iterable[str]) -> str:

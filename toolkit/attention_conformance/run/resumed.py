@@ -24,7 +24,7 @@ def settings(job: Job) -> dict[str, Any]:
     """What the findings of a job depend on, as JSON has it; which cases are asked for does not count."""
     found = {
         "target": job.target,
-        "profile": f"like {job.like}" if job.like else job.profile,
+        "profile": job.how,
         "seed": job.seed,
         **dict.fromkeys(("backend", "device", "layout", "mask", "causal", "default_scale", "grouped")),
         **dict.fromkeys(("backward", "batch_invariant", *KEYWORDS)),

@@ -16,9 +16,11 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeAlias
 
+from attention_conformance.cases.bits import BITS, SAME_CALL
 from attention_conformance.cases.case import Case
 from attention_conformance.cases.large import LARGE
 from attention_conformance.problem import DTYPES
+from attention_conformance.run.bits import conventions, same_bits
 from attention_conformance.run.catalogue import OF_OTHERS, SUBJECT_CASES, subject_cases
 from attention_conformance.run.causes import agreed
 from attention_conformance.run.finding import Finding
@@ -48,6 +50,7 @@ __all__ = [
     "Started",
     "check_subject",
     "on_device",
+    "pair_questions",
     "questions",
     "subject_cases",
     "supervised",
@@ -60,6 +63,9 @@ BIASED = "mask", "additive"
 """What a keyword for a bias takes."""
 
 BY_SIGNATURE, CRASHED = "by its signature", "the call ended the process"
+
+SLOW = ("bits-compiled", "bits-strides", "bits-threads")
+"""Questions about bits in one type."""
 
 MOST_CRASHES = 12
 """Crashes after which a run ends: a new process takes seconds."""
@@ -78,6 +84,7 @@ def check_subject(
     accepted: Sequence[str] = (),
     seed: int = 0,
     power: bool = True,
+    same_bits_as: Subject | None = None,
 ) -> list[Finding]:
     """Check anybody's attention in this process.
 
@@ -99,6 +106,8 @@ def check_subject(
         Seed of all inputs.
     power : bool
         Whether faults are planted in the definition, to count which of them the bounds reject.
+    same_bits_as : Subject, optional
+        Another subject, or the same: the findings are about bits of different calls then, in place of the cases.
 
     Returns
     -------
@@ -122,8 +131,12 @@ def check_subject(
     )
     if job.complaint:
         raise ValueError(job.complaint)
-    declared = told(subject)
+    declared, given = told(subject), subject
     subject = settled(on_device(subject))
+    if same_bits_as is not None:
+        other = subject if same_bits_as is given else settled(on_device(same_bits_as))
+        found = [same_bits(question) for question in pair_questions(subject, other, job)]
+        return [*conventions(subject, other, accepted), *found]
     like = None if like is None else settled(like)
     found = agreed([judged(question) for question in questions(subject, job, like)])
     if cases:
@@ -202,6 +215,20 @@ def questions(subject: Subject, job: Job, like: Subject | None) -> list[Question
     ]
 
 
+def pair_questions(subject: Subject, other: Subject, job: Job) -> list[Question]:
+    """What a job asks of two settled subjects; of one and itself, no call is asked twice."""
+    both = [each for each in _usual_dtypes(subject) if each in (other.dtypes or ("float32",))]
+    return [
+        Question(subject, case, dtype, job.profile, job.seed, accepted=job.accepted, power=False, digits=False,
+                 other=other)
+        for case in BITS
+        if not (subject is other and case.name in SAME_CALL)
+        and any(fnmatch.fnmatchcase(case.name, each) for each in job.cases or ("*",))
+        for dtype in job.dtypes or (both[:1] if case.name in SLOW else both)
+        if (case.name, dtype) not in job.done
+    ]  # fmt: skip
+
+
 def _large(patterns: Sequence[str]) -> list[Case]:
     return [case for case in LARGE if any(fnmatch.fnmatchcase(case.name, each) for each in patterns or ("*",))]
 
@@ -245,15 +272,15 @@ def work(job: Job) -> Iterator[Message]:
         return
     if sources.get("backend") == BY_SIGNATURE != subject.backend != read_signature(subject)["backend"]:
         sources["backend"] = "found by a call"
-    asked = [] if job.fuzz else questions(subject, job, like)
-    versions = asked[0].backend.versions() if asked else {}
+    asked = [] if job.fuzz or job.same_bits_as else questions(subject, job, like)
+    versions = _library(subject).versions() if asked or job.same_bits_as else {}
     facts = {name: each for name, each in subject.declared.items() if name != "options"}
-    yield Described(facts, sources, versions, len(asked))
-    if witness.calls and not witness.answered and not job.known:
-        yield Refused(
-            f"expected a call of {job.target} to return; got an exception of each of {witness.calls}, the first "
-            f"{witness.raised}; --backend, --device, --layout, --mask, --causal and --scale correct what is assumed"
-        )
+    yield Described(facts, sources, versions, len(BITS) if job.same_bits_as else len(asked))
+    if not job.known and (reason := _never_answered(job.target, witness)):
+        yield Refused(reason)
+        return
+    if job.same_bits_as:
+        yield from _pair(subject, job)
         return
     told_of = surprises(facts, declared, job.accepted) if not job.done else []
     is_part = bool(job.cases or job.fuzz or job.is_large)  # of which a parameter that is not understood is told, too
@@ -268,6 +295,46 @@ def work(job: Job) -> Iterator[Message]:
             yield Finding(each.case.name, each.dtype, each.case.line, each.case.shows, "not offered", detail=reason)
             continue
         yield judged(each) if job.is_trusted else returned(each)
+
+
+def _never_answered(target: str, witness: Witness) -> str:
+    """Why a target cannot be checked that raised in all small calls; empty where one returned."""
+    if not witness.calls or witness.answered:
+        return ""
+    return (
+        f"expected a call of {target} to return; got an exception of each of {witness.calls}, the first "
+        f"{witness.raised}; --backend, --device, --layout, --mask, --causal and --scale correct what is assumed"
+    )
+
+
+OTHER = Started("same-bits-as", "-", 0, "The other target loads, and small calls tell what it expects.")
+
+
+def _pair(subject: Subject, job: Job) -> Iterator[Message]:
+    """Compare the bits of a settled subject with those of the other target of a job."""
+    other = subject
+    if job.same_bits_as != job.target:
+        if (OTHER.name, OTHER.dtype) in job.done:  # it ended a former process
+            return
+        yield OTHER
+        try:
+            with quiet_start():
+                other = on_device(load_target(job.same_bits_as))
+        except Exception as error:  # of the module of the target, too
+            told = f"expected {job.same_bits_as} to load; got {one_line(error)}"
+            yield Refused(str(error) if isinstance(error, TargetError) else told)
+            return
+        witness = Witness(other)
+        other = replace(settled(witness.subject), function=other.function)
+        if reason := _never_answered(job.same_bits_as, witness):
+            yield Refused(reason)
+            return
+        facts = {name: each for name, each in other.declared.items() if name != "options"}
+        yield Described(facts, {}, _library(other).versions(), len(BITS), target=job.same_bits_as)
+    yield from conventions(subject, other, job.accepted) if not job.done else []
+    for each in pair_questions(subject, other, job):
+        yield Started(each.case.name, each.dtype, each.case.line, each.case.shows)
+        yield same_bits(each)
 
 
 def supervised(job: Job, limit: float = 60.0) -> Generator[Message, None, None]:

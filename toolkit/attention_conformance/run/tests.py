@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from attention_conformance.run.again import command_of, script_of
+from attention_conformance.run.bits import conventions, same_bits
 from attention_conformance.run.expected import Expected, Origin, expected_of, met, unmatched
 from attention_conformance.run.finding import Finding
 from attention_conformance.run.judge import Question, judged, offered
-from attention_conformance.run.subjects import Job, on_device, questions, told
+from attention_conformance.run.subjects import Job, on_device, pair_questions, questions, told
 from attention_conformance.run.surprises import surprises
 from attention_conformance.subjects.options import OPTIONS, named_keywords
 from attention_conformance.subjects.probe import settled
@@ -73,6 +74,7 @@ def attention_cases(
     accepted: Sequence[str] = (),
     seed: int = 0,
     expected: str | Path | None = None,
+    same_bits_as: Subject | str | None = None,
 ) -> pytest.MarkDecorator:
     """Parametrize a test function by the cases of a subject: its argument ``case`` is a `SubjectTest`.
 
@@ -84,6 +86,8 @@ def attention_cases(
         Those of `check_subject`; the profile may be ``like TARGET``.
     expected : str or Path, optional
         A file of findings that are expected, or ``shipped``.
+    same_bits_as : Subject or str, optional
+        Another subject or target, or the same: the tests compare bits of different calls, in place of the cases.
 
     Returns
     -------
@@ -95,8 +99,14 @@ def attention_cases(
     elif not isinstance(subject, Subject):
         subject = Subject(subject)
     chosen = {"case": cases, "dtype": dtypes, "profile": profile, "accept": accepted, "seed": seed}
+    other = None if same_bits_as is None or isinstance(same_bits_as, str) else same_bits_as
+    if isinstance(same_bits_as, str):
+        other = subject if same_bits_as == target else load_target(same_bits_as)
+    elif other is not None:
+        same_bits_as = _target_of(other.function)
+    chosen["same-bits-as"] = same_bits_as or ""
     job = _job(target or _target_of(subject.function), _declared(subject), chosen)
-    tests = _tests(subject, job, expected_of(target, None if expected is None else str(expected)))
+    tests = _tests(subject, job, expected_of(target, None if expected is None else str(expected)), other)
     return pytest.mark.parametrize("case", [pytest.param(each, id=each.name) for each in tests])
 
 
@@ -105,8 +115,9 @@ def target_tests(target: str, options: Mapping[str, Any]) -> list[SubjectTest]:
     chosen = {name: each for name, each in options.items() if each is not None}
     declared = {each.fact: chosen[name] for name, each in OPTIONS.items() if each.fact and name in chosen}
     declared |= named_keywords(chosen.get("keyword", ()))
-    job = _job(target, declared, chosen)
-    return _tests(load_target(target, **declared), job, expected_of(target, chosen.get("expected")))
+    job, subject = _job(target, declared, chosen), load_target(target, **declared)
+    other = subject if job.same_bits_as == target else load_target(job.same_bits_as) if job.same_bits_as else None
+    return _tests(subject, job, expected_of(target, chosen.get("expected")), other)
 
 
 def _job(target: str, declared: Mapping[str, Any], chosen: Mapping[str, Any]) -> Job:
@@ -123,35 +134,46 @@ def _job(target: str, declared: Mapping[str, Any], chosen: Mapping[str, Any]) ->
         accepted=tuple(chosen.get("accept", ())),
         seed=chosen.get("seed", 0),
         power=False,
+        same_bits_as=chosen.get("same-bits-as", ""),
     )
 
 
-def _tests(subject: Subject, job: Job, expected: Sequence[Expected]) -> list[SubjectTest]:
+def _tests(subject: Subject, job: Job, expected: Sequence[Expected], same_bits_as: Subject | None) -> list[SubjectTest]:
     """A test for each question that the subject offers; the first shows that there is any answer."""
     if job.complaint:
         raise ValueError(job.complaint)
-    declared, again = told(subject), functools.partial(_again, job)
+    declared, again, given = told(subject), functools.partial(_again, job), subject
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         subject = settled(on_device(subject))
         like = settled(load_target(job.like)) if job.like else None
-        asked = questions(subject, job, like)
-        offers = [each for each in asked if _is_offered(each)]
+        if same_bits_as is None:
+            asked = questions(subject, job, like)
+            offers = [each for each in asked if _is_offered(each)]
+        else:
+            other = subject if same_bits_as is given else settled(on_device(same_bits_as))
+            offers = asked = pair_questions(subject, other, job)
     origin = Origin(subject.device or "cpu", subject.backend or "")
     known: list[Finding] = []
-    if not (job.cases or job.dtypes):
+    if same_bits_as is not None:
+        known = conventions(subject, other, job.accepted)
+    elif not (job.cases or job.dtypes):
         known = surprises(subject.declared, declared, job.accepted)
         blanks = [Finding(each.case.name, each.dtype, 0, "", "right") for each in asked]
         named = [each for each in expected if not each.variant]  # of a variant, only results tell
         known += unmatched([*known, *blanks], named, origin)
 
     def judge(question: Question) -> Finding:
-        return met(judged(question), expected, origin)
+        return met(_judged(question), expected, origin)
 
     tests = [SubjectTest("any-answer", functools.partial(_any_answer, offers), again)]
     tests += [SubjectTest(_slug(each), functools.partial(met, each, expected, origin), again) for each in known]
     tests += [SubjectTest(f"{each.case.name}-{each.dtype}", functools.partial(judge, each), again) for each in offers]
     return tests
+
+
+def _judged(question: Question) -> Finding:
+    return judged(question) if question.other is None else same_bits(question)
 
 
 def _is_offered(question: Question) -> bool:
@@ -167,7 +189,7 @@ def _any_answer(asked: Iterable[Question]) -> Finding:
     blank = Finding("any-answer", "-", 0, "Some case has an answer.", "right")
     reason = "none is offered"
     for each in asked:
-        finding = judged(each)
+        finding = _judged(each)
         if finding.verdict not in ("refused", "not offered"):
             return blank
         reason = finding.detail
@@ -190,10 +212,10 @@ def _again(job: Job, finding: Finding) -> list[str]:
     """How a finding is seen again: the command where there is one, and a script."""
     if finding.dtype in ("-", "*") or not job.target:
         return []
-    profile, lines = f"like {job.like}" if job.like else job.profile, []
+    lines = []
     if set(job.declared) <= {*KEYWORDS, *(each.fact for each in OPTIONS.values())}:
-        lines = ["", f"To see it again: {command_of(finding, job.target, job.declared, profile)}"]
-    script = script_of(finding, job.target, job.declared, profile)
+        lines = ["", f"To see it again: {command_of(finding, job.target, job.declared, job.how)}"]
+    script = script_of(finding, job.target, job.declared, job.how)
     return [*lines, "", "Or in Python:", "", *(f"    {line}".rstrip() for line in script.splitlines())]
 
 

@@ -47,6 +47,7 @@ OPTIONS = {
     "backward": Option("The second of a raw pair, in the same file or as a target.", "backward"),
     "dtype": Option("A floating-point type; repeatable. By default two of those it takes, and a few cases in a third."),
     "profile": Option("exact, kernel (weights of 16 bits), tf32, or 'like TARGET'."),
+    "same-bits-as": Option("Another target, or the same: compare bits of different calls, in place of the cases."),
     "case": Option("Cases by name, * and ? allowed; repeatable. By default all."),
     "accept": Option("A convention, fault or case that passes, by name; repeatable."),
     "seed": Option("The seed of all inputs; by default 0."),

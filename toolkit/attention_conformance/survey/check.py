@@ -12,9 +12,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from attention_conformance.cases.bits import BITS, VARIATIONS
 from attention_conformance.run.again import script_of
+from attention_conformance.run.bits import OTHER_BITS
 from attention_conformance.run.catalogue import SUBJECT_CASES
-from attention_conformance.run.finding import VERDICTS, WRONG, Finding, finding_from, most_telling, to_row
+from attention_conformance.run.finding import CONVENTION, VERDICTS, WRONG, Finding, finding_from, most_telling, to_row
 from attention_conformance.subject_report import assumptions
 from attention_conformance.subjects.signature import read_signature
 from attention_conformance.subjects.subject import Subject
@@ -63,6 +65,8 @@ def checked(row: Row, folder: Path) -> dict[str, Any]:
     if row.is_compiled and is_wide and "bfloat16" in wide["about"].get("assumed", {}).get("dtypes", ()):
         cases = [word for each in NARROW for word in ("--case", each)]
         documents.append(_found(row, folder / f"{row.name}.narrow.json", ("--dtype", "bfloat16", *cases)))
+    bits = ("--same-bits-as", row.preset, "--dtype", "float32")
+    documents.append(_found(row, folder / f"{row.name}.bits.json", bits))
     return row_of(row, documents, folder)
 
 
@@ -103,7 +107,7 @@ def row_of(row: Row, documents: list[dict[str, Any]], folder: Path) -> dict[str,
     subject = subject.learned({name: each for name, each in facts.items() if name != "options"})
     subject = subject.learned({"options": known.get("options")})
     groups: dict[str, list[Finding]] = {name: [] for name in PROPERTIES}
-    cases = {case.name: case for case in SUBJECT_CASES}
+    cases = {case.name: case for case in (*SUBJECT_CASES, *BITS)}
     for each in findings:
         if each.case in cases:
             groups[property_of(cases[each.case], each.dtype)].append(each)
@@ -136,7 +140,7 @@ def _cell(findings: list[Finding], row: Row, subject: Subject, path: Path) -> di
     told = [verdict for verdict in VERDICTS if verdict in verdicts]
     worst = next((verdict for verdict in told if verdict not in ("refused", "not offered")), told[0])
     cell: dict[str, Any] = {"verdict": worst, "counts": {verdict: verdicts.count(verdict) for verdict in told}}
-    bad = [each for each in findings if each.verdict in (*RED, "differs by convention")]
+    bad = [each for each in findings if each.verdict in (*RED, CONVENTION, OTHER_BITS)]
     cell["findings"] = [_short(each) for each in bad]
     cell["refusals"] = sorted({each.detail[:160] for each in findings if each.verdict == "refused"})[:3]
     red = [each for each in bad if each.verdict in RED]
@@ -166,7 +170,7 @@ def _shown(red: list[Finding], row: Row, subject: Subject, path: Path) -> dict[s
     telling = most_telling(red)
     assert telling is not None
     text = (
-        script_of(telling, row.preset, {})
+        script_of(telling, row.preset, {}, f"same-bits-as {row.preset}" if telling.case in VARIATIONS else "kernel")
         + "raise SystemExit(int(finding.verdict in ('silently wrong', 'visibly wrong')))\n"
     )
     return _run(text, path, row, _about(telling, alone=False))

@@ -26,6 +26,7 @@ SHORT = {
     "crashed": "**crash**",
     "timed out": "**time**",
     "differs by convention": "convention",
+    "other bits": "other",
     "right": "✓",
     "refused": "refused",
     "not offered": "–",
@@ -61,6 +62,7 @@ $ python -m attention_conformance.survey.page docs/survey.json torch.sdpa
 | **silent** | finite numbers that are not the answer |
 | **visible** | NaN or infinity for a number, or a wrong shape or dtype |
 | convention | another known answer, such as the mean for a fully masked row |
+| other | other bits in another call of the same mathematics, which is no fault |
 | refused | an exception before a result, which is no fault |
 | – | the attention has no such option |
 | another word | a difference that has a remark below the table |

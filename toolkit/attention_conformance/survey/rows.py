@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from attention_conformance.cases.bits import BITWISE
 from attention_conformance.cases.case import Case
 from attention_conformance.subjects.presets import PRESETS
 
@@ -82,6 +83,7 @@ PROPERTIES = {
     "strides": "strides of arguments and cotangents change nothing",
     "calls": "equal calls, earlier calls, samples alone, and decoding as prefill",
     "gradients": "gradients are those of the definition",
+    "bits": "other calls have the bits of the whole: batches, shards of heads, chunks, decoding, strides, threads",
     "16 bits": "all of these in bfloat16 or float16",
 }
 """The columns, with what each asks."""
@@ -96,6 +98,8 @@ PLAIN = ("ulp", "gradient")
 
 def property_of(case: Case, dtype: str) -> str:
     """The column of a case in a dtype: its line of the contract, unless it is about memory, calls or gradients."""
+    if case.measure == BITWISE:
+        return "bits"
     if dtype in ("float16", "bfloat16"):
         return "16 bits"
     if "memory-" in case.name and case.measure in PLAIN:

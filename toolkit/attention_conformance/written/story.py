@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from attention_conformance.cases.bits import VARIATIONS
 from attention_conformance.cases.contract import LINES
 from attention_conformance.named.case import NamedCase
 from attention_conformance.named.related import property_of, seen_before
@@ -29,7 +30,11 @@ def story(finding: Finding) -> list[str]:
 
 def threads_told(finding: Finding) -> list[str]:
     """Threads about the same property, a line each; how to list the others."""
-    if finding.dtype == "-" or finding.verdict not in (*WRONG, "differs by convention", "accepted"):
+    if (
+        finding.dtype == "-"
+        or finding.case in VARIATIONS
+        or finding.verdict not in (*WRONG, "differs by convention", "accepted")
+    ):
         return []
     seen = seen_before(finding.case, finding.variant)
     lines = [f"{relation(finding, each)}: {each.thread}, {each.title}; {each.url}" for each in seen[:MOST_THREADS]]

@@ -1,0 +1,274 @@
+"""Two attentions against each other, to the last bit: what differs, where, and why."""
+
+import functools
+import math
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from attention_conformance import Subject, attention_cases, check_subject, problem_of
+from attention_core import scaled_dot_product_attention
+
+pytestmark = pytest.mark.needs("numpy")
+
+
+def rounded(x, kind):
+    return x.astype(kind).astype(np.float32)
+
+
+def one_by_one(first, second, fused):
+    """A product as a loop of multiply-adds, each rounded once or twice."""
+    found = np.zeros((first.shape[0], second.shape[1]), np.float32)
+    for left, right in zip(first.T, second, strict=True):
+        term = np.multiply.outer(left.astype(np.float64), right.astype(np.float64))
+        found = (found.astype(np.float64) + (term if fused else term.astype(np.float32))).astype(np.float32)
+    return found
+
+
+def head_of(query, key, value, seen, scale, *, tile=None, parts=1, weights=None, sums=None, fused=None, base=math.e,
+            place="query", last=False, divide="end", flush=False, wide=False, faulty=None):  # fmt: skip
+    """One head, in float32, with one habit of kernels or more."""
+    if last:
+        key, value, seen = key[::-1], value[::-1], seen[:, ::-1]
+    if flush:
+        value = np.where(abs(value) < 2.0**-126, np.float32(0), value)
+    times = np.matmul if fused is None else lambda a, b: one_by_one(a, b, fused)
+    scale = np.float32(scale * math.log2(math.e) if base == 2 else scale)
+    power = np.exp2 if base == 2 else np.exp
+    query, scale = (query * scale, None) if place == "query" else (query, scale)
+    done = []
+    for keys in np.split(np.arange(len(key)), range(-(-len(key) // parts), len(key), -(-len(key) // parts))):
+        m, t, o = np.full(len(query), -np.inf, np.float32), np.float32(0), np.float32(0)
+        for start in range(keys[0], keys[-1] + 1, tile or len(key)):
+            at = slice(start, min(start + (tile or len(key)), keys[-1] + 1))
+            s = times(query, key[at].T)
+            s = np.where(seen[:, at], s if scale is None else s * scale, np.float32(-np.inf))
+            new = np.maximum(m, s.max(-1))
+            p = power(s - new[:, None])
+            if flush:
+                p[p < 2.0**-126] = 0
+            old, m = power(m - new), new
+            if sums is not None and tile is None:
+                t, o = np.zeros(len(query), np.float32), np.zeros((len(query), value.shape[1]), np.float32)
+                for column in range(p.shape[1]):
+                    t = rounded(t + p[:, column], sums)
+                    o = rounded(o + np.outer(p[:, column], value[at][column]), sums)
+                continue
+            total = np.add.accumulate(p, axis=-1)[:, -1] if fused is not None else p.sum(-1)
+            if wide:
+                total = p.astype(np.float64).sum(-1).astype(np.float32)
+            if divide == "weights":
+                p, total = p / total[:, None], np.ones_like(total)
+            p = p if weights is None else rounded(p, weights)
+            product = (p.astype(np.float64) @ value[at]).astype(np.float32) if wide else times(p, value[at])
+            t, o = t * old + total, o * old[:, None] + product
+            if sums is not None:
+                t, o = rounded(t, sums), rounded(o, sums)
+        done.append((m, t, o))
+    m = np.maximum.reduce([each[0] for each in done])
+    t, o = (sum((power(each[0] - m).reshape(-1, *(1,) * (at - 1)) * each[at] for each in done[1:]),
+                power(done[0][0] - m).reshape(-1, *(1,) * (at - 1)) * done[0][at]) for at in (1, 2))  # fmt: skip
+    o = o / t[:, None] if divide != "product" else o * (1 / t)[:, None]
+    if flush:
+        o[abs(o) < 2.0**-126] = 0
+    return o
+
+
+def planted(**habits):
+    """An attention of NumPy that loops over samples and heads."""
+
+    def attention(query, key, value, mask=None, is_causal=False, scale=None):
+        output = np.empty((*query.shape[:-1], value.shape[-1]), query.dtype)
+        rows, columns = query.shape[-2], key.shape[-2]
+        group = query.shape[1] // key.shape[1]
+        for sample, head in np.ndindex(query.shape[:2]):
+            seen = np.ones((rows, columns), bool)
+            if is_causal:
+                seen = np.tri(rows, columns, dtype=bool)
+            if mask is not None:
+                seen &= np.broadcast_to(mask, (*query.shape[:2], rows, columns))[sample, head]
+            wide = [
+                np.asarray(each, np.float32)
+                for each in (query[sample, head], key[sample, head // group], value[sample, head // group])
+            ]
+            chosen = scale or query.shape[-1] ** -0.5
+            output[sample, head] = head_of(*wide, seen, chosen, **habits)
+        return output
+
+    return Subject(attention, backend="numpy", layout="BHSD", mask="keep", causal="top-left", dtypes=("float32",),
+                   full_mask=False, mask_with_causal=True, grouped=True, same_width=False, default_scale="sqrt",
+                   keeps_dtype=True, keeps_library=True, differentiates=False, returns=("output",))  # fmt: skip
+
+
+BFLOAT16 = ml_dtypes.bfloat16
+SIDE = {"tile": 64, "base": 2}
+PAIRS = {
+    "tiles of 64 and 128": ({"tile": 64}, {"tile": 128}, "tile", "keys in a tile: 64 and 128"),
+    "another number of splits": ({"parts": 2}, {"parts": 4}, "splits", "splits of the keys: 2 and 4"),
+    "keys from the last": ({}, {"last": True}, "order", "order of the keys: forward and backward"),
+    "weights in bfloat16": (SIDE, {**SIDE, "weights": BFLOAT16}, "weights", "type of the weights: wide and bfloat16"),
+    "sums in bfloat16": ({}, {"sums": BFLOAT16}, "sums", "type of the sums: wide and bfloat16"),
+    "sums in bfloat16 of tiles": (SIDE, {**SIDE, "sums": BFLOAT16}, "sums", "type of the sums: wide and bfloat16"),
+    "sums in float64": ({}, {"wide": True}, "sums", "type of the sums: wide and float64"),
+    "no fused multiply-add": ({"fused": True}, {"fused": False}, "products", "multiply-add: fused and separate"),
+    "powers of 2": ({"tile": 64}, SIDE, "power", "exponential: exp and exp2"),
+    "scale after the product": (SIDE, {**SIDE, "place": "product"}, "scale", "place of the scale: before and after"),
+    "weights divided": ({}, {"divide": "weights"}, "division", "division by the sum: last and first"),
+    "a reciprocal": (SIDE, {**SIDE, "divide": "product"}, "division", "division by the sum: last and reciprocal"),
+    "two at once": (SIDE, {"tile": 128, "base": 2, "place": "product"}, "tile",
+                    "keys in a tile: 64 and 128; place of the scale: before and after"),
+    "flushed subnormals": ({}, {"flush": True}, "subnormals", "subnormal numbers: kept and flushed"),
+}  # fmt: skip
+"""Habits of two kernels; the name and the words of what they differ in."""
+
+
+def rows(first, second, *cases, **options):
+    cases = [f"bits-{each}" for each in cases]
+    found = check_subject(first, same_bits_as=second, cases=cases, dtypes=["float32"], **options)
+    return {each.case.removeprefix("bits-"): each for each in found}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_cause_is_that_which_explains_every_bit(name):
+    first, second, cause, says = PAIRS[name]
+    row = "subnormal" if "flush" in second else "whole"
+    (found,) = rows(planted(**first), planted(**second), row).values()
+    assert (found.verdict, found.variant, found.says) == (
+        "other bits",
+        f"other-{cause}",
+        f"{says}; this explains every bit",
+    )
+
+
+def test_what_no_way_explains_has_no_cause():
+    (found,) = rows(planted(tile=48), planted(tile=96, place="product"), "whole").values()
+    assert (found.verdict, found.variant, found.says) == ("other bits", "", "none of the tried causes")
+
+
+def by_batch(query, key, value, mask=None, is_causal=False, scale=None):
+    """Tiles by the number of samples, and splits by that of queries, as kernels that fill a device do."""
+    tile = 64 if query.shape[0] == 6 else 32
+    parts = 4 if query.shape[-2] == 1 else 1
+    habits = {"tile": tile, "parts": parts} if not is_causal else {"parts": parts}
+    return planted(**habits).function(query, key, value, mask, is_causal, scale)
+
+
+@pytest.mark.parametrize("second", [{"tile": 64}, SIDE], ids=str)
+def test_two_honest_ones_differ_in_nothing(second):
+    found = rows(planted(**second), planted(**second), "whole", "causal", "mask", "again", "batch")
+    assert {each.verdict for each in found.values()} == {"right"}
+    assert found["batch"].detail == "6 comparisons"
+
+
+def test_one_callable_is_asked_in_which_calls_its_bits_change():
+    subject = replace(planted(), function=by_batch)
+    found = rows(subject, subject)
+    assert not {"whole", "causal", "mask", "scale"} & set(found)  # calls that would be the same
+    told = {name: (each.verdict, each.variant) for name, each in found.items() if each.verdict != "not offered"}
+    same = dict.fromkeys(("again", "heads", "grouped-heads"), ("right", ""))
+    assert {name: told[name] for name in same} == same
+    assert told["batch"] == ("other bits", "other-tile")
+    assert found["batch"].says == "keys in a tile: 64 and 32; this explains every bit"
+    assert found["batch"].detail.startswith("samples 0, 1, 2 in a batch of 3: ")
+    assert told["decode"] == ("other bits", "other-splits")
+    assert found["training"].verdict == found["pieces"].verdict == "not offered"
+
+
+def test_the_first_element_that_differs_is_told_with_both_values_in_bits():
+    def last_row(query, key, value, mask=None, is_causal=False, scale=None):
+        output = planted().function(query, key, value, mask, is_causal, scale)
+        output[2, 3, -1, 5:7] = np.nextafter(output[2, 3, -1, 5:7], np.float32(9))
+        return output
+
+    (found,) = rows(planted(), replace(planted(), function=last_row), "whole").values()
+    problem = problem_of(found, planted())
+    first, second = (each(**problem.arrays)[2, 3, -1, 5] for each in (planted().function, last_row))
+    assert f"first at (2, 3, 129, 5): {float(first).hex()} and {float(second).hex()}" in found.detail
+    assert found.detail.startswith("the same call: 2.0e-05 of output differ, by at most ")
+    assert 0 < found.error <= 1
+    assert found.says == "none of the tried causes"
+
+
+def other_mathematics(query, key, value, mask=None, is_causal=False, scale=None, *, fault):
+    group = query.shape[1] // key.shape[1]
+    if fault == "grouped" and group > 1:
+        key, value = (np.concatenate([each] * group, axis=1) for each in (key, value))
+    return planted().function(query, key, value, mask, is_causal, 1.0 if fault == "scale" else scale)
+
+
+@pytest.mark.parametrize(("fault", "row", "variant"), [("grouped", "grouped", "heads-in-turn"),
+                                                      ("scale", "whole", "no-scale")])  # fmt: skip
+def test_other_mathematics_are_told_first(fault, row, variant):
+    other = replace(planted(), function=functools.partial(other_mathematics, fault=fault), name="mine")
+    (found,) = rows(planted(), other, row).values()
+    assert (found.verdict, found.variant) == ("silently wrong", variant)
+    assert found.says.startswith("not the same mathematics: mine is silently wrong: ")
+
+
+def test_a_mask_of_the_other_sense_is_told_and_translated():
+    def dropping(query, key, value, mask=None, is_causal=False, scale=None):
+        return planted().function(query, key, value, None if mask is None else ~mask, is_causal, scale)
+
+    found = rows(planted(), replace(planted(), function=dropping, mask="drop"), "mask")
+    assert [each.verdict for each in found.values()] == ["differs by convention", "right"]
+    assert found["convention: mask"].says == "mask: a mask is True where it may be attended and True where it is hidden"
+    accepted = rows(planted(), replace(planted(), function=dropping, mask="drop"), "mask", accepted=["other-mask"])
+    assert {each.verdict for each in accepted.values()} == {"accepted", "right"}
+
+
+def test_a_result_of_another_shape_is_refused_in_a_sentence():
+    def shorter(query, key, value, mask=None, is_causal=False, scale=None):
+        return planted().function(query, key, value, mask, is_causal, scale)[:, :, :-1]
+
+    (found,) = rows(planted(), replace(planted(), function=shorter), "whole").values()
+    assert found.verdict == "visibly wrong"
+    assert found.detail == "expected output of float32 (6, 4, 130, 32) in the same call; got float32 (6, 4, 129, 32)"
+
+
+def test_reproducible_arithmetic_has_the_bits_of_the_whole_in_pieces_and_steps():
+    function = functools.partial(scaled_dot_product_attention, arithmetic="reproducible")
+    subject = Subject(function, backend="numpy")
+    found = rows(subject, subject, "pieces", "decode")
+    assert {name: each.verdict for name, each in found.items()} == {"pieces": "right", "decode": "right"}
+
+
+def test_each_row_is_a_test_of_pytest():
+    chosen = {"cases": ["bits-whole"], "dtypes": ["float32"]}
+    decorator = attention_cases(planted(), same_bits_as=planted(tile=64), **chosen)
+    answer, whole = (each.values[0] for each in decorator.mark.args[1])
+    assert (answer.name, whole.name) == ("any-answer", "bits-whole-float32")
+    answer.check()
+    with pytest.raises(
+        pytest.fail.Exception, match=r"(?s)other bits: bits-whole, float32.*keys in a tile: 0 and 64; this"
+    ):
+        whole.check()
+    subject = planted()
+    same = attention_cases(subject, same_bits_as=subject, **{**chosen, "cases": ["bits-again"]})
+    assert same.mark.args[1][1].values[0].check().verdict == "right"
+
+
+def test_gradients_are_compared_as_well_as_outputs():
+    torch = pytest.importorskip("torch")
+
+    def attention(query, key, value, is_causal=False):
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
+
+    class Other(torch.autograd.Function):
+        @staticmethod
+        def forward(context, value):
+            return value.clone()
+
+        @staticmethod
+        def backward(context, gradient):
+            return gradient * (1 + 2**-20)
+
+    def otherwise(query, key, value, is_causal=False):
+        return attention(query, key, Other.apply(value), is_causal)
+
+    of_torch = replace(planted(), function=attention, backend="torch", scale_name="", mask="none", differentiates=True)
+    found = rows(of_torch, replace(of_torch, function=otherwise), "whole")["whole"]
+    assert found.verdict == "other bits"
+    assert "% of value differ, by at most " in found.detail
+    assert found.detail.endswith("1 of 4 comparisons differ")
