@@ -5,6 +5,7 @@ import typing as _typing
 from attention_core._attention.call import Attention
 from attention_core._attention.explanation import Explanation
 from attention_core._attention.reproducible.pieces import ExactPartial, Extent
+from attention_core._attention.shards.splits import Shards
 from attention_core._functions.attention import attention_scores, explain_attention, scaled_dot_product_attention
 from attention_core._functions.cache import KeyValueCache, append, cache_mask, empty_cache
 from attention_core._functions.config import config_context
@@ -29,6 +30,7 @@ from attention_core._functions.rotary import rotary_embedding
 from attention_core._functions.sagan import sagan_attention, spectral_norm
 from attention_core._functions.sampling import sample_tokens
 from attention_core._functions.weights import RecordedAttention, attention_map, attention_weights, record_attention
+from attention_core._functions.shards import shard, shard_positions, unshard
 from attention_core._keywords import publish as _publish
 from attention_core.backend import Backend, available_backends, get_backend
 from attention_core.masks import (
@@ -64,6 +66,7 @@ __all__ = [
     "Partial",
     "RecordedAttention",
     "ScoreMod",
+    "Shards",
     "Segments",
     "SlidingWindow",
     "alibi",
@@ -108,9 +111,12 @@ __all__ = [
     "sagan_attention",
     "sample_tokens",
     "scaled_dot_product_attention",
+    "shard",
+    "shard_positions",
     "silu",
     "spectral_norm",
     "split_heads",
+    "unshard",
 ]
 
 if _typing.TYPE_CHECKING:  # by that name alone checkers know it
