@@ -29,8 +29,8 @@ from attention_core._functions.prepared import prepare_weights
 from attention_core._functions.rotary import rotary_embedding
 from attention_core._functions.sagan import sagan_attention, spectral_norm
 from attention_core._functions.sampling import sample_tokens
-from attention_core._functions.weights import RecordedAttention, attention_map, attention_weights, record_attention
 from attention_core._functions.shards import shard, shard_positions, unshard
+from attention_core._functions.weights import RecordedAttention, attention_map, attention_weights, record_attention
 from attention_core._keywords import publish as _publish
 from attention_core.backend import Backend, available_backends, get_backend
 from attention_core.masks import (
@@ -66,8 +66,8 @@ __all__ = [
     "Partial",
     "RecordedAttention",
     "ScoreMod",
-    "Shards",
     "Segments",
+    "Shards",
     "SlidingWindow",
     "alibi",
     "append",

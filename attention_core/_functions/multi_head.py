@@ -38,8 +38,8 @@ from attention_core._checks import (
 from attention_core._functions.attention import check_options, checked_attention, option_arrays, with_causal
 from attention_core._functions.constants import with_constants
 from attention_core._functions.heads import merge_channels, split_channels
-from attention_core._functions.shards import check_shared, place_of, whole_lengths
 from attention_core._functions.options import Options, options_but
+from attention_core._functions.shards import check_shared, place_of, whole_lengths
 from attention_core.masks import Appended, Mask
 from attention_core.masks._mask import as_mask
 from attention_core.masks._tree import check_mask, mask_arrays

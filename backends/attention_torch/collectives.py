@@ -28,11 +28,11 @@ class TorchCollectives(Collectives):
 
     def size(self, group: str, /) -> int:
         """The number of ranks."""
-        return int(_group(group).size())
+        return _size(group)
 
     def rank(self, group: str, /) -> int:
         """The index of this process."""
-        return int(_group(group).rank())
+        return _rank(group)
 
     def all_gather(self, x: torch.Tensor, group: str, /) -> torch.Tensor:
         """The tensors of all ranks."""
@@ -64,6 +64,18 @@ class TorchCollectives(Collectives):
 
 def _group(name: str) -> Any:
     return dist.distributed_c10d._resolve_process_group(name)
+
+
+def _size(name: str) -> int:
+    return int(_group(name).size())
+
+
+def _rank(name: str) -> int:
+    return int(_group(name).rank())
+
+
+for _each in (_size, _rank):  # torch.compile runs them, and keeps what they return: a program is one of its process
+    _each._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _joined(x: torch.Tensor) -> torch.Tensor:

@@ -70,7 +70,7 @@ def threads_as_ranks(backend, monkeypatch):
                 results[rank] = function(barrier)
             except threading.BrokenBarrierError:
                 pass
-            except Exception as error:  # noqa: BLE001 (raised again)
+            except Exception as error:
                 errors.append(error)
                 barrier.abort()
 
@@ -119,7 +119,7 @@ def options_of(name, put, heads=(4, 2), length=16, batch=2, dtype="float64", **_
         return put((size * rng.standard_normal(dims)).astype(dtype))
 
     made = {
-        "none": lambda: {},
+        "none": dict,
         "causal": lambda: {"is_causal": True},
         "window": lambda: {"mask": ac.SlidingWindow(3, 1)},
         "lengths": lambda: {"mask": ac.KeyLengths(put(lengths)), "is_causal": True},
@@ -204,7 +204,9 @@ def whole(backend, name, heads=(4, 2), length=16, arithmetic="fast", put=None, d
     return {key: backend.to_numpy(x) for key, x in found.items()}
 
 
-def of_rank(backend, shards, name, heads=(4, 2), length=16, arithmetic="fast", put=None, differentiate=True, **more):
+def of_rank(
+    backend, shards, name, heads=(4, 2), length=16, arithmetic="fast", put=None, differentiate=True, wrap=None, **more
+):
     """The same, of one rank: its rows of results and gradients, or its part of the gradient of what ranks share."""
     xp = backend.namespace
     wholes = tuple(map(put, inputs(heads, length, **more)))
@@ -225,14 +227,15 @@ def of_rank(backend, shards, name, heads=(4, 2), length=16, arithmetic="fast", p
     result = attend(arrays, options)
     found = {"output": result.output, "logsumexp": result.logsumexp}
     if differentiate:
+        loss = loss if wrap is None else wrap(loss)
         _, (of_arrays, of_extra) = backend.value_and_grad(loss)(arrays, extra)
         found |= dict(zip(("query", "key", "value"), of_arrays[:3], strict=True)) | of_extra
     return {key: backend.to_numpy(x) for key, x in found.items()}
 
 
-def joined(ranks, shards_of, name, length):
+def joined(ranks, split, name, length):
     """Results of ranks as those of the whole: rows put together, and parts of gradients summed."""
-    size, split = len(ranks), shards_of.split
+    size = len(ranks)
     found = {}
     for key in ranks[0]:
         parts = [rank[key] for rank in ranks]

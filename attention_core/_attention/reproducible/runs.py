@@ -42,7 +42,8 @@ def reproducible_runs(call: Call, runs: list[tuple[Any, int]], group: str, num_q
     """Output and logsumexp of a call, of whose queries each run has a first position, and which are so many in all."""
     xp = call.xp
     plan, arrays = arrange(call)
-    starts, counts = zip(*runs, strict=True)
+    starts: Any = tuple(start for start, _ in runs)
+    counts = tuple(count for _, count in runs)
     if not all(isinstance(start, int) for start in starts):
         arrays, starts = (*arrays, xp.stack([xp.astype(start, xp.int32) for start in starts])), None
     whole = RunsPlan(plan._replace(num_queries=num_queries), counts, starts, group)

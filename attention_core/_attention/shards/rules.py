@@ -10,7 +10,7 @@ from attention_core._arrays import Array, Namespace, on_device_of
 from attention_core._attention.shards.splits import Place, own_heads
 from attention_core._backend import array_namespace, register
 from attention_core.masks import Mask, MaskFunction, Positions, Spans, flatten, unflatten
-from attention_core.masks._mask import And, Band, as_mask, logical_and
+from attention_core.masks._mask import Band, as_mask, logical_and
 from attention_core.masks._tree import leaves
 from attention_core.random import Dropout, seed_words
 from attention_core.scores import ScoreMod

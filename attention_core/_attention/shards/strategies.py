@@ -93,7 +93,7 @@ class Heads(Strategy):
     def sent(self, sharded: Sharded) -> int:
         call, size = sharded.call, sharded.place.size
         repeats = _repeats(call, size)
-        numbers = math.prod(call.query.shape) + math.prod((*call.query.shape[:-1], call.value.shape[-1]))
+        numbers: int = math.prod(call.query.shape) + math.prod((*call.query.shape[:-1], call.value.shape[-1]))
         numbers += repeats * (math.prod(call.key.shape) + math.prod(call.value.shape))
         return numbers * (size - 1) // size * BYTES[dtype_name(call.query.dtype)]
 
@@ -149,7 +149,7 @@ class Gather(Strategy):
 
     def sent(self, sharded: Sharded) -> int:
         call, size = sharded.call, sharded.place.size
-        numbers = math.prod(call.key.shape) + math.prod(call.value.shape)
+        numbers: int = math.prod(call.key.shape) + math.prod(call.value.shape)
         return numbers * (size - 1) * BYTES[dtype_name(call.query.dtype)]
 
     def run(self, sharded: Sharded, implementation: str, *, logsumexp: bool) -> Attention:
