@@ -40,15 +40,12 @@ def shard(x: Array, shards: Shards, /, *, axis: int = -2) -> Array:
 
     Examples
     --------
-    In a group of one, a shard is the whole:
-
     >>> import torch
-    >>> from attention_core import shard
-    >>> x = torch.zeros(3, 4)
-    >>> shard(x, Shards(None), axis=-2).shape
-    Traceback (most recent call last):
-    ...
-    TypeError: expected the group of shards as a ProcessGroup, or a DeviceMesh of one axis; got NoneType
+    >>> store = torch.distributed.HashStore()
+    >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    >>> shard(torch.ones(3, 2), Shards(torch.distributed.group.WORLD)).shape
+    torch.Size([4, 2])
+    >>> torch.distributed.destroy_process_group()
     """
     place, backend = place_of(shards, x, axis)
     xp, length = backend.namespace, x.shape[axis]

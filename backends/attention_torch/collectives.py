@@ -12,6 +12,11 @@ from attention_core.backend import Collectives
 __all__ = ["TorchCollectives"]
 
 
+# By the names of 2.13, and those before.
+_ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
+_REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or getattr(dist, "reduce_scatter_tensor", None)
+
+
 class TorchCollectives(Collectives):
     """The collectives of `torch.distributed`, on groups by the names that it gives them."""
 
@@ -38,13 +43,13 @@ class TorchCollectives(Collectives):
         """The tensors of all ranks."""
         ranks, x = _group(group), x.contiguous()
         gathered = x.new_empty((ranks.size() * x.shape[0], *x.shape[1:]) if x.dim() else (ranks.size(),))
-        dist.all_gather_into_tensor(gathered, x.reshape(1) if not x.dim() else x, group=ranks)
+        _ALL_GATHER(gathered, x.reshape(1) if not x.dim() else x, group=ranks)
         return gathered.reshape(ranks.size(), *x.shape)
 
     def sum_scatter(self, x: torch.Tensor, group: str, /) -> torch.Tensor:
         """The sum over ranks of their entry for this one."""
         scattered = x.new_empty(x.shape[1:])
-        dist.reduce_scatter_tensor(scattered, _joined(x), group=_group(group))
+        _REDUCE_SCATTER(scattered, _joined(x), group=_group(group))
         return scattered
 
     def exchange(self, x: torch.Tensor, group: str, /) -> torch.Tensor:
