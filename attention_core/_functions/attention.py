@@ -171,6 +171,12 @@ def _sharded(query: Array, key: Array, value: Array, options: dict[str, Any]) ->
     known = _check_call(query=query, key=key, value=value, **rest)
     if options.get("return_weights"):
         raise ValueError("expected no return_weights with shards, as no rank has the weights of the whole; got True")
+    implementation = options.get("implementation", "auto")
+    if implementation not in ("auto", "dense", "blockwise"):
+        raise ValueError(
+            "expected an implementation out of auto, dense, blockwise with shards, as a kernel is judged when keys are"
+            f" there; got {implementation!r}"
+        )
     if CONTEXTS.recorders:
         raise ValueError("expected calls without shards while attention is recorded; got one with shards")
     place, _ = place_of(shards, query)

@@ -2,6 +2,8 @@
 
 import itertools
 import threading
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -278,6 +280,7 @@ def wrong_calls(put):
     yield (x, x, x), {"mask": allowed}, {}, ValueError, "expected mask"
     yield (x, x, x), {"mask": ac.Segments(ids, ids)}, {}, ValueError, "expected"
     yield (x, x, x), {"bias": put(np.zeros((6, 6), np.float32))}, {}, ValueError, "expected bias"
+    yield (x, x, x), {"implementation": "fused"}, {}, ValueError, "out of auto, dense, blockwise with shards"
     yield (x, x, x), {"return_weights": True}, {}, ValueError, "expected no return_weights with shards"
     yield (
         (x, x[:, :1, ...], x[:, :1, ...]),
@@ -332,3 +335,26 @@ def test_groups_do_not_meet(backend, put, get, ranks):
 
     for found in itertools.chain(*ranks(4, of_rank_of_four)):
         np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@dataclass(frozen=True, eq=False)
+class OfTable(ac.Mask):
+    """A rule of users that looks up an array by head."""
+
+    table: Any
+    axes: ClassVar[dict[str, int]] = {"table": 3}
+
+    def allowed(self, at, /, *, xp):
+        return xp.logical_and(self.table, xp.less_equal(at.key, at.query))
+
+
+def test_a_rule_of_users_with_an_array_of_heads_is_left_to_gathering(put, ranks):
+    x, table = put(np.zeros((1, 4, 4, 3))), put(np.ones((4, 8, 8), np.bool_))
+
+    def refused(group):
+        with pytest.raises(ValueError, match="a rule that is not of attention_core may look up an array by heads"):
+            ac.scaled_dot_product_attention(x, x, x, mask=OfTable(table), shards=ac.Shards(group, strategy="heads"))
+        return ac.explain_attention(x, x, x, mask=OfTable(table), shards=ac.Shards(group)).notes
+
+    for notes in ranks(2, refused):
+        assert any(note.startswith("shards: gather: receives") and "not taken" not in note for note in notes)

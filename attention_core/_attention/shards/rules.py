@@ -105,6 +105,23 @@ def mask_of_heads(mask: Mask | Array | None, place: Place, first: Any, xp: Names
     return HeadsFrom(rule, first) if any(map(_may_ask_for_heads, _kinds(treedef))) else rule
 
 
+def looks_up_heads(mask: Mask | Array | None) -> bool:
+    """Whether a rule of users may look up by heads what `mask_of_heads` would cut by heads."""
+    if not isinstance(mask, Mask):
+        return False
+    arrays: list[Array] = []
+    treedef = flatten(mask, arrays)
+    is_cut = any(leaf.axes == 3 and has_heads(arrays[leaf.place]) for leaf in leaves(treedef))
+    return is_cut and any(
+        kind is not tuple and not kind.__module__.startswith("attention_core.") for kind in _kinds(treedef)
+    )
+
+
+def has_heads(x: Array) -> bool:
+    """Whether an array (..., H, M, N) has an axis of heads."""
+    return len(x.shape) >= 3 and x.shape[-3] != 1
+
+
 def _kinds(treedef: Any) -> Iterator[type]:
     """The classes of a mask and its parts."""
     if isinstance(treedef, type):

@@ -15,7 +15,13 @@ from attention_core._attention.blocks.grid import pad
 from attention_core._attention.call import Attention, Call, repeat_kv, upcast_call
 from attention_core._attention.reproducible.runs import reproducible_runs
 from attention_core._attention.shards.operations import exchange, gather
-from attention_core._attention.shards.rules import dropout_of_heads, mask_of_heads, mask_of_queries, score_mod_at
+from attention_core._attention.shards.rules import (
+    dropout_of_heads,
+    looks_up_heads,
+    mask_of_heads,
+    mask_of_queries,
+    score_mod_at,
+)
 from attention_core._attention.shards.splits import Place, cut, own_heads
 from attention_core._attention.ways import attend
 from attention_core._backend import Verdict
@@ -82,6 +88,8 @@ class Heads(Strategy):
             return Verdict(
                 f"{num_heads} heads and {num_kv_heads} key/value heads are not shared out evenly by {size} ranks"
             )
+        if looks_up_heads(call.mask):
+            return Verdict("a rule that is not of attention_core may look up an array by heads of the whole")
         if num_kv_heads % size == 0:
             return Verdict(None)
         if call.arithmetic == "reproducible":
