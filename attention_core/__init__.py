@@ -5,10 +5,12 @@ import typing as _typing
 from attention_core import cache, functions, pieces, scores, weights  # noqa: F401 (attributes of the package)
 from attention_core._attention.call import Attention
 from attention_core._attention.explanation import Explanation
+from attention_core._attention.shards.splits import Shards
 from attention_core._functions.attention import attention_scores, explain_attention, scaled_dot_product_attention
 from attention_core._functions.config import config_context
 from attention_core._functions.heads import merge_heads, split_heads
 from attention_core._functions.multi_head import multi_head_attention
+from attention_core._functions.shards import shard, shard_positions, unshard
 from attention_core._keywords import publish as _publish
 from attention_core.masks import Causal, KeyLengths, Mask, MaskFunction, Segments, SlidingWindow
 from attention_core.random import Dropout
@@ -22,6 +24,7 @@ __all__ = [
     "Mask",
     "MaskFunction",
     "Segments",
+    "Shards",
     "SlidingWindow",
     "attention_scores",
     "config_context",
@@ -29,7 +32,10 @@ __all__ = [
     "merge_heads",
     "multi_head_attention",
     "scaled_dot_product_attention",
+    "shard",
+    "shard_positions",
     "split_heads",
+    "unshard",
 ]
 
 if _typing.TYPE_CHECKING:  # by that name alone checkers know it

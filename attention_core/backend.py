@@ -49,6 +49,7 @@ from attention_core._attention.parts import (
 from attention_core._backend import (
     DIFFERENTIATED_ONCE,
     Backend,
+    Collectives,
     Kernel,
     Loops,
     Operation,
@@ -76,6 +77,7 @@ __all__ = [
     "Attention",
     "Backend",
     "Call",
+    "Collectives",
     "DType",
     "Kernel",
     "KeyCut",
@@ -131,6 +133,17 @@ __all__ = [
 ]
 
 
-_PUBLIC = ("Backend", "Call", "Kernel", "Loops", "Operation", "Tuning", "Verdict", "available_backends", "get_backend")
+_PUBLIC = (
+    "Backend",
+    "Call",
+    "Collectives",
+    "Kernel",
+    "Loops",
+    "Operation",
+    "Tuning",
+    "Verdict",
+    "available_backends",
+    "get_backend",
+)
 for _name in _PUBLIC:
     vars()[_name].__module__ = __name__  # by which documentation knows it

@@ -176,3 +176,11 @@ def power_above_max(x: Array, axis: Any, xp: Namespace) -> Array:
     bounded = xp.less(size, math.inf)  # explicit, as not every library's maximum keeps nan
     power = power_above(xp.max(xp.where(bounded, size, 0.0), axis=axis, keepdims=True), xp)
     return xp.where(xp.all(bounded, axis=axis, keepdims=True), power, math.nan)
+
+
+def largest_magnitude(x: Array, axis: Any, xp: Namespace) -> Array:
+    """The largest magnitude along an axis of length 1 then: infinite if one is not finite, 0 of none."""
+    size = xp.abs(x)
+    if 0 in x.shape:
+        return xp.sum(size, axis=axis, keepdims=True)
+    return xp.max(xp.where(xp.less(size, math.inf), size, math.inf), axis=axis, keepdims=True)

@@ -10,6 +10,7 @@ from attention_core._backend._base import (
     Verdict,
     library_name,
 )
+from attention_core._backend._collectives import Collectives
 from attention_core._backend._find import (
     array_namespace,
     array_of,
@@ -35,6 +36,7 @@ from attention_core._backend._registry import register, registered, registered_n
 __all__ = [
     "DIFFERENTIATED_ONCE",
     "Backend",
+    "Collectives",
     "Kernel",
     "Loops",
     "Operation",

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, DType, Namespace, is_on_host, on_device_of
+from attention_core._backend._collectives import Collectives
 from attention_core._backend._loops import Loops, PythonLoops
 
 
@@ -200,6 +201,8 @@ class Backend:
     silu : callable or None
         The sigmoid linear unit, if the library has it in one pass. It may be 0 where the exponential of ``-x``
         overflows. The formula of the core takes a pass over memory for each operation, unless a compiler fuses them.
+    collectives : Collectives or None
+        What the library lends to compute over several ranks, if it runs on groups of them.
     has_gradient : callable or None
         Whether an array tells that a gradient will be computed of what it was computed from, if arrays do. Blocks
         refuse a function of scores that closes over such an array, whose gradient they would not compute.
@@ -214,6 +217,7 @@ class Backend:
     update_rows: Callable[..., Array] | None = None
     silu: Callable[[Array], Array] | None = None
     has_gradient: Callable[[Array], bool] | None = None
+    collectives: Collectives | None = None
 
     def __init__(self, xp: Namespace, loops: Loops | None = None) -> None:
         self.name: str = library_name(xp)

@@ -10,6 +10,9 @@ from attention_core._arrays import Array, ArrayT, cast_to, sizes, sizes_differ
 from attention_core._attention.call import Attention, Call
 from attention_core._attention.explanation import Explanation, explain
 from attention_core._attention.memo import Known, output_of, prepare
+from attention_core._attention.shards.explanation import explain_shards
+from attention_core._attention.shards.splits import Shards
+from attention_core._attention.shards.strategies import Sharded, taken_strategy
 from attention_core._attention.ways import all_scores, attend, check_implementation
 from attention_core._backend import backend_for, common_namespace, with_autocast
 from attention_core._checks import (
@@ -26,13 +29,14 @@ from attention_core._checks import (
 from attention_core._functions.config import CONTEXTS, assumes_finite, record
 from attention_core._functions.constants import with_constants
 from attention_core._functions.options import DEFAULTS, FLAGS, Options, PlainOptions, options_but
+from attention_core._functions.shards import check_shared, place_of, whole_lengths
 from attention_core.masks import And, Causal, Mask
 from attention_core.masks._mask import as_mask
 from attention_core.masks._tree import check_covered, check_mask, mask_arrays
 from attention_core.random import check_dropout, seed_array, seeded
 from attention_core.scores import ScoreMod
 
-NOT_OF_SCORES = (*FLAGS, "sinks", "dropout", "implementation", "assume_finite")
+NOT_OF_SCORES = (*FLAGS, "sinks", "dropout", "implementation", "assume_finite", "shards")
 SCALE_LIMIT = 2.0**64  # what is multiplied by numbers beyond may be subnormal even in float64
 
 
@@ -125,6 +129,9 @@ def scaled_dot_product_attention(query: Array, key: Array, value: Array, /, **op
         Whether values and their products are assumed to be finite, so that nobody looks, and a masked NaN may leak. By
         default a host looks at results, and an accelerator clears what a rule hides from all queries; with ``False``
         it looks, too, and the host waits for it. `config_context` says the same of all calls in a block of code.
+    shards : Shards, optional
+        Query, key, value and the rows of the bias are those of one rank of a group, as `shard` gives them, and so is
+        the output. Masks, key lengths and segments are those of the whole, and positions count from its start.
     xp : array namespace, optional
         By default that of the arrays.
 
@@ -168,6 +175,8 @@ def scaled_dot_product_attention(query: Array, key: Array, value: Array, /, **op
 
 def checked_attention(query: Array, key: Array, value: Array, options: dict[str, Any]) -> Attention:
     """Check the arguments of attention, once per signature, and compute it by what is known of that."""
+    if options.get("shards") is not None:
+        return _attend_shards(query, key, value, options)
     known = _check_call(query=query, key=key, value=value, **options)
     mask = with_causal(options.get("mask"), options.get("is_causal", False))
     if not CONTEXTS.recorders:
@@ -178,6 +187,43 @@ def checked_attention(query: Array, key: Array, value: Array, options: dict[str,
     call = _known_call(known, query, key, value, options)
     wanted = {name: options.get(f"return_{name}", False) for name in ("weights", "logsumexp")}
     return rounded_attention(call, options["implementation"], **wanted)
+
+
+def _attend_shards(query: Array, key: Array, value: Array, options: dict[str, Any]) -> Attention:
+    """Attention of a sequence of which this rank holds a shard, by a strategy of its group."""
+    shards, sharded = _sharded(query, key, value, options)
+    if sharded.place.size == 1 and sharded.stop is None:  # the whole
+        return checked_attention(query, key, value, {**options, "shards": None})
+    strategy, wants_logsumexp = taken_strategy(sharded, shards.strategy), options.get("return_logsumexp", False)
+    result = strategy.run(sharded, options["implementation"], logsumexp=wants_logsumexp)
+    return result._replace(output=cast_to(result.output, query.dtype, xp=sharded.call.xp))
+
+
+def _sharded(query: Array, key: Array, value: Array, options: dict[str, Any]) -> tuple[Shards, Sharded]:
+    """The call of a shard, once its arguments are known to be right."""
+    rest = dict(options)
+    shards, mask, bias = (rest.pop(name, None) for name in ("shards", "mask", "bias"))
+    known = _check_call(query=query, key=key, value=value, **rest)
+    if options.get("return_weights"):
+        raise ValueError("expected no return_weights with shards, as no rank has the weights of the whole; got True")
+    implementation = options.get("implementation", "auto")
+    if implementation not in ("auto", "dense", "blockwise"):
+        raise ValueError(
+            "expected an implementation out of auto, dense, blockwise with shards, as a kernel is judged when keys are"
+            f" there; got {implementation!r}"
+        )
+    if CONTEXTS.recorders:
+        raise ValueError("expected calls without shards while attention is recorded; got one with shards")
+    place, _ = place_of(shards, query)
+    lengths = whole_lengths(shards, place, query, key)
+    call = _known_call(known, query, key, value, rest)
+    added = with_constants(query, {"mask": mask, "bias": bias})
+    mask, bias = added["mask"], added["bias"]
+    named = {"query": query, "bias": bias, **mask_arrays(mask)}
+    common_namespace(call.xp, {name: array for name, array in named.items() if array is not None})
+    check_shared(query, mask, bias, lengths)
+    mask = with_causal(mask, rest.get("is_causal", False))
+    return shards, Sharded(call._replace(mask=mask, bias=bias), place, lengths)
 
 
 def rounded_attention(call: Call, implementation: str, *, weights: bool = False, logsumexp: bool = False) -> Attention:
@@ -198,8 +244,10 @@ def explain_attention(query: Array, key: Array, value: Array, /, **options: Unpa
 
     Parameters
     ----------
-    query, key, value, mask, bias, is_causal, scale, softcap, score_mod, sinks, dropout, arithmetic, assume_finite, xp
+    query, key, value, mask, bias, is_causal, scale, softcap, score_mod, sinks, dropout
         As in `scaled_dot_product_attention`. No attention is computed.
+    arithmetic, assume_finite, shards, xp
+        As in `scaled_dot_product_attention`. With shards, it is the local call that is explained.
     return_weights, return_logsumexp : bool, default False
         Whether the call would ask for them: a kernel without a logsumexp may then cost a second computation.
 
@@ -224,6 +272,9 @@ def explain_attention(query: Array, key: Array, value: Array, /, **options: Unpa
       dense: about 1.54e+03 MiB, not taken: holds all scores at once
     """
     wanted = {name: bool(options.get(f"return_{name}")) for name in ("weights", "logsumexp")}
+    if options.get("shards") is not None:
+        shards, sharded = _sharded(query, key, value, dict(options))
+        return explain_shards(sharded, shards.strategy, logsumexp=wanted["logsumexp"])
     return explain(make_call(query, key, value, **options), **wanted)
 
 

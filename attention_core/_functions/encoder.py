@@ -28,7 +28,7 @@ from attention_core.masks._tree import mask_arrays
 from attention_core.parameters import EncoderLayer, FeedForward
 from attention_core.random import Dropout, fold_in, seeded
 
-NOT_OF_LAYERS = ("scale", "softcap", "sinks", "return_logsumexp", "assume_finite")
+NOT_OF_LAYERS = ("scale", "softcap", "sinks", "return_logsumexp", "assume_finite", "shards")
 
 
 @with_autocast(position=1, lowers=False, options=options_but(*NOT_OF_LAYERS))

@@ -40,6 +40,7 @@ from attention_core._functions.attention import check_options, checked_attention
 from attention_core._functions.constants import with_constants
 from attention_core._functions.heads import merge_channels, split_channels
 from attention_core._functions.options import Options, PlainOptions, options_but
+from attention_core._functions.shards import check_shared, place_of, whole_lengths
 from attention_core.masks import Appended, Mask
 from attention_core.masks._mask import as_mask
 from attention_core.masks._tree import check_mask, mask_arrays
@@ -144,7 +145,7 @@ def multi_head_attention(
         attention, and returns all three. Apply rotary positions and the normalization of queries and keys here.
     mask, bias, is_causal, scale, softcap, score_mod, sinks, dropout
         As in `scaled_dot_product_attention`.
-    return_weights, return_logsumexp, implementation, arithmetic, assume_finite, xp
+    return_weights, return_logsumexp, implementation, arithmetic, assume_finite, shards, xp
         As in `scaled_dot_product_attention`.
 
     Returns
@@ -264,6 +265,10 @@ def _check_call(
     check_scaling(options.get("scale"), options.get("softcap"))
     named = {"query": query, "key": key, "value": value, "attention": parameters, "bias": bias}
     xp = common_namespace(xp, named | mask_arrays(mask) | option_arrays(**options))
+    shards = options.pop("shards", None)
+    if shards is not None:
+        check_shards_of_layer(parameters, (query, key, mask, bias), num_heads, shards)
+        mask, bias = None, None
     check_multi_head(
         parameters, (query, key, value), num_heads=num_heads, num_kv_heads=num_kv_heads, mask=mask, bias=bias
     )
@@ -272,6 +277,15 @@ def _check_call(
         check_function("prepare", prepare)
         check_arity("prepare", prepare, "query, key and value", 3)
     return xp, turned is not raw
+
+
+def check_shards_of_layer(parameters: MultiHeadAttention, arrays: tuple[Any, ...], num_heads: int, shards: Any) -> None:
+    """Raise unless inputs, mask and bias fit what ranks share."""
+    query, key, mask, bias = arrays
+    if parameters.extra_key is not None:
+        raise ValueError("expected parameters without an extra key with shards; got one")
+    place, _ = place_of(shards, query)
+    check_shared(query, mask, bias, whole_lengths(shards, place, query, key), num_heads)
 
 
 def check_projections(name: str, parameters: MultiHeadAttention) -> None:

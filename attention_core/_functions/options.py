@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypedDict
 
 from attention_core._arrays import Array, Namespace
+from attention_core._attention.shards.splits import Shards
 from attention_core.masks import Mask
 from attention_core.random import Dropout
 
@@ -41,6 +42,7 @@ class OfComputation(TypedDict, total=False):
     implementation: str
     arithmetic: str
     assume_finite: bool | None
+    shards: Shards | None
     xp: Namespace | None
 
 

@@ -33,10 +33,19 @@ from attention_core._functions.attention import make_call
 from attention_core._functions.options import FLAGS, Options, options_but
 from attention_core.random import Dropout, check_dropout, seed_array
 
-NOT_OF_EXTENTS = (*FLAGS[1:], "score_mod", "sinks", "dropout", "implementation", "arithmetic", "assume_finite")
+NOT_OF_EXTENTS = (
+    *FLAGS[1:],
+    "score_mod",
+    "sinks",
+    "dropout",
+    "implementation",
+    "arithmetic",
+    "assume_finite",
+    "shards",
+)
 
 
-@with_autocast(options=options_but(*FLAGS[1:], "sinks", "assume_finite"))
+@with_autocast(options=options_but(*FLAGS[1:], "sinks", "assume_finite", "shards"))
 def partial_attention(
     query: Array,
     key: Array,

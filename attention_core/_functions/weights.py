@@ -32,7 +32,7 @@ from attention_core.masks._mask import as_mask
 
 Choice: TypeAlias = slice | Sequence[int] | None
 REDUCTIONS = ("max", "mean")
-NOT_OF_WEIGHTS = ("dropout", "return_weights", "return_logsumexp", "implementation", "assume_finite")
+NOT_OF_WEIGHTS = ("dropout", "return_weights", "return_logsumexp", "implementation", "assume_finite", "shards")
 SCORES_AT_ONCE = 2**22
 """How many scores of a map are held at a time, as far as one row of them is no more."""
 

@@ -14,6 +14,7 @@ import numpy as np
 from attention_core.backend import DIFFERENTIATED_ONCE, Array, Backend, Kernel, Operation, Tuning, explain_class
 from attention_jax import namespace as jax_namespace
 from attention_jax import sharding
+from attention_jax.collectives import JaxCollectives
 from attention_jax.kernels import DotProduct
 from attention_jax.loops import JaxLoops
 from attention_numpy.trees import (
@@ -49,6 +50,7 @@ class JaxBackend(Backend):
         costly_most=2**20,
     )
     kernels: tuple[Kernel, ...] = (DotProduct(),)
+    collectives = JaxCollectives()
 
     def __init__(self, axes: frozenset[str] = frozenset()) -> None:
         # The loops of an operation under `jax.shard_map` vary over these axes of the mesh.

@@ -37,6 +37,7 @@ from attention_numpy.trees import (
     versions_of,
 )
 from attention_torch import operators
+from attention_torch.collectives import TorchCollectives
 from attention_torch.flex import RECOMPILE_OPTIONS, FlexAttention
 from attention_torch.guards import check_local
 from attention_torch.kernels import ScaledDotProduct
@@ -94,6 +95,7 @@ class TorchBackend(Backend):
     differentiates = True
     tuning = Tuning(queries=2048, keys=512, min_queries=64, dense_below=256 * 256, structured_below=256 * 256)
     kernels: tuple[Kernel, ...] = (ScaledDotProduct(FLEX), FLEX)
+    collectives = TorchCollectives()
     is_autocasting = staticmethod(torch._C._is_any_autocast_enabled)
 
     def __init__(self) -> None:

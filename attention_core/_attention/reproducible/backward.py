@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from attention_core._arithmetic.elementary import exp2_weight
 from attention_core._arithmetic.exact import (
     join_carry,
+    largest_magnitude,
     power_above,
     power_above_max,
     round_to_float32,
@@ -111,27 +112,95 @@ class GradientUnits(NamedTuple):
     bias: Array | None
 
 
+class Share(NamedTuple):
+    """The arguments of a backward pass over a run of queries; several runs, on several ranks, may share their keys."""
+
+    plan: Plan
+    arrays: tuple[Array, ...]
+    results: tuple[Array, ...]
+    cotangents: tuple[Array, ...]
+
+
 def backward(
     plan: Plan, arrays: tuple[Array, ...], results: tuple[Array, ...], cotangents: tuple[Array, ...], backend: Backend
 ) -> tuple[Array | None, ...]:
     """The gradients of query, key, value and bias, and ``None`` for each array of integers or booleans."""
+    gradients = backward_of_shares([Share(plan, arrays, results, cotangents)], None, backend)
+    query, key, value, bias = (each[0] if isinstance(each, list) else each for each in gradients)
+    return query, key, value, *(() if bias is None else (bias,)), *(None for _ in range(plan.num_integers))
+
+
+def backward_of_shares(shares: list[Share], group: str | None, backend: Backend) -> tuple[Any, ...]:
+    """Gradients of query, key, value and bias: of queries and bias a list, by runs; of keys over all runs and ranks.
+
+    What is summed over queries is cut relative to maxima over all of them, and rounded when all integers are added.
+    """
+    xp = backend.namespace
+    passes = [_start(share, backend) for share in shares]
+    powers = [_common_power(factors, group, backend) for factors in zip(*map(_row_factors, passes), strict=True)]
+    sums, d_queries, d_biases, units = [], [], [], None
+    for each in passes:
+        operands, units = _slice_operands(each, powers)
+        grid = each.grid
+        packed = grid.operands._replace(
+            query=slice_query(grid, grid.operands.query),
+            key=slice_key(grid, grid.operands.key),
+            value=pack_vectors(grid, each.value, first_last=True),
+        )
+        of_query, *of_keys, of_bias = _accumulate(grid._replace(operands=packed), operands)
+        d_queries.append(_join_gradient(grid, concat_blocks(grid, of_query, 0), units, 0))
+        sums.append([concat_blocks(grid, accumulator, 1) for accumulator in of_keys])
+        d_biases.append(None if units.bias is None else _join_bias_gradient(grid, of_bias, units.bias))
+    totals = [functools.reduce(xp.add, parts) for parts in zip(*sums, strict=True)]
+    if group is not None:
+        totals = [_collectives(backend).total(total, group) for total in totals]
+    d_keys = [_join_gradient(passes[0].grid, total, units, side) for side, total in enumerate(totals, start=1)]
+    if not shares[0].plan.all_finite:
+        d_queries = [zero_unless_finite(x, each.inputs[0], xp) for x, each in zip(d_queries, passes, strict=True)]
+        d_keys = [zero_unless_finite(x, like, xp) for x, like in zip(d_keys, passes[0].inputs[1:], strict=True)]
+    return d_queries, *d_keys, None if d_biases[0] is None else d_biases
+
+
+class _Pass(NamedTuple):
+    """What is known of a share before anything is cut into slices; query, key and value in float64."""
+
+    grid: Grid
+    inputs: tuple[Array, ...]
+    query: Array
+    key: Array
+    value: Array
+    rows: RowTerms
+
+
+def _start(share: Share, backend: Backend) -> _Pass:
+    plan, arrays, results, cotangents = share
     unpadded, xp = unpack_operands(plan, arrays), backend.namespace
     grid = make_grid(plan._replace(block_sizes=_square_blocks(plan, unpadded, xp)), arrays, backend)
     query, key, value = (to_float64(finite_or_zero(grid, x), xp) for x in grid.operands[:3])
-    rows = _row_terms(grid, value, results, cotangents)
-    operands, units = _slice_operands(grid, query, key, rows)
-    packed = grid.operands._replace(
-        query=slice_query(grid, grid.operands.query),
-        key=slice_key(grid, grid.operands.key),
-        value=pack_vectors(grid, value, first_last=True),
-    )
-    *accumulators, bias_accumulators = _accumulate(grid._replace(operands=packed), operands)
-    gradients: list[Any] = _join_gradients(grid, accumulators, units)
-    if not plan.all_finite:
-        gradients = [zero_unless_finite(gradient, x, xp) for gradient, x in zip(gradients, unpadded[:3], strict=True)]
-    if units.bias is not None:
-        gradients.append(_join_bias_gradient(grid, bias_accumulators, units.bias))
-    return *gradients, *(None for _ in range(plan.num_integers))
+    return _Pass(grid, unpadded[:3], query, key, value, _row_terms(grid, value, results, cotangents))
+
+
+def _row_factors(each: _Pass) -> tuple[Array, Array]:
+    """What weights and d_scores are multiplied by in sums over queries."""
+    xp, rows = each.grid.xp, each.rows
+    d_score_unit = xp.multiply(rows.bound, rows.weight_unit)
+    return xp.multiply(rows.d_output, rows.weight_unit), xp.multiply(each.query, d_score_unit)
+
+
+def _common_power(factors: tuple[Array, ...], group: str | None, backend: Backend) -> Array:
+    """The power of two above the factors of all runs and ranks, for each channel."""
+    xp = backend.namespace
+    if group is None and len(factors) == 1:
+        return power_above_max(factors[0], (-3, -2), xp)
+    largest = functools.reduce(xp.maximum, [largest_magnitude(x, (-3, -2), xp) for x in factors])
+    if group is not None:
+        largest = _collectives(backend).largest(largest, group)
+    bounded = xp.less(largest, math.inf)
+    return xp.where(bounded, power_above(xp.where(bounded, largest, 0.0), xp), math.nan)
+
+
+def _collectives(backend: Backend) -> Any:
+    return backend.collectives
 
 
 def _square_blocks(plan: Plan, operands: Operands, xp: Namespace) -> tuple[int, int]:
@@ -163,14 +232,12 @@ def _row_terms(grid: Grid, value: Array, results: tuple[Array, ...], cotangents:
     )
 
 
-def _slice_operands(grid: Grid, query: Array, key: Array, rows: RowTerms) -> tuple[BackwardOperands, GradientUnits]:
+def _slice_operands(each: _Pass, powers: list[Array]) -> tuple[BackwardOperands, GradientUnits]:
+    grid, rows, (value_unit, key_unit) = each.grid, each.rows, powers
     xp = grid.xp
     d_score_unit = xp.multiply(rows.bound, rows.weight_unit)
-    d_output_columns, value_unit = _column_slices(
-        xp.multiply(rows.d_output, rows.weight_unit), (-3, -2), D_OUTPUT_BITS, xp
-    )
-    query_columns, key_unit = _column_slices(xp.multiply(query, d_score_unit), (-3, -2), D_SCORE_FACTOR_BITS, xp)
-    key_columns, query_unit = _column_slices(key, -2, D_SCORE_FACTOR_BITS, xp)
+    d_output_factors, query_factors = _row_factors(each)
+    query_unit = power_above_max(each.key, -2, xp)
     bias_unit = None if grid.operands.bias is None else _bias_unit(grid, d_score_unit)
     in_bias_units = d_score_unit
     if bias_unit is not None:
@@ -178,10 +245,10 @@ def _slice_operands(grid: Grid, query: Array, key: Array, rows: RowTerms) -> tup
     row_columns = [rows.reference, rows.delta, xp.divide(1.0, rows.bound), in_bias_units]
     operands = BackwardOperands(
         d_output=pack_vectors(grid, rows.d_output, first_last=False),
-        d_output_columns=d_output_columns,
-        query_columns=query_columns,
+        d_output_columns=concat_slices(d_output_factors, value_unit, D_OUTPUT_BITS, 2, xp=xp),
+        query_columns=concat_slices(query_factors, key_unit, D_SCORE_FACTOR_BITS, 2, xp=xp),
         rows=xp.concat(row_columns, axis=-1),
-        key_columns=key_columns,
+        key_columns=concat_slices(each.key, query_unit, D_SCORE_FACTOR_BITS, 2, xp=xp),
     )
     units = GradientUnits(
         query=xp.multiply(d_score_unit[..., : grid.lengths[0], :], xp.expand_dims(query_unit, axis=2)),
@@ -190,12 +257,6 @@ def _slice_operands(grid: Grid, query: Array, key: Array, rows: RowTerms) -> tup
         bias=bias_unit,
     )
     return operands, units
-
-
-def _column_slices(x: Array, axis: Any, bits: int, xp: Namespace) -> tuple[Array, Array]:
-    """Two slices side by side, relative to the largest magnitude of each channel, and the power of two above that."""
-    power = power_above_max(x, axis, xp)
-    return concat_slices(x, power, bits, 2, xp=xp), power
 
 
 def _bias_unit(grid: Grid, d_score_unit: Array) -> Array:
@@ -341,20 +402,18 @@ def _add_d_bias(
 # After the loops: from sums to gradients
 
 
-def _join_gradients(grid: Grid, accumulators: Any, units: GradientUnits) -> list[Array]:
-    """The gradients of query, key and value, rounded once."""
-    d_score = D_SCORE_BITS, D_SCORE_FACTOR_BITS, grid.plan.score_scale
-    d_value = WEIGHT_BITS[2], D_OUTPUT_BITS, dropout_scale(dropout_of(grid))
-    gradients = []
-    for side, accumulator, unit, (left_bits, right_bits, factor) in zip(
-        (0, 1, 1), accumulators, units[:3], (d_score, d_score, d_value), strict=True
-    ):
-        xp, carry = grid.xp, needs_carry(grid, 1 - side)
-        parts = split_columns(concat_blocks(grid, accumulator, side), slice_widths(shape(unit, xp=xp)[-1], 2, carry))
-        total = combine_slices(without_carry(parts, carry, xp), left_bits, right_bits, xp)
-        gradient = xp.multiply(xp.multiply(total, unit), factor * 2.0 ** -(left_bits + right_bits))
-        gradients.append(round_to_float32(gradient, xp))
-    return gradients
+def _join_gradient(grid: Grid, sums: Array, units: Any, which: int) -> Array:
+    """The gradient of the query, key or value, rounded once."""
+    xp, unit, carry = grid.xp, units[which], needs_carry(grid, int(which == 0))
+    left_bits, right_bits, factor = (
+        (WEIGHT_BITS[2], D_OUTPUT_BITS, dropout_scale(dropout_of(grid)))
+        if which == 2
+        else (D_SCORE_BITS, D_SCORE_FACTOR_BITS, grid.plan.score_scale)
+    )
+    parts = split_columns(sums, slice_widths(shape(unit, xp=xp)[-1], 2, carry))
+    total = combine_slices(without_carry(parts, carry, xp), left_bits, right_bits, xp)
+    gradient = xp.multiply(xp.multiply(total, unit), factor * 2.0 ** -(left_bits + right_bits))
+    return round_to_float32(gradient, xp)
 
 
 def _join_bias_gradient(grid: Grid, accumulators: Any, unit: Array) -> Array:

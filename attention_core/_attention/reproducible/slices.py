@@ -211,6 +211,7 @@ def needs_carry(grid: Grid, side: int) -> bool:
     """Whether sums over queries (side 0) or keys (side 1) may have so many terms that 53 bits do not hold them."""
     length = grid.lengths[side]
     if side == 0:
+        length = length if grid.plan.num_queries is None else grid.plan.num_queries
         group_size = shape(grid.operands.query, xp=grid.xp)[2]
         length = length * group_size if isinstance(group_size, int) else None
     return not isinstance(length, int) or length > LONGEST

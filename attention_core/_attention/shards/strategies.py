@@ -1,0 +1,295 @@
+"""The strategies by which ranks share attention to a sequence, and which of them a call takes.
+
+They are judged as ways are: a refusal, or why another one is faster. Each calls `attend` with what this rank computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from attention_core._arithmetic import arithmetic_of, fan_out
+from attention_core._arrays import HALF, Array, cast_to, dtype_name, upcast
+from attention_core._attention.blocks.grid import pad
+from attention_core._attention.call import Attention, Call, repeat_kv, upcast_call
+from attention_core._attention.reproducible.runs import reproducible_runs
+from attention_core._attention.shards.operations import exchange, gather
+from attention_core._attention.shards.rules import (
+    dropout_of_heads,
+    looks_up_heads,
+    mask_of_heads,
+    mask_of_queries,
+    score_mod_at,
+)
+from attention_core._attention.shards.splits import Place, cut, own_heads
+from attention_core._attention.ways import attend
+from attention_core._backend import Verdict
+from attention_core.masks import Mask
+from attention_core.masks._mask import LIMIT, Band, band_of
+from attention_core.masks._rules import rule_of
+
+BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
+
+class Sharded(NamedTuple):
+    """A call whose queries, keys, values and bias are those of this rank, and whose mask is one over the whole.
+
+    Attributes
+    ----------
+    call : Call
+    place : Place
+    lengths : tuple of int
+        The numbers of queries and keys of the whole, without padding.
+    """
+
+    call: Call
+    place: Place
+    lengths: tuple[int, int]
+
+    @property
+    def stop(self) -> int | None:
+        """The position from which on queries only pad the shards; ``None`` if none does."""
+        is_padded = self.lengths[0] < self.call.query.shape[-2] * self.place.size
+        return self.lengths[0] if is_padded else None
+
+
+class Strategy:
+    """A way to share attention: a base class."""
+
+    name: str
+
+    def judge(self, sharded: Sharded) -> Verdict:
+        """Say whether this gives the answer, and why another one is faster."""
+        raise NotImplementedError
+
+    def sent(self, sharded: Sharded) -> int:
+        """How many bytes each rank receives from others, forward."""
+        raise NotImplementedError
+
+    def run(self, sharded: Sharded, implementation: str, *, logsumexp: bool) -> Attention:
+        """Compute attention of the queries of this rank."""
+        raise NotImplementedError
+
+    def local_call(self, sharded: Sharded) -> Call:
+        """A call like those that this rank computes, of which no array is that of another rank."""
+        raise NotImplementedError
+
+
+class Heads(Strategy):
+    """Exchange positions for heads: each rank has all positions of some heads."""
+
+    name = "heads"
+
+    def judge(self, sharded: Sharded) -> Verdict:
+        call, size = sharded.call, sharded.place.size
+        num_heads, num_kv_heads = call.query.shape[-3], call.key.shape[-3]
+        if num_heads % math.lcm(num_kv_heads, size):
+            return Verdict(
+                f"{num_heads} heads and {num_kv_heads} key/value heads are not shared out evenly by {size} ranks"
+            )
+        if looks_up_heads(call.mask):
+            return Verdict("a rule that is not of attention_core may look up an array by heads of the whole")
+        if num_kv_heads % size == 0:
+            return Verdict(None)
+        if call.arithmetic == "reproducible":
+            return Verdict(
+                "the key/value heads would be repeated, and rounded gradients summed: 'gather' has equal bits"
+            )
+        return Verdict(None, False, "repeats key/value heads")
+
+    def sent(self, sharded: Sharded) -> int:
+        call, size = sharded.call, sharded.place.size
+        repeats = _repeats(call, size)
+        numbers: int = math.prod(call.query.shape) + math.prod((*call.query.shape[:-1], call.value.shape[-1]))
+        numbers += repeats * (math.prod(call.key.shape) + math.prod(call.value.shape))
+        return numbers * (size - 1) // size * BYTES[dtype_name(call.query.dtype)]
+
+    def run(self, sharded: Sharded, implementation: str, *, logsumexp: bool) -> Attention:
+        call, place, lengths = sharded
+        xp, backend, rows = call.xp, call.backend, call.query.shape[-2] * place.size
+        if call.arithmetic == "reproducible":
+            query, key, value = fan_out(call[:3], arithmetic_of(call.arithmetic), xp)
+            call = call._replace(query=query, key=key, value=value)
+        repeats = _repeats(call, place.size)
+        call = call if repeats == 1 else upcast_call(call)
+        arrays = call.query, *(repeat_kv(x, repeats, xp=xp) for x in call[1:3])
+        own_bias = call.bias
+        if own_bias is not None and _has_axis(own_bias, -2):
+            if _has_axis(own_bias, -3):
+                arrays = (*arrays, own_bias)
+            else:
+                (own_bias,) = gather((own_bias,), place, -2, backend)
+                own_bias = cut(own_bias, -2, 0, lengths[0])
+        elif own_bias is not None:
+            own_bias = own_heads(own_bias, place, xp)
+        query, key, value, *biases = exchange(arrays, place, backend, to_heads=True)
+        local = _of_heads(sharded, call)._replace(
+            query=cut(query, -2, 0, lengths[0]),
+            key=cut(key, -2, 0, lengths[1]),
+            value=cut(value, -2, 0, lengths[1]),
+            bias=cut(biases[0], -2, 0, lengths[0]) if biases else own_bias,
+        )
+        result = attend(local, implementation, logsumexp=logsumexp)
+        back = [pad(cast_to(result.output, sharded.call.query.dtype, xp=xp), -2, rows - lengths[0], xp)]
+        if logsumexp:
+            back.append(pad(xp.expand_dims(result.logsumexp, axis=-1), -2, rows - lengths[0], xp, -math.inf))
+        output, *found = exchange(tuple(back), place, backend, to_heads=False)
+        return Attention(output, None, xp.squeeze(found[0], axis=-1) if found else None)
+
+    def local_call(self, sharded: Sharded) -> Call:
+        call, place, lengths = sharded
+        count, num_queries, num_keys = math.lcm(call.key.shape[-3], place.size) // place.size, *lengths
+        local = _of_heads(sharded, call)._replace(
+            query=_like(call.query, call.query.shape[-3] // place.size, num_queries, call.xp)
+        )
+        key, value = (_like(x, count, num_keys, call.xp) for x in call[1:3])
+        return local._replace(key=key, value=value, bias=None)
+
+
+class Gather(Strategy):
+    """Gather keys and values: each rank has all of them, and its own queries."""
+
+    name = "gather"
+
+    def judge(self, sharded: Sharded) -> Verdict:
+        return Verdict(None)
+
+    def sent(self, sharded: Sharded) -> int:
+        call, size = sharded.call, sharded.place.size
+        numbers: int = math.prod(call.key.shape) + math.prod(call.value.shape)
+        return numbers * (size - 1) * BYTES[dtype_name(call.query.dtype)]
+
+    def run(self, sharded: Sharded, implementation: str, *, logsumexp: bool) -> Attention:
+        call, place, lengths = sharded
+        xp, backend, stop, is_exact = call.xp, call.backend, sharded.stop, call.arithmetic == "reproducible"
+        rows = call.query.shape[-2]
+        runs = place.runs(rows, xp)
+        if is_exact:
+            query, key, value = fan_out(call[:3], arithmetic_of(call.arithmetic), xp)
+            call = call._replace(query=query, key=key, value=value)
+        else:
+            call = call._replace(query=upcast(call.query, xp=xp), bias=upcast(call.bias, xp=xp))
+        is_wide = not is_exact and dtype_name(sharded.call.query.dtype) in HALF
+        key, value = gather(call[1:3], place, -2, backend, is_summed=is_exact, is_wide=is_wide)
+        call = call._replace(
+            key=cut(key, -2, 0, lengths[1]),
+            value=cut(value, -2, 0, lengths[1]),
+            mask=mask_of_queries(call.mask, stop),
+            score_mod=score_mod_at(call.score_mod, stop=stop),
+        )
+        if is_exact:
+            output, found = reproducible_runs(call, runs, place.group, rows * place.size)
+        else:
+            locals_ = _calls_of_runs(call, runs)
+            results = [attend(each, implementation, logsumexp=logsumexp) for each in locals_]
+            output = xp.concat([each.output for each in results], axis=-2)
+            found = xp.concat([each.logsumexp for each in results], axis=-1) if logsumexp else None
+        if logsumexp and stop is not None and call.sinks is not None:  # of which padding rows would have the sink
+            is_padding = xp.greater_equal(place.positions(rows, found, xp), stop)
+            found = xp.where(is_padding, -math.inf, found)
+        return Attention(output, None, found if logsumexp else None)
+
+    def local_call(self, sharded: Sharded) -> Call:
+        call, place, lengths = sharded
+        runs = place.runs(call.query.shape[-2], call.xp)
+        key, value = (_like(x, x.shape[-3], lengths[1], call.xp) for x in call[1:3])
+        call = call._replace(
+            key=key,
+            value=value,
+            mask=mask_of_queries(call.mask, sharded.stop),
+            score_mod=score_mod_at(call.score_mod, stop=sharded.stop),
+        )
+        return _calls_of_runs(call, runs)[0]
+
+
+HEADS, GATHER = Heads(), Gather()
+STRATEGIES = ("auto", "gather", "heads")
+
+
+def walk_strategies(sharded: Sharded) -> Iterator[tuple[Strategy, Verdict]]:
+    """All strategies with their verdicts, in the order in which they are asked."""
+    for strategy in (HEADS, GATHER):
+        yield strategy, strategy.judge(sharded)
+
+
+def taken_strategy(sharded: Sharded, name: str) -> Strategy:
+    """The strategy of a name, or that of ``"auto"``.
+
+    Raises
+    ------
+    ValueError
+        When the one that was asked for is refused.
+    """
+    for strategy, verdict in walk_strategies(sharded):
+        if name == "auto" and verdict.refusal is None and verdict.is_faster:
+            return strategy
+        if name == strategy.name and verdict.refusal is not None:
+            raise ValueError(
+                f"expected a call that strategy={name!r} answers as defined; got one of which {verdict.refusal}"
+            )
+        if name == strategy.name:
+            return strategy
+    return GATHER
+
+
+def _repeats(call: Call, size: int) -> int:
+    """How often a key/value head is repeated, so that ranks have whole groups."""
+    num_kv_heads: int = call.key.shape[-3]
+    return math.lcm(num_kv_heads, size) // num_kv_heads
+
+
+def _has_axis(x: Array, axis: int) -> bool:
+    return len(x.shape) >= -axis and x.shape[axis] != 1
+
+
+def _of_heads(sharded: Sharded, call: Call) -> Call:
+    """The options of a call for the heads of this rank."""
+    xp, place = call.xp, sharded.place
+    num_heads = call.query.shape[-3]
+    count = num_heads // place.size
+    first = place.rank * count if isinstance(place.rank, int) else xp.multiply(place.rank, count)
+    sinks = call.sinks
+    if sinks is not None:
+        sinks = xp.reshape(own_heads(xp.reshape(sinks, (num_heads, 1, 1)), place, xp), (count,))
+    return call._replace(
+        mask=mask_of_heads(call.mask, place, first, xp),
+        score_mod=score_mod_at(call.score_mod, head=first),
+        sinks=sinks,
+        dropout=dropout_of_heads(call.dropout, first, num_heads, call.query, xp),
+    )
+
+
+def _calls_of_runs(call: Call, runs: list[tuple[Any, int]]) -> list[Call]:
+    """A call for each run of queries."""
+    calls, first = [], 0
+    for start, count in runs:
+        stop = first + count
+        bias = call.bias
+        if bias is not None and _has_axis(bias, -2):
+            bias = cut(bias, -2, first, stop)
+        calls.append(_from_start(call._replace(query=cut(call.query, -2, first, stop), bias=bias), start))
+        first = stop
+    return calls
+
+
+def _from_start(call: Call, start: Any) -> Call:
+    """A call whose first query has a position: in its rule, if that is a band and nothing else looks at positions."""
+    band = band_of(call.mask) if isinstance(call.mask, Mask) else None
+    is_free = call.score_mod is None and call.dropout is None and isinstance(start, int)
+    if call.mask is None and is_free:
+        return call
+    if band is not None and band.is_exact and is_free and len(call.mask.bands()) == 1:  # type: ignore[union-attr]
+        return call._replace(mask=rule_of(_moved(band, start)))
+    return call._replace(starts=(start, 0))
+
+
+def _like(x: Array, heads: int, length: int, xp: Any) -> Array:
+    """An array of some shape, of which memory holds no more than a row."""
+    return xp.broadcast_to(x[..., :1, :1, :], (*x.shape[:-3], heads, length, x.shape[-1]))
+
+
+def _moved(band: Band, start: int) -> Band:
+    """A band of queries from a position on, counted from there."""
+    low, high = (end if abs(end) == LIMIT else end + start for end in band[:2])
+    return band._replace(low=low, high=high)

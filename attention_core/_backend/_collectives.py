@@ -1,0 +1,53 @@
+"""Collectives: what a library lends to compute over several ranks, each of which holds a shard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attention_core._arrays import Array
+
+
+class Collectives:
+    """The collectives of a library, on its own groups of ranks: a base class.
+
+    An adapter only translates. All ranks call the same members in the same order. Arrays of R leading entries have one
+    for each rank.
+    """
+
+    def name_of(self, group: Any, /) -> str:
+        """Return the name of a group, which plans hold and compilers keep.
+
+        Raises
+        ------
+        TypeError, ValueError
+            When this is no group, or not one of this library, or it cannot be used here.
+        """
+        raise NotImplementedError
+
+    def size(self, group: str, /) -> int:
+        """Return R, the number of ranks."""
+        raise NotImplementedError
+
+    def rank(self, group: str, /) -> int | Array:
+        """Return the index of this rank: a number, or a 0-d array of int32 where one program runs on all ranks."""
+        raise NotImplementedError
+
+    def all_gather(self, x: Array, group: str, /) -> Array:
+        """Return the arrays (...) of all ranks, (R, ...), on each."""
+        raise NotImplementedError
+
+    def sum_scatter(self, x: Array, group: str, /) -> Array:
+        """Return the sum over ranks of their entry of arrays (R, ...) for this one, (...)."""
+        raise NotImplementedError
+
+    def exchange(self, x: Array, group: str, /) -> Array:
+        """Return what each rank has for this one: entry r goes to rank r, where it is the entry of the sender."""
+        raise NotImplementedError
+
+    def largest(self, x: Array, group: str, /) -> Array:
+        """Return the maxima of the arrays of all ranks, which hold no NaN."""
+        raise NotImplementedError
+
+    def total(self, x: Array, group: str, /) -> Array:
+        """Return the sum of the arrays of all ranks."""
+        raise NotImplementedError

@@ -1,0 +1,184 @@
+"""Public functions of sequences that ranks share, and the checks of the option ``shards``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attention_core._arrays import Array, shape_text, sizes, type_text
+from attention_core._attention.blocks.grid import pad
+from attention_core._attention.shards.operations import gather
+from attention_core._attention.shards.splits import SPLITS, Place, Shards, cut, own, padded_length, stack_of
+from attention_core._attention.shards.strategies import STRATEGIES
+from attention_core._backend import Backend, array_namespace, backend_for
+from attention_core._checks import check_bias, check_choice, check_positive
+from attention_core.masks._tree import check_mask
+
+WITH_COLLECTIVES = "PyTorch and JAX"
+
+
+def shard(x: Array, shards: Shards, /, *, axis: int = -2) -> Array:
+    """Take the positions of this rank out of an array of all, with zeros behind the last if they are padded.
+
+    Parameters
+    ----------
+    x : Array, shape (..., L, ...)
+        The whole, the same on all ranks: a sequence, labels, position ids, a bias along its queries.
+    shards : Shards
+        Its ``length`` has to be L, if it is not ``None``.
+    axis : int
+        Of the positions, counted from the end: negative.
+
+    Returns
+    -------
+    Array, shape (..., n, ...)
+        Of n positions on every rank. R n is L, or the next multiple of R; of 2 R under the zigzag split.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When the group is none, or L is not the length.
+
+    Examples
+    --------
+    >>> import torch
+    >>> store = torch.distributed.HashStore()
+    >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    >>> shard(torch.ones(3, 2), Shards(torch.distributed.group.WORLD)).shape
+    torch.Size([4, 2])
+    >>> torch.distributed.destroy_process_group()
+    """
+    place, backend = place_of(shards, x, axis)
+    xp, length = backend.namespace, x.shape[axis]
+    if shards.length not in (None, length):
+        raise ValueError(f"expected {shards.length} positions, the length of shards; got {shape_text(x)}")
+    fill = padded_length(length, place.num_chunks) - length
+    return own(stack_of(pad(x, axis, fill, xp), axis, place.split, place.size, xp), place.rank, xp)
+
+
+def unshard(x: Array, shards: Shards, /, *, axis: int = -2) -> Array:
+    """Gather the shards of all ranks into the whole, which each of them gets: the inverse of `shard`.
+
+    Parameters
+    ----------
+    x : Array, shape (..., n, ...)
+    shards : Shards
+        With the length of the whole, if `shard` padded it.
+    axis : int
+        Of the positions, counted from the end: negative.
+
+    Returns
+    -------
+    Array, shape (..., L, ...)
+
+    Raises
+    ------
+    TypeError, ValueError
+        When the group is none, or the shard has other lengths.
+
+    Notes
+    -----
+    The gradient is that of the sum of the losses of all ranks. Divide a loss that all of them compute by their number.
+    """
+    place, backend = place_of(shards, x, axis)
+    length = whole_length("x", x, axis, shards, place)
+    (whole,) = gather((x,), place, axis, backend)
+    return cut(whole, axis, 0, length)
+
+
+def shard_positions(x: Array, shards: Shards, /, *, axis: int = -2) -> Array:
+    """Count the positions of the rows of a shard in the whole.
+
+    They are those of rotary embeddings, labels and segment ids. Rows that `shard` added have positions from L on.
+
+    Parameters
+    ----------
+    x : Array, shape (..., n, ...)
+        A shard.
+    shards : Shards
+    axis : int
+        Of the positions, counted from the end: negative.
+
+    Returns
+    -------
+    Array of int32, shape (n,)
+
+    Raises
+    ------
+    TypeError, ValueError
+        When the group is none, or the shard has other lengths.
+    """
+    place, backend = place_of(shards, x, axis)
+    whole_length("x", x, axis, shards, place)
+    return place.positions(x.shape[axis], x, backend.namespace)
+
+
+def place_of(shards: Any, like: Array, axis: int = -2) -> tuple[Place, Backend]:
+    """Where this rank is in a group of the library of an array.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When something is wrong with the shards, the group or the axis.
+    """
+    if not isinstance(shards, Shards):
+        raise TypeError(f"expected shards as Shards(group, ...); got {type_text(shards)}")
+    check_choice("a split of shards", shards.split, SPLITS)
+    check_choice("a strategy of shards", shards.strategy, STRATEGIES)
+    if shards.length is not None:
+        check_positive("the length of shards", shards.length)
+    dims = getattr(like, "shape", None)
+    if dims is None or not -len(dims) <= axis < 0 or None in sizes(like):
+        got = type_text(like) if dims is None else shape_text(like)
+        raise ValueError(f"expected an array of known shape with axis {axis}, counted from the end; got {got}")
+    backend = backend_for(like, array_namespace(like))
+    lent = backend.collectives
+    if lent is None:
+        raise TypeError(
+            f"expected shards with arrays of {WITH_COLLECTIVES}, on groups of which they run; got {backend.name}"
+        )
+    group = lent.name_of(shards.group)
+    return Place(group, lent.size(group), lent.rank(group), shards.split), backend
+
+
+def whole_length(name: str, x: Array, axis: int, shards: Shards, place: Place) -> int:
+    """The length of the whole of a shard.
+
+    Raises
+    ------
+    ValueError
+        When ranks do not share it out evenly, or it is not that of the shards.
+    """
+    rows, chunks = x.shape[axis], place.num_chunks
+    whole = rows * place.size
+    hint = "shard(x, shards) pads to it, and Shards(length=...) tells the length"
+    if rows == 0 or whole % chunks:
+        padded = padded_length(whole, chunks)
+        raise ValueError(
+            f"expected {name} with a multiple of {SPLITS[place.split]} positions on each rank, such as"
+            f" {padded // place.size}, under the {place.split} split; got {rows}: {hint}"
+        )
+    if shards.length is None:
+        return int(whole)
+    padded = padded_length(shards.length, chunks)
+    if whole != padded:
+        raise ValueError(
+            f"expected {name} with {padded // place.size} positions on each of {place.size} ranks, of length"
+            f" {shards.length}; got {rows}: {hint}"
+        )
+    return shards.length
+
+
+def whole_lengths(shards: Shards, place: Place, query: Array, key: Array) -> tuple[int, int]:
+    """The numbers of queries and keys of the whole."""
+    num_queries, num_keys = (whole_length(name, x, -2, shards, place) for name, x in (("query", query), ("key", key)))
+    return num_queries, num_keys
+
+
+def check_shared(query: Array, mask: Any, bias: Any, lengths: tuple[int, int], heads: int | None = None) -> None:
+    """Raise unless a mask is one over the whole, and a bias has the rows of this rank and all keys."""
+    *leading, rows, _ = sizes(query)
+    dims = leading if heads is None else [*leading, heads]
+    if mask is not None:
+        check_mask(mask, (*dims, *lengths), query)
+    if bias is not None:
+        check_bias(bias, query, (*dims, rows, lengths[1]))

@@ -1,0 +1,56 @@
+"""Collectives of JAX, along an axis of the mesh under `jax.shard_map`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax import lax
+
+from attention_core.backend import Array, Collectives
+
+__all__ = ["JaxCollectives"]
+
+
+class JaxCollectives(Collectives):
+    """The collectives of `jax.lax`, along an axis by its name."""
+
+    def name_of(self, group: Any, /) -> str:
+        """The name of an axis, which is there under `jax.shard_map`."""
+        if not isinstance(group, str):
+            raise TypeError(f"expected the group of shards as the name of an axis; got {type(group).__name__}")
+        try:
+            lax.axis_index(group)
+        except NameError as error:
+            raise ValueError(
+                f"expected the name of an axis under jax.shard_map; got {group!r}, which is none"
+            ) from error
+        return group
+
+    def size(self, group: str, /) -> int:
+        """The number of devices along the axis."""
+        return int(lax.psum(1, group))
+
+    def rank(self, group: str, /) -> Array:
+        """The index of the device."""
+        return lax.axis_index(group)
+
+    def all_gather(self, x: Array, group: str, /) -> Array:
+        """The arrays of all devices."""
+        return lax.all_gather(x, group)
+
+    def sum_scatter(self, x: Array, group: str, /) -> Array:
+        """The sum over devices of their entry for this one."""
+        return lax.psum_scatter(x, group)
+
+    def exchange(self, x: Array, group: str, /) -> Array:
+        """What each device has for this one."""
+        return lax.all_to_all(x, group, split_axis=0, concat_axis=0)
+
+    def largest(self, x: Array, group: str, /) -> Array:
+        """The maxima of the arrays of all devices."""
+        return lax.pmax(jax.lax.stop_gradient(x), group)
+
+    def total(self, x: Array, group: str, /) -> Array:
+        """The sum of the arrays of all devices."""
+        return lax.psum(x, group)

@@ -1,0 +1,94 @@
+"""Collectives of PyTorch's process groups, in eager and in compiled programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from attention_core.backend import Collectives
+
+__all__ = ["TorchCollectives"]
+
+
+# By the names of 2.13, and those before.
+_ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
+_REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or getattr(dist, "reduce_scatter_tensor", None)
+
+
+class TorchCollectives(Collectives):
+    """The collectives of `torch.distributed`, on groups by the names that it gives them."""
+
+    def name_of(self, group: Any, /) -> str:
+        """The name of a process group, or of that of a mesh of one axis."""
+        kind = type(group).__name__
+        if dist.is_available() and kind == "DeviceMesh":
+            if group.ndim != 1:
+                raise ValueError(f"expected a DeviceMesh of one axis as the group of shards; got one of {group.ndim}")
+            group = group.get_group()
+        if not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
+            raise TypeError(f"expected the group of shards as a ProcessGroup, or a DeviceMesh of one axis; got {kind}")
+        return str(group.group_name)
+
+    def size(self, group: str, /) -> int:
+        """The number of ranks."""
+        return _size(group)
+
+    def rank(self, group: str, /) -> int:
+        """The index of this process."""
+        return _rank(group)
+
+    def all_gather(self, x: torch.Tensor, group: str, /) -> torch.Tensor:
+        """The tensors of all ranks."""
+        ranks, x = _group(group), x.contiguous()
+        gathered = x.new_empty((ranks.size() * x.shape[0], *x.shape[1:]) if x.dim() else (ranks.size(),))
+        _ALL_GATHER(gathered, x.reshape(1) if not x.dim() else x, group=ranks)
+        return gathered.reshape(ranks.size(), *x.shape)
+
+    def sum_scatter(self, x: torch.Tensor, group: str, /) -> torch.Tensor:
+        """The sum over ranks of their entry for this one."""
+        scattered = x.new_empty(x.shape[1:])
+        _REDUCE_SCATTER(scattered, _joined(x), group=_group(group))
+        return scattered
+
+    def exchange(self, x: torch.Tensor, group: str, /) -> torch.Tensor:
+        """What each rank has for this one."""
+        received = x.new_empty(x.shape)
+        dist.all_to_all_single(received, x.contiguous(), group=_group(group))
+        return received
+
+    def largest(self, x: torch.Tensor, group: str, /) -> torch.Tensor:
+        """The maxima of the tensors of all ranks."""
+        return _reduced(x, dist.ReduceOp.MAX, group)
+
+    def total(self, x: torch.Tensor, group: str, /) -> torch.Tensor:
+        """The sum of the tensors of all ranks."""
+        return _reduced(x, dist.ReduceOp.SUM, group)
+
+
+def _group(name: str) -> Any:
+    return dist.distributed_c10d._resolve_process_group(name)
+
+
+def _size(name: str) -> int:
+    return int(_group(name).size())
+
+
+def _rank(name: str) -> int:
+    return int(_group(name).rank())
+
+
+for _each in (_size, _rank):  # torch.compile runs them, and keeps what they return: a program is one of its process
+    _each._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _joined(x: torch.Tensor) -> torch.Tensor:
+    """Entries of ranks below each other, as a scatter takes them."""
+    return x.contiguous().reshape(-1, *x.shape[2:]) if x.dim() > 1 else x.contiguous()
+
+
+def _reduced(x: torch.Tensor, operation: Any, group: str) -> torch.Tensor:
+    reduced = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(reduced, operation, group=_group(group))
+    return reduced

@@ -1,0 +1,360 @@
+"""A sequence that ranks share: the numbers of the whole, and its bits in reproducible arithmetic. Threads are ranks."""
+
+import itertools
+import threading
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import shard_helpers
+from shard_helpers import EXACT, NAMES, inputs, joined, of_rank, threads_as_ranks, whole
+
+import attention_core as ac
+from attention_core.parameters import Linear, MultiHeadAttention
+
+pytestmark = pytest.mark.needs(lambda backend: backend.name in ("torch", "numpy"))  # numbers, and gradients
+
+
+@pytest.fixture
+def ranks(backend, monkeypatch):
+    """``run(size, function)``: results of ``function(group)`` by ranks."""
+    with threads_as_ranks(backend, monkeypatch) as run:
+        yield run
+
+
+def compared(ranks, backend, put, name, size, strategy, split="zigzag", length=16, **more):
+    """Results of so many ranks, joined, and those of the whole."""
+    more = {"put": put, "differentiate": backend.differentiates, "length": length, **more}
+    parts = ranks(size, lambda group: of_rank(backend, ac.Shards(group, split, strategy, length), name, **more))
+    return joined(parts, split, name, length), whole(backend, name, **more)
+
+
+def check_close(found, expected, most=1e-13):
+    """Largest errors, relative to the largest number; what is infinite is the same."""
+    assert found.keys() == expected.keys()
+    for key, x in expected.items():
+        finite = np.isfinite(x)
+        np.testing.assert_array_equal(found[key][~finite], x[~finite], err_msg=key)
+        largest = max(np.max(np.abs(x), where=finite, initial=0), 1e-300)
+        errors = np.where(finite, found[key], 0) - np.where(finite, x, 0)
+        assert np.max(np.abs(errors), initial=0) <= most * largest, key
+
+
+def check_equal(found, expected):
+    assert found.keys() == expected.keys()
+    for key, x in expected.items():
+        np.testing.assert_array_equal(found[key], x, err_msg=key)
+
+
+WAYS = [(2, "contiguous", "gather", 16), (4, "zigzag", "gather", 13), (3, "contiguous", "gather", 13),
+        (2, "zigzag", "heads", 13), (4, "contiguous", "heads", 16)]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_have_the_numbers_of_the_whole(backend, put, ranks, name):
+    for size, split, strategy, length in WAYS:
+        check_close(*compared(ranks, backend, put, name, size, strategy, split, length))
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.needs("gradients")
+def test_ranks_have_the_bits_of_the_whole(backend, put, ranks, name):
+    exact = {"arithmetic": "reproducible", "dtype": "float32"}
+    ways = [(1, "zigzag", "gather"), (2, "zigzag", "heads"), (3, "zigzag", "gather"), (8, "contiguous", "gather")]
+    for spread, (size, split, strategy) in zip((1.0, 8.0, 8.0, 1.0), ways, strict=True):
+        check_equal(*compared(ranks, backend, put, name, size, strategy, split, 13, **exact, spread=spread))
+
+
+@pytest.mark.needs("gradients")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_ranks_have_the_bits_of_the_whole_in_16_bits(backend, put, ranks, dtype):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    dtype = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    for size, strategy in ((4, "gather"), (2, "heads")):
+        exact = {"arithmetic": "reproducible", "dtype": dtype}
+        check_equal(*compared(ranks, backend, put, "causal", size, strategy, length=13, **exact))
+
+
+@pytest.mark.needs("gradients")
+def test_sums_over_many_queries_of_ranks_are_exact(backend, put, ranks, monkeypatch):
+    monkeypatch.setattr(
+        shard_helpers,
+        "inputs",
+        lambda *a, **b: [x[..., :4, :] if n in (1, 2) else x for n, x in enumerate(inputs(*a, **b))],
+    )
+    exact = {"arithmetic": "reproducible", "dtype": "float32", "heads": (2, 1), "batch": 1}
+    parts = {}
+    for size in (1, 2):
+        given = {**exact, "put": put, "length": 2100}
+        parts[size] = ranks(
+            size, lambda group, given=given: of_rank(backend, ac.Shards(group, "contiguous", "gather"), "none", **given)
+        )
+    for name in ("key", "value"):
+        np.testing.assert_array_equal(np.concatenate([each[name] for each in parts[2]], axis=-2), parts[1][0][name])
+
+
+@pytest.mark.parametrize(
+    ("heads", "size"), [((8, 8), 4), ((8, 2), 4), ((8, 1), 8), ((6, 3), 2), ((28, 7), 2), ((40, 8), 5)]
+)
+def test_no_group_of_heads_is_torn_apart(backend, put, ranks, heads, size):
+    for name in ("alibi", "array in a rule"):
+        check_close(*compared(ranks, backend, put, name, size, "heads", heads=heads, length=20, batch=2))
+
+
+@pytest.mark.parametrize("length", [1, 3, 5, 7])
+@pytest.mark.parametrize("name", ["causal", "sinks", "function"])
+def test_ranks_without_a_position_change_nothing(backend, put, ranks, length, name):
+    for strategy in ("gather", "heads"):
+        check_close(*compared(ranks, backend, put, name, 4, strategy, length=length))
+
+
+@pytest.mark.parametrize("strategy", ["gather", "heads"])
+def test_padding_has_no_output_and_hidden_keys_do_not_leak(backend, put, get, ranks, strategy):
+    query, key, value = inputs(length=13)[:3]
+    key[..., 9:, :], value[..., 9:, :] = np.nan, np.inf
+    wholes = tuple(map(put, (query, key, value)))
+    mask = ac.KeyLengths(put(np.asarray([9, 4])))
+
+    def of_shard(group):
+        shards = ac.Shards(group, strategy=strategy, length=13)
+        shard = [ac.shard(x, shards) for x in wholes]
+        padding = get(ac.shard_positions(shard[0], shards)) >= 13
+        found = ac.scaled_dot_product_attention(*shard, mask=mask, shards=shards, return_logsumexp=True)
+        return (
+            get(found.output)[..., padding, :],
+            get(found.logsumexp)[..., padding],
+            get(ac.unshard(found.output, shards)),
+        )
+
+    expected = get(ac.scaled_dot_product_attention(*wholes, mask=mask))
+    for output, logsumexp, gathered in ranks(4, of_shard):
+        assert (output == 0).all()
+        assert (logsumexp == -np.inf).all()
+        np.testing.assert_allclose(gathered, expected, rtol=1e-12)
+
+
+@pytest.mark.needs("gradients")
+def test_bfloat16_is_as_precise_on_8_ranks_as_on_one(backend, put, ranks):
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    for strategy in ("gather", "heads"):
+        found, one = compared(ranks, backend, put, "causal", 8, strategy, length=64, heads=(8, 4), dtype=bfloat16)
+        rounded = [x.astype(np.float64) for x in inputs((8, 4), 64, dtype=bfloat16)]
+        true = whole_of_arrays(backend, put, rounded)
+        for name in ("output", "key", "value", "query"):
+            errors = [np.sqrt(np.mean((x[name].astype(np.float64) - true[name]) ** 2)) for x in (found, one)]
+            assert errors[0] <= 1.05 * errors[1], name
+
+
+def whole_of_arrays(backend, put, arrays):
+    """Results and gradients for other inputs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shard_helpers, "inputs", lambda *_, **__: arrays)
+        return whole(backend, "causal", length=64, heads=(8, 4), put=put)
+
+
+@pytest.mark.parametrize("split", ["contiguous", "zigzag"])
+def test_unshard_is_the_inverse_of_shard(backend, put, get, ranks, split):
+    for length, axis in ((13, -1), (16, -2), (3, -3)):
+        x = put(np.random.default_rng(0).standard_normal((length, *(2,) * (-axis - 1))))
+
+        def of_shard(group, x=x, length=length, axis=axis):
+            shards = ac.Shards(group, split, length=length)
+            part = ac.shard(x, shards, axis=axis)
+            at = get(ac.shard_positions(part, shards, axis=axis))
+            return get(ac.unshard(part, shards, axis=axis)), get(part), at
+
+        for found, part, at in ranks(4, of_shard):
+            np.testing.assert_array_equal(found, get(x))
+            np.testing.assert_array_equal(part[at < length], get(x)[at[at < length]])
+            assert (part[at >= length] == 0).all()
+
+
+@pytest.mark.needs("gradients")
+def test_the_gradient_of_unshard_is_a_shard_of_the_sum(backend, put, get, ranks):
+    x, weights = put(np.arange(13.0)), [put(np.random.default_rng(r).standard_normal(13)) for r in range(4)]
+
+    def of_shard(group):
+        shards, rank = ac.Shards(group, length=13), backend.collectives.rank(None)
+        loss = lambda part: backend.namespace.sum(ac.unshard(part, shards, axis=-1) * weights[rank])  # noqa: E731
+        part = ac.shard(x, shards, axis=-1)
+        return get(backend.value_and_grad(loss)(part)[1][0]), get(ac.shard(sum(weights), shards, axis=-1))
+
+    for found, expected in ranks(4, of_shard):
+        np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-15)
+
+
+def test_multi_head_attention_of_shards_is_that_of_the_whole(put, get, ranks, rng):
+    same = [Linear(put(rng.standard_normal((8, width))), put(rng.standard_normal(width))) for width in (8, 4, 4, 8)]
+    x, bias = put(rng.standard_normal((2, 13, 8))), put(rng.standard_normal((4, 13, 13)))
+    options = {"num_heads": 4, "num_key_value_heads": 2, "is_causal": True}
+    parameters = MultiHeadAttention(*same)
+    expected = get(ac.multi_head_attention(parameters, x, bias=bias, **options))
+
+    def of_shard(group, strategy):
+        shards = ac.Shards(group, strategy=strategy, length=13)
+        part, rows = ac.shard(x, shards), ac.shard(bias, shards)
+        return get(ac.unshard(ac.multi_head_attention(parameters, part, bias=rows, shards=shards, **options), shards))
+
+    for strategy in ("gather", "heads"):
+        for found in ranks(2, lambda group, strategy=strategy: of_shard(group, strategy)):
+            np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_a_group_of_one_is_the_plain_call(backend, put, get, ranks):
+    wholes = tuple(map(put, inputs()[:3]))
+    (found,) = ranks(1, lambda group: get(ac.scaled_dot_product_attention(*wholes, shards=ac.Shards(group))))
+    np.testing.assert_array_equal(found, get(ac.scaled_dot_product_attention(*wholes)))
+    assert not ranks.lent.calls
+
+
+def test_a_call_of_attention_moves_what_is_told(backend, put, ranks):
+    wholes = tuple(map(put, inputs(heads=(4, 4))[:3]))
+
+    def of_shard(group, strategy):
+        shards = ac.Shards(group, strategy=strategy)
+        part = [ac.shard(x, shards) for x in wholes]
+        ac.scaled_dot_product_attention(*part, is_causal=True, shards=shards)
+        return ac.explain_attention(*part, is_causal=True, shards=shards)
+
+    for strategy, calls in (("auto", "exchange"), ("gather", "gather")):
+        ranks.lent.calls.clear()
+        told = str(ranks(2, lambda group, strategy=strategy: of_shard(group, strategy))[0])
+        assert set(ranks.lent.calls) == {calls}
+        assert len(ranks.lent.calls) == 2 * (2 if calls == "gather" else 4)
+        assert told.count("shards: ") == 2
+        assert told.count("not taken: another one was asked for") == 1
+
+
+def test_heads_are_taken_where_ranks_divide_them(put, ranks):
+    def reasons(group, heads, **options):
+        x = [put(np.zeros((1, count, 4, 3), np.float32)) for count in (heads[0], heads[1], heads[1])]
+        return ac.explain_attention(*x, shards=ac.Shards(group), **options).notes
+
+    for heads, options, first, last in (
+        ((4, 4), {}, "shards: gather: receives about", "not taken: another one was asked for or comes first"),
+        ((4, 1), {}, "shards: heads: receives about", "not taken: repeats key/value heads"),
+        ((3, 3), {}, "shards: heads: refused: 3 heads and 3 key/value heads", "not shared out evenly by 4 ranks"),
+        ((4, 1), {"arithmetic": "reproducible"}, "shards: heads: refused", "'gather' has equal bits"),
+    ):
+        notes = ranks(4, lambda group, heads=heads, options=options: reasons(group, heads, **options))[0]
+        assert any(note.startswith(first) and note.endswith(last) for note in notes), notes
+
+
+def wrong_calls(put):
+    """Calls of the shard of rank r out of 2, and what each is told."""
+    x = put(np.zeros((2, 4, 6, 3), np.float32))
+    odd, three = x[..., :5, :], x[:, :3, ...]
+    ids, allowed = put(np.zeros((2, 6), np.int32)), put(np.ones((6, 6), np.bool_))
+    yield (x, x, x), {}, {"group": 3}, TypeError, "expected the group of shards as a barrier; got int"
+    yield (
+        (x, x, x),
+        {},
+        {"split": "ring"},
+        ValueError,
+        "expected a split of shards out of contiguous, zigzag; got 'ring'",
+    )
+    yield (
+        (x, x, x),
+        {},
+        {"strategy": "ring"},
+        ValueError,
+        "expected a strategy of shards out of auto, gather, heads; got 'ring'",
+    )
+    yield (odd, odd, odd), {}, {}, ValueError, "expected query with a multiple of 2 positions on each rank, such as 6"
+    yield (
+        (x, x, x),
+        {},
+        {"length": 13},
+        ValueError,
+        "expected query with 8 positions on each of 2 ranks, of length 13; got 6",
+    )
+    yield (x, x, x), {}, {"length": 0}, ValueError, "expected the length of shards"
+    yield (
+        (three, three, three),
+        {},
+        {"strategy": "heads"},
+        ValueError,
+        "3 heads and 3 key/value heads are not shared out",
+    )
+    yield (x, x, x), {"mask": allowed}, {}, ValueError, "expected mask"
+    yield (x, x, x), {"mask": ac.Segments(ids, ids)}, {}, ValueError, "expected"
+    yield (x, x, x), {"bias": put(np.zeros((6, 6), np.float32))}, {}, ValueError, "expected bias"
+    yield (x, x, x), {"implementation": "fused"}, {}, ValueError, "out of auto, dense, blockwise with shards"
+    yield (x, x, x), {"return_weights": True}, {}, ValueError, "expected no return_weights with shards"
+    yield (
+        (x, x[:, :1, ...], x[:, :1, ...]),
+        {"arithmetic": "reproducible"},
+        {"strategy": "heads"},
+        ValueError,
+        "would be repeated",
+    )
+
+
+def test_wrong_calls_are_told_on_every_rank_before_any_collective(put, ranks):
+    for arrays, options, given, kind, text in wrong_calls(put):
+
+        def call(group, arrays=arrays, options=options, given=given, kind=kind):
+            shards = ac.Shards(given.get("group", group), **{key: x for key, x in given.items() if key != "group"})
+            with pytest.raises(kind) as caught:
+                ac.scaled_dot_product_attention(*arrays, shards=shards, **options)
+            return str(caught.value)
+
+        first, second = ranks(2, call)
+        assert first == second
+        assert text in first
+        assert not ranks.lent.calls
+
+
+def test_what_is_no_shards_and_a_library_without_collectives_are_named(backend, put, monkeypatch):
+    x = put(np.zeros((1, 2, 3, 4)))
+    with pytest.raises(TypeError, match=r"expected shards as Shards\(group, ...\); got str"):
+        ac.scaled_dot_product_attention(x, x, x, shards="group")
+    monkeypatch.setattr(backend, "collectives", None, raising=False)
+    with pytest.raises(TypeError, match=f"with arrays of PyTorch and JAX.*; got {backend.name}"):
+        ac.scaled_dot_product_attention(x, x, x, shards=ac.Shards("group"))
+
+
+def test_groups_do_not_meet(backend, put, get, ranks):
+    """Calls of two groups in alternation."""
+    wholes = tuple(map(put, inputs()[:3]))
+    groups = [threading.Barrier(2), threading.Barrier(2)]
+    expected = get(ac.scaled_dot_product_attention(*wholes, is_causal=True))
+
+    def of_rank_of_four(_):
+        rank = backend.collectives.rank(None)
+        backend.collectives.local.rank = rank % 2
+        outputs = []
+        for strategy in ("gather", "heads", "gather"):
+            shards = ac.Shards(groups[rank // 2], strategy=strategy)
+            part = [ac.shard(x, shards) for x in wholes]
+            outputs.append(
+                get(ac.unshard(ac.scaled_dot_product_attention(*part, is_causal=True, shards=shards), shards))
+            )
+        return outputs
+
+    for found in itertools.chain(*ranks(4, of_rank_of_four)):
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@dataclass(frozen=True, eq=False)
+class OfTable(ac.Mask):
+    """A rule of users that looks up an array by head."""
+
+    table: Any
+    axes: ClassVar[dict[str, int]] = {"table": 3}
+
+    def allowed(self, at, /, *, xp):
+        return xp.logical_and(self.table, xp.less_equal(at.key, at.query))
+
+
+def test_a_rule_of_users_with_an_array_of_heads_is_left_to_gathering(put, ranks):
+    x, table = put(np.zeros((1, 4, 4, 3))), put(np.ones((4, 8, 8), np.bool_))
+
+    def refused(group):
+        with pytest.raises(ValueError, match="a rule that is not of attention_core may look up an array by heads"):
+            ac.scaled_dot_product_attention(x, x, x, mask=OfTable(table), shards=ac.Shards(group, strategy="heads"))
+        return ac.explain_attention(x, x, x, mask=OfTable(table), shards=ac.Shards(group)).notes
+
+    for notes in ranks(2, refused):
+        assert any(note.startswith("shards: gather: receives") and "not taken" not in note for note in notes)

@@ -1,0 +1,86 @@
+"""What each process of a group of PyTorch does: a file of its own, as processes that are spawned import it."""
+
+import pickle
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.utils.checkpoint
+from shard_helpers import joined, of_rank, whole
+from torch.distributed.device_mesh import DeviceMesh
+
+import attention_core as ac
+
+CASES = [
+    ("causal", 4, "zigzag", "gather", 13),
+    ("segments", 3, "zigzag", "gather", 13),
+    ("array in a rule", 2, "zigzag", "heads", 13),
+    ("bias", 4, "contiguous", "heads", 16),
+    ("relative bias", 4, "zigzag", "gather", 16),
+    ("sinks", 2, "contiguous", "heads", 16),
+    ("dropout and score_mod", 4, "zigzag", "heads", 13),
+    ("dropout and score_mod", 4, "zigzag", "gather", 13),
+]
+
+
+def run(rank, store, folder):
+    """Run all cases, and write what rank 0 found into a file."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=4)
+    groups = {4: dist.group.WORLD, 3: dist.new_group([0, 1, 2]), 2: dist.new_group([0, 1])}
+    found = {}
+    for case in CASES:
+        found[case] = compared(rank, groups[case[1]], case, "fast", "float64")
+    for name in ("causal", "segments", "bias", "dropout"):
+        for size, split, strategy in ((2, "zigzag", "heads"), (3, "contiguous", "gather"), (4, "zigzag", "gather")):
+            case = name, size, split, strategy, 13
+            found["exact", case] = compared(rank, groups[size], case, "reproducible", "float32")
+    found["errors"] = errors(rank)
+    found["mesh"] = compared(rank, DeviceMesh("cpu", torch.arange(4)), CASES[0], "fast", "float64")
+    found["compiled"] = compared(rank, groups[4], CASES[0], "fast", "float64", wrap=compiled)
+    found["checkpoint"] = compared(rank, groups[4], CASES[0], "fast", "float64", wrap=checkpointed)
+    if rank == 0:
+        Path(folder, "found").write_bytes(pickle.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def compared(rank, group, case, arithmetic, dtype, **options):
+    """Results of the ranks, joined, and of one process; ``None`` on ranks that are not the first."""
+    name, size, split, strategy, length = case
+    if rank >= size:
+        return None
+    backend, more = ac.backend.get_backend("torch"), {"length": length, "arithmetic": arithmetic, "dtype": dtype}
+    ranks, own = (
+        [None] * size,
+        of_rank(backend, ac.Shards(group, split, strategy, length), name, put=torch.from_numpy, **more, **options),
+    )
+    dist.all_gather_object(ranks, own, group=group.get_group() if isinstance(group, DeviceMesh) else group)
+    return (
+        (joined(ranks, split, name, length), whole(backend, name, put=torch.from_numpy, **more)) if rank == 0 else None
+    )
+
+
+def compiled(loss):
+    """A loss as one graph."""
+    return torch.compile(loss, fullgraph=True, backend="aot_eager")
+
+
+def checkpointed(loss):
+    """A loss that is computed again for its gradient."""
+    return lambda *arrays: torch.utils.checkpoint.checkpoint(loss, *arrays, use_reentrant=False)
+
+
+def errors(rank):
+    """What is told of groups that are none."""
+    x, texts = torch.zeros(1, 2, 4, 3), []
+    two_axes = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
+    for group in (None, "axis", 4, two_axes):
+        try:
+            ac.scaled_dot_product_attention(x, x, x, shards=ac.Shards(group))
+        except (TypeError, ValueError) as error:
+            texts.append(f"{type(error).__name__}: {error}")
+    every = [None] * 4
+    dist.all_gather_object(every, texts)
+    assert every == [texts] * 4
+    return texts

@@ -1,0 +1,73 @@
+"""A program of its own on eight devices of JAX, which share a sequence; it writes what it found into a file."""
+
+import pickle
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, PartitionSpec
+from shard_helpers import differentiated, in_order, inputs, loss_of, options_of, with_arrays
+
+import attention_core as ac
+
+CASES = [
+    ("segments", 4, "zigzag", "gather", 13, "fast", "float64"),
+    ("dropout and score_mod", 4, "zigzag", "heads", 13, "fast", "float64"),
+    ("sinks", 8, "contiguous", "gather", 16, "fast", "float64"),
+    ("causal", 4, "zigzag", "gather", 13, "reproducible", "float32"),
+]
+
+
+def results(name, length, arithmetic, dtype, heads, shards=None, size=1):
+    """Output, logsumexp and gradients by name: of one device, or of so many that share the sequence."""
+    arrays = tuple(map(jnp.asarray, inputs(heads, length, dtype=dtype)))
+    options = options_of(name, jnp.asarray, heads, length, dtype=dtype)
+    extra = differentiated(options)
+
+    def loss(arrays, extra):
+        more = {} if shards is None else {"shards": shards}
+        if shards is not None:
+            arrays = tuple(ac.shard(x, shards, axis=-1 if x.ndim == 3 else -2) for x in arrays)
+        found = ac.scaled_dot_product_attention(
+            *arrays[:3], **with_arrays(options, extra), **more, return_logsumexp=True, arithmetic=arithmetic
+        )
+        return loss_of(jnp, found, arrays[3:]), (found.output, found.logsumexp)
+
+    def of_device(arrays, extra):
+        number, found = loss(arrays, extra)
+        return jax.lax.psum(number, "ranks"), tuple(x[None] for x in found)
+
+    if shards is not None:
+        everywhere, spread = PartitionSpec(), PartitionSpec("ranks")
+        mesh = jax.make_mesh((size,), ("ranks",), axis_types=(AxisType.Auto,), devices=jax.devices()[:size])
+        over = jax.shard_map(
+            of_device, mesh=mesh, in_specs=(everywhere, everywhere), out_specs=(everywhere, (spread, spread))
+        )
+    gradient = jax.value_and_grad(loss if shards is None else over, argnums=(0, 1), has_aux=True)
+    (_, found), (of_arrays, of_extra) = jax.jit(gradient)(arrays, extra)
+    if shards is not None:
+        found = (in_order(list(np.asarray(x)), -1 - (x.ndim == 5), size, shards.split, length) for x in found)
+    named = zip(("output", "logsumexp", "query", "key", "value"), (*found, *of_arrays[:3]), strict=True)
+    return {key: np.asarray(x) for key, x in (*named, *of_extra.items())}
+
+
+def main(path):
+    """Run all cases."""
+    found = {}
+    for case in CASES:
+        name, size, split, strategy, length, arithmetic, dtype = case
+        shards = ac.Shards("ranks", split, strategy, length)
+        given = name, length, arithmetic, dtype, (4, 4) if strategy == "heads" else (4, 2)
+        found[case] = results(*given, shards, size), results(*given)
+    x = jnp.zeros((1, 2, 4, 3))
+    try:
+        ac.scaled_dot_product_attention(x, x, x, shards=ac.Shards("ranks"))
+    except ValueError as error:
+        found["outside"] = str(error)
+    Path(path).write_bytes(pickle.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,254 @@
+"""Threads as ranks, and calls of which they share the sequence."""
+
+import functools
+import threading
+from contextlib import contextmanager
+
+import numpy as np
+
+import attention_core as ac
+from attention_core.backend import Collectives
+
+
+class Threads(Collectives):
+    """Collectives of threads, each of which is a rank; a group is the barrier that they meet at."""
+
+    def __init__(self, xp):
+        self.xp, self.local, self.groups, self.calls = xp, threading.local(), {}, []
+
+    def name_of(self, group):
+        if not isinstance(group, threading.Barrier):
+            raise TypeError(f"expected the group of shards as a barrier; got {type(group).__name__}")
+        self.groups.setdefault(str(id(group)), (group, [None] * group.parties))
+        return str(id(group))
+
+    def size(self, group):
+        return self.groups[group][0].parties
+
+    def rank(self, group):
+        return self.local.rank
+
+    def all_arrays(self, x, group):
+        barrier, box = self.groups[group]
+        box[self.rank(group)] = x
+        barrier.wait()
+        arrays = list(box)
+        barrier.wait()
+        return arrays
+
+    def all_gather(self, x, group):
+        self.calls.append("gather")
+        return self.xp.stack(self.all_arrays(x, group))
+
+    def sum_scatter(self, x, group):
+        self.calls.append("scatter")
+        return functools.reduce(self.xp.add, self.all_arrays(x, group))[self.rank(group), ...]
+
+    def exchange(self, x, group):
+        self.calls.append("exchange")
+        return self.xp.stack([each[self.rank(group), ...] for each in self.all_arrays(x, group)])
+
+    def largest(self, x, group):
+        return functools.reduce(self.xp.maximum, self.all_arrays(x, group))
+
+    def total(self, x, group):
+        return functools.reduce(self.xp.add, self.all_arrays(x, group))
+
+
+@contextmanager
+def threads_as_ranks(backend, monkeypatch):
+    """Collectives of threads for a backend, and ``run(size, function)``: results of ``function(group)`` by ranks."""
+    lent = Threads(backend.namespace)
+    monkeypatch.setattr(backend, "collectives", lent, raising=False)
+
+    def run(size, function):
+        barrier, results, errors = threading.Barrier(size), [None] * size, []
+
+        def of_rank(rank):
+            lent.local.rank = rank
+            try:
+                results[rank] = function(barrier)
+            except threading.BrokenBarrierError:
+                pass
+            except Exception as error:
+                errors.append(error)
+                barrier.abort()
+
+        ranks = [threading.Thread(target=of_rank, args=(rank,)) for rank in range(size)]
+        for each in ranks:
+            each.start()
+        for each in ranks:
+            each.join()
+        if errors:
+            raise errors[0]
+        return results
+
+    run.lent = lent
+    yield run
+
+
+def inputs(heads=(4, 2), length=16, batch=2, dtype="float64", seed=0, spread=1.0):
+    """Query, key, value, and cotangents of output and logsumexp."""
+    rng = np.random.default_rng(seed)
+    num_heads, num_kv_heads = heads
+    shapes = (num_heads, 6), (num_kv_heads, 6), (num_kv_heads, 5), (num_heads, 5)
+    arrays = [rng.standard_normal((batch, count, length, width)) for count, width in shapes]
+    arrays[0] *= spread
+    return [x.astype(dtype) for x in (*arrays, rng.standard_normal((batch, num_heads, length)))]
+
+
+def by_head(batch, head, query, key):
+    """A rule that looks at all positions."""
+    return (key <= query) & ((key + head + batch) % 3 != 0) | (key == query)
+
+
+def by_position(scores, batch, head, query, key):
+    """A function of scores that looks at all positions."""
+    return scores * 0.5 + 0.01 * (head + 1) * (query - 2 * key + batch)
+
+
+def options_of(name, put, heads=(4, 2), length=16, batch=2, dtype="float64", **_):
+    """Options by name: those of the whole, and the arrays among them that are differentiated."""
+    rng = np.random.default_rng(7)
+    count, dims = heads[0], (batch, heads[0], length, length)
+    ids = np.sort(rng.integers(0, 3, (batch, length)), axis=-1)
+    lengths = np.asarray([length - 3, 1] + [length] * (batch - 2))[:batch]
+    allowed = rng.random(dims) < 0.6
+
+    def floats(dims, size=1.0):
+        return put((size * rng.standard_normal(dims)).astype(dtype))
+
+    made = {
+        "none": dict,
+        "causal": lambda: {"is_causal": True},
+        "window": lambda: {"mask": ac.SlidingWindow(3, 1)},
+        "lengths": lambda: {"mask": ac.KeyLengths(put(lengths)), "is_causal": True},
+        "no key": lambda: {"mask": ac.KeyLengths(put(lengths * 0))},
+        "segments": lambda: {"mask": ac.Segments(put(ids), put(ids)), "is_causal": True},
+        "array": lambda: {"mask": put(allowed)},
+        "array of one head": lambda: {"mask": put(allowed[:, :1])},
+        "array in a rule": lambda: {"mask": ac.Causal() & put(allowed)},
+        "function": lambda: {"mask": ac.MaskFunction(by_head)},
+        "bias": lambda: {"bias": floats(dims), "is_causal": True},
+        "bias of one head": lambda: {"bias": floats((1, 1, *dims[2:]))},
+        "bias of one row": lambda: {"bias": floats((count, 1, length))},
+        "alibi": lambda: {"score_mod": ac.scores.alibi(count), "is_causal": True},
+        "relative bias": lambda: {"score_mod": ac.scores.relative_bias(floats((8, count)), max_distance=9)},
+        "score_mod": lambda: {"score_mod": by_position},
+        "softcap": lambda: {"softcap": 1.5, "scale": 0.7},
+        "scale": lambda: {"softcap": put(np.asarray(1.5, dtype)), "scale": put(np.asarray(0.7, dtype))},
+        "sinks": lambda: {"sinks": floats((count,), 3.0), "is_causal": True},
+        "dropout": lambda: {"dropout": ac.Dropout(0.4, 11), "is_causal": True},
+        "dropout and score_mod": lambda: {
+            "dropout": ac.Dropout(0.4, put(np.asarray([3, 4], np.int32))),
+            "score_mod": by_position,
+        },
+    }
+    return made[name]()
+
+
+NAMES = (
+    "none", "causal", "window", "lengths", "no key", "segments", "array", "array of one head", "array in a rule",
+    "function", "bias", "bias of one head", "bias of one row", "alibi", "relative bias", "score_mod", "softcap", "scale",
+    "sinks", "dropout", "dropout and score_mod",
+)  # fmt: skip
+EXACT = ("none", "causal", "window", "lengths", "no key", "segments", "array", "function", "bias", "softcap", "dropout")
+
+
+def differentiated(options):
+    """The arrays among options that have a gradient, by name."""
+    arrays = {
+        name: options[name] for name in ("bias", "scale", "softcap", "sinks") if hasattr(options.get(name), "dtype")
+    }
+    if isinstance(options.get("score_mod"), ac.scores.ScoreMod) and options["score_mod"].arrays:
+        arrays["score_mod"] = options["score_mod"].arrays[0]
+    return arrays
+
+
+def with_arrays(options, arrays):
+    """The options, with other arrays in the place of those that are differentiated."""
+    options = options | {name: array for name, array in arrays.items() if name != "score_mod"}
+    if "score_mod" in arrays:
+        mod = options["score_mod"]
+        options["score_mod"] = ac.scores.ScoreMod(mod.function, (arrays["score_mod"], *mod.arrays[1:]), mod.num_heads)
+    return options
+
+
+def loss_of(xp, result, cotangents):
+    """Output and logsumexp, weighted; rows without a key count nothing."""
+    output, logsumexp = result.output, result.logsumexp
+    finite = xp.where(logsumexp > -1e300, logsumexp, 0.0)
+    wide = xp.astype(output, logsumexp.dtype)
+    return xp.sum(wide * xp.astype(cotangents[0], wide.dtype)) + xp.sum(finite * xp.astype(cotangents[1], wide.dtype))
+
+
+def whole(backend, name, heads=(4, 2), length=16, arithmetic="fast", put=None, differentiate=True, **more):
+    """Output, logsumexp and gradients of one process, as NumPy arrays by name."""
+    xp = backend.namespace
+    arrays = tuple(map(put, inputs(heads, length, **more)))
+    options = options_of(name, put, heads, length, **more)
+    extra = differentiated(options)
+
+    def loss(arrays, extra):
+        given = with_arrays(options, extra)
+        return loss_of(xp, attend(arrays, given), arrays[3:])
+
+    def attend(arrays, given):
+        return ac.scaled_dot_product_attention(*arrays[:3], **given, return_logsumexp=True, arithmetic=arithmetic)
+
+    result = attend(arrays, options)
+    found = {"output": result.output, "logsumexp": result.logsumexp}
+    if differentiate:
+        _, (of_arrays, of_extra) = backend.value_and_grad(loss)(arrays, extra)
+        found |= dict(zip(("query", "key", "value"), of_arrays[:3], strict=True)) | of_extra
+    return {key: backend.to_numpy(x) for key, x in found.items()}
+
+
+def of_rank(
+    backend, shards, name, heads=(4, 2), length=16, arithmetic="fast", put=None, differentiate=True, wrap=None, **more
+):
+    """The same, of one rank: its rows of results and gradients, or its part of the gradient of what ranks share."""
+    xp = backend.namespace
+    wholes = tuple(map(put, inputs(heads, length, **more)))
+    options = options_of(name, put, heads, length, **more)
+    arrays = tuple(ac.shard(x, shards, axis=axis) for x, axis in zip(wholes, (-2, -2, -2, -2, -1), strict=True))
+    if "bias" in options and options["bias"].shape[-2] != 1:
+        options["bias"] = ac.shard(options["bias"], shards)
+    extra = differentiated(options)
+
+    def attend(arrays, given):
+        return ac.scaled_dot_product_attention(
+            *arrays[:3], **given, return_logsumexp=True, arithmetic=arithmetic, shards=shards
+        )
+
+    def loss(arrays, extra):
+        return loss_of(xp, attend(arrays, with_arrays(options, extra)), arrays[3:])
+
+    result = attend(arrays, options)
+    found = {"output": result.output, "logsumexp": result.logsumexp}
+    if differentiate:
+        loss = loss if wrap is None else wrap(loss)
+        _, (of_arrays, of_extra) = backend.value_and_grad(loss)(arrays, extra)
+        found |= dict(zip(("query", "key", "value"), of_arrays[:3], strict=True)) | of_extra
+    return {key: backend.to_numpy(x) for key, x in found.items()}
+
+
+def joined(ranks, split, name, length):
+    """Results of ranks as those of the whole: rows put together, and parts of gradients summed."""
+    size = len(ranks)
+    found = {}
+    for key in ranks[0]:
+        parts = [rank[key] for rank in ranks]
+        axis = -1 if key == "logsumexp" else -2
+        is_shared = key in ("scale", "softcap", "sinks", "score_mod") or (key == "bias" and "row" in name)
+        found[key] = np.sum(parts, axis=0) if is_shared else in_order(parts, axis, size, split, length)
+    return found
+
+
+def in_order(parts, axis, size, split, length):
+    """Rows of ranks in the order of positions, without padding."""
+    if split == "contiguous":
+        return np.take(np.concatenate(parts, axis=axis), np.arange(length), axis=axis)
+    halves = [np.split(part, 2, axis=axis) for part in parts]
+    chunks = [halves[r][0] for r in range(size)] + [halves[r][1] for r in reversed(range(size))]
+    return np.take(np.concatenate(chunks, axis=axis), np.arange(length), axis=axis)
