@@ -35,7 +35,7 @@ _structures: dict[str, Any] = {}
 def become_steps() -> None:
     """Let `torch.compile` read, instead of each function, what makes a step of it."""
     for name, function in STEPS.items():
-        function._torchdynamo_inline = _as_step(name, function)  # type: ignore[attr-defined]  # no import of Dynamo
+        function._torchdynamo_inline = _as_step(name, function)  # no import of Dynamo
 
 
 def _as_step(name: str, function: Any) -> Callable[..., Any]:
@@ -50,7 +50,7 @@ def _as_step(name: str, function: Any) -> Callable[..., Any]:
         leaves: list[Any] = []
         others: list[Any] = []
         structure = _taken_apart((arguments, options), leaves, others)
-        if others or CONTEXTS.recorders:
+        if others or CONTEXTS.recorders or _must_be_read():
             return read(*arguments, **options)
         return _run(_kept(name, structure), *leaves)
 
@@ -77,7 +77,7 @@ def _taken_apart(part: Any, leaves: list[Any], others: list[Any]) -> Any:
 
 def _put_together(structure: Any, leaves: tuple[Any, ...]) -> Any:
     if not isinstance(structure, tuple):
-        return leaves[structure] if type(structure) is int else structure
+        return leaves[structure] if type(structure) is int else structure  # True is no index
     kind, *branches = structure
     if kind is dict:
         names, *branches = branches
@@ -91,6 +91,16 @@ def _put_together(structure: Any, leaves: tuple[Any, ...]) -> Any:
     return made
 
 
+def _must_be_read() -> bool:
+    """Whether a transform of `torch.func` is open here, or some length or number is a symbol.
+
+    Only where it reads bytecode does Dynamo differentiate our operations for the first, and give ranges to the second.
+    """
+    is_transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    fake_mode = torch._guards.TracingContext.get().fake_mode
+    return is_transformed or bool(fake_mode.shape_env.var_to_sources)
+
+
 def _kept(name: str, structure: Any) -> str:
     """Keep a structure, and return its name."""
     torch.compiler.allow_in_graph(_run)
@@ -99,7 +109,9 @@ def _kept(name: str, structure: Any) -> str:
     return text
 
 
-_kept._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile runs it and does not trace it
+_each: Any
+for _each in (_must_be_read, _kept):
+    _each._dynamo_marked_constant = True  # torch.compile runs it and does not trace it
 
 
 def _run(text: str, *leaves: Any) -> Any:
