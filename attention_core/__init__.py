@@ -4,10 +4,10 @@ import typing as _typing
 
 from attention_core import cache, functions, pieces, scores, weights  # noqa: F401 (attributes of the package)
 from attention_core._attention.call import Attention
+from attention_core._attention.config import config_context
 from attention_core._attention.explanation import Explanation
 from attention_core._attention.shards.splits import Shards
 from attention_core._functions.attention import attention_scores, explain_attention, scaled_dot_product_attention
-from attention_core._functions.config import config_context
 from attention_core._functions.heads import merge_heads, split_heads
 from attention_core._functions.multi_head import multi_head_attention
 from attention_core._functions.shards import shard, shard_positions, unshard

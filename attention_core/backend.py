@@ -35,6 +35,7 @@ from attention_core._attention.call import (
     repeat_kv,
     score_positions,
 )
+from attention_core._attention.config import CONTEXTS, assumes_finite
 from attention_core._attention.finite import inputs_are_finite
 from attention_core._attention.parts import (
     KeyCut,
@@ -72,6 +73,7 @@ from attention_core._keywords import keyword_error, missing_error, names_keyword
 from attention_core.masks import is_top_left_causal
 
 __all__ = [
+    "CONTEXTS",
     "DIFFERENTIATED_ONCE",
     "Array",
     "Attention",
@@ -91,6 +93,7 @@ __all__ = [
     "Workspace",
     "announced_backends",
     "array_namespace",
+    "assumes_finite",
     "available_backends",
     "blockwise",
     "cast_to",

@@ -8,6 +8,7 @@ from typing import Any, Literal, Unpack, overload
 from attention_core._arithmetic import check_arithmetic
 from attention_core._arrays import Array, ArrayT, cast_to, sizes, sizes_differ
 from attention_core._attention.call import Attention, Call
+from attention_core._attention.config import CONTEXTS, assumes_finite, record
 from attention_core._attention.explanation import Explanation, explain
 from attention_core._attention.memo import Known, output_of, prepare
 from attention_core._attention.shards.explanation import explain_shards
@@ -26,7 +27,6 @@ from attention_core._checks import (
     once_per_signature,
     only_array,
 )
-from attention_core._functions.config import CONTEXTS, assumes_finite, record
 from attention_core._functions.constants import with_constants
 from attention_core._functions.options import DEFAULTS, FLAGS, Options, PlainOptions, options_but
 from attention_core._functions.shards import check_shared, place_of, whole_lengths

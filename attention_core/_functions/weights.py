@@ -20,12 +20,12 @@ from attention_core._arrays import (
     upcast,
 )
 from attention_core._attention.call import Call, group_size, score_positions, upcast_call
+from attention_core._attention.config import CONTEXTS
 from attention_core._attention.scores import allowed_by
 from attention_core._attention.ways import all_scores, attend
 from attention_core._backend import array_of, common_namespace, with_autocast
 from attention_core._checks import check_choice, check_floating, check_positive, number_text, plain_integer
 from attention_core._functions.attention import make_call
-from attention_core._functions.config import CONTEXTS
 from attention_core._functions.options import Options, options_but
 from attention_core.masks import Positions
 from attention_core.masks._mask import as_mask

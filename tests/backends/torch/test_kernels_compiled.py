@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from torch._dynamo.backends.common import aot_autograd
 from torch_kernel_helpers import TAKEN, B, D, G, H, M, N, attention, close, compiled, refusal, results
 
 import attention_core as ac
@@ -27,7 +28,7 @@ def program(torch, function, *arrays):
         graphs.append(graph.code)
         return graph
 
-    compiled(torch, function, record)(*arrays)
+    compiled(torch, function, aot_autograd(fw_compiler=record))(*arrays)
     return "".join(graphs)
 
 
@@ -35,7 +36,7 @@ BIASED = [name for name in TAKEN if "bias" in name or name == "numbers of a mask
 
 LATER = [name for name in TAKEN if name != "lengths of a causal mask" and name not in BIASED]
 
-NAMED = "scaled_dot_product_attention("
+NAMED = "scaled_dot_product_flash_attention_for_cpu"
 
 GUARDED = "torch.guarded"
 UNMASKED = ("plain", "scale", "scale of an array", "no dropout")
