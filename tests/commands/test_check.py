@@ -383,9 +383,9 @@ def test_each_question_about_bits_is_a_line_with_its_answer(pair, tmp_path):
 
 
 def test_another_target_that_dies_hangs_or_refuses_is_told_in_a_sentence(pair):
-    rows = ("--case", "bits-batch", "--case", "bits-heads", "--timeout", "5")
+    rows = ("--case", "bits-batch", "--case", "bits-heads", "--timeout", "10")
     for name, told in (("dies_", "crashed: bits-batch float32: its process died: SIGABRT"),
-                       ("hangs_", "timed out: bits-batch float32: no answer within 5 s")):  # fmt: skip
+                       ("hangs_", "timed out: bits-batch float32: no answer within 10 s")):  # fmt: skip
         asked = command(f"{pair}attention_", "--same-bits-as", f"{pair}{name}", *rows)
         found = subprocess.run(**asked, capture_output=True, text=True, timeout=120)
         assert found.returncode == 3

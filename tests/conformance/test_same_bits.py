@@ -249,6 +249,7 @@ def test_each_row_is_a_test_of_pytest():
     assert same.mark.args[1][1].values[0].check().verdict == "right"
 
 
+@pytest.mark.needs("torch")
 def test_gradients_are_compared_as_well_as_outputs():
     torch = pytest.importorskip("torch")
 
