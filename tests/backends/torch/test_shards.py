@@ -36,7 +36,7 @@ def test_processes_have_the_numbers_of_one(found):
 
 def test_processes_have_the_bits_of_one(found):
     cases = [case for case in found if case[0] == "exact"]
-    assert len(cases) == 12
+    assert len(cases) == 33
     for case in cases:
         check(found[case], 0)
 
