@@ -147,13 +147,11 @@ class JaxBackend(Backend):
 
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
         """Compile forward and backward, once for every plan and shape."""
-        # vmap takes a compiled function apart later, where float64 may not be had any more.
-        run = _derived if operation.needs_float64 and any(map(_is_batched, arrays)) else _streamed
         arrays = sharding.in_one_mesh(sharding.vary_alike(arrays))
         try:
             with _width(operation):
                 return sharding.run_in_automatic_axes(  # type: ignore[no-any-return]
-                    run, (operation, plan), arrays, lambda *arrays: operation.abstract(plan, arrays, self)
+                    _streamed, (operation, plan), arrays, lambda *arrays: operation.abstract(plan, arrays, self)
                 )
         except TypeError as error:
             if "forward-mode" not in str(error):
@@ -179,10 +177,13 @@ _update_donated = jax.jit(_update_rows, donate_argnums=0)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _derived(operation_and_plan: Any, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-    operation, plan = operation_and_plan
+    return _direction(_forward, *operation_and_plan)(arrays)  # type: ignore[no-any-return]
+
+
+def _forward(operation: Operation, plan: Any, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     with _width(operation):
         axes = sharding.varying_axes(arrays)
-        return operation.forward(plan, arrays, JaxBackend(axes) if axes else backend)  # type: ignore[no-any-return]
+        return operation.forward(plan, arrays, JaxBackend(axes) if axes else backend)
 
 
 def _derived_forward(operation_and_plan: Any, arrays: tuple[Array, ...]) -> tuple[tuple[Array, ...], Any]:
@@ -193,7 +194,10 @@ def _derived_forward(operation_and_plan: Any, arrays: tuple[Array, ...]) -> tupl
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _derived_backward(operation_and_plan: Any, kept: Any, cotangents: tuple[Array, ...]) -> tuple[Any]:
     """The gradients, which are not differentiated again."""
-    operation, plan = operation_and_plan
+    return _direction(_backward, *operation_and_plan)(kept, cotangents)  # type: ignore[no-any-return]
+
+
+def _backward(operation: Operation, plan: Any, kept: Any, cotangents: tuple[Array, ...]) -> tuple[Any]:
     with _width(operation):
         axes = sharding.varying_axes(kept[0])
         gradients: Any = operation.backward(plan, *kept, cotangents, JaxBackend(axes) if axes else backend)
@@ -207,11 +211,27 @@ def _refused(*_: Any) -> Any:
 _derived_backward.defvjp(lambda *arguments: (_derived_backward(*arguments), None), _refused)
 
 
-def _is_batched(array: Array) -> bool:
-    """Whether an array stands for those of a batch, under ``jax.vmap``, perhaps while something is differentiated."""
-    while isinstance(array, jax.core.Tracer) and hasattr(array, "primal"):
-        array = array.primal
-    return type(array).__name__ == "BatchTracer"  # which JAX keeps to itself
+def _direction(function: Callable[..., Any], operation: Operation, plan: Any) -> Callable[..., Any]:
+    run = functools.partial(function, operation, plan)
+    return _mapped(function, operation, plan) if operation.needs_float64 else run
+
+
+@functools.lru_cache(maxsize=64)
+def _mapped(function: Callable[..., Any], operation: Operation, plan: Any, *in_axes: Any) -> Callable[..., Any]:
+    """A direction mapped over axes, which ``jax.vmap`` traces anew: what is traced it takes apart without float64."""
+    run: Any = functools.partial(function, operation, plan)
+    for axes in in_axes:
+        run = jax.vmap(run, in_axes=axes)
+    program = jax.custom_batching.custom_vmap(jax.jit(run))
+
+    @program.def_vmap  # type: ignore[untyped-decorator]
+    def map_again(_: int, is_mapped: Any, *arguments: Any) -> tuple[Any, Any]:
+        axes = jax.tree.map(lambda each: 0 if each else None, tuple(is_mapped))
+        with _width(operation):
+            results = _mapped(function, operation, plan, *in_axes, axes)(*arguments)
+        return results, jax.tree.map(lambda _: True, results)
+
+    return program  # type: ignore[no-any-return]
 
 
 def _width(operation: Operation) -> Any:

@@ -82,6 +82,24 @@ def test_jax_vmap_under_jit_over_a_tree(jax):
 
 
 @pytest.mark.needs("jax")
+def test_jax_vmap_of_what_is_compiled_in_reproducible_arithmetic_has_the_same_bits(jax, rng):
+    queries, key = (jax.numpy.asarray(rng.standard_normal(shape), "float32") for shape in ((3, 2, 5, 4), (2, 7, 4)))
+
+    def attend(query):
+        return ac.scaled_dot_product_attention(query, key, key, arithmetic="reproducible")
+
+    def grad(query):
+        return jax.grad(lambda query: attend(query).sum())(query)
+
+    mapped = jax.vmap(jax.jit(jax.vmap(jax.jit(attend))))(queries[None])[0]
+    np.testing.assert_array_equal(mapped, [attend(query) for query in queries])
+    gradients = jax.vmap(jax.jit(grad))(queries)
+    np.testing.assert_array_equal(gradients, [grad(query) for query in queries])
+    jacobian = jax.jacrev(lambda query: attend(query).sum(axis=(1, 2)))(queries[0])  # of each head by all
+    np.testing.assert_array_equal(jacobian.sum(axis=0), gradients[0])
+
+
+@pytest.mark.needs("jax")
 @pytest.mark.parametrize("name", FEW[:3])
 def test_jax_jit_of_gradients(jax, name):
     function, arrays = case(name, "jax")
