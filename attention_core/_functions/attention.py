@@ -192,7 +192,7 @@ def checked_attention(query: Array, key: Array, value: Array, options: dict[str,
 def _attend_shards(query: Array, key: Array, value: Array, options: dict[str, Any]) -> Attention:
     """Attention of a sequence of which this rank holds a shard, by a strategy of its group."""
     shards, sharded = _sharded(query, key, value, options)
-    if sharded.place.size == 1 and sharded.stop is None:  # the whole
+    if sharded.here.size == 1 and sharded.stop is None:  # the whole
         return checked_attention(query, key, value, {**options, "shards": None})
     strategy, wants_logsumexp = taken_strategy(sharded, shards.strategy), options.get("return_logsumexp", False)
     result = strategy.run(sharded, options["implementation"], logsumexp=wants_logsumexp)
@@ -214,8 +214,8 @@ def _sharded(query: Array, key: Array, value: Array, options: dict[str, Any]) ->
         )
     if CONTEXTS.recorders:
         raise ValueError("expected calls without shards while attention is recorded; got one with shards")
-    place, _ = place_of(shards, query)
-    lengths = whole_lengths(shards, place, query, key)
+    here, _ = place_of(shards, query)
+    lengths = whole_lengths(shards, here, query, key)
     call = _known_call(known, query, key, value, rest)
     added = with_constants(query, {"mask": mask, "bias": bias})
     mask, bias = added["mask"], added["bias"]
@@ -223,7 +223,7 @@ def _sharded(query: Array, key: Array, value: Array, options: dict[str, Any]) ->
     common_namespace(call.xp, {name: array for name, array in named.items() if array is not None})
     check_shared(query, mask, bias, lengths)
     mask = with_causal(mask, rest.get("is_causal", False))
-    return shards, Sharded(call._replace(mask=mask, bias=bias), place, lengths)
+    return shards, Sharded(call._replace(mask=mask, bias=bias), here, lengths)
 
 
 def rounded_attention(call: Call, implementation: str, *, weights: bool = False, logsumexp: bool = False) -> Attention:

@@ -284,8 +284,8 @@ def check_shards_of_layer(parameters: MultiHeadAttention, arrays: tuple[Any, ...
     query, key, mask, bias = arrays
     if parameters.extra_key is not None:
         raise ValueError("expected parameters without an extra key with shards; got one")
-    place, _ = place_of(shards, query)
-    check_shared(query, mask, bias, whole_lengths(shards, place, query, key), num_heads)
+    here, _ = place_of(shards, query)
+    check_shared(query, mask, bias, whole_lengths(shards, here, query, key), num_heads)
 
 
 def check_projections(name: str, parameters: MultiHeadAttention) -> None:

@@ -47,12 +47,12 @@ def shard(x: Array, shards: Shards, /, *, axis: int = -2) -> Array:
     torch.Size([4, 2])
     >>> torch.distributed.destroy_process_group()
     """
-    place, backend = place_of(shards, x, axis)
+    here, backend = place_of(shards, x, axis)
     xp, length = backend.namespace, x.shape[axis]
     if shards.length not in (None, length):
         raise ValueError(f"expected {shards.length} positions, the length of shards; got {shape_text(x)}")
-    fill = padded_length(length, place.num_chunks) - length
-    return own(stack_of(pad(x, axis, fill, xp), axis, place.split, place.size, xp), place.rank, xp)
+    fill = padded_length(length, here.num_chunks) - length
+    return own(stack_of(pad(x, axis, fill, xp), axis, here.split, here.size, xp), here.rank, xp)
 
 
 def unshard(x: Array, shards: Shards, /, *, axis: int = -2) -> Array:
@@ -79,9 +79,9 @@ def unshard(x: Array, shards: Shards, /, *, axis: int = -2) -> Array:
     -----
     The gradient is that of the sum of the losses of all ranks. Divide a loss that all of them compute by their number.
     """
-    place, backend = place_of(shards, x, axis)
-    length = whole_length("x", x, axis, shards, place)
-    (whole,) = gather((x,), place, axis, backend)
+    here, backend = place_of(shards, x, axis)
+    length = whole_length("x", x, axis, shards, here)
+    (whole,) = gather((x,), here, axis, backend)
     return cut(whole, axis, 0, length)
 
 
@@ -107,9 +107,9 @@ def shard_positions(x: Array, shards: Shards, /, *, axis: int = -2) -> Array:
     TypeError, ValueError
         When the group is none, or the shard has other lengths.
     """
-    place, backend = place_of(shards, x, axis)
-    whole_length("x", x, axis, shards, place)
-    return place.positions(x.shape[axis], x, backend.namespace)
+    here, backend = place_of(shards, x, axis)
+    whole_length("x", x, axis, shards, here)
+    return here.positions(x.shape[axis], x, backend.namespace)
 
 
 def place_of(shards: Any, like: Array, axis: int = -2) -> tuple[Place, Backend]:
@@ -140,7 +140,7 @@ def place_of(shards: Any, like: Array, axis: int = -2) -> tuple[Place, Backend]:
     return Place(group, lent.size(group), lent.rank(group), shards.split), backend
 
 
-def whole_length(name: str, x: Array, axis: int, shards: Shards, place: Place) -> int:
+def whole_length(name: str, x: Array, axis: int, shards: Shards, here: Place) -> int:
     """The length of the whole of a shard.
 
     Raises
@@ -148,29 +148,29 @@ def whole_length(name: str, x: Array, axis: int, shards: Shards, place: Place) -
     ValueError
         When ranks do not share it out evenly, or it is not that of the shards.
     """
-    rows, chunks = x.shape[axis], place.num_chunks
-    whole = rows * place.size
+    rows, chunks = x.shape[axis], here.num_chunks
+    whole = rows * here.size
     hint = "shard(x, shards) pads to it, and Shards(length=...) tells the length"
     if rows == 0 or whole % chunks:
         padded = padded_length(whole, chunks)
         raise ValueError(
-            f"expected {name} with a multiple of {SPLITS[place.split]} positions on each rank, such as"
-            f" {padded // place.size}, under the {place.split} split; got {rows}: {hint}"
+            f"expected {name} with a multiple of {SPLITS[here.split]} positions on each rank, such as"
+            f" {padded // here.size}, under the {here.split} split; got {rows}: {hint}"
         )
     if shards.length is None:
         return int(whole)
     padded = padded_length(shards.length, chunks)
     if whole != padded:
         raise ValueError(
-            f"expected {name} with {padded // place.size} positions on each of {place.size} ranks, of length"
+            f"expected {name} with {padded // here.size} positions on each of {here.size} ranks, of length"
             f" {shards.length}; got {rows}: {hint}"
         )
     return shards.length
 
 
-def whole_lengths(shards: Shards, place: Place, query: Array, key: Array) -> tuple[int, int]:
+def whole_lengths(shards: Shards, here: Place, query: Array, key: Array) -> tuple[int, int]:
     """The numbers of queries and keys of the whole."""
-    num_queries, num_keys = (whole_length(name, x, -2, shards, place) for name, x in (("query", query), ("key", key)))
+    num_queries, num_keys = (whole_length(name, x, -2, shards, here) for name, x in (("query", query), ("key", key)))
     return num_queries, num_keys
 
 

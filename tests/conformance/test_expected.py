@@ -9,8 +9,8 @@ from attention_cli.app import app
 from attention_conformance import Finding
 from attention_conformance.named import named_cases
 from attention_conformance.oracle.variants import CONVENTIONS, FAULTS, NARROW, SPREAD
+from attention_conformance.run.catalogue import subject_cases
 from attention_conformance.run.expected import SHIPPED, Origin, expected_of, met, read_expected, unmatched
-from attention_conformance.run.subjects import subject_cases
 from attention_conformance.subjects.presets import PRESETS
 
 CASES = {case.name: set(case.dtypes) for case in subject_cases()}

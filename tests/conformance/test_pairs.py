@@ -10,7 +10,8 @@ from planted_kernels import TAKES, found
 
 from attention_conformance import Subject
 from attention_conformance.cases.pairs import TABLE
-from attention_conformance.run.subjects import Job, questions
+from attention_conformance.run.job import Job
+from attention_conformance.run.questions import questions
 
 
 def formula(fault=""):

@@ -27,8 +27,8 @@ def one_by_one(first, second, fused):
     return found
 
 
-def head_of(query, key, value, seen, scale, *, tile=None, parts=1, weights=None, sums=None, fused=None, base=math.e,
-            place="query", last=False, divide="end", flush=False, wide=False, faulty=None):  # fmt: skip
+def head_of(query, key, value, seen, scale, *, block=None, parts=1, weights=None, sums=None, fused=None, base=math.e,
+            scaled="query", last=False, divide="end", flush=False, wide=False, faulty=None):  # fmt: skip
     """One head, in float32, with one habit of kernels or more."""
     if last:
         key, value, seen = key[::-1], value[::-1], seen[:, ::-1]
@@ -37,12 +37,12 @@ def head_of(query, key, value, seen, scale, *, tile=None, parts=1, weights=None,
     times = np.matmul if fused is None else lambda a, b: one_by_one(a, b, fused)
     scale = np.float32(scale * math.log2(math.e) if base == 2 else scale)
     power = np.exp2 if base == 2 else np.exp
-    query, scale = (query * scale, None) if place == "query" else (query, scale)
+    query, scale = (query * scale, None) if scaled == "query" else (query, scale)
     done = []
     for keys in np.split(np.arange(len(key)), range(-(-len(key) // parts), len(key), -(-len(key) // parts))):
         m, t, o = np.full(len(query), -np.inf, np.float32), np.float32(0), np.float32(0)
-        for start in range(keys[0], keys[-1] + 1, tile or len(key)):
-            at = slice(start, min(start + (tile or len(key)), keys[-1] + 1))
+        for start in range(keys[0], keys[-1] + 1, block or len(key)):
+            at = slice(start, min(start + (block or len(key)), keys[-1] + 1))
             s = times(query, key[at].T)
             s = np.where(seen[:, at], s if scale is None else s * scale, np.float32(-np.inf))
             new = np.maximum(m, s.max(-1))
@@ -50,7 +50,7 @@ def head_of(query, key, value, seen, scale, *, tile=None, parts=1, weights=None,
             if flush:
                 p[p < 2.0**-126] = 0
             old, m = power(m - new), new
-            if sums is not None and tile is None:
+            if sums is not None and block is None:
                 t, o = np.zeros(len(query), np.float32), np.zeros((len(query), value.shape[1]), np.float32)
                 for column in range(p.shape[1]):
                     t = rounded(t + p[:, column], sums)
@@ -103,22 +103,22 @@ def planted(**habits):
 
 
 BFLOAT16 = ml_dtypes.bfloat16
-SIDE = {"tile": 64, "base": 2}
+SIDE = {"block": 64, "base": 2}
 PAIRS = {
-    "tiles of 64 and 128": ({"tile": 64}, {"tile": 128}, "tile", "keys in a tile: 64 and 128"),
+    "blocks of 64 and 128": ({"block": 64}, {"block": 128}, "block", "keys in a block: 64 and 128"),
     "another number of splits": ({"parts": 2}, {"parts": 4}, "splits", "splits of the keys: 2 and 4"),
     "keys from the last": ({}, {"last": True}, "order", "order of the keys: forward and backward"),
     "weights in bfloat16": (SIDE, {**SIDE, "weights": BFLOAT16}, "weights", "type of the weights: wide and bfloat16"),
     "sums in bfloat16": ({}, {"sums": BFLOAT16}, "sums", "type of the sums: wide and bfloat16"),
-    "sums in bfloat16 of tiles": (SIDE, {**SIDE, "sums": BFLOAT16}, "sums", "type of the sums: wide and bfloat16"),
+    "sums in bfloat16 of blocks": (SIDE, {**SIDE, "sums": BFLOAT16}, "sums", "type of the sums: wide and bfloat16"),
     "sums in float64": ({}, {"wide": True}, "sums", "type of the sums: wide and float64"),
     "no fused multiply-add": ({"fused": True}, {"fused": False}, "products", "multiply-add: fused and separate"),
-    "powers of 2": ({"tile": 64}, SIDE, "power", "exponential: exp and exp2"),
-    "scale after the product": (SIDE, {**SIDE, "place": "product"}, "scale", "place of the scale: before and after"),
+    "powers of 2": ({"block": 64}, SIDE, "power", "exponential: exp and exp2"),
+    "scale after the product": (SIDE, {**SIDE, "scaled": "product"}, "scale", "place of the scale: before and after"),
     "weights divided": ({}, {"divide": "weights"}, "division", "division by the sum: last and first"),
     "a reciprocal": (SIDE, {**SIDE, "divide": "product"}, "division", "division by the sum: last and reciprocal"),
-    "two at once": (SIDE, {"tile": 128, "base": 2, "place": "product"}, "tile",
-                    "keys in a tile: 64 and 128; place of the scale: before and after"),
+    "two at once": (SIDE, {"block": 128, "base": 2, "scaled": "product"}, "block",
+                    "keys in a block: 64 and 128; place of the scale: before and after"),
     "flushed subnormals": ({}, {"flush": True}, "subnormals", "subnormal numbers: kept and flushed"),
 }  # fmt: skip
 """Habits of two kernels; the name and the words of what they differ in."""
@@ -143,19 +143,19 @@ def test_the_cause_is_that_which_explains_every_bit(name):
 
 
 def test_what_no_way_explains_has_no_cause():
-    (found,) = rows(planted(tile=48), planted(tile=96, place="product"), "whole").values()
+    (found,) = rows(planted(block=48), planted(block=96, scaled="product"), "whole").values()
     assert (found.verdict, found.variant, found.says) == ("other bits", "", "none of the tried causes")
 
 
 def by_batch(query, key, value, mask=None, is_causal=False, scale=None):
-    """Tiles by the number of samples, and splits by that of queries, as kernels that fill a device do."""
-    tile = 64 if query.shape[0] == 6 else 32
+    """Blocks by the number of samples, and splits by that of queries, as kernels that fill a device do."""
+    block = 64 if query.shape[0] == 6 else 32
     parts = 4 if query.shape[-2] == 1 else 1
-    habits = {"tile": tile, "parts": parts} if not is_causal else {"parts": parts}
+    habits = {"block": block, "parts": parts} if not is_causal else {"parts": parts}
     return planted(**habits).function(query, key, value, mask, is_causal, scale)
 
 
-@pytest.mark.parametrize("second", [{"tile": 64}, SIDE], ids=str)
+@pytest.mark.parametrize("second", [{"block": 64}, SIDE], ids=str)
 def test_two_honest_ones_differ_in_nothing(second):
     found = rows(planted(**second), planted(**second), "whole", "causal", "mask", "again", "batch")
     assert {each.verdict for each in found.values()} == {"right"}
@@ -169,8 +169,8 @@ def test_one_callable_is_asked_in_which_calls_its_bits_change():
     told = {name: (each.verdict, each.variant) for name, each in found.items() if each.verdict != "not offered"}
     same = dict.fromkeys(("again", "heads", "grouped-heads"), ("right", ""))
     assert {name: told[name] for name in same} == same
-    assert told["batch"] == ("other bits", "other-tile")
-    assert found["batch"].says == "keys in a tile: 64 and 32; this explains every bit"
+    assert told["batch"] == ("other bits", "other-block")
+    assert found["batch"].says == "keys in a block: 64 and 32; this explains every bit"
     assert found["batch"].detail.startswith("samples 0, 1, 2 in a batch of 3: ")
     assert told["decode"] == ("other bits", "other-splits")
     assert found["training"].verdict == found["pieces"].verdict == "not offered"
@@ -213,7 +213,7 @@ def test_a_mask_of_the_other_sense_is_told_and_translated():
 
     found = rows(planted(), replace(planted(), function=dropping, mask="drop"), "mask")
     assert [each.verdict for each in found.values()] == ["differs by convention", "right"]
-    assert found["convention: mask"].says == "mask: a mask is True where it may be attended and True where it is hidden"
+    assert found["convention: mask"].says == "mask: a mask is True where a query sees and True where it is hidden"
     accepted = rows(planted(), replace(planted(), function=dropping, mask="drop"), "mask", accepted=["other-mask"])
     assert {each.verdict for each in accepted.values()} == {"accepted", "right"}
 
@@ -236,12 +236,12 @@ def test_reproducible_arithmetic_has_the_bits_of_the_whole_in_pieces_and_steps()
 
 def test_each_row_is_a_test_of_pytest():
     chosen = {"cases": ["bits-whole"], "dtypes": ["float32"]}
-    decorator = attention_cases(planted(), same_bits_as=planted(tile=64), **chosen)
+    decorator = attention_cases(planted(), same_bits_as=planted(block=64), **chosen)
     answer, whole = (each.values[0] for each in decorator.mark.args[1])
     assert (answer.name, whole.name) == ("any-answer", "bits-whole-float32")
     answer.check()
     with pytest.raises(
-        pytest.fail.Exception, match=r"(?s)other bits: bits-whole, float32.*keys in a tile: 0 and 64; this"
+        pytest.fail.Exception, match=r"(?s)other bits: bits-whole, float32.*keys in a block: 0 and 64; this"
     ):
         whole.check()
     subject = planted()

@@ -11,7 +11,8 @@ from planted_kernels import TAKES, found
 from attention_conformance import Subject, check_subject
 from attention_conformance.run.causes import agreed
 from attention_conformance.run.finding import CONVENTION, WRONG, Finding, grouped
-from attention_conformance.run.subjects import Job, questions
+from attention_conformance.run.job import Job
+from attention_conformance.run.questions import questions
 from attention_conformance.run.surprises import surprises
 from attention_conformance.subjects.probe import settled
 from attention_core.backend import get_backend

@@ -86,9 +86,12 @@ def test_sums_over_many_queries_of_ranks_are_exact(backend, put, ranks, monkeypa
     exact = {"arithmetic": "reproducible", "dtype": "float32", "heads": (2, 1), "batch": 1}
     parts = {}
     for size in (1, 2):
-        given = {**exact, "put": put, "length": 2100}
+        options_of_shards = {**exact, "put": put, "length": 2100}
         parts[size] = ranks(
-            size, lambda group, given=given: of_rank(backend, ac.Shards(group, "contiguous", "gather"), "none", **given)
+            size,
+            lambda group, options_of_shards=options_of_shards: of_rank(
+                backend, ac.Shards(group, "contiguous", "gather"), "none", **options_of_shards
+            ),
         )
     for name in ("key", "value"):
         np.testing.assert_array_equal(np.concatenate([each[name] for each in parts[2]], axis=-2), parts[1][0][name])
@@ -97,7 +100,7 @@ def test_sums_over_many_queries_of_ranks_are_exact(backend, put, ranks, monkeypa
 @pytest.mark.parametrize(
     ("heads", "size"), [((8, 8), 4), ((8, 2), 4), ((8, 1), 8), ((6, 3), 2), ((28, 7), 2), ((40, 8), 5)]
 )
-def test_no_group_of_heads_is_torn_apart(backend, put, ranks, heads, size):
+def test_no_group_of_heads_is_split(backend, put, ranks, heads, size):
     for name in ("alibi", "array in a rule"):
         check_close(*compared(ranks, backend, put, name, size, "heads", heads=heads, length=20, batch=2))
 
@@ -292,10 +295,13 @@ def wrong_calls(put):
 
 
 def test_wrong_calls_are_told_on_every_rank_before_any_collective(put, ranks):
-    for arrays, options, given, kind, text in wrong_calls(put):
+    for arrays, options, options_of_shards, kind, text in wrong_calls(put):
 
-        def call(group, arrays=arrays, options=options, given=given, kind=kind):
-            shards = ac.Shards(given.get("group", group), **{key: x for key, x in given.items() if key != "group"})
+        def call(group, arrays=arrays, options=options, options_of_shards=options_of_shards, kind=kind):
+            shards = ac.Shards(
+                options_of_shards.get("group", group),
+                **{key: x for key, x in options_of_shards.items() if key != "group"},
+            )
             with pytest.raises(kind) as caught:
                 ac.scaled_dot_product_attention(*arrays, shards=shards, **options)
             return str(caught.value)

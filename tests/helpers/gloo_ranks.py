@@ -52,11 +52,11 @@ def compared(rank, group, case, arithmetic, dtype, **options):
     if rank >= size:
         return None
     backend, more = ac.backend.get_backend("torch"), {"length": length, "arithmetic": arithmetic, "dtype": dtype}
-    ranks, own = (
+    ranks, mine = (
         [None] * size,
         of_rank(backend, ac.Shards(group, split, strategy, length), name, put=torch.from_numpy, **more, **options),
     )
-    dist.all_gather_object(ranks, own, group=group.get_group() if isinstance(group, DeviceMesh) else group)
+    dist.all_gather_object(ranks, mine, group=group.get_group() if isinstance(group, DeviceMesh) else group)
     return (
         (joined(ranks, split, name, length), whole(backend, name, put=torch.from_numpy, **more)) if rank == 0 else None
     )

@@ -59,8 +59,8 @@ def main(path):
     for case in CASES:
         name, size, split, strategy, length, arithmetic, dtype = case
         shards = ac.Shards("ranks", split, strategy, length)
-        given = name, length, arithmetic, dtype, (4, 4) if strategy == "heads" else (4, 2)
-        found[case] = results(*given, shards, size), results(*given)
+        settings = name, length, arithmetic, dtype, (4, 4) if strategy == "heads" else (4, 2)
+        found[case] = results(*settings, shards, size), results(*settings)
     x = jnp.zeros((1, 2, 4, 3))
     try:
         ac.scaled_dot_product_attention(x, x, x, shards=ac.Shards("ranks"))

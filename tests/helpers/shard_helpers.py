@@ -190,11 +190,11 @@ def whole(backend, name, heads=(4, 2), length=16, arithmetic="fast", put=None, d
     extra = differentiated(options)
 
     def loss(arrays, extra):
-        given = with_arrays(options, extra)
-        return loss_of(xp, attend(arrays, given), arrays[3:])
+        settings = with_arrays(options, extra)
+        return loss_of(xp, attend(arrays, settings), arrays[3:])
 
-    def attend(arrays, given):
-        return ac.scaled_dot_product_attention(*arrays[:3], **given, return_logsumexp=True, arithmetic=arithmetic)
+    def attend(arrays, settings):
+        return ac.scaled_dot_product_attention(*arrays[:3], **settings, return_logsumexp=True, arithmetic=arithmetic)
 
     result = attend(arrays, options)
     found = {"output": result.output, "logsumexp": result.logsumexp}
@@ -216,9 +216,9 @@ def of_rank(
         options["bias"] = ac.shard(options["bias"], shards)
     extra = differentiated(options)
 
-    def attend(arrays, given):
+    def attend(arrays, settings):
         return ac.scaled_dot_product_attention(
-            *arrays[:3], **given, return_logsumexp=True, arithmetic=arithmetic, shards=shards
+            *arrays[:3], **settings, return_logsumexp=True, arithmetic=arithmetic, shards=shards
         )
 
     def loss(arrays, extra):

@@ -25,10 +25,8 @@ app = typer.Typer(
 Many = list[str] | None
 CPUS = os.cpu_count() or 1
 # Written out, as the rooms that know them import NumPy: a test compares.
-LAYOUTS = (
-    "attention-core, torch, torch-encoder-layer, equinox, keras, keras-grouped, flax, bert, bert-layer,"
-    " bert-embeddings, causal-lm"
-)
+LAYOUTS = "attention-core, torch, torch-encoder-layer, equinox, keras, keras-grouped, flax, bert, bert-layer"
+LAYOUTS += ", bert-embeddings, causal-lm"
 OPERATIONS = "attention, multi_head, linear"
 MASKS = "full, causal, window, packed, padded, ragged, softcap, alibi, bias, sinks"
 PRESETS = "training, prefill, decode, caches, accelerator, small"

@@ -62,7 +62,7 @@ def _split(plan: RunsPlan, arrays: Arrays) -> list[tuple[Plan, Arrays]]:
         one = operands._replace(query=operands.query[..., rows, :], bias=bias)
         if plan.starts is None:
             one = one._replace(query_start=arrays[-1][index])
-            present = tuple([is_there or place == QUERY_START for place, is_there in enumerate(plan.plan.present)])
+            present = tuple([is_there or index == QUERY_START for index, is_there in enumerate(plan.plan.present)])
             its = plan.plan._replace(starts=(None, 0), present=present)
         else:
             its = plan.plan._replace(starts=(plan.starts[index], 0))

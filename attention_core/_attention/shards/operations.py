@@ -32,16 +32,16 @@ class ExchangePlan(NamedTuple):
 
 
 def gather(
-    arrays: Arrays, place: Place, axis: int, backend: Backend, *, is_summed: bool = False, is_wide: bool = False
+    arrays: Arrays, here: Place, axis: int, backend: Backend, *, is_summed: bool = False, is_wide: bool = False
 ) -> Arrays:
     """The whole of arrays, shards of which the ranks hold; the gradient is the sum over ranks."""
-    plan = GatherPlan(*place[:2], place.split, axis, is_summed, is_wide)
+    plan = GatherPlan(*here[:2], here.split, axis, is_summed, is_wide)
     return tuple(backend.custom_gradient(GATHER, plan, arrays))
 
 
-def exchange(arrays: Arrays, place: Place, backend: Backend, *, to_heads: bool) -> Arrays:
+def exchange(arrays: Arrays, here: Place, backend: Backend, *, to_heads: bool) -> Arrays:
     """All rows of the heads of this rank, out of its rows of all heads (..., H, M, D); or the other way round."""
-    plan = ExchangePlan(*place[:2], place.split, to_heads)
+    plan = ExchangePlan(*here[:2], here.split, to_heads)
     return tuple(backend.custom_gradient(EXCHANGE, plan, arrays))
 
 

@@ -18,7 +18,7 @@ from attention_core.scores import ScoreMod
 
 @dataclass(frozen=True, eq=False)
 class QueriesBefore(Mask):
-    """A rule for the queries before a position; those from there on, which pad a shard, attend to nothing."""
+    """A rule for the queries before a position; those from there on pad a shard: fully masked rows."""
 
     mask: Mask | None
     stop: int
@@ -90,17 +90,17 @@ def score_mod_at(score_mod: Any, *, head: Any = 0, stop: int | None = None) -> A
     return ScoreMod(AtOrigin(function, None, stop), (*arrays, head))
 
 
-def mask_of_heads(mask: Mask | Array | None, place: Place, first: Any, xp: Namespace) -> Mask | Array | None:
+def mask_of_heads(mask: Mask | Array | None, here: Place, first: Any, xp: Namespace) -> Mask | Array | None:
     """A mask for the heads of this rank."""
     if mask is None:
         return None
     if not isinstance(mask, Mask):
-        return own_heads(mask, place, xp)
+        return own_heads(mask, here, xp)
     arrays: list[Array] = []
     treedef = flatten(as_mask(mask), arrays)
     for index, leaf in enumerate(leaves(treedef)):
         if leaf.axes == 3:
-            arrays[index] = own_heads(arrays[index], place, xp)
+            arrays[index] = own_heads(arrays[index], here, xp)
     rule: Mask = unflatten(treedef, arrays)
     return HeadsFrom(rule, first) if any(map(_may_ask_for_heads, _kinds(treedef))) else rule
 

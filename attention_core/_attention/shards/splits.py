@@ -18,8 +18,8 @@ class Shards(NamedTuple):
         In PyTorch a ``ProcessGroup``, or a ``DeviceMesh`` of one axis. In JAX the name of an axis under
         `jax.shard_map`.
     split : {"zigzag", "contiguous"}
-        Of R ranks, rank r holds the chunks r and 2 R - 1 - r out of 2 R, so that all have as much work under a causal
-        mask; or chunk r out of R.
+        Of R ranks, rank r holds the chunks r and 2 R - 1 - r out of 2 R, or chunk r out of R. Under a causal mask, the
+        first gives all as much work.
     strategy : {"auto", "gather", "heads"}
         ``"gather"`` gathers keys and values, and queries stay. ``"heads"`` exchanges positions for heads and back, and
         repeats key/value heads where the ranks do not share them out evenly. ``"auto"`` takes heads if the number of
@@ -111,11 +111,11 @@ def own(stack: Array, rank: Any, xp: Namespace) -> Array:
     return xp.squeeze(take_rows(stack, xp.reshape(rank, (1,)), axis=0, xp=xp), axis=0)
 
 
-def own_heads(x: Array, place: Place, xp: Namespace) -> Array:
+def own_heads(x: Array, here: Place, xp: Namespace) -> Array:
     """The heads of a rank, of an array (..., H, M, N) of all heads, or of one for all of them."""
     if len(x.shape) < 3 or x.shape[-3] == 1:
         return x
     *leading, heads, rows, columns = x.shape
-    chunks = xp.reshape(x, (*leading, place.size, heads // place.size, rows, columns))
+    chunks = xp.reshape(x, (*leading, here.size, heads // here.size, rows, columns))
     at = len(leading)
-    return own(xp.permute_dims(chunks, (at, *range(at), *range(at + 1, at + 4))), place.rank, xp)
+    return own(xp.permute_dims(chunks, (at, *range(at), *range(at + 1, at + 4))), here.rank, xp)

@@ -38,19 +38,19 @@ class Sharded(NamedTuple):
     Attributes
     ----------
     call : Call
-    place : Place
+    here : Place
     lengths : tuple of int
         The numbers of queries and keys of the whole, without padding.
     """
 
     call: Call
-    place: Place
+    here: Place
     lengths: tuple[int, int]
 
     @property
     def stop(self) -> int | None:
         """The position from which on queries only pad the shards; ``None`` if none does."""
-        is_padded = self.lengths[0] < self.call.query.shape[-2] * self.place.size
+        is_padded = self.lengths[0] < self.call.query.shape[-2] * self.here.size
         return self.lengths[0] if is_padded else None
 
 
@@ -82,7 +82,7 @@ class Heads(Strategy):
     name = "heads"
 
     def judge(self, sharded: Sharded) -> Verdict:
-        call, size = sharded.call, sharded.place.size
+        call, size = sharded.call, sharded.here.size
         num_heads, num_kv_heads = call.query.shape[-3], call.key.shape[-3]
         if num_heads % math.lcm(num_kv_heads, size):
             return Verdict(
@@ -99,19 +99,19 @@ class Heads(Strategy):
         return Verdict(None, False, "repeats key/value heads")
 
     def sent(self, sharded: Sharded) -> int:
-        call, size = sharded.call, sharded.place.size
+        call, size = sharded.call, sharded.here.size
         repeats = _repeats(call, size)
         numbers: int = math.prod(call.query.shape) + math.prod((*call.query.shape[:-1], call.value.shape[-1]))
         numbers += repeats * (math.prod(call.key.shape) + math.prod(call.value.shape))
         return numbers * (size - 1) // size * BYTES[dtype_name(call.query.dtype)]
 
     def run(self, sharded: Sharded, implementation: str, *, logsumexp: bool) -> Attention:
-        call, place, lengths = sharded
-        xp, backend, rows = call.xp, call.backend, call.query.shape[-2] * place.size
+        call, here, lengths = sharded
+        xp, backend, rows = call.xp, call.backend, call.query.shape[-2] * here.size
         if call.arithmetic == "reproducible":
             query, key, value = fan_out(call[:3], arithmetic_of(call.arithmetic), xp)
             call = call._replace(query=query, key=key, value=value)
-        repeats = _repeats(call, place.size)
+        repeats = _repeats(call, here.size)
         call = call if repeats == 1 else upcast_call(call)
         arrays = call.query, *(repeat_kv(x, repeats, xp=xp) for x in call[1:3])
         own_bias = call.bias
@@ -119,11 +119,11 @@ class Heads(Strategy):
             if _has_axis(own_bias, -3):
                 arrays = (*arrays, own_bias)
             else:
-                (own_bias,) = gather((own_bias,), place, -2, backend)
+                (own_bias,) = gather((own_bias,), here, -2, backend)
                 own_bias = cut(own_bias, -2, 0, lengths[0])
         elif own_bias is not None:
-            own_bias = own_heads(own_bias, place, xp)
-        query, key, value, *biases = exchange(arrays, place, backend, to_heads=True)
+            own_bias = own_heads(own_bias, here, xp)
+        query, key, value, *biases = exchange(arrays, here, backend, to_heads=True)
         local = _of_heads(sharded, call)._replace(
             query=cut(query, -2, 0, lengths[0]),
             key=cut(key, -2, 0, lengths[1]),
@@ -134,14 +134,14 @@ class Heads(Strategy):
         back = [pad(cast_to(result.output, sharded.call.query.dtype, xp=xp), -2, rows - lengths[0], xp)]
         if logsumexp:
             back.append(pad(xp.expand_dims(result.logsumexp, axis=-1), -2, rows - lengths[0], xp, -math.inf))
-        output, *found = exchange(tuple(back), place, backend, to_heads=False)
+        output, *found = exchange(tuple(back), here, backend, to_heads=False)
         return Attention(output, None, xp.squeeze(found[0], axis=-1) if found else None)
 
     def local_call(self, sharded: Sharded) -> Call:
-        call, place, lengths = sharded
-        count, num_queries, num_keys = math.lcm(call.key.shape[-3], place.size) // place.size, *lengths
+        call, here, lengths = sharded
+        count, num_queries, num_keys = math.lcm(call.key.shape[-3], here.size) // here.size, *lengths
         local = _of_heads(sharded, call)._replace(
-            query=_like(call.query, call.query.shape[-3] // place.size, num_queries, call.xp)
+            query=_like(call.query, call.query.shape[-3] // here.size, num_queries, call.xp)
         )
         key, value = (_like(x, count, num_keys, call.xp) for x in call[1:3])
         return local._replace(key=key, value=value, bias=None)
@@ -156,22 +156,22 @@ class Gather(Strategy):
         return Verdict(None)
 
     def sent(self, sharded: Sharded) -> int:
-        call, size = sharded.call, sharded.place.size
+        call, size = sharded.call, sharded.here.size
         numbers: int = math.prod(call.key.shape) + math.prod(call.value.shape)
         return numbers * (size - 1) * BYTES[dtype_name(call.query.dtype)]
 
     def run(self, sharded: Sharded, implementation: str, *, logsumexp: bool) -> Attention:
-        call, place, lengths = sharded
+        call, here, lengths = sharded
         xp, backend, stop, is_exact = call.xp, call.backend, sharded.stop, call.arithmetic == "reproducible"
         rows = call.query.shape[-2]
-        runs = place.runs(rows, xp)
+        runs = here.runs(rows, xp)
         if is_exact:
             query, key, value = fan_out(call[:3], arithmetic_of(call.arithmetic), xp)
             call = call._replace(query=query, key=key, value=value)
         else:
             call = call._replace(query=upcast(call.query, xp=xp), bias=upcast(call.bias, xp=xp))
         is_wide = not is_exact and dtype_name(sharded.call.query.dtype) in HALF
-        key, value = gather(call[1:3], place, -2, backend, is_summed=is_exact, is_wide=is_wide)
+        key, value = gather(call[1:3], here, -2, backend, is_summed=is_exact, is_wide=is_wide)
         call = call._replace(
             key=cut(key, -2, 0, lengths[1]),
             value=cut(value, -2, 0, lengths[1]),
@@ -179,20 +179,20 @@ class Gather(Strategy):
             score_mod=score_mod_at(call.score_mod, stop=stop),
         )
         if is_exact:
-            output, found = reproducible_runs(call, runs, place.group, rows * place.size)
+            output, found = reproducible_runs(call, runs, here.group, rows * here.size)
         else:
             locals_ = _calls_of_runs(call, runs)
             results = [attend(each, implementation, logsumexp=logsumexp) for each in locals_]
             output = xp.concat([each.output for each in results], axis=-2)
             found = xp.concat([each.logsumexp for each in results], axis=-1) if logsumexp else None
         if logsumexp and stop is not None and call.sinks is not None:  # of which padding rows would have the sink
-            is_padding = xp.greater_equal(place.positions(rows, found, xp), stop)
+            is_padding = xp.greater_equal(here.positions(rows, found, xp), stop)
             found = xp.where(is_padding, -math.inf, found)
         return Attention(output, None, found if logsumexp else None)
 
     def local_call(self, sharded: Sharded) -> Call:
-        call, place, lengths = sharded
-        runs = place.runs(call.query.shape[-2], call.xp)
+        call, here, lengths = sharded
+        runs = here.runs(call.query.shape[-2], call.xp)
         key, value = (_like(x, x.shape[-3], lengths[1], call.xp) for x in call[1:3])
         call = call._replace(
             key=key,
@@ -245,15 +245,15 @@ def _has_axis(x: Array, axis: int) -> bool:
 
 def _of_heads(sharded: Sharded, call: Call) -> Call:
     """The options of a call for the heads of this rank."""
-    xp, place = call.xp, sharded.place
+    xp, here = call.xp, sharded.here
     num_heads = call.query.shape[-3]
-    count = num_heads // place.size
-    first = place.rank * count if isinstance(place.rank, int) else xp.multiply(place.rank, count)
+    count = num_heads // here.size
+    first = here.rank * count if isinstance(here.rank, int) else xp.multiply(here.rank, count)
     sinks = call.sinks
     if sinks is not None:
-        sinks = xp.reshape(own_heads(xp.reshape(sinks, (num_heads, 1, 1)), place, xp), (count,))
+        sinks = xp.reshape(own_heads(xp.reshape(sinks, (num_heads, 1, 1)), here, xp), (count,))
     return call._replace(
-        mask=mask_of_heads(call.mask, place, first, xp),
+        mask=mask_of_heads(call.mask, here, first, xp),
         score_mod=score_mod_at(call.score_mod, head=first),
         sinks=sinks,
         dropout=dropout_of_heads(call.dropout, first, num_heads, call.query, xp),

@@ -25,7 +25,7 @@ class Way:
     ----------
     products : str
         ``whole``, as the BLAS of NumPy; one term after the other, ``fused`` or ``separate``; or in ``float64``.
-    tile, splits : int
+    block, splits : int
         Keys for each step of an online softmax, 0 for all; and parts of the keys that are computed apart.
     merge : str
         Whether ``sums`` of the parts are merged, or ``outputs`` by their logsumexp.
@@ -44,7 +44,7 @@ class Way:
     """
 
     products: str = "whole"
-    tile: int = 0
+    block: int = 0
     splits: int = 1
     merge: str = "sums"
     order: str = "forward"
@@ -60,7 +60,7 @@ AXES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "scale": ("place of the scale", ("before", "after", "both")),
     "power": ("exponential", ("exp", "exp2", "exp in float64")),
     "division": ("division by the sum", ("last", "first", "reciprocal")),
-    "tile": ("keys in a tile", (0, 16, 32, 64, 128)),
+    "block": ("keys in a block", (0, 16, 32, 64, 128)),
     "weights": ("type of the weights", ("wide", "bfloat16", "float16")),
     "sums": ("type of the sums", ("wide", "bfloat16", "float16", "float64")),
     "splits": ("splits of the keys", (1, 2, 3, 4, 8)),
@@ -184,17 +184,17 @@ class _Part:
 def _online(
     scores: Callable[[NumpyArray], NumpyArray], key: NumpyArray, value: NumpyArray, bias: NumpyArray, way: Way
 ) -> _Part:
-    """The sums of some keys, tile by tile."""
-    if not way.tile or way.tile >= len(key):
+    """The sums of some keys, block by block."""
+    if not way.block or way.block >= len(key):
         found = scores(key) + bias
         return _summed(found, value, found.max(axis=-1, keepdims=True), way)
     top = np.full((len(bias), 1), -np.inf, bias.dtype)
     total, summed = np.zeros_like(top), np.zeros((len(bias), value.shape[1]), bias.dtype)
-    for start in range(0, len(key), way.tile):
-        at = slice(start, start + way.tile)
-        tile = scores(key[at]) + bias[:, at]
-        before, top = top, np.maximum(top, tile.max(axis=-1, keepdims=True))
-        part = _summed(tile, value[at], top, way)
+    for start in range(0, len(key), way.block):
+        at = slice(start, start + way.block)
+        block = scores(key[at]) + bias[:, at]
+        before, top = top, np.maximum(top, block.max(axis=-1, keepdims=True))
+        part = _summed(block, value[at], top, way)
         shrunk = np.where(np.isfinite(before), _power(before - _finite(top), way), 0).astype(bias.dtype)
         total = _rounded(total * shrunk + part.total, _narrow(way))
         summed = _rounded(summed * shrunk + part.summed, _narrow(way))
@@ -212,10 +212,10 @@ def _finite(top: NumpyArray) -> NumpyArray:
 
 
 def _summed(scores: NumpyArray, value: NumpyArray, top: NumpyArray, way: Way) -> _Part:
-    """Weights and values of a tile, summed in the type of the sums."""
+    """Weights and values of a block, summed in the type of the sums."""
     powers = _flushed(_power(scores - _finite(top), way), way)
     is_one_by_one = way.products in ("separate", "fused")
-    if way.sums in ("bfloat16", "float16") and not way.tile:
+    if way.sums in ("bfloat16", "float16") and not way.block:
         total = np.zeros_like(top)
         for at in range(len(value)):
             total = _rounded(total + powers[:, at, None], way.sums)
@@ -223,12 +223,12 @@ def _summed(scores: NumpyArray, value: NumpyArray, top: NumpyArray, way: Way) ->
         total = powers.astype(np.float64).sum(axis=-1, keepdims=True).astype(top.dtype)
     else:
         total = np.cumsum(powers, axis=-1)[:, -1:] if is_one_by_one else powers.sum(axis=-1, keepdims=True)
-    if way.division == "first" and not way.tile:
+    if way.division == "first" and not way.block:
         powers = powers / np.where(total > 0, total, 1)
     weights = _rounded(powers, way.weights)
     if way.sums == "float64":
         summed = (weights.astype(np.float64) @ value.astype(np.float64)).astype(top.dtype)
-    elif way.sums != "wide" and not way.tile:
+    elif way.sums != "wide" and not way.block:
         summed = np.zeros((len(scores), value.shape[1]), top.dtype)
         for at in range(len(value)):
             summed = _rounded(summed + weights[:, at, None] * value[at], way.sums)

@@ -8,9 +8,9 @@ from typing import Any
 
 from attention_conformance.cases.bits import BITS
 from attention_conformance.problem import Problem
+from attention_conformance.run.catalogue import subject_cases
 from attention_conformance.run.finding import Finding
 from attention_conformance.run.judge import Question, asked
-from attention_conformance.run.subjects import subject_cases
 from attention_conformance.subjects.probe import settled
 from attention_conformance.subjects.subject import Subject
 

@@ -53,7 +53,7 @@ class _Emulations:
     def nearest(self) -> Way:
         """The way that comes nearest: the best of a grid, then field after field."""
         grid = itertools.product(*(AXES[name][1] for name in ("scale", "division")), ("exp", "exp2"), (0, 64, 128))
-        ways = (Way(scale=scale, division=division, power=power, tile=tile) for scale, division, power, tile in grid)
+        ways = (Way(scale=scale, division=division, power=power, block=block) for scale, division, power, block in grid)
         best = min(ways, key=self.distance)
         while self.distance(best)[0]:
             better = min(changes_of(best), key=self.distance)
@@ -83,14 +83,14 @@ class _Both:
 def cause_of(seen: Sequence[Seen], dtype: str) -> tuple[str, str]:
     """What the outputs of two attentions differ in, as a name and in words; without a name, nothing that was tried is.
 
-    A cause is found on the first head. It is told if, on all heads, ways of computing that differ in it alone have
-    every bit of both outputs, or a difference that explains three quarters of the one that was seen.
+    A cause is found on the first head. It is told if two ways of computing that differ in it alone explain all heads:
+    every bit of both outputs, or three quarters of their difference.
     """
     both = [_Both(each, dtype) for each in seen]
     if not all(np.isfinite(part.target).all() for each in both for part in (each.first, each.second)):
         return "", NO_CAUSE
     ways = (both[0].first.nearest(), both[0].second.nearest())
-    bases = dict.fromkeys((*ways, Way(), Way(tile=64)))
+    bases = dict.fromkeys((*ways, Way(), Way(block=64)))
     pairs = [pair for base in bases for each in changes_of(base) for pair in ((base, each), (each, base))]
     pairs += [_without_idle(both[0], *ways)]
     best = max(pairs, key=lambda pair: (both[0].explained(pair), -len(unlike(*pair))))

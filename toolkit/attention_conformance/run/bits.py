@@ -51,7 +51,7 @@ Arrays = dict[str, NumpyArray]
 
 
 FACTS = {
-    "mask": ("other-mask", {"keep": "a mask is True where it may be attended", "drop": "True where it is hidden"}),
+    "mask": ("other-mask", {"keep": "a mask is True where a query sees", "drop": "True where it is hidden"}),
     "causal": ("other-causality", {}),
     "default_scale": ("other-scale", {"sqrt": "1/√D by default", "one": "1 by default"}),
 }
@@ -167,15 +167,15 @@ class _Row:
                 self._note(variation, name, whole, got)
 
     def _note(self, variation: Variation, name: str, whole: Arrays, got: Arrays) -> None:
-        part, own = variation.part(name, whole[name]), variation.own(name, got[name])
+        part, got_part = variation.part(name, whole[name]), variation.own(name, got[name])
         if part is None:
             return
         self.count += 1
-        if (part.shape, part.dtype) != (own.shape, own.dtype):
-            told = [f"{each.dtype} {each.shape}" for each in (part, own)]
+        if (part.shape, part.dtype) != (got_part.shape, got_part.dtype):
+            told = [f"{each.dtype} {each.shape}" for each in (part, got_part)]
             raise Touched(f"expected {name} of {told[0]} in {variation.says}; got {told[1]}", verdict="visibly wrong")
         scale = variation.part(name, np.broadcast_to(self.scales[name], whole[name].shape))
-        found = difference(part, own, scale)
+        found = difference(part, got_part, scale)
         if found is not None:
             self.unlike.append(_Unlike(variation, name, found, whole, got))
 
@@ -233,8 +233,8 @@ class _Row:
         """Whether the second subject has the bits of this variation in its whole call, too."""
         whole = result_of(self.other, fit(self._problem(unlike), self.other.subject))
         part = unlike.variation.part(unlike.name, whole[unlike.name])
-        own = unlike.variation.own(unlike.name, unlike.got[unlike.name])
-        return part is not None and part.tobytes() == own.tobytes()
+        got_part = unlike.variation.own(unlike.name, unlike.got[unlike.name])
+        return part is not None and part.tobytes() == got_part.tobytes()
 
     def _cause(self) -> tuple[str, str]:
         """The cause by emulations of heads in which outputs first differ: of one call, seen again in two others."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import logging
 import multiprocessing
 import os
@@ -16,12 +15,10 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeAlias
 
-from attention_conformance.cases.bits import BITS, SAME_CALL
-from attention_conformance.cases.case import Case
+from attention_conformance.cases.bits import BITS
 from attention_conformance.cases.large import LARGE
-from attention_conformance.problem import DTYPES
 from attention_conformance.run.bits import conventions, same_bits
-from attention_conformance.run.catalogue import OF_OTHERS, SUBJECT_CASES, subject_cases
+from attention_conformance.run.catalogue import SUBJECT_CASES
 from attention_conformance.run.causes import agreed
 from attention_conformance.run.finding import Finding
 from attention_conformance.run.fuzz import Script, fuzzed
@@ -31,6 +28,7 @@ from attention_conformance.run.kinds import never_computed
 from attention_conformance.run.libraries import devices_of, holds, quiet_start
 from attention_conformance.run.memory import available_memory, too_large
 from attention_conformance.run.processes import blocked_interrupts
+from attention_conformance.run.questions import pair_questions, questions, usual_dtypes
 from attention_conformance.run.result import one_line
 from attention_conformance.run.stack import Stack, frame, writes_stack
 from attention_conformance.run.surprises import surprises
@@ -50,22 +48,15 @@ __all__ = [
     "Started",
     "check_subject",
     "on_device",
-    "pair_questions",
-    "questions",
-    "subject_cases",
     "supervised",
     "told",
     "work",
 ]
 
-NARROW = ("float16", "bfloat16")
 BIASED = "mask", "additive"
 """What a keyword for a bias takes."""
 
 BY_SIGNATURE, CRASHED = "by its signature", "the call ended the process"
-
-SLOW = ("bits-compiled", "bits-strides", "bits-threads")
-"""Questions about bits in one type."""
 
 MOST_CRASHES = 12
 """Crashes after which a run ends: a new process takes seconds."""
@@ -131,10 +122,10 @@ def check_subject(
     )
     if job.complaint:
         raise ValueError(job.complaint)
-    declared, given = told(subject), subject
+    declared, target = told(subject), subject
     subject = settled(on_device(subject))
     if same_bits_as is not None:
-        other = subject if same_bits_as is given else settled(on_device(same_bits_as))
+        other = subject if same_bits_as is target else settled(on_device(same_bits_as))
         found = [same_bits(question) for question in pair_questions(subject, other, job)]
         return [*conventions(subject, other, accepted), *found]
     like = None if like is None else settled(like)
@@ -192,55 +183,6 @@ def told(subject: Subject) -> frozenset[str]:
     return frozenset({**read_signature(subject), **subject.declared})
 
 
-def questions(subject: Subject, job: Job, like: Subject | None) -> list[Question]:
-    """What a job asks of a settled subject."""
-    dtypes = job.dtypes or _usual_dtypes(subject)
-    is_all = not (job.dtypes or job.cases or job.is_large)
-    others = [each for each in DTYPES if each in (subject.dtypes or ()) and each not in dtypes and is_all]
-    return [
-        Question(
-            subject,
-            case,
-            dtype,
-            job.profile,
-            job.seed,
-            accepted=job.accepted,
-            like=like,
-            power=job.power and not job.is_large,
-            is_trusted=job.is_trusted,
-        )
-        for case in (_large(job.cases) if job.is_large else subject_cases(job.cases, job.profile))
-        for dtype in (*dtypes, *(others if case.name in OF_OTHERS else ()))
-        if dtype in case.dtypes and (case.name, dtype) not in job.done
-    ]
-
-
-def pair_questions(subject: Subject, other: Subject, job: Job) -> list[Question]:
-    """What a job asks of two settled subjects; of one and itself, no call is asked twice."""
-    both = [each for each in _usual_dtypes(subject) if each in (other.dtypes or ("float32",))]
-    return [
-        Question(subject, case, dtype, job.profile, job.seed, accepted=job.accepted, power=False, digits=False,
-                 other=other)
-        for case in BITS
-        if not (subject is other and case.name in SAME_CALL)
-        and any(fnmatch.fnmatchcase(case.name, each) for each in job.cases or ("*",))
-        for dtype in job.dtypes or (both[:1] if case.name in SLOW else both)
-        if (case.name, dtype) not in job.done
-    ]  # fmt: skip
-
-
-def _large(patterns: Sequence[str]) -> list[Case]:
-    return [case for case in LARGE if any(fnmatch.fnmatchcase(case.name, each) for each in patterns or ("*",))]
-
-
-def _usual_dtypes(subject: Subject) -> tuple[str, ...]:
-    """float32, and the type of 16 bits that is usual in the library."""
-    taken = subject.dtypes or ("float32",)
-    narrow = NARROW if subject.backend == "numpy" else NARROW[::-1]
-    usual = ["float32", *[each for each in narrow if each in taken][:1]]
-    return tuple(each for each in usual if each in taken) or taken[:1]
-
-
 def work(job: Job) -> Iterator[Message]:
     """Do a job in this process."""
     try:
@@ -287,7 +229,7 @@ def work(job: Job) -> Iterator[Message]:
     yield from (each for each in told_of if not is_part or each.verdict == "not understood")
     if job.fuzz:
         yield Started("fuzz", "-", 0, "Drawn calls are right.")
-        yield from fuzzed(subject, job, job.dtypes or _usual_dtypes(subject))
+        yield from fuzzed(subject, job, job.dtypes or usual_dtypes(subject))
         return
     for each in asked:
         yield Started(each.case.name, each.dtype, each.case.line, each.case.shows)

@@ -18,7 +18,8 @@ from attention_conformance.run.bits import conventions, same_bits
 from attention_conformance.run.expected import Expected, Origin, expected_of, met, unmatched
 from attention_conformance.run.finding import Finding
 from attention_conformance.run.judge import Question, judged, offered
-from attention_conformance.run.subjects import Job, on_device, pair_questions, questions, told
+from attention_conformance.run.questions import pair_questions, questions
+from attention_conformance.run.subjects import Job, on_device, told
 from attention_conformance.run.surprises import surprises
 from attention_conformance.subjects.options import OPTIONS, named_keywords
 from attention_conformance.subjects.probe import settled
@@ -142,7 +143,7 @@ def _tests(subject: Subject, job: Job, expected: Sequence[Expected], same_bits_a
     """A test for each question that the subject offers; the first shows that there is any answer."""
     if job.complaint:
         raise ValueError(job.complaint)
-    declared, again, given = told(subject), functools.partial(_again, job), subject
+    declared, again, target = told(subject), functools.partial(_again, job), subject
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         subject = settled(on_device(subject))
@@ -151,7 +152,7 @@ def _tests(subject: Subject, job: Job, expected: Sequence[Expected], same_bits_a
             asked = questions(subject, job, like)
             offers = [each for each in asked if _is_offered(each)]
         else:
-            other = subject if same_bits_as is given else settled(on_device(same_bits_as))
+            other = subject if same_bits_as is target else settled(on_device(same_bits_as))
             offers = asked = pair_questions(subject, other, job)
     origin = Origin(subject.device or "cpu", subject.backend or "")
     known: list[Finding] = []

@@ -1,0 +1,71 @@
+"""What a job asks of a subject, or of two: a case in a type each."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+
+from attention_conformance.cases.bits import BITS, SAME_CALL
+from attention_conformance.cases.case import Case
+from attention_conformance.cases.large import LARGE
+from attention_conformance.problem import DTYPES
+from attention_conformance.run.catalogue import OF_OTHERS, subject_cases
+from attention_conformance.run.job import Job
+from attention_conformance.run.judge import Question
+from attention_conformance.subjects.subject import Subject
+
+__all__ = ["pair_questions", "questions", "usual_dtypes"]
+
+NARROW = ("float16", "bfloat16")
+
+SLOW = ("bits-compiled", "bits-strides", "bits-threads")
+"""Questions about bits in one type."""
+
+
+def questions(subject: Subject, job: Job, like: Subject | None) -> list[Question]:
+    """What a job asks of a settled subject."""
+    dtypes = job.dtypes or usual_dtypes(subject)
+    is_all = not (job.dtypes or job.cases or job.is_large)
+    others = [each for each in DTYPES if each in (subject.dtypes or ()) and each not in dtypes and is_all]
+    return [
+        Question(
+            subject,
+            case,
+            dtype,
+            job.profile,
+            job.seed,
+            accepted=job.accepted,
+            like=like,
+            power=job.power and not job.is_large,
+            is_trusted=job.is_trusted,
+        )
+        for case in (_large(job.cases) if job.is_large else subject_cases(job.cases, job.profile))
+        for dtype in (*dtypes, *(others if case.name in OF_OTHERS else ()))
+        if dtype in case.dtypes and (case.name, dtype) not in job.done
+    ]
+
+
+def pair_questions(subject: Subject, other: Subject, job: Job) -> list[Question]:
+    """What a job asks of two settled subjects; of one and itself, no call is asked twice."""
+    both = [each for each in usual_dtypes(subject) if each in (other.dtypes or ("float32",))]
+    return [
+        Question(subject, case, dtype, job.profile, job.seed, accepted=job.accepted, power=False, digits=False,
+                 other=other)
+        for case in BITS
+        if not (subject is other and case.name in SAME_CALL)
+        and any(fnmatch.fnmatchcase(case.name, each) for each in job.cases or ("*",))
+        for dtype in job.dtypes or (both[:1] if case.name in SLOW else both)
+        if (case.name, dtype) not in job.done
+    ]  # fmt: skip
+
+
+def _large(patterns: Sequence[str]) -> list[Case]:
+    return [case for case in LARGE if any(fnmatch.fnmatchcase(case.name, each) for each in patterns or ("*",))]
+
+
+def usual_dtypes(subject: Subject) -> tuple[str, ...]:
+    """float32, and the type of 16 bits that is usual in the library."""
+    taken = subject.dtypes or ("float32",)
+    narrow = NARROW if subject.backend == "numpy" else NARROW[::-1]
+    usual = ["float32", *[each for each in narrow if each in taken][:1]]
+    return tuple(each for each in usual if each in taken) or taken[:1]
