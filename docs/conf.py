@@ -44,7 +44,15 @@ copybutton_prompt_text = ">>> "
 
 
 def setup(app):
-    """Leave the pages of frameworks out of the doctests: their libraries are not here."""
+    """Leave the pages of frameworks out of the doctests, as their libraries are not here; link names across modules."""
+
+    def find(app, env, node, text):
+        """Link a name of a docstring to what has it, if one thing alone has, whichever module it stands in."""
+        domain = env.get_domain("py")
+        found = domain.find_obj(env, None, None, node["reftarget"], None, 1) if node.get("refdomain") == "py" else []
+        if len(found) == 1:
+            return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", found[0][0], node, text)
+        return None
 
     def leave_out(app):
         if app.builder.name == "doctest":
@@ -52,3 +60,4 @@ def setup(app):
             app.config.suppress_warnings += ["toc.not_readable"]
 
     app.connect("builder-inited", leave_out)
+    app.connect("missing-reference", find)

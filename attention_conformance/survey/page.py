@@ -1,4 +1,7 @@
-"""The JSON of the survey from its rows, and the page from the JSON: ``python -m attention_conformance.survey.page``."""
+"""The JSON of the survey from its rows, and the page from the JSON.
+
+``python -m attention_conformance.survey.page docs/survey.json SUBJECT`` prints all about one row, or about every row.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from attention_conformance.run.finding import VERDICTS, WRONG
 from attention_conformance.survey.remarks import matches, read_remarks, remark_of
 from attention_conformance.survey.rows import ABSENT, PROPERTIES, ROWS
 
-__all__ = ["joined", "page"]
+__all__ = ["details", "joined", "page"]
 
 SHORT = {
     "silently wrong": "**silent**",
@@ -39,14 +42,18 @@ CALLED = (
     "dtypes",
     "gradients",
 )
-"""The facts of a subject that the page tells."""
+"""The facts of a subject that are printed."""
 
 INTRODUCTION = """# Popular attentions, checked
 
 Each row is an attention that others publish, each column a group of cases of the
 [conformance kit](guides/checking-a-kernel.md). The measure is the [contract](explanation/contract.md) of this project,
-which no other library has promised to keep. A cell is therefore no bug report. The sections below say what was asked,
-and what came.
+which no other library has promised to keep. A cell is therefore no bug report. [survey.json](survey.json) has the
+cases, differences, versions and threads of each row. This prints them:
+
+```console
+$ python -m attention_conformance.survey.page docs/survey.json torch.sdpa
+```
 
 | cell | meaning |
 |---|---|
@@ -59,7 +66,7 @@ and what came.
 | another word | a difference that has a remark below the table |
 
 The number counts the cases. One case of each cell with a wrong answer was called again by a script before this page was
-written. Such a script has the arrays, the call and a definition in float64, and no line of the kit, unless the section
+written. Such a script has the arrays, the call and a definition in float64, and no line of the kit, unless the row
 says otherwise. `nox -s survey` installs the packages, checks all rows, runs the scripts and writes this page. Each row
 has the date of its run, and the number of its cases: later runs have more.
 """
@@ -127,9 +134,7 @@ def page(document: Mapping[str, Any]) -> str:
         cells = [row["cells"].get(name) for name in names]
         told = [each["word"] if each else " " for each in cells]
         count = sum(sum(cell["counts"].values()) for cell in row["cells"].values())
-        lines.append(
-            f"| [{row['subject']}](#{_anchor(row['subject'])}) | {row['date']} | {count} | {' | '.join(told)} |"
-        )
+        lines.append(f"| {row['subject']} | {row['date']} | {count} | {' | '.join(told)} |")
     lines += [
         "",
         "| column | asks |",
@@ -139,22 +144,18 @@ def page(document: Mapping[str, Any]) -> str:
     lines += ["", "## Remarks", ""]
     lines += [f"- *{each['mark']}*: {_said(each)}" for each in document["remarks"] if "mark" in each]
     lines += ["", "## Not in the table", "", *(f"- {name}: {why}." for name, why in document["absent"].items())]
-    lines += ["", "## How each was called", "", "`attention-core check SUBJECT` calls a preset so.", ""]
-    lines += [f"| subject | versions | {' | '.join(CALLED)} |"]
-    lines += ["|---" * (len(CALLED) + 2) + "|", *(_called(row) for row in document["rows"])]
-    lines += ["", "## Each subject", ""]
-    for row in document["rows"]:
-        lines += _about(row, document["remarks"])
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join(lines) + "\n"
 
 
-def _anchor(name: str) -> str:
-    return "".join(each for each in name.lower().replace(" ", "-") if each.isalnum() or each in "-_")
+def details(document: Mapping[str, Any], subjects: Sequence[str] = ()) -> str:
+    """How rows were called, and what came: of these subjects, or of all."""
+    rows = [row for row in document["rows"] if not subjects or row["subject"] in subjects]
+    return "\n".join(line for row in rows for line in _about(row, document["remarks"]))
 
 
 def _about(row: Mapping[str, Any], remarks: Sequence[Mapping[str, str]]) -> list[str]:
-    lines = [f"### {row['subject']}", ""]
-    told = []
+    lines = [f"# {row['subject']}", ""]
+    told = [f"- *called*: {_called(row)}."]
     for name, cell in row["cells"].items():
         script = cell.get("script")
         groups: dict[tuple[str, str], list[Mapping[str, str]]] = {}
@@ -180,7 +181,7 @@ def _about(row: Mapping[str, Any], remarks: Sequence[Mapping[str, str]]) -> list
     if row["threads"]:
         threads = [f"[{each['thread']}]({each['url']})" for each in row["threads"]]
         told.append(f"- *threads about the same property*: {', '.join(threads)}.")
-    return [*lines, *(told or ["Nothing but what the remarks tell."]), ""]
+    return [*lines, *told, ""]
 
 
 def _said(remark: Mapping[str, str]) -> str:
@@ -191,10 +192,10 @@ def _said(remark: Mapping[str, str]) -> str:
 
 
 def _called(row: Mapping[str, Any]) -> str:
-    """A line of the table of how each subject was called."""
+    """With which versions a subject was called, and how."""
     facts = dict(each.partition(" (")[0].partition(": ")[::2] for each in row["called"])
-    versions = ", ".join(f"{name} {each}" for name, each in row["versions"].items() if name != "ml_dtypes")
-    return f"| {row['subject']} | {versions}; {row['date']} | {' | '.join(facts.get(name, '–') for name in CALLED)} |"
+    versions = [f"{name} {each}" for name, each in row["versions"].items() if name != "ml_dtypes"]
+    return "; ".join([*versions, *(f"{name}: {facts[name]}" for name in CALLED if name in facts)])
 
 
 def _group(name: str, verdict: str, says: str, group: Sequence[Mapping[str, str]]) -> str:
@@ -230,4 +231,7 @@ def main(folder: Path, docs: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    if sys.argv[1].endswith(".json"):
+        print(details(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), sys.argv[2:]))
+    else:
+        main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -14,7 +14,7 @@ from attention_conformance.run.finding import VERDICTS
 from attention_conformance.subjects.presets import PRESETS, Preset
 from attention_conformance.subjects.probe import settled
 from attention_conformance.survey.check import RED
-from attention_conformance.survey.page import joined, page
+from attention_conformance.survey.page import details, joined, page
 from attention_conformance.survey.remarks import remark_of
 from attention_conformance.survey.reproducer import reproducer
 from attention_conformance.survey.rows import PROPERTIES, ROWS, property_of
@@ -37,6 +37,14 @@ def test_every_case_has_a_column_and_every_row_a_preset():
 
 def test_the_page_is_that_of_the_json(document):
     assert (DOCS / "survey.md").read_text(encoding="utf-8") == page(document)
+
+
+def test_what_stands_behind_a_row_is_printed(document):
+    whole = details(document)
+    assert [line[2:] for line in whole.splitlines() if line.startswith("# ")] == [row.name for row in ROWS]
+    one = details(document, [ROWS[0].name])
+    assert whole.startswith(one)
+    assert "- *called*: torch " in one
 
 
 def test_a_row_that_was_not_checked_again_stays_as_it_was(document, tmp_path):
