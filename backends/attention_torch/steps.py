@@ -59,7 +59,7 @@ def _as_step(name: str, function: Any) -> Callable[..., Any]:
 
 def _taken_apart(part: Any, leaves: list[Any], others: list[Any]) -> Any:
     """The structure of an argument, with an index for each leaf; what is no pytree of leaves goes to the others."""
-    if part is None or isinstance(part, bool | str):
+    if part is None or isinstance(part, bool | str | types.ModuleType):
         return part
     if isinstance(part, torch.Tensor | int | float):
         leaves.append(part)
@@ -115,6 +115,11 @@ for _each in (_must_be_read, _kept):
 
 
 def _run(text: str, *leaves: Any) -> Any:
-    """The results of a function."""
+    """The results of a function; what is wrong with its arguments ends the graph before it, so that it says so."""
     arguments, options = _put_together(_structures[text], leaves)
-    return STEPS[text.partition(" ")[0]](*arguments, **options)
+    try:
+        return STEPS[text.partition(" ")[0]](*arguments, **options)
+    except (TypeError, ValueError) as error:
+        if torch._guards.TracingContext.try_get() is None:
+            raise
+        raise NotImplementedError(str(error)) from error

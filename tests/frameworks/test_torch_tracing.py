@@ -55,6 +55,43 @@ def test_torch_compile_makes_one_graph(torch, name):
 
 
 @pytest.mark.needs("torch")
+def test_torch_compile_takes_a_call_as_one_step(torch):
+    """Of arguments of all kinds; settings of the block of code are those of the program."""
+    layer = importlib.import_module("attention_torch").MultiHeadAttention(8, 2, seed=0).eval()
+    masks = [ac.Causal() & ac.KeyLengths(torch.tensor([3, 2])), torch.arange(4) < 3]
+    steps = []
+
+    def record(graph, _):
+        steps.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+        return graph
+
+    def attend(x, heads):
+        first = ac.scaled_dot_product_attention(heads, heads, heads, mask=masks[0], scale=0.5, return_logsumexp=True)
+        return layer(x, mask=masks[1]), first.output, first.logsumexp
+
+    x, heads = torch.linspace(-1, 1, 64).reshape(2, 4, 8), torch.linspace(-2, 1, 64).reshape(2, 2, 4, 4)
+    program = torch.compile(attend, fullgraph=True, backend=record)
+    for found, expected in zip(program(x, heads), attend(x, heads), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert [step.__name__ for step in steps].count("_run") == 2
+    assert len(steps) < 10
+    heads[1, :, 3, 0] = torch.nan  # masked
+    assert torch.isfinite(program(x, heads)[1][:, :, :3]).all()
+    with ac.config_context(assume_finite=True):
+        program(x, heads)
+    assert [step.__name__ for step in steps].count("_run") == 4
+
+
+@pytest.mark.needs("torch")
+def test_torch_compile_leaves_wrong_arguments_to_an_eager_call(torch):
+    x = torch.ones(2, 3, 4)
+    program = torch.compile(lambda x, y: ac.scaled_dot_product_attention(x, y, y), backend="eager")
+    with pytest.raises(ValueError, match=r"to match query .* got"):
+        program(x, x[..., 1:])
+    torch.testing.assert_close(program(x, x), x)
+
+
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("name", ["everything", "mask"])
 def test_torch_compile_down_to_machine_code(torch, name):
     function, arrays = case(name, "torch")
