@@ -24,6 +24,12 @@ from attention_torch.backend import backend
 __all__ = ["Layer", "Tree"]
 
 
+def _has_no_hooks(module: torch.nn.Module) -> bool:
+    """Whether nobody would notice if the parts of a module were not called."""
+    hooks = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
+    return all(not any(getattr(part, name) for name in hooks) and _has_no_hooks(part) for part in module.children())
+
+
 class Tree(torch.nn.Module):  # type: ignore[misc]
     """A named tuple of tensors, with a module for every branch, so that names have dots."""
 
@@ -231,7 +237,8 @@ class Layer(Adapted, Tree):
         for name, leaf in options.items():
             if isinstance(leaf, ARRAYS):
                 raise TypeError(f"expected {name} as a tensor of PyTorch; got {type(leaf).__name__}")
-        if "hook" in options and options["hook"] is None:
+        has_hook = "hook" in options and options["hook"] is None
+        if has_hook and not (torch.compiler.is_compiling() and _has_no_hooks(self)):  # a step without one is not read
             options["hook"] = self._compute_part
         device = tensors[0].device if tensors else torch.device("cpu")
         if "seed" in options:
