@@ -20,12 +20,13 @@ from attention_benchmark.problem import MASKS, OPERATIONS, PRESETS, WINDOW
 from attention_cli import app as command_line
 from attention_cli import main as program
 from attention_cli.app import app
-from attention_conformance import CASES, junit, report
+from attention_conformance import CASES
 from attention_conformance.cases.contract import LINES
 from attention_conformance.problem import DTYPES
+from attention_conformance.result import Result
 from attention_conformance.run.implementations import is_quick
 from attention_conformance.run.processes import Order, execute
-from attention_conformance.run.result import Result
+from attention_conformance.written import junit, report
 from attention_core.backend import get_backend
 from attention_core.layouts import LAYOUTS
 from attention_numpy.trees import devices_of_kind
@@ -449,7 +450,7 @@ def test_what_is_refused_is_counted_apart(tmp_path):
     written = json.loads((tmp_path / "results.json").read_text())
     assert written["summary"] == {"passed": 1, "failed": 0, "refused": 1, "skipped": 1}
     assert [row["refused"] for row in written["results"]] == [True, False, False]
-    junit.write_junit(tmp_path / "results.xml", [refused])
+    junit.write_results(tmp_path / "results.xml", [refused])
     ((case,),) = JUnitXml.fromfile(str(tmp_path / "results.xml"))
     assert case.result[0].message == "refused: kernel has no masks; none at all"
 

@@ -19,9 +19,9 @@ from attention_conformance.run.language_model import (
     load_language_model,
     outcome,
 )
-from attention_conformance.run.libraries import devices_of
 from attention_conformance.run.model import load_any, plan_model, run_model
 from attention_conformance.run.processes import Order
+from attention_conformance.subjects.libraries import devices_of
 from attention_conformance.vectors import published_model
 from attention_core.backend import get_backend
 from attention_files.checkpoints import save_causal_lm

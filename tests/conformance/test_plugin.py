@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-import attention_conformance.run.tests  # noqa: F401 (once for all runs of pytest in this process)
+import attention_conformance.pytest_cases  # noqa: F401 (once for all runs of pytest in this process)
 from attention_cli.app import check
 from attention_conformance.subjects.options import OPTIONS
 
@@ -67,7 +67,7 @@ def test_each_case_is_a_test_that_tells_what_is_wrong(run):
         consecutive=False,
     )
     found.stdout.no_fnmatch_line("*plugin.py*")
-    found.stdout.no_fnmatch_line("*run/tests.py*")
+    found.stdout.no_fnmatch_line("*pytest_cases.py*")
 
 
 def test_what_a_file_expects_is_xfailed_and_what_it_expects_in_vain_fails(run, pytester):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.table import Table
 
 from attention_cli.terminal import Many, check_known, console, refusal
-from attention_conformance.run.libraries import dtypes_of, quiet_start
+from attention_conformance.subjects.libraries import dtypes_of, quiet_start
 from attention_core.backend import Backend, announced_backends, available_backends, get_backend
 
 __all__ = ["backends", "chosen_backends", "load"]

@@ -11,9 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from attention_cli.terminal import Many, check_file, check_known, console, refusal, refusing_files
-from attention_conformance import subject_report as report
 from attention_conformance.cases.large import LARGE
-from attention_conformance.report import environment
 from attention_conformance.run.again import command_of, script_of
 from attention_conformance.run.causes import agreed
 from attention_conformance.run.changes import Change, changes
@@ -44,9 +42,11 @@ from attention_conformance.run.subjects import (
 )
 from attention_conformance.subjects.options import OPTIONS, named_keywords
 from attention_conformance.subjects.presets import PRESETS
+from attention_conformance.written import summary as report
 from attention_conformance.written.html import write_html
-from attention_conformance.written.junit import write_junit
+from attention_conformance.written.junit import write_findings
 from attention_conformance.written.markdown import write_markdown
+from attention_conformance.written.report import environment
 from attention_files.writing import write_file
 
 __all__ = ["check"]
@@ -282,7 +282,7 @@ class _Run:
         found, about = self.findings, self._about
         writers: dict[str, Callable[[Path], None]] = {
             "json": lambda path: report.write_findings(path, found, about),
-            "junit": lambda path: write_junit(path, found, about),
+            "junit": lambda path: write_findings(path, found, about),
             "markdown": lambda path: write_markdown(path, found, about, changed),
             "html": lambda path: write_html(path, found, about, changed),
             "expected": self._write_expected,

@@ -22,19 +22,19 @@ from rich.table import Table
 
 from attention_cli.backends import chosen_backends, load
 from attention_cli.terminal import Many, check_file, check_known, console, refusal, refusing_files
-from attention_conformance import report
 from attention_conformance.cases import CASES
 from attention_conformance.cases.case import Case
 from attention_conformance.cases.identical import Identical
 from attention_conformance.problem import DTYPES
+from attention_conformance.result import Result
 from attention_conformance.run import identical as bits
 from attention_conformance.run.bert import ModelError
 from attention_conformance.run.implementations import IMPLEMENTATIONS
-from attention_conformance.run.libraries import devices_of
 from attention_conformance.run.model import load_any
 from attention_conformance.run.processes import Ended, Order, Plan, Started, Worker, execute, work
-from attention_conformance.run.result import Result
+from attention_conformance.subjects.libraries import devices_of
 from attention_conformance.vectors import published, published_model
+from attention_conformance.written import report
 from attention_numpy.trees import devices_of_kind
 
 __all__ = [
@@ -403,6 +403,6 @@ def _junit_writer(path: Path | None) -> Callable[[Path, Sequence[Result]], None]
     if path is None:
         return lambda path, results: None
     try:
-        return importlib.import_module("attention_conformance.junit").write_junit  # type: ignore[no-any-return]
+        return importlib.import_module("attention_conformance.written.junit").write_results  # type: ignore[no-any-return]
     except ModuleNotFoundError as error:
         raise refusal(f"expected {error.name} for --junit; got none: pip install {error.name}") from error

@@ -22,9 +22,9 @@ from attention_cli.conformance import (
     tell_left_out,
 )
 from attention_cli.terminal import Many, check_file, console, refusal, refusing_files
-from attention_conformance import report
 from attention_conformance.run import digest as work
 from attention_conformance.run import identical as bits
+from attention_conformance.written import report
 
 __all__ = ["digest"]
 

@@ -13,10 +13,10 @@ from attention_benchmark.problem import NumpyArray, Problem, laid_out
 from attention_cli.terminal import Many, check_known, refusal
 from attention_conformance.problem import Problem as Case
 from attention_conformance.problem import array, rounded
-from attention_conformance.run.libraries import quiet_start
-from attention_conformance.run.result import one_line
+from attention_conformance.result import one_line
 from attention_conformance.subjects.call import keywords, outputs
 from attention_conformance.subjects.fit import fit
+from attention_conformance.subjects.libraries import quiet_start
 from attention_conformance.subjects.options import OPTIONS
 from attention_conformance.subjects.probe import settled
 from attention_conformance.subjects.signature import read_signature

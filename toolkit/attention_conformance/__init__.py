@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from attention_conformance.cases import CASES
     from attention_conformance.cases.case import Case
+    from attention_conformance.pytest_cases import attention_cases
+    from attention_conformance.result import Result
     from attention_conformance.run.again import problem_of
     from attention_conformance.run.digest import digest
     from attention_conformance.run.finding import Finding
     from attention_conformance.run.identical import Verdict
-    from attention_conformance.run.result import Result
     from attention_conformance.run.runner import check
     from attention_conformance.run.subjects import check_subject
-    from attention_conformance.run.tests import attention_cases
     from attention_conformance.subjects.subject import Subject
     from attention_conformance.subjects.target import load_target
 
@@ -44,10 +44,10 @@ _HOMES = {
     "CASES": "cases",
     "Case": "cases.case",
     "Finding": "run.finding",
-    "Result": "run.result",
+    "Result": "result",
     "Subject": "subjects.subject",
     "Verdict": "run.identical",
-    "attention_cases": "run.tests",
+    "attention_cases": "pytest_cases",
     "check": "run.runner",
     "check_subject": "run.subjects",
     "digest": "run.digest",

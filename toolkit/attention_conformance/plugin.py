@@ -74,7 +74,7 @@ class TargetCollector(pytest.Collector):
 
     def collect(self) -> Iterable[CaseItem]:
         """Load the target, ask small calls about it, and list the cases that it can be asked."""
-        made = importlib.import_module("attention_conformance.run.tests").target_tests
+        made = importlib.import_module("attention_conformance.pytest_cases").target_tests
         options = {name: self.config.getoption(f"--attention-{name}") for name in OPTIONS}
         try:
             return [CaseItem.from_parent(self, name=each.name, test=each) for each in made(self.name, options)]

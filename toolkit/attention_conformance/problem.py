@@ -79,7 +79,7 @@ class Problem:
     calls : tuple of int
         How many samples of the batch each call has, one after the other; all in one call where there are none.
     memory : mapping of str to str
-        How arrays lie in memory, by the names of `attention_conformance.subjects.memory`; contiguous by default. The
+        How arrays lie in memory, by the names of `attention_conformance.strides`; contiguous by default. The
         name of another array says that they are one.
     """
 

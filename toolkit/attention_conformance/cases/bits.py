@@ -16,7 +16,7 @@ from attention_conformance.cases.case import Case, Draw, hard
 from attention_conformance.cases.contract import MASK
 from attention_conformance.cases.kernels import attention
 from attention_conformance.problem import NumpyArray, Problem, Rule
-from attention_conformance.subjects.memory import MEMORY
+from attention_conformance.strides import MEMORY
 
 __all__ = ["BITS", "BITWISE", "SAME_CALL", "VARIATIONS", "Variation"]
 

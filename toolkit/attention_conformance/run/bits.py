@@ -18,18 +18,18 @@ from attention_conformance.oracle.dense import Dense, answer, dense_of
 from attention_conformance.oracle.emulated import head_of
 from attention_conformance.oracle.ulps import Difference, difference
 from attention_conformance.problem import NumpyArray, Problem
+from attention_conformance.result import one_line
 from attention_conformance.run.bit_causes import NO_CAUSE, Seen, cause_of
 from attention_conformance.run.catalogue import SUBJECT_CASES
 from attention_conformance.run.finding import CONVENTION, WRONG, Finding
 from attention_conformance.run.judge import Bounds, Question, attempted, drawn, judged, result_of
-from attention_conformance.run.libraries import in_precision
 from attention_conformance.run.properties import merged
-from attention_conformance.run.result import one_line
 from attention_conformance.run.truth import truth_of
-from attention_conformance.run.watch import Touched
 from attention_conformance.subjects.call import outputs, place, to_numpy, torch_pass
 from attention_conformance.subjects.fit import fit, meant
+from attention_conformance.subjects.libraries import in_precision
 from attention_conformance.subjects.subject import NotOffered, Subject
+from attention_conformance.subjects.watch import Touched
 from attention_core.backend import Backend
 
 __all__ = ["AS_WHOLE", "FACTS", "OTHER_BITS", "conventions", "same_bits"]

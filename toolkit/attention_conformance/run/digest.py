@@ -15,9 +15,9 @@ import numpy as np
 from attention_conformance.cases.identical import Identical
 from attention_conformance.cases.source import Trees
 from attention_conformance.problem import NumpyArray
+from attention_conformance.result import Result
 from attention_conformance.run.identical import Verdict, arrays_of, verdicts, work_on
 from attention_conformance.run.processes import Message, Order, Plan, execute
-from attention_conformance.run.result import Result
 from attention_core import scaled_dot_product_attention
 from attention_core.backend import available_backends
 from attention_core.layers import DotProductAttention, SaganAttention

@@ -11,8 +11,8 @@ from attention_conformance.cases.case import Case
 from attention_conformance.cases.kernels import asking
 from attention_conformance.oracle.variants import Variant
 from attention_conformance.problem import NumpyArray, Problem
+from attention_conformance.strides import MEMORY, stored
 from attention_conformance.subjects.call import axes_of
-from attention_conformance.subjects.memory import MEMORY, stored
 from attention_conformance.subjects.subject import Subject
 
 __all__ = ["FORMER", "MEMORY_OF", "mistaken"]

@@ -28,10 +28,10 @@ from rich.text import Text
 from attention_conformance.cases.identical import IDENTICAL, Identical
 from attention_conformance.cases.source import Trees
 from attention_conformance.problem import NumpyArray
-from attention_conformance.run.libraries import devices_of, holds, quiet_start, threads_of
+from attention_conformance.result import Result, one_line
 from attention_conformance.run.model import model_cases
 from attention_conformance.run.processes import Ended, Message, Order, Plan, Started
-from attention_conformance.run.result import Result, one_line
+from attention_conformance.subjects.libraries import devices_of, holds, quiet_start, threads_of
 from attention_core.backend import Backend, get_backend
 from attention_files.writing import write_file
 from attention_numpy.trees import map_arrays

@@ -20,20 +20,20 @@ from attention_conformance.oracle.attention import Exact
 from attention_conformance.oracle.ulps import FORMATS, difference, worst_error
 from attention_conformance.oracle.variants import CONVENTIONS, NARROW, SINGLE, TF32, Variant
 from attention_conformance.problem import NumpyArray, Problem
+from attention_conformance.result import one_line
 from attention_conformance.run.causes import Variants, power
 from attention_conformance.run.finding import CONVENTION, Finding
 from attention_conformance.run.kinds import kinds_of
-from attention_conformance.run.libraries import holds, in_precision
 from attention_conformance.run.profiles import bound_for, of_narrow_weights
 from attention_conformance.run.properties import PROPERTY_MEASURES, refuse_gradients
-from attention_conformance.run.result import one_line
 from attention_conformance.run.truth import Truth, truth_of
 from attention_conformance.run.untrusted import Borrowed, Returned, nothing_borrowed
-from attention_conformance.run.watch import TOUCHED, Touched, poisoned, resident, shared, watched
 from attention_conformance.run.where import located
 from attention_conformance.subjects.call import gradients, outputs, place, to_numpy
 from attention_conformance.subjects.fit import fit, meant
+from attention_conformance.subjects.libraries import holds, in_precision
 from attention_conformance.subjects.subject import NotOffered, Subject
+from attention_conformance.subjects.watch import TOUCHED, Touched, poisoned, resident, shared, watched
 from attention_core.backend import Backend, get_backend
 
 __all__ = [

@@ -17,7 +17,7 @@ from attention_conformance.cases.source import Trees
 from attention_conformance.oracle.ulps import spacing
 from attention_conformance.problem import NumpyArray
 from attention_conformance.run.bert import FIXED, ModelError
-from attention_conformance.run.libraries import in_precision
+from attention_conformance.subjects.libraries import in_precision
 from attention_core.backend import Backend, array_namespace, get_backend, on_device_of
 from attention_core.functions import prepare_weights, sample_tokens
 from attention_core.layers import Decoder, generate

@@ -18,8 +18,8 @@ from attention_conformance.oracle.attention import Exact, Truth, attention
 from attention_conformance.oracle.gradients import gradients
 from attention_conformance.oracle.ulps import worst_error
 from attention_conformance.problem import NumpyArray, Problem
+from attention_conformance.result import one_line
 from attention_conformance.run.implementations import bound_of
-from attention_conformance.run.result import one_line
 from attention_core import scaled_dot_product_attention
 from attention_core.backend import Backend, get_backend
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from attention_conformance.cases.large import SIDE
 from attention_conformance.run.judge import Question, judged
-from attention_conformance.run.watch import resident
+from attention_conformance.subjects.watch import resident
 
 __all__ = ["available_memory", "too_large"]
 

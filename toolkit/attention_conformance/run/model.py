@@ -21,6 +21,7 @@ from attention_conformance.cases.identical import Identical
 from attention_conformance.cases.source import Trees
 from attention_conformance.oracle.ulps import spacing
 from attention_conformance.problem import NumpyArray
+from attention_conformance.result import Result, one_line
 from attention_conformance.run.bert import Bert, Config, ModelError, load_bert
 from attention_conformance.run.language_model import (
     LanguageModel,
@@ -29,8 +30,7 @@ from attention_conformance.run.language_model import (
     load_language_model,
     outcome,
 )
-from attention_conformance.run.libraries import devices_of, holds, in_precision
-from attention_conformance.run.result import Result, one_line
+from attention_conformance.subjects.libraries import devices_of, holds, in_precision
 from attention_core import scaled_dot_product_attention
 from attention_core.backend import Backend, array_namespace, get_backend
 from attention_core.functions import embed_tokens, encoder_layer

@@ -16,8 +16,8 @@ from attention_conformance.run.catalogue import SUBJECT_CASES
 from attention_conformance.run.former import FORMER
 from attention_conformance.run.kinds import NAMES
 from attention_conformance.run.surprises import SURPRISES
-from attention_conformance.run.watch import TOUCHED
 from attention_conformance.subjects.probe import PROBES
+from attention_conformance.subjects.watch import TOUCHED
 
 __all__ = ["case_names", "no_case", "not_accepted"]
 

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from attention_conformance.cases import CASES
+from attention_conformance.result import Result
 from attention_conformance.run.implementations import IMPLEMENTATIONS, is_quick
-from attention_conformance.run.libraries import THREADS, devices_of, quiet_start
 from attention_conformance.run.measures import Trial
 from attention_conformance.run.model import ModelTrial, load_any, plan_model, run_model
-from attention_conformance.run.result import Result
 from attention_conformance.run.runner import plan, run
+from attention_conformance.subjects.libraries import THREADS, devices_of, quiet_start
 from attention_core.backend import get_backend
 
 __all__ = ["Ended", "Message", "Order", "Plan", "Started", "blocked_interrupts", "execute", "work"]

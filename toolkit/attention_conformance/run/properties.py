@@ -15,10 +15,10 @@ from attention_conformance.cases.batch import in_calls, other_bits
 from attention_conformance.cases.properties import LENGTHS
 from attention_conformance.oracle.dense import answer, dense_of
 from attention_conformance.problem import NumpyArray, Problem, rounded
-from attention_conformance.run.watch import Touched
 from attention_conformance.subjects.call import place, to_numpy, torch_pass
 from attention_conformance.subjects.fit import fit
 from attention_conformance.subjects.subject import NotOffered, Subject
+from attention_conformance.subjects.watch import Touched
 
 if TYPE_CHECKING:
     from attention_conformance.run.judge import Question

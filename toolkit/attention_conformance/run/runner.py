@@ -13,11 +13,11 @@ from attention_conformance.call import AttentionFunction, unsupported
 from attention_conformance.cases import CASES
 from attention_conformance.cases.case import Case
 from attention_conformance.problem import Problem
+from attention_conformance.result import Result, one_line
 from attention_conformance.run.exemptions import exemption
 from attention_conformance.run.implementations import asked, in_small_blocks, left_out, refusal
-from attention_conformance.run.libraries import devices_of, holds, in_precision
 from attention_conformance.run.measures import MEASURES, Outcome, Trial
-from attention_conformance.run.result import Result, one_line
+from attention_conformance.subjects.libraries import devices_of, holds, in_precision
 from attention_core import config_context, scaled_dot_product_attention
 from attention_core.backend import Backend, get_backend, is_on_host
 

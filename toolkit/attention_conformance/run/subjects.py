@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from attention_conformance.cases.bits import BITS
 from attention_conformance.cases.large import LARGE
+from attention_conformance.result import one_line
 from attention_conformance.run.bits import conventions, same_bits
 from attention_conformance.run.catalogue import SUBJECT_CASES
 from attention_conformance.run.causes import agreed
@@ -25,14 +26,13 @@ from attention_conformance.run.fuzz import Script, fuzzed
 from attention_conformance.run.job import Asked, Described, Job, Refused, Started
 from attention_conformance.run.judge import Question, graded, judged, returned
 from attention_conformance.run.kinds import never_computed
-from attention_conformance.run.libraries import devices_of, holds, quiet_start
 from attention_conformance.run.memory import available_memory, too_large
 from attention_conformance.run.processes import blocked_interrupts
 from attention_conformance.run.questions import pair_questions, questions, usual_dtypes
-from attention_conformance.run.result import one_line
 from attention_conformance.run.stack import Stack, frame, writes_stack
 from attention_conformance.run.surprises import surprises
 from attention_conformance.run.untrusted import Returned
+from attention_conformance.subjects.libraries import devices_of, holds, quiet_start
 from attention_conformance.subjects.probe import AFTER_A_CRASH, Witness, probed, settled
 from attention_conformance.subjects.signature import read_signature
 from attention_conformance.subjects.subject import Subject

@@ -11,7 +11,7 @@ from functools import wraps
 from typing import Any
 
 from attention_conformance.problem import NumpyArray
-from attention_conformance.run.watch import Touched
+from attention_conformance.subjects.watch import Touched
 
 __all__ = ["Borrowed", "Returned", "nothing_borrowed"]
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from attention_conformance.call import output_function
 from attention_conformance.problem import NumpyArray, Problem
-from attention_conformance.run.watch import Touched
-from attention_conformance.subjects.memory import stored
+from attention_conformance.strides import stored
 from attention_conformance.subjects.subject import Subject
+from attention_conformance.subjects.watch import Touched
 from attention_core.backend import Backend, get_backend
 
 __all__ = ["axes_of", "gradients", "outputs", "place", "to_numpy", "torch_pass"]

@@ -17,13 +17,13 @@ from attention_conformance.run.again import script_of
 from attention_conformance.run.bits import OTHER_BITS
 from attention_conformance.run.catalogue import SUBJECT_CASES
 from attention_conformance.run.finding import CONVENTION, VERDICTS, WRONG, Finding, finding_from, most_telling, to_row
-from attention_conformance.subject_report import assumptions
 from attention_conformance.subjects.signature import read_signature
 from attention_conformance.subjects.subject import Subject
 from attention_conformance.subjects.target import load_target
 from attention_conformance.survey.remarks import read_remarks, remark_of
 from attention_conformance.survey.reproducer import is_plain, reproducer
 from attention_conformance.survey.rows import PROPERTIES, Row, property_of
+from attention_conformance.written.summary import assumptions
 
 __all__ = ["RED", "checked", "row_of"]
 

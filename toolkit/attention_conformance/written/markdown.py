@@ -11,8 +11,8 @@ from attention_conformance.named.related import seen_before
 from attention_conformance.run.again import command_of
 from attention_conformance.run.changes import Change
 from attention_conformance.run.finding import QUIET, Finding, counted, grouped, most_telling
-from attention_conformance.subject_report import MEANINGS, summary
 from attention_conformance.written.story import MOST_THREADS, line_told, relation, threads_told
+from attention_conformance.written.summary import MEANINGS, summary
 from attention_files.writing import write_file
 
 __all__ = ["markdown", "write_markdown"]

@@ -20,8 +20,8 @@ from rich.text import Text
 
 from attention_conformance.cases import CASES
 from attention_conformance.cases.contract import LINES
+from attention_conformance.result import Result
 from attention_conformance.run.model import PAIRS
-from attention_conformance.run.result import Result
 from attention_files.writing import write_file
 
 __all__ = [
