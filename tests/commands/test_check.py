@@ -279,7 +279,8 @@ def test_large_cases_count_heads_beyond_16_bits_and_ask_for_memory_first(tmp_pat
     wrong = "    if query.shape[0] * query.shape[1] > 65535:\n        return np.zeros_like(query)\n"
     (tmp_path / "honest.py").write_text(honest)
     (tmp_path / "wrong.py").write_text(honest.replace("    rows = query", wrong + "    rows = query"))
-    monkeypatch.setattr("attention_conformance.run.subjects.LARGE", LARGE[:1])
+    for room in ("questions", "subjects"):
+        monkeypatch.setattr(f"attention_conformance.run.{room}.LARGE", LARGE[:1])
     words = ("--large", "--dtype", "float32")
     found = [in_this_process(f"{tmp_path / name}:attention", *words) for name in ("honest.py", "wrong.py")]
     assert found[0].stdout.splitlines()[-1] == "0 silently wrong, 1 right"
