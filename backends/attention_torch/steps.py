@@ -1,7 +1,8 @@
 """Public functions as steps of a compiled program: `torch.compile` calls them, and does not read their bytecode.
 
 To read that of one attention takes a third of a second, and ends in the same program. Tensors and numbers of a call are
-arguments of its step; the structure around them is kept by a name. A call that holds a function is read as before.
+arguments of its step; the structure around them is kept by a name. Read as before are calls that hold a function, and
+those on an accelerator, where FlexAttention has to be a part of the program.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 import attention_core
 from attention_core import functions
 from attention_core.backend import CONTEXTS, assumes_finite
+from attention_torch import guards
 
 __all__ = ["become_steps"]
 
@@ -50,7 +52,8 @@ def _as_step(name: str, function: Any) -> Callable[..., Any]:
         leaves: list[Any] = []
         others: list[Any] = []
         structure = _taken_apart((arguments, options), leaves, others)
-        if others or CONTEXTS.recorders or _must_be_read():
+        are_on_host = all(guards.is_on_host(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
+        if others or not are_on_host or CONTEXTS.recorders or _must_be_read():
             return read(*arguments, **options)
         return _run(_kept(name, structure), *leaves)
 
@@ -68,7 +71,7 @@ def _taken_apart(part: Any, leaves: list[Any], others: list[Any]) -> Any:
         return dict, tuple(part), *[_taken_apart(each, leaves, others) for each in part.values()]
     if isinstance(part, tuple | list):
         return type(part), *[_taken_apart(each, leaves, others) for each in part]
-    if is_dataclass(part):
+    if not hasattr(part, "dtype") and is_dataclass(part):  # no array of NumPy
         values = [getattr(part, field.name) for field in fields(part)]
         return type(part), *[_taken_apart(each, leaves, others) for each in values]
     others.append(part)

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import attention_core as ac
@@ -299,11 +300,12 @@ def test_a_compiled_program_calls_one_operator():
         return graph.forward
 
     torch._dynamo.reset()
-    attend = torch.compile(lambda *x: attention(*x, mask=mask), backend=backend, fullgraph=True, dynamic=False)
+    options = {"fullgraph": True, "dynamic": False}
+    attend = torch.compile(lambda *x: attention(*x, mask=mask), backend=aot_autograd(fw_compiler=backend), **options)
     torch.testing.assert_close(attend(*arrays), formula(arrays, mask))
     assert {operators.attend} & set(graphs[0])
     variables = [x.clone().requires_grad_() for x in arrays]
-    recorded = torch.compile(lambda *x: attention(*x, mask=mask), backend="aot_eager", fullgraph=True, dynamic=False)
+    recorded = torch.compile(lambda *x: attention(*x, mask=mask), backend="aot_eager", **options)
     gradients = torch.autograd.grad(recorded(*variables).sum(), variables)
     wanted = torch.autograd.grad(formula(variables, mask).sum(), variables)
     torch.testing.assert_close(gradients, wanted)
