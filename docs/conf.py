@@ -30,7 +30,7 @@ autodoc_mock_imports = ["flax", "jax", "torch"]  # of which the pages need only 
 _MockObject.__signature__ = None  # of functions that an adapter asks for theirs
 
 # The examples in docstrings name what stands next to them.
-core = ("cache", "functions", "initializers", "masks", "parameters", "pieces", "scores", "weights")
+core = ("backend", "cache", "functions", "initializers", "masks", "parameters", "pieces", "scores", "weights")
 modules = ("attention_core", *(f"attention_core.{name}" for name in core), "attention_conformance")
 doctest_global_setup = "\n".join(f"from {module} import *" for module in modules)
 
