@@ -18,6 +18,7 @@ import torch
 import attention_core
 from attention_core import functions
 from attention_core.backend import CONTEXTS, assumes_finite
+from attention_numpy.trees import ARRAYS
 from attention_torch import guards
 
 __all__ = ["become_steps"]
@@ -71,7 +72,7 @@ def _taken_apart(part: Any, leaves: list[Any], others: list[Any]) -> Any:
         return dict, tuple(part), *[_taken_apart(each, leaves, others) for each in part.values()]
     if isinstance(part, tuple | list):
         return type(part), *[_taken_apart(each, leaves, others) for each in part]
-    if not hasattr(part, "dtype") and is_dataclass(part):  # no array of NumPy
+    if not isinstance(part, ARRAYS) and is_dataclass(part):
         values = [getattr(part, field.name) for field in fields(part)]
         return type(part), *[_taken_apart(each, leaves, others) for each in values]
     others.append(part)
