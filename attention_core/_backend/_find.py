@@ -238,7 +238,8 @@ def is_compiling(array: Array, /) -> bool:
 def is_exporting(array: Array, /) -> bool:
     """Whether the library of an array records a program for other machines, and perhaps for other lengths."""
     compiler: Any = sys.modules.get(f"{_library_of(type(array))}.compiler")
-    return hasattr(compiler, "is_exporting") and bool(compiler.is_exporting())
+    # torch.compiler.is_exporting itself says so of every program that PyTorch 2.11 compiles.
+    return bool(getattr(compiler, "_is_exporting_flag", False))
 
 
 def _library_of(kind: type) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from attention_core.backend import Call, Kernel, Verdict, default_scale, is_concrete
+from attention_core.backend import Call, Kernel, Verdict, default_scale, is_concrete, is_exporting
 from attention_core.masks import (
     And,
     Causal,
@@ -200,7 +200,7 @@ def _bound(cache: OrderedDict[Any, Any]) -> OrderedDict[Any, Any]:
 def _can_be_given(array: torch.Tensor) -> bool:
     """Whether an array has values, now or when a compiled program or a CUDA graph runs."""
     if torch.compiler.is_compiling():
-        return not torch.compiler.is_exporting() and not torch._C._functorch.is_batchedtensor(array)
+        return not is_exporting(array) and not torch._C._functorch.is_batchedtensor(array)
     is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(array)
     return (is_concrete(array) or _is_captured(array)) and not is_wrapped
 
@@ -220,8 +220,8 @@ def _refusal_of_scores(call: Call) -> str | None:
     arrays = [call.softcap, *getattr(call.score_mod, "arrays", ())]
     if any(isinstance(array, torch.Tensor) and array.requires_grad for array in arrays):
         return "is not known to differentiate by arrays of functions of scores"
-    if torch.compiler.is_compiling() and makes_tables(call.score_mod):
-        return "is given the tables that this score_mod makes outside of a compiled program only"
+    if torch.compiler.is_compiling() and (call.bias is not None or makes_tables(call.score_mod)):
+        return "is given a bias, or tables of a score_mod, outside of a compiled program only"
     if call.score_mod is not None and not _takes_positions(modified(call), 5, call):
         return "calls a score_mod with single positions, which this one does not take"
     return None
@@ -266,12 +266,12 @@ def block_mask(call: Call) -> BlockMask | None:
     is_known = len(arrays) == 0 and all(isinstance(start, int) for start in call.starts)
     if torch.compiler.is_compiling() or _is_captured(call.query):  # a tensor of the program, or memory of the graph
         is_known = False
+    if not is_known:
+        return _blocks(call, mask_function(call), with_queries=records(call))
     key = treedef, call.query.shape[:-1], call.key.shape[-2], call.query.device, call.starts
-    kept = _KEPT.get(key) if is_known else None
+    kept = _KEPT.get(key)
     if kept is None:
-        kept = _blocks(call, with_queries=is_known or records(call))
-        if is_known:
-            _bound(_KEPT)[key] = kept
+        _bound(_KEPT)[key] = kept = _blocks(call, None)
     blocks = copy.copy(kept)
     blocks.mask_mod = mask_function(call)
     return blocks
@@ -290,7 +290,7 @@ def _mask_key(call: Call) -> tuple[Any, tuple[torch.Tensor, ...]]:
     return treedef, tuple(arrays)
 
 
-def _blocks(call: Call, *, with_queries: bool = True) -> BlockMask:
+def _blocks(call: Call, function: Callable[..., torch.Tensor] | None, *, with_queries: bool = True) -> BlockMask:
     """The blocks that a rule leaves empty, full or mixed, from the positions at their ends.
 
     The blocks of queries by those of keys serve the backward pass.
@@ -313,7 +313,7 @@ def _blocks(call: Call, *, with_queries: bool = True) -> BlockMask:
     full, mixed = (_four_axes(flags, dims) for flags in (full, some & ~full))
     counted = [x for flags in (mixed, full) for x in _indices(flags)]
     return _library().BlockMask.from_kv_blocks(
-        *counted, BLOCK_SIZE=BLOCK, seq_lengths=(rows, columns), compute_q_blocks=with_queries
+        *counted, BLOCK, function, (rows, columns), with_queries
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -99,7 +100,7 @@ def _numbers(value: Any, call: Call) -> torch.Tensor:
     if isinstance(value, int):
         value = max(-FARTHEST, min(value, FARTHEST))
         return torch.full((), value, dtype=torch.int32, device=call.query.device)
-    return _batched(value.to(torch.int64).clamp(-FARTHEST, FARTHEST).to(torch.int32), 0, call)
+    return _batched(value, 0, call).to(torch.int64).clamp(-FARTHEST, FARTHEST).to(torch.int32)
 
 
 def _of_sample(numbers: torch.Tensor, batch: Any) -> torch.Tensor:
@@ -135,7 +136,8 @@ def modified(call: Call) -> Callable[..., torch.Tensor]:
 def makes_tables(score_mod: Any) -> bool:
     """Whether a function of scores is one of the core, which makes tables that a compiled kernel has to be given."""
     # Functions of users may change, though they stay equal: those are never kept.
-    return type(getattr(score_mod, "function", score_mod)).__module__ == ScoreMod.__module__
+    function = getattr(score_mod, "function", score_mod)
+    return not isinstance(function, FunctionType) and type(function).__module__ == ScoreMod.__module__
 
 
 @functools.lru_cache(maxsize=KEPT)

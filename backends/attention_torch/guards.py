@@ -16,6 +16,7 @@ from attention_core.backend import (
     Call,
     has_few_queries,
     is_concrete,
+    is_exporting,
     is_top_left_causal,
     key_ranges,
     sample_ranges,
@@ -121,7 +122,7 @@ def slower(call: Call) -> str | None:
 
 def few_queries(call: Call) -> bool:
     """Whether this is a step of decoding; not known in a program for export, which may be for any length."""
-    return not torch.compiler.is_exporting() and has_few_queries(call.query.shape[-2], call.key.shape[-2])
+    return not is_exporting(call.query) and has_few_queries(call.query.shape[-2], call.key.shape[-2])
 
 
 def refusal(call: Call) -> str | None:
@@ -196,7 +197,7 @@ def decides_at_run_time(call: Call) -> bool:
     arrays = call.query, call.key, call.value
     return (
         torch.compiler.is_compiling()
-        and not torch.compiler.is_exporting()
+        and not is_exporting(call.query)
         and (call.scale is None or isinstance(call.scale, Real))
         and not any(torch._C._functorch.is_batchedtensor(array) or 0 in array.shape for array in arrays)
     )
@@ -217,7 +218,7 @@ def _can_read(lengths: Any) -> bool:
 
 def _fits_as_array(call: Call) -> bool:
     """Whether a rule takes little time as an array, and little memory next to query, key and value."""
-    if not isinstance(call.mask, Mask) or torch.compiler.is_exporting():
+    if not isinstance(call.mask, Mask) or is_exporting(call.query):
         return False
     if few_queries(call):
         return True
@@ -285,7 +286,7 @@ def attends_later(call: Call) -> bool:
 def _has_few_keys(call: Call) -> bool:
     """Whether there are fewer than a vector of the processor holds, which is when the kernel overlooks NaN."""
     columns = call.key.shape[-2]
-    if torch.compiler.is_exporting():  # perhaps for any length, of which nothing may be asked
+    if is_exporting(call.query):  # perhaps for any length, of which nothing may be asked
         from torch.fx.experimental.symbolic_shapes import statically_known_true  # noqa: PLC0415 (imports sympy)
 
         return bool(statically_known_true(columns < VECTOR_LANES))

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from attention_core import layers
-from attention_core.backend import dtype_name, names_keywords
+from attention_core.backend import dtype_name, is_exporting, names_keywords
 from attention_core.functions import linear
 from attention_core.layers import named_arrays
 from attention_core.layers.adapters import Adapted, call_of, constructor, described
@@ -274,9 +274,7 @@ class Layer(Adapted, Tree):
     def _step(self, parameters: Any) -> Any:
         """The state of a call; in training, what is held is then that of the next."""
         held = self._state()
-        opaque = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
-        # To go backward, its values are needed even after the next step.
-        state = map_arrays(operators.clone_for_backward if opaque else torch.clone, held)
+        state = map_arrays(_clone, held)  # to go backward, its values are needed even after the next step
         if self.training:
             with torch.no_grad():
                 refreshed = self.definition.updated_state(parameters, state, xp=backend.namespace)
@@ -291,6 +289,11 @@ def _branches(tree: Any) -> list[str]:
 
 def _hold_parameter(module: torch.nn.Module, name: str, tensor: torch.Tensor | None) -> None:
     module.register_parameter(name, None if tensor is None else torch.nn.Parameter(tensor))
+
+
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
+    opaque = torch.compiler.is_compiling() and not is_exporting(tensor)
+    return operators.clone_for_backward(tensor) if opaque else tensor.clone()
 
 
 def _copy(to: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:

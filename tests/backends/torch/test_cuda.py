@@ -160,10 +160,31 @@ def test_few_queries_that_share_key_heads(name, dtype, torch):
 def test_an_array_may_start_within_16_bytes(where, torch):
     arrays, options = make(torch, "array", torch.bfloat16)
     names = {**dict(zip(("query", "key", "value"), arrays, strict=True)), "mask": options["mask"]}
-    expected = ac.scaled_dot_product_attention(**names)
+
+    def attend(query, key, value, mask):
+        return ac.scaled_dot_product_attention(query, key, value, mask=mask)
+
+    expected = attend(**names)
     moved = torch.empty(names[where].numel() + 1, dtype=names[where].dtype, device="cuda")[1:]
     names[where] = moved.view(names[where].shape).copy_(names[where])
-    assert torch.equal(ac.scaled_dot_product_attention(**names), expected)
+    assert torch.equal(attend(**names), expected)
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_flex_attention_is_a_part_of_a_compiled_program(documents, torch):
+    query, key, value = (torch.randn(2, 4, 256, 16, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    ids, graphs = torch.arange(256, device="cuda") // 100, []
+
+    def attend(ids):
+        mask = ac.Segments(ids, ids) if documents else ac.SlidingWindow(33, 0)
+        return ac.scaled_dot_product_attention(query, key, value, mask=mask)
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compile(attend, backend=keep)(ids)
+    assert [sum("flex_attention" in str(node.target) for node in graph.graph.nodes) for graph in graphs] == [1]
 
 
 def test_a_mask_of_queries_alone(torch):

@@ -83,3 +83,9 @@ def test_tables_of_a_score_modification_are_made_outside_of_programs(arrays):
     assert explain_attention(*arrays, score_mod=alibi).chosen == "fused"
     found = compiled(torch, lambda *arrays: attention(*arrays, score_mod=alibi))(*arrays)
     np.testing.assert_allclose(found, expected, rtol=0, atol=3e-6)
+
+
+def test_a_program_that_is_compiled_is_no_export(monkeypatch):
+    """PyTorch 2.11 says so of each."""
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    assert not ac.backend.is_exporting(torch.zeros(1))

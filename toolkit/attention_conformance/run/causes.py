@@ -96,8 +96,9 @@ class Variants:
             leaks = any((nan[name] & reach[name] & ~np.isnan(expected[name].high)).any() for name in got)
             if leaks and bounds.measure(mended, expected).passes:
                 return LEAK
+        spreads = any((nan[name] & np.isfinite(truth[name].high)).any() for name in got)
         mended = {name: _mended(each, nan[name], truth[name]) for name, each in got.items()}
-        return SPREAD if bounds.measure(mended, truth).passes else None
+        return SPREAD if spreads and bounds.measure(mended, truth).passes else None
 
     def _by_convention(self, got: Mapping[str, NumpyArray]) -> Iterator[dict[str, Exact]]:
         """The answers of the other conventions, which a leak may come on top of."""
