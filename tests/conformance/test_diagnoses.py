@@ -92,10 +92,21 @@ def test_errors_without_a_name_are_told_by_where_all_of_them_are():
     assert {(each.variant, each.says) for each in wrong.values()} == {("", "all errors are in the last head")}
 
 
+@pytest.mark.needs("numpy")
+def test_a_nan_of_one_query_in_the_row_before_it_spreads():
+    def attention(query, key, value):
+        output = planted.attention(query, key, value)
+        output[..., :-1, :] += 0 * output[..., 1:, :]
+        return output
+
+    wrong = found(Subject(attention, **PLAIN), "nan-query")["nan-query"]
+    assert (wrong.verdict, wrong.variant) == ("visibly wrong", "nan-spreads")
+
+
 SLIPS = [
     "softmax-over-queries", "softmax-over-heads", "masked-after-softmax", "powers-of-2", "powers-of-e",
     "key-and-value-swapped", "width-from-64-lost", "reversed-causality", "causality-by-blocks-of-32",
-    "ragged-block-of-8-lost",
+    "ragged-block-of-8-lost", "causality-of-first-query",
 ]  # fmt: skip
 
 
@@ -109,7 +120,11 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
         width = 64 if slip == "width-from-64-lost" else width
         scale = scale / np.float32(np.log(2)) if slip == "powers-of-e" else scale
         scores = scale * query[..., :width] @ np.swapaxes(key[..., :width], -1, -2)
-        seen = {"reversed-causality": columns >= rows, "causality-by-blocks-of-32": columns // 32 <= rows // 32}
+        seen = {
+            "reversed-causality": columns >= rows,
+            "causality-by-blocks-of-32": columns // 32 <= rows // 32,
+            "causality-of-first-query": columns <= 0 * rows,
+        }
         seen = seen.get(slip, columns <= rows) if is_causal else columns >= 0
         seen = seen if mask is None else seen & mask
         seen = seen & (columns < columns.size // 8 * 8) if slip == "ragged-block-of-8-lost" else seen

@@ -190,7 +190,7 @@ def _twice_counted(block: int, dense: Dense) -> Dense | None:
 
 
 def _in_whole_blocks(block: int, at: NumpyArray) -> NumpyArray:
-    return np.asarray(at < max(at.size // block * block, 1))
+    return np.asarray(at < at.size // block * block if at.size >= block else at >= 0)
 
 
 def _in_blocks(block: int, rows: NumpyArray, columns: NumpyArray) -> NumpyArray:
@@ -350,6 +350,8 @@ DIAGNOSES = (
             with_change(lambda dense: dense.changed(causal=0) if dense.causal is None else None)),
     Variant("reversed-causality", 3, "a query sees the keys after it, and none before",
             with_change(partial(_causal_by, lambda rows, columns: columns >= rows))),
+    Variant("causality-of-first-query", 3, "all queries see what causality shows the first",
+            with_change(partial(_causal_by, lambda rows, columns: columns <= rows.min()))),
     Variant("softmax-over-queries", 8, "the weights sum to 1 over the queries",
             _of_weights(partial(_softmax_over, -2))),
     Variant("softmax-over-heads", 8, "the weights sum to 1 over the heads", _of_weights(partial(_softmax_over, -3))),

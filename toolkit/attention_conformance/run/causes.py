@@ -96,8 +96,7 @@ class Variants:
             leaks = any((nan[name] & reach[name] & ~np.isnan(expected[name].high)).any() for name in got)
             if leaks and bounds.measure(mended, expected).passes:
                 return LEAK
-        mended = {name: _mended(each, nan[name], truth[name]) for name, each in got.items()}
-        return SPREAD if bounds.measure(mended, truth).passes else None
+        return SPREAD if _spreads(got, bounds) else None
 
     def _by_convention(self, got: Mapping[str, NumpyArray]) -> Iterator[dict[str, Exact]]:
         """The answers of the other conventions, which a leak may come on top of."""
@@ -130,6 +129,8 @@ class Variants:
                 equal.append(variant)
             if equal and (equal[0] in CONVENTIONS or size_of(bounds.problem) > MOST_PLANTED):
                 break
+        if not equal and self._dense is not None and not np.isfinite(self._dense.query).all():
+            equal = [SPREAD] * _spreads(got, bounds)  # after the conventions of masked rows
         return equal or self._of_narrow_scores(got, bounds, wrong), unlike
 
     def _is_other(
@@ -158,6 +159,15 @@ class Variants:
             allowed, exact = 2 * (1 + kappa), truth["output"]
             expected["output"] = exact._replace(scale=np.nan_to_num(deviation) + exact.scale / (1 + kappa))
         return [NARROW] if bounds.measure(got, expected).error <= allowed else []
+
+
+def _spreads(got: Mapping[str, NumpyArray], bounds: Bounds) -> bool:
+    """Whether all that is wrong is NaN."""
+    truth = bounds.truth.arrays
+    if any(each.shape != truth[name].high.shape for name, each in got.items()):
+        return False
+    mended = {name: _mended(each, np.isnan(each.astype(np.float64)), truth[name]) for name, each in got.items()}
+    return bounds.measure(mended, truth).passes
 
 
 def _mended(each: NumpyArray, where: NumpyArray, expected: Exact) -> NumpyArray:

@@ -114,8 +114,6 @@ def keywords(problem: Problem, subject: Subject, arrays: Arrays, xp: Any) -> dic
         found[subject.bias_name or subject.mask_name or ""] = arrays["bias"]
     if options.get("is_causal") and subject.causal_name:
         found[subject.causal_name] = True
-    elif subject.causal_name:
-        found[subject.causal_name] = False
     for name, keyword in (("scale", subject.scale_name), ("softcap", subject.softcap_name)):
         if keyword and options.get(name) is not None:
             found[keyword] = options[name]
