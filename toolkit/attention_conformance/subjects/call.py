@@ -109,7 +109,8 @@ def keywords(problem: Problem, subject: Subject, arrays: Arrays, xp: Any) -> dic
     """The keywords of a call."""
     found, options = dict(subject.options or {}), problem.options
     if "mask" in arrays and subject.mask_name:
-        found[subject.mask_name] = xp.logical_not(arrays["mask"]) if subject.mask == "drop" else arrays["mask"]
+        mask = xp.logical_not(arrays["mask"]) if subject.mask == "drop" else arrays["mask"]
+        found[subject.mask_name] = xp.astype(mask, xp.int32) if subject.mask == "integer" else mask
     if "bias" in arrays and (subject.bias_name or subject.mask_name):
         found[subject.bias_name or subject.mask_name or ""] = arrays["bias"]
     if options.get("is_causal") and subject.causal_name:
@@ -154,6 +155,7 @@ def _turned_back(array: Any, subject: Subject, xp: Any) -> Any:
 
 def _named(result: Any, problem: Problem, subject: Subject, xp: Any) -> Arrays:
     """Results by name; weights and logsumexp only as they were asked for, or always come."""
+    result = tuple(result.values()) if isinstance(result, Mapping) else result
     results = list(result) if isinstance(result, tuple | list) else [result]
     backend = get_backend(subject.backend or "numpy")
     if backend.name != "numpy":  # a convention, which the subject tells by itself
