@@ -16,7 +16,7 @@ from attention_conformance.subjects.subject import Subject
 from attention_conformance.subjects.watch import Touched
 from attention_core.backend import Backend, get_backend
 
-__all__ = ["axes_of", "gradients", "outputs", "place", "to_numpy", "torch_pass"]
+__all__ = ["axes_of", "by_place", "gradients", "keywords", "outputs", "place", "to_numpy", "torch_pass"]
 
 Arrays = dict[str, Any]
 STRIDED = ("numpy", "torch")
@@ -96,13 +96,17 @@ def _call(problem: Problem, subject: Subject, arrays: Arrays, xp: Any) -> Any:
     order = subject.order or ("query", "key", "value")
     ordered = [_turned(arrays[name], subject, xp) for name in order]
     words = keywords(problem, subject, arrays, xp)
-    if by_place := subject.positional:
-        stop = max((count for count, name in enumerate(by_place, 1) if name in words), default=0)
-        for name, default in list(by_place.items())[:stop]:
-            ordered.append(words.pop(name, default))
+    ordered += by_place(subject, words)
     if subject.array_names:
         return subject.function(**dict(zip(subject.array_names, ordered, strict=True)), **words)
     return subject.function(*ordered, **words)
+
+
+def by_place(subject: Subject, words: dict[str, Any]) -> list[Any]:
+    """Take those of the keywords that have a place and no name, and the defaults before the last of them."""
+    options = subject.positional or {}
+    stop = max((count for count, name in enumerate(options, 1) if name in words), default=0)
+    return [words.pop(name, default) for name, default in list(options.items())[:stop]]
 
 
 def keywords(problem: Problem, subject: Subject, arrays: Arrays, xp: Any) -> dict[str, Any]:

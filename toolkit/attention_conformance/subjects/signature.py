@@ -138,8 +138,8 @@ def read_signature(subject: Subject) -> dict[str, Any]:
     of_masks = {*KEYWORDS["mask_name"], *KEYWORDS["bias_name"]}
     options: dict[str, Any] = {name: None for name in required if name in of_masks}
     options |= {name: 0.0 for name in KEYWORDS["dropout_name"] if name in parameters and _drops(parameters[name])}
-    flags = {*KEYWORDS["causal_name"], subject.causal_name} & set(others)
-    options |= {name: False for name in flags if _drops(others[name])}
+    flags = (*KEYWORDS["causal_name"], subject.causal_name or "")
+    options |= {name: False for name in flags if name in others and _drops(others[name])}
     if set(required) & set(KEYWORDS["scale_name"]):
         facts["default_scale"] = "one"  # there is none: it is always stated
     order = order or ("query", "key", "value")
