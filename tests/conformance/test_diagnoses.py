@@ -92,10 +92,22 @@ def test_errors_without_a_name_are_told_by_where_all_of_them_are():
     assert {(each.variant, each.says) for each in wrong.values()} == {("", "all errors are in the last head")}
 
 
+@pytest.mark.needs("numpy")
+def test_a_nan_of_one_query_in_the_row_before_it_spreads():
+    def attention(query, key, value):
+        output = planted.attention(query, key, value)
+        output[..., :-1, :] += 0 * output[..., 1:, :]
+        return output
+
+    wrong = found(Subject(attention, **PLAIN), "nan-query")["nan-query"]
+    assert (wrong.verdict, wrong.variant) == ("visibly wrong", "nan-spreads")
+
+
 SLIPS = [
     "softmax-over-queries", "softmax-over-heads", "masked-after-softmax", "powers-of-2", "powers-of-e",
     "key-and-value-swapped", "width-from-64-lost", "reversed-causality", "causality-by-blocks-of-32",
-    "ragged-block-of-8-lost",
+    "ragged-block-of-8-lost", "causality-of-first-query", "sink-of-zero", "mask-transposed", "keys-after-hidden-lost",
+    "keys-beyond-queries-lost",
 ]  # fmt: skip
 
 
@@ -109,17 +121,34 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
         width = 64 if slip == "width-from-64-lost" else width
         scale = scale / np.float32(np.log(2)) if slip == "powers-of-e" else scale
         scores = scale * query[..., :width] @ np.swapaxes(key[..., :width], -1, -2)
-        seen = {"reversed-causality": columns >= rows, "causality-by-blocks-of-32": columns // 32 <= rows // 32}
+        seen = {
+            "reversed-causality": columns >= rows,
+            "causality-by-blocks-of-32": columns // 32 <= rows // 32,
+            "causality-of-first-query": columns <= 0 * rows,
+        }
         seen = seen.get(slip, columns <= rows) if is_causal else columns >= 0
-        seen = seen if mask is None else seen & mask
+        if mask is not None:
+            mask = np.swapaxes(mask, -1, -2) if slip == "mask-transposed" and mask.shape[-1] == mask.shape[-2] else mask
+            seen = seen & (np.logical_and.accumulate(mask, axis=-1) if slip == "keys-after-hidden-lost" else mask)
+        seen = seen & (columns < rows.size) if slip == "keys-beyond-queries-lost" else seen
         seen = seen & (columns < columns.size // 8 * 8) if slip == "ragged-block-of-8-lost" else seen
         axis = {"softmax-over-queries": -2, "softmax-over-heads": -3}.get(slip, -1)
         powers = (np.exp2 if slip == "powers-of-2" else np.exp)(scores - scores.max(axis=axis, keepdims=True))
         powers = powers if slip == "masked-after-softmax" else np.where(seen, powers, 0)
         total = powers.sum(axis=axis, keepdims=True)
+        total = total + np.exp(-scores.max(axis=axis, keepdims=True)) if slip == "sink-of-zero" else total
         return np.where(seen, powers / np.where(total > 0, total, 1), 0) @ value
 
-    cases = ("ladder-31x80-plain", "ladder-33x96-causal", "ladder-65x32-plain", "ladder-65x64-causal", "ladder-96x72*")
+    cases = (
+        "ladder-31x80-plain",
+        "ladder-33x96-causal",
+        "ladder-65x32-plain",
+        "ladder-65x64-causal",
+        "ladder-96x72*",
+        "ladder-16x64-mask",
+        "after-other-mask",
+        "mask",
+    )
     findings = agreed(list(found(Subject(attention, **TAKES | {"grouped": False}), *cases).values()))
     assert grouped(each for each in findings if each.verdict in WRONG)[0][0].variant == slip
 

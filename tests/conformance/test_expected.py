@@ -1,5 +1,6 @@
 """Files of expected findings: entries about a fault or a library, and the files that are shipped for presets."""
 
+from dataclasses import replace
 from fnmatch import fnmatch
 
 import pytest
@@ -8,13 +9,17 @@ from typer.testing import CliRunner
 from attention_cli.app import app
 from attention_conformance import Finding
 from attention_conformance.named import named_cases
+from attention_conformance.oracle.diagnoses import DIAGNOSES
 from attention_conformance.oracle.variants import CONVENTIONS, FAULTS, NARROW, SPREAD
 from attention_conformance.run.catalogue import subject_cases
 from attention_conformance.run.expected import SHIPPED, Origin, expected_of, met, read_expected, unmatched
+from attention_conformance.run.kinds import NAMES as KINDS
+from attention_conformance.run.machine import machine
 from attention_conformance.subjects.presets import PRESETS
 
 CASES = {case.name: set(case.dtypes) for case in subject_cases()}
-VARIANTS = {"", *(each.name for each in (*CONVENTIONS, *FAULTS, NARROW, SPREAD))}
+NAMES = {*CASES, *(f"kind: {kind}" for kind in KINDS)}
+VARIANTS = {"", *(each.name for each in (*CONVENTIONS, *FAULTS, *DIAGNOSES, NARROW, SPREAD))}
 LINKS = {"", *(each.url for each in named_cases())}
 
 
@@ -24,7 +29,8 @@ def test_a_shipped_file_names_a_preset_its_package_cases_and_threads(path):
     assert entries
     for entry in entries:
         assert PRESETS[path.stem].package in entry.versions
-        assert entry.variant if entry.case == "*" else entry.case in CASES  # else a case that is right is no error
+        # By a fault, as a case that is right is no error then, or by names.
+        assert entry.variant if entry.case == "*" else any(fnmatch(name, entry.case) for name in NAMES)
         assert any(fnmatch(dtype, entry.dtype) for dtypes in CASES.values() for dtype in dtypes)
         assert (entry.variant in VARIANTS, entry.link in LINKS) == (True, True), entry
 
@@ -45,6 +51,9 @@ def test_an_entry_is_about_the_answers_that_equal_its_fault_on_its_library(tmp_p
     assert {met(wrong["narrow-scores"], entries, each).verdict for each in (elsewhere, on_gpu)} == {"silently wrong"}
     assert [each.case for each in unmatched([*wrong.values(), right], entries, here)] == ["mask"]
     assert unmatched([right], entries, elsewhere) == []
+    instruction = machine()["instructions"][0]
+    assert replace(entries[0], instructions=instruction).matches(wrong["narrow-scores"], here)
+    assert not replace(entries[0], instructions=f"{instruction}?").matches(wrong["narrow-scores"], here)
 
 
 @pytest.mark.needs("torch")

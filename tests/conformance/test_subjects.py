@@ -304,7 +304,15 @@ def needing_dropout(query, key, value, dropout_p, mask=None):
     return planted.attention(query, key, value, mask)
 
 
+def of_integers(query, key, value, attention_mask=None):
+    """Masks of 0 and 1 alone, and a result by name, as in models of Transformers."""
+    if attention_mask is not None and attention_mask.dtype == bool:
+        raise TypeError("expected integers")
+    return {"output": planted.attention(query, key, value, None if attention_mask is None else attention_mask == 1)}
+
+
 HABITS = {
+    of_integers: {"mask": "integer", "returns": ("output",)},
     bshd: {"layout": "BSHD", "causal": "top-left", "mask": "keep"},
     refusing: {"mask": "keep", "scale_name": ""},
     narrow_weights: {"layout": "BHSD", "default_scale": "sqrt"},
@@ -402,6 +410,18 @@ def test_the_wide_reference_is_that_of_50_digits():
 
 
 @pytest.mark.needs("numpy")
+def test_a_logsumexp_in_float32_beside_an_output_in_float64_is_a_convention():
+    def attention(query, key, value):
+        scores = query @ np.swapaxes(key, -1, -2) / query.dtype.type(query.shape[-1] ** 0.5)
+        logsumexp = np.log(np.exp(scores).sum(axis=-1))
+        return np.exp(scores - logsumexp[..., None]) @ value, logsumexp.astype(np.float32)
+
+    case = "ladder-65x32-plain"
+    told = found(settled(Subject(attention)), case, dtype="float64")[case]
+    assert (told.verdict, told.variant) == ("differs by convention", "float64-in-float32")
+
+
+@pytest.mark.needs("numpy")
 def test_conventions_that_a_call_has_found_are_told_unless_they_are_declared_or_accepted():
     subject = settled(Subject(planted.Kernel("inverted mask")))
     (told,) = surprises(subject.declared, ())
@@ -409,7 +429,7 @@ def test_conventions_that_a_call_has_found_are_told_unless_they_are_declared_or_
     assert surprises(subject.declared, ("mask",)) == []
     assert [each.verdict for each in surprises(subject.declared, (), ("inverted-mask",))] == ["accepted"]
     (told,) = surprises(settled(Subject(planted.Kernel("other dtype"))).declared, ())
-    assert (told.verdict, told.variant) == ("visibly wrong", "other-dtype")
+    assert (told.verdict, told.variant) == ("differs by convention", "other-dtype")
 
 
 @pytest.mark.needs("torch")

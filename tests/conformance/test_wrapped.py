@@ -165,6 +165,23 @@ def test_a_library_that_no_module_tells_is_found_by_calls():
 
 
 @pytest.mark.needs("numpy")
+def test_causality_is_told_to_a_call_that_is_causal_or_has_it_by_default():
+    """A layer of Keras takes no mask with another keyword where its call has ``**kwargs``."""
+
+    def one_keyword(query, key, value, **kwargs):
+        assert len(kwargs) < 2
+        return planted.attention(query, key, value, **kwargs)
+
+    def by_default(query, key, value, mask=None, causal=True):
+        return planted.attention(query, key, value, mask, causal)
+
+    for kernel in (one_keyword, by_default):
+        subject = settled(Subject(kernel, dtypes=("float32",)))
+        assert (subject.mask, subject.causal) == ("keep", "top-left")
+        assert {each.verdict for each in found(subject, *HONEST).values()} <= {"right", "refused"}
+
+
+@pytest.mark.needs("numpy")
 def test_a_parameter_that_is_not_understood_is_told_and_makes_a_strict_run_fail():
     def attention(query, key, value, key_padding_mask=None, *, sliding_window=None):
         return planted.attention(query, key, value)

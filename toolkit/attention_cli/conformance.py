@@ -30,6 +30,7 @@ from attention_conformance.result import Result
 from attention_conformance.run import identical as bits
 from attention_conformance.run.bert import ModelError
 from attention_conformance.run.implementations import IMPLEMENTATIONS
+from attention_conformance.run.machine import available_threads
 from attention_conformance.run.model import load_any
 from attention_conformance.run.processes import Ended, Order, Plan, Started, Worker, execute, work
 from attention_conformance.subjects.libraries import devices_of
@@ -150,7 +151,7 @@ def identical(
     chosen = tuple(each.name for each in cases)
     order = Order("", chosen, devices, modes=modes, models=tuple(models), quick=quick, sentences=texts, long=long)
     orders = [replace(order, backend=name) for name in names]
-    if jobs and not quick and len(report.available_threads()) > 1 and (modes is None or "eager" in modes):
+    if jobs and not quick and len(available_threads()) > 1 and (modes is None or "eager" in modes):
         orders += [replace(each, modes=("eager",), threads=1) for each in orders]
     known = published() | ({"model": None} if texts else published_model(model, long=long))
     _tell_estimate(orders, jobs)
@@ -261,7 +262,7 @@ def fixed_threads(jobs: int, mode: Many = None) -> list[tuple[str, str, str]]:
     """Why all is run with one number of threads; nothing where it is not."""
     if not jobs:
         return [("*", "other threads", "--jobs 0 computes in this process, which keeps those that it has")]
-    if len(report.available_threads()) < 2:
+    if len(available_threads()) < 2:
         return [("*", "other threads", "there is one processor")]
     return [] if mode is None or "eager" in mode else [("*", "other threads", "they are varied in eager calls alone")]
 

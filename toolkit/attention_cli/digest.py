@@ -24,7 +24,7 @@ from attention_cli.conformance import (
 from attention_cli.terminal import Many, check_file, console, refusal, refusing_files
 from attention_conformance.run import digest as work
 from attention_conformance.run import identical as bits
-from attention_conformance.written import report
+from attention_conformance.run.machine import available_threads
 
 __all__ = ["digest"]
 
@@ -57,7 +57,7 @@ def digest(
         shows = work.read(recipe).shows
     except (TypeError, ValueError) as error:
         raise refusal(str(error)) from error
-    counts = threads or ((1,) if jobs and len(report.available_threads()) > 1 else ())
+    counts = threads or ((1,) if jobs and len(available_threads()) > 1 else ())
     orders = work.orders(recipe, names, devices=device, modes=mode, threads=counts)
     results, plans = run_all(orders, jobs, work.work, {})
     if not results:

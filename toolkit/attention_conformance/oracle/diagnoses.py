@@ -113,6 +113,16 @@ def _causal_by(see: Callable[[NumpyArray, NumpyArray], NumpyArray], dense: Dense
     return dense.changed(causal=None, mask=seen if dense.mask is None else dense.mask & seen)
 
 
+def _mask_transposed(dense: Dense) -> Dense | None:
+    mask = dense.mask
+    is_square = mask is not None and mask.shape[-1] == mask.shape[-2]
+    return dense.changed(mask=np.swapaxes(mask, -1, -2)) if mask is not None and is_square else None
+
+
+def _to_first_hidden(dense: Dense) -> Dense | None:
+    return None if dense.mask is None else dense.changed(mask=np.logical_and.accumulate(dense.through, axis=-1))
+
+
 def _sink_of_first_head(dense: Dense) -> Dense | None:
     return None if dense.sinks is None else dense.changed(sinks=np.full_like(dense.sinks, dense.sinks[0]))
 
@@ -190,7 +200,7 @@ def _twice_counted(block: int, dense: Dense) -> Dense | None:
 
 
 def _in_whole_blocks(block: int, at: NumpyArray) -> NumpyArray:
-    return np.asarray(at < max(at.size // block * block, 1))
+    return np.asarray(at < at.size // block * block if at.size >= block else at >= 0)
 
 
 def _in_blocks(block: int, rows: NumpyArray, columns: NumpyArray) -> NumpyArray:
@@ -350,6 +360,16 @@ DIAGNOSES = (
             with_change(lambda dense: dense.changed(causal=0) if dense.causal is None else None)),
     Variant("reversed-causality", 3, "a query sees the keys after it, and none before",
             with_change(partial(_causal_by, lambda rows, columns: columns >= rows))),
+    Variant("causality-of-first-query", 3, "all queries see what causality shows the first",
+            with_change(partial(_causal_by, lambda rows, columns: columns <= rows.min()))),
+    Variant("sink-of-zero", 8, "1 is added to the sum of the weights, as a sink of 0 adds it",
+            with_change(lambda dense: dense.changed(sinks=np.zeros(dense.query.shape[-3], dense.query.dtype))
+                        if dense.sinks is None else None)),
+    Variant("mask-transposed", 1, "queries and keys of the mask are exchanged", with_change(_mask_transposed)),
+    Variant("keys-after-hidden-lost", 1, "a query attends to no key after the first that is hidden",
+            with_change(_to_first_hidden)),
+    Variant("keys-beyond-queries-lost", 10, "keys beyond the number of queries are not attended to",
+            with_change(lambda dense: keys_left(lambda at: at < dense.query.shape[-2])(dense))),
     Variant("softmax-over-queries", 8, "the weights sum to 1 over the queries",
             _of_weights(partial(_softmax_over, -2))),
     Variant("softmax-over-heads", 8, "the weights sum to 1 over the heads", _of_weights(partial(_softmax_over, -3))),

@@ -14,6 +14,7 @@ from typing import Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from attention_conformance.run.finding import QUIET, VERDICTS, Finding
+from attention_conformance.run.machine import machine
 
 __all__ = ["Expected", "ExpectedError", "Origin", "expected_of", "expected_text", "met", "read_expected", "unmatched"]
 
@@ -41,6 +42,8 @@ class Expected:
     ----------
     case, dtype, device, backend : str
         Patterns; by default all. The device is ``cuda:0`` or its kind, and the backend the library of its arrays.
+    instructions : str
+        A vector instruction that the processor has, such as ``amx_bf16``; empty for any processor.
     versions : mapping of str to str
         Packages, and the versions of them that it is about, such as ``>=2.6,<2.14``.
     verdict : str
@@ -55,6 +58,7 @@ class Expected:
     dtype: str = "*"
     device: str = "*"
     backend: str = "*"
+    instructions: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     verdict: str = ""
     variant: str = ""
@@ -68,9 +72,11 @@ class Expected:
         return fnmatch(finding.case, self.case) and fnmatch(finding.dtype, self.dtype) and self.is_here(origin)
 
     def is_here(self, origin: Origin) -> bool:
-        """Whether it is about this device, this library and the versions that are installed."""
+        """Whether it is about this device, this library, this processor and the versions that are installed."""
         names = origin.device, origin.device.partition(":")[0].lower()  # the second is its kind
         if not (any(fnmatch(each, self.device) for each in names) and fnmatch(origin.backend, self.backend)):
+            return False
+        if self.instructions not in ("", *machine()["instructions"]):
             return False
         return all(_has(name, versions) for name, versions in self.versions.items())
 
@@ -210,7 +216,7 @@ def expected_text(
 
 def _table(entry: Expected) -> str:
     lines = ["[[expected]]"]
-    for name in ("case", "dtype", "device", "backend", "verdict", "variant", "reason", "link"):
+    for name in ("case", "dtype", "device", "backend", "instructions", "verdict", "variant", "reason", "link"):
         told = getattr(entry, name)
         if told not in ("", "*"):
             lines.append(f"{name} = {_quoted(told)}")

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.cases.case import Case, Draw, hard
-from attention_conformance.problem import Problem, array, rounded
+from attention_conformance.problem import NumpyArray, Problem, array, rounded
 from attention_conformance.run.finding import WRONG, Finding
 from attention_conformance.run.judge import Question, judged
-from attention_conformance.run.script import Sizes, inputs, script
+from attention_conformance.run.script import script
 from attention_conformance.subjects.fit import fit
 from attention_conformance.subjects.subject import Subject
 
@@ -28,6 +28,45 @@ EDGES = (1, 2, 3, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 191
 WIDTHS = (16, 32, 64, 80, 96, 128, 192, 256)
 KINDS = ("contiguous", "permuted", "transposed", "every-second", "part", "offset")
 NAMES = ("query", "key", "value")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the numbers of a call are drawn from."""
+
+    batch: int = 1
+    heads: int = 1
+    groups: int = 1
+    queries: int = 1
+    keys: int = 1
+    width: int = 16
+    rule: str = "plain"
+    deviation: float = 1.0
+    shift: float = 0.0
+    seed: int = 0
+
+
+def inputs(
+    *, batch: int, heads: int, groups: int, queries: int, keys: int, width: int, rule: str, deviation: float,
+    shift: float, seed: int,
+) -> tuple[NumpyArray, ...]:  # fmt: skip
+    """Query, key, value, the gradient of the output, and what may be attended to."""
+    random = np.random.default_rng(seed)
+    query = random.standard_normal((batch, heads, queries, width)) * deviation
+    key = random.standard_normal((batch, groups, keys, width)) * deviation
+    value = random.standard_normal((batch, groups, keys, width))
+    key[..., 0] += shift  # scores far from 0
+    cotangent = random.standard_normal((batch, heads, queries, width))
+    allowed: NumpyArray = np.ones((batch, 1, queries, keys), dtype=bool)
+    if rule == "mask":
+        allowed &= random.random(allowed.shape) < 0.5
+        allowed[..., np.arange(queries), np.arange(queries) % keys] = True
+    if rule == "empty rows":
+        allowed &= random.random(allowed.shape) < 0.5
+        allowed[..., 0, :] = False
+    if rule == "lengths":
+        allowed &= np.arange(keys) < np.linspace(keys // 2 + 1, keys, batch).astype(int)[:, None, None, None]
+    return query, key, value, cotangent, allowed
 
 
 @dataclass(frozen=True)
@@ -182,7 +221,6 @@ def _round(subject: Subject, job: Any, dtypes: Sequence[str], number: int) -> tu
 
 
 def _script(drawn: Drawn, found: Finding, subject: Subject, job: Any) -> str:
-    fitted = fit(drawn.problem(), subject)
-    bound = float(found.bound) if np.isfinite(found.bound) else 1.0
     says = f"{found.verdict.capitalize()}: {found.detail}."
-    return script(drawn.sizes, fitted, subject, target=job.target, bound=bound, dtype=drawn.dtype, says=says)
+    problem = fit(drawn.problem(), subject)
+    return script(problem, subject, job.target, dtype=drawn.dtype, bound=max(found.bound, 1.0), says=says)

@@ -370,8 +370,9 @@ class _Worker:
     def messages(self, limit: float) -> Iterator[Message]:
         """Pass on messages, and keep track of where the process is."""
         while True:
-            if not self._answers(max(limit, 60.0) if self.at is None else limit):
-                self.verdict, self.reason = "timed out", f"no answer within {limit:g} s"
+            longest = max(5 * limit, 60.0) if self.at is None else limit  # libraries start slowly on a busy machine
+            if not self._answers(longest):
+                self.verdict, self.reason = "timed out", f"no answer within {longest:g} s"
                 self.stack.ask(self._process)
                 break
             try:

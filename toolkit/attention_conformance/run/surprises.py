@@ -11,7 +11,7 @@ from attention_conformance.run.finding import Finding
 __all__ = ["SURPRISES", "surprises"]
 
 USUAL: dict[str, tuple[Any, ...]] = {
-    "mask": ("keep", "additive", "none"),
+    "mask": ("keep", "integer", "additive", "none"),
     "causal": ("top-left", "none"),
     "default_scale": ("sqrt",),
     "keeps_dtype": (True,),
@@ -41,9 +41,7 @@ def surprises(facts: Mapping[str, Any], declared: Iterable[str], accepted: Seque
     for name, usual in USUAL.items():
         if name in facts and name not in declared and facts[name] not in usual:
             number, variant, says = SURPRISES["always" if facts[name] == "always" else name]
-            is_wrong = name == "keeps_dtype"
-            verdict = "visibly wrong" if is_wrong else "differs by convention"
-            verdict = "accepted" if variant in accepted else verdict
+            verdict = "accepted" if variant in accepted else "differs by convention"
             detail = (
                 "" if name.startswith("keeps") else f"declare it with --{name.removeprefix('default_')} {facts[name]}"
             )

@@ -16,7 +16,7 @@ from attention_conformance.subjects.subject import Subject
 from attention_conformance.subjects.watch import Touched
 from attention_core.backend import Backend, get_backend
 
-__all__ = ["axes_of", "gradients", "outputs", "place", "to_numpy", "torch_pass"]
+__all__ = ["axes_of", "by_place", "gradients", "keywords", "outputs", "place", "to_numpy", "torch_pass"]
 
 Arrays = dict[str, Any]
 STRIDED = ("numpy", "torch")
@@ -96,26 +96,29 @@ def _call(problem: Problem, subject: Subject, arrays: Arrays, xp: Any) -> Any:
     order = subject.order or ("query", "key", "value")
     ordered = [_turned(arrays[name], subject, xp) for name in order]
     words = keywords(problem, subject, arrays, xp)
-    if by_place := subject.positional:
-        stop = max((count for count, name in enumerate(by_place, 1) if name in words), default=0)
-        for name, default in list(by_place.items())[:stop]:
-            ordered.append(words.pop(name, default))
+    ordered += by_place(subject, words)
     if subject.array_names:
         return subject.function(**dict(zip(subject.array_names, ordered, strict=True)), **words)
     return subject.function(*ordered, **words)
+
+
+def by_place(subject: Subject, words: dict[str, Any]) -> list[Any]:
+    """Take those of the keywords that have a place and no name, and the defaults before the last of them."""
+    options = subject.positional or {}
+    stop = max((count for count, name in enumerate(options, 1) if name in words), default=0)
+    return [words.pop(name, default) for name, default in list(options.items())[:stop]]
 
 
 def keywords(problem: Problem, subject: Subject, arrays: Arrays, xp: Any) -> dict[str, Any]:
     """The keywords of a call."""
     found, options = dict(subject.options or {}), problem.options
     if "mask" in arrays and subject.mask_name:
-        found[subject.mask_name] = xp.logical_not(arrays["mask"]) if subject.mask == "drop" else arrays["mask"]
+        mask = xp.logical_not(arrays["mask"]) if subject.mask == "drop" else arrays["mask"]
+        found[subject.mask_name] = xp.astype(mask, xp.int32) if subject.mask == "integer" else mask
     if "bias" in arrays and (subject.bias_name or subject.mask_name):
         found[subject.bias_name or subject.mask_name or ""] = arrays["bias"]
     if options.get("is_causal") and subject.causal_name:
         found[subject.causal_name] = True
-    elif subject.causal_name:
-        found[subject.causal_name] = False
     for name, keyword in (("scale", subject.scale_name), ("softcap", subject.softcap_name)):
         if keyword and options.get(name) is not None:
             found[keyword] = options[name]
@@ -156,6 +159,7 @@ def _turned_back(array: Any, subject: Subject, xp: Any) -> Any:
 
 def _named(result: Any, problem: Problem, subject: Subject, xp: Any) -> Arrays:
     """Results by name; weights and logsumexp only as they were asked for, or always come."""
+    result = tuple(result.values()) if isinstance(result, Mapping) else result
     results = list(result) if isinstance(result, tuple | list) else [result]
     backend = get_backend(subject.backend or "numpy")
     if backend.name != "numpy":  # a convention, which the subject tells by itself

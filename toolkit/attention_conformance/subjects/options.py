@@ -36,7 +36,11 @@ OPTIONS = {
     ),
     "device": Option("A device of that library, or its kind, as cuda.", "device"),
     "layout": Option("BHSD, BSHD, SBHD, HSD, SHD or SD.", "layout", LAYOUTS),
-    "mask": Option("keep, drop (True hides), additive or none.", "mask", ("keep", "drop", "additive", "none")),
+    "mask": Option(
+        "keep, drop (True hides), integer (1 or 0), additive or none.",
+        "mask",
+        ("keep", "drop", "integer", "additive", "none"),
+    ),
     "causal": Option(
         "top-left, bottom-right, none, or always.", "causal", ("top-left", "bottom-right", "none", "always")
     ),

@@ -265,7 +265,7 @@ def _mask(subject: Subject) -> Facts:
     index = np.arange(64)
     mask[..., index, index], mask[..., index, (index + 1) % 64] = True, False
     problem = _problem(arrays={"mask": mask}, mask=array("mask"))
-    senses = ("keep", "drop", "additive") if subject.mask is None else (subject.mask,)
+    senses = ("keep", "drop", "integer", "additive") if subject.mask is None else (subject.mask,)
     shapes = (False, True) if subject.full_mask is None else (subject.full_mask,)
     tried = {
         (sense, full): _distance(subject, problem, BLOCK, mask=sense, full_mask=full, bias_name=subject.bias_name or "")

@@ -138,6 +138,8 @@ def read_signature(subject: Subject) -> dict[str, Any]:
     of_masks = {*KEYWORDS["mask_name"], *KEYWORDS["bias_name"]}
     options: dict[str, Any] = {name: None for name in required if name in of_masks}
     options |= {name: 0.0 for name in KEYWORDS["dropout_name"] if name in parameters and _drops(parameters[name])}
+    flags = (*KEYWORDS["causal_name"], subject.causal_name or "")
+    options |= {name: False for name in flags if name in others and _drops(others[name])}
     if set(required) & set(KEYWORDS["scale_name"]):
         facts["default_scale"] = "one"  # there is none: it is always stated
     order = order or ("query", "key", "value")
@@ -160,7 +162,7 @@ def _arrays(parameters: dict[str, Any]) -> list[str]:
 
 
 def _drops(parameter: inspect.Parameter) -> bool:
-    """Whether a call has to state that nothing is left out."""
+    """Whether a call has to state that it is without dropout, or without causality."""
     return parameter.default is parameter.empty or bool(parameter.default)
 
 

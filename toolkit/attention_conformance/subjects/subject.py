@@ -36,7 +36,8 @@ class Subject:
     array_names : tuple of str
         Their keywords in this order, where they are not positional.
     mask : str
-        ``keep`` (True may be attended to), ``drop`` (True is hidden), ``additive`` (0 and -inf) or ``none``.
+        ``keep`` (True may be attended to), ``drop`` (True is hidden), ``integer`` (1 may be attended to),
+        ``additive`` (0 and -inf) or ``none``.
     mask_name, bias_name, causal_name, scale_name, softcap_name, sinks_name, grouped_name, dropout_name : str
         The keywords, where there are such; empty where not. A bias may share the keyword of the mask.
     window_name : str

@@ -1,45 +1,18 @@
-"""A wrong finding as a script that needs NumPy and the library concerned: no line of the kit runs in it."""
+"""A wrong finding about a preset as a script of its own."""
 
 from __future__ import annotations
 
-import base64
-import functools
-import inspect
-import io
-import math
-import sys
-import types
-from typing import Any
-
-import numpy as np
-
-from attention_conformance.oracle.ulps import FORMATS
-from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.run.catalogue import SUBJECT_CASES
 from attention_conformance.run.finding import Finding
 from attention_conformance.run.judge import Question, drawn, variables
-from attention_conformance.run.script import laid
+from attention_conformance.run.script import script
 from attention_conformance.subjects.fit import fit
-from attention_conformance.subjects.presets import PRESETS
 from attention_conformance.subjects.subject import Subject
 
 __all__ = ["MOST", "is_plain", "reproducer"]
 
 MOST = 4_000_000
 """Bytes of arrays that a script holds at most."""
-
-PLACES = {
-    "torch": "torch.from_numpy(each.copy() if 0 in each.strides else each)",
-    "jax": "jax.numpy.asarray(each)",
-    "tensorflow": "tensorflow.convert_to_tensor(each)",
-    "numpy": "each",
-}
-TURNS = {
-    "torch": "each.permute({})",
-    "jax": "each.transpose({})",
-    "tensorflow": "tensorflow.transpose(each, ({}))",
-    "numpy": "each.transpose({})",
-}
 
 
 def is_plain(finding: Finding) -> bool:
@@ -50,290 +23,15 @@ def is_plain(finding: Finding) -> bool:
     return any(each.measure in ("ulp", "gradient") and not each.before for each in cases)
 
 
-def definition(
-    query: NumpyArray, key: NumpyArray, value: NumpyArray, *, allowed: NumpyArray, bias: NumpyArray, scale: float,
-    softcap: float | None, sinks: NumpyArray | None, d_output: NumpyArray | None,
-) -> dict[str, tuple[NumpyArray, NumpyArray]]:  # fmt: skip
-    """The output, or the gradients, query by query over the keys that it may attend to, and the scale of errors."""
-    batch, heads, rows, _ = query.shape
-    groups = key.shape[1]
-    output = np.zeros((*query.shape[:-1], value.shape[-1]))
-    found = {
-        "output": output,
-        "query": np.zeros(query.shape),
-        "key": np.zeros(key.shape),
-        "value": np.zeros(value.shape),
-    }
-    sizes = {name: np.zeros(each.shape) for name, each in found.items()}
-    for at in np.ndindex(batch, heads, rows):
-        shared = (at[0], at[1] * groups // heads)
-        seen = allowed[at] & (bias[at] > -np.inf)
-        keys, values = key[shared][seen], value[shared][seen]
-        raw = scale * (keys @ query[at])
-        bent = raw if softcap is None else softcap * np.tanh(raw / softcap)
-        scores = bent + bias[at][seen]
-        if not len(scores):
-            continue
-        sink = -np.inf if sinks is None else sinks[at[1]]
-        top = max(scores.max(), sink)
-        weights = np.exp(scores - top)
-        weights /= weights.sum() + np.exp(sink - top)
-        output[at], sizes["output"][at] = weights @ values, weights @ abs(values)
-        if d_output is None:
-            continue
-        for into, sign, change, columns in (
-            (found, -1, d_output[at], values),
-            (sizes, 1, abs(d_output[at]), abs(values)),
-        ):
-            d_weights = columns @ change
-            d_scores = scale * weights * (d_weights + sign * (weights @ d_weights))
-            if softcap is not None:
-                d_scores = d_scores * (1 - np.tanh(raw / softcap) ** 2)
-            one, others = (query[at], keys) if sign < 0 else (abs(query[at]), abs(keys))
-            into["query"][at] = d_scores @ others
-            into["key"][shared][seen] += np.outer(d_scores, one)
-            into["value"][shared][seen] += np.outer(weights, change)
-    names = ["output"] if d_output is None else ["query", "key", "value"]
-    return {name: (found[name], sizes[name]) for name in names}
-
-
-def truth(
-    arrays: dict[str, NumpyArray], *, scale: float, softcap: float | None, offset: int | None
-) -> dict[str, tuple[NumpyArray, NumpyArray]]:
-    """The definition on arrays in float64; an offset says that attention is causal."""
-    exact = {name: each if each.dtype == bool else each.astype(np.float64) for name, each in arrays.items()}
-    query, key, value = (exact[name] for name in ("query", "key", "value"))
-    full = (*query.shape[:3], key.shape[2])
-    allowed = np.broadcast_to(exact.get("mask", True), full).copy()
-    if offset is not None:
-        allowed &= np.arange(full[3]) <= np.arange(full[2])[:, None] + offset
-    bias = np.broadcast_to(exact.get("bias", 0.0), full)
-    options: dict[str, Any] = {
-        "scale": scale,
-        "softcap": softcap,
-        "sinks": exact.get("sinks"),
-        "d_output": exact.get("d_output"),
-    }
-    return definition(query, key, value, allowed=allowed, bias=bias, **options)
-
-
-def compared(
-    results: dict[str, NumpyArray], wanted: dict[str, tuple[NumpyArray, NumpyArray]], *, bits: int, bound: float
-) -> int:
-    """1 where an error is beyond the bound, in units in the last place of its scale; the worst are printed."""
-    worst = 0.0
-    for name, result in results.items():
-        expected, size = wanted[name]
-        if result.shape != expected.shape:
-            print(f"{name}: expected the shape {expected.shape}; got {result.shape}")
-            return 1
-        if not result.size:
-            continue
-        with np.errstate(all="ignore"):
-            unit = 2.0 ** (np.floor(np.log2(np.maximum(size, 1e-30))) - bits)
-            error = np.where(result == expected, 0.0, abs(result - expected) / unit)
-        error = np.where(np.isnan(expected) & np.isnan(result), 0.0, np.where(np.isnan(error), np.inf, error))
-        at = tuple(int(each) for each in np.unravel_index(error.argmax(), error.shape))
-        print(f"{name} at {at}: expected {expected[at]:.9g}; got {result[at]:.9g}")
-        worst = max(worst, error[at])
-    return int(worst > bound)
-
-
 def reproducer(finding: Finding, subject: Subject, target: str) -> str | None:
     """The script, which exits with 1 where the result is wrong; None where its arrays are too large."""
     (case,) = (each for each in SUBJECT_CASES if each.name == finding.case)
     question = Question(subject, case, finding.dtype, seed=finding.seed)
     problem = fit(drawn(question), subject)
-    arrays = dict(problem.arrays)
-    if problem.cotangent is not None:
-        if subject.backward is not None or not set(variables(question, problem)) <= {"query", "key", "value"}:
-            return None
-        arrays["d_output"] = problem.cotangent
-    if sum(each.nbytes for each in arrays.values()) > MOST:
+    names = ("query", "key", "value")
+    if problem.cotangent is not None and (subject.backward or not set(variables(question, problem)) <= set(names)):
         return None
-    return "\n".join([*_head(finding, subject, target), *_arrays(arrays, problem), *_call(problem, subject),
-                      *_comparison(finding, problem, subject)]) + "\n"  # fmt: skip
-
-
-def _head(finding: Finding, subject: Subject, target: str) -> list[str]:
-    library = subject.backend or "numpy"
+    if sum(each.nbytes for each in problem.arrays.values()) > MOST:
+        return None
     says = f"{target}, {finding.case} in {finding.dtype}. {finding.shows}"
-    imports = ["import base64", "import functools", "import importlib", "import io", "",
-               *(["import jax"] if library == "jax" else []), "import ml_dtypes", "import numpy as np",
-               *([f"import {library}"] if library in ("torch", "tensorflow") else [])]  # fmt: skip
-    dtype = "ml_dtypes.bfloat16" if finding.dtype == "bfloat16" else f"np.{finding.dtype}"
-    start = [f'"""{says}"""', "", "from __future__ import annotations", "", *imports, ""]
-    if library == "jax" and finding.dtype == "float64":
-        start.append('jax.config.update("jax_enable_x64", True)')
-    return [*start, f"dtype = {dtype}", "", "", *_preset(target), *_sources(laid, definition, truth, compared)]
-
-
-def _sources(*functions: Any) -> list[str]:
-    sources = [inspect.getsource(function).rstrip().replace("  # fmt: skip", "") for function in functions]
-    return [line for source in sources for line in (source, "", "")]
-
-
-def _preset(target: str) -> list[str]:
-    """How the preset is called, as the source of the function that makes it."""
-    make = PRESETS[target].make
-    words = make.keywords if isinstance(make, functools.partial) else {}
-    function: Any = make.func if isinstance(make, functools.partial) else make
-    needed: dict[str, Any] = {}
-    _gather(function, needed)
-    told = ", ".join(f"{name}={each!r}" for name, each in words.items())
-    lines = ["class Subject:  # stands for the description of how it is called"]
-    lines += ["    def __init__(self, function, **_):", "        self.function = function", "", ""]
-    for each in reversed(needed.values()):
-        lines += _sources(each)
-    return [*lines, f"attention = {function.__name__}({told}).function", "", ""]
-
-
-def _gather(function: Any, into: dict[str, Any]) -> None:
-    """The functions and classes of its module that a function names."""
-    if function.__name__ in into:
-        return
-    into[function.__name__] = function
-    module, waiting = sys.modules[function.__module__], [getattr(function, "__code__", None)]
-    while waiting:
-        code = waiting.pop()
-        if code is None:
-            continue
-        waiting += [each for each in code.co_consts if isinstance(each, types.CodeType)]
-        for name in code.co_names:
-            each = getattr(module, name, None)
-            if getattr(each, "__module__", None) == function.__module__ and name != "Subject":
-                _gather(each, into)
-
-
-def _arrays(arrays: dict[str, NumpyArray], problem: Problem) -> list[str]:
-    with io.BytesIO() as file:
-        np.savez_compressed(file, **{name: each.astype(_stored(each)) for name, each in arrays.items()})  # type: ignore[arg-type]
-        text = base64.b85encode(file.getvalue()).decode()
-    lines = ['stored = ("""', *(text[at : at + 110] for at in range(0, len(text), 110)), '""")']
-    lines += [
-        'stored = dict(np.load(io.BytesIO(base64.b85decode(stored.replace("\\n", "")))))',
-        "arrays = {name: each if each.dtype == bool else each.astype(dtype) for name, each in stored.items()}",
-    ]
-    memory = {name: kind for name, kind in problem.memory.items() if kind != "contiguous"}
-    if "cotangent" in memory:
-        memory["d_output"] = memory.pop("cotangent")
-    if memory:
-        lines.append(f"for name, kind in {memory}.items():")
-        lines.append("    arrays[name] = laid(arrays[name], kind)")
-    return lines
-
-
-def _stored(each: NumpyArray) -> Any:
-    return each.dtype if each.dtype in (np.float64, bool) else np.float32
-
-
-def _call(problem: Problem, subject: Subject) -> list[str]:
-    """The call, in the layout of the subject; heads and entries that it does not know are looped over."""
-    library, layout = subject.backend or "numpy", subject.layout or "BHSD"
-    array = PLACES[library]
-    lines = ["", "", "def placed(each):"]
-    if library == "torch":
-        lines += ["    if each.dtype == ml_dtypes.bfloat16:",
-                  "        return torch.from_numpy(each.view(np.int16)).view(torch.bfloat16)"]  # fmt: skip
-    lines += [f"    return {array}", "", ""]
-    back = "each.detach().double().numpy()" if library == "torch" else "np.asarray(each).astype(np.float64)"
-    lines += ["def back(each):", f"    return {back}", "", ""]
-    names = list(subject.order or ("query", "key", "value"))
-    words = _keywords(problem, subject)
-    inner = [letter for letter in "BHSD" if letter in layout]
-    axes = [inner.index(letter) for letter in layout]
-    turn, again = TURNS[library], [int(each) for each in np.argsort(axes)]
-    turned = axes == sorted(axes)
-    lines += ["def called(query, key, value, mask=None, bias=None, sinks=None):",
-              f"    arguments = [{', '.join(names)}]"]  # fmt: skip
-    if not turned:
-        lines.append(f"    arguments = [{turn.format(', '.join(map(str, axes)))} for each in arguments]")
-    call = (
-        "attention(*arguments"
-        if not subject.array_names
-        else f"attention(**dict(zip({list(subject.array_names)}, arguments))"
-    )
-    lines += [f"    each = {call}{words})", "    each = each[0] if isinstance(each, (tuple, list)) else each"]
-    if not turned:
-        lines.append(f"    each = {turn.format(', '.join(map(str, again)))}")
-    return [*lines, "    return each", "", "", *_loop(layout, library), ""]
-
-
-def _loop(layout: str, library: str) -> list[str]:
-    if "B" in layout:
-        return ["whole = called"]
-    stack = {"torch": "torch.stack", "jax": "jax.numpy.stack", "tensorflow": "tensorflow.stack"}.get(
-        library, "np.stack"
-    )
-    part = ["    def of(each, *at):  # its entry and head, where it has several",
-            "        if each is not None:",
-            "            return each[tuple(min(a, s - 1) for a, s in zip(at, each.shape))]", ""]  # fmt: skip
-    lines = ["def whole(query, key, value, mask=None, bias=None, sinks=None):", *part]
-    if "H" in layout:
-        call = "called(query[b], key[b], value[b], of(mask, b), of(bias, b)) for b in range(len(query))"
-        return [*lines, f"    return {stack}([{call}])"]
-    call = "called(query[b, h], key[b, h // g], value[b, h // g], of(mask, b, h), of(bias, b, h))"
-    heads = f"{stack}([{call} for h in range(query.shape[1])])"
-    lines.append("    g = query.shape[1] // key.shape[1]")
-    return [*lines, f"    return {stack}([{heads} for b in range(len(query))])"]
-
-
-def _keywords(problem: Problem, subject: Subject) -> str:
-    words = {name: repr(each) for name, each in (subject.options or {}).items()}
-    if "mask" in problem.arrays and subject.mask_name:
-        words[subject.mask_name] = "mask"
-    if "bias" in problem.arrays:
-        words[subject.bias_name or subject.mask_name or ""] = "bias"
-    if "sinks" in problem.arrays and subject.sinks_name:
-        words[subject.sinks_name] = "sinks"
-    if subject.causal_name:
-        words[subject.causal_name] = repr(bool(problem.options.get("is_causal")))
-    for name, keyword in (("scale", subject.scale_name), ("softcap", subject.softcap_name)):
-        if keyword and problem.options.get(name) is not None:
-            words[keyword] = repr(float(problem.options[name]))
-    if subject.grouped_name and problem.arrays["query"].shape[1] != problem.arrays["key"].shape[1]:
-        words[subject.grouped_name] = "True"
-    for name, asked in (subject.asks or {}).items():
-        if problem.options.get(f"return_{name}"):
-            words |= {word: repr(each) for word, each in asked.items()}
-    return "".join(f", {name}={each}" for name, each in words.items())
-
-
-def _comparison(finding: Finding, problem: Problem, subject: Subject) -> list[str]:
-    scale, width = problem.options.get("scale"), problem.arrays["query"].shape[-1]
-    scale = scale if scale is not None else width**-0.5 if width else 1.0
-    told = {name: f'placed(arrays["{name}"])' for name in ("mask", "bias", "sinks") if name in problem.arrays}
-    if subject.mask == "drop" and "mask" in told:
-        told["mask"] = 'placed(~arrays["mask"])'
-    arguments = "".join(f", {name}={each}" for name, each in told.items())
-    lines = ['arguments = [placed(arrays[name]) for name in ("query", "key", "value")]']
-    if problem.cotangent is None:
-        lines += [f'results = {{"output": back(whole(*arguments{arguments}))}}']
-    else:
-        lines += _gradients(subject.backend or "numpy", arguments)
-    rows, columns = problem.sizes[2:]
-    offset = columns - rows if subject.causal == "bottom-right" else 0
-    options = {"scale": float(scale), "softcap": problem.options.get("softcap")}
-    options["offset"] = offset if problem.options.get("is_causal") else None
-    bound = finding.bound if math.isfinite(finding.bound) and finding.bound > 0 else 1.0
-    bits = FORMATS[finding.dtype].fraction_bits
-    return [
-        *lines,
-        f"wanted = truth(arrays, **{options})",
-        f"raise SystemExit(compared(results, wanted, bits={bits}, bound={bound:.6g}))",
-    ]
-
-
-def _gradients(library: str, words: str) -> list[str]:
-    """The gradients of a call, by the differentiation of the library; the words are those of the call."""
-    call, change = f"whole(*arguments{words})", 'placed(arrays["d_output"])'
-    if library == "torch":
-        lines = ["arguments = [each.detach().requires_grad_() for each in arguments]", f"output = {call}"]
-        lines.append(f"found = torch.autograd.grad(output, arguments, {change}.to(output.dtype))")
-    elif library == "jax":
-        lines = [f"output, transposed = jax.vjp(lambda *arrays_: whole(*arrays_{words}), *arguments)"]
-        lines.append(f"found = transposed({change}.astype(output.dtype))")
-    else:
-        lines = ["with tensorflow.GradientTape() as tape:", "    tape.watch(arguments)", f"    output = {call}"]
-        lines.append(f"found = tape.gradient(output, arguments, output_gradients={change})")
-    return [*lines, 'results = dict(zip(("query", "key", "value"), (back(each) for each in found)))']
+    return script(problem, subject, target, dtype=finding.dtype, bound=finding.bound, says=says)

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import json
 import math
-import os
 import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,17 +20,16 @@ from rich.text import Text
 from attention_conformance.cases import CASES
 from attention_conformance.cases.contract import LINES
 from attention_conformance.result import Result
+from attention_conformance.run.machine import machine
 from attention_conformance.run.model import PAIRS
 from attention_files.writing import write_file
 
 __all__ = [
     "LEGEND",
     "LINE_LEGEND",
-    "available_threads",
     "environment",
     "failures",
     "line_table",
-    "machine",
     "model_tables",
     "proved",
     "reason_of",
@@ -236,31 +234,6 @@ def environment(backends: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
         **machine(),
         "attention-core": version("attention-core"),
         "backends": backends,
-    }
-
-
-def available_threads() -> list[int]:
-    """The threads of the processor that this process may use."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-
-
-def machine() -> dict[str, Any]:
-    """The processor, the vector instructions that it has, and how many of its threads this process may use."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:  # only Linux has it
-        lines = []
-    told: dict[str, str] = {}
-    for line in lines:
-        name, _, value = line.partition(":")
-        told.setdefault(name.strip(), value.strip())
-    known = told.get("flags", told.get("Features", "")).split()
-    vector = [flag for flag in known if flag.startswith(("sse", "avx", "fma", "amx", "asimd", "neon", "sve", "f16c"))]
-    return {
-        "processor": told.get("model name") or platform.processor() or platform.machine(),
-        "architecture": platform.machine(),
-        "instructions": sorted(set(vector)),
-        "threads": len(available_threads()),
     }
 
 

@@ -46,6 +46,7 @@ STYLES = {
 WORDS = {
     "keep": "True = may attend",
     "drop": "True = hidden",
+    "integer": "1 = may attend, 0 = hidden",
     "additive": "0 and -inf, added",
     "sqrt": "1/√D",
     "one": "1",
