@@ -312,9 +312,7 @@ def _blocks(call: Call, function: Callable[..., torch.Tensor] | None, *, with_qu
     full = some & every & whole
     full, mixed = (_four_axes(flags, dims) for flags in (full, some & ~full))
     counted = [x for flags in (mixed, full) for x in _indices(flags)]
-    return _library().BlockMask.from_kv_blocks(
-        *counted, BLOCK, function, (rows, columns), with_queries
-    )
+    return _library().BlockMask.from_kv_blocks(*counted, BLOCK, function, (rows, columns), with_queries)
 
 
 def _spans(length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

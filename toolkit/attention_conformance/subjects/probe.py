@@ -162,9 +162,9 @@ def _measured(
 
 
 def _kinds(problem: Problem) -> Iterator[Problem]:
-    """A problem in float32, and in the types of 16 bits, which some kernels take alone."""
+    """A problem in float32, and in the types that some kernels take alone."""
     yield problem
-    for dtype in ("float16", "bfloat16"):
+    for dtype in ("float16", "bfloat16", "float64"):
         arrays = {n: each if each.dtype == bool else rounded(each, dtype) for n, each in problem.arrays.items()}
         cotangent = None if problem.cotangent is None else rounded(problem.cotangent, dtype)
         yield replace(problem, arrays=arrays, cotangent=cotangent)
@@ -173,7 +173,7 @@ def _kinds(problem: Problem) -> Iterator[Problem]:
 def _output(subject: Subject, problem: Problem) -> Any:
     backend = get_backend(subject.backend or "numpy")
     device = subject.device or devices_of(backend)[0]
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), in_precision(backend, problem.arrays["query"].dtype.name):
         arrays = place(problem, subject, backend, device)
         return to_numpy(outputs(problem, subject, arrays, backend.namespace), backend)["output"]
 
@@ -249,11 +249,12 @@ def _results(subject: Subject) -> Facts:
     everything = replace(subject.learned(PLAIN), returns=("output", "weights", "logsumexp"))
     backend = get_backend(subject.backend or "numpy")
     for problem in _kinds(fit(_problem(64, 128), everything)):
-        try:
-            arrays = place(problem, everything, backend, subject.device or devices_of(backend)[0])
-            return {"returns": tuple(outputs(problem, everything, arrays, backend.namespace))}
-        except Exception:  # refused: the cases will tell
-            continue
+        with in_precision(backend, problem.arrays["query"].dtype.name):
+            try:
+                arrays = place(problem, everything, backend, subject.device or devices_of(backend)[0])
+                return {"returns": tuple(outputs(problem, everything, arrays, backend.namespace))}
+            except Exception:  # refused: the cases will tell
+                continue
     return {"returns": ("output",)}
 
 
@@ -355,11 +356,12 @@ def _can_differentiate(subject: Subject, backend: Backend) -> bool:
         return False
     cotangent = np.ones((2, 4, 64, WIDTH), np.float32)
     for problem in _kinds(_problem(cotangent=cotangent)):
-        arrays = place(problem, subject, backend, subject.device or devices_of(backend)[0])
-        try:
-            gradients(problem, subject, arrays, ("query",), backend)
-        except Exception:  # no gradient
-            continue
+        with in_precision(backend, problem.arrays["query"].dtype.name):
+            arrays = place(problem, subject, backend, subject.device or devices_of(backend)[0])
+            try:
+                gradients(problem, subject, arrays, ("query",), backend)
+            except Exception:  # no gradient
+                continue
         return True
     return False
 
