@@ -30,6 +30,7 @@ PROBLEMS = (
     Problem((2, 4, 70, 8), "window", kv_heads=2, queries=1, window=9),
     Problem((2, 4, 70, 8), "window", kv_heads=2, queries=5, offset=20, window=9),
     Problem((2, 4, 70, 8), "padded", "both", kv_heads=2, queries=3, key_lengths=(30, 50)),
+    Problem((2, 4, 70, 8), "padded-causal", "both", kv_heads=2),
     Problem((2, 4, 70, 8), "ragged", "both", kv_heads=2, queries=3),
     Problem((2, 4, 70, 8), "ragged", kv_heads=2, queries=20, key_lengths=(30, 15)),
     Problem((2, 4, 40, 8), "causal", "both", kv_heads=2),
@@ -254,7 +255,7 @@ class Moved:
         return getattr(self.problem, name)
 
 
-@pytest.mark.parametrize("mask", ["causal", "window", "packed", "padded", "ragged"])
+@pytest.mark.parametrize("mask", ["causal", "window", "packed", "padded", "padded-causal", "ragged"])
 def test_operations_are_counted_by_the_pairs_that_a_mask_allows(mask):
     problem = Problem((4, 2, 1040, 8), mask)
     allowed = np.broadcast_to(problem.allowed(), (4, 2, 1040, 1040))

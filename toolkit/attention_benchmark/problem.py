@@ -135,6 +135,12 @@ MASKS = {
         lambda i, j, lengths, problem: j < lengths[:, None, None, None],
         lambda i, n, problem: np.mean(np.minimum(_lengths(problem)[0], n)) if problem.key_lengths else n / 2,
     ),
+    "padded-causal": MaskKind(
+        _lengths,
+        lambda problem, lengths: attention_core.KeyLengths(lengths) & attention_core.Causal(offset=problem.ahead),
+        lambda i, j, lengths, problem: (j <= i) & (j < lengths[:, None, None, None]),
+        lambda i, n, problem: np.mean(np.minimum(i + 1, _lengths(problem)[0][:, None])),
+    ),
     "ragged": MaskKind(
         _cached,
         lambda problem, lengths: attention_core.Causal(offset=lengths - problem.num_queries),
@@ -198,7 +204,7 @@ class Problem:
     offset : int, optional
         The position of the first query; by default, the queries are the last positions.
     key_lengths : tuple of int
-        Of the masks ``"padded"`` and ``"ragged"``, repeated for the batch.
+        Of the masks ``"padded"``, ``"padded-causal"`` and ``"ragged"``, repeated for the batch.
     window : int
         The keys that a query attends to under the mask ``"window"``.
     document : int
@@ -390,6 +396,11 @@ def _decode(batch: int, heads: tuple[int, int], length: int, width: int, queries
     return {"shape": shape, "mask": mask, "kv_heads": heads[1], "queries": queries, "window": 1024}
 
 
+def _quarters(length: int) -> dict[str, int]:
+    """A window and documents of a quarter of the keys."""
+    return {"window": length // 4, "document": length // 4}
+
+
 _LONG = (1, (32, 8), 4096, 128)
 _CACHES = ((1, 4096), (4, 2048), (16, 1024))  # batch and length
 PRESETS: dict[str, tuple[dict[str, Any], ...]] = {
@@ -425,6 +436,12 @@ PRESETS: dict[str, tuple[dict[str, Any], ...]] = {
         for kv_heads in (16, 4, 2)
         for queries in (1, 4, 16, 64, 512)
         for mask in (("causal", "padded", "window", "sinks") if kv_heads == 4 else ("causal",))
+    ),
+    "masked": tuple(
+        {"shape": (batch, 8, length, 64), "mask": mask, "direction": direction, **_quarters(length)}
+        for batch, length in ((32, 48), (16, 128), (8, 256), (4, 512))
+        for mask in ("padded", "padded-causal", "window", "packed", "alibi", "bias")
+        for direction in DIRECTIONS
     ),
     "accelerator": (
         *(

@@ -179,6 +179,7 @@ def _mask(problem: Problem) -> str:
         "window": [problem.window] if problem.window != WINDOW else [],
         "packed": [problem.document] if problem.document != DOCUMENT else [],
         "padded": problem.key_lengths,
+        "padded-causal": problem.key_lengths,
         "ragged": problem.key_lengths,
     }
     text = " ".join((problem.mask, *map(str, numbers.get(problem.mask, ()))))
