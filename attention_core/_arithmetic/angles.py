@@ -16,6 +16,8 @@ from attention_core._arithmetic.exact import uncontracted
 from attention_core._arrays import Array, DType, Namespace, dtype_name, index_dtype, shape
 from attention_core._backend import array_of
 
+Words = tuple[list[Any], list[Any], list[Any]]
+
 _TURN = 0xA2F9836E4E441529FC2757D1F534DDC0DB629599  # 2**162 / (2 pi), rounded down
 _EXACT_BITS = 400  # after the point: even a frequency of 2**-300 turns keeps 53 significant bits
 _DECIMALS = decimal.Context(prec=60, rounding=decimal.ROUND_HALF_EVEN, Emin=-9999, Emax=9999, traps=[])
@@ -43,14 +45,12 @@ def tables(
     positions: Array, x: Array, *, base: float, width: int, divisors: tuple[float, ...] | None, xp: Namespace
 ) -> tuple[Array, Array]:
     """Cosine and sine of all angles, (..., 1, L, W/2), in the dtype of ``x``, for positions (..., 1, L, 1)."""
-    frequencies = [base ** (-2 * i / width) for i in range(width // 2)]
-    if divisors is not None:
-        frequencies = [frequency / divisor for frequency, divisor in zip(frequencies, divisors, strict=True)]
-    if dtype_name(x.dtype) == "float64":
-        turns = [_turns(frequency, 120) for frequency in frequencies]
-        quadrant, angle = _angle_by_floats(xp.astype(positions, x.dtype), turns, 120, xp)
+    kind = "float64" if dtype_name(x.dtype) == "float64" else "integer"
+    words = _words(kind, base, width, divisors)
+    if kind == "float64":
+        quadrant, angle = _angle_by_floats(xp.astype(positions, x.dtype), words, xp)
     else:
-        quadrant, angle = _angle_by_integers(positions, frequencies, x, xp)
+        quadrant, angle = _angle_by_integers(positions, words, x, xp)
     return _rotate_by_quadrant(xp.cos(angle), xp.sin(angle), quadrant, xp)
 
 
@@ -58,7 +58,7 @@ def exact_tables(
     positions: Array, base: float, width: int, divisors: tuple[float, ...] | None, *, xp: Namespace
 ) -> tuple[Array, Array]:
     """The same for positions in float64, with the same bits everywhere; frequencies have more bits than float64."""
-    quadrant, angle = _angle_by_floats(positions, _exact_turns(base, width, divisors), _EXACT_BITS, xp)
+    quadrant, angle = _angle_by_floats(positions, _words("exact", base, width, divisors), xp)
     return _rotate_by_quadrant(cosine(angle, xp), sine(angle, xp), quadrant, xp)
 
 
@@ -72,19 +72,13 @@ def _rotate_by_quadrant(cos: Array, sin: Array, quadrant: Array, xp: Namespace) 
     )
 
 
-def _angle_by_integers(position: Array, frequencies: list[float], x: Array, xp: Namespace) -> tuple[Array, Array]:
+def _angle_by_integers(position: Array, words: Words, x: Array, xp: Namespace) -> tuple[Array, Array]:
     """Positions times frequencies: quarter turns as int32, modulo four, and the remaining angle, within pi / 4.
 
-    A frequency, in turns, has 62 bits after the point: a word of 32 bits and two of 15. A position has two halves of
-    16 bits. Integers of 64 bits hold all products; those of 32 bits wrap around, which counts modulo one turn.
+    A position has two halves of 16 bits. Integers of 64 bits hold all products; those of 32 bits wrap around, which
+    counts modulo one turn.
     """
     wide = index_dtype(position, xp=xp)
-    turns = [_turns(frequency, 62) for frequency in frequencies]
-    words = (
-        [(turn >> 30 ^ 2**31) - 2**31 for turn in turns],  # as signed integers of 32 bits
-        [turn >> 15 & 0x7FFF for turn in turns],
-        [turn & 0x7FFF for turn in turns],
-    )
     high, middle, low = _arrays_of(words, wide, x, xp)
     position = xp.astype(xp.astype(position, xp.int32), wide)
     upper, lower = xp.bitwise_right_shift(position, 16), xp.bitwise_and(position, 0xFFFF)
@@ -97,13 +91,8 @@ def _angle_by_integers(position: Array, frequencies: list[float], x: Array, xp: 
     return xp.bitwise_right_shift(count, 30), xp.multiply(xp.astype(remainder, x.dtype), 2 * math.pi / 2**32)
 
 
-def _angle_by_floats(position: Array, turns: list[int], bits: int, xp: Namespace) -> tuple[Array, Array]:
-    """The same in float64, for frequencies of so many bits: a position of 31 bits times a word of 22 is exact."""
-    words = (
-        [math.ldexp(turn >> bits - 22, -22) for turn in turns],
-        [math.ldexp(turn >> bits - 44 & 0x3FFFFF, -44) for turn in turns],
-        [math.ldexp(turn & (1 << bits - 44) - 1, -bits) for turn in turns],
-    )
+def _angle_by_floats(position: Array, words: Words, xp: Namespace) -> tuple[Array, Array]:
+    """The same in float64: a position of 31 bits times a word of 22 is exact."""
     high, middle, low = _arrays_of(words, position.dtype, position, xp)
     turn = xp.add(_fraction(xp.multiply(position, high), xp), _fraction(xp.multiply(position, middle), xp))
     quarters = xp.round(xp.multiply(turn, 4.0))
@@ -112,13 +101,45 @@ def _angle_by_floats(position: Array, turns: list[int], bits: int, xp: Namespace
     return xp.astype(quarters, xp.int32), xp.multiply(remainder, 2 * math.pi)
 
 
-def _arrays_of(words: tuple[list[Any], ...], dtype: DType, like: Array, xp: Namespace) -> list[Array]:
+def _arrays_of(words: Words, dtype: DType, like: Array, xp: Namespace) -> list[Array]:
     """Lists of as many numbers as arrays: parts of one, which takes a third of the time to make."""
     count, numbers = len(words[0]), array_of([number for word in words for number in word], dtype, like, xp)
     return [numbers[first : first + count] for first in range(0, len(words) * count, count)]
 
 
-@functools.cache
+def _words(kind: str, base: float, width: int, divisors: tuple[float, ...] | None) -> Words:
+    """All frequencies, in turns and in fixed point, as a word of high, of middle and of low bits for each."""
+    return _kept_words(kind, base, width, divisors)
+
+
+_words._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile calls this, and does not trace it
+
+
+@functools.lru_cache(maxsize=64)
+def _kept_words(kind: str, base: float, width: int, divisors: tuple[float, ...] | None) -> Words:
+    if kind == "exact":
+        return _words_of_22_bits(_exact_turns(base, width, divisors), _EXACT_BITS)
+    frequencies = [base ** (-2 * i / width) for i in range(width // 2)]
+    if divisors is not None:
+        frequencies = [frequency / divisor for frequency, divisor in zip(frequencies, divisors, strict=True)]
+    if kind == "float64":
+        return _words_of_22_bits([_turns(frequency, 120) for frequency in frequencies], 120)
+    turns = [_turns(frequency, 62) for frequency in frequencies]  # a word of 32 bits, signed, and two of 15
+    return (
+        [(turn >> 30 ^ 2**31) - 2**31 for turn in turns],
+        [turn >> 15 & 0x7FFF for turn in turns],
+        [turn & 0x7FFF for turn in turns],
+    )
+
+
+def _words_of_22_bits(turns: list[int], bits: int) -> Words:
+    return (
+        [math.ldexp(turn >> bits - 22, -22) for turn in turns],
+        [math.ldexp(turn >> bits - 44 & 0x3FFFFF, -44) for turn in turns],
+        [math.ldexp(turn & (1 << bits - 44) - 1, -bits) for turn in turns],
+    )
+
+
 def _exact_turns(base: float, width: int, divisors: tuple[float, ...] | None) -> list[int]:
     """Frequencies in turns, by decimals: their logarithms and exponentials are correctly rounded, unlike those of C."""
     log = _DECIMALS.ln(decimal.Decimal(base))
