@@ -86,6 +86,18 @@ def test_an_odd_kernel_differs_by_a_convention_that_can_be_accepted(kernel):
 
 
 @pytest.mark.needs("numpy")
+def test_a_leak_is_one_beyond_the_bound_of_16_bits_too():
+    def attention(query, key, value, mask):
+        scores = np.where(mask, query @ np.swapaxes(key, -1, -2) * query.dtype.type(query.shape[-1] ** -0.5), -np.inf)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return (weights / weights.sum(axis=-1, keepdims=True)) @ value
+
+    case, subject = "attended-nan-value", Subject(attention, mask_name="mask")
+    told = found(subject, case, dtype="float16", seed=3995310472)[case]
+    assert (told.verdict, told.variant) == (CONVENTION, "nan-through-mask")
+
+
+@pytest.mark.needs("numpy")
 def test_calls_before_a_case_take_the_mask_that_stands_for_causality():
     subject = settled(Subject(lambda query, key, value, mask=None: planted.attention(query, key, value, mask)))
     assert found(subject, "after-shorter")["after-shorter"].verdict == "right"

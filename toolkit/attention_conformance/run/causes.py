@@ -94,7 +94,8 @@ class Variants:
         for expected in (truth, *self._by_convention(got)):
             mended = {name: _mended(each, nan[name] & reach[name], expected[name]) for name, each in got.items()}
             leaks = any((nan[name] & reach[name] & ~np.isnan(expected[name].high)).any() for name in got)
-            if leaks and bounds.measure(mended, expected).passes:
+            measured = bounds.measure(mended, expected)
+            if leaks and measured.error <= measured.bound * (2 if bounds.question.dtype in NARROW_TYPES else 1):
                 return LEAK
         return SPREAD if _spreads(got, bounds) else None
 
