@@ -28,8 +28,8 @@ CPUS = os.cpu_count() or 1
 LAYOUTS = "attention-core, torch, torch-encoder-layer, equinox, keras, keras-grouped, flax, bert, bert-layer"
 LAYOUTS += ", bert-embeddings, causal-lm"
 OPERATIONS = "attention, multi_head, linear"
-MASKS = "full, causal, window, packed, padded, ragged, softcap, alibi, bias, sinks"
-PRESETS = "training, prefill, decode, caches, accelerator, small"
+MASKS = "full, causal, window, packed, padded, padded-causal, ragged, softcap, alibi, bias, sinks"
+PRESETS = "training, prefill, decode, caches, masked, accelerator, small"
 WINDOW = 256
 
 
