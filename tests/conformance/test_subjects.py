@@ -308,7 +308,7 @@ def test_conventions_that_a_call_has_found_are_told_unless_they_are_declared_or_
     assert surprises(subject.declared, ("mask",)) == []
     assert [each.verdict for each in surprises(subject.declared, (), ("inverted-mask",))] == ["accepted"]
     (told,) = surprises(settled(Subject(planted.Kernel("other dtype"))).declared, ())
-    assert (told.verdict, told.variant) == ("differs by convention", "other-dtype")
+    assert (told.verdict, told.variant) == ("visibly wrong", "other-dtype")
 
 
 @pytest.mark.needs("torch")

@@ -41,7 +41,9 @@ def surprises(facts: Mapping[str, Any], declared: Iterable[str], accepted: Seque
     for name, usual in USUAL.items():
         if name in facts and name not in declared and facts[name] not in usual:
             number, variant, says = SURPRISES["always" if facts[name] == "always" else name]
-            verdict = "accepted" if variant in accepted else "differs by convention"
+            is_wrong = name == "keeps_dtype"
+            verdict = "visibly wrong" if is_wrong else "differs by convention"
+            verdict = "accepted" if variant in accepted else verdict
             detail = (
                 "" if name.startswith("keeps") else f"declare it with --{name.removeprefix('default_')} {facts[name]}"
             )
