@@ -49,6 +49,7 @@ from attention_core._attention.parts import (
 )
 from attention_core._backend import (
     DIFFERENTIATED_ONCE,
+    Autocast,
     Backend,
     Collectives,
     Kernel,
@@ -78,6 +79,7 @@ __all__ = [
     "DIFFERENTIATED_ONCE",
     "Array",
     "Attention",
+    "Autocast",
     "Backend",
     "Call",
     "Collectives",
@@ -139,6 +141,7 @@ __all__ = [
 
 
 _PUBLIC = (
+    "Autocast",
     "Backend",
     "Call",
     "Collectives",

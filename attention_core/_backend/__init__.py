@@ -3,6 +3,7 @@
 from attention_core._backend._autocast import with_autocast, without_warnings
 from attention_core._backend._base import (
     DIFFERENTIATED_ONCE,
+    Autocast,
     Backend,
     Kernel,
     Operation,
@@ -35,6 +36,7 @@ from attention_core._backend._registry import register, registered, registered_n
 
 __all__ = [
     "DIFFERENTIATED_ONCE",
+    "Autocast",
     "Backend",
     "Collectives",
     "Kernel",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from attention_core._arrays import FLOATING, HALF, Array, DType, cast_to, dtype_name
+from attention_core._backend._base import Autocast
 from attention_core._backend._find import array_namespace, backend_of, is_compiling, is_of_numpy
 from attention_core._keywords import Names, call_error, names_of
 
@@ -57,10 +58,10 @@ def with_autocast(
                 if len(arguments) > position:
                     array = arguments[position]
                     backend = backends.get(type(array)) or find(array)
-                    is_autocasting = getattr(backend, "is_autocasting", None)
-                    if is_autocasting is not None:
-                        if is_autocasting():
-                            return cast_call(backend, function, array, lowers, arguments=arguments, options=options)
+                    autocast = getattr(backend, "autocast", None)
+                    if autocast is not None:
+                        if autocast.is_on():
+                            return cast_call(autocast, function, array, lowers, arguments=arguments, options=options)
                     elif (quiet := getattr(backend, "without_warnings", None)) is not None:
                         with quiet():
                             return function(*arguments, **options)
@@ -94,7 +95,7 @@ def _find(array: Array) -> Any:
 
 
 def _cast_call(
-    backend: Any,
+    autocast: Autocast,
     function: Callable[..., Any],
     array: Array,
     lowers: bool,
@@ -102,10 +103,10 @@ def _cast_call(
     arguments: tuple[Any, ...],
     options: dict[str, Any],
 ) -> Any:
-    dtype = backend.autocast_dtype(array)
+    dtype = autocast.dtype(array)
     if dtype is None:
         return function(*arguments, **options)
-    with backend.without_autocast(array):
+    with autocast.off(array):
         target = dtype if lowers else array.dtype
         if dtype_name(array.dtype) in FLOATING and dtype_name(target) != "float64":
             xp = array_namespace(array)

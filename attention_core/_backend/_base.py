@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, DType, Namespace, is_on_host, on_device_of
+from attention_core._arrays import Array, DType, Namespace, on_device_of
 from attention_core._backend._collectives import Collectives
 from attention_core._backend._loops import Loops, PythonLoops
 
@@ -153,6 +153,26 @@ class Kernel:
         return self
 
 
+class Autocast:
+    """How a library casts arguments of functions by itself: a base class."""
+
+    def is_on(self) -> bool:
+        """Whether it does now, for arrays of any device. Every call of a public function asks."""
+        raise NotImplementedError
+
+    def dtype(self, array: Array, /) -> DType | None:
+        """Return the dtype that arguments are cast to on the device of an array; ``None`` if they are not."""
+        raise NotImplementedError
+
+    def on(self, array: Array, dtype: str, /) -> AbstractContextManager[Any]:
+        """Turn it on, with a dtype of this name, on the device of an array."""
+        raise NotImplementedError
+
+    def off(self, array: Array, /) -> AbstractContextManager[Any]:
+        """Turn it off on the device of an array."""
+        raise NotImplementedError
+
+
 class Backend:
     """The part of a framework that the core, its tests and the conformance command use besides its array namespace.
 
@@ -180,16 +200,15 @@ class Backend:
     dtypes : tuple of str
         The floating-point types that the library computes in as configured, such as ``("float32", "float64")``.
     differentiates : bool
-        Whether `value_and_grad` is available.
+        Whether `vjp` is overridden, and with it `value_and_grad`.
     loops : Loops
         Loops over blocks.
     tuning : Tuning
         Sizes of blocks, as measured.
     kernels : tuple of Kernel
         Fused kernels of the library, the best first.
-    is_autocasting : callable or None
-        Whether the library casts arguments of functions by itself now, for arrays of any device; it is called at every
-        call of a public function. ``None`` if it never does. The other members with ``autocast`` are then not called.
+    autocast : Autocast or None
+        How the library casts arguments of functions by itself, if it ever does.
     without_warnings : callable or None
         Gives a context in which the library warns of no number, and raises for none, whatever the user asks for, if
         it ever does either.
@@ -209,10 +228,9 @@ class Backend:
     """
 
     modes: tuple[str, ...] = ("eager",)
-    differentiates = False
     tuning = Tuning(queries=2048, keys=512, min_queries=64, dense_below=512 * 512, structured_below=256 * 256)
     kernels: tuple[Kernel, ...] = ()
-    is_autocasting: Callable[[], bool] | None = None
+    autocast: Autocast | None = None
     without_warnings: Callable[[], AbstractContextManager[Any]] | None = None
     update_rows: Callable[..., Array] | None = None
     silu: Callable[[Array], Array] | None = None
@@ -223,6 +241,7 @@ class Backend:
         self.name: str = library_name(xp)
         self.namespace = xp
         self.loops: Loops = PythonLoops(xp) if loops is None else loops
+        self.differentiates: bool = type(self).vjp is not Backend.vjp
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -241,13 +260,6 @@ class Backend:
         """Whether the values can be read now: not while a compiler traces, not on a device that holds none."""
         return False
 
-    def runs_on_host(self, array: Array, /) -> bool:
-        """Whether programs with this array run on a host, where small blocks stay in a cache.
-
-        A traced array may not tell where its program will run.
-        """
-        return is_on_host(array)
-
     def devices(self) -> list[str]:
         """Return the names of the devices on which arrays can be placed, the default one first."""
         return []
@@ -261,10 +273,6 @@ class Backend:
 
     def to_numpy(self, tree: Any, /) -> Any:
         """Turn the arrays of a tree into NumPy arrays of the same dtype (bfloat16 as that of ``ml_dtypes``)."""
-        raise self._missing()
-
-    def to_device(self, tree: Any, device: str, /) -> Any:
-        """Place the arrays of a tree on one of `devices`."""
         raise self._missing()
 
     def array_of(self, numbers: Sequence[float], dtype: Any, like: Array, /) -> Array:
@@ -314,18 +322,6 @@ class Backend:
             When the library does not differentiate.
         """
         raise self._undifferentiated()
-
-    def autocast_dtype(self, array: Array, /) -> DType | None:
-        """Return the dtype that arguments are cast to on the device of an array; ``None`` if they are not."""
-        return None
-
-    def autocast(self, array: Array, dtype: str, /) -> AbstractContextManager[Any]:
-        """Turn autocast on, with a dtype of this name, on the device of an array; tests call it."""
-        raise NotImplementedError
-
-    def without_autocast(self, array: Array, /) -> AbstractContextManager[Any]:
-        """Turn autocast off on the device of an array."""
-        return nullcontext()
 
     def _missing(self) -> TypeError:
         return TypeError(f"expected a library with a backend; got {self.name}, which announces none")

@@ -39,7 +39,6 @@ class JaxBackend(Backend):
     """The backend of JAX."""
 
     modes: tuple[str, ...] = ("eager", "jit")
-    differentiates = True
     tuning = Tuning(
         queries=2048,
         keys=512,
@@ -64,10 +63,6 @@ class JaxBackend(Backend):
     def versions(self) -> dict[str, str]:
         """Versions of JAX, and of what compiles for it."""
         return versions_of("jax", "jaxlib", "numpy", "ml_dtypes")
-
-    def runs_on_host(self, array: Array, /) -> bool:
-        """Whether programs run on a host by default, as far as is known before they run."""
-        return bool(jax.default_backend() == "cpu")
 
     def owns(self, array: Array, /) -> bool:
         """Whether this is an array of JAX, a traced one included."""
@@ -106,11 +101,6 @@ class JaxBackend(Backend):
     def to_numpy(self, tree: Any, /) -> Any:
         """Turn the arrays of a tree into NumPy arrays, bit for bit."""
         return to_copies(tree)
-
-    def to_device(self, tree: Any, device: str, /) -> Any:
-        """Place the arrays of a tree on one of the devices."""
-        placed = _devices()[known_device(device, self.devices())]
-        return map_arrays(lambda array: jax.device_put(array, placed), tree)
 
     def compile(self, function: Callable[..., Any], /, *, mode: str | None = None) -> Callable[..., Any]:
         """Compile a function with XLA; Python numbers among its arguments are traced."""

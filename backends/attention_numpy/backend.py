@@ -112,17 +112,12 @@ class NumpyBackend(Backend):
 
     def from_numpy(self, tree: Any, /, *, device: str | None = None, dtype: str | None = None) -> Any:
         """Copy the arrays of a tree, those of floating point to ``dtype`` where that is given."""
-        copies = to_copies(map_arrays(lambda array: as_floating(array, dtype, self.dtypes), tree))
-        return copies if device is None else self.to_device(copies, device)
+        known_device(device or "cpu", self.devices())
+        return to_copies(map_arrays(lambda array: as_floating(array, dtype, self.dtypes), tree))
 
     def to_numpy(self, tree: Any, /) -> Any:
         """Copy the arrays of a tree."""
         return to_copies(tree)
-
-    def to_device(self, tree: Any, device: str, /) -> Any:
-        """Return the tree as it is, on the only device."""
-        known_device(device, self.devices())
-        return tree
 
     def compile(self, function: Callable[..., Any], /, *, mode: str | None = None) -> Callable[..., Any]:
         """Return the function as it is, in the only mode."""

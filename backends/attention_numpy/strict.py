@@ -45,12 +45,8 @@ class StrictBackend(NumpyBackend):
     def to_numpy(self, tree: Any, /) -> Any:
         """Turn the arrays of a tree into NumPy arrays."""
         # NumPy may read an array of the first device only, as it would an array in the memory of this machine.
-        return to_copies(self.to_device(tree, self.devices()[0]))
-
-    def to_device(self, tree: Any, device: str, /) -> Any:
-        """Place the arrays of a tree on one of the devices."""
-        placed = _devices()[known_device(device, self.devices())]
-        return map_arrays(lambda array: array.to_device(placed), tree)
+        first = next(iter(_devices().values()))
+        return to_copies(map_arrays(lambda array: array.to_device(first), tree))
 
 
 def _devices() -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError
 from typing import Any
@@ -36,7 +35,6 @@ class TensorFlowBackend(Backend):
     """The backend of TensorFlow."""
 
     modes: tuple[str, ...] = ("eager", "graph", "xla")
-    differentiates = True
     tuning = Tuning(
         queries=4096,
         keys=512,
@@ -60,10 +58,6 @@ class TensorFlowBackend(Backend):
             versions |= versions_of("keras")
         return versions
 
-    def runs_on_host(self, array: Array, /) -> bool:
-        """Whether programs run on a host by default, as no GPU is visible."""
-        return _has_no_gpu()
-
     def owns(self, array: Array, /) -> bool:
         """Whether this is a tensor or a variable; ragged and sparse tensors are not, nor are those of Keras."""
         return isinstance(array, (tf.Tensor, tf.Variable))
@@ -78,17 +72,13 @@ class TensorFlowBackend(Backend):
 
     def from_numpy(self, tree: Any, /, *, device: str | None = None, dtype: str | None = None) -> Any:
         """Turn the NumPy arrays of a tree into tensors, bit for bit but for ``dtype``."""
-        with self._on(device):
+        placed = contextlib.nullcontext() if device is None else tf.device(known_device(device, self.devices()))
+        with placed:
             return map_arrays(lambda array: tf.constant(as_floating(array, dtype, self.dtypes)), tree)
 
     def to_numpy(self, tree: Any, /) -> Any:
         """Turn the tensors and variables of a tree into NumPy arrays, bit for bit."""
         return map_arrays(lambda array: np.asarray(array.numpy()), tree)  # TensorFlow copies, to be safe
-
-    def to_device(self, tree: Any, device: str, /) -> Any:
-        """Place the tensors of a tree on one of the devices. TensorFlow may compute on another one."""
-        with self._on(device):
-            return map_arrays(tf.identity, tree)
 
     def compile(self, function: Callable[..., Any], /, *, mode: str | None = None) -> Callable[..., Any]:
         """Make a graph of a function, for XLA or not; Python numbers among its arguments become part of the graph."""
@@ -158,14 +148,6 @@ class TensorFlowBackend(Backend):
             return tuple(map(tf.convert_to_tensor, gradients))
 
         return value, gradients_of
-
-    def _on(self, device: str | None) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext() if device is None else tf.device(known_device(device, self.devices()))
-
-
-@functools.cache
-def _has_no_gpu() -> bool:
-    return not tf.config.list_physical_devices("GPU")
 
 
 def _without_callbacks() -> contextlib.AbstractContextManager[Any]:

@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from attention_core.backend import (
     DIFFERENTIATED_ONCE,
     Array,
+    Autocast,
     Backend,
     Kernel,
     Operation,
@@ -88,15 +89,36 @@ class TorchLoops(PythonLoops):
 FLEX = FlexAttention()
 
 
+class TorchAutocast(Autocast):
+    """`torch.autocast`."""
+
+    is_on = staticmethod(torch._C._is_any_autocast_enabled)
+
+    def dtype(self, array: Array, /) -> torch.dtype | None:
+        """The dtype, where it is on for the device of the tensor."""
+        device = array.device.type
+        is_known = device in AUTOCAST or torch.amp.is_autocast_available(device)  # which older compilers do not trace
+        if is_known and torch.is_autocast_enabled(device):
+            return torch.get_autocast_dtype(device)
+        return None
+
+    def on(self, array: Array, dtype: str, /) -> contextlib.AbstractContextManager[Any]:
+        """Turn it on."""
+        return torch.autocast(array.device.type, getattr(torch, dtype))  # type: ignore[no-any-return]
+
+    def off(self, array: Array, /) -> contextlib.AbstractContextManager[Any]:
+        """Turn it off."""
+        return torch.autocast(array.device.type, enabled=False)  # type: ignore[no-any-return]
+
+
 class TorchBackend(Backend):
     """The backend of PyTorch."""
 
     modes: tuple[str, ...] = ("eager", "compiled")
-    differentiates = True
     tuning = Tuning(queries=2048, keys=512, min_queries=64, dense_below=256 * 256, structured_below=256 * 256)
     kernels: tuple[Kernel, ...] = (ScaledDotProduct(FLEX), FLEX)
     collectives = TorchCollectives()
-    is_autocasting = staticmethod(torch._C._is_any_autocast_enabled)
+    autocast = TorchAutocast()
 
     def __init__(self) -> None:
         super().__init__(array_api_compat.torch, TorchLoops(array_api_compat.torch))
@@ -130,22 +152,6 @@ class TorchBackend(Backend):
             return False
         return not (array.is_cuda and torch.cuda.is_current_stream_capturing())
 
-    def autocast_dtype(self, array: Array, /) -> torch.dtype | None:
-        """The dtype of `torch.autocast`, where it is on."""
-        device = array.device.type
-        is_known = device in AUTOCAST or torch.amp.is_autocast_available(device)  # which older compilers do not trace
-        if is_known and torch.is_autocast_enabled(device):
-            return torch.get_autocast_dtype(device)
-        return None
-
-    def autocast(self, array: Array, dtype: str, /) -> contextlib.AbstractContextManager[Any]:
-        """Turn `torch.autocast` on, with a dtype of this name."""
-        return torch.autocast(array.device.type, getattr(torch, dtype))  # type: ignore[no-any-return]
-
-    def without_autocast(self, array: Array, /) -> contextlib.AbstractContextManager[Any]:
-        """Turn `torch.autocast` off."""
-        return torch.autocast(array.device.type, enabled=False)  # type: ignore[no-any-return]
-
     def devices(self) -> list[str]:
         """Names of the devices; the last is ``"meta"``, whose tensors have a shape and a dtype but no values."""
         count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
@@ -154,19 +160,14 @@ class TorchBackend(Backend):
 
     def from_numpy(self, tree: Any, /, *, device: str | None = None, dtype: str | None = None) -> Any:
         """Turn the NumPy arrays of a tree into tensors, bit for bit but for ``dtype``."""
+        placed = known_device(device or "cpu", self.devices())
         copies = to_copies(map_arrays(lambda array: as_floating(array, dtype, self.dtypes), tree))
-        tensors = map_arrays(_tensor, copies)
-        return tensors if device is None else self.to_device(tensors, device)
+        return map_arrays(lambda array: _tensor(array).to(placed), copies)
 
     def to_numpy(self, tree: Any, /) -> Any:
         """Turn the tensors of a tree into NumPy arrays, bit for bit and without their history."""
         check_numpy()
         return to_copies(map_arrays(_numpy, tree))
-
-    def to_device(self, tree: Any, device: str, /) -> Any:
-        """Place the tensors of a tree on one of the devices."""
-        known_device(device, self.devices())
-        return map_arrays(lambda array: array.to(device), tree)
 
     def compile(self, function: Callable[..., Any], /, *, mode: str | None = None) -> Callable[..., Any]:
         """Compile a function as one graph for each combination of shapes."""
@@ -303,7 +304,7 @@ class OperationBackward(torch.autograd.Function):  # type: ignore[misc]
         """Compute the gradients of the arrays, from these, the results and as many cotangents."""
         operation, plan = operation_and_plan
         middle = (count + len(tensors)) // 2
-        with backend.without_autocast(tensors[0]):  # it may be on again where one goes backward
+        with backend.autocast.off(tensors[0]):  # it may be on again where one goes backward
             return operation.backward(plan, tensors[:count], tensors[count:middle], tensors[middle:], backend)
 
     @staticmethod

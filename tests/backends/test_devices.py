@@ -120,7 +120,7 @@ def test_jax_results_stay_on_one_of_many_devices():
             result = backend.compile(attend, mode=mode)(*placed)
             assert result.output.devices() == result.logsumexp.devices() == {jax.devices()[3]}, mode
             check(result)
-        moved = backend.to_device(placed, "cpu:5")
+        moved = jax.device_put(placed, jax.devices()[5])
         assert attend(*moved).output.devices() == {jax.devices()[5]}
         """,
         **EIGHT,
@@ -160,7 +160,7 @@ def test_tensorflow_results_stay_where_its_scope_says():
         backend = get_backend("tensorflow")
         last = backend.devices()[2]
         placed = backend.from_numpy(arrays(), device=last)
-        assert all(array.device.endswith("CPU:2") for array in (*placed, *backend.to_device(placed, last)))
+        assert all(array.device.endswith("CPU:2") for array in placed)
         for mode in backend.modes:
             function = backend.compile(attend, mode=mode)
             check(function(*placed))  # TensorFlow alone decides where to compute, whatever the arrays

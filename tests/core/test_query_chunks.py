@@ -89,7 +89,7 @@ def lent(backend):
         loops=SimpleNamespace(softmax=softmax, traced=True),
         tuning=backend.tuning._replace(query_chunk=CHUNK),
         is_concrete=backend.is_concrete,
-        runs_on_host=backend.runs_on_host,
+        devices=backend.devices,
     )
 
 

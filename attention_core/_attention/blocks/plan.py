@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, shape
+from attention_core._arrays import Array, Namespace, is_on_host, shape
 from attention_core._attention.blocks.small_scores import scores_are_small
 from attention_core._attention.call import Call, group_size, scale_query
 from attention_core._attention.finite import inputs_are_finite
@@ -159,9 +159,13 @@ def _fits(dims: tuple[Any, ...], most: int) -> bool:
 
 
 def block_tuning(call: Call) -> Tuning:
-    """The sizes of blocks: larger ones on an accelerator, which one of a processor's would not keep busy."""
+    """The sizes of blocks: larger ones on an accelerator, which one of a processor's would not keep busy.
+
+    A traced array does not tell where its program will run: by default on the first device of its library.
+    """
     backend, tuning = call.backend, call.backend.tuning
-    if backend.runs_on_host(call.query):
+    programs_run_on = backend.devices()[0] if backend.loops.traced else "cpu"
+    if "cpu" in programs_run_on.lower() and is_on_host(call.query):
         return tuning
     return tuning._replace(
         queries=DEVICE_QUERIES * tuning.queries,

@@ -302,7 +302,7 @@ assert backend.devices()[-2:] == ["CPU:0", "CPU:1"], backend.devices()
 here = tf.ones(2)
 made = [xp.zeros(2, device="CPU:1"), xp.ones(2, device="CPU:1"), xp.full(2, 1.0, device="CPU:1"),
     xp.zeros_like(here, device="CPU:1"), xp.arange(3, device="CPU:1"), xp.asarray([1], device="CPU:1"),
-    xp.asarray(here, device="CPU:1"), backend.to_device(here, "CPU:1"), backend.from_numpy(np.ones(2), device="CPU:1")]
+    xp.asarray(here, device="CPU:1"), backend.from_numpy(np.ones(2), device="CPU:1")]
 print(all(x.device.endswith("CPU:1") for x in made), here.device.endswith(backend.devices()[0]))
 """
 

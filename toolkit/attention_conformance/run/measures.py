@@ -82,7 +82,8 @@ def _autocast(trial: Trial, problem: Problem, function: AttentionFunction) -> Ou
         for name, array in problem.arrays.items()
     }
     arrays = trial.backend.from_numpy(wide, device=trial.device)
-    with trial.backend.autocast(arrays["query"], trial.dtype):
+    autocast: Any = trial.backend.autocast  # no backend without it is tried
+    with autocast.on(arrays["query"], trial.dtype):
         got = dict(trial.backend.to_numpy(called(arrays)))
     truth = _truth(trial.case, trial.dtype)
     return _worst(trial, got, {name: getattr(truth, name) for name in got}, truth)

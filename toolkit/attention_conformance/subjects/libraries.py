@@ -21,8 +21,7 @@ __all__ = ["THREADS", "devices_of", "dtypes_of", "holds", "in_precision", "quiet
 
 def devices_of(backend: Backend) -> list[str]:
     """The devices of a backend that hold values."""
-    probe = np.zeros(1, dtype=np.float32)
-    return [device for device in backend.devices() if backend.is_concrete(backend.from_numpy(probe, device=device))]
+    return [device for device in backend.devices() if holds(backend, device, "float32")]
 
 
 def dtypes_of(backend: Backend) -> list[str]:
