@@ -11,12 +11,13 @@ import pytest
 from evidence_helpers import FOLDER, compare_twice
 from typer.testing import CliRunner
 
-from attention_benchmark import CANDIDATES, Measurement, Problem, command, processes, report, worker
+from attention_benchmark import CANDIDATES, Measurement, Problem, processes, report, worker
 from attention_benchmark.measurement import fastest_peers, quartiles, ratio, read_json, write_json
 from attention_benchmark.order import Order
 from attention_benchmark.problem import DIRECTIONS, MASKS, OPERATIONS, PRESETS, default_problems
 from attention_benchmark.processes import measurements_of, memory_of
 from attention_benchmark.reference import TOLERANCE, expected, worst_error
+from attention_cli import bench
 from attention_cli.app import app
 
 ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
@@ -402,7 +403,7 @@ def test_wrong_arguments_of_the_command_are_named_in_a_line(arguments, message):
 
 @pytest.mark.parametrize("arguments", [("--shape", "1,1,99999999999,64"), ("--lengths", "8,16,99999999999")])
 def test_arrays_that_do_not_fit_are_refused_before_any_work(arguments, monkeypatch):
-    monkeypatch.setattr(command, "_measured", None)
+    monkeypatch.setattr(bench, "_measured", None)
     result = invoke(*arguments)
     assert result.exit_code == 2
     assert re.fullmatch(
@@ -466,7 +467,7 @@ def test_a_process_that_fails_says_so_in_a_line(monkeypatch):
 
 def test_a_wrong_result_is_an_error(monkeypatch):
     wrong = [dataclasses.replace(made_up()[0], outcome="wrong", seconds=(), products=())]
-    monkeypatch.setattr(command, "_measured", lambda orders, memory, failures, without: [(wrong, {})])
+    monkeypatch.setattr(bench, "_measured", lambda orders, memory, failures, without: [(wrong, {})])
     assert invoke("--backend", "numpy").exit_code == 1
 
 

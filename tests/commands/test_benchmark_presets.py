@@ -3,9 +3,10 @@
 import pytest
 from typer.testing import CliRunner
 
-from attention_benchmark import CANDIDATES, Problem, command
+from attention_benchmark import CANDIDATES, Problem
 from attention_benchmark.order import Order
 from attention_benchmark.problem import PRESETS
+from attention_cli import bench
 from attention_cli.app import app
 
 DENSE = next(each for each in CANDIDATES if each.key == "numpy:eager:attention:dense")
@@ -18,7 +19,7 @@ def invoke(*arguments):
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_problems(name, monkeypatch):
     seen = []
-    monkeypatch.setattr(command, "_measured", lambda orders, memory, failures, without: (seen.extend(orders), [])[1])
+    monkeypatch.setattr(bench, "_measured", lambda orders, memory, failures, without: (seen.extend(orders), [])[1])
     assert invoke("--backend", "numpy", "--preset", name).exit_code == 0
     problems = [problem for order in seen for problem in order.problems]
     forward = [Problem(**each) for each in PRESETS[name] if each.get("direction") != "both"]
@@ -28,7 +29,7 @@ def test_presets_are_problems(name, monkeypatch):
 
 def test_queries_heads_and_lengths_are_options(monkeypatch):
     seen = []
-    monkeypatch.setattr(command, "_measured", lambda orders, memory, failures, without: (seen.extend(orders), [])[1])
+    monkeypatch.setattr(bench, "_measured", lambda orders, memory, failures, without: (seen.extend(orders), [])[1])
     options = ("--kv-heads", 2, "--queries", "1,4", "--key-lengths", "30,20", "--offset", 9, "--window", 7)
     assert invoke("--backend", "numpy", "--shape", "2,4,40,8", "--mask", "padded", *options).exit_code == 0
     fields = {"kv_heads": 2, "key_lengths": (30, 20), "offset": 9, "window": 7}

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import attention_conformance.pytest_cases  # noqa: F401 (once for all runs of pytest in this process)
-from attention_cli.app import check
+from attention_cli.app import Check
 from attention_conformance.subjects.options import OPTIONS
 
 pytest_plugins = ["pytester"]
@@ -121,7 +121,7 @@ def test_what_shows_nothing_is_no_success(run, words, outcomes, line):
 
 
 def test_the_command_has_the_options_of_the_plugin_in_the_same_words():
-    parameters = inspect.signature(check, eval_str=True).parameters
+    parameters = inspect.signature(Check, eval_str=True).parameters
     helped = {name: parameters[name.replace("-", "_")].annotation.__metadata__[0].help for name in OPTIONS}
     assert helped == {name: option.says for name, option in OPTIONS.items()}
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import os
-import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
 from attention_conformance.subjects.options import OPTIONS
 
-__all__ = ["app"]
+__all__ = ["Backends", "Bench", "Case", "Cases", "Check", "Conformance", "Convert", "Digest", "Generate", "View", "app"]
 
 app = typer.Typer(
     name="attention-core",
@@ -23,6 +26,7 @@ app = typer.Typer(
 )
 
 Many = list[str] | None
+Options = TypeVar("Options")
 CPUS = os.cpu_count() or 1
 # Written out, as the rooms that know them import NumPy: a test compares.
 LAYOUTS = "attention-core, torch, torch-encoder-layer, equinox, keras, keras-grouped, flax, bert, bert-layer"
@@ -46,313 +50,227 @@ def main(
     """Attention with the same numbers on every framework, and the proof of it."""
 
 
-@app.command(short_help="List backends with versions, devices, dtypes and modes.")
-def backends() -> None:
+def command(short_help: str, work: str) -> Callable[[type[Options]], type[Options]]:
+    """Make a dataclass a command: its fields are the options, and its documentation is the help.
+
+    Parameters
+    ----------
+    short_help : str
+        The line about it in the list of commands.
+    work : str
+        The function that takes an instance, as ``module:name``. Its module is imported when the command runs.
+    """
+
+    def decorate(kind: type[Options]) -> type[Options]:
+        def run(**options: Any) -> None:
+            module, _, name = work.partition(":")
+            getattr(importlib.import_module(module), name)(kind(**options))
+
+        run.__doc__ = kind.__doc__
+        run.__annotations__ = get_type_hints(kind, include_extras=True)
+        run.__signature__ = inspect.signature(kind, eval_str=True)  # type: ignore[attr-defined]
+        app.command(kind.__name__.lower(), short_help=short_help)(run)
+        return kind
+
+    return decorate
+
+
+@command("List backends with versions, devices, dtypes and modes.", "attention_cli.backends:backends")
+@dataclass(frozen=True)
+class Backends:
     """List backends: versions, devices, floating-point types and modes."""
-    from attention_cli import backends as work  # noqa: PLC0415 (help needs none of it)
-
-    work.backends()
 
 
-@app.command(short_help="Time attention on all frameworks.")
-def bench(
-    backend: Annotated[Many, typer.Option(help="A framework, or onnxruntime; repeatable. By default all.")] = None,
-    candidate: Annotated[
-        Many, typer.Option("--candidate", "--implementation", help="Candidates by name, * allowed; repeatable.")
-    ] = None,
-    operation: Annotated[Many, typer.Option(help=f"{OPERATIONS}; repeatable. By default the first two.")] = None,
-    shape: Annotated[Many, typer.Option(help="Batch, heads, length, head dimension, as in 4,12,512,64.")] = None,
-    preset: Annotated[Many, typer.Option(help=f"{PRESETS}: shapes and masks; repeatable.")] = None,
-    kv_heads: Annotated[int | None, typer.Option(min=1, help="Key/value heads. By default as many as heads.")] = None,
-    queries: Annotated[str | None, typer.Option(help="How many queries, as in 1,4,16. By default the length.")] = None,
-    offset: Annotated[int | None, typer.Option(help="Position of the first query. By default, the last ones.")] = None,
-    key_lengths: Annotated[str | None, typer.Option(help="Of padded and ragged, as in 3000, or one each.")] = None,
-    window: Annotated[int, typer.Option(min=1, help="Keys of a query under the mask window.")] = WINDOW,
-    lengths: Annotated[str | None, typer.Option(help="Of a series, as in 512,1024; or the most of a preset.")] = None,
-    mask: Annotated[Many, typer.Option(help=f"{MASKS}; repeatable.")] = None,
-    direction: Annotated[Many, typer.Option(help="forward, or both; repeatable. By default each of them.")] = None,
-    dtype: Annotated[str, typer.Option(help="A floating-point type.")] = "float32",
-    device: Annotated[str, typer.Option(help="cpu, or the beginning of device names, such as cuda.")] = "cpu",
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of samples. By default 5 to 30.")] = None,
-    seconds: Annotated[float, typer.Option(help="Time for the samples of a candidate, by default.")] = 2.0,
-    limit: Annotated[float, typer.Option(help="Skip calls that would take more than these seconds.")] = 60.0,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of each framework.")] = 2,
-    memory: Annotated[bool, typer.Option(help="Measure peak memory as well, each candidate in a process.")] = True,
-    json: Annotated[Path | None, typer.Option(help="Write the environment and all samples to this file.")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write the tables to this file.")] = None,
-    plots: Annotated[Path | None, typer.Option(help="Draw series of lengths into this directory.")] = None,
-    png: Annotated[bool, typer.Option("--png", help="Draw PNG and not SVG.")] = False,
-    details: Annotated[bool, typer.Option("--details", help="Print a table for every single problem, too.")] = False,
-    read: Annotated[Path | None, typer.Option(help="Measure nothing: read what --json wrote.")] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(help="Time this, too, as check takes it: file.py:callable. The options below are of it."),
-    ] = None,
-    layout: Annotated[str | None, typer.Option(help="BHSD, BSHD, SBHD, HSD, SHD or SD.")] = None,
-    mask_sense: Annotated[str | None, typer.Option(help="keep, drop (True hides), additive or none.")] = None,
-    causal: Annotated[str | None, typer.Option(help="top-left, bottom-right or none.")] = None,
-    scale: Annotated[str | None, typer.Option(help="The scale by default: sqrt (1/√D) or one.")] = None,
-    grouped: Annotated[bool | None, typer.Option("--grouped/--no-grouped", help="Whether heads share keys.")] = None,
-) -> None:
+@command("Time attention on all frameworks.", "attention_cli.bench:bench")
+@dataclass(frozen=True)
+class Bench:
     """Time all implementations against those of the frameworks, after checking their results.
 
     The exit status is 1 if a result is wrong or a process failed, and 2 if an argument is not valid.
     """
-    from attention_benchmark import command as work  # noqa: PLC0415 (help needs none of it)
-    from attention_cli.timed import foreign_of  # noqa: PLC0415
 
-    facts = {"layout": layout, "mask": mask_sense, "causal": causal, "default_scale": scale, "grouped": grouped}
-    work.bench(
-        foreign=foreign_of(target, backend, facts),
-        backend=backend,
-        candidate=candidate,
-        operation=operation,
-        shape=shape,
-        preset=preset,
-        kv_heads=kv_heads,
-        queries=queries,
-        offset=offset,
-        key_lengths=key_lengths,
-        window=window,
-        lengths=lengths,
-        mask=mask,
-        direction=direction,
-        dtype=dtype,
-        device=device,
-        rounds=rounds,
-        seconds=seconds,
-        limit=limit,
-        threads=threads,
-        memory=memory,
-        json=json,
-        markdown=markdown,
-        plots=plots,
-        png=png,
-        details=details,
-        read=read,
-    )
+    backend: Annotated[Many, typer.Option(help="A framework, or onnxruntime; repeatable. By default all.")] = None
+    candidate: Annotated[
+        Many, typer.Option("--candidate", "--implementation", help="Candidates by name, * allowed; repeatable.")
+    ] = None
+    operation: Annotated[Many, typer.Option(help=f"{OPERATIONS}; repeatable. By default the first two.")] = None
+    shape: Annotated[Many, typer.Option(help="Batch, heads, length, head dimension, as in 4,12,512,64.")] = None
+    preset: Annotated[Many, typer.Option(help=f"{PRESETS}: shapes and masks; repeatable.")] = None
+    kv_heads: Annotated[int | None, typer.Option(min=1, help="Key/value heads. By default as many as heads.")] = None
+    queries: Annotated[str | None, typer.Option(help="How many queries, as in 1,4,16. By default the length.")] = None
+    offset: Annotated[int | None, typer.Option(help="Position of the first query. By default, the last ones.")] = None
+    key_lengths: Annotated[str | None, typer.Option(help="Of padded and ragged, as in 3000, or one each.")] = None
+    window: Annotated[int, typer.Option(min=1, help="Keys of a query under the mask window.")] = WINDOW
+    lengths: Annotated[str | None, typer.Option(help="Of a series, as in 512,1024; or the most of a preset.")] = None
+    mask: Annotated[Many, typer.Option(help=f"{MASKS}; repeatable.")] = None
+    direction: Annotated[Many, typer.Option(help="forward, or both; repeatable. By default each of them.")] = None
+    dtype: Annotated[str, typer.Option(help="A floating-point type.")] = "float32"
+    device: Annotated[str, typer.Option(help="cpu, or the beginning of device names, such as cuda.")] = "cpu"
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of samples. By default 5 to 30.")] = None
+    seconds: Annotated[float, typer.Option(help="Time for the samples of a candidate, by default.")] = 2.0
+    limit: Annotated[float, typer.Option(help="Skip calls that would take more than these seconds.")] = 60.0
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each framework.")] = 2
+    memory: Annotated[bool, typer.Option(help="Measure peak memory as well, each candidate in a process.")] = True
+    json: Annotated[Path | None, typer.Option(help="Write the environment and all samples to this file.")] = None
+    markdown: Annotated[Path | None, typer.Option(help="Write the tables to this file.")] = None
+    plots: Annotated[Path | None, typer.Option(help="Draw series of lengths into this directory.")] = None
+    png: Annotated[bool, typer.Option("--png", help="Draw PNG and not SVG.")] = False
+    details: Annotated[bool, typer.Option("--details", help="Print a table for every single problem, too.")] = False
+    read: Annotated[Path | None, typer.Option(help="Measure nothing: read what --json wrote.")] = None
+    target: Annotated[
+        str | None,
+        typer.Option(help="Time this, too, as check takes it: file.py:callable. The options below are of it."),
+    ] = None
+    layout: Annotated[str | None, typer.Option(help=OPTIONS["layout"].says)] = None
+    mask_sense: Annotated[str | None, typer.Option(help=OPTIONS["mask"].says)] = None
+    causal: Annotated[str | None, typer.Option(help=OPTIONS["causal"].says)] = None
+    scale: Annotated[str | None, typer.Option(help=OPTIONS["scale"].says)] = None
+    grouped: Annotated[bool | None, typer.Option("--grouped/--no-grouped", help=OPTIONS["grouped"].says)] = None
 
 
-@app.command(short_help="Check anybody's attention.")
-def check(
-    target: Annotated[str, typer.Argument(help="module:callable, file.py:callable, or a preset such as torch.sdpa.")],
-    backend: Annotated[str | None, typer.Option(help=OPTIONS["backend"].says)] = None,
-    device: Annotated[str | None, typer.Option(help=OPTIONS["device"].says)] = None,
-    layout: Annotated[str | None, typer.Option(help=OPTIONS["layout"].says)] = None,
-    mask: Annotated[str | None, typer.Option(help=OPTIONS["mask"].says)] = None,
-    causal: Annotated[str | None, typer.Option(help=OPTIONS["causal"].says)] = None,
-    scale: Annotated[str | None, typer.Option(help=OPTIONS["scale"].says)] = None,
-    grouped: Annotated[bool | None, typer.Option("--grouped/--no-grouped", help=OPTIONS["grouped"].says)] = None,
-    batch_invariant: Annotated[bool, typer.Option("--batch-invariant", help=OPTIONS["batch-invariant"].says)] = False,
-    backward: Annotated[str | None, typer.Option(help=OPTIONS["backward"].says)] = None,
-    dtype: Annotated[Many, typer.Option(help=OPTIONS["dtype"].says)] = None,
-    profile: Annotated[str, typer.Option(help=OPTIONS["profile"].says)] = "kernel",
-    same_bits_as: Annotated[str | None, typer.Option(help=OPTIONS["same-bits-as"].says)] = None,
-    case: Annotated[Many, typer.Option(help=OPTIONS["case"].says)] = None,
-    accept: Annotated[Many, typer.Option(help=OPTIONS["accept"].says)] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help=OPTIONS["seed"].says)] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each case.")] = 60.0,
-    jobs: Annotated[int, typer.Option(min=0, max=1, help="0: in this process, which a crash then ends.")] = 1,
-    json: Annotated[Path | None, typer.Option(help="Write what was found to this file.")] = None,
-    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML for a build server.")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write Markdown, for an issue or a build's summary.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write one page of HTML, which needs no network.")] = None,
-    compare: Annotated[Path | None, typer.Option(help="Compare with this file of --json, of a former run.")] = None,
-    expected: Annotated[str | None, typer.Option(help=OPTIONS["expected"].says)] = None,
-    write_expected: Annotated[Path | None, typer.Option(help="Write what is wrong to such a file.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Leave out the cases that this file of --json holds.")] = None,
-    untrusted: Annotated[bool, typer.Option(help="For generated kernels: compared in another process.")] = False,
-    large: Annotated[bool, typer.Option(help="The large cases instead, as far as memory allows: minutes.")] = False,
-    strict: Annotated[bool, typer.Option(help="Status 1, too, where little was checked.")] = False,
-    keyword: Annotated[Many, typer.Option(help=OPTIONS["keyword"].says)] = None,
-    fuzz: Annotated[float, typer.Option(min=0, help="Draw calls for so many minutes instead, and shrink.")] = 0.0,
-) -> None:
+@command("Check anybody's attention.", "attention_cli.check:check")
+@dataclass(frozen=True)
+class Check:
     """Check anybody's attention: say what is right, silently wrong, visibly wrong or refused.
 
     The signature and small calls tell what the target expects, and that is printed. Options say it where it is found
     wrong. The exit status is 0 if all is right or accepted, and 1 if something is wrong or of another convention. It is
     2 if the command cannot be run as given, and 3 if a case crashed or took too long.
     """
-    from attention_cli import check as work  # noqa: PLC0415 (help needs none of it)
 
-    facts = {"backend": backend, "device": device, "layout": layout, "mask": mask, "causal": causal}
-    facts |= {"default_scale": scale, "backward": backward}
-    work.check(
-        target,
-        declared={**facts, "grouped": grouped, "batch_invariant": batch_invariant or None},
-        case=case,
-        dtype=dtype,
-        profile=profile,
-        same_bits_as=same_bits_as or "",
-        accept=accept,
-        seed=seed if seed is not None else secrets.randbits(32) if untrusted else 0,
-        timeout=timeout,
-        jobs=jobs,
-        files={"json": json, "junit": junit, "markdown": markdown, "html": html, "expected": write_expected},
-        compare=compare,
-        expected=expected,
-        resume=resume,
-        fuzz=fuzz,
-        untrusted=untrusted,
-        large=large,
-        strict=strict,
-        keyword=keyword,
-    )
+    target: Annotated[str, typer.Argument(help="module:callable, file.py:callable, or a preset such as torch.sdpa.")]
+    backend: Annotated[str | None, typer.Option(help=OPTIONS["backend"].says)] = None
+    device: Annotated[str | None, typer.Option(help=OPTIONS["device"].says)] = None
+    layout: Annotated[str | None, typer.Option(help=OPTIONS["layout"].says)] = None
+    mask: Annotated[str | None, typer.Option(help=OPTIONS["mask"].says)] = None
+    causal: Annotated[str | None, typer.Option(help=OPTIONS["causal"].says)] = None
+    scale: Annotated[str | None, typer.Option(help=OPTIONS["scale"].says)] = None
+    grouped: Annotated[bool | None, typer.Option("--grouped/--no-grouped", help=OPTIONS["grouped"].says)] = None
+    batch_invariant: Annotated[bool, typer.Option("--batch-invariant", help=OPTIONS["batch-invariant"].says)] = False
+    backward: Annotated[str | None, typer.Option(help=OPTIONS["backward"].says)] = None
+    dtype: Annotated[Many, typer.Option(help=OPTIONS["dtype"].says)] = None
+    profile: Annotated[str, typer.Option(help=OPTIONS["profile"].says)] = "kernel"
+    same_bits_as: Annotated[str | None, typer.Option(help=OPTIONS["same-bits-as"].says)] = None
+    case: Annotated[Many, typer.Option(help=OPTIONS["case"].says)] = None
+    accept: Annotated[Many, typer.Option(help=OPTIONS["accept"].says)] = None
+    seed: Annotated[int | None, typer.Option(min=0, help=OPTIONS["seed"].says)] = None
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each case.")] = 60.0
+    jobs: Annotated[int, typer.Option(min=0, max=1, help="0: in this process, which a crash then ends.")] = 1
+    json: Annotated[Path | None, typer.Option(help="Write what was found to this file.")] = None
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML for a build server.")] = None
+    markdown: Annotated[Path | None, typer.Option(help="Write Markdown, for an issue or a build's summary.")] = None
+    html: Annotated[Path | None, typer.Option(help="Write one page of HTML, which needs no network.")] = None
+    compare: Annotated[Path | None, typer.Option(help="Compare with this file of --json, of a former run.")] = None
+    expected: Annotated[str | None, typer.Option(help=OPTIONS["expected"].says)] = None
+    write_expected: Annotated[Path | None, typer.Option(help="Write what is wrong to such a file.")] = None
+    resume: Annotated[Path | None, typer.Option(help="Leave out the cases that this file of --json holds.")] = None
+    untrusted: Annotated[bool, typer.Option(help="For generated kernels: compared in another process.")] = False
+    large: Annotated[bool, typer.Option(help="The large cases instead, as far as memory allows: minutes.")] = False
+    strict: Annotated[bool, typer.Option(help="Status 1, too, where little was checked.")] = False
+    keyword: Annotated[Many, typer.Option(help=OPTIONS["keyword"].says)] = None
+    fuzz: Annotated[float, typer.Option(min=0, help="Draw calls for so many minutes instead, and shrink.")] = 0.0
 
 
-@app.command(short_help="Convert weights from one library's layout to another's.")
-def convert(
-    source: Annotated[Path, typer.Argument(help="A file of safetensors; of causal-lm, a folder; of gguf, its file.")],
-    target: Annotated[Path, typer.Argument(help="The file to be written.")],
-    from_: Annotated[str, typer.Option("--from", help=f"The layout of the source, gguf or out of {LAYOUTS}.")],
-    to: Annotated[str, typer.Option("--to", help=f"The layout of the target, out of {LAYOUTS}.")],
-    num_heads: Annotated[int | None, typer.Option(min=1, help="The number of query heads of the source.")] = None,
-    head_order: Annotated[
-        str | None, typer.Option(help="Where heads share keys: repeat, if neighbours do, or tile, if heads apart do.")
-    ] = None,
-    zero_attention: Annotated[bool, typer.Option("--zero-attention", help="add_zero_attn of the source.")] = False,
-    norm_first: Annotated[bool, typer.Option("--norm-first", help="norm_first of the source.")] = False,
-    epsilon: Annotated[float | None, typer.Option(help="The epsilon of normalizations of the source.")] = None,
-    activation: Annotated[str | None, typer.Option(help="relu or gelu: the activation of the source.")] = None,
-    dropout: Annotated[float | None, typer.Option(help="The rate of dropout of the source.")] = None,
-    padding_idx: Annotated[int | None, typer.Option(help="Of positions of RoBERTa; -1 for those of BERT.")] = None,
-    prefix: Annotated[str, typer.Option(help="What the names of the arrays of the source begin with.")] = "",
-    drop: Annotated[
-        list[str] | None, typer.Option(help="Leave out arrays whose names, less the prefix, begin so; repeatable.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the target if it is there.")] = False,
-) -> None:
+@command("Convert weights from one library's layout to another's.", "attention_cli.convert:convert")
+@dataclass(frozen=True)
+class Convert:
     """Convert weights from the layout of one library to that of another, bit for bit.
 
     In the layout attention-core the settings are in the file. Of any other layout, the options say what arrays do not
     tell. The exit status is 0 if the target was written, 1 if the weights cannot be converted, and 2 if the command
     cannot be run as given.
     """
-    from attention_cli import convert as work  # noqa: PLC0415 (help needs none of it)
 
-    options = {
-        "num_heads": num_heads,
-        "zero_attention": zero_attention or None,
-        "norm_first": norm_first or None,
-        "epsilon": epsilon,
-        "activation": activation,
-        "dropout": dropout,
-        "padding_idx": padding_idx,
-    }
-    work.convert(
-        source,
-        target,
-        layouts=(from_, to),
-        options={name: value for name, value in options.items() if value is not None},
-        head_order=head_order,
-        prefix=prefix,
-        drop=drop or [],
-        force=force,
-    )
+    source: Annotated[Path, typer.Argument(help="A file of safetensors; of causal-lm, a folder; of gguf, its file.")]
+    target: Annotated[Path, typer.Argument(help="The file to be written.")]
+    from_: Annotated[str, typer.Option("--from", help=f"The layout of the source, gguf or out of {LAYOUTS}.")]
+    to: Annotated[str, typer.Option("--to", help=f"The layout of the target, out of {LAYOUTS}.")]
+    num_heads: Annotated[int | None, typer.Option(min=1, help="The number of query heads of the source.")] = None
+    head_order: Annotated[
+        str | None, typer.Option(help="Where heads share keys: repeat, if neighbours do, or tile, if heads apart do.")
+    ] = None
+    zero_attention: Annotated[bool, typer.Option("--zero-attention", help="add_zero_attn of the source.")] = False
+    norm_first: Annotated[bool, typer.Option("--norm-first", help="norm_first of the source.")] = False
+    epsilon: Annotated[float | None, typer.Option(help="The epsilon of normalizations of the source.")] = None
+    activation: Annotated[str | None, typer.Option(help="relu or gelu: the activation of the source.")] = None
+    dropout: Annotated[float | None, typer.Option(help="The rate of dropout of the source.")] = None
+    padding_idx: Annotated[int | None, typer.Option(help="Of positions of RoBERTa; -1 for those of BERT.")] = None
+    prefix: Annotated[str, typer.Option(help="What the names of the arrays of the source begin with.")] = ""
+    drop: Annotated[
+        list[str] | None, typer.Option(help="Leave out arrays whose names, less the prefix, begin so; repeatable.")
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="Replace the target if it is there.")] = False
 
 
-@app.command(short_help="Continue a text by a language model.")
-def generate(
-    prompts: Annotated[list[str], typer.Argument(help="Texts to be continued, as one batch.")],
-    model: Annotated[
-        Path | None, typer.Option(help="A folder of transformers, with tokenizer.json, or a GGUF file.")
-    ] = None,
-    backend: Annotated[str | None, typer.Option(help="The backend, by default numpy.")] = None,
-    mode: Annotated[str, typer.Option(help="How a step is run, such as eager, jit, graph or compiled.")] = "eager",
-    arithmetic: Annotated[str, typer.Option(help="fast or reproducible.")] = "fast",
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="At most so many tokens are made.")] = 64,
-    capacity: Annotated[
-        int | None, typer.Option(min=1, help="Positions of the cache, by default as many as are needed.")
-    ] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Ask in the format of ChatML, as instructed models do.")] = False,
-    temperature: Annotated[float, typer.Option(min=0, help="0 takes the most probable token.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Draw among so many tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Draw among tokens of so much probability.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn.")] = 0,
-) -> None:
+@command("Continue a text by a language model.", "attention_cli.generate:generate")
+@dataclass(frozen=True)
+class Generate:
     """Continue texts by a language model, on one backend.
 
     The text of one prompt is printed as it comes; then the speed, and for each prompt the SHA-256 of all its logits. In
     reproducible arithmetic the hash is that of every backend, mode and batch. The exit status is 0 if the text is
     complete, and 2 if the command cannot be run as given.
     """
-    from attention_cli import generate as work  # noqa: PLC0415 (help needs none of it)
 
-    limits = {"max_new_tokens": max_new_tokens, "capacity": capacity}
-    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    settings = {"arithmetic": arithmetic}
-    work.run(prompts, model, backend=backend, mode=mode, chat=chat, settings=settings, options=limits | sampling)
+    prompts: Annotated[list[str], typer.Argument(help="Texts to be continued, as one batch.")]
+    model: Annotated[
+        Path | None, typer.Option(help="A folder of transformers, with tokenizer.json, or a GGUF file.")
+    ] = None
+    backend: Annotated[str | None, typer.Option(help="The backend, by default numpy.")] = None
+    mode: Annotated[str, typer.Option(help="How a step is run, such as eager, jit, graph or compiled.")] = "eager"
+    arithmetic: Annotated[str, typer.Option(help="fast or reproducible.")] = "fast"
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="At most so many tokens are made.")] = 64
+    capacity: Annotated[
+        int | None, typer.Option(min=1, help="Positions of the cache, by default as many as are needed.")
+    ] = None
+    chat: Annotated[bool, typer.Option("--chat", help="Ask in the format of ChatML, as instructed models do.")] = False
+    temperature: Annotated[float, typer.Option(min=0, help="0 takes the most probable token.")] = 0.0
+    top_k: Annotated[int | None, typer.Option(min=1, help="Draw among so many tokens.")] = None
+    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Draw among tokens of so much probability.")] = None
+    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn.")] = 0
 
 
-@app.command(short_help="Look at weights or at a mask.")
-def view(
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Weights, or query and key, as npz, npy or safetensors; a second file is compared."),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="html, png, svg or pdf. By default text is printed.")
-    ] = None,
-    mask: Annotated[
-        Many, typer.Option(help="Draw a mask instead: causal, window, lengths or segments; repeatable, all must allow.")
-    ] = None,
-    versus: Annotated[Many, typer.Option(help="A mask to compare with; repeatable.")] = None,
-    length: Annotated[list[int] | None, typer.Option(min=1, help="Queries of a mask, and again: keys.")] = None,
-    window: Annotated[int | None, typer.Option(min=1, help="Positions on each side, of the mask window.")] = None,
-    offset: Annotated[int, typer.Option(help="Added to the query's position, of causal and window.")] = 0,
-    keys: Annotated[int | None, typer.Option(min=1, help="How many keys there are, of the mask lengths.")] = None,
-    segments: Annotated[list[int] | None, typer.Option(min=1, help="The length of a segment; repeatable.")] = None,
-    block: Annotated[int | None, typer.Option(min=1, help="Queries and keys of a block of a mask.")] = None,
-    tokens: Annotated[Path | None, typer.Option(help="Tokens: a list in JSON, or one in each line.")] = None,
-    image: Annotated[Path | None, typer.Option(help="What queries and keys are patches of: PNG or JPEG.")] = None,
-    prefix: Annotated[int, typer.Option(min=0, help="Queries and keys before the patches.")] = 0,
-    query: Annotated[
-        Many, typer.Option(help="The query that is looked at first: its number, or R,C on the image; repeatable.")
-    ] = None,
-    head: Annotated[list[int] | None, typer.Option(help="A head; repeatable. By default all.")] = None,
-    sample: Annotated[int, typer.Option(help="Of the batch.")] = 0,
-    reduction: Annotated[str, typer.Option(help="Of several weights in a cell: max or mean.")] = "max",
-    exact: Annotated[str | None, typer.Option(help="Queries and keys kept one by one, as 1000:1200,0:300.")] = None,
-    causal: Annotated[bool, typer.Option("--causal", help="is_causal, of query and key.")] = False,
-) -> None:
+@command("Look at weights or at a mask.", "attention_cli.view:view")
+@dataclass(frozen=True)
+class View:
     """Look at weights or at a mask: as one HTML file without network, as a picture, or as text.
 
     The exit status is 0 if the view was made, and 2 if the command cannot be run as given.
     """
-    from attention_cli import view as work  # noqa: PLC0415 (help needs none of it)
 
-    work.run(
-        files or (),
-        output,
-        masks=mask or (),
-        versus=versus or (),
-        length=length or (),
-        rules={"window": window, "offset": offset, "keys": keys, "segments": segments, "block": block},
-        tokens=tokens,
-        causal=causal,
-        options={"image": image, "prefix": prefix, "query": query or (), "heads": head, "sample": sample}
-        | {"reduction": reduction, "exact": exact},
-    )
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Weights, or query and key, as npz, npy or safetensors; a second file is compared."),
+    ] = None
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="html, png, svg or pdf. By default text is printed.")
+    ] = None
+    mask: Annotated[
+        Many, typer.Option(help="Draw a mask instead: causal, window, lengths or segments; repeatable, all must allow.")
+    ] = None
+    versus: Annotated[Many, typer.Option(help="A mask to compare with; repeatable.")] = None
+    length: Annotated[list[int] | None, typer.Option(min=1, help="Queries of a mask, and again: keys.")] = None
+    window: Annotated[int | None, typer.Option(min=1, help="Positions on each side, of the mask window.")] = None
+    offset: Annotated[int, typer.Option(help="Added to the query's position, of causal and window.")] = 0
+    keys: Annotated[int | None, typer.Option(min=1, help="How many keys there are, of the mask lengths.")] = None
+    segments: Annotated[list[int] | None, typer.Option(min=1, help="The length of a segment; repeatable.")] = None
+    block: Annotated[int | None, typer.Option(min=1, help="Queries and keys of a block of a mask.")] = None
+    tokens: Annotated[Path | None, typer.Option(help="Tokens: a list in JSON, or one in each line.")] = None
+    image: Annotated[Path | None, typer.Option(help="What queries and keys are patches of: PNG or JPEG.")] = None
+    prefix: Annotated[int, typer.Option(min=0, help="Queries and keys before the patches.")] = 0
+    query: Annotated[
+        Many, typer.Option(help="The query that is looked at first: its number, or R,C on the image; repeatable.")
+    ] = None
+    head: Annotated[list[int] | None, typer.Option(help="A head; repeatable. By default all.")] = None
+    sample: Annotated[int, typer.Option(help="Of the batch.")] = 0
+    reduction: Annotated[str, typer.Option(help="Of several weights in a cell: max or mean.")] = "max"
+    exact: Annotated[str | None, typer.Option(help="Queries and keys kept one by one, as 1000:1200,0:300.")] = None
+    causal: Annotated[bool, typer.Option("--causal", help="is_causal, of query and key.")] = False
 
 
-@app.command(short_help="Hash a call or a saved layer in every way of running.")
-def digest(
-    files: Annotated[list[Path], typer.Argument(help="Inputs as safetensors, and at most one saved layer.")],
-    backend: Annotated[Many, typer.Option(help="A backend; repeatable. By default all that are installed.")] = None,
-    device: Annotated[Many, typer.Option(help="A device, or its kind, as cuda; repeatable. By default all.")] = None,
-    mode: Annotated[Many, typer.Option(help="A mode, such as eager or compiled; repeatable. By default all.")] = None,
-    threads: Annotated[
-        list[int] | None, typer.Option(min=1, help="A number of threads to run with, too; repeatable. By default 1.")
-    ] = None,
-    causal: Annotated[bool, typer.Option("--causal", help="is_causal of a call without a layer.")] = False,
-    scale: Annotated[float | None, typer.Option(help="The scale of a call without a layer.")] = None,
-    softcap: Annotated[float | None, typer.Option(help="The softcap of a call without a layer.")] = None,
-    sha256: Annotated[str | None, typer.Option(help="The hash that is expected, of 64 hex digits.")] = None,
-    json: Annotated[
-        Path | None, typer.Option(help="Write environment, hashes, and the command that repeats them to this file.")
-    ] = None,
-    jobs: Annotated[int, typer.Option(min=0, help="Backends at a time, each in a process; 0: all in this one.")] = CPUS,
-) -> None:
+@command("Hash a call or a saved layer in every way of running.", "attention_cli.digest:digest")
+@dataclass(frozen=True)
+class Digest:
     """Hash the results of a call of attention, or of a saved layer, on given inputs, with SHA-256.
 
     A call takes query, key, value and, if they are there, mask and bias. A layer takes its own arguments, by name.
@@ -362,61 +280,27 @@ def digest(
     The exit status is 0 if all bits are the same (and as expected), 1 if not, and 2 if the command cannot be run as
     given.
     """
-    from attention_cli import digest as work  # noqa: PLC0415 (help needs none of it)
 
-    work.digest(
-        files,
-        {"is_causal": causal, "scale": scale, "softcap": softcap},
-        backend=backend,
-        device=device,
-        mode=mode,
-        threads=threads,
-        sha256=sha256,
-        json=json,
-        jobs=jobs,
-    )
+    files: Annotated[list[Path], typer.Argument(help="Inputs as safetensors, and at most one saved layer.")]
+    backend: Annotated[Many, typer.Option(help="A backend; repeatable. By default all that are installed.")] = None
+    device: Annotated[Many, typer.Option(help="A device, or its kind, as cuda; repeatable. By default all.")] = None
+    mode: Annotated[Many, typer.Option(help="A mode, such as eager or compiled; repeatable. By default all.")] = None
+    threads: Annotated[
+        list[int] | None, typer.Option(min=1, help="A number of threads to run with, too; repeatable. By default 1.")
+    ] = None
+    causal: Annotated[bool, typer.Option("--causal", help="is_causal of a call without a layer.")] = False
+    scale: Annotated[float | None, typer.Option(help="The scale of a call without a layer.")] = None
+    softcap: Annotated[float | None, typer.Option(help="The softcap of a call without a layer.")] = None
+    sha256: Annotated[str | None, typer.Option(help="The hash that is expected, of 64 hex digits.")] = None
+    json: Annotated[
+        Path | None, typer.Option(help="Write environment, hashes, and the command that repeats them to this file.")
+    ] = None
+    jobs: Annotated[int, typer.Option(min=0, help="Backends at a time, each in a process; 0: all in this one.")] = CPUS
 
 
-@app.command(short_help="Check every backend against the contract.")
-def conformance(
-    backend: Annotated[Many, typer.Option(help="A backend; repeatable. By default all that are installed.")] = None,
-    device: Annotated[Many, typer.Option(help="A device, or its kind, as cuda; repeatable. By default all.")] = None,
-    dtype: Annotated[Many, typer.Option(help="A floating-point type; repeatable. By default all.")] = None,
-    mode: Annotated[Many, typer.Option(help="A mode, such as eager or compiled; repeatable. By default all.")] = None,
-    implementation: Annotated[
-        Many, typer.Option(help="dense, blockwise or fused; repeatable. By default all three, less where compiled.")
-    ] = None,
-    case: Annotated[Many, typer.Option(help="Cases by name, * and ? allowed; repeatable. By default all.")] = None,
-    model: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="A folder of transformers with an encoder of BERT's type or a language model of Llama's, or a GGUF"
-            " file, to be run as well, as the case model; repeatable, but with --identical."
-        ),
-    ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write environment and results to this file.")] = None,
-    junit: Annotated[
-        Path | None, typer.Option(help="Write results to this file as JUnit XML, which needs junitparser.")
-    ] = None,
-    jobs: Annotated[int, typer.Option(min=0, help="Backends at a time, each in a process; 0: all in this one.")] = CPUS,
-    list_: Annotated[bool, typer.Option("--list", help="List the cases and what they show, and run none.")] = False,
-    details: Annotated[
-        bool, typer.Option("--details", help="Print every case on every backend, and why some were not run.")
-    ] = False,
-    quick: Annotated[
-        bool,
-        typer.Option("--quick", help="Run eager calls in float32 alone, or one eager call where bits are compared."),
-    ] = False,
-    identical: Annotated[
-        bool, typer.Option("--identical", help="Compare bits instead, in reproducible arithmetic, with published ones.")
-    ] = False,
-    sentence: Annotated[
-        Many, typer.Option(help="With --identical, a sentence for the model, or a file of them; repeatable.")
-    ] = None,
-    long: Annotated[
-        bool, typer.Option("--long", help="Run a language model in all modes, and compare the bits of 8 prompts.")
-    ] = False,
-) -> None:
+@command("Check every backend against the contract.", "attention_cli.conformance:conformance")
+@dataclass(frozen=True)
+class Conformance:
     """Run the catalogue of cases, and compare each result with an oracle of higher precision.
 
     With --identical, run another catalogue in reproducible arithmetic, in every mode of every backend, and compare the
@@ -428,73 +312,74 @@ def conformance(
     The exit status is 0 if all results keep their bounds, 1 if not (or if nothing could be run), and 2 if the command
     cannot be run as given.
     """
-    from attention_cli import conformance as work  # noqa: PLC0415 (help needs none of it)
 
-    places = {"backend": backend, "device": device, "mode": mode, "case": case}
-    if identical:
-        others = {"dtype": dtype, "implementation": implementation, "junit": junit, "details": details}
-        work.identical(
-            **places,
-            models=model or (),
-            json=json,
-            jobs=jobs,
-            list_=list_,
-            quick=quick,
-            refused=others,
-            sentences=sentence or (),
-            long=long,
-        )
-    else:
-        work.conformance(
-            **places,
-            sentence=sentence,
-            long=long,
-            dtype=dtype,
-            implementation=implementation,
-            models=model or (),
-            json=json,
-            junit=junit,
-            jobs=jobs,
-            list_=list_,
-            details=details,
-            quick=quick,
-        )
+    backend: Annotated[Many, typer.Option(help="A backend; repeatable. By default all that are installed.")] = None
+    device: Annotated[Many, typer.Option(help="A device, or its kind, as cuda; repeatable. By default all.")] = None
+    dtype: Annotated[Many, typer.Option(help="A floating-point type; repeatable. By default all.")] = None
+    mode: Annotated[Many, typer.Option(help="A mode, such as eager or compiled; repeatable. By default all.")] = None
+    implementation: Annotated[
+        Many, typer.Option(help="dense, blockwise or fused; repeatable. By default all three, less where compiled.")
+    ] = None
+    case: Annotated[Many, typer.Option(help="Cases by name, * and ? allowed; repeatable. By default all.")] = None
+    model: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A folder of transformers with an encoder of BERT's type or a language model of Llama's, or a GGUF"
+            " file, to be run as well, as the case model; repeatable, but with --identical."
+        ),
+    ] = None
+    json: Annotated[Path | None, typer.Option(help="Write environment and results to this file.")] = None
+    junit: Annotated[
+        Path | None, typer.Option(help="Write results to this file as JUnit XML, which needs junitparser.")
+    ] = None
+    jobs: Annotated[int, typer.Option(min=0, help="Backends at a time, each in a process; 0: all in this one.")] = CPUS
+    list_: Annotated[bool, typer.Option("--list", help="List the cases and what they show, and run none.")] = False
+    details: Annotated[
+        bool, typer.Option("--details", help="Print every case on every backend, and why some were not run.")
+    ] = False
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Run eager calls in float32 alone, or one eager call where bits are compared."),
+    ] = False
+    identical: Annotated[
+        bool, typer.Option("--identical", help="Compare bits instead, in reproducible arithmetic, with published ones.")
+    ] = False
+    sentence: Annotated[
+        Many, typer.Option(help="With --identical, a sentence for the model, or a file of them; repeatable.")
+    ] = None
+    long: Annotated[
+        bool, typer.Option("--long", help="Run a language model in all modes, and compare the bits of 8 prompts.")
+    ] = False
 
 
-@app.command(short_help="List mistakes of published attentions.")
-def cases(
-    word: Annotated[Many, typer.Option(help="A word of the name, the story or the title; repeatable.")] = None,
-    property_: Annotated[
-        Many, typer.Option("--property", help="A property, such as 'fully masked row'; repeatable.")
-    ] = None,
-    package: Annotated[Many, typer.Option(help="A package, such as torch; repeatable.")] = None,
-    like: Annotated[Many, typer.Option(help="A case of the kit that shows the same property; repeatable.")] = None,
-    line: Annotated[int | None, typer.Option(min=0, max=12, help="A line of the contract; 0 for none of them.")] = None,
-    on_cpu: Annotated[bool, typer.Option("--cpu", help="Those whose reproducer runs on a CPU.")] = False,
-    failing: Annotated[bool, typer.Option("--failing", help="Those that were wrong when last run.")] = False,
-    run: Annotated[bool, typer.Option("--run", help="Run them all, and compare with what they showed last.")] = False,
-) -> None:
+@command("List mistakes of published attentions.", "attention_cli.named:cases")
+@dataclass(frozen=True)
+class Cases:
     """List the named cases: each is a mistake from a public thread, with a reproducer.
 
     With --run, the exit status is 1 if a reproducer shows something else than when it was run last.
     """
-    from attention_cli import named as work  # noqa: PLC0415 (help needs none of it)
 
-    work.cases(
-        word=word, property_=property_, package=package, like=like, line=line, on_cpu=on_cpu, failing=failing, run_=run
-    )
+    word: Annotated[Many, typer.Option(help="A word of the name, the story or the title; repeatable.")] = None
+    property_: Annotated[
+        Many, typer.Option("--property", help="A property, such as 'fully masked row'; repeatable.")
+    ] = None
+    package: Annotated[Many, typer.Option(help="A package, such as torch; repeatable.")] = None
+    like: Annotated[Many, typer.Option(help="A case of the kit that shows the same property; repeatable.")] = None
+    line: Annotated[int | None, typer.Option(min=0, max=12, help="A line of the contract; 0 for none of them.")] = None
+    on_cpu: Annotated[bool, typer.Option("--cpu", help="Those whose reproducer runs on a CPU.")] = False
+    failing: Annotated[bool, typer.Option("--failing", help="Those that were wrong when last run.")] = False
+    run: Annotated[bool, typer.Option("--run", help="Run them all, and compare with what they showed last.")] = False
 
 
-@app.command(short_help="Tell one of them, with a script that shows it.")
-def case(
-    name: Annotated[str, typer.Argument(help="The name, or a part of it, such as the number of the thread.")],
-    run: Annotated[bool, typer.Option("--run", help="Run the script instead.")] = False,
-) -> None:
+@command("Tell one of them, with a script that shows it.", "attention_cli.named:case")
+@dataclass(frozen=True)
+class Case:
     """Print the story, the thread, the versions and the reproducer of a named case.
 
     With --run, the exit status is 0 if the result is right, and 1 if it is wrong. It is 3 if the script crashed, and
     77 if a package or a device is not here.
     """
-    from attention_cli import named as work  # noqa: PLC0415 (help needs none of it)
 
-    work.case(name, run_=run)
+    name: Annotated[str, typer.Argument(help="The name, or a part of it, such as the number of the thread.")]
+    run: Annotated[bool, typer.Option("--run", help="Run the script instead.")] = False

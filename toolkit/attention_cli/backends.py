@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
@@ -10,10 +11,13 @@ from attention_cli.terminal import Many, check_known, console, refusal
 from attention_conformance.subjects.libraries import dtypes_of, quiet_start
 from attention_core.backend import Backend, announced_backends, available_backends, get_backend
 
+if TYPE_CHECKING:
+    from attention_cli.app import Backends
+
 __all__ = ["backends", "chosen_backends", "load"]
 
 
-def backends() -> None:
+def backends(_: Backends, /) -> None:
     """List backends: versions, devices, floating-point types and modes."""
     table = Table(header_style="bold")
     for heading in ("backend", "versions", "devices", "dtypes", "modes"):

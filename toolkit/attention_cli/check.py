@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from attention_cli.terminal import Many, check_file, check_known, console, refusal, refusing_files
+from attention_cli.terminal import check_file, check_known, console, refusal, refusing_files
 from attention_conformance.cases.large import LARGE
 from attention_conformance.run.again import command_of, script_of
 from attention_conformance.run.causes import agreed
@@ -49,6 +50,9 @@ from attention_conformance.written.markdown import write_markdown
 from attention_conformance.written.report import environment
 from attention_files.writing import write_file
 
+if TYPE_CHECKING:
+    from attention_cli.app import Check
+
 __all__ = ["check"]
 
 AS_IT_IS: dict[str, Any] = {"highlight": False, "soft_wrap": True, "markup": False}
@@ -58,41 +62,26 @@ SHRINKING = 600.0
 """Seconds for a large case, or for a round of drawn calls, in which the first that is wrong is shrunk."""
 
 
-def check(
-    target: str,
-    *,
-    declared: dict[str, Any],
-    case: Many,
-    dtype: Many,
-    profile: str,
-    accept: Many,
-    seed: int,
-    timeout: float,
-    jobs: int,
-    files: dict[str, Path | None],
-    compare: Path | None,
-    expected: str | None,
-    resume: Path | None,
-    fuzz: float = 0.0,
-    untrusted: bool = False,
-    large: bool = False,
-    strict: bool = False,
-    keyword: Many = None,
-    same_bits_as: str = "",
-) -> None:
+def check(options: Check, /) -> None:
     """Check a target, show what was found, and exit with its status."""
-    declared = {name: each for name, each in declared.items() if each is not None}
+    facts = ("backend", "device", "layout", "mask", "causal", "grouped", "backward")
+    told = {name: getattr(options, name) for name in facts} | {"default_scale": options.scale}
+    told["batch_invariant"] = options.batch_invariant or None
+    declared = {name: each for name, each in told.items() if each is not None}
+    profile, untrusted, fuzz, large = options.profile, options.untrusted, options.fuzz, options.large
+    files = {"json": options.json, "junit": options.junit, "markdown": options.markdown, "html": options.html}
+    files["expected"] = options.write_expected
     try:
-        declared |= named_keywords(keyword or ())
+        declared |= named_keywords(options.keyword or ())
     except ValueError as error:
         raise refusal(str(error)) from error
     for name, option in OPTIONS.items():
         if option.values and option.fact in declared:
             check_known(name, [declared[option.fact]], option.values)
     like = profile.removeprefix("like ") if profile.startswith("like ") else ""
-    if untrusted and (fuzz or not jobs or like):
+    if untrusted and (fuzz or not options.jobs or like):
         raise refusal("expected --untrusted without --fuzz, --jobs 0 and --profile 'like TARGET'; got one of them")
-    if same_bits_as and (untrusted or fuzz or large or like):
+    if options.same_bits_as and (untrusted or fuzz or large or like):
         raise refusal(
             "expected --same-bits-as without --untrusted, --fuzz, --large and --profile 'like TARGET'; got one"
         )
@@ -104,16 +93,17 @@ def check(
         raise refusal("expected hypothesis for --fuzz; got none: pip install 'attention-core[fuzz]'")
     for path in files.values():
         check_file(path)
-    (former, about), (before, _) = _former("resume", resume), _former("compare", compare)
+    (former, about), (before, _) = _former("resume", options.resume), _former("compare", options.compare)
+    seed = secrets.randbits(32) if untrusted and options.seed is None else options.seed or 0
     job = Job(
-        target,
+        options.target,
         declared,
-        cases=tuple(case or ()),
-        dtypes=tuple(dtype or ()),
+        cases=tuple(options.case or ()),
+        dtypes=tuple(options.dtype or ()),
         profile="exact" if like else profile,
         like=like,
-        same_bits_as=same_bits_as,
-        accepted=tuple(accept or ()),
+        same_bits_as=options.same_bits_as or "",
+        accepted=tuple(options.accept or ()),
         seed=seed,
         fuzz=fuzz,
         is_trusted=not untrusted,
@@ -122,12 +112,12 @@ def check(
     )
     if job.complaint:
         raise refusal(job.complaint)
-    if resume and (wrong := differs(job, about)):
-        raise refusal(f"expected --resume {resume} to be {wrong}")
-    run = _Run(job, former, before, _expected(expected, target), about.get("assumed"))
+    if options.resume and (wrong := differs(job, about)):
+        raise refusal(f"expected --resume {options.resume} to be {wrong}")
+    run = _Run(job, former, before, _expected(options.expected, options.target), about.get("assumed"))
     try:
-        limit = max(timeout, SHRINKING) if fuzz or large else timeout
-        with contextlib.closing(supervised(job, limit) if jobs else work(job)) as messages:  # type: ignore[type-var]
+        limit = max(options.timeout, SHRINKING) if fuzz or large else options.timeout
+        with contextlib.closing(supervised(job, limit) if options.jobs else work(job)) as messages:  # type: ignore[type-var]
             run.follow(messages)
     except BaseException:  # of an interrupt: what was found is told, and kept
         run.finish(files, interrupted=True)
@@ -135,7 +125,7 @@ def check(
     if run.reason:
         raise refusal(run.reason)
     run.finish(files)
-    raise typer.Exit(exit_status(run.findings, strict))
+    raise typer.Exit(exit_status(run.findings, options.strict))
 
 
 def _former(option: str, path: Path | None) -> tuple[list[Finding], dict[str, Any]]:

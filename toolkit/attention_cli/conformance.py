@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -38,13 +38,15 @@ from attention_conformance.vectors import published, published_model
 from attention_conformance.written import report
 from attention_numpy.trees import devices_of_kind
 
+if TYPE_CHECKING:
+    from attention_cli.app import Conformance
+
 __all__ = [
     "bits_environment",
     "check_places",
     "command_of",
     "conformance",
     "fixed_threads",
-    "identical",
     "run_all",
     "run_on",
     "tell_left_out",
@@ -60,30 +62,18 @@ VARIATIONS = 2
 AnyCase = TypeVar("AnyCase", Case, Identical)
 
 
-def conformance(
-    *,
-    backend: Many,
-    device: Many,
-    dtype: Many,
-    mode: Many,
-    implementation: Many,
-    case: Many,
-    models: Sequence[Path],
-    json: Path | None,
-    junit: Path | None,
-    jobs: int,
-    list_: bool,
-    details: bool,
-    quick: bool,
-    sentence: Many,
-    long: bool = False,
-) -> None:
+def conformance(options: Conformance, /) -> None:
     """Run the cases, compare each result with the oracle, and print a line for each line of the contract."""
-    if sentence:
+    if options.identical:
+        _identical(options)
+        return
+    if options.sentence:
         raise refusal("expected --identical with --sentence; got none")
-    _check_models(models, long)
-    cases = _chosen_cases(case, CASES, besides=("model",) if models else ())
-    if list_:
+    models, json, junit, mode = options.model or [], options.json, options.junit, options.mode
+    dtype, implementation = options.dtype, options.implementation
+    _check_models(models, options.long)
+    cases = _chosen_cases(options.case, CASES, besides=("model",) if models else ())
+    if options.list_:
         _list(
             ("case", "line", "shows", "dtypes"),
             ((c.name, str(c.line or "-"), c.shows, " ".join(c.dtypes)) for c in cases),
@@ -92,61 +82,50 @@ def conformance(
     write_junit = _junit_writer(junit)
     for path in (json, junit):
         check_file(path)
-    names = chosen_backends(backend)
+    names = chosen_backends(options.backend)
     check_known("dtype", dtype, DTYPES)
     check_known("implementation", implementation, IMPLEMENTATIONS)
-    device = check_places(names, device, mode)
-    options = (device, dtype, mode, implementation)
-    devices, dtypes, modes, implementations = (tuple(each) if each else None for each in options)
+    device = check_places(names, options.device, mode)
+    places = (device, dtype, mode, implementation)
+    devices, dtypes, modes, implementations = (tuple(each) if each else None for each in places)
     chosen = tuple(each.name for each in cases)
     orders = [
-        Order(name, chosen, devices, dtypes, modes, implementations, tuple(models), quick, long=long) for name in names
+        Order(name, chosen, devices, dtypes, modes, implementations, tuple(models), options.quick, long=options.long)
+        for name in names
     ]
-    results, plans = run_all(orders, jobs)
-    _show(results, details)
+    results, plans = run_all(orders, options.jobs)
+    _show(results, options.details)
     with refusing_files():
         if json:
             report.write_json(json, results, report.environment(versions_of(plans)))
         if junit:
             write_junit(junit, results)
-    for line in report.proved(results, models, is_quick=quick):
+    for line in report.proved(results, models, is_quick=options.quick):
         typer.echo(line)
     typer.echo(report.summary(results))
     holds = {result.passed for result in results}
     raise typer.Exit(False in holds or True not in holds)
 
 
-def identical(
-    *,
-    backend: Many,
-    device: Many,
-    mode: Many,
-    case: Many,
-    models: Sequence[Path],
-    json: Path | None,
-    jobs: int,
-    list_: bool,
-    quick: bool,
-    refused: Mapping[str, Any],
-    sentences: Sequence[str] = (),
-    long: bool = False,
-) -> None:
+def _identical(options: Conformance, /) -> None:
     """Run the cases of which all ways must give the same bits."""
-    for option, value in refused.items():
-        if value:
+    for option in ("dtype", "implementation", "junit", "details"):
+        if getattr(options, option):
             raise refusal(f"expected no --{option} with --identical; got one")
+    models, mode, case, jobs = options.model or [], options.mode, options.case, options.jobs
+    json, quick, long, sentences = options.json, options.quick, options.long, options.sentence or []
     if len(models) > 1:
         raise refusal(f"expected one --model with --identical; got {len(models)}")
     _check_models(models, long)
     model = models[0] if models else None
     texts = _sentences(sentences, model)
     cases = _chosen_cases(case, _catalogue(model, texts, long))
-    if list_:
+    if options.list_:
         _list(("case", "shows", "dtype"), ((each.name, each.shows, each.dtype) for each in cases))
         return
     check_file(json)
-    names = chosen_backends(backend)
-    device = check_places(names, device, mode)
+    names = chosen_backends(options.backend)
+    device = check_places(names, options.device, mode)
     devices, modes = (tuple(each) if each else None for each in (device, mode))
     chosen = tuple(each.name for each in cases)
     order = Order("", chosen, devices, modes=modes, models=tuple(models), quick=quick, sentences=texts, long=long)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import typer
@@ -15,6 +15,9 @@ from attention_core.layouts import LAYOUTS
 from attention_files.checkpoints import load_causal_lm, save_causal_lm
 from attention_files.gguf import load_gguf
 from attention_files.safetensors import FileError, load_arrays, load_layers, save_arrays, save_layer, save_layers
+
+if TYPE_CHECKING:
+    from attention_cli.app import Convert
 
 __all__ = ["convert"]
 
@@ -34,23 +37,16 @@ FLAGS = {
 }
 
 
-def convert(
-    source: Path,
-    target: Path,
-    *,
-    layouts: tuple[str, str],
-    options: dict[str, Any],
-    head_order: str | None,
-    prefix: str,
-    drop: list[str],
-    force: bool,
-) -> None:
-    """Convert a file from the first layout to the second; the options are those that were given."""
-    from_, to = layouts
+def convert(options: Convert, /) -> None:
+    """Convert a file from one layout to another."""
+    source, target, from_, to = options.source, options.target, options.from_, options.to
+    prefix, drop, head_order = options.prefix, options.drop or [], options.head_order
+    told = {name: getattr(options, name) for name in FLAGS if name != "head_order"}
+    asked = {name: each for name, each in told.items() if each is not None and each is not False}
     for name, layout, known in (("--from", from_, (OWN, *LAYOUTS, GGUF)), ("--to", to, (OWN, *LAYOUTS))):
         if layout not in known:
             raise refusal(f"expected {name} out of {', '.join(known)}; got {layout!r}")
-    reading = _options(from_, options, prefix, drop)
+    reading = _options(from_, asked, prefix, drop)
     ordered = [name for name in (from_, to) if name not in WHOLE and _takes(LAYOUTS[name].read, "head_order")]
     if head_order is not None and (not ordered or head_order not in ("repeat", "tile")):
         wanted = "repeat or tile" if ordered else f"no --head-order from {from_} to {to}"
@@ -60,7 +56,7 @@ def convert(
         raise refusal(f"expected {kinds.get(from_, 'a file of safetensors')}; got {source}, which is none")
     if to != FOLDERS:
         check_file(target)
-    if target.exists() and not force:
+    if target.exists() and not options.force:
         raise refusal(f"expected a target that is not there, or --force; got {target}")
     try:
         order = {"head_order": head_order}

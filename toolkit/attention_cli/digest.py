@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -26,33 +25,26 @@ from attention_conformance.run import digest as work
 from attention_conformance.run import identical as bits
 from attention_conformance.run.machine import available_threads
 
+if TYPE_CHECKING:
+    from attention_cli.app import Digest
+
 __all__ = ["digest"]
 
 FLAGS = {"is_causal": "--causal", "scale": "--scale", "softcap": "--softcap"}
 
 
-def digest(
-    files: Sequence[Path],
-    options: Mapping[str, Any],
-    *,
-    backend: Many,
-    device: Many,
-    mode: Many,
-    threads: Sequence[int] | None,
-    sha256: str | None,
-    json: Path | None,
-    jobs: int,
-) -> None:
+def digest(options: Digest, /) -> None:
     """Compute in every way, print the hash, and tell each way that gives another."""
+    files, mode, threads, jobs, sha256 = options.files, options.mode, options.threads, options.jobs, options.sha256
     sha256 = sha256 and sha256.lower()  # some tools print capitals
     if sha256 is not None and not re.fullmatch("[0-9a-f]{64}", sha256):
         raise refusal(f"expected --sha256 of 64 hex digits; got {sha256!r}")
     if threads and not jobs:
         raise refusal("expected --jobs of 1 or more with --threads, which a running process keeps; got 0")
-    check_file(json)
-    names = chosen_backends(backend)
-    device = check_places(names, device, mode)
-    recipe = work.Recipe(tuple(files), **options)
+    check_file(options.json)
+    names = chosen_backends(options.backend)
+    device = check_places(names, options.device, mode)
+    recipe = work.Recipe(tuple(files), is_causal=options.causal, scale=options.scale, softcap=options.softcap)
     try:
         shows = work.read(recipe).shows
     except (TypeError, ValueError) as error:
@@ -72,14 +64,14 @@ def digest(
     for line in verdict.complaints:
         screen.print(line, style="red", highlight=False, soft_wrap=True)
     tell_left_out([verdict.left_out])
-    if json:
+    if options.json:
         command = _command(
             recipe, run_on(results), jobs, device=device, mode=mode, threads=counts, sha256=sha256 or verdict.sha256
         )
         hashes = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
         about = {**bits_environment(plans), "command": command, "files": hashes}
         with refusing_files():
-            bits.write_json(json, [verdict], about)
+            bits.write_json(options.json, [verdict], about)
     raise typer.Exit(bool(verdict.complaints))
 
 

@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import typer
@@ -16,9 +16,10 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from attention_benchmark.memory import available
 from attention_cli.backends import chosen_backends
 from attention_cli.terminal import console, refusal, telling_warnings
+from attention_core import layers as generation
 from attention_core.backend import Backend, get_backend
 from attention_core.functions import prepare_weights
-from attention_core.layers import Decoder, check_prompts, generate
+from attention_core.layers import Decoder, check_prompts
 from attention_core.layouts import LayoutError
 from attention_files.checkpoints import end_tokens, open_causal_lm
 from attention_files.gguf import open_gguf
@@ -26,7 +27,10 @@ from attention_files.optional import optional
 from attention_files.safetensors import FileError
 from attention_numpy.trees import map_arrays
 
-__all__ = ["open_text_model", "run"]
+if TYPE_CHECKING:
+    from attention_cli.app import Generate
+
+__all__ = ["generate", "open_text_model"]
 
 tokenizers = optional("tokenizers", "text")
 SMALL = (
@@ -38,35 +42,29 @@ PRE_TOKENIZERS = ("smollm",)
 ENDS = ("ggml.eos_token_id", "ggml.eot_token_id", "ggml.eom_token_id")
 
 
-def run(
-    prompts: list[str],
-    model: Path | None,
-    *,
-    backend: str | None,
-    mode: str,
-    chat: bool,
-    settings: dict[str, Any],
-    options: dict[str, Any],
-) -> None:
+def generate(options: Generate, /) -> None:
     """Print the text as it comes, then tokens per second, and the SHA-256 of the logits of each prompt."""
+    model, mode = options.model, options.mode
     if model is None:
         raise refusal(SMALL)
-    chosen = get_backend(chosen_backends([backend or "numpy"])[0])
+    chosen = get_backend(chosen_backends([options.backend or "numpy"])[0])
     if mode not in chosen.modes:
         raise refusal(f"expected --mode out of {', '.join(chosen.modes)} on {chosen.name}; got {mode!r}")
     try:
         with telling_warnings():
             tokenizer, definition, read_weights, stop = open_text_model(model)
-        definition = definition.with_settings(**settings)
-        ids = [tokenizer.encode(CHAT.format(prompt) if chat else prompt).ids for prompt in prompts]
+        definition = definition.with_settings(arithmetic=options.arithmetic)
+        ids = [tokenizer.encode(CHAT.format(prompt) if options.chat else prompt).ids for prompt in options.prompts]
         if not all(ids):
             raise FileError("expected prompts of at least one token; got an empty one")
         if (largest := max(map(max, ids))) >= definition.num_tokens:
             raise FileError(f"expected a tokenizer of ids in 0..{definition.num_tokens - 1}; got {largest} in a prompt")
         arrays = _padded(ids)
-        limits = {name: options[name] for name in ("max_new_tokens", "capacity")}
+        limits = {name: getattr(options, name) for name in ("max_new_tokens", "capacity")}
+        sampling = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p", "seed")}
         _check_memory(chosen, definition, len(ids), check_prompts(definition, *arrays, **limits))
-        _generate(chosen, definition, read_weights(), *arrays, tokenizer, stop_ids=stop, mode=mode, **options)
+        steps = {"stop_ids": stop, "mode": mode, **limits, **sampling}
+        _write_texts(chosen, definition, read_weights(), *arrays, tokenizer, **steps)
     except (FileError, LayoutError, ModuleNotFoundError, TypeError, ValueError) as error:
         raise refusal(str(error)) from error
 
@@ -88,7 +86,7 @@ def _padded(prompts: list[list[int]]) -> tuple[Any, Any]:
     return np.asarray(ids, np.int32), np.asarray([*map(len, prompts)], np.int32)
 
 
-def _generate(
+def _write_texts(
     backend: Backend,
     definition: Decoder,
     parameters: Any,
@@ -124,7 +122,7 @@ def _generate(
 
     parameters = backend.from_numpy(parameters)
     with _told_compiling(mode) as compiling:
-        generate(
+        generation.generate(
             definition,
             prepare_weights(parameters) if definition.arithmetic == "reproducible" else parameters,
             backend.from_numpy(ids),

@@ -3,47 +3,42 @@
 from __future__ import annotations
 
 import textwrap
+from typing import TYPE_CHECKING
 
 import typer
 from rich.table import Table
 
-from attention_cli.terminal import Many, check_known, console, refusal
+from attention_cli.terminal import check_known, console, refusal
 from attention_conformance.named import PROPERTIES, RESULTS, NamedCase, find_case, named_cases, run
+
+if TYPE_CHECKING:
+    from attention_cli.app import Case, Cases
 
 __all__ = ["case", "cases"]
 
 WIDTH = 80
 
 
-def cases(
-    *,
-    word: Many,
-    property_: Many,
-    package: Many,
-    like: Many,
-    line: int | None,
-    on_cpu: bool,
-    failing: bool,
-    run_: bool,
-) -> None:
+def cases(options: Cases, /) -> None:
     """List the cases that are asked for, and run them if asked to."""
-    check_known("property", property_, PROPERTIES)
+    package, like = options.package, options.like
+    check_known("property", options.property_, PROPERTIES)
     known = sorted({name for case in named_cases() for name in case.packages})
     check_known("package", package, known)
     chosen = [
         case
         for case in named_cases()
-        if all(case.matches(each) for each in word or ())
-        and (not property_ or case.property in property_)
+        if all(case.matches(each) for each in options.word or ())
+        and (not options.property_ or case.property in options.property_)
         and (not package or set(package) & set(case.packages))
         and (not like or set(like) & set(case.like))
-        and (line is None or case.line == line)
-        and (not on_cpu or case.needs == "cpu")
-        and (not failing or case.shown.result == "wrong")
+        and (options.line is None or case.line == options.line)
+        and (not options.on_cpu or case.needs == "cpu")
+        and (not options.failing or case.shown.result == "wrong")
     ]
     if not chosen:
         raise refusal("expected cases that match; got none")
-    if run_:
+    if options.run:
         raise typer.Exit(_run_all(chosen))
     rows = Table("case", "property", "result", box=None, pad_edge=False)
     for each in chosen:
@@ -66,13 +61,13 @@ def _run_all(chosen: list[NamedCase]) -> int:
     return int(others > 0)
 
 
-def case(name: str, *, run_: bool) -> None:
+def case(options: Case, /) -> None:
     """Tell a case and print its script, or run it."""
     try:
-        found = find_case(name)
+        found = find_case(options.name)
     except ValueError as error:
         raise refusal(str(error)) from error
-    if run_:
+    if options.run:
         ran = run(found)
         typer.echo(ran.printed, nl=False)
         typer.echo(ran.word)

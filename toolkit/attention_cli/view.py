@@ -9,7 +9,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import typer
@@ -18,9 +18,14 @@ from attention_cli.terminal import check_file, refusal, refusing_files
 from attention_core.masks import Causal, KeyLengths, Mask, Segments, SlidingWindow
 from attention_files.safetensors import load_arrays
 from attention_files.writing import FileError
-from attention_view import Computed, View, view, view_mask
+from attention_view import Computed, view_mask
+from attention_view import View as Picture
+from attention_view import view as view_weights
 
-__all__ = ["MASKS", "run"]
+if TYPE_CHECKING:
+    from attention_cli.app import View
+
+__all__ = ["MASKS", "view"]
 
 MASKS = ("causal", "window", "lengths", "segments")
 RULES_OF = {"window": "window", "keys": "lengths", "segments": "segments"}
@@ -28,24 +33,17 @@ RULES_OF = {"window": "window", "keys": "lengths", "segments": "segments"}
 DEFAULTS: tuple[Any, ...] = ("max", "", 0, None, False, (), [])
 
 
-def run(
-    files: Sequence[Path],
-    output: Path | None,
-    *,
-    masks: Sequence[str],
-    versus: Sequence[str],
-    length: Sequence[int],
-    rules: Mapping[str, Any],
-    tokens: Path | None,
-    causal: bool,
-    options: Mapping[str, Any],
-) -> None:
+def view(options: View, /) -> None:
     """Make the view, and write or print it."""
+    files, output, masks, versus = options.files or [], options.output, options.mask or [], options.versus or []
+    length, tokens = options.length or [], options.tokens
+    rules = {name: getattr(options, name) for name in ("window", "offset", "keys", "segments", "block")}
+    chosen = {name: getattr(options, name) for name in ("image", "prefix", "sample", "reduction", "exact")}
     check_file(output)
     if bool(files) == bool(masks):
         raise refusal("expected files of weights, or --mask; got " + ("both" if files else "none"))
     for_masks = {"versus": versus, "length": length, **rules}
-    for_files = {"tokens": tokens, "causal": causal, **options, "head": options["heads"]}
+    for_files = {"tokens": tokens, "causal": options.causal, "query": options.query, "head": options.head, **chosen}
     _refuse_unused(for_files if masks else for_masks, "--mask" if masks else "files")
     for name, rule in RULES_OF.items():
         if rules[name] and rule not in (*masks, *versus):
@@ -54,7 +52,8 @@ def run(
         if masks:
             made = _of_masks(masks, versus, length or (64,), rules)
         else:
-            made = _of_files(files, _tokens(tokens), causal, options)
+            chosen |= {"heads": options.head, "query": _queries(options.query or [])}
+            made = _of_files(files, _tokens(tokens), options.causal, chosen)
         if output is None:
             typer.echo(str(made))
         else:
@@ -68,11 +67,11 @@ def run(
 
 def _refuse_unused(options: Mapping[str, Any], looked_at: str) -> None:
     for name, value in options.items():
-        if value not in DEFAULTS and name != "heads":
+        if value not in DEFAULTS:
             raise refusal(f"expected no --{name} with {looked_at}; got {value}")
 
 
-def _of_masks(masks: Sequence[str], versus: Sequence[str], length: Sequence[int], rules: Mapping[str, Any]) -> View:
+def _of_masks(masks: Sequence[str], versus: Sequence[str], length: Sequence[int], rules: Mapping[str, Any]) -> Picture:
     if len(length) not in (1, 2):
         raise ValueError(f"expected --length of queries, and another of keys if it differs; got {len(length)}")
     num_queries, num_keys = length[0], length[-1]
@@ -106,18 +105,15 @@ def _rule(name: str, rules: Mapping[str, Any], length: Sequence[int]) -> Mask:
     return Segments(ids, ids)
 
 
-def _of_files(files: Sequence[Path], tokens: Any, causal: bool, options: Mapping[str, Any]) -> View:
+def _of_files(files: Sequence[Path], tokens: Any, causal: bool, options: Mapping[str, Any]) -> Picture:
     if len(files) > 2:
         raise ValueError(f"expected a file, and another to compare with; got {len(files)}")
     found = [_attention(file, causal) for file in files]
     chosen = {name: value for name, value in options.items() if value is not None}
-    queries = [_query(each) for each in chosen.pop("query")]
-    if queries:
-        chosen["query"] = queries[0] if len(queries) == 1 else queries
     if "exact" in chosen:
         chosen["exact"] = _window(chosen["exact"])
     title = " compared with ".join(file.name for file in files).encode(errors="replace").decode()
-    return view(found[0], other=found[1] if len(found) == 2 else None, tokens=tokens, title=title, **chosen)
+    return view_weights(found[0], other=found[1] if len(found) == 2 else None, tokens=tokens, title=title, **chosen)
 
 
 def _attention(file: Path, causal: bool) -> Any:
@@ -154,6 +150,12 @@ def _window(text: str) -> tuple[slice, slice]:
         raise ValueError(f"expected --exact as queries and keys such as 1000:1200,0:300; got {text}")
     ends = [int(each) if each else None for each in found.groups()]
     return slice(*ends[:2]), slice(*ends[2:])
+
+
+def _queries(texts: Sequence[str]) -> Any:
+    """The queries, or the only one."""
+    queries = [_query(each) for each in texts]
+    return queries[0] if len(queries) == 1 else queries or None
 
 
 def _query(text: str) -> int | tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The command: chooses what to measure, and writes the results."""
+"""The command ``bench``: chooses what to measure, and writes the results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import importlib.util
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -34,11 +34,14 @@ from attention_benchmark.problem import (
 )
 from attention_benchmark.processes import Message, installed, measurements_of, memory_of
 from attention_benchmark.reference import TOLERANCE
-from attention_files.writing import FileError, check_writable, write_file
+from attention_cli.terminal import Many, check_file, check_known, refusal, refusing_files
+from attention_cli.timed import foreign_of
+from attention_files.writing import write_file
+
+if TYPE_CHECKING:
+    from attention_cli.app import Bench
 
 __all__ = ["bench"]
-
-Many = list[str] | None
 
 
 class NoDeviceError(Exception):
@@ -49,130 +52,84 @@ UNKNOWN = 2**40
 """Bytes of memory, where the system does not tell."""
 
 
-def bench(
-    *,
-    backend: Many,
-    candidate: Many,
-    operation: Many,
-    shape: Many,
-    preset: Many,
-    kv_heads: int | None,
-    queries: str | None,
-    offset: int | None,
-    key_lengths: str | None,
-    window: int,
-    lengths: str | None,
-    mask: Many,
-    direction: Many,
-    dtype: str,
-    device: str,
-    rounds: int | None,
-    seconds: float,
-    limit: float,
-    threads: int,
-    memory: bool,
-    json: Path | None,
-    markdown: Path | None,
-    plots: Path | None,
-    png: bool,
-    details: bool,
-    read: Path | None,
-    foreign: Candidate | None = None,
-) -> None:
-    """Measure, or read measurements; print and write them. A foreign candidate is measured among its library's."""
+def bench(options: Bench, /) -> None:
+    """Measure, or read measurements; print and write them. A target is measured among the candidates of its library."""
+    facts: dict[str, Any] = {"layout": options.layout, "mask": options.mask_sense, "causal": options.causal}
+    facts |= {"default_scale": options.scale, "grouped": options.grouped}
+    foreign = foreign_of(options.target, options.backend, facts)
     for name, values, known in (
-        ("backend", backend, FRAMEWORKS),
-        ("operation", operation, OPERATIONS),
-        ("preset", preset, PRESETS),
-        ("mask", mask, MASKS),
-        ("direction", direction, DIRECTIONS),
-        ("dtype", [dtype], TOLERANCE),
+        ("backend", options.backend, FRAMEWORKS),
+        ("operation", options.operation, OPERATIONS),
+        ("preset", options.preset, PRESETS),
+        ("mask", options.mask, MASKS),
+        ("direction", options.direction, DIRECTIONS),
+        ("dtype", [options.dtype], TOLERANCE),
     ):
-        _check_known(name, values, list(known))
-    for name, number in (("seconds", seconds), ("limit", limit)):
+        check_known(name, values, list(known))
+    for name, number in (("seconds", options.seconds), ("limit", options.limit)):
         if not 0 <= number < math.inf:
-            raise _refusal(f"expected {name} as a number from 0; got {number}")
-    with _refusing_files():
-        for path in (json, markdown):
-            if path is not None:
-                check_writable(path)
-    _check_plots(plots)
+            raise refusal(f"expected {name} as a number from 0; got {number}")
+    for path in (options.json, options.markdown):
+        check_file(path)
+    _check_plots(options.plots)
     failures: list[str] = []
-    if read is not None:
-        with _refusing_files():
-            measurements, about = read_json(read)
+    if options.read is not None:
+        with refusing_files():
+            measurements, about = read_json(options.read)
     else:
         order = Order(
             "",
             (),
             (),
             foreign=(foreign,) if foreign else (),
-            seconds=seconds,
-            rounds=(rounds, rounds) if rounds else None,
-            limit=limit,
-            threads=threads,
+            seconds=options.seconds,
+            rounds=(options.rounds, options.rounds) if options.rounds else None,
+            limit=options.limit,
+            threads=options.threads,
         )
-        problems = _problems(
-            dtype,
-            device,
-            shapes=shape,
-            lengths=lengths,
-            masks=mask,
-            directions=direction,
-            operations=operation,
-            presets=preset,
-        )
-        problems = _with_cache(problems, kv_heads, queries, offset=offset, key_lengths=key_lengths, window=window)
-        names = [foreign.framework] if foreign else backend
-        orders = _orders(order, problems, _frameworks(names), [*_candidates(candidate), *order.foreign])
-        measurements, about = [], report.environment({}, threads)
+        problems = _with_cache(_problems(options), options)
+        names = [foreign.framework] if foreign else options.backend
+        orders = _orders(order, problems, _frameworks(names), [*_candidates(options.candidate), *order.foreign])
+        measurements, about = [], report.environment({}, options.threads)
         without: dict[str, str] = {}
-        for results, versions in _measured(orders, memory, failures, without):
+        for results, versions in _measured(orders, options.memory, failures, without):
             measurements += results
             about["versions"] |= versions
-            if json:  # an interrupted run leaves what it has measured
-                write_json(json, measurements, about)
+            if options.json:  # an interrupted run leaves what it has measured
+                write_json(options.json, measurements, about)
         has = "; ".join(f"{framework} has {devices}" for framework, devices in without.items())
         if without and not measurements and not failures:
-            raise _refusal(f"expected a device of some framework; got {device!r}, and {has}")
+            raise refusal(f"expected a device of some framework; got {options.device!r}, and {has}")
         if without:
-            typer.echo(f"without {device!r}, and left out: {has}", err=True)
-    if markdown:
-        write_file(markdown, report.markdown(measurements, about).encode())
-    _show(measurements, details)
-    if plots:
+            typer.echo(f"without {options.device!r}, and left out: {has}", err=True)
+    if options.markdown:
+        write_file(options.markdown, report.markdown(measurements, about).encode())
+    _show(measurements, options.details)
+    if options.plots:
         written = importlib.import_module("attention_benchmark.plots").write_plots(
-            plots, measurements, "png" if png else "svg"
+            options.plots, measurements, "png" if options.png else "svg"
         )
-        typer.echo(f"{len(written)} figures in {plots}")
+        typer.echo(f"{len(written)} figures in {options.plots}")
     for failure in failures:
         typer.echo(failure, err=True)
     raise typer.Exit(bool(failures) or any(each.outcome == "wrong" for each in measurements))
 
 
-def _problems(
-    dtype: str,
-    device: str,
-    /,
-    *,
-    shapes: Many,
-    lengths: str | None,
-    masks: Many,
-    directions: Many,
-    operations: Many,
-    presets: Many,
-) -> list[Problem]:
+def _problems(options: Bench) -> list[Problem]:
     """Choose from the default problems or those of presets, or combine shapes, masks and directions."""
-    if presets:
-        problems = [Problem(**{"dtype": dtype, **each}, device=device) for name in presets for each in PRESETS[name]]
+    dtype, device, lengths = options.dtype, options.device, options.lengths
+    masks, operations, directions = options.mask, options.operation, options.direction
+    if options.preset:
+        chosen = [each for name in options.preset for each in PRESETS[name]]
+        problems = [Problem(**{"dtype": dtype, **each}, device=device) for each in chosen]
         if lengths is not None:
             problems = list(
                 dict.fromkeys(shortened(each, most) for most in _integers("lengths", lengths) for each in problems)
             )
-    elif shapes is None and lengths is None:
+    elif options.shape is None and lengths is None:
         problems = default_problems(dtype, device)
     else:
-        dims = [_shape(each) for each in shapes or ()]
+        dims = [_shape(each) for each in options.shape or ()]
         if lengths is not None:
             batch, heads, _, width = dims[-1] if dims else SHAPES[-1]
             dims = [(batch, heads, length, width) for length in sorted(_integers("lengths", lengths))]
@@ -183,61 +140,61 @@ def _problems(
             for each in dims
             for direction in DIRECTIONS
         ]
-    chosen = [
+    fitting = [
         each
         for each in problems
         if each.mask in (masks or MASKS)
         and each.direction in (directions or DIRECTIONS)
         and each.operation in (operations or OPERATIONS)
     ]
-    if not chosen:
-        raise _refusal("expected a mask and an operation that the default shapes have; name a --shape")
+    if not fitting:
+        raise refusal("expected a mask and an operation that the default shapes have; name a --shape")
     for operation, known in {"multi_head": ("full", "causal"), "linear": ("full",)}.items():
-        if any(each.operation == operation and each.mask not in known for each in chosen):
-            raise _refusal(f"expected mask {' or '.join(known)} with {operation}; got another")
-    _check_sizes(chosen)
-    return chosen
+        if any(each.operation == operation and each.mask not in known for each in fitting):
+            raise refusal(f"expected mask {' or '.join(known)} with {operation}; got another")
+    _check_sizes(fitting)
+    return fitting
 
 
-def _with_cache(problems: list[Problem], kv_heads: int | None, queries: str | None, /, **options: Any) -> list[Problem]:
+def _with_cache(problems: list[Problem], options: Bench) -> list[Problem]:
     """The problems with other numbers of key/value heads and queries, and fields of masks, as far as they are there."""
-    fields = {name: value for name, value in options.items() if value is not None}
-    if "key_lengths" in fields:
-        fields["key_lengths"] = tuple(_integers("key-lengths", fields["key_lengths"]))
-    if fields.get("window") == WINDOW:
-        del fields["window"]  # that of a preset
-    if kv_heads is not None:
-        fields["kv_heads"] = kv_heads
+    fields: dict[str, Any] = {"kv_heads": options.kv_heads, "offset": options.offset}
+    fields = {name: value for name, value in fields.items() if value is not None}
+    if options.key_lengths is not None:
+        fields["key_lengths"] = tuple(_integers("key-lengths", options.key_lengths))
+    if options.window != WINDOW:  # which is that of a preset
+        fields["window"] = options.window
+    queries = options.queries
     counts: list[dict[str, Any]] = [{}] if queries is None else [{"queries": n} for n in _integers("queries", queries)]
     if not fields and queries is None:
         return problems
     found = [dataclasses.replace(each, **fields, **count) for each in problems for count in counts]
     for each in found:
         if each.operation != "attention" or each.shape[1] % (each.kv_heads or 1) or each.num_queries > each.shape[2]:
-            raise _refusal("expected attention, key/value heads that divide heads, and no more queries than keys")
+            raise refusal("expected attention, key/value heads that divide heads, and no more queries than keys")
         if not 0 <= each.ahead <= each.shape[2] - each.num_queries:
-            raise _refusal(f"expected an offset in 0..{each.shape[2] - each.num_queries}; got {each.offset}")
+            raise refusal(f"expected an offset in 0..{each.shape[2] - each.num_queries}; got {each.offset}")
     return found
 
 
 def _shape(text: str) -> tuple[int, int, int, int]:
     numbers = _integers("shape", text)
     if len(numbers) != 4:
-        raise _refusal(f"expected shape as batch,heads,length,width; got {text!r}")
+        raise refusal(f"expected shape as batch,heads,length,width; got {text!r}")
     batch, heads, length, width = numbers
     return batch, heads, length, width
 
 
 def _integers(option: str, text: str) -> list[int]:
     if not all(each.isdecimal() and len(each) < 19 and int(each) for each in text.split(",")):
-        raise _refusal(f"expected {option} as positive integers separated by commas; got {text[:80]!r}")
+        raise refusal(f"expected {option} as positive integers separated by commas; got {text[:80]!r}")
     return [int(each) for each in text.split(",")]
 
 
 def _frameworks(names: Many) -> list[str]:
     for name in names or ():
         if name not in installed():
-            raise _refusal(f"{name} is not installed")
+            raise refusal(f"{name} is not installed")
     return [name for name in installed() if not names or name in names]
 
 
@@ -247,7 +204,7 @@ def _candidates(patterns: Many) -> list[Candidate]:
 
     for pattern in patterns or ():
         if not any(fits(each, pattern) for each in CANDIDATES):
-            raise _refusal(f"expected a candidate; got {pattern!r}, which none matches")
+            raise refusal(f"expected a candidate; got {pattern!r}, which none matches")
     return [each for each in CANDIDATES if not patterns or any(fits(each, pattern) for pattern in patterns)]
 
 
@@ -326,31 +283,17 @@ def _show(measurements: Sequence[Measurement], details: bool) -> None:
         console.print(report.LEGEND, style="dim")
 
 
-def _check_known(option: str, names: Many, known: Sequence[str]) -> None:
-    for name in names or ():
-        if name not in known:
-            raise _refusal(f"expected a {option} out of {', '.join(known)}; got {name!r}")
-
-
-@contextlib.contextmanager
-def _refusing_files() -> Iterator[None]:
-    try:
-        yield
-    except FileError as error:
-        raise _refusal(str(error)) from error
-
-
 def _check_plots(directory: Path | None) -> None:
     if directory is None:
         return
     if directory.exists() and not directory.is_dir():
-        raise _refusal(f"expected a directory for plots; got {directory}: File exists")
+        raise refusal(f"expected a directory for plots; got {directory}: File exists")
     if importlib.util.find_spec("matplotlib") is None:
-        raise _refusal("expected matplotlib for --plots; got none: pip install matplotlib")
+        raise refusal("expected matplotlib for --plots; got none: pip install matplotlib")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _refusal(f"expected a directory for plots; got {directory}: {error.strerror}") from error
+        raise refusal(f"expected a directory for plots; got {directory}: {error.strerror}") from error
 
 
 def _check_sizes(problems: Sequence[Problem]) -> None:
@@ -360,10 +303,4 @@ def _check_sizes(problems: Sequence[Problem]) -> None:
         if each.nbytes > free:
             shape = ",".join(map(str, each.shape))
             needed, there = report.size(each.nbytes), report.size(free)
-            raise _refusal(f"expected a shape whose arrays fit into {there}; got {shape}, whose arrays take {needed}")
-
-
-def _refusal(message: str) -> typer.Exit:
-    """Print in one line which argument is not valid."""
-    typer.echo(f"attention-core: {message}", err=True)
-    return typer.Exit(2)
+            raise refusal(f"expected a shape whose arrays fit into {there}; got {shape}, whose arrays take {needed}")
