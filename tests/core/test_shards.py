@@ -25,8 +25,13 @@ def ranks(backend, monkeypatch):
 
 def compared(ranks, backend, put, name, size, strategy, split="zigzag", length=16, **more):
     """Results of so many ranks, joined, and those of the whole."""
-    more = {"put": put, "differentiate": backend.differentiates, "length": length, **more}
+    differentiate = backend.differentiates and strategy != "merge"
+    more = {"put": put, "differentiate": differentiate, "length": length, **more}
     parts = ranks(size, lambda group: of_rank(backend, ac.Shards(group, split, strategy, length), name, **more))
+    if strategy == "merge":  # all ranks have the whole
+        for part in parts[1:]:
+            check_equal(part, parts[0])
+        return parts[0], whole(backend, name, **more)
     return joined(parts, split, name, length), whole(backend, name, **more)
 
 
@@ -48,7 +53,8 @@ def check_equal(found, expected):
 
 
 WAYS = [(2, "contiguous", "gather", 16), (4, "zigzag", "gather", 13), (3, "contiguous", "gather", 13),
-        (2, "zigzag", "heads", 13), (4, "contiguous", "heads", 16)]  # fmt: skip
+        (2, "zigzag", "heads", 13), (4, "contiguous", "heads", 16), (2, "contiguous", "merge", 16),
+        (3, "zigzag", "merge", 13), (8, "contiguous", "merge", 13)]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -61,8 +67,9 @@ def test_ranks_have_the_numbers_of_the_whole(backend, put, ranks, name):
 @pytest.mark.needs("gradients")
 def test_ranks_have_the_bits_of_the_whole(backend, put, ranks, name):
     exact = {"arithmetic": "reproducible", "dtype": "float32"}
-    ways = [(1, "zigzag", "gather"), (2, "zigzag", "heads"), (3, "zigzag", "gather"), (8, "contiguous", "gather")]
-    for spread, (size, split, strategy) in zip((1.0, 8.0, 8.0, 1.0), ways, strict=True):
+    ways = [(1, "zigzag", "gather"), (2, "zigzag", "heads"), (3, "zigzag", "gather"), (8, "contiguous", "gather"),
+            (3, "contiguous", "merge"), (4, "zigzag", "merge")]  # fmt: skip
+    for spread, (size, split, strategy) in zip((1.0, 8.0, 8.0, 1.0, 8.0, 1.0), ways, strict=True):
         check_equal(*compared(ranks, backend, put, name, size, strategy, split, 13, **exact, spread=spread))
 
 
@@ -71,7 +78,7 @@ def test_ranks_have_the_bits_of_the_whole(backend, put, ranks, name):
 def test_ranks_have_the_bits_of_the_whole_in_16_bits(backend, put, ranks, dtype):
     ml_dtypes = pytest.importorskip("ml_dtypes")
     dtype = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
-    for size, strategy in ((4, "gather"), (2, "heads")):
+    for size, strategy in ((4, "gather"), (2, "heads"), (3, "merge")):
         exact = {"arithmetic": "reproducible", "dtype": dtype}
         check_equal(*compared(ranks, backend, put, "causal", size, strategy, length=13, **exact))
 
@@ -108,7 +115,7 @@ def test_no_group_of_heads_is_split(backend, put, ranks, heads, size):
 @pytest.mark.parametrize("length", [1, 3, 5, 7])
 @pytest.mark.parametrize("name", ["causal", "sinks", "function"])
 def test_ranks_without_a_position_change_nothing(backend, put, ranks, length, name):
-    for strategy in ("gather", "heads"):
+    for strategy in ("gather", "heads", "merge"):
         check_close(*compared(ranks, backend, put, name, 4, strategy, length=length))
 
 
@@ -260,9 +267,9 @@ def wrong_calls(put):
     yield (
         (x, x, x),
         {},
-        {"strategy": "ring"},
+        {"strategy": "tree"},
         ValueError,
-        "expected a strategy of shards out of auto, gather, heads; got 'ring'",
+        "expected a strategy of shards out of auto, gather, heads, merge; got 'tree'",
     )
     yield (odd, odd, odd), {}, {}, ValueError, "expected query with a multiple of 2 positions on each rank, such as 6"
     yield (

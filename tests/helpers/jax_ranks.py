@@ -53,9 +53,25 @@ def results(name, length, arithmetic, dtype, heads, shards=None, size=1):
     return {key: np.asarray(x) for key, x in (*named, *of_extra.items())}
 
 
+def decoded(size, shards, **options):
+    """Attention of the last of some queries to keys that so many devices share, the same on all; and of one device."""
+    query, key, value = map(jnp.asarray, inputs((4, 2), 13, dtype="float32")[:3])
+    mesh = jax.make_mesh((size,), ("ranks",), axis_types=(AxisType.Auto,), devices=jax.devices()[:size])
+
+    def step(query, key, value):
+        key, value = (ac.shard(x, shards) for x in (key, value))
+        return ac.scaled_dot_product_attention(query, key, value, **options, shards=shards)
+
+    everywhere = PartitionSpec()
+    over = jax.shard_map(step, mesh=mesh, in_specs=(everywhere,) * 3, out_specs=everywhere)
+    arrays = query[..., -2:, :], key, value
+    return tuple(map(np.asarray, (jax.jit(over)(*arrays), ac.scaled_dot_product_attention(*arrays, **options))))
+
+
 def main(path):
     """Run all cases."""
-    found = {}
+    exact = {"mask": ac.Causal(offset=11), "arithmetic": "reproducible"}
+    found = {"merge": decoded(8, ac.Shards("ranks", "contiguous", "merge", 13), **exact)}
     for case in CASES:
         name, size, split, strategy, length, arithmetic, dtype = case
         shards = ac.Shards("ranks", split, strategy, length)

@@ -10,7 +10,7 @@ def explain_shards(sharded: Sharded, name: str, *, logsumexp: bool) -> Explanati
     """What `taken_strategy` walks, and what `attend` walks for the local call, in words."""
     taken, notes = taken_strategy(sharded, name), []
     local = explain(taken.local_call(sharded), weights=False, logsumexp=logsumexp)
-    for strategy, verdict in walk_strategies(sharded):
+    for strategy, verdict in walk_strategies(sharded, name):
         if verdict.refusal is not None:
             text = f"refused: {verdict.refusal}"
         else:

@@ -20,12 +20,13 @@ class Shards(NamedTuple):
     split : {"zigzag", "contiguous"}
         Of R ranks, rank r holds the chunks r and 2 R - 1 - r out of 2 R, or chunk r out of R. Under a causal mask, the
         first gives all as much work.
-    strategy : {"auto", "gather", "heads"}
+    strategy : {"auto", "gather", "heads", "merge"}
         ``"gather"`` gathers keys and values, and queries stay. ``"heads"`` exchanges positions for heads and back, and
         repeats key/value heads where the ranks do not share them out evenly. ``"auto"`` takes heads if the number of
-        ranks divides that of the key/value heads, else it gathers.
+        ranks divides that of the key/value heads, else it gathers. ``"merge"`` is for decoding: all ranks have all
+        queries, and get all of the output. It has no gradient.
     length : int, optional
-        The length of the whole, if `shard` padded it.
+        The length of the whole, if `shard` padded it; under ``"merge"`` that of the keys.
 
     Examples
     --------

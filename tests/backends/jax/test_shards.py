@@ -34,5 +34,9 @@ def test_devices_have_the_numbers_and_the_bits_of_one(found):
                 np.testing.assert_allclose(joined[key], x, rtol=0, atol=1e-13 * np.max(np.abs(x)), err_msg=key)
 
 
+def test_devices_that_share_a_cache_decode_in_the_bits_of_one(found):
+    np.testing.assert_array_equal(*found["merge"])
+
+
 def test_an_axis_outside_of_shard_map_is_named(found):
     assert found["outside"] == "expected the name of an axis under jax.shard_map; got 'ranks', which is none"

@@ -29,14 +29,14 @@ def check(pair, most):
 
 def test_processes_have_the_numbers_of_one(found):
     cases = [case for case in found if isinstance(case, tuple) and case[0] != "exact"]
-    assert len(cases) == 8
+    assert len(cases) == 10
     for case in cases:
         check(found[case], 1e-13)
 
 
 def test_processes_have_the_bits_of_one(found):
     cases = [case for case in found if case[0] == "exact"]
-    assert len(cases) == 33
+    assert len(cases) == 44
     for case in cases:
         check(found[case], 0)
 
