@@ -224,7 +224,7 @@ def _sharded(query: Array, key: Array, value: Array, options: dict[str, Any]) ->
     common_namespace(call.xp, {name: array for name, array in named.items() if array is not None})
     check_shared(query, mask, bias, lengths)
     mask = with_causal(mask, rest.get("is_causal", False))
-    return shards, Sharded(call._replace(mask=mask, bias=bias), here, lengths)
+    return shards, Sharded(call._replace(mask=mask, bias=bias), here, lengths, implementation)
 
 
 def rounded_attention(call: Call, implementation: str, *, weights: bool = False, logsumexp: bool = False) -> Attention:

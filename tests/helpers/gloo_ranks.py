@@ -20,6 +20,10 @@ CASES = [
     ("sinks", 2, "contiguous", "heads", 16),
     ("dropout and score_mod", 4, "zigzag", "heads", 13),
     ("dropout and score_mod", 4, "zigzag", "gather", 13),
+    ("causal", 3, "zigzag", "ring", 13),
+    ("bias", 4, "contiguous", "ring", 13),
+    ("window", 4, "contiguous", "ring", 32),
+    ("dropout and score_mod", 2, "zigzag", "ring", 13),
     ("sinks", 4, "zigzag", "merge", 13),
     ("dropout and score_mod", 3, "contiguous", "merge", 13),
 ]
@@ -46,6 +50,8 @@ def run(rank, store, folder):
     found["mesh"] = compared(rank, DeviceMesh("cpu", torch.arange(4)), CASES[0], "fast", "float64")
     two = ("causal", 2, "zigzag", "gather", 13)  # a compiler takes long, and so does each rank
     found["compiled"] = compared(rank, groups[2], two, "fast", "float64", wrap=compiled)
+    ring = ("causal", 2, "contiguous", "ring", 13)
+    found["compiled ring"] = compared(rank, groups[2], ring, "fast", "float64", wrap=compiled)
     found["checkpoint"] = compared(rank, groups[4], CASES[0], "fast", "float64", wrap=checkpointed)
     if rank == 0:
         Path(folder, "found").write_bytes(pickle.dumps(found))

@@ -17,6 +17,8 @@ CASES = [
     ("dropout and score_mod", 4, "zigzag", "heads", 13, "fast", "float64"),
     ("sinks", 8, "contiguous", "gather", 16, "fast", "float64"),
     ("causal", 4, "zigzag", "gather", 13, "reproducible", "float32"),
+    ("bias", 4, "zigzag", "ring", 13, "fast", "float64"),
+    ("window", 8, "contiguous", "ring", 32, "fast", "float64"),
 ]
 
 
@@ -30,6 +32,7 @@ def results(name, length, arithmetic, dtype, heads, shards=None, size=1):
         more = {} if shards is None else {"shards": shards}
         if shards is not None:
             arrays = tuple(ac.shard(x, shards, axis=-1 if x.ndim == 3 else -2) for x in arrays)
+            extra = {key: ac.shard(x, shards) if key == "bias" and x.shape[-2] > 1 else x for key, x in extra.items()}
         found = ac.scaled_dot_product_attention(
             *arrays[:3], **with_arrays(options, extra), **more, return_logsumexp=True, arithmetic=arithmetic
         )

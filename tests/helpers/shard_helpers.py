@@ -15,6 +15,7 @@ class Threads(Collectives):
 
     def __init__(self, xp):
         self.xp, self.local, self.groups, self.calls = xp, threading.local(), {}, []
+        self.bytes = []
 
     def name_of(self, group):
         if not isinstance(group, threading.Barrier):
@@ -30,6 +31,7 @@ class Threads(Collectives):
 
     def rotate(self, arrays, group, by):
         self.calls.append("rotate")
+        self.bytes.append(sum(x.nbytes for x in arrays))
         came = self.all_arrays(arrays, group)[(self.rank(group) - by) % self.size(group)]
         return lambda: came
 

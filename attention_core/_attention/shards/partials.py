@@ -6,6 +6,7 @@ import functools
 import math
 from typing import Any, NamedTuple
 
+from attention_core._arithmetic.exact import two_sum
 from attention_core._arrays import Array, Namespace, positions
 from attention_core._attention.call import Call
 from attention_core._attention.reproducible.pieces import (
@@ -32,22 +33,24 @@ class TotalPlan(NamedTuple):
 def merge(pieces: list[tuple[Array, Array]], here: Place, call: Call) -> tuple[Array, Array]:
     """Output and logsumexp of all keys, out of those of pieces of the keys of this rank: one sum over ranks."""
     xp = call.xp
-    stack = xp.stack([xp.concat([output, xp.expand_dims(found, axis=-1)], axis=-1) for output, found in pieces])
-    merged = merge_stack(_of_all_ranks(merge_stack(stack, xp), here, call.backend), xp)
-    return merged[..., :-1], merged[..., -1]
+    outputs, logsumexps = (xp.stack(list(x)) for x in zip(*pieces, strict=True))
+    output, *rows = merge_pieces(outputs, logsumexps, 0.0, xp)
+    stack = xp.concat([output, *(xp.expand_dims(x, axis=-1) for x in rows)], axis=-1)
+    stack = _of_all_ranks(stack, here, call.backend)
+    return merge_pieces(stack[..., :-2], stack[..., -2], stack[..., -1], xp)[:2]
 
 
-def merge_stack(stack: Array, xp: Namespace) -> Array:
-    """Pieces (P, ..., M, E + 1) as attention to the keys of all: outputs, and the logsumexp as the last column."""
-    output, logsumexp = stack[..., :-1], stack[..., -1:]
+def merge_pieces(output: Array, logsumexp: Array, remainder: Any, xp: Namespace) -> tuple[Array, Array, Array]:
+    """Attention to all keys: outputs (P, ..., M, E) of pieces, logsumexps, and what makes these exact, merged."""
     largest = xp.max(logsumexp, axis=0)
     anchor = xp.where(xp.equal(largest, -math.inf), 0.0, largest)  # -inf - -inf would be NaN
-    shares = xp.exp(xp.subtract(logsumexp, anchor))
+    shares = xp.exp(xp.add(xp.subtract(logsumexp, anchor), remainder))
     total = xp.sum(shares, axis=0)
     none = xp.equal(total, 0.0)
     total = xp.where(none, 1.0, total)
-    output = xp.divide(xp.sum(xp.multiply(shares, output), axis=0), total)
-    return xp.concat([output, xp.where(none, -math.inf, xp.add(anchor, xp.log(total)))], axis=-1)
+    output = xp.sum(xp.multiply(output, xp.expand_dims(xp.divide(shares, total), axis=-1)), axis=0)
+    logsumexp, remainder = two_sum(anchor, xp.log(total), xp)
+    return output, xp.where(none, -math.inf, logsumexp), xp.where(none, 0.0, remainder)
 
 
 def merge_exactly(calls: list[Call], here: Place) -> tuple[Array, Array]:

@@ -17,6 +17,7 @@ from attention_core._attention.reproducible.pieces import num_limbs
 from attention_core._attention.reproducible.runs import reproducible_runs
 from attention_core._attention.shards.operations import exchange, gather
 from attention_core._attention.shards.partials import merge, merge_exactly
+from attention_core._attention.shards.ring import Hops, hops_of, ring_attention
 from attention_core._attention.shards.rules import (
     dropout_of_heads,
     looks_up_heads,
@@ -24,7 +25,7 @@ from attention_core._attention.shards.rules import (
     mask_within,
     score_mod_at,
 )
-from attention_core._attention.shards.splits import Place, cut, own, own_heads, stack_of
+from attention_core._attention.shards.splits import Place, cut, own, own_heads, stack_of, whole_of
 from attention_core._attention.ways import attend, is_dense_faster, with_sinks
 from attention_core._backend import Verdict
 from attention_core.masks import Mask
@@ -43,11 +44,13 @@ class Sharded(NamedTuple):
     here : Place
     lengths : tuple of int
         The numbers of queries and keys of the whole, without padding.
+    implementation : {"auto", "dense", "blockwise"}
     """
 
     call: Call
     here: Place
     lengths: tuple[int, int]
+    implementation: str = "auto"
 
     @property
     def stop(self) -> int:
@@ -108,7 +111,7 @@ class Heads(Strategy):
         return numbers * (size - 1) // size * BYTES[dtype_name(call.query.dtype)]
 
     def run(self, sharded: Sharded, implementation: str, *, logsumexp: bool) -> Attention:
-        call, here, lengths = sharded
+        call, here, lengths = sharded[:3]
         xp, backend, rows = call.xp, call.backend, call.query.shape[-2] * here.size
         if call.arithmetic == "reproducible":
             query, key, value = fan_out(call[:3], arithmetic_of(call.arithmetic), xp)
@@ -140,7 +143,7 @@ class Heads(Strategy):
         return Attention(output, None, xp.squeeze(found[0], axis=-1) if found else None)
 
     def local_call(self, sharded: Sharded) -> Call:
-        call, here, lengths = sharded
+        call, here, lengths = sharded[:3]
         count, num_queries, num_keys = math.lcm(call.key.shape[-3], here.size) // here.size, *lengths
         local = _of_heads(sharded, call)._replace(
             query=_like(call.query, call.query.shape[-3] // here.size, num_queries, call.xp)
@@ -163,7 +166,7 @@ class Gather(Strategy):
         return numbers * (size - 1) * BYTES[dtype_name(call.query.dtype)]
 
     def run(self, sharded: Sharded, implementation: str, *, logsumexp: bool) -> Attention:
-        call, here, lengths = sharded
+        call, here, lengths = sharded[:3]
         xp, backend, stop, is_exact = call.xp, call.backend, sharded.stop, call.arithmetic == "reproducible"
         rows = call.query.shape[-2]
         runs = here.runs(rows, xp)
@@ -186,10 +189,46 @@ class Gather(Strategy):
         return Attention(output, None, _without_padding(sharded, found) if logsumexp else None)
 
     def local_call(self, sharded: Sharded) -> Call:
-        call, here, lengths = sharded
+        call, here, lengths = sharded[:3]
         runs = here.runs(call.query.shape[-2], call.xp)
         key, value = (_like(x, x.shape[-3], lengths[1], call.xp) for x in call[1:3])
         return _calls_of_runs(_within(call._replace(key=key, value=value), queries=sharded.stop), runs)[0]
+
+
+class Ring(Strategy):
+    """Pass keys and values round: each rank attends to those that have come, block by block."""
+
+    name = "ring"
+
+    def judge(self, sharded: Sharded) -> Verdict:
+        if sharded.call.arithmetic == "reproducible":
+            return Verdict("the outputs of each hop would be rounded before they are merged: 'gather' has equal bits")
+        if sharded.implementation == "dense":
+            return Verdict(
+                "implementation='dense' holds all scores at once, and a ring has the keys of one rank at a time"
+            )
+        if 2 * self._hops(sharded).rotations < sharded.here.size - 1:
+            return Verdict(None)
+        return Verdict(None, False, "no window leaves fewer than half of its hops")
+
+    def sent(self, sharded: Sharded) -> int:
+        call = sharded.call
+        numbers: int = math.prod(call.key.shape) + math.prod(call.value.shape)
+        return self._hops(sharded).rotations * numbers * BYTES[dtype_name(call.query.dtype)]
+
+    def run(self, sharded: Sharded, implementation: str, *, logsumexp: bool) -> Attention:
+        call, here, stop = sharded.call, sharded.here, sharded.stop
+        if call.bias is not None and _has_axis(call.bias, -1):
+            stack = stack_of(_padded_columns(sharded), -1, here.split, here.size, call.xp)
+            call = call._replace(bias=whole_of(stack, -1, "contiguous", call.xp))
+        output, found = ring_attention(_within(call, stop, stop), here, self._hops(sharded))
+        result = Attention(output, None, found)
+        result = result if call.sinks is None else with_sinks(result, call)
+        return result._replace(logsumexp=_without_padding(sharded, result.logsumexp) if logsumexp else None)
+
+    def _hops(self, sharded: Sharded) -> Hops:
+        call, (_, size, _, split) = sharded.call, sharded.here
+        return hops_of(band_of(call.mask), size, split, (call.query.shape[-2], call.key.shape[-2]))
 
 
 class Merge(Strategy):
@@ -207,7 +246,7 @@ class Merge(Strategy):
             maxima = 3 * math.prod(dims) + math.prod(call.value.shape) // call.value.shape[-2]
             limbs = math.prod(dims) * num_limbs(_calls_of_keys(sharded)[0])
             return int(8 * (size - 1) * (size * maxima + limbs) // size)
-        numbers: int = math.prod(dims) * (call.value.shape[-1] + 1)
+        numbers: int = math.prod(dims) * (call.value.shape[-1] + 2)
         return 2 * (size - 1) * numbers * max(4, BYTES[dtype_name(call.query.dtype)])
 
     def run(self, sharded: Sharded, implementation: str, *, logsumexp: bool) -> Attention:
@@ -227,13 +266,13 @@ class Merge(Strategy):
         return _calls_of_keys(sharded)[0]
 
 
-HEADS, GATHER, MERGE = Heads(), Gather(), Merge()
-STRATEGIES = ("auto", "gather", "heads", "merge")
+RING, HEADS, GATHER, MERGE = Ring(), Heads(), Gather(), Merge()
+STRATEGIES = ("auto", "gather", "heads", "merge", "ring")
 
 
 def walk_strategies(sharded: Sharded, name: str) -> Iterator[tuple[Strategy, Verdict]]:
     """The strategies for what is shared with their verdicts, in the order in which they are asked."""
-    for strategy in (MERGE,) if name == MERGE.name else (HEADS, GATHER):
+    for strategy in (MERGE,) if name == MERGE.name else (RING, HEADS, GATHER):
         yield strategy, strategy.judge(sharded)
 
 
@@ -299,7 +338,7 @@ def _calls_of_runs(call: Call, runs: list[tuple[Any, int]]) -> list[Call]:
 
 def _calls_of_keys(sharded: Sharded) -> list[Call]:
     """A call of all queries for each run of the keys of this rank."""
-    call, here, _ = sharded
+    call, here, _ = sharded[:3]
     call, bias = _within(call._replace(sinks=None), keys=sharded.stop), call.bias
     has_columns = bias is not None and _has_axis(bias, -1)
     if has_columns:
@@ -315,7 +354,7 @@ def _calls_of_keys(sharded: Sharded) -> list[Call]:
 
 def _padded_columns(sharded: Sharded) -> Array:
     """The bias, with columns of zeros for the keys that pad the shards."""
-    call, here, lengths = sharded
+    call, here, lengths = sharded[:3]
     return pad(call.bias, -1, call.key.shape[-2] * here.size - lengths[1], call.xp)
 
 

@@ -23,7 +23,7 @@ def found(tmp_path_factory):
 
 def test_devices_have_the_numbers_and_the_bits_of_one(found):
     cases = [case for case in found if isinstance(case, tuple)]
-    assert len(cases) == 4
+    assert len(cases) == 6
     for case in cases:
         joined, whole = found[case]
         assert joined.keys() == whole.keys()

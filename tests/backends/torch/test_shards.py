@@ -29,7 +29,7 @@ def check(pair, most):
 
 def test_processes_have_the_numbers_of_one(found):
     cases = [case for case in found if isinstance(case, tuple) and case[0] != "exact"]
-    assert len(cases) == 10
+    assert len(cases) == 14
     for case in cases:
         check(found[case], 1e-13)
 
@@ -45,7 +45,7 @@ def test_a_mesh_of_one_axis_is_a_group(found):
     check(found["mesh"], 1e-13)
 
 
-@pytest.mark.parametrize("way", ["compiled", "checkpoint"])
+@pytest.mark.parametrize("way", ["compiled", "compiled ring", "checkpoint"])
 def test_shards_in_one_graph_and_computed_again_for_the_gradient(found, way):
     check(found[way], 1e-13)
 
