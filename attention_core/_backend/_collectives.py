@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from attention_core._arrays import Array
@@ -42,6 +43,10 @@ class Collectives:
 
     def exchange(self, x: Array, group: str, /) -> Array:
         """Return what each rank has for this one: entry r goes to rank r, where it is the entry of the sender."""
+        raise NotImplementedError
+
+    def rotate(self, arrays: tuple[Array, ...], group: str, by: int, /) -> Callable[[], tuple[Array, ...]]:
+        """Start to send arrays to the rank so many places on; what is returned waits for those of the rank behind."""
         raise NotImplementedError
 
     def largest(self, x: Array, group: str, /) -> Array:

@@ -31,7 +31,7 @@ from attention_core._functions.constants import with_constants
 from attention_core._functions.options import DEFAULTS, FLAGS, Options, PlainOptions, options_but
 from attention_core._functions.shards import check_shared, place_of, whole_lengths
 from attention_core.masks import And, Causal, Mask
-from attention_core.masks._mask import as_mask
+from attention_core.masks._mask import LIMIT, as_mask
 from attention_core.masks._tree import check_covered, check_mask, mask_arrays
 from attention_core.random import check_dropout, seed_array, seeded
 from attention_core.scores import ScoreMod
@@ -131,7 +131,8 @@ def scaled_dot_product_attention(query: Array, key: Array, value: Array, /, **op
         it looks, too, and the host waits for it. `config_context` says the same of all calls in a block of code.
     shards : Shards, optional
         Query, key, value and the rows of the bias are those of one rank of a group, as `shard` gives them, and so is
-        the output. Masks, key lengths and segments are those of the whole, and positions count from its start.
+        the output. Masks, key lengths and segments are those of the whole, and positions count from its start. With
+        ``strategy="merge"``, only key and value are those of one rank.
     xp : array namespace, optional
         By default that of the arrays.
 
@@ -192,7 +193,7 @@ def checked_attention(query: Array, key: Array, value: Array, options: dict[str,
 def _attend_shards(query: Array, key: Array, value: Array, options: dict[str, Any]) -> Attention:
     """Attention of a sequence of which this rank holds a shard, by a strategy of its group."""
     shards, sharded = _sharded(query, key, value, options)
-    if sharded.here.size == 1 and sharded.stop is None:  # the whole
+    if sharded.here.size == 1 and sharded.stop == LIMIT:  # the whole
         return checked_attention(query, key, value, {**options, "shards": None})
     strategy, wants_logsumexp = taken_strategy(sharded, shards.strategy), options.get("return_logsumexp", False)
     result = strategy.run(sharded, options["implementation"], logsumexp=wants_logsumexp)
@@ -223,7 +224,7 @@ def _sharded(query: Array, key: Array, value: Array, options: dict[str, Any]) ->
     common_namespace(call.xp, {name: array for name, array in named.items() if array is not None})
     check_shared(query, mask, bias, lengths)
     mask = with_causal(mask, rest.get("is_causal", False))
-    return shards, Sharded(call._replace(mask=mask, bias=bias), here, lengths)
+    return shards, Sharded(call._replace(mask=mask, bias=bias), here, lengths, implementation)
 
 
 def rounded_attention(call: Call, implementation: str, *, weights: bool = False, logsumexp: bool = False) -> Attention:

@@ -169,9 +169,9 @@ def whole_length(name: str, x: Array, axis: int, shards: Shards, here: Place) ->
 
 
 def whole_lengths(shards: Shards, here: Place, query: Array, key: Array) -> tuple[int, int]:
-    """The numbers of queries and keys of the whole."""
-    num_queries, num_keys = (whole_length(name, x, -2, shards, here) for name, x in (("query", query), ("key", key)))
-    return num_queries, num_keys
+    """The numbers of queries and keys of the whole; queries that are to be merged are whole."""
+    num_queries = query.shape[-2] if shards.strategy == "merge" else whole_length("query", query, -2, shards, here)
+    return num_queries, whole_length("key", key, -2, shards, here)
 
 
 def check_shared(query: Array, mask: Any, bias: Any, lengths: tuple[int, int], heads: int | None = None) -> None:

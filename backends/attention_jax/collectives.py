@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -46,6 +47,12 @@ class JaxCollectives(Collectives):
     def exchange(self, x: Array, group: str, /) -> Array:
         """What each device has for this one."""
         return lax.all_to_all(x, group, split_axis=0, concat_axis=0)
+
+    def rotate(self, arrays: tuple[Array, ...], group: str, by: int, /) -> Callable[[], tuple[Array, ...]]:
+        """What the device so many places behind has: XLA waits where it is used."""
+        size = self.size(group)
+        came = lax.ppermute(arrays, group, [(rank, (rank + by) % size) for rank in range(size)])
+        return lambda: came
 
     def largest(self, x: Array, group: str, /) -> Array:
         """The maxima of the arrays of all devices."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,6 +58,26 @@ class TorchCollectives(Collectives):
         received = x.new_empty(x.shape)
         dist.all_to_all_single(received, x.contiguous(), group=_group(group))
         return received
+
+    def rotate(
+        self, arrays: tuple[torch.Tensor, ...], group: str, by: int, /
+    ) -> Callable[[], tuple[torch.Tensor, ...]]:
+        """Send to the rank so many places on, and receive from the one as many behind."""
+        ranks = _group(group)
+        to, source = (dist.get_global_rank(ranks, (ranks.rank() + step) % ranks.size()) for step in (by, -by))
+        sent = [x.contiguous() for x in arrays]
+        received = tuple(x.new_empty(x.shape) for x in sent)
+        operations = [dist.P2POp(dist.isend, x, to, ranks) for x in sent]
+        operations += [dist.P2POp(dist.irecv, x, source, ranks) for x in received]
+        works = dist.batch_isend_irecv(operations)
+
+        def finish() -> tuple[torch.Tensor, ...]:
+            for work in works:
+                work.wait()
+            operations.clear()  # which have held what was sent
+            return received
+
+        return finish
 
     def largest(self, x: torch.Tensor, group: str, /) -> torch.Tensor:
         """The maxima of the tensors of all ranks."""

@@ -30,6 +30,7 @@ STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride
 BELOW_AUTOGRAD = torch._C._after_autograd_keyset
 NOT_OF_EXPORTED = "expected an exported program that is not differentiated; got one that is"
 PROCESS = uuid.uuid4().hex
+_NAMED = "@named"  # before the class and the fields of a named tuple inside of another
 _local: dict[str, Any] = {}  # what is not registered, by a name that holds in this process
 
 
@@ -40,9 +41,8 @@ def encode(*parts: Any) -> str:
 
 def _constant(part: Any) -> Any:
     """A part with numbers in place of symbols of them: a program is compiled for these."""
-    if isinstance(part, tuple):
-        parts = map(_constant, part)
-        return type(part)(*parts) if hasattr(part, "_fields") else tuple(parts)
+    if isinstance(part, tuple):  # torch.compile would hand on an empty one, if it had names
+        return (*((_NAMED, type(part)) if hasattr(part, "_fields") else ()), *map(_constant, part))
     if isinstance(part, int) and not isinstance(part, bool):
         return operator.index(part)
     if isinstance(part, float) and -math.inf < part < math.inf:  # torch.compile holds no ratio as a symbol
@@ -52,12 +52,19 @@ def _constant(part: Any) -> Any:
 
 
 def _encode_constants(*parts: Any) -> str:
-    count = len(Operation._fields)
+    parts, count = _with_names(parts), len(Operation._fields)
     operation, plan = Operation(*parts[:count]), parts[count](*parts[count + 1 :])
     return repr((_encode(operation), _encode(plan)))
 
 
 _encode_constants._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile runs it and does not trace it
+
+
+def _with_names(part: Any) -> Any:
+    """The inverse of `_constant`, for tuples."""
+    if not isinstance(part, tuple):
+        return part
+    return part[1](*map(_with_names, part[2:])) if part[:1] == (_NAMED,) else tuple(map(_with_names, part))
 
 
 def _encode(part: Any) -> Any:

@@ -25,8 +25,13 @@ def ranks(backend, monkeypatch):
 
 def compared(ranks, backend, put, name, size, strategy, split="zigzag", length=16, **more):
     """Results of so many ranks, joined, and those of the whole."""
-    more = {"put": put, "differentiate": backend.differentiates, "length": length, **more}
+    differentiate = backend.differentiates and strategy != "merge"
+    more = {"put": put, "differentiate": differentiate, "length": length, **more}
     parts = ranks(size, lambda group: of_rank(backend, ac.Shards(group, split, strategy, length), name, **more))
+    if strategy == "merge":  # all ranks have the whole
+        for part in parts[1:]:
+            check_equal(part, parts[0])
+        return parts[0], whole(backend, name, **more)
     return joined(parts, split, name, length), whole(backend, name, **more)
 
 
@@ -48,7 +53,9 @@ def check_equal(found, expected):
 
 
 WAYS = [(2, "contiguous", "gather", 16), (4, "zigzag", "gather", 13), (3, "contiguous", "gather", 13),
-        (2, "zigzag", "heads", 13), (4, "contiguous", "heads", 16)]  # fmt: skip
+        (2, "zigzag", "heads", 13), (4, "contiguous", "heads", 16), (2, "contiguous", "merge", 16),
+        (3, "zigzag", "merge", 13), (8, "contiguous", "merge", 13), (2, "contiguous", "ring", 16),
+        (3, "zigzag", "ring", 13), (4, "zigzag", "ring", 13), (8, "contiguous", "ring", 13)]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -61,8 +68,9 @@ def test_ranks_have_the_numbers_of_the_whole(backend, put, ranks, name):
 @pytest.mark.needs("gradients")
 def test_ranks_have_the_bits_of_the_whole(backend, put, ranks, name):
     exact = {"arithmetic": "reproducible", "dtype": "float32"}
-    ways = [(1, "zigzag", "gather"), (2, "zigzag", "heads"), (3, "zigzag", "gather"), (8, "contiguous", "gather")]
-    for spread, (size, split, strategy) in zip((1.0, 8.0, 8.0, 1.0), ways, strict=True):
+    ways = [(1, "zigzag", "gather"), (2, "zigzag", "heads"), (3, "zigzag", "gather"), (8, "contiguous", "gather"),
+            (3, "contiguous", "merge"), (4, "zigzag", "merge")]  # fmt: skip
+    for spread, (size, split, strategy) in zip((1.0, 8.0, 8.0, 1.0, 8.0, 1.0), ways, strict=True):
         check_equal(*compared(ranks, backend, put, name, size, strategy, split, 13, **exact, spread=spread))
 
 
@@ -71,7 +79,7 @@ def test_ranks_have_the_bits_of_the_whole(backend, put, ranks, name):
 def test_ranks_have_the_bits_of_the_whole_in_16_bits(backend, put, ranks, dtype):
     ml_dtypes = pytest.importorskip("ml_dtypes")
     dtype = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
-    for size, strategy in ((4, "gather"), (2, "heads")):
+    for size, strategy in ((4, "gather"), (2, "heads"), (3, "merge")):
         exact = {"arithmetic": "reproducible", "dtype": dtype}
         check_equal(*compared(ranks, backend, put, "causal", size, strategy, length=13, **exact))
 
@@ -108,29 +116,29 @@ def test_no_group_of_heads_is_split(backend, put, ranks, heads, size):
 @pytest.mark.parametrize("length", [1, 3, 5, 7])
 @pytest.mark.parametrize("name", ["causal", "sinks", "function"])
 def test_ranks_without_a_position_change_nothing(backend, put, ranks, length, name):
-    for strategy in ("gather", "heads"):
+    for strategy in ("gather", "heads", "merge", "ring"):
         check_close(*compared(ranks, backend, put, name, 4, strategy, length=length))
 
 
-@pytest.mark.parametrize("strategy", ["gather", "heads"])
+@pytest.mark.parametrize("strategy", ["gather", "heads", "ring"])
 def test_padding_has_no_output_and_hidden_keys_do_not_leak(backend, put, get, ranks, strategy):
     query, key, value = inputs(length=13)[:3]
     key[..., 9:, :], value[..., 9:, :] = np.nan, np.inf
     wholes = tuple(map(put, (query, key, value)))
-    mask = ac.KeyLengths(put(np.asarray([9, 4])))
+    options = {"mask": ac.KeyLengths(put(np.asarray([9, 4]))), "sinks": put(np.asarray([1.0, -1.0, 2.0, 0.5]))}
 
     def of_shard(group):
         shards = ac.Shards(group, strategy=strategy, length=13)
         shard = [ac.shard(x, shards) for x in wholes]
         padding = get(ac.shard_positions(shard[0], shards)) >= 13
-        found = ac.scaled_dot_product_attention(*shard, mask=mask, shards=shards, return_logsumexp=True)
+        found = ac.scaled_dot_product_attention(*shard, **options, shards=shards, return_logsumexp=True)
         return (
             get(found.output)[..., padding, :],
             get(found.logsumexp)[..., padding],
             get(ac.unshard(found.output, shards)),
         )
 
-    expected = get(ac.scaled_dot_product_attention(*wholes, mask=mask))
+    expected = get(ac.scaled_dot_product_attention(*wholes, **options))
     for output, logsumexp, gathered in ranks(4, of_shard):
         assert (output == 0).all()
         assert (logsumexp == -np.inf).all()
@@ -140,7 +148,7 @@ def test_padding_has_no_output_and_hidden_keys_do_not_leak(backend, put, get, ra
 @pytest.mark.needs("gradients")
 def test_bfloat16_is_as_precise_on_8_ranks_as_on_one(backend, put, ranks):
     bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
-    for strategy in ("gather", "heads"):
+    for strategy in ("gather", "heads", "ring"):
         found, one = compared(ranks, backend, put, "causal", 8, strategy, length=64, heads=(8, 4), dtype=bfloat16)
         rounded = [x.astype(np.float64) for x in inputs((8, 4), 64, dtype=bfloat16)]
         true = whole_of_arrays(backend, put, rounded)
@@ -199,7 +207,7 @@ def test_multi_head_attention_of_shards_is_that_of_the_whole(put, get, ranks, rn
         part, rows = ac.shard(x, shards), ac.shard(bias, shards)
         return get(ac.unshard(ac.multi_head_attention(parameters, part, bias=rows, shards=shards, **options), shards))
 
-    for strategy in ("gather", "heads"):
+    for strategy in ("gather", "heads", "ring"):
         for found in ranks(2, lambda group, strategy=strategy: of_shard(group, strategy)):
             np.testing.assert_allclose(found, expected, rtol=1e-12)
 
@@ -225,7 +233,7 @@ def test_a_call_of_attention_moves_what_is_told(backend, put, ranks):
         told = str(ranks(2, lambda group, strategy=strategy: of_shard(group, strategy))[0])
         assert set(ranks.lent.calls) == {calls}
         assert len(ranks.lent.calls) == 2 * (2 if calls == "gather" else 4)
-        assert told.count("shards: ") == 2
+        assert told.count("shards: ") == 3
         assert told.count("not taken: another one was asked for") == 1
 
 
@@ -260,9 +268,9 @@ def wrong_calls(put):
     yield (
         (x, x, x),
         {},
-        {"strategy": "ring"},
+        {"strategy": "tree"},
         ValueError,
-        "expected a strategy of shards out of auto, gather, heads; got 'ring'",
+        "expected a strategy of shards out of auto, gather, heads, merge, ring; got 'tree'",
     )
     yield (odd, odd, odd), {}, {}, ValueError, "expected query with a multiple of 2 positions on each rank, such as 6"
     yield (
@@ -285,6 +293,8 @@ def wrong_calls(put):
     yield (x, x, x), {"bias": put(np.zeros((6, 6), np.float32))}, {}, ValueError, "expected bias"
     yield (x, x, x), {"implementation": "fused"}, {}, ValueError, "out of auto, dense, blockwise with shards"
     yield (x, x, x), {"return_weights": True}, {}, ValueError, "expected no return_weights with shards"
+    yield (x, x, x), {"arithmetic": "reproducible"}, {"strategy": "ring"}, ValueError, "'gather' has equal bits"
+    yield (x, x, x), {"implementation": "dense"}, {"strategy": "ring"}, ValueError, "a ring has the keys of one rank"
     yield (
         (x, x[:, :1, ...], x[:, :1, ...]),
         {"arithmetic": "reproducible"},
@@ -331,7 +341,7 @@ def test_groups_do_not_meet(backend, put, get, ranks):
         rank = backend.collectives.rank(None)
         backend.collectives.local.rank = rank % 2
         outputs = []
-        for strategy in ("gather", "heads", "gather"):
+        for strategy in ("gather", "heads", "ring"):
             shards = ac.Shards(groups[rank // 2], strategy=strategy)
             part = [ac.shard(x, shards) for x in wholes]
             outputs.append(

@@ -20,6 +20,12 @@ CASES = [
     ("sinks", 2, "contiguous", "heads", 16),
     ("dropout and score_mod", 4, "zigzag", "heads", 13),
     ("dropout and score_mod", 4, "zigzag", "gather", 13),
+    ("causal", 3, "zigzag", "ring", 13),
+    ("bias", 4, "contiguous", "ring", 13),
+    ("window", 4, "contiguous", "ring", 32),
+    ("dropout and score_mod", 2, "zigzag", "ring", 13),
+    ("sinks", 4, "zigzag", "merge", 13),
+    ("dropout and score_mod", 3, "contiguous", "merge", 13),
 ]
 
 
@@ -32,13 +38,20 @@ def run(rank, store, folder):
     for case in CASES:
         found[case] = compared(rank, groups[case[1]], case, "fast", "float64")
     for name in EXACT:
-        for size, split, strategy in ((2, "zigzag", "heads"), (3, "contiguous", "gather"), (4, "zigzag", "gather")):
+        for size, split, strategy in (
+            (2, "zigzag", "heads"),
+            (3, "contiguous", "gather"),
+            (4, "zigzag", "gather"),
+            (4, "zigzag", "merge"),
+        ):
             case = name, size, split, strategy, 13
             found["exact", case] = compared(rank, groups[size], case, "reproducible", "float32")
     found["errors"] = errors(rank)
     found["mesh"] = compared(rank, DeviceMesh("cpu", torch.arange(4)), CASES[0], "fast", "float64")
     two = ("causal", 2, "zigzag", "gather", 13)  # a compiler takes long, and so does each rank
     found["compiled"] = compared(rank, groups[2], two, "fast", "float64", wrap=compiled)
+    ring = ("causal", 2, "contiguous", "ring", 13)
+    found["compiled ring"] = compared(rank, groups[2], ring, "fast", "float64", wrap=compiled)
     found["checkpoint"] = compared(rank, groups[4], CASES[0], "fast", "float64", wrap=checkpointed)
     if rank == 0:
         Path(folder, "found").write_bytes(pickle.dumps(found))
@@ -57,9 +70,11 @@ def compared(rank, group, case, arithmetic, dtype, **options):
         of_rank(backend, ac.Shards(group, split, strategy, length), name, put=torch.from_numpy, **more, **options),
     )
     dist.all_gather_object(ranks, mine, group=group.get_group() if isinstance(group, DeviceMesh) else group)
-    return (
-        (joined(ranks, split, name, length), whole(backend, name, put=torch.from_numpy, **more)) if rank == 0 else None
-    )
+    if rank:
+        return None
+    is_merged = strategy == "merge"  # so that all ranks have the whole
+    expected = whole(backend, name, put=torch.from_numpy, differentiate=not is_merged, **more)
+    return ranks[-1] if is_merged else joined(ranks, split, name, length), expected
 
 
 def compiled(loss):

@@ -17,6 +17,8 @@ CASES = [
     ("dropout and score_mod", 4, "zigzag", "heads", 13, "fast", "float64"),
     ("sinks", 8, "contiguous", "gather", 16, "fast", "float64"),
     ("causal", 4, "zigzag", "gather", 13, "reproducible", "float32"),
+    ("bias", 4, "zigzag", "ring", 13, "fast", "float64"),
+    ("window", 8, "contiguous", "ring", 32, "fast", "float64"),
 ]
 
 
@@ -30,6 +32,7 @@ def results(name, length, arithmetic, dtype, heads, shards=None, size=1):
         more = {} if shards is None else {"shards": shards}
         if shards is not None:
             arrays = tuple(ac.shard(x, shards, axis=-1 if x.ndim == 3 else -2) for x in arrays)
+            extra = {key: ac.shard(x, shards) if key == "bias" and x.shape[-2] > 1 else x for key, x in extra.items()}
         found = ac.scaled_dot_product_attention(
             *arrays[:3], **with_arrays(options, extra), **more, return_logsumexp=True, arithmetic=arithmetic
         )
@@ -53,9 +56,25 @@ def results(name, length, arithmetic, dtype, heads, shards=None, size=1):
     return {key: np.asarray(x) for key, x in (*named, *of_extra.items())}
 
 
+def decoded(size, shards, **options):
+    """Attention of the last of some queries to keys that so many devices share, the same on all; and of one device."""
+    query, key, value = map(jnp.asarray, inputs((4, 2), 13, dtype="float32")[:3])
+    mesh = jax.make_mesh((size,), ("ranks",), axis_types=(AxisType.Auto,), devices=jax.devices()[:size])
+
+    def step(query, key, value):
+        key, value = (ac.shard(x, shards) for x in (key, value))
+        return ac.scaled_dot_product_attention(query, key, value, **options, shards=shards)
+
+    everywhere = PartitionSpec()
+    over = jax.shard_map(step, mesh=mesh, in_specs=(everywhere,) * 3, out_specs=everywhere)
+    arrays = query[..., -2:, :], key, value
+    return tuple(map(np.asarray, (jax.jit(over)(*arrays), ac.scaled_dot_product_attention(*arrays, **options))))
+
+
 def main(path):
     """Run all cases."""
-    found = {}
+    exact = {"mask": ac.Causal(offset=11), "arithmetic": "reproducible"}
+    found = {"merge": decoded(8, ac.Shards("ranks", "contiguous", "merge", 13), **exact)}
     for case in CASES:
         name, size, split, strategy, length, arithmetic, dtype = case
         shards = ac.Shards("ranks", split, strategy, length)

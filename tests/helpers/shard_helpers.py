@@ -15,6 +15,7 @@ class Threads(Collectives):
 
     def __init__(self, xp):
         self.xp, self.local, self.groups, self.calls = xp, threading.local(), {}, []
+        self.bytes = []
 
     def name_of(self, group):
         if not isinstance(group, threading.Barrier):
@@ -27,6 +28,12 @@ class Threads(Collectives):
 
     def rank(self, group):
         return self.local.rank
+
+    def rotate(self, arrays, group, by):
+        self.calls.append("rotate")
+        self.bytes.append(sum(x.nbytes for x in arrays))
+        came = self.all_arrays(arrays, group)[(self.rank(group) - by) % self.size(group)]
+        return lambda: came
 
     def all_arrays(self, x, group):
         barrier, box = self.groups[group]
@@ -52,6 +59,7 @@ class Threads(Collectives):
         return functools.reduce(self.xp.maximum, self.all_arrays(x, group))
 
     def total(self, x, group):
+        self.calls.append("total")
         return functools.reduce(self.xp.add, self.all_arrays(x, group))
 
 
@@ -212,7 +220,9 @@ def of_rank(
     wholes = tuple(map(put, inputs(heads, length, **more)))
     options = options_of(name, put, heads, length, **more)
     arrays = tuple(ac.shard(x, shards, axis=axis) for x, axis in zip(wholes, (-2, -2, -2, -2, -1), strict=True))
-    if "bias" in options and options["bias"].shape[-2] != 1:
+    if shards.strategy == "merge":
+        arrays, differentiate = (wholes[0], *arrays[1:3], *wholes[3:]), False
+    elif "bias" in options and options["bias"].shape[-2] != 1:
         options["bias"] = ac.shard(options["bias"], shards)
     extra = differentiated(options)
 

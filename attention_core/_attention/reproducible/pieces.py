@@ -191,11 +191,9 @@ def reproducible_partial(call: Call, extent: Extent) -> ExactPartial:
     """The sums of a call's keys relative to an extent."""
     xp = call.xp
     *leading, heads, rows, _ = shape(call.query, xp=xp)
-    count = 2 if compute_dtype_name(call.query.dtype) == dtype_name(call.query.dtype) else 1  # slices of a value
-    width = shape(call.value, xp=xp)[-1]
+    lasts, width = _lasts(call), shape(call.value, xp=xp)[-1]
     if _may_be_masked(call):
         call, width = _with_nonfinite_indicators(call), 3 * width
-    lasts = _numbers(count, width)
     if _is_empty(call):
         weights, values = (
             xp.zeros((*leading, heads, rows, 3, last), dtype=xp.int32, **on_device_of(call.query)) for last in lasts
@@ -245,6 +243,17 @@ def _sums_forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tu
 def _numbers(count: int, width: Any) -> tuple[Any, Any]:
     """How many sums of weights and of weighted values a query has, with so many slices of a value."""
     return WEIGHT_SLICES[count], WEIGHT_SLICES[count] * count * width
+
+
+def _lasts(call: Call) -> tuple[Any, Any]:
+    """The same, of a call."""
+    count = 2 if compute_dtype_name(call.query.dtype) == dtype_name(call.query.dtype) else 1  # slices of a value
+    return _numbers(count, shape(call.value, xp=call.xp)[-1] * (3 if _may_be_masked(call) else 1))
+
+
+def num_limbs(call: Call) -> int:
+    """How many limbs the sums of a query have."""
+    return 3 * int(sum(_lasts(call)))
 
 
 def _limb_widths(plan: Plan, operands: Operands, xp: Namespace) -> tuple[Any, Any]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from attention_core._attention.explanation import Explanation, explain
-from attention_core._attention.shards.strategies import Sharded, taken_strategy, walk_strategies
+from attention_core._attention.shards.strategies import RING, Sharded, taken_strategy, walk_strategies
 
 
 def explain_shards(sharded: Sharded, name: str, *, logsumexp: bool) -> Explanation:
     """What `taken_strategy` walks, and what `attend` walks for the local call, in words."""
     taken, notes = taken_strategy(sharded, name), []
-    local = explain(taken.local_call(sharded), weights=False, logsumexp=logsumexp)
-    for strategy, verdict in walk_strategies(sharded):
+    if taken is RING:
+        local = Explanation("blockwise", "a ring attends to the keys of each hop in blocks", ())
+    else:
+        local = explain(taken.local_call(sharded), weights=False, logsumexp=logsumexp)
+    for strategy, verdict in walk_strategies(sharded, name):
         if verdict.refusal is not None:
             text = f"refused: {verdict.refusal}"
         else:

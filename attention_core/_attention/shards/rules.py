@@ -10,34 +10,49 @@ from attention_core._arrays import Array, Namespace, on_device_of
 from attention_core._attention.shards.splits import Place, own_heads
 from attention_core._backend import array_namespace, register
 from attention_core.masks import Mask, MaskFunction, Positions, Spans, flatten, unflatten
-from attention_core.masks._mask import Band, as_mask, logical_and
+from attention_core.masks._mask import LIMIT, Band, as_mask, logical_and
 from attention_core.masks._tree import leaves
 from attention_core.random import Dropout, seed_words
 from attention_core.scores import ScoreMod
 
 
 @dataclass(frozen=True, eq=False)
-class QueriesBefore(Mask):
-    """A rule for the queries before a position; those from there on pad a shard: fully masked rows."""
+class Within(Mask):
+    """A rule for the first queries and keys; those behind them pad shards, and are masked."""
 
     mask: Mask | None
-    stop: int
+    queries: int
+    keys: int
 
     def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
-        inside = xp.logical_and(xp.less(at.query, self.stop), xp.greater_equal(at.key, 0))
+        inside = xp.logical_and(xp.less(at.query, self.queries), xp.less(at.key, self.keys))
         if self.mask is None:
             return inside
-        known = at._replace(query=xp.clip(at.query, 0, self.stop - 1))
-        return xp.logical_and(inside, self.mask.allowed(known, xp=xp))
+        query, key = _clipped(at.query, self.queries, xp), _clipped(at.key, self.keys, xp)
+        return xp.logical_and(inside, self.mask.allowed(at._replace(query=query, key=key), xp=xp))
 
     def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
-        some, every = xp.less(query.first, self.stop), xp.less(query.last, self.stop)
+        some, every = (
+            xp.logical_and(xp.less(getattr(query, end), self.queries), xp.less(getattr(key, end), self.keys))
+            for end in ("first", "last")
+        )
         if self.mask is None:
-            none = xp.zeros_like(key.first) >= 0
-            return xp.logical_and(some, none), xp.logical_and(every, none)
-        known = query._replace(**{name: xp.clip(getattr(query, name), 0, self.stop - 1) for name in ("first", "last")})
-        other_some, other_every = self.mask.blocks(known, key, xp=xp)
+            return some, every
+        known = (
+            Spans(_clipped(span.first, count, xp), _clipped(span.last, count, xp), span.size)
+            for span, count in ((query, self.queries), (key, self.keys))
+        )
+        other_some, other_every = self.mask.blocks(*known, xp=xp)
         return logical_and(some, other_some, xp), logical_and(every, other_every, xp)
+
+    def bands(self, leading: tuple[int, ...] | None = None, /) -> list[Band]:
+        bands = [Band()] if self.mask is None else self.mask.bands(leading)
+        return [band._replace(stop=min(band.stop, self.keys), is_exact=False) for band in bands]
+
+
+def _clipped(positions: Array, count: int, xp: Namespace) -> Array:
+    """Positions, of which those behind the last count as the last."""
+    return xp.clip(positions, 0, count - 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,30 +79,31 @@ class AtOrigin:
 
     function: Callable[..., Array]
     head: int | None
-    stop: int | None
+    queries: int
+    keys: int
 
     def __call__(self, scores: Array, batch: Array, head: Array, query: Array, key: Array, *arrays: Array) -> Array:
         xp = array_namespace(scores)
         start: Any = self.head
         if start is None:
             *arrays, start = arrays  # type: ignore[assignment]
-        query = query if self.stop is None else xp.clip(query, 0, self.stop - 1)
+        query, key = _clipped(query, self.queries, xp), _clipped(key, self.keys, xp)
         return self.function(scores, batch, xp.add(head, start), query, key, *arrays)
 
 
-register("shards.QueriesBefore", QueriesBefore)
+register("shards.Within", Within)
 register("shards.HeadsFrom", HeadsFrom)
 register("shards.AtOrigin", AtOrigin)
 
 
-def score_mod_at(score_mod: Any, *, head: Any = 0, stop: int | None = None) -> Any:
-    """A function of scores, or `ScoreMod`, for heads from one on, and queries before a position."""
-    if score_mod is None or (isinstance(head, int) and head == 0 and stop is None):
+def score_mod_at(score_mod: Any, *, head: Any = 0, queries: int = LIMIT, keys: int = LIMIT) -> Any:
+    """A function of scores, or `ScoreMod`, for heads from one on, and the first queries and keys."""
+    if score_mod is None or (isinstance(head, int) and head == 0 and queries == keys == LIMIT):
         return score_mod
     function, arrays = (score_mod.function, score_mod.arrays) if isinstance(score_mod, ScoreMod) else (score_mod, ())
     if isinstance(head, int):
-        return ScoreMod(AtOrigin(function, head, stop), arrays)
-    return ScoreMod(AtOrigin(function, None, stop), (*arrays, head))
+        return ScoreMod(AtOrigin(function, head, queries, keys), arrays)
+    return ScoreMod(AtOrigin(function, None, queries, keys), (*arrays, head))
 
 
 def mask_of_heads(mask: Mask | Array | None, here: Place, first: Any, xp: Namespace) -> Mask | Array | None:
@@ -135,10 +151,10 @@ def _may_ask_for_heads(kind: type) -> bool:
     return kind is not tuple and (kind is MaskFunction or not kind.__module__.startswith("attention_core."))
 
 
-def mask_of_queries(mask: Mask | Array | None, stop: int | None) -> Mask | None:
-    """A mask over the positions of the whole, for queries before a position."""
+def mask_within(mask: Mask | Array | None, queries: int = LIMIT, keys: int = LIMIT) -> Mask | None:
+    """A mask over the positions of the whole, for the first queries and keys."""
     rule = None if mask is None else as_mask(mask)
-    return rule if stop is None else QueriesBefore(rule, stop)
+    return rule if queries == keys == LIMIT else Within(rule, queries, keys)
 
 
 def dropout_of_heads(dropout: Dropout | None, first: Any, num_heads: int, like: Array, xp: Namespace) -> Any:

@@ -20,12 +20,14 @@ class Shards(NamedTuple):
     split : {"zigzag", "contiguous"}
         Of R ranks, rank r holds the chunks r and 2 R - 1 - r out of 2 R, or chunk r out of R. Under a causal mask, the
         first gives all as much work.
-    strategy : {"auto", "gather", "heads"}
+    strategy : {"auto", "gather", "heads", "ring", "merge"}
         ``"gather"`` gathers keys and values, and queries stay. ``"heads"`` exchanges positions for heads and back, and
-        repeats key/value heads where the ranks do not share them out evenly. ``"auto"`` takes heads if the number of
-        ranks divides that of the key/value heads, else it gathers.
+        repeats key/value heads where the ranks do not share them out evenly. ``"ring"`` passes keys and values on from
+        rank to rank. ``"auto"`` takes the ring if a window leaves fewer than half of its hops; else heads if the number
+        of ranks divides that of the key/value heads; else it gathers. ``"merge"`` is for decoding: all ranks have all
+        queries, and get all of the output. It has no gradient.
     length : int, optional
-        The length of the whole, if `shard` padded it.
+        The length of the whole, if `shard` padded it; under ``"merge"`` that of the keys.
 
     Examples
     --------

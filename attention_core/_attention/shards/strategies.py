@@ -13,17 +13,20 @@ from attention_core._arithmetic import arithmetic_of, fan_out
 from attention_core._arrays import HALF, Array, cast_to, dtype_name, upcast
 from attention_core._attention.blocks.grid import pad
 from attention_core._attention.call import Attention, Call, repeat_kv, upcast_call
+from attention_core._attention.reproducible.pieces import num_limbs
 from attention_core._attention.reproducible.runs import reproducible_runs
 from attention_core._attention.shards.operations import exchange, gather
+from attention_core._attention.shards.partials import merge, merge_exactly
+from attention_core._attention.shards.ring import Hops, hops_of, ring_attention
 from attention_core._attention.shards.rules import (
     dropout_of_heads,
     looks_up_heads,
     mask_of_heads,
-    mask_of_queries,
+    mask_within,
     score_mod_at,
 )
-from attention_core._attention.shards.splits import Place, cut, own_heads
-from attention_core._attention.ways import attend
+from attention_core._attention.shards.splits import Place, cut, own, own_heads, stack_of, whole_of
+from attention_core._attention.ways import attend, is_dense_faster, with_sinks
 from attention_core._backend import Verdict
 from attention_core.masks import Mask
 from attention_core.masks._mask import LIMIT, Band, band_of
@@ -41,17 +44,19 @@ class Sharded(NamedTuple):
     here : Place
     lengths : tuple of int
         The numbers of queries and keys of the whole, without padding.
+    implementation : {"auto", "dense", "blockwise"}
     """
 
     call: Call
     here: Place
     lengths: tuple[int, int]
+    implementation: str = "auto"
 
     @property
-    def stop(self) -> int | None:
-        """The position from which on queries only pad the shards; ``None`` if none does."""
-        is_padded = self.lengths[0] < self.call.query.shape[-2] * self.here.size
-        return self.lengths[0] if is_padded else None
+    def stop(self) -> int:
+        """The position from which on all only pads the shards; `LIMIT` if nothing does."""
+        is_padded = self.lengths[1] < self.call.key.shape[-2] * self.here.size
+        return self.lengths[1] if is_padded else LIMIT
 
 
 class Strategy:
@@ -106,7 +111,7 @@ class Heads(Strategy):
         return numbers * (size - 1) // size * BYTES[dtype_name(call.query.dtype)]
 
     def run(self, sharded: Sharded, implementation: str, *, logsumexp: bool) -> Attention:
-        call, here, lengths = sharded
+        call, here, lengths = sharded[:3]
         xp, backend, rows = call.xp, call.backend, call.query.shape[-2] * here.size
         if call.arithmetic == "reproducible":
             query, key, value = fan_out(call[:3], arithmetic_of(call.arithmetic), xp)
@@ -138,7 +143,7 @@ class Heads(Strategy):
         return Attention(output, None, xp.squeeze(found[0], axis=-1) if found else None)
 
     def local_call(self, sharded: Sharded) -> Call:
-        call, here, lengths = sharded
+        call, here, lengths = sharded[:3]
         count, num_queries, num_keys = math.lcm(call.key.shape[-3], here.size) // here.size, *lengths
         local = _of_heads(sharded, call)._replace(
             query=_like(call.query, call.query.shape[-3] // here.size, num_queries, call.xp)
@@ -161,7 +166,7 @@ class Gather(Strategy):
         return numbers * (size - 1) * BYTES[dtype_name(call.query.dtype)]
 
     def run(self, sharded: Sharded, implementation: str, *, logsumexp: bool) -> Attention:
-        call, here, lengths = sharded
+        call, here, lengths = sharded[:3]
         xp, backend, stop, is_exact = call.xp, call.backend, sharded.stop, call.arithmetic == "reproducible"
         rows = call.query.shape[-2]
         runs = here.runs(rows, xp)
@@ -172,12 +177,8 @@ class Gather(Strategy):
             call = call._replace(query=upcast(call.query, xp=xp), bias=upcast(call.bias, xp=xp))
         is_wide = not is_exact and dtype_name(sharded.call.query.dtype) in HALF
         key, value = gather(call[1:3], here, -2, backend, is_summed=is_exact, is_wide=is_wide)
-        call = call._replace(
-            key=cut(key, -2, 0, lengths[1]),
-            value=cut(value, -2, 0, lengths[1]),
-            mask=mask_of_queries(call.mask, stop),
-            score_mod=score_mod_at(call.score_mod, stop=stop),
-        )
+        call = call._replace(key=cut(key, -2, 0, lengths[1]), value=cut(value, -2, 0, lengths[1]))
+        call = _within(call, queries=stop)
         if is_exact:
             output, found = reproducible_runs(call, runs, here.group, rows * here.size)
         else:
@@ -185,31 +186,93 @@ class Gather(Strategy):
             results = [attend(each, implementation, logsumexp=logsumexp) for each in locals_]
             output = xp.concat([each.output for each in results], axis=-2)
             found = xp.concat([each.logsumexp for each in results], axis=-1) if logsumexp else None
-        if logsumexp and stop is not None and call.sinks is not None:  # of which padding rows would have the sink
-            is_padding = xp.greater_equal(here.positions(rows, found, xp), stop)
-            found = xp.where(is_padding, -math.inf, found)
-        return Attention(output, None, found if logsumexp else None)
+        return Attention(output, None, _without_padding(sharded, found) if logsumexp else None)
 
     def local_call(self, sharded: Sharded) -> Call:
-        call, here, lengths = sharded
+        call, here, lengths = sharded[:3]
         runs = here.runs(call.query.shape[-2], call.xp)
         key, value = (_like(x, x.shape[-3], lengths[1], call.xp) for x in call[1:3])
-        call = call._replace(
-            key=key,
-            value=value,
-            mask=mask_of_queries(call.mask, sharded.stop),
-            score_mod=score_mod_at(call.score_mod, stop=sharded.stop),
-        )
-        return _calls_of_runs(call, runs)[0]
+        return _calls_of_runs(_within(call._replace(key=key, value=value), queries=sharded.stop), runs)[0]
 
 
-HEADS, GATHER = Heads(), Gather()
-STRATEGIES = ("auto", "gather", "heads")
+class Ring(Strategy):
+    """Pass keys and values round: each rank attends to those that have come, block by block."""
+
+    name = "ring"
+
+    def judge(self, sharded: Sharded) -> Verdict:
+        if sharded.call.arithmetic == "reproducible":
+            return Verdict("the outputs of each hop would be rounded before they are merged: 'gather' has equal bits")
+        if sharded.implementation == "dense":
+            return Verdict(
+                "implementation='dense' holds all scores at once, and a ring has the keys of one rank at a time"
+            )
+        if 2 * self._hops(sharded).rotations < sharded.here.size - 1:
+            return Verdict(None)
+        return Verdict(None, False, "no window leaves fewer than half of its hops")
+
+    def sent(self, sharded: Sharded) -> int:
+        call = sharded.call
+        numbers: int = math.prod(call.key.shape) + math.prod(call.value.shape)
+        return self._hops(sharded).rotations * numbers * BYTES[dtype_name(call.query.dtype)]
+
+    def run(self, sharded: Sharded, implementation: str, *, logsumexp: bool) -> Attention:
+        call, here, stop = sharded.call, sharded.here, sharded.stop
+        if call.bias is not None and _has_axis(call.bias, -1):
+            stack = stack_of(_padded_columns(sharded), -1, here.split, here.size, call.xp)
+            call = call._replace(bias=whole_of(stack, -1, "contiguous", call.xp))
+        output, found = ring_attention(_within(call, stop, stop), here, self._hops(sharded))
+        result = Attention(output, None, found)
+        result = result if call.sinks is None else with_sinks(result, call)
+        return result._replace(logsumexp=_without_padding(sharded, result.logsumexp) if logsumexp else None)
+
+    def _hops(self, sharded: Sharded) -> Hops:
+        call, (_, size, _, split) = sharded.call, sharded.here
+        return hops_of(band_of(call.mask), size, split, (call.query.shape[-2], call.key.shape[-2]))
 
 
-def walk_strategies(sharded: Sharded) -> Iterator[tuple[Strategy, Verdict]]:
-    """All strategies with their verdicts, in the order in which they are asked."""
-    for strategy in (HEADS, GATHER):
+class Merge(Strategy):
+    """Attend to the keys of this rank by all queries, which all ranks have, and merge what they found: for decoding."""
+
+    name = "merge"
+
+    def judge(self, sharded: Sharded) -> Verdict:
+        return Verdict(None)
+
+    def sent(self, sharded: Sharded) -> int:
+        call, size = sharded.call, sharded.here.size
+        *dims, _ = call.query.shape
+        if call.arithmetic == "reproducible":
+            maxima = 3 * math.prod(dims) + math.prod(call.value.shape) // call.value.shape[-2]
+            limbs = math.prod(dims) * num_limbs(_calls_of_keys(sharded)[0])
+            return int(8 * (size - 1) * (size * maxima + limbs) // size)
+        numbers: int = math.prod(dims) * (call.value.shape[-1] + 2)
+        return 2 * (size - 1) * numbers * max(4, BYTES[dtype_name(call.query.dtype)])
+
+    def run(self, sharded: Sharded, implementation: str, *, logsumexp: bool) -> Attention:
+        calls = _calls_of_keys(sharded)
+        if sharded.call.arithmetic == "reproducible":
+            output, found = merge_exactly(calls, sharded.here)
+            return Attention(output, None, found if logsumexp else None)
+        if implementation == "auto":  # few kernels return the logsumexp
+            implementation = "dense" if is_dense_faster(calls[0]) else "blockwise"
+        pieces = [attend(each, implementation, logsumexp=True) for each in calls]
+        output, found = merge([(each.output, each.logsumexp) for each in pieces], sharded.here, sharded.call)
+        result = Attention(output, None, found)
+        result = result if sharded.call.sinks is None else with_sinks(result, sharded.call)
+        return result if logsumexp else result._replace(logsumexp=None)
+
+    def local_call(self, sharded: Sharded) -> Call:
+        return _calls_of_keys(sharded)[0]
+
+
+RING, HEADS, GATHER, MERGE = Ring(), Heads(), Gather(), Merge()
+STRATEGIES = ("auto", "gather", "heads", "merge", "ring")
+
+
+def walk_strategies(sharded: Sharded, name: str) -> Iterator[tuple[Strategy, Verdict]]:
+    """The strategies for what is shared with their verdicts, in the order in which they are asked."""
+    for strategy in (MERGE,) if name == MERGE.name else (RING, HEADS, GATHER):
         yield strategy, strategy.judge(sharded)
 
 
@@ -221,7 +284,7 @@ def taken_strategy(sharded: Sharded, name: str) -> Strategy:
     ValueError
         When the one that was asked for is refused.
     """
-    for strategy, verdict in walk_strategies(sharded):
+    for strategy, verdict in walk_strategies(sharded, name):
         if name == "auto" and verdict.refusal is None and verdict.is_faster:
             return strategy
         if name == strategy.name and verdict.refusal is not None:
@@ -271,6 +334,42 @@ def _calls_of_runs(call: Call, runs: list[tuple[Any, int]]) -> list[Call]:
         calls.append(_from_start(call._replace(query=cut(call.query, -2, first, stop), bias=bias), start))
         first = stop
     return calls
+
+
+def _calls_of_keys(sharded: Sharded) -> list[Call]:
+    """A call of all queries for each run of the keys of this rank."""
+    call, here, _ = sharded[:3]
+    call, bias = _within(call._replace(sinks=None), keys=sharded.stop), call.bias
+    has_columns = bias is not None and _has_axis(bias, -1)
+    if has_columns:
+        bias = own(stack_of(_padded_columns(sharded), -1, here.split, here.size, call.xp), here.rank, call.xp)
+    calls, first = [], 0
+    for start, count in here.runs(call.key.shape[-2], call.xp):
+        key, value = (cut(x, -2, first, first + count) for x in call[1:3])
+        columns = cut(bias, -1, first, first + count) if has_columns else bias
+        calls.append(call._replace(key=key, value=value, bias=columns, starts=(0, start)))
+        first += count
+    return calls
+
+
+def _padded_columns(sharded: Sharded) -> Array:
+    """The bias, with columns of zeros for the keys that pad the shards."""
+    call, here, lengths = sharded[:3]
+    return pad(call.bias, -1, call.key.shape[-2] * here.size - lengths[1], call.xp)
+
+
+def _within(call: Call, queries: int = LIMIT, keys: int = LIMIT) -> Call:
+    """A call over the positions of the whole, for the first queries and keys."""
+    mask, score_mod = mask_within(call.mask, queries, keys), score_mod_at(call.score_mod, queries=queries, keys=keys)
+    return call._replace(mask=mask, score_mod=score_mod)
+
+
+def _without_padding(sharded: Sharded, logsumexp: Array) -> Array:
+    """The logsumexp of queries, -inf in padding, which would have that of the sink."""
+    if sharded.stop == LIMIT or sharded.call.sinks is None:
+        return logsumexp
+    xp, rows = sharded.call.xp, sharded.call.query.shape[-2]
+    return xp.where(xp.less(sharded.here.positions(rows, logsumexp, xp), sharded.stop), logsumexp, -math.inf)
 
 
 def _from_start(call: Call, start: Any) -> Call:

@@ -23,7 +23,7 @@ def found(tmp_path_factory):
 
 def test_devices_have_the_numbers_and_the_bits_of_one(found):
     cases = [case for case in found if isinstance(case, tuple)]
-    assert len(cases) == 4
+    assert len(cases) == 6
     for case in cases:
         joined, whole = found[case]
         assert joined.keys() == whole.keys()
@@ -32,6 +32,10 @@ def test_devices_have_the_numbers_and_the_bits_of_one(found):
                 np.testing.assert_array_equal(joined[key], x, err_msg=key)
             else:
                 np.testing.assert_allclose(joined[key], x, rtol=0, atol=1e-13 * np.max(np.abs(x)), err_msg=key)
+
+
+def test_devices_that_share_a_cache_decode_in_the_bits_of_one(found):
+    np.testing.assert_array_equal(*found["merge"])
 
 
 def test_an_axis_outside_of_shard_map_is_named(found):

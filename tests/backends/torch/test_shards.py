@@ -4,7 +4,11 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed
 import torch.multiprocessing
+
+import attention_core as ac
 
 pytestmark = pytest.mark.needs("torch")
 
@@ -29,14 +33,14 @@ def check(pair, most):
 
 def test_processes_have_the_numbers_of_one(found):
     cases = [case for case in found if isinstance(case, tuple) and case[0] != "exact"]
-    assert len(cases) == 8
+    assert len(cases) == 14
     for case in cases:
         check(found[case], 1e-13)
 
 
 def test_processes_have_the_bits_of_one(found):
     cases = [case for case in found if case[0] == "exact"]
-    assert len(cases) == 33
+    assert len(cases) == 44
     for case in cases:
         check(found[case], 0)
 
@@ -45,9 +49,25 @@ def test_a_mesh_of_one_axis_is_a_group(found):
     check(found["mesh"], 1e-13)
 
 
-@pytest.mark.parametrize("way", ["compiled", "checkpoint"])
+@pytest.mark.parametrize("way", ["compiled", "compiled ring", "checkpoint"])
 def test_shards_in_one_graph_and_computed_again_for_the_gradient(found, way):
     check(found[way], 1e-13)
+
+
+def test_a_plan_inside_of_another_is_compiled():
+    """A group of one, whose shard is padded: the exact gather holds the plan of its blocks in its own."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        shards = ac.Shards(torch.distributed.group.WORLD, strategy="gather", length=7)
+        x = torch.arange(32, dtype=torch.float32).reshape(1, 1, 8, 4) / 16
+        options = {"is_causal": True, "arithmetic": "reproducible", "shards": shards}
+
+        def attend(x):
+            return ac.scaled_dot_product_attention(x, x, x, **options)
+
+        torch.testing.assert_close(torch.compile(attend, fullgraph=True, backend="eager")(x), attend(x), rtol=0, atol=0)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_groups_that_are_none_are_named_on_every_rank(found):

@@ -1,0 +1,97 @@
+"""Attention to the keys of each rank, merged over ranks by sums."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+from attention_core._arithmetic.exact import two_sum
+from attention_core._arrays import Array, Namespace, positions
+from attention_core._attention.call import Call
+from attention_core._attention.reproducible.pieces import (
+    ExactPartial,
+    Extent,
+    complete_exactly,
+    extent_of,
+    merge_sums,
+    merge_two_extents,
+    reproducible_partial,
+)
+from attention_core._attention.shards.splits import Place
+from attention_core._backend import Backend, Operation, register
+
+Arrays = tuple[Array, ...]
+
+
+class TotalPlan(NamedTuple):
+    """The plan of a sum over the ranks of a group."""
+
+    group: str
+
+
+def merge(pieces: list[tuple[Array, Array]], here: Place, call: Call) -> tuple[Array, Array]:
+    """Output and logsumexp of all keys, out of those of pieces of the keys of this rank: one sum over ranks."""
+    xp = call.xp
+    outputs, logsumexps = (xp.stack(list(x)) for x in zip(*pieces, strict=True))
+    output, *rows = merge_pieces(outputs, logsumexps, 0.0, xp)
+    stack = xp.concat([output, *(xp.expand_dims(x, axis=-1) for x in rows)], axis=-1)
+    stack = _of_all_ranks(stack, here, call.backend)
+    return merge_pieces(stack[..., :-2], stack[..., -2], stack[..., -1], xp)[:2]
+
+
+def merge_pieces(output: Array, logsumexp: Array, remainder: Any, xp: Namespace) -> tuple[Array, Array, Array]:
+    """Attention to all keys: outputs (P, ..., M, E) of pieces, logsumexps, and what makes these exact, merged."""
+    largest = xp.max(logsumexp, axis=0)
+    anchor = xp.where(xp.equal(largest, -math.inf), 0.0, largest)  # -inf - -inf would be NaN
+    shares = xp.exp(xp.add(xp.subtract(logsumexp, anchor), remainder))
+    total = xp.sum(shares, axis=0)
+    none = xp.equal(total, 0.0)
+    total = xp.where(none, 1.0, total)
+    output = xp.sum(xp.multiply(output, xp.expand_dims(xp.divide(shares, total), axis=-1)), axis=0)
+    logsumexp, remainder = two_sum(anchor, xp.log(total), xp)
+    return output, xp.where(none, -math.inf, logsumexp), xp.where(none, 0.0, remainder)
+
+
+def merge_exactly(calls: list[Call], here: Place) -> tuple[Array, Array]:
+    """The same in reproducible arithmetic: maxima over ranks, then sums of integers."""
+    xp, backend = calls[0].xp, calls[0].backend
+    merge_two = functools.partial(merge_two_extents, xp=xp)
+    ours = functools.reduce(merge_two, map(extent_of, calls))
+    stacks = [_of_all_ranks(x, here, backend) for x in ours]
+    extent = functools.reduce(merge_two, [Extent(*(x[r, ...] for x in stacks)) for r in range(here.size)])
+    partials = [reproducible_partial(call, extent) for call in calls]
+    limbs = [xp.concat([each.weights, each.values], axis=-1) for each in partials]
+    added = functools.reduce(functools.partial(merge_sums, xp=xp), limbs)
+    (total,) = backend.custom_gradient(TOTAL, TotalPlan(here.group), (added,))
+    total = merge_sums(total, xp.zeros_like(total), xp)  # what exceeds a limb is carried
+    count = partials[0].weights.shape[-1]
+    return complete_exactly(ExactPartial(total[..., :count], total[..., count:], extent), calls[0].dropout, xp)
+
+
+def _of_all_ranks(x: Array, here: Place, backend: Backend) -> Array:
+    """The arrays of all ranks, (R, ...), by a sum in which each has a place: so JAX knows that all get the same."""
+    xp = backend.namespace
+    mine = xp.equal(positions(here.size, x, xp=xp), here.rank)
+    places = xp.where(xp.reshape(mine, (here.size, *(1 for _ in x.shape))), xp.expand_dims(x, axis=0), 0.0)
+    (stack,) = backend.custom_gradient(TOTAL, TotalPlan(here.group), (places,))
+    return stack
+
+
+def _total(plan: TotalPlan, arrays: Arrays, backend: Any) -> Arrays:
+    return tuple(backend.collectives.total(x, plan.group) for x in arrays)
+
+
+def _not_differentiated(*_: Any) -> Any:
+    raise NotImplementedError(
+        "expected strategy='merge' of shards, which is for decoding, not to be differentiated; got it so: 'gather' has"
+        " gradients"
+    )
+
+
+def _empty(plan: TotalPlan, arrays: Arrays, backend: Backend) -> Arrays:
+    return tuple(map(backend.namespace.zeros_like, arrays))
+
+
+register("shards.TotalPlan", TotalPlan)
+TOTAL = register("shards.total", Operation(_total, _not_differentiated, _empty))

@@ -1,0 +1,256 @@
+"""A ring of ranks: keys and values go round, and each rank attends to those that it has.
+
+Forward, what a rank found of the keys so far is merged with what it finds of the next ones. Backward, the gradients of
+keys and values go round with them. The backward function of blocks takes output and logsumexp as given: given those of
+the whole, it returns the gradients of a piece. So whatever a block can do, each hop does.
+
+References
+----------
+H. Liu, M. Zaharia, P. Abbeel, "Ring attention with blockwise transformers for near-infinite context", 2023.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from attention_core._arrays import Array, Namespace, cast_to, is_floating, shape, upcast
+from attention_core._attention.blocks.backward import backward
+from attention_core._attention.blocks.forward import empty_results, forward
+from attention_core._attention.blocks.grid import is_broadcast
+from attention_core._attention.blocks.plan import Operands, Plan, make_plan, unpack_operands
+from attention_core._attention.blocks.scores import check_score_mod_holds_no_variable
+from attention_core._attention.call import Call, upcast_call
+from attention_core._attention.shards.partials import merge_pieces
+from attention_core._attention.shards.splits import SPLITS, Place
+from attention_core._backend import Backend, Operation, register
+from attention_core.masks import unflatten
+from attention_core.masks._mask import LIMIT, UNKNOWN, Band, band_of
+
+Arrays = tuple[Array, ...]
+
+
+class Hops(NamedTuple):
+    """Whose keys come to a rank: those of the rank so many places behind it, and then of its neighbours behind that.
+
+    Attributes
+    ----------
+    first, length : int
+        How many places, and how many ranks in all.
+    """
+
+    first: int
+    length: int
+
+    @property
+    def rotations(self) -> int:
+        """How often keys are sent."""
+        return self.length - 1 + (self.first > 0)
+
+
+@functools.lru_cache(maxsize=256)
+def hops_of(band: Band, size: int, split: str, rows: tuple[int, int]) -> Hops:
+    """The shortest way round that brings all ranks the keys that a band leaves, of so many queries and keys on each."""
+    if (band.low, band.high) == (-LIMIT, LIMIT):
+        return Hops(0, size)
+    runs = [[Place("", size, rank, split).runs(count, None) for count in rows] for rank in range(size)]
+
+    def is_needed(hop: int) -> bool:
+        pairs = ((queries, runs[rank - hop][1]) for rank, (queries, _) in enumerate(runs))
+        return any(is_in_sight(band, query, key) for queries, keys in pairs for query in queries for key in keys)
+
+    needed, best = [hop for hop in range(size) if is_needed(hop)], Hops(0, size)
+    for first in range(size):
+        way = Hops(first, 1 + max([0, *((hop - first) % size for hop in needed)]))
+        best = way if way.rotations < best.rotations else best  # `min` with a key is nothing that torch.compile traces
+    return best
+
+
+def is_in_sight(band: Band, query: tuple[int, int], key: tuple[int, int]) -> bool:
+    """Whether a band leaves anything of a run of queries and a run of keys, by their first positions and lengths."""
+    least, most = key[0] - (query[0] + query[1] - 1), key[0] + key[1] - 1 - query[0]
+    return least <= band.high and most >= band.low and key[0] < band.stop
+
+
+class RingPlan(NamedTuple):
+    """The plan of a ring: that of a call with the keys of this rank, and who is in the ring."""
+
+    plan: Plan
+    group: str
+    size: int
+    split: str
+    hops: Hops
+
+
+def ring_attention(call: Call, here: Place, hops: Hops) -> tuple[Array, Array]:
+    """Output and logsumexp of the queries of this rank; a bias has the columns of rank after rank."""
+    check_score_mod_holds_no_variable(call)
+    wide, xp = upcast_call(call), call.xp
+    plan, operands = make_plan(wide)
+    plan = plan._replace(  # of the keys of others, nothing is known
+        all_finite=not plan.may_mask or plan.assume_finite,
+        exp_without_max=False if call.backend.loops.traced else None,
+    )
+    key, value = (cast_to(x, call.key.dtype, xp=xp) for x in operands[1:3])  # they travel in 16 bits
+    arrays = operands._replace(key=key, value=value).arrays()
+    output, logsumexp, _ = call.backend.custom_gradient(RING, RingPlan(plan, *here[:2], here.split, hops), arrays)
+    *dims, _ = shape(call.query, xp=xp)
+    return xp.reshape(output, (*dims, call.value.shape[-1])), xp.reshape(logsumexp, tuple(dims))
+
+
+class Ring(NamedTuple):
+    """What all hops look up."""
+
+    plan: RingPlan
+    operands: Operands
+    backend: Any
+    rank: Any
+    band: Band
+    num_runs: int
+    rows: tuple[int, int]  # the queries and keys of a run
+
+
+def _ring(plan: RingPlan, arrays: Arrays, backend: Any) -> Ring:
+    operands, count = unpack_operands(plan.plan, arrays), SPLITS[plan.split]
+    band = UNKNOWN if plan.plan.mask is None else band_of(unflatten(plan.plan.mask, operands.mask))
+    rows = operands.query.shape[-2] // count, operands.key.shape[-2] // count
+    return Ring(plan, operands, backend, backend.collectives.rank(plan.group), band, num_runs=count, rows=rows)
+
+
+def _go_round(ring: Ring, visit: Callable[..., Any], keys: Arrays, state: Any) -> Any:
+    """``visit(hop, keys, state, by)`` for each hop, while the next keys are under way; sums then go so far."""
+    (first, count), (_, group, size, *_), lent = ring.plan.hops, ring.plan, ring.backend.collectives
+    keys = lent.rotate(keys, group, first)() if first else keys
+
+    def step(hop: Any, carried: Any) -> Any:
+        keys, state = carried
+        finish = lent.rotate(keys, group, 1)
+        state = visit(hop, keys, state, 1)
+        return finish(), state
+
+    last = first + count - 1
+    if count > 1:
+        keys, state = ring.backend.loops.loop(first, last, step, (keys, state))
+    return visit(last, keys, state, -last % size)
+
+
+def _source(ring: Ring, hop: Any) -> Any:
+    """The rank whose keys have come."""
+    return (ring.rank - hop) % ring.plan.size
+
+
+def _piece(ring: Ring, keys: Arrays, hop: Any, index: Any) -> tuple[Plan, Arrays] | None:
+    """A pair of runs, of queries and of keys, as plan and arrays of blocks; ``None`` if no query sees a key."""
+    plan, operands, loops, xp = ring.plan.plan, ring.operands, ring.backend.loops, ring.backend.namespace
+    (i, j), source = _runs_of(ring, index), _source(ring, hop)
+    mirrored = 2 * ring.plan.size - 1  # a zigzag rank has the chunks r and 2 R - 1 - r
+    starts = tuple(
+        (rank + run * (mirrored - 2 * rank)) * count
+        for rank, run, count in zip((ring.rank, source), (i, j), ring.rows, strict=True)
+    )
+    if isinstance(source, int):
+        if not is_in_sight(ring.band, *zip(starts, ring.rows, strict=True)):
+            return None
+        plan = plan._replace(starts=starts)
+    else:
+        operands = operands._replace(query_start=starts[0], key_start=starts[1])
+        plan = plan._replace(starts=(None, None), present=(*plan.present[:6], True, True))
+    bias = operands.bias
+    if bias is not None and not is_broadcast(bias, -2):
+        bias = loops.block(bias, i, ring.rows[0], -2)
+    if bias is not None and not is_broadcast(bias, -1):
+        bias = loops.block(bias, source * ring.num_runs + j, ring.rows[1], -1)
+    key, value = (upcast(loops.block(x, j, ring.rows[1], -2), xp=xp) for x in keys)
+    query = loops.block(operands.query, i, ring.rows[0], -2)
+    return plan, operands._replace(query=query, key=key, value=value, bias=bias).arrays()
+
+
+def _runs_of(ring: Ring, index: Any) -> tuple[Any, Any]:
+    return index // ring.num_runs, index % ring.num_runs
+
+
+def _among(x: Array, index: Any, count: int, axis: int, number: float, xp: Namespace) -> Array:
+    """A block among so many along an axis, with a number in the place of the others."""
+    if count == 1:
+        return x
+    other = xp.full_like(x, number)
+    if isinstance(index, int):
+        return xp.concat([x if index == each else other for each in range(count)], axis=axis)
+    return xp.concat([xp.where(xp.equal(index, each), x, other) for each in range(count)], axis=axis)
+
+
+def _forward(plan: RingPlan, arrays: Arrays, backend: Backend) -> Arrays:
+    """Output, logsumexp, and what is to be added to that to make it exact, as blocks have them."""
+    ring, xp = _ring(plan, arrays, backend), backend.namespace
+
+    def visit(hop: Any, keys: Arrays, results: Arrays, by: int) -> Any:
+        def add(index: Any, results: Arrays) -> Arrays:
+            piece = _piece(ring, keys, hop, index)
+            if piece is None:
+                return results
+            run, _ = _runs_of(ring, index)
+            found = zip(forward(*piece, backend), (-2, -1, -1), (0.0, -math.inf, 0.0), strict=True)
+            others = (_among(x, run, ring.num_runs, axis, number, xp) for x, axis, number in found)
+            output, logsumexp, remainder = (xp.stack(pair) for pair in zip(results, others, strict=True))
+            return merge_pieces(output, logsumexp, remainder, xp)
+
+        return backend.loops.loop(0, ring.num_runs**2, add, results)
+
+    output, logsumexp, remainder = empty_results(plan.plan, arrays, backend)
+    nothing = output, xp.full_like(logsumexp, -math.inf), remainder
+    results: Arrays = _go_round(ring, visit, ring.operands[1:3], nothing)
+    return results
+
+
+def _backward(
+    plan: RingPlan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Any
+) -> tuple[Array | None, ...]:
+    """The gradient for each array; those of keys and values end on the rank that these came from."""
+    ring, xp, loops = _ring(plan, arrays, backend), backend.namespace, backend.loops
+    leaves, bias = _leaves(ring.operands), ring.operands.bias
+
+    def of_run(arrays: Arrays, run: Any) -> Any:
+        return tuple(loops.block(x, run, ring.rows[0], axis) for x, axis in zip(arrays, (-2, -1, -1), strict=True))
+
+    def visit(hop: Any, keys: Arrays, sums: Any, by: int) -> Any:
+        def add(index: Any, sums: Any) -> Any:
+            piece = _piece(ring, keys, hop, index)
+            if piece is None:
+                return sums
+            i, j = _runs_of(ring, index)
+            gradients: Any = backward(*piece, of_run(results, i), of_run(cotangents, i), backend)
+            found = _leaves(unpack_operands(piece[0], gradients))
+            for side, run in enumerate((i, j, j)):
+                found[side] = _among(found[side], run, ring.num_runs, -2, 0.0, xp)
+            if bias is not None and not is_broadcast(bias, -2):
+                found[3] = _among(found[3], i, ring.num_runs, -2, 0.0, xp)
+            if bias is not None and not is_broadcast(bias, -1):
+                column = _source(ring, hop) * ring.num_runs + j
+                found[3] = _among(found[3], column, ring.num_runs * plan.size, -1, 0.0, xp)
+            pairs = zip(sums, found, strict=True)
+            return tuple(None if total is None else xp.add(total, upcast(x, xp=xp)) for total, x in pairs)
+
+        sums = loops.loop(0, ring.num_runs**2, add, sums)
+        if by:
+            sums = sums[0], *backend.collectives.rotate(sums[1:3], plan.group, by)(), *sums[3:]
+        return sums
+
+    zeros = (upcast(xp.zeros_like(x), xp=xp) if x is not None and is_floating(x) else None for x in leaves)
+    sums = _go_round(ring, visit, ring.operands[1:3], tuple(zeros))
+    pairs = [(total, x) for total, x in zip(sums, leaves, strict=True) if x is not None]
+    return tuple(None if total is None else cast_to(total, x.dtype, xp=xp) for total, x in pairs)
+
+
+def _leaves(operands: Operands) -> list[Any]:
+    return [*operands[:8], *operands.mask, *operands.score_mod]
+
+
+def _empty(plan: RingPlan, arrays: Arrays, backend: Backend) -> Arrays:
+    return empty_results(plan.plan, arrays, backend)
+
+
+register("shards.Hops", Hops)
+register("shards.RingPlan", RingPlan)
+RING = register("shards.ring", Operation(_forward, _backward, _empty))

@@ -1,0 +1,88 @@
+"""Decoding from a cache that ranks share: each attends to its own keys, and one sum over ranks merges them."""
+
+import numpy as np
+import pytest
+from shard_helpers import inputs, threads_as_ranks
+
+import attention_core as ac
+
+pytestmark = pytest.mark.needs(lambda backend: backend.name in ("torch", "numpy"))
+
+
+@pytest.fixture
+def ranks(backend, monkeypatch):
+    """``run(size, function)``: results of ``function(group)`` by ranks."""
+    with threads_as_ranks(backend, monkeypatch) as run:
+        yield run
+
+
+@pytest.mark.parametrize("implementation", ["auto", "dense", "blockwise"])
+@pytest.mark.parametrize(("size", "split"), [(2, "zigzag"), (3, "contiguous"), (8, "zigzag")])
+def test_decoding_from_a_spread_cache_gives_the_rows_of_the_prompt(
+    backend, put, get, ranks, size, split, implementation
+):
+    """Ragged lengths, and NaN in the rows of the cache that nobody has written yet."""
+    query, key, value = inputs(length=21)[:3]
+    whole = get(ac.scaled_dot_product_attention(*map(put, (query, key, value)), is_causal=True))
+    for new in (1, 2, 5):
+        cache = [np.concatenate([x, np.full_like(x[..., :8, :], np.nan)], axis=-2) for x in (key, value)]
+        mask = ac.Causal(offset=21 - new) & ac.KeyLengths(put(np.asarray([21, 21])))
+
+        def step(group, cache=cache, new=new, mask=mask):
+            shards = ac.Shards(group, split, "merge", length=29)
+            parts = [ac.shard(put(x), shards) for x in cache]
+            options = {"mask": mask, "implementation": implementation, "shards": shards}
+            return get(ac.scaled_dot_product_attention(put(query[..., -new:, :]), *parts, **options))
+
+        ranks.lent.calls.clear()
+        for found in ranks(size, step):
+            np.testing.assert_allclose(found, whole[..., -new:, :], rtol=1e-12)
+        assert ranks.lent.calls == ["total"] * size  # one collective a step
+
+
+def test_a_rank_whose_keys_are_all_masked_counts_nothing(put, get, ranks):
+    query, key, value = map(put, inputs(length=8)[:3])
+    mask = ac.KeyLengths(put(np.asarray([1, 0])))
+    whole = ac.scaled_dot_product_attention(query, key, value, mask=mask, return_logsumexp=True)
+
+    def step(group):
+        shards = ac.Shards(group, strategy="merge")
+        parts = [ac.shard(x, shards) for x in (key, value)]
+        return ac.scaled_dot_product_attention(query, *parts, mask=mask, shards=shards, return_logsumexp=True)
+
+    for output, _, logsumexp in ranks(4, step):
+        np.testing.assert_allclose(get(output), get(whole.output), rtol=1e-13)
+        np.testing.assert_allclose(get(logsumexp), get(whole.logsumexp), rtol=1e-13)
+
+
+def test_what_is_told_of_a_merge_is_what_moves(put, ranks):
+    query, key, value = (put(np.ones((1, heads, 16, 4), np.float32)) for heads in (4, 2, 2))
+
+    def step(group, arithmetic):
+        shards = ac.Shards(group, strategy="merge")
+        arrays = query[..., :1, :], *(ac.shard(x, shards) for x in (key, value))
+        ac.scaled_dot_product_attention(*arrays, shards=shards, arithmetic=arithmetic)
+        return ac.explain_attention(*arrays, shards=shards, arithmetic=arithmetic).notes
+
+    for arithmetic, collectives in (("fast", 1), ("reproducible", 3)):
+        ranks.lent.calls.clear()
+        (note,) = ranks(2, lambda group, arithmetic=arithmetic: step(group, arithmetic))[0]
+        assert ranks.lent.calls == ["total"] * (2 * collectives)
+        assert note.startswith("shards: merge: receives about")
+        assert "not taken" not in note
+
+
+@pytest.mark.needs("gradients")
+@pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
+def test_a_differentiated_merge_is_refused(backend, put, ranks, arithmetic):
+    query, key, value = map(put, inputs(length=8, dtype="float32")[:3])
+
+    def step(group):
+        shards = ac.Shards(group, strategy="merge")
+        parts = [ac.shard(x, shards) for x in (key, value)]
+        options = {"shards": shards, "arithmetic": arithmetic}
+        loss = lambda query: backend.namespace.sum(ac.scaled_dot_product_attention(query, *parts, **options))  # noqa: E731
+        with pytest.raises(NotImplementedError, match="not to be differentiated"):
+            backend.value_and_grad(loss)(query)
+
+    ranks(2, step)

@@ -1,0 +1,176 @@
+"""A ring of ranks: how far keys go round, what that sends, and large scores. Threads are ranks."""
+
+import itertools
+
+import numpy as np
+import pytest
+from shard_helpers import threads_as_ranks
+
+import attention_core as ac
+from attention_core._attention.shards.ring import hops_of
+from attention_core._attention.shards.splits import SPLITS, Place
+from attention_core.masks._mask import Band
+
+pytestmark = pytest.mark.needs(lambda backend: backend.name in ("torch", "numpy"))
+
+
+@pytest.fixture
+def ranks(backend, monkeypatch):
+    """``run(size, function)``: results of ``function(group)`` by ranks."""
+    with threads_as_ranks(backend, monkeypatch) as run:
+        yield run
+
+
+BANDS = [Band(), Band(high=0), Band(-3, 0), Band(-9, 2), Band(0, 5), Band(-40, -30), Band(30, 40), Band(-3, 0, stop=7),
+         Band(high=0, stop=0), Band(-200, -100), Band(-12, -10), Band(-6, 6), Band(-1, 0)]  # fmt: skip
+
+
+@pytest.mark.needs(lambda backend: backend.name == "numpy")
+@pytest.mark.parametrize("split", SPLITS)
+def test_hops_are_the_fewest_that_bring_every_key_that_a_band_leaves(backend, split):
+    rows = 6
+    for size, band in itertools.product((1, 2, 3, 4, 8), BANDS):
+        xp = backend.namespace
+        places = [Place("", size, rank, split).positions(rows, xp.zeros(1), xp) for rank in range(size)]
+        needed = set()
+        for rank, query in enumerate(places):
+            for hop in range(size):
+                key = places[rank - hop]
+                distance = key - query[:, None]
+                if ((distance >= band.low) & (distance <= band.high) & (key < band.stop)).any():
+                    needed.add(hop)
+        hops = hops_of(band, size, split, (rows, rows))
+
+        def visited(first, count, size=size):
+            return {(first + n) % size for n in range(count)}
+
+        assert needed <= visited(*hops), (size, band)
+        fewest = min(
+            count - 1 + (first > 0)
+            for first in range(size)
+            for count in range(1, size + 1)
+            if needed <= visited(first, count)
+        )
+        assert hops.rotations == fewest, (size, band)
+
+
+def shards_of(put, group, heads=(4, 2), length=64, **options):
+    """Shards, and those of query, key and value."""
+    rng = np.random.default_rng(0)
+    shards = ac.Shards(group, **options)
+    shapes = (1, heads[0], length, 4), (1, heads[1], length, 4), (1, heads[1], length, 3)
+    return shards, [ac.shard(put(rng.standard_normal(shape).astype(np.float32)), shards) for shape in shapes]
+
+
+# The split, ranks, mask, and how often keys are sent; the first and the last hop are those of a rank itself or not.
+SENT = [
+    ("contiguous", 4, ac.SlidingWindow(7, 0), (0, 2)),
+    ("contiguous", 4, ac.SlidingWindow(17, 0), (0, 3)),
+    ("contiguous", 8, ac.SlidingWindow(3, 3), (7, 3)),
+    ("zigzag", 8, ac.SlidingWindow(3, 0), (7, 3)),
+    ("zigzag", 4, ac.Causal(), (0, 4)),
+    ("contiguous", 3, ac.Causal(), (0, 3)),
+]
+
+
+@pytest.mark.parametrize(("split", "size", "mask", "hops"), SENT)
+def test_a_ring_sends_what_the_guide_says(backend, put, ranks, split, size, mask, hops):
+    """Forward L - 1 times, backward 2 (L - 1), once more if it begins, and if it ends, with the keys of others."""
+    first, count = hops
+    begins, ends = int(first > 0), int((first + count - 1) % size > 0)
+
+    def step(group, backward):
+        shards, (query, key, value) = shards_of(put, group, split=split, strategy="ring")
+
+        def loss(query, key, value):
+            return backend.namespace.sum(ac.scaled_dot_product_attention(query, key, value, mask=mask, shards=shards))
+
+        if backward:
+            backend.value_and_grad(loss)(query, key, value)
+        else:
+            loss(query, key, value)
+        return ac.explain_attention(query, key, value, mask=mask, shards=shards)
+
+    told = ranks(size, lambda group: step(group, False))[0]
+    assert ranks.lent.calls == ["rotate"] * (count - 1 + begins) * size
+    note = next(note for note in told.notes if note.startswith("shards: ring"))
+    assert note == f"shards: ring: receives about {sum(ranks.lent.bytes) / size / 2**20:.3g} MiB"
+    assert str(told).startswith("blockwise: a ring attends to the keys of each hop in blocks")
+    if backend.differentiates:
+        ranks.lent.calls.clear()
+        ranks(size, lambda group: step(group, True))
+        assert len(ranks.lent.calls) == (3 * (count - 1) + 2 * begins + ends) * size
+
+
+def test_a_ring_is_taken_where_a_window_leaves_fewer_than_half_of_its_hops(put, ranks):
+    def taken(group, mask, heads, options):
+        shards, arrays = shards_of(put, group, heads, split="contiguous")
+        notes = ac.explain_attention(*arrays, mask=mask, shards=shards, **options).notes
+        (note,) = [note for note in notes if "not taken" not in note and "refused" not in note and "shards" in note]
+        return note.split(": ")[1]
+
+    window, wide = ac.SlidingWindow(7, 0), ac.SlidingWindow(40, 0)
+    for size, mask, heads, options, expected in (
+        (4, window, (4, 4), {}, "ring"),
+        (3, window, (4, 4), {}, "gather"),
+        (4, wide, (4, 4), {}, "heads"),
+        (4, ac.Causal(), (4, 2), {}, "gather"),
+        (4, window, (4, 2), {"arithmetic": "reproducible"}, "gather"),
+    ):
+        case = mask, heads, options
+        assert ranks(size, lambda group, case=case: taken(group, *case)) == [expected] * size
+        assert not ranks.lent.calls
+
+
+@pytest.mark.needs("gradients")
+def test_gradients_of_equal_scores_too_large_to_tell_their_number(backend, put, get, ranks):
+    """A logsumexp of 1e9 has no place for the logarithm of 512 keys, which is kept next to it."""
+    query, key = np.full((1, 1, 8, 1), 1e5, np.float32), np.full((1, 1, 512, 1), 1e4, np.float32)
+    value = np.random.default_rng(0).standard_normal((1, 1, 512, 3)).astype(np.float32)
+    xp = backend.namespace
+
+    def loss(*arrays, **options):
+        return xp.sum(ac.scaled_dot_product_attention(*arrays, scale=1.0, implementation="blockwise", **options) ** 2)
+
+    expected = backend.value_and_grad(loss)(*map(put, (query, key, value)))[1][2]
+
+    def step(group):
+        shards = ac.Shards(group, "contiguous", "ring")
+        parts = [ac.shard(put(x), shards) for x in (query, key, value)]
+        return get(backend.value_and_grad(lambda *arrays: loss(*arrays, shards=shards))(*parts)[1][2])
+
+    found = np.concatenate(ranks(4, step), axis=-2)
+    np.testing.assert_allclose(found, get(expected), rtol=1e-5, atol=1e-8)
+
+
+def test_small_scores_of_one_rank_are_not_those_of_others(put, get, ranks):
+    """No maximum is subtracted from small scores; those of the next rank may overflow without one."""
+    x = np.random.default_rng(0).standard_normal((1, 1, 32, 4)).astype(np.float32)
+    key = x * np.where(np.arange(32)[:, None] < 8, np.float32(0.1), np.float32(1e3))
+    options = {"implementation": "blockwise", "return_logsumexp": True}
+    whole = ac.scaled_dot_product_attention(*map(put, (x, key, x)), **options)
+
+    def step(group):
+        shards = ac.Shards(group, "contiguous", "ring")
+        return ac.scaled_dot_product_attention(
+            *(ac.shard(put(y), shards) for y in (x, key, x)), **options, shards=shards
+        )
+
+    parts = ranks(4, step)
+    for name, axis in (("output", -2), ("logsumexp", -1)):
+        found = np.concatenate([get(getattr(part, name)) for part in parts], axis=axis)
+        np.testing.assert_allclose(found, get(getattr(whole, name)), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_keys_of_16_bits_travel_in_16_bits(put, ranks, dtype):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    dtype = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+
+    def step(group):
+        shards = ac.Shards(group, "contiguous", "ring")
+        x = ac.shard(put(np.ones((1, 2, 8, 4), dtype)), shards)
+        ac.scaled_dot_product_attention(x, x, x, shards=shards)
+
+    ranks(2, step)
+    assert ranks.lent.bytes == [2 * 2 * 2 * 4 * 4] * 2
