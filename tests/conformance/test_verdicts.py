@@ -104,6 +104,33 @@ def test_calls_before_a_case_take_the_mask_that_stands_for_causality():
 
 
 @pytest.mark.needs("numpy")
+def test_the_dtype_of_an_output_is_looked_at_in_the_types_that_are_declared():
+    def of_float32(query, key, value):
+        return planted.attention(*(each.astype(np.float32) for each in (query, key, value)))
+
+    assert not settled(Subject(of_float32)).keeps_dtype
+    assert settled(Subject(of_float32, dtypes=("float32",))).keeps_dtype
+
+
+def test_what_small_calls_found_about_all_of_a_kernel_is_told_first():
+    leak = Finding("mask", "float32", 5, "", CONVENTION, variant="nan-through-mask")
+    sense = Finding("probe: mask", "-", 1, "", CONVENTION, variant="inverted-mask")
+    assert [each.variant for each, *_ in grouped([leak, leak, sense])] == ["inverted-mask", "nan-through-mask"]
+
+
+@pytest.mark.needs("numpy")
+def test_calls_before_a_case_are_those_that_a_kernel_takes():
+    def of_one_type(query, key, value, bias=None):
+        assert query.dtype == np.float32
+        scores = query @ np.swapaxes(key, -1, -2) / np.float32(query.shape[-1] ** 0.5) + (0 if bias is None else bias)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return weights / weights.sum(axis=-1, keepdims=True) @ value
+
+    told = found(settled(Subject(of_one_type)), "after-rolled-mask", "after-other-dtype")
+    assert {name: each.verdict for name, each in told.items()} == dict.fromkeys(told, "right")
+
+
+@pytest.mark.needs("numpy")
 def test_a_kernel_that_is_always_causal_is_understood_or_told_by_that_name():
     subject = settled(Subject(always_causal))
     (told,) = surprises(subject.declared, ())

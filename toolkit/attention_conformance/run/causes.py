@@ -116,9 +116,14 @@ class Variants:
             return [of_nan], []
         equal: list[Variant] = []
         unlike: list[str] = []
+        narrow, measured = self._of_narrow_scores(got, bounds, wrong), bounds.measure(got, bounds.truth.arrays)
+        is_near = measured.error <= 2 * measured.bound  # so that faults that change little are equal by chance
         for variant, other in self._others(bounds):
-            if variant is MEMORY_OF and not equal and self._is_other(got, again, bounds):
-                return [variant], []
+            if variant is MEMORY_OF:
+                if not equal and self._is_other(got, again, bounds):
+                    return [variant], []
+                if narrow and is_near:
+                    break
             if other is None:
                 continue
             expected = {name: as_exact(each, other.scales[name]) for name, each in other.arrays.items() if name in got}
@@ -132,9 +137,8 @@ class Variants:
                 break
         if not equal and self._dense is not None and not np.isfinite(self._dense.query).all():
             equal = [SPREAD] * _spreads(got, bounds)  # after the conventions of masked rows
-        narrow, measured = self._of_narrow_scores(got, bounds, wrong), bounds.measure(got, bounds.truth.arrays)
-        if equal[:1] and equal[0] not in CONVENTIONS and measured.error <= 2 * measured.bound:
-            return narrow or equal, unlike  # so near to the truth, faults that change little are equal by chance
+        if equal[:1] and equal[0] not in CONVENTIONS and is_near:
+            return narrow or equal, unlike
         return equal or narrow, unlike
 
     def _is_other(

@@ -257,8 +257,10 @@ def _compiled(question: Question, function: Callable[[Any], dict[str, Any]]) -> 
 
 
 def _plain(question: Question, problem: Problem) -> dict[str, NumpyArray]:
+    taken = question.subject.dtypes or (question.dtype,)
     for earlier in asking(question.case, problem, question.seed):
-        result_of(question, earlier)
+        if earlier.arrays["query"].dtype.name in taken:
+            result_of(question, earlier)
     return result_of(question, problem, poison=not question.case.before)
 
 
