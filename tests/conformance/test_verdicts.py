@@ -146,6 +146,19 @@ def test_a_kernel_that_is_always_causal_is_understood_or_told_by_that_name():
     assert {(each.verdict, each.variant) for each in wrong} == {("silently wrong", "always-causal")}
 
 
+@pytest.mark.needs("numpy")
+def test_rows_of_few_keys_and_large_scores_are_within_the_bound_of_a_plain_formula():
+    def attention(query, key, value):
+        scores = query @ np.swapaxes(key, -1, -2) * np.float32(query.shape[-1] ** -0.5)
+        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return weights / weights.sum(axis=-1, keepdims=True) @ value
+
+    (told,) = found(Subject(attention, **PLAIN | {"causal": "always"}), "scores-above-100").values()
+    assert told.verdict == "right"
+    assert told.error < told.bound / 4
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.needs("numpy")
 def test_a_sum_of_1100_keys_in_16_bits_is_wrong_and_scores_in_16_bits_are_a_convention(dtype):
@@ -172,6 +185,23 @@ def test_a_sum_of_1100_keys_in_16_bits_is_wrong_and_scores_in_16_bits_are_a_conv
     assert {each.verdict for each in told} <= {"right", CONVENTION}
     (near,) = found(honest, "ladder-65x32-plain", dtype=dtype, seed=8).values()  # as a sink of 0 is, by chance
     assert near.verdict in ("right", CONVENTION)
+
+
+@pytest.mark.needs("numpy")
+def test_a_convention_stays_one_in_scores_of_16_bits():
+    def attention(query, key, value, mask, before=lambda scores: scores):
+        scores = np.einsum("bhmd,bhnd->bhmn", query, key) * query.dtype.type(query.shape[-1] ** -0.5)
+        scores = np.where(mask, before(scores), np.finfo(query.dtype).min)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return np.einsum("bhmn,bhne->bhme", weights / weights.sum(axis=-1, keepdims=True), value)
+
+    def uneven(query, key, value, mask):
+        return attention(query, key, value, mask, lambda scores: np.float16(1.1) * scores)
+
+    cases = ("mask-of-queries", "empty-rows-130")
+    for kernel, verdict, cause in ((attention, CONVENTION, "mean-of-masked-row"), (uneven, "silently wrong", "")):
+        told = found(Subject(kernel, mask_name="mask"), *cases, dtype="float16").values()
+        assert {(each.verdict, each.variant) for each in told} == {(verdict, cause)}
 
 
 @pytest.mark.needs("numpy")
