@@ -86,6 +86,12 @@ def test_an_odd_kernel_differs_by_a_convention_that_can_be_accepted(kernel):
 
 
 @pytest.mark.needs("numpy")
+def test_a_call_that_writes_into_its_arguments_keeps_no_result():
+    (told,) = found(Subject(planted.Kernel("scales the query in place")), "same-memory").values()
+    assert (told.verdict, told.variant) == ("silently wrong", "changed-argument")
+
+
+@pytest.mark.needs("numpy")
 def test_a_leak_is_one_beyond_the_bound_of_16_bits_too():
     def attention(query, key, value, mask):
         scores = np.where(mask, query @ np.swapaxes(key, -1, -2) * query.dtype.type(query.shape[-1] ** -0.5), -np.inf)

@@ -299,9 +299,9 @@ def _overwritten(question: Question, problem: Problem) -> dict[str, NumpyArray]:
     for name, each in _placed(question, problem).items():
         arrays[name][...] = each
     views = {name: each[...] for name, each in arrays.items()}
-    kept, found = (
-        to_numpy(outputs(problem, question.subject, each, backend.namespace), backend) for each in (arrays, views)
-    )
+    with watched(arrays, backend):  # what is written into an argument is not kept
+        kept = to_numpy(outputs(problem, question.subject, arrays, backend.namespace), backend)
+    found = to_numpy(outputs(problem, question.subject, views, backend.namespace), backend)
     if any(each.tobytes() != found[name].tobytes() for name, each in kept.items()):
         raise Touched("other objects of the same memory give another answer", "kept-by-identity", CONVENTION)
     return found
