@@ -125,6 +125,13 @@ def test_what_small_calls_found_about_all_of_a_kernel_is_told_first():
 
 
 @pytest.mark.needs("numpy")
+def test_a_kernel_without_a_scale_is_not_asked_about_one_array_for_query_and_key():
+    subject = settled(Subject(lambda query, key, value: planted.attention(query, key, value, scale=1.0)))
+    told = found(subject, "memory-one-array", "ladder-65x32-plain")
+    assert [each.verdict for each in told.values()] == ["right", "not offered"]
+
+
+@pytest.mark.needs("numpy")
 def test_calls_before_a_case_are_those_that_a_kernel_takes():
     def of_one_type(query, key, value, bias=None):
         assert query.dtype == np.float32
