@@ -126,9 +126,15 @@ def test_what_small_calls_found_about_all_of_a_kernel_is_told_first():
 
 @pytest.mark.needs("numpy")
 def test_a_kernel_without_a_scale_is_not_asked_about_one_array_for_query_and_key():
-    subject = settled(Subject(lambda query, key, value: planted.attention(query, key, value, scale=1.0)))
-    told = found(subject, "memory-one-array", "ladder-65x32-plain")
-    assert [each.verdict for each in told.values()] == ["right", "not offered"]
+    def unscaled(query, key, value, is_causal=False):
+        return planted.attention(query, key, value, is_causal=is_causal, scale=1.0)
+
+    told = found(settled(Subject(unscaled)), "memory-one-array", "ladder-13x32-causal")
+    assert told["ladder-13x32-causal"].verdict == "right"
+    assert (told["memory-one-array"].verdict, told["memory-one-array"].detail) == (
+        "not offered",
+        "one array in two places",
+    )
 
 
 @pytest.mark.needs("numpy")
