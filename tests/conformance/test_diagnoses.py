@@ -107,7 +107,7 @@ SLIPS = [
     "softmax-over-queries", "softmax-over-heads", "masked-after-softmax", "powers-of-2", "powers-of-e",
     "key-and-value-swapped", "width-from-64-lost", "reversed-causality", "causality-by-blocks-of-32",
     "ragged-block-of-8-lost", "causality-of-first-query", "sink-of-zero", "mask-transposed", "keys-after-hidden-lost",
-    "keys-beyond-queries-lost",
+    "keys-beyond-queries-lost", "heads-not-transposed",
 ]  # fmt: skip
 
 
@@ -137,7 +137,8 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
         powers = powers if slip == "masked-after-softmax" else np.where(seen, powers, 0)
         total = powers.sum(axis=axis, keepdims=True)
         total = total + np.exp(-scores.max(axis=axis, keepdims=True)) if slip == "sink-of-zero" else total
-        return np.where(seen, powers / np.where(total > 0, total, 1), 0) @ value
+        output = np.where(seen, powers / np.where(total > 0, total, 1), 0) @ value
+        return output.swapaxes(1, 2).reshape(output.shape) if slip == "heads-not-transposed" else output
 
     cases = (
         "ladder-31x80-plain",

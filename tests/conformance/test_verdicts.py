@@ -86,6 +86,12 @@ def test_an_odd_kernel_differs_by_a_convention_that_can_be_accepted(kernel):
 
 
 @pytest.mark.needs("numpy")
+def test_a_call_that_writes_into_its_arguments_keeps_no_result():
+    (told,) = found(Subject(planted.Kernel("scales the query in place")), "same-memory").values()
+    assert (told.verdict, told.variant) == ("silently wrong", "changed-argument")
+
+
+@pytest.mark.needs("numpy")
 def test_a_leak_is_one_beyond_the_bound_of_16_bits_too():
     def attention(query, key, value, mask):
         scores = np.where(mask, query @ np.swapaxes(key, -1, -2) * query.dtype.type(query.shape[-1] ** -0.5), -np.inf)
@@ -104,6 +110,46 @@ def test_calls_before_a_case_take_the_mask_that_stands_for_causality():
 
 
 @pytest.mark.needs("numpy")
+def test_the_dtype_of_an_output_is_looked_at_in_the_types_that_are_declared():
+    def of_float32(query, key, value):
+        return planted.attention(*(each.astype(np.float32) for each in (query, key, value)))
+
+    assert not settled(Subject(of_float32)).keeps_dtype
+    assert settled(Subject(of_float32, dtypes=("float32",))).keeps_dtype
+
+
+def test_what_small_calls_found_about_all_of_a_kernel_is_told_first():
+    leak = Finding("mask", "float32", 5, "", CONVENTION, variant="nan-through-mask")
+    sense = Finding("probe: mask", "-", 1, "", CONVENTION, variant="inverted-mask")
+    assert [each.variant for each, *_ in grouped([leak, leak, sense])] == ["inverted-mask", "nan-through-mask"]
+
+
+@pytest.mark.needs("numpy")
+def test_a_kernel_without_a_scale_is_not_asked_about_one_array_for_query_and_key():
+    def unscaled(query, key, value, is_causal=False):
+        return planted.attention(query, key, value, is_causal=is_causal, scale=1.0)
+
+    told = found(settled(Subject(unscaled)), "memory-one-array", "ladder-13x32-causal")
+    assert told["ladder-13x32-causal"].verdict == "right"
+    assert (told["memory-one-array"].verdict, told["memory-one-array"].detail) == (
+        "not offered",
+        "one array in two places",
+    )
+
+
+@pytest.mark.needs("numpy")
+def test_calls_before_a_case_are_those_that_a_kernel_takes():
+    def of_one_type(query, key, value, bias=None):
+        assert query.dtype == np.float32
+        scores = query @ np.swapaxes(key, -1, -2) / np.float32(query.shape[-1] ** 0.5) + (0 if bias is None else bias)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return weights / weights.sum(axis=-1, keepdims=True) @ value
+
+    told = found(settled(Subject(of_one_type)), "after-rolled-mask", "after-other-dtype")
+    assert {name: each.verdict for name, each in told.items()} == dict.fromkeys(told, "right")
+
+
+@pytest.mark.needs("numpy")
 def test_a_kernel_that_is_always_causal_is_understood_or_told_by_that_name():
     subject = settled(Subject(always_causal))
     (told,) = surprises(subject.declared, ())
@@ -117,6 +163,19 @@ def test_a_kernel_that_is_always_causal_is_understood_or_told_by_that_name():
     assert {each.verdict for each in found(subject, *cases).values()} == {"right", "not offered"}
     wrong = found(Subject(always_causal, **PLAIN), "ladder-65x32-plain", "cross-1x7-plain").values()
     assert {(each.verdict, each.variant) for each in wrong} == {("silently wrong", "always-causal")}
+
+
+@pytest.mark.needs("numpy")
+def test_rows_of_few_keys_and_large_scores_are_within_the_bound_of_a_plain_formula():
+    def attention(query, key, value):
+        scores = query @ np.swapaxes(key, -1, -2) * np.float32(query.shape[-1] ** -0.5)
+        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return weights / weights.sum(axis=-1, keepdims=True) @ value
+
+    (told,) = found(Subject(attention, **PLAIN | {"causal": "always"}), "scores-above-100").values()
+    assert told.verdict == "right"
+    assert told.error < told.bound / 4
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -145,6 +204,23 @@ def test_a_sum_of_1100_keys_in_16_bits_is_wrong_and_scores_in_16_bits_are_a_conv
     assert {each.verdict for each in told} <= {"right", CONVENTION}
     (near,) = found(honest, "ladder-65x32-plain", dtype=dtype, seed=8).values()  # as a sink of 0 is, by chance
     assert near.verdict in ("right", CONVENTION)
+
+
+@pytest.mark.needs("numpy")
+def test_a_convention_stays_one_in_scores_of_16_bits():
+    def attention(query, key, value, mask, before=lambda scores: scores):
+        scores = np.einsum("bhmd,bhnd->bhmn", query, key) * query.dtype.type(query.shape[-1] ** -0.5)
+        scores = np.where(mask, before(scores), np.finfo(query.dtype).min)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return np.einsum("bhmn,bhne->bhme", weights / weights.sum(axis=-1, keepdims=True), value)
+
+    def uneven(query, key, value, mask):
+        return attention(query, key, value, mask, lambda scores: np.float16(1.1) * scores)
+
+    cases = ("mask-of-queries", "empty-rows-130")
+    for kernel, verdict, cause in ((attention, CONVENTION, "mean-of-masked-row"), (uneven, "silently wrong", "")):
+        told = found(Subject(kernel, mask_name="mask"), *cases, dtype="float16").values()
+        assert {(each.verdict, each.variant) for each in told} == {(verdict, cause)}
 
 
 @pytest.mark.needs("numpy")

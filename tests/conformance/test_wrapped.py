@@ -198,6 +198,17 @@ def test_a_parameter_that_is_not_understood_is_told_and_makes_a_strict_run_fail(
 
 
 @pytest.mark.needs("numpy")
+def test_a_mask_of_other_axes_is_not_understood_unless_there_is_said_to_be_none():
+    def of_keys(query, key, value, mask=None):
+        assert mask is None or mask.ndim == 2
+        return planted.attention(query, key, value)
+
+    told = surprises(settled(Subject(of_keys)).declared, ())
+    assert [(each.verdict, each.detail) for each in told] == [("not understood", "mask")]
+    assert surprises(settled(Subject(of_keys, mask="none")).declared, ("mask",)) == []
+
+
+@pytest.mark.needs("numpy")
 def test_a_wrapper_that_swallows_all_keywords_is_asked_for_what_is_declared_and_judged():
     def attention(query, key, value, **kwargs):
         return planted.attention(query, key, value)

@@ -60,7 +60,8 @@ def _of_heads(draw: Draw, **memory: str) -> Problem:
 
 def _rolled(problem: Problem, draw: Draw) -> Sequence[Problem]:
     """As many keys as before, but others."""
-    return [replace(problem, arrays={**problem.arrays, "mask": np.roll(problem.arrays["mask"], 1, axis=-1)})]
+    name = "mask" if "mask" in problem.arrays else "bias"  # of kernels that add their masks
+    return [replace(problem, arrays={**problem.arrays, name: np.roll(problem.arrays[name], 1, axis=-1)})]
 
 
 def _case(

@@ -159,8 +159,8 @@ def _shifted(draw: Draw, score: float, *, gradient: bool = False, keys: int = 96
     """Scores about a number that is far from 0."""
     problem = attention(draw, 17, keys, 64, gradient=gradient)
     arrays = {name: each.copy() for name, each in problem.arrays.items()}
-    arrays["query"][..., 0] = 8.0
-    arrays["key"][..., 0] = score
+    arrays["query"][..., -1] = 8.0  # the last, as each term that is added to a large one is rounded like it
+    arrays["key"][..., -1] = score
     return replace(problem, arrays=arrays)
 
 

@@ -95,6 +95,17 @@ def _masked_late(dense: Dense) -> NumpyArray | None:
     return None if through.all() else np.where(through, unmasked, 0)
 
 
+def _not_transposed(dense: Dense) -> Answer | None:
+    """The memory of (M, H) read as (H, M), as where a reshape stands for a transposition."""
+    if dense.cotangent is not None or 1 in dense.query.shape[-3:-1]:
+        return None
+    truth = answer(dense)
+    output, scale = (
+        np.swapaxes(each, -3, -2).reshape(each.shape) for each in (truth.arrays["output"], truth.scales["output"])
+    )
+    return Answer({"output": output}, lambda: ({"output": scale}, truth.kappa))
+
+
 def _narrowed(width: int, dense: Dense) -> Dense | None:
     kept = np.arange(dense.query.shape[-1]) < width
     return None if kept.all() else dense.changed(query=np.where(kept, dense.query, 0))
@@ -379,6 +390,8 @@ DIAGNOSES = (
             with_change(scaled(lambda dense: dense.scale * math.log(2.0)))),
     Variant("powers-of-e", 7, "the scores have a factor log2(e), and powers of e are taken",
             with_change(scaled(lambda dense: dense.scale / math.log(2.0)))),
+    Variant("heads-not-transposed", 9, "the output is reshaped where heads and queries are to be exchanged",
+            _not_transposed),
     Variant("key-and-value-swapped", 10, "key and value are swapped", with_change(_swapped)),
     Variant("not-divided", 8, "the output is not divided by the sum of the weights", _undivided),
     Variant("first-sample-of-key", 10, "all samples use the key of the first",

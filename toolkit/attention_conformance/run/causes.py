@@ -116,9 +116,14 @@ class Variants:
             return [of_nan], []
         equal: list[Variant] = []
         unlike: list[str] = []
+        narrow, measured = self._of_narrow_scores(got, bounds, wrong), bounds.measure(got, bounds.truth.arrays)
+        is_near = measured.error <= 2 * measured.bound  # so that faults that change little are equal by chance
         for variant, other in self._others(bounds):
-            if variant is MEMORY_OF and not equal and self._is_other(got, again, bounds):
-                return [variant], []
+            if variant is MEMORY_OF:
+                if not equal and self._is_other(got, again, bounds):
+                    return [variant], []
+                if narrow and is_near:
+                    break
             if other is None:
                 continue
             expected = {name: as_exact(each, other.scales[name]) for name, each in other.arrays.items() if name in got}
@@ -132,10 +137,9 @@ class Variants:
                 break
         if not equal and self._dense is not None and not np.isfinite(self._dense.query).all():
             equal = [SPREAD] * _spreads(got, bounds)  # after the conventions of masked rows
-        narrow, measured = self._of_narrow_scores(got, bounds, wrong), bounds.measure(got, bounds.truth.arrays)
-        if equal[:1] and equal[0] not in CONVENTIONS and measured.error <= 2 * measured.bound:
-            return narrow or equal, unlike  # so near to the truth, faults that change little are equal by chance
-        return equal or narrow, unlike
+        if equal[:1] and equal[0] not in CONVENTIONS and is_near:
+            return narrow or equal, unlike
+        return equal or narrow or self._of_narrow_convention(got, bounds, wrong), unlike
 
     def _is_other(
         self, got: Mapping[str, NumpyArray], again: Callable[[], Mapping[str, NumpyArray]], bounds: Bounds
@@ -150,19 +154,33 @@ class Variants:
             return False
         return not bounds.measure(got, other).passes
 
-    def _of_narrow_scores(self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str) -> list[Variant]:
-        """Scores of 16 bits, where these explain the error."""
+    def _of_narrow_scores(
+        self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str, other: Answer | None = None
+    ) -> list[Variant]:
+        """Scores of 16 bits, where these explain the error; by default that to the truth."""
         truth, kappa = bounds.truth.arrays, bounds.truth.kappa
         if bounds.question.dtype not in NARROW_TYPES:
             return []
         allowed, expected = 4 * (1 + kappa), dict(truth)
+        if other is not None:
+            expected = {name: as_exact(each, other.scales[name]) for name, each in other.arrays.items() if name in got}
         if wrong == "output" and self._dense is not None and kappa < SMALL:
             # An error of the scores moves an average by at most that times the deviation of the values.
-            found, value = answer(self._dense).arrays, np.nan_to_num(self._dense.value)
-            deviation = np.sqrt(np.maximum(found["weights"] @ value**2 - found["output"] ** 2, 0)).astype(np.float64)
-            allowed, exact = 2 * (1 + kappa), truth["output"]
-            expected["output"] = exact._replace(scale=np.nan_to_num(deviation) + exact.scale / (1 + kappa))
-        return [NARROW] if bounds.measure(got, expected).error <= allowed else []
+            found, value = (other or answer(self._dense)).arrays, np.nan_to_num(self._dense.value)
+            if "weights" in found:
+                deviation = np.sqrt(np.maximum(found["weights"] @ value**2 - found["output"] ** 2, 0))
+                allowed, exact = 2 * (1 + kappa), expected["output"]
+                scale = np.nan_to_num(deviation).astype(np.float64) + exact.scale / (1 + kappa)
+                expected["output"] = exact._replace(scale=scale)
+        return [NARROW] if wrong in expected and bounds.measure(got, expected).error <= allowed else []
+
+    def _of_narrow_convention(self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str) -> list[Variant]:
+        """A convention, where scores of 16 bits explain what it leaves of the error."""
+        for variant in CONVENTIONS:
+            other = self.of(variant)
+            if other is not None and self._of_narrow_scores(got, bounds, wrong, other):
+                return [variant]
+        return []
 
 
 def _spreads(got: Mapping[str, NumpyArray], bounds: Bounds) -> bool:

@@ -166,7 +166,10 @@ def most_telling(findings: Iterable[Finding]) -> Finding | None:
 
 
 def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """Findings of one verdict and one cause together: the worst first, then causes with a name, of many cases first."""
+    """Findings of one verdict and one cause together: the worst first, then causes with a name.
+
+    What small calls found about all of a subject comes before its cases, and what many cases show before the rest.
+    """
     groups: dict[tuple[str, str, int], list[Finding]] = {}
     for each in findings:
         cause = (
@@ -177,7 +180,13 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
         groups.setdefault((each.verdict, *cause), []).append(each)
     return sorted(
         groups.values(),
-        key=lambda group: (VERDICTS.index(group[0].verdict), not group[0].variant, not group[0].says, -len(group)),
+        key=lambda group: (
+            VERDICTS.index(group[0].verdict),
+            not group[0].variant,
+            not group[0].says,
+            group[0].dtype != "-",
+            -len(group),
+        ),
     )
 
 

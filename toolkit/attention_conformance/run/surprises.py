@@ -32,7 +32,8 @@ SURPRISES = {
 def surprises(facts: Mapping[str, Any], declared: Iterable[str], accepted: Sequence[str] = ()) -> list[Finding]:
     """Conventions that calls have found, and that the contract has otherwise, as findings."""
     found = []
-    if unknown := facts.get("unknown"):
+    refused = [facts["mask_name"]] if facts.get("mask") == "none" and facts.get("mask_name") else []
+    if unknown := [*facts.get("unknown", ()), *(refused if "mask" not in declared else ())]:
         shows = "Every parameter is understood."
         says = "parameters that nothing is known of, left at their defaults; --keyword may tell what they are"
         found.append(

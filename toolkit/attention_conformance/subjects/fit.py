@@ -162,6 +162,8 @@ def _scaled(problem: Problem, subject: Subject) -> Problem:
         return problem if stated is scale else replace(problem, options={**problem.options, "scale": stated})
     if scale is None and subject.default_scale != "one":
         return problem
+    if "query" in problem.memory.values():  # which a scaled query is not
+        raise NotOffered("one array in two places")
     factor = (width**-0.5 if scale is None else scale) / default
     query = problem.arrays["query"]
     with np.errstate(all="ignore"):

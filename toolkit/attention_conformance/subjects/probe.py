@@ -332,7 +332,7 @@ def _dtypes(subject: Subject) -> Facts:
 
     noting = replace(subject.learned(PLAIN), function=noted)
     spared = ("float64", "bfloat16") if backend.name == "numpy" else ("float64",)  # NumPy itself widens bfloat16
-    for dtype in DTYPES:
+    for dtype in subject.dtypes or DTYPES:
         if not holds(backend, device, dtype):
             continue
         with in_precision(backend, dtype):
