@@ -181,7 +181,8 @@ def check_flags(**flags: Any) -> None:
     """Raise unless these options are True or False: no number, text, array or boolean of another library."""
     for name, value in flags.items():
         if not isinstance(value, bool):
-            hint = f": bool({name}) is one" if type(value).__name__ in ("bool", "bool_") else ""  # of NumPy
+            is_boolean = getattr(value, "shape", None) == () and dtype_name(value.dtype) == "bool"
+            hint = f": bool({name}) is one" if is_boolean else ""
             raise TypeError(f"expected {name} as True or False; got {type_text(value)}{hint}")
 
 
