@@ -216,6 +216,8 @@ def value_range(integers: Array) -> tuple[int, int]:
     """The least and the greatest of some integers; 0 if they cannot be read without waiting, or there are none."""
     if 0 in sizes(integers) or not can_be_read(integers):
         return 0, 0
+    if not len(integers.shape):
+        return int(integers), int(integers)
     xp = array_namespace(integers)
     integers = xp.astype(integers, index_dtype(integers, xp=xp), copy=False)
     return int(xp.min(integers)), int(xp.max(integers))
