@@ -198,8 +198,8 @@ def choice_hint(word: str, choices: Iterable[str], /) -> str:
     """What to write instead of another library's word for one of these choices."""
     word = word.lower()
     theirs = {each: ours for ours, words in _CHOICES.items() for each in (ours, *words.lower().split())}
-    ours = word if word in choices else theirs.get(word, "")
-    return f": {ours!r} is the closest" if ours in choices else ""
+    ours = theirs.get(word) if theirs.get(word) in choices else word if word in choices else None
+    return "" if ours is None else f": {ours!r} is the closest"
 
 
 _OWNERS = ("self", "_cls")  # which are not given by who calls

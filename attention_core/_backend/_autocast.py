@@ -65,12 +65,6 @@ def with_autocast(
                         with quiet():
                             return function(*arguments, **options)
                 return function(*arguments, **options)
-            except RuntimeError as failure:
-                told = getattr(find(arguments[position]), "told", None) if len(arguments) > position else None
-                words = None if told is None else told(failure)
-                if words is not None:
-                    raise TypeError(words) from failure
-                raise
             except TypeError:
                 error = error_of(function.__name__, names, len(arguments), options)
                 if error is not None:

@@ -193,9 +193,6 @@ class Backend:
     without_warnings : callable or None
         Gives a context in which the library warns of no number, and raises for none, whatever the user asks for, if
         it ever does either.
-    told : callable or None
-        ``told(error)``, if the library raises `RuntimeError` for arrays that the core does not know: what to write
-        instead of them, or ``None`` of other errors.
     update_rows : callable or None
         ``update_rows(array, rows, start, donate=...)``, if the library writes rows without reading the others. It
         returns an array (..., C, D) with rows (..., L, D) written over those at start, ..., start + L - 1. ``start`` is
@@ -217,7 +214,6 @@ class Backend:
     kernels: tuple[Kernel, ...] = ()
     is_autocasting: Callable[[], bool] | None = None
     without_warnings: Callable[[], AbstractContextManager[Any]] | None = None
-    told: Callable[[RuntimeError], str | None] | None = None
     update_rows: Callable[..., Array] | None = None
     silu: Callable[[Array], Array] | None = None
     has_gradient: Callable[[Array], bool] | None = None

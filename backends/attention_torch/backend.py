@@ -39,7 +39,7 @@ from attention_numpy.trees import (
 from attention_torch import operators
 from attention_torch.collectives import TorchCollectives
 from attention_torch.flex import RECOMPILE_OPTIONS, FlexAttention
-from attention_torch.guards import check_local, told
+from attention_torch.guards import check_local
 from attention_torch.kernels import ScaledDotProduct
 from attention_torch.program_guards import GUARD_OPTIONS
 
@@ -97,7 +97,6 @@ class TorchBackend(Backend):
     kernels: tuple[Kernel, ...] = (ScaledDotProduct(FLEX), FLEX)
     collectives = TorchCollectives()
     is_autocasting = staticmethod(torch._C._is_any_autocast_enabled)
-    told = staticmethod(told)
 
     def __init__(self) -> None:
         super().__init__(array_api_compat.torch, TorchLoops(array_api_compat.torch))

@@ -48,15 +48,9 @@ __all__ = [
     "records",
     "refusal",
     "slower",
-    "told",
 ]
 
 HALVES = (torch.float16, torch.bfloat16)
-DISTRIBUTED = (
-    "expected tensors of one process, for blocks, reproducible arithmetic, rules of positions and plain tensors next to"
-    " them; got DTensor: local_map of torch.distributed.tensor.experimental calls a function with the shards, as the"
-    " guide to sharding shows"
-)
 MIN_ELEMENTS = 2**16  # of a sample of a batch, from which on a call of its own takes less time than a mask
 VECTOR_LANES = 16  # numbers in the longest vectors of a processor
 MASK_PER_INPUT = 8  # on an accelerator, numbers of a mask for each of query, key and value
@@ -71,12 +65,11 @@ _num_early_modes = torch._ops._len_torch_dispatch_stack_pre_dispatch  # which lo
 def check_local(*arrays: torch.Tensor) -> None:
     """Raise unless tensors are of one process."""
     if any(type(array).__name__ == "DTensor" for array in arrays):
-        raise TypeError(DISTRIBUTED)
-
-
-def told(error: RuntimeError) -> str | None:
-    """What to write instead of what PyTorch has no rule for; ``None`` of other errors."""
-    return DISTRIBUTED if "DTensor" in str(error) or "sharding strategy" in str(error) else None
+        raise TypeError(
+            "expected tensors of one process, for blocks, reproducible arithmetic and rules of positions; got DTensor:"
+            " local_map of torch.distributed.tensor.experimental calls a function with the shards, as the guide to"
+            " sharding shows"
+        )
 
 
 def is_on_host(array: torch.Tensor) -> bool:
