@@ -103,6 +103,20 @@ _WORDS = {
     "stop_ids": (("stop_ids=...", "eos_token_id eos_id eos_token stop_tokens stop_token_ids"),),
     "temperature": (("temperature=..., by which tokens are drawn", "do_sample sample"),),
     "xp": (("xp=..., the namespace of the library", "np namespace framework array_namespace"),),
+    # Parts of layers, which are attributes.
+    "attention": (("attention", "self_attn self_attention attn mha multihead_attn"),),
+    "attention_norm": (("attention_norm", "norm1 ln1 ln_1 layernorm1 input_layernorm"),),
+    "feed_forward": (("feed_forward", "mlp ffn ff linear1 linear2"),),
+    "feed_forward_norm": (("feed_forward_norm", "norm2 ln2 ln_2 layernorm2 post_attention_layernorm"),),
+    "query": (("query", "q_proj wq to_q query_dense query_proj"),),
+    "key": (("key", "k_proj wk to_k key_dense key_proj"),),
+    "value": (("value", "v_proj wv to_v value_dense value_proj"),),
+    "output": (("output", "out_proj o_proj wo to_out output_dense out"),),
+    "gate": (("gate", "gate_proj w1"),),
+    "expand": (("expand", "up_proj linear1 fc1 c_fc w3"),),
+    "contract": (("contract", "down_proj linear2 fc2 c_proj w2"),),
+    "token": (("token", "embed_tokens wte word_embeddings token_embedding embedding"),),
+    "position": (("position", "wpe position_embeddings position_embedding"),),
 }
 # Of what there is no keyword for.
 _WITHOUT = {
@@ -131,6 +145,7 @@ _WITHOUT = {
     "kernel_constraint bias_constraint embeddings_constraint gamma_constraint": (
         "no constraint of its own, as each of its weights has a place for one, weight.constraint"
     ),
+    "attention_axes": "no axes, as positions are at the one before the last",
     "labels targets": "no labels, as a loss is a function of logits",
     "inputs_embeds input_embeddings": "ids, which the table of tokens embeds",
     "num_beams beam_size num_return_sequences": "no beams, as each prompt has one text",
@@ -181,7 +196,9 @@ def _hint(word: str, known: Iterable[str]) -> str | None:
 
 def choice_hint(word: str, choices: Iterable[str], /) -> str:
     """What to write instead of another library's word for one of these choices."""
-    ours = next((ours for ours, words in _CHOICES.items() if ours in choices and word in words.split()), None)
+    word = word.lower()
+    theirs = {each: ours for ours, words in _CHOICES.items() for each in (ours, *words.lower().split())}
+    ours = theirs.get(word) if theirs.get(word) in choices else word if word in choices else None
     return "" if ours is None else f": {ours!r} is the closest"
 
 

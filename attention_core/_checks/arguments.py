@@ -181,7 +181,8 @@ def check_flags(**flags: Any) -> None:
     """Raise unless these options are True or False: no number, text, array or boolean of another library."""
     for name, value in flags.items():
         if not isinstance(value, bool):
-            hint = f": bool({name}) is one" if type(value).__name__ in ("bool", "bool_") else ""  # of NumPy
+            is_boolean = getattr(value, "shape", None) == () and dtype_name(value.dtype) == "bool"
+            hint = f": bool({name}) is one" if is_boolean else ""
             raise TypeError(f"expected {name} as True or False; got {type_text(value)}{hint}")
 
 
@@ -215,6 +216,8 @@ def value_range(integers: Array) -> tuple[int, int]:
     """The least and the greatest of some integers; 0 if they cannot be read without waiting, or there are none."""
     if 0 in sizes(integers) or not can_be_read(integers):
         return 0, 0
+    if not len(integers.shape):
+        return int(integers), int(integers)
     xp = array_namespace(integers)
     integers = xp.astype(integers, index_dtype(integers, xp=xp), copy=False)
     return int(xp.min(integers)), int(xp.max(integers))

@@ -138,8 +138,8 @@ class Layer(ABC):
             Where the layer has them, to be written before a dot.
         """
         for owner, names in (
-            (settings, [field.name for field in fields(self)]),
             (parameters, getattr(self.parameters, "_fields", ())),
+            (settings, [field.name for field in fields(self)]),
         ):
             ours = our_word(name, names)
             if ours in names:

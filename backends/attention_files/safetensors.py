@@ -76,7 +76,10 @@ IN_ARCHIVES = {  # by what the name of a file in a zip archive ends with
     "model.weights.h5": "a model of Keras, which keras.models.load_model reads",
     ".npy": "arrays that numpy.load reads",
 }
-OTHER_FORMATS = (".npz", ".npy", ".keras", ".h5", ".hdf5", ".pt", ".pth", ".pkl", ".ckpt", ".gguf", ".onnx", ".json")
+OTHER_FORMATS = (
+    ".npz", ".npy", ".keras", ".h5", ".hdf5", ".pt", ".pth", ".pt2", ".bin", ".pkl", ".pickle", ".joblib", ".ckpt",
+    ".msgpack", ".orbax", ".gguf", ".onnx", ".tflite", ".pb", ".json", ".yaml", ".zip", ".tar",
+)  # fmt: skip
 
 
 # --- any tree ---
@@ -246,9 +249,14 @@ def save_layers(path: str | os.PathLike[str], definitions: Any, parameters: Any,
     _save(path, {"tuple": structures}, arrays, settings)
 
 
-def several_hint(layers: Any) -> str:
-    """What an adapter says of several layers in the place of one."""
-    if not isinstance(layers, Iterable) or isinstance(layers, str | os.PathLike):
+def hint_of(thing: Any) -> str:
+    """What an adapter says of several layers in the place of one, of a definition, and of what holds a layer."""
+    if isinstance(thing, layers.Layer):
+        return ", a definition: save_layer of attention_files.safetensors writes it with its parameters"
+    held = next((name for name in ("_orig_mod", "module") if hasattr(thing, name)), None)
+    if held is not None:
+        return f": it holds one as its {held}"
+    if not isinstance(thing, Iterable) or isinstance(thing, str | os.PathLike):
         return ""
     return ": save_layers of attention_files.safetensors writes definitions and parameters of several"
 

@@ -395,7 +395,7 @@ def save(layer: Layer, path: str | PathLike[str], /) -> None:
 
     layer = getattr(layer, "layer", layer)  # of a module of attention_jax.nnx
     if not isinstance(layer, Layer):
-        hint = safetensors.several_hint(layer)
+        hint = safetensors.hint_of(layer)
         raise TypeError(f"expected a layer of attention_jax; got {type(layer).__name__}{hint}")
     safetensors.save_layer(path, layer.definition, *layer.to_numpy())
 

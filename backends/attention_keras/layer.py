@@ -64,8 +64,7 @@ class Layer(Adapted, keras.layers.Layer):  # type: ignore[misc]
 
     def __init__(self, *settings: Any, seed: int | None = None, **kwargs: Any) -> None:
         if seed is not None:
-            seed = operator.index(seed)
-            check_seed(seed)
+            check_seed(seed := plain_seed(seed, lambda _: False))
         options = {field.name: kwargs.pop(field.name) for field in fields(self.kind) if field.name in kwargs}
         try:
             super().__init__(**kwargs)

@@ -188,7 +188,7 @@ def save(layer: Layer, path: str | Path) -> None:
     from attention_files import safetensors  # noqa: PLC0415 (only who saves needs what files need)
 
     if not isinstance(layer, Layer):
-        hint = ": its save writes models" if isinstance(layer, keras.Model) else safetensors.several_hint(layer)
+        hint = ": its save writes models" if isinstance(layer, keras.Model) else safetensors.hint_of(layer)
         raise TypeError(f"expected a layer of attention_keras; got {type(layer).__name__}{hint}")
     safetensors.save_layer(path, layer.definition, *layer.to_numpy())
 

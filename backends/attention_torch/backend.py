@@ -204,7 +204,9 @@ class TorchBackend(Backend):
 
     def update_rows(self, array: Array, rows: Array, start: Array, /, *, donate: bool) -> Array:
         """Write rows into the tensor, or into a copy, without waiting for a device that holds the start."""
-        index = start.long().unsqueeze(-1) + torch.arange(rows.shape[-2], device=start.device)
+        index = start.long().unsqueeze(-1)
+        if rows.shape[-2] > 1:
+            index = index + torch.arange(rows.shape[-2], device=start.device)
         if start.dim() == 0:
             return array.index_copy_(-2, index, rows) if donate else array.index_copy(-2, index, rows)
         sequences, new = (x.reshape(-1, *x.shape[-3:]).transpose(1, 2) for x in (array, rows))

@@ -27,7 +27,8 @@ def from_module(module: torch.nn.Module, /) -> Any:
     module : torch.nn.Module
         A `torch.nn.MultiheadAttention` or `torch.nn.TransformerEncoderLayer`, or of transformers a ``BertLayer``,
         ``BertEmbeddings``, or ``BertModel``, whose pooler is left out with a warning. So for ``Roberta``,
-        ``XLMRoberta`` and ``Camembert``, whose positions begin behind ``padding_idx``.
+        ``XLMRoberta`` and ``Camembert``, whose positions begin behind ``padding_idx``. Theirs count tokens alone: give
+        ``position_ids`` for texts that are padded on the left.
 
     Returns
     -------

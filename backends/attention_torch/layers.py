@@ -205,7 +205,7 @@ def save(layer: Layer, path: str | PathLike[str], /) -> None:
     from attention_files import safetensors  # noqa: PLC0415 (safetensors is needed for files alone)
 
     if not isinstance(layer, Layer):
-        hint = safetensors.several_hint(layer)
+        hint = safetensors.hint_of(layer)
         raise TypeError(f"expected a layer of attention_torch; got {type(layer).__name__}{hint}")
     safetensors.save_layer(path, layer.definition, *layer.to_numpy())
 

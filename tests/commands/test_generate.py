@@ -188,6 +188,12 @@ def test_a_broken_tokenizer_of_a_gguf_file_is_told(values, message):
     assert str(caught.value).startswith(message)
 
 
+def test_a_model_that_is_not_there_is_told(tmp_path):
+    result = run("a b", "--model", tmp_path / "none")
+    words = f"expected --model, a folder of transformers or a GGUF file; got {tmp_path / 'none'}: no such file"
+    assert (result.exit_code, result.stderr) == (2, f"attention-core: {words}\n")
+
+
 def test_a_gguf_file_is_its_tensors(tmp_path):
     arrays = write_gguf(tmp_path / "a.gguf")
     definition, tree, _ = load_gguf(tmp_path / "a.gguf")

@@ -220,10 +220,20 @@ def test_relatives_of_bert_count_positions_from_behind_padding(family, segments,
     with pytest.warns(UserWarning, match=f"left out of {family}Model: pooler"):
         ours = of_torch.from_module(theirs)
     ids = torch.from_numpy(rng.integers(2, 31, (2, 5)))
+    ids[0, :2] = 2
     expected, x = theirs(ids).last_hidden_state, ids
     for layer in ours:
         x = layer(x)
     agree(x.detach(), expected.detach(), "transformers BertLayer, BertEmbeddings, BertModel")
+    ids[0, :2] = 1  # padding on the left, where positions count tokens alone
+    kept = ids != 1
+    x, wanted = ours[0](ids, position_ids=kept.cumsum(-1).clamp(min=1) - 1), theirs(ids, attention_mask=kept.long())
+    for layer in ours[1:]:
+        x = layer(x, key_mask=kept)
+    agree(
+        x[kept].detach(), wanted.last_hidden_state[kept].detach(), "transformers BertLayer, BertEmbeddings, BertModel"
+    )
+    ids[0, :2] = 2
     arrays = {f"roberta.{name}": each for name, each in state(theirs).items() if "pooler" not in name}
     definitions, _ = LAYOUTS["bert"].read(arrays, num_heads=3, epsilon=settings.layer_norm_eps, dropout=0.1)
     assert list(definitions) == [layer.definition for layer in ours]

@@ -25,6 +25,12 @@ def test_pictures_take_the_grid_of_pooled_keys_and_of_patches_behind_a_class_tok
         view(RANDOM.dirichlet(np.ones(96), size=96), image=image, grid=(5, 5))
     with pytest.raises(ValueError, match="expected grid, as 95 patches do not tell"):
         view(RANDOM.dirichlet(np.ones(95), size=95), image=image)
+    with pytest.raises(ValueError, match=r"as 2 patches do not tell .*; query=\[...\] places chosen ones"):
+        view(RANDOM.dirichlet(np.ones(24), size=2), image=image)
+    with pytest.raises(TypeError, match=r"expected image with rows, columns or .* got query \(5, 3\) without one"):
+        view(RANDOM.dirichlet(np.ones(96), size=96), query=(5, 3))
+    with pytest.raises(ValueError, match=r"got \(3, 16, 24\): move the first axis to the end"):
+        view(RANDOM.dirichlet(np.ones(96), size=96), image=image.transpose(2, 0, 1))
     with pytest.raises(ValueError, match=r"expected grid, as 97 patches do not tell .*: prefix=1"):
         view(RANDOM.dirichlet(np.ones(97), size=97), image=image)
 

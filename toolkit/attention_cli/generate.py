@@ -182,6 +182,8 @@ def open_text_model(path: Path) -> tuple[Any, Decoder, Callable[[], Any], list[i
             raise FileError(f"expected a tokenizer in {file}; got {error}") from error
         definition, read_weights = open_causal_lm(path)
         return tokenizer, definition, read_weights, end_tokens(path)
+    if not path.exists():
+        raise FileError(f"expected --model, a folder of transformers or a GGUF file; got {path}: no such file")
     definition, read_weights, values = open_gguf(path)
     ends = [int(values[name]) for name in ENDS if name in values]
     return _tokenizer(path, values), definition, read_weights, ends

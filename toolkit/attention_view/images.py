@@ -32,7 +32,8 @@ def image_data(image: Any) -> tuple[str, tuple[int, int]]:
 def _encoded(pixels: Any) -> tuple[str, tuple[int, int]]:
     """Pixels as PNG in a data address."""
     if pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4)):
-        raise ValueError(f"expected image (height, width) or (height, width, 3 or 4); got {pixels.shape}")
+        hint = ": move the first axis to the end" if pixels.ndim == 3 and pixels.shape[0] in (1, 3, 4) else ""
+        raise ValueError(f"expected image (height, width) or (height, width, 3 or 4); got {pixels.shape}{hint}")
     if pixels.dtype.kind == "f":
         pixels = np.rint(np.clip(np.nan_to_num(pixels), 0, 1) * 255).astype(np.uint8)
     if pixels.dtype != np.uint8:

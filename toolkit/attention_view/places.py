@@ -88,7 +88,8 @@ def _grid(name: str, grid: Any, count: int | None, size: Grid) -> Grid:
     found = _told(count, size)
     if found is None:
         before = next((each for each in range(1, MOST_BEFORE) if _told(count - each, size)), None)
-        hint = "" if before is None else f"; behind a class token or registers they do: prefix={before}"
+        chosen = "; query=[...] places chosen ones" if name == "grid" else ""
+        hint = chosen if before is None else f"; behind a class token or registers they do: prefix={before}"
         raise ValueError(
             f"expected {name}, as {count} patches do not tell theirs on {size[0]} × {size[1]} pixels{hint}"
         )

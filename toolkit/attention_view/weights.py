@@ -114,6 +114,8 @@ def view(
         grids = {"grids": (grid, key_grid), "prefix": prefix, "query": query}
         picture, first, notes = _on_picture(image, [*sources, *(others or ())], count, **grids)
     elif query is not None:
+        if isinstance(query, tuple | list):
+            raise TypeError(f"expected image with rows, columns or several queries; got query {query} without one")
         first = whole("query", query)
         if not 0 <= first < sources[0].rows:
             raise ValueError(f"expected query in [0, {sources[0].rows}); got {query}")
