@@ -107,6 +107,12 @@ def test_a_token_beyond_the_vocabulary_is_told_before_weights_are_read(folder, m
     assert result.stderr == "attention-core: expected a tokenizer of ids in 0..6; got 7 in a prompt\n"
 
 
+def test_turns_are_written_for_a_model_that_has_their_token(folder):
+    result = run("a", "--model", folder, "--chat")
+    message = f"expected a tokenizer with <|im_start|>, as --chat writes turns; got one without, in {folder}"
+    assert (result.exit_code, " ".join(result.stderr.split())) == (2, f"attention-core: {message}")
+
+
 @pytest.mark.parametrize(
     ("ends", "texts"),
     [
