@@ -18,7 +18,7 @@ from attention_core._arrays import (
     shape_text,
     sizes,
 )
-from attention_core._backend import Backend, backend_for, common_namespace, is_concrete
+from attention_core._backend import Backend, backend_for, common_namespace, is_concrete, without_warnings
 from attention_core._checks import (
     check_broadcastable,
     check_choice,
@@ -131,28 +131,26 @@ def generate(
     backend = backend_for(parameters.token, xp)
     _check_mode(backend, mode, compiled_loop, on_step)
     batch, length = shape(prompt_ids, xp=xp)
-    prompt_ids = xp.astype(prompt_ids, xp.int32)
-    lengths = xp.full((batch,), length, dtype=xp.int32, **on_device_of(prompt_ids))
-    lengths = lengths if prompt_lengths is None else xp.astype(prompt_lengths, xp.int32)
-    if padding == "left" and prompt_lengths is not None:
-        prompt_ids = _to_the_left(prompt_ids, lengths, xp)
-    hook = None if mode == "eager" or backend.loops.traced else _layer_program(model, backend, mode)
-    plan = _Plan(model, hook, max_new_tokens, capacity, stops, temperature=temperature, top_k=top_k, top_p=top_p)
-    if mode != "eager":
-        seed = _seed_array(seed, prompt_ids, xp)
-    arguments = (parameters, prompt_ids, lengths, seed)
-    if compiled_loop:
-        state = _program(_all_steps, plan, backend, mode=mode)(*arguments)
-    else:
-        start, advance = (_program(function, plan, backend, mode=mode) for function in (_start, _advance))
-        state = start(*arguments)
-        for index in range(1, max_new_tokens + 1):
-            if on_step is not None:
-                on_step(state.tokens, state.logits)
-            if index == max_new_tokens or (stops and is_concrete(state.ended) and bool(xp.all(state.ended))):
-                break
+    with without_warnings(parameters.token):
+        prompt_ids = xp.astype(prompt_ids, xp.int32)
+        lengths = xp.full((batch,), length, dtype=xp.int32, **on_device_of(prompt_ids))
+        lengths = lengths if prompt_lengths is None else xp.astype(prompt_lengths, xp.int32)
+        if padding == "left" and prompt_lengths is not None:
+            prompt_ids = _to_the_left(prompt_ids, lengths, xp)
+        hook = None if mode == "eager" or backend.loops.traced else _layer_program(model, backend, mode)
+        plan = _Plan(model, hook, max_new_tokens, capacity, stops, temperature=temperature, top_k=top_k, top_p=top_p)
+        seed = seed if mode == "eager" else _seed_array(seed, prompt_ids, xp)
+        functions = (_all_steps,) if compiled_loop else (_start, _advance)
+        first, *further = (_program(function, plan, backend, mode=mode) for function in functions)
+        state = first(parameters, prompt_ids, lengths, seed)
+    for index in range(1, max_new_tokens + 1 if further else 1):
+        if on_step is not None:
+            on_step(state.tokens, state.logits)
+        if index == max_new_tokens or (stops and is_concrete(state.ended) and bool(xp.all(state.ended))):
+            break
+        with without_warnings(parameters.token):
             step = xp.full((), index, dtype=xp.int32, **on_device_of(state.tokens))
-            state = advance(parameters, seed, step, state)
+            state = further[0](parameters, seed, step, state)
     token_ids = state.token_ids
     if stops and batch and is_concrete(state.num_new):
         token_ids = token_ids[:, : int(xp.max(state.num_new))]

@@ -45,9 +45,13 @@ KNOWN = {  # all others may change what a model computes
     *SIZES, "attention.head_count_kv", "attention.key_length", "attention.value_length",
     "attention.layer_norm_rms_epsilon", "rope.dimension_count", "rope.freq_base", "rope.scaling.type",
     "rope.scaling.factor", "rope.scale_linear", "rope.scaling.original_context_length", "rope.scaling.finetuned",
-    "vocab_size", "context_length", "tensor_data_layout",
+    "vocab_size", "context_length",
 }  # fmt: skip
-WITHOUT = {"attention.causal": (True,), "expert_count": (0,), "expert_used_count": (0,)}  # settings that change nothing
+WITHOUT = {  # settings that change nothing
+    "attention.causal": (True,), "expert_count": (0,), "expert_used_count": (0,),
+    "tensor_data_layout": ("Meta AI original pth",),
+}  # fmt: skip
+OTHERS = ("adapter", "clip", "diffusion", "xielu")  # of models with more than an architecture
 FREQUENCIES = "rope_freqs.weight"
 WHOLE = {"token": "token_embd.weight", "norm": "output_norm.weight", "output.weight": "output.weight"}
 
@@ -167,6 +171,8 @@ def _definition(
     for name, value in settings.items():
         if name not in KNOWN and value not in WITHOUT.get(name, ()):
             raise LayoutError(f"expected no {architecture}.{name}, which is not known, in {path}; got {value!r}")
+    if others := [name for name in values if name.partition(".")[0] in OTHERS]:
+        raise LayoutError(f"expected a {architecture} alone in {path}; got {others[0]} {values[others[0]]!r}")
     for name, wanted in (("general.type", "model"), ("split.count", 1)):
         if values.get(name, wanted) not in (wanted, 0):
             raise LayoutError(f"expected {name} {wanted} in {path}; got {values[name]!r}")
@@ -182,6 +188,12 @@ def _definition(
             raise LayoutError(f"expected {architecture}.{name} in {path} as a positive integer; got {value!r}")
         return value
 
+    def number(name: str, default: Any = None) -> float:
+        value = setting(name) if default is None else settings.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise LayoutError(f"expected {architecture}.{name} in {path} as a positive number; got {value!r}")
+        return float(value)
+
     if len(dims.get("token_embd.weight", ())) != 2:
         raise LayoutError(f"expected token_embd.weight (V, C) in {path}; got {dims.get('token_embd.weight')}")
     channels, num_heads, num_layers = map(size, SIZES[:3])
@@ -193,7 +205,7 @@ def _definition(
         raise LayoutError(
             f"expected values as wide as keys, {head_dim}, in {path}; got {setting('attention.value_length')}"
         )
-    width, base = size("rope.dimension_count", head_dim), float(settings.get("rope.freq_base", 10000.0))
+    width, base = size("rope.dimension_count", head_dim), number("rope.freq_base", 10000.0)
     divisors, amplitude = rotary_divisors(str(path), _scaling(settings), base=base, width=width)
     divisors = _times_frequencies(path, divisors, tensors, width=width)
     return layers.Decoder(
@@ -207,7 +219,7 @@ def _definition(
         head_dim=None if head_dim * num_heads == channels else head_dim,
         attention_bias="blk.0.attn_q.bias" in dims,
         output_bias=None if ("blk.0.attn_q.bias" in dims) == ("blk.0.attn_output.bias" in dims) else False,
-        epsilon=float(setting("attention.layer_norm_rms_epsilon")),
+        epsilon=number("attention.layer_norm_rms_epsilon"),
         rotary_base=base,
         rotary_width=None if width == head_dim else width,
         rotary_divisors=divisors,

@@ -22,7 +22,7 @@ __all__ = ["NAMES", "register"]
 
 LEAST_VERSION = (5, 5)  # whose masks are made for offsets of the queries
 NAMES = {"attention_core": "fast", "attention_core:reproducible": "reproducible"}
-UNSUPPORTED = ("cache", "indices", "block_indices")  # of pages, and of sparse attention
+UNSUPPORTED = ("cache", "block_indices")  # of pages, and of sparse attention
 
 
 def register() -> None:
@@ -80,6 +80,7 @@ def attend(
     is_causal: bool | None = None,
     position_bias: torch.Tensor | None = None,
     s_aux: torch.Tensor | None = None,
+    indices: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute attention for a module of transformers: the output (B, M, H, E), and the weights if they are recorded."""
@@ -92,6 +93,10 @@ def attend(
     mask, bias = _rule_of(attention_mask, (query.shape[-2], key.shape[-2])), position_bias
     if mask is None:
         mask, bias = _mask_and_bias(attention_mask, position_bias)
+    if indices is not None:  # of the keys that an indexer chose for each query (B, M, K), next to the mask
+        chosen = torch.zeros((*indices.shape[:2], key.shape[-2]), dtype=torch.bool, device=key.device)
+        chosen = chosen.scatter(-1, indices.long(), True)[:, None]
+        mask = chosen if mask is None else mask & chosen
     weights = _records_weights(options, recorder)
     result = scaled_dot_product_attention(
         query,

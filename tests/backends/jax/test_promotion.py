@@ -70,3 +70,15 @@ def test_a_cache_grows_where_the_user_brings_nothing_to_the_device():
 def test_an_encoder_layer_promotes_nothing(arithmetic, strictly):
     layer = attention_jax.EncoderLayer.init(0, 8, 2, 16, arithmetic=arithmetic)
     jax.eval_shape(jax.grad(lambda x: jnp.sum(jnp.square(layer(x)))), jnp.ones((2, 5, 8), jnp.float32))
+
+
+@pytest.mark.parametrize("mode", ["eager", "jit"])
+def test_texts_are_generated_where_the_user_brings_nothing_to_the_device(mode):
+    model = ac.layers.Decoder(7, 8, 2, 6, 1)
+    prompts, lengths = jnp.asarray([[1, 2, 3], [4, 5, 0]]), jnp.asarray([3, 2])
+    parameters = model.init(0, xp=jnp)
+    options = {"prompt_lengths": lengths, "stop_ids": (6,), "mode": mode, "max_new_tokens": 3}
+    expected = ac.layers.generate(model, parameters, prompts, **options)
+    with jax.transfer_guard("disallow"):
+        found = ac.layers.generate(model, parameters, prompts, **options)
+    np.testing.assert_array_equal(found.token_ids, expected.token_ids)
