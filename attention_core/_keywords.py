@@ -198,7 +198,7 @@ def choice_hint(word: str, choices: Iterable[str], /) -> str:
     """What to write instead of another library's word for one of these choices."""
     word = word.lower()
     theirs = {each: ours for ours, words in _CHOICES.items() for each in (ours, *words.lower().split())}
-    ours = theirs.get(word) if theirs.get(word) in choices else word if word in choices else None
+    ours = next((each for each in (theirs.get(word, ""), word) if each in choices), None)
     return "" if ours is None else f": {ours!r} is the closest"
 
 

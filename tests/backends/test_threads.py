@@ -224,7 +224,9 @@ def test_without_threadpoolctl(monkeypatch):
 
 def test_the_number_of_threads_is_that_of_numpy(monkeypatch):
     """By the library itself: what is set there is read, lowered to one, and restored."""
-    controller = pytest.importorskip("threadpoolctl").ThreadpoolController().select(user_api="blas")
+    import threadpoolctl
+
+    controller = threadpoolctl.ThreadpoolController().select(user_api="blas")
     if not controller.lib_controllers:
         pytest.skip("NumPy has a library of products whose threads cannot be set")
     threads._products.cache_clear()

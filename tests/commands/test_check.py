@@ -254,7 +254,6 @@ def test_a_kernel_that_refuses_a_kind_of_call_throughout_or_every_call_does_not_
 
 
 def test_the_least_wrong_of_drawn_calls_is_a_program_that_a_seed_replays(tmp_path):
-    pytest.importorskip("hypothesis")
     source = tmp_path / "kernel.py"
     source.write_text("import numpy as np\n\ndef attention(query, key, value):\n    return np.zeros_like(query)\n")
     words = (f"{source}:attention", "--fuzz", 1, "--seed", 3, "--dtype", "float32")

@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+import tokenizers
 from gguf_helpers import write_gguf
 from typer.testing import CliRunner
 
@@ -19,8 +20,6 @@ from attention_files.safetensors import FileError
 from attention_numpy.trees import map_arrays
 
 pytestmark = pytest.mark.needs("numpy")
-
-tokenizers = pytest.importorskip("tokenizers")
 WORDS = ["<unk>", "</s>", "a", "b", "c", "d", "e"]
 MODEL = layers.Decoder(len(WORDS), 8, 2, 6, 2, num_key_value_heads=1, tied=False)
 
@@ -264,7 +263,9 @@ def test_a_gguf_file_says_how_many_channels_are_rotated_and_how_fast(tmp_path):
     ],
 )  # fmt: skip
 def test_a_spoiled_gguf_file_is_told_before_weights_are_read(tmp_path, monkeypatch, options, kind, message):
-    path, gguf = tmp_path / "a.gguf", pytest.importorskip("gguf")
+    import gguf
+
+    path = tmp_path / "a.gguf"
     write_gguf(path, **options if isinstance(options, dict) else {})
     if isinstance(options, int):
         path.write_bytes(path.read_bytes()[:options])

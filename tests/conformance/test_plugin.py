@@ -86,7 +86,6 @@ def test_what_a_file_expects_is_xfailed_and_what_it_expects_in_vain_fails(run, p
 
 
 def test_a_test_function_gets_the_cases_also_in_several_processes(run, pytester):
-    pytest.importorskip("xdist")
     pytester.makepyfile(
         """
         from attention_conformance import Subject, attention_cases

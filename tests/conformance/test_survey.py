@@ -14,9 +14,9 @@ from attention_conformance.run.catalogue import SUBJECT_CASES
 from attention_conformance.run.finding import VERDICTS
 from attention_conformance.subjects.presets import PRESETS, Preset
 from attention_conformance.subjects.probe import settled
-from attention_conformance.survey.check import RED
-from attention_conformance.survey.page import details, joined, page
-from attention_conformance.survey.remarks import remark_of
+from attention_conformance.survey.check import RED, _causes
+from attention_conformance.survey.page import details, joined, page, written
+from attention_conformance.survey.remarks import findings_of, read_remarks, remark_of
 from attention_conformance.survey.reproducer import reproducer
 from attention_conformance.survey.rows import PROPERTIES, ROWS, property_of
 
@@ -26,7 +26,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(scope="module")
-def document():
+def rows():
     return json.loads((DOCS / "survey.json").read_text(encoding="utf-8"))
 
 
@@ -36,35 +36,47 @@ def test_every_case_has_a_column_and_every_row_a_preset():
     assert len({row.name for row in ROWS}) == len(ROWS)
 
 
-def test_the_page_is_that_of_the_json(document):
-    assert (DOCS / "survey.md").read_text(encoding="utf-8") == page(document)
+def test_the_page_is_that_of_the_json(rows):
+    assert (DOCS / "survey.md").read_text(encoding="utf-8") == page(rows)
+    assert (DOCS / "survey.json").read_text(encoding="utf-8") == written(rows)
 
 
-def test_what_stands_behind_a_row_is_printed(document):
-    whole = details(document)
+def test_what_stands_behind_a_row_is_printed(rows):
+    whole = details(rows)
     assert [line[2:] for line in whole.splitlines() if line.startswith("# ")] == [row.name for row in ROWS]
-    one = details(document, [ROWS[0].name])
+    one = details(rows, [ROWS[0].name])
     assert whole.startswith(one)
     assert "- *called*: torch " in one
 
 
-def test_a_row_that_was_not_checked_again_stays_as_it_was(document, tmp_path):
-    first, second = document["rows"][:2]
+def test_a_row_that_was_not_checked_again_stays_as_it_was(rows, tmp_path):
+    first, second = rows[:2]
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / f"{first['subject']}.json").write_text(json.dumps({**first, "date": "2030-01-01"}))
-    rows = joined(tmp_path, document)["rows"]
-    assert len(rows) == len(document["rows"])
-    assert (rows[0]["date"], rows[1]) == ("2030-01-01", second)
+    found = joined(tmp_path, rows)
+    assert len(found) == len(rows)
+    assert (found[0]["date"], found[1]) == ("2030-01-01", second)
 
 
-def test_the_json_has_thirty_rows_whose_red_cells_were_seen_twice(document):
-    assert len(document["rows"]) >= 30
-    for row in document["rows"]:
+def test_findings_of_one_cause_are_kept_once_and_read_apart():
+    cases = (("masked-nan-value", "float32"), ("masked-inf-value", "float32"), ("masked-nan-value", "float16"))
+    said = {"verdict": "silently wrong", "detail": "output"}
+    found = [{"case": case, "dtype": dtype, **said} for case, dtype in cases]
+    other = {"case": "empty-row-mask", "dtype": "float32", "verdict": "visibly wrong", "detail": "weights"}
+    causes = _causes([*found, other], ROWS[0])
+    assert [cause["verdict"] for cause in causes] == ["silently wrong", "visibly wrong"]
+    assert findings_of({"findings": causes}) == [*found, other]
+
+
+def test_the_json_has_thirty_rows_whose_red_cells_were_seen_twice(rows):
+    assert len(rows) >= 30
+    remarks = read_remarks()
+    for row in rows:
         assert row["versions"]
         for name, cell in row["cells"].items():
             assert name in PROPERTIES
-            assert cell["verdict"] in VERDICTS
-            bare = [each for each in cell["findings"] if remark_of(row["subject"], each, document["remarks"]) is None]
+            assert set(cell["counts"]) <= set(VERDICTS)
+            bare = [each for each in findings_of(cell) if remark_of(row["subject"], each, remarks) is None]
             red = {(each["case"], each["dtype"]) for each in bare if each["verdict"] in RED}
             if red:
                 script = cell["script"]

@@ -33,7 +33,8 @@ def found():
 
 
 def test_junit_and_markdown_tell_each_verdict_and_how_to_see_it_again(found, tmp_path):
-    junit = pytest.importorskip("junitparser")
+    import junitparser as junit
+
     write_findings(tmp_path / "found.xml", found, ABOUT)
     (suite,) = junit.JUnitXml.fromfile(str(tmp_path / "found.xml"))
     kinds = {case.name: [type(each).__name__ for each in case.result] for case in suite}

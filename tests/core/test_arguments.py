@@ -285,7 +285,8 @@ def test_what_is_like_a_partial_is_none(put):
 @pytest.mark.needs("torch")
 def test_sparse_and_nested_tensors_are_refused_by_name():
     """Also after a dense tensor of the same shape and dtype was taken."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     dense = torch.ones(1, 2, 4, 6)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -314,7 +315,8 @@ def test_sparse_and_nested_tensors_are_refused_by_name():
 
 @pytest.mark.needs("tensorflow")
 def test_ragged_and_sparse_tensors_are_refused_by_name():
-    tf = pytest.importorskip("tensorflow")
+    import tensorflow as tf
+
     dense = tf.ones((1, 2, 4, 6))
     for other in (tf.ragged.constant([[[[1.0], [2.0, 3.0]]]]), tf.sparse.from_dense(dense)):
         with pytest.raises(TypeError, match=r"expected query as a plain array; got (Ragged|Sparse)Tensor"):

@@ -98,7 +98,7 @@ SHAPE = Made(lambda dims: dims, {"dims": (3, 4)})
 def _with_xp(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that is told the namespace, which `outcome` knows."""
     function = functools.partial(function)
-    function.needs_xp = True  # type: ignore[attr-defined]
+    function.needs_xp = True
     return function
 
 

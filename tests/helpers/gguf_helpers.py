@@ -1,7 +1,6 @@
 """Language models in GGUF files, of seven tokens and one layer."""
 
 import numpy as np
-import pytest
 
 LLAMA = {
     "embedding_length": 8, "feed_forward_length": 6, "block_count": 1, "attention.head_count": 2,
@@ -10,7 +9,8 @@ LLAMA = {
 
 
 def write_gguf(path, *, architecture="llama", left_out=(), shapes=(), more=(), values=(), more_values=()):
-    gguf = pytest.importorskip("gguf")
+    import gguf
+
     writer = gguf.GGUFWriter(path, architecture)
     kinds = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
     for name, value in (LLAMA | dict(values)).items():

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import pytest
 
+from attention_core.backend import get_backend
+
 ROOT = Path(__file__).parents[2]
 FRAMEWORKS = ("torch", "jax", "tensorflow")
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$(?:\s*^```text\n(?P<printed>.*?)^```$)?", re.DOTALL | re.MULTILINE)
@@ -90,6 +92,13 @@ def run_blocks(section, names):
             exec(code, names)
         if block["printed"] is not None:
             assert printed.getvalue().strip() == block["printed"].strip()
+
+
+@pytest.mark.parametrize("library", [pytest.param(name, marks=pytest.mark.needs(name)) for name in FRAMEWORKS])
+def test_the_decoder_from_scratch_is_one_of_every_library(library):
+    (section,) = (each for each in SECTIONS if each.page.name == "decoder.md" and "\nxp = np\n" in each.text)
+    names = {"__name__": "__main__", "namespace": get_backend(library).namespace}
+    run_blocks(section._replace(text=section.text.replace("\nxp = np\n", "\nxp = namespace\n")), names)
 
 
 def test_links_of_the_package_index_are_absolute():

@@ -117,9 +117,9 @@ PARTS = {
 )  # fmt: skip
 def test_a_gguf_file_has_the_logits_of_transformers(name, values, wide, tmp_path):
     """Its rotary pairs are neighbours, as llama.cpp has them; those of transformers and here are halves of a head."""
+    import gguf
     import transformers
 
-    gguf = pytest.importorskip("gguf")
     config, model = model_of(name, wide, transformers)
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
     writer.add_embedding_length(config.hidden_size)

@@ -28,7 +28,7 @@ def main(group: str, folder: Path, names: list[str]) -> None:
             script = cell.get("script")
             if script:
                 print(
-                    f"  {name}: {cell['verdict']}, {script['case']}: {script['showed']}: {script['printed']}",
+                    f"  {name}: {script['verdict']}, {script['case']}: {script['showed']}: {script['printed']}",
                     flush=True,
                 )
 

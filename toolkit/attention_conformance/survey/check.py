@@ -16,7 +16,7 @@ from attention_conformance.cases.bits import BITS, VARIATIONS
 from attention_conformance.run.again import script_of
 from attention_conformance.run.bits import OTHER_BITS
 from attention_conformance.run.catalogue import SUBJECT_CASES
-from attention_conformance.run.finding import CONVENTION, VERDICTS, WRONG, Finding, finding_from, most_telling, to_row
+from attention_conformance.run.finding import CONVENTION, VERDICTS, WRONG, Finding, finding_from, most_telling
 from attention_conformance.subjects.signature import read_signature
 from attention_conformance.subjects.subject import Subject
 from attention_conformance.subjects.target import load_target
@@ -39,6 +39,19 @@ NARROW = (
     "gradient-ladder-64x64-plain",
 )
 """Cases in 16 bits where a compiler takes most of the time."""
+
+CALLED = (
+    "layout",
+    "mask",
+    "causal",
+    "masks and causality at once",
+    "scale by default",
+    "fewer key heads than query heads",
+    "values as wide as keys alone",
+    "dtypes",
+    "gradients",
+)
+"""The facts of a subject that the survey keeps."""
 
 LONGEST = 540.0
 """Seconds for a run of a script, and for each check of a subject."""
@@ -121,10 +134,14 @@ def row_of(row: Row, documents: list[dict[str, Any]], folder: Path) -> dict[str,
         "preset": row.preset,
         "versions": {**_version(row.package), **about["versions"]},
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "called": assumptions(facts, dict.fromkeys(facts, "found by a call") | dict.fromkeys(known, "declared")),
+        "called": _called(assumptions(facts, dict.fromkeys(facts, ""))),
         "cells": cells,
-        "others": [to_row(each) for each in findings if each.case not in cases and each.verdict in RED],
     }
+
+
+def _called(assumed: list[str]) -> dict[str, str]:
+    facts = dict(each.partition(" (")[0].partition(": ")[::2] for each in assumed)
+    return {name: facts[name] for name in CALLED if name in facts}
 
 
 def _version(package: str) -> dict[str, str]:
@@ -137,12 +154,11 @@ def _version(package: str) -> dict[str, str]:
 
 def _cell(findings: list[Finding], row: Row, subject: Subject, path: Path) -> dict[str, Any]:
     verdicts = [each.verdict for each in findings]
-    told = [verdict for verdict in VERDICTS if verdict in verdicts]
-    worst = next((verdict for verdict in told if verdict not in ("refused", "not offered")), told[0])
-    cell: dict[str, Any] = {"verdict": worst, "counts": {verdict: verdicts.count(verdict) for verdict in told}}
+    cell: dict[str, Any] = {"counts": {name: verdicts.count(name) for name in VERDICTS if name in verdicts}}
     bad = [each for each in findings if each.verdict in (*RED, CONVENTION, OTHER_BITS)]
-    cell["findings"] = [_short(each) for each in bad]
-    cell["refusals"] = sorted({each.detail[:160] for each in findings if each.verdict == "refused"})[:3]
+    refusals = sorted({each.detail[:160] for each in findings if each.verdict == "refused"})[:3]
+    cell |= {"findings": _causes([_short(each) for each in bad], row)} if bad else {}
+    cell |= {"refusals": refusals} if refusals else {}
     red = [each for each in bad if each.verdict in RED]
     if red:
         cell |= _shown(red, row, subject, path)
@@ -152,6 +168,18 @@ def _cell(findings: list[Finding], row: Row, subject: Subject, path: Path) -> di
 def _short(finding: Finding) -> dict[str, str]:
     names = ("case", "dtype", "verdict", "variant", "says", "detail")
     return {name: getattr(finding, name) for name in names if getattr(finding, name)}
+
+
+def _causes(findings: list[dict[str, str]], row: Row) -> list[dict[str, Any]]:
+    """Findings by verdict, cause and remark: the first detail, and the cases in each dtype."""
+    remarks, causes = read_remarks(), dict[object, dict[str, Any]]()
+    for each in findings:
+        remark = remark_of(row.name, each, remarks)
+        key = (each["verdict"], each.get("variant"), each.get("says"), remark and remark["says"])
+        rest = {name: text for name, text in each.items() if name not in ("case", "dtype")}
+        cause = causes.setdefault(key, {**rest, "cases": {}})
+        cause["cases"].setdefault(each["dtype"], []).append(each["case"])
+    return list(causes.values())
 
 
 def _shown(red: list[Finding], row: Row, subject: Subject, path: Path) -> dict[str, Any]:

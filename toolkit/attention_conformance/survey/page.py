@@ -1,4 +1,4 @@
-"""The JSON of the survey from its rows, and the page from the JSON.
+"""The JSON of the survey, a line for each row, and the page from the JSON.
 
 ``python -m attention_conformance.survey.page docs/survey.json SUBJECT`` prints all about one row, or about every row.
 """
@@ -15,10 +15,10 @@ from typing import Any
 from attention_conformance.named.case import NamedCase
 from attention_conformance.named.related import related
 from attention_conformance.run.finding import VERDICTS, WRONG
-from attention_conformance.survey.remarks import matches, read_remarks, remark_of
+from attention_conformance.survey.remarks import Remark, findings_of, matches, read_remarks, remark_of
 from attention_conformance.survey.rows import ABSENT, PROPERTIES, ROWS
 
-__all__ = ["details", "joined", "page"]
+__all__ = ["details", "joined", "page", "written"]
 
 SHORT = {
     "silently wrong": "**silent**",
@@ -32,25 +32,12 @@ SHORT = {
     "not offered": "–",
 }
 
-CALLED = (
-    "layout",
-    "mask",
-    "causal",
-    "masks and causality at once",
-    "scale by default",
-    "fewer key heads than query heads",
-    "values as wide as keys alone",
-    "dtypes",
-    "gradients",
-)
-"""The facts of a subject that are printed."""
-
 INTRODUCTION = """# Popular attentions, checked
 
 Each row is an attention that others publish, each column a group of cases of the
 [conformance kit](guides/checking-a-kernel.md). The measure is the [contract](explanation/contract.md) of this project,
 which no other library has promised to keep. A cell is therefore no bug report. [survey.json](survey.json) has the
-cases, differences, versions and threads of each row. This prints them:
+cases, differences and versions, a line for each row. This prints them, with threads about the same properties:
 
 ```console
 $ python -m attention_conformance.survey.page docs/survey.json torch.sdpa
@@ -74,29 +61,26 @@ has the date of its run, and the number of its cases: later runs have more.
 """
 
 
-def joined(folder: Path, former: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The document of the survey: rows as the files of the folder have them, or as the former document has them."""
-    known = {row["subject"]: row for row in (former or {}).get("rows", [])}
+def joined(folder: Path, former: Sequence[Mapping[str, Any]] = ()) -> list[Mapping[str, Any]]:
+    """The rows as the files of the folder have them, or else as they were."""
+    known = {row["subject"]: row for row in former}
     for row in ROWS:
         path = folder / "rows" / f"{row.name}.json"
         if path.exists():
             known[row.name] = json.loads(path.read_text(encoding="utf-8"))
-    rows = [known[row.name] for row in ROWS if row.name in known]
-    told = {row.name for row in ROWS} - {row["subject"] for row in rows}
-    remarks = read_remarks()
-    only = _only_here(rows, remarks)
-    for row in rows:
-        row["only_here"] = only.get(row["subject"], [])
-        row["threads"] = _threads(row)
-        for cell in row["cells"].values():
-            cell["word"] = _word(row["subject"], cell, remarks)
-    return {"properties": PROPERTIES, "rows": rows, "remarks": remarks, "absent": ABSENT, "untold": sorted(told)}
+    return [known[row.name] for row in ROWS if row.name in known]
 
 
-def _word(subject: str, cell: Mapping[str, Any], remarks: Sequence[Mapping[str, str]]) -> str:
+def written(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as JSON, a line for each."""
+    lines = [json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in rows]
+    return "[\n" + ",\n".join(lines) + "\n]\n"
+
+
+def _word(subject: str, cell: Mapping[str, Any], remarks: Sequence[Remark]) -> str:
     """What stands in the table: the worst verdict without a remark, or the mark of a remark, with a number."""
     marks: Counter[str] = Counter()
-    for finding in cell["findings"]:
+    for finding in findings_of(cell):
         remark = remark_of(subject, finding, remarks)
         marks[remark["mark"] if remark else SHORT[finding["verdict"]]] += 1
     order = [SHORT[verdict] for verdict in VERDICTS if verdict in SHORT]
@@ -111,12 +95,11 @@ def _word(subject: str, cell: Mapping[str, Any], remarks: Sequence[Mapping[str, 
     return f"{first} {marks[first]}"
 
 
-def _only_here(rows: Sequence[Mapping[str, Any]], remarks: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+def _only_here(rows: Sequence[Mapping[str, Any]], remarks: Sequence[Remark]) -> dict[str, list[str]]:
     """The cases in float32 in which one row alone is wrong, and no remark tells why."""
     wrong: dict[str, set[str]] = {}
     for row in rows:
-        bad = [each for cell in row["cells"].values() for each in cell["findings"]]
-        for each in bad:
+        for each in (each for cell in row["cells"].values() for each in findings_of(cell)):
             if each["verdict"] in WRONG and each["dtype"] == "float32":
                 is_told = remark_of(row["subject"], each, remarks) is not None
                 wrong.setdefault(each["case"], set()).add("" if is_told else row["subject"])
@@ -127,41 +110,44 @@ def _only_here(rows: Sequence[Mapping[str, Any]], remarks: Sequence[Mapping[str,
     return found
 
 
-def page(document: Mapping[str, Any]) -> str:
-    """The page of a document."""
-    names = list(document["properties"])
+def page(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The page of all rows."""
+    remarks = read_remarks()
+    names = [name for name in PROPERTIES if any(name in row["cells"] for row in rows)]
     lines = [INTRODUCTION, "## Results", "", f"| subject | date | cases | {' | '.join(names)} |"]
     lines.append("|---" * (len(names) + 3) + "|")
-    for row in document["rows"]:
+    for row in rows:
         cells = [row["cells"].get(name) for name in names]
-        told = [each["word"] if each else " " for each in cells]
+        told = [_word(row["subject"], each, remarks) if each else " " for each in cells]
         count = sum(sum(cell["counts"].values()) for cell in row["cells"].values())
         lines.append(f"| {row['subject']} | {row['date']} | {count} | {' | '.join(told)} |")
     lines += [
         "",
         "| column | asks |",
         "|---|---|",
-        *(f"| {name} | {says} |" for name, says in document["properties"].items()),
+        *(f"| {name} | {PROPERTIES[name]} |" for name in names),
     ]
     lines += ["", "## Remarks", ""]
-    lines += [f"- *{each['mark']}*: {_said(each)}" for each in document["remarks"] if "mark" in each]
-    lines += ["", "## Not in the table", "", *(f"- {name}: {why}." for name, why in document["absent"].items())]
+    lines += [f"- *{each['mark']}*: {_said(each)}" for each in remarks if "mark" in each]
+    lines += ["", "## Not in the table", "", *(f"- {name}: {why}." for name, why in ABSENT.items())]
     return "\n".join(lines) + "\n"
 
 
-def details(document: Mapping[str, Any], subjects: Sequence[str] = ()) -> str:
+def details(rows: Sequence[Mapping[str, Any]], subjects: Sequence[str] = ()) -> str:
     """How rows were called, and what came: of these subjects, or of all."""
-    rows = [row for row in document["rows"] if not subjects or row["subject"] in subjects]
-    return "\n".join(line for row in rows for line in _about(row, document["remarks"]))
+    remarks = read_remarks()
+    only = _only_here(rows, remarks)
+    asked = [row for row in rows if not subjects or row["subject"] in subjects]
+    return "\n".join(line for row in asked for line in _about(row, only.get(row["subject"], []), remarks))
 
 
-def _about(row: Mapping[str, Any], remarks: Sequence[Mapping[str, str]]) -> list[str]:
+def _about(row: Mapping[str, Any], only_here: Sequence[str], remarks: Sequence[Remark]) -> list[str]:
     lines = [f"# {row['subject']}", ""]
     told = [f"- *called*: {_called(row)}."]
     for name, cell in row["cells"].items():
         script = cell.get("script")
         groups: dict[tuple[str, str], list[Mapping[str, str]]] = {}
-        for each in cell["findings"]:
+        for each in findings_of(cell):
             if remark_of(row["subject"], each, remarks) is None:
                 groups.setdefault((each["verdict"], each.get("says", "")), []).append(each)
         told += [_group(name, *cause, group) for cause, group in groups.items()]
@@ -171,17 +157,17 @@ def _about(row: Mapping[str, Any], remarks: Sequence[Mapping[str, str]]) -> list
                 f"showed `{script['printed']}`" if script["showed"] else f"did **not** show it: `{script['printed']}`"
             )
             told[-1] += f" The script of {script['case']} in {script['dtype']}{who} {seen}."
-    refusals = [reason for cell in row["cells"].values() for reason in cell["refusals"]]
+    refusals = [reason for cell in row["cells"].values() for reason in cell.get("refusals", ())]
     if refusals:
         told.append(f"- *refused*: {'; '.join(f'`{_plain(each)}`' for each in dict.fromkeys(refusals))}.")
-    bad = [each for cell in row["cells"].values() for each in cell["findings"]]
+    bad = [each for cell in row["cells"].values() for each in findings_of(cell)]
     for note in remarks:
         if "mark" not in note and any(matches(note, row["subject"], each) for each in bad):
             told.append(f"- *note*: {_said(note)}")
-    if row["only_here"]:
-        told.append(f"- *wrong here alone*: {', '.join(row['only_here'][:8])}.")
-    if row["threads"]:
-        threads = [f"[{each['thread']}]({each['url']})" for each in row["threads"]]
+    if only_here:
+        told.append(f"- *wrong here alone*: {', '.join(only_here[:8])}.")
+    threads = [f"[{case.thread}]({case.url})" for case in _threads(row)]
+    if threads:
         told.append(f"- *threads about the same property*: {', '.join(threads)}.")
     return [*lines, *told, ""]
 
@@ -195,9 +181,9 @@ def _said(remark: Mapping[str, str]) -> str:
 
 def _called(row: Mapping[str, Any]) -> str:
     """With which versions a subject was called, and how."""
-    facts = dict(each.partition(" (")[0].partition(": ")[::2] for each in row["called"])
+    facts = row["called"]
     versions = [f"{name} {each}" for name, each in row["versions"].items() if name != "ml_dtypes"]
-    return "; ".join([*versions, *(f"{name}: {facts[name]}" for name in CALLED if name in facts)])
+    return "; ".join([*versions, *(f"{name}: {each}" for name, each in facts.items())])
 
 
 def _group(name: str, verdict: str, says: str, group: Sequence[Mapping[str, str]]) -> str:
@@ -211,25 +197,24 @@ def _plain(text: str) -> str:
     return text.replace("`", "'").replace("|", "¦").replace("\n", " ").rstrip(".")
 
 
-def _threads(row: Mapping[str, Any]) -> list[dict[str, str]]:
+def _threads(row: Mapping[str, Any]) -> list[NamedCase]:
     """Threads of the named cases about the cases that were wrong, of the packages of the row."""
     packages = {name.partition(".")[0] for name in row["versions"]}
     found: dict[str, NamedCase] = {}
     for cell in row["cells"].values():
-        for each in cell["findings"]:
+        for each in findings_of(cell):
             for case in related(each["case"]):
                 if packages & set(case.packages) - {"numpy"}:
                     found[case.name] = case
-    return [{"thread": case.thread, "url": case.url} for case in list(found.values())[:6]]
+    return list(found.values())[:6]
 
 
 def main(folder: Path, docs: Path) -> None:
     """Write ``survey.json`` and ``survey.md`` into the folder of the documentation."""
     path = docs / "survey.json"
-    document = joined(folder, json.loads(path.read_text(encoding="utf-8")) if path.exists() else None)
-    text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
-    path.write_text(text, encoding="utf-8")
-    (docs / "survey.md").write_text(page(document), encoding="utf-8")
+    rows = joined(folder, json.loads(path.read_text(encoding="utf-8")) if path.exists() else ())
+    path.write_text(written(rows), encoding="utf-8")
+    (docs / "survey.md").write_text(page(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-__all__ = ["Remark", "matches", "read_remarks", "remark_of"]
+__all__ = ["Remark", "findings_of", "matches", "read_remarks", "remark_of"]
 
 Remark: TypeAlias = Mapping[str, str]
 
@@ -17,6 +17,16 @@ def read_remarks() -> list[Remark]:
     """All remarks of the file, in its order."""
     text = (Path(__file__).parent / "remarks.toml").read_text(encoding="utf-8")
     return [{name: str(each) for name, each in remark.items()} for remark in tomllib.loads(text)["remark"]]
+
+
+def findings_of(cell: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The findings of a cell, one for each case and dtype; the detail is that of the first of its cause."""
+    return [
+        {"case": case, "dtype": dtype, **{name: each for name, each in cause.items() if name != "cases"}}
+        for cause in cell.get("findings", ())
+        for dtype, cases in cause["cases"].items()
+        for case in cases
+    ]
 
 
 def matches(remark: Remark, subject: str, finding: Mapping[str, str]) -> bool:
