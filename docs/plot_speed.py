@@ -1,5 +1,6 @@
 """Draw docs/images/speed.svg, the picture of the benchmark, and print its table of caches, from docs/measurements."""
 
+import gzip
 import json
 import statistics
 from pathlib import Path
@@ -38,7 +39,7 @@ TEXT, GRID = "#1f2328", "#d1d9e0"
 
 def measured(name, backend, **problem):
     """The measurements of a file on one library, of some problems."""
-    runs = json.loads((DOCS / "measurements" / f"{name}.json").read_text())["measurements"]
+    runs = json.loads(gzip.decompress((DOCS / "measurements" / f"{name}.json.gz").read_bytes()))["measurements"]
     runs = [run for run in runs if problem.items() <= run["problem"].items() and run["seconds"]]
     return [run for run in runs if run["candidate"]["framework"] == backend]
 

@@ -355,8 +355,9 @@ def invoke(*arguments):
     return CliRunner().invoke(app, ["bench", *map(str, arguments)], env={"COLUMNS": "200"})
 
 
-def test_the_command_measures_and_reads_what_it_wrote(tmp_path):
-    path, text = tmp_path / "found.json", tmp_path / "found.md"
+@pytest.mark.parametrize("name", ["found.json", "found.json.gz"])
+def test_the_command_measures_and_reads_what_it_wrote(name, tmp_path):
+    path, text = tmp_path / name, tmp_path / "found.md"
     chosen = ("--backend", "numpy", "--candidate", "naive", "--shape", "1,2,8,4", "--direction", "forward")
     result = invoke(*chosen, "--rounds", 2, "--no-memory", "--json", path)
     assert result.exit_code == 0, result.output
@@ -449,9 +450,10 @@ def test_a_file_that_is_not_of_the_benchmark_is_told_in_a_line(tmp_path, address
     assert not (tmp_path / "tables.md").exists()
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"null", b"\xff\xfe", b"[" * 100_000])
-def test_a_file_that_is_no_json_is_told_in_a_line(tmp_path, data):
-    path = tmp_path / "found.json"
+@pytest.mark.parametrize("name", ["found.json", "found.json.gz"])
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b"\x1f\x8b\x08" + bytes(9)])
+def test_a_file_that_is_no_json_is_told_in_a_line(tmp_path, data, name):
+    path = tmp_path / name
     path.write_bytes(data)
     result = invoke("--read", path)
     assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (2, "", 1)

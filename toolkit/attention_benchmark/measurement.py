@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import statistics
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,10 +105,11 @@ def fastest_peers(measurements: Iterable[Measurement]) -> dict[tuple[Problem, st
 
 
 def write_json(path: Path, measurements: Sequence[Measurement], environment: Mapping[str, Any]) -> None:
-    """Write the environment and all samples."""
+    """Write the environment and all samples; compressed, where the name ends with ``.gz``."""
     rows = [as_row(each) for each in measurements]
-    document = json.dumps({"environment": environment, "measurements": rows}, indent=1)
-    write_file(path, (document + "\n").encode())
+    document = json.dumps({"environment": environment, "measurements": rows}, indent=1) + "\n"
+    is_packed = path.suffix == ".gz"
+    write_file(path, gzip.compress(document.encode(), mtime=0) if is_packed else document.encode())
 
 
 def read_json(path: Path) -> tuple[list[Measurement], dict[str, Any]]:
@@ -118,9 +121,10 @@ def read_json(path: Path) -> tuple[list[Measurement], dict[str, Any]]:
         When the file cannot be read, or holds something else.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+    except (EOFError, OSError, UnicodeDecodeError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
         raise FileError(f"expected a file of bench --json; got {path}: {reason}") from error
     try:
         document = json.loads(text)
