@@ -348,7 +348,9 @@ def wheel(session):
 def mutants(session):
     """Plant faults, one at a time, and see that their tests catch every one of them; `-- WORD` plants some."""
     listed = nox.project.dependency_groups(PYPROJECT, "test")
-    among_everything(session, "pip", "install", "--no-compile", "-c", CONSTRAINTS, *listed, "flax", silent=True)
+    among_everything(
+        session, "pip", "install", "--no-compile", "-c", CONSTRAINTS, *listed, "flax", "dask[array]", silent=True
+    )
     among_everything(session, "python", "tests/mutants/plant.py", *session.posargs, env=QUIET | ONE_THREAD)
 
 

@@ -26,7 +26,7 @@ default_role = "py:obj"  # `scaled_dot_product_attention` in a docstring is a li
 autodoc_typehints = "none"  # the docstrings say it with shapes
 autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
-autodoc_mock_imports = ["flax", "jax", "torch"]  # of which the pages need only the words that we write
+autodoc_mock_imports = ["dask", "flax", "jax", "torch"]  # of which the pages need only the words that we write
 _MockObject.__signature__ = None  # of functions that an adapter asks for theirs
 
 # The examples in docstrings name what stands next to them.

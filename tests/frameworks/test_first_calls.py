@@ -35,7 +35,14 @@ HEAVY = {
     "jax._src.pallas",
     *("torch", "jax", "tensorflow", "keras", "flax", "transformers"),
     *("safetensors", "gguf", "tokenizers", "matplotlib", "hypothesis"),
-    *("attention_keras", "attention_view", "attention_conformance", "attention_cli", "attention_benchmark"),
+    *(
+        "attention_dask",
+        "attention_keras",
+        "attention_view",
+        "attention_conformance",
+        "attention_cli",
+        "attention_benchmark",
+    ),
 }
 
 
