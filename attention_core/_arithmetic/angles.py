@@ -9,6 +9,7 @@ from __future__ import annotations
 import decimal
 import functools
 import math
+import operator
 from typing import Any
 
 from attention_core._arithmetic.elementary import cosine, sine
@@ -46,7 +47,7 @@ def tables(
 ) -> tuple[Array, Array]:
     """Cosine and sine of all angles, (..., 1, L, W/2), in the dtype of ``x``, for positions (..., 1, L, 1)."""
     kind = "float64" if dtype_name(x.dtype) == "float64" else "integer"
-    words = _words(kind, base, width, divisors)
+    words = _words(kind, *_plain(base, width, divisors))
     if kind == "float64":
         quadrant, angle = _angle_by_floats(xp.astype(positions, x.dtype), words, xp)
     else:
@@ -58,7 +59,7 @@ def exact_tables(
     positions: Array, base: float, width: int, divisors: tuple[float, ...] | None, *, xp: Namespace
 ) -> tuple[Array, Array]:
     """The same for positions in float64, with the same bits everywhere; frequencies have more bits than float64."""
-    quadrant, angle = _angle_by_floats(positions, _words("exact", base, width, divisors), xp)
+    quadrant, angle = _angle_by_floats(positions, _words("exact", *_plain(base, width, divisors)), xp)
     return _rotate_by_quadrant(cosine(angle, xp), sine(angle, xp), quadrant, xp)
 
 
@@ -105,6 +106,12 @@ def _arrays_of(words: Words, dtype: DType, like: Array, xp: Namespace) -> list[A
     """Lists of as many numbers as arrays: parts of one, which takes a third of the time to make."""
     count, numbers = len(words[0]), array_of([number for word in words for number in word], dtype, like, xp)
     return [numbers[first : first + count] for first in range(0, len(words) * count, count)]
+
+
+def _plain(base: float, width: int, divisors: tuple[float, ...] | None) -> tuple[float, int, tuple[float, ...] | None]:
+    """The numbers themselves, as torch.compile may have symbols for settings."""
+    floats = [float.fromhex(float(each).hex()) for each in (base, *(divisors or ()))]
+    return floats[0], operator.index(width), None if divisors is None else tuple(floats[1:])
 
 
 def _words(kind: str, base: float, width: int, divisors: tuple[float, ...] | None) -> Words:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, fields
 from typing import Any, ClassVar, Self
@@ -208,8 +207,6 @@ class Layer(Adapted, Tree):
         return ", ".join(f"{name}={settings[name]!r}" for name in changed)
 
     def _get_name(self) -> str:
-        if sys._getframe(1).f_code is torch.fx.Tracer.trace.__code__:  # which then fails at the arguments of `forward`
-            raise TypeError("expected tensors of PyTorch; got Proxy of torch.fx: torch.export traces layers")
         return type(self).__name__
 
     def __prepare_scriptable__(self) -> Any:

@@ -122,8 +122,10 @@ def test_gradients_of_both_arithmetics_agree(backend, rng):
 
         d_parameters, d_x = backend.to_numpy(backend.value_and_grad(loss)(p, x)[1])
         found.append({**named_arrays(d_parameters), "x": d_x})
-    for name, fast in found[0].items():
-        np.testing.assert_allclose(found[1][name], fast, rtol=0, atol=1e-5 * np.abs(fast).max() + 1e-6, err_msg=name)
+    largest = max(np.abs(fast).max() for fast in found[0].values())
+    for name, fast in found[0].items():  # that of phi.bias is 0: of it there is only what rounding leaves
+        bound = 1e-5 * np.abs(fast).max() + 1e-7 * largest
+        np.testing.assert_allclose(found[1][name], fast, rtol=0, atol=bound, err_msg=name)
 
 
 def test_wrong_feature_maps_are_named(rng, put):
