@@ -160,7 +160,7 @@ def decoder(
         Of all normalizations.
     hook : callable, optional
         As in `decoder_layer`, of whole layers, such as ``"layers.0"``, and their parts, ``"layers.0.attention"``.
-    dropout, donate, implementation, arithmetic, xp
+    dropout, donate, implementation, arithmetic, shards, xp
         As in `decoder_layer`. Dropout applies to the embedding, too.
 
     Returns

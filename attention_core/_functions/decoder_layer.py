@@ -21,6 +21,7 @@ from attention_core._arrays import (
     sizes_differ,
     upcast,
 )
+from attention_core._attention.shards.splits import Shards
 from attention_core._backend import backend_for, can_be_read, common_namespace, with_autocast
 from attention_core._checks import (
     check_broadcastable,
@@ -50,6 +51,7 @@ from attention_core._functions.feed_forward import (
 from attention_core._functions.multi_head import attend_heads, check_multi_head, check_projections
 from attention_core._functions.options import DECODER_DEFAULTS, DecoderOptions, options_but
 from attention_core._functions.rotary import check_rotation, rotations_of
+from attention_core._functions.shards import check_not_shared, place_of, shard_positions, whole_length
 from attention_core.masks import And, Causal, KeyLengths, Mask, SlidingWindow
 from attention_core.masks._mask import as_mask
 from attention_core.masks._tree import check_mask, mask_arrays
@@ -112,6 +114,9 @@ def decoder_layer(parameters: DecoderLayer, x: Array, /, *, num_heads: int, **op
         prime.
     implementation : {"auto", "dense", "blockwise", "fused"}
     arithmetic : {"fast", "reproducible"}
+    shards : Shards, optional
+        As in `scaled_dot_product_attention`, without dropout, cache, memory and ``num_new``. L are the positions of
+        this rank, which are rotated by their positions in the whole. The mask is over the whole.
     xp : array namespace, optional
 
     Returns
@@ -177,10 +182,20 @@ class NewPositions:
 
 
 def locate_new(
-    x: Array, cache: Any, num_new: Array | None, position_ids: Array | None, *, axis: int = -2, xp: Namespace
+    x: Array,
+    cache: Any,
+    num_new: Array | None,
+    position_ids: Array | None,
+    *,
+    axis: int = -2,
+    shards: Shards | None = None,
+    xp: Namespace,
 ) -> NewPositions:
-    """Where the positions of an array, along an axis, stand behind those of a cache."""
-    indices = positions(shape(x, xp=xp)[axis], x, xp=xp)
+    """Where the positions of an array, along an axis, stand behind those of a cache, or among those of all ranks."""
+    if shards is not None:
+        indices = shard_positions(x, shards, axis=axis)
+    else:
+        indices = positions(shape(x, xp=xp)[axis], x, xp=xp)
     offset: Any = 0 if cache is None else xp.astype(cache.length, xp.int32)
     count = None if num_new is None else xp.astype(num_new, xp.int32)
     if position_ids is None:
@@ -286,7 +301,7 @@ def taken_positions(
     cache, num_new, position_ids = (settled.pop(name) for name in ("cache", "num_new", "position_ids"))
     check_lengths(x, cache, num_new, axis)
     rotary = {name: settled.pop(name) for name in ("rotary_base", "rotary_width", "rotary_divisors", "interleaved")}
-    return cache, rotary, locate_new(x, cache, num_new, position_ids, axis=axis, xp=xp)
+    return cache, rotary, locate_new(x, cache, num_new, position_ids, axis=axis, shards=settled["shards"], xp=xp)
 
 
 def check_lengths(x: Array, cache: Any, num_new: Array | None, axis: int) -> None:
@@ -322,6 +337,8 @@ def check_inputs(name: str, x: Array, axis: int, arrays: dict[str, Any], *, sett
     arrays |= {**option_arrays(dropout=settled["dropout"]), **mask_arrays(settled["mask"])}
     xp = common_namespace(settled["xp"], arrays | {f"memory_{key}": array for key, array in of_memory.items()})
     check_rank(name, x, -axis, "(..., L)" if axis == -1 else "(..., L, C)")
+    if settled["shards"] is not None:
+        _check_shards(name, x, axis, settled)
     check_flags(donate=settled["donate"])
     check_number("epsilon", settled["epsilon"], positive=True)
     check_activation(settled["activation"])
@@ -337,6 +354,16 @@ def check_inputs(name: str, x: Array, axis: int, arrays: dict[str, Any], *, sett
         check_integer("num_new", num_new)
         check_device("num_new", num_new, name, x)
     return xp
+
+
+def _check_shards(name: str, x: Array, axis: int, settled: dict[str, Any]) -> None:
+    """Raise unless the positions of a rank and the mask over the whole fit, and nothing else would need the whole."""
+    shards, mask = settled["shards"], settled["mask"]
+    check_not_shared(shards, **{each: settled[each] for each in ("dropout", "cache", "memory", "num_new")})
+    here, _ = place_of(shards, x, axis)
+    length = whole_length(name, x, axis, shards, here)
+    if mask is not None:
+        check_mask(mask, (*sizes(x)[: len(x.shape) + axis], settled["num_heads"], length, length), x)
 
 
 def check_layer(
@@ -372,7 +399,7 @@ def check_layer(
     if cache is not None:
         _check_layer_cache(name, layer, x, cache, settled["num_kv_heads"])
     keys = sizes(x if cache is None else cache.key)[-2]
-    if mask is not None:
+    if mask is not None and settled["shards"] is None:
         check_mask(mask, (*sizes(x)[:-2], num_heads, sizes(x)[-2], keys), x)
     _check_memory(name, layer, x, settled["memory"], memory_mask=settled["memory_mask"], heads=heads)
 

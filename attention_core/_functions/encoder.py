@@ -24,11 +24,12 @@ from attention_core._functions.feed_forward import check_feed_forward, expand_an
 from attention_core._functions.multi_head import attend_heads, check_multi_head, check_projections
 from attention_core._functions.normalization import check_layer_norm
 from attention_core._functions.options import Options, options_but
+from attention_core._functions.shards import check_not_shared
 from attention_core.masks._tree import mask_arrays
 from attention_core.parameters import EncoderLayer, FeedForward
 from attention_core.random import Dropout, fold_in, seeded
 
-NOT_OF_LAYERS = ("scale", "softcap", "sinks", "return_logsumexp", "assume_finite", "shards")
+NOT_OF_LAYERS = ("scale", "softcap", "sinks", "return_logsumexp", "assume_finite")
 
 
 @with_autocast(position=1, lowers=False, options=options_but(*NOT_OF_LAYERS))
@@ -88,6 +89,8 @@ def encoder_layer(
         Of attention, as in `scaled_dot_product_attention`.
     arithmetic : {"fast", "reproducible"}
         As in `scaled_dot_product_attention`.
+    shards : Shards, optional
+        As in `scaled_dot_product_attention`, without dropout: L are the positions of this rank.
     xp : array namespace, optional
 
     Returns
@@ -186,15 +189,15 @@ def _check_call(
     """Raise unless the arguments fit together; return their namespace, and whether some are constants."""
     turned = with_constants(x, raw)
     options = dict(turned)
-    mask, bias = options.pop("mask", None), options.pop("bias", None)
+    mask, bias, shards = (options.pop(name, None) for name in ("mask", "bias", "shards"))
     check_parameters("layer", parameters, EncoderLayer)
     check_projections("attention", parameters.attention)
     named = {"x": x, "layer": parameters, "bias": bias, **mask_arrays(mask), **option_arrays(**options)}
     xp = common_namespace(xp, named)
     check_parameters("feed_forward", parameters.feed_forward, FeedForward)
-    check_multi_head(
-        parameters.attention, (x, x, x), num_heads=num_heads, num_kv_heads=num_kv_heads, mask=mask, bias=bias
-    )
+    heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "shards": shards}
+    check_multi_head(parameters.attention, (x, x, x), mask=mask, bias=bias, **heads)
+    check_not_shared(shards, dropout=options.get("dropout"), weights=options.get("return_weights") or None)
     check_options(x, num_heads, **options)
     check_number("epsilon", epsilon, positive=True)
     check_flags(norm_first=norm_first)

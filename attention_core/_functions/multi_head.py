@@ -20,6 +20,7 @@ from attention_core._arrays import (
     upcast,
 )
 from attention_core._attention.call import Attention
+from attention_core._attention.shards.splits import Shards
 from attention_core._backend import common_namespace, with_autocast
 from attention_core._checks import (
     ORDER,
@@ -265,27 +266,13 @@ def _check_call(
     check_scaling(options.get("scale"), options.get("softcap"))
     named = {"query": query, "key": key, "value": value, "attention": parameters, "bias": bias}
     xp = common_namespace(xp, named | mask_arrays(mask) | option_arrays(**options))
-    shards = options.pop("shards", None)
-    if shards is not None:
-        check_shards_of_layer(parameters, (query, key, mask, bias), num_heads, shards)
-        mask, bias = None, None
-    check_multi_head(
-        parameters, (query, key, value), num_heads=num_heads, num_kv_heads=num_kv_heads, mask=mask, bias=bias
-    )
+    heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "shards": options.pop("shards", None)}
+    check_multi_head(parameters, (query, key, value), mask=mask, bias=bias, **heads)
     check_options(query, num_heads, **options)
     if prepare is not None:
         check_function("prepare", prepare)
         check_arity("prepare", prepare, "query, key and value", 3)
     return xp, turned is not raw
-
-
-def check_shards_of_layer(parameters: MultiHeadAttention, arrays: tuple[Any, ...], num_heads: int, shards: Any) -> None:
-    """Raise unless inputs, mask and bias fit what ranks share."""
-    query, key, mask, bias = arrays
-    if parameters.extra_key is not None:
-        raise ValueError("expected parameters without an extra key with shards; got one")
-    here, _ = place_of(shards, query)
-    check_shared(query, mask, bias, whole_lengths(shards, here, query, key), num_heads)
 
 
 def check_projections(name: str, parameters: MultiHeadAttention) -> None:
@@ -307,6 +294,7 @@ def check_multi_head(
     num_kv_heads: int,
     mask: Mask | Array | None,
     bias: Array | None,
+    shards: Shards | None = None,
 ) -> None:
     """Raise unless inputs, projections, heads, mask and bias fit together."""
     query, key, value = inputs
@@ -326,11 +314,23 @@ def check_multi_head(
         extra, weight = getattr(parameters, f"extra_{name}"), getattr(parameters, name).weight
         if extra is not None:
             check_vector(f"extra_{name}", extra, sizes(weight)[1], f"the {name} projection", model=weight)
+    if shards is not None:
+        _check_shards(parameters, (query, key, mask, bias), num_heads, shards)
+        return
     target = (*sizes(query)[:-2], num_heads, sizes(query)[-2], sizes(key)[-2])
     if mask is not None:
         check_mask(mask, target, query)
     if bias is not None:
         check_bias(bias, query, target)
+
+
+def _check_shards(parameters: MultiHeadAttention, arrays: tuple[Any, ...], num_heads: int, shards: Any) -> None:
+    """Raise unless inputs, mask and bias fit what ranks share."""
+    query, key, mask, bias = arrays
+    if parameters.extra_key is not None:
+        raise ValueError("expected parameters without an extra key with shards; got one")
+    here, _ = place_of(shards, query)
+    check_shared(query, mask, bias, whole_lengths(shards, here, query, key), num_heads)
 
 
 def _check_sequences(query: Array, key: Array, value: Array) -> None:

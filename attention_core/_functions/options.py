@@ -78,6 +78,7 @@ class DecoderOptions(TypedDict, total=False):
     hook: Callable[[str, Callable[[Array], Any], Array], Any] | None
     implementation: str
     arithmetic: str
+    shards: Shards | None
     xp: Namespace | None
 
 

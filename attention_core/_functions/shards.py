@@ -174,6 +174,13 @@ def whole_lengths(shards: Shards, here: Place, query: Array, key: Array) -> tupl
     return num_queries, whole_length("key", key, -2, shards, here)
 
 
+def check_not_shared(shards: Shards | None, **options: Any) -> None:
+    """Raise if a layer is asked with shards for what it does not have then."""
+    for name, value in options.items():
+        if shards is not None and value is not None:
+            raise ValueError(f"expected no {name} of a layer with shards; got some")
+
+
 def check_shared(query: Array, mask: Any, bias: Any, lengths: tuple[int, int], heads: int | None = None) -> None:
     """Raise unless a mask is one over the whole, and a bias has the rows of this rank and all keys."""
     *leading, rows, _ = sizes(query)

@@ -9,6 +9,7 @@ from typing import Any
 from attention_core import parameters as trees
 from attention_core._arrays import Array, Namespace, on_device_of, upcast
 from attention_core._attention.call import Attention
+from attention_core._attention.shards.splits import Shards
 from attention_core._backend import common_namespace
 from attention_core._checks import check_boolean, check_rank
 from attention_core._functions.attention import scaled_dot_product_attention
@@ -254,6 +255,7 @@ class MultiHeadAttention(Layer):
         seed: Any = None,
         return_weights: bool = False,
         return_logsumexp: bool = False,
+        shards: Shards | None = None,
         xp: Namespace | None = None,
     ) -> Any:
         """Compute attention.
@@ -267,7 +269,7 @@ class MultiHeadAttention(Layer):
             True = may attend.
         query_mask, key_mask, seed
             As in `DotProductAttention`.
-        bias, score_mod, prepare, return_weights, return_logsumexp, xp
+        bias, score_mod, prepare, return_weights, return_logsumexp, shards, xp
             As in `attention_core.multi_head_attention`.
 
         Returns
@@ -294,6 +296,7 @@ class MultiHeadAttention(Layer):
             prepare=prepare,
             return_weights=return_weights,
             return_logsumexp=return_logsumexp,
+            shards=shards,
             xp=xp,
             **_options(self, seed),
         )

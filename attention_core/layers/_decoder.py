@@ -8,6 +8,7 @@ from typing import Any
 
 from attention_core import parameters as trees
 from attention_core._arrays import Array, DType, Namespace
+from attention_core._attention.shards.splits import Shards
 from attention_core._checks import check_positive
 from attention_core._functions.cache import KeyValueCache, empty_cache
 from attention_core._functions.decoder import DecoderCache, decoder, empty_decoder_cache
@@ -277,6 +278,7 @@ class DecoderLayer(_DecoderSettings):
         donate: bool = False,
         seed: Any = None,
         hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
+        shards: Shards | None = None,
         xp: Namespace | None = None,
     ) -> Any:
         """Apply to sequences: (..., L, C) -> (..., L, C), and the cache if there is one.
@@ -285,7 +287,7 @@ class DecoderLayer(_DecoderSettings):
         ----------
         parameters : attention_core.parameters.DecoderLayer
         x : Array, shape (..., L, C)
-        cache, num_new, position_ids, mask, memory, memory_mask, donate, hook, xp
+        cache, num_new, position_ids, mask, memory, memory_mask, donate, hook, shards, xp
             As in `attention_core.functions.decoder_layer`; `empty_cache` makes a cache.
         key_mask : Array of bool, shape (..., N), optional
             False masks a key.
@@ -307,6 +309,7 @@ class DecoderLayer(_DecoderSettings):
             memory_mask=memory_mask,
             donate=donate,
             hook=hook,
+            shards=shards,
             window=self.window,
             xp=xp,
             **_options(self, seed),
@@ -414,6 +417,7 @@ class Decoder(_DecoderSettings):
         donate: bool = False,
         seed: Any = None,
         hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
+        shards: Shards | None = None,
         xp: Namespace | None = None,
     ) -> Any:
         """Compute logits: integers (..., L) -> (..., L, V), and the cache if there is one.
@@ -422,7 +426,7 @@ class Decoder(_DecoderSettings):
         ----------
         parameters : attention_core.parameters.Decoder
         token_ids : Array of int, shape (..., L)
-        cache, num_new, position_ids, select, mask, memory, memory_mask, donate, hook, xp
+        cache, num_new, position_ids, select, mask, memory, memory_mask, donate, hook, shards, xp
             As in `attention_core.functions.decoder`; `empty_cache` makes a cache.
         key_mask, seed
             As in `DecoderLayer`.
@@ -443,6 +447,7 @@ class Decoder(_DecoderSettings):
             memory_mask=memory_mask,
             donate=donate,
             hook=hook,
+            shards=shards,
             window=self.windows,
             embedding_scale=self.embedding_scale,
             logit_softcap=self.logit_softcap,

@@ -8,6 +8,7 @@ from typing import Any
 
 from attention_core import parameters as trees
 from attention_core._arrays import Array, Namespace
+from attention_core._attention.shards.splits import Shards
 from attention_core._functions.embeddings import embed_tokens
 from attention_core._functions.encoder import encoder_layer
 from attention_core._functions.feed_forward import feed_forward
@@ -153,6 +154,7 @@ class EncoderLayer(Layer):
         seed: Any = None,
         hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
         return_weights: bool = False,
+        shards: Shards | None = None,
         xp: Namespace | None = None,
     ) -> Any:
         """Apply to sequences: (..., L, C) -> (..., L, C).
@@ -163,7 +165,7 @@ class EncoderLayer(Layer):
         x : Array, shape (..., L, C)
         mask, key_mask, seed
             As in `MultiHeadAttention`.
-        bias, score_mod, hook, return_weights, xp
+        bias, score_mod, hook, return_weights, shards, xp
             As in `attention_core.functions.encoder_layer`.
 
         Returns
@@ -186,6 +188,7 @@ class EncoderLayer(Layer):
             dropout=dropout_in_training(self.dropout, seed),
             hook=hook,
             return_weights=return_weights,
+            shards=shards,
             implementation=self.implementation,
             arithmetic=self.arithmetic,
             xp=xp,
