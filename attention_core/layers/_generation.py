@@ -334,8 +334,8 @@ def check_prompts(
     capacity = needed if capacity is None else capacity
     if needed > capacity:
         raise ValueError(
-            f"expected a prompt of at most {max(0, capacity - max_new_tokens + 1)} tokens, so that {max_new_tokens} new"
-            f" ones fit a cache of {capacity}; got {dims[1]}"
+            f"expected a capacity of at least {needed} for {dims[1]} tokens and {max_new_tokens} new ones;"
+            f" got {capacity}"
         )
     least, most = value_range(prompt_ids)
     if least < 0 or most >= model.num_tokens:

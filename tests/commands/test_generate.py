@@ -56,7 +56,7 @@ def test_a_hash_is_that_of_the_prompt_alone_and_in_a_batch(folder):
 def test_a_prompt_longer_than_the_cache_is_told_before_weights_are_read(folder, monkeypatch):
     monkeypatch.setattr("attention_files.checkpoints.load_arrays", lambda path: pytest.fail("weights were read"))
     result = run("a", "b c d", "--model", folder, "--max-new-tokens", 3, "--capacity", 4)
-    message = "expected a prompt of at most 2 tokens, so that 3 new ones fit a cache of 4; got 3"
+    message = "expected a capacity of at least 5 for 3 tokens and 3 new ones; got 4"
     assert (result.exit_code, result.stderr) == (2, f"attention-core: {message}\n")
 
 

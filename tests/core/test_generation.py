@@ -90,7 +90,7 @@ def test_prompts_and_options_that_do_not_fit_are_refused(put):
         return layers.generate(MODEL, p, prompt, **{"max_new_tokens": 2} | options)
 
     for call, message in [
-        (lambda: run(capacity=3), "expected a prompt of at most 2 tokens, so that 2 new ones fit a cache of 3; got 3"),
+        (lambda: run(capacity=3), "expected a capacity of at least 4 for 3 tokens and 2 new ones; got 3"),
         (lambda: run(put(np.asarray([[V]]))), f"expected prompt_ids in 0..{V - 1}; got {V}"),
         (lambda: run(put(np.asarray([1, 2]))), r"expected prompt_ids \(B, L\); got \(2,\)"),
         (lambda: run(prompt_lengths=put(np.asarray([4]))), "expected prompt_lengths in 1..3; got 4"),
