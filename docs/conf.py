@@ -56,7 +56,7 @@ def setup(app):
 
     def leave_out(app):
         if app.builder.name == "doctest":
-            app.config.exclude_patterns += ["reference/torch.md", "reference/jax.md", "reference/nnx.md"]
+            app.config.exclude_patterns += [f"reference/{name}.md" for name in ("dask", "torch", "jax", "nnx")]
             app.config.suppress_warnings += ["toc.not_readable"]
 
     app.connect("builder-inited", leave_out)
