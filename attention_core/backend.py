@@ -73,6 +73,7 @@ from attention_core._backend import entries as announced_backends
 from attention_core._checks import check_flags, remember
 from attention_core._keywords import keyword_error, missing_error, names_keywords, names_of, unconverted, words_of
 from attention_core.masks import is_top_left_causal
+from attention_core.masks._tree import leaves, may_count
 
 __all__ = [
     "CONTEXTS",
@@ -116,7 +117,9 @@ __all__ = [
     "is_top_left_causal",
     "key_ranges",
     "keyword_error",
+    "leaves",
     "masked_columns",
+    "may_count",
     "missing_error",
     "names_keywords",
     "names_of",

@@ -15,7 +15,7 @@ from typing import Any
 from attention_core._arithmetic.elementary import cosine, sine
 from attention_core._arithmetic.exact import uncontracted
 from attention_core._arrays import Array, DType, Namespace, dtype_name, index_dtype, shape
-from attention_core._backend import array_of
+from attention_core._backend import array_of, is_compiling
 
 Words = tuple[list[Any], list[Any], list[Any]]
 
@@ -47,7 +47,8 @@ def tables(
 ) -> tuple[Array, Array]:
     """Cosine and sine of all angles, (..., 1, L, W/2), in the dtype of ``x``, for positions (..., 1, L, 1)."""
     kind = "float64" if dtype_name(x.dtype) == "float64" else "integer"
-    words = _words(kind, *_plain(base, width, divisors))
+    numbers = (base, width, divisors)
+    words = _words(kind, *(_without_symbols(*numbers) if is_compiling(x) else numbers))
     if kind == "float64":
         quadrant, angle = _angle_by_floats(xp.astype(positions, x.dtype), words, xp)
     else:
@@ -59,7 +60,7 @@ def exact_tables(
     positions: Array, base: float, width: int, divisors: tuple[float, ...] | None, *, xp: Namespace
 ) -> tuple[Array, Array]:
     """The same for positions in float64, with the same bits everywhere; frequencies have more bits than float64."""
-    quadrant, angle = _angle_by_floats(positions, _words("exact", *_plain(base, width, divisors)), xp)
+    quadrant, angle = _angle_by_floats(positions, _words("exact", base, width, divisors), xp)
     return _rotate_by_quadrant(cosine(angle, xp), sine(angle, xp), quadrant, xp)
 
 
@@ -108,8 +109,10 @@ def _arrays_of(words: Words, dtype: DType, like: Array, xp: Namespace) -> list[A
     return [numbers[first : first + count] for first in range(0, len(words) * count, count)]
 
 
-def _plain(base: float, width: int, divisors: tuple[float, ...] | None) -> tuple[float, int, tuple[float, ...] | None]:
-    """The numbers themselves, as torch.compile may have symbols for settings."""
+def _without_symbols(
+    base: float, width: int, divisors: tuple[float, ...] | None
+) -> tuple[float, int, tuple[float, ...] | None]:
+    """The settings as numbers, for which a compiler of open lengths has symbols."""
     floats = [float.fromhex(float(each).hex()) for each in (base, *(divisors or ()))]
     return floats[0], operator.index(width), None if divisors is None else tuple(floats[1:])
 

@@ -196,7 +196,7 @@ def _attend_shards(query: Array, key: Array, value: Array, options: dict[str, An
     if sharded.here.size == 1 and sharded.stop == LIMIT:  # the whole
         return checked_attention(query, key, value, {**options, "shards": None})
     strategy, wants_logsumexp = taken_strategy(sharded, shards.strategy), options.get("return_logsumexp", False)
-    result = strategy.run(sharded, options["implementation"], logsumexp=wants_logsumexp)
+    result = strategy.run(sharded, logsumexp=wants_logsumexp)
     return result._replace(output=cast_to(result.output, query.dtype, xp=sharded.call.xp))
 
 

@@ -197,7 +197,7 @@ def _check_call(
     check_parameters("feed_forward", parameters.feed_forward, FeedForward)
     heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "shards": shards}
     check_multi_head(parameters.attention, (x, x, x), mask=mask, bias=bias, **heads)
-    check_not_shared(shards, dropout=options.get("dropout"), weights=options.get("return_weights") or None)
+    check_not_shared(shards, dropout=options.get("dropout"), return_weights=options.get("return_weights") or None)
     check_options(x, num_heads, **options)
     check_number("epsilon", epsilon, positive=True)
     check_flags(norm_first=norm_first)

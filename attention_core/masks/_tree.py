@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, shape_text, sizes
 from attention_core._checks import check_device
 from attention_core.masks._mask import Mask, Sizes, as_mask
+from attention_core.masks._rules import MaskFunction
 
 
 class Leaf(NamedTuple):
@@ -63,6 +65,25 @@ def leaves(treedef: Any, /) -> list[Leaf]:
     if isinstance(treedef, Leaf):
         return [treedef]
     return [leaf for branch in treedef[1:] for leaf in leaves(branch)] if isinstance(treedef, tuple) else []
+
+
+def classes(treedef: Any, /) -> Iterator[type]:
+    """The classes of a tree definition, in order."""
+    if isinstance(treedef, type) and treedef is not tuple:
+        yield treedef
+    elif isinstance(treedef, tuple):
+        for branch in treedef:
+            yield from classes(branch)
+
+
+def is_of_users(kind: type, /) -> bool:
+    """Whether a class of masks is none of ours, so that nothing is known of what it looks at."""
+    return not kind.__module__.startswith("attention_core.")
+
+
+def may_count(treedef: Any, /) -> bool:
+    """Whether a rule may look at batch and head, as one of a function or of a class of users does."""
+    return any(kind is MaskFunction or is_of_users(kind) for kind in classes(treedef))
 
 
 def check_mask(mask: Any, target: Sizes, query: Array) -> None:

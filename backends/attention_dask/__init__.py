@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,7 +21,8 @@ from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
 from attention_core import Attention, Causal, Mask, explain_attention
-from attention_core.masks import Given, Leaf, MaskFunction, Spans, flatten, unflatten
+from attention_core.backend import leaves, may_count
+from attention_core.masks import Given, Spans, flatten, unflatten
 from attention_core.pieces import Partial, attention_extent, complete_partial, merge_partials, partial_attention
 
 __all__ = ["attention"]
@@ -52,16 +53,14 @@ class Shared:
     @property
     def counts(self) -> bool:
         """Whether something counts samples or heads, from the first of a task."""
-        kinds = [each for each in _parts(self.treedef) if isinstance(each, type)]
-        has_rule_of_users = any(k is MaskFunction or not k.__module__.startswith("attention_core.") for k in kinds)
-        return has_rule_of_users or any(self.options.get(name) is not None for name in COUNTED)
+        return may_count(self.treedef) or any(self.options.get(name) is not None for name in COUNTED)
 
     def mask_of(self, batch: Sequence[slice], heads: slice) -> Mask | None:
         """The mask of some samples and heads."""
         if self.treedef is None:
             return None
-        found, leaves = [], (each for each in _parts(self.treedef) if isinstance(each, Leaf))
-        for array, leaf in zip(self.arrays, leaves, strict=True):
+        found = []
+        for array, leaf in zip(self.arrays, leaves(self.treedef), strict=True):
             count = array.ndim - leaf.axes if leaf.axes >= 0 else 0
             slices = [*batch[len(batch) - max(0, count) :], *([heads] if leaf.axes == 3 <= array.ndim else [])]
             index = (slice(None) if size == 1 else each for each, size in zip(slices, array.shape, strict=False))
@@ -236,15 +235,6 @@ def _block(array: Any, index: tuple[int, ...]) -> Any:
         return None
     indices = index[len(index) - array.ndim :]
     return (array.name, *(0 if size == 1 else each for size, each in zip(array.shape, indices, strict=True)))
-
-
-def _parts(treedef: Any) -> Iterator[Any]:
-    """The classes of a mask and its parts, and a `Leaf` for each array, in order."""
-    if isinstance(treedef, Leaf) or (isinstance(treedef, type) and treedef is not tuple):
-        yield treedef
-    elif isinstance(treedef, tuple):
-        for branch in treedef:
-            yield from _parts(branch)
 
 
 @functools.lru_cache(maxsize=256)

@@ -103,7 +103,7 @@ def test_layers_in_reproducible_arithmetic_have_the_bits_of_the_whole(backend, p
         ("decoder layer", {"cache": "empty"}, "expected no cache of a layer with shards; got some"),
         ("decoder layer", {"num_new": 3}, "expected no num_new of a layer with shards; got some"),
         ("decoder layer", {"mask": "short"}, r"expected mask to broadcast to \(2, 4, 16, 16\)"),
-        ("encoder", {"return_weights": True}, "expected no weights of a layer with shards; got some"),
+        ("encoder", {"return_weights": True}, "expected no return_weights of a layer with shards; got some"),
         ("encoder", {"mask": "short"}, r"expected mask to broadcast to \(2, 4, 16, 16\)"),
         ("dropout", {"seed": 0}, "expected no dropout of a layer with shards; got some"),
     ],

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from attention_core._arrays import Array, Namespace, on_device_of
 from attention_core._attention.shards.splits import Place, own_heads
 from attention_core._backend import array_namespace, register
-from attention_core.masks import Mask, MaskFunction, Positions, Spans, flatten, unflatten
+from attention_core.masks import Mask, Positions, Spans, flatten, unflatten
 from attention_core.masks._mask import LIMIT, Band, as_mask, logical_and
-from attention_core.masks._tree import leaves
+from attention_core.masks._tree import classes, is_of_users, leaves, may_count
 from attention_core.random import Dropout, seed_words
 from attention_core.scores import ScoreMod
 
@@ -118,7 +118,7 @@ def mask_of_heads(mask: Mask | Array | None, here: Place, first: Any, xp: Namesp
         if leaf.axes == 3:
             arrays[index] = own_heads(arrays[index], here, xp)
     rule: Mask = unflatten(treedef, arrays)
-    return HeadsFrom(rule, first) if any(map(_may_ask_for_heads, _kinds(treedef))) else rule
+    return HeadsFrom(rule, first) if may_count(treedef) else rule
 
 
 def looks_up_heads(mask: Mask | Array | None) -> bool:
@@ -128,27 +128,12 @@ def looks_up_heads(mask: Mask | Array | None) -> bool:
     arrays: list[Array] = []
     treedef = flatten(mask, arrays)
     is_cut = any(leaf.axes == 3 and has_heads(arrays[leaf.place]) for leaf in leaves(treedef))
-    return is_cut and any(
-        kind is not tuple and not kind.__module__.startswith("attention_core.") for kind in _kinds(treedef)
-    )
+    return is_cut and any(map(is_of_users, classes(treedef)))
 
 
 def has_heads(x: Array) -> bool:
     """Whether an array (..., H, M, N) has an axis of heads."""
     return len(x.shape) >= 3 and x.shape[-3] != 1
-
-
-def _kinds(treedef: Any) -> Iterator[type]:
-    """The classes of a mask and its parts."""
-    if isinstance(treedef, type):
-        yield treedef
-    elif isinstance(treedef, tuple):
-        for branch in treedef:
-            yield from _kinds(branch)
-
-
-def _may_ask_for_heads(kind: type) -> bool:
-    return kind is not tuple and (kind is MaskFunction or not kind.__module__.startswith("attention_core."))
 
 
 def mask_within(mask: Mask | Array | None, queries: int = LIMIT, keys: int = LIMIT) -> Mask | None:

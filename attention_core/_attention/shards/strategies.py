@@ -72,7 +72,7 @@ class Strategy:
         """How many bytes each rank receives from others, forward."""
         raise NotImplementedError
 
-    def run(self, sharded: Sharded, implementation: str, *, logsumexp: bool) -> Attention:
+    def run(self, sharded: Sharded, *, logsumexp: bool) -> Attention:
         """Compute attention of the queries of this rank."""
         raise NotImplementedError
 
@@ -110,8 +110,8 @@ class Heads(Strategy):
         numbers += repeats * (math.prod(call.key.shape) + math.prod(call.value.shape))
         return numbers * (size - 1) // size * BYTES[dtype_name(call.query.dtype)]
 
-    def run(self, sharded: Sharded, implementation: str, *, logsumexp: bool) -> Attention:
-        call, here, lengths = sharded[:3]
+    def run(self, sharded: Sharded, *, logsumexp: bool) -> Attention:
+        call, here, lengths, implementation = sharded
         xp, backend, rows = call.xp, call.backend, call.query.shape[-2] * here.size
         if call.arithmetic == "reproducible":
             query, key, value = fan_out(call[:3], arithmetic_of(call.arithmetic), xp)
@@ -143,7 +143,7 @@ class Heads(Strategy):
         return Attention(output, None, xp.squeeze(found[0], axis=-1) if found else None)
 
     def local_call(self, sharded: Sharded) -> Call:
-        call, here, lengths = sharded[:3]
+        call, here, lengths, _ = sharded
         count, num_queries, num_keys = math.lcm(call.key.shape[-3], here.size) // here.size, *lengths
         local = _of_heads(sharded, call)._replace(
             query=_like(call.query, call.query.shape[-3] // here.size, num_queries, call.xp)
@@ -165,8 +165,8 @@ class Gather(Strategy):
         numbers: int = math.prod(call.key.shape) + math.prod(call.value.shape)
         return numbers * (size - 1) * BYTES[dtype_name(call.query.dtype)]
 
-    def run(self, sharded: Sharded, implementation: str, *, logsumexp: bool) -> Attention:
-        call, here, lengths = sharded[:3]
+    def run(self, sharded: Sharded, *, logsumexp: bool) -> Attention:
+        call, here, lengths, implementation = sharded
         xp, backend, stop, is_exact = call.xp, call.backend, sharded.stop, call.arithmetic == "reproducible"
         rows = call.query.shape[-2]
         runs = here.runs(rows, xp)
@@ -189,7 +189,7 @@ class Gather(Strategy):
         return Attention(output, None, _without_padding(sharded, found) if logsumexp else None)
 
     def local_call(self, sharded: Sharded) -> Call:
-        call, here, lengths = sharded[:3]
+        call, here, lengths, _ = sharded
         runs = here.runs(call.query.shape[-2], call.xp)
         key, value = (_like(x, x.shape[-3], lengths[1], call.xp) for x in call[1:3])
         return _calls_of_runs(_within(call._replace(key=key, value=value), queries=sharded.stop), runs)[0]
@@ -216,7 +216,7 @@ class Ring(Strategy):
         numbers: int = math.prod(call.key.shape) + math.prod(call.value.shape)
         return self._hops(sharded).rotations * numbers * BYTES[dtype_name(call.query.dtype)]
 
-    def run(self, sharded: Sharded, implementation: str, *, logsumexp: bool) -> Attention:
+    def run(self, sharded: Sharded, *, logsumexp: bool) -> Attention:
         call, here, stop = sharded.call, sharded.here, sharded.stop
         if call.bias is not None and _has_axis(call.bias, -1):
             stack = stack_of(_padded_columns(sharded), -1, here.split, here.size, call.xp)
@@ -249,8 +249,8 @@ class Merge(Strategy):
         numbers: int = math.prod(dims) * (call.value.shape[-1] + 2)
         return 2 * (size - 1) * numbers * max(4, BYTES[dtype_name(call.query.dtype)])
 
-    def run(self, sharded: Sharded, implementation: str, *, logsumexp: bool) -> Attention:
-        calls = _calls_of_keys(sharded)
+    def run(self, sharded: Sharded, *, logsumexp: bool) -> Attention:
+        calls, implementation = _calls_of_keys(sharded), sharded.implementation
         if sharded.call.arithmetic == "reproducible":
             output, found = merge_exactly(calls, sharded.here)
             return Attention(output, None, found if logsumexp else None)
@@ -338,7 +338,7 @@ def _calls_of_runs(call: Call, runs: list[tuple[Any, int]]) -> list[Call]:
 
 def _calls_of_keys(sharded: Sharded) -> list[Call]:
     """A call of all queries for each run of the keys of this rank."""
-    call, here, _ = sharded[:3]
+    call, here = sharded.call, sharded.here
     call, bias = _within(call._replace(sinks=None), keys=sharded.stop), call.bias
     has_columns = bias is not None and _has_axis(bias, -1)
     if has_columns:
@@ -354,7 +354,7 @@ def _calls_of_keys(sharded: Sharded) -> list[Call]:
 
 def _padded_columns(sharded: Sharded) -> Array:
     """The bias, with columns of zeros for the keys that pad the shards."""
-    call, here, lengths = sharded[:3]
+    call, here, lengths, _ = sharded
     return pad(call.bias, -1, call.key.shape[-2] * here.size - lengths[1], call.xp)
 
 
