@@ -54,7 +54,7 @@ HALVES = (torch.float16, torch.bfloat16)
 MIN_ELEMENTS = 2**16  # of a sample of a batch, from which on a call of its own takes less time than a mask
 VECTOR_LANES = 16  # numbers in the longest vectors of a processor
 MASK_PER_INPUT = 8  # on an accelerator, numbers of a mask for each of query, key and value
-MIN_ROWS, MIN_SCORES = 64, 2**15  # from which on a compiled call gains more by the kernel than reading costs
+MIN_SCORES = 2**15  # from which on a compiled call gains more by the kernel than reading costs
 HOSTS = {"cpu"}
 TYPES = (torch.Tensor, torch.nn.Parameter)
 _num_dispatch_modes, _is_tracing = torch._C._len_torch_dispatch_stack, torch._C._is_tracing
@@ -96,9 +96,12 @@ def has_modes() -> bool:
 def records(call: Call) -> bool:
     """Whether autograd records what is computed of query, key and value."""
     query, key, value = call[:3]
-    if torch.compiler.is_compiling():  # torch.func.grad says so only once something is done with an array
-        return torch.is_grad_enabled() and any(x.view_as(x).requires_grad for x in (query, key, value))
-    return torch.is_grad_enabled() and bool(query.requires_grad or key.requires_grad or value.requires_grad)
+    return torch.is_grad_enabled() and any(map(_requires_grad, (query, key, value)))
+
+
+def _requires_grad(array: torch.Tensor) -> bool:
+    """Whether an array is to be differentiated, of which torch.func.grad tells a compiler once something is done."""
+    return bool((array.view_as(array) if torch.compiler.is_compiling() else array).requires_grad)
 
 
 def slower(call: Call) -> str | None:
@@ -109,10 +112,8 @@ def slower(call: Call) -> str | None:
     if query.shape[-1] != value.shape[-1]:
         return "is PyTorch's dense form where values have another width than keys"
     if decides_at_run_time(call) and may_leak(call):
-        *leading, rows, _ = query.shape
-        if few_queries(call) or is_short(call):
-            return None
-        if rows < MIN_ROWS or math.prod(leading) * rows * call.key.shape[-2] < MIN_SCORES:
+        is_small = math.prod(query.shape[:-1]) * call.key.shape[-2] < MIN_SCORES
+        if is_small and not (few_queries(call) or is_short(call)):
             return "gains less in a compiled program than reading the arguments costs"
     is_plain = call.mask is None and call.bias is None and not call.assume_finite
     if not (is_plain and is_on_host(query) and _has_few_keys(call)) or all(map(is_concrete, call[:3])):
@@ -135,7 +136,7 @@ def refusal(call: Call) -> str | None:
     if getattr(forward_ad, "_current_level", -1) >= 0:  # which no public function tells
         return "is not differentiated in forward mode"
     later = decides_at_run_time(call)
-    return _refusal_of_mask(call, later) or _refusal_of_bias(call, later) or _refusal_of_values(call, later)
+    return _refusal_of_mask(call, later) or _refusal_of_bias(call) or _refusal_of_values(call, later)
 
 
 def _refusal_of_mask(call: Call, later: bool) -> str | None:
@@ -146,7 +147,8 @@ def _refusal_of_mask(call: Call, later: bool) -> str | None:
         isinstance(query_start, int) and isinstance(key_start, int) and query_start == key_start == 0
     ):
         return "counts positions from 0 (line 3)"
-    lengths_later = isinstance(call.mask, KeyLengths) and call.bias is None and (later or is_on_accelerator(call.query))
+    is_later = later or (is_on_accelerator(call.query) and isinstance(call.mask, KeyLengths))
+    lengths_later = is_later and call.bias is None and isinstance(causal_part(call.mask)[1], KeyLengths)
     offset_later = type(call.mask) is Causal and call.bias is None and later and is_on_host(call.query)
     if not (has_array_or_flag or lengths_later or offset_later or as_array or has_key_lengths(call)):
         return "would need this mask as an array of all M x N (line 2)"
@@ -158,14 +160,12 @@ def fits_mask(call: Call) -> bool:
     return _refusal_of_mask(call, later=False) is None
 
 
-def _refusal_of_bias(call: Call, later: bool) -> str | None:
+def _refusal_of_bias(call: Call) -> str | None:
     bias = call.bias
     if bias is None:
         return None
-    if bias.requires_grad or bias.dtype != call.query.dtype:
+    if bias.dtype != call.query.dtype or _requires_grad(bias):
         return "takes no bias of another dtype than query, nor one that is to be differentiated"
-    if later:
-        return "takes no bias in a compiled program, which does not tell whether it is to be differentiated"
     return None
 
 
@@ -226,6 +226,8 @@ def _fits_as_array(call: Call) -> bool:
     inputs = call.query.numel() + 2 * call.key.numel()
     if is_on_accelerator(call.query) and _is_rule_of_positions(call.mask):
         return bool(math.prod(call.query.shape[:-3]) * rows * columns <= MASK_PER_INPUT * inputs)
+    if is_on_host(call.query) and rows * columns <= call.backend.tuning.structured_below:
+        return True  # where blocks would not save what the kernel does
     return 2 * rows <= columns and rows * columns <= 2 * inputs and key_ranges(call) is not None
 
 

@@ -245,7 +245,10 @@ def test_refused_as_the_kernel_has_no_such_thing(options, arrays):
     "mask",
     [ac.Causal(offset=1), ac.SlidingWindow(left=2), And(ac.Causal(offset=1), ac.KeyLengths(4)), ~ac.KeyLengths(4)],
 )
-def test_refused_as_a_rule_would_become_an_array_of_all_scores(mask, arrays):
+def test_refused_as_a_rule_would_become_an_array_of_all_scores(mask, arrays, backend, monkeypatch):
+    """Where scores are few, it becomes one: the kernel is faster than blocks there."""
+    assert refusal(arrays, mask=mask) is None
+    monkeypatch.setattr(backend, "tuning", backend.tuning._replace(structured_below=0))
     assert "as an array of all M x N" in refusal(arrays, mask=mask)
     with pytest.raises(ValueError, match="as an array of all M x N"):
         attention(*arrays, mask=mask, implementation="fused")

@@ -10,6 +10,7 @@ from torch_kernel_helpers import TAKEN, B, D, G, H, M, N, attention, close, comp
 
 import attention_core as ac
 from attention_core import explain_attention
+from attention_torch import guards
 
 # array-api-compat remembers the namespace of a type in a cache, which PyTorch traces through, and says so once.
 pytestmark = pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function")
@@ -32,17 +33,13 @@ def program(torch, function, *arrays):
     return "".join(graphs)
 
 
-BIASED = [name for name in TAKEN if "bias" in name or name == "numbers of a mask"]
-
-LATER = [name for name in TAKEN if name != "lengths of a causal mask" and name not in BIASED]
-
 NAMED = "scaled_dot_product_flash_attention_for_cpu"
 
 GUARDED = "torch.guarded"
 UNMASKED = ("plain", "scale", "scale of an array", "no dropout")
 
 
-@pytest.mark.parametrize("name", LATER)
+@pytest.mark.parametrize("name", TAKEN)
 def test_compiled_the_kernel_equals_the_definition(name, arrays, put, rng):
     options = TAKEN[name](put, rng)
     if name == "scale of an array":
@@ -55,19 +52,28 @@ def test_compiled_the_kernel_equals_the_definition(name, arrays, put, rng):
     close(gradients_of(torch, "fused", options)(*arrays), expected)
 
 
-def test_refused_compiled_with_a_bias_whose_gradient_would_be_lost(arrays, put, rng):
+@pytest.mark.parametrize("kind", ["argument", "of an argument"])
+def test_compiled_a_bias_takes_the_kernel_unless_it_is_differentiated(kind, put, rng, monkeypatch):
+    monkeypatch.setattr(guards, "MIN_SCORES", 0)
+    arrays = put([rng.standard_normal(shape) for shape in ((B, H, M, D), (B, G, N, D), (B, G, N, D))])
     bias = put(rng.standard_normal((M, N)))
 
-    def loss(attend, bias):
-        return attend(bias).square().sum()
+    def loss(implementation):
+        def squares(bias, *arrays):
+            bias = 2 * bias if kind == "of an argument" else bias
+            return attention(*arrays, bias=bias, implementation=implementation).square().sum()
 
-    def of(implementation):
-        return lambda bias: attention(*arrays, bias=bias, implementation=implementation)
+        return squares
 
-    assert NAMED not in program(torch, of("auto"), bias)
-    expected = torch.func.grad(lambda bias: loss(of("dense"), bias))(bias)
-    found = compiled(torch, torch.func.grad(lambda bias: loss(of("auto"), bias)), "aot_eager")(bias)
-    torch.testing.assert_close(found, expected)
+    assert GUARDED in program(torch, loss("auto"), bias, *arrays)
+    for argument in (0, 1):  # the bias, and the query
+        expected = torch.func.grad(loss("dense"), argnums=argument)(bias, *arrays)
+        found = compiled(torch, torch.func.grad(loss("auto"), argnums=argument))(bias, *arrays)
+        torch.testing.assert_close(found, expected)
+        inputs = [bias, *arrays]
+        inputs[argument] = leaf = inputs[argument].clone().requires_grad_()
+        (found,) = torch.autograd.grad(compiled(torch, loss("auto"))(*inputs), leaf)
+        torch.testing.assert_close(found, expected)
 
 
 def gradients_of(torch, implementation, options, backend="aot_eager"):
@@ -150,8 +156,9 @@ def test_compiled_auto_takes_the_kernel_unless_the_call_is_small(put, rng):
 
 
 @pytest.mark.parametrize("offset", [0, 3, -2])
-def test_a_prompt_before_an_empty_cache_takes_the_kernel(offset, put, rng, runs):
+def test_a_prompt_before_an_empty_cache_takes_the_kernel(offset, backend, put, rng, runs, monkeypatch):
     """The offset is an array, which a compiled program reads when it runs."""
+    monkeypatch.setattr(backend, "tuning", backend.tuning._replace(structured_below=0))
     shapes = (1, 2, 192, 16), (1, 1, 256, 16), (1, 1, 256, 16)
     arrays = put([rng.standard_normal(shape) for shape in shapes], dtype="float32")
     number = torch.tensor(offset, dtype=torch.int32)
