@@ -214,8 +214,8 @@ def finding_from(row: Mapping[str, Any]) -> Finding:
     shapes = {name: tuple(shape) for name, shape in row.get("shapes", {}).items()}
     worst, blocks = row.get("worst"), row.get("blocks")
     if worst is not None:
-        both = {name: _number(worst[name]) for name in ("got", "expected")}
-        worst = Worst(**{**worst, **both, "index": tuple(worst["index"])})
+        numbers_of_worst = {name: _number(worst.get(name)) for name in ("got", "expected", "correlation", "cosine")}
+        worst = Worst(**{**worst, **numbers_of_worst, "index": tuple(worst["index"])})
     if blocks is not None:
         errors = tuple(tuple(map(_number, line)) for line in blocks["errors"])
         blocks = Blocks(**{**blocks, "block": tuple(blocks["block"]), "errors": errors})

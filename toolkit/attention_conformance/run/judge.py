@@ -28,7 +28,7 @@ from attention_conformance.run.kinds import kinds_of
 from attention_conformance.run.profiles import bound_for, of_narrow_weights
 from attention_conformance.run.properties import PROPERTY_MEASURES, refuse_gradients
 from attention_conformance.run.truth import Truth, truth_of
-from attention_conformance.run.untrusted import Borrowed, Returned, nothing_borrowed
+from attention_conformance.run.untrusted import Returned, nothing_borrowed
 from attention_conformance.run.where import located
 from attention_conformance.subjects.call import gradients, outputs, place, to_numpy
 from attention_conformance.subjects.fit import fit, meant
@@ -194,10 +194,6 @@ def attempted(question: Question, blank: Finding, answer: Callable[[], Answer]) 
         return answer()
     except NotOffered as lacking:  # in one of several calls
         return replace(blank, verdict="not offered", detail=str(lacking))
-    except Borrowed as borrowed:
-        says = "it calls the attention of a framework"
-        found = replace(blank, verdict="silently wrong", detail=str(borrowed), variant="borrowed-attention", says=says)
-        return replace(found, verdict="accepted") if found.variant in question.accepted else found
     except Touched as touched:
         found = replace(blank, verdict=touched.verdict, error=math.inf, bound=0.0, detail=str(touched))
         found = replace(found, variant=touched.name, says=TOUCHED.get(touched.name, ""))

@@ -25,7 +25,7 @@ __all__ = ["case_names", "no_case", "not_accepted"]
 def _variants() -> list[str]:
     known = [each.name for each in (*CONVENTIONS, *FAULTS, *DIAGNOSES, *FORMER, NARROW, SPREAD)]
     known += [*(f"other-{name}" for name in AXES), *(name for name, _ in FACTS.values()), AS_WHOLE[0]]
-    return [*known, *TOUCHED, "borrowed-attention", *(name for _, name, _ in SURPRISES.values()), *NAMES.values()]
+    return [*known, *TOUCHED, *(name for _, name, _ in SURPRISES.values()), *NAMES.values()]
 
 
 def case_names() -> list[str]:

@@ -53,12 +53,17 @@ class Worst:
         ``output``, ``weights`` or ``logsumexp``, or the argument whose gradient it is.
     index : tuple of int
     got, expected : float
+    correlation, cosine : float
+        Pearson's coefficient (PCC) and the cosine, of all elements with what is expected. They average, so that they
+        come near 1 with a wrong row; NaN where an element is not finite.
     """
 
     result: str
     index: tuple[int, ...]
     got: float
     expected: float
+    correlation: float = math.nan
+    cosine: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -89,10 +94,16 @@ def located(
     """The fields ``worst`` and ``blocks`` of a finding about a result of the right shape, and where all errors lie."""
     if got.shape != expected.high.shape or not got.size:
         return {}, ""
-    errors = errors_of(got, expected, dtype)
+    errors, got = errors_of(got, expected, dtype), got.astype(np.float64)
     index = tuple(int(each) for each in np.unravel_index(np.argmax(errors), errors.shape))
-    worst = Worst(name, index, float(got[index]), float(expected.high[index]))
+    likeness = _cosine(got - got.mean(), expected.high - expected.high.mean()), _cosine(got, expected.high)
+    worst = Worst(name, index, float(got[index]), float(expected.high[index]), *likeness)
     return {"worst": worst, "blocks": _blocks(name, errors)}, _extent(name, ~(errors <= bound))
+
+
+def _cosine(first: NumpyArray, second: NumpyArray) -> float:
+    norms = np.linalg.norm(first) * np.linalg.norm(second)
+    return float((first * second).sum() / norms) if 0 < norms < math.inf else math.nan
 
 
 def _extent(name: str, wrong: NumpyArray) -> str:

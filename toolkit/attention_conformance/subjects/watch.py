@@ -29,6 +29,8 @@ TOUCHED = {
     "kept-by-identity": "a result is kept by the identity of its arrays, also after their numbers changed",
     "other-kind": "a result is no array of the library of its arguments",
     "kept-memory": "memory of former calls is never freed",
+    "borrowed-attention": "it calls an attention that is there already",
+    "patched-function": "it replaces functions that measure or compare",
 }
 """What `Touched` tells by name."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 
 from attention_conformance.cases.bits import VARIATIONS
@@ -23,7 +24,10 @@ def line_told(finding: Finding) -> str:
 def story(finding: Finding) -> list[str]:
     """The lines that tell of a finding: the case, the cause, the line of the contract, the worst element, threads."""
     cause = f"{finding.says} ({finding.variant})" if finding.variant else finding.says
-    error = f"{finding.error:.3g} units in the last place, bound {finding.bound:.3g}" if finding.worst else ""
+    worst = finding.worst
+    error = f"{finding.error:.3g} units in the last place, bound {finding.bound:.3g}" if worst else ""
+    if worst and math.isfinite(worst.correlation):
+        error += f"; correlation {worst.correlation:.6f}, cosine {worst.cosine:.6f}, which forgive single rows"
     lines = [finding.shows, cause, line_told(finding), finding.detail, error, finding.reason]
     return [*filter(None, lines), *threads_told(finding)]
 
