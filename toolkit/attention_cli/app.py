@@ -138,7 +138,9 @@ class Check:
     2 if the command cannot be run as given, and 3 if a case crashed or took too long.
     """
 
-    target: Annotated[str, typer.Argument(help="module:callable, file.py:callable, or a preset such as torch.sdpa.")]
+    target: Annotated[
+        str, typer.Argument(help="module:callable, file.py:callable, model.onnx, or a preset such as torch.sdpa.")
+    ]
     backend: Annotated[str | None, typer.Option(help=OPTIONS["backend"].says)] = None
     device: Annotated[str | None, typer.Option(help=OPTIONS["device"].says)] = None
     layout: Annotated[str | None, typer.Option(help=OPTIONS["layout"].says)] = None

@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="TARGET",
-        help="module:callable, file.py:callable, or a preset such as torch.sdpa: a test for each case; repeatable.",
+        help="module:callable, file.py:callable, model.onnx, or a preset: a test for each case; repeatable.",
     )
     for name, option in OPTIONS.items():
         kind = KINDS.get(name, {"choices": option.values} if option.values else {})

@@ -11,7 +11,7 @@ import numpy as np
 
 from attention_conformance.subjects.subject import Subject
 
-__all__ = ["keras_attention", "keras_gqa", "mlx", "onnxruntime_mha", "openvino", "tinygrad"]
+__all__ = ["keras_attention", "keras_gqa", "mlx", "onnx_model", "onnxruntime_mha", "openvino", "tinygrad"]
 
 
 def keras_gqa() -> Subject:
@@ -97,6 +97,38 @@ def onnxruntime_mha() -> Subject:
         return found.reshape(batch, rows, heads, -1)
 
     return Subject(attention, backend="numpy", layout="BSHD", grouped=False)
+
+
+ONNX_TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64"}
+
+
+def onnx_model(path: str, provider: str) -> Subject:
+    """A model of query, key and value, and perhaps of a mask that hides nothing where a call has none."""
+    running = importlib.import_module("onnxruntime")
+    if provider not in running.get_available_providers():
+        raise ValueError(f"expected a provider out of {', '.join(running.get_available_providers())}; got {provider!r}")
+    session = running.InferenceSession(path, providers=[provider])
+    inputs = session.get_inputs()
+    if len(inputs) not in (3, 4):
+        names = ", ".join(each.name for each in inputs)
+        raise ValueError(f"expected a model of query, key, value and perhaps a mask; got the inputs {names}")
+    masks, dtype = inputs[3:], ONNX_TYPES[inputs[0].type]
+
+    def attention(query: Any, key: Any, value: Any) -> Any:
+        feed = {each.name: np.ascontiguousarray(x) for each, x in zip(inputs, (query, key, value), strict=False)}
+        return session.run(None, feed)[0]
+
+    def masked(query: Any, key: Any, value: Any, mask: Any = None) -> Any:
+        if mask is None:
+            is_bool = masks[0].type == "tensor(bool)"
+            mask = np.full((query.shape[0], 1, query.shape[-2], key.shape[-2]), is_bool, bool if is_bool else dtype)
+        feed = [query, key, value, mask]
+        return session.run(None, {each.name: np.ascontiguousarray(x) for each, x in zip(inputs, feed, strict=True)})[0]
+
+    if not masks:
+        return Subject(attention, backend="numpy", dtypes=(dtype,))
+    sense = "keep" if masks[0].type == "tensor(bool)" else "additive"
+    return Subject(masked, backend="numpy", dtypes=(dtype,), mask_name="mask", mask=sense)
 
 
 def mlx() -> Subject:

@@ -1,9 +1,13 @@
-"""From the text of a target to a subject: ``package.module:callable``, ``path/file.py:callable``, or a preset."""
+"""From the text of a target to a subject.
+
+``package.module:callable``, ``path/file.py:callable``, ``path/model.onnx:provider``, or a preset.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -11,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from attention_conformance.subjects.presets import PRESETS
+from attention_conformance.subjects.presets_bridged import onnx_model
 from attention_conformance.subjects.subject import Subject
 
 __all__ = ["TargetError", "load_target"]
@@ -35,6 +40,8 @@ def load_target(target: str, backward: str | None = None, **declared: Any) -> Su
     -------
     Subject
     """
+    if model := re.fullmatch(r"(.+\.onnx)(?::(\w+))?", target):
+        return _with(_model(*model.groups(default="CPUExecutionProvider")), {"name": target, **declared})
     if ":" not in target:
         return _preset(target, declared)
     function = _callable(target)
@@ -52,7 +59,9 @@ def _with(subject: Subject, declared: dict[str, Any]) -> Subject:
 
 def _preset(name: str, declared: dict[str, Any]) -> Subject:
     if name not in PRESETS:
-        raise TargetError(f"expected module:callable, file.py:callable or one of {', '.join(PRESETS)}; got {name!r}")
+        raise TargetError(
+            f"expected module:callable, file.py:callable, model.onnx or one of {', '.join(PRESETS)}; got {name!r}"
+        )
     preset = PRESETS[name]
     try:
         subject = preset.make()
@@ -60,6 +69,17 @@ def _preset(name: str, declared: dict[str, Any]) -> Subject:
         lacking = _lacking(preset.package, error)
         raise TargetError(f"expected {lacking} for {name}; got none: pip install {lacking}") from error
     return _with(subject, {"name": name, **declared})
+
+
+def _model(path: str, provider: str) -> Subject:
+    if not Path(path).is_file():
+        raise TargetError(f"expected a file of ONNX; got {path!r}, which is none")
+    try:
+        return onnx_model(path, provider)
+    except ModuleNotFoundError as error:
+        raise TargetError(f"expected onnxruntime for {path}; got none: pip install onnxruntime") from error
+    except ValueError as error:
+        raise TargetError(str(error)) from error
 
 
 def _lacking(package: str, error: ModuleNotFoundError) -> str:
