@@ -112,7 +112,7 @@ def slower(call: Call) -> str | None:
     if query.shape[-1] != value.shape[-1]:
         return "is PyTorch's dense form where values have another width than keys"
     if decides_at_run_time(call) and may_leak(call):
-        is_small = math.prod(query.shape[:-1]) * call.key.shape[-2] < MIN_SCORES
+        is_small = not has_open_sizes(call) and math.prod(query.shape[:-1]) * call.key.shape[-2] < MIN_SCORES
         if is_small and not (few_queries(call) or is_short(call)):
             return "gains less in a compiled program than reading the arguments costs"
     is_plain = call.mask is None and call.bias is None and not call.assume_finite
@@ -122,8 +122,17 @@ def slower(call: Call) -> str | None:
 
 
 def few_queries(call: Call) -> bool:
-    """Whether this is a step of decoding; not known in a program for export, which may be for any length."""
-    return not is_exporting(call.query) and has_few_queries(call.query.shape[-2], call.key.shape[-2])
+    """Whether this is a step of decoding; not known in a program for many lengths."""
+    return not has_open_sizes(call) and has_few_queries(call.query.shape[-2], call.key.shape[-2])
+
+
+def has_open_sizes(call: Call) -> bool:
+    """Whether a program is compiled or exported for many sizes. A choice by one would compile it again for others."""
+    if not torch.compiler.is_compiling() or is_exporting(call.query):
+        return is_exporting(call.query)
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # noqa: PLC0415 (imports sympy)
+
+    return not all(map(has_static_value, (*call.query.shape, *call.key.shape)))
 
 
 def refusal(call: Call) -> str | None:
@@ -220,8 +229,8 @@ def _fits_as_array(call: Call) -> bool:
     """Whether a rule takes little time as an array, and little memory next to query, key and value."""
     if not isinstance(call.mask, Mask) or is_exporting(call.query):
         return False
-    if few_queries(call):
-        return True
+    if few_queries(call) or (has_open_sizes(call) and is_on_host(call.query)):
+        return True  # a program for many sizes looks at them when it runs
     rows, columns = call.query.shape[-2], call.key.shape[-2]
     inputs = call.query.numel() + 2 * call.key.numel()
     if is_on_accelerator(call.query) and _is_rule_of_positions(call.mask):
@@ -258,7 +267,7 @@ def ranges_apart(call: Call) -> list[Any] | None:
 
 def is_short(call: Call) -> bool:
     """Whether queries are few next to keys."""
-    return bool(2 * call.query.numel() <= call.key.numel())
+    return not has_open_sizes(call) and bool(2 * call.query.numel() <= call.key.numel())
 
 
 def causal_part(mask: Any) -> tuple[Mask | None, Any]:
@@ -288,7 +297,7 @@ def attends_later(call: Call) -> bool:
 def _has_few_keys(call: Call) -> bool:
     """Whether there are fewer than a vector of the processor holds, which is when the kernel overlooks NaN."""
     columns = call.key.shape[-2]
-    if is_exporting(call.query):  # perhaps for any length, of which nothing may be asked
+    if has_open_sizes(call):
         from torch.fx.experimental.symbolic_shapes import statically_known_true  # noqa: PLC0415 (imports sympy)
 
         return bool(statically_known_true(columns < VECTOR_LANES))

@@ -124,13 +124,15 @@ def _attend_abstract(arrays: Sequence[torch.Tensor], text: str) -> list[torch.Te
 
 
 def _attend_backward(arrays: Sequence[torch.Tensor], results: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
-    """Compute the gradients of the arrays of floating point, of results and their cotangents."""
+    """Compute the gradients of the arrays of floating point, of results and their cotangents; NaN of one without."""
     operation, plan = _decode_text(text)
     middle = len(results) // 2
     ends = tuple(results[:middle]), tuple(results[middle:])
     with torch.autocast(arrays[0].device.type, enabled=False):  # it may be on again where one goes backward
         gradients = operation.backward(plan, tuple(arrays), *ends, _backend())
-    return _in_memory_of_their_own([each for each in gradients if each is not None], [*arrays, *results])
+    pairs = [pair for pair in zip(arrays, gradients, strict=True) if pair[0].is_floating_point()]
+    found = [torch.full_like(array, math.nan) if gradient is None else gradient for array, gradient in pairs]
+    return _in_memory_of_their_own(found, [*arrays, *results])
 
 
 def _attend_backward_abstract(

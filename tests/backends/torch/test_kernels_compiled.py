@@ -1,6 +1,7 @@
 """PyTorch's fused kernel in compiled programs, and with its logsumexp."""
 
 import importlib
+import itertools
 import math
 
 import pytest
@@ -188,6 +189,42 @@ def test_compiled_a_few_queries_of_a_cache_are_one_program(rows, name, put, rng)
         found = compiled(torch, lambda *arrays: attention(*arrays, mask=mask))(*arrays)
     expected = attention(*arrays, mask=mask, implementation="dense")
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+OPEN = {
+    "array and causal": lambda padding: {"mask": padding, "is_causal": True},
+    "window": lambda padding: {"mask": ac.SlidingWindow(left=15, right=0)},
+    "lengths": lambda padding: {"mask": ac.KeyLengths(padding.sum((1, 2, 3))), "is_causal": True},
+    "bias": lambda padding: {"bias": torch.where(padding, 0.0, -1e4).to(torch.float64)},
+}
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_compiled_programs_are_as_many_as_those_of_the_kernel(name, put, rng):
+    """No choice by a size becomes a guard: batches, lengths of both sides of all thresholds, with gradients and not."""
+
+    def attend(query, key, value, padding, implementation="auto"):
+        return attention(query, key, value, **OPEN[name](padding), implementation=implementation)
+
+    def kernel(query, key, value, padding):
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=padding)
+
+    counts = []
+    for function in (attend, kernel):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        called = torch.compile(function, fullgraph=True, backend="eager")
+        for differentiated, batch, length in itertools.product((False, True), (2, 4), (8, 24, 100, 300)):
+            arrays = put([rng.standard_normal((batch, 2, length, 8)) for _ in range(3)])
+            padding = torch.arange(length) < torch.linspace(1, length, batch).long()[:, None, None, None]
+            leaves = [array.requires_grad_(differentiated) for array in arrays]
+            output = called(*leaves, padding)
+            if differentiated:
+                output.sum().backward()
+            if function is attend:
+                torch.testing.assert_close(output, attend(*arrays, padding, implementation="dense"))
+        counts.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert counts[0] <= counts[1]
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
