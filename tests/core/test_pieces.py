@@ -5,8 +5,6 @@ import math
 import numpy as np
 import pytest
 from evidence_helpers import compare_twice
-from hypothesis import given
-from hypothesis import strategies as st
 
 import attention_core as ac
 from attention_core._attention.softmax import logaddexp
@@ -112,22 +110,6 @@ def test_starts_may_be_arrays(implementation, arrays, backend, put, get):
     same(compiled(*starts, *arrays), [x[:, :, 4:, ...] for x in expected], get)
 
 
-@pytest.mark.needs(lambda backend: backend.name != "jax")
-@given(data=st.data())
-def test_property_any_pieces_in_any_order_and_nesting(data, backend, put, get):
-    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
-    arrays = put([rng.standard_normal(shape) * 4 for shape in ((B, H, M, D), (B, G, N, D), (B, G, N, E))])
-    cuts = sorted(3 * cut for cut in data.draw(st.lists(st.integers(0, N // 3), max_size=4)))
-    bounds = data.draw(st.permutations(list(zip([0, *cuts], [*cuts, N], strict=True))))  # some are empty
-    options = {"mask": ac.SlidingWindow(left=5, right=data.draw(st.integers(0, 9))), "implementation": "dense"}
-    parts = [piece(arrays, *each, **options) for each in bounds]
-    while len(parts) > 1:
-        at = data.draw(st.integers(0, len(parts) - 2))
-        count = data.draw(st.integers(2, len(parts) - at))
-        parts[at : at + count] = [merge_partials(*parts[at : at + count])]
-    same(parts[0], whole(arrays, mask=options["mask"]), get, 1e-12)
-
-
 def test_attention_to_no_keys_is_neutral_to_the_last_bit(arrays, put, get):
     query, key, value = arrays
     none = partial_attention(query, key[:, :, :0, :], value[:, :, :0, :], key_start=3)
@@ -142,12 +124,6 @@ def test_attention_to_no_keys_is_neutral_to_the_last_bit(arrays, put, get):
                 np.testing.assert_array_equal(found, expected)
     for found, expected in zip(get(tuple(merge_partials(none, masked))), (output, logsumexp), strict=True):
         np.testing.assert_array_equal(found, expected)
-
-
-def test_one_partial_is_itself(arrays, get):
-    part = piece(arrays, 0, N)
-    same(merge_partials(part), part, get, 0)
-    same(part, whole(arrays), get)
 
 
 @pytest.mark.needs("dtype")
