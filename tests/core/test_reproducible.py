@@ -245,14 +245,6 @@ def test_more_keys_than_are_summed_at_once(put, get, rng):
     same(found, of_numpy(*arrays))
 
 
-CONFIGURATIONS = [
-    ((1, 1, 5, 8), (1, 1, 9, 8), 4),
-    ((2, 2, 3, 16), (2, 1, 7, 16), 16),
-    ((1, 3, 1, 1), (1, 3, 1, 1), 1),
-    ((1, 2, 33, 5), (1, 2, 65, 5), 3),
-]
-
-
 @pytest.mark.parametrize("name", ["rms_norm", "rotary", "interleaved"])
 @given(st.integers(0, 2**32 - 1), st.integers(0, 60))
 def test_normalized_and_rotated_numbers_and_their_gradients_have_the_same_bits_as_in_numpy(name, backend, seed, spread):

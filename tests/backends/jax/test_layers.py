@@ -123,19 +123,6 @@ def test_one_rule_updates_all_leaves_and_leaves_the_state_alone(name):
 
 
 @every
-def test_a_step_of_training_is_compiled_with_donated_layers(name):
-    layer, inputs, options = made(name)
-    expected, donated = layer, jax.tree.map(jnp.copy, layer)
-    same, step = jax.jit(descend), jax.jit(descend, donate_argnums=0)
-    for _ in range(3):
-        expected, _ = same(expected, inputs, options)
-        before = jax.tree.leaves(donated)
-        donated, _ = step(donated, inputs, options)
-        assert all(leaf.is_deleted() for leaf in before)
-    close(donated, expected, 1e-10)
-
-
-@every
 def test_a_layer_goes_through_vmap(name):
     layer, inputs, options = made(name)
     expected = layer(*inputs, **options)
@@ -155,13 +142,6 @@ def test_a_stack_of_layers_goes_through_vmap(name):
         return
     outputs = jax.jit(jax.vmap(lambda layer: layer(*inputs, **options)))(stack)
     close(list(outputs), [each(*inputs, **options) for each in apart])
-
-
-@every
-def test_a_layer_goes_through_checkpoint(name):
-    layer, inputs, options = made(name)
-    found, expected = (jax.jit(jax.grad(function)) for function in (jax.checkpoint(loss), loss))
-    close(found(layer, inputs, options), expected(layer, inputs, options))
 
 
 @pytest.mark.parametrize("key", [None, 4])

@@ -1,6 +1,5 @@
 """Layers of Keras in other precisions, as files, and as Keras expects layers to be."""
 
-import copy
 import doctest
 import importlib
 import inspect
@@ -137,20 +136,6 @@ def test_a_layer_is_made_again_from_its_config(name):
             alike(again.to_numpy()[0], layer.to_numpy()[0])
 
 
-def test_weights_in_a_file_of_keras_fit_a_model_made_anew(rng, tmp_path):
-    def model(encoder):
-        return keras.Sequential([keras.Input((None, 6)), encoder, keras.layers.Dense(2)])
-
-    first, x = model(made("encoder", rng)), example("encoder", rng)
-    first.save_weights(tmp_path / "model.weights.h5")
-    second = model(EncoderLayer(6, 2, 7, dropout=0.25))
-    second.load_weights(tmp_path / "model.weights.h5")
-    same(second(x), first(x))
-    third = keras.models.clone_model(first)
-    third.set_weights(first.get_weights())
-    same(third(x), first(x))
-
-
 def test_arrays_that_do_not_fit_are_named(rng):
     definition = layers.FeedForward(4, 5)
     parameters, _ = perturbed(definition, rng)
@@ -217,17 +202,6 @@ def test_a_layer_may_be_built_where_a_model_is_traced(rng, name):
     same(model(x), kind(**settings, seed=4)(x))
     traced = kind(**settings, seed=4)
     same(tf.function(traced)(tf.constant(x)), tf.function(kind(**settings, seed=4))(tf.constant(x)))
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_copy_is_a_layer_of_its_own(rng, name):
-    layer, x = made(name, rng), example(name, rng)
-    again = copy.deepcopy(layer)
-    same(again(x), layer(x))
-    for variable in again.weights:
-        variable.assign(variable + 1)
-    for found, expected in zip(again.get_weights(), layer.get_weights(), strict=True):
-        assert not np.array_equal(found, expected)
 
 
 def test_examples_of_the_docstrings_run():
