@@ -287,7 +287,7 @@ def place_masks(inputs: tuple[Any, ...], query_mask: Any, key_mask: Any) -> tupl
     query, key, value = inputs
     if isinstance(query, Mapping):
         query, key, value = (query.get(name) for name in ("query", "key", "value"))
-    if query_mask is None:
+    if query_mask is None or isinstance(query_mask, Mapping):  # which Keras makes of a mapping
         query_mask = attached(query)
     if key_mask is None:
         key_mask = attached(query if key is None else key)

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 from blockwise_helpers import (
-    LENGTHS,
     NONFINITE,
     RUNS,
     TUNING,
@@ -23,7 +22,6 @@ from blockwise_helpers import (
 
 import attention_core as ac
 from attention_core.backend import array_namespace
-from attention_core.masks import And
 
 
 @pytest.fixture(autouse=True)
@@ -82,46 +80,6 @@ def test_a_scale_that_makes_what_is_masked_overflow(backend):
             np.testing.assert_array_equal(backend.to_numpy(found), np.ones((1, 1, 2, 2)))
 
 
-@pytest.mark.needs("untraced loops")
-@pytest.mark.parametrize("nonfinite", [*NONFINITE, 3e38])
-def test_a_bias_that_is_masked_leaks_neither_forward_nor_backward(nonfinite, backend, rng):
-    """While queries, keys and values are finite."""
-    arrays, bias, allowed = qkv(rng), rng.standard_normal((M, N)), rng.random((M, N)) < 0.6
-    spoilt = np.where(allowed, bias, nonfinite)
-    clean, found = (
-        derivatives(backend, lambda bias, mask: {"bias": bias, "mask": mask}, [*arrays, each, allowed], ("blockwise",))
-        for each in (bias, spoilt)
-    )
-    assert_same(found[0], clean[0])
-
-
-@pytest.mark.needs(
-    lambda masked, argument, nonfinite, backend: (
-        not backend.loops.traced or (masked, argument, nonfinite) in ((True, "value", math.inf),)
-    ),
-    lambda argument, nonfinite: argument == "value" or nonfinite != -math.inf,  # which masks, or has no weight
-)
-@pytest.mark.parametrize("nonfinite", NONFINITE)
-@pytest.mark.parametrize("argument", ["query", "key", "value", "bias"])
-@pytest.mark.parametrize("masked", [True, False])
-def test_what_is_attended_shows_as_in_the_dense_form(masked, argument, nonfinite, backend, rng):
-    arrays = [*map(np.abs, qkv(rng)), rng.standard_normal((M, N))]
-    target = arrays[("query", "key", "value", "bias").index(argument)]
-    target[..., 6, 2] = nonfinite
-
-    def options(bias):
-        return ({"mask": ac.SlidingWindow(left=3, right=2)} if masked else {}) | (
-            {"bias": bias} if masked or argument == "bias" else {}
-        )
-
-    with np.errstate(invalid="ignore"):
-        dense, blocks = derivatives(backend, options, arrays, ("dense", "blockwise"))
-    assert_same(blocks[:2], dense[:2])
-    for found, expected in zip(blocks, dense, strict=True):
-        seen = np.isfinite(expected)  # blocks that are skipped may keep a nan from more
-        np.testing.assert_allclose(found[seen], expected[seen], rtol=0, atol=1e-12)
-
-
 def test_an_infinite_value_changes_only_queries_that_attend_to_it(backend, rng):
     arrays = qkv(rng)
     arrays[2][0, 0, 5, 1], arrays[2][0, 0, 2, 1], arrays[2][0, 0, 2, 3] = math.inf, -math.inf, math.nan
@@ -132,25 +90,6 @@ def test_an_infinite_value_changes_only_queries_that_attend_to_it(backend, rng):
     np.testing.assert_array_equal(np.where(np.isfinite(output[0, 0, :, 1]), 0.0, output[0, 0, :, 1]), expected)
     assert np.isfinite(output[0, :, :, 0]).all()
     assert np.isfinite(output[1:]).all()
-
-
-def test_a_fully_masked_row_gives_exactly_zero(backend, rng):
-    (found,) = derivatives(
-        backend,
-        lambda lengths: {"mask": And(ac.KeyLengths(lengths), ac.Causal(offset=-2))},
-        [*qkv(rng), LENGTHS],
-        ("blockwise",),
-    )
-    output, logsumexp, *gradients = found
-    assert not np.any(output[1])
-    assert not np.any(output[:, :, :2])
-    if gradients:
-        assert not any(np.any(gradient[1]) for gradient in gradients)
-        assert not np.any(gradients[0][:, :, :2])
-    else:
-        assert (logsumexp[1] == -math.inf).all()
-        assert (logsumexp[:, :, :2] == -math.inf).all()
-        assert np.isfinite(logsumexp[0, :, 2:]).all()
 
 
 def raised(scores, *_):
@@ -171,23 +110,6 @@ def lowered(scores, batch, head, query, key):
 @pytest.mark.needs("untraced loops")
 def test_a_whole_block_of_scores_may_be_minus_infinity(backend, rng):
     assert_equal(backend, lambda: {"score_mod": lowered}, qkv(rng))
-
-
-@pytest.mark.needs(lambda size, backend: not backend.loops.traced or size in (3e38,))
-@pytest.mark.parametrize("size", [3e38, -3e38])
-def test_biases_of_any_finite_size_are_no_masks(size, backend, rng):
-    bias = np.where(np.arange(N) < 8, np.float32(size), 0.0)
-    query, key, value, bias = backend.from_numpy([*qkv(rng), bias], dtype="float32")
-    for some_bias in (bias, backend.from_numpy(np.full((N,), size), dtype="float32")):
-        with np.errstate(over="ignore"):
-            dense, blocks = (
-                backend.to_numpy(
-                    tuple(attention(query, key, value, bias=some_bias, return_logsumexp=True, implementation=name))
-                )
-                for name in ("dense", "blockwise")
-            )
-        np.testing.assert_allclose(blocks[0], dense[0], rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(blocks[2], dense[2], rtol=1e-5)
 
 
 @pytest.mark.needs("untraced loops")

@@ -188,53 +188,6 @@ def test_a_compiled_step(count, ragged, backend, rng):
         np.testing.assert_allclose(np.concatenate(outputs, axis=-2), expected, rtol=0, atol=1e-13)
 
 
-def by_position(arrays):
-    """Arrays with one position of each in front: (B, H, L, D) -> (L, B, H, 1, D)."""
-    return tuple(np.ascontiguousarray(np.moveaxis(array, -2, 0)[..., None, :]) for array in arrays)
-
-
-@pytest.mark.needs("jax")
-@pytest.mark.parametrize("ragged", [False, True])
-def test_a_scan_of_jax(ragged, rng):
-    jax = importlib.import_module("jax")
-    from attention_jax import backend
-
-    xp, arrays = backend.namespace, drawn(rng)
-
-    def body(cache, new):
-        return step(cache, *new, xp=xp)
-
-    cache, outputs = jax.lax.scan(body, new_cache(xp, ragged=ragged), backend.from_numpy(by_position(arrays)))
-    expected = backend.to_numpy(at_once(*backend.from_numpy(arrays), xp))
-    np.testing.assert_allclose(np.moveaxis(np.asarray(outputs)[..., 0, :], 0, -2), expected, rtol=0, atol=1e-14)
-    assert np.all(np.asarray(cache.length) == L)
-
-
-@pytest.mark.needs("tensorflow")
-@pytest.mark.parametrize(("jit_compile", "ragged"), [(False, True), (True, False)])
-def test_a_while_loop_of_tensorflow(jit_compile, ragged, rng):
-    tf = importlib.import_module("tensorflow")
-    from attention_tensorflow import backend
-
-    xp, arrays = backend.namespace, drawn(rng)
-
-    @tf.function(jit_compile=jit_compile)
-    def decode(query, key, value):
-        def body(at, cache, outputs):
-            cache, output = step(cache, query[at], key[at], value[at], xp=xp)
-            return at + 1, cache, outputs.write(at, output)
-
-        outputs = tf.TensorArray(query.dtype, size=L, element_shape=(B, H, 1, E))
-        start = tf.constant(0), new_cache(xp, ragged=ragged), outputs
-        _, cache, outputs = tf.while_loop(lambda at, *_: at < L, body, start)
-        return cache.length, outputs.stack()
-
-    length, outputs = decode(*backend.from_numpy(by_position(arrays)))
-    expected = backend.to_numpy(at_once(*backend.from_numpy(arrays), xp))
-    np.testing.assert_allclose(np.moveaxis(outputs.numpy()[..., 0, :], 0, -2), expected, rtol=0, atol=1e-14)
-    assert np.all(length.numpy() == L)
-
-
 @pytest.mark.needs("tensorflow")
 def test_open_dimensions_are_computed(rng):
     tf = importlib.import_module("tensorflow")

@@ -146,21 +146,6 @@ def test_lengths_that_are_written_over_are_read(rng):
         second[:] = 60
 
 
-@pytest.mark.parametrize("name", ["lengths", "offset", "windows", "cache", "rule and array"])
-def test_weights_are_those_of_all_keys(name, backend, put, get, rng):
-    rows, columns = 2, 130
-    arrays = inputs(rng, put, rows, columns)
-    mask = MASKS[name](put, rows, columns)
-    allowed = as_array(mask, rows, columns, arrays[0], backend)
-    expected = attention(*arrays, mask=allowed, implementation="dense", return_weights=True)
-    for implementation in ("auto", "dense"):
-        found = attention(*arrays, mask=mask, implementation=implementation, return_weights=True)
-        np.testing.assert_allclose(get(found.weights), get(expected.weights), rtol=0, atol=1e-14)
-        np.testing.assert_array_equal(
-            get(found.output), get(attention(*arrays, mask=mask, implementation=implementation))
-        )
-
-
 @pytest.mark.parametrize("name", ["length", "offset", "window", "windows", "cache"])
 def test_positions_are_those_of_all_keys(name, backend, put, get, rng):
     """Bias, score modification and dropout know which keys were left."""
@@ -177,56 +162,6 @@ def test_positions_are_those_of_all_keys(name, backend, put, get, rng):
         expected = attention(*arrays, mask=allowed, implementation="dense", **options)
         found = attention(*arrays, mask=mask, **options)
         np.testing.assert_allclose(get(found), get(expected), rtol=0, atol=1e-13)
-
-
-@pairwise(
-    nonfinite=[math.nan, math.inf, -math.inf, 3e38],
-    name=["lengths", "offset", "windows", "cache", "array", "bias"],
-    argument=[1, 2],
-)
-def test_what_is_masked_does_not_leak(name, argument, nonfinite, backend, put, get, rng):
-    """Every key that no query may attend to is spoilt; so is one that the last query alone may attend to."""
-    rows, columns = 2, 130
-    arrays = [get(x) for x in inputs(rng, put, rows, columns, D)]
-    mask = MASKS["offset" if name in ("array", "bias") else name](put, rows, columns)
-    allowed = get(as_array(mask, rows, columns, None, backend))
-    options = {
-        "array": {"mask": put(allowed)},
-        "bias": {"bias": put(np.where(allowed, 0.0, -math.inf), dtype="float32")},
-    }.get(name, {"mask": mask})
-    spoilt = [x.astype(np.float32) for x in arrays]
-    hidden = ~allowed.any(axis=-2)[:, 0]
-    spoilt[argument][:, 0][hidden] = nonfinite
-    clean = put([x.astype(np.float32) for x in arrays], dtype="float32")
-    expected = get(attention(*clean, **options, implementation="dense"))
-    found = get(attention(*put(spoilt, dtype="float32"), **options))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
-    last = allowed[:, 0, 1] & ~allowed[:, 0, 0]
-    spoilt[argument][:, 0][last] = nonfinite
-    found = get(attention(*put(spoilt, dtype="float32"), **options))
-    np.testing.assert_allclose(found[:, :, 0], expected[:, :, 0], rtol=0, atol=2e-6)
-    if last.any() and not math.isfinite(nonfinite):
-        assert not np.isfinite(found[last.any(axis=-1), 0, 1]).any()
-
-
-@pytest.mark.needs(lambda rows, backend: not backend.loops.traced or rows == 32)
-@pytest.mark.parametrize(
-    ("rows", "width", "name"),
-    [(2, D, "array"), (2, E, "rule"), (2, D, "bias"), (32, E, "array"), (32, D, "rule"), (32, E, "bias")],
-)
-def test_a_key_that_is_not_finite_gives_nan_under_a_mask(rows, name, width, backend, put, get, rng):
-    columns = 65 * rows
-    query, key, value = map(get, inputs(rng, put, rows, columns, width))
-    query[..., 0], key[:, :, -1, 0] = 1.0, math.inf
-    allowed = np.arange(columns) <= np.arange(rows)[:, None] + columns - rows
-    options = {
-        "array": {"mask": put(allowed)},
-        "rule": {"mask": ac.Causal(offset=columns - rows)},
-        "bias": {"bias": put(np.where(allowed, 0.0, -math.inf))},
-    }[name]
-    found = get(attention(*put([query, key, value]), **options))
-    assert np.isnan(found[:, :, -1]).all()
-    np.testing.assert_allclose(found, get(attention(*put([query, key, value]), **options, implementation="blockwise")))
 
 
 @pytest.mark.needs("gradients")

@@ -202,24 +202,6 @@ def test_dropout_of_embeddings_keeps_or_doubles(rng, put, get):
     assert 5 < kept.sum() < 35
 
 
-@pytest.mark.needs("dtype")
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_sixteen_bits_are_rounded_once(rng, backend, put, get, dtype):
-    x = rng.standard_normal((2, 3, 5))
-    parameters = {
-        ac.functions.linear: Linear(rng.standard_normal((5, 4)), rng.standard_normal(4)),
-        ac.functions.layer_norm: LayerNorm(rng.standard_normal(5), rng.standard_normal(5)),
-        ac.functions.feed_forward: FeedForward(
-            Linear(rng.standard_normal((5, 8))), Linear(rng.standard_normal((8, 2)))
-        ),
-    }
-    for function, tree in parameters.items():
-        narrow = put((tree, x), dtype=dtype)
-        got, wide = get(function(*narrow)), get(function(*put(_widened(get(narrow)))))
-        assert str(got.dtype) == dtype
-        np.testing.assert_array_equal(got, wide.astype(got.dtype))
-
-
 def _widened(tree):
     if isinstance(tree, tuple):
         branches = [_widened(branch) for branch in tree]

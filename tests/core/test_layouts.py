@@ -413,29 +413,6 @@ def test_head_orders_share_keys_as_documented(rng, put, get, groups):
 # --- heads apart ---
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_heads_apart_and_joined_are_the_same(rng, put, get, bias):
-    widths, channels = (4, 4, 5), (6, 7, 8)
-    heads = [
-        tuple(
-            Linear(rng.standard_normal((rows, width)), rng.standard_normal(width) if bias else None)
-            for rows, width in zip(channels, widths, strict=True)
-        )
-        for _ in range(3)
-    ]
-    output = Linear(rng.standard_normal((15, 6)))
-    joined = join_heads([tuple(map(put, head)) for head in heads], put(output))
-    again, last = separate_heads(joined, 3)
-    assert_same(get(tuple(again)), tuple(heads))
-    assert_same(get(last), output)
-    arrays = [rng.standard_normal((2, 5, size)) for size in channels]
-    found = get(multi_head_attention(joined, *map(put, arrays), num_heads=3))
-    each = [multi_head_attention(MultiHeadAttention(*head), *arrays, num_heads=1) for head in heads]
-    np.testing.assert_allclose(
-        found, np.concatenate(each, axis=-1) @ output.weight, rtol=0, atol=1e-14 * np.abs(found).max()
-    )
-
-
 def test_heads_that_cannot_be_joined_or_separated_are_told(rng):
     one, other = Linear(np.zeros((4, 2))), Linear(np.zeros((4, 3)))
     for wrong in ([], [(one, one)], [(one, one, one.weight)]):

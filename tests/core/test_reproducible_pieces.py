@@ -6,8 +6,6 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import attention_core as ac
 from attention_core._attention.reproducible.pieces import merge_sums
@@ -119,19 +117,6 @@ def test_more_keys_than_are_summed_at_once(put, get, rng):
     same(get(tuple(in_pieces(arrays, (0, 100, 5000, 9001), (1, 2, 0)))), get(whole(arrays)))
 
 
-@settings(max_examples=150)
-@given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 33), max_size=4), st.integers(0, 60), st.booleans())
-def test_any_numbers_cut_anywhere_have_the_bits_of_the_whole(seed, cuts, spread, masked):
-    rng = np.random.default_rng(seed)
-    arrays = [
-        (drawn(rng, *dims) * 2.0 ** rng.integers(-spread, spread + 1, dims)).astype(np.float32)
-        for dims in ((2, 5, 3), (1, 33, 3), (1, 33, 4))
-    ]
-    options = {"mask": rng.random((5, 33)) < 0.3} if masked else {}
-    cuts = (0, *sorted(cuts), 33)
-    same(in_pieces(arrays, cuts, rng.permutation(len(cuts) - 1), **options), whole(arrays, **options))
-
-
 @pytest.mark.parametrize(
     ("empty", "axis"), [("keys", -2), ("queries", -2), ("values", -1), ("batch", 0)], ids=lambda each: str(each)
 )
@@ -155,15 +140,6 @@ def test_sums_of_unlimited_size_are_merged_limb_by_limb():
     for number in numbers:
         found = merge_sums(found, limbs(number), np)
     np.testing.assert_array_equal(found, limbs(sum(numbers)))
-
-
-def test_attention_to_no_keys_is_exactly_neutral(rng):
-    query, key, value = qkv(rng)
-    extent = attention_extent(query, key, value)
-    partial = ac.pieces.partial_attention(query, key, value, extent=extent, **EXACTLY)
-    none = ac.pieces.partial_attention(query, key[:, :, :0], value[:, :, :0], extent=extent, **EXACTLY)
-    for ours, theirs in zip(merge_partials(none, partial)[:2], partial[:2], strict=True):
-        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_2048_partials_can_be_added_as_they_are(rng):

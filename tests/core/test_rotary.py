@@ -71,24 +71,6 @@ def test_types_of_16_bits_are_rounded_once(dtype, backend, rng):
     np.testing.assert_array_equal(*backend.to_numpy((rotary_embedding(x, positions), expected)))
 
 
-def test_position_zero_changes_nothing(put, get, rng):
-    x = rng.standard_normal((3, 5, 6))
-    for interleaved in (False, True):
-        result = rotary_embedding(put(x), put(np.asarray(0)), interleaved=interleaved)
-        np.testing.assert_array_equal(get(result), x)
-
-
-def test_scores_depend_on_the_distance_alone(put, get, rng, xp):
-    query, key = rng.standard_normal((2, 3, 1, 8))
-
-    def score(i, j):
-        rows = (rotary_embedding(put(x), put(np.asarray([at]))) for x, at in ((query, i), (key, j)))
-        return get(xp.sum(xp.multiply(*rows), axis=-1))
-
-    np.testing.assert_allclose(score(11, 4), score(10**9 + 11, 10**9 + 4), rtol=0, atol=1e-13)
-    assert np.abs(score(11, 4) - score(11, 5)).max() > 1e-3
-
-
 def test_interleaved_is_another_order_of_channels(put, get, rng):
     x, positions = rng.standard_normal((2, 3, 5, 8)), put(FAR[1:6])
     apart = np.concatenate([x[..., 0::2], x[..., 1::2]], axis=-1)

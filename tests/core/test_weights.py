@@ -133,15 +133,6 @@ def test_a_few_rows_of_a_long_sequence_need_little_memory(rng):
     assert not weights[0, 0, 0, 101:].any()
 
 
-def test_sixteen_bits_are_rounded_once(put, get, backend):
-    if "float16" not in backend.dtypes:
-        return
-    query, key, result = dense(put, {}, "float16")
-    found = get(ac.weights.attention_weights(query, key, queries=[2]))
-    assert found.dtype == np.float16
-    assert (found == chosen_of(get(result.weights), queries=[2])).mean() > 0.95
-
-
 WRONG = {
     "queries=[13]": (ValueError, "expected queries in [-13, 13); got 13"),
     "keys=[0, -12]": (ValueError, "expected keys in [-11, 11); got -12"),

@@ -5,14 +5,14 @@ import importlib
 
 import numpy as np
 import pytest
+from layer_helpers import CASES as ALL
+from layer_helpers import FEW, Layers
 
-from attention_core import KeyLengths
+from attention_core.backend import get_backend
 
 jax = importlib.import_module("jax")
 
 jnp = jax.numpy
-
-ravel_pytree = importlib.import_module("jax.flatten_util").ravel_pytree
 
 attention_jax = importlib.import_module("attention_jax")
 
@@ -22,37 +22,16 @@ IDS = RNG.integers(0, 11, (2, 5))
 
 X = RNG.standard_normal((2, 5, 6))
 
-MAPS = RNG.standard_normal((2, 4, 6, 8))
-
-# Of every layer: settings, inputs, and options.
-CASES = {
-    "DotProductAttention": ({"softcap": 2.0, "dropout": 0.4}, (X, X[:, :3], X[:, 1:4] + 1), {"key_mask": np.asarray([[True, True, False], [True] * 3])}),
-    "MultiHeadAttention": ({"channels": 6, "num_heads": 2, "num_key_value_heads": 1, "zero_attention": True, "is_causal": True, "dropout": 0.4}, (X,), {"mask": KeyLengths(np.asarray([5, 2]))}),
-    "FeedForward": ({"channels": 6, "inner": 7, "output_channels": 3, "dropout": 0.4}, (X,), {}),
-    "EncoderLayer": ({"channels": 6, "num_heads": 3, "inner": 7, "dropout": 0.4}, (X,), {"key_mask": np.arange(5) < np.asarray([[5], [3]])}),
-    "Embeddings": ({"num_tokens": 11, "num_positions": 7, "channels": 6, "num_segments": 2, "dropout": 0.4}, (IDS,), {"segment_ids": IDS % 2}),
-    "SaganAttention": ({"channels": 8, "head_channels": 3, "bias": True}, (MAPS,), {}),
-}  # fmt: skip
+CASES = {name: ALL[name] for name in FEW}  # of every layer: settings, inputs, and options
 
 every = pytest.mark.parametrize("name", CASES)
 
 
-def shaken(layer, seed=1):
-    """A layer whose biases are not zero, and whose scales are not one."""
-    flat, back = ravel_pytree(layer.parameters)
-    noise = np.random.default_rng(seed).standard_normal(flat.shape)
-    return type(layer)(layer.definition, back(flat + 0.3 * jnp.asarray(noise, flat.dtype)), layer.state)
-
-
 @functools.cache
 def made(name, dtype="float64"):
-    settings, inputs, options = CASES[name]
-    layer = shaken(getattr(attention_jax, name).init(3, **settings, dtype="float64")).astype(dtype)
-    return layer, jax.tree.map(lambda x: as_input(x, dtype), inputs), jax.tree.map(jnp.asarray, options)
-
-
-def as_input(x, dtype):
-    return jnp.asarray(x, dtype if jnp.issubdtype(x.dtype, jnp.floating) else None)
+    """A layer in which nothing is 0, its inputs and its options."""
+    adapter = Layers(get_backend("jax"))
+    return adapter.made(name, "float64").astype(dtype), *adapter.inputs(name, dtype)
 
 
 def numbers(tree):

@@ -37,8 +37,6 @@ CASES = {
 
 OF_TOKENS = ("embeddings", "decoder")
 
-WITH_WEIGHTS = [name for name in CASES if name != "dot_product"]
-
 MODES = {"eager": None, "graph": {}, "xla": {"jit_compile": True}}
 
 NUMPY = get_backend("numpy")

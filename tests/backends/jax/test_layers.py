@@ -10,7 +10,6 @@ import pytest
 from jax_layer_helpers import (
     CASES,
     X,
-    as_input,
     attention_jax,
     close,
     equal,
@@ -18,7 +17,6 @@ from jax_layer_helpers import (
     jax,
     jnp,
     made,
-    shaken,
 )
 
 import attention_core as ac
@@ -35,34 +33,17 @@ def loss(layer, inputs, options):
     return jnp.sum(output * jnp.cos(jnp.arange(output.size, dtype=output.dtype)).reshape(output.shape))
 
 
-@every
-@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-def test_a_layer_starts_from_the_values_of_its_definition(name, dtype):
-    """Which are the same on every framework."""
-    kind = getattr(attention_jax, name)
-    layer = kind.init(5, **CASES[name][0], dtype=dtype)
-    definition = layer.definition
-    assert definition == getattr(layers, name)(**CASES[name][0])
-    wide = "float32" if dtype == "bfloat16" else dtype  # which the namespace of NumPy does not have
-    expected = [each(5, xp=NUMPY.namespace, dtype=wide) for each in (definition.init, definition.init_state)]
-    equal(layer.to_numpy(), tuple(NUMPY.from_numpy(expected, dtype=dtype)))
-
-
 def test_settings_are_given_by_position_or_by_name_and_shown():
     init = attention_jax.FeedForward.init
     assert init(0, 4, 16, 3, False).definition == layers.FeedForward(4, 16, output_channels=3, bias=False)
     names = ("key", "channels", "inner", "output_channels", "bias", "dropout", "arithmetic", "activation")
     assert list(inspect.signature(init).parameters) == [*names, "dtype", "device"]
-    with pytest.raises(ValueError, match="expected channels that 3 heads share out evenly; got 8 channels"):
-        attention_jax.MultiHeadAttention.init(0, 8, 3)
     with pytest.raises(TypeError, match="unexpected keyword argument 'chanels'"):
         attention_jax.MultiHeadAttention.init(0, chanels=8, num_heads=2)
     with pytest.raises(ValueError, match=r"expected a floating-point type out of float16, .*; got int8"):
         init(0, 4, 16, dtype=jnp.int8)
     with pytest.raises(ValueError, match=r"expected a device out of .*cpu:0.*; got 'tpu:9'"):
         init(0, 4, 16, device="tpu:9")
-    with pytest.raises(ValueError, match=r"expected a seed in \[0, 2\*\*64\); got -1"):
-        init(-1, 4, 16)
 
 
 def test_leaves_are_named():
@@ -93,40 +74,11 @@ def test_a_layer_does_not_change():
     assert repr(layer) == f"attention_jax.{layer.definition!r}"
 
 
-def test_settings_are_changed_in_a_copy_and_not_by_assignment(tmp_path):
-    layer, x = attention_jax.FeedForward.init(0, 5, 7), np.linspace(-1, 1, 10, dtype=np.float32).reshape(2, 5)
-    with pytest.raises(
-        AttributeError, match=r"expected arithmetic by with_settings\(arithmetic=...\), .*; got an assignment"
-    ):
-        layer.arithmetic = "reproducible"
-    exact = layer.definition.with_settings(arithmetic="reproducible")
-    expected = exact(layer.to_numpy()[0], x)
-    attention_jax.save(layer, tmp_path / "layer.safetensors")
-    loaded = attention_jax.load(tmp_path / "layer.safetensors", arithmetic="reproducible")
-    for each in (layer.with_settings(arithmetic="reproducible"), loaded):
-        assert each.definition == exact
-        np.testing.assert_array_equal(each(x), expected)
-
-
-@every
-def test_a_call_is_that_of_the_definition_on_numpy(name):
-    layer, inputs, options = made(name)
-    parameters, state = layer.to_numpy()
-    _, raw, same = CASES[name]
-    state_option = {"state": state} if state else {}
-    close(layer(*inputs, **options), layer.definition(parameters, *raw, **same, **state_option))
-
-
 @every
 def test_arrays_of_numpy_are_taken(name):
     layer, inputs, options = made(name)
     _, raw, same = CASES[name]
     equal(layer(*raw, **same), layer(*inputs, **options))
-
-
-def test_inputs_may_be_a_mapping():
-    layer, (query, key, value), _ = made("DotProductAttention")
-    equal(layer({"query": query, "key": key, "value": value}), layer(query, key, value))
 
 
 def test_wrong_inputs_are_named():
@@ -149,7 +101,7 @@ def test_a_layer_goes_through_jit_as_an_argument_and_closed_over(name):
     close(apply(layer, inputs, options), expected)
     close(jax.jit(lambda inputs, options: layer(*inputs, **options))(inputs, options), expected)
     close(jax.jit(layer)(*inputs, **options), expected)
-    apply(shaken(layer, 2), inputs, options)
+    apply(jax.tree.map(lambda leaf: 1.1 * leaf, layer), inputs, options)
     assert apply._cache_size() == 1  # the settings are the same, although another object says them
 
 
@@ -168,19 +120,6 @@ def test_one_rule_updates_all_leaves_and_leaves_the_state_alone(name):
     close(new.state, layer.refreshed().state)
     if layer.parameters:
         assert again(dataclasses.replace(new, state=layer.state), inputs, options) < value
-
-
-@every
-def test_a_step_of_training_is_compiled_with_donated_layers(name):
-    layer, inputs, options = made(name)
-    expected, donated = layer, jax.tree.map(jnp.copy, layer)
-    same, step = jax.jit(descend), jax.jit(descend, donate_argnums=0)
-    for _ in range(3):
-        expected, _ = same(expected, inputs, options)
-        before = jax.tree.leaves(donated)
-        donated, _ = step(donated, inputs, options)
-        assert all(leaf.is_deleted() for leaf in before)
-    close(donated, expected, 1e-10)
 
 
 @every
@@ -203,13 +142,6 @@ def test_a_stack_of_layers_goes_through_vmap(name):
         return
     outputs = jax.jit(jax.vmap(lambda layer: layer(*inputs, **options)))(stack)
     close(list(outputs), [each(*inputs, **options) for each in apart])
-
-
-@every
-def test_a_layer_goes_through_checkpoint(name):
-    layer, inputs, options = made(name)
-    found, expected = (jax.jit(jax.grad(function)) for function in (jax.checkpoint(loss), loss))
-    close(found(layer, inputs, options), expected(layer, inputs, options))
 
 
 @pytest.mark.parametrize("key", [None, 4])
@@ -270,21 +202,6 @@ def test_caches_and_masks_are_arguments_of_saved_programs():
         ValueError, match="expected masks of registered classes, without functions, in an exported prog"
     ):
         export.export(jax.jit(step))(inputs[0], rule).serialize()
-
-
-@every
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_sixteen_bits_are_computed_in_float32_and_rounded_once(name, dtype):
-    wide, inputs, options = made(name, "float32")
-    layer, narrow = wide.astype(dtype), jax.tree.map(lambda x: as_input(np.asarray(x), dtype), inputs)
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(layer)} <= {dtype}
-    found = layer(*narrow, **options)
-    expected = layer.astype("float32")(*jax.tree.map(lambda x: as_input(np.asarray(x), "float32"), narrow), **options)
-    assert found.dtype == dtype
-    if name == "SaganAttention":  # whose normalized kernels are rounded in between
-        close(found, expected, 2.0 ** (-6 if dtype == "bfloat16" else -9))
-    else:
-        equal(found, expected.astype(dtype))
 
 
 @pytest.mark.parametrize("dtype", ["float16", jnp.bfloat16])

@@ -8,25 +8,10 @@ import pickle
 
 import numpy as np
 import pytest
-from jax_layer_helpers import CASES, IDS, RNG, X, attention_jax, close, equal, every, jax, jnp, made
+from jax_layer_helpers import IDS, RNG, X, attention_jax, close, equal, every, jax, jnp, made
 
 from attention_core import Causal, KeyLengths, Mask, MaskFunction, Segments, SlidingWindow, layers
 from attention_core.masks import And, Appended, Given, Not, Or
-from attention_core.parameters import Linear
-
-DROPPING = [name for name, (settings, *_) in CASES.items() if "dropout" in settings]
-
-
-@pytest.mark.parametrize("name", DROPPING)
-def test_a_seed_drops_the_same_as_on_numpy(name):
-    layer, inputs, options = made(name)
-    parameters, _ = layer.to_numpy()
-    _, raw, same = CASES[name]
-    found = layer(*inputs, **options, key=6)
-    close(found, layer.definition(parameters, *raw, **same, seed=6))
-    close(jax.jit(layer)(*inputs, **options, key=6), found)
-    equal(layer(*inputs, **options, key=jnp.asarray([6, 0], "int32")), found)
-    assert (found != layer(*inputs, **options)).any()
 
 
 @pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
@@ -74,38 +59,6 @@ def test_the_state_is_advanced_outside_of_the_call_and_without_a_gradient():
     assert plain.state == plain.refreshed().state == ()
 
 
-@every
-@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-def test_a_layer_goes_to_numpy_and_back_bit_for_bit(name, dtype):
-    layer, *_ = made(name, dtype)
-    arrays = layer.to_numpy()
-    assert all(isinstance(leaf, np.ndarray) and leaf.dtype.name == dtype for leaf in jax.tree.leaves(arrays))
-    for kind in (attention_jax.Layer, type(layer)):
-        again = kind.from_numpy(layer.definition, *arrays)
-        assert type(again) is type(layer)
-        equal(again, layer)
-    equal(type(layer).from_numpy(layer.definition, *arrays, dtype="bfloat16"), layer.astype("bfloat16"))
-
-
-def test_arrays_that_are_not_those_of_the_definition_are_named():
-    kind, definition = attention_jax.FeedForward, layers.FeedForward(2, 3)
-    good, _ = kind.init(0, 2, 3).to_numpy()
-    for arguments, error, message in (
-        ((definition, good._replace(expand=Linear(np.ones((2, 3))))), TypeError, r"expected parameters.expand.bias as an array of shape \(3,\); got NoneType"),
-        ((definition, good._replace(expand=Linear(np.ones((3, 2)), np.ones(3)))), ValueError, r"expected parameters.expand.weight \(2, 3\); got \(3, 2\)"),
-        ((layers.FeedForward(2, 3, bias=False), good), ValueError, r"expected no parameters.expand.bias; got an array of shape \(3,\)"),
-        ((layers.MultiHeadAttention(2, 1), good), TypeError, "expected a definition of FeedForward; got MultiHeadAttention"),
-        ((3, good), TypeError, "expected a definition of FeedForward; got int"),
-    ):  # fmt: skip
-        with pytest.raises(error, match=message):
-            kind.from_numpy(*arguments)
-    layer, *_ = made("SaganAttention")
-    with pytest.raises(TypeError, match="expected state as SpectralVectors; got tuple"):
-        attention_jax.Layer.from_numpy(layer.definition, layer.to_numpy()[0])
-    with pytest.raises(TypeError, match=r"expected a definition of DotProductAttention or .*; got int"):
-        attention_jax.Layer.from_numpy(3, ())
-
-
 @pytest.mark.parametrize("wrong", [np.ones((2, 5, 8)), jnp.ones(()), "key", 1.5, -1])
 def test_what_is_no_key_is_named(wrong):
     """Above all the keys to attend to, which other frameworks take under that name."""
@@ -137,21 +90,6 @@ def test_a_class_of_your_own_is_a_layer():
     layer = Mine.init(0, 6, 7)
     assert type(jax.tree.map(jnp.zeros_like, layer)) is Mine
     assert type(Mine.from_numpy(layer.definition, *layer.to_numpy())) is Mine
-
-
-@every
-@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-def test_a_layer_is_saved_and_loaded_bit_for_bit(name, dtype, tmp_path):
-    layer, *_ = made(name, dtype)
-    path = tmp_path / "layer.safetensors"
-    attention_jax.save(layer, path)
-    again = attention_jax.load(path)
-    assert type(again) is type(layer)
-    assert again.definition == layer.definition
-    equal(again, layer)
-    equal(attention_jax.load(path, dtype="float16", device="cpu:0"), layer.astype("float16"))
-    with pytest.raises(TypeError, match="expected a layer of attention_jax; got tuple"):
-        attention_jax.save((), path)
 
 
 @every

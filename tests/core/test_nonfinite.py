@@ -1,0 +1,107 @@
+"""Line 5 of the contract as a table: what is masked reaches nothing, whatever it holds; what is attended to shows."""
+
+import math
+
+import numpy as np
+import pytest
+from blockwise_helpers import RUNS, TUNING
+from pairwise import pairwise
+
+import attention_core as ac
+
+attention = ac.scaled_dot_product_attention
+B, H, G, D = 2, 4, 2, 5
+SIZES = [(7, 9), (2, 130)]  # the second has few queries next to many keys
+MASKS = {  # of rows and columns; the last key of the first sample is hidden from all its queries
+    "array": lambda put, m, n: {"mask": put(pattern(m, n))},
+    "lengths": lambda put, m, n: {"mask": ac.KeyLengths(put(np.asarray([n // 2, n])))},
+    "no keys": lambda put, m, n: {"mask": ac.KeyLengths(put(np.asarray([0, n - 1])))},
+    "causal": lambda put, m, n: {"mask": ac.Causal(offset=n - m - 1)},
+    "window": lambda put, m, n: {"mask": ac.SlidingWindow(left=3, right=0, offset=n - m - 1)},
+    "offsets": lambda put, m, n: {"mask": ac.Causal(offset=put(np.asarray([-2, n - m])))},
+    "rule and array": lambda put, m, n: {"mask": ac.KeyLengths(n - 1) & put(np.arange(n) % 3 > 0)},
+    "bias": lambda put, m, n: {"bias": put(np.where(pattern(m, n), 0.5, -math.inf), dtype="float32")},
+}
+WAYS = {"auto": {}, "dense": {"implementation": "dense"}, "blocks": {"implementation": "blockwise"}}
+WAYS |= {"capped": {"softcap": 2.0}, "reproducible": {"arithmetic": "reproducible"}}
+
+
+def pattern(rows, columns):
+    """An array that hides the last key from all, and all keys from the second query."""
+    allowed = np.random.default_rng(3).random((rows, columns)) < 0.6
+    allowed[1], allowed[:, -1], allowed[-1, -2] = False, False, True
+    return allowed
+
+
+def allowed_pairs(options, backend, rows, columns):
+    """Which query may attend to which key: (B, H, M, N)."""
+    if "bias" in options or backend.owns(options["mask"]):
+        allowed = pattern(rows, columns)
+    else:
+        sizes = {"num_heads": H, "leading": (B,), "xp": backend.namespace}
+        allowed = backend.to_numpy(options["mask"].to_array(rows, columns, **sizes))
+    return np.broadcast_to(allowed, (B, H, rows, columns))
+
+
+@pytest.mark.needs(
+    lambda name, sizes, backend: not backend.loops.traced or (name, sizes) in (("array", (7, 9)), ("lengths", (2, 130)))
+)
+@pairwise(
+    number=[math.nan, math.inf, -math.inf, 3e38],
+    name=MASKS,
+    way=WAYS,
+    argument=["query", "key", "value"],
+    sizes=SIZES,
+    hidden=[True, False],
+)
+def test_what_is_masked_reaches_nothing_and_what_is_attended_shows(
+    number, name, way, argument, sizes, hidden, backend, put, get, rng, monkeypatch
+):
+    """In the output and, of what no query attends to, in gradients, which are 0 there."""
+    monkeypatch.setattr(backend, "tuning", TUNING if backend.loops.traced else RUNS)
+    rows, columns = sizes
+    shapes = {"query": (B, H, rows, D), "key": (B, G, columns, D), "value": (B, G, columns, D)}
+    arrays = {name: np.abs(rng.standard_normal(dims)).astype(np.float32) for name, dims in shapes.items()}
+    options = MASKS[name](put, rows, columns)
+    allowed = allowed_pairs(options, backend, rows, columns)
+    options |= WAYS[way]
+    reached = allowed.reshape(B, G, H // G, rows, columns).any(axis=2)
+    if argument == "query":
+        places = ~allowed.any(axis=-1) if hidden else np.arange(rows) == rows - 1
+        places = np.broadcast_to(places, (B, H, rows))
+        hit = places & allowed.any(axis=-1)
+    else:
+        places = ~reached.any(axis=-2) if hidden else reached[..., -1, :] & (np.cumsum(reached[..., -1, :], -1) == 1)
+        hit = (allowed & np.repeat(places, H // G, axis=1)[:, :, None]).any(axis=-1)
+    spoilt = {**arrays, argument: np.where(places[..., None], np.float32(number), arrays[argument])}
+    factor = put(rng.standard_normal((B, H, rows, D)), dtype="float32")
+    xp = backend.namespace
+
+    def loss(*arrays):
+        return xp.sum(xp.multiply(attention(*arrays, **options), factor))
+
+    with np.errstate(all="ignore"):
+        found, clean = (get(attention(*put(list(each.values())), **options)) for each in (spoilt, arrays))
+    np.testing.assert_allclose(found[~hit], clean[~hit], rtol=0, atol=2e-6)
+    assert not found[~allowed.any(axis=-1)].any()
+    if hit.any() and (math.isnan(number) or (number == math.inf and argument == "value")):
+        assert not np.isfinite(found[hit]).any()
+    if hidden and backend.differentiates:
+        gradients, wanted = (
+            get(backend.value_and_grad(loss)(*put(list(each.values())))[1]) for each in (spoilt, arrays)
+        )
+        for one, other in zip(gradients, wanted, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+        assert not gradients[list(shapes).index(argument)][places].any()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 3e38])
+def test_a_bias_behind_a_mask_reaches_nothing(number, way, put, get, rng):
+    arrays = put([rng.standard_normal(dims) for dims in ((B, H, 7, D), (B, G, 9, D), (B, G, 9, D))], dtype="float32")
+    allowed, bias = pattern(7, 9), rng.standard_normal((7, 9))
+    found, clean = (
+        get(attention(*arrays, mask=put(allowed), bias=put(each, dtype="float32"), **WAYS[way]))
+        for each in (np.where(allowed, bias, number), bias)
+    )
+    np.testing.assert_allclose(found, clean, rtol=0, atol=2e-6)
