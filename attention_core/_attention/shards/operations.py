@@ -16,7 +16,7 @@ class GatherPlan(NamedTuple):
 
     group: str
     size: int
-    split: str
+    split: Any
     axis: int
     is_summed: bool = False  # whether each rank has the gradient of all of them already
     is_wide: bool = False  # whether 16-bit types leave as float32, so that gradients are summed in it
@@ -27,7 +27,7 @@ class ExchangePlan(NamedTuple):
 
     group: str
     size: int
-    split: str
+    split: Any
     to_heads: bool
 
 
