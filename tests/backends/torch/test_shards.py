@@ -33,8 +33,8 @@ def check(pair, most):
 
 
 def test_processes_have_the_numbers_of_one(found):
-    cases = [case for case in found if isinstance(case, tuple) and case[0] != "exact"]
-    assert len(cases) == 14
+    cases = [case for case in found if isinstance(case, tuple) and len(case) == 5]
+    assert len(cases) == 16
     for case in cases:
         check(found[case], 1e-13)
 
@@ -44,6 +44,24 @@ def test_processes_have_the_bits_of_one(found):
     assert len(cases) == 44
     for case in cases:
         check(found[case], 0)
+
+
+@pytest.mark.parametrize("way", ["alternation", "threads"])
+def test_two_groups_in_one_process_have_their_own_numbers(found, way):
+    cases = [case for case in found if case[0] == way]
+    assert len(cases) == 8
+    for case in cases:
+        check(found[case], 1e-13)
+
+
+def test_a_rank_that_does_not_come_and_one_that_dies_are_errors_on_all_others(tmp_path):
+    import gloo_ranks
+
+    torch.multiprocessing.spawn(gloo_ranks.lose_a_rank, args=(str(tmp_path / "store"), str(tmp_path)), nprocs=3)
+    for rank in (0, 1):
+        late, dead = pickle.loads((tmp_path / f"told{rank}").read_bytes())
+        assert late[1] < 2 + 3
+        assert dead[1] < 10
 
 
 def test_a_mesh_of_one_axis_is_a_group(found):
