@@ -358,6 +358,60 @@ def test_wrong_calls_are_told_on_every_rank_before_any_collective(put, ranks):
         assert not ranks.lent.calls
 
 
+def calls_that_differ(put):
+    """The name of an argument, and what it is on most ranks and on one, as options of a call or of shards."""
+    rng = np.random.default_rng(0)
+    allowed = [rng.random((24, 24)) < share for share in (0.5, 0.6)]
+    lengths = [np.asarray([9, count]) for count in (7, 8)]
+    yield "query", {}, {"query": (2, 4, 7, 3)}
+    yield "value", {}, {"value": (2, 4, 8, 5)}
+    yield "mask", {"mask": ac.Causal()}, {"mask": ac.SlidingWindow(3, 0)}
+    yield "mask", *({"mask": ac.Causal() & ac.KeyLengths(put(each))} for each in lengths)
+    yield "mask", *({"mask": put(each)} for each in allowed)
+    yield "bias", {}, {"bias": put(np.zeros((8, 24)))}
+    yield "dropout", {"dropout": ac.Dropout(0.5, 3)}, {"dropout": ac.Dropout(0.5, 4)}
+    yield "score_mod", {"score_mod": shard_helpers.by_position}, {"score_mod": ac.scores.alibi(4)}
+    yield "is_causal", {}, {"is_causal": True}
+    yield "scale", {"scale": 0.5}, {"scale": 0.25}
+    yield "return_logsumexp", {}, {"return_logsumexp": True}
+    yield "shards", {}, {"strategy": "ring"}
+    yield "shards", {"split": "striped"}, {"split": "contiguous"}
+
+
+def test_verified_calls_that_differ_are_told_on_every_rank_by_argument_and_rank(backend, put, ranks):
+    for name, usual, odd in calls_that_differ(put):
+        for wrong in (0, 2):
+
+            def call(group, usual=usual, odd=odd, wrong=wrong):
+                options = dict(odd if backend.collectives.local.rank == wrong else usual)
+                shapes = [options.pop(each, (2, 4, 8, 3)) for each in ("query", "key", "value")]
+                settings = {each: options.pop(each) for each in ("strategy", "split") if each in options}
+                shards = ac.Shards(group, **settings, verify=True)
+                with pytest.raises(ValueError, match="on all ranks of shards") as caught:
+                    ac.scaled_dot_product_attention(
+                        *(put(np.zeros(shape)) for shape in shapes), shards=shards, **options
+                    )
+                return str(caught.value)
+
+            expected = f"expected the same {name} on all ranks of shards; got another on rank {wrong}"
+            ranks.lent.calls.clear()
+            assert ranks(3, call) == [expected] * 3
+            assert ranks.lent.calls == ["gather"] * 3
+
+
+def test_verified_calls_that_agree_have_the_numbers_of_others(put, get, ranks):
+    wholes, bias = tuple(map(put, inputs(length=13)[:3])), put(np.random.default_rng(0).standard_normal((13, 13)))
+    options = {"mask": ac.MaskFunction(shard_helpers.by_head), "dropout": ac.Dropout(0.4, 11)}
+
+    def call(group, verify):
+        shards = ac.Shards(group, length=13, verify=verify)
+        parts, rows = [ac.shard(x, shards) for x in wholes], ac.shard(bias, shards)
+        return get(ac.scaled_dot_product_attention(*parts, **options, bias=rows, shards=shards))
+
+    pair = (ranks(3, lambda group, verify=verify: call(group, verify)) for verify in (True, False))
+    np.testing.assert_array_equal(*pair)
+
+
 def test_what_is_no_shards_and_a_library_without_collectives_are_named(backend, put, monkeypatch):
     x = put(np.zeros((1, 2, 3, 4)))
     with pytest.raises(TypeError, match=r"expected shards as Shards\(group, ...\); got str"):

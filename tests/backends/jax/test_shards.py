@@ -7,8 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+
+import attention_core as ac
 
 HELPERS = Path(__file__).parents[2] / "helpers"
 
@@ -63,6 +67,14 @@ def test_shards_are_computed_again_for_the_gradient(found):
 
 def test_devices_that_share_a_cache_decode_in_the_bits_of_one(found):
     np.testing.assert_array_equal(*found["merge"])
+
+
+def test_verified_calls_are_none_that_are_traced():
+    x, everywhere = jnp.zeros((1, 2, 4, 3)), jax.P()
+    attend = lambda x: ac.scaled_dot_product_attention(x, x, x, shards=ac.Shards("ranks", verify=True))  # noqa: E731
+    over = jax.shard_map(attend, mesh=jax.make_mesh((1,), ("ranks",)), in_specs=everywhere, out_specs=everywhere)
+    with pytest.raises(ValueError, match="expected verify of shards in calls that no compiler traces"):
+        over(x)
 
 
 def test_an_axis_outside_of_shard_map_is_named(found):
