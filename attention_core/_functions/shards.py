@@ -27,7 +27,7 @@ from attention_core._functions.options import DEFAULTS
 from attention_core.masks import flatten
 from attention_core.masks._tree import check_mask
 
-WITH_COLLECTIVES = "PyTorch and JAX"
+WITH_COLLECTIVES = "PyTorch, JAX and TensorFlow"
 
 
 def shard(x: Array, shards: Shards, /, *, axis: int = -2) -> Array:

@@ -19,7 +19,7 @@ class Shards(NamedTuple):
     ----------
     group : group of ranks
         In PyTorch a ``ProcessGroup``, or a ``DeviceMesh`` of one axis. In JAX the name of an axis under
-        `jax.shard_map`.
+        `jax.shard_map`. In TensorFlow a ``tf.distribute.Strategy``, within its ``run``.
     split : {"zigzag", "contiguous", "striped"} or sequence of runs for each rank
         Of R ranks, rank r holds the chunks r and 2 R - 1 - r out of 2 R, or chunk r out of R. Under a causal mask, the
         first gives all as much work. Striped, it holds the positions r, r + R and so on. A run is (first, step,

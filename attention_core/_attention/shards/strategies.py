@@ -272,8 +272,10 @@ STRATEGIES = ("auto", "gather", "heads", "merge", "ring")
 
 def walk_strategies(sharded: Sharded, name: str) -> Iterator[tuple[Strategy, Verdict]]:
     """The strategies for what is shared with their verdicts, in the order in which they are asked."""
+    backend: Any = sharded.call.backend
+    cannot = Verdict(f"ranks of {backend.name} cannot send to each other: 'gather' has the same numbers")
     for strategy in (MERGE,) if name == MERGE.name else (RING, HEADS, GATHER):
-        yield strategy, strategy.judge(sharded)
+        yield strategy, strategy.judge(sharded) if strategy.name in backend.collectives.strategies else cannot
 
 
 def taken_strategy(sharded: Sharded, name: str) -> Strategy:
