@@ -195,7 +195,7 @@ def _attend_shards(query: Array, key: Array, value: Array, options: dict[str, An
     if getattr(options["shards"], "verify", False):
         check_same(options["shards"], {"query": query, "key": key, "value": value}, options)
     shards, sharded = _sharded(query, key, value, options)
-    if sharded.here.size == 1 and sharded.stop == LIMIT:  # the whole
+    if sharded.here.size == 1 and sharded.stop == LIMIT and isinstance(sharded.here.split, str):  # the whole, in order
         return checked_attention(query, key, value, {**options, "shards": None})
     strategy, wants_logsumexp = taken_strategy(sharded, shards.strategy), options.get("return_logsumexp", False)
     result = strategy.run(sharded, logsumexp=wants_logsumexp)

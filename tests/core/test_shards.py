@@ -244,6 +244,12 @@ def test_a_group_of_one_is_the_plain_call(backend, put, get, ranks):
     assert not ranks.lent.calls
 
 
+def test_a_group_of_one_has_its_runs_in_the_order_of_its_rows(backend, put, ranks):
+    split = (((9, 1, 4), (0, 2, 5), (1, 2, 4)),)
+    for strategy in ("gather", "heads", "ring", "merge"):
+        check_close(*compared(ranks, backend, put, "window", 1, strategy, split, 13))
+
+
 def test_a_call_of_attention_moves_what_is_told(backend, put, ranks):
     wholes = tuple(map(put, inputs(heads=(4, 4))[:3]))
 

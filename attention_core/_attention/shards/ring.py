@@ -50,9 +50,20 @@ class Hops(NamedTuple):
         return self.length - 1 + (self.first > 0)
 
 
-@functools.lru_cache(maxsize=256)
 def hops_of(band: Band, size: int, split: Any, rows: tuple[int, int]) -> Hops:
     """The shortest way round that brings all ranks the keys that a band leaves, of so many queries and keys on each."""
+    return Hops(*_constant_hops(tuple(band), size, split, rows))
+
+
+def _constant_hops(band: tuple[Any, ...], size: int, split: Any, rows: tuple[int, int]) -> tuple[int, int]:
+    return _kept_hops(Band(*band), size, split, rows)[:2]
+
+
+_constant_hops._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile neither traces nor warns
+
+
+@functools.lru_cache(maxsize=256)
+def _kept_hops(band: Band, size: int, split: Any, rows: tuple[int, int]) -> Hops:
     if (band.low, band.high) == (-LIMIT, LIMIT):
         return Hops(0, size)
     queries, keys = (runs_of(split, size, count) for count in rows)
@@ -60,11 +71,9 @@ def hops_of(band: Band, size: int, split: Any, rows: tuple[int, int]) -> Hops:
     def is_needed(hop: int) -> bool:
         return any(is_in_sight(band, queries[rank], keys[rank - hop]) for rank in range(size))
 
-    needed, best = [hop for hop in range(size) if is_needed(hop)], Hops(0, size)
-    for first in range(size):
-        way = Hops(first, 1 + max([0, *((hop - first) % size for hop in needed)]))
-        best = way if way.rotations < best.rotations else best  # `min` with a key is nothing that torch.compile traces
-    return best
+    needed = [hop for hop in range(size) if is_needed(hop)]
+    ways = [Hops(first, 1 + max([0, *((hop - first) % size for hop in needed)])) for first in range(size)]
+    return min(ways, key=lambda way: way.rotations)
 
 
 def is_in_sight(band: Band, queries: Runs, keys: Runs) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Namespace, positions, take_rows
@@ -91,7 +90,6 @@ def num_pieces(split: Any) -> int:
     return SPLITS.get(split, 1)
 
 
-@functools.lru_cache(maxsize=64)
 def runs_of(split: Any, size: int, rows: int) -> tuple[Runs, ...]:
     """The runs of each rank, of so many rows each; what pads runs that are given comes behind the last position."""
     if split == "contiguous":
@@ -114,7 +112,6 @@ def count_of(runs: Runs) -> int:
     return sum([length for _, _, length in runs])
 
 
-@functools.lru_cache(maxsize=64)
 def _order(split: tuple[Runs, ...], is_inverse: bool = False) -> tuple[int, ...]:
     """The positions of the rows of rank after rank; or inversely, the row that holds each position."""
     ranks = runs_of(split, len(split), max(1, *map(count_of, split)))
@@ -123,6 +120,9 @@ def _order(split: tuple[Runs, ...], is_inverse: bool = False) -> tuple[int, ...]
         rows = dict(zip(order, range(len(order)), strict=True))
         order = [rows[position] for position in range(len(order))]
     return tuple(order)
+
+
+_order._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile calls this, and does not trace it
 
 
 def wrong_position(split: tuple[Runs, ...]) -> int | None:
