@@ -140,7 +140,8 @@ def test_no_group_of_heads_is_split(backend, put, ranks, heads, size):
 @pytest.mark.parametrize("name", ["causal", "sinks", "function"])
 def test_ranks_without_a_position_change_nothing(backend, put, ranks, length, name):
     for strategy in ("gather", "heads", "merge", "ring"):
-        check_close(*compared(ranks, backend, put, name, 4, strategy, length=length))
+        for split in ("zigzag", pages(4, length, 1)):
+            check_close(*compared(ranks, backend, put, name, 4, strategy, split, length))
 
 
 @pytest.mark.parametrize("strategy", ["gather", "heads", "ring"])

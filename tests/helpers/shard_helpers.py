@@ -271,12 +271,12 @@ def places(size, split, rows):
         return np.concatenate([np.append(chunks[r], chunks[2 * size - 1 - r]) for r in range(size)])
     if split == "striped":
         return np.concatenate([every[r::size] for r in range(size)])
-    held = [np.concatenate([np.arange(count) * step + first for first, step, count in runs]) for runs in split]
+    held = [[first + step * n for first, step, count in runs for n in range(count)] for runs in split]
     padding, at = sum(map(len, held)), []
     for each in held:
-        at.append(np.append(each, np.arange(padding, padding + rows - len(each))))
+        at += [*each, *range(padding, padding + rows - len(each))]
         padding += rows - len(each)
-    return np.concatenate(at)
+    return np.asarray(at)
 
 
 def pages(size, length, page):
