@@ -6,7 +6,18 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arrays import HALF, Array, Namespace, dtype_name, length, number_like, positions, shape, upcast
+from attention_core._arrays import (
+    HALF,
+    Array,
+    Namespace,
+    dtype_name,
+    length,
+    number_like,
+    positions,
+    shape,
+    take_rows,
+    upcast,
+)
 from attention_core._backend import Backend
 from attention_core.masks import Mask, Positions
 from attention_core.random import Dropout, kept_at
@@ -37,7 +48,7 @@ class Call(NamedTuple):
         Of shape (H,): for each head the score of a sink, which has no value.
     dropout : Dropout or None
     starts : tuple of int or Array
-        Positions of the first query and of the first key.
+        Positions of the first query and of the first key; or, where they are no neighbours, of all of them.
     arithmetic : {"fast", "reproducible"}
     assume_finite : bool
         Whether nobody is to look at values, which are finite with all that is computed from them.
@@ -106,17 +117,22 @@ def score_positions(query: Array, key: Array, starts: tuple[Any, Any], xp: Names
     return Positions(
         batch,
         xp.reshape(positions(heads, query, xp=xp), (heads, 1, 1)),
-        xp.expand_dims(_counted_from(starts[0], rows, query, xp), axis=-1),
-        _counted_from(starts[1], columns, key, xp),
+        xp.expand_dims(counted_from(starts[0], positions(rows, query, xp=xp), xp), axis=-1),
+        counted_from(starts[1], positions(columns, key, xp=xp), xp),
     )
 
 
-def _counted_from(start: Any, length: Any, like: Array, xp: Namespace) -> Array:
-    """The positions start, start + 1, and so on."""
-    counted = positions(length, like, xp=xp)
+def is_listed(start: Any) -> bool:
+    """Whether this is no first position, but an array of all of them."""
+    return len(getattr(start, "shape", ())) > 0
+
+
+def counted_from(start: Any, counted: Array, xp: Namespace) -> Array:
+    """The positions of queries or keys that are counted from 0."""
     if isinstance(start, int):
         return counted if start == 0 else xp.add(counted, start)
-    return xp.add(counted, xp.astype(start, xp.int32))
+    start = xp.astype(start, xp.int32)
+    return take_rows(start, counted, axis=0, xp=xp) if is_listed(start) else xp.add(counted, start)
 
 
 def dropout_scale(dropout: Dropout | None) -> float:

@@ -15,7 +15,7 @@ from attention_core._arrays import Array, cast_to, dtype_name, sizes, upcast
 from attention_core._attention.blocks.forward import blockwise
 from attention_core._attention.blocks.grid import EXACT_WORK
 from attention_core._attention.blocks.plan import block_tuning
-from attention_core._attention.call import Attention, Call, group_size
+from attention_core._attention.call import Attention, Call, group_size, is_listed
 from attention_core._attention.definition import guarded_dense, guarded_scores
 from attention_core._attention.facts import folds_groups, lasting_facts
 from attention_core._attention.parts import (
@@ -83,6 +83,8 @@ class Fused(Way):
         self.kernel: Any = kernel
 
     def judge(self, parts: Parts) -> Verdict:
+        if any(map(is_listed, parts.call.starts)):
+            return Verdict("counts neighbouring positions")
         verdict: Verdict = self.kernel.judge(parts.call)
         if has_no_elements(parts.call):
             return Verdict(verdict.refusal, False, "query, key or value is empty")

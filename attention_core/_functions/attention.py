@@ -29,7 +29,7 @@ from attention_core._checks import (
 )
 from attention_core._functions.constants import with_constants
 from attention_core._functions.options import DEFAULTS, FLAGS, Options, PlainOptions, options_but
-from attention_core._functions.shards import check_shared, place_of, whole_lengths
+from attention_core._functions.shards import check_same, check_shared, place_of, whole_lengths
 from attention_core.masks import And, Causal, Mask
 from attention_core.masks._mask import LIMIT, as_mask
 from attention_core.masks._tree import check_covered, check_mask, mask_arrays
@@ -192,8 +192,10 @@ def checked_attention(query: Array, key: Array, value: Array, options: dict[str,
 
 def _attend_shards(query: Array, key: Array, value: Array, options: dict[str, Any]) -> Attention:
     """Attention of a sequence of which this rank holds a shard, by a strategy of its group."""
+    if getattr(options["shards"], "verify", False):
+        check_same(options["shards"], {"query": query, "key": key, "value": value}, options)
     shards, sharded = _sharded(query, key, value, options)
-    if sharded.here.size == 1 and sharded.stop == LIMIT:  # the whole
+    if sharded.here.size == 1 and sharded.stop == LIMIT and isinstance(sharded.here.split, str):  # the whole, in order
         return checked_attention(query, key, value, {**options, "shards": None})
     strategy, wants_logsumexp = taken_strategy(sharded, shards.strategy), options.get("return_logsumexp", False)
     result = strategy.run(sharded, logsumexp=wants_logsumexp)

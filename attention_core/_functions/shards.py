@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+import zlib
+from typing import Any, cast
 
-from attention_core._arrays import Array, shape_text, sizes, type_text
+from attention_core._arrays import Array, dtype_name, shape_text, sizes, type_text
 from attention_core._attention.blocks.grid import pad
 from attention_core._attention.shards.operations import gather
-from attention_core._attention.shards.splits import SPLITS, Place, Shards, cut, own, padded_length, stack_of
+from attention_core._attention.shards.splits import (
+    SPLITS,
+    Place,
+    Runs,
+    Shards,
+    count_of,
+    cut,
+    own,
+    stack_of,
+    wrong_position,
+)
 from attention_core._attention.shards.strategies import STRATEGIES
-from attention_core._backend import Backend, array_namespace, backend_for
-from attention_core._checks import check_bias, check_choice, check_positive
+from attention_core._backend import Backend, array_namespace, array_of, backend_for, backend_of, is_concrete
+from attention_core._checks import check_bias, check_choice, check_flags, check_positive
+from attention_core._functions.options import DEFAULTS
+from attention_core.masks import flatten
 from attention_core.masks._tree import check_mask
 
-WITH_COLLECTIVES = "PyTorch and JAX"
+WITH_COLLECTIVES = "PyTorch, JAX and TensorFlow"
 
 
 def shard(x: Array, shards: Shards, /, *, axis: int = -2) -> Array:
@@ -48,10 +62,10 @@ def shard(x: Array, shards: Shards, /, *, axis: int = -2) -> Array:
     >>> torch.distributed.destroy_process_group()  # doctest: +SKIP
     """
     here, backend = place_of(shards, x, axis)
-    xp, length = backend.namespace, x.shape[axis]
-    if shards.length not in (None, length):
-        raise ValueError(f"expected {shards.length} positions, the length of shards; got {shape_text(x)}")
-    fill = padded_length(length, here.num_chunks) - length
+    xp, length, expected = backend.namespace, x.shape[axis], _length(shards, here)
+    if expected not in (None, length):
+        raise ValueError(f"expected {expected} positions, the length of shards; got {shape_text(x)}")
+    fill = here.padded(length) - length
     return own(stack_of(pad(x, axis, fill, xp), axis, here.split, here.size, xp), here.rank, xp)
 
 
@@ -122,8 +136,13 @@ def place_of(shards: Any, like: Array, axis: int = -2) -> tuple[Place, Backend]:
     """
     if not isinstance(shards, Shards):
         raise TypeError(f"expected shards as Shards(group, ...); got {type_text(shards)}")
-    check_choice("a split of shards", shards.split, SPLITS)
+    split = shards.split
+    if isinstance(split, str):
+        check_choice("a split of shards", split, SPLITS)
+    else:
+        split = _checked_runs(split)
     check_choice("a strategy of shards", shards.strategy, STRATEGIES)
+    check_flags(verify=shards.verify)
     if shards.length is not None:
         check_positive("the length of shards", shards.length)
     dims = getattr(like, "shape", None)
@@ -137,7 +156,39 @@ def place_of(shards: Any, like: Array, axis: int = -2) -> tuple[Place, Backend]:
             f"expected shards with arrays of {WITH_COLLECTIVES}, on groups of which they run; got {backend.name}"
         )
     group = lent.name_of(shards.group)
-    return Place(group, lent.size(group), lent.rank(group), shards.split), backend
+    here = Place(group, lent.size(group), lent.rank(group), split)
+    if not isinstance(split, str):
+        if len(split) != here.size:
+            raise ValueError(f"expected runs of shards for each of {here.size} ranks; got them for {len(split)}")
+        if shards.length not in (None, _length(shards, here)):
+            raise ValueError(f"expected runs of shards for {shards.length} positions; got {_length(shards, here)}")
+    return here, backend
+
+
+def _checked_runs(split: Any) -> tuple[Runs, ...]:
+    """Runs for each rank, as tuples, once they are known to hold each position once."""
+    try:
+        index = operator.index
+        runs = tuple(
+            [tuple([(index(first), index(step), index(count)) for first, step, count in each]) for each in split]
+        )
+        is_right = all(first >= 0 and step > 0 and count > 0 for each in runs for first, step, count in each)
+    except (TypeError, ValueError):
+        is_right = False
+    if not is_right:
+        raise TypeError(
+            f"expected a split of shards out of {', '.join(SPLITS)}, or for each rank a sequence of runs"
+            f" (first, step, length); got {type_text(split)}"
+        )
+    wrong = wrong_position(runs)
+    if wrong is not None:
+        raise ValueError(f"expected runs of shards that hold each position once; got runs that do not hold {wrong} so")
+    return runs
+
+
+def _length(shards: Shards, here: Place) -> int | None:
+    """The length of the whole, where it is told."""
+    return shards.length if isinstance(here.split, str) else sum(map(count_of, here.split))
 
 
 def whole_length(name: str, x: Array, axis: int, shards: Shards, here: Place) -> int:
@@ -148,24 +199,21 @@ def whole_length(name: str, x: Array, axis: int, shards: Shards, here: Place) ->
     ValueError
         When ranks do not share it out evenly, or it is not that of the shards.
     """
-    rows, chunks = x.shape[axis], here.num_chunks
+    rows, length = x.shape[axis], _length(shards, here)
     whole = rows * here.size
     hint = "shard(x, shards) pads to it, and Shards(length=...) tells the length"
-    if rows == 0 or whole % chunks:
-        padded = padded_length(whole, chunks)
+    padded = here.padded(whole if length is None else length)
+    if length is None and padded != whole:
         raise ValueError(
             f"expected {name} with a multiple of {SPLITS[here.split]} positions on each rank, such as"
             f" {padded // here.size}, under the {here.split} split; got {rows}: {hint}"
         )
-    if shards.length is None:
-        return int(whole)
-    padded = padded_length(shards.length, chunks)
     if whole != padded:
         raise ValueError(
             f"expected {name} with {padded // here.size} positions on each of {here.size} ranks, of length"
-            f" {shards.length}; got {rows}: {hint}"
+            f" {length}; got {rows}: {hint}"
         )
-    return shards.length
+    return int(whole) if length is None else length
 
 
 def whole_lengths(shards: Shards, here: Place, query: Array, key: Array) -> tuple[int, int]:
@@ -189,3 +237,45 @@ def check_shared(query: Array, mask: Any, bias: Any, lengths: tuple[int, int], h
         check_mask(mask, (*dims, *lengths), query)
     if bias is not None:
         check_bias(bias, query, (*dims, rows, lengths[1]))
+
+
+def check_same(shards: Shards, arrays: dict[str, Any], options: dict[str, Any]) -> None:
+    """Raise, on all ranks, unless they give the same: numbers, or of what is of a rank alone, shapes and types.
+
+    Raises
+    ------
+    ValueError
+        When an argument differs, or cannot be read while a program is traced.
+    """
+    query = arrays["query"]
+    here, backend = place_of(shards, query)
+    if not is_concrete(query):
+        raise ValueError("expected verify of shards in calls that no compiler traces; got it in one")
+    values = arrays | {name: options.get(name, default) for name, default in DEFAULTS.items() if name != "xp"}
+    values["shards"] = here.split, *shards[2:]
+    words = [_digest(values[name], backend, with_numbers=name not in (*arrays, "bias")) for name in values]
+    xp, lent = backend.namespace, cast(Any, backend.collectives)
+    every = lent.all_gather(array_of(words, xp.int32, query, xp), here.group)
+    for name, column in zip(values, zip(*backend.to_numpy(every).tolist(), strict=True), strict=True):
+        usual = max(column, key=column.count)
+        rank = next((rank for rank, word in enumerate(column) if word != usual), None)
+        if rank is not None:
+            raise ValueError(f"expected the same {name} on all ranks of shards; got another on rank {rank}")
+
+
+def _digest(value: Any, backend: Backend, *, with_numbers: bool) -> int:
+    """A number that tells values apart: by their structure, shapes and types, and perhaps by all numbers of arrays."""
+    arrays: list[Array] = []
+    parts = [repr(_plain(flatten(value, arrays))).encode()]
+    for x in arrays:
+        parts.append(f"{shape_text(x)} {dtype_name(x.dtype)}".encode())
+        if with_numbers:
+            parts.append((backend_of(x) or backend).to_numpy(x).tobytes())
+    return zlib.crc32(b";".join(parts)) >> 1  # an int32
+
+
+def _plain(treedef: Any) -> Any:
+    """A tree definition without addresses: functions and classes by their names."""
+    if isinstance(treedef, tuple):
+        return tuple(map(_plain, treedef))
+    return getattr(treedef, "__qualname__", treedef if isinstance(treedef, str | int | float | None) else type(treedef))

@@ -69,11 +69,14 @@ class Spans(NamedTuple):
     ----------
     first, last : Array of int32, shape (blocks, 1) for queries and (blocks,) for keys
     size : int
+    at : Array of int32, shape (blocks, size), or None
+        All positions of each block, where they are no neighbours.
     """
 
     first: Array
     last: Array
     size: int
+    at: Array | None = None
 
 
 LIMIT = 2**29  # above all positions; three times as much still fits int32

@@ -52,11 +52,18 @@ def unflatten(treedef: Any, arrays: Any, /) -> Any:
     return tuple(values) if kind is tuple else _unchecked(kind, values)
 
 
+def _field_names(kind: type[Any]) -> tuple[str, ...]:
+    return tuple([field.name for field in fields(kind)])
+
+
+_field_names._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile asks no class for its fields
+
+
 def _unchecked(kind: type[Any], values: list[Any]) -> Any:
     """A frozen dataclass with these fields, without ``__post_init__``: traced arrays cannot be checked again."""
     rule = object.__new__(kind)
-    for field, value in zip(fields(kind), values, strict=True):
-        object.__setattr__(rule, field.name, value)
+    for name, value in zip(_field_names(kind), values, strict=True):
+        object.__setattr__(rule, name, value)
     return rule
 
 

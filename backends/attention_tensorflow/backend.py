@@ -20,6 +20,7 @@ from attention_numpy.trees import (
     versions_of,
 )
 from attention_tensorflow import namespace as tensorflow_namespace
+from attention_tensorflow.collectives import TensorFlowCollectives
 from attention_tensorflow.loops import TensorFlowLoops
 
 __all__ = ["TensorFlowBackend", "backend"]
@@ -34,6 +35,7 @@ explain_class("tensorflow", "IndexedSlices", ": tf.convert_to_tensor makes one",
 class TensorFlowBackend(Backend):
     """The backend of TensorFlow."""
 
+    collectives = TensorFlowCollectives()
     modes: tuple[str, ...] = ("eager", "graph", "xla")
     tuning = Tuning(
         queries=4096,

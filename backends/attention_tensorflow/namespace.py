@@ -59,13 +59,13 @@ __all__ = [
     "__array_api_version__", "__array_namespace_info__", "abs", "add", "all", "any", "arange", "argsort", "asarray",
     "astype", "bfloat16", "bitwise_and", "bitwise_invert", "bitwise_left_shift", "bitwise_or", "bitwise_right_shift",
     "bitwise_xor", "bool", "broadcast_to", "clip", "concat", "cos", "divide", "equal", "erfc", "exp", "expand_dims",
-    "finfo", "float16", "float32", "float64", "floor", "floor_divide", "full", "full_like", "greater", "greater_equal",
-    "iinfo", "inf", "int8", "int16", "int32", "int64", "isdtype", "isfinite", "isinf", "isnan", "less", "less_equal",
-    "log", "logical_and", "logical_not", "logical_or", "matmul", "matrix_transpose", "max", "maximum", "mean", "min",
-    "minimum", "multiply", "nan", "negative", "newaxis", "not_equal", "ones", "ones_like", "permute_dims", "pi", "pow",
-    "remainder", "repeat", "reshape", "result_type", "round", "shape", "sign", "sin", "sqrt", "square", "squeeze",
-    "stack", "subtract", "sum", "take", "tanh", "uint8", "uint16", "uint32", "uint64", "vecdot",
-    "where", "zeros", "zeros_like",
+    "finfo", "flip", "float16", "float32", "float64", "floor", "floor_divide", "full", "full_like", "greater",
+    "greater_equal", "iinfo", "inf", "int8", "int16", "int32", "int64", "isdtype", "isfinite", "isinf", "isnan", "less",
+    "less_equal", "log", "logical_and", "logical_not", "logical_or", "matmul", "matrix_transpose", "max", "maximum",
+    "mean", "min", "minimum", "multiply", "nan", "negative", "newaxis", "not_equal", "ones", "ones_like",
+    "permute_dims", "pi", "pow", "remainder", "repeat", "reshape", "result_type", "round", "shape", "sign", "sin",
+    "sqrt", "square", "squeeze", "stack", "subtract", "sum", "take", "tanh", "uint8", "uint16", "uint32", "uint64",
+    "vecdot", "where", "zeros", "zeros_like",
 ]
 # fmt: on
 
@@ -232,6 +232,11 @@ def concat(arrays: Sequence[Array], /, *, axis: int | None = 0) -> Array:
 def stack(arrays: Sequence[Array], /, *, axis: int = 0) -> Array:
     """Join along a new axis."""
     return tf.stack(_promote(*arrays), axis)
+
+
+def flip(x: Array, /, *, axis: int) -> Array:
+    """Turn the order of an axis round."""
+    return tf.reverse(x, [axis])
 
 
 def repeat(x: Array, repeats: int | Array, /, *, axis: int | None = None) -> Array:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from shard_helpers import inputs, threads_as_ranks
+from shard_helpers import inputs, pages, threads_as_ranks
 
 import attention_core as ac
 
@@ -17,26 +17,38 @@ def ranks(backend, monkeypatch):
 
 
 @pytest.mark.parametrize("implementation", ["auto", "dense", "blockwise"])
-@pytest.mark.parametrize(("size", "split"), [(2, "zigzag"), (3, "contiguous"), (8, "zigzag")])
+@pytest.mark.parametrize(
+    ("size", "split"),
+    [(2, "zigzag"), (3, "contiguous"), (8, "zigzag"), (4, "striped"), (3, pages(3, 29, 4)), (4, pages(4, 29, 1))],
+    ids=str,
+)
 def test_decoding_from_a_spread_cache_gives_the_rows_of_the_prompt(
     backend, put, get, ranks, size, split, implementation
 ):
     """Ragged lengths, and NaN in the rows of the cache that nobody has written yet."""
     query, key, value = inputs(length=21)[:3]
-    whole = get(ac.scaled_dot_product_attention(*map(put, (query, key, value)), is_causal=True))
+    lengths = np.asarray([21, 12])
+    rows = put(np.arange(21)[:, None] < lengths[:, None, None, None])
+    whole = get(ac.scaled_dot_product_attention(*map(put, (query, key, value)), mask=ac.Causal() & rows))
     for new in (1, 2, 5):
         cache = [np.concatenate([x, np.full_like(x[..., :8, :], np.nan)], axis=-2) for x in (key, value)]
-        mask = ac.Causal(offset=21 - new) & ac.KeyLengths(put(np.asarray([21, 21])))
+        for x in cache:
+            x[1, :, 12:] = np.nan
+        offset = put((lengths - new).astype(np.int32))
+        mask = ac.Causal(offset=offset) & ac.KeyLengths(put(lengths))
 
-        def step(group, cache=cache, new=new, mask=mask):
+        def last_rows(x, new=new):
+            return np.stack([each[:, count - new : count] for each, count in zip(x, lengths, strict=True)])
+
+        def step(group, cache=cache, mask=mask, last_rows=last_rows):
             shards = ac.Shards(group, split, "merge", length=29)
             parts = [ac.shard(put(x), shards) for x in cache]
             options = {"mask": mask, "implementation": implementation, "shards": shards}
-            return get(ac.scaled_dot_product_attention(put(query[..., -new:, :]), *parts, **options))
+            return get(ac.scaled_dot_product_attention(put(last_rows(query)), *parts, **options))
 
         ranks.lent.calls.clear()
         for found in ranks(size, step):
-            np.testing.assert_allclose(found, whole[..., -new:, :], rtol=1e-12)
+            np.testing.assert_allclose(found, last_rows(whole), rtol=1e-12)
         assert ranks.lent.calls == ["total"] * size  # one collective a step
 
 

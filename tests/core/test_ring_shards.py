@@ -4,11 +4,12 @@ import itertools
 
 import numpy as np
 import pytest
+import shard_helpers
 from shard_helpers import threads_as_ranks
 
 import attention_core as ac
 from attention_core._attention.shards.ring import hops_of
-from attention_core._attention.shards.splits import SPLITS, Place
+from attention_core._attention.shards.splits import SPLITS
 from attention_core.masks._mask import Band
 
 pytestmark = pytest.mark.needs(lambda backend: backend.name in ("torch", "numpy"))
@@ -30,8 +31,7 @@ BANDS = [Band(), Band(high=0), Band(-3, 0), Band(-9, 2), Band(0, 5), Band(-40, -
 def test_hops_are_the_fewest_that_bring_every_key_that_a_band_leaves(backend, split):
     rows = 6
     for size, band in itertools.product((1, 2, 3, 4, 8), BANDS):
-        xp = backend.namespace
-        places = [Place("", size, rank, split).positions(rows, xp.zeros(1), xp) for rank in range(size)]
+        places = shard_helpers.places(size, split, rows).reshape(size, rows)
         needed = set()
         for rank, query in enumerate(places):
             for hop in range(size):

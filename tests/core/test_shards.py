@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import shard_helpers
-from shard_helpers import EXACT, NAMES, inputs, joined, of_rank, threads_as_ranks, whole
+from shard_helpers import EXACT, NAMES, RUNS, inputs, joined, of_rank, pages, threads_as_ranks, whole
 
 import attention_core as ac
+from attention_core.backend import Tuning
 from attention_core.parameters import Linear, MultiHeadAttention
 
 pytestmark = pytest.mark.needs(lambda backend: backend.name in ("torch", "numpy"))  # numbers, and gradients
@@ -55,7 +56,9 @@ def check_equal(found, expected):
 WAYS = [(2, "contiguous", "gather", 16), (4, "zigzag", "gather", 13), (3, "contiguous", "gather", 13),
         (2, "zigzag", "heads", 13), (4, "contiguous", "heads", 16), (2, "contiguous", "merge", 16),
         (3, "zigzag", "merge", 13), (8, "contiguous", "merge", 13), (2, "contiguous", "ring", 16),
-        (3, "zigzag", "ring", 13), (4, "zigzag", "ring", 13), (8, "contiguous", "ring", 13)]  # fmt: skip
+        (3, "zigzag", "ring", 13), (4, "zigzag", "ring", 13), (8, "contiguous", "ring", 13), (3, "striped", "gather", 13),
+        (2, "striped", "heads", 13), (4, "striped", "ring", 13), (8, "striped", "merge", 16), (3, RUNS, "gather", 13),
+        (3, RUNS, "ring", 13), (3, RUNS, "merge", 13)]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -69,9 +72,28 @@ def test_ranks_have_the_numbers_of_the_whole(backend, put, ranks, name):
 def test_ranks_have_the_bits_of_the_whole(backend, put, ranks, name):
     exact = {"arithmetic": "reproducible", "dtype": "float32"}
     ways = [(1, "zigzag", "gather"), (2, "zigzag", "heads"), (3, "zigzag", "gather"), (8, "contiguous", "gather"),
-            (3, "contiguous", "merge"), (4, "zigzag", "merge")]  # fmt: skip
-    for spread, (size, split, strategy) in zip((1.0, 8.0, 8.0, 1.0, 8.0, 1.0), ways, strict=True):
+            (3, "contiguous", "merge"), (4, "zigzag", "merge"), (4, "striped", "gather"), (3, RUNS, "gather"),
+            (3, RUNS, "merge")]  # fmt: skip
+    for spread, (size, split, strategy) in zip((1.0, 8.0, 8.0, 1.0, 8.0, 1.0, 8.0, 8.0, 8.0), ways, strict=True):
         check_equal(*compared(ranks, backend, put, name, size, strategy, split, 13, **exact, spread=spread))
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "segments", "lengths", "function", "dropout"])
+def test_blocks_of_positions_that_are_no_neighbours(backend, put, ranks, monkeypatch, name):
+    """Of several queries and keys, under rules that classify blocks by their ends, or by all positions."""
+    small = Tuning(
+        queries=1, keys=4, min_queries=3, dense_below=0, structured_below=0, backward_keys=4, exact_scores=96
+    )
+    monkeypatch.setattr(backend, "tuning", small)
+    for size, split, strategy, length in (
+        (2, "striped", "gather", 24), (2, "striped", "ring", 23), (3, pages(3, 24, 4), "ring", 24),
+        (3, pages(3, 23, 4), "merge", 23),
+    ):  # fmt: skip
+        check_close(*compared(ranks, backend, put, name, size, strategy, split, length))
+    if name in EXACT and backend.differentiates:
+        exact = {"arithmetic": "reproducible", "dtype": "float32"}
+        for strategy in ("gather", "merge"):
+            check_equal(*compared(ranks, backend, put, name, 3, strategy, pages(3, 23, 4), 23, **exact))
 
 
 @pytest.mark.needs("gradients")
@@ -118,7 +140,8 @@ def test_no_group_of_heads_is_split(backend, put, ranks, heads, size):
 @pytest.mark.parametrize("name", ["causal", "sinks", "function"])
 def test_ranks_without_a_position_change_nothing(backend, put, ranks, length, name):
     for strategy in ("gather", "heads", "merge", "ring"):
-        check_close(*compared(ranks, backend, put, name, 4, strategy, length=length))
+        for split in ("zigzag", pages(4, length, 1)):
+            check_close(*compared(ranks, backend, put, name, 4, strategy, split, length))
 
 
 @pytest.mark.parametrize("strategy", ["gather", "heads", "ring"])
@@ -166,13 +189,14 @@ def whole_of_arrays(backend, put, arrays):
         return whole(backend, "causal", length=64, heads=(8, 4), put=put)
 
 
-@pytest.mark.parametrize("split", ["contiguous", "zigzag"])
+@pytest.mark.parametrize("split", ["contiguous", "zigzag", "striped", "runs"])
 def test_unshard_is_the_inverse_of_shard(backend, put, get, ranks, split):
     for length, axis in ((13, -1), (16, -2), (3, -3)):
         x = put(np.random.default_rng(0).standard_normal((length, *(2,) * (-axis - 1))))
+        runs = pages(4, length, 3) if split == "runs" else split
 
-        def of_shard(group, x=x, length=length, axis=axis):
-            shards = ac.Shards(group, split, length=length)
+        def of_shard(group, x=x, length=length, axis=axis, runs=runs):
+            shards = ac.Shards(group, runs, length=length)
             part = ac.shard(x, shards, axis=axis)
             at = get(ac.shard_positions(part, shards, axis=axis))
             return get(ac.unshard(part, shards, axis=axis)), get(part), at
@@ -221,6 +245,12 @@ def test_a_group_of_one_is_the_plain_call(backend, put, get, ranks):
     assert not ranks.lent.calls
 
 
+def test_a_group_of_one_has_its_runs_in_the_order_of_its_rows(backend, put, ranks):
+    split = (((9, 1, 4), (0, 2, 5), (1, 2, 4)),)
+    for strategy in ("gather", "heads", "ring", "merge"):
+        check_close(*compared(ranks, backend, put, "window", 1, strategy, split, 13))
+
+
 def test_a_call_of_attention_moves_what_is_told(backend, put, ranks):
     wholes = tuple(map(put, inputs(heads=(4, 4))[:3]))
 
@@ -254,85 +284,6 @@ def test_heads_are_taken_where_ranks_divide_them(put, ranks):
         assert any(note.startswith(first) and note.endswith(last) for note in notes), notes
 
 
-def wrong_calls(put):
-    """Calls of the shard of rank r out of 2, and what each is told."""
-    x = put(np.zeros((2, 4, 6, 3), np.float32))
-    odd, three = x[..., :5, :], x[:, :3, ...]
-    ids, allowed = put(np.zeros((2, 6), np.int32)), put(np.ones((6, 6), np.bool_))
-    yield (x, x, x), {}, {"group": 3}, TypeError, "expected the group of shards as a barrier; got int"
-    yield (
-        (x, x, x),
-        {},
-        {"split": "ring"},
-        ValueError,
-        "expected a split of shards out of contiguous, zigzag; got 'ring'",
-    )
-    yield (
-        (x, x, x),
-        {},
-        {"strategy": "tree"},
-        ValueError,
-        "expected a strategy of shards out of auto, gather, heads, merge, ring; got 'tree'",
-    )
-    yield (odd, odd, odd), {}, {}, ValueError, "expected query with a multiple of 2 positions on each rank, such as 6"
-    yield (
-        (x, x, x),
-        {},
-        {"length": 13},
-        ValueError,
-        "expected query with 8 positions on each of 2 ranks, of length 13; got 6",
-    )
-    yield (x, x, x), {}, {"length": 0}, ValueError, "expected the length of shards"
-    yield (
-        (three, three, three),
-        {},
-        {"strategy": "heads"},
-        ValueError,
-        "3 heads and 3 key/value heads are not shared out",
-    )
-    yield (x, x, x), {"mask": allowed}, {}, ValueError, "expected mask"
-    yield (x, x, x), {"mask": ac.Segments(ids, ids)}, {}, ValueError, "expected"
-    yield (x, x, x), {"bias": put(np.zeros((6, 6), np.float32))}, {}, ValueError, "expected bias"
-    yield (x, x, x), {"implementation": "fused"}, {}, ValueError, "out of auto, dense, blockwise with shards"
-    yield (x, x, x), {"return_weights": True}, {}, ValueError, "expected no return_weights with shards"
-    yield (x, x, x), {"arithmetic": "reproducible"}, {"strategy": "ring"}, ValueError, "'gather' has equal bits"
-    yield (x, x, x), {"implementation": "dense"}, {"strategy": "ring"}, ValueError, "a ring has the keys of one rank"
-    yield (
-        (x, x[:, :1, ...], x[:, :1, ...]),
-        {"arithmetic": "reproducible"},
-        {"strategy": "heads"},
-        ValueError,
-        "would be repeated",
-    )
-
-
-def test_wrong_calls_are_told_on_every_rank_before_any_collective(put, ranks):
-    for arrays, options, options_of_shards, kind, text in wrong_calls(put):
-
-        def call(group, arrays=arrays, options=options, options_of_shards=options_of_shards, kind=kind):
-            shards = ac.Shards(
-                options_of_shards.get("group", group),
-                **{key: x for key, x in options_of_shards.items() if key != "group"},
-            )
-            with pytest.raises(kind) as caught:
-                ac.scaled_dot_product_attention(*arrays, shards=shards, **options)
-            return str(caught.value)
-
-        first, second = ranks(2, call)
-        assert first == second
-        assert text in first
-        assert not ranks.lent.calls
-
-
-def test_what_is_no_shards_and_a_library_without_collectives_are_named(backend, put, monkeypatch):
-    x = put(np.zeros((1, 2, 3, 4)))
-    with pytest.raises(TypeError, match=r"expected shards as Shards\(group, ...\); got str"):
-        ac.scaled_dot_product_attention(x, x, x, shards="group")
-    monkeypatch.setattr(backend, "collectives", None, raising=False)
-    with pytest.raises(TypeError, match=f"with arrays of PyTorch and JAX.*; got {backend.name}"):
-        ac.scaled_dot_product_attention(x, x, x, shards=ac.Shards("group"))
-
-
 def test_groups_do_not_meet(backend, put, get, ranks):
     """Calls of two groups in alternation."""
     wholes = tuple(map(put, inputs()[:3]))
@@ -364,6 +315,33 @@ class OfTable(ac.Mask):
 
     def allowed(self, at, /, *, xp):
         return xp.logical_and(self.table, xp.less_equal(at.key, at.query))
+
+
+class OfDocuments(ac.Segments):
+    """A rule of users that takes a block for neighbours."""
+
+    def allowed(self, at, /, *, xp):
+        return super().allowed(at, xp=xp)
+
+    def blocks(self, query, key, /, *, xp):
+        return super().blocks(*(span._replace(at=None) for span in (query, key)), xp=xp)
+
+
+def test_a_rule_of_users_classifies_no_block_of_positions_that_are_no_neighbours(put, get, ranks, monkeypatch, backend):
+    monkeypatch.setattr(backend, "tuning", Tuning(queries=1, keys=4, min_queries=3, dense_below=0, structured_below=0))
+    wholes = tuple(map(put, inputs(length=36)[:3]))
+    ids = put(np.random.default_rng(0).integers(0, 3, (2, 36)).astype(np.int32))
+    expected = get(ac.scaled_dot_product_attention(*wholes, mask=ac.Segments(ids, ids)))
+
+    def of_shard(group):
+        shards = ac.Shards(group, "striped", "ring")
+        parts = [ac.shard(x, shards) for x in wholes]
+        return get(
+            ac.unshard(ac.scaled_dot_product_attention(*parts, mask=OfDocuments(ids, ids), shards=shards), shards)
+        )
+
+    for found in ranks(3, of_shard):
+        np.testing.assert_allclose(found, expected, rtol=1e-11)
 
 
 def test_a_rule_of_users_with_an_array_of_heads_is_left_to_gathering(put, ranks):

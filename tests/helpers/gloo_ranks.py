@@ -1,12 +1,16 @@
 """What each process of a group of PyTorch does: a file of its own, as processes that are spawned import it."""
 
+import os
 import pickle
+import time
+from datetime import timedelta
 from pathlib import Path
+from threading import Thread
 
 import torch
 import torch.distributed as dist
 import torch.utils.checkpoint
-from shard_helpers import EXACT, joined, of_rank, whole
+from shard_helpers import EXACT, RUNS, joined, of_rank, whole
 from torch.distributed.device_mesh import DeviceMesh
 
 import attention_core as ac
@@ -26,6 +30,8 @@ CASES = [
     ("dropout and score_mod", 2, "zigzag", "ring", 13),
     ("sinks", 4, "zigzag", "merge", 13),
     ("dropout and score_mod", 3, "contiguous", "merge", 13),
+    ("dropout and score_mod", 4, "striped", "ring", 13),
+    ("dropout and score_mod", 3, RUNS, "gather", 13),
 ]
 
 
@@ -53,18 +59,64 @@ def run(rank, store, folder):
     ring = ("causal", 2, "contiguous", "ring", 13)
     found["compiled ring"] = compared(rank, groups[2], ring, "fast", "float64", wrap=compiled)
     found["checkpoint"] = compared(rank, groups[4], CASES[0], "fast", "float64", wrap=checkpointed)
+    found |= of_two_groups(rank, [groups[4], dist.new_group([0, 1, 2, 3])])
     if rank == 0:
         Path(folder, "found").write_bytes(pickle.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def compared(rank, group, case, arithmetic, dtype, **options):
+def of_two_groups(rank, groups):
+    """Calls of two groups with inputs of their own: in alternation, and then from two threads."""
+    cases = [("causal", 4, "striped", strategy, 13) for strategy in ("gather", "ring", "gather", "ring")]
+    found = {}
+
+    def call(way, turn, n):
+        found[way, turn, n] = compared(rank, groups[n], cases[turn], "fast", "float64", seed=1 + 2 * turn + n)
+
+    for turn in range(4):
+        for n in (0, 1):
+            call("alternation", turn, n)
+    threads = [Thread(target=lambda n=n: [call("threads", turn, n) for turn in range(4)]) for n in (0, 1)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    return found
+
+
+def lose_a_rank(rank, store, folder):
+    """Three ranks, of which the last leaves a call out, and then dies; each of the others writes what it is told."""
+    torch.set_num_threads(1)
+    limits = [timedelta(seconds=2), timedelta(seconds=10)]
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=3, timeout=limits[1])
+    groups = [dist.new_group([0, 1, 2], timeout=limit) for limit in limits]
+    x, told = torch.zeros(1, 2, 4, 3), []
+    ac.scaled_dot_product_attention(x, x, x, shards=ac.Shards(groups[0]))
+    for turn, (group, strategy) in enumerate(zip(groups, ("gather", "ring"), strict=True)):
+        start = time.monotonic()
+        while rank == 2 and turn == 0 and len(list(Path(folder).glob("late*"))) < 2:
+            time.sleep(0.05)
+        if rank == 2 and turn == 0:
+            continue
+        if rank == 2:
+            os._exit(0)
+        try:
+            ac.scaled_dot_product_attention(x, x, x, shards=ac.Shards(group, strategy=strategy))
+        except RuntimeError as error:
+            told.append((str(error), time.monotonic() - start))
+        Path(folder, f"late{rank}").touch()
+    Path(folder, f"told{rank}").write_bytes(pickle.dumps(told))
+    os._exit(0)  # a group that lost a rank is not left in order
+
+
+def compared(rank, group, case, arithmetic, dtype, seed=0, **options):
     """Results of the ranks, joined, and of one process; ``None`` on ranks that are not the first."""
     name, size, split, strategy, length = case
     if rank >= size:
         return None
-    backend, more = ac.backend.get_backend("torch"), {"length": length, "arithmetic": arithmetic, "dtype": dtype}
+    backend = ac.backend.get_backend("torch")
+    more = {"length": length, "arithmetic": arithmetic, "dtype": dtype, "seed": seed}
     ranks, mine = (
         [None] * size,
         of_rank(backend, ac.Shards(group, split, strategy, length), name, put=torch.from_numpy, **more, **options),

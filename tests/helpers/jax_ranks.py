@@ -8,23 +8,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, PartitionSpec
-from shard_helpers import differentiated, in_order, inputs, loss_of, options_of, with_arrays
+from shard_helpers import differentiated, in_order, inputs, loss_of, options_of, pages, with_arrays
 
 import attention_core as ac
 
 CASES = [
     ("segments", 4, "zigzag", "gather", 13, "fast", "float64"),
     ("dropout and score_mod", 4, "zigzag", "heads", 13, "fast", "float64"),
-    ("sinks", 8, "contiguous", "gather", 16, "fast", "float64"),
+    ("sinks", 8, "striped", "gather", 16, "fast", "float64"),
     ("causal", 4, "zigzag", "gather", 13, "reproducible", "float32"),
     ("bias", 4, "zigzag", "ring", 13, "fast", "float64"),
     ("window", 8, "contiguous", "ring", 32, "fast", "float64"),
 ]
 
 
-def results(name, length, arithmetic, dtype, heads, shards=None, size=1):
+def results(name, length, arithmetic, dtype, heads, shards=None, size=1, wrap=lambda loss: loss):
     """Output, logsumexp and gradients by name: of one device, or of so many that share the sequence."""
-    arrays = tuple(map(jnp.asarray, inputs(heads, length, dtype=dtype)))
+    arrays = tuple(inputs(heads, length, dtype=dtype))
     options = options_of(name, jnp.asarray, heads, length, dtype=dtype)
     extra = differentiated(options)
 
@@ -39,7 +39,7 @@ def results(name, length, arithmetic, dtype, heads, shards=None, size=1):
         return loss_of(jnp, found, arrays[3:]), (found.output, found.logsumexp)
 
     def of_device(arrays, extra):
-        number, found = loss(arrays, extra)
+        number, found = wrap(loss)(arrays, extra)
         return jax.lax.psum(number, "ranks"), tuple(x[None] for x in found)
 
     if shards is not None:
@@ -51,9 +51,28 @@ def results(name, length, arithmetic, dtype, heads, shards=None, size=1):
     gradient = jax.value_and_grad(loss if shards is None else over, argnums=(0, 1), has_aux=True)
     (_, found), (of_arrays, of_extra) = jax.jit(gradient)(arrays, extra)
     if shards is not None:
-        found = (in_order(list(np.asarray(x)), -1 - (x.ndim == 5), size, shards.split, length) for x in found)
+        found = [own_or_all(x, size, shards.split, length) for x in found]
     named = zip(("output", "logsumexp", "query", "key", "value"), (*found, *of_arrays[:3]), strict=True)
     return {key: np.asarray(x) for key, x in (*named, *of_extra.items())}
+
+
+def own_or_all(x, size, split, length):
+    """Rows of all devices in order; zeros for those of devices that another process has."""
+    parts = np.zeros(x.shape, x.dtype)
+    for each in x.addressable_shards:
+        parts[each.index] = each.data
+    return in_order(list(parts), -1 - (x.ndim == 5), size, split, length)
+
+
+def of_process(port, process, path):
+    """What one of two processes, with two devices each, finds of a sequence that all four share."""
+    jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(process))
+    settings, found = ("causal", 13, "fast", "float64", (4, 2)), {}
+    for strategy in ("gather", "ring"):
+        found[strategy] = results(*settings, ac.Shards("ranks", "zigzag", strategy, 13), 4)
+    with jax.default_device(jax.local_devices()[0]):
+        found["whole"] = results(*settings)
+    Path(path).write_bytes(pickle.dumps(found))
 
 
 def decoded(size, shards, **options):
@@ -74,12 +93,15 @@ def decoded(size, shards, **options):
 def main(path):
     """Run all cases."""
     exact = {"mask": ac.Causal(offset=11), "arithmetic": "reproducible"}
-    found = {"merge": decoded(8, ac.Shards("ranks", "contiguous", "merge", 13), **exact)}
+    found = {"merge": decoded(8, ac.Shards("ranks", pages(8, 13, 1), "merge"), **exact)}
     for case in CASES:
         name, size, split, strategy, length, arithmetic, dtype = case
         shards = ac.Shards("ranks", split, strategy, length)
         settings = name, length, arithmetic, dtype, (4, 4) if strategy == "heads" else (4, 2)
         found[case] = results(*settings, shards, size), results(*settings)
+    shards = ac.Shards("ranks", ((((0, 1, 3), (8, 1, 5))), (((3, 1, 5),))), "gather")
+    settings = "causal", 13, "fast", "float64", (4, 2)
+    found["checkpoint"] = results(*settings, shards, 2, wrap=jax.checkpoint), results(*settings)
     x = jnp.zeros((1, 2, 4, 3))
     try:
         ac.scaled_dot_product_attention(x, x, x, shards=ac.Shards("ranks"))
@@ -89,4 +111,4 @@ def main(path):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1]) if len(sys.argv) == 2 else of_process(*sys.argv[1:])

@@ -60,7 +60,7 @@ class Threads(Collectives):
 
     def total(self, x, group):
         self.calls.append("total")
-        return functools.reduce(self.xp.add, self.all_arrays(x, group))
+        return functools.reduce(self.xp.add, self.all_arrays(x, group), self.xp.zeros_like(x))
 
 
 @contextmanager
@@ -257,8 +257,33 @@ def joined(ranks, split, name, length):
 
 def in_order(parts, axis, size, split, length):
     """Rows of ranks in the order of positions, without padding."""
+    at = places(size, split, parts[0].shape[axis])
+    return np.take(np.concatenate(parts, axis=axis), np.argsort(at)[:length], axis=axis)
+
+
+def places(size, split, rows):
+    """The positions of the rows of rank after rank."""
+    every = np.arange(size * rows)
     if split == "contiguous":
-        return np.take(np.concatenate(parts, axis=axis), np.arange(length), axis=axis)
-    halves = [np.split(part, 2, axis=axis) for part in parts]
-    chunks = [halves[r][0] for r in range(size)] + [halves[r][1] for r in reversed(range(size))]
-    return np.take(np.concatenate(chunks, axis=axis), np.arange(length), axis=axis)
+        return every
+    if split == "zigzag":
+        chunks = np.split(every, 2 * size)
+        return np.concatenate([np.append(chunks[r], chunks[2 * size - 1 - r]) for r in range(size)])
+    if split == "striped":
+        return np.concatenate([every[r::size] for r in range(size)])
+    held = [[first + step * n for first, step, count in runs for n in range(count)] for runs in split]
+    padding, at = sum(map(len, held)), []
+    for each in held:
+        at += [*each, *range(padding, padding + rows - len(each))]
+        padding += rows - len(each)
+    return np.asarray(at)
+
+
+def pages(size, length, page):
+    """Runs of so many positions, dealt out to ranks; the second rank has its last page first."""
+    runs = [[(n, 1, min(page, length - n)) for n in range(r * page, length, size * page)] for r in range(size)]
+    runs[1].reverse()
+    return tuple(map(tuple, runs))
+
+
+RUNS = ((4, 1, 2), (0, 1, 2)), ((2, 1, 2), (8, 2, 2), (12, 1, 1)), ((6, 1, 1), (7, 2, 3))  # of 13 positions

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Namespace, on_device_of, positions, shape
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands
+from attention_core._attention.call import counted_from, is_listed
 from attention_core._backend import Backend, Loops, Workspace
 from attention_core.masks import Positions, Spans, unflatten
 from attention_core.masks._tree import leaves
@@ -43,6 +44,7 @@ def make_grid(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> Grid:
         padded = not (isinstance(fill[1], int) and fill[1] == 0)
         operands = _pad_operands(operands, fill, xp)
     relative = plan.mask is not None and unflatten(plan.mask, operands.mask).is_relative()
+    relative = relative and not any(map(is_listed, operands[6:8]))
     repeats = max(sizes) % max(min(sizes), 1) == 0  # else hardly any distance occurs twice
     cache: Any = {} if relative and repeats and operands.bias is None and not loops.traced else None
     return Grid(
@@ -103,35 +105,33 @@ def is_broadcast(x: Array, axis: int) -> bool:
     return isinstance(dim, int) and dim == 1
 
 
-def first_position(grid: Grid, side: int) -> Any:
-    """The position of the first query or key."""
+def _first(grid: Grid, side: int) -> Any:
+    """The position of the first query or key, or the positions of all of them."""
     start = (grid.operands.query_start, grid.operands.key_start)[side]
     return grid.plan.starts[side] if start is None else grid.xp.astype(start, grid.xp.int32)
 
 
 def _absolute(grid: Grid, side: int, counted: Array) -> Array:
-    """The positions of queries or keys that are counted from 0."""
-    start = first_position(grid, side)
-    return counted if isinstance(start, int) and start == 0 else grid.xp.add(counted, start)
-
-
-def _clamp_to_last(grid: Grid, side: int, positions: Array) -> Array:
-    """Positions in blocks; those that only fill up the last block count as the last position."""
-    size, count, length = grid.sizes[side], grid.counts[side], grid.lengths[side]
-    if isinstance(length, int) and size * count == length:
-        return positions
-    end = first_position(grid, side) + (length - 1)
-    return grid.xp.minimum(positions, grid.xp.add(grid.xp.zeros_like(positions), end))
+    """The positions of queries or keys that are counted from 0; what only fills up the last block has the last."""
+    xp, size, count, length = grid.xp, grid.sizes[side], grid.counts[side], grid.lengths[side]
+    if not (isinstance(length, int) and size * count == length):
+        counted = xp.minimum(counted, xp.add(xp.zeros_like(counted), length - 1))
+    return counted_from(_first(grid, side), counted, xp)
 
 
 def block_spans(grid: Grid, side: int) -> Spans:
     """The positions of all blocks of one side: of queries as a column, of keys as a row."""
-    xp, size = grid.xp, grid.sizes[side]
-    first = _absolute(grid, side, xp.multiply(positions(grid.counts[side], grid.operands.query, xp=xp), size))
-    last = _clamp_to_last(grid, side, xp.add(first, size - 1))
+    xp, size, count = grid.xp, grid.sizes[side], grid.counts[side]
+    if is_listed(_first(grid, side)):
+        at = _absolute(grid, side, positions(count * size, grid.operands.query, xp=xp))
+        at = xp.reshape(at, (count, size))
+        first, last = xp.min(at, axis=-1), xp.max(at, axis=-1)
+    else:
+        at, counted = None, xp.multiply(positions(count, grid.operands.query, xp=xp), size)
+        first, last = (_absolute(grid, side, x) for x in (counted, xp.add(counted, size - 1)))
     if side == 0:
         first, last = xp.expand_dims(first, axis=-1), xp.expand_dims(last, axis=-1)
-    return Spans(first, last, size)
+    return Spans(first, last, size, at)
 
 
 class Sample(NamedTuple):
@@ -197,7 +197,7 @@ def block_positions(grid: Grid, sample: Sample, i: Any, j: Any, scores: Array) -
         xp.add(positions(count, like, xp=xp), first_block(index) * grid.sizes[side])
         for side, (count, index) in enumerate(((rows, i), (columns, j)))
     )
-    query, key = (_clamp_to_last(grid, side, _absolute(grid, side, x)) for side, x in enumerate((query, key)))
+    query, key = (_absolute(grid, side, x) for side, x in enumerate((query, key)))
     batch = xp.add(xp.zeros((), dtype=xp.int32, **on_device_of(like)), sample.index)
     return Positions(batch, xp.reshape(heads, (num_kv_heads, group, 1, 1)), xp.expand_dims(query, axis=-1), key)
 

@@ -11,6 +11,7 @@ from attention_core._attention.blocks.grid import Grid, block_spans, is_broadcas
 from attention_core._backend import Loops, is_concrete
 from attention_core.masks import unflatten
 from attention_core.masks._mask import UNKNOWN, band_of
+from attention_core.masks._tree import classes, is_of_users
 
 
 class Visits(NamedTuple):
@@ -107,7 +108,10 @@ def _block_kinds(grid: Grid) -> tuple[Array, Array]:
     some: Any = True
     every: Any = True
     query, key = (block_spans(grid, side) for side in (0, 1))
-    if plan.mask is not None:
+    is_listed = query.at is not None or key.at is not None
+    if is_listed and any(map(is_of_users, classes(plan.mask))):  # who take a block for neighbours
+        every = False
+    elif plan.mask is not None:
         some, every = unflatten(plan.mask, operands.mask).blocks(query, key, xp=xp)
     if operands.bias is not None:
         every = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 from attention_core._arithmetic.exact import two_sum
 from attention_core._arrays import Array, Namespace, positions
@@ -18,16 +18,9 @@ from attention_core._attention.reproducible.pieces import (
     merge_two_extents,
     reproducible_partial,
 )
+from attention_core._attention.shards.operations import total
 from attention_core._attention.shards.splits import Place
-from attention_core._backend import Backend, Operation, register
-
-Arrays = tuple[Array, ...]
-
-
-class TotalPlan(NamedTuple):
-    """The plan of a sum over the ranks of a group."""
-
-    group: str
+from attention_core._backend import Backend
 
 
 def merge(pieces: list[tuple[Array, Array]], here: Place, call: Call) -> tuple[Array, Array]:
@@ -63,10 +56,10 @@ def merge_exactly(calls: list[Call], here: Place) -> tuple[Array, Array]:
     partials = [reproducible_partial(call, extent) for call in calls]
     limbs = [xp.concat([each.weights, each.values], axis=-1) for each in partials]
     added = functools.reduce(functools.partial(merge_sums, xp=xp), limbs)
-    (total,) = backend.custom_gradient(TOTAL, TotalPlan(here.group), (added,))
-    total = merge_sums(total, xp.zeros_like(total), xp)  # what exceeds a limb is carried
+    sums = total(added, here, backend)
+    sums = merge_sums(sums, xp.zeros_like(sums), xp)  # what exceeds a limb is carried
     count = partials[0].weights.shape[-1]
-    return complete_exactly(ExactPartial(total[..., :count], total[..., count:], extent), calls[0].dropout, xp)
+    return complete_exactly(ExactPartial(sums[..., :count], sums[..., count:], extent), calls[0].dropout, xp)
 
 
 def _of_all_ranks(x: Array, here: Place, backend: Backend) -> Array:
@@ -74,24 +67,4 @@ def _of_all_ranks(x: Array, here: Place, backend: Backend) -> Array:
     xp = backend.namespace
     mine = xp.equal(positions(here.size, x, xp=xp), here.rank)
     places = xp.where(xp.reshape(mine, (here.size, *(1 for _ in x.shape))), xp.expand_dims(x, axis=0), 0.0)
-    (stack,) = backend.custom_gradient(TOTAL, TotalPlan(here.group), (places,))
-    return stack
-
-
-def _total(plan: TotalPlan, arrays: Arrays, backend: Any) -> Arrays:
-    return tuple(backend.collectives.total(x, plan.group) for x in arrays)
-
-
-def _not_differentiated(*_: Any) -> Any:
-    raise NotImplementedError(
-        "expected strategy='merge' of shards, which is for decoding, not to be differentiated; got it so: 'gather' has"
-        " gradients"
-    )
-
-
-def _empty(plan: TotalPlan, arrays: Arrays, backend: Backend) -> Arrays:
-    return tuple(map(backend.namespace.zeros_like, arrays))
-
-
-register("shards.TotalPlan", TotalPlan)
-TOTAL = register("shards.total", Operation(_total, _not_differentiated, _empty))
+    return total(places, here, backend)

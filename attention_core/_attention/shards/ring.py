@@ -24,7 +24,7 @@ from attention_core._attention.blocks.plan import Operands, Plan, make_plan, unp
 from attention_core._attention.blocks.scores import check_score_mod_holds_no_variable
 from attention_core._attention.call import Call, upcast_call
 from attention_core._attention.shards.partials import merge_pieces
-from attention_core._attention.shards.splits import SPLITS, Place
+from attention_core._attention.shards.splits import Place, Runs, num_pieces, runs_of
 from attention_core._backend import Backend, Operation, register
 from attention_core.masks import unflatten
 from attention_core.masks._mask import LIMIT, UNKNOWN, Band, band_of
@@ -50,28 +50,43 @@ class Hops(NamedTuple):
         return self.length - 1 + (self.first > 0)
 
 
-@functools.lru_cache(maxsize=256)
-def hops_of(band: Band, size: int, split: str, rows: tuple[int, int]) -> Hops:
+def hops_of(band: Band, size: int, split: Any, rows: tuple[int, int]) -> Hops:
     """The shortest way round that brings all ranks the keys that a band leaves, of so many queries and keys on each."""
+    return Hops(*_constant_hops(tuple(band), size, split, rows))
+
+
+def _constant_hops(band: tuple[Any, ...], size: int, split: Any, rows: tuple[int, int]) -> tuple[int, int]:
+    return _kept_hops(Band(*band), size, split, rows)[:2]
+
+
+_constant_hops._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile neither traces nor warns
+
+
+@functools.lru_cache(maxsize=256)
+def _kept_hops(band: Band, size: int, split: Any, rows: tuple[int, int]) -> Hops:
     if (band.low, band.high) == (-LIMIT, LIMIT):
         return Hops(0, size)
-    runs = [[Place("", size, rank, split).runs(count, None) for count in rows] for rank in range(size)]
+    queries, keys = (runs_of(split, size, count) for count in rows)
 
     def is_needed(hop: int) -> bool:
-        pairs = ((queries, runs[rank - hop][1]) for rank, (queries, _) in enumerate(runs))
-        return any(is_in_sight(band, query, key) for queries, keys in pairs for query in queries for key in keys)
+        return any(is_in_sight(band, queries[rank], keys[rank - hop]) for rank in range(size))
 
-    needed, best = [hop for hop in range(size) if is_needed(hop)], Hops(0, size)
-    for first in range(size):
-        way = Hops(first, 1 + max([0, *((hop - first) % size for hop in needed)]))
-        best = way if way.rotations < best.rotations else best  # `min` with a key is nothing that torch.compile traces
-    return best
+    needed = [hop for hop in range(size) if is_needed(hop)]
+    ways = [Hops(first, 1 + max([0, *((hop - first) % size for hop in needed)])) for first in range(size)]
+    return min(ways, key=lambda way: way.rotations)
 
 
-def is_in_sight(band: Band, query: tuple[int, int], key: tuple[int, int]) -> bool:
-    """Whether a band leaves anything of a run of queries and a run of keys, by their first positions and lengths."""
-    least, most = key[0] - (query[0] + query[1] - 1), key[0] + key[1] - 1 - query[0]
-    return least <= band.high and most >= band.low and key[0] < band.stop
+def is_in_sight(band: Band, queries: Runs, keys: Runs) -> bool:
+    """Whether a band leaves anything of runs of queries and runs of keys."""
+    return any(_sees(band, query, key) for query in queries for key in keys)
+
+
+def _sees(band: Band, query: tuple[int, int, int], key: tuple[int, int, int]) -> bool:
+    """The same of two runs; where their steps differ, of all positions from the first to the last."""
+    query, key = (run if query[1] == key[1] else (run[0], 1, run[1] * (run[2] - 1) + 1) for run in (query, key))
+    distance, step = key[0] - query[0], key[1]
+    nearest = max(1 - query[2], -((distance - band.low) // step))  # as many steps from that to the least that is seen
+    return nearest < key[2] and distance + step * nearest <= band.high and key[0] < band.stop
 
 
 class RingPlan(NamedTuple):
@@ -80,7 +95,7 @@ class RingPlan(NamedTuple):
     plan: Plan
     group: str
     size: int
-    split: str
+    split: Any
     hops: Hops
 
 
@@ -113,7 +128,7 @@ class Ring(NamedTuple):
 
 
 def _ring(plan: RingPlan, arrays: Arrays, backend: Any) -> Ring:
-    operands, count = unpack_operands(plan.plan, arrays), SPLITS[plan.split]
+    operands, count = unpack_operands(plan.plan, arrays), num_pieces(plan.split)
     band = UNKNOWN if plan.plan.mask is None else band_of(unflatten(plan.plan.mask, operands.mask))
     rows = operands.query.shape[-2] // count, operands.key.shape[-2] // count
     return Ring(plan, operands, backend, backend.collectives.rank(plan.group), band, num_runs=count, rows=rows)
@@ -145,14 +160,14 @@ def _piece(ring: Ring, keys: Arrays, hop: Any, index: Any) -> tuple[Plan, Arrays
     """A pair of runs, of queries and of keys, as plan and arrays of blocks; ``None`` if no query sees a key."""
     plan, operands, loops, xp = ring.plan.plan, ring.operands, ring.backend.loops, ring.backend.namespace
     (i, j), source = _runs_of(ring, index), _source(ring, hop)
-    mirrored = 2 * ring.plan.size - 1  # a zigzag rank has the chunks r and 2 R - 1 - r
-    starts = tuple(
-        (rank + run * (mirrored - 2 * rank)) * count
-        for rank, run, count in zip((ring.rank, source), (i, j), ring.rows, strict=True)
-    )
+    sides = (ring.rank, i, ring.rows[0]), (source, j, ring.rows[1])
     if isinstance(source, int):
-        if not is_in_sight(ring.band, *zip(starts, ring.rows, strict=True)):
+        of_ranks = (runs_of(ring.plan.split, ring.plan.size, rows * ring.num_runs)[rank] for rank, _, rows in sides)
+        pieces = (runs if ring.num_runs == 1 else (runs[n],) for runs, (_, n, _) in zip(of_ranks, sides, strict=True))
+        if not is_in_sight(ring.band, *pieces):
             return None
+    starts = tuple(_start(ring, *side) for side in sides)
+    if isinstance(starts[0], int):
         plan = plan._replace(starts=starts)
     else:
         operands = operands._replace(query_start=starts[0], key_start=starts[1])
@@ -165,6 +180,14 @@ def _piece(ring: Ring, keys: Arrays, hop: Any, index: Any) -> tuple[Plan, Arrays
     key, value = (upcast(loops.block(x, j, ring.rows[1], -2), xp=xp) for x in keys)
     query = loops.block(operands.query, i, ring.rows[0], -2)
     return plan, operands._replace(query=query, key=key, value=value, bias=bias).arrays()
+
+
+def _start(ring: Ring, rank: Any, run: Any, count: int) -> Any:
+    """The first position of a run of a rank, or all of them."""
+    _, group, size, split, _ = ring.plan
+    if split in ("contiguous", "zigzag"):  # a zigzag rank has the chunks r and 2 R - 1 - r
+        return (rank + run * (2 * size - 1 - 2 * rank)) * count
+    return Place(group, size, rank, split).positions(count, ring.operands.query, ring.backend.namespace)
 
 
 def _runs_of(ring: Ring, index: Any) -> tuple[Any, Any]:

@@ -39,7 +39,13 @@ class Within(Mask):
         if self.mask is None:
             return some, every
         known = (
-            Spans(_clipped(span.first, count, xp), _clipped(span.last, count, xp), span.size)
+            span._replace(
+                **{
+                    name: _clipped(getattr(span, name), count, xp)
+                    for name in ("first", "last", "at")
+                    if getattr(span, name) is not None
+                }
+            )
             for span, count in ((query, self.queries), (key, self.keys))
         )
         other_some, other_every = self.mask.blocks(*known, xp=xp)

@@ -169,7 +169,7 @@ class Gather(Strategy):
         call, here, lengths, implementation = sharded
         xp, backend, stop, is_exact = call.xp, call.backend, sharded.stop, call.arithmetic == "reproducible"
         rows = call.query.shape[-2]
-        runs = here.runs(rows, xp)
+        runs = here.starts(rows, call.query, xp)
         if is_exact:
             query, key, value = fan_out(call[:3], arithmetic_of(call.arithmetic), xp)
             call = call._replace(query=query, key=key, value=value)
@@ -190,7 +190,7 @@ class Gather(Strategy):
 
     def local_call(self, sharded: Sharded) -> Call:
         call, here, lengths, _ = sharded
-        runs = here.runs(call.query.shape[-2], call.xp)
+        runs = here.starts(call.query.shape[-2], call.query, call.xp)
         key, value = (_like(x, x.shape[-3], lengths[1], call.xp) for x in call[1:3])
         return _calls_of_runs(_within(call._replace(key=key, value=value), queries=sharded.stop), runs)[0]
 
@@ -272,8 +272,10 @@ STRATEGIES = ("auto", "gather", "heads", "merge", "ring")
 
 def walk_strategies(sharded: Sharded, name: str) -> Iterator[tuple[Strategy, Verdict]]:
     """The strategies for what is shared with their verdicts, in the order in which they are asked."""
+    backend: Any = sharded.call.backend
+    cannot = Verdict(f"ranks of {backend.name} cannot send to each other: 'gather' has the same numbers")
     for strategy in (MERGE,) if name == MERGE.name else (RING, HEADS, GATHER):
-        yield strategy, strategy.judge(sharded)
+        yield strategy, strategy.judge(sharded) if strategy.name in backend.collectives.strategies else cannot
 
 
 def taken_strategy(sharded: Sharded, name: str) -> Strategy:
@@ -344,7 +346,7 @@ def _calls_of_keys(sharded: Sharded) -> list[Call]:
     if has_columns:
         bias = own(stack_of(_padded_columns(sharded), -1, here.split, here.size, call.xp), here.rank, call.xp)
     calls, first = [], 0
-    for start, count in here.runs(call.key.shape[-2], call.xp):
+    for start, count in here.starts(call.key.shape[-2], call.key, call.xp):
         key, value = (cut(x, -2, first, first + count) for x in call[1:3])
         columns = cut(bias, -1, first, first + count) if has_columns else bias
         calls.append(call._replace(key=key, value=value, bias=columns, starts=(0, start)))
@@ -374,11 +376,11 @@ def _without_padding(sharded: Sharded, logsumexp: Array) -> Array:
 
 def _from_start(call: Call, start: Any) -> Call:
     """A call whose first query has a position: in its rule, if that is a band and nothing else looks at positions."""
-    band = band_of(call.mask) if isinstance(call.mask, Mask) else None
-    is_free = call.score_mod is None and call.dropout is None and isinstance(start, int)
+    is_free = call.score_mod is None and call.dropout is None
     if call.mask is None and is_free:
         return call
-    if band is not None and band.is_exact and is_free and len(call.mask.bands()) == 1:  # type: ignore[union-attr]
+    is_free = is_free and isinstance(start, int) and isinstance(call.mask, Mask)
+    if is_free and len(call.mask.bands()) == 1 and (band := band_of(call.mask)).is_exact:  # type: ignore[union-attr]
         return call._replace(mask=rule_of(_moved(band, start)))
     return call._replace(starts=(start, 0))
 

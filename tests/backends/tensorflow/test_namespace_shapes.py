@@ -45,6 +45,7 @@ def test_variables_stand_for_their_values():
     assert_same(xp.where(xp.less(variable, 0.0), 0.0, variable), np.maximum(value, 0))
     assert_same(xp.concat([variable, variable]), np.concatenate([value, value]))
     assert_same(xp.take(variable, tensor([1, 1]), axis=1), value[:, [1, 1]])
+    assert_same(xp.flip(variable, axis=-1), value[:, ::-1])
     assert_same(xp.zeros_like(variable), np.zeros_like(value))
     assert xp.shape(variable) == (1, 2)
 

@@ -33,8 +33,8 @@ def check(pair, most):
 
 
 def test_processes_have_the_numbers_of_one(found):
-    cases = [case for case in found if isinstance(case, tuple) and case[0] != "exact"]
-    assert len(cases) == 14
+    cases = [case for case in found if isinstance(case, tuple) and len(case) == 5]
+    assert len(cases) == 16
     for case in cases:
         check(found[case], 1e-13)
 
@@ -46,6 +46,24 @@ def test_processes_have_the_bits_of_one(found):
         check(found[case], 0)
 
 
+@pytest.mark.parametrize("way", ["alternation", "threads"])
+def test_two_groups_in_one_process_have_their_own_numbers(found, way):
+    cases = [case for case in found if case[0] == way]
+    assert len(cases) == 8
+    for case in cases:
+        check(found[case], 1e-13)
+
+
+def test_a_rank_that_does_not_come_and_one_that_dies_are_errors_on_all_others(tmp_path):
+    import gloo_ranks
+
+    torch.multiprocessing.spawn(gloo_ranks.lose_a_rank, args=(str(tmp_path / "store"), str(tmp_path)), nprocs=3)
+    for rank in (0, 1):
+        late, dead = pickle.loads((tmp_path / f"told{rank}").read_bytes())
+        assert late[1] < 2 + 3
+        assert dead[1] < 10
+
+
 def test_a_mesh_of_one_axis_is_a_group(found):
     check(found["mesh"], 1e-13)
 
@@ -55,18 +73,27 @@ def test_shards_in_one_graph_and_computed_again_for_the_gradient(found, way):
     check(found[way], 1e-13)
 
 
-def test_a_plan_inside_of_another_is_compiled():
-    """A group of one, whose shard is padded: the exact gather holds the plan of its blocks in its own."""
+RUNS = (((4, 1, 3), (0, 1, 4)),)
+
+
+@pytest.mark.parametrize(
+    ("split", "strategy", "arithmetic"),
+    [("zigzag", "gather", "reproducible"), *((RUNS, name, "fast") for name in ("gather", "heads", "ring"))],
+    ids=str,
+)
+def test_a_plan_inside_of_another_is_compiled(split, strategy, arithmetic):
+    """A group of one, whose shard is padded or in runs: the exact gather holds the plan of its blocks in its own."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
-        shards = ac.Shards(torch.distributed.group.WORLD, strategy="gather", length=7)
-        x = torch.arange(32, dtype=torch.float32).reshape(1, 1, 8, 4) / 16
-        options = {"is_causal": True, "arithmetic": "reproducible", "shards": shards}
+        shards = ac.Shards(torch.distributed.group.WORLD, split, strategy, 7)
+        x = torch.arange(32, dtype=torch.float32).reshape(1, 1, 8, 4)[..., : 8 if split == "zigzag" else 7, :] / 16
+        options = {"mask": ac.SlidingWindow(2, 0), "arithmetic": arithmetic, "shards": shards}
 
         def attend(x):
             return ac.scaled_dot_product_attention(x, x, x, **options)
 
-        torch.testing.assert_close(torch.compile(attend, fullgraph=True, backend="eager")(x), attend(x), rtol=0, atol=0)
+        compiled, most = torch.compile(attend, fullgraph=True, backend="eager"), 1e-6 if arithmetic == "fast" else 0
+        torch.testing.assert_close(compiled(x), attend(x), rtol=0, atol=most)
     finally:
         torch.distributed.destroy_process_group()
 

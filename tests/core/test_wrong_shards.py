@@ -1,0 +1,175 @@
+"""Calls with shards that are wrong, or not the same on all ranks, and what each is told. Threads are ranks."""
+
+import numpy as np
+import pytest
+import shard_helpers
+from shard_helpers import inputs, threads_as_ranks
+
+import attention_core as ac
+
+pytestmark = pytest.mark.needs(lambda backend: backend.name in ("torch", "numpy"))
+
+
+@pytest.fixture
+def ranks(backend, monkeypatch):
+    """``run(size, function)``: results of ``function(group)`` by ranks."""
+    with threads_as_ranks(backend, monkeypatch) as run:
+        yield run
+
+
+def wrong_calls(put):
+    """Calls of the shard of rank r out of 2, and what each is told."""
+    x = put(np.zeros((2, 4, 6, 3), np.float32))
+    odd, three = x[..., :5, :], x[:, :3, ...]
+    ids, allowed = put(np.zeros((2, 6), np.int32)), put(np.ones((6, 6), np.bool_))
+    yield (x, x, x), {}, {"group": 3}, TypeError, "expected the group of shards as a barrier; got int"
+    yield (
+        (x, x, x),
+        {},
+        {"split": "ring"},
+        ValueError,
+        "expected a split of shards out of contiguous, zigzag, striped; got 'ring'",
+    )
+    yield (
+        (x, x, x),
+        {},
+        {"strategy": "tree"},
+        ValueError,
+        "expected a strategy of shards out of auto, gather, heads, merge, ring; got 'tree'",
+    )
+    for split, kind, text in (
+        ((((0, 1, 9),), ((8, 1, 3),)), ValueError, "hold each position once; got runs that do not hold 9 so"),
+        ((((0, 1, 6),), ((7, 1, 6),)), ValueError, "hold each position once; got runs that do not hold 6 so"),
+        ((((0, 1, 12),),), ValueError, "expected runs of shards for each of 2 ranks; got them for 1"),
+        ((((0, 2, 6),), ((1, 2),)), TypeError, "for each rank a sequence of runs (first, step, length); got tuple"),
+        ((((0, 2, 6),), ((1, 2, 5),)), ValueError, "expected query with 6 positions on each of 2 ranks, of length 11"),
+    ):
+        arrays = (odd, odd, odd) if "of length 11" in text else (x, x, x)
+        yield arrays, {}, {"split": split}, kind, text
+    runs = ((0, 2, 6),), ((1, 2, 6),)
+    yield (x, x, x), {}, {"split": runs, "length": 11}, ValueError, "expected runs of shards for 11 positions; got 12"
+    yield (odd, odd, odd), {}, {}, ValueError, "expected query with a multiple of 2 positions on each rank, such as 6"
+    yield (
+        (x, x, x),
+        {},
+        {"length": 13},
+        ValueError,
+        "expected query with 8 positions on each of 2 ranks, of length 13; got 6",
+    )
+    yield (x, x, x), {}, {"length": 0}, ValueError, "expected the length of shards"
+    yield (
+        (three, three, three),
+        {},
+        {"strategy": "heads"},
+        ValueError,
+        "3 heads and 3 key/value heads are not shared out",
+    )
+    yield (x, x, x), {"mask": allowed}, {}, ValueError, "expected mask"
+    yield (x, x, x), {"mask": ac.Segments(ids, ids)}, {}, ValueError, "expected"
+    yield (x, x, x), {"bias": put(np.zeros((6, 6), np.float32))}, {}, ValueError, "expected bias"
+    yield (x, x, x), {"implementation": "fused"}, {}, ValueError, "out of auto, dense, blockwise with shards"
+    yield (x, x, x), {"return_weights": True}, {}, ValueError, "expected no return_weights with shards"
+    yield (x, x, x), {"arithmetic": "reproducible"}, {"strategy": "ring"}, ValueError, "'gather' has equal bits"
+    yield (x, x, x), {"implementation": "dense"}, {"strategy": "ring"}, ValueError, "a ring has the keys of one rank"
+    yield (
+        (x, x[:, :1, ...], x[:, :1, ...]),
+        {"arithmetic": "reproducible"},
+        {"strategy": "heads"},
+        ValueError,
+        "would be repeated",
+    )
+
+
+def test_wrong_calls_are_told_on_every_rank_before_any_collective(put, ranks):
+    for arrays, options, options_of_shards, kind, text in wrong_calls(put):
+
+        def call(group, arrays=arrays, options=options, options_of_shards=options_of_shards, kind=kind):
+            shards = ac.Shards(
+                options_of_shards.get("group", group),
+                **{key: x for key, x in options_of_shards.items() if key != "group"},
+            )
+            with pytest.raises(kind) as caught:
+                ac.scaled_dot_product_attention(*arrays, shards=shards, **options)
+            return str(caught.value)
+
+        first, second = ranks(2, call)
+        assert first == second
+        assert text in first
+        assert not ranks.lent.calls
+
+
+def calls_that_differ(put):
+    """The name of an argument, and what it is on most ranks and on one, as options of a call or of shards."""
+    rng = np.random.default_rng(0)
+    allowed = [rng.random((24, 24)) < share for share in (0.5, 0.6)]
+    lengths = [np.asarray([9, count]) for count in (7, 8)]
+    yield "query", {}, {"query": (2, 4, 7, 3)}
+    yield "value", {}, {"value": (2, 4, 8, 5)}
+    yield "mask", {"mask": ac.Causal()}, {"mask": ac.SlidingWindow(3, 0)}
+    yield "mask", *({"mask": ac.Causal() & ac.KeyLengths(put(each))} for each in lengths)
+    yield "mask", *({"mask": put(each)} for each in allowed)
+    yield "bias", {}, {"bias": put(np.zeros((8, 24)))}
+    yield "dropout", {"dropout": ac.Dropout(0.5, 3)}, {"dropout": ac.Dropout(0.5, 4)}
+    yield "score_mod", {"score_mod": shard_helpers.by_position}, {"score_mod": ac.scores.alibi(4)}
+    yield "is_causal", {}, {"is_causal": True}
+    yield "scale", {"scale": 0.5}, {"scale": 0.25}
+    yield "return_logsumexp", {}, {"return_logsumexp": True}
+    yield "shards", {}, {"strategy": "ring"}
+    yield "shards", {"split": "striped"}, {"split": "contiguous"}
+
+
+def test_verified_calls_that_differ_are_told_on_every_rank_by_argument_and_rank(backend, put, ranks):
+    for name, usual, odd in calls_that_differ(put):
+        for wrong in (0, 2):
+
+            def call(group, usual=usual, odd=odd, wrong=wrong):
+                options = dict(odd if backend.collectives.local.rank == wrong else usual)
+                shapes = [options.pop(each, (2, 4, 8, 3)) for each in ("query", "key", "value")]
+                settings = {each: options.pop(each) for each in ("strategy", "split") if each in options}
+                shards = ac.Shards(group, **settings, verify=True)
+                with pytest.raises(ValueError, match="on all ranks of shards") as caught:
+                    ac.scaled_dot_product_attention(
+                        *(put(np.zeros(shape)) for shape in shapes), shards=shards, **options
+                    )
+                return str(caught.value)
+
+            expected = f"expected the same {name} on all ranks of shards; got another on rank {wrong}"
+            ranks.lent.calls.clear()
+            assert ranks(3, call) == [expected] * 3
+            assert ranks.lent.calls == ["gather"] * 3
+
+
+def test_verified_calls_that_agree_have_the_numbers_of_others(put, get, ranks):
+    wholes, bias = tuple(map(put, inputs(length=13)[:3])), put(np.random.default_rng(0).standard_normal((13, 13)))
+    options = {"mask": ac.MaskFunction(shard_helpers.by_head), "dropout": ac.Dropout(0.4, 11)}
+
+    def call(group, verify):
+        shards = ac.Shards(group, length=13, verify=verify)
+        parts, rows = [ac.shard(x, shards) for x in wholes], ac.shard(bias, shards)
+        return get(ac.scaled_dot_product_attention(*parts, **options, bias=rows, shards=shards))
+
+    pair = (ranks(3, lambda group, verify=verify: call(group, verify)) for verify in (True, False))
+    np.testing.assert_array_equal(*pair)
+
+
+def test_what_is_no_shards_and_a_library_without_collectives_are_named(backend, put, monkeypatch):
+    x = put(np.zeros((1, 2, 3, 4)))
+    with pytest.raises(TypeError, match=r"expected shards as Shards\(group, ...\); got str"):
+        ac.scaled_dot_product_attention(x, x, x, shards="group")
+    monkeypatch.setattr(backend, "collectives", None, raising=False)
+    with pytest.raises(TypeError, match=f"with arrays of PyTorch, JAX and TensorFlow.*; got {backend.name}"):
+        ac.scaled_dot_product_attention(x, x, x, shards=ac.Shards("group"))
+
+
+def test_what_a_library_has_no_collectives_for_is_refused_by_name(backend, put, ranks):
+    x, ranks.lent.strategies = put(np.zeros((1, 4, 16, 3))), ("gather", "merge")
+
+    def told(group):
+        options = {"mask": ac.SlidingWindow(1, 0)}
+        for name in ("heads", "ring"):
+            with pytest.raises(ValueError, match=f"ranks of {backend.name} cannot send to each other"):
+                ac.scaled_dot_product_attention(x, x, x, shards=ac.Shards(group, strategy=name), **options)
+        return ac.explain_attention(x, x, x, shards=ac.Shards(group), **options).notes
+
+    for notes in ranks(4, told):
+        assert [note.split(":")[1] for note in notes if "refused" not in note] == [" gather"]
