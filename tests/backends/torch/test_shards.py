@@ -9,6 +9,7 @@ import torch.distributed
 import torch.multiprocessing
 
 import attention_core as ac
+from attention_conformance.vectors import published
 
 pytestmark = pytest.mark.needs("torch")
 
@@ -44,6 +45,12 @@ def test_processes_have_the_bits_of_one(found):
     assert len(cases) == 44
     for case in cases:
         check(found[case], 0)
+
+
+def test_gradients_of_processes_have_the_published_bits(found):
+    assert len(found["published"]) == 27
+    for (case, *way), sha256 in found["published"].items():
+        assert sha256 == published()[case], (case, way)
 
 
 def test_a_mesh_of_one_axis_is_a_group(found):
