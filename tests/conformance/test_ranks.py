@@ -15,9 +15,9 @@ from attention_conformance.run.language_model import load_language_model
 from attention_conformance.run.spread_cache import logits_over
 from attention_conformance.sharded import whole_of
 from attention_conformance.vectors import published
-from attention_core import Shards
+from attention_core import Shards, scaled_dot_product_attention
 
-pytestmark = pytest.mark.needs("numpy")
+pytestmark = pytest.mark.needs(lambda backend: backend.name in ("torch", "numpy"))
 SHARED = [case for case in IDENTICAL if case.name.startswith("shared")]
 
 SUBNORMAL = "08-underflow-times-huge"  # the share of a rank is
@@ -40,6 +40,7 @@ def shared(backend, monkeypatch):
         yield by_ranks
 
 
+@pytest.mark.needs("numpy")
 @pytest.mark.parametrize("case", [case for case in SHARED if not case.variables], ids=lambda case: case.name)
 def test_any_number_of_ranks_gives_the_published_bits(backend, shared, case):
     trees = case.trees()
@@ -49,6 +50,18 @@ def test_any_number_of_ranks_gives_the_published_bits(backend, shared, case):
             assert digest(found) == published()[case.name], (size, way)
 
 
+@pytest.mark.needs("torch")
+def test_kernels_of_ranks_take_masks_over_the_whole(shared, put, get):
+    """Queries that begin with the whole, as those of the first rank, are part of it nevertheless."""
+    rng = np.random.default_rng(0)
+    arrays = [put(rng.standard_normal((2, 4, length, 32)).astype(np.float32)) for length in (70, 130, 130)]
+    for dims in ((2, 1, 70, 1), (1, 4, 70, 130), (70, 130)):
+        mask = put(rng.random(dims) < 0.6)
+        found = shared(2, "gather", "contiguous")(*arrays, mask=mask)
+        np.testing.assert_allclose(get(found), get(scaled_dot_product_attention(*arrays, mask=mask)), atol=1e-5)
+
+
+@pytest.mark.needs("numpy")
 @pytest.mark.parametrize(
     ("size", "strategy", "split", "count"),
     [(3, "gather", "zigzag", 49), (3, "heads", "zigzag", 33), (2, "ring", "zigzag", 48), (4, "ring", "contiguous", 48),
@@ -61,6 +74,7 @@ def test_ranks_answer_the_cases_of_the_kit(shared, size, strategy, split, count)
     assert sum(each.passed is True for each in results) == count
 
 
+@pytest.mark.needs("numpy")
 def test_a_language_model_writes_the_same_bits_from_a_cache_of_ranks(backend, monkeypatch, tmp_path):
     write_gguf(tmp_path / "small.gguf")
     model = load_language_model(tmp_path / "small.gguf")
