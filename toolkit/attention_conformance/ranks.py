@@ -66,7 +66,8 @@ def ways_of(case: Identical, size: int) -> Iterator[tuple[str, str]]:
 
 def over(case: Identical, attention: Callable[..., Any]) -> Callable[[Any], Any]:
     """The function of a case, by another attention."""
-    return functools.partial(case.function, function=attention)
+    call: Any = case.function
+    return functools.partial(call, function=attention)
 
 
 @functools.wraps(scaled_dot_product_attention)

@@ -58,29 +58,30 @@ def whole_of(attention: AttentionFunction, shards: Shards, /, *, axis: int = -2)
     def whole(query: Any, key: Any, value: Any, /, **options: Any) -> Any:
         if options.pop("return_weights", False):
             raise NotImplementedError("weights are not returned of shards")
-        tools, rows = _Tools(query), query.shape[axis]
-        told = _told(shards, query, key, axis)
+        rows, told = query.shape[axis], _told(shards, query, key, axis)
         is_merged = shards.strategy == "merge"
-        bias = options.get("bias")
-        has_rows = bias is not None and len(bias.shape) > 1 and bias.shape[-2] > 1
-        if told.length not in (None, rows) and not is_merged:
+        named = {"query": query, "key": key, "value": value}
+        named |= {name: options[name] for name in ("bias", "sinks") if options.get(name) is not None}
+        axes: dict[str, int | None] = {"query": axis, "key": axis, "value": axis, "bias": -2, "sinks": None}
+        if "bias" in named and (len(named["bias"].shape) < 2 or named["bias"].shape[-2] == 1):
+            axes["bias"] = None
+        if is_merged:
+            axes |= {"query": None, "bias": None}
+        elif told.length not in (None, rows):
             fill = told.length - rows
-            query, options["mask"] = _padded(query, axis, fill), _padded_mask(options.get("mask"), rows, fill)
-            bias = _padded(bias, -2, fill) if has_rows else bias
-        if bias is not None:
-            options["bias"] = tools.cut(bias, told, -2) if has_rows and not is_merged else tools.same(bias, told)
-        if options.get("sinks") is not None:
-            options["sinks"] = tools.same(options["sinks"], told)
-        parts = [tools.cut(x, told, axis) for x in (key, value)]
-        result = attention(query if is_merged else tools.cut(query, told, axis), *parts, shards=told, **options)
+            options["mask"] = _padded_mask(options.get("mask"), rows, fill)
+            rows_of = {"query": axis} | ({"bias": -2} if "bias" in named and axes["bias"] else {})
+            named |= {name: _padded(named[name], at, fill) for name, at in rows_of.items()}
+        parts = dict(zip(named, _cut(tuple(named.values()), told, tuple(axes[name] for name in named)), strict=True))
+        arrays = [parts.pop(name) for name in ("query", "key", "value")]
+        result = attention(*arrays, shards=told, **options | parts)
         if is_merged:
             return result
         outputs = result if isinstance(result, tuple) else (result,)
-        axes = (axis if x is None or len(x.shape) == len(query.shape) else -1 for x in outputs)
-        found = [
-            None if x is None else tools.join(x, told, at)[(..., slice(rows), *(slice(None),) * (-at - 1))]
-            for x, at in zip(outputs, axes, strict=True)
-        ]
+        ends = [axis if len(x.shape) == len(query.shape) else -1 for x in outputs if x is not None]
+        joined = _join(tuple(x for x in outputs if x is not None), told, tuple(ends))
+        wholes = iter([x[(..., slice(rows), *(slice(None),) * (-at - 1))] for x, at in zip(joined, ends, strict=True)])
+        found: list[Any] = [None if x is None else next(wholes) for x in outputs]
         if not isinstance(result, tuple):
             return found[0]
         return type(result)(*found) if hasattr(result, "_fields") else tuple(found)
@@ -130,61 +131,56 @@ def _padded_mask(mask: Any, rows: int, count: int) -> Any:
     raise NotImplementedError(f"a {type(mask).__name__} for fewer queries than keys")
 
 
-class _Tools:
-    """Cutting and joining arrays that all ranks hold alike, with gradients where PyTorch wants them."""
+def _cut(arrays: tuple[Any, ...], shards: Shards, axes: tuple[int | None, ...]) -> tuple[Any, ...]:
+    """The rows of this rank; arrays without an axis are the same on all. Gradients are those of all ranks."""
+    if type(arrays[0]).__module__ == "torch":
+        return _differentiated()[0].apply(shards, axes, *arrays)  # type: ignore[no-any-return]
+    return tuple(x if at is None else shard(x, shards, axis=at) for x, at in zip(arrays, axes, strict=True))
 
-    def __init__(self, like: Any) -> None:
-        self._functions = _differentiated() if type(like).__module__.partition(".")[0] == "torch" else None
 
-    def cut(self, x: Any, shards: Shards, axis: int) -> Any:
-        """The rows of this rank; the gradient is that of all rows."""
-        return self._functions[0].apply(x, shards, axis) if self._functions else shard(x, shards, axis=axis)
-
-    def join(self, x: Any, shards: Shards, axis: int) -> Any:
-        """All rows; the gradient is that of the rows of this rank, as all ranks have the same loss."""
-        return self._functions[1].apply(x, shards, axis) if self._functions else unshard(x, shards, axis=axis)
-
-    def same(self, x: Any, shards: Shards) -> Any:
-        """What all ranks use; the gradient is the sum of their parts."""
-        return self._functions[2].apply(x, shards) if self._functions else x
+def _join(arrays: tuple[Any, ...], shards: Shards, axes: tuple[int, ...]) -> tuple[Any, ...]:
+    """All rows; gradients are those of the rows of this rank, as all ranks have the same loss."""
+    if type(arrays[0]).__module__ == "torch":
+        return _differentiated()[1].apply(shards, axes, *arrays)  # type: ignore[no-any-return]
+    return tuple(unshard(x, shards, axis=at) for x, at in zip(arrays, axes, strict=True))
 
 
 @functools.cache
-def _differentiated() -> tuple[Any, Any, Any]:
+def _differentiated() -> tuple[Any, Any]:
+    """Both as one step of PyTorch each: all ranks have to take the same steps in the same order."""
     torch = importlib.import_module("torch")
 
     class Cut(torch.autograd.Function):  # type: ignore[misc, name-defined]
         @staticmethod
-        def forward(context: Any, x: Any, shards: Shards, axis: int) -> Any:
-            context.told = shards._replace(length=x.shape[axis]), axis
-            return shard(x, shards, axis=axis).clone()
+        def forward(context: Any, shards: Shards, axes: tuple[int | None, ...], *arrays: Any) -> Any:
+            context.told = [(x.shape[at] if at else None, at) for x, at in zip(arrays, axes, strict=True)]
+            context.shards = shards
+            return tuple(
+                x.clone() if at is None else shard(x, shards, axis=at).clone()
+                for x, at in zip(arrays, axes, strict=True)
+            )
 
         @staticmethod
-        def backward(context: Any, gradient: Any) -> Any:
-            shards, axis = context.told
-            return unshard(gradient.contiguous(), shards, axis=axis), None, None
+        def backward(context: Any, *gradients: Any) -> Any:
+            found = []
+            for gradient, (length, at) in zip(gradients, context.told, strict=True):
+                if at is None:
+                    total = gradient.clone(memory_format=torch.contiguous_format)
+                    torch.distributed.all_reduce(total, group=context.shards.group)
+                    found.append(total)
+                else:
+                    found.append(unshard(gradient.contiguous(), context.shards._replace(length=length), axis=at))
+            return None, None, *found
 
     class Join(torch.autograd.Function):  # type: ignore[misc, name-defined]
         @staticmethod
-        def forward(context: Any, x: Any, shards: Shards, axis: int) -> Any:
-            context.told = shards, axis
-            return unshard(x.contiguous(), shards, axis=axis)
+        def forward(context: Any, shards: Shards, axes: tuple[int, ...], *arrays: Any) -> Any:
+            context.told = shards, axes
+            return tuple(unshard(x.contiguous(), shards, axis=at) for x, at in zip(arrays, axes, strict=True))
 
         @staticmethod
-        def backward(context: Any, gradient: Any) -> Any:
-            shards, axis = context.told
-            return shard(gradient, shards, axis=axis), None, None
+        def backward(context: Any, *gradients: Any) -> Any:
+            shards, axes = context.told
+            return None, None, *(shard(x, shards, axis=at) for x, at in zip(gradients, axes, strict=True))
 
-    class Same(torch.autograd.Function):  # type: ignore[misc, name-defined]
-        @staticmethod
-        def forward(context: Any, x: Any, shards: Shards) -> Any:
-            context.group = shards.group
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(context: Any, gradient: Any) -> Any:
-            total = gradient.contiguous().clone()
-            torch.distributed.all_reduce(total, group=context.group)
-            return total, None
-
-    return Cut, Join, Same
+    return Cut, Join
