@@ -252,6 +252,12 @@ def scaled_query(call: Call) -> tuple[torch.Tensor, float]:
     return call.query * (scale if call.scale is None else float(scale)), 1.0  # of a Fraction, too
 
 
+def _is_of_all(mask: torch.Tensor, call: Call) -> bool:
+    """Whether a mask has no more rows or columns than a call, of which a rank may have the first queries alone."""
+    dims = zip(reversed(mask.shape), (call.key.shape[-2], call.query.shape[-2]), strict=False)
+    return all(size == 1 or size == count for size, count in dims)
+
+
 def kernel_mask(call: Call) -> tuple[bool, torch.Tensor | None]:
     """Whether the kernel is to be causal, and its mask: boolean, or a bias."""
     mask: Any = call.mask
@@ -262,7 +268,7 @@ def kernel_mask(call: Call) -> tuple[bool, torch.Tensor | None]:
     if is_causal:
         rows, columns = call.query.shape[-2], call.key.shape[-2]
         mask = torch.ones((rows, columns), dtype=torch.bool, device=call.query.device).tril()
-    elif isinstance(mask, Given):
+    elif isinstance(mask, Given) and _is_of_all(mask.mask, call):
         mask = mask.mask
     elif isinstance(mask, Mask):
         mask = mask.allowed(score_positions(call.query, call.key, call.starts, call.xp), xp=call.xp)

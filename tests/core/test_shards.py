@@ -251,6 +251,11 @@ def test_a_group_of_one_has_its_runs_in_the_order_of_its_rows(backend, put, rank
         check_close(*compared(ranks, backend, put, "window", 1, strategy, split, 13))
 
 
+def received(ranks, size):
+    """The MiB that one of so many ranks received, as `explain_attention` prints them."""
+    return f"{sum(ranks.lent.bytes) / size / 2**20:.3g}"
+
+
 def test_a_call_of_attention_moves_what_is_told(backend, put, ranks):
     wholes = tuple(map(put, inputs(heads=(4, 4))[:3]))
 
@@ -262,11 +267,13 @@ def test_a_call_of_attention_moves_what_is_told(backend, put, ranks):
 
     for strategy, calls in (("auto", "exchange"), ("gather", "gather")):
         ranks.lent.calls.clear()
+        ranks.lent.bytes.clear()
         told = str(ranks(2, lambda group, strategy=strategy: of_shard(group, strategy))[0])
         assert set(ranks.lent.calls) == {calls}
         assert len(ranks.lent.calls) == 2 * (2 if calls == "gather" else 4)
         assert told.count("shards: ") == 3
         assert told.count("not taken: another one was asked for") == 1
+        assert f"{calls.replace('exchange', 'heads')}: receives about {received(ranks, 2)} MiB" in told
 
 
 def test_heads_are_taken_where_ranks_divide_them(put, ranks):

@@ -15,7 +15,7 @@ class Threads(Collectives):
 
     def __init__(self, xp):
         self.xp, self.local, self.groups, self.calls = xp, threading.local(), {}, []
-        self.bytes = []
+        self.bytes = []  # that a rank receives
 
     def name_of(self, group):
         if not isinstance(group, threading.Barrier):
@@ -45,6 +45,7 @@ class Threads(Collectives):
 
     def all_gather(self, x, group):
         self.calls.append("gather")
+        self.bytes.append((self.size(group) - 1) * x.nbytes)
         return self.xp.stack(self.all_arrays(x, group))
 
     def sum_scatter(self, x, group):
@@ -53,6 +54,7 @@ class Threads(Collectives):
 
     def exchange(self, x, group):
         self.calls.append("exchange")
+        self.bytes.append((self.size(group) - 1) * x.nbytes // self.size(group))
         return self.xp.stack([each[self.rank(group), ...] for each in self.all_arrays(x, group)])
 
     def largest(self, x, group):
@@ -60,6 +62,7 @@ class Threads(Collectives):
 
     def total(self, x, group):
         self.calls.append("total")
+        self.bytes.append(2 * (self.size(group) - 1) * x.nbytes // self.size(group))
         return functools.reduce(self.xp.add, self.all_arrays(x, group), self.xp.zeros_like(x))
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from attention_conformance.run.identical import Verdict
     from attention_conformance.run.runner import check
     from attention_conformance.run.subjects import check_subject
+    from attention_conformance.sharded import check_sharded
     from attention_conformance.subjects.subject import Subject
     from attention_conformance.subjects.target import load_target
 
@@ -34,6 +35,7 @@ __all__ = [
     "Verdict",
     "attention_cases",
     "check",
+    "check_sharded",
     "check_subject",
     "digest",
     "load_target",
@@ -49,6 +51,7 @@ _HOMES = {
     "Verdict": "run.identical",
     "attention_cases": "pytest_cases",
     "check": "run.runner",
+    "check_sharded": "sharded",
     "check_subject": "run.subjects",
     "digest": "run.digest",
     "load_target": "subjects.target",

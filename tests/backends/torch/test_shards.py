@@ -9,6 +9,7 @@ import torch.distributed
 import torch.multiprocessing
 
 import attention_core as ac
+from attention_conformance.vectors import published
 
 pytestmark = pytest.mark.needs("torch")
 
@@ -62,6 +63,12 @@ def test_a_rank_that_does_not_come_and_one_that_dies_are_errors_on_all_others(tm
         late, dead = pickle.loads((tmp_path / f"told{rank}").read_bytes())
         assert late[1] < 2 + 3
         assert dead[1] < 10
+
+
+def test_gradients_of_processes_have_the_published_bits(found):
+    assert len(found["published"]) == 27
+    for (case, *way), sha256 in found["published"].items():
+        assert sha256 == published()[case], (case, way)
 
 
 def test_a_mesh_of_one_axis_is_a_group(found):

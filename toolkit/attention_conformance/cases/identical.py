@@ -82,9 +82,11 @@ class Identical:
         return trees
 
 
-def _attend(mask: Rule | None, options: Mapping[str, Any], trees: Trees) -> Any:
+def _attend(
+    mask: Rule | None, options: Mapping[str, Any], trees: Trees, function: Any = ac.scaled_dot_product_attention
+) -> Any:
     problem = Problem(trees, mask, {**options, "arithmetic": "reproducible"})
-    return ac.Attention(**output_function(ac.scaled_dot_product_attention, problem)(trees))
+    return ac.Attention(**output_function(function, problem)(trees))
 
 
 def _attention(
@@ -165,6 +167,15 @@ ATTENTION = [
     _attention("extreme-values", "infinities and nan among values", identical_inputs.unlike_numbers("value")),
     _attention("extreme-keys", "infinities and nan among keys", identical_inputs.unlike_numbers("key")),
     _attention("extreme-queries", "infinities and nan among queries", identical_inputs.unlike_numbers("query"), CAUSAL),
+    _attention("shared", "a sequence that ranks can share", identical_inputs.shared(), CAUSAL),
+    _attention("shared-spread", "the same, scores that deviate by 8", identical_inputs.shared(8.0), CAUSAL),
+    _attention("shared-zero-channels", "the same, with channels of zeros", identical_inputs.zero_channels, CAUSAL),
+    _attention(
+        "shared-long",
+        "the same, with 5040 keys",
+        identical_inputs.shared(rows=48, columns=5040),
+        Rule("Causal", {"offset": 4992}),
+    ),
     *(
         _attention(f"{dtype}-{name}", f"{dtype}: {shows}", inputs, mask, dtype=dtype, **options)
         for dtype in ("float16", "bfloat16")

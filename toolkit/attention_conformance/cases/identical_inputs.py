@@ -31,6 +31,25 @@ def shaped(**sizes: Any) -> Callable[[Source], Trees]:
     return lambda source: source.attention(**sizes)
 
 
+def shared(deviation: float = 1.0, **sizes: Any) -> Callable[[Source], Trees]:
+    """Of 24 heads, which 2, 3, 4 and 8 ranks share out evenly; scores deviate by a number."""
+
+    def inputs(source: Source) -> Trees:
+        sizes_of_all: dict[str, Any] = {"leading": (1,), "heads": 24, "rows": 13, "columns": 13, "width": 4} | sizes
+        trees = source.attention(**sizes_of_all, value_width=4)
+        return {**trees, "query": source.array(deviation * trees["query"])}
+
+    return inputs
+
+
+def zero_channels(source: Source) -> Trees:
+    """A channel of zeros, and one that is 0 in an early part of the sequence, or in a late one."""
+    trees = shared()(source)
+    for name, part in (("query", slice(7)), ("key", slice(7, None)), ("value", slice(7))):
+        trees[name][..., 1], trees[name][..., part, 2] = 0.0, 0.0
+    return trees
+
+
 def masked(source: Source) -> Trees:
     """A mask besides."""
     return {**source.attention(), "mask": source.integers(3, 2, 1, 6, 9) > 0}

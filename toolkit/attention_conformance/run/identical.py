@@ -42,6 +42,7 @@ __all__ = [
     "arrays_of",
     "catalogue",
     "compare",
+    "computed_of",
     "digest",
     "proved",
     "table",
@@ -273,12 +274,12 @@ def computed(case: Identical, backend: Backend, device: str, mode: str, *, varia
     trees = case.trees()
     if variation == AMONG_OTHERS:
         _, count = _batched(case, trees)
-        found = _computed(case, backend, device, mode, trees=_among_others(case, trees))
+        found = computed_of(case, backend, device, mode, trees=_among_others(case, trees))
         return tuple((name, array[:count][::-1]) for name, array in found)
     if variation != APART:
         with _small_blocks(backend) if variation == SMALL_BLOCKS else contextlib.nullcontext():
-            return _computed(case, backend, device, mode, trees=trees)
-    parts = [_computed(case, backend, device, mode, trees=entry) for entry in _entries(case, trees)]
+            return computed_of(case, backend, device, mode, trees=trees)
+    parts = [computed_of(case, backend, device, mode, trees=entry) for entry in _entries(case, trees)]
     return tuple((each[0][0], np.concatenate([array for _, array in each])) for each in zip(*parts, strict=True))
 
 
@@ -292,7 +293,8 @@ def _small_blocks(backend: Backend) -> Iterator[None]:
         backend.tuning = tuning
 
 
-def _computed(case: Identical, backend: Backend, device: str, mode: str, trees: Trees) -> Named:
+def computed_of(case: Identical, backend: Backend, device: str, mode: str, trees: Trees) -> Named:
+    """The same of given inputs."""
     trees = backend.from_numpy(trees, device=device) | (case.held(backend, device) if case.held else {})
     if not case.variables:
         return tuple(_leaves("", backend.to_numpy(backend.compile(case.function, mode=mode)(trees))))

@@ -1,0 +1,85 @@
+"""A sequence that ranks share: the published bits, and the cases of the kit. Threads are ranks."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from gguf_helpers import write_gguf
+from shard_helpers import threads_as_ranks
+
+from attention_conformance import check
+from attention_conformance.cases.identical import IDENTICAL
+from attention_conformance.ranks import SHARED_CASES, SIZES, attention_of_shards, over, ways_of
+from attention_conformance.run.identical import computed_of, digest
+from attention_conformance.run.language_model import load_language_model
+from attention_conformance.run.spread_cache import logits_over
+from attention_conformance.sharded import whole_of
+from attention_conformance.vectors import published
+from attention_core import Shards, scaled_dot_product_attention
+
+pytestmark = pytest.mark.needs(lambda backend: backend.name in ("torch", "numpy"))
+SHARED = [case for case in IDENTICAL if case.name.startswith("shared")]
+
+SUBNORMAL = "08-underflow-times-huge"  # the share of a rank is
+ROUNDED = {"ring": {SUBNORMAL}, "merge": {SUBNORMAL, "02-scores-1e4", "03-ties-1e4"}}
+"""What is lost where outputs are merged: of a merge, float32 rounds the logsumexps."""
+
+
+@pytest.fixture
+def shared(backend, monkeypatch):
+    """``shared(size, strategy, split)``: attention of whole arrays by so many ranks."""
+    with threads_as_ranks(backend, monkeypatch) as run:
+
+        def by_ranks(size, strategy, split):
+            def attention(*arrays, **options):
+                whole = lambda group: whole_of(attention_of_shards, Shards(group, split, strategy))  # noqa: E731
+                return run(size, lambda group: whole(group)(*arrays, **options))[-1]
+
+            return attention
+
+        yield by_ranks
+
+
+@pytest.mark.needs("numpy")
+@pytest.mark.parametrize("case", [case for case in SHARED if not case.variables], ids=lambda case: case.name)
+def test_any_number_of_ranks_gives_the_published_bits(backend, shared, case):
+    trees = case.trees()
+    for size in SIZES:
+        for way in ways_of(case, size):
+            found = computed_of(replace(case, function=over(case, shared(size, *way))), backend, "cpu", "eager", trees)
+            assert digest(found) == published()[case.name], (size, way)
+
+
+@pytest.mark.needs("torch")
+def test_kernels_of_ranks_take_masks_over_the_whole(shared, put, get):
+    """Queries that begin with the whole, as those of the first rank, are part of it nevertheless."""
+    rng = np.random.default_rng(0)
+    arrays = [put(rng.standard_normal((2, 4, length, 32)).astype(np.float32)) for length in (70, 130, 130)]
+    for dims in ((2, 1, 70, 1), (1, 4, 70, 130), (70, 130)):
+        mask = put(rng.random(dims) < 0.6)
+        found = shared(2, "gather", "contiguous")(*arrays, mask=mask)
+        np.testing.assert_allclose(get(found), get(scaled_dot_product_attention(*arrays, mask=mask)), atol=1e-5)
+
+
+@pytest.mark.needs("numpy")
+@pytest.mark.parametrize(
+    ("size", "strategy", "split", "count"),
+    [(3, "gather", "zigzag", 49), (3, "heads", "zigzag", 33), (2, "ring", "zigzag", 48), (4, "ring", "contiguous", 48),
+     (8, "merge", "contiguous", 54)],
+)  # fmt: skip
+def test_ranks_answer_the_cases_of_the_kit(shared, size, strategy, split, count):
+    """Padded queries and keys, grouped heads, all masks, numbers of all sizes; the oracle has 50 digits."""
+    results = check(shared(size, strategy, split), backend="numpy", cases=SHARED_CASES, dtypes=["float32"])
+    assert {each.case for each in results if each.passed is False} == ROUNDED.get(strategy, set())
+    assert sum(each.passed is True for each in results) == count
+
+
+@pytest.mark.needs("numpy")
+def test_a_language_model_writes_the_same_bits_from_a_cache_of_ranks(backend, monkeypatch, tmp_path):
+    write_gguf(tmp_path / "small.gguf")
+    model = load_language_model(tmp_path / "small.gguf")
+    whole = logits_over(model, backend, "cpu", None)
+    with threads_as_ranks(backend, monkeypatch) as run:
+        for size, split in ((1, "zigzag"), (2, "contiguous"), (4, "zigzag")):
+            for found in run(size, lambda group, split=split: logits_over(model, backend, "cpu", Shards(group, split))):
+                np.testing.assert_array_equal(found, whole)

@@ -1,0 +1,260 @@
+"""Whether ranks that share a sequence end in the published bits, for each number of ranks, strategy and split.
+
+A line is printed for each case, and the exit status is 1 if a hash is another. Patterns of names choose cases, by
+default those of ``shared*``::
+
+    torchrun --nproc-per-node 8 -m attention_conformance.ranks
+    XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m attention_conformance.ranks --backend jax
+
+With ``--model FILE.gguf``, a language model writes tokens with a cache over ranks, and the logits are hashed. With
+``--cases DTYPE``, ranks answer the cases of the kit, gradients included: by option and strategy, a table has the number
+of those cases, and the largest share of a bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import functools
+import importlib
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.cases import CASES
+from attention_conformance.cases.identical import IDENTICAL, Identical
+from attention_conformance.problem import DTYPES, Problem, Rule
+from attention_conformance.result import one_line
+from attention_conformance.run.identical import Found, computed_of, digest, verdicts
+from attention_conformance.run.language_model import load_language_model
+from attention_conformance.run.runner import check
+from attention_conformance.run.spread_cache import logits_over
+from attention_conformance.sharded import whole_of
+from attention_conformance.vectors import published
+from attention_core import Shards, scaled_dot_product_attention, shard, shard_positions
+from attention_core.backend import Backend, get_backend
+
+__all__ = ["SHARED_CASES", "SIZES", "WAYS", "attention_of_shards", "over", "ways_of"]
+
+SIZES = (1, 2, 3, 4, 8)
+KINDS = {
+    "Causal": "causal",
+    "SlidingWindow": "window",
+    "KeyLengths": "key lengths",
+    "Segments": "segments",
+    "array": "array mask",
+    "periodic": "function mask",
+}
+"""Masks in words."""
+WAYS = (("gather", "contiguous"), ("gather", "zigzag"), ("heads", "zigzag"), ("merge", "contiguous"))
+"""Strategies and splits."""
+
+
+def ways_of(case: Identical, size: int) -> Iterator[tuple[str, str]]:
+    """The strategies and splits of a case on so many ranks: one of one rank, and no gradient of a merge."""
+    for strategy, split in WAYS if size > 1 else WAYS[:1]:
+        if not (strategy == "merge" and case.variables):
+            yield strategy, split
+
+
+def over(case: Identical, attention: Callable[..., Any]) -> Callable[[Any], Any]:
+    """The function of a case, by another attention."""
+    call: Any = case.function
+    return functools.partial(call, function=attention)
+
+
+@functools.wraps(scaled_dot_product_attention)
+def attention_of_shards(*arrays: Any, **options: Any) -> Any:
+    """Attention, where a strategy does not refuse a call."""
+    try:
+        return scaled_dot_product_attention(*arrays, **options)
+    except ValueError as error:
+        if "that strategy=" in str(error):
+            raise NotImplementedError(str(error)) from error
+        raise
+
+
+def of_devices(size: int, strategy: str, split: str) -> Callable[..., Any]:
+    """Attention by so many devices of JAX, of whole arrays."""
+    jax = importlib.import_module("jax")
+    jnp = jax.numpy
+    mesh = jax.make_mesh((size,), ("ranks",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:size])
+
+    def attention(query: Any, key: Any, value: Any, /, **options: Any) -> Any:
+        length = key.shape[-2] if strategy == "merge" or key.shape[-2] == query.shape[-2] else None
+        shards = Shards("ranks", split, strategy, length)
+
+        is_merged = strategy == "merge"
+
+        def of_device(*arrays: Any) -> Any:
+            query, key, value = (x if is_merged and n == 0 else shard(x, shards) for n, x in enumerate(arrays))
+            found = scaled_dot_product_attention(query, key, value, **options, shards=shards)
+            at = shard_positions(key if is_merged else query, shards)
+            return tuple(x[None] for x in (found.output, found.logsumexp, at))
+
+        everywhere = jax.NamedSharding(mesh, jax.P())
+        run = jax.jit(jax.shard_map(of_device, mesh=mesh, in_specs=jax.P(), out_specs=jax.P("ranks")))
+        found = run(*(jax.device_put(x, everywhere) for x in (query, key, value)))
+        output, logsumexp, positions = (jax.device_put(x, jax.devices()[0]) for x in found)
+        if is_merged:  # all ranks have all rows
+            return output[0], None, logsumexp[0]
+        order = jnp.argsort(positions.reshape(-1))[: query.shape[-2]]
+        return jnp.concat(list(output), axis=-2)[..., order, :], None, jnp.concat(list(logsumexp), axis=-1)[..., order]
+
+    return attention
+
+
+class _Engine:
+    """The ranks of a library, as its user has started them."""
+
+    def __init__(self, name: str) -> None:
+        self.backend: Backend = get_backend(name)
+        self.rank, self.device = 0, self.backend.devices()[0]
+        if name == "jax":
+            self.most = len(self.backend.devices())
+            return
+        torch = importlib.import_module("torch")
+        if "RANK" not in os.environ:
+            sys.exit("expected ranks; got one process: torchrun --nproc-per-node 8 -m attention_conformance.ranks")
+        is_on_gpus = torch.cuda.is_available()
+        torch.distributed.init_process_group("nccl" if is_on_gpus else "gloo")
+        if is_on_gpus:
+            self.device = f"cuda:{os.environ['LOCAL_RANK']}"
+            torch.cuda.set_device(self.device)
+        self.rank, self.most = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        self.groups = {size: torch.distributed.new_group(list(range(size))) for size in SIZES if size <= self.most}
+
+    def attention(self, size: int, strategy: str, split: str) -> Callable[..., Any] | None:
+        """Attention by so many ranks, of whole arrays; None for a rank that is not among them."""
+        if self.backend.name == "jax":
+            return of_devices(size, strategy, split)
+        if self.rank >= size:
+            return None
+        return whole_of(attention_of_shards, Shards(self.groups[size], split, strategy))
+
+
+def results(engine: _Engine, case: Identical) -> Iterator[Found]:
+    """What each number of ranks makes of a case in each strategy."""
+    trees = case.trees()
+    for size in (each for each in SIZES if each <= engine.most):
+        for strategy, split in ways_of(case, size):
+            attention = engine.attention(size, strategy, split)
+            if attention is None:
+                continue
+            names = (case.name, engine.backend.name, engine.device, case.dtype, "eager", "", "identical")
+            way = f"{size} ranks, {strategy}, {split}"
+            started, arrays, detail = time.perf_counter(), None, ""
+            try:
+                ours = replace(case, function=over(case, attention))
+                arrays = computed_of(ours, engine.backend, engine.device, "eager", trees)
+            except Exception as error:
+                detail = one_line(error)
+            seconds, passed = time.perf_counter() - started, arrays is not None
+            yield Found(*names, 0.0, 0.0, passed, detail, seconds, arrays=arrays or (), variation=way)
+
+
+def told(engine: _Engine, patterns: list[str]) -> bool:
+    """Print a line for each case, and whether all are right."""
+    are_right = True
+    for case in IDENTICAL:
+        if case.name.startswith("shared") and any(fnmatch.fnmatch(case.name, each) for each in patterns):
+            for verdict in verdicts([case.name], results(engine, case), published()):
+                are_right &= not verdict.complaints
+                if engine.rank:
+                    continue
+                print(
+                    f"{case.name}: {len(verdict.results)} ways, SHA-256 {verdict.sha256}", *verdict.complaints, sep="\n"
+                )
+    return are_right
+
+
+ASKED = (("gather", "zigzag"), ("heads", "zigzag"), ("ring", "zigzag"), ("merge", "contiguous"))
+"""Of which the cases of the kit are asked."""
+
+SHARED_CASES = tuple(case for case in CASES if case.measure not in ("message", "autocast"))
+"""Cases of attention: all but those of the words of errors, which tell the shapes of a shard."""
+
+
+def asked_of(problem: Problem) -> set[str]:
+    """What a case asks for, in words."""
+    found = {"gradients"} if problem.cotangent is not None else set()
+    found |= {name for name in ("bias", "sinks") if name in problem.arrays}
+    found |= {name for name in ("scale", "softcap", "dropout") if problem.options.get(name) is not None}
+    found |= {"score_mod"} if problem.score_mod else set()
+    found |= {"grouped heads"} if problem.arrays["key"].shape[-3] != problem.sizes[1] else set()
+    rules = [problem.mask] if problem.mask else []
+    while rules:
+        rule = rules.pop()
+        parts = [each for each in rule.arguments.values() if isinstance(each, Rule)]
+        rules += parts
+        found |= set() if parts else {KINDS[rule.kind]}
+    return found | ({"causal"} if problem.options.get("is_causal") else set()) or {"plain"}
+
+
+def told_of_cases(engine: _Engine, patterns: list[str], dtype: str) -> bool:
+    """Print a row for each option: the cases of the kit that ranks answered, and the worst share of a bound."""
+    cases = {case.name: case for case in SHARED_CASES if any(fnmatch.fnmatch(case.name, each) for each in patterns)}
+    options: dict[str, dict[str, list[float]]] = {}
+    are_right = True
+    for size in (each for each in SIZES[1:] if each <= engine.most):
+        for strategy, split in ASKED:
+            attention = engine.attention(size, strategy, split)
+            if attention is None:
+                continue
+            chosen = [each for each in cases.values() if not (strategy == "merge" and each.measure == "gradient")]
+            for each in check(attention, backend=engine.backend, cases=chosen, dtypes=[dtype]):
+                are_right &= each.passed is not False
+                if each.passed is False and not engine.rank:
+                    print(f"{size} ranks, {strategy}, {split}: {each.case}: {each.detail}", flush=True)
+                if each.passed is not None and each.error < math.inf and each.bound:
+                    for name in asked_of(cases[each.case].problem(dtype)):
+                        row = options.setdefault(name, {})
+                        row.setdefault(strategy, []).append(each.error / each.bound)
+    if not engine.rank:
+        print("| option |", *(f"{strategy} |" for strategy, _ in ASKED))
+        print("|---|", *("---|" for _ in ASKED), sep="")
+        for name, row in sorted(options.items()):
+            columns = [row.get(strategy, []) for strategy, _ in ASKED]
+            print(f"| {name} |", *(f"{len(each)}: {max(each):.2f} |" if each else "– |" for each in columns))
+    return are_right
+
+
+def told_of_model(engine: _Engine, path: Path) -> bool:
+    """Print the hash of the logits of a language model for each number of ranks, and whether all are one."""
+    if engine.backend.name != "torch":
+        sys.exit("expected --backend torch with --model; got another")
+    model, hashes = load_language_model(path), set()
+    for size in (each for each in (1, 2, 4) if each <= engine.most):
+        if engine.rank < size:
+            shards = None if size == 1 else Shards(engine.groups[size], "zigzag")
+            logits = logits_over(model, engine.backend, engine.device, shards)
+            text = model.text(tuple(np.argmax(logits, axis=-1).tolist()))
+            hashes.add(digest((("logits", logits),)))
+            if not engine.rank:
+                print(f"{size} ranks: {text!r}, SHA-256 {digest((('logits', logits),))}", flush=True)
+    return len(hashes) < 2
+
+
+def main() -> None:
+    """Run as a command."""
+    parser = argparse.ArgumentParser(prog="python -m attention_conformance.ranks", description=__doc__)
+    parser.add_argument("--backend", choices=("torch", "jax"), default="torch")
+    parser.add_argument("--case", action="append")
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--cases", metavar="DTYPE", choices=DTYPES)
+    options = parser.parse_args()
+    engine, patterns = _Engine(options.backend), options.case or ["*"]
+    if options.model:
+        sys.exit(not told_of_model(engine, options.model))
+    sys.exit(not (told_of_cases(engine, patterns, options.cases) if options.cases else told(engine, patterns)))
+
+
+if __name__ == "__main__":
+    main()

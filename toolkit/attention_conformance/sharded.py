@@ -1,0 +1,186 @@
+"""Attention whose sequence is shared by ranks, checked as any other: on every rank, with the same arguments."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from attention_conformance.run.finding import Finding
+from attention_conformance.run.subjects import check_subject
+from attention_conformance.subjects.subject import Subject
+from attention_core import Causal, KeyLengths, Shards, SlidingWindow, shard, unshard
+from attention_core.backend import array_namespace, on_device_of
+
+__all__ = ["check_sharded", "whole_of"]
+
+AttentionFunction = Callable[..., Any]
+BY_POSITION = Causal, KeyLengths, SlidingWindow
+"""Masks that hold nothing of the queries."""
+
+
+def check_sharded(subject: Subject, shards: Shards, **asked: Any) -> list[Finding]:
+    """Check an attention of which each rank holds a part of the sequence.
+
+    Each rank calls this, in a group that it has started, and gets the same findings. The subject's function takes the
+    rows of its rank, as `attention_core.shard` cuts them, and a keyword ``shards``. That has the group, the split, and
+    the length without padding. A mask is over the whole, and a bias has the rows of this rank. The function returns
+    the output of its rows. Gradients are those of PyTorch.
+
+    Parameters
+    ----------
+    subject : Subject
+    shards : Shards
+        The group, and how rows are split; lengths are those of the cases.
+    **asked
+        As in `check_subject`.
+
+    Returns
+    -------
+    list of Finding
+        Cases with other numbers of queries than keys are refused, unless ranks share out both evenly.
+
+    Raises
+    ------
+    ValueError
+        As in `check_subject`.
+    """
+    axis = (subject.layout or "BHSD").index("S") - len(subject.layout or "BHSD")
+    return check_subject(replace(subject, function=whole_of(subject.function, shards, axis=axis)), **asked)
+
+
+def whole_of(attention: AttentionFunction, shards: Shards, /, *, axis: int = -2) -> AttentionFunction:
+    """An attention of shards as one of whole arrays, which are the same on all ranks, as the result is."""
+
+    def whole(query: Any, key: Any, value: Any, /, **options: Any) -> Any:
+        if options.pop("return_weights", False):
+            raise NotImplementedError("weights are not returned of shards")
+        rows, told = query.shape[axis], _told(shards, query, key, axis)
+        is_merged = shards.strategy == "merge"
+        named = {"query": query, "key": key, "value": value}
+        named |= {name: options[name] for name in ("bias", "sinks") if options.get(name) is not None}
+        axes: dict[str, int | None] = {"query": axis, "key": axis, "value": axis, "bias": -2, "sinks": None}
+        if "bias" in named and (len(named["bias"].shape) < 2 or named["bias"].shape[-2] == 1):
+            axes["bias"] = None
+        if is_merged:
+            axes |= {"query": None, "bias": None}
+        elif told.length not in (None, rows):
+            fill = told.length - rows
+            options["mask"] = _padded_mask(options.get("mask"), rows, fill)
+            rows_of = {"query": axis} | ({"bias": -2} if "bias" in named and axes["bias"] else {})
+            named |= {name: _padded(named[name], at, fill) for name, at in rows_of.items()}
+        parts = dict(zip(named, _cut(tuple(named.values()), told, tuple(axes[name] for name in named)), strict=True))
+        arrays = [parts.pop(name) for name in ("query", "key", "value")]
+        result = attention(*arrays, shards=told, **options | parts)
+        if is_merged:
+            return result
+        outputs = result if isinstance(result, tuple) else (result,)
+        ends = [axis if len(x.shape) == len(query.shape) else -1 for x in outputs if x is not None]
+        joined = _join(tuple(x for x in outputs if x is not None), told, tuple(ends))
+        wholes = iter([x[(..., slice(rows), *(slice(None),) * (-at - 1))] for x, at in zip(joined, ends, strict=True)])
+        found: list[Any] = [None if x is None else next(wholes) for x in outputs]
+        if not isinstance(result, tuple):
+            return found[0]
+        return type(result)(*found) if hasattr(result, "_fields") else tuple(found)
+
+    signature = inspect.signature(attention)
+    parameters = [each for name, each in signature.parameters.items() if name != "shards"]
+    whole.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    whole.__name__ = getattr(attention, "__name__", "attention")
+    return whole
+
+
+def _told(shards: Shards, query: Any, key: Any, axis: int) -> Shards:
+    """The shards of arrays of these lengths.
+
+    Raises
+    ------
+    NotImplementedError
+        When keys would have to be padded to the queries, or few queries to all keys, or there is nothing to share.
+    """
+    rows, columns = query.shape[axis], key.shape[axis]
+    if not (rows and columns):
+        raise NotImplementedError("there is no position to share")
+    if shards.strategy == "merge" or rows == columns:
+        return shards._replace(length=columns)
+    told = shards._replace(length=None)
+    if any(unshard(shard(x, told, axis=axis), told, axis=axis).shape[axis] != x.shape[axis] for x in (query, key)):
+        if not columns / 16 < rows < columns:
+            raise NotImplementedError(f"{rows} queries and {columns} keys are not shared out evenly")
+        return shards._replace(length=columns)
+    return told
+
+
+def _padded(x: Any, axis: int, count: int) -> Any:
+    """An array with so many zeros behind it."""
+    xp = array_namespace(x)
+    dims = list(x.shape)
+    dims[axis] = count
+    return xp.concat([x, xp.zeros(tuple(dims), dtype=x.dtype, **on_device_of(x))], axis=axis)
+
+
+def _padded_mask(mask: Any, rows: int, count: int) -> Any:
+    """A mask for more queries, which see no key of an array."""
+    if mask is None or isinstance(mask, BY_POSITION):
+        return mask
+    if hasattr(mask, "shape"):
+        return _padded(mask, -2, count) if len(mask.shape) > 1 and mask.shape[-2] == rows else mask
+    raise NotImplementedError(f"a {type(mask).__name__} for fewer queries than keys")
+
+
+def _cut(arrays: tuple[Any, ...], shards: Shards, axes: tuple[int | None, ...]) -> tuple[Any, ...]:
+    """The rows of this rank; arrays without an axis are the same on all. Gradients are those of all ranks."""
+    if type(arrays[0]).__module__ == "torch":
+        return _differentiated()[0].apply(shards, axes, *arrays)  # type: ignore[no-any-return]
+    return tuple(x if at is None else shard(x, shards, axis=at) for x, at in zip(arrays, axes, strict=True))
+
+
+def _join(arrays: tuple[Any, ...], shards: Shards, axes: tuple[int, ...]) -> tuple[Any, ...]:
+    """All rows; gradients are those of the rows of this rank, as all ranks have the same loss."""
+    if type(arrays[0]).__module__ == "torch":
+        return _differentiated()[1].apply(shards, axes, *arrays)  # type: ignore[no-any-return]
+    return tuple(unshard(x, shards, axis=at) for x, at in zip(arrays, axes, strict=True))
+
+
+@functools.cache
+def _differentiated() -> tuple[Any, Any]:
+    """Both as one step of PyTorch each: all ranks have to take the same steps in the same order."""
+    torch = importlib.import_module("torch")
+
+    class Cut(torch.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(context: Any, shards: Shards, axes: tuple[int | None, ...], *arrays: Any) -> Any:
+            context.told = [(x.shape[at] if at else None, at) for x, at in zip(arrays, axes, strict=True)]
+            context.shards = shards
+            return tuple(
+                x.clone() if at is None else shard(x, shards, axis=at).clone()
+                for x, at in zip(arrays, axes, strict=True)
+            )
+
+        @staticmethod
+        def backward(context: Any, *gradients: Any) -> Any:
+            found = []
+            for gradient, (length, at) in zip(gradients, context.told, strict=True):
+                if at is None:
+                    total = gradient.clone(memory_format=torch.contiguous_format)
+                    torch.distributed.all_reduce(total, group=context.shards.group)
+                    found.append(total)
+                else:
+                    found.append(unshard(gradient.contiguous(), context.shards._replace(length=length), axis=at))
+            return None, None, *found
+
+    class Join(torch.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(context: Any, shards: Shards, axes: tuple[int, ...], *arrays: Any) -> Any:
+            context.told = shards, axes
+            return tuple(unshard(x.contiguous(), shards, axis=at) for x, at in zip(arrays, axes, strict=True))
+
+        @staticmethod
+        def backward(context: Any, *gradients: Any) -> Any:
+            shards, axes = context.told
+            return None, None, *(shard(x, shards, axis=at) for x, at in zip(gradients, axes, strict=True))
+
+    return Cut, Join
