@@ -9,12 +9,13 @@ from typing import Any
 from attention_conformance.problem import DTYPES
 from attention_conformance.run.names import no_case, not_accepted
 from attention_conformance.run.profiles import PROFILES
+from attention_workers import Order
 
-__all__ = ["Asked", "Described", "Job", "Refused", "Started"]
+__all__ = ["Asked", "Described", "Job", "Refused"]
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(Order):
     """What is to be run on a target, and what is known of it already.
 
     Attributes
@@ -99,16 +100,6 @@ class Described:
     versions: Mapping[str, str]
     count: int
     target: str = ""
-
-
-@dataclass(frozen=True)
-class Started:
-    """The case that is being run."""
-
-    name: str
-    dtype: str
-    line: int
-    shows: str
 
 
 @dataclass(frozen=True)
