@@ -15,7 +15,7 @@ import typer
 
 from attention_conformance.subjects.options import OPTIONS
 
-__all__ = ["Backends", "Bench", "Case", "Cases", "Check", "Conformance", "Convert", "Digest", "Generate", "View", "app"]
+__all__ = ["Backends", "Bench", "Case", "Cases", "Check", "Compare", "Conformance", "Convert", "Digest", "Generate", "View", "app"]
 
 app = typer.Typer(
     name="attention-core",
@@ -169,6 +169,34 @@ class Check:
     strict: Annotated[bool, typer.Option(help="Status 1, too, where little was checked.")] = False
     keyword: Annotated[Many, typer.Option(help=OPTIONS["keyword"].says)] = None
     fuzz: Annotated[float, typer.Option(min=0, help="Draw calls for so many minutes instead, and shrink.")] = 0.0
+
+
+@command("Find where two models part.", "attention_cli.compare:compare")
+@dataclass(frozen=True)
+class Compare:
+    """Run two models or layers on the same input, each in its framework, and say where they part, and why.
+
+    A model is a file of this project, a GGUF file, a folder of transformers, a .keras file, or file.py:name. With a
+    framework in front, as in jax:FOLDER, the layers of this project run the same weights there.
+
+    The exit status is 0 if all places are within the bound, and 1 if not. It is 2 if the models cannot be compared, and
+    3 if one crashed or took too long.
+    """
+
+    first: Annotated[str, typer.Argument(help="A model: what the other is compared with.")]
+    second: Annotated[str, typer.Argument(help="Another model.")]
+    input: Annotated[
+        Path | None,
+        typer.Option(help="token_ids or x, key_mask, mask, as safetensors, npz or npy. By default they are drawn."),
+    ] = None
+    bound: Annotated[
+        float, typer.Option(min=0, help="In ulps of the largest number of a position, besides what rounding explains.")
+    ] = 16.0
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each step, such as a run of a model.")] = 300.0
+    jobs: Annotated[int, typer.Option(min=0, max=1, help="0: in this process, which a crash then ends.")] = 1
+    json: Annotated[Path | None, typer.Option(help="Write what was found to this file.")] = None
+    html: Annotated[Path | None, typer.Option(help="Write one page of HTML, which needs no network.")] = None
+    details: Annotated[bool, typer.Option("--details", help="Show all places, and not the first that differ.")] = False
 
 
 @command("Convert weights from one library's layout to another's.", "attention_cli.convert:convert")
