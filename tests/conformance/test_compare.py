@@ -46,7 +46,16 @@ def names(found):
     return [each.name for each in found.causes]
 
 
-MISTAKES = ("mask-sense", "scale", "head-order", "epsilon", "kind-of-gelu", "transposed-weight", "missing-bias", "dtype")
+MISTAKES = (
+    "mask-sense",
+    "scale",
+    "head-order",
+    "epsilon",
+    "kind-of-gelu",
+    "transposed-weight",
+    "missing-bias",
+    "dtype",
+)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -58,7 +67,9 @@ def test_a_mistake_of_porting_an_encoder_is_named(encoder, mistake):
     assert names(found) == [mistake]
 
 
-@pytest.mark.parametrize("mistake", ["rotary-pairs", "mask-sense", "scale", "head-order", "epsilon", "transposed-weight"])
+@pytest.mark.parametrize(
+    "mistake", ["rotary-pairs", "mask-sense", "scale", "head-order", "epsilon", "transposed-weight"]
+)
 def test_a_mistake_of_porting_a_decoder_is_named(decoder, mistake):
     from ported_models import Decoder
 

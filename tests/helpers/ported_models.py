@@ -34,13 +34,24 @@ class Attention(torch.nn.Module):
         return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
     def forward(self, x, mask):
-        query, key, value = self.split(self.q(x), self.heads), self.split(self.k(x), self.groups), self.split(self.v(x), self.groups)
+        query, key, value = (
+            self.split(self.q(x), self.heads),
+            self.split(self.k(x), self.groups),
+            self.split(self.v(x), self.groups),
+        )
         if self.rotary is not None:
             query, key = (rotated(each, self.rotary, self.mistake == "rotary-pairs") for each in (query, key))
-        key, value = (each.repeat_interleave(self.heads // self.groups, dim=1) for each in (key, value))
+        count = self.heads // self.groups
+        apart = self.mistake == "grouped-heads"
+        key, value = (
+            each.repeat(1, count, 1, 1) if apart else each.repeat_interleave(count, 1) for each in (key, value)
+        )
         scale = 1.0 if self.mistake == "scale" else 1 / math.sqrt(query.shape[-1])
         weights = (query @ key.mT * scale).masked_fill(~mask, -1e9).softmax(-1)
-        return self.o((weights @ value).transpose(1, 2).flatten(2))
+        heads = weights @ value
+        return self.o(
+            heads.reshape((*x.shape[:-1], -1)) if self.mistake == "joined-heads" else heads.transpose(1, 2).flatten(2)
+        )
 
 
 def rotated(x, base, pairs):
@@ -73,7 +84,9 @@ class Encoder(torch.nn.Module):
     def __init__(self, definitions, trees, mistake=""):
         super().__init__()
         (embeddings, *layers), (tables, *trees) = definitions, trees
-        self.words, self.places, self.types = (torch.nn.Embedding.from_pretrained(torch.from_numpy(each.copy())) for each in tables[:3])
+        self.words, self.places, self.types = (
+            torch.nn.Embedding.from_pretrained(torch.from_numpy(each.copy())) for each in tables[:3]
+        )
         self.norm = layer_norm(tables.norm, embeddings.epsilon)
         self.blocks = torch.nn.ModuleList(EncoderBlock(*pair, mistake) for pair in zip(layers, trees, strict=True))
         self.mistake = mistake
@@ -81,7 +94,11 @@ class Encoder(torch.nn.Module):
     def forward(self, input_ids, attention_mask):
         mask = attention_mask[:, None, None, :] != 0
         mask = ~mask if self.mistake == "mask-sense" else mask
-        x = self.words(input_ids) + self.places(torch.arange(input_ids.shape[1])) + self.types(torch.zeros_like(input_ids))
+        x = (
+            self.words(input_ids)
+            + self.places(torch.arange(input_ids.shape[1]))
+            + self.types(torch.zeros_like(input_ids))
+        )
         x = self.norm(x)
         with torch.autocast("cpu", torch.bfloat16, enabled=self.mistake == "dtype"):
             for block in self.blocks:

@@ -15,7 +15,20 @@ import typer
 
 from attention_conformance.subjects.options import OPTIONS
 
-__all__ = ["Backends", "Bench", "Case", "Cases", "Check", "Compare", "Conformance", "Convert", "Digest", "Generate", "View", "app"]
+__all__ = [
+    "Backends",
+    "Bench",
+    "Case",
+    "Cases",
+    "Check",
+    "Compare",
+    "Conformance",
+    "Convert",
+    "Digest",
+    "Generate",
+    "View",
+    "app",
+]
 
 app = typer.Typer(
     name="attention-core",
@@ -303,13 +316,16 @@ class Digest:
 
     A call takes query, key, value and, if they are there, mask and bias. A layer takes its own arguments, by name.
     Reproducible arithmetic computes them on every backend in every mode. Eager calls run again in small blocks, with
-    the samples of a batch apart, and with other numbers of threads.
+    the samples of a batch apart, and with other numbers of threads. With --chain or --against, a language model has a
+    hash for each layer and token instead, and the first that differs is told.
 
     The exit status is 0 if all bits are the same (and as expected), 1 if not, and 2 if the command cannot be run as
     given.
     """
 
-    files: Annotated[list[Path], typer.Argument(help="Inputs as safetensors, and at most one saved layer.")]
+    files: Annotated[
+        list[Path], typer.Argument(help="Inputs as safetensors, and at most one saved layer; a model with --chain.")
+    ]
     backend: Annotated[Many, typer.Option(help="A backend; repeatable. By default all that are installed.")] = None
     device: Annotated[Many, typer.Option(help="A device, or its kind, as cuda; repeatable. By default all.")] = None
     mode: Annotated[Many, typer.Option(help="A mode, such as eager or compiled; repeatable. By default all.")] = None
@@ -324,6 +340,15 @@ class Digest:
         Path | None, typer.Option(help="Write environment, hashes, and the command that repeats them to this file.")
     ] = None
     jobs: Annotated[int, typer.Option(min=0, help="Backends at a time, each in a process; 0: all in this one.")] = CPUS
+    chain: Annotated[
+        Path | None, typer.Option(help="Of a language model: write a hash for each layer and token to this file.")
+    ] = None
+    against: Annotated[
+        Path | None, typer.Option(help="Compare them with such a file of another machine: where do the two part?")
+    ] = None
+    arithmetic: Annotated[str, typer.Option(help="Of the hashes for each layer and token: reproducible or fast.")] = (
+        "reproducible"
+    )
 
 
 @command("Check every backend against the contract.", "attention_cli.conformance:conformance")

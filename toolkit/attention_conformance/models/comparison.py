@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -186,13 +187,13 @@ def _compared(
     if outputs[0].shape != outputs[1].shape:
         shapes = " and ".join(str(each.shape) for each in outputs)
         raise ComparisonError(f"expected models with outputs of one shape; got {shapes}")
-    kept = [[each._replace(array=_real(each, inputs)) for each in found] for found in places]
+    kept = [[each._replace(array=_cleared(each.array, inputs, each.is_heads)) for each in found] for found in places]
     told = 1 if sides[1].definitions and not sides[0].definitions else 0  # the side whose places are listed
     errors = _errors(sides[told], inputs)
     most = max(errors.values(), default=(UNKNOWN - 1) * bound / ROUNDING)
     bounds = {each.name: bound + ROUNDING * errors.get(each.name, most) for each in kept[told]}
     rows = _paired([_row(each, kept[1 - told], bounds[each.name]) for each in kept[told]])
-    weights, same, causes = causes_of_weights(*(each.weights() for each in sides), sides)
+    weights, same, causes = causes_of_weights(sides)
     found = Comparison(
         (sides[0].name, sides[1].name),
         (sides[0].versions, sides[1].versions),
@@ -202,9 +203,13 @@ def _compared(
         tuple(rows),
     )
     if found.first is not None:
-        causes += dtype_cause(kept[told], {each.name: each.array for each in kept[1 - told]}, found.first)
-        real = lambda array: _real(Place("", array), inputs)  # noqa: E731
-        causes += mistake_of(sides, inputs, places, found.first.name, real, _ulps, found.first.bound)
+        arrays, row = {each.name: each.array for each in kept[1 - told]}, found.first
+        if row.other:
+            first = next(each.array for each in kept[told] if each.name == row.name)
+            causes += dtype_cause(first, arrays[row.other.removeprefix("≈ ")], row.name)
+        clear = functools.partial(_cleared, inputs=inputs)
+        others = [each.array for each in kept[1 - told] if not each.is_heads]
+        causes += mistake_of(sides[told], inputs, places[told], others, row.name, clear, _ulps, bound=row.bound)
     return replace(found, causes=tuple(dict.fromkeys(causes)))
 
 
@@ -231,10 +236,9 @@ def _settings(sides: Sequence[Side]) -> tuple[tuple[str, Any, Any], ...]:
     return ()
 
 
-def _real(place: Place, inputs: Mapping[str, NumpyArray]) -> NumpyArray:
+def _cleared(array: NumpyArray, inputs: Mapping[str, NumpyArray], is_heads: bool = False) -> NumpyArray:
     """The array with 0 at positions of padding, of which nobody promises anything."""
-    mask, array = inputs.get("key_mask"), place.array
-    at = -2 if place.is_heads else 1
+    mask, at = inputs.get("key_mask"), -2 if is_heads else 1
     if mask is None or array.ndim < 3 or (array.shape[0], array.shape[at]) != mask.shape:
         return array
     dims = [1] * array.ndim
@@ -271,7 +275,14 @@ def _row(place: Place, others: Sequence[Place], bound: float) -> PlaceRow:
         is_near = _distance(place.array, other.array) <= NEAR * _distance(place.array, np.zeros_like(place.array))
         name = f"≈ {other.name}" if is_near else ""
     if not name or other is None:
-        return PlaceRow(place.name, "", math.inf, bound, place.is_heads, told=f"no place of the other has the numbers of {place.name}")
+        return PlaceRow(
+            place.name,
+            "",
+            math.inf,
+            bound,
+            place.is_heads,
+            told=f"no place of the other has the numbers of {place.name}",
+        )
     first, second = place.array, other.array
     found = _difference(first, second)
     if found is None:

@@ -160,13 +160,18 @@ def _arguments(side: Side, inputs: Inputs) -> tuple[list[NumpyArray], dict[str, 
 
 
 def _has(found: Mapping[str, Any], name: str) -> bool:
-    words = {"key_mask": ("attention_mask", "src_key_padding_mask", "key_padding_mask"), "mask": ("src_mask", "attn_mask")}
+    words = {
+        "key_mask": ("attention_mask", "src_key_padding_mask", "key_padding_mask"),
+        "mask": ("src_mask", "attn_mask"),
+    }
     return bool({name, *words[name]} & set(found))
 
 
 def _record_torch(side: Side, inputs: Inputs, places: list[Place]) -> None:
     torch, notes = importlib.import_module("torch"), _Notes(side, places)
-    swapped = not getattr(side.module, "batch_first", getattr(getattr(side.module, "self_attn", None), "batch_first", True))
+    swapped = not getattr(
+        side.module, "batch_first", getattr(getattr(side.module, "self_attn", None), "batch_first", True)
+    )
     functional, handles = torch.nn.functional, []
     attention, fast = functional.scaled_dot_product_attention, torch.backends.mha.get_fastpath_enabled()
 
@@ -181,7 +186,9 @@ def _record_torch(side: Side, inputs: Inputs, places: list[Place]) -> None:
     arrays, options = _arguments(side, inputs)
     placed = [torch.from_numpy(np.array(each)) for each in arrays]
     placed = [each.swapaxes(0, 1) if swapped else each for each in placed]
-    options = {name: torch.from_numpy(np.array(each)) if hasattr(each, "shape") else each for name, each in options.items()}
+    options = {
+        name: torch.from_numpy(np.array(each)) if hasattr(each, "shape") else each for name, each in options.items()
+    }
     if hasattr(side.module, "config"):  # of transformers
         options["use_cache"] = False
         if side.module.config.model_type in ("bert", "roberta", "xlm-roberta", "camembert"):
@@ -259,7 +266,9 @@ def _record_nnx(side: Side, inputs: Inputs, places: list[Place]) -> None:
         kinds = {type(each): None for _, each in nnx.iter_modules(side.module) if "__call__" in vars(type(each))}
         for kind in kinds:
             stack.enter_context(_told(kind, lambda module, y: notes.keep(named.get(id(module), "") or "output", y)))
-        side.module(*(jnp.asarray(each) for each in arrays), **{name: jnp.asarray(each) for name, each in options.items()})
+        side.module(
+            *(jnp.asarray(each) for each in arrays), **{name: jnp.asarray(each) for name, each in options.items()}
+        )
 
 
 @contextlib.contextmanager

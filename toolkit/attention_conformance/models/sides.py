@@ -160,7 +160,9 @@ def _config(folder: Path) -> dict[str, Any]:
 def _bert(arrays: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[Any, Any]:
     """An encoder of the kind of BERT; positions of its relatives begin behind that of padding."""
     if config.get("hidden_act", "gelu") not in ("gelu", "gelu_new", "relu"):
-        raise ComparisonError(f"expected hidden_act of an encoder as gelu, gelu_new or relu; got {config['hidden_act']}")
+        raise ComparisonError(
+            f"expected hidden_act of an encoder as gelu, gelu_new or relu; got {config['hidden_act']}"
+        )
     padding = -1 if config["model_type"] == "bert" else config.get("pad_token_id", 1)
     settings = {"num_heads": config["num_attention_heads"], "epsilon": config.get("layer_norm_eps", 1e-12)}
     definitions, trees = LAYOUTS["bert"].read(
@@ -217,9 +219,7 @@ def _of_object(made: Any, name: str) -> Side:
 
 
 def _of_ours(parts: tuple[Any, ...], name: str) -> Side:
-    home = type(parts[0]).__mro__[-3:] and next(
-        each.__module__ for each in type(parts[0]).__mro__ if each.__module__.startswith("attention_")
-    )
+    home = next(each.__module__ for each in type(parts[0]).__mro__ if each.__module__.startswith("attention_"))
     framework = home.partition(".")[0].removeprefix("attention_")
     plain = [each.layer if home == "attention_jax.nnx" else each for each in parts]
     definitions, parameters = tuple(each.definition for each in parts), tuple(each.to_numpy()[0] for each in plain)
@@ -267,7 +267,7 @@ def read_inputs(path: Path) -> dict[str, NumpyArray]:
 
 
 def drawn_inputs(sides: Sequence[Side], seed: int = 0) -> dict[str, NumpyArray]:
-    """Two sequences of 8 and 6 positions, padded to 9, as long as one of the sides says how wide they are, or of which tokens.
+    """Two sequences of 8 and 6 positions, padded to 9, if one of the sides says how wide they are, or of which tokens.
 
     Raises
     ------
@@ -277,7 +277,10 @@ def drawn_inputs(sides: Sequence[Side], seed: int = 0) -> dict[str, NumpyArray]:
     definition: Any = next((each.definitions[0] for each in sides if each.definitions), None)
     if definition is None:
         raise ComparisonError("expected --input for two models whose sizes no layout knows; got none")
-    rng, lengths = np.random.default_rng(seed), np.asarray([[8], [6]])  # each has padding, which shows the sense of a mask
+    rng, lengths = (
+        np.random.default_rng(seed),
+        np.asarray([[8], [6]]),
+    )  # each has padding, which shows the sense of a mask
     if hasattr(definition, "num_tokens"):
         length = min(9, getattr(definition, "num_positions", 9))
         found = {"token_ids": rng.integers(1, definition.num_tokens, (2, length)).astype(np.int32)}
