@@ -25,6 +25,9 @@ __all__ = ["compare"]
 SHOWN = 8
 """Places, and weights, that are shown unless all are asked for."""
 
+START = 60.0
+"""Seconds for the start of a process, of which no model is to blame."""
+
 
 def compare(options: Compare, /) -> None:
     """Compare two models, show what was found, and exit with its status."""
@@ -64,11 +67,12 @@ def _supervised(asked: tuple[Any, ...], bound: float, timeout: float) -> Iterato
     process = context.Process(target=_work, args=(theirs, asked, bound), daemon=True)
     process.start()
     theirs.close()
+    limit = max(timeout, START)
     try:
         while True:
-            if not ours.poll(timeout):
+            if not ours.poll(limit):
                 raise TimeoutError
-            message = ours.recv()
+            message, limit = ours.recv(), timeout
             if isinstance(message, Exception):
                 raise message
             yield message

@@ -283,7 +283,7 @@ def drawn_inputs(sides: Sequence[Side], seed: int = 0) -> dict[str, NumpyArray]:
     )  # each has padding, which shows the sense of a mask
     if hasattr(definition, "num_tokens"):
         length = min(9, getattr(definition, "num_positions", 9))
-        found = {"token_ids": rng.integers(1, definition.num_tokens, (2, length)).astype(np.int32)}
+        found = {"token_ids": rng.integers(5, definition.num_tokens, (2, length)).astype(np.int32)}  # no padding
         is_decoder = isinstance(definition, layers.Decoder)
         return found if is_decoder else found | {"key_mask": np.arange(length) < lengths}
     x = rng.standard_normal((2, 9, definition.channels)).astype(np.float32)
