@@ -86,7 +86,8 @@ def _digest_chain(options: Digest) -> None:
     if len(options.files) > 2 or options.sha256 or options.causal or options.json:
         raise refusal("expected a language model, and at most a file of token_ids, with --chain or --against; got more")
     model, tokens = options.files[0], options.files[1] if len(options.files) == 2 else None
-    unlike, chain = "", {}
+    unlike = ""
+    chain: chains.Chain = {}
     try:
         other = None if options.against is None else chains.read_chain(options.against)
         for name in chosen_backends(options.backend):

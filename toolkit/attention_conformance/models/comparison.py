@@ -30,7 +30,7 @@ ROUNDING = 8.0
 UNKNOWN = 4.0
 """How much wider the bound is where no definition tells that error."""
 
-NEAR = 0.1
+NEAR = 0.02
 """Places without a common name are the same if the norm of their difference is below this share."""
 
 
@@ -247,8 +247,8 @@ def _cleared(array: NumpyArray, inputs: Mapping[str, NumpyArray], is_heads: bool
 
 
 def _paired(rows: list[PlaceRow]) -> list[PlaceRow]:
-    """The rows without those that values could not pair, as long as a later place agrees."""
-    last = max((at for at, each in enumerate(rows) if each.is_within), default=-1)
+    """The rows without those that values could not pair, as long as they pair a later place, or that agrees."""
+    last = max((at for at, each in enumerate(rows) if each.is_within or "≈" in each.other), default=-1)
     return [each for at, each in enumerate(rows) if each.other or (at > last and not each.is_heads)]
 
 

@@ -117,7 +117,7 @@ def _heads_of(definition: Any, name: str) -> int:
 def _orders(width: int, heads: int) -> list[NumpyArray]:
     """Channels (H, D) read as (D, H), and back; halves of heads read as pairs, and back."""
     whole = np.arange(width)
-    found = [whole.reshape(-1, heads).T, whole.reshape(heads, -1).T]
+    found: list[NumpyArray] = [whole.reshape(-1, heads).T, whole.reshape(heads, -1).T]
     if width // heads % 2 == 0:
         found += [whole.reshape(heads, *dims).swapaxes(1, 2) for dims in ((2, -1), (-1, 2))]
     return [each.reshape(-1) for each in found]
@@ -191,7 +191,7 @@ def mistake_of(
         A result without its padding, and the distance of two results.
     """
     found = list[tuple[float, float, Cause]]()
-    for stage in _stages(side, inputs, places, name):
+    for stage in _stages(side, inputs, places, name) if side.definitions else ():
         expected = clear(stage.output())
         targets = [each for each in others if each.shape == expected.shape]
         parted = min((_norm(each, expected) for each in targets), default=0.0)

@@ -226,9 +226,13 @@ def _record_keras(side: Side, inputs: Inputs, places: list[Place]) -> None:
                     stack.enter_context(_watched(getattr(layer, f"_{name}_dense"), _heads_noted(notes, name)))
                 stack.enter_context(_watched(layer._output_dense, _heads_noted(notes, "output")))
         for layer in parts:
-            stack.enter_context(_watched(layer, lambda x, y, name=layer.name: notes.keep(name, y)))
+            stack.enter_context(_watched(layer, _noted(notes, layer.name)))
         placed = [keras.ops.convert_to_tensor(each) for each in arrays]
         notes.keep("output", side.module(*placed, **options))
+
+
+def _noted(notes: _Notes, name: str) -> Callable[[Any, Any], None]:
+    return lambda x, y: notes.keep(name, y)
 
 
 def _heads_noted(notes: _Notes, name: str) -> Callable[[Any, Any], None]:
