@@ -169,8 +169,8 @@ def steps(first: Any, second: Any, inputs: Any = None, *, bound: float = BOUND) 
     for source in (first, second):
         yield f"loading {source if isinstance(source, str | os.PathLike) else type(source).__name__}"
         sides.append(side_of(source))
-    given = inputs if isinstance(inputs, Mapping | None) else read_inputs(Path(inputs))
-    arrays = drawn_inputs(sides) if given is None else {name: np.asarray(each) for name, each in given.items()}
+    read = inputs if isinstance(inputs, Mapping | None) else read_inputs(Path(inputs))
+    arrays = drawn_inputs(sides) if read is None else {name: np.asarray(each) for name, each in read.items()}
     places = []
     for side in sides:
         yield f"running {side.name}"
@@ -252,45 +252,45 @@ def _paired(rows: list[PlaceRow]) -> list[PlaceRow]:
     return [each for at, each in enumerate(rows) if each.other or (at > last and not each.is_heads)]
 
 
-def _as_heads(place: Place) -> Callable[[Place], Place]:
+def _as_heads(ours: Place) -> Callable[[Place], Place]:
     """What splits channels (B, L, C) into heads, as those of a place are; other places stay."""
-    count = place.array.shape[-3] if place.is_heads else 0
+    count = ours.array.shape[-3] if ours.is_heads else 0
 
     def split(other: Place) -> Place:
         array = other.array
         if other.is_heads or array.ndim != 3 or not count or array.shape[-1] % count:
-            return other if other.is_heads == place.is_heads else other._replace(array=array[:0])
+            return other if other.is_heads == ours.is_heads else other._replace(array=array[:0])
         return other._replace(array=array.reshape(*array.shape[:2], count, -1).swapaxes(1, 2))
 
     return split
 
 
-def _row(place: Place, others: Sequence[Place], bound: float) -> PlaceRow:
+def _row(ours: Place, others: Sequence[Place], bound: float) -> PlaceRow:
     """A place compared with that of its name, or with the place of the nearest numbers."""
-    alike = [each for each in map(_as_heads(place), others) if each.array.shape == place.array.shape]
-    other = next((each for each in alike if each.name == place.name), None)
-    name = place.name if other else ""
+    alike = [each for each in map(_as_heads(ours), others) if each.array.shape == ours.array.shape]
+    other = next((each for each in alike if each.name == ours.name), None)
+    name = ours.name if other else ""
     if other is None and alike:
-        other = min(alike, key=lambda each: _distance(place.array, each.array))
-        is_near = _distance(place.array, other.array) <= NEAR * _distance(place.array, np.zeros_like(place.array))
+        other = min(alike, key=lambda each: _distance(ours.array, each.array))
+        is_near = _distance(ours.array, other.array) <= NEAR * _distance(ours.array, np.zeros_like(ours.array))
         name = f"≈ {other.name}" if is_near else ""
     if not name or other is None:
         return PlaceRow(
-            place.name,
+            ours.name,
             "",
             math.inf,
             bound,
-            place.is_heads,
-            told=f"no place of the other has the numbers of {place.name}",
+            ours.is_heads,
+            told=f"no place of the other has the numbers of {ours.name}",
         )
-    first, second = place.array, other.array
+    first, second = ours.array, other.array
     found = _difference(first, second)
     if found is None:
-        return PlaceRow(place.name, name, 0.0, bound, place.is_heads)
-    count = first.shape[-3] if place.is_heads else 0
+        return PlaceRow(ours.name, name, 0.0, bound, ours.is_heads)
+    count = first.shape[-3] if ours.is_heads else 0
     heads = tuple(_ulps(first[..., at, :, :], second[..., at, :, :]) for at in range(count))
-    told = found.told(place.name)
-    return PlaceRow(place.name, name, found.ulps, bound, place.is_heads, heads, told)
+    told = found.told(ours.name)
+    return PlaceRow(ours.name, name, found.ulps, bound, ours.is_heads, heads, told)
 
 
 def _same_type(*arrays: NumpyArray) -> tuple[NumpyArray, NumpyArray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 import re
@@ -29,7 +30,15 @@ NAMES = (  # of modules of transformers and torch.nn, and of the same places her
     (r"self_attn", "attention"),
     (r"linear2", "feed_forward"),
 )
+WITH_PAIRS = ("MultiHeadAttention", "GroupQueryAttention")  # of Keras and flax.nnx, with one mask over pairs
 Inputs = Mapping[str, NumpyArray]
+Sense = Callable[[NumpyArray], NumpyArray]
+SENSES: dict[str, dict[str, Sense]] = {  # by our name, the names elsewhere, and how the array reads there
+    "key_mask": {"key_mask": np.array, "attention_mask": np.int64, "src_key_padding_mask": np.logical_not,
+                 "key_padding_mask": np.logical_not},
+    "mask": {"mask": np.array, "src_mask": np.logical_not, "attn_mask": np.logical_not},
+    "position_ids": {"position_ids": np.array},
+}  # fmt: skip
 
 
 class Place(NamedTuple):
@@ -91,24 +100,27 @@ class _Notes:
             self._places.append(Place(name, np.swapaxes(array, 0, 1) if swapped and array.ndim == 3 else array))
 
     def keep_heads(self, swapped: bool = False, **arrays: Any) -> None:
-        """Keep query, key, value and output (..., H, L, D) of a call, or with the heads behind the positions."""
+        """Keep query, key, value or output (..., H, L, D) of a call, or with the heads behind the positions."""
         for name, array in arrays.items():
             found = self._numpy(array)
             found = np.swapaxes(found, -2, -3) if swapped else found
             self._places.append(Place(f"attention {self.count}: {name}", found, is_heads=True))
         self.count += "output" in arrays
 
+    def keep_call(self, arguments: Any, output: Any, swapped: bool = False) -> None:
+        """Keep the heads of a call of attention with query, key and value."""
+        self.keep_heads(swapped, **dict(zip(("query", "key", "value"), arguments, strict=False)), output=output)
+
 
 def _record_ours(side: Side, inputs: Inputs, places: list[Place]) -> None:
     notes, library = _Notes(side, places), _library(side)
-    given = {name: library.from_numpy(array) for name, array in inputs.items()}
-    x = given.pop(next(name for name in ("token_ids", "x", "query") if name in given))
-    positions = {name: given.pop(name) for name in ("position_ids",) if name in given}
+    arrays = {name: library.from_numpy(array) for name, array in inputs.items()}
+    x = arrays.pop(next(name for name in ("token_ids", "x", "query") if name in arrays))
     with record_attention() as calls:
 
         def keep_calls() -> None:
             for call in calls[notes.count :]:
-                notes.keep_heads(query=call.query, key=call.key, value=call.value, output=call.output())
+                notes.keep_call((call.query, call.key, call.value), call.output())
 
         def keep(name: str, function: Callable[[Any], Any], h: Any) -> Any:
             if name == "layers.0":
@@ -121,7 +133,7 @@ def _record_ours(side: Side, inputs: Inputs, places: list[Place]) -> None:
         for index, (layer, definition) in enumerate(zip(side.module, side.definitions, strict=True)):
             at = "" if len(side.module) == 1 else f"layers.{index - 1}" if index else "embeddings"
             known = inspect.signature(type(definition).__call__).parameters
-            options = {name: each for name, each in (given | positions).items() if name in known}
+            options = {name: each for name, each in arrays.items() if name in known}
             if "hook" in known:
                 options["hook"] = lambda name, *rest, at=at: keep(f"{at}.{name}" if at else name, *rest)
             x = layer(x, **options)
@@ -135,78 +147,47 @@ def _arguments(side: Side, inputs: Inputs) -> tuple[list[NumpyArray], dict[str, 
     """What a module of another library takes: padding and masks by its own names, in its own sense."""
     first = next(inputs[name] for name in ("token_ids", "x", "query") if name in inputs)
     kind, key_mask, mask = type(side.module).__name__, inputs.get("key_mask"), inputs.get("mask")
-    if kind in ("MultiHeadAttention", "GroupQueryAttention"):  # of Keras and flax.nnx, with one mask over pairs
+    if kind in WITH_PAIRS:
         pairs = None if key_mask is None else np.broadcast_to(key_mask[:, None, :], (*key_mask.shape, first.shape[1]))
         pairs = mask if pairs is None else pairs if mask is None else pairs & mask
-        is_keras = side.framework == "keras"
-        found = {} if pairs is None else {"attention_mask": pairs} if is_keras else {"mask": pairs[:, None]}
-        return [first] * (2 if is_keras else 1), found
-    call = side.module.forward if side.framework == "torch" else side.module.__call__
-    call = side.module.call if side.framework == "keras" else call
-    known = inspect.signature(call).parameters
-    senses: dict[str, NumpyArray | None] = {"key_mask": key_mask, "mask": mask}
-    if key_mask is not None:
-        senses |= {"attention_mask": key_mask.astype(np.int64)}
-        senses |= dict.fromkeys(("src_key_padding_mask", "key_padding_mask"), ~key_mask)
-    if mask is not None:
-        senses |= dict.fromkeys(("src_mask", "attn_mask"), ~mask)
-    senses["position_ids"] = inputs.get("position_ids")
-    found = {name: each for name, each in senses.items() if each is not None and name in known}
-    lost = [name for name in ("key_mask", "mask") if name in inputs and not _has(found, name)]
-    if lost:
-        raise ComparisonError(f"expected a model that takes {lost[0]}; got {side.name}, called by {', '.join(known)}")
-    is_attention = kind == "MultiheadAttention"
-    return [first] * (3 if is_attention else 1), found | ({"need_weights": False} if is_attention else {})
-
-
-def _has(found: Mapping[str, Any], name: str) -> bool:
-    words = {
-        "key_mask": ("attention_mask", "src_key_padding_mask", "key_padding_mask"),
-        "mask": ("src_mask", "attn_mask"),
-    }
-    return bool({name, *words[name]} & set(found))
+        if side.framework == "keras":  # called with query and value
+            return [first] * 2, {} if pairs is None else {"attention_mask": pairs}
+        return [first], {} if pairs is None else {"mask": pairs[:, None]}
+    calls = {"torch": "forward", "keras": "call", "nnx": "__call__"}
+    known = inspect.signature(getattr(side.module, calls[side.framework])).parameters
+    found: dict[str, Any] = {"need_weights": False} if kind == "MultiheadAttention" else {}
+    for name in ("key_mask", "mask", "position_ids"):
+        theirs = next((each for each in SENSES[name] if each in known), None)
+        if name in inputs and theirs is None:
+            raise ComparisonError(f"expected a model that takes {name}; got {side.name}, called by {', '.join(known)}")
+        if name in inputs and theirs is not None:
+            found[theirs] = SENSES[name][theirs](inputs[name])
+    return [first] * (3 if kind == "MultiheadAttention" else 1), found
 
 
 def _record_torch(side: Side, inputs: Inputs, places: list[Place]) -> None:
-    torch, notes = importlib.import_module("torch"), _Notes(side, places)
-    swapped = not getattr(
-        side.module, "batch_first", getattr(getattr(side.module, "self_attn", None), "batch_first", True)
-    )
-    functional, handles = torch.nn.functional, []
-    attention, fast = functional.scaled_dot_product_attention, torch.backends.mha.get_fastpath_enabled()
-
-    def recorded(query: Any, key: Any, value: Any, *rest: Any, **options: Any) -> Any:
-        output = attention(query, key, value, *rest, **options)
-        notes.keep_heads(query=query, key=key, value=value, output=output)
-        return output
+    torch, notes, module = importlib.import_module("torch"), _Notes(side, places), side.module
+    is_first = getattr(module, "batch_first", getattr(getattr(module, "self_attn", None), "batch_first", True))
+    arrays, options = _arguments(side, inputs)
+    tensors = [torch.from_numpy(np.array(each)) for each in arrays]
+    options = {name: torch.from_numpy(each) if hasattr(each, "dtype") else each for name, each in options.items()}
+    if "use_cache" in inspect.signature(module.forward).parameters:  # of transformers
+        options["use_cache"] = False
 
     def kept(name: str) -> Callable[..., None]:
-        return lambda module, arguments, result: notes.keep(name, result, swapped)
+        return lambda module, arguments, result: notes.keep(name, result, not is_first)
 
-    arrays, options = _arguments(side, inputs)
-    placed = [torch.from_numpy(np.array(each)) for each in arrays]
-    placed = [each.swapaxes(0, 1) if swapped else each for each in placed]
-    options = {
-        name: torch.from_numpy(np.array(each)) if hasattr(each, "shape") else each for name, each in options.items()
-    }
-    if hasattr(side.module, "config"):  # of transformers
-        options["use_cache"] = False
-        if side.module.config.model_type in ("bert", "roberta", "xlm-roberta", "camembert"):
-            del options["use_cache"]
-    try:
-        functional.scaled_dot_product_attention = recorded
-        torch.backends.mha.set_fastpath_enabled(False)
-        for name, module in side.module.named_modules():
-            known = _canonical(name)
-            if name and (known or not side.definitions):
-                handles.append(module.register_forward_hook(kept(known or name)))
-        with torch.no_grad():
-            notes.keep("output", side.module(*placed, **options), swapped)
-    finally:
-        functional.scaled_dot_product_attention = attention
-        torch.backends.mha.set_fastpath_enabled(fast)
-        for handle in handles:
-            handle.remove()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_watched(torch.nn.functional, "scaled_dot_product_attention", notes.keep_call))
+        stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)  # it calls none of the modules inside
+        for name, part in module.named_modules():
+            known = _canonical(name) or ("" if side.definitions else name)
+            if known:
+                stack.callback(part.register_forward_hook(kept(known)).remove)
+        stack.enter_context(torch.no_grad())
+        output = module(*(each if is_first else each.swapaxes(0, 1) for each in tensors), **options)
+        notes.keep("output", output, not is_first)
 
 
 def _canonical(name: str) -> str:
@@ -219,95 +200,56 @@ def _record_keras(side: Side, inputs: Inputs, places: list[Place]) -> None:
     keras, notes = importlib.import_module("keras"), _Notes(side, places)
     parts = list(side.module._flatten_layers(include_self=False))
     arrays, options = _arguments(side, inputs)
+
+    def kept(name: str) -> Callable[..., None]:
+        return lambda arguments, result: notes.keep(name, result)
+
+    def kept_heads(name: str) -> Callable[..., None]:
+        return lambda arguments, result: notes.keep_heads(True, **{name: arguments[0] if name == "output" else result})
+
     with contextlib.ExitStack() as stack:
         for layer in [side.module, *parts]:
-            if type(layer).__name__ in ("MultiHeadAttention", "GroupQueryAttention"):
-                for name in ("query", "key", "value"):
-                    stack.enter_context(_watched(getattr(layer, f"_{name}_dense"), _heads_noted(notes, name)))
-                stack.enter_context(_watched(layer._output_dense, _heads_noted(notes, "output")))
+            for name in ("query", "key", "value", "output") if type(layer).__name__ in WITH_PAIRS else ():
+                stack.enter_context(_watched(getattr(layer, f"_{name}_dense"), "call", kept_heads(name)))
         for layer in parts:
-            stack.enter_context(_watched(layer, _noted(notes, layer.name)))
-        placed = [keras.ops.convert_to_tensor(each) for each in arrays]
-        notes.keep("output", side.module(*placed, **options))
-
-
-def _noted(notes: _Notes, name: str) -> Callable[[Any, Any], None]:
-    return lambda x, y: notes.keep(name, y)
-
-
-def _heads_noted(notes: _Notes, name: str) -> Callable[[Any, Any], None]:
-    return lambda x, y: notes.keep_heads(swapped=True, **{name: x if name == "output" else y})
-
-
-@contextlib.contextmanager
-def _watched(layer: Any, note: Callable[[Any, Any], None]) -> Iterator[None]:
-    """Have a layer of Keras tell its input and output."""
-    before, held = layer.call, layer.__dict__.get("call")
-
-    def call(x: Any, *rest: Any, **options: Any) -> Any:
-        y = before(x, *rest, **options)
-        note(x, y)
-        return y
-
-    call.__signature__ = inspect.signature(before)  # type: ignore[attr-defined]
-    layer.__dict__["call"] = call
-    try:
-        yield
-    finally:
-        layer.__dict__.pop("call")
-        layer.__dict__ |= {} if held is None else {"call": held}
+            stack.enter_context(_watched(layer, "call", kept(layer.name)))
+        notes.keep("output", side.module(*map(keras.ops.convert_to_tensor, arrays), **options))
 
 
 def _record_nnx(side: Side, inputs: Inputs, places: list[Place]) -> None:
     nnx, notes = importlib.import_module("flax.nnx"), _Notes(side, places)
-    named = {id(each): ".".join(map(str, path)) for path, each in nnx.iter_modules(side.module)}
-    jnp = importlib.import_module("jax.numpy")
-    arrays, options = _arguments(side, inputs)
+    parts = list(nnx.iter_modules(side.module))
+    named = {id(part): ".".join(map(str, path)) for path, part in parts}
+    arrays, options = importlib.import_module("jax").tree.map(_library(side).from_numpy, _arguments(side, inputs))
+
+    def kept(arguments: Any, result: Any) -> None:
+        notes.keep(named.get(id(arguments[0]), "") or "output", result)
+
     with contextlib.ExitStack() as stack:
-        for _, module in list(nnx.iter_modules(side.module)):
-            if isinstance(module, nnx.MultiHeadAttention):
-                stack.enter_context(_attended(module, notes))
-        kinds = {type(each): None for _, each in nnx.iter_modules(side.module) if "__call__" in vars(type(each))}
-        for kind in kinds:
-            stack.enter_context(_told(kind, lambda module, y: notes.keep(named.get(id(module), "") or "output", y)))
-        side.module(
-            *(jnp.asarray(each) for each in arrays), **{name: jnp.asarray(each) for name, each in options.items()}
-        )
+        for _, part in parts:
+            if isinstance(part, nnx.MultiHeadAttention):
+                stack.enter_context(_watched(part, "attention_fn", functools.partial(notes.keep_call, swapped=True)))
+        for kind in {type(part): None for _, part in parts if "__call__" in vars(type(part))}:
+            stack.enter_context(_watched(kind, "__call__", kept))
+        side.module(*arrays, **options)
 
 
 @contextlib.contextmanager
-def _attended(module: Any, notes: _Notes) -> Iterator[None]:
-    """Have the attention of a module of flax.nnx tell its heads."""
-    before = module.attention_fn
+def _watched(owner: Any, name: str, note: Callable[[Any, Any], None]) -> Iterator[None]:
+    """Have a function of an object tell its arguments by position, and its result."""
+    before, held = getattr(owner, name), vars(owner).get(name)
 
-    def attention(query: Any, key: Any, value: Any, *rest: Any, **options: Any) -> Any:
-        output = before(query, key, value, *rest, **options)
-        notes.keep_heads(swapped=True, query=query, key=key, value=value, output=output)
-        return output
+    @functools.wraps(before)
+    def call(*arguments: Any, **options: Any) -> Any:
+        result = before(*arguments, **options)
+        note(arguments, result)
+        return result
 
-    module.attention_fn = attention
+    setattr(owner, name, call)
     try:
         yield
     finally:
-        module.attention_fn = before
-
-
-@contextlib.contextmanager
-def _told(kind: Any, note: Callable[[Any, Any], None]) -> Iterator[None]:
-    """Have all modules of a class of flax.nnx tell their outputs."""
-    before = kind.__call__
-
-    def call(module: Any, *rest: Any, **options: Any) -> Any:
-        y = before(module, *rest, **options)
-        note(module, y)
-        return y
-
-    call.__signature__ = inspect.signature(before)  # type: ignore[attr-defined]
-    kind.__call__ = call
-    try:
-        yield
-    finally:
-        kind.__call__ = before
+        delattr(owner, name) if held is None else setattr(owner, name, held)
 
 
 _RECORDERS = {"torch": _record_torch, "keras": _record_keras, "nnx": _record_nnx}

@@ -50,10 +50,10 @@ def chain_of(model: Path, inputs: Path | None, backend: Backend, arithmetic: str
     (definition, *others), parameters = read_model(model)
     if others or not isinstance(definition, Decoder):
         raise ComparisonError(f"expected a language model; got {model}, of {type(definition).__name__}")
-    given = {} if inputs is None else read_inputs(inputs)
-    token_ids = given.get("token_ids", np.arange(1, 17, dtype=np.int32)[None] % definition.num_tokens)
-    if inputs is not None and set(given) != {"token_ids"}:
-        raise ComparisonError(f"expected token_ids alone in {inputs}; got {', '.join(sorted(given))}")
+    arrays = {} if inputs is None else read_inputs(inputs)
+    token_ids = arrays.get("token_ids", np.arange(1, 17, dtype=np.int32)[None] % definition.num_tokens)
+    if inputs is not None and set(arrays) != {"token_ids"}:
+        raise ComparisonError(f"expected token_ids alone in {inputs}; got {', '.join(sorted(arrays))}")
     chain: Chain = {}
 
     def note(name: str, array: Any) -> Any:
@@ -64,8 +64,8 @@ def chain_of(model: Path, inputs: Path | None, backend: Backend, arithmetic: str
         return note(name, function(note("embeddings", h) if name == "layers.0" else h))
 
     exact = definition.with_settings(arithmetic=arithmetic)
-    arrays = [backend.from_numpy(each) for each in (parameters[0], np.atleast_2d(token_ids))]
-    note("logits", exact(*arrays, hook=hook))
+    tree, tokens = (backend.from_numpy(each) for each in (parameters[0], np.atleast_2d(token_ids)))
+    note("logits", exact(tree, tokens, hook=hook))
     return chain
 
 
