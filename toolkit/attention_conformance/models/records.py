@@ -32,8 +32,7 @@ NAMES = (  # of modules of transformers and torch.nn, and of the same places her
 )
 WITH_PAIRS = ("MultiHeadAttention", "GroupQueryAttention")  # of Keras and flax.nnx, with one mask over pairs
 Inputs = Mapping[str, NumpyArray]
-Sense = Callable[[NumpyArray], NumpyArray]
-SENSES: dict[str, dict[str, Sense]] = {  # by our name, the names elsewhere, and how the array reads there
+SENSES: dict[str, dict[str, Any]] = {  # by our name, the names elsewhere, and how the array reads there
     "key_mask": {"key_mask": np.array, "attention_mask": np.int64, "src_key_padding_mask": np.logical_not,
                  "key_padding_mask": np.logical_not},
     "mask": {"mask": np.array, "src_mask": np.logical_not, "attn_mask": np.logical_not},

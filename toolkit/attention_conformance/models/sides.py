@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
 import sys
@@ -28,6 +29,7 @@ from attention_files.safetensors import FileError, load_arrays, load_layers
 __all__ = ["FRAMEWORKS", "ComparisonError", "Side", "drawn_inputs", "ours", "read_inputs", "read_model", "side_of"]
 
 FRAMEWORKS = ("numpy", "torch", "jax", "tensorflow", "keras")
+ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu"}
 ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert")
 INPUTS = ("token_ids", "x", "query", "key_mask", "mask", "position_ids")
 
@@ -159,35 +161,29 @@ def _config(folder: Path) -> dict[str, Any]:
 
 def _bert(arrays: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[Any, Any]:
     """An encoder of the kind of BERT; positions of its relatives begin behind that of padding."""
-    if config.get("hidden_act", "gelu") not in ("gelu", "gelu_new", "relu"):
-        raise ComparisonError(
-            f"expected hidden_act of an encoder as gelu, gelu_new or relu; got {config['hidden_act']}"
-        )
-    padding = -1 if config["model_type"] == "bert" else config.get("pad_token_id", 1)
-    settings = {"num_heads": config["num_attention_heads"], "epsilon": config.get("layer_norm_eps", 1e-12)}
+    activation = ACTIVATIONS.get(config.get("hidden_act", "gelu"))
+    if activation is None:
+        raise ComparisonError(f"expected hidden_act out of {', '.join(ACTIVATIONS)}; got {config['hidden_act']}")
     definitions, trees = LAYOUTS["bert"].read(
-        {name: each for name, each in arrays.items() if "pooler." not in name}, **settings, padding_idx=padding, xp=np
+        {name: each for name, each in arrays.items() if "pooler." not in name},
+        num_heads=config["num_attention_heads"],
+        epsilon=config.get("layer_norm_eps", 1e-12),
+        padding_idx=-1 if config["model_type"] == "bert" else config.get("pad_token_id", 1),
+        xp=np,
     )
-    activation = {"gelu_new": "gelu_tanh"}.get(config.get("hidden_act", ""), config.get("hidden_act", "gelu"))
-    first, *others = definitions
-    return (first, *(each.with_settings(activation=activation) for each in others)), trees
+    return (definitions[0], *(each.with_settings(activation=activation) for each in definitions[1:])), trees
 
 
 def ours(name: str, framework: str, definitions: Any, parameters: Any) -> Side:
     """Layers of this project in a framework, of NumPy arrays."""
-    pairs = list(zip(definitions, parameters, strict=True))
-    if framework in ("torch", "jax", "keras"):
-        kind = importlib.import_module(f"attention_{framework}").Layer
-        module: Any = tuple(kind.from_numpy(*pair) for pair in pairs)
-    else:
-        backend = get_backend(framework)
-        module = tuple(_bound(definition, backend.from_numpy(tree)) for definition, tree in pairs)
-    return Side(name, framework, module, True, tuple(definitions), tuple(parameters))
 
+    def made(definition: Any, tree: Any) -> Any:
+        if framework in ("torch", "jax", "keras"):
+            return importlib.import_module(f"attention_{framework}").Layer.from_numpy(definition, tree)
+        arrays = get_backend(framework).from_numpy(tree)
+        return lambda *inputs, **options: definition(arrays, *inputs, **options)
 
-def _bound(definition: layers.Layer, parameters: Any) -> Any:
-    call: Any = definition
-    return lambda *inputs, **options: call(parameters, *inputs, **options)
+    return Side(name, framework, tuple(map(made, definitions, parameters)), True, tuple(definitions), tuple(parameters))
 
 
 def _of_transformers(folder: Path) -> Side:
@@ -275,17 +271,15 @@ def drawn_inputs(sides: Sequence[Side], seed: int = 0) -> dict[str, NumpyArray]:
         When neither does.
     """
     definition: Any = next((each.definitions[0] for each in sides if each.definitions), None)
-    if definition is None:
-        raise ComparisonError("expected --input for two models whose sizes no layout knows; got none")
-    rng, lengths = (
-        np.random.default_rng(seed),
-        np.asarray([[8], [6]]),
-    )  # each has padding, which shows the sense of a mask
-    if hasattr(definition, "num_tokens"):
-        length = min(9, getattr(definition, "num_positions", 9))
-        found = {"token_ids": rng.integers(5, definition.num_tokens, (2, length)).astype(np.int32)}  # no padding
-        is_decoder = isinstance(definition, layers.Decoder)
-        return found if is_decoder else found | {"key_mask": np.arange(length) < lengths}
-    x = rng.standard_normal((2, 9, definition.channels)).astype(np.float32)
-    is_masked = isinstance(definition, layers.EncoderLayer | layers.MultiHeadAttention | layers.DecoderLayer)
-    return {"x": x, **({"key_mask": np.arange(9) < lengths} if is_masked else {})}
+    channels, num_tokens = (getattr(definition, name, None) for name in ("channels", "num_tokens"))
+    if channels is None:
+        raise ComparisonError("expected --input for models whose sizes no layout knows; got none")
+    rng, length = np.random.default_rng(seed), min(9, getattr(definition, "num_positions", 9))
+    x = rng.standard_normal((2, length, channels)).astype(np.float32)
+    if num_tokens is not None:  # the first tokens may stand for padding
+        x = rng.integers(min(5, num_tokens - 1), num_tokens, (2, length)).astype(np.int32)
+    found = {"x" if num_tokens is None else "token_ids": x}
+    takes = inspect.signature(type(definition).__call__).parameters
+    is_padded = isinstance(definition, layers.Embeddings) or ("key_mask" in takes and num_tokens is None)
+    lengths = np.asarray([[length - 1], [length - 3]])  # each has padding, which shows the sense of a mask
+    return found | ({"key_mask": np.arange(length) < lengths} if is_padded else {})
