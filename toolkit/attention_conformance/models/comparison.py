@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.models.mistakes import Cause, causes_of_weights, dtype_cause, mistake_of
+from attention_conformance.models.mistakes import Cause, causes_of_weights, distance, dtype_cause, mistake_of
 from attention_conformance.models.records import Place, record
 from attention_conformance.models.sides import ComparisonError, Side, drawn_inputs, ours, read_inputs, side_of
 from attention_conformance.oracle.ulps import FORMATS, Difference, difference
@@ -271,45 +271,25 @@ def _row(ours: Place, others: Sequence[Place], bound: float) -> PlaceRow:
     other = next((each for each in alike if each.name == ours.name), None)
     name = ours.name if other else ""
     if other is None and alike:
-        other = min(alike, key=lambda each: _distance(ours.array, each.array))
-        is_near = _distance(ours.array, other.array) <= NEAR * _distance(ours.array, np.zeros_like(ours.array))
+        other = min(alike, key=lambda each: distance(ours.array, each.array))
+        is_near = distance(ours.array, other.array) <= NEAR * distance(ours.array, np.zeros_like(ours.array))
         name = f"≈ {other.name}" if is_near else ""
+    row = PlaceRow(ours.name, name, 0.0, bound, ours.is_heads)
     if not name or other is None:
-        return PlaceRow(
-            ours.name,
-            "",
-            math.inf,
-            bound,
-            ours.is_heads,
-            told=f"no place of the other has the numbers of {ours.name}",
-        )
+        told = f"no place of the other has the numbers of {ours.name}"
+        return replace(row, ulps=math.inf, told=told)
     first, second = ours.array, other.array
     found = _difference(first, second)
-    if found is None:
-        return PlaceRow(ours.name, name, 0.0, bound, ours.is_heads)
-    count = first.shape[-3] if ours.is_heads else 0
-    heads = tuple(_ulps(first[..., at, :, :], second[..., at, :, :]) for at in range(count))
-    told = found.told(ours.name)
-    return PlaceRow(ours.name, name, found.ulps, bound, ours.is_heads, heads, told)
-
-
-def _same_type(*arrays: NumpyArray) -> tuple[NumpyArray, NumpyArray]:
-    """Two arrays in the wider of their types."""
-    wide = max((each.dtype for each in arrays), key=lambda each: FORMATS[each.name].fraction_bits)
-    return arrays[0].astype(wide), arrays[1].astype(wide)
-
-
-def _distance(first: NumpyArray, second: NumpyArray) -> float:
-    with np.errstate(all="ignore"):
-        found = float(np.linalg.norm(first.astype(np.float64) - second.astype(np.float64)))
-    return found if np.isfinite(found) else np.inf
+    heads = range(first.shape[-3]) if ours.is_heads else ()
+    distances = tuple(_ulps(first[..., at, :, :], second[..., at, :, :]) for at in heads)
+    return row if found is None else replace(row, ulps=found.ulps, heads=distances, told=found.told(ours.name))
 
 
 def _difference(first: NumpyArray, second: NumpyArray) -> Difference | None:
-    """How two results differ, in units of the largest number of each position."""
-    both = _same_type(first, second)
-    scale = np.broadcast_to(np.abs(both[0].astype(np.float64)).max(axis=-1, keepdims=True), both[0].shape)
-    return difference(*both, scale)
+    """How two results differ in the wider of their types, in units of the largest number of each position."""
+    wide = max((first.dtype, second.dtype), key=lambda each: FORMATS[each.name].fraction_bits)
+    scale = np.broadcast_to(np.abs(first.astype(np.float64)).max(axis=-1, keepdims=True), first.shape)
+    return difference(first.astype(wide), second.astype(wide), scale)
 
 
 def _ulps(first: NumpyArray, second: NumpyArray) -> float:

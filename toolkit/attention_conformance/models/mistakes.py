@@ -19,7 +19,7 @@ from attention_core.functions import linear
 from attention_core.layers import named_arrays, tree_from_names
 from attention_core.weights import record_attention
 
-__all__ = ["Cause", "causes_of_weights", "dtype_cause", "mistake_of"]
+__all__ = ["Cause", "causes_of_weights", "distance", "dtype_cause", "mistake_of"]
 
 SETTINGS: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("kind-of-gelu", "activation", ("gelu", "gelu_tanh", "relu", "silu")),
@@ -194,22 +194,23 @@ def mistake_of(
     for stage in _stages(side, inputs, places, name) if side.definitions else ():
         expected = clear(stage.output())
         targets = [each for each in others if each.shape == expected.shape]
-        parted = min((_norm(each, expected) for each in targets), default=0.0)
+        parted = min((distance(each, expected) for each in targets), default=0.0)
         if not parted or min(ulps(each, expected) for each in targets) <= bound:  # they do not part here
             continue
         for cause, changed in _mistakes(stage):
             output = clear(changed.output())
-            nearest = min(targets, key=lambda each: _norm(each, output))
-            distance, share = ulps(nearest, output), 1 - (_norm(nearest, output) / parted) ** 2
-            if distance <= bound or share >= EXPLAINED:
-                says = "then all numbers are within the bound" if distance <= bound else f"this explains {share:.1%}"
-                found.append((distance, -share, cause._replace(says=f"{cause.says}: {says}")))
+            nearest = min(targets, key=lambda each: distance(each, output))
+            off, share = ulps(nearest, output), 1 - (distance(nearest, output) / parted) ** 2
+            if off <= bound or share >= EXPLAINED:
+                says = "then all numbers are within the bound" if off <= bound else f"this explains {share:.1%}"
+                found.append((off, -share, cause._replace(says=f"{cause.says}: {says}")))
         if found:
             return [min(found, key=lambda each: each[:2])[2]]
     return []
 
 
-def _norm(first: NumpyArray, second: NumpyArray) -> float:
+def distance(first: NumpyArray, second: NumpyArray) -> float:
+    """The norm of a difference."""
     with np.errstate(all="ignore"):
         found = float(np.linalg.norm(first.astype(np.float64) - second.astype(np.float64)))
     return found if math.isfinite(found) else math.inf

@@ -66,6 +66,8 @@ def record(side: Side, inputs: Inputs) -> list[Place]:
         raise
     except Exception as error:  # whatever a library says
         raise ComparisonError(f"expected inputs that {side.name} takes; got {one_line(error)}") from error
+    if not places or places[-1].name != "output":
+        raise ComparisonError(f"expected an output of floating point, (..., L, C), of {side.name}; got another")
     return places
 
 
