@@ -165,11 +165,12 @@ class RecordedAttention:
     ----------
     query : Array, shape (..., H, M, D)
     key : Array, shape (..., G, N, D)
+    value : Array, shape (..., G, N, E)
     """
 
     def __init__(self, call: Call, /) -> None:
         self._call = call
-        self.query, self.key = call.query, call.key
+        self.query, self.key, self.value = call.query, call.key, call.value
 
     def __repr__(self) -> str:
         return f"RecordedAttention(query {shape_text(self.query)}, key {shape_text(self.key)})"
@@ -183,13 +184,17 @@ class RecordedAttention:
         """Compute a map as `attention_map` does."""
         return _checked_map(self._call, shape, reduction)
 
+    def output(self) -> Array:
+        """Compute the output (..., H, M, E) again."""
+        return cast_to(attend(self._call, "auto").output, self.query.dtype, xp=self._call.xp)
+
 
 @contextlib.contextmanager
 def record_attention() -> Iterator[Sequence[RecordedAttention]]:
     """Record all calls of attention within a ``with`` statement: of functions, layers, and models that contain them.
 
-    Calls compute what they would compute otherwise. A record keeps query, key, mask and bias of its call, and computes
-    weights when it is asked. Calls of other threads are not recorded.
+    Calls compute what they would compute otherwise. A record keeps query, key, value, mask and bias of its call, and
+    computes weights when it is asked. Calls of other threads are not recorded.
 
     Yields
     ------

@@ -15,7 +15,20 @@ import typer
 
 from attention_conformance.subjects.options import OPTIONS
 
-__all__ = ["Backends", "Bench", "Case", "Cases", "Check", "Conformance", "Convert", "Digest", "Generate", "View", "app"]
+__all__ = [
+    "Backends",
+    "Bench",
+    "Case",
+    "Cases",
+    "Check",
+    "Compare",
+    "Conformance",
+    "Convert",
+    "Digest",
+    "Generate",
+    "View",
+    "app",
+]
 
 app = typer.Typer(
     name="attention-core",
@@ -173,6 +186,34 @@ class Check:
     fuzz: Annotated[float, typer.Option(min=0, help="Draw calls for so many minutes instead, and shrink.")] = 0.0
 
 
+@command("Find where two models part.", "attention_cli.compare:compare")
+@dataclass(frozen=True)
+class Compare:
+    """Run two models or layers on the same input, each in its framework, and say where they part, and why.
+
+    A model is a file of this project, a GGUF file, a folder of transformers, a .keras file, or file.py:name. With a
+    framework in front, as in jax:FOLDER, the layers of this project run the same weights there.
+
+    The exit status is 0 if all places are within the bound, and 1 if not. It is 2 if the models cannot be compared, and
+    3 if one crashed or took too long.
+    """
+
+    first: Annotated[str, typer.Argument(help="A model: what the other is compared with.")]
+    second: Annotated[str, typer.Argument(help="Another model.")]
+    input: Annotated[
+        Path | None,
+        typer.Option(help="token_ids or x, key_mask, mask, as safetensors, npz or npy. By default they are drawn."),
+    ] = None
+    bound: Annotated[
+        float, typer.Option(min=0, help="In ulps of the largest number of a position, besides what rounding explains.")
+    ] = 16.0
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each step, such as a run of a model.")] = 300.0
+    jobs: Annotated[int, typer.Option(min=0, max=1, help="0: in this process, which a crash then ends.")] = 1
+    json: Annotated[Path | None, typer.Option(help="Write what was found to this file.")] = None
+    html: Annotated[Path | None, typer.Option(help="Write one page of HTML, which needs no network.")] = None
+    details: Annotated[bool, typer.Option("--details", help="Show all places, and not the first that differ.")] = False
+
+
 @command("Convert weights from one library's layout to another's.", "attention_cli.convert:convert")
 @dataclass(frozen=True)
 class Convert:
@@ -277,13 +318,16 @@ class Digest:
 
     A call takes query, key, value and, if they are there, mask and bias. A layer takes its own arguments, by name.
     Reproducible arithmetic computes them on every backend in every mode. Eager calls run again in small blocks, with
-    the samples of a batch apart, and with other numbers of threads.
+    the samples of a batch apart, and with other numbers of threads. With --chain or --against, a language model has a
+    hash for each layer and token instead, and the first that differs is told.
 
     The exit status is 0 if all bits are the same (and as expected), 1 if not, and 2 if the command cannot be run as
     given.
     """
 
-    files: Annotated[list[Path], typer.Argument(help="Inputs as safetensors, and at most one saved layer.")]
+    files: Annotated[
+        list[Path], typer.Argument(help="Inputs as safetensors, and at most one saved layer; a model with --chain.")
+    ]
     backend: Annotated[Many, typer.Option(help="A backend; repeatable. By default all that are installed.")] = None
     device: Annotated[Many, typer.Option(help="A device, or its kind, as cuda; repeatable. By default all.")] = None
     mode: Annotated[Many, typer.Option(help="A mode, such as eager or compiled; repeatable. By default all.")] = None
@@ -298,6 +342,15 @@ class Digest:
         Path | None, typer.Option(help="Write environment, hashes, and the command that repeats them to this file.")
     ] = None
     jobs: Annotated[int, typer.Option(min=0, help="Backends at a time, each in a process; 0: all in this one.")] = CPUS
+    chain: Annotated[
+        Path | None, typer.Option(help="Of a language model: write a hash for each layer and token to this file.")
+    ] = None
+    against: Annotated[
+        Path | None, typer.Option(help="Compare them with such a file of another machine: where do the two part?")
+    ] = None
+    arithmetic: Annotated[str, typer.Option(help="Of the hashes for each layer and token: reproducible or fast.")] = (
+        "reproducible"
+    )
 
 
 @command("Check every backend against the contract.", "attention_cli.conformance:conformance")

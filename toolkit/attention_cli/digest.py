@@ -21,9 +21,11 @@ from attention_cli.conformance import (
     tell_left_out,
 )
 from attention_cli.terminal import Many, check_file, console, refusal, refusing_files
+from attention_conformance.run import chains
 from attention_conformance.run import digest as work
 from attention_conformance.run import identical as bits
 from attention_conformance.run.machine import available_threads
+from attention_core.backend import get_backend
 
 if TYPE_CHECKING:
     from attention_cli.app import Digest
@@ -35,6 +37,9 @@ FLAGS = {"is_causal": "--causal", "scale": "--scale", "softcap": "--softcap"}
 
 def digest(options: Digest, /) -> None:
     """Compute in every way, print the hash, and tell each way that gives another."""
+    if options.chain or options.against:
+        _digest_chain(options)
+        return
     files, mode, threads, jobs, sha256 = options.files, options.mode, options.threads, options.jobs, options.sha256
     sha256 = sha256 and sha256.lower()  # some tools print capitals
     if sha256 is not None and not re.fullmatch("[0-9a-f]{64}", sha256):
@@ -73,6 +78,34 @@ def digest(options: Digest, /) -> None:
         with refusing_files():
             bits.write_json(options.json, [verdict], about)
     raise typer.Exit(bool(verdict.complaints))
+
+
+def _digest_chain(options: Digest) -> None:
+    """Hash each layer and token of a language model, write or compare the hashes, and tell the first that differs."""
+    check_file(options.chain)
+    if len(options.files) > 2 or options.sha256 or options.causal or options.json:
+        raise refusal("expected a language model, and at most a file of token_ids, with --chain or --against; got more")
+    model, tokens = options.files[0], options.files[1] if len(options.files) == 2 else None
+    unlike = ""
+    chain: chains.Chain = {}
+    try:
+        other = None if options.against is None else chains.read_chain(options.against)
+        for name in chosen_backends(options.backend):
+            found = chains.chain_of(model, tokens, get_backend(name), options.arithmetic)
+            places = sum(len(row) for rows in found.values() for row in rows)
+            typer.echo(f"{name}: {len(found)} places, {places} hashes, in {options.arithmetic} arithmetic")
+            told = chains.first_unlike(chain or found, found)
+            unlike = unlike or (told and f"{name} parts from the backend before at {told}")
+            chain = chain or found
+        told = "" if other is None else chains.first_unlike(other, chain)
+        unlike = unlike or (told and f"parts from {options.against} at {told}")
+    except (TypeError, ValueError) as error:
+        raise refusal(str(error)) from error
+    if options.chain is not None:
+        with refusing_files():
+            chains.write_chain(options.chain, chain, {"model": str(model), "arithmetic": options.arithmetic})
+    typer.echo(unlike or "no place differs")
+    raise typer.Exit(bool(unlike))
 
 
 def _command(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from attention_conformance.cases import CASES
     from attention_conformance.cases.case import Case
+    from attention_conformance.models.comparison import Comparison, compare
     from attention_conformance.pytest_cases import attention_cases
     from attention_conformance.run.again import problem_of
     from attention_conformance.run.digest import digest
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CASES",
     "Case",
+    "Comparison",
     "Finding",
     "Subject",
     "Verdict",
@@ -35,6 +37,7 @@ __all__ = [
     "check",
     "check_sharded",
     "check_subject",
+    "compare",
     "digest",
     "load_target",
     "problem_of",
@@ -43,6 +46,7 @@ __all__ = [
 _HOMES = {
     "CASES": "cases",
     "Case": "cases.case",
+    "Comparison": "models.comparison",
     "Finding": "run.finding",
     "Subject": "subjects.subject",
     "Verdict": "run.identical",
@@ -50,6 +54,7 @@ _HOMES = {
     "check": "run.runner",
     "check_sharded": "sharded",
     "check_subject": "run.subjects",
+    "compare": "models.comparison",
     "digest": "run.digest",
     "load_target": "subjects.target",
     "problem_of": "run.again",

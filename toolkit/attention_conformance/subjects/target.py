@@ -18,7 +18,7 @@ from attention_conformance.subjects.presets import PRESETS
 from attention_conformance.subjects.presets_bridged import onnx_model
 from attention_conformance.subjects.subject import Subject
 
-__all__ = ["TargetError", "load_target"]
+__all__ = ["TargetError", "load_object", "load_target"]
 
 
 class TargetError(ValueError):
@@ -91,14 +91,25 @@ def _lacking(package: str, error: ModuleNotFoundError) -> str:
     return (error.name or package).partition(".")[0]
 
 
-def _callable(target: str) -> Callable[..., Any] | Subject:
+def load_object(target: str) -> Any:
+    """Import what ``package.module:name`` or ``path/file.py:name`` says.
+
+    Raises
+    ------
+    TargetError
+        When there is no such module, or it has no such name.
+    """
     source, _, path = target.rpartition(":")
-    module = _module(source)
-    found = module
+    found = _module(source)
     for name in path.split("."):
         if not hasattr(found, name):
             raise TargetError(f"expected a callable of {source}; got {path!r}, which it does not have")
         found = getattr(found, name)
+    return found
+
+
+def _callable(target: str) -> Callable[..., Any] | Subject:
+    found = load_object(target)
     if not callable(found) and not isinstance(found, Subject):
         raise TargetError(f"expected {target} to be callable; got {type(found).__name__}")
     return found  # type: ignore[no-any-return]

@@ -19,7 +19,7 @@ from attention_conformance.written.story import MOST_THREADS, line_told, relatio
 from attention_conformance.written.summary import MEANINGS, assumptions, power, summary
 from attention_files.writing import write_file
 
-__all__ = ["html", "write_html"]
+__all__ = ["LEVELS", "html", "level", "rendered", "write_html"]
 
 LEVELS = (
     "within the bound",
@@ -52,13 +52,9 @@ def write_html(
 
 def html(findings: Sequence[Finding], about: Mapping[str, Any], changed: Sequence[Change] = ()) -> str:
     """The text of `write_html`."""
-    loader = PackageLoader("attention_conformance", "written")
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    files = {name: Markup(loader.get_source(environment, f"page.{name}")[0]) for name in ("css", "js")}  # our own
     before = {(each.case, each.dtype): each for each in changed}
-    return environment.get_template("page.html").render(
+    return rendered(
+        "page.html",
         about=about,
         title=f"{about['target']}: {summary(findings)}",
         counts=[(verdict, count, MEANINGS[verdict]) for verdict, count in counted(findings).items()],
@@ -68,8 +64,17 @@ def html(findings: Sequence[Finding], about: Mapping[str, Any], changed: Sequenc
         power=power(findings, about.get("profile", "kernel")),
         quiet=QUIET,
         levels=LEVELS,
-        **files,
     )
+
+
+def rendered(template: str, **values: Any) -> str:
+    """The text of a template of this folder, which may write its style and its script."""
+    loader = PackageLoader("attention_conformance", "written")
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    files = {name: Markup(loader.get_source(environment, f"page.{name}")[0]) for name in ("css", "js")}  # our own
+    return environment.get_template(template).render(**values, **files)
 
 
 def _row(finding: Finding, about: Mapping[str, Any], before: Mapping[tuple[str, str], Change]) -> dict[str, Any]:
@@ -98,11 +103,12 @@ def _map(finding: Finding) -> dict[str, Any] | None:
     blocks = finding.blocks
     if blocks is None:
         return None
-    lines = "/".join("".join(str(_level(each, finding.bound)) for each in row) for row in blocks.errors)
+    lines = "/".join("".join(str(level(each, finding.bound)) for each in row) for row in blocks.errors)
     return {"blocks": blocks, "lines": lines}
 
 
-def _level(error: float, bound: float) -> int:
+def level(error: float, bound: float) -> int:
+    """The shade of an error, out of `LEVELS`."""
     if not math.isfinite(error):
         return len(LEVELS) - 1
     if error <= bound:

@@ -1,0 +1,290 @@
+"""Two models on the same input: where they part, and which mistake it was."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from attention_cli.app import app
+from attention_conformance import compare
+from attention_core import layers
+from attention_files.safetensors import save_arrays, save_layer, save_layers
+
+pytestmark = [
+    pytest.mark.needs("torch"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
+]
+ENCODER = (
+    layers.Embeddings(31, 12, 24, num_segments=2),
+    *[layers.EncoderLayer(24, 4, 40, norm_first=False, epsilon=1e-12)] * 2,
+)
+DECODER = layers.Decoder(37, 24, 6, 28, 2, num_key_value_heads=2, head_dim=8, attention_bias=True)
+
+
+def drawn(definition, seed):
+    """Parameters of which none is 0 or 1."""
+    rng = np.random.default_rng(seed)
+    named = layers.named_arrays(definition.init(seed, xp=np))
+    arrays = {name: (each + rng.normal(0, 0.2, each.shape)).astype(np.float32) for name, each in named.items()}
+    return layers.tree_from_names(definition.parameters, arrays)
+
+
+TREES = tuple(drawn(each, seed) for seed, each in enumerate(ENCODER))
+TREE = drawn(DECODER, 3)
+
+
+@pytest.fixture
+def encoder(tmp_path):
+    save_layers(tmp_path / "encoder.safetensors", ENCODER, TREES)
+    return tmp_path / "encoder.safetensors"
+
+
+@pytest.fixture
+def decoder(tmp_path):
+    save_layer(tmp_path / "decoder.safetensors", DECODER, TREE)
+    return tmp_path / "decoder.safetensors"
+
+
+def names(found):
+    return [each.name for each in found.causes]
+
+
+MISTAKES = (
+    "mask-sense",
+    "scale",
+    "head-order",
+    "epsilon",
+    "kind-of-gelu",
+    "transposed-weight",
+    "missing-bias",
+    "dtype",
+)
+OF_HEADS = {"grouped-heads": "head-order", "joined-heads": "head-order"}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_of_porting_an_encoder_is_named(encoder, mistake):
+    from ported_models import Encoder
+
+    found = compare(encoder, Encoder(ENCODER, TREES, mistake))
+    assert found.first.name.startswith(("attention 0", "layers.0."))
+    assert names(found) == [mistake]
+
+
+@pytest.mark.parametrize("mistake", ["rotary-pairs", "mask-sense", "scale", "epsilon", "head-order", *OF_HEADS])
+def test_a_mistake_of_porting_a_decoder_is_named(decoder, mistake):
+    from ported_models import Decoder
+
+    found = compare(Decoder(DECODER, TREE, mistake), decoder)
+    assert found.first.name.startswith(("attention 0", "layers.0."))
+    assert names(found) == [OF_HEADS.get(mistake, mistake)]
+
+
+def test_honest_ports_have_nothing(encoder, decoder):
+    from ported_models import Decoder, Encoder
+
+    for found in (compare(encoder, Encoder(ENCODER, TREES)), compare(Decoder(DECODER, TREE), decoder)):
+        assert found.agrees
+        assert found.causes == found.weights == ()
+        assert found.same_weights > 20
+        assert max(each.ulps / each.bound for each in found.places) < 0.5
+
+
+def test_heads_are_compared_one_by_one(tmp_path, decoder):
+    weight = TREE.layers[1].attention.value.weight.copy()
+    weight[:, 8:] *= np.float32(1.001)  # of the second key head, which three query heads share
+    attention = TREE.layers[1].attention
+    other = attention._replace(value=attention.value._replace(weight=weight))
+    layer = TREE.layers[1]._replace(attention=other)
+    save_layer(tmp_path / "other.safetensors", DECODER, TREE._replace(layers=(TREE.layers[0], layer)))
+    found = compare(decoder, f"torch:{tmp_path / 'other.safetensors'}")
+    assert [each.name for each in found.weights] == ["layers.1.attention.value.weight"]
+    assert found.first.name == "attention 1: value"
+    output = next(each for each in found.places if each.name == "attention 1: output")
+    assert max(output.heads[:3]) < output.bound < 1000 < min(output.heads[3:])
+
+
+CHANGES = {
+    "transposed-weight": ("layers.0.attention.output.weight", lambda each: each.T.copy()),
+    "missing-bias": ("layers.1.feed_forward.expand.bias", np.zeros_like),
+    "dtype": ("layers.1.feed_forward.contract.weight", lambda each: each.astype(np.float16).astype(np.float32)),
+    "head-order": ("layers.0.attention.key.weight", lambda each: each.reshape(24, 4, 6).swapaxes(1, 2).reshape(24, 24)),
+}
+
+
+@pytest.mark.parametrize("cause", CHANGES)
+def test_weights_are_compared_first(cause, tmp_path, encoder):
+    name, change = CHANGES[cause]
+    named = layers.named_arrays(TREES)
+    at = name.replace("layers.0", "1").replace("layers.1", "2")
+    trees = layers.tree_from_names(TREES, named | {at: change(named[at])})
+    save_layers(tmp_path / "other.safetensors", ENCODER, trees)
+    found = compare(encoder, tmp_path / "other.safetensors")
+    assert [each.name for each in found.weights] == [name]
+    assert found.causes[0].name == cause
+    assert found.causes[0].says.startswith(f"{name}: one ")
+
+
+def test_settings_that_differ_are_told(tmp_path):
+    layer, tree = layers.EncoderLayer(24, 4, 40), drawn(layers.EncoderLayer(24, 4, 40), 5)
+    save_layer(tmp_path / "a.safetensors", layer, tree)
+    save_layer(tmp_path / "b.safetensors", layer.with_settings(norm_first=False), tree)
+    found = compare(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    assert found.settings == (("norm_first", True, False),)
+    assert names(found) == ["norm-first"]
+
+
+@pytest.mark.parametrize(("kind", "options"), [(0, {}), (1, {}), (1, {"batch_first": True, "norm_first": True})])
+def test_modules_of_torch_agree_with_the_layers_made_of_them(kind, options):
+    import torch
+
+    from attention_torch.conversion import from_module
+
+    made = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)[kind]
+    theirs = made(24, 4, dropout=0.0, **({"dim_feedforward": 40} if kind else {}), **options).eval()
+    x, mask = (
+        np.random.default_rng(3).normal(size=(2, 7, 24)).astype(np.float32),
+        np.tri(7, dtype=bool)[None].repeat(2, 0),
+    )
+    inputs = {"x": x, "key_mask": np.arange(7) < [[6], [4]]} | ({} if kind else {"mask": mask[0]})
+    found = compare(from_module(theirs), theirs, inputs)
+    assert found.agrees
+    assert found.same_weights == (16 if kind else 8)
+    assert len([each for each in found.places if each.is_heads and each.other == each.name]) == 4
+
+
+def command(*arguments):
+    return CliRunner().invoke(app, ["compare", *map(str, arguments)], env={"COLUMNS": "200"})
+
+
+PORT = """
+import sys
+sys.path[:0] = {folders}
+import test_compare as here
+from ported_models import Encoder
+
+def port(): return Encoder(here.ENCODER, here.TREES, "kind-of-gelu")
+def refuses(): return Encoder(here.ENCODER, here.TREES).blocks[0]
+number = 3
+"""
+
+
+@pytest.fixture
+def port(tmp_path):
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers")]
+    (tmp_path / "port.py").write_text(PORT.format(folders=folders))
+    return tmp_path / "port.py"
+
+
+def test_the_command_tells_places_and_cause_and_writes_a_page(encoder, port, tmp_path):
+    files = "--json", tmp_path / "found.json", "--html", tmp_path / "found.html", "--jobs", 0
+    result = command(encoder, f"{port}:port", *files)
+    assert result.exit_code == 1, result.output
+    assert "weights: 37 with the same bits, 0 others" in result.stdout
+    assert "first to leave the bound: layers.0.feed_forward, by " in result.stdout
+    cause = "cause: kind-of-gelu: activation gelu and gelu_tanh: then all numbers are within the bound"
+    assert result.stdout.splitlines()[-1] == cause
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["agrees"], found["first"], found["causes"][0][0]) == (False, "layers.0.feed_forward", "kind-of-gelu")
+    page = (tmp_path / "found.html").read_text()
+    assert cause in page
+    assert "https://" not in page
+    result = command(encoder, encoder, "--jobs", 0)
+    assert (result.exit_code, result.stdout.splitlines()[-1][:38]) == (0, "all 20 places are within the bound; ne")
+
+
+@pytest.mark.parametrize(
+    ("does", "timeout", "says"), [("os._exit(9)", 60, "crashed"), ("time.sleep(60)", 2, "took more than 2 seconds")]
+)
+def test_a_model_that_dies_or_hangs_is_told(encoder, tmp_path, does, timeout, says):
+    (tmp_path / "port.py").write_text(f"import os, time\n\ndef port(): {does}\n")
+    port = f"{tmp_path / 'port.py'}:port"
+    result = command(encoder, port, "--timeout", timeout)
+    assert result.exit_code == 3
+    assert result.stderr == f"attention-core: expected the end of loading {port}; got a process that {says}\n"
+
+
+@pytest.mark.parametrize(
+    ("second", "says"),
+    [
+        ("nothing.safetensors", "expected a file of safetensors; got "),
+        ("cut.safetensors", "expected a whole file of safetensors; got "),
+        ("port.py:nothing", "expected a callable of "),
+        ("port.py:number", "expected a layer or a model of torch, Keras or flax.nnx; got int"),
+        ("port.py:refuses", "expected a model that takes key_mask; got "),
+        ("decoder.safetensors", "expected models with outputs of one shape; got (2, 9, 24) and (2, 9, 37)"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(encoder, decoder, port, tmp_path, second, says):
+    (tmp_path / "cut.safetensors").write_bytes(encoder.read_bytes()[:5000])
+    result = command(encoder, tmp_path / second, "--jobs", 0)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"attention-core: {says}")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"y": np.ones((2, 3, 4)), "x": np.ones((2, 3, 4))}, "expected inputs out of token_ids, x, "),
+        (
+            {"key_mask": np.ones((2, 3), bool), "mask": np.ones((3, 3), bool)},
+            "expected one of token_ids, x and query in ",
+        ),
+        ({"x": np.ones((2, 3, 4), np.float32)}, "expected inputs that "),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(encoder, tmp_path, arrays, says):
+    np.savez(tmp_path / "inputs.npz", **arrays)
+    result = command(encoder, encoder, "--input", tmp_path / "inputs.npz", "--jobs", 0)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"attention-core: {says}")
+
+
+# --- chains ---
+
+
+def chain(*arguments):
+    return CliRunner().invoke(app, ["digest", *map(str, arguments), "--backend", "numpy"])
+
+
+def test_chains_name_the_layer_and_the_token_where_two_machines_part(decoder, tmp_path):
+    save_arrays(tmp_path / "tokens", {"token_ids": np.asarray([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])})
+    here = decoder, tmp_path / "tokens"
+    assert chain(*here, "--backend", "torch", "--chain", tmp_path / "chain.json").stdout.splitlines() == [
+        f"{name}: 8 places, 80 hashes, in reproducible arithmetic" for name in ("numpy", "torch")
+    ] + ["no place differs"]  # fmt: skip
+    assert chain(*here, "--against", tmp_path / "chain.json").exit_code == 0
+    layer, token = TREE.layers[1], TREE.token.copy()
+    bias = layer.attention.value.bias.copy()
+    bias[5] += 0.01
+    attention = layer.attention._replace(value=layer.attention.value._replace(bias=bias))
+    save_layer(decoder, DECODER, TREE._replace(layers=(TREE.layers[0], layer._replace(attention=attention))))
+    result = chain(*here, "--against", tmp_path / "chain.json")
+    assert result.exit_code == 1
+    assert "chain.json at layers.1.attention, sequence 0, token 0: " in result.stdout
+    token[6] = np.nextafter(token[6], np.float32(9))
+    save_layer(decoder, DECODER, TREE._replace(token=token))
+    assert (
+        "chain.json at embeddings, sequence 1, token 2: " in chain(*here, "--against", tmp_path / "chain.json").stdout
+    )
+    result = chain(decoder, "--against", tmp_path / "chain.json")
+    assert "chain.json at other numbers of tokens, in embeddings" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("encoder.safetensors", "--chain", "c.json"), "expected a language model; got "),
+        (("decoder.safetensors", "--against", "encoder.safetensors"), "expected a file that --chain wrote; got "),
+        (("decoder.safetensors", "encoder.safetensors", "--chain", "c.json"), "expected inputs out of token_ids, "),
+        (("decoder.safetensors", "--chain", "c.json", "--causal"), "expected a language model, and at most a file of "),
+        (("decoder.safetensors", "--chain", "c.json", "--arithmetic", "slow"), "expected an arithmetic out of "),
+    ],
+)
+def test_chains_of_something_else_are_refused(encoder, decoder, tmp_path, arguments, says):
+    result = chain(*(tmp_path / each if each.endswith(("json", "safetensors")) else each for each in arguments))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"attention-core: {says}")

@@ -1,0 +1,1 @@
+"""Two models on the same input: what runs them, what records them, and how they differ."""

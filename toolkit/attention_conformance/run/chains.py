@@ -1,0 +1,110 @@
+"""A hash for each layer and token of a language model, by which two machines find the first place where they part."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.models.sides import ComparisonError, read_inputs, read_model
+from attention_conformance.problem import NumpyArray
+from attention_core.backend import Backend
+from attention_core.layers import Decoder
+from attention_files.writing import write_file
+
+__all__ = ["Chain", "chain_of", "first_unlike", "read_chain", "write_chain"]
+
+DIGITS = 16
+"""Of a hash, in base 16."""
+
+Chain = dict[str, list[list[str]]]
+"""By name of a place, for each sequence and each token, the hash of a vector."""
+
+
+def chain_of(model: Path, inputs: Path | None, backend: Backend, arithmetic: str = "reproducible") -> Chain:
+    """Hash what a language model computes for each token, layer after layer.
+
+    Parameters
+    ----------
+    model : Path
+        A file of this project or of GGUF, or a folder of transformers.
+    inputs : Path, optional
+        ``token_ids`` (B, L); by default 1, 2, … of 16 tokens.
+    backend : Backend
+    arithmetic : {"reproducible", "fast"}
+
+    Returns
+    -------
+    dict of str to list
+        The embeddings, each layer with its parts, and the logits.
+
+    Raises
+    ------
+    ComparisonError, FileError, LayoutError
+        When the model is no language model, or tokens do not fit.
+    """
+    (definition, *others), parameters = read_model(model)
+    if others or not isinstance(definition, Decoder):
+        raise ComparisonError(f"expected a language model; got {model}, of {type(definition).__name__}")
+    arrays = {} if inputs is None else read_inputs(inputs)
+    token_ids = arrays.get("token_ids", np.arange(1, 17, dtype=np.int32)[None] % definition.num_tokens)
+    if inputs is not None and set(arrays) != {"token_ids"}:
+        raise ComparisonError(f"expected token_ids alone in {inputs}; got {', '.join(sorted(arrays))}")
+    chain: Chain = {}
+
+    def note(name: str, array: Any) -> Any:
+        chain[name] = _hashes(np.asarray(backend.to_numpy(array)))
+        return array
+
+    def hook(name: str, function: Callable[[Any], Any], h: Any) -> Any:
+        return note(name, function(note("embeddings", h) if name == "layers.0" else h))
+
+    exact = definition.with_settings(arithmetic=arithmetic)
+    tree, tokens = (backend.from_numpy(each) for each in (parameters[0], np.atleast_2d(token_ids)))
+    note("logits", exact(tree, tokens, hook=hook))
+    return chain
+
+
+def _hashes(array: NumpyArray) -> list[list[str]]:
+    """The hash of each vector of (B, L, C)."""
+    rows = np.ascontiguousarray(array)
+    return [[hashlib.sha256(row.tobytes()).hexdigest()[:DIGITS] for row in sequence] for sequence in rows]
+
+
+def first_unlike(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+    """The first place where two chains part, in words; empty where they do not."""
+    if list(first) != list(second):
+        return f"other places: {len(first)} and {len(second)} of them"
+    for name in first:
+        both = first[name], second[name]
+        if [len(each) for each in both[0]] != [len(each) for each in both[1]]:
+            return f"other numbers of tokens, in {name}"
+        for sequence, rows in enumerate(zip(*both, strict=True)):
+            for token, pair in enumerate(zip(*rows, strict=True)):
+                if pair[0] != pair[1]:
+                    return f"{name}, sequence {sequence}, token {token}: {pair[0]} and {pair[1]}"
+    return ""
+
+
+def write_chain(path: Path, chain: Chain, about: Mapping[str, Any]) -> None:
+    """Write a chain as JSON."""
+    write_file(path, (json.dumps({"about": about, "chain": chain}, indent=1) + "\n").encode())
+
+
+def read_chain(path: Path) -> Chain:
+    """Read what `write_chain` wrote.
+
+    Raises
+    ------
+    ComparisonError
+        When the file is none of these.
+    """
+    try:
+        found = json.loads(path.read_bytes())["chain"]
+        return {name: [[str(each) for each in row] for row in rows] for name, rows in found.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ComparisonError(f"expected a file that --chain wrote; got {path}") from error
