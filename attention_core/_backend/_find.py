@@ -76,9 +76,9 @@ def common_namespace(xp: Namespace | None, arrays: Mapping[str, Any], /) -> Name
         if found is None:
             found = library
         elif library is not found:
-            raise TypeError(
-                f"expected arrays of one library; got {library_name(found)} and {library_name(library)} ({name})"
-            )
+            first, other = library_name(found), library_name(library)
+            other = type_text(array) if other == first else other
+            raise TypeError(f"expected arrays of one library; got {first} and {other} ({name})")
     if found is None:
         name, value = next(iter(arrays.items()))
         raise TypeError(f"expected {name} as an array; got {type_text(value)}")
@@ -280,6 +280,12 @@ def is_concrete(array: Array, /) -> bool:
 def can_be_read(array: Array, /) -> bool:
     """Whether values can be read now, and no accelerator is waited for."""
     return is_on_host(array) and is_concrete(array)
+
+
+def numbers_of(array: Array, /) -> list[Any]:
+    """The numbers of an array that can be read, as lists of its axes."""
+    found = array if hasattr(array, "tolist") else cast(Backend, backend_of(array)).to_numpy(array)
+    return cast(list[Any], found.tolist())
 
 
 def array_of(numbers: Sequence[float], dtype: Any, like: Array, xp: Namespace) -> Array:
