@@ -28,11 +28,11 @@ from typing import Any
 
 import numpy as np
 
+from attention_conformance.call import one_line
 from attention_conformance.cases import CASES
 from attention_conformance.cases.identical import IDENTICAL, Identical
 from attention_conformance.problem import DTYPES, Problem, Rule
-from attention_conformance.result import one_line
-from attention_conformance.run.identical import Found, computed_of, digest, verdicts
+from attention_conformance.run.identical import Found, blank, computed_of, digest, verdicts
 from attention_conformance.run.language_model import load_language_model
 from attention_conformance.run.runner import check
 from attention_conformance.run.spread_cache import logits_over
@@ -148,16 +148,14 @@ def results(engine: _Engine, case: Identical) -> Iterator[Found]:
             attention = engine.attention(size, strategy, split)
             if attention is None:
                 continue
-            names = (case.name, engine.backend.name, engine.device, case.dtype, "eager", "", "identical")
-            way = f"{size} ranks, {strategy}, {split}"
-            started, arrays, detail = time.perf_counter(), None, ""
+            started = time.perf_counter()
+            found = blank(case, engine.backend, engine.device, "eager", variation=f"{size} ranks, {strategy}, {split}")
             try:
                 ours = replace(case, function=over(case, attention))
-                arrays = computed_of(ours, engine.backend, engine.device, "eager", trees)
+                found = replace(found, arrays=computed_of(ours, engine.backend, engine.device, "eager", trees))
             except Exception as error:
-                detail = one_line(error)
-            seconds, passed = time.perf_counter() - started, arrays is not None
-            yield Found(*names, 0.0, 0.0, passed, detail, seconds, arrays=arrays or (), variation=way)
+                found = replace(found, verdict="visibly wrong", detail=one_line(error))
+            yield replace(found, seconds=time.perf_counter() - started)
 
 
 def told(engine: _Engine, patterns: list[str]) -> bool:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from attention_conformance.call import one_line
 from attention_conformance.models.sides import ComparisonError, Side
 from attention_conformance.problem import NumpyArray
-from attention_conformance.result import one_line
 from attention_conformance.subjects.libraries import in_precision
 from attention_core.backend import get_backend
 from attention_core.weights import record_attention

@@ -41,6 +41,7 @@ __all__ = [
     "Found",
     "Verdict",
     "arrays_of",
+    "blank",
     "catalogue",
     "compare",
     "computed_of",
@@ -177,7 +178,7 @@ def work_on(cases: Sequence[Identical], order: Order) -> Iterator[Message]:
     for name, ways in itertools.groupby(trials[order.skip :], key=lambda trial: trial[0].name):
         hashes = []
         for case, device, mode, variation in ways:
-            yield Started(_blank(case, backend, device, mode))
+            yield Started(blank(case, backend, device, mode))
             found = run(case, backend, device, mode, variation=variation)
             hashes.append(digest(found.arrays) if found.passed else "")
             yield replace(found, variation=", ".join(filter(None, (threads, variation))))
@@ -256,14 +257,15 @@ def _entry(tree: Any, index: int) -> Any:
     return map_arrays(lambda array: array[index : index + 1], tree)
 
 
-def _blank(case: Identical, backend: Backend, device: str, mode: str) -> Found:
+def blank(case: Identical, backend: Backend, device: str, mode: str, *, variation: str = "") -> Found:
+    """What is found of a case in one way, before it is computed."""
     found = Found(case.name, case.dtype, 0, case.shows, "right", 0.0, 0.0, measure="identical")
-    return replace(found, backend=backend.name, device=device, mode=mode)
+    return replace(found, backend=backend.name, device=device, mode=mode, variation=variation)
 
 
 def run(case: Identical, backend: Backend, device: str, mode: str, *, variation: str = "") -> Found:
     """Compute a case in one way; an exception is a failed case."""
-    started, found = time.perf_counter(), _blank(case, backend, device, mode)
+    started, found = time.perf_counter(), blank(case, backend, device, mode)
     try:
         with np.errstate(all="ignore"):
             found = replace(found, arrays=computed(case, backend, device, mode, variation=variation))
