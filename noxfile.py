@@ -60,7 +60,7 @@ PEERS = (
     "tests/view/test_page.py",  # likewise
     "tests/view/test_view.py",  # with matplotlib
     "tests/commands/test_benchmark.py::test_plots_are_written_of_series_of_lengths",  # likewise
-    "tests/commands/test_benchmark_of_language_models.py",
+    "tests/commands/test_benchmark_of_steps.py",
     "tests/core/test_user_functions.py::test_a_frame_is_no_mask",  # of pandas
 )
 NOTEBOOKS = ("docs/tutorial.md", "docs/guides/masks.md", "docs/guides/checking-a-kernel.md", "docs/guides/weights.md")

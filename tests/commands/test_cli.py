@@ -17,6 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import attention_core as ac
+from attention_benchmark import steps
 from attention_benchmark.problem import MASKS, OPERATIONS, PRESETS, WINDOW
 from attention_cli import app as command_line
 from attention_cli import main as program
@@ -216,7 +217,7 @@ def test_help_is_whole_and_imports_no_library(command):
 
 def test_help_names_what_there_is():
     assert f"attention-core, {', '.join(LAYOUTS)}" == command_line.LAYOUTS
-    assert ", ".join(OPERATIONS) == command_line.OPERATIONS
+    assert ", ".join((*OPERATIONS, *steps.OPERATIONS)) == command_line.OPERATIONS
     assert ", ".join(MASKS) == command_line.MASKS
     assert (", ".join(PRESETS), WINDOW) == (command_line.PRESETS, command_line.WINDOW)
 

@@ -1,30 +1,24 @@
-"""Time a loop of decoding against the same loop in a library's own functions, as a table on standard output.
+"""A loop of decoding, against the same loop in a library's own functions: `bench --operation decode-loop`.
 
-``python -m attention_benchmark.decoding_loop`` runs each library in a process of its own. A step appends one position
-to the cache of each layer, and attends to what is there. The peers write into preallocated arrays: PyTorch's by
-``index_copy_``, JAX's by ``dynamic_update_slice`` in ``lax.scan``, NumPy's by slices. PyTorch's and NumPy's attend to
-keys that are cut to their length. Loops take turns; the table has the median of the ratios of a turn, the quartiles,
-and the memory that a loop takes at most besides its cache.
+A step appends one position to the cache of each layer, and attends to what is there. The peers write into arrays that
+are there: PyTorch's by ``index_copy_``, JAX's by ``dynamic_update_slice`` in ``lax.scan``, NumPy's by slices. PyTorch's
+and NumPy's attend to keys that are cut to their length. The memory is what a loop takes at most besides its cache.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from attention_benchmark.turns import measured
+from attention_benchmark.steps import Pair, StepsOrder
 from attention_core import scaled_dot_product_attention
 from attention_core.cache import KeyValueCache, append, cache_mask
-from attention_workers.memory import peak_growth
 
-__all__ = ["loops", "main"]
+__all__ = ["loops", "pairs"]
 
 LAYERS, HEADS, KV_HEADS, CAPACITY, WIDTH, STEPS = 4, 32, 8, 4096, 128, 256
-TURNS = 7
 Loop = Callable[[], Any]
 
 
@@ -152,27 +146,11 @@ def _jax(past: Any, new: Any, steps: int) -> dict[str, tuple[Loop, Loop]]:
     return {"scan": (loop(ours, lambda x: x), loop(theirs, lambda x: x.swapaxes(1, 2)))}
 
 
-def _rows(library: str) -> None:
-    for mode, (ours, theirs) in loops(library).items():
+def pairs(order: StepsOrder) -> Iterator[Pair]:
+    """The loops of a library, once both have given the same."""
+    library = order.library
+    for mode, (ours, theirs) in loops(library, CAPACITY, STEPS).items() if order.takes(library) else ():
         error = max(np.abs(np.asarray(a) - np.asarray(b)).max() for a, b in zip(ours(), theirs(), strict=True))
         if not error < 1e-5:
-            raise SystemExit(f"expected the same outputs from both loops of {library}; got a difference of {error:.2g}")
-        growths = [peak_growth(loop) or 0 for loop in (ours, theirs)]
-        time, (low, middle, high) = measured(ours, theirs, turns=TURNS)
-        memory = " | ".join(f"{growth / 2**20:.0f} MiB" for growth in growths)
-        step = time / STEPS
-        print(f"| {library}, {mode} | {step:.2f} ms | {middle:.2f} ({low:.2f} to {high:.2f}) | {memory} |", flush=True)
-
-
-def main() -> None:
-    """Print the table, or its rows for one library."""
-    if len(sys.argv) > 1:
-        _rows(sys.argv[1])
-        return
-    print("| library | time of a step | ratio, with its quartiles | memory | of the peer |\n|---|---|---|---|---|")
-    for library in ("numpy", "torch", "jax"):
-        subprocess.run([sys.executable, "-m", __spec__.name, library], check=True)
-
-
-if __name__ == "__main__":
-    main()
+            raise ValueError(f"expected the same outputs from both loops of {library}; got a difference of {error:.2g}")
+        yield Pair(f"{library}, {mode}", ours, theirs, STEPS)

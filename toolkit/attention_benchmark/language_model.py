@@ -1,34 +1,27 @@
-"""Time a language model: prefill and decoding steps of every library, as a table on standard output.
+"""A language model: prefill and decoding steps of every library, `bench --operation language-model --model PATH`.
 
-``python -m attention_benchmark.language_model PATH`` takes a GGUF file of architecture llama; ``--prompt-length`` and
-``--steps`` say how many tokens a prompt and a text after it have. PyTorch and NumPy run next to transformers with the
-same weights, and so does transformers on this attention. JAX and TensorFlow run next to ours compiled on PyTorch, and
-reproducible arithmetic, with prepared weights, next to the fast one of its library. Two take turns; the table has the
-median of the ratios of a turn, with quartiles.
+The model is a GGUF file of architecture llama. PyTorch and NumPy run next to transformers with the same weights, and so
+does transformers on this attention. JAX and TensorFlow run next to ours compiled on PyTorch, and reproducible
+arithmetic, with prepared weights, next to the fast one of its library.
 """
 
 from __future__ import annotations
 
-import argparse
-import functools
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from attention_benchmark.turns import measured
+from attention_benchmark.steps import Pair, StepsOrder
 from attention_core.backend import get_backend
 from attention_core.functions import prepare_weights, sample_tokens
-from attention_core.layers import Decoder, named_arrays
+from attention_core.layers import Decoder
 from attention_core.layouts import LAYOUTS
 from attention_files.gguf import load_gguf
 
-__all__ = ["ROWS", "Model", "main", "memory", "row"]
+__all__ = ["ROWS", "Model", "pairs", "pairs_of"]
 
-PROMPT, STEPS, TURNS = 512, 16, 5
+PROMPT, STEPS = 512, 16
 
 
 class Model(NamedTuple):
@@ -142,8 +135,8 @@ ROWS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """What is timed, and next to what, by the first column of the table."""
 
 
-def row(name: str, model: Model, turns: int = TURNS) -> str:
-    """Time one row, after both have given the same logits to 1e-3 of the largest."""
+def pairs_of(name: str, model: Model) -> Iterator[Pair]:
+    """Prefill and decoding of one row, once both have given the same logits to 1e-3 of the largest."""
 
     def tasks(key: tuple[str, ...]) -> Tasks:
         return _transformers(model, key[1]) if key[0] == "transformers" else _ours(model, *key)
@@ -152,50 +145,17 @@ def row(name: str, model: Model, turns: int = TURNS) -> str:
     found, expected = ours.prefill(), theirs.prefill()
     difference = float(np.abs(found - expected).max() / np.abs(expected).max())
     if not difference < 1e-3:
-        raise SystemExit(f"expected the same logits from both of {name}; got a difference of {difference:.2g}")
-    cells = [name, " ".join(ROWS[name][1])]
-    for one, other, count in zip(ours, theirs, (1, model.steps), strict=True):
-        time, (low, middle, high) = measured(one, other, turns=turns)
-        cells += [f"{time / count:.1f} ms", f"{middle:.2f} ({low:.2f} to {high:.2f})"]
-    return f"| {' | '.join(cells)} |"
+        raise ValueError(f"expected the same logits from both of {name}; got a difference of {difference:.2g}")
+    for task, one, other, count in zip(Tasks._fields, ours, theirs, (1, model.steps), strict=True):
+        yield Pair(f"{name}: {task}, next to {' '.join(ROWS[name][1])}", one, other, count)
 
 
-def memory(model: Model) -> float:
-    """How many times the memory of float32 weights the prepared ones take."""
-    sizes = [
-        sum(array.nbytes for array in named_arrays(tree).values())
-        for tree in (prepare_weights(model.parameters), model.parameters)
-    ]
-    return float(sizes[0] / sizes[1])
-
-
-def main() -> None:
-    """Print the table, or one row of it."""
-    parser = argparse.ArgumentParser(prog="python -m attention_benchmark.language_model", description=__doc__)
-    parser.add_argument("path", type=Path)
-    parser.add_argument("--prompt-length", type=int, default=PROMPT)
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--turns", type=int, default=TURNS)
-    parser.add_argument("--row", choices=ROWS, action="append", help="only these rows; by default all")
-    chosen = parser.parse_args()
-    if min(chosen.prompt_length, chosen.steps, chosen.turns) < 1:
-        parser.error("expected --prompt-length, --steps and --turns of at least 1")
-    if chosen.row and len(chosen.row) == 1:
-        found = load_gguf(chosen.path)
-        model = Model(found.definition, found.parameters, chosen.prompt_length, chosen.steps)
-        print(row(chosen.row[0], model, chosen.turns), flush=True)
-        if chosen.row[0] == "numpy, eager, reproducible":
-            print(f"prepared weights take {memory(model):.2f} times the memory of those in float32", flush=True)
-        return
-    print(
-        "| ours | next to | prefill | ratio, with its quartiles | a step | ratio |\n|---|---|---|---|---|---|",
-        flush=True,
-    )
-    run = functools.partial(subprocess.run, check=True)
-    sizes = ["--prompt-length", chosen.prompt_length, "--steps", chosen.steps, "--turns", chosen.turns]
-    for name in chosen.row or ROWS:
-        run([sys.executable, "-m", __spec__.name, str(chosen.path), *map(str, sizes), "--row", name])
-
-
-if __name__ == "__main__":
-    main()
+def pairs(order: StepsOrder) -> Iterator[Pair]:
+    """The pairs of a library; transformers is one of PyTorch."""
+    assert order.model is not None
+    library, found = order.library, load_gguf(order.model)
+    model = Model(found.definition, found.parameters, PROMPT, STEPS)
+    for name, (ours, _) in ROWS.items():
+        is_of_library = ours[0] == library or (ours[0], library) == ("transformers", "torch")
+        if is_of_library and order.takes(name):
+            yield from pairs_of(name, model)

@@ -15,7 +15,7 @@ from attention_benchmark.candidate import Candidate
 from attention_benchmark.measurement import Measurement, fastest_peers, quartiles, ratio
 from attention_benchmark.problem import DOCUMENT, WINDOW, Problem
 
-__all__ = ["Grid", "details", "environment", "markdown", "overviews", "rich_table"]
+__all__ = ["Grid", "details", "environment", "markdown", "markdown_table", "overviews", "rich_table"]
 
 NOTHING = "–"
 IN_BRACKETS = "In brackets: how many times as long as the fastest peer of the same framework."
@@ -219,10 +219,11 @@ def markdown(measurements: Sequence[Measurement], about: Mapping[str, Any]) -> s
     machine = (
         f"{about['processor']}, {about['threads']} threads, Python {about['python']}, {about['date']}; {versions}."
     )
-    return "\n\n".join([machine, LEGEND, *map(_markdown_table, grids)]) + "\n"
+    return "\n\n".join([machine, LEGEND, *map(markdown_table, grids)]) + "\n"
 
 
-def _markdown_table(grid: Grid) -> str:
+def markdown_table(grid: Grid) -> str:
+    """Write a table in Markdown."""
     lines = [f"**{grid.title}**", ""]
     for row in (grid.headings, ("---",) * 3 + ("---:",) * (len(grid.headings) - 3), *grid.rows):
         lines.append(f"| {' | '.join(row)} |")

@@ -1,30 +1,28 @@
-"""Time a training step of the layers against those of the frameworks, as a table on standard output.
+"""A training step of the layers, against those of the frameworks: `bench --operation train-step`.
 
-``python -m attention_benchmark.training_step`` runs each framework in a process of its own. A step computes the output,
-the sum of its squares, and the gradients of parameters and input. Candidates take turns; the table has the median of
-the ratios of a turn, with the quartiles.
+A step computes the output, the sum of its squares, and the gradients of parameters and input.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from attention_benchmark.turns import Step, measured
+from attention_benchmark.steps import Pair, Step, StepsOrder
 
-__all__ = ["main", "steps"]
+__all__ = ["pairs"]
 
 SHAPE, HEADS, INNER = (32, 128, 512), 8, 2048
 
 
-def steps(framework: str) -> dict[str, tuple[Step, Step]]:
+def pairs(order: StepsOrder) -> Iterator[Pair]:
     """The steps of a framework by layer: ours, and that of the framework."""
     x = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
-    return {"torch": _torch, "jax": _jax, "tensorflow": _tensorflow}[framework](x)
+    for name, both in {"torch": _torch, "jax": _jax, "tensorflow": _tensorflow}[order.library](x).items():
+        if order.takes(name):
+            yield Pair(name, *both)
 
 
 def _torch(x: np.ndarray[Any, Any]) -> dict[str, tuple[Step, Step]]:
@@ -119,19 +117,3 @@ def _tensorflow(x: np.ndarray[Any, Any]) -> dict[str, tuple[Step, Step]]:
         ),
         "FeedForward against keras.Sequential": (step(feed, feed), step(feed_other, feed_other)),
     }
-
-
-def main() -> None:
-    """Print the table, or its rows for one framework."""
-    if len(sys.argv) > 1:
-        for name, pair in steps(sys.argv[1]).items():
-            ours, (low, middle, high) = measured(*pair)
-            print(f"| {name} | {ours:.0f} ms | {middle:.2f} ({low:.2f} to {high:.2f}) |", flush=True)
-        return
-    print("| layer | time of a step | ratio, with its quartiles |\n|---|---|---|", flush=True)
-    for framework in ("torch", "jax", "tensorflow"):
-        subprocess.run([sys.executable, "-m", __spec__.name, framework], check=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,20 +1,19 @@
-"""Time an encoder of transformers on this attention against its own ``sdpa``, as a table on standard output.
+"""An encoder of transformers on this attention, against its own ``sdpa``: `bench --operation encoder`.
 
-``python -m attention_benchmark.transformers_encoder`` makes a BERT of random weights, as wide as BERT-base, of four
-layers. It runs a batch of 32 × 128 tokens in float32, without gradients. Implementations take turns; the table has the
-median of the ratios of a turn, with the quartiles.
+It is a BERT of random weights, as wide as BERT-base, of four layers: a batch of 32 × 128 tokens in float32, without
+gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from attention_benchmark.turns import measured
+from attention_benchmark.steps import Pair, StepsOrder
 
-__all__ = ["forwards", "main"]
+__all__ = ["forwards", "pairs"]
 
-BATCH, LENGTH, LAYERS, TURNS = 32, 128, 4, 15
+BATCH, LENGTH, LAYERS = 32, 128, 4
 Forward = Callable[[], Any]
 
 
@@ -43,13 +42,8 @@ def forwards(batch: int = BATCH, length: int = LENGTH, **settings: Any) -> dict[
     return {name: (forward("attention_core", mask), forward("sdpa", mask)) for name, mask in masks.items()}
 
 
-def main() -> None:
-    """Print the table."""
-    print("| batch | time | ratio, with its quartiles |\n|---|---|---|")
-    for name, (ours, theirs) in forwards().items():
-        time, (low, middle, high) = measured(ours, theirs, turns=TURNS)
-        print(f"| {name} | {time:.0f} ms | {middle:.2f} ({low:.2f} to {high:.2f}) |", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+def pairs(order: StepsOrder) -> Iterator[Pair]:
+    """The passes of both."""
+    for name, both in forwards().items():
+        if order.takes(name):
+            yield Pair(name, *both)

@@ -44,7 +44,7 @@ CPUS = os.cpu_count() or 1
 # Written out, as the rooms that know them import NumPy: a test compares.
 LAYOUTS = "attention-core, torch, torch-encoder-layer, equinox, keras, keras-grouped, flax, bert, bert-layer"
 LAYOUTS += ", bert-embeddings, causal-lm"
-OPERATIONS = "attention, multi_head, linear"
+OPERATIONS = "attention, multi_head, linear, decode-loop, train-step, encoder, language-model"
 MASKS = "full, causal, window, packed, padded, padded-causal, ragged, softcap, alibi, bias, sinks"
 PRESETS = "training, prefill, decode, caches, masked, accelerator, small"
 WINDOW = 256
@@ -107,6 +107,7 @@ class Bench:
         Many, typer.Option("--candidate", "--implementation", help="Candidates by name, * allowed; repeatable.")
     ] = None
     operation: Annotated[Many, typer.Option(help=f"{OPERATIONS}; repeatable. By default the first two.")] = None
+    model: Annotated[Path | None, typer.Option(help="A GGUF file, of language-model.")] = None
     shape: Annotated[Many, typer.Option(help="Batch, heads, length, head dimension, as in 4,12,512,64.")] = None
     preset: Annotated[Many, typer.Option(help=f"{PRESETS}: shapes and masks; repeatable.")] = None
     kv_heads: Annotated[int | None, typer.Option(min=1, help="Key/value heads. By default as many as heads.")] = None

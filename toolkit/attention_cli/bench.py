@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
-from attention_benchmark import report
+from attention_benchmark import report, steps
 from attention_benchmark.candidate import CANDIDATES, FRAMEWORKS, Candidate
 from attention_benchmark.measurement import Measurement, read_json, write_json
 from attention_benchmark.order import Order
@@ -59,7 +59,7 @@ def bench(options: Bench, /) -> None:
     foreign = foreign_of(options.target, options.backend, facts)
     for name, values, known in (
         ("backend", options.backend, FRAMEWORKS),
-        ("operation", options.operation, OPERATIONS),
+        ("operation", options.operation, (*OPERATIONS, *steps.OPERATIONS)),
         ("preset", options.preset, PRESETS),
         ("mask", options.mask, MASKS),
         ("direction", options.direction, DIRECTIONS),
@@ -71,6 +71,9 @@ def bench(options: Bench, /) -> None:
             raise refusal(f"expected {name} as a number from 0; got {number}")
     for path in (options.json, options.markdown):
         check_file(path)
+    if chosen := [name for name in options.operation or () if name in steps.OPERATIONS]:
+        _show_steps(options, chosen)
+        return
     _check_plots(options.plots)
     failures: list[str] = []
     if options.read is not None:
@@ -113,6 +116,29 @@ def bench(options: Bench, /) -> None:
     for failure in failures:
         typer.echo(failure, err=True)
     raise typer.Exit(bool(failures) or any(each.outcome == "wrong" for each in measurements))
+
+
+def _show_steps(options: Bench, operations: Sequence[str]) -> None:
+    """Time whole steps, and print a table for each operation."""
+    if len(operations) < len(options.operation or ()):
+        raise refusal(f"expected other operations apart from {', '.join(operations)}; got both")
+    if (options.model is None) == ("language-model" in operations):
+        raise refusal("expected --model with --operation language-model, and with no other")
+    settings: dict[str, Any] = {"turns": options.rounds or steps.TURNS, "model": options.model}
+    settings |= {"names": tuple(options.candidate or "*"), "threads": options.threads}
+    grids = []
+    for name in operations:
+        libraries = [each for each in _frameworks(options.backend) if each in steps.OPERATIONS[name][1]]
+        if not libraries:
+            raise refusal(f"expected a library out of {', '.join(steps.OPERATIONS[name][1])}, for {name}; got none")
+        try:
+            grids.append(steps.table([steps.StepsOrder(name, each, **settings) for each in libraries]))
+        except RuntimeError as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(1) from error
+        Console(width=120).print(report.rich_table(grids[-1]))
+    if options.markdown:
+        write_file(options.markdown, "\n\n".join(map(report.markdown_table, grids)).encode())
 
 
 def _problems(options: Bench) -> list[Problem]:
