@@ -109,7 +109,8 @@ def test_settings_are_changed_in_a_copy_and_not_by_assignment():
 def test_variables_are_found_by_kind_and_path():
     module, _ = made("SaganAttention")
     paths = {".".join(path) for path, _ in nnx.to_flat_state(nnx.state(module, nnx.Param))}
-    assert paths == {*(f"parameters.{name}.weight" for name in ("theta", "phi", "g", "output")), "parameters.sigma"}
+    names = [f"{name}.{part}" for name in ("theta", "phi", "g", "output") for part in ("weight", "bias")]
+    assert paths == {f"parameters.{name}" for name in (*names, "sigma")}
     for kind in (modules.SpectralVector, nnx.BatchStat):
         paths = {".".join(path) for path, _ in nnx.to_flat_state(nnx.state(module, kind))}
         assert paths == {f"state.{name}" for name in ("theta", "phi", "g", "output")}
@@ -247,7 +248,7 @@ def test_a_module_with_bfloat16_throughout_keeps_its_state_in_it():
 
 
 def test_options_are_those_of_the_layer():
-    module, _ = made("MultiHeadAttention", deterministic=True)
+    module = modules.MultiHeadAttention(6, 2, param_dtype="float64", deterministic=True, rngs=nnx.Rngs(0))
     found = nnx.jit(lambda module, x, mask: module(x, mask=mask, return_weights=True))(
         module, X, KeyLengths(jnp.asarray([5, 2]))
     )
