@@ -11,7 +11,6 @@ H. Liu, M. Zaharia, P. Abbeel, "Ring attention with blockwise transformers for n
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ from attention_core._attention.blocks.plan import Operands, Plan, make_plan, unp
 from attention_core._attention.blocks.scores import check_score_mod_holds_no_variable
 from attention_core._attention.call import Call, upcast_call
 from attention_core._attention.shards.partials import merge_pieces
-from attention_core._attention.shards.splits import Place, Runs, num_pieces, runs_of
+from attention_core._attention.shards.splits import Place, Runs, kept, num_pieces, runs_of
 from attention_core._backend import Backend, Operation, register
 from attention_core.masks import unflatten
 from attention_core.masks._mask import LIMIT, UNKNOWN, Band, band_of
@@ -52,20 +51,14 @@ class Hops(NamedTuple):
 
 def hops_of(band: Band, size: int, split: Any, rows: tuple[int, int]) -> Hops:
     """The shortest way round that brings all ranks the keys that a band leaves, of so many queries and keys on each."""
-    return Hops(*_constant_hops(tuple(band), size, split, rows))
+    return Hops(*_shortest_way(tuple(band), size, split, rows))
 
 
-def _constant_hops(band: tuple[Any, ...], size: int, split: Any, rows: tuple[int, int]) -> tuple[int, int]:
-    return _kept_hops(Band(*band), size, split, rows)[:2]
-
-
-_constant_hops._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile neither traces nor warns
-
-
-@functools.lru_cache(maxsize=256)
-def _kept_hops(band: Band, size: int, split: Any, rows: tuple[int, int]) -> Hops:
+@kept
+def _shortest_way(bounds: tuple[Any, ...], size: int, split: Any, rows: tuple[int, int]) -> tuple[int, int]:
+    band = Band(*bounds)
     if (band.low, band.high) == (-LIMIT, LIMIT):
-        return Hops(0, size)
+        return 0, size
     queries, keys = (runs_of(split, size, count) for count in rows)
 
     def is_needed(hop: int) -> bool:
@@ -73,7 +66,7 @@ def _kept_hops(band: Band, size: int, split: Any, rows: tuple[int, int]) -> Hops
 
     needed = [hop for hop in range(size) if is_needed(hop)]
     ways = [Hops(first, 1 + max([0, *((hop - first) % size for hop in needed)])) for first in range(size)]
-    return min(ways, key=lambda way: way.rotations)
+    return min(ways, key=lambda way: way.rotations)[:2]
 
 
 def is_in_sight(band: Band, queries: Runs, keys: Runs) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
 
 from attention_core._arrays import Array, Namespace, positions, take_rows
 from attention_core._backend import array_of
 
 SPLITS = {"contiguous": 1, "zigzag": 2, "striped": 1}  # and how many pieces a rank computes one by one
+Function = TypeVar("Function", bound=Callable[..., Any])
 Runs = tuple[tuple[int, int, int], ...]  # of each the first position, the step and the length
 
 
@@ -81,8 +84,22 @@ class Place(NamedTuple):
         if isinstance(self.split, str):
             pieces = self.starts(rows, like, xp)
             return xp.concat([xp.add(positions(count, like, xp=xp), start) for start, count in pieces])
-        order = array_of(_order(self.split), xp.int32, like, xp)
-        return own(xp.reshape(order, (self.size, rows)), self.rank, xp)
+        order, rank = _order(self.split), self.rank
+        if isinstance(rank, int):
+            return array_of(order[rank * rows : (rank + 1) * rows], xp.int32, like, xp)
+        return own(xp.reshape(array_of(order, xp.int32, like, xp), (self.size, rows)), rank, xp)
+
+
+def kept(function: Function) -> Function:
+    """A function of plain values whose results are kept; torch.compile calls it, and does not trace it."""
+    cached = functools.lru_cache(maxsize=256)(function)
+
+    @functools.wraps(function)
+    def known(*values: Any) -> Any:
+        return cached(*values)
+
+    known._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return cast(Function, known)
 
 
 def num_pieces(split: Any) -> int:
@@ -90,6 +107,7 @@ def num_pieces(split: Any) -> int:
     return SPLITS.get(split, 1)
 
 
+@kept
 def runs_of(split: Any, size: int, rows: int) -> tuple[Runs, ...]:
     """The runs of each rank, of so many rows each; what pads runs that are given comes behind the last position."""
     if split == "contiguous":
@@ -112,6 +130,7 @@ def count_of(runs: Runs) -> int:
     return sum([length for _, _, length in runs])
 
 
+@kept
 def _order(split: tuple[Runs, ...], is_inverse: bool = False) -> tuple[int, ...]:
     """The positions of the rows of rank after rank; or inversely, the row that holds each position."""
     ranks = runs_of(split, len(split), max(1, *map(count_of, split)))
@@ -122,9 +141,7 @@ def _order(split: tuple[Runs, ...], is_inverse: bool = False) -> tuple[int, ...]
     return tuple(order)
 
 
-_order._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile calls this, and does not trace it
-
-
+@kept
 def wrong_position(split: tuple[Runs, ...]) -> int | None:
     """The first position that runs do not hold once; ``None`` if they hold each of their number once."""
     order = sorted([first + step * n for runs in split for first, step, length in runs for n in range(length)])
