@@ -58,7 +58,7 @@ SUBJECTS = {
 
 
 ROWS = {
-    "lengths that divide": "pair-128x128-plain pair-128x128-causal ladder-64x16-causal ladder-192x64-lengths",
+    "lengths that divide": "ladder-128x32-plain pair-128x128-causal ladder-64x16-causal ladder-192x64-lengths",
     "lengths that do not": "ladder-1x16-plain ladder-13x32-causal ladder-31x80-plain ladder-65x64-causal",
     "masks of keys": "pair-128x128-keys pair-33x33-keys ladder-127x64-lengths mask-of-keys",
     "masks with causality": "pair-128x128-causal-keys pair-33x33-causal-keys mask-and-causal-130",

@@ -170,7 +170,7 @@ def _differentiated() -> tuple[Any, Any]:
 
         @staticmethod
         def backward(context: Any, *gradients: Any) -> Any:
-            found = []
+            found: list[Any] = []
             for gradient, (length, at) in zip(gradients, context.told, strict=True):
                 if gradient is None:
                     found.append(None)
