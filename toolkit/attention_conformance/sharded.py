@@ -14,10 +14,12 @@ from attention_conformance.run.subjects import check_subject
 from attention_conformance.subjects.subject import Subject
 from attention_core import Causal, KeyLengths, Shards, SlidingWindow, shard, unshard
 from attention_core.backend import array_namespace, on_device_of
+from attention_core.scores import ScoreMod
 
 __all__ = ["check_sharded", "whole_of"]
 
 AttentionFunction = Callable[..., Any]
+MASKS = "mask", "attn_mask"
 BY_POSITION = Causal, KeyLengths, SlidingWindow
 """Masks that hold nothing of the queries."""
 
@@ -62,17 +64,23 @@ def whole_of(attention: AttentionFunction, shards: Shards, /, *, axis: int = -2)
         is_merged = shards.strategy == "merge"
         named = {"query": query, "key": key, "value": value}
         named |= {name: options[name] for name in ("bias", "sinks") if options.get(name) is not None}
-        axes: dict[str, int | None] = {"query": axis, "key": axis, "value": axis, "bias": -2, "sinks": None}
+        mod = options.get("score_mod")
+        of_mod = mod.arrays if isinstance(mod, ScoreMod) else ()
+        named |= {f"score_mod {index}": array for index, array in enumerate(of_mod)}
+        axes: dict[str, int | None] = {**dict.fromkeys(named), "query": axis, "key": axis, "value": axis, "bias": -2}
         if "bias" in named and (len(named["bias"].shape) < 2 or named["bias"].shape[-2] == 1):
             axes["bias"] = None
         if is_merged:
             axes |= {"query": None, "bias": None}
         elif told.length not in (None, rows):
             fill = told.length - rows
-            options["mask"] = _padded_mask(options.get("mask"), rows, fill)
+            options |= {name: _padded_mask(options[name], rows, fill) for name in MASKS if name in options}
             rows_of = {"query": axis} | ({"bias": -2} if "bias" in named and axes["bias"] else {})
             named |= {name: _padded(named[name], at, fill) for name, at in rows_of.items()}
         parts = dict(zip(named, _cut(tuple(named.values()), told, tuple(axes[name] for name in named)), strict=True))
+        if isinstance(mod, ScoreMod):
+            shared = tuple(parts.pop(f"score_mod {index}") for index in range(len(of_mod)))
+            options["score_mod"] = ScoreMod(mod.function, shared, mod.num_heads)
         arrays = [parts.pop(name) for name in ("query", "key", "value")]
         result = attention(*arrays, shards=told, **options | parts)
         if is_merged:
@@ -162,9 +170,11 @@ def _differentiated() -> tuple[Any, Any]:
 
         @staticmethod
         def backward(context: Any, *gradients: Any) -> Any:
-            found = []
+            found: list[Any] = []
             for gradient, (length, at) in zip(gradients, context.told, strict=True):
-                if at is None:
+                if gradient is None:
+                    found.append(None)
+                elif at is None:
                     total = gradient.clone(memory_format=torch.contiguous_format)
                     torch.distributed.all_reduce(total, group=context.shards.group)
                     found.append(total)

@@ -1,0 +1,97 @@
+"""Check the rings of others on gloo: ``torchrun --nproc-per-node 2 docs/check_rings.py ring-attention-pytorch``.
+
+The others are ``context-parallel``, that of PyTorch, and ``attention-core``. A table of verdicts is printed.
+"""
+
+import collections
+import datetime
+import importlib
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import experimental
+from torch.distributed.tensor.experimental._attention import _cp_options
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attention_conformance import Subject, check_sharded
+from attention_core import Shards, shard_positions
+from attention_core import scaled_dot_product_attention as ours
+
+
+def ring_attention_pytorch(query, key, value, attn_mask=None, is_causal=False, *, shards):
+    """Its function of shards (B, N, H, D), which takes a mask of keys, (B, N), of this rank."""
+    ring_flash_attn = importlib.import_module("ring_attention_pytorch").ring_flash_attn
+    if query.shape[1] != key.shape[1]:
+        raise NotImplementedError("other numbers of queries than keys")
+    if attn_mask is not None and (attn_mask.shape[-2] > 1 or attn_mask.shape[1] > 1):
+        raise NotImplementedError("masks of queries or heads")
+    positions = shard_positions(key, shards, axis=-3)
+    length = shards.length or query.shape[1] * dist.get_world_size()
+    mask = (positions < length)[None].expand(query.shape[0], -1)
+    if attn_mask is not None:
+        whole = attn_mask[:, 0, 0, :].expand(query.shape[0], -1)
+        mask = mask & whole[:, positions.clamp(max=length - 1)]
+    bucket = min(512, query.shape[1])
+    return ring_flash_attn(query, key, value, mask, is_causal, bucket, True, False, None, dist.get_world_size())
+
+
+def context_parallel(query, key, value, attn_mask=None, is_causal=False, enable_gqa=False, *, shards):
+    """PyTorch's attention inside of its context, without load balancing, which is for causal calls alone."""
+    mesh, count = DeviceMesh.from_group(shards.group, "cpu"), query.shape[-2] * dist.get_world_size()
+    _cp_options.enable_load_balance = False
+    context = experimental.context_parallel(mesh, buffers=[torch.zeros(count)], buffer_seq_dims=[0])
+    with context, sdpa_kernel(SDPBackend.MATH):
+        options = {"attn_mask": attn_mask, "is_causal": is_causal, "enable_gqa": enable_gqa}
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, **options)
+
+
+SUBJECTS = {
+    "ring-attention-pytorch": (
+        ring_attention_pytorch,
+        {"layout": "BSHD", "mask": "keep", "grouped": True, "grouped_name": ""},
+    ),
+    "context-parallel": (context_parallel, {"layout": "BHSD", "mask": "keep"}),
+    "attention-core": (ours, {}),
+}
+
+
+ROWS = {
+    "lengths that divide": "ladder-128x32-plain pair-128x128-causal ladder-64x16-causal ladder-192x64-lengths",
+    "lengths that do not": "ladder-1x16-plain ladder-13x32-causal ladder-31x80-plain ladder-65x64-causal",
+    "masks of keys": "pair-128x128-keys pair-33x33-keys ladder-127x64-lengths mask-of-keys",
+    "masks with causality": "pair-128x128-causal-keys pair-33x33-causal-keys mask-and-causal-130",
+    "masks of queries and heads": "pair-128x128-heads ladder-96x72-mask mask-of-queries mask-of-heads band-300",
+    "a bias": "pair-128x128-bias bias-130",
+    "fully masked rows": "empty-rows-130 gradient-empty-rows-130 padding-nan",
+    "grouped heads": "grouped-64 grouped-65 many-grouped-heads gradient-grouped-65",
+    "sinks": "sinks-grouped-130 gradient-sinks-grouped-130",
+    "gradients": "gradient-ladder-64x64-plain gradient-pair-128x128-causal gradient-pair-256x256-causal",
+    "gradients, odd lengths": "gradient-ladder-5x16-plain gradient-ladder-65x32-causal gradient-pair-33x33-causal",
+    "gradients, masks": "gradient-ladder-130x64-mask gradient-pair-128x128-heads gradient-mask-and-causal-130",
+}
+
+
+def main(name):
+    """Check one, and print a row of verdicts for each row of cases."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    function, declared = SUBJECTS[name]
+    subject = Subject(function, name, backend="torch", device="cpu", dtypes=("float32",), **declared)
+    shards, names = Shards(dist.group.WORLD, "contiguous"), " ".join(ROWS.values()).split()
+    findings = check_sharded(subject, shards, cases=names, dtypes=["float32"], power=False)
+    for row, cases in ROWS.items() if not dist.get_rank() else ():
+        found = collections.defaultdict(set)
+        for each in findings:
+            if each.case in cases.split():
+                found[each.verdict].add(each.variant or each.detail[:70])
+        counts = collections.Counter(each.verdict for each in findings if each.case in cases.split())
+        told = (f"{count} {verdict}" for verdict, count in counts.items())
+        why = sorted({reason for verdict, reasons in found.items() if verdict != "right" for reason in reasons})
+        print(f"| {row} | {', '.join(told)} | {'; '.join(why[:2])} |")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
