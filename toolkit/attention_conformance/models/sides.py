@@ -148,7 +148,10 @@ def read_model(path: Path) -> tuple[tuple[layers.Layer, ...], tuple[Any, ...]]:
     if path.suffix == ".gguf":
         definition, parameters, _ = load_gguf(path)
         return (definition,), (parameters,)
-    return load_layers(path)[:2]
+    definitions, parameters, states = load_layers(path)
+    if any(states):
+        raise ComparisonError(f"expected layers without a state in {path}; got that of spectral normalization")
+    return definitions, parameters
 
 
 def _config(folder: Path) -> dict[str, Any]:
