@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import re
+import types
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from attention_benchmark.processes import measurements_of, memory_of
 from attention_benchmark.reference import TOLERANCE, expected, worst_error
 from attention_cli import bench
 from attention_cli.app import app
+from attention_workers import Death
 
 ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
 SHAPE = (2, 3, 520, 8)  # two documents
@@ -102,10 +104,10 @@ def test_of_a_suspect_error_all_is_kept_and_what_changed_is_told(tmp_path, monke
     monkeypatch.setattr(worker, "_step", lambda *arguments: wrong("result", step(*arguments)))
     options = {"seconds": 0.0, "rounds": (2, 2), "suspect": 1e-5, "evidence": str(tmp_path)}
     messages = list(worker.measure(Order("numpy", (problem,), (NAIVE.key,), **options)))
-    (row,) = (each["measurement"] for each in messages if "measurement" in each)
-    assert row["outcome"] == "measured"
+    (found,) = (each for each in messages if isinstance(each, Measurement))
+    assert found.outcome == "measured"
     (path,) = tmp_path.iterdir()
-    assert row["reason"] == f"computed again, {changed} changed; arrays are in {path}"
+    assert found.reason == f"computed again, {changed} changed; arrays are in {path}"
     with np.load(path) as kept:
         assert {name.rpartition(".")[0] for name in kept} == {
             f"{what}.{time}" for what in ("inputs", "reference", "result") for time in ("first", "again")
@@ -159,25 +161,25 @@ def test_a_process_that_dies_costs_its_candidate_and_nothing_else(monkeypatch):
     problems = (Problem((1, 1, 8, 4)), Problem((1, 1, 16, 4)), Problem((1, 1, 16, 4), direction="both"))
     orders = []
 
-    def dying(order):
-        orders.append(order)
+    def dying(work, waiting):
+        while waiting:
+            orders.append(order := waiting.popleft())
+            process = types.SimpleNamespace(order=order, at=None)
+            yield from ((process, message) for message in messages(order))
+
+    def messages(order):
         for index, problem in enumerate(order.problems):
-            for key in order.candidates:
-                if (key, index) in order.without:
-                    continue
+            left = [key for key in order.candidates if (key, index) not in order.without]
+            for key in left:
                 yield {"started": [key, index]}
                 if key == DENSE.key and problem == problems[1]:
-                    raise processes.DiedError("its process died: SIGKILL")
-            for key in order.candidates:
-                if (key, index) not in order.without:
-                    candidate = next(each for each in CANDIDATES if each.key == key)
-                    yield {
-                        "measurement": json.loads(
-                            json.dumps(dataclasses.asdict(Measurement(problem, candidate, "measured")))
-                        )
-                    }
+                    yield Death("its process died: SIGKILL", code=-9)
+                    return
+            for key in left:
+                candidate = next(each for each in CANDIDATES if each.key == key)
+                yield Measurement(problem, candidate, "measured")
 
-    monkeypatch.setattr(processes, "execute", dying)
+    monkeypatch.setattr(processes, "carried_out", dying)
     order = Order("numpy", problems, (DENSE.key, NAIVE.key))
     found = [each for each in measurements_of(order) if isinstance(each, Measurement)]
     outcomes = {(each.candidate.name, each.problem): each.outcome for each in found}
@@ -460,11 +462,13 @@ def test_a_file_that_is_no_json_is_told_in_a_line(tmp_path, data, name):
     assert result.stderr.startswith(f"attention-core: expected a file of bench --json; got {path}")
 
 
-def test_a_process_that_fails_says_so_in_a_line(monkeypatch):
-    monkeypatch.setattr(processes.sys, "executable", "/bin/false" if os.path.exists("/bin/false") else "/usr/bin/false")
+def test_a_process_that_fails_says_so_in_a_line():
     with pytest.raises(RuntimeError) as error:
-        quick("numpy", [Problem((1, 1, 8, 4))], [NAIVE])
-    assert "\n" not in str(error.value)
+        quick("no_framework", [Problem((1, 1, 8, 4))], [NAIVE])
+    assert str(error.value) == (
+        "expected no_framework to be measured; its process said "
+        "ModuleNotFoundError: No module named 'attention_benchmark.frameworks.no_framework'"
+    )
 
 
 def test_a_wrong_result_is_an_error(monkeypatch):

@@ -4,7 +4,6 @@ import pytest
 from typer.testing import CliRunner
 
 from attention_benchmark import CANDIDATES, Problem
-from attention_benchmark.order import Order
 from attention_benchmark.problem import PRESETS
 from attention_cli import bench
 from attention_cli.app import app
@@ -35,5 +34,3 @@ def test_queries_heads_and_lengths_are_options(monkeypatch):
     fields = {"kv_heads": 2, "key_lengths": (30, 20), "offset": 9, "window": 7}
     found = [problem for order in seen for problem in order.problems]
     assert found == [Problem((2, 4, 40, 8), "padded", queries=count, **fields) for count in (1, 4)]
-    (again,) = [Order.read(order.write()) for order in seen]
-    assert list(again.problems) == found

@@ -42,6 +42,7 @@ HEAVY = {
         "attention_conformance",
         "attention_cli",
         "attention_benchmark",
+        "attention_workers",
     ),
 }
 

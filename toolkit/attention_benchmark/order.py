@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, field
 
+import attention_workers as workers
 from attention_benchmark.candidate import Candidate
+from attention_benchmark.memory import SETTINGS
 from attention_benchmark.problem import Problem
 
 __all__ = ["Order"]
 
 
 @dataclass(frozen=True)
-class Order:
+class Order(workers.Order):
     """The measurements to take in one process.
 
     Attributes
@@ -31,7 +30,6 @@ class Order:
         The least and the largest number of rounds.
     limit : float
         The longest time of a call in seconds.
-    threads : int
     memory : bool
         Whether to measure memory instead of time.
     suspect : float, optional
@@ -49,22 +47,24 @@ class Order:
     seconds: float = 2.0
     rounds: tuple[int, int] | None = None
     limit: float = 60.0
-    threads: int = 2
     memory: bool = False
     suspect: float | None = None
     evidence: str = ""
     foreign: tuple[Candidate, ...] = ()
+    threads: int = field(default=2, kw_only=True)
 
-    def write(self) -> str:
-        """Write the order as JSON."""
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def read(cls, text: str) -> Self:
-        """Read an order from JSON."""
-        fields = json.loads(text)
-        problems = tuple(map(Problem.of_row, fields["problems"]))
-        without = tuple((key, index) for key, index in fields["without"])
-        rounds = fields["rounds"] and tuple(fields["rounds"])
-        foreign = tuple(Candidate(**each) for each in fields["foreign"])
-        return cls(**fields | {"problems": problems, "without": without, "rounds": rounds, "foreign": foreign})
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that frameworks and allocators read when they start."""
+        device, dtype = self.problems[0].device, self.problems[0].dtype
+        settings = {
+            "JAX_ENABLE_X64": str(int(dtype == "float64")),
+            "KERAS_TORCH_DEVICE": device,
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        }
+        settings |= {f"{name}_NUM_THREADS": str(self.threads) for name in ("OMP", "OPENBLAS", "MKL")}
+        if self.framework in ("torch", "jax", "tensorflow"):
+            settings["KERAS_BACKEND"] = self.framework
+        return settings | (SETTINGS if self.memory else {})

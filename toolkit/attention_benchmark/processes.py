@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
+from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from attention_benchmark.candidate import CANDIDATES, FRAMEWORKS, Candidate
-from attention_benchmark.measurement import Measurement, of_row
-from attention_benchmark.memory import SETTINGS
+from attention_benchmark.measurement import Measurement, as_row, of_row
 from attention_benchmark.order import Order
-from attention_benchmark.problem import Problem
+from attention_benchmark.worker import work
+from attention_workers import Death, carried_out
 
-__all__ = ["DiedError", "Message", "execute", "installed", "measurements_of", "memory_of"]
+__all__ = ["Message", "installed", "measurements_of", "memory_of"]
 
 Message = dict[str, Any]
-
-
-class DiedError(Exception):
-    """The system ended a process."""
 
 
 def installed() -> list[str]:
@@ -35,41 +26,50 @@ def installed() -> list[str]:
 
 
 def measurements_of(order: Order) -> Generator[Message | Measurement, None, None]:
-    """Measure time, and pass on other messages. A candidate that kills its process is not tried again."""
-    problems = list(order.problems)
-    while problems:
-        started: tuple[str, int] | None = None
-        rest = replace(order, problems=tuple(problems))
-        try:
-            with contextlib.closing(execute(rest)) as messages:
-                for message in messages:
-                    if "started" in message:
-                        started = (message["started"][0], message["started"][1])
-                    if "measurement" in message:
-                        yield of_row(message["measurement"])
-                    else:
-                        yield message
-            return
-        except DiedError as death:
-            if started is None:
-                raise
-            key, first = started
-            # All problems before this one are measured; of this one, only refusals were reported.
-            order, problems = _without(rest, key, first)
-            for index in sorted(index for other, index in order.without if other == key):
-                yield Measurement(problems[index], _candidate(order, key), "died", str(death))
+    """Measure time, and pass on other messages. A candidate that kills its process is not tried again.
+
+    Raises
+    ------
+    RuntimeError
+        When a process failed by itself, or before it came to a candidate.
+    """
+    orders = deque([order])
+    with contextlib.closing(carried_out(work, orders)) as messages:
+        for worker, message in messages:
+            if isinstance(message, Measurement):
+                yield of_row(as_row(message))  # as a file holds it
+            elif not isinstance(message, Death):
+                worker.at = message.get("started")
+                yield message
+            else:
+                _check_killed(message, order)
+                if worker.at is None:
+                    raise RuntimeError(f"expected {order.framework} to be measured; got none: {message.reason}")
+                key, first = worker.at
+                # All problems before this one are measured; of this one, only refusals were reported.
+                rest = _without(worker.order, key, first)
+                for index in sorted(index for other, index in rest.without if other == key):
+                    yield Measurement(rest.problems[index], _candidate(order, key), "died", message.reason)
+                orders.append(rest)
 
 
-def _without(order: Order, key: str, first: int) -> tuple[Order, list[Problem]]:
+def _check_killed(death: Death, order: Order) -> None:
+    """Refuse a process that failed by itself, and that the system did not end."""
+    if death.code is not None and death.code >= 0:
+        said = death.stack.strip().rpartition("\n")[2] or death.reason
+        raise RuntimeError(f"expected {order.framework} to be measured; its process said {said}")
+
+
+def _without(order: Order, key: str, first: int) -> Order:
     """The order from a problem on, without a candidate on all problems of its direction that are as large."""
-    problems = list(order.problems[first:])
+    problems = order.problems[first:]
     kept = [(other, index - first) for other, index in order.without if index >= first]
     too_large = [
         (key, index)
         for index, each in enumerate(problems)
         if each.direction == problems[0].direction and each.shape >= problems[0].shape
     ]
-    return replace(order, without=(*kept, *too_large)), problems
+    return replace(order, problems=problems, without=(*kept, *too_large))
 
 
 def memory_of(order: Order, timed: Sequence[Measurement]) -> Generator[Measurement, None, None]:
@@ -81,71 +81,13 @@ def memory_of(order: Order, timed: Sequence[Measurement]) -> Generator[Measureme
         without=(),
         memory=True,
     )
-    # If it dies, its memory stays unknown.
-    with contextlib.suppress(DiedError), contextlib.closing(execute(fresh)) as messages:
-        for message in messages:
-            if "memory" in message:
+    with contextlib.closing(carried_out(work, deque([fresh]))) as messages:
+        for _, message in messages:
+            if isinstance(message, Death):
+                _check_killed(message, order)  # of one that was, the memory stays unknown
+            elif "memory" in message:
                 _, index, memory = message["memory"]
                 yield replace(timed[index], memory=memory)
-
-
-def execute(order: Order) -> Generator[Message, None, None]:
-    """Carry out an order in a fresh process.
-
-    Raises
-    ------
-    DiedError
-        When the system ended it.
-    RuntimeError
-        When it failed by itself.
-    """
-    with tempfile.TemporaryFile("w+") as log:
-        command = [sys.executable, "-m", "attention_benchmark.worker"]
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "text": True}
-        # In a session of its own it does not see the interrupt of a terminal, and ends with whoever started it.
-        process = subprocess.Popen(command, **pipes, env=_environment(order), start_new_session=True)
-        with process, process.stdin as orders, process.stdout as messages:  # type: ignore[union-attr]
-            try:
-                with contextlib.suppress(BrokenPipeError):  # of one that has ended, which its status tells
-                    orders.write(order.write())
-                    orders.close()
-                for line in messages:
-                    yield json.loads(line)
-            except BaseException:
-                _kill(process)
-                raise
-        if process.returncode < 0:
-            raise DiedError(f"its process died: {signal.Signals(-process.returncode).name}")
-        if process.returncode:
-            log.seek(0)
-            said = log.read().strip().rpartition("\n")[2]
-            raise RuntimeError(f"expected {order.framework} to be measured; its process said {said}")
-
-
-def _kill(process: subprocess.Popen[str]) -> None:
-    """End a process, with those that compilers have started in its session."""
-    if hasattr(os, "killpg"):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
-
-
-def _environment(order: Order) -> dict[str, str]:
-    device, dtype = order.problems[0].device, order.problems[0].dtype
-    settings = {
-        "PYTHONPATH": os.pathsep.join(each for each in sys.path if each),
-        "JAX_ENABLE_X64": str(int(dtype == "float64")),
-        "KERAS_TORCH_DEVICE": device,
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-    }
-    settings |= {f"{name}_NUM_THREADS": str(order.threads) for name in ("OMP", "OPENBLAS", "MKL")}
-    if order.framework in ("torch", "jax", "tensorflow"):
-        settings["KERAS_BACKEND"] = order.framework
-    if order.memory:
-        settings |= SETTINGS
-    return os.environ | settings
 
 
 def _candidate(order: Order, key: str) -> Candidate:

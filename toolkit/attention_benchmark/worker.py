@@ -9,10 +9,8 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
-import json
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,14 +23,14 @@ import numpy as np
 from attention_benchmark.candidate import CANDIDATES, Call, Candidate
 from attention_benchmark.evidence import keep
 from attention_benchmark.frameworks import Engine, device_of
-from attention_benchmark.measurement import Measurement, as_row
+from attention_benchmark.measurement import Measurement
 from attention_benchmark.memory import available, peak_growth
 from attention_benchmark.order import Order
 from attention_benchmark.problem import NumpyArray, Problem, drawn_arrays, laid_out
 from attention_benchmark.reference import TOLERANCE, Expected, expected, worst_error
 from attention_numpy.trees import devices_of_kind
 
-__all__ = ["main", "measure", "measure_memory"]
+__all__ = ["measure", "measure_memory", "work"]
 
 SAMPLE = 0.005  # the least seconds of a sample; shorter calls are repeated
 ROUNDS = (5, 30)
@@ -71,7 +69,7 @@ class RefusalError(Exception):
         self.outcome = outcome
 
 
-def measure(order: Order) -> Iterator[dict[str, Any]]:
+def measure(order: Order) -> Iterator[dict[str, Any] | Measurement]:
     """Time the candidates of one framework, with a message before each."""
     engine = _engine(order.framework)
     devices = engine.backend.devices()
@@ -88,7 +86,7 @@ def measure(order: Order) -> Iterator[dict[str, Any]]:
                 _check_cost(problem, candidate, past, order.limit)
                 entries.append(_started(engine, problem, candidate, order, wanted=wanted, past=past))
             except RefusalError as refusal:
-                yield {"measurement": as_row(Measurement(problem, candidate, refusal.outcome, str(refusal)))}
+                yield Measurement(problem, candidate, refusal.outcome, str(refusal))
         products, copies = _rounds(engine, problem, entries, order)
         for entry in entries:
             samples: dict[str, Any] = {
@@ -97,7 +95,7 @@ def measure(order: Order) -> Iterator[dict[str, Any]]:
                 "copies": tuple(copies),
             }
             samples |= {"error": entry.error, "first": entry.first}
-            yield {"measurement": as_row(Measurement(problem, entry.candidate, "measured", entry.doubt, **samples))}
+            yield Measurement(problem, entry.candidate, "measured", entry.doubt, **samples)
 
 
 def measure_memory(order: Order) -> Iterator[dict[str, Any]]:
@@ -304,16 +302,9 @@ def _product(engine: Engine, problem: Problem, framework: str) -> tuple[_Entry |
     return entry, 2.0 * size**3
 
 
-def main() -> None:
-    """Carry out the order on standard input, with a line of JSON for each message on standard output."""
-    messages = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # keep what libraries print out of the messages
-    order = Order.read(sys.stdin.read())
-    if hasattr(os, "sched_setaffinity"):  # some libraries ignore the environment variables
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: order.threads])
-    for message in measure_memory(order) if order.memory else measure(order):
-        messages.write(json.dumps(message) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+def work(order: Order) -> Iterator[Any]:
+    """Carry out an order in this process, whatever libraries print."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    yield from measure_memory(order) if order.memory else measure(order)

@@ -32,7 +32,7 @@ from attention_conformance.run.bert import ModelError
 from attention_conformance.run.implementations import IMPLEMENTATIONS
 from attention_conformance.run.machine import available_threads
 from attention_conformance.run.model import load_any
-from attention_conformance.run.processes import Ended, Order, Plan, Started, Worker, execute, work
+from attention_conformance.run.processes import Ended, Order, Plan, Started, Work, execute, work
 from attention_conformance.subjects.libraries import devices_of
 from attention_conformance.vectors import published, published_model
 from attention_conformance.written import report
@@ -165,7 +165,7 @@ def _identical(options: Conformance, /) -> None:
 def run_all(
     orders: Sequence[Order],
     jobs: int,
-    worker: Worker = work,
+    worker: Work = work,
     known: Mapping[str, str | None] | None = None,
 ) -> tuple[list[Result], list[Plan]]:
     """Carry out the orders, and tell on the standard error stream what was found; results keep the order of these.

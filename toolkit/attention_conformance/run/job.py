@@ -9,12 +9,13 @@ from typing import Any
 from attention_conformance.problem import DTYPES
 from attention_conformance.run.names import no_case, not_accepted
 from attention_conformance.run.profiles import PROFILES
+from attention_workers import Order
 
 __all__ = ["Asked", "Described", "Job", "Refused", "Started"]
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(Order):
     """What is to be run on a target, and what is known of it already.
 
     Attributes

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import multiprocessing
 import os
-import signal
-import time
+import re
 import warnings
+from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, TypeAlias
 
+import attention_workers as workers
 from attention_conformance.cases.bits import BITS
 from attention_conformance.cases.large import LARGE
 from attention_conformance.result import one_line
@@ -27,9 +25,7 @@ from attention_conformance.run.job import Asked, Described, Job, Refused, Starte
 from attention_conformance.run.judge import Question, graded, judged, returned
 from attention_conformance.run.kinds import never_computed
 from attention_conformance.run.memory import available_memory, too_large
-from attention_conformance.run.processes import blocked_interrupts
 from attention_conformance.run.questions import pair_questions, questions, usual_dtypes
-from attention_conformance.run.stack import Stack, frame, writes_stack
 from attention_conformance.run.surprises import surprises
 from attention_conformance.run.untrusted import Returned
 from attention_conformance.subjects.libraries import devices_of, holds, quiet_start
@@ -288,47 +284,74 @@ def supervised(job: Job, limit: float = 60.0) -> Generator[Message, None, None]:
     limit : float
         Seconds for each case, and for each question about the subject.
     """
-    crashes = 0
+    jobs, crashes, is_told = deque([job]), 0, False
     facts: Mapping[str, Any] = {}
-    while True:
-        worker = _Worker(job)
-        stack, is_told = "", False
-        try:
-            for message in worker.messages(limit):
-                if isinstance(message, Described):
-                    facts = message.facts
+    longest = max(5 * limit, 60.0)  # libraries start slowly on a busy machine
+    with contextlib.closing(workers.carried_out(_alone, jobs, limit=longest)) as messages:
+        for worker, message in messages:
+            if not isinstance(message, workers.Death):
+                facts = message.facts if isinstance(message, Described) else facts
+                _note(worker, message, limit)
                 is_told = _is_end(message)
                 yield _graded(job, facts, message) if isinstance(message, Returned) else message
-            stack = worker.stack.read()
-        finally:  # of an interrupt, too
-            worker.end()
-        job = worker.job
-        if worker.is_done:
-            return
-        crashes += 1
-        if worker.at is None:
-            yield Finding("start", "-", 0, "The target loads.", worker.verdict, detail=worker.reason)
-            return
-        if is_told:
-            pass
-        elif isinstance(worker.at, Started):
-            at = worker.at
-            reason = worker.reason + frame(stack, job.target)
-            yield Finding(
-                at.name, at.dtype, at.line, at.shows, worker.verdict, detail=reason, seed=job.seed, traceback=stack
-            )
-        else:
-            yield _unanswered(worker.at.question, worker.verdict, worker.reason)
-        if crashes >= MOST_CRASHES:
-            yield Finding(
-                "end",
-                "-",
-                0,
-                "The run goes on after a crash.",
-                "crashed",
-                detail=f"{crashes} crashes: the rest is not run",
-            )
-            return
+                continue
+            crashes += 1
+            found = _died(worker, message)
+            if not is_told:
+                yield found
+            if worker.at is None:
+                return
+            if crashes >= MOST_CRASHES:
+                told = f"{crashes} crashes: the rest is not run"
+                yield Finding("end", "-", 0, "The run goes on after a crash.", "crashed", detail=told)
+                return
+            jobs.append(worker.order)
+
+
+def _alone(job: Job) -> Iterator[Message]:
+    """Do a job in a process of its own, up to a case that breaks the device for all calls that would follow."""
+    for message in work(job):
+        yield message
+        if _is_end(message):
+            os._exit(1)  # it may hang otherwise
+
+
+def _is_end(message: Message) -> bool:
+    return isinstance(message, Finding) and message.verdict == "crashed"
+
+
+def _note(worker: workers.Worker, message: Message, limit: float) -> None:
+    """Keep track of where a process is, and of what another would not have to do again."""
+    job: Job = worker.order
+    if isinstance(message, Started) or (isinstance(message, Asked) and message.facts is None):
+        worker.at, worker.limit = message, limit
+    elif isinstance(message, Asked):
+        worker.order = replace(job, known={**job.known, message.question: message.facts})
+    elif isinstance(message, Finding | Returned):
+        worker.order = replace(job, done=job.done | {(message.case, message.dtype)})
+
+
+def _died(worker: workers.Worker, death: workers.Death) -> Finding:
+    """What the question or the case ended with of which a process died; the next process leaves it out."""
+    job, at = worker.order, worker.at
+    verdict = "timed out" if death.code is None else "crashed"
+    if at is None:
+        return Finding("start", "-", 0, "The target loads.", verdict, detail=death.reason)
+    if isinstance(at, Asked):
+        worker.order = replace(job, known={**job.known, at.question: AFTER_A_CRASH[at.question]})
+        return _unanswered(at.question, verdict, death.reason)
+    worker.order = replace(job, done=job.done | {(at.name, at.dtype)})
+    detail = death.reason + frame(death.stack, job.target)
+    return Finding(at.name, at.dtype, at.line, at.shows, verdict, detail=detail, seed=job.seed, traceback=death.stack)
+
+
+def frame(stack: str, target: str) -> str:
+    """The innermost call in the file of a target; empty where there is none."""
+    file = target.rpartition(":")[0]
+    if not file.endswith(".py"):
+        return ""
+    found = re.search(rf'File "[^"]*{re.escape(Path(file).name)}", line (\d+) in (\S+)', stack)
+    return "" if found is None else f", in line {found[1]} of {Path(file).name} ({found[2]})"
 
 
 def _has_broken_device(subject: Subject) -> bool:
@@ -350,113 +373,3 @@ def _graded(job: Job, facts: Mapping[str, Any], message: Returned) -> Finding:
 
 def _uncalled(*arguments: Any) -> None:
     """Stands for the subject, which another process calls."""
-
-
-class _Worker:
-    """A process at work, and what is known when it ends."""
-
-    def __init__(self, job: Job) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.job, self.is_done = job, False
-        self.stack = Stack()
-        self.at: Started | Asked | None = None
-        self.verdict, self.reason = "crashed", ""
-        self._receiver, sender = context.Pipe(duplex=False)
-        self._process: BaseProcess = context.Process(target=_child, args=(job, sender, self.stack.name), daemon=True)
-        with blocked_interrupts():
-            self._process.start()
-        sender.close()  # so that the end of the process is the end of the messages
-
-    def messages(self, limit: float) -> Iterator[Message]:
-        """Pass on messages, and keep track of where the process is."""
-        while True:
-            longest = max(5 * limit, 60.0) if self.at is None else limit  # libraries start slowly on a busy machine
-            if not self._answers(longest):
-                self.verdict, self.reason = "timed out", f"no answer within {longest:g} s"
-                self.stack.ask(self._process)
-                break
-            try:
-                message = self._receiver.recv() if self._receiver.poll() else None
-            except EOFError:
-                break
-            if message is None:
-                break
-            self._note(message)
-            if isinstance(message, str):
-                self.is_done = True
-                break
-            yield message
-            if _is_end(message):  # a process with a broken device may hang at its end
-                break
-        self._ended()
-
-    def _answers(self, limit: float) -> bool:
-        """Wait for a message, or for the end of the process: a child that it leaves may hold the connection open."""
-        stop = time.monotonic() + limit
-        while not self._receiver.poll(max(0.0, min(0.5, stop - time.monotonic()))):
-            if not self._process.is_alive():
-                return True
-            if time.monotonic() >= stop:
-                return False
-        return True
-
-    def _note(self, message: Message | str) -> None:
-        if isinstance(message, Started) or (isinstance(message, Asked) and message.facts is None):
-            self.at = message
-        elif isinstance(message, Asked):
-            assert message.facts is not None
-            self.job = replace(self.job, known={**self.job.known, message.question: message.facts})
-        elif isinstance(message, Finding | Returned):
-            self.job = replace(self.job, done=self.job.done | {(message.case, message.dtype)})
-
-    def _ended(self) -> None:
-        """What is to be left out by the next process, and why."""
-        if self.is_done:
-            return
-        if self.verdict == "crashed":
-            self._process.join(5)
-            code = self._process.exitcode
-            self.reason = (
-                f"its process died: {_signal_name(code) if code is not None and code < 0 else f'exit status {code}'}"
-            )
-        if isinstance(self.at, Started):
-            self.job = replace(self.job, done=self.job.done | {(self.at.name, self.at.dtype)})
-        elif self.at is not None:
-            question = self.at.question
-            self.job = replace(self.job, known={**self.job.known, question: AFTER_A_CRASH[question]})
-
-    def end(self) -> None:
-        """End the process, and those that it started."""
-        if hasattr(os, "killpg") and self._process.pid is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # none is left, or it has just begun
-                os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.kill()
-        self._process.join()
-        self._receiver.close()
-        self.stack.remove()
-
-
-def _is_end(message: Message) -> bool:
-    """Whether a case has broken the device for all calls of this process that would follow."""
-    return isinstance(message, Finding) and message.verdict == "crashed"
-
-
-def _signal_name(code: int) -> str:
-    with contextlib.suppress(ValueError):
-        name = signal.Signals(-code).name
-        return f"{name}, perhaps out of memory" if name == "SIGKILL" else name
-    return f"signal {-code}"
-
-
-def _child(job: Job, connection: Connection, stack: str) -> None:
-    if hasattr(os, "setpgrp"):
-        os.setpgrp()  # so that what the subject starts ends with it
-    writes_stack(stack)
-    logging.disable(logging.CRITICAL)
-    warnings.simplefilter("ignore")
-    os.dup2(2, 1)  # the standard output is the report's
-    for message in work(job):
-        connection.send(message)
-        if _is_end(message):
-            return
-    connection.send("done")

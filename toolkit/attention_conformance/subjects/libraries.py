@@ -15,8 +15,9 @@ import numpy as np
 
 from attention_conformance.problem import DTYPES, rounded
 from attention_core.backend import Backend
+from attention_workers import THREADS
 
-__all__ = ["THREADS", "devices_of", "dtypes_of", "holds", "in_precision", "quiet_start", "threads_of"]
+__all__ = ["devices_of", "dtypes_of", "holds", "in_precision", "quiet_start", "threads_of"]
 
 
 def devices_of(backend: Backend) -> list[str]:
@@ -46,17 +47,6 @@ def in_precision(backend: Backend, dtype: str) -> AbstractContextManager[Any]:
     enable: Callable[[bool], AbstractContextManager[Any]] | None
     enable = getattr(importlib.import_module(backend.name), "enable_x64", None) if dtype == "float64" else None
     return contextlib.nullcontext() if enable is None else enable(True)
-
-
-THREADS = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "TF_NUM_INTRAOP_THREADS",
-    "TF_NUM_INTEROP_THREADS",
-    "NPROC",
-)
-"""Environment variables by which libraries limit their threads."""
 
 
 def threads_of(backend: Backend) -> dict[str, Any]:

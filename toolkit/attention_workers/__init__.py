@@ -1,0 +1,271 @@
+"""Processes that carry out orders: of one that dies or hangs it is told why, and whoever follows may go on after it."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import math
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+__all__ = ["THREADS", "Death", "Order", "Worker", "blocked_interrupts", "carried_out"]
+
+THREADS = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "TF_NUM_INTRAOP_THREADS",
+    "TF_NUM_INTEROP_THREADS",
+    "NPROC",
+)
+"""Environment variables by which libraries limit their threads."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a process is to do.
+
+    Attributes
+    ----------
+    threads : int, optional
+        How many threads a library may start; a process that is running keeps those it has.
+    """
+
+    threads: int | None = field(default=None, kw_only=True)
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables that a process finds, as libraries read them when they are imported."""
+        return {} if self.threads is None else dict.fromkeys(THREADS, str(self.threads))
+
+
+@dataclass(frozen=True)
+class Death:
+    """The last message of a process that did not carry out its order.
+
+    Attributes
+    ----------
+    reason : str
+    stack : str
+        The calls in Python that it was in, as faulthandler tells them, or the traceback of an exception.
+    code : int, optional
+        Its exit status, or minus a signal; None where it did not answer in time.
+    """
+
+    reason: str
+    stack: str = ""
+    code: int | None = None
+
+
+class Worker:
+    """A process at work.
+
+    Attributes
+    ----------
+    order : Order
+        Who follows the messages may exchange it for what is left of it.
+    at : object
+        Where the process is, as who follows the messages notes it.
+    limit : float
+        Seconds for the next message.
+    """
+
+    def __init__(self, work: Callable[[Any], Iterable[Any]], order: Any, limit: float) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.order, self.limit, self.since = order, limit, time.monotonic()
+        self.at: Any = None
+        self.connection, sender = context.Pipe(duplex=False)
+        file, self._stack = tempfile.mkstemp(prefix="attention-", suffix=".stack")
+        os.close(file)
+        arguments = (work, order, sender, self._stack)
+        self.process: BaseProcess = context.Process(target=_child, args=arguments, daemon=True)
+        with _environment(order.environment):
+            self.process.start()
+        sender.close()  # so that the end of the process is the end of the messages
+
+    @property
+    def left(self) -> float:
+        """The seconds that are left for the next message."""
+        return self.since + self.limit - time.monotonic()
+
+    def receive(self) -> Any:
+        """The next message; a `Death` where none can come, and None after the last."""
+        if self.connection.poll():
+            with contextlib.suppress(EOFError):
+                return self.connection.recv()
+        elif self.left <= 0 and self.process.is_alive():
+            return Death(f"no answer within {self.limit:g} s", self._asked())
+        self.process.join(5)  # a child that it leaves may hold the connection open
+        code = self.process.exitcode or 0
+        return Death(f"its process died: {_signal(code) if code < 0 else f'exit status {code}'}", self._told(), code)
+
+    def _asked(self) -> str:
+        """Let a process that hangs write where it is, if it still answers."""
+        if hasattr(signal, "SIGUSR1") and self.process.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, signal.SIGUSR1)
+                self.process.join(0.2)
+        return self._told()
+
+    def _told(self) -> str:
+        try:
+            return Path(self._stack).read_text()
+        except (OSError, UnicodeDecodeError):
+            return ""
+
+    def end(self) -> None:
+        """End the process, and those that it started."""
+        if hasattr(os, "killpg") and self.process.pid is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # none is left, or it has just begun
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+        Path(self._stack).unlink(missing_ok=True)
+
+
+def carried_out(
+    work: Callable[[Any], Iterable[Any]], orders: deque[Any], jobs: int = 1, limit: float = math.inf
+) -> Generator[tuple[Worker, Any], None, None]:
+    """Carry out orders, as many at a time as there are jobs.
+
+    Parameters
+    ----------
+    work : callable
+        From an order to messages, in a process of its own.
+    orders : deque of Order
+        It may grow meanwhile: after a `Death` by what is left.
+    jobs : int
+    limit : float
+        Seconds for each message, until `Worker.limit` is another.
+
+    Yields
+    ------
+    (Worker, object)
+        Each message with the process that sent it.
+    """
+    running: list[Worker] = []
+    try:
+        while orders or running:
+            while orders and len(running) < jobs:
+                with blocked_interrupts():
+                    running.append(Worker(work, orders.popleft(), limit))
+            for worker in _heard(running):
+                message = worker.receive()
+                if message is None:
+                    worker.process.join(5)  # so that libraries put away what they hold
+                if message is None or isinstance(message, Death):
+                    running.remove(worker)
+                    worker.end()
+                if message is not None:
+                    yield worker, message
+                worker.since = time.monotonic()
+    finally:  # of an interrupt, too
+        for worker in running:
+            worker.end()
+
+
+def _heard(running: list[Worker]) -> list[Worker]:
+    """Wait for processes that sent a message, ended, or are late."""
+    while True:
+        left = max(0.0, min(each.left for each in running))
+        ready = wait(
+            [part for each in running for part in (each.connection, each.process.sentinel)],
+            None if left == math.inf else left,
+        )
+        found = [each for each in running if {each.connection, each.process.sentinel} & {*ready} or each.left <= 0]
+        if found:
+            return found
+
+
+@contextlib.contextmanager
+def blocked_interrupts() -> Iterator[None]:
+    """Put off interrupts; a process that is started here never sees one, and is ended by the one that started it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # starting the first process would start it, and it lets interrupts through again
+    with _deferred_handlers():
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _deferred_handlers() -> Iterator[None]:
+    """Call handlers afterwards: a signal that another thread receives would interrupt this one within the start."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    seen: list[int] = []
+    handlers: dict[int, Any] = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in handlers:
+        signal.signal(number, lambda number, _: seen.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in seen:
+            signal.raise_signal(number)
+
+
+@contextlib.contextmanager
+def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Let a process that is started here find variables."""
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, setting in before.items():
+            if setting is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = setting
+
+
+def _child(work: Callable[[Any], Iterable[Any]], order: Order, connection: Connection, stack: str) -> None:
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()  # so that what it starts ends with it
+    if order.threads is not None and hasattr(os, "sched_setaffinity"):  # some libraries ignore the variables
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: order.threads])
+    told = open(stack, "w")  # noqa: SIM115 (until the process ends)
+    faulthandler.enable(told)
+    if hasattr(signal, "SIGUSR1"):
+        faulthandler.register(signal.SIGUSR1, told)
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")  # of libraries, about themselves
+    os.dup2(2, 1)  # the standard output is the report's
+    try:
+        for message in work(order):
+            connection.send(message)
+    except Exception:
+        traceback.print_exc(file=told)
+        raise
+    connection.send(None)
+
+
+def _signal(code: int) -> str:
+    with contextlib.suppress(ValueError):
+        name = signal.Signals(-code).name
+        return f"{name}, perhaps out of memory" if name == "SIGKILL" else name
+    return f"signal {-code}"
