@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from attention_cli.app import app
 from attention_conformance import CASES
 from attention_conformance.cases.contract import LINES
 from attention_conformance.problem import DTYPES
-from attention_conformance.result import Result
+from attention_conformance.run.finding import Finding
 from attention_conformance.run.implementations import is_quick
 from attention_conformance.run.processes import Order, execute
 from attention_conformance.written import junit, report
@@ -47,6 +48,11 @@ def lines(stdout):
     """The rows of the table of lines, by the line of the contract."""
     begin, end = stdout.index("The contract, line by line"), stdout.index("The worst error is")
     return {row.split()[0]: row for row in stdout[begin:end].splitlines()[2:]}
+
+
+def result(case, error, bound, verdict, dtype="float32", **way):
+    way = {"backend": "numpy", "device": "cpu", "mode": "eager", "implementation": "dense", "measure": "ulp", **way}
+    return Finding(case, dtype, 0, "", verdict, error, bound, **way)
 
 
 def wrong_by_a_percent(query, key, value, /, **options):
@@ -104,18 +110,15 @@ def test_a_run_prints_one_line_for_each_line_of_the_contract():
 
 
 def test_the_line_of_the_contract_shows_its_worst_error_where_and_of_how_many():
-    def result(case, error, bound, passed, dtype="float32"):
-        return Result(case, "numpy", "cpu", dtype, "eager", "dense", "ulp", error, bound, passed, "", 0.0)
-
     nan = float("nan")
     found = [
-        result("mask", 3.0, 6.0, True),
-        result("mask", 0.5, 0.51, True, "float16"),  # nearest to its bound
-        result("gradient-mask-and-bias", nan, nan, None),
-        result("grouped-heads", 7.0, 6.0, False),
-        result("grouped-heads", float("inf"), nan, False, "float64"),
-        result("dropout", 0.0, 0.0, True),
-        result("model", 1.0, 1.0, True),
+        result("mask", 3.0, 6.0, "right"),
+        result("mask", 0.5, 0.51, "right", "float16"),  # nearest to its bound
+        result("gradient-mask-and-bias", nan, nan, "not offered"),
+        result("grouped-heads", 7.0, 6.0, "silently wrong"),
+        result("grouped-heads", float("inf"), nan, "visibly wrong", "float64"),
+        result("dropout", 0.0, 0.0, "right"),
+        result("model", 1.0, 1.0, "right"),
     ]
     table = report.line_table(found, 120)
     rows = list(zip(*(map(str, column.cells) for column in table.columns), strict=True))
@@ -132,23 +135,8 @@ def test_the_line_of_the_contract_shows_its_worst_error_where_and_of_how_many():
 
 @pytest.mark.parametrize("width", [80, 200])
 def test_the_lines_of_the_contract_fit_the_terminal(width):
-    every = [
-        Result(
-            case.name,
-            "array_api_strict",
-            "CPU_DEVICE",
-            "float32",
-            "eager",
-            "blockwise",
-            "ulp",
-            12.345,
-            1.2e10,
-            True,
-            "",
-            0.0,
-        )
-        for case in CASES
-    ]
+    way = {"backend": "array_api_strict", "device": "CPU_DEVICE", "implementation": "blockwise"}
+    every = [result(case.name, 12.345, 1.2e10, "right", **way) for case in CASES]
     screen = Console(width=width, file=io.StringIO())
     screen.print(report.line_table(every, width))
     printed = screen.file.getvalue().splitlines()
@@ -264,7 +252,9 @@ def test_results_are_written_as_junit_xml(tmp_path, monkeypatch):
     assert suite.skipped == 2
     case = next(case for case in suite if case.name == "mask [cpu, float32, eager, blockwise]")
     assert case.classname == "numpy.eager.blockwise"
-    assert "error" in case.result[0].message
+    assert case.result[0].message.startswith("silently wrong: output at ")
+    again = "attention-core conformance --case=mask --backend=numpy --device=cpu --dtype=float32 --mode=eager"
+    assert f"{again} --implementation=blockwise" in case.result[0].text
 
 
 def test_the_list_says_what_every_case_shows():
@@ -366,12 +356,12 @@ def test_backends_run_in_processes_of_their_own():
 
 MORTAL = """
 import os
-from attention_conformance.run.processes import work, Plan, Result, Started
+from attention_conformance.run.processes import Started, work
 
 def worker(order):
     for message in work(order):
         yield message
-        if isinstance(message, Started) and message.case == "softcap":
+        if isinstance(message, Started) and message.finding.case == "softcap":
             os.abort()
 
 def stillborn(order):
@@ -386,7 +376,7 @@ def test_a_case_that_kills_its_process_fails_and_the_others_run(tmp_path, monkey
     mortal = importlib.import_module("mortal")
     names = ("mask", "scale", "softcap", "dropout", "grouped-heads")
     messages = list(execute([Order("numpy", names, dtypes=("float32", "float64"))], 1, mortal.worker))
-    results = [message for message in messages if isinstance(message, Result)]
+    results = [message for message in messages if isinstance(message, Finding)]
     assert {result.case for result in results} == set(names)
     assert len(results) == 4 * len(names)
     failed = [result for result in results if result.passed is False]
@@ -399,10 +389,7 @@ def test_a_case_that_kills_its_process_fails_and_the_others_run(tmp_path, monkey
 
 
 def test_a_narrow_terminal_gets_several_tables():
-    results = [
-        Result("mask", name, "cpu", "float32", "eager", "dense", "ulp", 1.0, 6.0, True, "", 0.0)
-        for name in ("numpy", "torch", "jax")
-    ]
+    results = [result("mask", 1.0, 6.0, "right", backend=name) for name in ("numpy", "torch", "jax")]
     assert len(report.result_tables(results, 200)) == 1
     tables = report.result_tables(results, 60)
     assert [column.header for table in tables for column in table.columns[2:]] == [
@@ -415,27 +402,23 @@ def test_a_narrow_terminal_gets_several_tables():
 
 def test_a_cell_shows_the_worst_that_counts():
     def cell(*outcomes):
-        found = [
-            Result("mask", "numpy", "cpu", "float32", "eager", "dense", "ulp", error, 6.0, passed, "", 0.0)
-            for error, passed in outcomes
-        ]
+        found = [result("mask", error, 6.0, verdict) for error, verdict in outcomes]
         (table,) = report.result_tables(found, 200)
         return str(next(iter(table.columns[2].cells)))
 
     nan = float("nan")
-    assert cell((1.0, True), (2.5, True)) == "2.5"
-    assert cell((1.0, True), (7.0, False), (9.0, None)) == "7!"
-    assert cell((1.0, True), (9.0, None), (nan, None)) == "9*"
-    assert cell((1.0, True), (nan, None)) == "1"
-    assert cell((nan, None)) == "-"
+    assert cell((1.0, "right"), (2.5, "right")) == "2.5"
+    assert cell((1.0, "right"), (7.0, "silently wrong"), (9.0, "accepted")) == "7!"
+    assert cell((1.0, "right"), (9.0, "accepted"), (nan, "not offered")) == "9*"
+    assert cell((1.0, "right"), (nan, "not offered")) == "1"
+    assert cell((nan, "not offered")) == "-"
 
 
 def test_what_is_refused_is_counted_apart(tmp_path):
-    way = ("mask", "torch", "cpu", "float32", "eager", "fused", "ulp")
-    nan = float("nan")
-    refused = Result(*way, nan, nan, None, "kernel has no masks; none at all", 0.0, refused=True)
-    skipped = Result(*way, nan, nan, None, "torch on cpu has none", 0.0)
-    passed = Result(*way, 1.0, 6.0, True, "", 0.0)
+    way, nan = {"backend": "torch", "implementation": "fused"}, float("nan")
+    refused = replace(result("mask", nan, nan, "refused", **way), detail="kernel has no masks; none at all")
+    skipped = replace(result("mask", nan, nan, "not offered", **way), detail="torch on cpu has none")
+    passed = result("mask", 1.0, 6.0, "right", **way)
     assert report.summary([refused, skipped, passed]) == "1 passed, 0 failed, 1 refused, 1 skipped"
     assert report.summary([passed]) == "1 passed, 0 failed"
     assert report.reasons([refused, skipped, refused]) == [
@@ -450,7 +433,7 @@ def test_what_is_refused_is_counted_apart(tmp_path):
     written = json.loads((tmp_path / "results.json").read_text())
     assert written["summary"] == {"passed": 1, "failed": 0, "refused": 1, "skipped": 1}
     assert [row["refused"] for row in written["results"]] == [True, False, False]
-    junit.write_results(tmp_path / "results.xml", [refused])
+    junit.write_junit(tmp_path / "results.xml", [refused], {"target": "attention-core"})
     ((case,),) = JUnitXml.fromfile(str(tmp_path / "results.xml"))
     assert case.result[0].message == "refused: kernel has no masks; none at all"
 

@@ -315,11 +315,16 @@ def test_an_implementation_may_need_a_bound_of_its_own():
     def stated(name, bound, kappa=1e4):
         return [bound_of(name, bound, dtype, kappa) for dtype in DTYPES]
 
-    assert stated(None, ordinary) == stated("dense", ordinary) == [ordinary(dtype, 1e4) for dtype in DTYPES]
+    assert stated("", ordinary) == stated("dense", ordinary) == [ordinary(dtype, 1e4) for dtype in DTYPES]
     assert stated("fused", ordinary) == [2.0, 2.0, 12.0, ordinary("float64", 1e4)]
     assert stated("blockwise", ordinary) == [0.51, 0.51, 8.0, ordinary("float64", 1e4)]
     assert stated("blockwise", exact_scores)[-1] == exact_scores("float64", 1e4) + 745 / 4
     assert stated("blockwise", hard)[2] == 1e4 + 1  # a bound that is wider already stays
+
+
+def test_an_implementation_is_judged_by_a_bound_of_its_own():
+    found = check(core, backend="numpy", cases=[BY_NAME["mask"]], dtypes=["float32"], implementations=IMPLEMENTATIONS)
+    assert {each.implementation: each.bound for each in found} == {"dense": 6.0, "blockwise": 8.0}
 
 
 def test_small_problems_have_several_blocks():

@@ -12,7 +12,7 @@ from attention_conformance.run.changes import changes
 from attention_conformance.run.finding import VERDICTS, to_row
 from attention_conformance.run.where import Blocks, Worst
 from attention_conformance.written.html import html, write_html
-from attention_conformance.written.junit import write_findings
+from attention_conformance.written.junit import write_junit
 from attention_conformance.written.markdown import markdown
 
 pytestmark = pytest.mark.needs("numpy")
@@ -35,7 +35,7 @@ def found():
 def test_junit_and_markdown_tell_each_verdict_and_how_to_see_it_again(found, tmp_path):
     import junitparser as junit
 
-    write_findings(tmp_path / "found.xml", found, ABOUT)
+    write_junit(tmp_path / "found.xml", found, ABOUT)
     (suite,) = junit.JUnitXml.fromfile(str(tmp_path / "found.xml"))
     kinds = {case.name: [type(each).__name__ for each in case.result] for case in suite}
     assert kinds["ladder-128x64-causal [float32]"] == kinds["masked-nan-value [float32]"] == ["Failure"]

@@ -25,7 +25,7 @@ from attention_conformance.run.expected import (
     met,
     unmatched,
 )
-from attention_conformance.run.finding import QUIET, Finding, exit_status, most_telling
+from attention_conformance.run.finding import QUIET, Finding, Started, exit_status, most_telling
 from attention_conformance.run.fuzz import Script, has_hypothesis
 from attention_conformance.run.kinds import never_computed, refusals
 from attention_conformance.run.memory import available_memory
@@ -37,7 +37,6 @@ from attention_conformance.run.subjects import (
     Job,
     Message,
     Refused,
-    Started,
     supervised,
     work,
 )
@@ -45,7 +44,7 @@ from attention_conformance.subjects.options import OPTIONS, named_keywords
 from attention_conformance.subjects.presets import PRESETS
 from attention_conformance.written import summary as report
 from attention_conformance.written.html import write_html
-from attention_conformance.written.junit import write_findings
+from attention_conformance.written.junit import write_junit
 from attention_conformance.written.markdown import write_markdown
 from attention_conformance.written.report import environment
 from attention_files.writing import write_file
@@ -190,7 +189,7 @@ class _Run:
                 elif isinstance(message, Script):
                     self.script = message.text
                 elif isinstance(message, Started):
-                    progress.update(task, description=f"{message.name} {message.dtype}")
+                    progress.update(task, description=f"{message.finding.case} {message.finding.dtype}")
                 elif isinstance(message, Finding):
                     self._note(message)
                     progress.advance(task)
@@ -272,7 +271,7 @@ class _Run:
         found, about = self.findings, self._about
         writers: dict[str, Callable[[Path], None]] = {
             "json": lambda path: report.write_findings(path, found, about),
-            "junit": lambda path: write_findings(path, found, about),
+            "junit": lambda path: write_junit(path, found, about),
             "markdown": lambda path: write_markdown(path, found, about, changed),
             "html": lambda path: write_html(path, found, about, changed),
             "expected": self._write_expected,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import importlib
+import importlib.util
 import itertools
 import math
 import os
 import shlex
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,13 +26,13 @@ from attention_conformance.cases import CASES
 from attention_conformance.cases.case import Case
 from attention_conformance.cases.identical import Identical
 from attention_conformance.problem import DTYPES
-from attention_conformance.result import Result
 from attention_conformance.run import identical as bits
 from attention_conformance.run.bert import ModelError
+from attention_conformance.run.finding import Finding, Started
 from attention_conformance.run.implementations import IMPLEMENTATIONS
 from attention_conformance.run.machine import available_threads
 from attention_conformance.run.model import load_any
-from attention_conformance.run.processes import Ended, Order, Plan, Started, Work, execute, work
+from attention_conformance.run.processes import Ended, Order, Plan, Work, execute, work
 from attention_conformance.subjects.libraries import devices_of
 from attention_conformance.vectors import published, published_model
 from attention_conformance.written import report
@@ -79,7 +79,7 @@ def conformance(options: Conformance, /) -> None:
             ((c.name, str(c.line or "-"), c.shows, " ".join(c.dtypes)) for c in cases),
         )
         return
-    write_junit = _junit_writer(junit)
+    _check_junit(junit)
     for path in (json, junit):
         check_file(path)
     names = chosen_backends(options.backend)
@@ -99,7 +99,8 @@ def conformance(options: Conformance, /) -> None:
         if json:
             report.write_json(json, results, report.environment(versions_of(plans)))
         if junit:
-            write_junit(junit, results)
+            about = {"target": "attention-core", "profile": "exact", "seed": 0}
+            importlib.import_module("attention_conformance.written.junit").write_junit(junit, results, about)
     for line in report.proved(results, models, is_quick=options.quick):
         typer.echo(line)
     typer.echo(report.summary(results))
@@ -167,12 +168,12 @@ def run_all(
     jobs: int,
     worker: Work = work,
     known: Mapping[str, str | None] | None = None,
-) -> tuple[list[Result], list[Plan]]:
+) -> tuple[list[Finding], list[Plan]]:
     """Carry out the orders, and tell on the standard error stream what was found; results keep the order of these.
 
     Where bits are compared, ``known`` are hashes by case. Each case is then told as it ends, unless bars show it.
     """
-    results: dict[str, list[Result]] = {order.backend: [] for order in orders}
+    results: dict[str, list[Finding]] = {order.backend: [] for order in orders}
     plans: list[Plan] = []
     columns = (TextColumn("{task.description:<54}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     longest_first = sorted(orders, key=lambda order: _LONGEST.get(order.backend, len(_LONGEST)))
@@ -187,7 +188,7 @@ def run_all(
             name: progress.add_task(name, total=None, start=False) for name in {o.backend: 0 for o in longest_first}
         }
         totals = dict.fromkeys(bars, 0)
-        ways: dict[str, list[Result]] = {}
+        ways: dict[str, list[Finding]] = {}
         for message in messages:
             if isinstance(message, Plan):
                 plans.append(message)
@@ -199,8 +200,9 @@ def run_all(
                 if not screen.is_terminal:
                     screen.print(_told_case(message, known or {}), highlight=False, soft_wrap=True)
                 continue
-            progress.update(bars[message.backend], description=f"{_way(message)}: {message.case}")
-            if isinstance(message, Result):
+            found = message.finding if isinstance(message, Started) else message
+            progress.update(bars[found.backend], description=f"{_way(found)}: {found.case}")
+            if isinstance(message, Finding):
                 results[message.backend].append(message)
                 progress.advance(bars[message.backend])
                 before = ways.setdefault(message.backend, [])
@@ -232,7 +234,7 @@ def bits_environment(plans: Sequence[Plan]) -> dict[str, Any]:
     return {**about, "processors": about["threads"], "threads": used}
 
 
-def run_on(results: Iterable[Result]) -> list[str]:
+def run_on(results: Iterable[Finding]) -> list[str]:
     """The backends that gave results."""
     return list(dict.fromkeys(result.backend for result in results))
 
@@ -284,11 +286,11 @@ def _told_case(ended: Ended, known: Mapping[str, str | None]) -> str:
     return f"{process}: {ended.case}: {ways}, {outcome}"
 
 
-def _way(message: Result | Started) -> str:
-    return f"{message.backend} {message.device} {message.mode} {message.implementation}".rstrip()
+def _way(found: Finding) -> str:
+    return f"{found.backend} {found.device} {found.mode} {found.implementation}".rstrip()
 
 
-def _show(results: Sequence[Result], details: bool) -> None:
+def _show(results: Sequence[Finding], details: bool) -> None:
     screen = console()
     if details:
         for table in report.result_tables(results, screen.width):
@@ -378,11 +380,7 @@ def _check_models(models: Sequence[Path], long: bool) -> None:
         raise refusal(str(error)) from error
 
 
-def _junit_writer(path: Path | None) -> Callable[[Path, Sequence[Result]], None]:
-    """The function that writes JUnit XML, which alone needs junitparser."""
-    if path is None:
-        return lambda path, results: None
-    try:
-        return importlib.import_module("attention_conformance.written.junit").write_results  # type: ignore[no-any-return]
-    except ModuleNotFoundError as error:
-        raise refusal(f"expected {error.name} for --junit; got none: pip install {error.name}") from error
+def _check_junit(path: Path | None) -> None:
+    """Refuse JUnit XML before anything is run where there is no junitparser, which it alone needs."""
+    if path is not None and importlib.util.find_spec("junitparser") is None:
+        raise refusal("expected junitparser for --junit; got none: pip install junitparser")

@@ -11,9 +11,9 @@ from attention_benchmark.candidate import Call, Candidate
 from attention_benchmark.frameworks import device_of
 from attention_benchmark.problem import NumpyArray, Problem, laid_out
 from attention_cli.terminal import Many, check_known, refusal
+from attention_conformance.call import one_line
 from attention_conformance.problem import Problem as Case
 from attention_conformance.problem import array, rounded
-from attention_conformance.result import one_line
 from attention_conformance.subjects.call import keywords, outputs
 from attention_conformance.subjects.fit import fit
 from attention_conformance.subjects.libraries import quiet_start

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from attention_conformance.cases import CASES
     from attention_conformance.cases.case import Case
     from attention_conformance.pytest_cases import attention_cases
-    from attention_conformance.result import Result
     from attention_conformance.run.again import problem_of
     from attention_conformance.run.digest import digest
     from attention_conformance.run.finding import Finding
@@ -29,7 +28,6 @@ __all__ = [
     "CASES",
     "Case",
     "Finding",
-    "Result",
     "Subject",
     "Verdict",
     "attention_cases",
@@ -44,7 +42,6 @@ _HOMES = {
     "CASES": "cases",
     "Case": "cases.case",
     "Finding": "run.finding",
-    "Result": "result",
     "Subject": "subjects.subject",
     "Verdict": "run.identical",
     "attention_cases": "pytest_cases",

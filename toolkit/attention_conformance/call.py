@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -12,7 +13,7 @@ from attention_conformance.problem import Problem, Rule, Seed
 from attention_core import masks, scaled_dot_product_attention, scores
 from attention_core.backend import array_namespace
 
-__all__ = ["AttentionFunction", "gradient_function", "output_function", "unsupported"]
+__all__ = ["AttentionFunction", "one_line", "output_function", "unsupported"]
 
 AttentionFunction: TypeAlias = Callable[..., Any]
 Arrays: TypeAlias = Mapping[str, Any]
@@ -31,23 +32,6 @@ def output_function(function: AttentionFunction, problem: Problem) -> Callable[[
     return called
 
 
-def gradient_function(
-    function: AttentionFunction, problem: Problem, backend: attention_core.backend.Backend
-) -> Callable[..., Any]:
-    """A function of the arrays to differentiate, and of the others, to the gradients of ``sum(output * cotangent)``."""
-    xp = backend.namespace
-
-    def loss(variables: Arrays, others: Arrays) -> Any:
-        output = _call(function, problem, {**variables, **others})
-        return xp.sum(xp.multiply(output, others["cotangent"]))
-
-    def gradients(variables: Arrays, others: Arrays) -> Any:
-        _, (found, _) = backend.value_and_grad(loss)(variables, others)
-        return found
-
-    return gradients
-
-
 def unsupported(function: AttentionFunction, problem: Problem) -> list[str]:
     """The options of a problem that a function has no parameter for."""
     try:
@@ -60,6 +44,11 @@ def unsupported(function: AttentionFunction, problem: Problem) -> list[str]:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return pieces
     return [name for name in used if name not in parameters] + pieces
+
+
+def one_line(error: BaseException) -> str:
+    """An exception of a call as a line of text."""
+    return re.sub(r"\s+", " ", f"{type(error).__name__}: {error}").strip()[:500]
 
 
 def _call(function: AttentionFunction, problem: Problem, arrays: Arrays) -> Any:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 import attention_core as ac
 import attention_torch
-from attention_conformance import CASES, Result, check
+from attention_conformance import CASES, Finding, check
 from attention_core import Attention, Causal, Dropout, KeyLengths, Mask, scaled_dot_product_attention
 from attention_core.initializers import normal
 from attention_core.layers import EncoderLayer, MultiHeadAttention
@@ -40,7 +40,7 @@ y = layer(parameters, x[0], xp=np)
 linear = Linear(drawn, None)
 save_layer("layer.safetensors", layer, parameters)
 definition, loaded, state = load_layer("layer.safetensors")
-found: list[Result] = check(scaled_dot_product_attention, backend="numpy", cases=CASES[:1])
+found: list[Finding] = check(scaled_dot_product_attention, backend="numpy", cases=CASES[:1])
 passed = [each.passed for each in found]
 module = attention_torch.MultiHeadAttention(8, 2)
 attended = module(torch.zeros(1, 5, 8))

@@ -43,6 +43,10 @@ def problem_of(finding: Finding, subject: Subject) -> Problem:
 
 def command_of(finding: Finding, target: str, declared: Mapping[str, Any], profile: str = "kernel") -> str:
     """The command that checks the case of a finding alone."""
+    if finding.backend:  # of the core
+        way = ("case", "backend", "device", "dtype", "mode", "implementation")
+        told = [f"--{name}={getattr(finding, name)}" for name in way if getattr(finding, name)]
+        return shlex.join(["attention-core", "conformance", *told])
     words = ["attention-core", "check", target]
     for name, each in declared.items():
         option = f"--{name.removeprefix('default_')}"

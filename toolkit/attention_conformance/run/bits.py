@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from attention_conformance.call import one_line
 from attention_conformance.cases.bits import SAME_CALL, VARIATIONS, Variation
 from attention_conformance.oracle.dense import Dense, answer, dense_of
 from attention_conformance.oracle.emulated import head_of
 from attention_conformance.oracle.ulps import Difference, difference
 from attention_conformance.problem import NumpyArray, Problem
-from attention_conformance.result import one_line
 from attention_conformance.run.bit_causes import NO_CAUSE, Seen, cause_of
 from attention_conformance.run.catalogue import SUBJECT_CASES
 from attention_conformance.run.finding import CONVENTION, WRONG, Finding

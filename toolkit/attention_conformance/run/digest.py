@@ -15,7 +15,7 @@ import numpy as np
 from attention_conformance.cases.identical import Identical
 from attention_conformance.cases.source import Trees
 from attention_conformance.problem import NumpyArray
-from attention_conformance.result import Result
+from attention_conformance.run.finding import Finding
 from attention_conformance.run.identical import Verdict, arrays_of, verdicts, work_on
 from attention_conformance.run.processes import Message, Order, Plan, execute
 from attention_core import scaled_dot_product_attention
@@ -125,7 +125,7 @@ def digest(
     read(recipe)
     chosen = orders(recipe, backends or available_backends(), devices=devices, modes=modes, threads=threads)
     messages = list(execute(chosen, jobs, work))
-    results = [message for message in messages if isinstance(message, Result)]
+    results = [message for message in messages if isinstance(message, Finding)]
     if not results:
         raise ValueError(f"expected a device and a mode that there are; got {devices or 'all'} and {modes or 'all'}")
     plans = [message for message in messages if isinstance(message, Plan)]
@@ -147,7 +147,7 @@ def orders(
     return [replace(order, backend=name, threads=count) for count in counts for name in backends]
 
 
-def judge(results: Sequence[Result], expected: str | None = None, plans: Sequence[Plan] = ()) -> Verdict:
+def judge(results: Sequence[Finding], expected: str | None = None, plans: Sequence[Plan] = ()) -> Verdict:
     """Compare what all ways computed, and with the hash that is expected where one is."""
     left_out = [each for plan in plans for each in plan.left_out]
     (verdict,) = verdicts([NAME], results, {NAME: expected}, origin="given", left_out=left_out)

@@ -17,12 +17,14 @@ __all__ = [
     "VERDICTS",
     "WRONG",
     "Finding",
+    "Started",
     "counted",
     "exit_status",
     "finding_from",
     "grouped",
     "little",
     "most_telling",
+    "plain",
     "to_row",
 ]
 
@@ -52,6 +54,10 @@ ENDED = ("crashed", "timed out")
 
 QUIET = ("right", "not offered", "refused", "not understood", "accepted")
 """Verdicts that call for no action."""
+
+
+WAY = ("backend", "device", "mode", "implementation", "measure", "values")
+"""What tells findings of one case apart that were come by in several ways."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,11 @@ class Finding:
         The names of all conventions and faults that the result equals. ``rejected`` has those that it does not.
     kinds : tuple of str
         What the call asks of the subject: causality, gradients, and so on.
+    backend, device, mode, implementation, measure : str
+        In which way it was called, where a subject is called in several; the implementation is empty where the call
+        names none. A `Case` says what its measure is.
+    values : tuple of float
+        What else is to be shown: the cosines that a model finds.
     """
 
     case: str
@@ -120,11 +131,34 @@ class Finding:
     reason: str = ""
     kinds: tuple[str, ...] = ()
     equals: tuple[str, ...] = ()
+    backend: str = ""
+    device: str = ""
+    mode: str = ""
+    implementation: str = ""
+    measure: str = ""
+    values: tuple[float, ...] = ()
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether the case passed; None where it was not run, was refused, or is accepted."""
+        return True if self.verdict == "right" else None if self.verdict in QUIET else False
+
+    @property
+    def refused(self) -> bool:
+        """Whether the call was refused; ``detail`` says why."""
+        return self.verdict == "refused"
 
     @property
     def is_idle(self) -> bool:
         """Whether faults were planted, and none was rejected."""
         return bool(self.planted) and not self.rejected
+
+
+@dataclass(frozen=True)
+class Started:
+    """The message before a finding: what is being run, as a finding of which no more is known."""
+
+    finding: Finding
 
 
 def little(findings: Sequence[Finding]) -> str:
@@ -191,16 +225,17 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
 
 
 def to_row(finding: Finding) -> dict[str, Any]:
-    """A finding as JSON takes it: infinity as text, and NaN as null."""
-    row: dict[str, Any] = _plain(dataclasses.asdict(finding))
-    return row
+    """A finding about a subject that is called in one way, as JSON takes it."""
+    row: dict[str, Any] = plain(dataclasses.asdict(finding))
+    return {name: each for name, each in row.items() if name not in WAY}
 
 
-def _plain(each: Any) -> Any:
+def plain(each: Any) -> Any:
+    """Anything as JSON takes it: infinity as text, and NaN as null."""
     if isinstance(each, Mapping):
-        return {name: _plain(part) for name, part in each.items()}
+        return {name: plain(part) for name, part in each.items()}
     if isinstance(each, list | tuple):
-        return [_plain(part) for part in each]
+        return [plain(part) for part in each]
     if not isinstance(each, float) or math.isfinite(each):
         return each
     return None if math.isnan(each) else str(each)

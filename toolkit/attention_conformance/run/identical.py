@@ -25,12 +25,13 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from attention_conformance.call import one_line
 from attention_conformance.cases.identical import IDENTICAL, Identical
 from attention_conformance.cases.source import Trees
 from attention_conformance.problem import NumpyArray
-from attention_conformance.result import Result, one_line
+from attention_conformance.run.finding import Finding, Started
 from attention_conformance.run.model import model_cases
-from attention_conformance.run.processes import Ended, Message, Order, Plan, Started
+from attention_conformance.run.processes import Ended, Message, Order, Plan
 from attention_conformance.subjects.libraries import devices_of, holds, quiet_start, threads_of
 from attention_core.backend import Backend, get_backend
 from attention_files.writing import write_file
@@ -61,8 +62,8 @@ SMALL_ROWS = 32
 
 
 @dataclass(frozen=True, eq=False)
-class Found(Result):
-    """A `Result` that holds what was computed, ``arrays`` by name, in order, and in which ``variation``."""
+class Found(Finding):
+    """A `Finding` that holds what was computed, ``arrays`` by name, in order, and in which ``variation``."""
 
     arrays: Named = ()
     variation: str = ""
@@ -77,7 +78,7 @@ class Verdict:
     case : str
     sha256 : str
         The hash that was published or given, if some way gave it; else that of the first; empty if none gave any.
-    results : tuple of Result
+    results : tuple of Finding
         One for every way.
     complaints : tuple of str
         A line for everything that is not as it should be.
@@ -89,7 +90,7 @@ class Verdict:
 
     case: str
     sha256: str
-    results: tuple[Result, ...]
+    results: tuple[Finding, ...]
     complaints: tuple[str, ...]
     compared: str = ""
     left_out: tuple[str, ...] = ()
@@ -175,7 +176,7 @@ def work_on(cases: Sequence[Identical], order: Order) -> Iterator[Message]:
     for name, ways in itertools.groupby(trials[order.skip :], key=lambda trial: trial[0].name):
         hashes = []
         for case, device, mode, variation in ways:
-            yield Started(name, backend.name, device, case.dtype, mode=mode, implementation="", measure="identical")
+            yield Started(_blank(case, backend, device, mode))
             found = run(case, backend, device, mode, variation=variation)
             hashes.append(digest(found.arrays) if found.passed else "")
             yield replace(found, variation=", ".join(filter(None, (threads, variation))))
@@ -254,18 +255,20 @@ def _entry(tree: Any, index: int) -> Any:
     return map_arrays(lambda array: array[index : index + 1], tree)
 
 
+def _blank(case: Identical, backend: Backend, device: str, mode: str) -> Found:
+    found = Found(case.name, case.dtype, 0, case.shows, "right", 0.0, 0.0, measure="identical")
+    return replace(found, backend=backend.name, device=device, mode=mode)
+
+
 def run(case: Identical, backend: Backend, device: str, mode: str, *, variation: str = "") -> Found:
-    """Compute a case in one way; an exception is a failed result."""
-    started = time.perf_counter()
-    detail, arrays = "", None
+    """Compute a case in one way; an exception is a failed case."""
+    started, found = time.perf_counter(), _blank(case, backend, device, mode)
     try:
         with np.errstate(all="ignore"):
-            arrays = computed(case, backend, device, mode, variation=variation)
+            found = replace(found, arrays=computed(case, backend, device, mode, variation=variation))
     except Exception as unexpected:
-        detail = one_line(unexpected)
-    names = (case.name, backend.name, device, case.dtype, mode, "", "identical")
-    passed, seconds = arrays is not None, time.perf_counter() - started
-    return Found(*names, 0.0, 0.0, passed, detail, seconds, arrays=arrays or ())
+        found = replace(found, verdict="visibly wrong", detail=one_line(unexpected))
+    return replace(found, seconds=time.perf_counter() - started)
 
 
 def computed(case: Identical, backend: Backend, device: str, mode: str, *, variation: str = "") -> Named:
@@ -347,7 +350,7 @@ def _leaves(name: str, tree: Any) -> Iterator[tuple[str, NumpyArray]]:
 
 def verdicts(
     cases: Sequence[str],
-    results: Iterable[Result],
+    results: Iterable[Finding],
     published: Mapping[str, str | None],
     *,
     origin: str = "published",
@@ -358,7 +361,7 @@ def verdicts(
     ``origin`` says how the hashes are known: ``published`` or ``given``.
     """
     lacking = list(left_out)
-    found: dict[str, list[Result]] = {case: [] for case in cases}
+    found: dict[str, list[Finding]] = {case: [] for case in cases}
     for result in results:
         found.setdefault(result.case, []).append(result)
     judged = [_verdict(case, tuple(ways), published.get(case, ""), origin) for case, ways in found.items() if ways]
@@ -371,7 +374,7 @@ def told_left_out(case: str, lacking: Iterable[tuple[str, str, str]]) -> tuple[s
     return tuple(dict.fromkeys(told))
 
 
-def _verdict(case: str, results: tuple[Result, ...], published: str | None, origin: str) -> Verdict:
+def _verdict(case: str, results: tuple[Finding, ...], published: str | None, origin: str) -> Verdict:
     compared = f"the {origin} hash" if published else ""
     complaints = [f"{case} on {_way(result)}: {result.detail}" for result in results if not result.passed]
     hashes = [(result, digest(result.arrays)) for result in results if isinstance(result, Found) and result.passed]
@@ -418,7 +421,7 @@ def _words(array: NumpyArray) -> NumpyArray:
     return words
 
 
-def _way(result: Result) -> str:
+def _way(result: Finding) -> str:
     variation = result.variation if isinstance(result, Found) else ""
     return f"{result.backend} ({', '.join(filter(None, (result.device, result.mode, variation)))})"
 
@@ -468,7 +471,7 @@ def write_json(path: Path, judged: Sequence[Verdict], about: Mapping[str, Any]) 
     write_file(path, (json.dumps({"environment": about, "cases": cases}, indent=1) + "\n").encode())
 
 
-def _hashes(results: Iterable[Result]) -> dict[str, str | None]:
+def _hashes(results: Iterable[Finding]) -> dict[str, str | None]:
     """The hash that every way gave; none where it gave an exception."""
     return {
         _way(result): digest(result.arrays) if isinstance(result, Found) and result.passed else None

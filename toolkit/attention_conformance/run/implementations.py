@@ -55,9 +55,9 @@ SLOWEST = {("tensorflow", "xla"): ("masks-combined", "attended-inf-value", "scor
 """Where a compiler takes five seconds for a case. It is XLA, which compiles all the others for JAX."""
 
 
-def asked(problem: Problem, implementation: str | None) -> Problem:
+def asked(problem: Problem, implementation: str) -> Problem:
     """The problem as an implementation can be asked; as it is where none is named."""
-    if implementation is None:
+    if not implementation:
         return problem
     refused = {"return_weights", "return_logsumexp"} - {f"return_{name}" for name in RETURNED[implementation]}
     kept = {name: option for name, option in problem.options.items() if name not in refused}
@@ -78,9 +78,9 @@ def in_small_blocks(backend: Backend, problem: Problem) -> Iterator[None]:
         backend.tuning = tuning
 
 
-def left_out(case: Case, implementation: str | None, backend: Backend, dtype: str, mode: str) -> str:
+def left_out(case: Case, implementation: str, backend: Backend, dtype: str, mode: str) -> str:
     """Why a run of everything leaves out a case of this implementation; empty where it does not."""
-    if implementation in (None, "dense"):
+    if implementation in ("", "dense"):
         return ""
     if implementation == "fused" and case.measure == "exact":
         return "fused kernels return nothing but the output"
@@ -91,7 +91,7 @@ def left_out(case: Case, implementation: str | None, backend: Backend, dtype: st
     return ""
 
 
-def is_quick(backend: Backend, mode: str, dtype: str, implementation: str | None) -> bool:
+def is_quick(backend: Backend, mode: str, dtype: str, implementation: str) -> bool:
     """Whether a run within a minute has time for this way: nothing is compiled by case, and numbers are of one type."""
     compiles = implementation == "blockwise" and backend.name in COMPILES_BLOCKS
     return mode == "eager" and dtype == "float32" and not compiles
@@ -106,7 +106,7 @@ def refusal(error: Exception) -> str:
     return ""
 
 
-def bound_of(implementation: str | None, bound: Bound, dtype: str, kappa: float) -> float:
+def bound_of(implementation: str, bound: Bound, dtype: str, kappa: float) -> float:
     r"""Bound the error of a case in an implementation, which may need more than the definition.
 
     * Fused kernels of 16-bit types: 2 units, of which 1.9 were seen. They round the weights before the average, and the

@@ -11,7 +11,7 @@ from attention_conformance.run.names import no_case, not_accepted
 from attention_conformance.run.profiles import PROFILES
 from attention_workers import Order
 
-__all__ = ["Asked", "Described", "Job", "Refused", "Started"]
+__all__ = ["Asked", "Described", "Job", "Refused"]
 
 
 @dataclass(frozen=True)
@@ -100,16 +100,6 @@ class Described:
     versions: Mapping[str, str]
     count: int
     target: str = ""
-
-
-@dataclass(frozen=True)
-class Started:
-    """The case that is being run."""
-
-    name: str
-    dtype: str
-    line: int
-    shows: str
 
 
 @dataclass(frozen=True)

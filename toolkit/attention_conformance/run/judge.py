@@ -14,16 +14,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from attention_conformance.call import one_line
 from attention_conformance.cases.bits import BITWISE
-from attention_conformance.cases.case import Case
+from attention_conformance.cases.case import Case, probability
 from attention_conformance.cases.kernels import asking
 from attention_conformance.oracle.attention import Exact
 from attention_conformance.oracle.ulps import FORMATS, difference, worst_error
 from attention_conformance.oracle.variants import CONVENTIONS, NARROW, SINGLE, TF32, Variant
 from attention_conformance.problem import NumpyArray, Problem
-from attention_conformance.result import one_line
 from attention_conformance.run.causes import Variants, power
 from attention_conformance.run.finding import CONVENTION, Finding
+from attention_conformance.run.implementations import bound_of
 from attention_conformance.run.kinds import kinds_of
 from attention_conformance.run.profiles import bound_for, of_narrow_weights
 from attention_conformance.run.properties import PROPERTY_MEASURES, refuse_gradients
@@ -42,6 +43,7 @@ __all__ = [
     "Question",
     "asked",
     "attempted",
+    "compared",
     "drawn",
     "graded",
     "judged",
@@ -70,6 +72,7 @@ class Question:
     one program where it compiles each operation for itself otherwise.
     ``variables`` are the arrays whose gradients are asked for, by default all, and ``between`` is called before the
     backward pass.
+    The core is asked on a ``library`` for an ``implementation``, unless there is a ``reason`` not to.
     """
 
     subject: Subject
@@ -86,16 +89,29 @@ class Question:
     between: Problem | None = None
     other: Subject | None = None
     mode: str = ""
+    library: Backend | None = None
+    implementation: str = ""
+    reason: str = ""
 
     @property
     def backend(self) -> Backend:
         """The library of the subject."""
-        return get_backend(self.subject.backend or "numpy")
+        return self.library or get_backend(self.subject.backend or "numpy")
 
     @property
     def device(self) -> str:
         """The device that the subject computes on."""
         return self.subject.device or self.backend.devices()[0]
+
+    @property
+    def blank(self) -> Finding:
+        """What is known before a call."""
+        case = self.case
+        found = Finding(case.name, self.dtype, case.line, case.shows, "right", seed=self.seed)
+        if self.library is None:
+            return found
+        found = replace(found, backend=self.library.name, device=self.device, mode=self.mode)
+        return replace(found, implementation=self.implementation, measure=case.measure)
 
 
 @dataclass(frozen=True)
@@ -115,41 +131,36 @@ class Measured:
 
 def judged(question: Question) -> Finding:
     """The finding of one case: an exception of the subject is a refusal, and never ends the run."""
-    case, started = question.case, time.perf_counter()
+    started = time.perf_counter()
     with warnings.catch_warnings(), np.errstate(all="ignore"), in_precision(question.backend, question.dtype):
         warnings.simplefilter("ignore")
-        finding = _judged(
-            question, Finding(case.name, question.dtype, case.line, case.shows, "right", seed=question.seed)
-        )
+        finding = _judged(question)
     return replace(finding, seconds=time.perf_counter() - started)
 
 
-def _judged(question: Question, blank: Finding) -> Finding:
-    answered = _answered(question, blank)
+def _judged(question: Question) -> Finding:
+    answered = _answered(question)
     if isinstance(answered, Finding):
         return answered
     problem = asked(question)
     is_one_call = question.case.measure not in {**PROPERTY_MEASURES, **_MEASURES}
     again = (lambda: result_of(question, problem)) if is_one_call else (lambda: answered)
-    return _compared(question, problem, answered, blank, again)
+    return compared(question, problem, answered, again)
 
 
 def returned(question: Question) -> Finding | Returned:
     """What a subject returns, or the finding where it returns nothing: for a process that compares."""
-    case = question.case
-    blank = Finding(case.name, question.dtype, case.line, case.shows, "right", seed=question.seed)
     with warnings.catch_warnings(), np.errstate(all="ignore"), in_precision(question.backend, question.dtype):
         warnings.simplefilter("ignore")
-        answered = _answered(question, blank)
-    return answered if isinstance(answered, Finding) else Returned(case.name, question.dtype, answered)
+        answered = _answered(question)
+    return answered if isinstance(answered, Finding) else Returned(question.case.name, question.dtype, answered)
 
 
 def graded(question: Question, got: dict[str, NumpyArray]) -> Finding:
     """The finding for what a subject has returned in another process."""
-    case, started = question.case, time.perf_counter()
-    blank = Finding(case.name, question.dtype, case.line, case.shows, "right", seed=question.seed)
+    started = time.perf_counter()
     with np.errstate(all="ignore"):
-        found = _compared(question, asked(question), got, blank, lambda: got)
+        found = compared(question, asked(question), got, lambda: got)
     return replace(found, seconds=time.perf_counter() - started)
 
 
@@ -174,18 +185,18 @@ def offered(question: Question) -> Problem:
     return problem
 
 
-def _answered(question: Question, blank: Finding) -> Finding | dict[str, NumpyArray]:
+def _answered(question: Question) -> Finding | dict[str, NumpyArray]:
     several = PROPERTY_MEASURES.get(question.case.measure)
     try:
         problem = offered(question)
     except NotOffered as lacking:
-        return replace(blank, verdict="not offered", detail=str(lacking))
+        return replace(question.blank, verdict="not offered", detail=str(lacking))
     measure = _MEASURES.get(question.case.measure, _plain)
 
     def answer() -> dict[str, NumpyArray]:
         return several(question, problem, result_of) if several else measure(question, problem)
 
-    return attempted(question, _of_shapes(blank, problem, question), answer)
+    return attempted(question, _of_shapes(question, problem), answer)
 
 
 def attempted(question: Question, blank: Finding, answer: Callable[[], Answer]) -> Finding | Answer:
@@ -203,10 +214,10 @@ def attempted(question: Question, blank: Finding, answer: Callable[[], Answer]) 
         return replace(blank, verdict=verdict, detail=one_line(error), traceback=traces.format_exc(limit=-6))
 
 
-def _of_shapes(blank: Finding, problem: Problem, question: Question) -> Finding:
+def _of_shapes(question: Question, problem: Problem) -> Finding:
     shapes = {name: each.shape for name, each in problem.arrays.items()}
     several = question.case.measure in PROPERTY_MEASURES
-    return replace(blank, shapes=shapes, kinds=kinds_of(problem, blank.dtype, several))
+    return replace(question.blank, shapes=shapes, kinds=kinds_of(problem, question.dtype, several))
 
 
 def drawn(question: Question) -> Problem:
@@ -231,8 +242,8 @@ def result_of(question: Question, problem: Problem, *, poison: bool = False) -> 
     with watched(arrays, backend), poisoned(backend, poison), nothing_borrowed(not question.is_trusted):
         if problem.cotangent is not None:
             names = variables(question, problem)
-            between = _between(question)
-            found = _compiled(question, lambda x: gradients(problem, subject, x, names, backend, between))(arrays)
+            more = _between(question), question.library is not None
+            found = _compiled(question, lambda x: gradients(problem, subject, x, names, backend, *more))(arrays)
         else:
             found = _compiled(question, lambda placed: outputs(problem, subject, placed, xp))(arrays)
             shared(found, arrays, backend)
@@ -338,11 +349,11 @@ _MEASURES: dict[str, Callable[[Question, Problem], dict[str, NumpyArray]]] = {
 }
 
 
-def _compared(
-    question: Question, problem: Problem, got: dict[str, NumpyArray], blank: Finding,
-    again: Callable[[], dict[str, NumpyArray]],
-) -> Finding:  # fmt: skip
-    truth, blank = truth_of(question, problem), _of_shapes(blank, problem, question)
+def compared(
+    question: Question, problem: Problem, got: dict[str, NumpyArray], again: Callable[[], dict[str, NumpyArray]]
+) -> Finding:
+    """The finding for what one call, or several put together, gave; ``again`` gives it once more."""
+    truth, blank = truth_of(question, problem), _of_shapes(question, problem)
     wanted = [name for name in ("weights", "logsumexp") if problem.options.get(f"return_{name}")]
     wanted = [] if question.case.measure in PROPERTY_MEASURES else wanted
     missing = [name for name in wanted if name not in got]
@@ -350,11 +361,13 @@ def _compared(
         return replace(blank, verdict="visibly wrong", error=math.inf, detail=f"{', '.join(missing)} did not come")
     kinds = {name: _kind(question, name, problem) for name in got}
     is_any = question.subject.keeps_dtype is False
-    is_wide = question.dtype == "float64"  # many kernels have the logsumexp in float32 always
+    is_wide = question.dtype == "float64" and question.library is None  # many kernels have it in float32 always
     got = {n: each.astype(kinds[n]) if is_any or (is_wide and n == "logsumexp") else each for n, each in got.items()}
     bounds = Bounds(question, problem, truth)
     measured = bounds.measure(got, truth.arrays)
     found = replace(blank, error=measured.error, bound=measured.bound, detail=measured.detail)
+    if measured.passes and not question.power:
+        return found
     variants = Variants(None if question.case.closed else meant(problem, question.subject))
     if measured.passes:
         return replace(found, **power(question, problem, bounds, variants))
@@ -460,6 +473,9 @@ class Bounds:
         profile = "exact" if self.question.like is not None else self.question.profile
         stated = bound_for(profile, case, name, dtype, self.truth.kappa)
         stated += of_narrow_weights(profile, self.question.dtype) if name == "logsumexp" else 0.0
+        if self.question.implementation:
+            of_case = probability if name == "weights" else case.bound
+            stated = bound_of(self.question.implementation, of_case, dtype, self.truth.kappa)
         if self.question.like is None:
             return stated
         return max(stated, 2 * self.others.get(name, 0.0))

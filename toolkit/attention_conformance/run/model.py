@@ -11,18 +11,19 @@ import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from attention_conformance.call import one_line
 from attention_conformance.cases.identical import Identical
 from attention_conformance.cases.source import Trees
 from attention_conformance.oracle.ulps import spacing
 from attention_conformance.problem import NumpyArray
-from attention_conformance.result import Result, one_line
 from attention_conformance.run.bert import Bert, Config, ModelError, load_bert
+from attention_conformance.run.finding import Finding
 from attention_conformance.run.language_model import (
     LanguageModel,
     identical_cases,
@@ -104,6 +105,12 @@ class ModelTrial:
     mode: str
     reason: str = ""
 
+    @property
+    def blank(self) -> Finding:
+        """What is known before it is run."""
+        found = Finding("model", self.dtype, 0, "Sentences of a model.", "right", measure="ulp")
+        return replace(found, backend=self.backend.name, device=self.device, mode=self.mode)
+
 
 def load_any(path: Path) -> Model | LanguageModel:
     """Load a language model from a GGUF file or a folder of transformers, or an encoder from such a folder.
@@ -178,21 +185,18 @@ def plan_model(
     ]
 
 
-def run_model(trials: Iterable[ModelTrial]) -> Iterator[Result]:
-    """Run trials one after the other; an exception is a failed result, never the end of the run."""
+def run_model(trials: Iterable[ModelTrial]) -> Iterator[Finding]:
+    """Run trials one after the other; an exception is a failed trial, never the end of the run."""
     for trial in trials:
-        started = time.perf_counter()
-        passed: bool | None = None
-        values: tuple[float, ...] = ()
-        error, bound, detail = math.nan, math.nan, trial.reason
+        started, found = time.perf_counter(), replace(trial.blank, verdict="not offered", detail=trial.reason)
         if not trial.reason:
             try:
                 error, bound, detail, values = _outcome(trial)
-                passed = error <= bound
+                verdict = "right" if error <= bound else "silently wrong"
+                found = replace(trial.blank, verdict=verdict, error=error, bound=bound, detail=detail, values=values)
             except Exception as unexpected:
-                error, passed, detail = math.inf, False, one_line(unexpected)
-        names = ("model", trial.backend.name, trial.device, trial.dtype, trial.mode, "", "ulp")
-        yield Result(*names, error, bound, passed, detail, time.perf_counter() - started, values)
+                found = replace(trial.blank, verdict="visibly wrong", error=math.inf, detail=one_line(unexpected))
+        yield replace(found, seconds=time.perf_counter() - started)
 
 
 def _outcome(trial: ModelTrial) -> tuple[float, float, str, tuple[float, ...]]:

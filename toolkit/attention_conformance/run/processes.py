@@ -6,21 +6,21 @@ import contextlib
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import attention_workers as workers
 from attention_conformance.cases import CASES
-from attention_conformance.result import Result
+from attention_conformance.run.finding import Finding, Started
 from attention_conformance.run.implementations import IMPLEMENTATIONS, is_quick
-from attention_conformance.run.measures import Trial
+from attention_conformance.run.judge import Question
 from attention_conformance.run.model import ModelTrial, load_any, plan_model, run_model
 from attention_conformance.run.runner import plan, run
 from attention_conformance.subjects.libraries import devices_of, quiet_start
 from attention_core.backend import get_backend
 
-__all__ = ["Ended", "Message", "Order", "Plan", "Started", "Work", "execute", "work"]
+__all__ = ["Ended", "Message", "Order", "Plan", "Work", "execute", "work"]
 
 
 @dataclass(frozen=True)
@@ -76,19 +76,6 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Started:
-    """The message before each result: what is being run."""
-
-    case: str
-    backend: str
-    device: str
-    dtype: str
-    mode: str
-    implementation: str
-    measure: str
-
-
-@dataclass(frozen=True)
 class Ended:
     """The message after the last way of a case, where bits are compared.
 
@@ -101,7 +88,7 @@ class Ended:
     hashes: tuple[str, ...]
 
 
-Message: TypeAlias = Plan | Started | Result | Ended
+Message: TypeAlias = Plan | Started | Finding | Ended
 Work: TypeAlias = Callable[[Order], Iterator[Message]]
 
 
@@ -111,7 +98,7 @@ def work(order: Order) -> Iterator[Message]:
         backend = get_backend(order.backend)
     devices = order.devices or (tuple(devices_of(backend)[:1]) if order.quick else None)
     chosen = {"devices": devices, "dtypes": order.dtypes, "modes": order.modes}
-    trials: list[Trial | ModelTrial] = [
+    trials: list[Question | ModelTrial] = [
         each
         for each in plan(
             [case for case in CASES if case.name in order.cases],
@@ -126,23 +113,12 @@ def work(order: Order) -> Iterator[Message]:
         trials += [
             each
             for each in plan_model(load_any(path), [backend], **chosen, long=order.long)
-            if not order.quick or is_quick(backend, each.mode, each.dtype, None)
+            if not order.quick or is_quick(backend, each.mode, each.dtype, "")
         ]
     yield Plan(backend.name, len(trials), backend.versions())
     for trial in trials[order.skip :]:
-        case, implementation, measure = "model", "", "ulp"
-        if isinstance(trial, Trial):
-            case, implementation, measure = trial.case.name, trial.implementation or "", trial.case.measure
-        yield Started(
-            case,
-            backend.name,
-            trial.device,
-            trial.dtype,
-            mode=trial.mode,
-            implementation=implementation,
-            measure=measure,
-        )
-        yield next(run([trial]) if isinstance(trial, Trial) else run_model([trial]))
+        yield Started(trial.blank)
+        yield from run_model([trial]) if isinstance(trial, ModelTrial) else run([trial])
 
 
 def execute(orders: Sequence[Order], jobs: int, worker: Work = work) -> Generator[Message, None, None]:
@@ -156,12 +132,14 @@ def execute(orders: Sequence[Order], jobs: int, worker: Work = work) -> Generato
         for process, message in messages:
             if isinstance(message, Started):
                 process.at = message
-            elif isinstance(message, Result):
+            elif isinstance(message, Finding):
                 process.at, process.order = None, replace(process.order, skip=process.order.skip + 1)
             if not isinstance(message, workers.Death):
                 yield message
                 continue
-            nothing = Started("start", process.order.backend, "-", "-", mode="-", implementation="-", measure="exact")
-            yield Result(*astuple(process.at or nothing), math.inf, math.nan, False, message.reason, 0.0)
+            start = Finding("start", "-", 0, "The library loads.", "crashed", backend=process.order.backend)
+            start = replace(start, device="-", mode="-", implementation="-", measure="exact")
+            lost = process.at.finding if process.at else start
+            yield replace(lost, verdict="crashed", error=math.inf, detail=message.reason)
             if process.at is not None:  # the case that it died of fails, and the others are run
                 waiting.append(replace(process.order, skip=process.order.skip + 1))

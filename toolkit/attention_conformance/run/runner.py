@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from attention_conformance.call import AttentionFunction, unsupported
+from attention_conformance.call import AttentionFunction, one_line, output_function, unsupported
 from attention_conformance.cases import CASES
 from attention_conformance.cases.case import Case
 from attention_conformance.problem import Problem
-from attention_conformance.result import Result, one_line
 from attention_conformance.run.exemptions import exemption
+from attention_conformance.run.finding import WRONG, Finding
 from attention_conformance.run.implementations import asked, in_small_blocks, left_out, refusal
-from attention_conformance.run.measures import MEASURES, Outcome, Trial
+from attention_conformance.run.judge import Question, compared, result_of
+from attention_conformance.run.properties import PROPERTY_MEASURES
 from attention_conformance.subjects.libraries import devices_of, holds, in_precision
+from attention_conformance.subjects.subject import NotOffered, Subject
+from attention_conformance.subjects.watch import Touched
 from attention_core import config_context, scaled_dot_product_attention
 from attention_core.backend import Backend, get_backend, is_on_host
 
@@ -36,7 +42,7 @@ def check(
     devices: Sequence[str] | None = None,
     modes: Sequence[str] | None = ("eager",),
     implementations: Sequence[str] | None = None,
-) -> list[Result]:
+) -> list[Finding]:
     """Run the catalogue against any callable with the signature of `attention_core.scaled_dot_product_attention`.
 
     Options that the callable has no parameter for, or answers with ``NotImplementedError``, are reported as not
@@ -57,7 +63,7 @@ def check(
 
     Returns
     -------
-    list of Result
+    list of Finding
 
     Raises
     ------
@@ -83,7 +89,7 @@ def check(
         got = f"{strange[0]!r}: [case for case in CASES if case.name == ...] chooses by name"
         raise TypeError(f"expected cases as those of attention_conformance.CASES; got {got}")
     trials = plan(
-        chosen_cases, [chosen], devices=devices, dtypes=dtypes, modes=modes, implementations=implementations or (None,)
+        chosen_cases, [chosen], devices=devices, dtypes=dtypes, modes=modes, implementations=implementations or ("",)
     )
     if not trials:
         asked = {"devices": devices, "dtypes": dtypes, "modes": modes, "implementations": implementations}
@@ -99,23 +105,26 @@ def plan(
     devices: Sequence[str] | None = None,
     dtypes: Sequence[str] | None = None,
     modes: Sequence[str] | None = None,
-    implementations: Sequence[str | None] = (None,),
+    implementations: Sequence[str] = ("",),
     everything: bool = False,
-) -> list[Trial]:
-    """List every trial, backend by backend; ``None`` stands for all there are, and among implementations for no name.
+) -> list[Question]:
+    """List every question, backend by backend; ``None`` stands for all there are, and "" for no named implementation.
 
     Unless it is to be everything, some implementations leave cases out where they would take long.
     """
     cases = list(cases)
 
-    def trial(case: Case, backend: Backend, device: str, dtype: str, mode: str, implementation: str | None) -> Trial:
+    def question(case: Case, backend: Backend, device: str, dtype: str, mode: str, implementation: str) -> Question:
         reason = _reason(case, backend, device, dtype, mode=mode, asked=dtypes is not None)
         if not (reason or everything):
             reason = left_out(case, implementation, backend, dtype, mode=mode)
-        return Trial(case, backend, device, dtype, mode=mode, implementation=implementation, reason=reason)
+        core = Subject(scaled_dot_product_attention, backend=backend.name, device=device, native=True)
+        core = replace(core, differentiates=backend.differentiates)
+        asked = Question(core, case, dtype, "exact", power=False, library=backend)
+        return replace(asked, mode=mode, implementation=implementation, reason=reason)
 
     return [
-        trial(case, backend, device, dtype, mode=mode, implementation=implementation)
+        question(case, backend, device, dtype, mode=mode, implementation=implementation)
         for backend in backends
         for device in devices_of(backend)
         if devices is None or device in devices
@@ -157,45 +166,100 @@ def _is_accelerator(backend: Backend, device: str) -> bool:
     return not is_on_host(backend.from_numpy(np.zeros(1, np.float32), device=device))
 
 
-def _looking(trial: Trial, problem: Problem) -> contextlib.AbstractContextManager[None]:
+def _looking(question: Question, problem: Problem) -> contextlib.AbstractContextManager[None]:
     """A context in which an accelerator, too, keeps to line 5 under every mask, if something is not finite."""
-    if not _is_accelerator(trial.backend, trial.device):
+    if not _is_accelerator(question.backend, question.device):
         return contextlib.nullcontext()
     is_finite = all(np.isfinite(each.astype(np.float64)).all() for each in problem.arrays.values())
     return contextlib.nullcontext() if is_finite else config_context(assume_finite=False)
 
 
-def run(trials: Iterable[Trial], function: AttentionFunction = scaled_dot_product_attention) -> Iterator[Result]:
-    """Run trials one after the other; an exception is a failed result, never the end of the run."""
-    for trial in trials:
+def run(questions: Iterable[Question], function: AttentionFunction = scaled_dot_product_attention) -> Iterator[Finding]:
+    """Ask one question after the other; an exception is a failed case, never the end of the run."""
+    for question in questions:
         started = time.perf_counter()
-        passed, (error, bound, detail), refused = _judged(trial, function)
-        way = (trial.backend.name, trial.device, trial.dtype, trial.mode, trial.implementation or "")
-        names = (trial.case.name, *way, trial.case.measure)
-        yield Result(*names, error, bound, passed, detail, time.perf_counter() - started, refused=refused)
+        found = _judged(replace(question, subject=replace(question.subject, function=function)))
+        yield replace(found, seconds=time.perf_counter() - started)
 
 
-def _judged(trial: Trial, function: AttentionFunction) -> tuple[bool | None, Outcome, bool]:
-    """Whether a trial passed (``None`` where it was not run, or is exempt), its outcome, and whether it was refused."""
+def _judged(question: Question) -> Finding:
+    blank, backend = question.blank, question.backend
     try:
-        problem = asked(trial.case.problem(trial.dtype), trial.implementation)
-        lacking = unsupported(function, problem)
-        reason = trial.reason or (f"not supported: {', '.join(lacking)}" if lacking else "")
-        if reason:
-            return None, (math.nan, math.nan, reason), False
-        blocks = (
-            in_small_blocks(trial.backend, problem) if trial.implementation == "blockwise" else contextlib.nullcontext()
-        )
-        with in_precision(trial.backend, trial.dtype), np.errstate(all="ignore"), blocks, _looking(trial, problem):
-            error, bound, detail = MEASURES[trial.case.measure](trial, problem, function)
-    except NotImplementedError as unimplemented:
-        return None, (math.nan, math.nan, f"not supported: {unimplemented}"), False
+        problem = asked(question.case.problem(question.dtype), question.implementation)
+        lacking = unsupported(question.subject.function, problem)
+        if reason := question.reason or (f"not supported: {', '.join(lacking)}" if lacking else ""):
+            return replace(blank, verdict="not offered", detail=reason)
+        is_cut = question.implementation == "blockwise"
+        blocks = in_small_blocks(backend, problem) if is_cut else contextlib.nullcontext()
+        with in_precision(backend, question.dtype), np.errstate(all="ignore"), blocks, _looking(question, problem):
+            found = _MEASURES.get(question.case.measure, _answered)(question, problem)
+    except (NotImplementedError, NotOffered) as unimplemented:
+        return replace(blank, verdict="not offered", detail=f"not supported: {unimplemented}")
+    except Touched as touched:
+        return replace(blank, verdict=touched.verdict, error=math.inf, bound=0.0, detail=str(touched))
     except Exception as unexpected:
-        refused = refusal(unexpected) if trial.implementation else ""
-        if refused:
-            return None, (math.nan, math.nan, refused), True
-        return False, (math.inf, math.nan, one_line(unexpected)), False
-    excuse = exemption(trial.case.name, trial.backend.name, trial.dtype, trial.implementation or "")
-    if bound < error < math.inf and excuse:
-        return None, (error, bound, f"exempt: {excuse}; {detail}"), False
-    return error <= bound, (error, bound, detail), False
+        if question.implementation and (refused := refusal(unexpected)):
+            return replace(blank, verdict="refused", detail=refused)
+        return replace(blank, verdict="visibly wrong", error=math.inf, detail=one_line(unexpected))
+    excuse = exemption(found.case, backend.name, found.dtype, question.implementation)
+    if excuse and found.verdict in WRONG and math.isfinite(found.error):
+        return replace(found, verdict="accepted", reason=excuse, detail=f"exempt: {excuse}; {found.detail}")
+    return found
+
+
+def _answered(question: Question, problem: Problem) -> Finding:
+    several = PROPERTY_MEASURES.get(question.case.measure)
+    got = several(question, problem, result_of) if several else result_of(question, problem)
+    return compared(question, problem, got, lambda: got)
+
+
+def _autocast(question: Question, problem: Problem) -> Finding:
+    """A call under autocast to the dtype of the problem, whose numbers are given in float32."""
+    backend: Any = question.backend  # none without autocast is asked
+    narrow = question.dtype
+    arrays = {n: each.astype(np.float32) if each.dtype.name == narrow else each for n, each in problem.arrays.items()}
+    with backend.autocast.on(backend.from_numpy(arrays["query"], device=question.device), narrow):
+        got = result_of(question, replace(problem, arrays=arrays))
+    return compared(question, problem, got, lambda: got)
+
+
+def _exactness(question: Question, problem: Problem) -> Finding:
+    if question.case.twin is None:
+        raise ValueError(f"expected case {question.case.name} to have a twin; got none")
+    ours, twins = (result_of(question, each)["output"] for each in (problem, question.case.twin(problem)))
+    differing = int(np.sum(ours.view(np.uint8) != twins.view(np.uint8)))
+    return _counted(question, differing, f"{differing} of {ours.nbytes} bytes differ")
+
+
+def _message(question: Question, problem: Problem) -> Finding:
+    kind = question.case.raises
+    expected = _raised(get_backend("numpy"), "cpu", problem, scaled_dot_product_attention)
+    got = _raised(question.backend, question.device, problem, question.subject.function)
+    told = type(expected) is kind and re.match(r"expected .*; got ", str(expected))
+    same = type(got) is type(expected) and str(got) == str(expected)
+    wanted = kind.__name__ if kind else ""
+    detail = one_line(got) if same else f"expected {wanted}, as {one_line(expected)!r}; got {one_line(got)!r}"
+    return _counted(question, not (told and same), detail)
+
+
+def _counted(question: Question, wrong: int, detail: str) -> Finding:
+    """The finding for a number of things that are wrong, of which none may be."""
+    verdict = "silently wrong" if wrong else "right"
+    return replace(question.blank, verdict=verdict, error=float(wrong), bound=0.0, detail=detail)
+
+
+def _raised(backend: Backend, device: str, problem: Problem, function: AttentionFunction) -> Exception:
+    arrays = backend.from_numpy(dict(problem.arrays), device=device)
+    try:
+        output_function(function, problem)(arrays)
+    except Exception as error:
+        return error
+    return AssertionError("no error")
+
+
+_MEASURES: dict[str, Callable[[Question, Problem], Finding]] = {
+    "autocast": _autocast,
+    "exact": _exactness,
+    "message": _message,
+}
+"""Measures of the core alone."""

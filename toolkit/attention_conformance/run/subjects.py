@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import attention_workers as workers
+from attention_conformance.call import one_line
 from attention_conformance.cases.bits import BITS
 from attention_conformance.cases.large import LARGE
-from attention_conformance.result import one_line
 from attention_conformance.run.bits import conventions, same_bits
 from attention_conformance.run.catalogue import SUBJECT_CASES
 from attention_conformance.run.causes import agreed
-from attention_conformance.run.finding import Finding
+from attention_conformance.run.finding import Finding, Started
 from attention_conformance.run.fuzz import Script, fuzzed
-from attention_conformance.run.job import Asked, Described, Job, Refused, Started
+from attention_conformance.run.job import Asked, Described, Job, Refused
 from attention_conformance.run.judge import Question, graded, judged, returned
 from attention_conformance.run.kinds import never_computed
 from attention_conformance.run.memory import available_memory, too_large
@@ -41,7 +41,6 @@ __all__ = [
     "Described",
     "Job",
     "Refused",
-    "Started",
     "check_subject",
     "on_device",
     "supervised",
@@ -224,13 +223,13 @@ def work(job: Job) -> Iterator[Message]:
     is_part = bool(job.cases or job.fuzz or job.is_large)  # of which a parameter that is not understood is told, too
     yield from (each for each in told_of if not is_part or each.verdict == "not understood")
     if job.fuzz:
-        yield Started("fuzz", "-", 0, "Drawn calls are right.")
+        yield Started(Finding("fuzz", "-", 0, "Drawn calls are right.", "right", seed=job.seed))
         yield from fuzzed(subject, job, job.dtypes or usual_dtypes(subject))
         return
     for each in asked:
-        yield Started(each.case.name, each.dtype, each.case.line, each.case.shows)
+        yield Started(each.blank)
         if reason := too_large(each, available_memory() if each.case.memory else None):
-            yield Finding(each.case.name, each.dtype, each.case.line, each.case.shows, "not offered", detail=reason)
+            yield replace(each.blank, verdict="not offered", detail=reason)
             continue
         yield judged(each) if job.is_trusted else returned(each)
 
@@ -245,16 +244,16 @@ def _never_answered(target: str, witness: Witness) -> str:
     )
 
 
-OTHER = Started("same-bits-as", "-", 0, "The other target loads, and small calls tell what it expects.")
+OTHER = Finding("same-bits-as", "-", 0, "The other target loads, and small calls tell what it expects.", "right")
 
 
 def _pair(subject: Subject, job: Job) -> Iterator[Message]:
     """Compare the bits of a settled subject with those of the other target of a job."""
     other = subject
     if job.same_bits_as != job.target:
-        if (OTHER.name, OTHER.dtype) in job.done:  # it ended a former process
+        if (OTHER.case, OTHER.dtype) in job.done:  # it ended a former process
             return
-        yield OTHER
+        yield Started(replace(OTHER, seed=job.seed))
         try:
             with quiet_start():
                 other = on_device(load_target(job.same_bits_as))
@@ -271,7 +270,7 @@ def _pair(subject: Subject, job: Job) -> Iterator[Message]:
         yield Described(facts, {}, _library(other).versions(), len(BITS), target=job.same_bits_as)
     yield from conventions(subject, other, job.accepted) if not job.done else []
     for each in pair_questions(subject, other, job):
-        yield Started(each.case.name, each.dtype, each.case.line, each.case.shows)
+        yield Started(each.blank)
         yield same_bits(each)
 
 
@@ -325,7 +324,7 @@ def _note(worker: workers.Worker, message: Message, limit: float) -> None:
     job: Job = worker.order
     if isinstance(message, Started) or (isinstance(message, Asked) and message.facts is None):
         worker.at, worker.limit = message, limit
-    elif isinstance(message, Asked):
+    elif isinstance(message, Asked) and message.facts is not None:
         worker.order = replace(job, known={**job.known, message.question: message.facts})
     elif isinstance(message, Finding | Returned):
         worker.order = replace(job, done=job.done | {(message.case, message.dtype)})
@@ -340,9 +339,9 @@ def _died(worker: workers.Worker, death: workers.Death) -> Finding:
     if isinstance(at, Asked):
         worker.order = replace(job, known={**job.known, at.question: AFTER_A_CRASH[at.question]})
         return _unanswered(at.question, verdict, death.reason)
-    worker.order = replace(job, done=job.done | {(at.name, at.dtype)})
-    detail = death.reason + frame(death.stack, job.target)
-    return Finding(at.name, at.dtype, at.line, at.shows, verdict, detail=detail, seed=job.seed, traceback=death.stack)
+    lost: Finding = at.finding
+    worker.order = replace(job, done=job.done | {(lost.case, lost.dtype)})
+    return replace(lost, verdict=verdict, detail=death.reason + frame(death.stack, job.target), traceback=death.stack)
 
 
 def frame(stack: str, target: str) -> str:

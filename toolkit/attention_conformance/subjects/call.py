@@ -186,15 +186,15 @@ def _named(result: Any, problem: Problem, subject: Subject, xp: Any) -> Arrays:
 
 def gradients(
     problem: Problem, subject: Subject, arrays: Arrays, names: Sequence[str], backend: Backend,
-    between: Callable[[], Any] | None = None,
+    between: Callable[[], Any] | None = None, by_backend: bool = False,
 ) -> Arrays:  # fmt: skip
-    """The gradients of ``sum(output * cotangent)`` in the arrays of these names.
+    """The gradients of ``sum(output * cotangent)`` in the arrays of these names, perhaps as the core has them.
 
     ``between`` is called after the forward pass, where the backward pass is a call of its own.
     """
     if subject.backward is not None:
         return _by_pair(problem, subject, arrays, backend, between)
-    if backend.name == "torch":
+    if backend.name == "torch" and not by_backend:
         return torch_pass(problem, subject, arrays, names, between)[1]
     xp = backend.namespace
 

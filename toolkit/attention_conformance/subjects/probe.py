@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from attention_conformance.call import one_line
 from attention_conformance.oracle.dense import Dense, answer, dense_of
 from attention_conformance.problem import DTYPES, Problem, array, rounded
-from attention_conformance.result import one_line
 from attention_conformance.subjects.call import gradients, outputs, place, to_numpy
 from attention_conformance.subjects.fit import fit, meant
 from attention_conformance.subjects.libraries import devices_of, holds, in_precision

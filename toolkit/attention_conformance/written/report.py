@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import math
@@ -19,7 +18,7 @@ from rich.text import Text
 
 from attention_conformance.cases import CASES
 from attention_conformance.cases.contract import LINES
-from attention_conformance.result import Result
+from attention_conformance.run.finding import Finding, plain
 from attention_conformance.run.machine import machine
 from attention_conformance.run.model import PAIRS
 from attention_files.writing import write_file
@@ -55,7 +54,7 @@ LINE_LEGEND = (
 )
 
 
-def line_table(results: Iterable[Result], width: int) -> Table:
+def line_table(results: Iterable[Finding], width: int) -> Table:
     """A row for every line of the contract, and one for numerical hazards: the worst error, where, and of how many."""
     table = Table(
         title="The contract, line by line", title_justify="left", header_style="bold", box=None, padding=(0, 1)
@@ -66,7 +65,7 @@ def line_table(results: Iterable[Result], width: int) -> Table:
         justify: Literal["left", "right"] = "left" if heading in ("says", "where") else "right"
         table.add_column(heading, width=most, justify=justify, no_wrap=True, overflow="ellipsis")
     lines = {case.name: case.line for case in CASES}
-    judged: dict[int, list[Result]] = {line: [] for line in LINES}
+    judged: dict[int, list[Finding]] = {line: [] for line in LINES}
     for result in results:
         if result.passed is not None and result.case in lines:
             judged[lines[result.case]].append(result)
@@ -81,13 +80,13 @@ def line_table(results: Iterable[Result], width: int) -> Table:
     return table
 
 
-def _nearness(result: Result) -> tuple[bool, float, float]:
+def _nearness(result: Finding) -> tuple[bool, float, float]:
     """The error of a result in comparison: as a part of its bound, and one that fails before all others."""
     ratio = result.error / result.bound if result.bound > 0 else result.error
     return result.passed is False, math.inf if math.isnan(ratio) else ratio, result.error
 
 
-def result_tables(results: Sequence[Result], width: int) -> list[Table]:
+def result_tables(results: Sequence[Finding], width: int) -> list[Table]:
     """A row for every case, a column for every backend, mode and implementation; several tables if one is too wide."""
     results = [result for result in results if result.case != "model"]
     ways = list(dict.fromkeys(map(way_of, results)))
@@ -102,18 +101,18 @@ def result_tables(results: Sequence[Result], width: int) -> list[Table]:
     return tables
 
 
-def way_of(result: Result) -> tuple[str, str, str]:
+def way_of(result: Finding) -> tuple[str, str, str]:
     """Backend, mode and implementation."""
     return result.backend, result.mode, result.implementation
 
 
-def _table(results: Sequence[Result], cases: Sequence[str], ways: Sequence[tuple[str, str, str]]) -> Table:
+def _table(results: Sequence[Finding], cases: Sequence[str], ways: Sequence[tuple[str, str, str]]) -> Table:
     table = Table(title="Conformance", title_justify="left", header_style="bold")
     table.add_column("case", no_wrap=True)
     table.add_column(BOUND, justify="right", no_wrap=True)
     for way in ways:
         table.add_column("\n".join(way).rstrip(), justify="right", no_wrap=True)
-    found: dict[tuple[str, tuple[str, str, str]], list[Result]] = {}
+    found: dict[tuple[str, tuple[str, str, str]], list[Finding]] = {}
     for result in results:
         found.setdefault((result.case, way_of(result)), []).append(result)
     for case in cases:
@@ -122,7 +121,7 @@ def _table(results: Sequence[Result], cases: Sequence[str], ways: Sequence[tuple
     return table
 
 
-def _bounds(results: Iterable[Result]) -> str:
+def _bounds(results: Iterable[Finding]) -> str:
     """The bounds of a case for 16, 32 and 64 bits."""
     bounds: dict[str, float] = {}
     for result in results:
@@ -131,7 +130,7 @@ def _bounds(results: Iterable[Result]) -> str:
     return " / ".join(f"{bounds[bits]:.3g}" if bits in bounds else "-" for bits in ("16", "32", "64"))
 
 
-def _cell(results: Sequence[Result]) -> Text:
+def _cell(results: Sequence[Finding]) -> Text:
     failed = [result for result in results if result.passed is False]
     exempt = [result for result in results if result.passed is None and not math.isnan(result.error)]
     passed = [result for result in results if result.passed]
@@ -141,7 +140,7 @@ def _cell(results: Sequence[Result]) -> Text:
     return Text("refused" if any(result.refused for result in results) else "-", style="dim")
 
 
-def model_tables(results: Iterable[Result]) -> list[Table]:
+def model_tables(results: Iterable[Finding]) -> list[Table]:
     """For every way of running a model the error, and the cosines between the sentences of each pair, or the text."""
     results = [result for result in results if result.case == "model" and result.passed is not None]
     tables = []
@@ -159,13 +158,13 @@ def model_tables(results: Iterable[Result]) -> list[Table]:
     return tables
 
 
-def reasons(results: Iterable[Result]) -> list[str]:
+def reasons(results: Iterable[Finding]) -> list[str]:
     """A line for every reason why something was not run, or may miss its bound, with how often it was met."""
     counts = Counter(reason_of(result) for result in results if result.passed is None)
     return [f"{count} {reason}" for reason, count in counts.items()]
 
 
-def reason_of(result: Result) -> str:
+def reason_of(result: Finding) -> str:
     """Why a result neither passed nor failed."""
     if result.refused:
         return f"refused: {result.detail}"
@@ -173,7 +172,7 @@ def reason_of(result: Result) -> str:
     return reason if reason.startswith("exempt") else f"not run: {reason}"
 
 
-def failures(results: Iterable[Result]) -> list[str]:
+def failures(results: Iterable[Finding]) -> list[str]:
     """A line for every result that failed."""
     return [
         f"{result.case} on {result.backend} ({told(result)}): "
@@ -183,12 +182,12 @@ def failures(results: Iterable[Result]) -> list[str]:
     ]
 
 
-def told(result: Result) -> str:
+def told(result: Finding) -> str:
     """In which way a result was come by, but for the backend."""
     return ", ".join(filter(None, (result.device, result.dtype, result.mode, result.implementation)))
 
 
-def proved(results: Sequence[Result], models: Sequence[Path], *, is_quick: bool) -> list[str]:
+def proved(results: Sequence[Finding], models: Sequence[Path], *, is_quick: bool) -> list[str]:
     """Say of how many cases on which backends results hold, how near they come to a bound, and how to see more."""
     judged = [result for result in results if result.passed is not None]
     lines = []
@@ -212,14 +211,14 @@ def proved(results: Sequence[Result], models: Sequence[Path], *, is_quick: bool)
     return [*lines, f"more: --details for each case, --json FILE for each result, --identical for bits{all_of_it}"]
 
 
-def summary(results: Sequence[Result]) -> str:
+def summary(results: Sequence[Finding]) -> str:
     """How many passed, failed, were refused, and were not run or are exempt."""
     counts = _counts(results)
     told = [f"{counts[name]} {name}" for name in ("refused", "skipped") if counts[name]]
     return ", ".join([f"{counts['passed']} passed", f"{counts['failed']} failed", *told])
 
 
-def _counts(results: Sequence[Result]) -> dict[str, int]:
+def _counts(results: Sequence[Finding]) -> dict[str, int]:
     counts = dict.fromkeys(("passed", "failed", "refused", "skipped"), 0)
     outcomes = {True: "passed", False: "failed", None: "skipped"}
     return counts | Counter("refused" if result.refused else outcomes[result.passed] for result in results)
@@ -237,17 +236,27 @@ def environment(backends: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     }
 
 
-def write_json(path: Path, results: Sequence[Result], about: Mapping[str, Any]) -> None:
+ROW = (
+    "case",
+    "backend",
+    "device",
+    "dtype",
+    "mode",
+    "implementation",
+    "measure",
+    "error",
+    "bound",
+    "passed",
+    "detail",
+    "seconds",
+    "values",
+    "refused",
+)
+"""What a file tells of a result."""
+
+
+def write_json(path: Path, results: Sequence[Finding], about: Mapping[str, Any]) -> None:
     """Write environment and results; numbers that JSON does not know, infinity and nan, become text and null."""
-    rows = [
-        {name: _number(each) if isinstance(each, float) else each for name, each in dataclasses.asdict(result).items()}
-        for result in results
-    ]
+    rows = [{name: plain(getattr(result, name)) for name in ROW} for result in results]
     document = {"environment": about, "summary": _counts(results), "results": rows}
     write_file(path, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
-
-
-def _number(number: float) -> float | str | None:
-    if math.isnan(number):
-        return None
-    return number if math.isfinite(number) else "inf"
