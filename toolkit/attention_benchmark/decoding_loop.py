@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from attention_benchmark.memory import peak_growth
 from attention_benchmark.turns import measured
 from attention_core import scaled_dot_product_attention
 from attention_core.cache import KeyValueCache, append, cache_mask
+from attention_workers.memory import peak_growth
 
 __all__ = ["loops", "main"]
 

@@ -6,10 +6,17 @@ from dataclasses import dataclass, field
 
 import attention_workers as workers
 from attention_benchmark.candidate import Candidate
-from attention_benchmark.memory import SETTINGS
 from attention_benchmark.problem import Problem
 
 __all__ = ["Order"]
+
+OF_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": "131072",
+    "MALLOC_TRIM_THRESHOLD_": "131072",
+    "TF_ENABLE_ONEDNN_OPTS": "0",  # oneDNN comes with an allocator of its own
+    "ATTENTION_BENCHMARK_MEMORY": "1",
+}
+"""Environment variables that make allocators return freed memory to the system at once."""
 
 
 @dataclass(frozen=True)
@@ -67,4 +74,4 @@ class Order(workers.Order):
         settings |= {f"{name}_NUM_THREADS": str(self.threads) for name in ("OMP", "OPENBLAS", "MKL")}
         if self.framework in ("torch", "jax", "tensorflow"):
             settings["KERAS_BACKEND"] = self.framework
-        return settings | (SETTINGS if self.memory else {})
+        return settings | (OF_MEMORY if self.memory else {})

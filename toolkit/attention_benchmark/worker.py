@@ -24,11 +24,11 @@ from attention_benchmark.candidate import CANDIDATES, Call, Candidate
 from attention_benchmark.evidence import keep
 from attention_benchmark.frameworks import Engine, device_of
 from attention_benchmark.measurement import Measurement
-from attention_benchmark.memory import available, peak_growth
 from attention_benchmark.order import Order
 from attention_benchmark.problem import NumpyArray, Problem, drawn_arrays, laid_out
 from attention_benchmark.reference import TOLERANCE, Expected, expected, worst_error
 from attention_numpy.trees import devices_of_kind
+from attention_workers.memory import available, peak_growth
 
 __all__ = ["measure", "measure_memory", "work"]
 

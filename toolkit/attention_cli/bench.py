@@ -19,7 +19,6 @@ from rich.status import Status
 from attention_benchmark import report
 from attention_benchmark.candidate import CANDIDATES, FRAMEWORKS, Candidate
 from attention_benchmark.measurement import Measurement, read_json, write_json
-from attention_benchmark.memory import available
 from attention_benchmark.order import Order
 from attention_benchmark.problem import (
     DIRECTIONS,
@@ -37,6 +36,7 @@ from attention_benchmark.reference import TOLERANCE
 from attention_cli.terminal import Many, check_file, check_known, refusal, refusing_files
 from attention_cli.timed import foreign_of
 from attention_files.writing import write_file
+from attention_workers.memory import available
 
 if TYPE_CHECKING:
     from attention_cli.app import Bench

@@ -13,7 +13,6 @@ import numpy as np
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from attention_benchmark.memory import available
 from attention_cli.backends import chosen_backends
 from attention_cli.terminal import console, refusal, telling_warnings
 from attention_core import layers as generation
@@ -26,6 +25,7 @@ from attention_files.gguf import open_gguf
 from attention_files.optional import optional
 from attention_files.safetensors import FileError
 from attention_numpy.trees import map_arrays
+from attention_workers.memory import available
 
 if TYPE_CHECKING:
     from attention_cli.app import Generate

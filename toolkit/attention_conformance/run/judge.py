@@ -35,8 +35,9 @@ from attention_conformance.subjects.call import gradients, outputs, place, to_nu
 from attention_conformance.subjects.fit import fit, meant
 from attention_conformance.subjects.libraries import holds, in_precision
 from attention_conformance.subjects.subject import NotOffered, Subject
-from attention_conformance.subjects.watch import TOUCHED, Touched, poisoned, resident, shared, watched
+from attention_conformance.subjects.watch import TOUCHED, Touched, poisoned, shared, watched
 from attention_core.backend import Backend, get_backend
+from attention_workers.memory import resident
 
 __all__ = [
     "Bounds",

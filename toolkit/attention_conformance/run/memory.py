@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 
 from attention_conformance.cases.large import SIDE
 from attention_conformance.run.judge import Question, judged
-from attention_conformance.subjects.watch import resident
+from attention_workers.memory import available, peak_growth
 
 __all__ = ["available_memory", "too_large"]
 
@@ -37,24 +36,13 @@ def _grown(question: Question) -> float | None:
         return None
     small = replace(question, case=replace(question.case, inputs=question.case.sample))
     judged(small)
-    try:
-        before = resident()
-        with open("/proc/self/clear_refs", "w") as maximum:
-            maximum.write("5")
-        judged(small)
-        return max(0, _told("/proc/self/status", "VmHWM") * 1024 - before) / 2**30
-    except (OSError, StopIteration):
-        return None
+    return _in_gib(peak_growth(lambda: judged(small)))
 
 
 def available_memory() -> float | None:
     """The memory that is free, in GiB; None where the system does not tell."""
-    with contextlib.suppress(OSError, StopIteration):
-        return _told("/proc/meminfo", "MemAvailable") / 2**20
-    return None
+    return _in_gib(available())
 
 
-def _told(path: str, name: str) -> int:
-    """A number in KiB that the system tells by name."""
-    with open(path) as told:
-        return int(next(line for line in told if line.startswith(f"{name}:")).split()[1])
+def _in_gib(size: int | None) -> float | None:
+    return None if size is None else size / 2**30

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import importlib
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +12,7 @@ import numpy as np
 
 from attention_core.backend import Backend
 
-__all__ = ["TOUCHED", "Touched", "poisoned", "resident", "shared", "watched"]
+__all__ = ["TOUCHED", "Touched", "poisoned", "shared", "watched"]
 
 LARGEST = 2**28
 """Elements of a buffer above which the array alone is hashed."""
@@ -142,14 +141,3 @@ def _poisoned_torch() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-
-
-def resident() -> int:
-    """The resident memory of this process in bytes, after what is free went back; 0 where the system does not tell."""
-    with contextlib.suppress(OSError, AttributeError, TypeError):  # not every C library can give memory back
-        ctypes.CDLL(None).malloc_trim(0)
-    try:
-        with open("/proc/self/statm") as told:
-            return int(told.read().split()[1]) * 4096
-    except OSError:
-        return 0

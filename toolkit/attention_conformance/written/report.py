@@ -176,7 +176,7 @@ def failures(results: Iterable[Finding]) -> list[str]:
     """A line for every result that failed."""
     return [
         f"{result.case} on {result.backend} ({told(result)}): "
-        f"error {result.error:.3g}, bound {result.bound:.3g}; {result.detail}"
+        f"error {result.error:.3g}, bound {result.bound:.3g}; {'; '.join(filter(None, (result.detail, result.says)))}"
         for result in results
         if result.passed is False
     ]
