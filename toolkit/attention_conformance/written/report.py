@@ -236,22 +236,8 @@ def environment(backends: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     }
 
 
-ROW = (
-    "case",
-    "backend",
-    "device",
-    "dtype",
-    "mode",
-    "implementation",
-    "measure",
-    "error",
-    "bound",
-    "passed",
-    "detail",
-    "seconds",
-    "values",
-    "refused",
-)
+ROW = ("case", "backend", "device", "dtype", "mode", "implementation", "measure",
+       "error", "bound", "passed", "detail", "seconds", "values", "refused")  # fmt: skip
 """What a file tells of a result."""
 
 
