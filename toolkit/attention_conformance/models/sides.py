@@ -146,8 +146,8 @@ def read_model(path: Path) -> tuple[tuple[layers.Layer, ...], tuple[Any, ...]]:
             return tuple((each,) for each in load_causal_lm(path))  # type: ignore[return-value]
         return _bert(load_arrays(path / "model.safetensors")[0], config)
     if path.suffix == ".gguf":
-        definition, parameters, _ = load_gguf(path)
-        return (definition,), (parameters,)
+        found = load_gguf(path)
+        return (found.definition,), (found.parameters,)
     definitions, parameters, states = load_layers(path)
     if any(states):
         raise ComparisonError(f"expected layers without a state in {path}; got that of spectral normalization")
