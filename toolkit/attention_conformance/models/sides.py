@@ -148,10 +148,10 @@ def read_model(path: Path) -> tuple[tuple[layers.Layer, ...], tuple[Any, ...]]:
     if path.suffix == ".gguf":
         definition, parameters, _ = load_gguf(path)
         return (definition,), (parameters,)
-    definitions, parameters, states = load_layers(path)
+    definitions, trees, states = load_layers(path)
     if any(states):
         raise ComparisonError(f"expected layers without a state in {path}; got that of spectral normalization")
-    return definitions, parameters
+    return definitions, trees
 
 
 def _config(folder: Path) -> dict[str, Any]:
