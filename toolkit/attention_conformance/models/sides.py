@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.call import one_line
 from attention_conformance.problem import NumpyArray
+from attention_conformance.result import one_line
 from attention_conformance.subjects.libraries import quiet_start
 from attention_conformance.subjects.target import TargetError, load_object
 from attention_core import layers
@@ -146,12 +146,12 @@ def read_model(path: Path) -> tuple[tuple[layers.Layer, ...], tuple[Any, ...]]:
             return tuple((each,) for each in load_causal_lm(path))  # type: ignore[return-value]
         return _bert(load_arrays(path / "model.safetensors")[0], config)
     if path.suffix == ".gguf":
-        found = load_gguf(path)
-        return (found.definition,), (found.parameters,)
-    definitions, parameters, states = load_layers(path)
+        definition, parameters, _ = load_gguf(path)
+        return (definition,), (parameters,)
+    definitions, trees, states = load_layers(path)
     if any(states):
         raise ComparisonError(f"expected layers without a state in {path}; got that of spectral normalization")
-    return definitions, parameters
+    return definitions, trees
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -12,8 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from attention_conformance.cases.bits import VARIATIONS
 from attention_conformance.named.case import NamedCase
 from attention_conformance.named.related import related
+from attention_conformance.run.bits import OTHER_BITS
 from attention_conformance.run.finding import VERDICTS, WRONG
 from attention_conformance.survey.remarks import Remark, findings_of, matches, read_remarks, remark_of
 from attention_conformance.survey.rows import ABSENT, PROPERTIES, ROWS
@@ -59,6 +61,11 @@ written. Such a script has the arrays, the call and a definition in float64, and
 says otherwise. `nox -s survey` installs the packages, checks all rows, runs the scripts and writes this page. Each row
 has the date of its run, and the number of its cases: later runs have more.
 """
+
+
+BITS_SAID = """The column *bits* compares a call in float32 with others that are the same by mathematics, to the last
+bit: outputs, and gradients where there are any. The [rows](guides/same-bits.md#a-row) are those of
+`attention-core check A --same-bits-as A`. A subject without the column was not asked."""
 
 
 def joined(folder: Path, former: Sequence[Mapping[str, Any]] = ()) -> list[Mapping[str, Any]]:
@@ -127,10 +134,23 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
         "|---|---|",
         *(f"| {name} | {PROPERTIES[name]} |" for name in names),
     ]
-    lines += ["", "## Remarks", ""]
+    lines += [*_bits(rows), "", "## Remarks", ""]
     lines += [f"- *{each['mark']}*: {_said(each)}" for each in remarks if "mark" in each]
     lines += ["", "## Not in the table", "", *(f"- {name}: {why}." for name, why in ABSENT.items())]
     return "\n".join(lines) + "\n"
+
+
+def _bits(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """In which calls a row has other bits than in the whole one."""
+    told = {}
+    for row in rows:
+        if "bits" in row["cells"]:
+            other = [each["case"] for each in findings_of(row["cells"]["bits"]) if each["verdict"] == OTHER_BITS]
+            told[row["subject"]] = (
+                ", ".join(name.removeprefix("bits-") for name in VARIATIONS if name in other) or "none"
+            )
+    lines = ["", "## The same bits", "", BITS_SAID, "", "| subject | other bits in |", "|---|---|"]
+    return [*lines, *(f"| {subject} | {names} |" for subject, names in told.items())] if told else []
 
 
 def details(rows: Sequence[Mapping[str, Any]], subjects: Sequence[str] = ()) -> str:
