@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from attention_conformance.call import one_line
 from attention_conformance.problem import NumpyArray
-from attention_conformance.result import one_line
 from attention_conformance.subjects.libraries import quiet_start
 from attention_conformance.subjects.target import TargetError, load_object
 from attention_core import layers
