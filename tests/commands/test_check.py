@@ -120,7 +120,7 @@ def test_expected_findings_pass_and_one_that_is_right_is_an_error(target, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nothing.sdpa"], "expected module:callable, file.py:callable or one of attention-core, torch.sdpa,"),
+        (["nothing.sdpa"], "expected module:callable, file.py:callable, model.onnx or one of attention-core, torch.sdpa,"),
         (["none.py:attention"], "expected a file of Python; got 'none.py', which is none"),
         (["no_such_module:attention"], "expected a module to import; got 'no_such_module'"),
         (["numpy:no_such_name"], "expected a callable of numpy; got 'no_such_name', which it does not have"),
