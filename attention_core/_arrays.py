@@ -187,6 +187,11 @@ _explained: dict[str, tuple[str, str]] = {}  # by class; compilers trace the loo
 _refused: dict[str, tuple[str, str]] = {}
 
 
+def explained(text: str) -> str | None:
+    """The first class that a text names of those that messages explain, and what to write."""
+    return next((f"{name}{words}" for name, (_, words) in _explained.items() if name in text), None)
+
+
 def refusal(kind: type) -> str | None:
     """What to write instead of arrays of a class, if adapters refuse it."""
     library, text = _refused.get(kind.__name__, ("", ""))

@@ -11,6 +11,8 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
+from attention_core._arrays import explained
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 Thing = TypeVar("Thing")
 
@@ -263,8 +265,11 @@ def missing_error(name: str, names: Names, count: int, options: Iterable[str], /
     return TypeError(f"expected {name}({needed}); got no {' and no '.join(missing)}")
 
 
-def call_error(name: str, names: Names, count: int, options: Iterable[str], /) -> TypeError | None:
-    """The error for what a call gives a function of these names; ``None`` if the function can be called so."""
+def call_error(raised: Exception, name: str, names: Names, count: int, options: Iterable[str]) -> TypeError | None:
+    """The error that says why a call raised another: what it gives a function of these names, or an array's class."""
+    if isinstance(raised, RuntimeError):
+        got = explained(str(raised))
+        return None if got is None else TypeError(f"expected plain arrays, in {name}; got {got}")
     for option in options:
         if option not in names.keywords:
             return keyword_error(name, names, option)
@@ -286,8 +291,8 @@ def names_keywords(function: Function, name: str, /) -> Function:
     def named(*arguments: Any, **options: Any) -> Any:
         try:
             return function(*arguments, **options)
-        except TypeError:
-            error = call_error(name, names, len(arguments), options)
+        except (TypeError, RuntimeError) as raised:
+            error = call_error(raised, name, names, len(arguments), options)
             if error is not None:
                 raise error from None
             raise

@@ -15,12 +15,15 @@ from typing import Any
 from attention_core._arithmetic.elementary import cosine, sine
 from attention_core._arithmetic.exact import uncontracted
 from attention_core._arrays import Array, DType, Namespace, dtype_name, index_dtype, shape
-from attention_core._backend import array_of, is_compiling
+from attention_core._backend import array_of, can_be_read, is_compiling, is_concrete, numbers_of
+from attention_core._checks import remember
 
 Words = tuple[list[Any], list[Any], list[Any]]
 
 _TURN = 0xA2F9836E4E441529FC2757D1F534DDC0DB629599  # 2**162 / (2 pi), rounded down
 _EXACT_BITS = 400  # after the point: even a frequency of 2**-300 turns keeps 53 significant bits
+_MOST_NUMBERS = 2**10  # that are kept of a table
+_kept_tables: dict[Any, tuple[list[Any], list[Any]]] = {}
 _DECIMALS = decimal.Context(prec=60, rounding=decimal.ROUND_HALF_EVEN, Emin=-9999, Emax=9999, traps=[])
 
 
@@ -45,11 +48,29 @@ def join_pairs(pair: tuple[Array, Array], x: Array, *, width: int, interleaved: 
 def tables(
     positions: Array, x: Array, *, base: float, width: int, divisors: tuple[float, ...] | None, xp: Namespace
 ) -> tuple[Array, Array]:
-    """Cosine and sine of all angles, (..., 1, L, W/2), in the dtype of ``x``, for positions (..., 1, L, 1)."""
-    kind = "float64" if dtype_name(x.dtype) == "float64" else "integer"
-    numbers = (base, width, divisors)
-    words = _words(kind, *(_without_symbols(*numbers) if is_compiling(x) else numbers))
-    if kind == "float64":
+    """Cosine and sine of all angles, (..., 1, L, W/2), in the dtype of ``x``, for positions (..., 1, L, 1).
+
+    Those of few positions are kept as numbers: in a step of decoding, all layers ask for the same.
+    """
+    settings = (base, width, divisors)
+    is_kept = can_be_read(positions) and is_concrete(x) and math.prod(positions.shape) * width <= _MOST_NUMBERS
+    key = (xp.__name__, x.dtype, str(numbers_of(positions)), settings) if is_kept else None
+    known = _kept_tables.get(key)
+    if known is None:
+        cos, sin = _computed_tables(positions, x, settings, xp)
+        if is_kept and is_concrete(cos):
+            remember(_kept_tables, key, (numbers_of(cos), numbers_of(sin)), most=64)
+        return cos, sin
+    cos, sin = (array_of(each, x.dtype, x, xp) for each in known)
+    return cos, sin
+
+
+def _computed_tables(positions: Array, x: Array, settings: Any, xp: Namespace) -> tuple[Array, Array]:
+    is_float64 = dtype_name(x.dtype) == "float64"
+    words = _words(
+        "float64" if is_float64 else "integer", *(_without_symbols(*settings) if is_compiling(x) else settings)
+    )
+    if is_float64:
         quadrant, angle = _angle_by_floats(xp.astype(positions, x.dtype), words, xp)
     else:
         quadrant, angle = _angle_by_integers(positions, words, x, xp)

@@ -14,7 +14,7 @@ from attention_core._arrays import Array, Namespace
 from attention_core._attention.call import Call
 from attention_core._attention.parts import parts_of
 from attention_core._attention.ways import DENSE, OutputOf, taken_way
-from attention_core._backend import Backend, can_be_read, is_compiling, is_of_eager_type, registered_name
+from attention_core._backend import Backend, can_be_read, is_compiling, is_of_eager_type, numbers_of, registered_name
 from attention_core.masks import Mask, flatten
 from attention_core.masks._rules import rule_of
 
@@ -140,10 +140,7 @@ def _once_per_lengths(call: Call) -> OutputOf | None:
 
     def output(call: Call) -> Array | None:
         nonlocal last
-        numbers = [
-            (array if hasattr(array, "tolist") else call.backend.to_numpy(array)).tolist()
-            for array in _lengths(call.mask)
-        ]
+        numbers = list(map(numbers_of, _lengths(call.mask)))
         known, is_shared, rule, planned = last
         if numbers != known:
             bands = call.mask.bands(leading)  # type: ignore[union-attr]

@@ -29,6 +29,7 @@ from attention_core._backend._find import (
     is_exporting,
     is_of_eager_type,
     is_of_numpy,
+    numbers_of,
     own_namespace,
 )
 from attention_core._backend._loops import Loops, PythonLoops, TracedLoops, Workspace
@@ -64,6 +65,7 @@ __all__ = [
     "is_of_eager_type",
     "is_of_numpy",
     "library_name",
+    "numbers_of",
     "own_namespace",
     "register",
     "registered",

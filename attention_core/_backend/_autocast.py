@@ -66,8 +66,8 @@ def with_autocast(
                         with quiet():
                             return function(*arguments, **options)
                 return function(*arguments, **options)
-            except TypeError:
-                error = error_of(function.__name__, names, len(arguments), options)
+            except (TypeError, RuntimeError) as raised:
+                error = error_of(raised, function.__name__, names, len(arguments), options)
                 if error is not None:
                     raise error from None
                 raise

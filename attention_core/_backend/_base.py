@@ -276,7 +276,7 @@ class Backend:
         raise self._missing()
 
     def array_of(self, numbers: Sequence[float], dtype: Any, like: Array, /) -> Array:
-        """Return an array (N,) of numbers, on the device of another array: perhaps one that was returned before.
+        """Return an array of numbers, or of lists, on the device of another: perhaps one that was returned before.
 
         To copy numbers to a device may wait for it.
         """

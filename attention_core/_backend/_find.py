@@ -282,6 +282,12 @@ def can_be_read(array: Array, /) -> bool:
     return is_on_host(array) and is_concrete(array)
 
 
+def numbers_of(array: Array, /) -> list[Any]:
+    """The numbers of an array that can be read, as lists of its axes."""
+    found = array if hasattr(array, "tolist") else cast(Backend, backend_of(array)).to_numpy(array)
+    return cast(list[Any], found.tolist())
+
+
 def array_of(numbers: Sequence[float], dtype: Any, like: Array, xp: Namespace) -> Array:
     """Numbers that are known before a call as an array (N,), on the device of another one."""
     if is_compiling(like):

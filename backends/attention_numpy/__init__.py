@@ -8,3 +8,4 @@ if importlib.util.find_spec("numpy") is not None:  # PyTorch, which can do witho
     from attention_numpy.backend import backend
 
 __all__ = ["backend"]
+__dir__ = __all__.copy  # the other modules are inner ones

@@ -5,3 +5,4 @@ import attention_numpy  # noqa: F401 (likewise)
 from attention_tensorflow.backend import backend
 
 __all__ = ["backend"]
+__dir__ = __all__.copy  # the other modules are inner ones

@@ -50,6 +50,8 @@ __all__ = ["TorchBackend", "backend"]
 LOWER_RIGHT = ": pass mask=Causal() for its upper left variant, and mask=Causal(offset=N - M) for its lower right one"
 explain_class("torch", "CausalBias", LOWER_RIGHT, is_array=True)
 explain_class("torch", "BlockMask", ": MaskFunction(mask_mod) is the mask of its function", is_array=False)
+LOCAL_MAP = "local_map of torch.distributed.tensor.experimental calls a function with the shards"
+explain_class("torch", "DTensor", f": {LOCAL_MAP}, as the guide to sharding shows", is_array=False)
 explain_class("torch", "Proxy", " of torch.fx: torch.export traces attention", is_array=False)
 
 AUTOCAST = ("cpu", "cuda")  # devices that have it

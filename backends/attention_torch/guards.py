@@ -63,13 +63,9 @@ _num_early_modes = torch._ops._len_torch_dispatch_stack_pre_dispatch  # which lo
 
 
 def check_local(*arrays: torch.Tensor) -> None:
-    """Raise unless tensors are of one process."""
+    """Raise unless tensors are of one process; the function that is called says what to write instead."""
     if any(type(array).__name__ == "DTensor" for array in arrays):
-        raise TypeError(
-            "expected tensors of one process, for blocks, reproducible arithmetic and rules of positions; got DTensor:"
-            " local_map of torch.distributed.tensor.experimental calls a function with the shards, as the guide to"
-            " sharding shows"
-        )
+        raise RuntimeError("expected tensors of one process; got DTensor")
 
 
 def is_on_host(array: torch.Tensor) -> bool:

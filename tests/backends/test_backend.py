@@ -67,6 +67,11 @@ def test_listing_backends_imports_none_of_them():
     assert printed == "[]"
 
 
+@pytest.mark.needs(lambda backend: backend.name in ("numpy", "tensorflow"))
+def test_an_adapter_without_layers_announces_its_backend_alone(backend):
+    assert dir(importlib.import_module(f"attention_{backend.name}")) == ["backend"]
+
+
 @pytest.fixture
 def third_party(tmp_path, monkeypatch):
     """A library that nobody has heard of, with a backend that is announced as an installed distribution would."""

@@ -49,6 +49,14 @@ def test_large_positions_cost_no_accuracy(dtype, base, divisors, backend, rng):
     assert np.max(np.abs(in_units((result - expected).astype(np.float64), x))) < 2.5
 
 
+def test_angles_that_are_kept_have_the_bits_of_those_that_are_computed(put, get, rng):
+    x = rng.standard_normal((3, len(FAR), WIDTH)).astype(np.float32)
+    calls = [{}, {"base": 500.0}, {"divisors": DIVISORS}, {"width": 4}, {"interleaved": True}] * 2
+    results = [get(rotary_embedding(put(x), put(FAR), **options)).tobytes() for options in calls]
+    assert results[:5] == results[5:]
+    assert len(set(results)) == 5
+
+
 @pytest.mark.needs("jax")
 def test_integers_of_32_bits_count_modulo_a_turn(rng):
     """JAX has none of 64 bits unless told."""

@@ -360,9 +360,21 @@ def test_torch_fx_names_what_traces_attention(torch):
         fx.symbolic_trace(torch.nn.Sequential(layer))
 
 
+DISTRIBUTED = {
+    "blocks": lambda x: ac.scaled_dot_product_attention(x, x, x, implementation="blockwise"),
+    "causal": lambda x: ac.scaled_dot_product_attention(x, x, x, is_causal=True),
+    "positions": lambda x: ac.functions.rotary_embedding(x, np.arange(40)),
+    "cache": lambda x: ac.cache.append(ac.cache.KeyValueCache(x, x, x[0, 0, 0, 0].long()), *[x[..., :2, :]] * 2),
+    **{
+        name: lambda x, name=name: getattr(importlib.import_module("attention_torch"), name)(8, 2, 16)(x[:, 0])
+        for name in ("EncoderLayer", "DecoderLayer")
+    },
+}
+
+
 @pytest.mark.needs("torch")
-@pytest.mark.parametrize("options", [{"implementation": "blockwise"}, {"is_causal": True}], ids=str)
-def test_a_distributed_tensor_names_local_map(torch, options):
+@pytest.mark.parametrize("call", DISTRIBUTED)
+def test_a_distributed_tensor_names_local_map(torch, call):
     distributed = importlib.import_module("torch.distributed")
     tensor = importlib.import_module("torch.distributed.tensor")
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
@@ -370,7 +382,7 @@ def test_a_distributed_tensor_names_local_map(torch, options):
         mesh = importlib.import_module("torch.distributed.device_mesh").init_device_mesh("cpu", (1,))
         x = tensor.distribute_tensor(torch.ones(2, 4, 40, 8), mesh, [tensor.Shard(1)])
         with pytest.raises(TypeError, match=r"got DTensor: local_map of .* as the guide to sharding shows"):
-            ac.scaled_dot_product_attention(x, x, x, **options)
+            DISTRIBUTED[call](x)
     finally:
         distributed.destroy_process_group()
 
