@@ -30,7 +30,10 @@ _WORDS = {
         ),
         ("mask=MaskFunction(...)", "block_mask mask_mod"),
         ("mask=SlidingWindow(left, right)", "window_size sliding_window local_window_size window attention_window"),
-        ("mask=Segments(...)", "segment_ids cu_seqlens cu_seqlens_q cu_seqlens_k decoder_segment_ids"),
+        (
+            "mask=Segments(...)",
+            "segment_ids cu_seqlens cu_seqlens_q cu_seqlens_k decoder_segment_ids doc_ids document_ids",
+        ),
         ("mask=KeyLengths(...)", "key_lengths kv_lengths seq_lens seqlens valid_length valid_lens sequence_length"),
         ("mask=KeyLengths(...)", "key_value_seq_lengths seqused_k cache_seqlens lengths"),
     ),
@@ -76,7 +79,7 @@ _WORDS = {
     "dropout": (
         (
             "dropout=..., a rate in layers, and Dropout(rate, seed) in functions",
-            "dropout_p dropout_rate attention_dropout attn_dropout drop_rate hidden_dropout_prob attn_pdrop",
+            "dropout_p dropout_rate attention_dropout attn_dropout attn_drop drop_rate hidden_dropout_prob attn_pdrop",
         ),
         ("dropout=Dropout(rate, seed)", "dropout_rng dropout_seed dropout_key generator rng seed"),
     ),
@@ -96,6 +99,16 @@ _WORDS = {
     "position_ids": (("position_ids=...", "positions input_pos"),),
     "iterations": (("iterations=...", "n_power_iterations power_iterations num_iterations n_steps"),),
     "base": (("base=...", "theta rope_theta rope_base max_wavelength"),),
+    "rotary_base": (("rotary_base=...", "theta rope_theta rope_base rotary_emb_base max_wavelength"),),
+    "width": (("width=...", "dim rotary_dim rotary_emb_dim head_dim"),),
+    "rotary_width": (("rotary_width=...", "rotary_dim rotary_emb_dim rotary_ndims rotary_pct partial_rotary_factor"),),
+    "divisors": (("divisors=...", "scale factor scaling_factor scaling rope_scaling"),),
+    "rotary_divisors": (("rotary_divisors=...", "rope_scaling rope_parameters scaling_factor"),),
+    "num_layers": (("num_layers=...", "n_layers n_layer num_hidden_layers depth"),),
+    "query_key_norm": (("query_key_norm=...", "qk_norm qk_layernorm use_qk_norm normalize_qk"),),
+    "tied": (("tied=...", "tie_word_embeddings tie_embeddings weight_tying"),),
+    "window": (("window=...", "sliding_window window_size attention_window local_window_size"),),
+    "pool": (("pool=...", "downsample sub_sample pooling max_pool pool_size"),),
     "offset": (("offset=...", "diagonal k shift"),),
     "left": (("left=..., right=...", "window_size window size sliding_window"),),
     "lengths": (("lengths=...", "seq_lens key_lengths valid_length kv_lengths"),),
@@ -242,9 +255,10 @@ def keyword_error(name: str, names: Names, unknown: str, /) -> TypeError:
     hint = found or _hint(unknown, names.keywords)
     if hint is not None:
         return TypeError(f"expected {hint}, in {name}; got the keyword {unknown}")
-    close = [each for each in difflib.get_close_matches(unknown, names.keywords) if each != unknown]
-    question = f". Did you mean {' or '.join(map(repr, close))}?" if close else ""
-    return TypeError(f"{name}() got an unexpected keyword argument {unknown!r}{question}")
+    taken = [each for each in names.keywords if each not in _OWNERS]
+    close = [each for each in difflib.get_close_matches(unknown, taken, cutoff=0.7) if each != unknown]
+    answer = f". Did you mean {' or '.join(map(repr, close))}?" if close else f": it takes {', '.join(taken)}"
+    return TypeError(f"{name}() got an unexpected keyword argument {unknown!r}{answer}")
 
 
 def places_error(name: str, names: Names, count: int, /) -> TypeError:
