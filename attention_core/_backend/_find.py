@@ -76,9 +76,9 @@ def common_namespace(xp: Namespace | None, arrays: Mapping[str, Any], /) -> Name
         if found is None:
             found = library
         elif library is not found:
-            raise TypeError(
-                f"expected arrays of one library; got {library_name(found)} and {library_name(library)} ({name})"
-            )
+            first, other = library_name(found), library_name(library)
+            other = type_text(array) if other == first else other
+            raise TypeError(f"expected arrays of one library; got {first} and {other} ({name})")
     if found is None:
         name, value = next(iter(arrays.items()))
         raise TypeError(f"expected {name} as an array; got {type_text(value)}")

@@ -129,7 +129,11 @@ def check_rank(name: str, array: Array, least: int, layout: str) -> None:
     """Raise unless the array has at least the axes that its layout names."""
     if not hasattr(array, "shape"):
         raise TypeError(f"expected {name} {layout}; got {type(array).__name__}")
-    if len(array.shape) < least:
+    try:
+        rank = len(array.shape)
+    except ValueError as error:  # TensorFlow's
+        raise ValueError(f"expected {name} {layout}; got an array of an unknown number of axes") from error
+    if rank < least:
         raise ValueError(f"expected {name} {layout}; got {shape_text(array)}")
 
 

@@ -49,7 +49,8 @@ def _constant(value: Any, like: Array) -> Any:
     if is_of_numpy(value):
         if not is_compiling(like):
             is_bfloat16 = dtype_name(value.dtype) == "bfloat16"  # which libraries do not take from NumPy
-            value = value.astype("float32" if is_bfloat16 else value.dtype.newbyteorder("="), copy=False)
+            native = "float32" if is_bfloat16 else value.dtype.newbyteorder("=")
+            value = value.astype(native, order="C", copy=False)  # PyTorch takes no negative strides
         return array_namespace(like).asarray(value, **on_device_of(like))
     if not _holds_numpy(value):
         return value

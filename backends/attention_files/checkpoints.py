@@ -16,7 +16,7 @@ from typing import Any
 from attention_core import layers
 from attention_core.layouts import LAYOUTS, check_causal_lm, decoder_from_config
 from attention_core.parameters import Decoder
-from attention_files.safetensors import DTYPES, FileError, load_arrays, save_arrays
+from attention_files.safetensors import DTYPES, FileError, foreign_kind, load_arrays, save_arrays
 from attention_files.writing import write_file
 
 __all__ = ["end_tokens", "load_causal_lm", "open_causal_lm", "save_causal_lm"]
@@ -169,8 +169,9 @@ def _header(path: Path) -> Mapping[str, Any]:
     """What a file of safetensors says of its arrays, if it is as long as it says."""
     try:
         with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            start = file.read(size) if size < 100_000_000 else b""
+            first = file.read(8)
+            size = int.from_bytes(first, "little")
+            start = file.read(size if size < 100_000_000 else 100)
         total = path.stat().st_size
     except OSError as error:
         raise FileError(f"expected a file of safetensors; got {path}: {error.strerror}") from error
@@ -180,7 +181,8 @@ def _header(path: Path) -> Mapping[str, Any]:
         ends = [operator.index(each["data_offsets"][1]) for each in header.values()]
         known = all(each["dtype"] in DTYPES and isinstance(each["shape"], list) for each in header.values())
     except (ValueError, AttributeError, KeyError, TypeError, IndexError, RecursionError) as error:
-        raise FileError(f"expected a whole file of safetensors; got {path}: no such header") from error
+        kind = foreign_kind(first + start) or "no such header"
+        raise FileError(f"expected a whole file of safetensors; got {path}: {kind}") from error
     if not known:
         raise FileError(f"expected arrays of known dtypes in {path}; got others")
     if 8 + size + max(ends, default=0) != total:

@@ -71,6 +71,8 @@ FOREIGN = {
     b"\x89HDF": "HDF5: keras.Model.load_weights, or keras.models.load_model of a whole model, reads what Keras wrote",
     b"GGUF": "GGUF, which attention_files.gguf reads",
     b"\x93NUMPY": "an array that numpy.load reads",
+    b"version https://git-lfs": "a pointer of Git LFS: git lfs pull brings the file",
+    b"<": "a page of HTML or XML, perhaps of a failed download",
 }
 IN_ARCHIVES = {  # by what the name of a file in a zip archive ends with
     "model.weights.h5": "a model of Keras, which keras.models.load_model reads",
@@ -374,7 +376,7 @@ def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, NDArray[Any]], 
     try:
         found = deserialize(data)  # type: ignore[no-untyped-call]
     except (SafetensorError, ValueError) as error:
-        kind = _foreign(data) or str(error)
+        kind = foreign_kind(data) or str(error)
         raise FileError(f"expected a whole file of safetensors; got {path}: {kind}") from error
     for name, each in found:
         if each["dtype"] not in DTYPES:
@@ -395,7 +397,7 @@ def _to_write(path: str | os.PathLike[str]) -> Path:
     return path
 
 
-def _foreign(data: bytes) -> str | None:
+def foreign_kind(data: bytes) -> str | None:
     """What a file of another format is, by its first bytes, or by the names in a zip archive."""
     kind = next((name for start, name in FOREIGN.items() if data.startswith(start)), None)
     if zipfile.is_zipfile(io.BytesIO(data)):

@@ -31,7 +31,8 @@ from attention_numpy.trees import (
 __all__ = ["JaxBackend", "backend"]
 
 WIDE = "turn on jax_enable_x64 for types of 64 bits"
-explain_class("jax", "BCOO", ": its todense() is one", is_array=True)
+for _name in ("BCOO", "BCSR"):
+    explain_class("jax", _name, ": its todense() is one", is_array=True)
 explain_class("flax", "Param", ": its value is one", is_array=True)
 
 

@@ -49,6 +49,7 @@ __all__ = ["TorchBackend", "backend"]
 # A tensor of torch.nn.attention.bias, whose memory was never written.
 LOWER_RIGHT = ": pass mask=Causal() for its upper left variant, and mask=Causal(offset=N - M) for its lower right one"
 explain_class("torch", "CausalBias", LOWER_RIGHT, is_array=True)
+explain_class("torch", "MaskedTensor", ": its get_data() is one, and its get_mask() may be a mask", is_array=True)
 explain_class("torch", "BlockMask", ": MaskFunction(mask_mod) is the mask of its function", is_array=False)
 LOCAL_MAP = "local_map of torch.distributed.tensor.experimental calls a function with the shards"
 explain_class("torch", "DTensor", f": {LOCAL_MAP}, as the guide to sharding shows", is_array=False)

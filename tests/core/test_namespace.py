@@ -84,7 +84,7 @@ def test_numpy_arrays_among_options_are_constants(name, implementation, backend,
 
 
 def test_numpy_masks_of_layers_and_pieces_are_constants(put, get, rng):
-    x, lengths = rng.standard_normal((2, 5, 4), "float32"), ac.KeyLengths(np.asarray([2, 4], ">i4"))
+    x, lengths = rng.standard_normal((2, 5, 4), "float32"), ac.KeyLengths(np.asarray([4, 2], ">i4")[::-1])
     heads, encoder = layers.MultiHeadAttention(4, 2), layers.EncoderLayer(4, 2, 6)
     options = {"mask": lengths, "bias": np.ones((5, 5), "float32"), "dropout": ac.Dropout(0.2, np.asarray(3))}
     tables = Embeddings(*(rng.standard_normal((7, 4), "float32") for _ in range(3)))
