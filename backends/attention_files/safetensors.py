@@ -71,7 +71,7 @@ FOREIGN = {
     b"\x89HDF": "HDF5: keras.Model.load_weights, or keras.models.load_model of a whole model, reads what Keras wrote",
     b"GGUF": "GGUF, which attention_files.gguf reads",
     b"\x93NUMPY": "an array that numpy.load reads",
-    b"version https://git-lfs": "a pointer of Git LFS: git lfs pull brings the file",
+    b"version https://git-lfs": "a pointer of Git LFS, which has not brought the file yet",
     b"<": "a page of HTML or XML, perhaps of a failed download",
 }
 IN_ARCHIVES = {  # by what the name of a file in a zip archive ends with
