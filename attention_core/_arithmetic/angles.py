@@ -23,7 +23,7 @@ Words = tuple[list[Any], list[Any], list[Any]]
 _TURN = 0xA2F9836E4E441529FC2757D1F534DDC0DB629599  # 2**162 / (2 pi), rounded down
 _EXACT_BITS = 400  # after the point: even a frequency of 2**-300 turns keeps 53 significant bits
 _MOST_NUMBERS = 2**10  # that are kept of a table
-_kept_tables: dict[Any, tuple[list[Any], list[Any]]] = {}
+_kept_tables: dict[Any, list[Any]] = {}
 _DECIMALS = decimal.Context(prec=60, rounding=decimal.ROUND_HALF_EVEN, Emin=-9999, Emax=9999, traps=[])
 
 
@@ -53,16 +53,27 @@ def tables(
     Those of few positions are kept as numbers: in a step of decoding, all layers ask for the same.
     """
     settings = (base, width, divisors)
-    is_kept = can_be_read(positions) and is_concrete(x) and math.prod(positions.shape) * width <= _MOST_NUMBERS
-    key = (xp.__name__, x.dtype, str(numbers_of(positions)), settings) if is_kept else None
+    is_read = is_concrete(x) and can_be_read(positions) and 0 < math.prod(positions.shape) * width <= _MOST_NUMBERS
+    places = _read(positions) if is_read else None
+    if places is None:
+        return _computed_tables(positions, x, settings, xp)
+    key = (xp.__name__, x.dtype, str(places), settings)
     known = _kept_tables.get(key)
     if known is None:
         cos, sin = _computed_tables(positions, x, settings, xp)
-        if is_kept and is_concrete(cos):
-            remember(_kept_tables, key, (numbers_of(cos), numbers_of(sin)), most=64)
+        if (numbers := _read(xp.stack([cos, sin]))) is not None:
+            remember(_kept_tables, key, numbers, most=64)
         return cos, sin
-    cos, sin = (array_of(each, x.dtype, x, xp) for each in known)
-    return cos, sin
+    table = array_of(known, x.dtype, x, xp)
+    return table[0, ...], table[1, ...]
+
+
+def _read(array: Array) -> list[Any] | None:
+    """The numbers of an array as lists; ``None`` where they cannot be read without waiting."""
+    try:
+        return numbers_of(array) if can_be_read(array) else None
+    except RuntimeError:  # of tensors in transforms of torch.func, which have no memory of their own
+        return None
 
 
 def _computed_tables(positions: Array, x: Array, settings: Any, xp: Namespace) -> tuple[Array, Array]:

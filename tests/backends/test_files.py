@@ -330,7 +330,10 @@ def archive(name):
         *[(pickle.dumps(Trap(), protocol), "a pickle, which can run any code|safetensors") for protocol in range(6)],
         (b"PK\3\4" + b"\0" * 99, "a zip archive, as torch.save writes it"),
         (b"\x89HDF\r\n\x1a\n" + b"\0" * 99, "HDF5: keras.Model.load_weights, or keras.models.load_model"),
-        (b"version https://git-lfs.github.com/spec/v1\noid", "a pointer of Git LFS, which has not brought the file yet"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid",
+            "a pointer of Git LFS, which has not brought the file yet",
+        ),
         (b"<!DOCTYPE html>", "a page of HTML or XML, perhaps of a failed download"),
         (b"GGUF" + b"\0" * 99, "GGUF, which attention_files.gguf reads"),
         (archive("model.weights.h5"), "a model of Keras, which keras.models.load_model reads"),
