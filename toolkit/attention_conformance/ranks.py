@@ -30,10 +30,10 @@ import numpy as np
 
 from attention_conformance.call import one_line
 from attention_conformance.cases import CASES
-from attention_conformance.cases.case import Bound, merged
 from attention_conformance.cases.identical import IDENTICAL, Identical
 from attention_conformance.problem import DTYPES, Problem, Rule
 from attention_conformance.run.identical import Found, blank, computed_of, digest, verdicts
+from attention_conformance.run.implementations import bound_of
 from attention_conformance.run.language_model import load_language_model
 from attention_conformance.run.runner import check
 from attention_conformance.run.spread_cache import logits_over
@@ -181,11 +181,6 @@ SHARED_CASES = tuple(case for case in CASES if case.measure not in ("message", "
 """Cases of attention: all but those of the words of errors, which tell the shapes of a shard."""
 
 
-def _of_parts(bound: Bound, dtype: str, kappa: float) -> float:
-    """The bound of a case whose parts are scaled again."""
-    return max(bound(dtype, kappa), merged(dtype, kappa))
-
-
 def asked_of(problem: Problem) -> set[str]:
     """What a case asks for, in words."""
     found = {"gradients"} if problem.cotangent is not None else set()
@@ -214,7 +209,7 @@ def told_of_cases(engine: _Engine, patterns: list[str], dtype: str) -> bool:
                 continue
             chosen = [each for each in cases.values() if not (strategy == "merge" and each.measure == "gradient")]
             if strategy in ("ring", "merge"):
-                chosen = [replace(each, bound=functools.partial(_of_parts, each.bound)) for each in chosen]
+                chosen = [replace(each, bound=functools.partial(bound_of, "blockwise", each.bound)) for each in chosen]
             for each in check(attention, backend=engine.backend, cases=chosen, dtypes=[dtype]):
                 are_right &= each.passed is not False
                 if each.passed is False and not engine.rank:
