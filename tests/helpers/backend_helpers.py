@@ -1,5 +1,6 @@
 """Backends and functions of which their tests ask."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 
 class Pair(NamedTuple):
@@ -31,3 +33,8 @@ def assert_same_bits(actual: np.ndarray, expected: np.ndarray) -> None:
     assert isinstance(actual, np.ndarray)
     assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
     assert actual.tobytes() == expected.tobytes()
+
+
+def peer(name):
+    """A library to compare with: required where ATTENTION_CORE_PEERS asks for it."""
+    return importlib.import_module(name) if os.environ.get("ATTENTION_CORE_PEERS") == "1" else pytest.importorskip(name)

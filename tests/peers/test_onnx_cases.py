@@ -4,12 +4,12 @@
 """
 
 import importlib
-import os
 import warnings
 
 import ml_dtypes
 import numpy as np
 import pytest
+from backend_helpers import peer
 
 import attention_core as ac
 
@@ -17,11 +17,6 @@ import attention_core as ac
 # outputs are computed by onnx in the dtype of the case: those of float32 are up to 3 units from float64 themselves, and 4
 # are left for the library.
 ULPS = {"float64": 7, "float32": 7, "float16": 1, "bfloat16": 1}
-
-
-def peer(name):
-    """A library to compare with: required where ATTENTION_CORE_PEERS asks for it."""
-    return importlib.import_module(name) if os.environ.get("ATTENTION_CORE_PEERS") == "1" else pytest.importorskip(name)
 
 
 onnx = peer("onnx")

@@ -1,13 +1,14 @@
 """A model of ONNX is checked as any kernel is, on a provider of ONNX Runtime."""
 
 import pytest
+from backend_helpers import peer
 
 from attention_conformance import check_subject
 from attention_conformance.run.finding import exit_status
 from attention_conformance.subjects.target import TargetError, load_target
 
-onnx = pytest.importorskip("onnx")
-pytest.importorskip("onnxruntime")
+onnx = peer("onnx")
+peer("onnxruntime")
 CASES = ("mask", "ladder-65x32-plain", "ladder-16x64-mask", "scale-of-65", "empty-row-mask")
 
 
