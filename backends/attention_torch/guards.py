@@ -124,8 +124,10 @@ def few_queries(call: Call) -> bool:
 
 def has_open_sizes(call: Call) -> bool:
     """Whether a program is compiled or exported for many sizes. A choice by one would compile it again for others."""
-    if not torch.compiler.is_compiling() or is_exporting(call.query):
-        return is_exporting(call.query)
+    if is_exporting(call.query):
+        return True
+    if not torch.compiler.is_compiling():
+        return False
     from torch.fx.experimental.symbolic_shapes import has_static_value  # noqa: PLC0415 (imports sympy)
 
     return not all(map(has_static_value, (*call.query.shape, *call.key.shape)))
