@@ -11,8 +11,8 @@ from typing import Any
 import array_api_compat.numpy
 import numpy as np
 
-from attention_core.backend import Array, Backend, PythonLoops, Tuning
-from attention_numpy.threads import for_each_at_once, num_workers
+from attention_core.backend import Array, Backend, Tuning
+from attention_numpy.threads import NumpyThreads, ThreadedLoops
 from attention_numpy.trees import as_floating, known_device, known_mode, map_arrays, to_copies, versions_of
 
 __all__ = ["NumpyBackend", "backend"]
@@ -36,18 +36,10 @@ class _Ignored:
         _IGNORED[0][0].reset(self._token)
 
 
-class NumpyLoops(PythonLoops):
+class NumpyLoops(ThreadedLoops):
     """Loops that write over arrays."""
 
-    takes_out = True
-
-    def for_each(self, count: int, body: Callable[[int, Any], Any], state: Any, work: int) -> Any:
-        """Call a body for each index, several at once if there is much work."""
-        return state if for_each_at_once(count, body, state, work) else super().for_each(count, body, state, work)
-
-    def num_at_once(self, work: int) -> int:
-        """How many bodies of a loop may run at once."""
-        return num_workers(work)
+    threads = NumpyThreads()
 
     def exp_difference(self, x: Array, y: Array) -> Array:
         """The exponential of a difference, in the memory of the first array."""

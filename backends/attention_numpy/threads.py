@@ -1,11 +1,12 @@
-"""Bodies of a loop on several threads, while each product of NumPy has one.
+"""Bodies of a loop on several threads, while each function of a library has one.
 
-NumPy's functions have one thread each, but for products: OpenBLAS divides one among all threads, and waits for the last
-of them. Where other processes take a core, many small products so take a multiple of their time.
+A library divides a function among all of its threads, and waits for the last of them: OpenBLAS the products of NumPy,
+OpenMP nearly all functions of PyTorch. Where other processes take a core, many small functions so take a multiple of
+their time.
 
-After a product, a thread of OpenBLAS waits for the next one: it keeps a core busy for a tenth of a second, unless the
-variable OPENBLAS_THREAD_TIMEOUT says otherwise. So threads of our own are for long loops, and one more than products
-have, as one of them would share its core.
+After a function, a thread of the library waits for the next one. Meanwhile it keeps a core busy, for milliseconds with
+OpenMP, and a tenth of a second with OpenBLAS. The variable OPENBLAS_THREAD_TIMEOUT may say otherwise. So threads of our
+own are for long loops.
 """
 
 from __future__ import annotations
@@ -15,109 +16,160 @@ import contextvars
 import functools
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
+
+from attention_core.backend import PythonLoops
 
 try:
     from threadpoolctl import ThreadpoolController
 except ModuleNotFoundError:
     ThreadpoolController = None
 
-__all__ = ["for_each_at_once", "num_workers", "threads_of_products"]
-
-FEWEST_BODIES = 4
-LEAST_WORK = 2**26  # scores, about a tenth of a second of two cores
+__all__ = ["NumpyThreads", "ThreadedLoops", "Threads"]
 
 
-class _Turn:
-    """The turn of the one loop that has threads: how many a product has is global."""
+class Threads:
+    """Threads for the bodies of a library's loops: a base class. One loop at a time has them.
 
-    lock = threading.Lock()
-    limits: Any = None  # while a loop has the turn
-
-
-def for_each_at_once(count: int, body: Callable[[int, Any], Any], state: Any, work: int) -> bool:
-    """Call ``body(index, state)`` for each index below count, several at once.
-
-    Return whether that was done. It is not for little work, nor where more than half of the threads would have nothing
-    to do. One loop at a time has threads, if the number of threads of products can be set.
-
-    Raises
-    ------
-    BaseException
-        The first that a body raises. Bodies that have not started by then never do.
+    Attributes
+    ----------
+    least_work : int
+        From so much on, in scores, a loop has threads.
+    spare : int
+        How many more it has than a function of the library.
     """
-    lock, is_held = _Turn.lock, False
-    try:
-        is_held = count >= FEWEST_BODIES and work >= LEAST_WORK and lock.acquire(blocking=False)
-        workers = num_workers(work) if is_held else 1
-        if not 1 < workers <= 2 * count:
-            return False
-        with _products().limit(limits=1) as _Turn.limits:
-            _share(deque(range(count)), min(workers, count), lambda index: body(index, state))
-    finally:
-        if is_held:
-            _Turn.limits = None
-            lock.release()
-    return True
+
+    least_work: int
+    spare = 0
+    fewest_bodies = 4
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.limits: contextlib.AbstractContextManager[Any] | None = None  # while a loop has the threads
+        _ALL.add(self)
+
+    def count(self) -> int:
+        """How many threads a function has now; 1 where that number cannot be set."""
+        raise NotImplementedError
+
+    def limited(self) -> contextlib.AbstractContextManager[Any]:
+        """Give functions one thread each, as far as the thread that asks decides."""
+        raise NotImplementedError
+
+    def inherited(self, call: Callable[[], None]) -> Callable[[], None]:
+        """The call for another thread, as it would run in this one."""
+        # A context has NumPy's handling of floating-point errors, which threads do not inherit.
+        return functools.partial(contextvars.copy_context().run, call)
+
+    def num_workers(self, work: int) -> int:
+        """How many threads a loop of so much work may have; 1 for none of its own."""
+        threads = self.count() if work >= self.least_work else 1
+        return threads + self.spare if threads > 1 else 1
+
+    def for_each(self, count: int, body: Callable[[int, Any], Any], state: Any, work: int) -> bool:
+        """Call ``body(index, state)`` for each index below count, several at once, the last ones first.
+
+        Return whether that was done. It is not for little work, nor where more than half of the threads would have
+        nothing to do.
+
+        Raises
+        ------
+        BaseException
+            The first that a body raises. Bodies that have not started by then never do.
+        """
+        lock, is_held = self.lock, False
+        try:
+            is_held = count >= self.fewest_bodies and work >= self.least_work and lock.acquire(blocking=False)
+            workers = self.num_workers(work) if is_held else 1
+            if not 1 < workers <= 2 * count:
+                return False
+            self.limits = self.limited()
+            with self.limits:
+                self._share(deque(range(count)), min(workers, count), lambda index: body(index, state))
+        finally:
+            if is_held:
+                self.limits = None
+                lock.release()
+        return True
+
+    def _share(self, indices: deque[int], workers: int, call: Callable[[int], None]) -> None:
+        """Call a function of each index, by this thread and others."""
+        errors: list[BaseException] = []
+
+        def take_indices() -> None:
+            while not errors:
+                try:
+                    index = indices.pop()  # under a causal mask, the last queries have most keys
+                except IndexError:
+                    return
+                try:
+                    call(index)
+                except BaseException as error:  # handed to the thread that waits
+                    errors.append(error)
+
+        threads = [threading.Thread(target=self.inherited(take_indices)) for _ in range(workers - 1)]
+        try:
+            with contextlib.suppress(RuntimeError):  # the system has no thread left, or Python is about to end
+                for thread in threads:
+                    thread.start()
+            take_indices()
+        except BaseException as error:
+            errors.append(error)
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+        if errors:
+            raise errors[0]
 
 
-def _share(indices: deque[int], workers: int, call: Callable[[int], None]) -> None:
-    """Call a function of each index, by this thread and others."""
-    errors: list[BaseException] = []
-
-    def take_indices() -> None:
-        while not errors:
-            try:
-                index = indices.popleft()
-            except IndexError:
-                return
-            try:
-                call(index)
-            except BaseException as error:  # handed to the thread that waits
-                errors.append(error)
-
-    # A context has NumPy's handling of floating-point errors, which threads do not inherit.
-    threads = [
-        threading.Thread(target=contextvars.copy_context().run, args=(take_indices,)) for _ in range(workers - 1)
-    ]
-    try:
-        with contextlib.suppress(RuntimeError):  # the system has no thread left, or Python is about to end
-            for thread in threads:
-                thread.start()
-        take_indices()
-    except BaseException as error:
-        errors.append(error)
-    for thread in threads:
-        if thread.ident is not None:
-            thread.join()
-    if errors:
-        raise errors[0]
+_ALL: weakref.WeakSet[Threads] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """In the child of a process, nobody has the turn, and products have as many threads as before it."""
-    _Turn.lock = threading.Lock()
-    if _Turn.limits is not None:
-        _Turn.limits.restore_original_limits()
-        _Turn.limits = None
+    """In the child of a process, no loop has threads, and functions have as many as before it."""
+    for threads in _ALL:
+        threads.lock = threading.Lock()
+        if threads.limits is not None:
+            threads.limits.__exit__(None, None, None)
+            threads.limits = None
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def num_workers(work: int) -> int:
-    """How many threads a loop of so much work may have, one of which would share its core; 1 for none of its own."""
-    threads = threads_of_products() if work >= LEAST_WORK else 1
-    return threads + 1 if threads > 1 else 1
+class ThreadedLoops(PythonLoops):
+    """Loops that write over arrays, and whose bodies run at once if there is much work."""
+
+    takes_out = True
+    threads: Threads
+
+    def for_each(self, count: int, body: Callable[[int, Any], Any], state: Any, work: int) -> Any:
+        """Call a body for each index."""
+        return state if self.threads.for_each(count, body, state, work) else super().for_each(count, body, state, work)
+
+    def num_at_once(self, work: int) -> int:
+        """How many bodies of a loop may run at once."""
+        return self.threads.num_workers(work)
 
 
-def threads_of_products() -> int:
-    """How many threads a product has now; 1 where that number cannot be set."""
-    products = _products()
-    return 1 if products is None else min(library.num_threads for library in products.lib_controllers)
+class NumpyThreads(Threads):
+    """Of NumPy's functions, only products have threads; one of a loop would share the core of one that waits."""
+
+    least_work = 2**26  # about a tenth of a second of two cores
+    spare = 1
+
+    def count(self) -> int:
+        """How many threads a product has."""
+        products = _products()
+        return 1 if products is None else min(library.num_threads for library in products.lib_controllers)
+
+    def limited(self) -> contextlib.AbstractContextManager[Any]:
+        """Give products one thread each, which is global."""
+        return _products().limit(limits=1)  # type: ignore[no-any-return]
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import array_api_compat.torch
@@ -21,10 +21,10 @@ from attention_core.backend import (
     Backend,
     Kernel,
     Operation,
-    PythonLoops,
     Tuning,
     explain_class,
 )
+from attention_numpy.threads import ThreadedLoops, Threads
 from attention_numpy.trees import (
     NumpyArray,
     as_floating,
@@ -40,7 +40,7 @@ from attention_numpy.trees import (
 from attention_torch import operators
 from attention_torch.collectives import TorchCollectives
 from attention_torch.flex import RECOMPILE_OPTIONS, FlexAttention
-from attention_torch.guards import check_local
+from attention_torch.guards import check_local, has_modes
 from attention_torch.kernels import ScaledDotProduct
 from attention_torch.program_guards import GUARD_OPTIONS
 
@@ -61,10 +61,40 @@ FEW_NUMBERS = 2**12  # which take less time to be copied than to be asked for th
 MANY_NUMBERS = 2**16  # from which on PyTorch's dot product takes less time than its norm
 
 
-class TorchLoops(PythonLoops):
+class TorchThreads(Threads):
+    """Of PyTorch's functions, each thread sets how many they have."""
+
+    least_work = 2**24  # from which on a loop gains as much by them as their first milliseconds cost
+
+    def count(self) -> int:
+        """How many threads a function has; 1 where something sees what this thread calls, and no other."""
+        return 1 if has_modes() or torch.compiler.is_compiling() else torch.get_num_threads()
+
+    @contextlib.contextmanager
+    def limited(self) -> Iterator[None]:
+        """Give functions of this thread, and of new ones, one thread each."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    def inherited(self, call: Callable[[], None]) -> Callable[[], None]:
+        """The call under this thread's modes of autograd."""
+        records, infers, again = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), super().inherited(call)
+
+        def run() -> None:
+            with torch.inference_mode(infers), torch.set_grad_enabled(records):
+                again()
+
+        return run
+
+
+class TorchLoops(ThreadedLoops):
     """Loops that write over tensors, and take powers of 2, which PyTorch computes up to three times as fast as of e."""
 
-    takes_out = True
+    threads = TorchThreads()
     log_base = 1 / math.log(2)
 
     def exp_difference(self, x: Array, y: Array) -> Array:

@@ -12,9 +12,9 @@ import pytest
 
 import attention_core as ac
 from attention_numpy import backend, threads
-from attention_numpy.threads import for_each_at_once, threads_of_products
 
-MUCH = threads.LEAST_WORK
+THREADS = backend.loops.threads
+MUCH = THREADS.least_work
 
 
 class Products:
@@ -48,8 +48,8 @@ def small_blocks(monkeypatch):
     """Blocks so small that a call has many of them."""
     few = {"queries": 16, "keys": 8, "min_queries": 4, "dense_below": 0, "structured_below": 0, "exact_scores": 512}
     monkeypatch.setattr(backend, "tuning", backend.tuning._replace(**few))
-    monkeypatch.setattr(threads, "LEAST_WORK", 1)
-    monkeypatch.setattr(threads, "FEWEST_BODIES", 2)
+    monkeypatch.setattr(THREADS, "least_work", 1)
+    monkeypatch.setattr(THREADS, "fewest_bodies", 2)
 
 
 CASES = {
@@ -87,20 +87,20 @@ def test_bodies_run_at_once_and_products_have_one_thread_meanwhile(products):
 
     def body(index, state):
         together.wait()
-        seen.append((index, state, threads_of_products(), threading.get_ident()))
+        seen.append((index, state, THREADS.count(), threading.get_ident()))
 
-    assert for_each_at_once(4, body, "state", MUCH)
+    assert THREADS.for_each(4, body, "state", MUCH)
     assert sorted(index for index, *_ in seen) == [0, 1, 2, 3]
     assert {(state, number) for _, state, number, _ in seen} == {("state", 1)}
     assert len({thread for *_, thread in seen}) == 4
-    assert threads_of_products() == 3
+    assert THREADS.count() == 3
 
 
 def test_threads_see_the_handling_of_floating_point_errors(products):
     handling = []
     with np.errstate(over="raise", invalid="ignore"):
         expected = np.geterr()
-        assert for_each_at_once(4, lambda index, state: handling.append(np.geterr()), None, MUCH)
+        assert THREADS.for_each(4, lambda index, state: handling.append(np.geterr()), None, MUCH)
     assert handling == [expected] * 4
 
 
@@ -108,16 +108,16 @@ def test_a_loop_within_a_loop_or_next_to_one_has_one_thread(products):
     nested = []
 
     def body(index, state):
-        nested.append(for_each_at_once(9, pytest.fail, None, MUCH))
+        nested.append(THREADS.for_each(9, pytest.fail, None, MUCH))
 
-    assert for_each_at_once(4, body, None, MUCH)
+    assert THREADS.for_each(4, body, None, MUCH)
     assert nested == [False] * 4
 
 
 @pytest.mark.parametrize(("number", "count", "work"), [(1, 9, MUCH), (3, 3, MUCH), (11, 5, MUCH), (3, 9, MUCH - 1)])
 def test_too_little_to_do(number, count, work, products):
     products.library.num_threads = number
-    assert not for_each_at_once(count, pytest.fail, None, work)
+    assert not THREADS.for_each(count, pytest.fail, None, work)
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -128,16 +128,16 @@ def test_an_error_ends_the_loop(error, products):
     def body(index, state):
         started.append(threading.current_thread())
         together.wait()
-        if started[index] is not caller:
+        if started[999 - index] is not caller:
             raise error("of a body")
         for each in set(started) - {caller}:  # which end by their errors
             each.join()
 
     with pytest.raises(error, match="of a body"):
-        for_each_at_once(1000, body, None, MUCH)
+        THREADS.for_each(1000, body, None, MUCH)
     assert len(started) == 4
-    assert threads_of_products() == 3
-    assert for_each_at_once(4, lambda *_: None, None, MUCH)
+    assert THREADS.count() == 3
+    assert THREADS.for_each(4, lambda *_: None, None, MUCH)
 
 
 def test_a_system_without_threads_left(products, monkeypatch):
@@ -148,8 +148,8 @@ def test_a_system_without_threads_left(products, monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     found = []
-    assert for_each_at_once(9, lambda index, state: found.append(index), None, MUCH)
-    assert found == list(range(9))
+    assert THREADS.for_each(9, lambda index, state: found.append(index), None, MUCH)
+    assert found == list(range(8, -1, -1))
 
 
 LATE = """
@@ -159,8 +159,8 @@ import numpy as np
 def work():
     threading.main_thread().join()
     import attention_core as ac
-    from attention_numpy import threads
-    threads.LEAST_WORK = 1
+    from attention_numpy.threads import NumpyThreads
+    NumpyThreads.least_work = 1
     query = np.ones((1, 8, 2048, 8), np.float32)
     print(ac.scaled_dot_product_attention(query, query, query, implementation="blockwise").shape)
 
@@ -176,8 +176,9 @@ def test_after_the_main_thread_has_ended():
 
 FORKED = """
 import os, threading
-from attention_numpy import threads
-from attention_numpy.threads import for_each_at_once, threads_of_products
+from attention_numpy.threads import NumpyThreads
+
+THREADS = NumpyThreads()
 
 inside, forked = threading.Event(), threading.Event()
 
@@ -185,18 +186,18 @@ def body(index, state):
     inside.set()
     forked.wait()
 
-loop = threading.Thread(target=for_each_at_once, args=(4, body, None, threads.LEAST_WORK))
-if threads_of_products() == 2:
+loop = threading.Thread(target=THREADS.for_each, args=(4, body, None, THREADS.least_work))
+if THREADS.count() == 2:
     loop.start()
     inside.wait()
     child = os.fork()
     if child == 0:
-        again = threads_of_products() == 2 and for_each_at_once(4, lambda *_: None, None, threads.LEAST_WORK)
+        again = THREADS.count() == 2 and THREADS.for_each(4, lambda *_: None, None, THREADS.least_work)
         os._exit(0 if again else 1)
     forked.set()
     loop.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert threads_of_products() == 2
+    assert THREADS.count() == 2
 else:
     print("NumPy has a library of products whose threads cannot be set")
 """
@@ -216,8 +217,8 @@ def test_without_threadpoolctl(monkeypatch):
     monkeypatch.setattr(threads, "ThreadpoolController", None)
     threads._products.cache_clear()
     try:
-        assert threads_of_products() == 1
-        assert not for_each_at_once(9, pytest.fail, None, MUCH)
+        assert THREADS.count() == 1
+        assert not THREADS.for_each(9, pytest.fail, None, MUCH)
     finally:
         threads._products.cache_clear()
 
@@ -231,11 +232,11 @@ def test_the_number_of_threads_is_that_of_numpy(monkeypatch):
         pytest.skip("NumPy has a library of products whose threads cannot be set")
     threads._products.cache_clear()
     with controller.limit(limits=2):
-        assert threads_of_products() == 2
+        assert THREADS.count() == 2
         seen = []
-        assert for_each_at_once(4, lambda *_: seen.append(threads_of_products()), None, MUCH)
+        assert THREADS.for_each(4, lambda *_: seen.append(THREADS.count()), None, MUCH)
         assert seen == [1] * 4
-        assert threads_of_products() == 2
+        assert THREADS.count() == 2
 
 
 def test_memory_counts_each_thread_of_a_long_call(products):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from attention_numpy import threads
+from attention_numpy.threads import Threads
 
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch):
-    """Blocks of NumPy one after the other, as many tests record what is called: threads have tests of their own."""
-    monkeypatch.setattr(threads, "threads_of_products", lambda: 1)
+    """Blocks one after the other, as many tests record what is called: threads have tests of their own."""
+    monkeypatch.setattr(Threads, "num_workers", lambda threads, work: 1)

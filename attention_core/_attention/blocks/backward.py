@@ -37,9 +37,9 @@ from attention_core._attention.blocks.grid import (
     Grid,
     Sample,
     dropout_of,
+    for_each_sample,
     make_grid,
     num_heads_of,
-    num_rounds,
     pad,
     sample_at,
     sample_slice,
@@ -174,7 +174,7 @@ class Gradients(NamedTuple):
 
 
 def _accumulate(grid: Grid, rows: RowArrays, backend: Backend) -> Gradients:
-    xp, loops = grid.xp, grid.loops
+    xp = grid.xp
     visits, dropout = make_visits(grid, by_key=True), dropout_of(grid)
     backward_pass = BackwardPass(grid, visits, rows, dropout, backend=backend)
     depth, width = (shape(x, xp=xp)[-1] for x in (grid.operands.key, grid.operands.value))
@@ -182,7 +182,9 @@ def _accumulate(grid: Grid, rows: RowArrays, backend: Backend) -> Gradients:
     d_query, d_key, d_value = gradient_accumulators(grid, depth, depth, width, after=rows.delta)
     d_variables = tuple(xp.zeros_like(x) for x in variables)
     sums = Gradients(d_query, d_key, d_value, bias_accumulator(grid), d_variables=d_variables)
-    return loops.loop(0, num_rounds(grid), functools.partial(_backward_sample, backward_pass), sums)  # type: ignore[no-any-return]
+    add_sample = functools.partial(_backward_sample, backward_pass)
+    is_shared = sums.d_bias is not None or bool(d_variables)
+    return for_each_sample(grid, add_sample, sums, is_shared=is_shared)  # type: ignore[no-any-return]
 
 
 def _backward_sample(backward_pass: BackwardPass, index: Any, sums: Gradients) -> Gradients:

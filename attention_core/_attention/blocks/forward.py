@@ -31,11 +31,11 @@ from attention_core._attention.blocks.grid import (
     Sample,
     cached_by_distance,
     dropout_of,
+    for_each_sample,
     is_one_block,
     make_grid,
     may_mask,
     num_heads_of,
-    num_rounds,
     sample_at,
     work_of,
 )
@@ -137,7 +137,7 @@ def _attend_once(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tup
     visits = None if is_one_block(grid) else make_visits(grid, by_key=False, run_keys=grid.plan.max_keys_per_run)
     attend = functools.partial(_attend_sample, ForwardPass(grid, visits, dropout_of(grid)))
     stacks = row_accumulators(grid, shape(grid.operands.value, xp=grid.xp)[-1], 2)
-    stacks = grid.loops.for_each(num_rounds(grid), attend, stacks, work_of(grid))
+    stacks = for_each_sample(grid, attend, stacks)
     output, rows = (concat_blocks(grid, stack, 0) for stack in stacks)
     return output, rows[..., 0], rows[..., 1]
 

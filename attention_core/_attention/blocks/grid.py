@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, on_device_of, positions, shape
+from attention_core._arrays import Array, Namespace, is_on_host, on_device_of, positions, shape
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands
 from attention_core._attention.call import counted_from, is_listed
 from attention_core._backend import Backend, Loops, Workspace
@@ -220,10 +220,18 @@ def num_rounds(grid: Grid) -> Any:
     return batch * num_kv_heads if grid.plan.per_head else batch
 
 
+def for_each_sample(grid: Grid, body: Callable[[Any, Any], Any], state: Any, *, is_shared: bool = False) -> Any:
+    """Run a body for each of these rounds; in turn, if they add to the same sums."""
+    if is_shared:
+        return grid.loops.loop(0, num_rounds(grid), body, state)
+    return grid.loops.for_each(num_rounds(grid), body, state, work_of(grid))
+
+
 def work_of(grid: Grid, sample: Sample | None = None) -> int:
-    """The work of all scores, or those of a sample, by the time of one in fast arithmetic; 0 if it is not known."""
-    *dims, _ = (grid.operands if sample is None else sample).query.shape
-    dims.append(grid.operands.key.shape[-2])
-    if not all(isinstance(dim, int) for dim in dims):
+    """A host's work of all scores, or a sample's, by the time of one in fast arithmetic; 0 if it is not known."""
+    query = (grid.operands if sample is None else sample).query
+    if grid.loops.traced or not is_on_host(query):
         return 0
+    *dims, _ = query.shape
+    dims.append(grid.operands.key.shape[-2])
     return int(math.prod(dims)) * (EXACT_WORK if grid.plan.num_slices else 1)

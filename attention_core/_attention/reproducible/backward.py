@@ -42,10 +42,10 @@ from attention_core._attention.blocks.grid import (
     Grid,
     Sample,
     dropout_of,
+    for_each_sample,
     is_broadcast,
     make_grid,
     num_heads_of,
-    num_rounds,
     sample_at,
     sample_slice,
 )
@@ -323,7 +323,7 @@ def _accumulate(grid: Grid, operands: BackwardOperands) -> Any:
 
         return loops.loop(0, grid.counts[1], add_keys, accumulators)
 
-    return loops.loop(0, num_rounds(grid), add_sample, accumulators)
+    return for_each_sample(grid, add_sample, accumulators, is_shared=biases is not None)
 
 
 def _gradient_widths(grid: Grid, operands: BackwardOperands) -> tuple[list[Any], ...]:

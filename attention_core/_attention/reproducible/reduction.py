@@ -21,6 +21,7 @@ from attention_core._attention.blocks.grid import (
     Grid,
     Sample,
     dropout_of,
+    for_each_sample,
     may_mask,
     num_heads_of,
     num_rounds,
@@ -96,7 +97,7 @@ def for_each_rows(
 
         return loops.for_each(grid.counts[0], add_rows, accumulators, work_of(grid, sample))
 
-    accumulators = loops.for_each(num_rounds(grid), add_sample, accumulators, work_of(grid))
+    accumulators = for_each_sample(grid, add_sample, accumulators)
     return tuple(concat_blocks(grid, accumulator, 0) for accumulator in accumulators)
 
 
