@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import re
+import subprocess
 import types
 
 import numpy as np
@@ -358,10 +359,12 @@ def invoke(*arguments):
 
 
 @pytest.mark.parametrize("name", ["found.json", "found.json.gz"])
-def test_the_command_measures_and_reads_what_it_wrote(name, tmp_path):
+def test_the_command_measures_and_reads_what_it_wrote(name, tmp_path, monkeypatch):
     path, text = tmp_path / name, tmp_path / "found.md"
     chosen = ("--backend", "numpy", "--candidate", "naive", "--shape", "1,2,8,4", "--direction", "forward")
-    result = invoke(*chosen, "--rounds", 2, "--no-memory", "--json", path)
+    started, start = [], subprocess.Popen
+    monkeypatch.setattr(bench, "_start", lambda words: started.append(start(words)) or started[-1])
+    result = invoke(*chosen, "--rounds", 2, "--no-memory", "--busy", 1, "--json", path)
     assert result.exit_code == 0, result.output
     assert "1×2×8×4 causal" in result.stdout
     found, about = read_json(path)
@@ -370,6 +373,8 @@ def test_the_command_measures_and_reads_what_it_wrote(name, tmp_path):
         ("causal", "measured", 2),
     ]
     assert about["versions"]["numpy"] == np.__version__
+    assert about["busy"] == len(started) == 1
+    assert started[0].poll() is not None
     assert invoke("--read", path, "--markdown", text).exit_code == 0
     assert report.duration(found[0].median) in text.read_text()
 

@@ -124,6 +124,7 @@ class Bench:
     seconds: Annotated[float, typer.Option(help="Time for the samples of a candidate, by default.")] = 2.0
     limit: Annotated[float, typer.Option(help="Skip calls that would take more than these seconds.")] = 60.0
     threads: Annotated[int, typer.Option(min=1, help="Threads of each framework.")] = 2
+    busy: Annotated[int, typer.Option(min=0, help="Other processes, each of which keeps a core busy meanwhile.")] = 0
     memory: Annotated[bool, typer.Option(help="Measure peak memory as well, each candidate in a process.")] = True
     json: Annotated[Path | None, typer.Option(help="Write the environment and all samples to this file.")] = None
     markdown: Annotated[Path | None, typer.Option(help="Write the tables to this file.")] = None

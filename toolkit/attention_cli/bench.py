@@ -8,6 +8,8 @@ import fnmatch
 import importlib
 import importlib.util
 import math
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +50,7 @@ class NoDeviceError(Exception):
     """A framework has no device of the kind that is asked for, but those in the message."""
 
 
+BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
 UNKNOWN = 2**40
 """Bytes of memory, where the system does not tell."""
 
@@ -72,7 +75,8 @@ def bench(options: Bench, /) -> None:
     for path in (options.json, options.markdown):
         check_file(path)
     if chosen := [name for name in options.operation or () if name in steps.OPERATIONS]:
-        _show_steps(options, chosen)
+        with _busy_cores(options.busy):
+            _show_steps(options, chosen)
         return
     _check_plots(options.plots)
     failures: list[str] = []
@@ -93,13 +97,14 @@ def bench(options: Bench, /) -> None:
         problems = _with_cache(_problems(options), options)
         names = [foreign.framework] if foreign else options.backend
         orders = _orders(order, problems, _frameworks(names), [*_candidates(options.candidate), *order.foreign])
-        measurements, about = [], report.environment({}, options.threads)
+        measurements, about = [], {**report.environment({}, options.threads), "busy": options.busy}
         without: dict[str, str] = {}
-        for results, versions in _measured(orders, options.memory, failures, without):
-            measurements += results
-            about["versions"] |= versions
-            if options.json:  # an interrupted run leaves what it has measured
-                write_json(options.json, measurements, about)
+        with _busy_cores(options.busy):
+            for results, versions in _measured(orders, options.memory, failures, without):
+                measurements += results
+                about["versions"] |= versions
+                if options.json:  # an interrupted run leaves what it has measured
+                    write_json(options.json, measurements, about)
         has = "; ".join(f"{framework} has {devices}" for framework, devices in without.items())
         if without and not measurements and not failures:
             raise refusal(f"expected a device of some framework; got {options.device!r}, and {has}")
@@ -116,6 +121,21 @@ def bench(options: Bench, /) -> None:
     for failure in failures:
         typer.echo(failure, err=True)
     raise typer.Exit(bool(failures) or any(each.outcome == "wrong" for each in measurements))
+
+
+_start = subprocess.Popen
+
+
+@contextlib.contextmanager
+def _busy_cores(number: int) -> Iterator[None]:
+    """Keep cores busy, as other work of a machine does."""
+    processes = [_start([sys.executable, "-c", BUSY]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def _show_steps(options: Bench, operations: Sequence[str]) -> None:
