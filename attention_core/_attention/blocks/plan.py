@@ -50,7 +50,8 @@ class Plan(NamedTuple):
     num_slices: int = 0  # of each number in reproducible arithmetic; 0 in fast arithmetic
     score_scale: float = 1.0  # in reproducible arithmetic, the scale, by which the query is not multiplied yet
     assume_finite: bool = False  # whether nobody is to look at values, gradients among them
-    num_queries: int | None = None  # of the whole, if those of the call are some of them
+    num_queries: int | None = None  # of all ranks, if others have more of them
+    group: str | None = None  # of these ranks, in reproducible arithmetic
 
     @property
     def num_integers(self) -> int:

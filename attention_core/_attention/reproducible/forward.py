@@ -37,13 +37,17 @@ from attention_core._attention.reproducible.slices import as_three_float32, need
 from attention_core._backend import Backend, Operation, register
 
 
-def reproducible_attention(call: Call) -> tuple[Array, Array, Array]:
+def reproducible_attention(
+    call: Call, group: str | None = None, num_queries: int | None = None
+) -> tuple[Array, Array, Array]:
     """Output (..., H, M, E) and logsumexp (..., H, M) in float32, of which every library computes the same bits.
 
-    The third result is `backward_reference`, (B, G, R, M, 4).
+    The third result is `backward_reference`, (B, G, R, M, 4). A group of ranks may share the queries, so many in all:
+    each has all keys, and gets their whole gradients.
     """
-    xp = call.xp
-    output, logsumexp, reference = call.backend.custom_gradient(REPRODUCIBLE, *arrange(call))
+    xp, (plan, arrays) = call.xp, arrange(call)
+    plan = plan._replace(group=group, num_queries=num_queries)
+    output, logsumexp, reference = call.backend.custom_gradient(REPRODUCIBLE, plan, arrays)
     *leading, heads, rows, _ = shape(call.query, xp=xp)
     width = shape(call.value, xp=xp)[-1]
     output, logsumexp = (
