@@ -27,9 +27,7 @@ from attention_core._arithmetic.exact import (
     to_float64,
     uncontracted,
 )
-from attention_core._arithmetic.logistic import cap as cap
-from attention_core._arithmetic.logistic import gelu_tanh as gelu_tanh
-from attention_core._arithmetic.logistic import silu as silu
+from attention_core._arithmetic.logistic import cap as cap, gelu_tanh as gelu_tanh, silu as silu
 from attention_core._arithmetic.operations import Arrays, Constants, rounded_once, run
 from attention_core._arithmetic.prepared import PREPARED_AFFINE, affine_by_slices
 from attention_core._arithmetic.products import (

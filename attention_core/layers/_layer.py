@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar
 
-from attention_core import initializers
-from attention_core import parameters as trees
+from attention_core import initializers, parameters as trees
 from attention_core._arithmetic import check_activation, check_arithmetic_name
 from attention_core._arrays import Array, Namespace, shape_text
 from attention_core._attention.ways import check_implementation

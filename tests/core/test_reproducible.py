@@ -8,8 +8,7 @@ from fractions import Fraction
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from reproducible_helpers import EXACTLY, LAYERS, NUMPY, B, D, E, G, H, M, N, float32, of_numpy, qkv, same
 
 import attention_core as ac
