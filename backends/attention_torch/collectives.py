@@ -10,9 +10,6 @@ import torch.distributed as dist
 
 from attention_core.backend import Collectives
 
-__all__ = ["TorchCollectives"]
-
-
 # By the names of 2.13, and those before.
 _ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
 _REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or getattr(dist, "reduce_scatter_tensor", None)

@@ -46,8 +46,6 @@ from attention_torch.sdpa import differentiated_once, row_shift
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-__all__ = ["BLOCK", "RECOMPILE_OPTIONS", "FlexAttention", "block_mask"]
-
 # PyTorch compiles a function for a few shapes only, unless told otherwise, which older versions cannot be.
 RECOMPILE_OPTIONS = (
     {"recompile_limit": 1000} if "recompile_limit" in inspect.signature(torch.compile).parameters else {}

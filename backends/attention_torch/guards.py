@@ -23,33 +23,6 @@ from attention_core.backend import (
 )
 from attention_core.masks import And, Causal, Given, KeyLengths, Mask, Or, Segments, SlidingWindow
 
-__all__ = [
-    "HALVES",
-    "TYPES",
-    "VECTOR_LANES",
-    "all_finite",
-    "as_looked_at",
-    "attends_later",
-    "causal_part",
-    "check_local",
-    "few_queries",
-    "fits_mask",
-    "has_key_lengths",
-    "has_modes",
-    "is_on_accelerator",
-    "is_on_host",
-    "is_short",
-    "is_small",
-    "may_leak",
-    "norms_are_small",
-    "overlooks_nan",
-    "ranges_apart",
-    "reads_norms",
-    "records",
-    "refusal",
-    "slower",
-]
-
 HALVES = (torch.float16, torch.bfloat16)
 MIN_ELEMENTS = 2**16  # of a sample of a batch, from which on a call of its own takes less time than a mask
 VECTOR_LANES = 16  # numbers in the longest vectors of a processor
@@ -148,7 +121,7 @@ def refusal(call: Call) -> str | None:
 
 def _refusal_of_mask(call: Call, later: bool) -> str | None:
     query_start, key_start = call.starts
-    has_array_or_flag = _is_array_or_causal(call.mask)
+    has_array_or_flag = not is_rule(call.mask)
     as_array = not has_array_or_flag and _fits_as_array(call)
     if not as_array and not (
         isinstance(query_start, int) and isinstance(key_start, int) and query_start == key_start == 0
@@ -328,5 +301,6 @@ def is_small(call: Call) -> bool:
     return is_flag and call.bias is None and all(0 < x.numel() < MIN_ELEMENTS for x in call[:3])
 
 
-def _is_array_or_causal(mask: Any) -> bool:
-    return not isinstance(mask, Mask) or isinstance(mask, Given) or is_top_left_causal(mask)
+def is_rule(mask: Any) -> bool:
+    """Whether a mask is a rule that the kernel has no flag for."""
+    return isinstance(mask, Mask) and not isinstance(mask, Given) and not is_top_left_causal(mask)
