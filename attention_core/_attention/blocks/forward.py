@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attention_core._arithmetic.exact import two_sum
-from attention_core._arrays import Array, scalar_like, shape, zeros_with
+from attention_core._arrays import Array, Arrays, scalar_like, shape, zeros_with
 from attention_core._attention.blocks.accumulators import concat_blocks, row_accumulators
 from attention_core._attention.blocks.backward import backward
 from attention_core._attention.blocks.grid import (
@@ -75,7 +75,7 @@ def blockwise(call: Call) -> tuple[Array, Array]:
     return xp.reshape(output, (*leading, heads, rows, width)), xp.reshape(logsumexp, (*leading, heads, rows))
 
 
-def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:
+def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
     """Output (B, G, R, M, E), logsumexp (B, G, R, M), and what is to be added to that to make it exact."""
     operands = unpack_operands(plan, arrays)
     plan = with_value_facts(plan, operands, backend)
@@ -96,7 +96,7 @@ def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Ar
     return backend.loops.cond(are_small, quick, otherwise)  # type: ignore[no-any-return]
 
 
-def empty_results(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:
+def empty_results(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
     """Arrays like those of `forward`, for compilers that ask for shapes alone."""
     xp, operands = backend.namespace, unpack_operands(plan, arrays)
     *dims, _ = shape(operands.query, xp=xp)
@@ -105,7 +105,7 @@ def empty_results(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tu
     return output, logsumexp, remainder
 
 
-def _attend(plan: Plan, *, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:
+def _attend(plan: Plan, *, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
     """The results, which are looked at, or computed again of values that may be anything."""
     if plan.all_finite:
         return _attend_once(plan, arrays, backend)
@@ -132,7 +132,7 @@ def _attend_to_part(
     return _attend_once(plan, operands._replace(value=part(operands.value)).arrays(), backend)
 
 
-def _attend_once(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:
+def _attend_once(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
     grid = make_grid(plan, arrays, backend)
     visits = None if is_one_block(grid) else make_visits(grid, by_key=False, run_keys=grid.plan.max_keys_per_run)
     attend = functools.partial(_attend_sample, ForwardPass(grid, visits, dropout_of(grid)))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, on_device_of, positions, shape
+from attention_core._arrays import Array, Arrays, Namespace, on_device_of, positions, shape
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands
 from attention_core._attention.call import counted_from, is_listed
 from attention_core._backend import Backend, Loops, Workspace
@@ -32,7 +32,7 @@ class Grid(NamedTuple):
     cache: dict[Any, Array] | None = None  # masks by distance, under a rule that looks at `key - query` alone
 
 
-def make_grid(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> Grid:
+def make_grid(plan: Plan, arrays: Arrays, backend: Backend) -> Grid:
     """Cut the arrays of a plan into blocks; where loops are traced, fill the last block up with zeros."""
     xp, loops = backend.namespace, backend.loops
     operands = unpack_operands(plan, arrays)

@@ -7,16 +7,16 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._arrays import Array, Namespace, is_on_host
+from attention_core._arrays import Array, Arrays, Namespace, is_on_host
 from attention_core._attention.blocks.grid import Grid
 from attention_core._attention.finite import value_columns, with_infinities
 
 
 def with_nonfinite_values(
     grid: Grid,
-    average: Callable[[Grid, Callable[[Array], Array]], tuple[Array, ...]],
-    empty: Callable[[], tuple[Array, ...]],
-) -> tuple[Array, ...]:
+    average: Callable[[Grid, Callable[[Array], Array]], Arrays],
+    empty: Callable[[], Arrays],
+) -> Arrays:
     """The results of ``average(grid, part)``, which averages a part of the values, for values that may not be finite.
 
     A non-finite value that is attended to appears in the output, whatever its weight. Two more passes find out where:
@@ -34,13 +34,13 @@ def with_nonfinite_values(
     return grid.loops.loop(0, num_passes, one_pass, empty())  # type: ignore[no-any-return]
 
 
-def _at_once(grid: Grid, average: Any) -> tuple[Array, ...]:
+def _at_once(grid: Grid, average: Any) -> Arrays:
     columns = grid.operands._replace(value=value_columns(grid.operands.value, grid.xp))
     averages, *rest = average(grid._replace(operands=columns), lambda values: values)
     return with_infinities(averages, grid.xp), *rest
 
 
-def _one_pass(grid: Grid, average: Any, number: Any, results: tuple[Array, ...]) -> tuple[Array, ...]:
+def _one_pass(grid: Grid, average: Any, number: Any, results: Arrays) -> Arrays:
     """Pass 0 averages finite values; pass 1 adds attended inf to the output, and pass 2 attended -inf."""
     xp = grid.xp
     infinity = _signed_infinity(3 - 2 * number, results[0], xp)

@@ -6,7 +6,7 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, is_floating, positions, shape, zeros_with
+from attention_core._arrays import Array, Arrays, Namespace, is_floating, positions, shape, zeros_with
 from attention_core._attention.blocks.grid import (
     Grid,
     Sample,
@@ -118,7 +118,7 @@ def check_score_mod_holds_no_variable(call: Call) -> None:
     if score_mod is None or call.backend.has_gradient is None:
         return
     xp, like = call.xp, call.backend.stop_gradient(call.query)
-    arrays: tuple[Array, ...] = ()
+    arrays: Arrays = ()
     if isinstance(score_mod, ScoreMod):
         score_mod, arrays = score_mod.function, tuple(map(call.backend.stop_gradient, score_mod.arrays))
     first = positions(1, like, xp=xp)
@@ -131,13 +131,13 @@ def check_score_mod_holds_no_variable(call: Call) -> None:
         )
 
 
-def score_variables(grid: Grid) -> tuple[Array, ...]:
+def score_variables(grid: Grid) -> Arrays:
     """The floating-point arrays of softcap and score modification, which have a gradient."""
     arrays = grid.operands.softcap, *grid.operands.score_mod
     return tuple([array for array in arrays if array is not None and is_floating(array)])
 
 
-def modified_scores(grid: Grid, raw: Array, variables: tuple[Array, ...], at: Positions | None) -> Array:
+def modified_scores(grid: Grid, raw: Array, variables: Arrays, at: Positions | None) -> Array:
     """Scores after softcap and score modification, as a function of `score_variables` too."""
     score_mod, remaining = unflatten(grid.plan.score_mod, ()), iter(variables)
     softcap = grid.plan.softcap if grid.operands.softcap is None else next(remaining)

@@ -29,7 +29,7 @@ from attention_core._arithmetic.exact import (
     uncontracted,
 )
 from attention_core._arithmetic.products import row_dots
-from attention_core._arrays import Array, Namespace, shape, zeros_with
+from attention_core._arrays import Array, Arrays, Namespace, shape, zeros_with
 from attention_core._attention.blocks.accumulators import (
     add_bias_gradient,
     bias_accumulator,
@@ -111,9 +111,7 @@ class GradientUnits(NamedTuple):
     bias: Array | None
 
 
-def backward(
-    plan: Plan, arrays: tuple[Array, ...], results: tuple[Array, ...], cotangents: tuple[Array, ...], backend: Any
-) -> tuple[Array | None, ...]:
+def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Any) -> tuple[Array | None, ...]:
     """The gradients of query, key, value and bias, and ``None`` for each array of integers or booleans.
 
     What is summed over queries is cut relative to maxima over those of all ranks, and rounded when all integers are
@@ -158,7 +156,7 @@ def _square_blocks(plan: Plan, operands: Operands, xp: Namespace) -> tuple[int, 
 # Before the loops: terms of rows, and operands in slices
 
 
-def _row_terms(grid: Grid, value: Array, results: tuple[Array, ...], cotangents: tuple[Array, ...]) -> RowTerms:
+def _row_terms(grid: Grid, value: Array, results: Arrays, cotangents: Arrays) -> RowTerms:
     xp = grid.xp
     d_output, output, d_logsumexp, reference = (
         pad_rows(grid, to_float64(x, xp))

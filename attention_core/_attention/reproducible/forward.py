@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable
 
 from attention_core._arithmetic.elementary import split_log2
-from attention_core._arrays import Array, Namespace, dtype_name, on_device_of, shape, zeros_with
+from attention_core._arrays import Array, Arrays, Namespace, dtype_name, on_device_of, shape, zeros_with
 from attention_core._attention.blocks.grid import Grid, dropout_of, make_grid
 from attention_core._attention.blocks.nonfinite import with_nonfinite_values
 from attention_core._attention.blocks.plan import Plan, make_plan, unpack_operands
@@ -57,7 +57,7 @@ def reproducible_attention(
     return output, logsumexp, reference
 
 
-def arrange(call: Call) -> tuple[Plan, tuple[Array, ...]]:
+def arrange(call: Call) -> tuple[Plan, Arrays]:
     """The plan of a call, and the arrays of its operands."""
     xp = call.xp
     num_slices = 2 if dtype_name(call.query.dtype) == "float32" else 1
@@ -74,7 +74,7 @@ def arrange(call: Call) -> tuple[Plan, tuple[Array, ...]]:
     return plan, operands.arrays()
 
 
-def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:
+def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
     """Output (B, G, R, M, E), logsumexp (B, G, R, M), and `backward_reference` (B, G, R, M, 4)."""
     grid = make_grid(plan, arrays, backend)
     return with_nonfinite_values(grid, _forward, lambda: empty_results(plan, arrays, backend))
@@ -83,7 +83,7 @@ def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Ar
 def _forward(grid: Grid, value_part: Callable[[Array], Array]) -> tuple[Array, Array, Array]:
     xp, carry = grid.xp, needs_carry(grid, 1)
 
-    def finish(values: SlicedValues, sums: Sums) -> tuple[Array, ...]:
+    def finish(values: SlicedValues, sums: Sums) -> Arrays:
         weights = without_carry(sums.weights, carry, xp)
         count = grid.plan.num_slices
         return *weighted_totals(sums.values, weights, values.power, count=count, carry=carry, xp=xp), sums.anchor
@@ -110,7 +110,7 @@ def backward_reference(anchor: Array, power: Array, fraction: Array, *, none: Ar
     return xp.concat([*parts, xp.astype(xp.divide(2.0, power), xp.float32)], axis=-1)
 
 
-def empty_results(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:
+def empty_results(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
     """Zeros of the shapes and dtypes of `forward`."""
     xp, operands = backend.namespace, unpack_operands(plan, arrays)
     *dims, _ = shape(operands.query, xp=xp)

@@ -23,6 +23,7 @@ from attention_core._arithmetic.exact import (
 from attention_core._arithmetic.operations import run
 from attention_core._arrays import (
     Array,
+    Arrays,
     Namespace,
     compute_dtype_name,
     dtype_name,
@@ -32,6 +33,7 @@ from attention_core._arrays import (
     upcast,
     zeros_with,
 )
+from attention_core._attention.blocks.accumulators import row_accumulators
 from attention_core._attention.blocks.grid import make_grid
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands
 from attention_core._attention.call import Call, dropout_scale
@@ -48,7 +50,6 @@ from attention_core._attention.reproducible.reduction import (
     logsumexp_of,
     max_scores,
     reduce_keys,
-    row_accumulator,
     weighted_totals,
 )
 from attention_core._attention.reproducible.slices import (
@@ -141,13 +142,13 @@ def _may_be_masked(call: Call) -> bool:
     return call.mask is not None or call.bias is not None
 
 
-def _extent_forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+def _extent_forward(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
     grid = make_grid(plan, arrays, backend)
 
-    def row_max(rows: QueryRows, _: None) -> tuple[Array, ...]:
+    def row_max(rows: QueryRows, _: None) -> Arrays:
         return (_max_as_three_float32(max_scores(rows), grid.xp),)
 
-    return for_each_rows(grid, row_max, (row_accumulator(grid, 3, "float32"),))
+    return for_each_rows(grid, row_max, row_accumulators(grid, 3))
 
 
 def _max_as_three_float32(row_max: Array, xp: Namespace) -> Array:
@@ -159,7 +160,7 @@ def _max_as_three_float32(row_max: Array, xp: Namespace) -> Array:
     return xp.where(none, -math.inf, xp.concat(as_three_float32(row_max, xp), axis=-1))
 
 
-def _extent_abstract(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+def _extent_abstract(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
     query = unpack_operands(plan, arrays).query
     return (zeros_with(query, *shape(query, xp=backend.namespace)[:-1], 3, xp=backend.namespace),)
 
@@ -227,13 +228,13 @@ def _all_extents(values: Array, call: Call, xp: Namespace) -> Array:
     return xp.concat([values, *[xp.full_like(values, 0.5)] * 2], axis=-1)
 
 
-def _sums_forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+def _sums_forward(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
     grid = make_grid(plan, arrays[:-2], backend)
     xp, carry = grid.xp, needs_carry(grid, 1)
     scores, values = (to_float64(x, xp) for x in arrays[-2:])
     row_max = pad_rows(grid, from_three_float32(scores, xp))
 
-    def finish(_: SlicedValues, sums: Sums) -> tuple[Array, ...]:
+    def finish(_: SlicedValues, sums: Sums) -> Arrays:
         return tuple(xp.concat(_limbs(parts, carry, xp), axis=-1) for parts in (sums.weights, sums.values))
 
     extent, widths = (row_max, power_above_max(values, -2, xp)), _limb_widths(plan, grid.operands, xp)
@@ -281,7 +282,7 @@ def _divmod_limb(x: Array, xp: Namespace) -> tuple[Array, Array]:
     return quotient, xp.subtract(x, xp.multiply(quotient, float(LIMB)))
 
 
-def _sums_abstract(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+def _sums_abstract(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
     xp, operands = backend.namespace, unpack_operands(plan, arrays)
     dims = shape(operands.query, xp=xp)[:-1]
     return tuple(
@@ -338,7 +339,7 @@ def _count(num_weights: int) -> int:
     return next(count for count, slices in WEIGHT_SLICES.items() if slices == num_weights)
 
 
-def _complete_forward(plan: Completion, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+def _complete_forward(plan: Completion, arrays: Arrays, backend: Backend) -> Arrays:
     xp = backend.namespace
     weights, values, scores, extents = arrays
     num_weights, width = shape(weights, xp=xp)[-1], shape(extents, xp=xp)[-1]
@@ -376,7 +377,7 @@ def _carried(x: Array, xp: Namespace) -> tuple[Array, Array]:
     return high, third
 
 
-def _complete_abstract(plan: Completion, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+def _complete_abstract(plan: Completion, arrays: Arrays, backend: Backend) -> Arrays:
     xp = backend.namespace
     *dims, _ = shape(arrays[2], xp=xp)
     width = shape(arrays[3], xp=xp)[-1]
