@@ -242,20 +242,6 @@ def _turn_abstract(plan: Rotation, arrays: Arrays, backend: Backend) -> Arrays:
 TURN = register("reproducible.turn", Operation(_turn_forward, _turn_backward, _turn_abstract, needs_float64=True))
 
 
-def _rotate(xp: Namespace, plan: Rotation, x: Array, positions: Array, *, inverse: bool = False) -> Array:
-    cos, sin = exact_tables(xp.astype(positions, xp.float64), plan.base, plan.width, plan.divisors, xp=xp)
-    return _turn(xp, plan, x, cos, xp.negative(sin) if inverse else sin)
-
-
-def _rotate_backward(
-    xp: Namespace, plan: Rotation, d_output: Array, x: Array, positions: Array
-) -> tuple[Array | None, ...]:
-    return xp.astype(_rotate(xp, plan, d_output, positions, inverse=True), xp.float64), None
-
-
-ROTATE = rounded_once("reproducible.rotary", _rotate, _rotate_backward, raw_forward=True)  # of saved programs
-
-
 def gelu(x: Array, /, *, xp: Namespace) -> Array:
     """Gaussian error linear unit."""
     return run(GELU, Constants(), x, xp=xp)[0]

@@ -19,9 +19,10 @@ from collections.abc import Callable
 
 from attention_core._arithmetic.elementary import split_log2
 from attention_core._arrays import Array, Arrays, Namespace, dtype_name, on_device_of, shape, zeros_with
+from attention_core._attention.blocks.forward import empty_results as empty_results_of_blocks
 from attention_core._attention.blocks.grid import Grid, dropout_of, make_grid
 from attention_core._attention.blocks.nonfinite import with_nonfinite_values
-from attention_core._attention.blocks.plan import Plan, make_plan, unpack_operands
+from attention_core._attention.blocks.plan import Plan, make_plan
 from attention_core._attention.call import Call, dropout_scale, upcast_call
 from attention_core._attention.reproducible.backward import backward
 from attention_core._attention.reproducible.reduction import (
@@ -48,13 +49,8 @@ def reproducible_attention(
     xp, (plan, arrays) = call.xp, arrange(call)
     plan = plan._replace(group=group, num_queries=num_queries)
     output, logsumexp, reference = call.backend.custom_gradient(REPRODUCIBLE, plan, arrays)
-    *leading, heads, rows, _ = shape(call.query, xp=xp)
-    width = shape(call.value, xp=xp)[-1]
-    output, logsumexp = (
-        xp.reshape(output, (*leading, heads, rows, width)),
-        xp.reshape(logsumexp, (*leading, heads, rows)),
-    )
-    return output, logsumexp, reference
+    *dims, _ = shape(call.query, xp=xp)
+    return xp.reshape(output, (*dims, shape(call.value, xp=xp)[-1])), xp.reshape(logsumexp, tuple(dims)), reference
 
 
 def arrange(call: Call) -> tuple[Plan, Arrays]:
@@ -112,14 +108,8 @@ def backward_reference(anchor: Array, power: Array, fraction: Array, *, none: Ar
 
 def empty_results(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
     """Zeros of the shapes and dtypes of `forward`."""
-    xp, operands = backend.namespace, unpack_operands(plan, arrays)
-    *dims, _ = shape(operands.query, xp=xp)
-    width = shape(operands.value, xp=xp)[-1]
-    return (
-        zeros_with(operands.query, *dims, width, xp=xp),
-        zeros_with(operands.query, *dims, xp=xp),
-        zeros_with(operands.query, *dims, 4, xp=xp),
-    )
+    output, logsumexp, _ = empty_results_of_blocks(plan, arrays, backend)
+    return output, logsumexp, zeros_with(output, *shape(logsumexp, xp=backend.namespace), 4, xp=backend.namespace)
 
 
 REPRODUCIBLE = register("reproducible", Operation(forward, backward, empty_results, needs_float64=True))
