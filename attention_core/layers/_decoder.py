@@ -17,7 +17,7 @@ from attention_core._functions.feed_forward import gated_feed_forward
 from attention_core._functions.normalization import rms_norm
 from attention_core._functions.rotary import check_rotation
 from attention_core.layers._attention import MultiHeadAttention
-from attention_core.layers._layer import Initial, Layer, all_masks, check_settings, dropout_in_training, linear_spec
+from attention_core.layers._layer import Initial, Layer, all_masks, dropout_in_training, linear_spec
 from attention_core.layers._transformer import FeedForward
 from attention_core.masks import Mask
 
@@ -41,9 +41,6 @@ class RMSNorm(Layer):
     channels: int
     epsilon: float = 1e-6
     arithmetic: str = "fast"
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def parameters(self) -> trees.RMSNorm:
@@ -83,9 +80,6 @@ class GatedFeedForward(Layer):
     dropout: float = 0.0
     arithmetic: str = "fast"
     activation: str = "silu"
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def parameters(self) -> trees.GatedFeedForward:
@@ -192,7 +186,7 @@ class DecoderLayer(_DecoderSettings):
     inner: int
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        super().__post_init__()
         if self.window is not None:
             check_positive("window", self.window)
         if self.rotary_base is not None:
@@ -359,7 +353,7 @@ class Decoder(_DecoderSettings):
     )
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        super().__post_init__()
         if len(self.windows) != self.num_layers:
             raise ValueError(f"expected window for {self.num_layers} layers; got {len(self.windows)}")
         _ = self.layer

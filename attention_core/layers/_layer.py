@@ -55,6 +55,14 @@ _STDDEV = {"truncated_normal": 0.02, "normal": 1.0}  # of embedding tables, as i
 class Layer(ABC):
     """The settings of a layer, checked when it is made."""
 
+    def __post_init__(self) -> None:
+        """Raise unless each setting is valid by itself; all integers are sizes, which are positive."""
+        for field in fields(self):
+            kind, _, optional = str(field.type).partition(" | ")
+            value = getattr(self, field.name)
+            if value is not None or not optional:
+                _CHECKS[field.name if field.name in _CHECKS else kind](field.name, value)
+
     @property
     @abstractmethod
     def parameters(self) -> Any:
@@ -189,15 +197,6 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {  # by the name of a setting, 
     "arithmetic": lambda _, arithmetic: check_arithmetic_name(arithmetic),
     "data_format": lambda _, data_format: check_data_format(data_format),
 }
-
-
-def check_settings(layer: Layer) -> None:
-    """Raise unless each setting is valid by itself; all integers are sizes, which are positive."""
-    for field in fields(layer):
-        kind, _, optional = str(field.type).partition(" | ")
-        value = getattr(layer, field.name)
-        if value is not None or not optional:
-            _CHECKS[field.name if field.name in _CHECKS else kind](field.name, value)
 
 
 def linear_spec(rows: int, columns: int, bias: bool) -> trees.Linear:

@@ -13,7 +13,7 @@ from attention_core._functions.embeddings import embed_tokens
 from attention_core._functions.encoder import encoder_layer
 from attention_core._functions.feed_forward import feed_forward
 from attention_core.layers._attention import MultiHeadAttention
-from attention_core.layers._layer import Initial, Layer, all_masks, check_settings, dropout_in_training, linear_spec
+from attention_core.layers._layer import Initial, Layer, all_masks, dropout_in_training, linear_spec
 from attention_core.masks import Mask
 
 
@@ -44,9 +44,6 @@ class FeedForward(Layer):
     dropout: float = 0.0
     arithmetic: str = "fast"
     activation: str = "gelu"
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def parameters(self) -> trees.FeedForward:
@@ -118,7 +115,7 @@ class EncoderLayer(Layer):
     activation: str = "gelu"
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        super().__post_init__()
         _ = self._attention
 
     @property
@@ -224,9 +221,6 @@ class Embeddings(Layer):
     epsilon: float = 1e-12
     dropout: float = 0.0
     arithmetic: str = "fast"
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def parameters(self) -> trees.Embeddings:
