@@ -179,13 +179,10 @@ def checked_attention(query: Array, key: Array, value: Array, options: dict[str,
     if options.get("shards") is not None:
         return _attend_shards(query, key, value, options)
     known = _check_call(query=query, key=key, value=value, **options)
-    mask = with_causal(options.get("mask"), options.get("is_causal", False))
-    if not CONTEXTS.recorders:
-        assume_finite = assumes_finite(*CONTEXTS.settings)
-        output = output_of(known, (query, key, value), mask, options.get("sinks"), assume_finite=assume_finite)
-        if output is not None:
-            return Attention(output)
     call = _known_call(known, query, key, value, options)
+    output = None if CONTEXTS.recorders else output_of(known, call)
+    if output is not None:
+        return Attention(output)
     wanted = {name: options.get(f"return_{name}", False) for name in ("weights", "logsumexp")}
     return rounded_attention(call, options["implementation"], **wanted)
 
