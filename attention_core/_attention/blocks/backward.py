@@ -77,21 +77,21 @@ def backward(
     plan = with_value_facts(plan, operands, backend)
     plan = plan._replace(block_sizes=(plan.block_sizes[0], min(plan.block_sizes[1], plan.max_backward_keys)))
     if not plan.assume_finite and plan.may_mask and all(map(can_be_read, (*operands[:3], cotangents[0]))):
-        gradients = _gradients(plan._replace(all_finite=True), arrays, results, cotangents, backend)
+        gradients = _gradients(plan._replace(all_finite=True), operands, results, cotangents, backend)
         if all(bool(is_clean(each, backend.namespace)) for each in gradients if each is not None):
             return gradients
         plan = plan._replace(all_finite=False)
-    return _gradients(plan, arrays, results, cotangents, backend)
+    return _gradients(plan, operands, results, cotangents, backend)
 
 
 def _gradients(
     plan: Plan,
-    arrays: Arrays,
+    operands: Operands,
     results: tuple[Array, Array, Array],
     cotangents: tuple[Array, Array, Array],
     backend: Backend,
 ) -> tuple[Array | None, ...]:
-    operands, grid = unpack_operands(plan, arrays), make_grid(plan, arrays, backend)
+    grid = make_grid(plan, operands, backend)
     sums = _accumulate(grid, _row_arrays(grid, results, cotangents), backend)
     gradients = [concat_blocks(grid, sum_, side) for sum_, side in zip(sums[:3], (0, 1, 1), strict=True)]
     if not plan.all_finite:  # elements that are not finite were replaced, and have no gradient

@@ -27,14 +27,15 @@ def with_nonfinite_values(
         return average(grid, lambda values: values)
     xp = grid.xp
     if not grid.loops.traced and not is_on_host(grid.operands.value):
-        return _at_once(grid, average)
+        return with_value_columns(grid, average)
     infinite = xp.logical_not(xp.all(xp.isfinite(grid.operands.value)))
     num_passes = xp.add(xp.multiply(xp.astype(infinite, xp.int32), 2), 1)
     one_pass = functools.partial(_one_pass, grid, average)
     return grid.loops.loop(0, num_passes, one_pass, empty())  # type: ignore[no-any-return]
 
 
-def _at_once(grid: Grid, average: Any) -> Arrays:
+def with_value_columns(grid: Grid, average: Any) -> Arrays:
+    """The same in one pass over finite values and both indicators, side by side."""
     columns = grid.operands._replace(value=value_columns(grid.operands.value, grid.xp))
     averages, *rest = average(grid._replace(operands=columns), lambda values: values)
     return with_infinities(averages, grid.xp), *rest

@@ -118,7 +118,7 @@ def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, ba
     added.
     """
     unpadded, xp = unpack_operands(plan, arrays), backend.namespace
-    grid = make_grid(plan._replace(block_sizes=_square_blocks(plan, unpadded, xp)), arrays, backend)
+    grid = make_grid(plan._replace(block_sizes=_square_blocks(plan, unpadded, xp)), unpadded, backend)
     query, key, value = (to_float64(finite_or_zero(grid, x), xp) for x in grid.operands[:3])
     rows = _row_terms(grid, value, results, cotangents)
     operands, units = _slice_operands(grid, query, key, rows, backend)

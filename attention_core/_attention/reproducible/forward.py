@@ -22,7 +22,7 @@ from attention_core._arrays import Array, Arrays, Namespace, dtype_name, on_devi
 from attention_core._attention.blocks.forward import empty_results as empty_results_of_blocks
 from attention_core._attention.blocks.grid import Grid, dropout_of, make_grid
 from attention_core._attention.blocks.nonfinite import with_nonfinite_values
-from attention_core._attention.blocks.plan import Plan, make_plan
+from attention_core._attention.blocks.plan import Plan, make_plan, unpack_operands
 from attention_core._attention.call import Call, dropout_scale, upcast_call
 from attention_core._attention.reproducible.backward import backward
 from attention_core._attention.reproducible.reduction import (
@@ -72,7 +72,7 @@ def arrange(call: Call) -> tuple[Plan, Arrays]:
 
 def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
     """Output (B, G, R, M, E), logsumexp (B, G, R, M), and `backward_reference` (B, G, R, M, 4)."""
-    grid = make_grid(plan, arrays, backend)
+    grid = make_grid(plan, unpack_operands(plan, arrays), backend)
     return with_nonfinite_values(grid, _forward, lambda: empty_results(plan, arrays, backend))
 
 

@@ -23,7 +23,6 @@ from attention_core._arithmetic.exact import (
 from attention_core._arithmetic.operations import run
 from attention_core._arrays import (
     Array,
-    Arrays,
     Namespace,
     compute_dtype_name,
     dtype_name,
@@ -142,10 +141,10 @@ def _may_be_masked(call: Call) -> bool:
     return call.mask is not None or call.bias is not None
 
 
-def _extent_forward(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
-    grid = make_grid(plan, arrays, backend)
+def _extent_forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+    grid = make_grid(plan, unpack_operands(plan, arrays), backend)
 
-    def row_max(rows: QueryRows, _: None) -> Arrays:
+    def row_max(rows: QueryRows, _: None) -> tuple[Array, ...]:
         return (_max_as_three_float32(max_scores(rows), grid.xp),)
 
     return for_each_rows(grid, row_max, row_accumulators(grid, 3))
@@ -160,7 +159,7 @@ def _max_as_three_float32(row_max: Array, xp: Namespace) -> Array:
     return xp.where(none, -math.inf, xp.concat(as_three_float32(row_max, xp), axis=-1))
 
 
-def _extent_abstract(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
+def _extent_abstract(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
     query = unpack_operands(plan, arrays).query
     return (zeros_with(query, *shape(query, xp=backend.namespace)[:-1], 3, xp=backend.namespace),)
 
@@ -228,13 +227,13 @@ def _all_extents(values: Array, call: Call, xp: Namespace) -> Array:
     return xp.concat([values, *[xp.full_like(values, 0.5)] * 2], axis=-1)
 
 
-def _sums_forward(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
-    grid = make_grid(plan, arrays[:-2], backend)
+def _sums_forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+    grid = make_grid(plan, unpack_operands(plan, arrays[:-2]), backend)
     xp, carry = grid.xp, needs_carry(grid, 1)
     scores, values = (to_float64(x, xp) for x in arrays[-2:])
     row_max = pad_rows(grid, from_three_float32(scores, xp))
 
-    def finish(_: SlicedValues, sums: Sums) -> Arrays:
+    def finish(_: SlicedValues, sums: Sums) -> tuple[Array, ...]:
         return tuple(xp.concat(_limbs(parts, carry, xp), axis=-1) for parts in (sums.weights, sums.values))
 
     extent, widths = (row_max, power_above_max(values, -2, xp)), _limb_widths(plan, grid.operands, xp)
@@ -282,7 +281,7 @@ def _divmod_limb(x: Array, xp: Namespace) -> tuple[Array, Array]:
     return quotient, xp.subtract(x, xp.multiply(quotient, float(LIMB)))
 
 
-def _sums_abstract(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
+def _sums_abstract(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
     xp, operands = backend.namespace, unpack_operands(plan, arrays)
     dims = shape(operands.query, xp=xp)[:-1]
     return tuple(
@@ -339,7 +338,7 @@ def _count(num_weights: int) -> int:
     return next(count for count, slices in WEIGHT_SLICES.items() if slices == num_weights)
 
 
-def _complete_forward(plan: Completion, arrays: Arrays, backend: Backend) -> Arrays:
+def _complete_forward(plan: Completion, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
     xp = backend.namespace
     weights, values, scores, extents = arrays
     num_weights, width = shape(weights, xp=xp)[-1], shape(extents, xp=xp)[-1]
@@ -377,7 +376,7 @@ def _carried(x: Array, xp: Namespace) -> tuple[Array, Array]:
     return high, third
 
 
-def _complete_abstract(plan: Completion, arrays: Arrays, backend: Backend) -> Arrays:
+def _complete_abstract(plan: Completion, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
     xp = backend.namespace
     *dims, _ = shape(arrays[2], xp=xp)
     width = shape(arrays[3], xp=xp)[-1]

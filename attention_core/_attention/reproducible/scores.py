@@ -31,7 +31,7 @@ def reproducible_scores(call: Call) -> Array:
 
 
 def _forward(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
-    grid = make_grid(plan, arrays, backend)
+    grid = make_grid(plan, unpack_operands(plan, arrays), backend)
     xp = grid.xp
 
     def round_scores(rows: QueryRows, _: None) -> Arrays:
@@ -44,8 +44,8 @@ def _forward(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
 def _backward(
     plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend
 ) -> tuple[Array | None, ...]:
-    grid = make_grid(plan, arrays, backend)
-    operands, xp = unpack_operands(plan, arrays), grid.xp
+    operands, xp = unpack_operands(plan, arrays), backend.namespace
+    grid = make_grid(plan, operands, backend)
     d_scores = to_float64(xp.where(xp.equal(results[0], -math.inf), 0.0, cotangents[0]), xp)
     d_bias = () if operands.bias is None else (_d_bias(grid, operands.bias, d_scores),)
     if plan.softcap is not None:

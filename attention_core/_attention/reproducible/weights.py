@@ -34,7 +34,7 @@ def reproducible_weights(call: Call, reference: Array) -> Array:
 
 
 def _forward(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
-    grid = make_grid(plan, arrays[:-1], backend)
+    grid = make_grid(plan, unpack_operands(plan, arrays[:-1]), backend)
     xp, loops = grid.xp, grid.loops
     references = pad_rows(grid, to_float64(arrays[-1], xp))
 
