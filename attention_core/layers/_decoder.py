@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from attention_core import parameters as trees
@@ -219,15 +219,7 @@ class DecoderLayer(_DecoderSettings):
         kind = GatedFeedForward if self.gated else FeedForward
         cross = None
         if self.memory_channels is not None:
-            cross = MultiHeadAttention(
-                self.channels,
-                self.num_heads,
-                num_key_value_heads=self.num_key_value_heads,
-                key_channels=self.memory_channels,
-                head_dim=self.head_dim,
-                bias=self.attention_bias,
-                output_bias=self.output_bias,
-            ).parameters
+            cross = replace(self.attention, key_channels=self.memory_channels).parameters
         return trees.DecoderLayer(
             attention,
             norm,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from attention_core.backend import (
     PythonLoops,
     Tuning,
     explain_class,
+    remember,
 )
 from attention_numpy.trees import (
     NumpyArray,
@@ -125,7 +125,7 @@ class TorchBackend(Backend):
 
     def __init__(self) -> None:
         super().__init__(array_api_compat.torch, TorchLoops(array_api_compat.torch))
-        self._numbers: OrderedDict[Any, torch.Tensor] = OrderedDict()
+        self._numbers: dict[Any, torch.Tensor] = {}
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -226,9 +226,7 @@ class TorchBackend(Backend):
         if kept is None:
             with torch.inference_mode(False):
                 kept = torch.asarray(numbers, dtype=dtype).to(like.device, non_blocking=True)
-            while len(self._numbers) >= KEPT_ARRAYS:
-                self._numbers.popitem(last=False)
-        self._numbers[key] = kept
+        remember(self._numbers, key, kept, most=KEPT_ARRAYS)
         return kept
 
     def silu(self, x: Array, /) -> Array:
