@@ -17,7 +17,7 @@ from attention_core._functions.feed_forward import gated_feed_forward
 from attention_core._functions.normalization import rms_norm
 from attention_core._functions.rotary import check_rotation
 from attention_core.layers._attention import MultiHeadAttention
-from attention_core.layers._layer import Initial, Layer, all_masks, dropout_in_training, linear_spec
+from attention_core.layers._layer import Initial, Layer, all_masks, linear_spec
 from attention_core.layers._transformer import FeedForward
 from attention_core.masks import Mask
 
@@ -95,14 +95,7 @@ class GatedFeedForward(Layer):
 
         Without a seed nothing is dropped.
         """
-        return gated_feed_forward(
-            parameters,
-            x,
-            activation=self.activation,
-            dropout=dropout_in_training(self.dropout, seed),
-            arithmetic=self.arithmetic,
-            xp=xp,
-        )
+        return gated_feed_forward(parameters, x, xp=xp, **self._options(seed, "activation", "arithmetic"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,7 +291,7 @@ class DecoderLayer(_DecoderSettings):
             shards=shards,
             window=self.window,
             xp=xp,
-            **_options(self, seed),
+            **self._options(seed, *_OPTIONS),
         )
 
 
@@ -438,7 +431,7 @@ class Decoder(_DecoderSettings):
             embedding_scale=self.embedding_scale,
             logit_softcap=self.logit_softcap,
             xp=xp,
-            **_options(self, seed),
+            **self._options(seed, *_OPTIONS),
         )
 
 
@@ -447,11 +440,6 @@ _OPTIONS = (
     "num_heads", "num_key_value_heads", "rotary_base", "rotary_width", "rotary_divisors", "interleaved", "scale",
     "softcap", "activation", "epsilon", "implementation", "arithmetic",
 )  # fmt: skip
-
-
-def _options(layer: _DecoderSettings, seed: Any) -> dict[str, Any]:
-    """The settings that are options of both functions."""
-    return {"dropout": dropout_in_training(layer.dropout, seed)} | {name: getattr(layer, name) for name in _OPTIONS}
 
 
 def _cache_dims(layer: DecoderLayer) -> tuple[int, int]:

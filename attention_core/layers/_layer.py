@@ -153,6 +153,11 @@ class Layer(ABC):
                 return AttributeError(f"expected {owner}.{ours}; got {name} of {holder} itself")
         return AttributeError(f"{holder!r} object has no attribute {name!r}")
 
+    def _options(self, seed: Any, *names: str) -> dict[str, Any]:
+        """Settings of these names as options of a function, and dropout in training, that is with a seed."""
+        dropout = None if seed is None or self.dropout == 0 else Dropout(self.dropout, seed)
+        return {"dropout": dropout, **{name: getattr(self, name) for name in names}}
+
     def settings(self) -> dict[str, Any]:
         """Return the settings as numbers, text and lists, from which `layer_from_settings` makes the layer again.
 
@@ -202,11 +207,6 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {  # by the name of a setting, 
 def linear_spec(rows: int, columns: int, bias: bool) -> trees.Linear:
     """The spec of a linear map with a weight of shape (rows, columns)."""
     return trees.Linear(Initial((rows, columns), "glorot_uniform"), Initial((columns,), "zeros") if bias else None)
-
-
-def dropout_in_training(rate: float, seed: Any) -> Dropout | None:
-    """Dropout in training, that is with a seed; ``None`` otherwise."""
-    return None if seed is None or rate == 0 else Dropout(rate, seed)
 
 
 def all_masks(mask: Mask | Array | None, query_mask: Array | None, key_mask: Array | None, xp: Namespace | None) -> Any:
