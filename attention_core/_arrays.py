@@ -9,6 +9,7 @@ from numbers import Real
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 Array: TypeAlias = Any
+Arrays: TypeAlias = tuple[Array, ...]
 ArrayT = TypeVar("ArrayT")  # the type of the arrays of a user, which the result has
 Namespace: TypeAlias = Any
 DType: TypeAlias = Any

@@ -324,6 +324,12 @@ def unconverted(thing: Thing, /) -> Thing:
     return thing
 
 
+def untraced(function: Function) -> Function:
+    """Let torch.compile call a function of plain values, and not trace it."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 def publish(namespace: dict[str, Any], names: Iterable[str], /) -> None:
     """Let the functions, dataclasses and calls of a public module name keywords, and keep AutoGraph out of them.
 

@@ -62,6 +62,7 @@ from attention_core._backend import (
     Workspace,
     array_namespace,
     available_backends,
+    entries as announced_backends,
     get_backend,
     is_concrete,
     is_exporting,
@@ -69,7 +70,6 @@ from attention_core._backend import (
     registered,
     registered_name,
 )
-from attention_core._backend import entries as announced_backends
 from attention_core._checks import check_flags, remember
 from attention_core._keywords import keyword_error, missing_error, names_keywords, names_of, unconverted, words_of
 from attention_core.masks import is_top_left_causal

@@ -16,8 +16,7 @@ from torch.distributed.tensor.experimental._attention import _cp_options
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attention_conformance import Subject, check_sharded
-from attention_core import Shards, shard_positions
-from attention_core import scaled_dot_product_attention as ours
+from attention_core import Shards, scaled_dot_product_attention as ours, shard_positions
 
 
 def ring_attention_pytorch(query, key, value, attn_mask=None, is_causal=False, *, shards):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from attention_core._arithmetic import fast, reproducible
-from attention_core._arrays import Array, Namespace, dtype_name
+from attention_core._arrays import Array, Arrays, Namespace, dtype_name
 from attention_core._checks import check_choice, check_floating, check_rank
 
 ARITHMETICS = {"fast": fast, "reproducible": reproducible}
@@ -52,7 +52,7 @@ def check_activation(activation: Any) -> None:
     check_choice("an activation", activation, ACTIVATIONS)
 
 
-def fan_out(arrays: tuple[Array, ...], arithmetic: Any, xp: Namespace) -> list[Array]:
+def fan_out(arrays: Arrays, arithmetic: Any, xp: Namespace) -> list[Array]:
     """The arrays, with one of the arithmetic's `copies` for each use of an array that occurs more than once."""
     firsts = [[other is array for other in arrays].index(True) for array in arrays]
     copies = {i: iter(arithmetic.copies(arrays[i], firsts.count(i), xp=xp)) for i in dict.fromkeys(firsts)}

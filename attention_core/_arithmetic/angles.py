@@ -17,6 +17,7 @@ from attention_core._arithmetic.exact import uncontracted
 from attention_core._arrays import Array, DType, Namespace, dtype_name, index_dtype, shape
 from attention_core._backend import array_of, can_be_read, is_compiling, is_concrete, numbers_of
 from attention_core._checks import remember
+from attention_core._keywords import untraced
 
 Words = tuple[list[Any], list[Any], list[Any]]
 
@@ -149,12 +150,10 @@ def _without_symbols(
     return floats[0], operator.index(width), None if divisors is None else tuple(floats[1:])
 
 
+@untraced
 def _words(kind: str, base: float, width: int, divisors: tuple[float, ...] | None) -> Words:
     """All frequencies, in turns and in fixed point, as a word of high, of middle and of low bits for each."""
     return _kept_words(kind, base, width, divisors)
-
-
-_words._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile calls this, and does not trace it
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,7 +9,7 @@ from typing import Any
 from attention_core._arithmetic.angles import join_pairs, split_pairs, tables
 from attention_core._arithmetic.erfc import erfc
 from attention_core._arithmetic.prepared import restored
-from attention_core._arrays import Array, Namespace, dtype_name, scalar_like, shape, take_rows
+from attention_core._arrays import Array, Arrays, Namespace, dtype_name, scalar_like, shape, take_rows
 from attention_core._backend import backend_for, can_be_read
 from attention_core.parameters import PreparedWeight
 from attention_core.random import drop as drop  # one of the operations of an arithmetic
@@ -134,7 +134,7 @@ def cap(x: Array, softcap: float, /, *, xp: Namespace) -> Array:
     return xp.multiply(xp.tanh(xp.divide(x, softcap)), softcap)
 
 
-def copies(x: Array, count: int, /, *, xp: Namespace) -> tuple[Array, ...]:
+def copies(x: Array, count: int, /, *, xp: Namespace) -> Arrays:
     """The same array for each of its uses."""
     return (x,) * count
 

@@ -7,10 +7,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attention_core._arithmetic.exact import round_to_float32, runs_at_once, to_float64
-from attention_core._arrays import Array, Namespace, is_floating
+from attention_core._arrays import Array, Arrays, Namespace, is_floating
 from attention_core._backend import Backend, Operation, backend_for, register
-
-Arrays = tuple[Array, ...]
 
 
 class Constants(NamedTuple):

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from attention_core._arithmetic.exact import LONGEST, join_carry, power_above_max, slice_bits, slices, split_carry
-from attention_core._arrays import Array, Namespace, on_device_of, shape
+from attention_core._arrays import Array, Arrays, Namespace, on_device_of, shape
 
 
 def _slice_both(x: Array, y: Array, powers: tuple[Array, Array], *, bits: int, xp: Namespace) -> Any:
@@ -85,7 +85,7 @@ def _chunked_matmul(pairs: tuple[tuple[Array, Array], ...], xp: Namespace) -> Ar
     return join_carry(tuple(add_in_order(part, xp) for part in zip(*sums, strict=True)), xp)
 
 
-def add_in_order(parts: tuple[Array, ...], xp: Namespace) -> Array:
+def add_in_order(parts: Arrays, xp: Namespace) -> Array:
     """The sum of arrays, added from first to last."""
     return functools.reduce(xp.add, parts)
 

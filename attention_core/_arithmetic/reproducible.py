@@ -27,10 +27,8 @@ from attention_core._arithmetic.exact import (
     to_float64,
     uncontracted,
 )
-from attention_core._arithmetic.logistic import cap as cap
-from attention_core._arithmetic.logistic import gelu_tanh as gelu_tanh
-from attention_core._arithmetic.logistic import silu as silu
-from attention_core._arithmetic.operations import Arrays, Constants, rounded_once, run
+from attention_core._arithmetic.logistic import cap as cap, gelu_tanh as gelu_tanh, silu as silu
+from attention_core._arithmetic.operations import Constants, rounded_once, run
 from attention_core._arithmetic.prepared import PREPARED_AFFINE, affine_by_slices
 from attention_core._arithmetic.products import (
     SUM_BITS,
@@ -41,7 +39,7 @@ from attention_core._arithmetic.products import (
     matmul_over_positions,
     row_dots,
 )
-from attention_core._arrays import Array, Namespace, on_device_of, shape, take_rows
+from attention_core._arrays import Array, Arrays, Namespace, on_device_of, shape, take_rows
 from attention_core._backend import Backend, Operation, register
 from attention_core.parameters import PreparedWeight
 from attention_core.random import Dropout, dropout_mask
@@ -242,20 +240,6 @@ def _turn_abstract(plan: Rotation, arrays: Arrays, backend: Backend) -> Arrays:
 
 
 TURN = register("reproducible.turn", Operation(_turn_forward, _turn_backward, _turn_abstract, needs_float64=True))
-
-
-def _rotate(xp: Namespace, plan: Rotation, x: Array, positions: Array, *, inverse: bool = False) -> Array:
-    cos, sin = exact_tables(xp.astype(positions, xp.float64), plan.base, plan.width, plan.divisors, xp=xp)
-    return _turn(xp, plan, x, cos, xp.negative(sin) if inverse else sin)
-
-
-def _rotate_backward(
-    xp: Namespace, plan: Rotation, d_output: Array, x: Array, positions: Array
-) -> tuple[Array | None, ...]:
-    return xp.astype(_rotate(xp, plan, d_output, positions, inverse=True), xp.float64), None
-
-
-ROTATE = rounded_once("reproducible.rotary", _rotate, _rotate_backward, raw_forward=True)  # of saved programs
 
 
 def gelu(x: Array, /, *, xp: Namespace) -> Array:

@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from attention_core._attention.call import Call
 from attention_core._backend import is_concrete
 from attention_core._checks import check_flags
+from attention_core._keywords import untraced
 
 
 class Contexts(threading.local):
@@ -24,12 +25,10 @@ CONTEXTS = Contexts()
 _ASSUMED_FINITE: ContextVar[bool | None] = ContextVar("attention_core.assume_finite", default=None)
 
 
+@untraced
 def assumes_finite(*_: bool | None) -> bool | None:
     """Whether all values are assumed to be finite here, if anybody said so, within the settings of the thread."""
     return _ASSUMED_FINITE.get()
-
-
-assumes_finite._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile traces no ContextVar
 
 
 def record(call: Call) -> None:

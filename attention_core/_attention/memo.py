@@ -33,8 +33,6 @@ class Known(NamedTuple):
         Whether arrays of NumPy are among the options, next to those of another library.
     output : callable or None
         ``output(call)`` is that of attention, or ``None`` where this call is to be judged after all.
-    scale, softcap : float or None
-    assume_finite : bool or None
     made_for : tuple
         Tuning and kernels of the backend, which may be replaced.
     lasts : callable or None
@@ -45,9 +43,6 @@ class Known(NamedTuple):
     backend: Backend
     has_constants: bool
     output: OutputOf | None = None
-    scale: Any = None
-    softcap: Any = None
-    assume_finite: bool | None = None
     made_for: tuple[Any, Any] = (None, None)
     lasts: Callable[[Call], bool] | None = None
 
@@ -63,40 +58,23 @@ def prepare(known: Known, arrays: tuple[Array, Array, Array], mask: Any, options
         return known
     if any(options.get(name) is not None and options[name] is not False for name in _OTHERS):
         return known
-    facts: dict[str, Any] = {"scale": scale, "softcap": softcap, "assume_finite": options.get("assume_finite")}
-    call = Call(*arrays, known.xp, known.backend, mask, sinks=options.get("sinks"), **facts)
+    settings: dict[str, Any] = {name: options.get(name) for name in ("scale", "softcap", "sinks", "assume_finite")}
+    call = Call(*arrays, known.xp, known.backend, mask, **settings)
     implementation, kernels = options.get("implementation"), known.backend.kernels
     lasts = kernels[0].lasts if kernels and implementation == "auto" else None
     if lasts is not None and not lasts(call):
         return known
     made_for = known.backend.tuning, kernels
-    return known._replace(output=_output_of(call, implementation), made_for=made_for, lasts=lasts, **facts)
+    return known._replace(output=_output_of(call, implementation), made_for=made_for, lasts=lasts)
 
 
-def output_of(
-    known: Known,
-    arrays: tuple[Array, Array, Array],
-    mask: Any,
-    sinks: Array | None = None,
-    *,
-    assume_finite: bool | None = None,
-) -> Array | None:
-    """The output for arguments of a known signature; ``None`` where the call is to be judged."""
+def output_of(known: Known, call: Call) -> Array | None:
+    """The output of a call of a known signature; ``None`` where it is to be judged."""
     if known.output is None:
         return None
     tuning, kernels = known.made_for
     if tuning is not known.backend.tuning or kernels is not known.backend.kernels:
         return None
-    call = Call(
-        *arrays,
-        known.xp,
-        known.backend,
-        mask,
-        scale=known.scale,
-        softcap=known.softcap,
-        sinks=sinks,
-        assume_finite=assume_finite if known.assume_finite is None else known.assume_finite,
-    )
     return None if known.lasts is not None and not known.lasts(call) else known.output(call)
 
 

@@ -15,30 +15,6 @@ from attention_core._checks import check_new_scores, result_of
 from attention_core.masks import Mask, Positions
 
 
-def masked_scores(
-    raw: Array,
-    allowed: Array | None,
-    bias: Array | None,
-    modify: Callable[[Array], Array] | None,
-    /,
-    *,
-    mask: Callable[[Array], Array] | None = None,
-    xp: Namespace,
-) -> Array:
-    """Scores out of the products of queries and keys (..., M, N), ``raw``; ``allowed`` is ``None`` for everywhere.
-
-    ``modify`` is the cap and the score modification. With it, what is not allowed must be finite in ``raw``: a masked
-    infinity would otherwise reach the gradient of the cap. ``mask`` sets what is not allowed to -inf, by default by a
-    choice.
-    """
-    scores = raw if modify is None else modify(raw)
-    if bias is not None:
-        scores = xp.add(scores, bias)
-    if allowed is None:
-        return scores
-    return xp.where(allowed, scores, -math.inf) if mask is None else mask(scores)
-
-
 def modify_scores(
     scores: Array,
     softcap: float | Array | None,

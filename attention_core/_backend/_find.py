@@ -14,7 +14,7 @@ import array_api_compat
 
 from attention_core._arrays import Array, Namespace, is_on_host, on_device_of, refusal, type_text
 from attention_core._backend._base import Backend, library_name
-from attention_core._keywords import unconverted
+from attention_core._keywords import unconverted, untraced
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -151,6 +151,7 @@ def _namespace_of(array: Array, name: str = "") -> Namespace:
     return xp
 
 
+@untraced
 def _learn_refusal(kind: type) -> str | None:
     """What to write instead of arrays of a class, which the adapter of its library may say once it is loaded."""
     library = _library_of(kind)
@@ -160,18 +161,12 @@ def _learn_refusal(kind: type) -> str | None:
     return refusal(kind)
 
 
-_learn_refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
+@untraced  # else it would trace array-api-compat, and complain about its caches
 def _learn_compat(kind: type) -> str:
     """Find the namespace of array-api-compat for a class of arrays; return the name of its library."""
     home = _home_of(kind)
     _compat[home] = importlib.import_module(f"array_api_compat.{home}")
     return home
-
-
-# torch.compile runs this. It would trace array-api-compat, and complain about its caches.
-_learn_compat._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def backend_of(array: Array) -> Backend | None:
@@ -195,6 +190,7 @@ def backend_for(array: Array, xp: Namespace) -> Backend:
     return backend_of(array) or Backend(xp)
 
 
+@untraced
 def _learn(kind: type) -> None:
     """Find the backend for a class of arrays, without an array to ask it about.
 
@@ -226,9 +222,6 @@ def _kin(kind: type) -> Iterator[type]:
         yield from _kin(each)
 
 
-_learn._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile runs this, and does not trace it
-
-
 def is_compiling(array: Array, /) -> bool:
     """Whether the library of an array records what is called, so that hardly anything else can be looked up."""
     compiler: Any = sys.modules.get(f"{_library_of(type(array))}.compiler")
@@ -242,11 +235,9 @@ def is_exporting(array: Array, /) -> bool:
     return bool(getattr(compiler, "_is_exporting_flag", False))
 
 
+@untraced  # which could not ask a class of parameters
 def _library_of(kind: type) -> str:
     return kind.__module__.partition(".")[0]
-
-
-_library_of._dynamo_marked_constant = True  # type: ignore[attr-defined]  # it cannot be asked of a class of parameters
 
 
 def is_of_numpy(array: Any, /) -> bool:
@@ -254,11 +245,9 @@ def is_of_numpy(array: Any, /) -> bool:
     return _is_of_numpy(type(array))
 
 
+@untraced
 def _is_of_numpy(kind: type) -> bool:
     return kind.__module__ == "numpy" and kind.__name__ in ("ndarray", "memmap")
-
-
-_is_of_numpy._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_of_eager_type(array: Array, /) -> bool:

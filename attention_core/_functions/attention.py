@@ -37,6 +37,7 @@ from attention_core.random import check_dropout, seed_array, seeded
 from attention_core.scores import ScoreMod
 
 NOT_OF_SCORES = (*FLAGS, "sinks", "dropout", "implementation", "assume_finite", "shards")
+NOT_OF_CALLS = ("is_causal", "return_weights", "return_logsumexp", "implementation", "shards", "xp")
 SCALE_LIMIT = 2.0**64  # what is multiplied by numbers beyond may be subnormal even in float64
 
 
@@ -179,13 +180,10 @@ def checked_attention(query: Array, key: Array, value: Array, options: dict[str,
     if options.get("shards") is not None:
         return _attend_shards(query, key, value, options)
     known = _check_call(query=query, key=key, value=value, **options)
-    mask = with_causal(options.get("mask"), options.get("is_causal", False))
-    if not CONTEXTS.recorders:
-        assume_finite = assumes_finite(*CONTEXTS.settings)
-        output = output_of(known, (query, key, value), mask, options.get("sinks"), assume_finite=assume_finite)
-        if output is not None:
-            return Attention(output)
     call = _known_call(known, query, key, value, options)
+    output = None if CONTEXTS.recorders else output_of(known, call)
+    if output is not None:
+        return Attention(output)
     wanted = {name: options.get(f"return_{name}", False) for name in ("weights", "logsumexp")}
     return rounded_attention(call, options["implementation"], **wanted)
 
@@ -376,13 +374,16 @@ def make_call(query: Array, key: Array, value: Array, /, **options: Any) -> Call
 def _known_call(known: Known, query: Array, key: Array, value: Array, options: dict[str, Any]) -> Call:
     """The arguments of attention, which are known to be right."""
     options = with_constants(query, options) if known.has_constants else options
-    fields = {name: option for name, option in options.items() if name in Call._fields}
+    fields = dict(options)
+    for name in NOT_OF_CALLS:
+        fields.pop(name, None)
     if fields.get("dropout") is not None:
         fields["dropout"] = seeded(fields["dropout"], query, known.xp)
     if fields.get("assume_finite") is None:  # the context is read here alone: what is traced keeps it
         fields["assume_finite"] = assumes_finite(*CONTEXTS.settings)
-    fields["mask"] = with_causal(options.get("mask"), options.get("is_causal", False))
-    if "starts" in fields and fields["mask"] is not None:
+    if options.get("is_causal"):
+        fields["mask"] = with_causal(fields.get("mask"), True)
+    if "starts" in fields and fields.get("mask") is not None:
         fields["mask"] = as_mask(fields["mask"])  # over positions of the whole
     return Call(query, key, value, backend=known.backend, **fields | {"xp": known.xp})
 

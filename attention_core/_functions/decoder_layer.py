@@ -44,7 +44,7 @@ from attention_core._functions.constants import as_constant, with_constants
 from attention_core._functions.encoder import derived_dropouts, hooked
 from attention_core._functions.feed_forward import (
     check_feed_forward,
-    check_gated,
+    check_maps,
     expand_and_contract,
     gate_and_contract,
 )
@@ -389,7 +389,9 @@ def check_layer(
     for norm in ("query_norm", "key_norm"):
         if getattr(layer, norm) is not None:
             check_vector(f"{name}.{norm}", getattr(layer, norm), width, "a head", model=x)
-    _check_feed_forward(f"{name}.feed_forward", layer.feed_forward, x)
+    kind = FeedForward if isinstance(layer.feed_forward, FeedForward) else GatedFeedForward
+    check_maps(f"{name}.feed_forward", layer.feed_forward, kind)
+    check_feed_forward(f"{name}.feed_forward", layer.feed_forward, "x", x)
     _check_back(name, layer, channels)
     if rotary_base is not None:
         more = {"width": settled["rotary_width"], "divisors": settled["rotary_divisors"]}
@@ -402,14 +404,6 @@ def check_layer(
     if mask is not None and settled["shards"] is None:
         check_mask(mask, (*sizes(x)[:-2], num_heads, sizes(x)[-2], keys), x)
     _check_memory(name, layer, x, settled["memory"], memory_mask=settled["memory_mask"], heads=heads)
-
-
-def _check_feed_forward(name: str, parameters: Any, x: Array) -> None:
-    kind = FeedForward if isinstance(parameters, FeedForward) else GatedFeedForward
-    check_parameters(name, parameters, kind)
-    for field in kind._fields:
-        check_parameters(f"{name}.{field}", getattr(parameters, field), Linear)
-    (check_feed_forward if kind is FeedForward else check_gated)(name, parameters, "x", x)
 
 
 def _check_back(name: str, layer: DecoderLayer, channels: int | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from attention_core._arithmetic import arithmetic_of, check_activation, check_input
@@ -176,12 +177,8 @@ def feed_forward(
     >>> round(float(feed_forward(FeedForward(one, one), xp.ones((1, 1)))[0, 0]), 6)
     0.841345
     """
-    options = {"activation": activation, "dropout": dropout, "arithmetic": arithmetic}
-    xp = _check_feed_forward_call(x=x, parameters=parameters, xp=xp, **options)
-    dtype, ops, dropout = x.dtype, arithmetic_of(arithmetic), seeded(dropout, x, xp)
-    parameters, x = upcast((parameters, x), xp=xp)
-    y = expand_and_contract(parameters, x, activation, ops, xp=xp)
-    return cast_to(ops.drop(y, dropout, xp=xp), dtype, xp=xp)
+    options = {"activation": activation, "arithmetic": arithmetic}
+    return _block(expand_and_contract, parameters, x, dropout=dropout, xp=xp, **options)
 
 
 @with_autocast(position=1)
@@ -234,11 +231,19 @@ def gated_feed_forward(
     >>> round(float(gated_feed_forward(GatedFeedForward(one, two, one), xp.ones((1, 1)))[0, 0]), 6)
     1.462117
     """
-    options = {"activation": activation, "dropout": dropout, "arithmetic": arithmetic}
-    xp = _check_gated_call(x=x, parameters=parameters, xp=xp, **options)
-    dtype, dropout, ops = x.dtype, seeded(dropout, x, xp), arithmetic_of(arithmetic)
+    options = {"activation": activation, "arithmetic": arithmetic}
+    return _block(gate_and_contract, parameters, x, dropout=dropout, xp=xp, **options)
+
+
+def _block(
+    body: Callable[..., Array], parameters: Any, x: Array, *, dropout: Dropout | None, xp: Any, **options: Any
+) -> Array:
+    """The result of a feed-forward block with this body, once its arguments are known to be right."""
+    is_gated = body is gate_and_contract
+    xp = _check_block(x=x, parameters=parameters, is_gated=is_gated, dropout=dropout, xp=xp, **options)
+    dtype, dropout, ops = x.dtype, seeded(dropout, x, xp), arithmetic_of(options["arithmetic"])
     parameters, x = upcast((parameters, x), xp=xp)
-    y = gate_and_contract(parameters, x, activation, ops, xp=xp)
+    y = body(parameters, x, options["activation"], ops, xp=xp)
     return cast_to(ops.drop(y, dropout, xp=xp), dtype, xp=xp)
 
 
@@ -280,57 +285,34 @@ def _check_elementwise(*, x: Array, arithmetic: Any, xp: Namespace | None) -> Na
 
 
 @once_per_signature
-def _check_feed_forward_call(
-    *, x: Array, parameters: FeedForward, activation: Any, dropout: Dropout | None, arithmetic: Any, xp: Any
+def _check_block(
+    *, x: Array, parameters: Any, is_gated: bool, activation: Any, dropout: Any, arithmetic: Any, xp: Namespace | None
 ) -> Namespace:
+    """Raise unless the arguments of a feed-forward block fit together; return the namespace."""
     check_activation(activation)
-    xp = _check_maps(x, parameters, FeedForward, dropout, arithmetic=arithmetic, xp=xp)
-    check_feed_forward("feed_forward", parameters, "x", x)
-    return xp
-
-
-@once_per_signature
-def _check_gated_call(
-    *,
-    x: Array,
-    parameters: GatedFeedForward,
-    activation: Any,
-    dropout: Dropout | None,
-    arithmetic: Any,
-    xp: Namespace | None,
-) -> Namespace:
-    check_activation(activation)
-    xp = _check_maps(x, parameters, GatedFeedForward, dropout, arithmetic=arithmetic, xp=xp)
-    check_gated("feed_forward", parameters, "x", x)
-    return xp
-
-
-def check_gated(name: str, parameters: GatedFeedForward, x_name: str, x: Array) -> None:
-    """Raise unless the maps of a `GatedFeedForward` fit their input and each other."""
-    gate, expand, contract = parameters
-    check_linear(f"{name}.gate", gate, x_name, x)
-    check_linear(f"{name}.expand", expand, x_name, x)
-    if sizes_differ(sizes(expand.weight)[1], sizes(gate.weight)[1]):
-        expected = f"(*, {sizes(gate.weight)[1]}) to match {name}.gate.weight"
-        raise ValueError(f"expected {name}.expand.weight {expected}; got {shape_text(expand.weight)}")
-    check_linear(f"{name}.contract", contract, f"{name}.expand.weight", expand.weight)
-
-
-def _check_maps(
-    x: Array, parameters: Any, kind: Any, dropout: Dropout | None, *, arithmetic: Any, xp: Namespace | None
-) -> Namespace:
-    """Raise unless the parameters of a feed-forward block are affine maps, and input and dropout are right."""
-    check_parameters("feed_forward", parameters, kind)
-    for name in kind._fields:
-        check_parameters(f"feed_forward.{name}", getattr(parameters, name), Linear)
+    check_maps("feed_forward", parameters, GatedFeedForward if is_gated else FeedForward)
     xp = common_namespace(xp, {"x": x, "feed_forward": parameters, **seed_array(dropout)})
     check_input("x", x, 1, "(..., C)", arithmetic=arithmetic)
     if dropout is not None:
         check_dropout(dropout)
+    check_feed_forward("feed_forward", parameters, "x", x)
     return xp
 
 
-def check_feed_forward(name: str, parameters: FeedForward, x_name: str, x: Array) -> None:
-    """Raise unless both maps of a `FeedForward` fit, the first its input and the second the first."""
-    check_linear(f"{name}.expand", parameters.expand, x_name, x)
-    check_linear(f"{name}.contract", parameters.contract, f"{name}.expand.weight", parameters.expand.weight)
+def check_maps(name: str, parameters: Any, kind: Any) -> None:
+    """Raise unless the parameters of a feed-forward block are of this kind, and affine maps."""
+    check_parameters(name, parameters, kind)
+    for field in kind._fields:
+        check_parameters(f"{name}.{field}", getattr(parameters, field), Linear)
+
+
+def check_feed_forward(name: str, parameters: FeedForward | GatedFeedForward, x_name: str, x: Array) -> None:
+    """Raise unless the maps of a feed-forward block fit their input and each other."""
+    gate, expand = getattr(parameters, "gate", None), parameters.expand
+    if gate is not None:
+        check_linear(f"{name}.gate", gate, x_name, x)
+    check_linear(f"{name}.expand", expand, x_name, x)
+    if gate is not None and sizes_differ(sizes(expand.weight)[1], sizes(gate.weight)[1]):
+        expected = f"(*, {sizes(gate.weight)[1]}) to match {name}.gate.weight"
+        raise ValueError(f"expected {name}.expand.weight {expected}; got {shape_text(expand.weight)}")
+    check_linear(f"{name}.contract", parameters.contract, f"{name}.expand.weight", expand.weight)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from attention_core._arithmetic.elementary import exp2
 from attention_core._arithmetic.exact import LN_2, scalar64, to_float64, uncontracted
 from attention_core._arithmetic.operations import run
-from attention_core._arrays import Array, Namespace, on_device_of, positions, shape, sizes, upcast
+from attention_core._arrays import Array, Arrays, Namespace, on_device_of, positions, shape, sizes, upcast
 from attention_core._backend import Backend, Operation, common_namespace, register, with_autocast
 from attention_core._checks import check_floating, check_number, check_positive, check_rank, only_array, plain_integer
 from attention_core._functions.constants import as_constant
@@ -126,7 +126,7 @@ def first_greatest(rows: Array, xp: Namespace) -> Array:
     return xp.astype(xp.min(xp.where(is_greatest, index, count - 1), axis=-1), xp.int32)
 
 
-def _forward(plan: Sampling, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+def _forward(plan: Sampling, arrays: Arrays, backend: Backend) -> Arrays:
     xp = backend.namespace
     logits, high, low = arrays
     wide = to_float64(logits, xp)
@@ -171,7 +171,7 @@ def _backward(*_: Any) -> tuple[Array | None, ...]:
     return None, None, None
 
 
-def _abstract(plan: Sampling, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+def _abstract(plan: Sampling, arrays: Arrays, backend: Backend) -> Arrays:
     xp = backend.namespace
     return (xp.zeros(shape(arrays[0], xp=xp)[:-1], dtype=xp.int32, **on_device_of(arrays[0])),)
 

@@ -14,7 +14,7 @@ from attention_core._backend import common_namespace
 from attention_core._checks import check_boolean, check_rank
 from attention_core._functions.attention import scaled_dot_product_attention
 from attention_core._functions.multi_head import multi_head_attention
-from attention_core.layers._layer import Initial, Layer, all_masks, check_settings, dropout_in_training, linear_spec
+from attention_core.layers._layer import Initial, Layer, all_masks, linear_spec
 from attention_core.masks import Mask
 
 
@@ -53,9 +53,6 @@ class DotProductAttention(Layer):
     dropout: float = 0.0
     implementation: str = "auto"
     arithmetic: str = "fast"
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def parameters(self) -> Any:
@@ -121,7 +118,7 @@ class DotProductAttention(Layer):
             return_weights=return_weights,
             return_logsumexp=return_logsumexp,
             xp=xp,
-            **_options(self, seed),
+            **self._options(seed, *_SETTINGS),
         )
         if not isinstance(result, Attention):
             return xp.squeeze(result, axis=-3)
@@ -203,7 +200,7 @@ class MultiHeadAttention(Layer):
     arithmetic: str = "fast"
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        super().__post_init__()
         if self.output_channels is not None and not self.output:
             raise ValueError(f"expected no output_channels without an output; got {self.output_channels}")
         if self.num_heads % self.groups:
@@ -298,17 +295,12 @@ class MultiHeadAttention(Layer):
             return_logsumexp=return_logsumexp,
             shards=shards,
             xp=xp,
-            **_options(self, seed),
+            **self._options(seed, *_SETTINGS),
         )
 
 
+_SETTINGS = ("is_causal", "scale", "softcap", "implementation", "arithmetic")
 _BIASES = ("query_bias", "key_bias", "value_bias", "output_bias")
-
-
-def _options(layer: DotProductAttention | MultiHeadAttention, seed: Any) -> dict[str, Any]:
-    """The settings that are options of attention."""
-    names = ("is_causal", "scale", "softcap", "implementation", "arithmetic")
-    return {"dropout": dropout_in_training(layer.dropout, seed)} | {name: getattr(layer, name) for name in names}
 
 
 def _query_key_value(query: Any, key: Array | None, value: Array | None) -> tuple[Any, Any, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from attention_core import parameters as trees
@@ -17,7 +17,7 @@ from attention_core._functions.feed_forward import gated_feed_forward
 from attention_core._functions.normalization import rms_norm
 from attention_core._functions.rotary import check_rotation
 from attention_core.layers._attention import MultiHeadAttention
-from attention_core.layers._layer import Initial, Layer, all_masks, check_settings, dropout_in_training, linear_spec
+from attention_core.layers._layer import Initial, Layer, all_masks, linear_spec
 from attention_core.layers._transformer import FeedForward
 from attention_core.masks import Mask
 
@@ -41,9 +41,6 @@ class RMSNorm(Layer):
     channels: int
     epsilon: float = 1e-6
     arithmetic: str = "fast"
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def parameters(self) -> trees.RMSNorm:
@@ -84,9 +81,6 @@ class GatedFeedForward(Layer):
     arithmetic: str = "fast"
     activation: str = "silu"
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-
     @property
     def parameters(self) -> trees.GatedFeedForward:
         """Specs of the three linear maps."""
@@ -101,14 +95,7 @@ class GatedFeedForward(Layer):
 
         Without a seed nothing is dropped.
         """
-        return gated_feed_forward(
-            parameters,
-            x,
-            activation=self.activation,
-            dropout=dropout_in_training(self.dropout, seed),
-            arithmetic=self.arithmetic,
-            xp=xp,
-        )
+        return gated_feed_forward(parameters, x, xp=xp, **self._options(seed, "activation", "arithmetic"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +179,7 @@ class DecoderLayer(_DecoderSettings):
     inner: int
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        super().__post_init__()
         if self.window is not None:
             check_positive("window", self.window)
         if self.rotary_base is not None:
@@ -225,15 +212,7 @@ class DecoderLayer(_DecoderSettings):
         kind = GatedFeedForward if self.gated else FeedForward
         cross = None
         if self.memory_channels is not None:
-            cross = MultiHeadAttention(
-                self.channels,
-                self.num_heads,
-                num_key_value_heads=self.num_key_value_heads,
-                key_channels=self.memory_channels,
-                head_dim=self.head_dim,
-                bias=self.attention_bias,
-                output_bias=self.output_bias,
-            ).parameters
+            cross = replace(self.attention, key_channels=self.memory_channels).parameters
         return trees.DecoderLayer(
             attention,
             norm,
@@ -312,7 +291,7 @@ class DecoderLayer(_DecoderSettings):
             shards=shards,
             window=self.window,
             xp=xp,
-            **_options(self, seed),
+            **self._options(seed, *_OPTIONS),
         )
 
 
@@ -359,7 +338,7 @@ class Decoder(_DecoderSettings):
     )
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        super().__post_init__()
         if len(self.windows) != self.num_layers:
             raise ValueError(f"expected window for {self.num_layers} layers; got {len(self.windows)}")
         _ = self.layer
@@ -452,7 +431,7 @@ class Decoder(_DecoderSettings):
             embedding_scale=self.embedding_scale,
             logit_softcap=self.logit_softcap,
             xp=xp,
-            **_options(self, seed),
+            **self._options(seed, *_OPTIONS),
         )
 
 
@@ -461,11 +440,6 @@ _OPTIONS = (
     "num_heads", "num_key_value_heads", "rotary_base", "rotary_width", "rotary_divisors", "interleaved", "scale",
     "softcap", "activation", "epsilon", "implementation", "arithmetic",
 )  # fmt: skip
-
-
-def _options(layer: _DecoderSettings, seed: Any) -> dict[str, Any]:
-    """The settings that are options of both functions."""
-    return {"dropout": dropout_in_training(layer.dropout, seed)} | {name: getattr(layer, name) for name in _OPTIONS}
 
 
 def _cache_dims(layer: DecoderLayer) -> tuple[int, int]:

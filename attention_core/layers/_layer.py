@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar
 
-from attention_core import initializers
-from attention_core import parameters as trees
+from attention_core import initializers, parameters as trees
 from attention_core._arithmetic import check_activation, check_arithmetic_name
 from attention_core._arrays import Array, Namespace, shape_text
 from attention_core._attention.ways import check_implementation
@@ -55,6 +54,14 @@ _STDDEV = {"truncated_normal": 0.02, "normal": 1.0}  # of embedding tables, as i
 @dataclass(frozen=True)
 class Layer(ABC):
     """The settings of a layer, checked when it is made."""
+
+    def __post_init__(self) -> None:
+        """Raise unless each setting is valid by itself; all integers are sizes, which are positive."""
+        for field in fields(self):
+            kind, _, optional = str(field.type).partition(" | ")
+            value = getattr(self, field.name)
+            if value is not None or not optional:
+                _CHECKS[field.name if field.name in _CHECKS else kind](field.name, value)
 
     @property
     @abstractmethod
@@ -146,6 +153,11 @@ class Layer(ABC):
                 return AttributeError(f"expected {owner}.{ours}; got {name} of {holder} itself")
         return AttributeError(f"{holder!r} object has no attribute {name!r}")
 
+    def _options(self, seed: Any, *names: str) -> dict[str, Any]:
+        """Settings of these names as options of a function, and dropout in training, that is with a seed."""
+        dropout = None if seed is None or self.dropout == 0 else Dropout(self.dropout, seed)
+        return {"dropout": dropout, **{name: getattr(self, name) for name in names}}
+
     def settings(self) -> dict[str, Any]:
         """Return the settings as numbers, text and lists, from which `layer_from_settings` makes the layer again.
 
@@ -192,23 +204,9 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {  # by the name of a setting, 
 }
 
 
-def check_settings(layer: Layer) -> None:
-    """Raise unless each setting is valid by itself; all integers are sizes, which are positive."""
-    for field in fields(layer):
-        kind, _, optional = str(field.type).partition(" | ")
-        value = getattr(layer, field.name)
-        if value is not None or not optional:
-            _CHECKS[field.name if field.name in _CHECKS else kind](field.name, value)
-
-
 def linear_spec(rows: int, columns: int, bias: bool) -> trees.Linear:
     """The spec of a linear map with a weight of shape (rows, columns)."""
     return trees.Linear(Initial((rows, columns), "glorot_uniform"), Initial((columns,), "zeros") if bias else None)
-
-
-def dropout_in_training(rate: float, seed: Any) -> Dropout | None:
-    """Dropout in training, that is with a seed; ``None`` otherwise."""
-    return None if seed is None or rate == 0 else Dropout(rate, seed)
 
 
 def all_masks(mask: Mask | Array | None, query_mask: Array | None, key_mask: Array | None, xp: Namespace | None) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from attention_core import parameters as trees
 from attention_core._arrays import Array, Namespace
 from attention_core._functions.sagan import sagan_attention, spectral_norm
-from attention_core.layers._layer import Initial, Layer, check_settings, linear_spec
+from attention_core.layers._layer import Initial, Layer, linear_spec
 
 
 class SpectralVectors(NamedTuple):
@@ -77,7 +77,7 @@ class SaganAttention(Layer):
     arithmetic: str = "fast"
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        super().__post_init__()
         last = "output_channels" if self.output else "value_channels"
         width = getattr(self, last)
         if width not in (None, self.channels):

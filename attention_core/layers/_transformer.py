@@ -13,7 +13,7 @@ from attention_core._functions.embeddings import embed_tokens
 from attention_core._functions.encoder import encoder_layer
 from attention_core._functions.feed_forward import feed_forward
 from attention_core.layers._attention import MultiHeadAttention
-from attention_core.layers._layer import Initial, Layer, all_masks, check_settings, dropout_in_training, linear_spec
+from attention_core.layers._layer import Initial, Layer, all_masks, linear_spec
 from attention_core.masks import Mask
 
 
@@ -45,9 +45,6 @@ class FeedForward(Layer):
     arithmetic: str = "fast"
     activation: str = "gelu"
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-
     @property
     def parameters(self) -> trees.FeedForward:
         """Specs of the two linear maps."""
@@ -63,14 +60,7 @@ class FeedForward(Layer):
 
         Without a seed nothing is dropped.
         """
-        return feed_forward(
-            parameters,
-            x,
-            activation=self.activation,
-            dropout=dropout_in_training(self.dropout, seed),
-            arithmetic=self.arithmetic,
-            xp=xp,
-        )
+        return feed_forward(parameters, x, xp=xp, **self._options(seed, "activation", "arithmetic"))
 
 
 @dataclass(frozen=True)
@@ -118,7 +108,7 @@ class EncoderLayer(Layer):
     activation: str = "gelu"
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        super().__post_init__()
         _ = self._attention
 
     @property
@@ -176,23 +166,21 @@ class EncoderLayer(Layer):
         return encoder_layer(
             parameters,
             x,
-            num_heads=self.num_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            norm_first=self.norm_first,
             mask=all_masks(mask, None, key_mask, xp),
             bias=bias,
             score_mod=score_mod,
-            is_causal=self.is_causal,
-            activation=self.activation,
-            epsilon=self.epsilon,
-            dropout=dropout_in_training(self.dropout, seed),
             hook=hook,
             return_weights=return_weights,
             shards=shards,
-            implementation=self.implementation,
-            arithmetic=self.arithmetic,
             xp=xp,
+            **self._options(seed, *_OPTIONS),
         )
+
+
+_OPTIONS = (
+    "num_heads", "num_key_value_heads", "norm_first", "is_causal", "activation", "epsilon", "implementation",
+    "arithmetic",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -225,9 +213,6 @@ class Embeddings(Layer):
     dropout: float = 0.0
     arithmetic: str = "fast"
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-
     @property
     def parameters(self) -> trees.Embeddings:
         """Specs of the tables and the normalization."""
@@ -258,8 +243,6 @@ class Embeddings(Layer):
             token_ids,
             position_ids=position_ids,
             segment_ids=segment_ids,
-            epsilon=self.epsilon,
-            dropout=dropout_in_training(self.dropout, seed),
-            arithmetic=self.arithmetic,
             xp=xp,
+            **self._options(seed, "epsilon", "arithmetic"),
         )

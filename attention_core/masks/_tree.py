@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, shape_text, sizes
 from attention_core._checks import check_device
+from attention_core._keywords import untraced
 from attention_core.masks._mask import Mask, Sizes, as_mask
 from attention_core.masks._rules import MaskFunction
 
@@ -52,11 +53,9 @@ def unflatten(treedef: Any, arrays: Any, /) -> Any:
     return tuple(values) if kind is tuple else _unchecked(kind, values)
 
 
+@untraced
 def _field_names(kind: type[Any]) -> tuple[str, ...]:
     return tuple([field.name for field in fields(kind)])
-
-
-_field_names._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile asks no class for its fields
 
 
 def _unchecked(kind: type[Any], values: list[Any]) -> Any:

@@ -18,8 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from attention_core import layers
-from attention_core import parameters as trees
+from attention_core import layers, parameters as trees
 from attention_core.layers import check_fit
 from attention_files.optional import missing
 from attention_files.writing import FileError, write_file

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_core.backend import DIFFERENTIATED_ONCE, Array, Backend, Kernel, Operation, Tuning, explain_class
-from attention_jax import namespace as jax_namespace
-from attention_jax import sharding
+from attention_jax import namespace as jax_namespace, sharding
 from attention_jax.collectives import JaxCollectives
 from attention_jax.kernels import DotProduct
 from attention_jax.loops import JaxLoops

@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Self
 import keras
 import numpy as np
 
-from attention_core import Attention
-from attention_core import layers as definitions
+from attention_core import Attention, layers as definitions
 from attention_core.backend import Array, check_flags, get_backend, keyword_error, names_of, unconverted
 from attention_core.layers import named_arrays, tree_from_names
 from attention_core.layers.adapters import Adapted, call_of, constructor, described

@@ -9,13 +9,12 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from attention_core.backend import Call, Kernel, Verdict, default_scale, is_concrete, is_exporting
+from attention_core.backend import Call, Kernel, Verdict, default_scale, is_concrete, is_exporting, remember
 from attention_core.masks import (
     And,
     Causal,
@@ -45,8 +44,6 @@ from attention_torch.sdpa import differentiated_once, row_shift
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
-
-__all__ = ["BLOCK", "RECOMPILE_OPTIONS", "FlexAttention", "block_mask"]
 
 # PyTorch compiles a function for a few shapes only, unless told otherwise, which older versions cannot be.
 RECOMPILE_OPTIONS = (
@@ -83,7 +80,7 @@ class FlexAttention(Kernel):
     def __init__(self, devices: tuple[str, ...] = ("cuda",), function: Callable[..., Any] | None = None) -> None:
         self.devices = devices
         self.function = function
-        self._programs: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
+        self._programs: dict[Any, Callable[..., Any]] = {}
 
     def judge(self, call: Call) -> Verdict:
         """Say why the kernel would not give the answer, and whether it is faster. Values are read if a call asks."""
@@ -171,7 +168,8 @@ class FlexAttention(Kernel):
 
             # PyTorch keeps its graphs with the code object: here one that no other kind of call shares.
             program.__code__ = program.__code__.replace()
-            _bound(self._programs)[signature] = torch.compile(program, fullgraph=True, **RECOMPILE_OPTIONS)
+            compiled = torch.compile(program, fullgraph=True, **RECOMPILE_OPTIONS)
+            remember(self._programs, signature, compiled, most=KEPT)
         return self._programs[signature]
 
 
@@ -185,13 +183,6 @@ def _kind(treedef: Any) -> Any:
     if isinstance(treedef, tuple):
         return tuple(map(_kind, treedef))
     return int if isinstance(treedef, int) else treedef
-
-
-def _bound(cache: OrderedDict[Any, Any]) -> OrderedDict[Any, Any]:
-    """A cache with room for one more."""
-    while len(cache) >= KEPT:
-        cache.popitem(last=False)
-    return cache
 
 
 # The guard
@@ -252,7 +243,7 @@ def _takes_positions(function: Callable[..., torch.Tensor], count: int, call: Ca
 # Block masks
 
 
-_KEPT: OrderedDict[Any, BlockMask] = OrderedDict()  # without their functions
+_KEPT: dict[Any, BlockMask] = {}  # without their functions
 
 
 def block_mask(call: Call) -> BlockMask | None:
@@ -271,7 +262,8 @@ def block_mask(call: Call) -> BlockMask | None:
     key = treedef, call.query.shape[:-1], call.key.shape[-2], call.query.device, call.starts
     kept = _KEPT.get(key)
     if kept is None:
-        _bound(_KEPT)[key] = kept = _blocks(call, None)
+        kept = _blocks(call, None)
+        remember(_KEPT, key, kept, most=KEPT)
     blocks = copy.copy(kept)
     blocks.mask_mod = mask_function(call)
     return blocks

@@ -16,16 +16,6 @@ from attention_core.masks import And, Causal, Given, KeyLengths, Mask, MaskFunct
 from attention_core.scores import ScoreMod
 from attention_torch.sdpa import row_shift
 
-__all__ = [
-    "KEPT",
-    "all_of",
-    "makes_tables",
-    "mask_function",
-    "modified",
-    "score_function",
-    "with_one_batch_axis",
-]
-
 LEAST_SCORE = -1e37  # of a pair that a bias does not hide; times log2(e), it is still finite
 FARTHEST = 2**29  # above all positions, as in the core
 KEPT = 32  # block masks, programs and traced functions

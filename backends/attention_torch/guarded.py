@@ -26,9 +26,7 @@ from attention_core.backend import (
 )
 from attention_core.masks import Given, Mask, flatten, unflatten
 from attention_torch import guards, sdpa
-from attention_torch.parts import ALL, Part, cuts_of, is_rule, joined, of_no_key, parts_of
-
-__all__ = ["Facts", "attend", "facts_of", "lasting_facts"]
+from attention_torch.parts import ALL, Part, cuts_of, joined, of_no_key, parts_of
 
 FLASH_CPU = torch._scaled_dot_product_flash_attention_for_cpu
 FLASH_CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -71,7 +69,7 @@ def facts_of(call: Call) -> Facts:
     is_plain = all(type(x) in guards.TYPES for x in call[:3])
     is_alone = is_plain and not torch.compiler.is_compiling()
     may_leak = call.mask is not None or call.bias is not None or guards.overlooks_nan(call)
-    facts = Facts(is_alone, is_rule(call.mask), may_leak, None)
+    facts = Facts(is_alone, guards.is_rule(call.mask), may_leak, None)
     if not is_alone:
         return facts
     facts = facts._replace(cuts=cuts_of(call))

@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from attention_core.backend import (
     Call,
     has_few_queries,
+    inputs_are_finite,
     is_concrete,
     is_exporting,
     is_top_left_causal,
@@ -22,33 +23,6 @@ from attention_core.backend import (
     sample_ranges,
 )
 from attention_core.masks import And, Causal, Given, KeyLengths, Mask, Or, Segments, SlidingWindow
-
-__all__ = [
-    "HALVES",
-    "TYPES",
-    "VECTOR_LANES",
-    "all_finite",
-    "as_looked_at",
-    "attends_later",
-    "causal_part",
-    "check_local",
-    "few_queries",
-    "fits_mask",
-    "has_key_lengths",
-    "has_modes",
-    "is_on_accelerator",
-    "is_on_host",
-    "is_short",
-    "is_small",
-    "may_leak",
-    "norms_are_small",
-    "overlooks_nan",
-    "ranges_apart",
-    "reads_norms",
-    "records",
-    "refusal",
-    "slower",
-]
 
 HALVES = (torch.float16, torch.bfloat16)
 MIN_ELEMENTS = 2**16  # of a sample of a batch, from which on a call of its own takes less time than a mask
@@ -148,7 +122,7 @@ def refusal(call: Call) -> str | None:
 
 def _refusal_of_mask(call: Call, later: bool) -> str | None:
     query_start, key_start = call.starts
-    has_array_or_flag = _is_array_or_causal(call.mask)
+    has_array_or_flag = not is_rule(call.mask)
     as_array = not has_array_or_flag and _fits_as_array(call)
     if not as_array and not (
         isinstance(query_start, int) and isinstance(key_start, int) and query_start == key_start == 0
@@ -277,14 +251,7 @@ def causal_part(mask: Any) -> tuple[Mask | None, Any]:
 
 def all_finite(call: Call) -> bool:
     """Whether query, key and value are seen to be finite, which waits for the device; not if their sum overflows."""
-    if call.assume_finite:
-        return True
-    arrays = call.query, call.key, call.value
-    if not all(map(is_concrete, arrays)):
-        return False
-    wide = torch.float32 if call.query.dtype in HALVES else call.query.dtype
-    query, key, value = (array.detach().sum(dtype=wide) for array in arrays)
-    return math.isfinite((query + key + value).item())
+    return bool(call.assume_finite or (all(map(is_concrete, call[:3])) and inputs_are_finite(call)))
 
 
 def attends_later(call: Call) -> bool:
@@ -328,5 +295,6 @@ def is_small(call: Call) -> bool:
     return is_flag and call.bias is None and all(0 < x.numel() < MIN_ELEMENTS for x in call[:3])
 
 
-def _is_array_or_causal(mask: Any) -> bool:
-    return not isinstance(mask, Mask) or isinstance(mask, Given) or is_top_left_causal(mask)
+def is_rule(mask: Any) -> bool:
+    """Whether a mask is a rule that the kernel has no flag for."""
+    return isinstance(mask, Mask) and not isinstance(mask, Given) and not is_top_left_causal(mask)

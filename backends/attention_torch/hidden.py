@@ -11,8 +11,6 @@ import torch
 from attention_core.backend import Call, group_size, key_ranges
 from attention_core.masks import Given, Spans
 
-__all__ = ["with_hidden_cleared"]
-
 
 def with_hidden_cleared(call: Call) -> Call:
     """The call with zeros for keys and values that its mask, or its bias, hides from all queries of their sample.

@@ -9,9 +9,6 @@ from attention_core.masks import Mask
 from attention_torch import guarded, guards, sdpa
 from attention_torch.flex import FlexAttention
 from attention_torch.hidden import with_hidden_cleared
-from attention_torch.parts import is_rule
-
-__all__ = ["ScaledDotProduct"]
 
 MIN_SCORES = 2**20  # of a head on an accelerator, from which on blocks of a rule save more than their mask takes
 TRACED = "has options of lengths, which torch.jit.trace makes tensors: torch.export records it"
@@ -52,7 +49,7 @@ class ScaledDotProduct(Kernel):
         return ScaledDotProduct(self.flex, guarded.lasting_facts(call)) if guards.is_on_host(call.query) else self
 
     def _slower_than_flex(self, call: Call) -> str | None:
-        if guards.is_on_host(call.query) or not is_rule(call.mask):
+        if guards.is_on_host(call.query) or not guards.is_rule(call.mask):
             return None
         is_large = call.query.shape[-2] * call.key.shape[-2] >= MIN_SCORES
         verdict = self.flex.judge(call)

@@ -20,8 +20,10 @@ from typing import Any, ClassVar
 import torch
 
 from attention_core import layers
-from attention_torch.module import Layer
-from attention_torch.module import Tree as Tree  # pickles hold it under this address
+from attention_torch.module import (
+    Layer,
+    Tree as Tree,  # pickles hold it under this address
+)
 
 __all__ = [
     "Decoder",

@@ -21,8 +21,6 @@ from attention_numpy.trees import ARRAYS, map_arrays
 from attention_torch import operators
 from attention_torch.backend import backend
 
-__all__ = ["Layer", "Tree"]
-
 
 def _has_no_hooks(module: torch.nn.Module) -> bool:
     """Whether nobody would notice if the parts of a module were not called."""

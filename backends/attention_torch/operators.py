@@ -24,8 +24,6 @@ from torch.library import Library, register_fake
 from attention_core.backend import DIFFERENTIATED_ONCE, Backend, Operation, get_backend, registered, registered_name
 from attention_torch.guards import TYPES, has_modes
 
-__all__ = ["attend", "clone_for_backward", "encode", "one_by_one"]
-
 STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)  # of older versions
 BELOW_AUTOGRAD = torch._C._after_autograd_keyset
 NOT_OF_EXPORTED = "expected an exported program that is not differentiated; got one that is"
@@ -187,13 +185,11 @@ class Undifferentiated(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, compute: Callable[..., list[torch.Tensor]], error: str, *tensors: torch.Tensor) -> Any:
-        """Compute the results."""
         ctx.error = error
         return tuple(compute(*tensors))
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        """Raise."""
         raise NotImplementedError(ctx.error)
 
 

@@ -17,10 +17,8 @@ from attention_core.backend import (
     remember,
     sample_cuts,
 )
-from attention_core.masks import Given, KeyLengths, Mask, flatten
+from attention_core.masks import KeyLengths, Mask, flatten
 from attention_torch import guards, sdpa
-
-__all__ = ["ALL", "Part", "cuts_of", "is_rule", "joined", "of_no_key", "parts_of"]
 
 ALL = slice(None)
 MAX_KEPT, MAX_KEPT_NUMBERS = 64, 2**16  # masks, such as those of the samples of a batch, and numbers of one
@@ -75,11 +73,6 @@ def parts_of(call: Call, cuts: list[KeyCut] | None = None) -> list[Part] | None:
     return parts
 
 
-def is_rule(mask: object) -> bool:
-    """Whether a mask is a rule that the kernel has no flag for."""
-    return isinstance(mask, Mask) and not isinstance(mask, Given) and not is_top_left_causal(mask)
-
-
 def _of_part(call: Call, at: slice, keys: slice, cut: KeyCut) -> Call:
     """The call of a part, for its mask."""
     query, key = (x if at == ALL else x.reshape(-1, *x.shape[-3:])[at] for x in call[:2])
@@ -89,7 +82,7 @@ def _of_part(call: Call, at: slice, keys: slice, cut: KeyCut) -> Call:
 def cuts_of(call: Call) -> list[KeyCut]:
     """The keys of all samples, or of each, and the mask that is left for them."""
     whole, mask = KeyCut(0, call.key.shape[-2], call.mask, call.starts), call.mask
-    if call.bias is not None or not isinstance(mask, Mask) or isinstance(mask, Given) or is_top_left_causal(mask):
+    if call.bias is not None or not guards.is_rule(mask):
         return [whole]
     causal, lengths = guards.causal_part(mask)
     if isinstance(lengths, KeyLengths):

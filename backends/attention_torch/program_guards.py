@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["GUARD_OPTIONS", "guards_to_keep"]
-
 TRACED = ("__import_attention_core", "__import_attention_torch", "__import_array_api_compat")
 STATE = ("CONTEXTS", "forward_ad", ".torch.backends")  # what changes, and is looked at in there
 

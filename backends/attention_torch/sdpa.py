@@ -33,19 +33,6 @@ from attention_torch.guards import (
     records,
 )
 
-__all__ = [
-    "attend",
-    "differentiated_once",
-    "kernel_arrays",
-    "kernel_mask",
-    "row_shift",
-    "scaled",
-    "shifted",
-    "with_axes_of",
-    "with_batch_of",
-    "with_unit_stride",
-]
-
 TAKES_GROUPS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # the kernel for CPUs, forward and backward
 # Bound here: who replaces the function of torch.nn.functional by one that calls ours must not be called back.
 KERNEL = torch._C._nn.scaled_dot_product_attention
@@ -61,7 +48,6 @@ class Refused(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(*gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the gradients."""
         return tuple(gradient.view_as(gradient) for gradient in gradients)
 
     @staticmethod
@@ -70,7 +56,6 @@ class Refused(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Raise."""
         raise NotImplementedError(DIFFERENTIATED_ONCE)
 
 

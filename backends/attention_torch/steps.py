@@ -21,8 +21,6 @@ from attention_core.backend import CONTEXTS, assumes_finite
 from attention_numpy.trees import ARRAYS
 from attention_torch import guards
 
-__all__ = ["become_steps"]
-
 STEPS: dict[str, Any] = {
     function.__name__: function
     for function in (

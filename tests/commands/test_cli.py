@@ -19,8 +19,7 @@ from typer.testing import CliRunner
 import attention_core as ac
 from attention_benchmark import steps
 from attention_benchmark.problem import MASKS, OPERATIONS, PRESETS, WINDOW
-from attention_cli import app as command_line
-from attention_cli import main as program
+from attention_cli import app as command_line, main as program
 from attention_cli.app import app
 from attention_conformance import CASES
 from attention_conformance.cases.contract import LINES

@@ -10,8 +10,7 @@ import pytest
 from blockwise_helpers import BLOCKS, LENGTHS, RUNS, TUNING, B, G, H, M, N, attention, qkv, weighted
 
 import attention_core as ac
-from attention_core._attention.blocks import backward as _backward
-from attention_core._attention.blocks import forward as _forward
+from attention_core._attention.blocks import backward as _backward, forward as _forward
 from attention_core.backend import Tuning
 from attention_core.masks import And, Mask
 from attention_core.scores import ScoreMod

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 import attention_core as ac
-from attention_core._arithmetic import arithmetic_of
-from attention_core._arithmetic import logistic as logistic_maps
+from attention_core._arithmetic import arithmetic_of, logistic as logistic_maps
 from attention_core._arithmetic.operations import Constants
 from attention_core._backend import get_backend
 from attention_core.parameters import Embeddings, FeedForward, GatedFeedForward, LayerNorm, Linear

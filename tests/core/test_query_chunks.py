@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import attention_core as ac
-from attention_core._attention.blocks import forward as _forward
-from attention_core._attention.blocks import query_chunks as _chunks
+from attention_core._attention.blocks import forward as _forward, query_chunks as _chunks
 from attention_core._attention.blocks.plan import make_plan
 from attention_core._attention.call import Call
 from attention_core.masks import And, Not, Or

@@ -12,8 +12,7 @@ import pytest
 from reproducible_helpers import EXACTLY, LAYERS, NUMPY, B, E, H, M, N, float32, of_numpy, qkv, same
 
 import attention_core as ac
-from attention_core import layers
-from attention_core import scaled_dot_product_attention as attention
+from attention_core import layers, scaled_dot_product_attention as attention
 from attention_core._arithmetic import exact, reproducible
 from attention_core._attention.blocks import plan
 from attention_core._attention.reproducible import slices as _slices

@@ -5,8 +5,7 @@ import importlib
 
 import numpy as np
 import pytest
-from layer_helpers import CASES as ALL
-from layer_helpers import FEW, Layers
+from layer_helpers import CASES as ALL, FEW, Layers
 
 from attention_core.backend import get_backend
 

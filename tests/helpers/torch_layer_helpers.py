@@ -2,8 +2,12 @@
 
 import importlib
 
-from layer_helpers import CASES, FEW, Layers
-from layer_helpers import alike as same_bits  # noqa: F401 (for the tests)
+from layer_helpers import (
+    CASES,
+    FEW,
+    Layers,
+    alike as same_bits,  # noqa: F401 (for the tests)
+)
 
 from attention_core.backend import dtype_name, get_backend
 

@@ -8,8 +8,7 @@ import os
 
 import numpy as np
 import pytest
-from layer_helpers import CASES as LAYERS
-from layer_helpers import FEW
+from layer_helpers import CASES as LAYERS, FEW
 
 from attention_core import KeyLengths, layers
 

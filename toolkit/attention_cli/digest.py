@@ -21,9 +21,7 @@ from attention_cli.conformance import (
     tell_left_out,
 )
 from attention_cli.terminal import Many, check_file, console, refusal, refusing_files
-from attention_conformance.run import chains
-from attention_conformance.run import digest as work
-from attention_conformance.run import identical as bits
+from attention_conformance.run import chains, digest as work, identical as bits
 from attention_conformance.run.machine import available_threads
 from attention_core.backend import get_backend
 

@@ -12,8 +12,7 @@ from attention_benchmark.frameworks import device_of
 from attention_benchmark.problem import NumpyArray, Problem, laid_out
 from attention_cli.terminal import Many, check_known, refusal
 from attention_conformance.call import one_line
-from attention_conformance.problem import Problem as Case
-from attention_conformance.problem import array, rounded
+from attention_conformance.problem import Problem as Case, array, rounded
 from attention_conformance.subjects.call import keywords, outputs
 from attention_conformance.subjects.fit import fit
 from attention_conformance.subjects.libraries import quiet_start

@@ -18,9 +18,7 @@ from attention_cli.terminal import check_file, refusal, refusing_files
 from attention_core.masks import Causal, KeyLengths, Mask, Segments, SlidingWindow
 from attention_files.safetensors import load_arrays
 from attention_files.writing import FileError
-from attention_view import Computed, view_mask
-from attention_view import View as Picture
-from attention_view import view as view_weights
+from attention_view import Computed, View as Picture, view as view_weights, view_mask
 
 if TYPE_CHECKING:
     from attention_cli.app import View

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from attention_core._arrays import Array, Namespace, shape, zeros_with
+from attention_core._arrays import Array, Namespace, on_device_of, shape, zeros_with
 from attention_core._attention.blocks.grid import Grid, Sample, is_broadcast, num_rounds
 from attention_core._attention.call import flatten_group
 
 
-def row_accumulators(grid: Grid, *lasts: Any) -> tuple[Any, ...]:
-    """Blocks of queries, (G, R, m, last) each, that start as zero: a stack for each of these widths."""
+def row_accumulators(grid: Grid, *lasts: Any, dtype: str | None = None) -> tuple[Any, ...]:
+    """Blocks of queries, (G, R, m, last) each, that start as zero: a stack for each of these widths.
+
+    By default they have the dtype of the queries.
+    """
     query, xp = grid.operands.query, grid.xp
     _, num_kv_heads, group = shape(query, xp=xp)[:3]
     dims = (1 if grid.plan.per_head else num_kv_heads, group, grid.sizes[0])
+    options = {"dtype": query.dtype if dtype is None else getattr(xp, dtype), **on_device_of(query)}
 
     def blocks(last: Any) -> Any:
-        return grid.loops.zero_blocks(
-            num_rounds(grid) * grid.counts[0], lambda _: zeros_with(query, *dims, last, xp=xp)
-        )
+        count = num_rounds(grid) * grid.counts[0]
+        return grid.loops.zero_blocks(count, lambda _: xp.zeros((*dims, last), **options))
 
     return tuple(map(blocks, lasts))
 

@@ -24,7 +24,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, cast_to, is_floating, shape, upcast
+from attention_core._arrays import Array, Arrays, cast_to, is_floating, shape, upcast
 from attention_core._attention.blocks.accumulators import (
     add_bias_gradient,
     bias_accumulator,
@@ -44,6 +44,7 @@ from attention_core._attention.blocks.grid import (
     sample_at,
     sample_slice,
 )
+from attention_core._attention.blocks.nonfinite import finite_or_zero, zero_unless_finite
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands, with_value_facts
 from attention_core._attention.blocks.scores import (
     ScoreBlock,
@@ -63,7 +64,7 @@ from attention_core.random import Dropout
 
 def backward(
     plan: Plan,
-    arrays: tuple[Array, ...],
+    arrays: Arrays,
     results: tuple[Array, Array, Array],
     cotangents: tuple[Array, Array, Array],
     backend: Backend,
@@ -76,34 +77,30 @@ def backward(
     plan = with_value_facts(plan, operands, backend)
     plan = plan._replace(block_sizes=(plan.block_sizes[0], min(plan.block_sizes[1], plan.max_backward_keys)))
     if not plan.assume_finite and plan.may_mask and all(map(can_be_read, (*operands[:3], cotangents[0]))):
-        gradients = _gradients(plan._replace(all_finite=True), arrays, results, cotangents, backend)
+        gradients = _gradients(plan._replace(all_finite=True), operands, results, cotangents, backend)
         if all(bool(is_clean(each, backend.namespace)) for each in gradients if each is not None):
             return gradients
         plan = plan._replace(all_finite=False)
-    return _gradients(plan, arrays, results, cotangents, backend)
+    return _gradients(plan, operands, results, cotangents, backend)
 
 
 def _gradients(
     plan: Plan,
-    arrays: tuple[Array, ...],
+    operands: Operands,
     results: tuple[Array, Array, Array],
     cotangents: tuple[Array, Array, Array],
     backend: Backend,
 ) -> tuple[Array | None, ...]:
-    operands, grid = unpack_operands(plan, arrays), make_grid(plan, arrays, backend)
-    xp = grid.xp
+    grid = make_grid(plan, operands, backend)
     sums = _accumulate(grid, _row_arrays(grid, results, cotangents), backend)
-    d_query, d_key, d_value = (concat_blocks(grid, sum_, side) for sum_, side in zip(sums[:3], (0, 1, 1), strict=True))
+    gradients = [concat_blocks(grid, sum_, side) for sum_, side in zip(sums[:3], (0, 1, 1), strict=True)]
     if not plan.all_finite:  # elements that are not finite were replaced, and have no gradient
-        d_query, d_key, d_value = (
-            xp.where(xp.isfinite(x), gradient, 0.0)
-            for x, gradient in zip(operands[:3], (d_query, d_key, d_value), strict=True)
-        )
+        gradients = [zero_unless_finite(x, like, grid.xp) for x, like in zip(gradients, operands[:3], strict=True)]
     d_bias = None if grid.operands.bias is None else concat_bias_gradient(grid, sums.d_bias)
-    return _in_order(grid, (d_query, d_key, d_value, d_bias), sums.d_variables)
+    return _in_order(grid, (*gradients, d_bias), sums.d_variables)
 
 
-def _in_order(grid: Grid, gradients: tuple[Any, ...], d_variables: tuple[Array, ...]) -> tuple[Array | None, ...]:
+def _in_order(grid: Grid, gradients: tuple[Any, ...], d_variables: Arrays) -> tuple[Array | None, ...]:
     """The gradients of the arrays that there are, in the order of `Operands.arrays`."""
     operands: Operands = grid.operands
     variables = score_variables(grid) if d_variables else ()
@@ -170,7 +167,7 @@ class Gradients(NamedTuple):
     d_key: Any
     d_value: Any
     d_bias: Any
-    d_variables: tuple[Array, ...]
+    d_variables: Arrays
 
 
 def _accumulate(grid: Grid, rows: RowArrays, backend: Backend) -> Gradients:
@@ -197,7 +194,7 @@ def _backward_sample(backward_pass: BackwardPass, index: Any, sums: Gradients) -
         sample=sample,
         queries=loops.split(sample.query, query_size),
         keys=loops.split(sample.key, key_size),
-        values=loops.split(sample.value, key_size, functools.partial(_finite_or_zero, grid)),
+        values=loops.split(sample.value, key_size, functools.partial(finite_or_zero, grid)),
         rows=RowArrays(*(loops.split(x, query_size) for x in of_sample)),
     )
     return loops.loop(0, grid.counts[1], functools.partial(_backward_keys, backward_pass, blocks, index), sums)  # type: ignore[no-any-return]
@@ -214,7 +211,7 @@ def _backward_keys(backward_pass: BackwardPass, blocks: Blocks, index: Any, j: A
         blocks,
         index=index,
         j=j,
-        keys=_finite_or_zero(grid, keys),
+        keys=finite_or_zero(grid, keys),
         keys_transposed=xp.matrix_transpose(keys),
         values_transposed=xp.matrix_transpose(values),
         block_of_step=block_of_step,
@@ -267,13 +264,8 @@ def _absorb(
     if modifies_scores(grid):
         d_scores, d_variables = _through_modification(backward_pass, block, d_scores, d_variables)
     d_query = loops.add_block(state.d_query, index * grid.counts[0] + i, matmul_per_group(d_scores, keys, xp))
-    d_key = xp.add(state.d_key, matmul_transposed(d_scores, _finite_or_zero(grid, queries), xp))
+    d_key = xp.add(state.d_key, matmul_transposed(d_scores, finite_or_zero(grid, queries), xp))
     return Gradients(d_query=d_query, d_key=d_key, d_value=d_value, d_bias=d_bias, d_variables=d_variables)
-
-
-def _finite_or_zero(grid: Grid, x: Array) -> Array:
-    """A block with 0 for what is not finite, to multiply others by."""
-    return x if grid.plan.all_finite else grid.xp.where(grid.xp.isfinite(x), x, 0.0)
 
 
 def _drop(grid: Grid, dropout: Dropout | None, block: ScoreBlock, x: Array) -> Array:
@@ -285,8 +277,8 @@ def _drop(grid: Grid, dropout: Dropout | None, block: ScoreBlock, x: Array) -> A
 
 
 def _through_modification(
-    backward_pass: BackwardPass, block: ScoreBlock, d_scores: Array, d_variables: tuple[Array, ...]
-) -> tuple[Array, tuple[Array, ...]]:
+    backward_pass: BackwardPass, block: ScoreBlock, d_scores: Array, d_variables: Arrays
+) -> tuple[Array, Arrays]:
     """The gradient of scores before cap and score modification, and the sums of those of what these depend on."""
     grid, xp = backward_pass.grid, backward_pass.grid.xp
 

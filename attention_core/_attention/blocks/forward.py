@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attention_core._arithmetic.exact import two_sum
-from attention_core._arrays import Array, scalar_like, shape, zeros_with
+from attention_core._arrays import Array, Arrays, scalar_like, shape, zeros_with
 from attention_core._attention.blocks.accumulators import concat_blocks, row_accumulators
 from attention_core._attention.blocks.backward import backward
 from attention_core._attention.blocks.grid import (
@@ -41,7 +41,6 @@ from attention_core._attention.blocks.grid import (
 )
 from attention_core._attention.blocks.nonfinite import with_nonfinite_values
 from attention_core._attention.blocks.plan import (
-    Operands,
     Plan,
     is_unmodified_product,
     make_plan,
@@ -59,8 +58,8 @@ from attention_core._attention.blocks.scores import (
 from attention_core._attention.blocks.small_scores import scores_are_small
 from attention_core._attention.blocks.visits import Visits, make_visits, visit_blocks
 from attention_core._attention.call import Call, apply_dropout, upcast_call
-from attention_core._attention.finite import repaired_unless_clean, value_columns, with_infinities
-from attention_core._backend import Backend, Operation, can_be_read, register
+from attention_core._attention.finite import repaired_unless_clean
+from attention_core._backend import Backend, Operation, register
 from attention_core.random import Dropout
 
 
@@ -70,21 +69,24 @@ def blockwise(call: Call) -> tuple[Array, Array]:
     check_score_mod_holds_no_variable(call)
     plan, operands = make_plan(call)
     output, logsumexp, _ = call.backend.custom_gradient(BLOCKWISE, plan, operands.arrays())
-    *leading, heads, rows, _ = shape(call.query, xp=xp)
-    width = shape(call.value, xp=xp)[-1]
-    return xp.reshape(output, (*leading, heads, rows, width)), xp.reshape(logsumexp, (*leading, heads, rows))
+    *dims, _ = shape(call.query, xp=xp)
+    return xp.reshape(output, (*dims, shape(call.value, xp=xp)[-1])), xp.reshape(logsumexp, tuple(dims))
 
 
-def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:
+def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
     """Output (B, G, R, M, E), logsumexp (B, G, R, M), and what is to be added to that to make it exact."""
     operands = unpack_operands(plan, arrays)
     plan = with_value_facts(plan, operands, backend)
     if plan.mask is not None and not backend.loops.traced:
         # Smaller blocks of keys skip more of a mask; neighbours are then joined to runs of `max_keys_per_run`.
         plan = plan._replace(block_sizes=(plan.block_sizes[0], min(plan.block_sizes)))
-    attend = functools.partial(_attend, arrays=arrays, backend=backend)
+    empty = functools.partial(empty_results, plan, arrays, backend)
+
+    def attend(plan: Plan) -> Any:
+        return with_nonfinite_values(make_grid(plan, operands, backend), _attend, empty)
+
     if plan.exp_without_max is not None or backend.loops.softmax is None or not is_unmodified_product(plan, operands):
-        return attend(plan)
+        return attend(plan)  # type: ignore[no-any-return]
     # Passes over scores cost so much on this library that the program decides when it runs.
     otherwise = functools.partial(attend, plan)
     chunks = query_chunks(plan, operands, backend)
@@ -96,7 +98,7 @@ def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Ar
     return backend.loops.cond(are_small, quick, otherwise)  # type: ignore[no-any-return]
 
 
-def empty_results(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:
+def empty_results(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
     """Arrays like those of `forward`, for compilers that ask for shapes alone."""
     xp, operands = backend.namespace, unpack_operands(plan, arrays)
     *dims, _ = shape(operands.query, xp=xp)
@@ -105,35 +107,9 @@ def empty_results(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tu
     return output, logsumexp, remainder
 
 
-def _attend(plan: Plan, *, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:
-    """The results, which are looked at, or computed again of values that may be anything."""
-    if plan.all_finite:
-        return _attend_once(plan, arrays, backend)
-    xp, operands = backend.namespace, unpack_operands(plan, arrays)
-    if backend.loops.traced:  # one body of a loop for all passes, which keeps a program and its memory small
-        grid, empty = make_grid(plan, arrays, backend), functools.partial(empty_results, plan, arrays, backend)
-        return with_nonfinite_values(grid, functools.partial(_attend_to_part, plan, operands, backend), empty)
-
-    def repair() -> tuple[Array, Array, Array]:
-        columns = operands._replace(value=value_columns(operands.value, xp))
-        output, *rest = _attend_once(plan, columns.arrays(), backend)
-        return with_infinities(output, xp), *rest
-
-    if not can_be_read(operands.value):
-        return repair()
-    results = _attend_once(plan._replace(all_finite=True), arrays, backend)
-    return repaired_unless_clean(results, repair, backend.loops)  # type: ignore[no-any-return]
-
-
-def _attend_to_part(
-    plan: Plan, operands: Operands, backend: Backend, grid: Grid, part: Callable[[Array], Array]
-) -> tuple[Array, Array, Array]:
+def _attend(grid: Grid, part: Callable[[Array], Array]) -> tuple[Array, Array, Array]:
     """The results of a part of the values, which a function takes."""
-    return _attend_once(plan, operands._replace(value=part(operands.value)).arrays(), backend)
-
-
-def _attend_once(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:
-    grid = make_grid(plan, arrays, backend)
+    grid = grid._replace(operands=grid.operands._replace(value=part(grid.operands.value)))
     visits = None if is_one_block(grid) else make_visits(grid, by_key=False, run_keys=grid.plan.max_keys_per_run)
     attend = functools.partial(_attend_sample, ForwardPass(grid, visits, dropout_of(grid)))
     stacks = row_accumulators(grid, shape(grid.operands.value, xp=grid.xp)[-1], 2)

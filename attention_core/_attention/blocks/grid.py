@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Namespace, is_on_host, on_device_of, positions, shape
-from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands
+from attention_core._attention.blocks.plan import Operands, Plan
 from attention_core._attention.call import counted_from, is_listed
 from attention_core._backend import Backend, Loops, Workspace
 from attention_core.masks import Positions, Spans, unflatten
@@ -32,10 +32,9 @@ class Grid(NamedTuple):
     cache: dict[Any, Array] | None = None  # masks by distance, under a rule that looks at `key - query` alone
 
 
-def make_grid(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> Grid:
-    """Cut the arrays of a plan into blocks; where loops are traced, fill the last block up with zeros."""
+def make_grid(plan: Plan, operands: Operands, backend: Backend) -> Grid:
+    """Cut the operands of a plan into blocks; where loops are traced, fill the last block up with zeros."""
     xp, loops = backend.namespace, backend.loops
-    operands = unpack_operands(plan, arrays)
     lengths = shape(operands.query, xp=xp)[-2], shape(operands.key, xp=xp)[-2]
     sizes, counts = zip(*map(_split_evenly, lengths, plan.block_sizes), strict=True)
     padded = False

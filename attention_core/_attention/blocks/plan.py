@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, is_on_host, shape
+from attention_core._arrays import Array, Arrays, Namespace, is_on_host, shape
 from attention_core._attention.blocks.small_scores import scores_are_small
 from attention_core._attention.call import Call, group_size, scale_query
 from attention_core._attention.finite import inputs_are_finite
@@ -50,7 +50,8 @@ class Plan(NamedTuple):
     num_slices: int = 0  # of each number in reproducible arithmetic; 0 in fast arithmetic
     score_scale: float = 1.0  # in reproducible arithmetic, the scale, by which the query is not multiplied yet
     assume_finite: bool = False  # whether nobody is to look at values, gradients among them
-    num_queries: int | None = None  # of the whole, if those of the call are some of them
+    num_queries: int | None = None  # of all ranks, if others have more of them
+    group: str | None = None  # of these ranks, in reproducible arithmetic
 
     @property
     def num_integers(self) -> int:
@@ -72,15 +73,15 @@ class Operands(NamedTuple):
     seed: Array | None
     query_start: Array | None
     key_start: Array | None
-    mask: tuple[Array, ...]  # with one leading axis of length B or 1
-    score_mod: tuple[Array, ...]
+    mask: Arrays  # with one leading axis of length B or 1
+    score_mod: Arrays
 
-    def arrays(self) -> tuple[Array, ...]:
+    def arrays(self) -> Arrays:
         """The arrays that there are, in order: the inverse of `unpack_operands`."""
         return tuple([array for array in (*self[:8], *self.mask, *self.score_mod) if array is not None])
 
 
-def unpack_operands(plan: Plan, arrays: tuple[Array, ...]) -> Operands:
+def unpack_operands(plan: Plan, arrays: Arrays) -> Operands:
     """The operands of a plan out of the arrays that there are."""
     remaining = iter(arrays)
     named: list[Any] = [next(remaining) if present else None for present in plan.present]
@@ -99,7 +100,7 @@ def make_plan(call: Call, *, num_slices: int = 0, score_scale: float = 1.0) -> t
     treedef = None if call.mask is None else flatten(as_mask(call.mask), held)
     target = (batch, num_kv_heads, group, rows, columns)
     score_mod: Any = call.score_mod
-    score_arrays: tuple[Array, ...] = ()
+    score_arrays: Arrays = ()
     if isinstance(score_mod, ScoreMod):
         score_mod, score_arrays = flatten(score_mod.function, []), score_mod.arrays
     query = call.query if num_slices else scale_query(call.query, call.scale, xp)

@@ -10,7 +10,7 @@ import math
 from typing import Any, NamedTuple, cast
 
 from attention_core._arithmetic.exact import two_sum
-from attention_core._arrays import Array, Namespace, dtype_name, on_device_of
+from attention_core._arrays import Array, Arrays, Namespace, dtype_name, on_device_of
 from attention_core._attention.blocks.plan import Operands, Plan
 from attention_core._attention.blocks.scores import mask_limit, matmul_per_group
 from attention_core._attention.call import Call
@@ -46,7 +46,7 @@ def chunks_of_call(call: Call) -> list[QueryChunk]:
     return _chunks(call.mask, (call.query, call.key, call.value), call.starts, call.backend)
 
 
-def _chunks(mask: Mask, arrays: tuple[Array, ...], starts: tuple[Any, ...], backend: Backend) -> list[QueryChunk]:
+def _chunks(mask: Mask, arrays: Arrays, starts: tuple[Any, ...], backend: Backend) -> list[QueryChunk]:
     min_queries = backend.tuning.query_chunk
     query, key, value = arrays
     sizes = (*query.shape, *key.shape, *value.shape, *starts)

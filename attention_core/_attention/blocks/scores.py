@@ -6,7 +6,7 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, is_floating, positions, shape, zeros_with
+from attention_core._arrays import Array, Arrays, Namespace, is_floating, positions, shape, zeros_with
 from attention_core._attention.blocks.grid import (
     Grid,
     Sample,
@@ -15,7 +15,7 @@ from attention_core._attention.blocks.grid import (
     is_broadcast,
 )
 from attention_core._attention.call import Call, flatten_group
-from attention_core._attention.scores import masked_scores, modify_scores
+from attention_core._attention.scores import modify_scores
 from attention_core._checks import result_of
 from attention_core.masks import Positions, unflatten
 from attention_core.scores import ScoreMod
@@ -35,20 +35,18 @@ def score_block(grid: Grid, sample: Sample, query: Array, key: Array, *, i: Any,
     plan, xp = grid.plan, grid.xp
     raw = matmul_into_workspace(grid, "scores", query, key)
     at, bias, allowed = block_context(grid, sample, raw, i, j=j, masked=masked)
-    modify: Any = None
+    scores = raw
     if modifies_scores(grid):
         raw = raw if allowed is None else xp.where(allowed, raw, 0.0)  # no gradient of theirs may be one of infinity
-        modify = functools.partial(modified_scores, grid, variables=score_variables(grid), at=at)
-    mask: Any = None
+        scores = modified_scores(grid, raw, score_variables(grid), at)
+    if bias is not None:
+        scores = xp.add(scores, bias)
     if allowed is not None and plan.all_finite and plan.score_mod is None:  # which may make NaN of what is masked
         limit = cached_by_distance(grid, "limit", i, j, like=allowed, compute=lambda: mask_limit(allowed, raw, xp))
-        mask = functools.partial(_minimum, grid, limit)
-    return ScoreBlock(raw, masked_scores(raw, allowed, bias, modify, mask=mask, xp=xp), allowed, at)
-
-
-def _minimum(grid: Grid, limit: Array, scores: Array) -> Array:
-    """The lower of scores and a limit, in the memory of the scores."""
-    return grid.loops.inplace(grid.xp.minimum, scores, limit)
+        scores = grid.loops.inplace(xp.minimum, scores, limit)
+    elif allowed is not None:
+        scores = xp.where(allowed, scores, -math.inf)
+    return ScoreBlock(raw, scores, allowed, at)
 
 
 def block_context(
@@ -118,7 +116,7 @@ def check_score_mod_holds_no_variable(call: Call) -> None:
     if score_mod is None or call.backend.has_gradient is None:
         return
     xp, like = call.xp, call.backend.stop_gradient(call.query)
-    arrays: tuple[Array, ...] = ()
+    arrays: Arrays = ()
     if isinstance(score_mod, ScoreMod):
         score_mod, arrays = score_mod.function, tuple(map(call.backend.stop_gradient, score_mod.arrays))
     first = positions(1, like, xp=xp)
@@ -131,13 +129,13 @@ def check_score_mod_holds_no_variable(call: Call) -> None:
         )
 
 
-def score_variables(grid: Grid) -> tuple[Array, ...]:
+def score_variables(grid: Grid) -> Arrays:
     """The floating-point arrays of softcap and score modification, which have a gradient."""
     arrays = grid.operands.softcap, *grid.operands.score_mod
     return tuple([array for array in arrays if array is not None and is_floating(array)])
 
 
-def modified_scores(grid: Grid, raw: Array, variables: tuple[Array, ...], at: Positions | None) -> Array:
+def modified_scores(grid: Grid, raw: Array, variables: Arrays, at: Positions | None) -> Array:
     """Scores after softcap and score modification, as a function of `score_variables` too."""
     score_mod, remaining = unflatten(grid.plan.score_mod, ()), iter(variables)
     softcap = grid.plan.softcap if grid.operands.softcap is None else next(remaining)

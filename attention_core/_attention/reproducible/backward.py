@@ -29,7 +29,7 @@ from attention_core._arithmetic.exact import (
     uncontracted,
 )
 from attention_core._arithmetic.products import row_dots
-from attention_core._arrays import Array, Namespace, shape, zeros_with
+from attention_core._arrays import Array, Arrays, Namespace, shape, zeros_with
 from attention_core._attention.blocks.accumulators import (
     add_bias_gradient,
     bias_accumulator,
@@ -77,7 +77,6 @@ from attention_core._attention.reproducible.slices import (
     with_carry,
     without_carry,
 )
-from attention_core._backend import Backend
 
 BIAS_BITS = 40
 MAX_BACKWARD_BLOCK = 512  # queries or keys
@@ -112,95 +111,39 @@ class GradientUnits(NamedTuple):
     bias: Array | None
 
 
-class Share(NamedTuple):
-    """The arguments of a backward pass over a run of queries; several runs, on several ranks, may share their keys."""
+def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Any) -> tuple[Array | None, ...]:
+    """The gradients of query, key, value and bias, and ``None`` for each array of integers or booleans.
 
-    plan: Plan
-    arrays: tuple[Array, ...]
-    results: tuple[Array, ...]
-    cotangents: tuple[Array, ...]
-
-
-def backward(
-    plan: Plan, arrays: tuple[Array, ...], results: tuple[Array, ...], cotangents: tuple[Array, ...], backend: Backend
-) -> tuple[Array | None, ...]:
-    """The gradients of query, key, value and bias, and ``None`` for each array of integers or booleans."""
-    gradients = backward_of_shares([Share(plan, arrays, results, cotangents)], None, backend)
-    query, key, value, bias = (each[0] if isinstance(each, list) else each for each in gradients)
-    return query, key, value, *(() if bias is None else (bias,)), *(None for _ in range(plan.num_integers))
-
-
-def backward_of_shares(shares: list[Share], group: str | None, backend: Backend) -> tuple[Any, ...]:
-    """Gradients of query, key, value and bias: of queries and bias a list, by runs; of keys over all runs and ranks.
-
-    What is summed over queries is cut relative to maxima over all of them, and rounded when all integers are added.
+    What is summed over queries is cut relative to maxima over those of all ranks, and rounded when all integers are
+    added.
     """
-    xp = backend.namespace
-    passes = [_start(share, backend) for share in shares]
-    powers = [_common_power(factors, group, backend) for factors in zip(*map(_row_factors, passes), strict=True)]
-    sums, d_queries, d_biases, units = [], [], [], None
-    for each in passes:
-        operands, units = _slice_operands(each, powers)
-        grid = each.grid
-        packed = grid.operands._replace(
-            query=slice_query(grid, grid.operands.query),
-            key=slice_key(grid, grid.operands.key),
-            value=pack_vectors(grid, each.value, first_last=True),
-        )
-        of_query, *of_keys, of_bias = _accumulate(grid._replace(operands=packed), operands)
-        d_queries.append(_join_gradient(grid, concat_blocks(grid, of_query, 0), units, 0))
-        sums.append([concat_blocks(grid, accumulator, 1) for accumulator in of_keys])
-        d_biases.append(None if units.bias is None else _join_bias_gradient(grid, of_bias, units.bias))
-    totals = [functools.reduce(xp.add, parts) for parts in zip(*sums, strict=True)]
-    if group is not None:
-        totals = [_collectives(backend).total(total, group) for total in totals]
-    d_keys = [_join_gradient(passes[0].grid, total, units, side) for side, total in enumerate(totals, start=1)]
-    if not shares[0].plan.all_finite:
-        d_queries = [zero_unless_finite(x, each.inputs[0], xp) for x, each in zip(d_queries, passes, strict=True)]
-        d_keys = [zero_unless_finite(x, like, xp) for x, like in zip(d_keys, passes[0].inputs[1:], strict=True)]
-    return d_queries, *d_keys, None if d_biases[0] is None else d_biases
-
-
-class _Pass(NamedTuple):
-    """What is known of a share before anything is cut into slices; query, key and value in float64."""
-
-    grid: Grid
-    inputs: tuple[Array, ...]
-    query: Array
-    key: Array
-    value: Array
-    rows: RowTerms
-
-
-def _start(share: Share, backend: Backend) -> _Pass:
-    plan, arrays, results, cotangents = share
     unpadded, xp = unpack_operands(plan, arrays), backend.namespace
-    grid = make_grid(plan._replace(block_sizes=_square_blocks(plan, unpadded, xp)), arrays, backend)
+    grid = make_grid(plan._replace(block_sizes=_square_blocks(plan, unpadded, xp)), unpadded, backend)
     query, key, value = (to_float64(finite_or_zero(grid, x), xp) for x in grid.operands[:3])
-    return _Pass(grid, unpadded[:3], query, key, value, _row_terms(grid, value, results, cotangents))
+    rows = _row_terms(grid, value, results, cotangents)
+    operands, units = _slice_operands(grid, query, key, rows, backend)
+    packed = grid.operands._replace(
+        query=slice_query(grid, grid.operands.query),
+        key=slice_key(grid, grid.operands.key),
+        value=pack_vectors(grid, value, first_last=True),
+    )
+    *accumulators, of_bias = _accumulate(grid._replace(operands=packed), operands)
+    sums = [concat_blocks(grid, accumulator, int(which > 0)) for which, accumulator in enumerate(accumulators)]
+    if plan.group is not None:
+        sums[1:] = [backend.collectives.total(total, plan.group) for total in sums[1:]]
+    gradients = [_join_gradient(grid, total, units, which) for which, total in enumerate(sums)]
+    if not plan.all_finite:
+        gradients = [zero_unless_finite(x, like, xp) for x, like in zip(gradients, unpadded[:3], strict=True)]
+    if units.bias is not None:
+        gradients.append(_join_bias_gradient(grid, of_bias, units.bias))
+    return *gradients, *(None for _ in range(plan.num_integers))
 
 
-def _row_factors(each: _Pass) -> tuple[Array, Array]:
-    """What weights and d_scores are multiplied by in sums over queries."""
-    xp, rows = each.grid.xp, each.rows
-    d_score_unit = xp.multiply(rows.bound, rows.weight_unit)
-    return xp.multiply(rows.d_output, rows.weight_unit), xp.multiply(each.query, d_score_unit)
-
-
-def _common_power(factors: tuple[Array, ...], group: str | None, backend: Backend) -> Array:
-    """The power of two above the factors of all runs and ranks, for each channel."""
-    xp = backend.namespace
-    if group is None and len(factors) == 1:
-        return power_above_max(factors[0], (-3, -2), xp)
-    largest = functools.reduce(xp.maximum, [largest_magnitude(x, (-3, -2), xp) for x in factors])
-    if group is not None:
-        largest = _collectives(backend).largest(largest, group)
-    bounded = xp.less(largest, math.inf)
-    return xp.where(bounded, power_above(xp.where(bounded, largest, 0.0), xp), math.nan)
-
-
-def _collectives(backend: Backend) -> Any:
-    return backend.collectives
+def _common_power(grid: Grid, factors: Array, backend: Any) -> Array:
+    """The power of two above the factors of all queries, those of other ranks among them, for each channel."""
+    if grid.plan.group is not None:
+        factors = backend.collectives.largest(largest_magnitude(factors, (-3, -2), grid.xp), grid.plan.group)
+    return power_above_max(factors, (-3, -2), grid.xp)
 
 
 def _square_blocks(plan: Plan, operands: Operands, xp: Namespace) -> tuple[int, int]:
@@ -213,7 +156,7 @@ def _square_blocks(plan: Plan, operands: Operands, xp: Namespace) -> tuple[int, 
 # Before the loops: terms of rows, and operands in slices
 
 
-def _row_terms(grid: Grid, value: Array, results: tuple[Array, ...], cotangents: tuple[Array, ...]) -> RowTerms:
+def _row_terms(grid: Grid, value: Array, results: Arrays, cotangents: Arrays) -> RowTerms:
     xp = grid.xp
     d_output, output, d_logsumexp, reference = (
         pad_rows(grid, to_float64(x, xp))
@@ -232,12 +175,14 @@ def _row_terms(grid: Grid, value: Array, results: tuple[Array, ...], cotangents:
     )
 
 
-def _slice_operands(each: _Pass, powers: list[Array]) -> tuple[BackwardOperands, GradientUnits]:
-    grid, rows, (value_unit, key_unit) = each.grid, each.rows, powers
+def _slice_operands(
+    grid: Grid, query: Array, key: Array, rows: RowTerms, backend: Any
+) -> tuple[BackwardOperands, GradientUnits]:
     xp = grid.xp
     d_score_unit = xp.multiply(rows.bound, rows.weight_unit)
-    d_output_factors, query_factors = _row_factors(each)
-    query_unit = power_above_max(each.key, -2, xp)
+    d_output_factors, query_factors = xp.multiply(rows.d_output, rows.weight_unit), xp.multiply(query, d_score_unit)
+    value_unit, key_unit = (_common_power(grid, x, backend) for x in (d_output_factors, query_factors))
+    query_unit = power_above_max(key, -2, xp)
     bias_unit = None if grid.operands.bias is None else _bias_unit(grid, d_score_unit)
     in_bias_units = d_score_unit
     if bias_unit is not None:
@@ -248,7 +193,7 @@ def _slice_operands(each: _Pass, powers: list[Array]) -> tuple[BackwardOperands,
         d_output_columns=concat_slices(d_output_factors, value_unit, D_OUTPUT_BITS, 2, xp=xp),
         query_columns=concat_slices(query_factors, key_unit, D_SCORE_FACTOR_BITS, 2, xp=xp),
         rows=xp.concat(row_columns, axis=-1),
-        key_columns=concat_slices(each.key, query_unit, D_SCORE_FACTOR_BITS, 2, xp=xp),
+        key_columns=concat_slices(key, query_unit, D_SCORE_FACTOR_BITS, 2, xp=xp),
     )
     units = GradientUnits(
         query=xp.multiply(d_score_unit[..., : grid.lengths[0], :], xp.expand_dims(query_unit, axis=2)),

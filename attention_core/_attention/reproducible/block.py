@@ -11,7 +11,6 @@ from attention_core._arrays import Array, Namespace
 from attention_core._attention.blocks.grid import Grid, Sample, may_mask
 from attention_core._attention.blocks.scores import block_context
 from attention_core._attention.reproducible.slices import SCORE_UNIT, packed_matmul
-from attention_core._attention.scores import masked_scores
 from attention_core.masks import Positions
 
 
@@ -38,8 +37,8 @@ def exact_score_block(
     if plan.softcap is not None:
         scores, derivative = _soften(scores, plan.softcap, xp)
     if bias is not None:
-        bias = uncontracted(xp.multiply(to_float64(bias, xp), SCORE_UNIT), xp)
-    scores = masked_scores(scores, allowed, bias, None, xp=xp)
+        scores = xp.add(scores, uncontracted(xp.multiply(to_float64(bias, xp), SCORE_UNIT), xp))
+    scores = scores if allowed is None else xp.where(allowed, scores, -math.inf)
     if derivative is not None and may_mask(grid):  # that of a masked key may be nan
         derivative = xp.where(xp.equal(scores, -math.inf), 0.0, derivative)
     return ExactScoreBlock(scores, derivative, at)

@@ -18,7 +18,8 @@ import math
 from collections.abc import Callable
 
 from attention_core._arithmetic.elementary import split_log2
-from attention_core._arrays import Array, Namespace, dtype_name, on_device_of, shape, zeros_with
+from attention_core._arrays import Array, Arrays, Namespace, dtype_name, on_device_of, shape, zeros_with
+from attention_core._attention.blocks.forward import empty_results as empty_results_of_blocks
 from attention_core._attention.blocks.grid import Grid, dropout_of, make_grid
 from attention_core._attention.blocks.nonfinite import with_nonfinite_values
 from attention_core._attention.blocks.plan import Plan, make_plan, unpack_operands
@@ -37,23 +38,22 @@ from attention_core._attention.reproducible.slices import as_three_float32, need
 from attention_core._backend import Backend, Operation, register
 
 
-def reproducible_attention(call: Call) -> tuple[Array, Array, Array]:
+def reproducible_attention(
+    call: Call, group: str | None = None, num_queries: int | None = None
+) -> tuple[Array, Array, Array]:
     """Output (..., H, M, E) and logsumexp (..., H, M) in float32, of which every library computes the same bits.
 
-    The third result is `backward_reference`, (B, G, R, M, 4).
+    The third result is `backward_reference`, (B, G, R, M, 4). A group of ranks may share the queries, so many in all:
+    each has all keys, and gets their whole gradients.
     """
-    xp = call.xp
-    output, logsumexp, reference = call.backend.custom_gradient(REPRODUCIBLE, *arrange(call))
-    *leading, heads, rows, _ = shape(call.query, xp=xp)
-    width = shape(call.value, xp=xp)[-1]
-    output, logsumexp = (
-        xp.reshape(output, (*leading, heads, rows, width)),
-        xp.reshape(logsumexp, (*leading, heads, rows)),
-    )
-    return output, logsumexp, reference
+    xp, (plan, arrays) = call.xp, arrange(call)
+    plan = plan._replace(group=group, num_queries=num_queries)
+    output, logsumexp, reference = call.backend.custom_gradient(REPRODUCIBLE, plan, arrays)
+    *dims, _ = shape(call.query, xp=xp)
+    return xp.reshape(output, (*dims, shape(call.value, xp=xp)[-1])), xp.reshape(logsumexp, tuple(dims)), reference
 
 
-def arrange(call: Call) -> tuple[Plan, tuple[Array, ...]]:
+def arrange(call: Call) -> tuple[Plan, Arrays]:
     """The plan of a call, and the arrays of its operands."""
     xp = call.xp
     num_slices = 2 if dtype_name(call.query.dtype) == "float32" else 1
@@ -70,16 +70,16 @@ def arrange(call: Call) -> tuple[Plan, tuple[Array, ...]]:
     return plan, operands.arrays()
 
 
-def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:
+def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
     """Output (B, G, R, M, E), logsumexp (B, G, R, M), and `backward_reference` (B, G, R, M, 4)."""
-    grid = make_grid(plan, arrays, backend)
+    grid = make_grid(plan, unpack_operands(plan, arrays), backend)
     return with_nonfinite_values(grid, _forward, lambda: empty_results(plan, arrays, backend))
 
 
 def _forward(grid: Grid, value_part: Callable[[Array], Array]) -> tuple[Array, Array, Array]:
     xp, carry = grid.xp, needs_carry(grid, 1)
 
-    def finish(values: SlicedValues, sums: Sums) -> tuple[Array, ...]:
+    def finish(values: SlicedValues, sums: Sums) -> Arrays:
         weights = without_carry(sums.weights, carry, xp)
         count = grid.plan.num_slices
         return *weighted_totals(sums.values, weights, values.power, count=count, carry=carry, xp=xp), sums.anchor
@@ -106,16 +106,10 @@ def backward_reference(anchor: Array, power: Array, fraction: Array, *, none: Ar
     return xp.concat([*parts, xp.astype(xp.divide(2.0, power), xp.float32)], axis=-1)
 
 
-def empty_results(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:
+def empty_results(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
     """Zeros of the shapes and dtypes of `forward`."""
-    xp, operands = backend.namespace, unpack_operands(plan, arrays)
-    *dims, _ = shape(operands.query, xp=xp)
-    width = shape(operands.value, xp=xp)[-1]
-    return (
-        zeros_with(operands.query, *dims, width, xp=xp),
-        zeros_with(operands.query, *dims, xp=xp),
-        zeros_with(operands.query, *dims, 4, xp=xp),
-    )
+    output, logsumexp, _ = empty_results_of_blocks(plan, arrays, backend)
+    return output, logsumexp, zeros_with(output, *shape(logsumexp, xp=backend.namespace), 4, xp=backend.namespace)
 
 
 REPRODUCIBLE = register("reproducible", Operation(forward, backward, empty_results, needs_float64=True))

@@ -32,6 +32,7 @@ from attention_core._arrays import (
     upcast,
     zeros_with,
 )
+from attention_core._attention.blocks.accumulators import row_accumulators
 from attention_core._attention.blocks.grid import make_grid
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands
 from attention_core._attention.call import Call, dropout_scale
@@ -48,7 +49,6 @@ from attention_core._attention.reproducible.reduction import (
     logsumexp_of,
     max_scores,
     reduce_keys,
-    row_accumulator,
     weighted_totals,
 )
 from attention_core._attention.reproducible.slices import (
@@ -142,12 +142,12 @@ def _may_be_masked(call: Call) -> bool:
 
 
 def _extent_forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
-    grid = make_grid(plan, arrays, backend)
+    grid = make_grid(plan, unpack_operands(plan, arrays), backend)
 
     def row_max(rows: QueryRows, _: None) -> tuple[Array, ...]:
         return (_max_as_three_float32(max_scores(rows), grid.xp),)
 
-    return for_each_rows(grid, row_max, (row_accumulator(grid, 3, "float32"),))
+    return for_each_rows(grid, row_max, row_accumulators(grid, 3))
 
 
 def _max_as_three_float32(row_max: Array, xp: Namespace) -> Array:
@@ -228,7 +228,7 @@ def _all_extents(values: Array, call: Call, xp: Namespace) -> Array:
 
 
 def _sums_forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
-    grid = make_grid(plan, arrays[:-2], backend)
+    grid = make_grid(plan, unpack_operands(plan, arrays[:-2]), backend)
     xp, carry = grid.xp, needs_carry(grid, 1)
     scores, values = (to_float64(x, xp) for x in arrays[-2:])
     row_max = pad_rows(grid, from_three_float32(scores, xp))

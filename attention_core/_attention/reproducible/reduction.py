@@ -15,8 +15,8 @@ from attention_core._arithmetic.exact import (
     uncontracted,
 )
 from attention_core._arithmetic.operations import in_row_blocks
-from attention_core._arrays import Array, Namespace, on_device_of, shape, zeros_with
-from attention_core._attention.blocks.accumulators import concat_blocks
+from attention_core._arrays import Array, Arrays, Namespace, on_device_of, shape, zeros_with
+from attention_core._attention.blocks.accumulators import concat_blocks, row_accumulators
 from attention_core._attention.blocks.grid import (
     Grid,
     Sample,
@@ -74,10 +74,10 @@ def scores_at(rows: QueryRows, masked: bool, j: Any) -> ExactScoreBlock:
 
 def for_each_rows(
     grid: Grid,
-    compute: Callable[[QueryRows, Any], tuple[Array, ...]],
+    compute: Callable[[QueryRows, Any], Arrays],
     accumulators: tuple[Any, ...],
     prepare: Callable[[Sample], Any] = lambda batch: None,
-) -> tuple[Array, ...]:
+) -> Arrays:
     """Arrays (B, G, R, M, ...) of what ``compute(rows, prepared)`` returns for each block of queries.
 
     ``prepared`` is what ``prepare(sample)`` returns, which is called once for all blocks of queries of a batch element.
@@ -99,15 +99,6 @@ def for_each_rows(
 
     accumulators = for_each_sample(grid, add_sample, accumulators)
     return tuple(concat_blocks(grid, accumulator, 0) for accumulator in accumulators)
-
-
-def row_accumulator(grid: Grid, last: Any, dtype: str) -> Any:
-    """Blocks of queries, (G, R, m, last) each, that start as zero."""
-    xp, query = grid.xp, grid.operands.query
-    _, num_kv_heads, group_size, _, _ = shape(query, xp=xp)
-    dims = (1 if grid.plan.per_head else num_kv_heads, group_size, grid.sizes[0], last)
-    count = num_rounds(grid) * grid.counts[0]
-    return grid.loops.zero_blocks(count, lambda _: xp.zeros(dims, dtype=getattr(xp, dtype), **on_device_of(query)))
 
 
 # The first pass: row maxima
@@ -143,7 +134,7 @@ class Reduction(NamedTuple):
     ``finish(values, sums)`` returns arrays (G, R, m, ...) for a block of queries.
     """
 
-    finish: Callable[[SlicedValues, Sums], tuple[Array, ...]]
+    finish: Callable[[SlicedValues, Sums], Arrays]
     widths: tuple[Any, ...]  # of the arrays that ``finish`` returns
     dtype: str  # likewise
     value_part: Callable[[Array], Array]  # the part of the values that is averaged, such as the finite ones
@@ -167,13 +158,13 @@ class Sums(NamedTuple):
     weights: Parts
 
 
-def reduce_keys(grid: Grid, reduction: Reduction) -> tuple[Array, ...]:
+def reduce_keys(grid: Grid, reduction: Reduction) -> Arrays:
     """The results of ``reduction.finish`` for all queries, (B, G, R, M, ...)."""
 
-    def finish_rows(rows: QueryRows, values: SlicedValues) -> tuple[Array, ...]:
+    def finish_rows(rows: QueryRows, values: SlicedValues) -> Arrays:
         return reduction.finish(values, _sum_over_keys(rows, values))
 
-    accumulators = tuple(row_accumulator(grid, last, reduction.dtype) for last in reduction.widths)
+    accumulators = row_accumulators(grid, *reduction.widths, dtype=reduction.dtype)
     return for_each_rows(grid, finish_rows, accumulators, functools.partial(_slice_values, grid, reduction))
 
 

@@ -6,13 +6,14 @@ import math
 
 from attention_core._arithmetic.exact import round_to_float32, to_float64, uncontracted
 from attention_core._arithmetic.products import exact_sum, matmul
-from attention_core._arrays import Array, shape, zeros_with
+from attention_core._arrays import Array, Arrays, shape, zeros_with
+from attention_core._attention.blocks.accumulators import row_accumulators
 from attention_core._attention.blocks.grid import Grid, is_broadcast, make_grid, may_mask, sample_slice
 from attention_core._attention.blocks.nonfinite import finite_or_zero, zero_unless_finite
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands
 from attention_core._attention.call import Call, flatten_group
 from attention_core._attention.reproducible.forward import arrange
-from attention_core._attention.reproducible.reduction import QueryRows, for_each_rows, row_accumulator, scores_at
+from attention_core._attention.reproducible.reduction import QueryRows, for_each_rows, scores_at
 from attention_core._attention.reproducible.slices import SCORE_UNIT, pad_rows
 from attention_core._backend import Backend, Operation, register
 
@@ -29,22 +30,22 @@ def reproducible_scores(call: Call) -> Array:
     return xp.reshape(scores, (*leading, heads, rows, columns))
 
 
-def _forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
-    grid = make_grid(plan, arrays, backend)
+def _forward(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
+    grid = make_grid(plan, unpack_operands(plan, arrays), backend)
     xp = grid.xp
 
-    def round_scores(rows: QueryRows, _: None) -> tuple[Array, ...]:
+    def round_scores(rows: QueryRows, _: None) -> Arrays:
         scores = scores_at(rows, may_mask(grid), 0).scores
         return (round_to_float32(uncontracted(xp.multiply(scores, 1 / SCORE_UNIT), xp), xp),)
 
-    return for_each_rows(grid, round_scores, (row_accumulator(grid, grid.lengths[1], "float32"),))
+    return for_each_rows(grid, round_scores, row_accumulators(grid, grid.lengths[1]))
 
 
 def _backward(
-    plan: Plan, arrays: tuple[Array, ...], results: tuple[Array, ...], cotangents: tuple[Array, ...], backend: Backend
+    plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend
 ) -> tuple[Array | None, ...]:
-    grid = make_grid(plan, arrays, backend)
-    operands, xp = unpack_operands(plan, arrays), grid.xp
+    operands, xp = unpack_operands(plan, arrays), backend.namespace
+    grid = make_grid(plan, operands, backend)
     d_scores = to_float64(xp.where(xp.equal(results[0], -math.inf), 0.0, cotangents[0]), xp)
     d_bias = () if operands.bias is None else (_d_bias(grid, operands.bias, d_scores),)
     if plan.softcap is not None:
@@ -64,12 +65,12 @@ def _before_softcap(grid: Grid, d_scores: Array) -> Array:
     xp = grid.xp
     padded = pad_rows(grid, d_scores)
 
-    def multiply_derivative(rows: QueryRows, _: None) -> tuple[Array, ...]:
+    def multiply_derivative(rows: QueryRows, _: None) -> Arrays:
         of_sample = sample_slice(grid, padded, rows.sample.index, rows.sample.head)
         block = grid.loops.block(of_sample, rows.i, grid.sizes[0], -2)
         return (xp.multiply(scores_at(rows, may_mask(grid), 0).softcap_derivative, block),)
 
-    (product,) = for_each_rows(grid, multiply_derivative, (row_accumulator(grid, grid.lengths[1], "float64"),))
+    (product,) = for_each_rows(grid, multiply_derivative, row_accumulators(grid, grid.lengths[1], dtype="float64"))
     return product
 
 
@@ -87,7 +88,7 @@ def _d_query_and_key(grid: Grid, operands: Operands, d_scores: Array) -> tuple[A
     return zero_unless_finite(d_query, operands.query, xp), zero_unless_finite(d_key, operands.key, xp)
 
 
-def _abstract(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+def _abstract(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
     xp, operands = backend.namespace, unpack_operands(plan, arrays)
     return (zeros_with(operands.query, *shape(operands.query, xp=xp)[:-1], shape(operands.key, xp=xp)[-2], xp=xp),)
 

@@ -21,7 +21,7 @@ from attention_core._arithmetic.exact import (
     sum_exactly,
     to_float64,
 )
-from attention_core._arrays import Array, Namespace, shape
+from attention_core._arrays import Array, Arrays, Namespace, shape
 from attention_core._attention.blocks.grid import Grid, dropout_of, pad
 from attention_core._attention.blocks.nonfinite import finite_or_zero
 from attention_core._attention.blocks.plan import Plan
@@ -38,7 +38,7 @@ D_SCORE_FACTOR_BITS = slice_bits(LONGEST, D_SCORE_BITS)  # queries and keys, the
 D_OUTPUT_BITS = 22  # the other factor of weights of up to 4 / 3
 MIN_TOP, MAX_TOP = 2.0**-64, 2.0**127  # between these, the row maximum is the sum of three float32 numbers
 
-Parts = tuple[Array, ...]
+Parts = Arrays
 
 
 # Packed vectors, whose products are scores

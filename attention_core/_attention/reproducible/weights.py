@@ -11,14 +11,15 @@ from typing import Any
 
 from attention_core._arithmetic.elementary import exp2_tail
 from attention_core._arithmetic.exact import round_to_float32, to_float64, uncontracted
-from attention_core._arrays import Array, positions, shape, zeros_with
+from attention_core._arrays import Array, Arrays, positions, shape, zeros_with
+from attention_core._attention.blocks.accumulators import row_accumulators
 from attention_core._attention.blocks.grid import make_grid, sample_slice
 from attention_core._attention.blocks.plan import Plan, unpack_operands
 from attention_core._attention.blocks.visits import visit_blocks
 from attention_core._attention.call import Call
 from attention_core._attention.reproducible.backward import backward
 from attention_core._attention.reproducible.forward import arrange
-from attention_core._attention.reproducible.reduction import QueryRows, for_each_rows, row_accumulator, scores_at
+from attention_core._attention.reproducible.reduction import QueryRows, for_each_rows, scores_at
 from attention_core._attention.reproducible.slices import from_three_float32, pad_rows
 from attention_core._backend import Backend, Operation, register
 
@@ -32,12 +33,12 @@ def reproducible_weights(call: Call, reference: Array) -> Array:
     return xp.reshape(weights, (*leading, heads, rows, shape(call.key, xp=xp)[-2]))
 
 
-def _forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
-    grid = make_grid(plan, arrays[:-1], backend)
+def _forward(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
+    grid = make_grid(plan, unpack_operands(plan, arrays[:-1]), backend)
     xp, loops = grid.xp, grid.loops
     references = pad_rows(grid, to_float64(arrays[-1], xp))
 
-    def weigh(rows: QueryRows, _: None) -> tuple[Array, ...]:
+    def weigh(rows: QueryRows, _: None) -> Arrays:
         of_sample = sample_slice(grid, references, rows.sample.index, rows.sample.head)
         reference = loops.block(of_sample, rows.i, grid.sizes[0], -2)
         next_block, whole, seen = rows.visits
@@ -52,7 +53,7 @@ def _forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[A
         return (loops.block_at(loops.stack_blocks(loops.concat_blocks(blocks, grid.counts[1], -1)), 0),)
 
     last = grid.counts[1] * grid.sizes[1] if loops.traced else grid.lengths[1]
-    (weights,) = for_each_rows(grid, weigh, (row_accumulator(grid, last, "float32"),))
+    (weights,) = for_each_rows(grid, weigh, row_accumulators(grid, last))
     return (weights[..., : grid.lengths[1]],)
 
 
@@ -69,7 +70,7 @@ def _zero_weights(rows: QueryRows) -> Any:
 
 
 def _backward(
-    plan: Plan, arrays: tuple[Array, ...], results: tuple[Array, ...], cotangents: tuple[Array, ...], backend: Backend
+    plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend
 ) -> tuple[Array | None, ...]:
     """The gradients of attention whose values are the unit vectors: their averages are the weights."""
     xp, (query, key, value, *others, reference) = backend.namespace, arrays
@@ -90,7 +91,7 @@ def _unit_vectors(key: Array, backend: Backend) -> Array:
     return xp.broadcast_to(units, (*leading, columns, columns))
 
 
-def _abstract(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+def _abstract(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
     xp, operands = backend.namespace, unpack_operands(plan, arrays)
     return (zeros_with(operands.query, *shape(operands.query, xp=xp)[:-1], shape(operands.key, xp=xp)[-2], xp=xp),)
 

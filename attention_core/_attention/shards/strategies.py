@@ -13,8 +13,8 @@ from attention_core._arithmetic import arithmetic_of, fan_out
 from attention_core._arrays import HALF, Array, cast_to, dtype_name, upcast
 from attention_core._attention.blocks.grid import pad
 from attention_core._attention.call import Attention, Call, repeat_kv, upcast_call
+from attention_core._attention.reproducible.forward import reproducible_attention
 from attention_core._attention.reproducible.pieces import num_limbs
-from attention_core._attention.reproducible.runs import reproducible_runs
 from attention_core._attention.shards.operations import exchange, gather
 from attention_core._attention.shards.partials import merge, merge_exactly
 from attention_core._attention.shards.ring import Hops, hops_of, ring_attention
@@ -180,7 +180,9 @@ class Gather(Strategy):
         call = call._replace(key=cut(key, -2, 0, lengths[1]), value=cut(value, -2, 0, lengths[1]))
         call = _within(call, queries=stop)
         if is_exact:
-            output, found = reproducible_runs(call, runs, here.group, rows * here.size)
+            start = runs[0][0] if len(runs) == 1 else here.positions(rows, call.query, xp)
+            call = call._replace(starts=(start, 0))
+            output, found, _ = reproducible_attention(call, here.group, rows * here.size)
         else:
             locals_ = _calls_of_runs(call, runs)
             results = [attend(each, implementation, logsumexp=logsumexp) for each in locals_]

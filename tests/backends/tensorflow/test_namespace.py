@@ -7,13 +7,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 from tensorflow_helpers import DTYPES, FLOATING, INTEGRAL, MODES, SIGNED, assert_same, tensor
 
-from attention_tensorflow import backend
-from attention_tensorflow import namespace as xp
+from attention_tensorflow import backend, namespace as xp
 
 
 def by_standard(name, *arguments):

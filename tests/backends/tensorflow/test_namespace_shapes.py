@@ -11,12 +11,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tensorflow_helpers import DTYPES, FLOATING, INTEGRAL, MODES, assert_same, tensor
 
-from attention_tensorflow import backend
-from attention_tensorflow import namespace as xp
+from attention_tensorflow import backend, namespace as xp
 
 
 @given(st.integers(-5, 5), st.integers(-5, 5), st.sampled_from([-3, -1, 1, 2]))

@@ -12,8 +12,7 @@ from attention_conformance import CASES, Finding, check
 from attention_core import Attention, Causal, Dropout, KeyLengths, Mask, scaled_dot_product_attention
 from attention_core.initializers import normal
 from attention_core.layers import EncoderLayer, MultiHeadAttention
-from attention_core.parameters import Linear
-from attention_core.parameters import MultiHeadAttention as Projections
+from attention_core.parameters import Linear, MultiHeadAttention as Projections
 from attention_files.safetensors import load_layer, save_layer
 
 version: str = ac.__version__
