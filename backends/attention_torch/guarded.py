@@ -218,7 +218,7 @@ def _attend(plan: GuardedPlan, call: Call, cuts: list[KeyCut] | None = None) -> 
     results = None if parts is None else _by_kernel(plan, call, parts)
     if results is not None:
         return results
-    output, logsumexp = blockwise(call)
+    output, logsumexp, _ = blockwise(call)
     return cast_to(output, call.query.dtype, xp=call.xp), logsumexp
 
 
@@ -322,7 +322,7 @@ def _gradients_of_blocks(
     """Gradients by computing the results once more."""
 
     def results(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        output, logsumexp = blockwise(call._replace(query=query, key=key, value=value))
+        output, logsumexp, _ = blockwise(call._replace(query=query, key=key, value=value))
         return torch.cat([output, logsumexp.unsqueeze(-1)], dim=-1) if plan.logsumexp else output
 
     wide = d_output.to(d_logsumexp.dtype)
