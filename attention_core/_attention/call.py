@@ -31,6 +31,15 @@ class Attention(NamedTuple):
     logsumexp: Array | None = None
 
 
+class Result(NamedTuple):
+    """`Attention` as ways find it. Logsumexp and remainder, if there is one, make the exact logsumexp together."""
+
+    output: Array
+    weights: Array | None = None
+    logsumexp: Array | None = None
+    remainder: Array | None = None
+
+
 class Call(NamedTuple):
     """The arguments of a call, checked.
 

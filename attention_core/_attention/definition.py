@@ -5,15 +5,13 @@ from __future__ import annotations
 import functools
 
 from attention_core._arrays import Array
-from attention_core._attention.call import Attention, Call, upcast_call
+from attention_core._attention.call import Call, Result, upcast_call
 from attention_core._attention.dense import dense, dense_scores
 from attention_core._attention.facts import Facts, facts_of
 from attention_core._attention.finite import guarded, if_finite, sanitized
 
 
-def guarded_dense(
-    call: Call, facts: Facts | None = None, *, weights: bool = False, logsumexp: bool = True
-) -> Attention:
+def guarded_dense(call: Call, facts: Facts | None = None, *, weights: bool = False, logsumexp: bool = True) -> Result:
     """Attention from all scores at once. The facts may be those of an earlier call of this signature."""
     call = upcast_call(call)
     facts = facts_of(call) if facts is None else facts

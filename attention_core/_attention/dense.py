@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 from attention_core._arrays import Array
-from attention_core._attention.call import Attention, Call, apply_dropout
+from attention_core._attention.call import Call, Result, apply_dropout
 from attention_core._attention.facts import Facts
 from attention_core._attention.groups import averages, products
 from attention_core._attention.scores import modify_scores
 from attention_core._attention.softmax import softmax
 
 
-def dense(call: Call, facts: Facts, *, weights: bool = True, logsumexp: bool = True) -> Attention:
+def dense(call: Call, facts: Facts, *, weights: bool = True, logsumexp: bool = True) -> Result:
     r"""Attention of queries (..., H, M, D) to keys (..., G, N, D) and values (..., G, N, E).
 
     .. math:: o_i = \sum_j p_{ij} v_j, \qquad p_{ij} = \exp(s_{ij} - \ell_i), \qquad \ell_i = \log \sum_j \exp s_{ij}
@@ -21,12 +21,12 @@ def dense(call: Call, facts: Facts, *, weights: bool = True, logsumexp: bool = T
     """
     xp, dropout, allowed = call.xp, call.dropout, facts.allowed
     scores = dense_scores(call, facts)  # (..., H, M, N)
-    # (..., H, M, N), their sums (..., H, M, 1), and (..., H, M)
-    exponentials, total, log_total = softmax(scores, call, allowed, facts.empty, logsumexp=logsumexp)
+    # (..., H, M, N), their sums (..., H, M, 1), and twice (..., H, M)
+    exponentials, total, *found = softmax(scores, call, allowed, facts.empty, logsumexp=logsumexp)
     kept = exponentials if dropout is None else apply_dropout(exponentials, dropout, facts.at, facts.num_heads, xp)
     output = xp.divide(averages(kept, call.value, facts, xp), total)  # (..., H, M, E)
     output = output if dropout is None else xp.multiply(output, dropout.scale)
-    return Attention(output, xp.divide(exponentials, total) if weights else None, log_total)
+    return Result(output, xp.divide(exponentials, total) if weights else None, *found)
 
 
 def dense_scores(call: Call, facts: Facts) -> Array:

@@ -13,18 +13,18 @@ from collections.abc import Callable
 from typing import Any
 
 from attention_core._arrays import Array, Arrays, Namespace, compute_dtype_name, scalar_like, shape, sizes
-from attention_core._attention.call import Attention, Call, repeat_kv
+from attention_core._attention.call import Call, Result, repeat_kv
 from attention_core._attention.facts import Facts
 from attention_core._attention.groups import averages
 from attention_core._backend import Loops
 
 
-def guarded(way: Callable[..., Attention], call: Call, facts: Facts, *, weights: bool) -> Attention:
+def guarded(way: Callable[..., Result], call: Call, facts: Facts, *, weights: bool) -> Result:
     """The result of a way that the library differentiates by itself, if it does."""
     if facts.allowed is None or call.assume_finite:
         return way(call, weights=weights)
 
-    def repair() -> Attention:
+    def repair() -> Result:
         result = way(sanitized(call, facts), weights=weights)
         return result._replace(output=with_infinities(result.output, call.xp))
 
@@ -35,10 +35,10 @@ def guarded(way: Callable[..., Attention], call: Call, facts: Facts, *, weights:
         result = _of_finite_values(way, call, facts)
         return result if weights else result._replace(weights=None)
     found = if_finite(call, facts, lambda: _given(way(call, weights=weights)), lambda: _given(repair()))
-    return Attention(**found)
+    return Result(**found)
 
 
-def _given(result: Attention) -> dict[str, Array]:
+def _given(result: Result) -> dict[str, Array]:
     """What a result holds: a condition takes no None."""
     return {name: array for name, array in result._asdict().items() if array is not None}
 
@@ -49,7 +49,7 @@ def _is_differentiated(call: Call) -> bool:
     return has_gradient is not None and any(map(has_gradient, call[:3]))
 
 
-def _of_finite_values(way: Callable[..., Attention], call: Call, facts: Facts) -> Attention:
+def _of_finite_values(way: Callable[..., Result], call: Call, facts: Facts) -> Result:
     """The result of finite values, plus the infinities that are attended to.
 
     A program holds the way once: a condition that nothing is differentiated by averages indicators, if there are any.

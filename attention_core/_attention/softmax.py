@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from attention_core._arithmetic.exact import two_sum
 from attention_core._arrays import Array, Namespace, length, on_device_of, shape
 from attention_core._attention.call import Call
 
 
 def softmax(
     scores: Array, call: Call, allowed: Array | None, empty: Array | None, /, *, logsumexp: bool = True
-) -> tuple[Array, Any, Array | None]:
-    r"""Exponentials of the scores (..., M, N), their total (..., M, 1), and logsumexp (..., M) if that is asked for.
+) -> tuple[Array, Any, Array | None, Array | None]:
+    r"""Exponentials of the scores (..., M, N), their total (..., M, 1), and if it is asked for, the logsumexp.
+
+    That is (..., M), and then what rounding took from it: of large :math:`t_i`, all of :math:`\log z_i`.
 
     .. math:: e_{ij} = \exp(s_{ij} - t_i), \qquad z_i = \sum_j e_{ij}, \qquad \ell_i = t_i + \log z_i,
         \qquad t_i = \max_j s_{ij}
@@ -30,7 +33,8 @@ def softmax(
     num_keys = length(scores, -1, xp=xp)
     if isinstance(num_keys, int) and num_keys == 0:
         one = xp.ones((*shape(scores, xp=xp)[:-1], 1), dtype=scores.dtype, **on_device_of(scores))
-        return scores, one, xp.multiply(xp.squeeze(one, axis=-1), -math.inf) if logsumexp else None
+        row = xp.squeeze(one, axis=-1)
+        return (scores, one, *((xp.multiply(row, -math.inf), xp.zeros_like(row)) if logsumexp else (None, None)))
     one_pass = None if call.dropout is not None and call.dropout.rate else backend.loops.softmax
     if one_pass is not None and empty is not None:
         scores = xp.where(empty, 0.0, scores)  # its gradient would be nan, if only until the choice below
@@ -55,10 +59,11 @@ def softmax(
         total = total if empty is None else xp.where(empty, 1.0, total)  # 0 / 0 and log(0)
         log_total = xp.log(total) if logsumexp else None
     if log_total is None:
-        return exponentials, total, None
-    log_normalizer = xp.add(top, log_total)
-    log_normalizer = log_normalizer if empty is None else xp.where(empty, -math.inf, log_normalizer)
-    return exponentials, total, xp.squeeze(log_normalizer, axis=-1)
+        return exponentials, total, None, None
+    log_normalizer, remainder = two_sum(top, log_total, xp)
+    if empty is not None:
+        log_normalizer, remainder = xp.where(empty, -math.inf, log_normalizer), xp.where(empty, 0.0, remainder)
+    return exponentials, total, xp.squeeze(log_normalizer, axis=-1), xp.squeeze(remainder, axis=-1)
 
 
 def _sum_exponentials(exponentials: Array, num_keys: Any, xp: Namespace) -> Array:
@@ -68,10 +73,29 @@ def _sum_exponentials(exponentials: Array, num_keys: Any, xp: Namespace) -> Arra
     return xp.where(xp.equal(total, 0.0), 1.0, total)  # there may turn out to be no keys
 
 
-def logaddexp(first: Array, second: Array, /, *, xp: Namespace) -> Array:
-    r"""The logarithm of a sum of exponentials, :math:`\log(e^a + e^b)`; of two -inf it is -inf, with gradients 0."""
-    top = xp.maximum(first, second)
-    none = xp.equal(top, -math.inf)
-    top = xp.where(none, 0.0, top)
-    total = xp.add(xp.exp(xp.subtract(first, top)), xp.exp(xp.subtract(second, top)))
-    return xp.where(none, -math.inf, xp.add(top, xp.log(xp.where(none, 1.0, total))))
+def with_remainder(found: Any, xp: Namespace) -> Any:
+    """A result with a logsumexp that counts as exact, where what rounding took from it is not known."""
+    return found if found.remainder is not None else found._replace(remainder=xp.zeros_like(found.logsumexp))
+
+
+def merge_logsumexps(logsumexp: Array, remainder: Array, /, *, xp: Namespace) -> tuple[Array, Array, Array]:
+    r"""The logarithm of a sum of exponentials, out of those of its parts (P, ..., M) and what makes these exact.
+
+    .. math:: w_p = \exp(\ell_p + r_p - \ell - r), \qquad \ell + r = \log \sum_p \exp(\ell_p + r_p)
+
+    It returns the shares w (P, ..., M), and l and r (..., M). Of -inf alone, l is -inf, with gradients 0.
+    """
+    largest = xp.max(logsumexp, axis=0)
+    none = xp.equal(largest, -math.inf)
+    top = xp.where(none, 0.0, largest)  # -inf - -inf would be NaN
+    rest = xp.max(xp.where(xp.equal(logsumexp, largest), remainder, -math.inf), axis=0)
+    exponentials = xp.exp(xp.add(xp.subtract(logsumexp, top), xp.subtract(remainder, rest)))
+    total = xp.where(none, 1.0, xp.sum(exponentials, axis=0))
+    merged, remainder = two_sum(top, xp.add(rest, xp.log(total)), xp)
+    return xp.divide(exponentials, total), xp.where(none, -math.inf, merged), xp.where(none, 0.0, remainder)
+
+
+def merge_pieces(output: Array, logsumexp: Array, remainder: Array, /, *, xp: Namespace) -> tuple[Array, Array, Array]:
+    """Attention to all keys: outputs (P, ..., M, E) of pieces, logsumexps, and what makes these exact, merged."""
+    shares, *rows = merge_logsumexps(logsumexp, remainder, xp=xp)
+    return (xp.sum(xp.multiply(output, xp.expand_dims(shares, axis=-1)), axis=0), *rows)

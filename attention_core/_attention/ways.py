@@ -15,7 +15,7 @@ from attention_core._arrays import Array, cast_to, dtype_name, sizes, upcast
 from attention_core._attention.blocks.forward import blockwise
 from attention_core._attention.blocks.grid import EXACT_WORK
 from attention_core._attention.blocks.plan import block_tuning
-from attention_core._attention.call import Attention, Call, group_size, is_listed
+from attention_core._attention.call import Call, Result, group_size, is_listed
 from attention_core._attention.definition import guarded_dense, guarded_scores
 from attention_core._attention.facts import folds_groups, lasting_facts
 from attention_core._attention.parts import (
@@ -30,7 +30,7 @@ from attention_core._attention.parts import (
 from attention_core._attention.reproducible.forward import reproducible_attention
 from attention_core._attention.reproducible.scores import reproducible_scores
 from attention_core._attention.reproducible.weights import reproducible_weights
-from attention_core._attention.softmax import logaddexp
+from attention_core._attention.softmax import merge_logsumexps, with_remainder
 from attention_core._backend import Kernel, Verdict, backend_of, is_exporting, library_name
 from attention_core._checks import check_choice
 from attention_core.masks import Mask
@@ -61,7 +61,7 @@ class Way:
         """Whether the logsumexp comes with the output."""
         return True
 
-    def run(self, parts: Parts, *, logsumexp: bool, weights: bool = False) -> Attention:
+    def run(self, parts: Parts, *, logsumexp: bool, weights: bool = False) -> Result:
         """Compute attention, with what is asked for besides the output if it costs less than by itself."""
         raise NotImplementedError
 
@@ -95,13 +95,13 @@ class Fused(Way):
     def gives_logsumexp(self, parts: Parts) -> bool:
         return bool(self.kernel.has_logsumexp(parts.call))
 
-    def run(self, parts: Parts, *, logsumexp: bool, weights: bool = False) -> Attention:
+    def run(self, parts: Parts, *, logsumexp: bool, weights: bool = False) -> Result:
         if has_no_elements(parts.call):  # by whose sizes a kernel may divide
             return guarded_dense(parts.call)
         if not (logsumexp and self.gives_logsumexp(parts)):
-            return Attention(self.kernel.attend(parts.call))
+            return Result(self.kernel.attend(parts.call))
         output, found = self.kernel.attend_with_logsumexp(parts.call)
-        return Attention(output, None, found)
+        return Result(output, None, found)
 
     def prepare(self, parts: Parts) -> OutputOf | None:
         if not self.kernel.lasts(parts.call):
@@ -118,7 +118,7 @@ class Fused(Way):
             if call.sinks is None:
                 return kernel.attend(run)
             result, logsumexp = kernel.attend_with_logsumexp(run)
-            return _output(with_sinks(Attention(result, None, logsumexp), call), call)
+            return _output(with_sinks(Result(result, None, logsumexp), call), call)
 
         return output
 
@@ -142,7 +142,7 @@ class Dense(Way):
             return OPEN
         return Verdict(None, False, "holds all scores at once")
 
-    def run(self, parts: Parts, *, logsumexp: bool, weights: bool = False) -> Attention:
+    def run(self, parts: Parts, *, logsumexp: bool, weights: bool = False) -> Result:
         if self.cuts is not None:
             return _attend_per_sample(parts.whole, self.cuts, logsumexp=logsumexp)
         return guarded_dense(parts.call, weights=weights and parts.cut is None, logsumexp=logsumexp)
@@ -166,7 +166,7 @@ class Dense(Way):
         return output
 
 
-def _attend_per_sample(call: Call, cuts: list[KeyCut], *, logsumexp: bool) -> Attention:
+def _attend_per_sample(call: Call, cuts: list[KeyCut], *, logsumexp: bool) -> Result:
     """The results of `sample_calls`, with the axes of the batch."""
     calls, xp, leading = sample_calls(call, cuts), call.xp, call.query.shape[:-3]
     facts = None if any(cut.mask is not None for cut in cuts) else lasting_facts(calls[0])
@@ -175,8 +175,8 @@ def _attend_per_sample(call: Call, cuts: list[KeyCut], *, logsumexp: bool) -> At
     def join(parts: list[Array]) -> Array:
         return xp.reshape(xp.stack(parts), (*leading, *parts[0].shape))
 
-    found = join([each.logsumexp for each in results]) if logsumexp else None
-    return Attention(join([each.output for each in results]), None, found)
+    found = [join(list(rows)) for rows in zip(*(each[2:] for each in results), strict=True)] if logsumexp else []
+    return Result(join([each.output for each in results]), None, *found)
 
 
 class Blocks(Way):
@@ -202,13 +202,13 @@ class Blocks(Way):
             )
         return Verdict(None, False, slower)
 
-    def run(self, parts: Parts, *, logsumexp: bool, weights: bool = False) -> Attention:
+    def run(self, parts: Parts, *, logsumexp: bool, weights: bool = False) -> Result:
         call = parts.whole
         if has_no_elements(call):
             return guarded_dense(call)
         _check_lengths(call, "implementation='blockwise'")
-        output, found = blockwise(call)
-        return Attention(output, None, found)
+        output, *found = blockwise(call)
+        return Result(output, None, *found)
 
     def memory(self, parts: Parts) -> int | None:
         tuning = block_tuning(parts.call)
@@ -223,7 +223,7 @@ class Reproducible(Way):
     def judge(self, parts: Parts) -> Verdict:
         return OPEN
 
-    def run(self, parts: Parts, *, logsumexp: bool, weights: bool = False) -> Attention:
+    def run(self, parts: Parts, *, logsumexp: bool, weights: bool = False) -> Result:
         call = parts.whole
         if has_no_pairs(call):
             return guarded_dense(call, weights=weights)
@@ -236,7 +236,7 @@ class Reproducible(Way):
             pairs = {name: arithmetic.copies(array, 2, xp=call.xp) for name, array in arrays.items()}
             call, of_weights = (call._replace(**{name: pair[use] for name, pair in pairs.items()}) for use in (0, 1))
         output, found, reference = reproducible_attention(call)
-        return Attention(output, reproducible_weights(of_weights, reference) if weights else None, found)
+        return Result(output, reproducible_weights(of_weights, reference) if weights else None, found)
 
     def memory(self, parts: Parts) -> int | None:
         return _memory(parts.whole, 2 * block_tuning(parts.whole).exact_scores)  # six arrays of a block
@@ -272,7 +272,7 @@ def logsumexp_way(parts: Parts) -> Way:
     return DENSE if DENSE.judge(parts).is_faster else BLOCKS
 
 
-def attend(call: Call, implementation: str, *, weights: bool = False, logsumexp: bool = False) -> Attention:
+def attend(call: Call, implementation: str, *, weights: bool = False, logsumexp: bool = False) -> Result:
     """Run a call by the first of its ways, or the one of a name.
 
     What is returned besides the output does not decide how that is computed. If a way cannot give it, it is computed
@@ -290,7 +290,8 @@ def attend(call: Call, implementation: str, *, weights: bool = False, logsumexp:
         way = _named(parts, implementation, weights=weights, logsumexp=inside)
     result = way.run(parts, logsumexp=inside, weights=weights)
     if inside and result.logsumexp is None:
-        result = result._replace(logsumexp=logsumexp_way(parts).run(parts, logsumexp=True).logsumexp)
+        found = logsumexp_way(parts).run(parts, logsumexp=True)
+        result = result._replace(logsumexp=found.logsumexp, remainder=found.remainder)
     if weights and result.weights is None:
         result = result._replace(weights=guarded_dense(call, weights=True, logsumexp=False).weights)
     return result if call.sinks is None else with_sinks(result, call)
@@ -333,14 +334,16 @@ def _no_weights(implementation: str) -> ValueError:
     )
 
 
-def with_sinks(result: Attention, call: Call) -> Attention:
+def with_sinks(result: Result, call: Call) -> Result:
     r"""Let every query also attend to a sink, a score without a value: :math:`\ell' = \log(e^\ell + e^s)`."""
     xp = call.xp
-    logsumexp = logaddexp(result.logsumexp, xp.expand_dims(upcast(call.sinks, xp=xp), axis=-1), xp=xp)
-    anchor = xp.where(xp.equal(logsumexp, -math.inf), 0.0, logsumexp)  # -inf - -inf would be NaN
-    share = xp.expand_dims(xp.exp(xp.subtract(result.logsumexp, anchor)), axis=-1)
+    _, _, logsumexp, remainder = with_remainder(result, xp)
+    zeros = xp.zeros_like(logsumexp)
+    sinks = xp.add(zeros, xp.expand_dims(upcast(call.sinks, xp=xp), axis=-1))
+    shares, *found = merge_logsumexps(xp.stack([logsumexp, sinks]), xp.stack([remainder, zeros]), xp=xp)
+    share = xp.expand_dims(shares[0, ...], axis=-1)
     weights = None if result.weights is None else xp.multiply(result.weights, share)
-    return Attention(xp.multiply(result.output, share), weights, logsumexp)
+    return Result(xp.multiply(result.output, share), weights, *found)
 
 
 def all_scores(call: Call) -> Array:
@@ -366,7 +369,7 @@ def check_implementation(implementation: Any, like: Array | None = None) -> None
     check_choice("an implementation", implementation, (*IMPLEMENTATIONS, *kernels))
 
 
-def _output(result: Attention, call: Call) -> Array:
+def _output(result: Result, call: Call) -> Array:
     return cast_to(result.output, call.query.dtype, xp=call.xp)
 
 

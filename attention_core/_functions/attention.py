@@ -197,7 +197,7 @@ def _attend_shards(query: Array, key: Array, value: Array, options: dict[str, An
         return checked_attention(query, key, value, {**options, "shards": None})
     strategy, wants_logsumexp = taken_strategy(sharded, shards.strategy), options.get("return_logsumexp", False)
     result = strategy.run(sharded, logsumexp=wants_logsumexp)
-    return result._replace(output=cast_to(result.output, query.dtype, xp=sharded.call.xp))
+    return Attention(cast_to(result.output, query.dtype, xp=sharded.call.xp), None, result.logsumexp)
 
 
 def _sharded(query: Array, key: Array, value: Array, options: dict[str, Any]) -> tuple[Shards, Sharded]:

@@ -21,6 +21,7 @@ from attention_core.backend import (
     cast_to,
     default_scale,
     group_size,
+    merge_pieces,
     register,
     repeat_kv,
 )
@@ -216,7 +217,7 @@ def _attend(plan: GuardedPlan, call: Call, cuts: list[KeyCut] | None = None) -> 
     results = None if parts is None else _by_kernel(plan, call, parts)
     if results is not None:
         return results
-    output, logsumexp = blockwise(call)
+    output, logsumexp, _ = blockwise(call)
     return cast_to(output, call.query.dtype, xp=call.xp), logsumexp
 
 
@@ -227,6 +228,11 @@ def _by_kernel(plan: GuardedPlan, call: Call, parts: list[Part]) -> tuple[torch.
     whose scores are NaN, among few keys or behind -inf, for a fully masked one: 0, and 0 as its logsumexp.
     """
     found = [FLASH_CPU(*part.arrays, 0.0, part.is_causal, attn_mask=part.added, scale=plan.scale) for part in parts]
+    if _share_rows(parts):
+        outputs, logsumexps = map(torch.stack, zip(*found, strict=True))
+        if _is_rounded(logsumexps):
+            return None
+        found = [merge_pieces(outputs, logsumexps, torch.zeros_like(logsumexps), xp=call.xp)[:2]]
     output, logsumexp = (joined(call, parts, each) for each in zip(*found, strict=True)) if parts else of_no_key(call)
     may_be_0 = any(part.added is not None or part.arrays[1].shape[-2] < guards.VECTOR_LANES for part in parts)
     if plan.looks and (may_be_0 or plan.logsumexp or any(part.is_causal for part in parts)):
@@ -240,6 +246,16 @@ def _by_kernel(plan: GuardedPlan, call: Call, parts: list[Part]) -> tuple[torch.
     return output, joined(
         call, parts, [_with_empty_rows(part, each[1]) for part, each in zip(parts, found, strict=True)]
     )
+
+
+def _share_rows(parts: list[Part]) -> bool:
+    """Whether parts have the same rows, and other keys."""
+    return len(parts) > 1 and parts[0].at == ALL
+
+
+def _is_rounded(logsumexp: torch.Tensor) -> bool:
+    """Whether a logsumexp is so large that the kernel, which gives no remainder, loses digits of the sum."""
+    return bool(logsumexp.abs().max().item() > sdpa.MAX_PLAIN_BIAS)
 
 
 def _with_empty_rows(part: Part, logsumexp: torch.Tensor) -> torch.Tensor:
@@ -264,6 +280,8 @@ def _backward(
     output, d_output = _swapped(results[0]), _swapped(cotangents[0])
     rows = [x.transpose(-2, -1) for x in (results[1], cotangents[1])]
     parts = parts_of(call)
+    if parts is not None and _share_rows(parts) and _is_rounded(results[1]):
+        parts = None
     gradients: Any = None if parts is None else _gradients(plan, call, parts, (output, *rows, d_output))
     if gradients is None or (plan.looks and not math.isfinite(sum(each.sum() for each in gradients).item())):
         gradients = _gradients_of_blocks(plan, call, d_output, rows[1])
@@ -282,7 +300,7 @@ def _gradients(
         return tuple(x.reshape(like.shape) for x, like in zip(found[0], call[:3], strict=True))
     query, key, value = (torch.zeros_like(x.reshape(-1, *x.shape[-3:])) for x in call[:3])
     for part, (of_query, of_key, of_value) in zip(parts, found, strict=True):
-        query[part.at] = of_query.reshape(query[part.at].shape)
+        query[part.at] += of_query.reshape(query[part.at].shape)
         key[part.at, :, part.keys], value[part.at, :, part.keys] = of_key, of_value
     return tuple(x.reshape(like.shape) for x, like in zip((query, key, value), call[:3], strict=True))
 
@@ -320,7 +338,7 @@ def _gradients_of_blocks(
     """Gradients by computing the results once more."""
 
     def results(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        output, logsumexp = blockwise(call._replace(query=query, key=key, value=value))
+        output, logsumexp, _ = blockwise(call._replace(query=query, key=key, value=value))
         return torch.cat([output, logsumexp.unsqueeze(-1)], dim=-1) if plan.logsumexp else output
 
     wide = d_output.to(d_logsumexp.dtype)

@@ -131,7 +131,8 @@ def _refusal_of_mask(call: Call, later: bool) -> str | None:
     is_later = later or (is_on_accelerator(call.query) and isinstance(call.mask, KeyLengths))
     lengths_later = is_later and call.bias is None and isinstance(causal_part(call.mask)[1], KeyLengths)
     offset_later = type(call.mask) is Causal and call.bias is None and later and is_on_host(call.query)
-    if not (has_array_or_flag or lengths_later or offset_later or as_array or has_key_lengths(call)):
+    has_flag = has_array_or_flag or is_bottom_right(call)
+    if not (has_flag or lengths_later or offset_later or as_array or has_key_lengths(call)):
         return "would need this mask as an array of all M x N (line 2)"
     return None
 
@@ -210,6 +211,20 @@ def _fits_as_array(call: Call) -> bool:
     if is_on_host(call.query) and rows * columns <= call.backend.tuning.structured_below:
         return True  # where blocks would not save what the kernel does
     return 2 * rows <= columns and rows * columns <= 2 * inputs and key_ranges(call) is not None
+
+
+def is_bottom_right(call: Call) -> bool:
+    """Whether the last query attends to all keys, and each before it to one less, so that the kernel takes two calls.
+
+    One has the keys that all queries attend to, and the other has the flag. Both have enough keys to show what is NaN.
+    """
+    mask, rows, columns = call.mask, call.query.shape[-2], call.key.shape[-2]
+    if type(mask) is not Causal or not isinstance(mask.offset, int) or has_open_sizes(call) or call.bias is not None:
+        return False
+    is_bottom_right = mask.offset == columns - rows >= VECTOR_LANES and call.starts == (0, 0)
+    if not (is_bottom_right and is_on_host(call.query) and call.query.dtype not in HALVES):
+        return False
+    return not few_queries(call) and rows * columns > call.backend.tuning.structured_below
 
 
 def _is_rule_of_positions(mask: Any) -> bool:

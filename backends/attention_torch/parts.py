@@ -49,6 +49,11 @@ class Part(NamedTuple):
 
 def parts_of(call: Call, cuts: list[KeyCut] | None = None) -> list[Part] | None:
     """The calls of the kernel; ``None`` if it turns out that the mask is left to blocks."""
+    if guards.is_bottom_right(call):
+        query, key, value = sdpa.kernel_arrays(call)
+        columns, first = key.shape[-2], key.shape[-2] - call.query.shape[-2]
+        runs = slice(0, first), slice(first, columns)
+        return [Part(ALL, run, (query, key[..., run, :], value[..., run, :]), None, run.start > 0) for run in runs]
     if cuts is None:
         mask: Any = call.mask
         if isinstance(mask, Mask) and not mask.is_relative() and not guards.fits_mask(call):

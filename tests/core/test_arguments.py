@@ -272,7 +272,7 @@ def test_what_is_like_a_partial_is_none(put):
     ):
         with pytest.raises(TypeError, match=f"expected Partial or ExactPartial; got {name}"):
             ac.pieces.complete_partial(wrong)
-        with pytest.raises(TypeError, match=rf"expected Partial\(output, logsumexp\); got {name}"):
+        with pytest.raises(TypeError, match=rf"expected Partial\(output, logsumexp, remainder\); got {name}"):
             ac.pieces.merge_partials(ac.pieces.Partial(*pair), wrong)
     with pytest.raises(
         ValueError, match=r"expected the logsumexp of a Partial .* to match its output \(2, 4, 6\); got \(2, 4, 6\)"

@@ -144,17 +144,19 @@ def test_ranks_without_a_position_change_nothing(backend, put, ranks, length, na
             check_close(*compared(ranks, backend, put, name, 4, strategy, split, length))
 
 
+@pytest.mark.parametrize(("size", "length"), [(4, 13), (2, 7)])
 @pytest.mark.parametrize("strategy", ["gather", "heads", "ring"])
-def test_padding_has_no_output_and_hidden_keys_do_not_leak(backend, put, get, ranks, strategy):
-    query, key, value = inputs(length=13)[:3]
-    key[..., 9:, :], value[..., 9:, :] = np.nan, np.inf
+def test_padding_has_no_output_and_hidden_keys_do_not_leak(backend, put, get, ranks, strategy, size, length):
+    query, key, value = inputs(length=length)[:3]
+    key[..., length - 4 :, :], value[..., length - 4 :, :] = np.nan, np.inf
     wholes = tuple(map(put, (query, key, value)))
-    options = {"mask": ac.KeyLengths(put(np.asarray([9, 4]))), "sinks": put(np.asarray([1.0, -1.0, 2.0, 0.5]))}
+    lengths = put(np.asarray([length - 4, 2]))
+    options = {"mask": ac.KeyLengths(lengths), "sinks": put(np.asarray([1.0, -1.0, 2.0, 0.5]))}
 
     def of_shard(group):
-        shards = ac.Shards(group, strategy=strategy, length=13)
+        shards = ac.Shards(group, strategy=strategy, length=length)
         shard = [ac.shard(x, shards) for x in wholes]
-        padding = get(ac.shard_positions(shard[0], shards)) >= 13
+        padding = get(ac.shard_positions(shard[0], shards)) >= length
         found = ac.scaled_dot_product_attention(*shard, **options, shards=shards, return_logsumexp=True)
         return (
             get(found.output)[..., padding, :],
@@ -163,10 +165,68 @@ def test_padding_has_no_output_and_hidden_keys_do_not_leak(backend, put, get, ra
         )
 
     expected = get(ac.scaled_dot_product_attention(*wholes, **options))
-    for output, logsumexp, gathered in ranks(4, of_shard):
+    for output, logsumexp, gathered in ranks(size, of_shard):
         assert (output == 0).all()
         assert (logsumexp == -np.inf).all()
         np.testing.assert_allclose(gathered, expected, rtol=1e-12)
+
+
+@pytest.mark.needs("gradients")
+@pytest.mark.parametrize("hidden", ["keys", "queries"])
+@pytest.mark.parametrize("strategy", ["gather", "heads", "ring"])
+def test_gradients_of_what_is_masked_on_all_of_a_rank_are_exactly_zero(backend, put, get, ranks, strategy, hidden):
+    wholes, seen = tuple(map(put, inputs((4, 4))[:3])), np.arange(16) < 9
+    mask = put(np.broadcast_to(seen if hidden == "keys" else seen[:, None], (16, 16)).copy())
+
+    def of_shard(group):
+        shards = ac.Shards(group, "contiguous", strategy)
+        attend = lambda parts: ac.scaled_dot_product_attention(*parts, mask=mask, shards=shards)  # noqa: E731
+        loss = lambda parts: backend.namespace.sum(attend(parts) ** 2)  # noqa: E731
+        value, (gradients,) = backend.value_and_grad(loss)(tuple(ac.shard(x, shards) for x in wholes))
+        return get(value), get(gradients)
+
+    losses, gradients = zip(*ranks(4, of_shard), strict=True)
+    assert np.isfinite(losses).all()
+    query, *of_keys = (np.concatenate(parts, axis=-2) for parts in zip(*gradients, strict=True))
+    for x in of_keys if hidden == "keys" else [query]:
+        assert (x[..., 9:, :] == 0).all()
+        assert (x[..., :9, :] != 0).all()
+
+
+@pytest.mark.needs("numpy")
+@pytest.mark.parametrize("strategy", ["gather", "heads", "ring", "merge"])
+def test_no_rule_becomes_an_array_of_all_positions(backend, put, ranks, monkeypatch, strategy):
+    monkeypatch.setattr(backend, "tuning", Tuning(queries=1, keys=4, min_queries=3, dense_below=0, structured_below=0))
+    wholes, asked = tuple(map(put, inputs((4, 4), length=64)[:3])), []
+
+    def rule(batch, head, query, key):
+        asked.append(query.size * key.size)
+        return (query - key) % 3 < 2
+
+    def of_shard(group):
+        shards = ac.Shards(group, strategy=strategy)
+        parts = [x if n == 0 and strategy == "merge" else ac.shard(x, shards) for n, x in enumerate(wholes)]
+        ac.scaled_dot_product_attention(*parts, mask=ac.MaskFunction(rule), shards=shards)
+
+    ranks(4, of_shard)
+    assert max(asked) <= 64
+
+
+@pytest.mark.parametrize(("size", "strategy"), [(3, "gather"), (4, "heads")])
+def test_a_sample_has_the_same_bits_in_a_batch_of_1_and_of_8(put, get, ranks, size, strategy):
+    wholes, options = inputs((4, 4), 13, 8, "float32", spread=8.0)[:3], {"arithmetic": "reproducible"}
+    expected = get(ac.scaled_dot_product_attention(*(put(x[:1]) for x in wholes), is_causal=True, **options))
+
+    def of_shard(group, batch):
+        shards = ac.Shards(group, strategy=strategy, length=13)
+        parts = (ac.shard(put(x[:batch]), shards) for x in wholes)
+        return get(
+            ac.unshard(ac.scaled_dot_product_attention(*parts, is_causal=True, shards=shards, **options), shards)
+        )
+
+    for batch in (1, 8):
+        for found in ranks(size, lambda group, batch=batch: of_shard(group, batch)):
+            np.testing.assert_array_equal(found[:1], expected)
 
 
 @pytest.mark.needs("gradients")

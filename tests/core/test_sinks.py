@@ -60,6 +60,19 @@ def test_the_share_next_to_a_sink_far_above_all_scores_keeps_its_digits(implemen
         np.testing.assert_allclose(get(result.weights), weights, rtol=1e-5)
 
 
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+def test_the_share_next_to_a_sink_as_large_as_scores_of_10000_keeps_its_digits(implementation, put, get, rng):
+    """A logsumexp of 10,000 has no place for them in float32."""
+    *arrays_of_zeros, value = (0 * each for each in arrays(rng, "float32"))
+    value += rng.random(value.shape, np.float32)
+    bias, sinks = ((1e4 + rng.standard_normal(shape)).astype(np.float32) for shape in ((H, M, N), (H,)))
+    exponentials = np.exp(bias.astype(float) - 1e4)
+    weights = exponentials / (np.exp(sinks.astype(float) - 1e4)[:, None, None] + exponentials.sum(-1, keepdims=True))
+    options = {"bias": put(bias), "sinks": put(sinks), "implementation": implementation}
+    found = ac.scaled_dot_product_attention(*map(put, (*arrays_of_zeros, value)), **options)
+    np.testing.assert_allclose(get(found), weights @ value, rtol=2e-6)
+
+
 @pytest.mark.needs("gradients")
 @every_pair
 def test_gradients_with_a_sink_of_minus_infinity_are_finite(name, implementation, form, backend, put, get, rng):

@@ -83,7 +83,7 @@ def _merged(problem: Problem, arrays: Arrays) -> Any:
         return attention_core.Attention(
             array_namespace(query).astype(merged.output, query.dtype), None, merged.logsumexp
         )
-    output, logsumexp = attention_core.pieces.merge_partials(*partials)
+    output, logsumexp, _ = attention_core.pieces.merge_partials(*partials)
     return attention_core.Attention(array_namespace(query).astype(output, query.dtype), None, logsumexp)
 
 

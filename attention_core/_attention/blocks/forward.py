@@ -63,14 +63,21 @@ from attention_core._backend import Backend, Operation, register
 from attention_core.random import Dropout
 
 
-def blockwise(call: Call) -> tuple[Array, Array]:
-    """Attention over blocks: output (..., H, M, E) and logsumexp (..., H, M), in the type of the computation."""
+def blockwise(call: Call) -> tuple[Array, Array, Array]:
+    """Attention over blocks, in the type of the computation: output (..., H, M, E), and of each row two numbers.
+
+    They are the logsumexp (..., H, M), and what is to be added to that to make it exact.
+    """
     xp, call = call.xp, upcast_call(call)
     check_score_mod_holds_no_variable(call)
     plan, operands = make_plan(call)
-    output, logsumexp, _ = call.backend.custom_gradient(BLOCKWISE, plan, operands.arrays())
+    results = call.backend.custom_gradient(BLOCKWISE, plan, operands.arrays())
     *dims, _ = shape(call.query, xp=xp)
-    return xp.reshape(output, (*dims, shape(call.value, xp=xp)[-1])), xp.reshape(logsumexp, tuple(dims))
+    width = shape(call.value, xp=xp)[-1]
+    output, logsumexp, remainder = (
+        xp.reshape(x, (*dims, *last)) for x, last in zip(results, ((width,), (), ()), strict=True)
+    )
+    return output, logsumexp, remainder
 
 
 def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:

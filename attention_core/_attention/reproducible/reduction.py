@@ -24,7 +24,6 @@ from attention_core._attention.blocks.grid import (
     for_each_sample,
     may_mask,
     num_heads_of,
-    num_rounds,
     sample_at,
     sample_slice,
     work_of,

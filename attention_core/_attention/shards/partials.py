@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import functools
-import math
-from typing import Any
 
-from attention_core._arithmetic.exact import two_sum
-from attention_core._arrays import Array, Namespace, positions
-from attention_core._attention.call import Call
+from attention_core._arrays import Array, positions
+from attention_core._attention.call import Call, Result
 from attention_core._attention.reproducible.pieces import (
     ExactPartial,
     Extent,
@@ -20,30 +17,20 @@ from attention_core._attention.reproducible.pieces import (
 )
 from attention_core._attention.shards.operations import total
 from attention_core._attention.shards.splits import Place
+from attention_core._attention.softmax import merge_pieces, with_remainder
 from attention_core._backend import Backend
 
 
-def merge(pieces: list[tuple[Array, Array]], here: Place, call: Call) -> tuple[Array, Array]:
-    """Output and logsumexp of all keys, out of those of pieces of the keys of this rank: one sum over ranks."""
+def merge(pieces: list[Result], here: Place, call: Call) -> Result:
+    """Attention to all keys, out of that to pieces of the keys of this rank: one sum over ranks."""
     xp = call.xp
-    outputs, logsumexps = (xp.stack(list(x)) for x in zip(*pieces, strict=True))
-    output, *rows = merge_pieces(outputs, logsumexps, 0.0, xp)
+    known = [with_remainder(each, xp) for each in pieces]
+    columns = zip(*((each.output, *each[2:]) for each in known), strict=True)
+    output, *rows = merge_pieces(*(xp.stack(column) for column in columns), xp=xp)
     stack = xp.concat([output, *(xp.expand_dims(x, axis=-1) for x in rows)], axis=-1)
     stack = _of_all_ranks(stack, here, call.backend)
-    return merge_pieces(stack[..., :-2], stack[..., -2], stack[..., -1], xp)[:2]
-
-
-def merge_pieces(output: Array, logsumexp: Array, remainder: Any, xp: Namespace) -> tuple[Array, Array, Array]:
-    """Attention to all keys: outputs (P, ..., M, E) of pieces, logsumexps, and what makes these exact, merged."""
-    largest = xp.max(logsumexp, axis=0)
-    anchor = xp.where(xp.equal(largest, -math.inf), 0.0, largest)  # -inf - -inf would be NaN
-    shares = xp.exp(xp.add(xp.subtract(logsumexp, anchor), remainder))
-    total = xp.sum(shares, axis=0)
-    none = xp.equal(total, 0.0)
-    total = xp.where(none, 1.0, total)
-    output = xp.sum(xp.multiply(output, xp.expand_dims(xp.divide(shares, total), axis=-1)), axis=0)
-    logsumexp, remainder = two_sum(anchor, xp.log(total), xp)
-    return output, xp.where(none, -math.inf, logsumexp), xp.where(none, 0.0, remainder)
+    output, *rows = merge_pieces(stack[..., :-2], stack[..., -2], stack[..., -1], xp=xp)
+    return Result(output, None, *rows)
 
 
 def merge_exactly(calls: list[Call], here: Place) -> tuple[Array, Array]:

@@ -21,9 +21,9 @@ from attention_core._attention.blocks.forward import empty_results, forward
 from attention_core._attention.blocks.grid import is_broadcast
 from attention_core._attention.blocks.plan import Operands, Plan, make_plan, unpack_operands
 from attention_core._attention.blocks.scores import check_score_mod_holds_no_variable
-from attention_core._attention.call import Call, upcast_call
-from attention_core._attention.shards.partials import merge_pieces
+from attention_core._attention.call import Call, Result, upcast_call
 from attention_core._attention.shards.splits import Place, Runs, kept, num_pieces, runs_of
+from attention_core._attention.softmax import merge_pieces
 from attention_core._backend import Backend, Operation, register
 from attention_core.masks import unflatten
 from attention_core.masks._mask import LIMIT, UNKNOWN, Band, band_of
@@ -92,8 +92,8 @@ class RingPlan(NamedTuple):
     hops: Hops
 
 
-def ring_attention(call: Call, here: Place, hops: Hops) -> tuple[Array, Array]:
-    """Output and logsumexp of the queries of this rank; a bias has the columns of rank after rank."""
+def ring_attention(call: Call, here: Place, hops: Hops) -> Result:
+    """Attention of the queries of this rank; a bias has the columns of rank after rank."""
     check_score_mod_holds_no_variable(call)
     wide, xp = upcast_call(call), call.xp
     plan, operands = make_plan(wide)
@@ -103,9 +103,9 @@ def ring_attention(call: Call, here: Place, hops: Hops) -> tuple[Array, Array]:
     )
     key, value = (cast_to(x, call.key.dtype, xp=xp) for x in operands[1:3])  # they travel in 16 bits
     arrays = operands._replace(key=key, value=value).arrays()
-    output, logsumexp, _ = call.backend.custom_gradient(RING, RingPlan(plan, *here[:2], here.split, hops), arrays)
+    output, *rows = call.backend.custom_gradient(RING, RingPlan(plan, *here[:2], here.split, hops), arrays)
     *dims, _ = shape(call.query, xp=xp)
-    return xp.reshape(output, (*dims, call.value.shape[-1])), xp.reshape(logsumexp, tuple(dims))
+    return Result(xp.reshape(output, (*dims, call.value.shape[-1])), None, *(xp.reshape(x, tuple(dims)) for x in rows))
 
 
 class Ring(NamedTuple):
@@ -210,7 +210,7 @@ def _forward(plan: RingPlan, arrays: Arrays, backend: Backend) -> Arrays:
             found = zip(forward(*piece, backend), (-2, -1, -1), (0.0, -math.inf, 0.0), strict=True)
             others = (_among(x, run, ring.num_runs, axis, number, xp) for x, axis, number in found)
             output, logsumexp, remainder = (xp.stack(pair) for pair in zip(results, others, strict=True))
-            return merge_pieces(output, logsumexp, remainder, xp)
+            return merge_pieces(output, logsumexp, remainder, xp=xp)
 
         return backend.loops.loop(0, ring.num_runs**2, add, results)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from attention_core._arithmetic import arithmetic_of, fan_out
 from attention_core._arrays import HALF, Array, cast_to, dtype_name, upcast
 from attention_core._attention.blocks.grid import pad
-from attention_core._attention.call import Attention, Call, repeat_kv, upcast_call
+from attention_core._attention.call import Call, Result, repeat_kv, upcast_call
 from attention_core._attention.reproducible.forward import reproducible_attention
 from attention_core._attention.reproducible.pieces import num_limbs
 from attention_core._attention.shards.operations import exchange, gather
@@ -72,7 +72,7 @@ class Strategy:
         """How many bytes each rank receives from others, forward."""
         raise NotImplementedError
 
-    def run(self, sharded: Sharded, *, logsumexp: bool) -> Attention:
+    def run(self, sharded: Sharded, *, logsumexp: bool) -> Result:
         """Compute attention of the queries of this rank."""
         raise NotImplementedError
 
@@ -110,7 +110,7 @@ class Heads(Strategy):
         numbers += repeats * (math.prod(call.key.shape) + math.prod(call.value.shape))
         return numbers * (size - 1) // size * BYTES[dtype_name(call.query.dtype)]
 
-    def run(self, sharded: Sharded, *, logsumexp: bool) -> Attention:
+    def run(self, sharded: Sharded, *, logsumexp: bool) -> Result:
         call, here, lengths, implementation = sharded
         xp, backend, rows = call.xp, call.backend, call.query.shape[-2] * here.size
         if call.arithmetic == "reproducible":
@@ -140,7 +140,7 @@ class Heads(Strategy):
         if logsumexp:
             back.append(pad(xp.expand_dims(result.logsumexp, axis=-1), -2, rows - lengths[0], xp, -math.inf))
         output, *found = exchange(tuple(back), here, backend, to_heads=False)
-        return Attention(output, None, xp.squeeze(found[0], axis=-1) if found else None)
+        return Result(output, None, xp.squeeze(found[0], axis=-1) if found else None)
 
     def local_call(self, sharded: Sharded) -> Call:
         call, here, lengths, _ = sharded
@@ -165,7 +165,7 @@ class Gather(Strategy):
         numbers: int = math.prod(call.key.shape) + math.prod(call.value.shape)
         return numbers * (size - 1) * BYTES[dtype_name(call.query.dtype)]
 
-    def run(self, sharded: Sharded, *, logsumexp: bool) -> Attention:
+    def run(self, sharded: Sharded, *, logsumexp: bool) -> Result:
         call, here, lengths, implementation = sharded
         xp, backend, stop, is_exact = call.xp, call.backend, sharded.stop, call.arithmetic == "reproducible"
         rows = call.query.shape[-2]
@@ -188,7 +188,7 @@ class Gather(Strategy):
             results = [attend(each, implementation, logsumexp=logsumexp) for each in locals_]
             output = xp.concat([each.output for each in results], axis=-2)
             found = xp.concat([each.logsumexp for each in results], axis=-1) if logsumexp else None
-        return Attention(output, None, _without_padding(sharded, found) if logsumexp else None)
+        return Result(output, None, _without_padding(sharded, found) if logsumexp else None)
 
     def local_call(self, sharded: Sharded) -> Call:
         call, here, lengths, _ = sharded
@@ -218,13 +218,12 @@ class Ring(Strategy):
         numbers: int = math.prod(call.key.shape) + math.prod(call.value.shape)
         return self._hops(sharded).rotations * numbers * BYTES[dtype_name(call.query.dtype)]
 
-    def run(self, sharded: Sharded, *, logsumexp: bool) -> Attention:
+    def run(self, sharded: Sharded, *, logsumexp: bool) -> Result:
         call, here, stop = sharded.call, sharded.here, sharded.stop
         if call.bias is not None and _has_axis(call.bias, -1):
             stack = stack_of(_padded_columns(sharded), -1, here.split, here.size, call.xp)
             call = call._replace(bias=whole_of(stack, -1, "contiguous", call.xp))
-        output, found = ring_attention(_within(call, stop, stop), here, self._hops(sharded))
-        result = Attention(output, None, found)
+        result = ring_attention(_within(call, stop, stop), here, self._hops(sharded))
         result = result if call.sinks is None else with_sinks(result, call)
         return result._replace(logsumexp=_without_padding(sharded, result.logsumexp) if logsumexp else None)
 
@@ -251,16 +250,15 @@ class Merge(Strategy):
         numbers: int = math.prod(dims) * (call.value.shape[-1] + 2)
         return 2 * (size - 1) * numbers * max(4, BYTES[dtype_name(call.query.dtype)])
 
-    def run(self, sharded: Sharded, *, logsumexp: bool) -> Attention:
+    def run(self, sharded: Sharded, *, logsumexp: bool) -> Result:
         calls, implementation = _calls_of_keys(sharded), sharded.implementation
         if sharded.call.arithmetic == "reproducible":
             output, found = merge_exactly(calls, sharded.here)
-            return Attention(output, None, found if logsumexp else None)
+            return Result(output, None, found if logsumexp else None)
         if implementation == "auto":  # few kernels return the logsumexp
             implementation = "dense" if is_dense_faster(calls[0]) else "blockwise"
         pieces = [attend(each, implementation, logsumexp=True) for each in calls]
-        output, found = merge([(each.output, each.logsumexp) for each in pieces], sharded.here, sharded.call)
-        result = Attention(output, None, found)
+        result = merge(pieces, sharded.here, sharded.call)
         result = result if sharded.call.sinks is None else with_sinks(result, sharded.call)
         return result if logsumexp else result._replace(logsumexp=None)
 

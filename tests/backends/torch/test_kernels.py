@@ -91,6 +91,37 @@ def test_the_kernel_takes_any_lengths_and_groups(rows, columns, groups, put, rng
     close(*(results(torch, arrays, name, {"is_causal": True}) for name in ("fused", "dense")))
 
 
+def test_queries_at_the_end_of_the_keys_take_the_kernel_twice(rng):
+    """All keys before the first query, and the flag from there on; with gradients of the logsumexp."""
+    arrays = [
+        torch.asarray(rng.standard_normal((2, heads, length, 8))) for heads, length in ((4, 300), (2, 700), (2, 700))
+    ]
+    options = {"mask": ac.Causal(offset=400), "return_logsumexp": True}
+    assert explain_attention(*arrays, mask=options["mask"]).chosen == "fused"
+    arrays[1][0, 0, -1] = arrays[2][0, 0, -1] = math.nan  # a key of the last query
+
+    def found(implementation):
+        leaves = [x.detach().requires_grad_() for x in arrays]
+        output, _, logsumexp = attention(*leaves, **options, implementation=implementation)
+        loss = (output[..., :-1, :] ** 3).sum() + (logsumexp[..., :-1] ** 2).sum()
+        return output, logsumexp, *torch.autograd.grad(loss, leaves)
+
+    for one, other in zip(found("auto"), found("blockwise"), strict=True):
+        np.testing.assert_allclose(one.detach(), other.detach(), rtol=0, atol=1e-11)
+
+
+def test_queries_at_the_end_of_the_keys_with_scores_of_10000_take_blocks(rng):
+    """Kernels give no remainder of a logsumexp, which float32 rounds."""
+    query, key, value = (torch.zeros(1, 2, length, 8) for length in (300, 700, 700))
+    query[..., 0], key[..., 0], value[:] = 100, 100, torch.asarray(rng.random(value.shape))
+    leaves = [x.requires_grad_() for x in (query, key, value)]
+    output = attention(*leaves, mask=ac.Causal(offset=400), scale=1.0)
+    counts = torch.arange(401, 701)
+    close([output], [value.cumsum(-2)[..., 400:, :] / counts[:, None]], 2e-6)
+    (d_value,) = torch.autograd.grad(output.sum(), value)
+    close([d_value[..., :401, :]], [(1 / counts).sum().expand(1, 2, 401, 8)], 2e-6)
+
+
 @pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.parametrize("scale", [0.1, -0.3, 4.0])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -240,7 +271,10 @@ def test_a_chunk_of_a_prompt_takes_the_kernel_if_its_mask_is_small(batch, chosen
     """Of few key/value heads, too. An array of M x N that is much larger than the arguments would take the memory."""
     monkeypatch.setattr(backend, "tuning", backend.tuning._replace(structured_below=0))
     dims = (batch, 8, 64, 8), (batch, 1, 512, 8), (batch, 1, 512, 8)
-    arrays, options = put([rng.standard_normal(shape) for shape in dims]), {"mask": ac.Causal(offset=448)}
+    arrays, options = (
+        put([rng.standard_normal(shape) for shape in dims]),
+        {"mask": ac.SlidingWindow(500, 0, offset=448)},
+    )
     assert explain_attention(*arrays, **options).chosen == chosen
     close(results(torch, arrays, "auto", options), results(torch, arrays, "dense", options))
 
