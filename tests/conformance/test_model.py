@@ -20,6 +20,7 @@ from attention_cli.app import app
 from attention_conformance import vectors
 from attention_conformance.run.bert import ModelError, load_bert
 from attention_conformance.run.identical import computed, digest
+from attention_conformance.run.job import Order
 from attention_conformance.run.language_model import KNOWN
 from attention_conformance.run.model import (
     PAIRS,
@@ -30,7 +31,7 @@ from attention_conformance.run.model import (
     plan_model,
     run_model,
 )
-from attention_conformance.run.processes import Order, work
+from attention_conformance.run.runner import work
 from attention_core.backend import get_backend
 from attention_core.layers import EncoderLayer
 
