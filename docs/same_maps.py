@@ -35,13 +35,11 @@ def sagan(backend, arithmetic):
 def encoder(folder, backend, arithmetic):
     """All weights of a sentence through MiniLM."""
     model = load_model(Path(folder), [SENTENCE])
-    config = model.bert.config
     with record_attention() as records:
         token_vectors(
-            config,
-            backend.from_numpy(model.parameters),
+            [each.with_settings(arithmetic=arithmetic) for each in model.bert.definitions],
+            backend.from_numpy(model.bert.parameters),
             *(backend.from_numpy(each) for each in (model.token_ids, model.is_token)),
-            **({} if arithmetic == "fast" else {"arithmetic": arithmetic}),
         )
     return [backend.to_numpy(each.weights()) for each in records]
 

@@ -7,9 +7,12 @@ heads. Weights or settings without a counterpart raise a `LayoutError`; nothing 
 from attention_core._keywords import publish
 from attention_core.layouts import _bert, _decoder, _kernels, _torch
 from attention_core.layouts._bert import (
+    ENCODERS,
+    encoder_from_config,
     from_bert,
     from_bert_embeddings,
     from_bert_layer,
+    from_encoder,
     to_bert,
     to_bert_embeddings,
     to_bert_layer,
@@ -36,15 +39,18 @@ from attention_core.layouts._torch import (
 )
 
 __all__ = [
+    "ENCODERS",
     "LAYOUTS",
     "Layout",
     "LayoutError",
     "check_causal_lm",
     "decoder_from_config",
+    "encoder_from_config",
     "from_bert",
     "from_bert_embeddings",
     "from_bert_layer",
     "from_causal_lm",
+    "from_encoder",
     "from_equinox",
     "from_flax",
     "from_keras",

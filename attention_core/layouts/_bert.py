@@ -9,7 +9,9 @@ from typing import Any
 from attention_core import layers
 from attention_core._arrays import Array, Namespace, type_text
 from attention_core._backend import can_be_read
+from attention_core._checks import check_number
 from attention_core.layouts._layout import (
+    ACTIVATIONS,
     Arrays,
     Layout,
     LayoutError,
@@ -17,6 +19,7 @@ from attention_core.layouts._layout import (
     check_kind,
     check_settings,
     checked_arrays,
+    config_size,
     encoder_of,
     linear_arrays,
     namespace_of,
@@ -28,6 +31,18 @@ BERT_LAYER = "transformers.BertLayer"
 BERT_EMBEDDINGS = "transformers.BertEmbeddings"
 BERT = "transformers.BertModel"
 HEADS = ("pooler.", "cls.", "lm_head.", "classifier.", "qa_outputs.")
+SIZES = (
+    "hidden_size",
+    "num_attention_heads",
+    "intermediate_size",
+    "num_hidden_layers",
+    "vocab_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+)
+ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert")
+"""The ``model_type`` of each encoder that `encoder_from_config` knows."""
+FIXED = {"position_embedding_type": "absolute", "is_decoder": False}
 FORMER = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
@@ -230,6 +245,94 @@ def to_bert(
     for index, (definition, tree) in enumerate(zip(definitions[1:], parameters[1:], strict=True)):
         parts.append((f"encoder.layer.{index}.", to_bert_layer(definition, tree, xp=xp)))  # type: ignore[arg-type]
     return {f"{prefix}{name}": array for prefix, arrays in parts for name, array in arrays.items()}
+
+
+def encoder_from_config(config: Mapping[str, Any], /) -> tuple[layers.Layer, ...]:
+    """Read the settings of an encoder from its ``config.json``.
+
+    Parameters
+    ----------
+    config : mapping
+        Of a model of type bert, roberta, xlm-roberta or camembert.
+
+    Returns
+    -------
+    tuple of attention_core.layers.Layer
+        The embeddings, and the layers in order.
+
+    Raises
+    ------
+    LayoutError, TypeError, ValueError
+        When the type of model is another, or a setting is missing or has no counterpart here.
+
+    Examples
+    --------
+    >>> sizes = {"vocab_size": 50, "max_position_embeddings": 9, "hidden_size": 8, "intermediate_size": 16}
+    >>> counts = {"num_hidden_layers": 2, "num_attention_heads": 4}
+    >>> len(encoder_from_config({"model_type": "bert", **sizes, **counts}))
+    3
+    """
+    if not isinstance(config, Mapping):
+        raise TypeError(f"expected the config of {BERT} as a mapping; got {type_text(config)}")
+    kind, activation = config.get("model_type"), config.get("hidden_act", "gelu")
+    if kind not in ENCODERS:
+        raise LayoutError(f"expected a model_type out of {', '.join(ENCODERS)}; got {kind!r}")
+    for name, value in FIXED.items():
+        if config.get(name, value) != value:
+            raise LayoutError(f"expected {name} {value!r} of {BERT}; got {config[name]!r}")
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        raise LayoutError(f"expected an activation of {BERT} out of {', '.join(ACTIVATIONS)}; got {activation!r}")
+    config, epsilon = {"type_vocab_size": 2, **config}, config.get("layer_norm_eps", 1e-12)
+    check_number(f"layer_norm_eps in the config of {BERT}", epsilon, positive=True)
+    if not epsilon < 1:
+        raise LayoutError(f"expected layer_norm_eps below 1 in the config of {BERT}; got {epsilon}")
+    channels, num_heads, inner, num_layers, tokens, positions, segments = (
+        config_size(BERT, config, name) for name in SIZES
+    )
+    embeddings = layers.Embeddings(tokens, positions - _begin(config), channels, segments, epsilon=epsilon)
+    settings: dict[str, Any] = {"norm_first": False, "activation": ACTIVATIONS[activation], "epsilon": epsilon}
+    return embeddings, *[layers.EncoderLayer(channels, num_heads, inner, **settings)] * num_layers
+
+
+def from_encoder(
+    arrays: Mapping[str, Array], /, *, config: Mapping[str, Any], xp: Namespace | None = None
+) -> tuple[tuple[layers.Layer, ...], tuple[Any, ...]]:
+    """Read the weights of an encoder, whose ``config.json`` tells its settings.
+
+    Parameters
+    ----------
+    arrays : mapping of str to Array
+        As in `from_bert`.
+    config : mapping
+        As in `encoder_from_config`.
+    xp : array namespace, optional
+
+    Returns
+    -------
+    definitions : tuple of attention_core.layers.Layer
+    parameters : tuple
+        As in `from_bert`.
+
+    Raises
+    ------
+    LayoutError, TypeError, ValueError
+        As in `from_bert` and `encoder_from_config`, and when the arrays have other sizes than the config says.
+    """
+    definitions: tuple[Any, ...] = encoder_from_config(config)
+    settings = {"num_heads": definitions[1].num_heads, "epsilon": definitions[1].epsilon}
+    found, parameters = from_bert(arrays, **settings, padding_idx=_begin(config) - 1, xp=xp)
+    sizes = bert_arguments(found)
+    for name, size in bert_arguments(
+        [definitions[0], *(each.with_settings(activation="gelu") for each in definitions[1:])]
+    ).items():
+        if sizes[name] != size:
+            raise LayoutError(f"expected arrays of {name} {size}, as the config of {BERT} has it; got {sizes[name]}")
+    return definitions, parameters
+
+
+def _begin(config: Mapping[str, Any]) -> int:
+    """The row of the first position: behind that of padding in RoBERTa."""
+    return 0 if config["model_type"] == "bert" else config.get("pad_token_id", 1) + 1
 
 
 def _renamed(layout: str, arrays: Mapping[str, Array]) -> dict[str, Array]:

@@ -5,21 +5,26 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from attention_core import layers
 from attention_core._arrays import Array, Namespace, cast_to, dtype_name, shape_text, type_text, upcast
 from attention_core._backend import common_namespace
-from attention_core._checks import check_floating, check_number, check_positive
-from attention_core.layouts._layout import Layout, LayoutError, check_kind, checked_arrays
+from attention_core._checks import check_floating, check_number
+from attention_core.layouts._layout import (
+    ACTIVATIONS,
+    Layout,
+    LayoutError,
+    check_kind,
+    checked_arrays,
+    config_size,
+)
 from attention_core.layouts._rotary import rotary_divisors
 from attention_core.parameters import Decoder
 
 CAUSAL_LM = "transformers.AutoModelForCausalLM"
-ACTIVATIONS = {  # of several names, the last is written
-    "swish": "silu", "silu": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-}  # fmt: skip
+_size = partial(config_size, CAUSAL_LM)
 
 
 class Family(NamedTuple):
@@ -65,8 +70,6 @@ FAMILIES = {
 }
 FIXED = {"use_bidirectional_attention": (None, False), "is_causal": (None, True)}
 LAYER_TYPES = ("full_attention", "sliding_attention")
-MAX_LAYERS = 10_000
-"""No model has as many: a tree of more would fill the memory before it is compared with the arrays."""
 MAPS = {
     "attention.query": "self_attn.q_proj",
     "attention.key": "self_attn.k_proj",
@@ -128,7 +131,7 @@ def decoder_from_config(config: Mapping[str, Any], /) -> layers.Decoder:
         if config.get(setting) not in values:
             raise LayoutError(f"expected {setting} {values[-1]} of {CAUSAL_LM}; got {config[setting]!r}")
     family, num_heads, channels = FAMILIES[name], _size(config, "num_attention_heads"), _size(config, "hidden_size")
-    num_layers = _size(config, "num_hidden_layers", most=MAX_LAYERS)
+    num_layers = _size(config, "num_hidden_layers")
     head_dim = _size(config, "head_dim") if config.get("head_dim") else family.head_dim
     num_kv_heads = config.get("num_key_value_heads", family.num_kv_heads)
     tied, caps = config.get("tie_word_embeddings"), {}
@@ -164,13 +167,6 @@ def decoder_from_config(config: Mapping[str, Any], /) -> layers.Decoder:
         **caps,
         **rotary,
     )
-
-
-def _size(config: Mapping[str, Any], name: str, **most: int) -> int:
-    if name not in config:
-        raise LayoutError(f"expected {name} in the config of {CAUSAL_LM}; got {', '.join(sorted(config)) or 'nothing'}")
-    check_positive(f"{name} in the config of {CAUSAL_LM}", config[name], **most)
-    return int(config[name])
 
 
 def _activation(config: Mapping[str, Any], family: str) -> str:

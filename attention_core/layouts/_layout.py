@@ -13,6 +13,13 @@ from attention_core._checks import check_positive
 from attention_core.parameters import EncoderLayer, LayerNorm, Linear, MultiHeadAttention
 
 PROJECTIONS = ("query", "key", "value", "output")
+MAX_LAYERS = 10_000
+"""No model has as many: a tree of more would fill the memory before it is compared with the arrays."""
+ACTIVATIONS = {  # of several names, the last is written
+    "swish": "silu", "silu": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}  # fmt: skip
+"""Those of transformers, by our name."""
 
 
 class LayoutError(ValueError):
@@ -32,6 +39,15 @@ def checked_arrays(layout: str, arrays: Any) -> dict[str, Array]:
         if array is not None and not hasattr(array, "dtype"):
             raise TypeError(f"expected {one_line(name)} as an array; got {type_text(array)}")
     return dict(arrays)
+
+
+def config_size(layout: str, config: Mapping[str, Any], name: str) -> int:
+    """A size that the ``config.json`` of a layout has to tell."""
+    if name not in config:
+        raise LayoutError(f"expected {name} in the config of {layout}; got {', '.join(sorted(config)) or 'nothing'}")
+    most = {"most": MAX_LAYERS} if name == "num_hidden_layers" else {}
+    check_positive(f"{name} in the config of {layout}", config[name], **most)
+    return int(config[name])
 
 
 @dataclass(frozen=True)

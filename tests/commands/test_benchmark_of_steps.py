@@ -60,7 +60,7 @@ def test_steps_take_turns(monkeypatch):
     [
         (["--operation", "language-model"], "expected --model with --operation language-model, and with no other"),
         (["--operation", "encoder", "--operation", "attention"], "expected other operations apart from encoder"),
-        (["--operation", "train-step", "--backend", "numpy"], "expected a library out of torch, jax, tensorflow"),
+        (["--operation", "train-step", "--backend", "numpy"], "expected a library out of torch, tensorflow"),
     ],
 )
 def test_steps_that_are_asked_for_wrongly(words, message):

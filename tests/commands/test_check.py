@@ -15,8 +15,8 @@ from attention_cli.app import app
 from attention_conformance.cases.case import Draw
 from attention_conformance.cases.large import LARGE, selecting
 from attention_conformance.oracle.dense import answer, dense_of
-from attention_conformance.run.judge import Question
 from attention_conformance.run.memory import too_large
+from attention_conformance.run.question import Question
 from attention_conformance.run.resumed import _catalogue
 from attention_conformance.subjects.probe import settled
 from attention_conformance.subjects.subject import Subject

@@ -26,7 +26,8 @@ from attention_conformance.cases.contract import LINES
 from attention_conformance.problem import DTYPES
 from attention_conformance.run.finding import Finding
 from attention_conformance.run.implementations import is_quick
-from attention_conformance.run.processes import Order, execute
+from attention_conformance.run.job import Order
+from attention_conformance.run.runner import carried_out
 from attention_conformance.written import junit, report
 from attention_core.backend import get_backend
 from attention_core.layouts import LAYOUTS
@@ -282,7 +283,7 @@ def test_the_list_says_what_every_case_shows():
     ids=lambda each: each[-2] if isinstance(each, list) else "",
 )  # fmt: skip
 def test_what_is_not_known_is_told_in_one_line_before_any_work(arguments, text, monkeypatch):
-    monkeypatch.setattr("attention_cli.conformance.execute", None)
+    monkeypatch.setattr("attention_cli.conformance.carried_out", None)
     result = invoke("conformance", *arguments)
     assert result.exit_code == 2
     assert result.stdout == ""
@@ -356,7 +357,8 @@ def test_backends_run_in_processes_of_their_own():
 
 MORTAL = """
 import os
-from attention_conformance.run.processes import Started, work
+from attention_conformance.run.finding import Started
+from attention_conformance.run.runner import work
 
 def worker(order):
     for message in work(order):
@@ -375,7 +377,7 @@ def test_a_case_that_kills_its_process_fails_and_the_others_run(tmp_path, monkey
     monkeypatch.syspath_prepend(tmp_path)
     mortal = importlib.import_module("mortal")
     names = ("mask", "scale", "softcap", "dropout", "grouped-heads")
-    messages = list(execute([Order("numpy", names, dtypes=("float32", "float64"))], 1, mortal.worker))
+    messages = list(carried_out([Order("numpy", names, dtypes=("float32", "float64"))], 1, mortal.worker))
     results = [message for message in messages if isinstance(message, Finding)]
     assert {result.case for result in results} == set(names)
     assert len(results) == 4 * len(names)
@@ -384,7 +386,7 @@ def test_a_case_that_kills_its_process_fails_and_the_others_run(tmp_path, monkey
     assert [(result.implementation, result.dtype) for result in failed] == [
         (implementation, dtype) for implementation in ("dense", "blockwise") for dtype in ("float32", "float64")
     ]
-    (start,) = execute([Order("numpy", names)], 1, mortal.stillborn)
+    (start,) = carried_out([Order("numpy", names)], 1, mortal.stillborn)
     assert (start.case, start.passed, start.detail) == ("start", False, "its process died: exit status 3")
 
 

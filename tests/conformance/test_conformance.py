@@ -9,8 +9,9 @@ import attention_core as ac
 from attention_conformance import CASES, check
 from attention_conformance.cases.case import exact_scores, hard, ordinary, probability
 from attention_conformance.problem import DTYPES
-from attention_conformance.run import exemptions
+from attention_conformance.run.expected import Expected
 from attention_conformance.run.implementations import COMPILED, IMPLEMENTATIONS, SLOWEST, bound_of, in_small_blocks
+from attention_conformance.run.judge import known
 from attention_conformance.run.runner import plan, run
 
 BY_NAME = {case.name: case for case in CASES}
@@ -227,19 +228,19 @@ def test_a_known_deviation_neither_passes_nor_fails(monkeypatch):
     flushed = altered(lambda x: np.where(np.abs(x) < np.finfo(np.float32).tiny, np.float32(0), x))
     name = "06-subnormal-values"
     assert outcomes(flushed, name) == {name: False}
-    entry = exemptions.Exemption(name, ("numpy",), ("float32",), "it flushes")
-    monkeypatch.setattr(exemptions, "EXEMPTIONS", (entry,))
+    entry = Expected(name, "float32", backend="numpy", reason="it flushes")
+    monkeypatch.setattr("attention_conformance.run.judge.known", lambda: (entry,))
     (result,) = check(flushed, backend="numpy", cases=[BY_NAME[name]], dtypes=["float32"])
     assert result.passed is None
     assert result.detail.startswith("exempt: it flushes; output at")
     assert outcomes(altered(lambda x: x * np.float32("nan")), name) == {name: False}  # it excuses no more than it says
 
 
-def test_exemptions_name_cases_that_exist():
-    for entry in exemptions.EXEMPTIONS:
+def test_known_deviations_name_cases_that_exist():
+    for entry in known():
         assert entry.case in BY_NAME
         assert entry.reason
-        assert set(entry.dtypes) <= set(DTYPES)
+        assert entry.dtype in DTYPES
 
 
 def test_inputs_depend_on_seed_and_case_alone():

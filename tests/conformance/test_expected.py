@@ -14,8 +14,8 @@ from attention_conformance.oracle.variants import CONVENTIONS, FAULTS, NARROW, S
 from attention_conformance.run.catalogue import subject_cases
 from attention_conformance.run.expected import SHIPPED, Origin, expected_of, met, read_expected, unmatched
 from attention_conformance.run.kinds import NAMES as KINDS
-from attention_conformance.run.machine import machine
 from attention_conformance.subjects.presets import PRESETS
+from attention_workers.machine import machine
 
 CASES = {case.name: set(case.dtypes) for case in subject_cases()}
 NAMES = {*CASES, *(f"kind: {kind}" for kind in KINDS)}

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from attention_cli.app import app
 from attention_conformance.cases.identical import IDENTICAL, Source
 from attention_conformance.run.identical import Found, compare, computed, digest, verdicts, work, work_on
-from attention_conformance.run.processes import Ended, Order
+from attention_conformance.run.job import Ended, Order
 from attention_conformance.subjects.libraries import holds
 from attention_conformance.vectors import published
 from attention_core.backend import get_backend

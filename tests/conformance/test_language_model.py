@@ -11,6 +11,7 @@ from attention_cli.app import app
 from attention_conformance.run import language_model
 from attention_conformance.run.bert import ModelError
 from attention_conformance.run.identical import APART, computed, digest, work_on
+from attention_conformance.run.job import Order
 from attention_conformance.run.language_model import (
     KNOWN,
     Known,
@@ -20,7 +21,6 @@ from attention_conformance.run.language_model import (
     outcome,
 )
 from attention_conformance.run.model import load_any, plan_model, run_model
-from attention_conformance.run.processes import Order
 from attention_conformance.subjects.libraries import devices_of
 from attention_conformance.vectors import published_model
 from attention_core.backend import get_backend

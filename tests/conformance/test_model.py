@@ -16,11 +16,11 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from typer.testing import CliRunner
 
-import attention_core as ac
 from attention_cli.app import app
 from attention_conformance import vectors
 from attention_conformance.run.bert import ModelError, load_bert
 from attention_conformance.run.identical import computed, digest
+from attention_conformance.run.job import Order
 from attention_conformance.run.language_model import KNOWN
 from attention_conformance.run.model import (
     PAIRS,
@@ -31,8 +31,9 @@ from attention_conformance.run.model import (
     plan_model,
     run_model,
 )
-from attention_conformance.run.processes import Order, work
+from attention_conformance.run.runner import work
 from attention_core.backend import get_backend
+from attention_core.layers import EncoderLayer
 
 CONFIG = {
     "model_type": "bert",
@@ -155,14 +156,13 @@ def test_a_quick_run_of_a_model_is_one_eager_call_in_float32(backend, published)
 
 
 def test_a_model_that_computes_something_else_fails(published, monkeypatch):
-    wrong = "attention_conformance.run.model.encoder_layer"
-    correct = ac.functions.encoder_layer
+    correct = EncoderLayer.__call__
     model = load_model(published)
     assert all(result.passed for result in run_model(plan_model(model, [get_backend("numpy")])))
-    monkeypatch.setattr(wrong, lambda *a, **k: correct(*a, **{**k, "epsilon": 1e-5}))
+    monkeypatch.setattr(EncoderLayer, "__call__", lambda self, *a, **k: correct(replace(self, epsilon=1e-5), *a, **k))
     results = list(run_model(plan_model(model, [get_backend("numpy")], dtypes=["float64"])))
     assert [result.passed for result in results] == [False]
-    monkeypatch.setattr(wrong, lambda *a, **k: 1 / 0)
+    monkeypatch.setattr(EncoderLayer, "__call__", lambda *a, **k: 1 / 0)
     (failed,) = run_model(plan_model(model, [get_backend("numpy")], dtypes=["float64"]))
     assert (failed.passed, failed.detail) == (False, "ZeroDivisionError: division by zero")
 
@@ -185,10 +185,10 @@ def test_names_may_begin_with_bert_and_half_precision_is_widened(published, dire
     halved["cls.predictions.bias"] = np.zeros(40, dtype=np.float32)
     save_file(halved, directory / "model.safetensors")
     loaded, original = load_bert(directory), load_bert(published)
-    weight = loaded.layers[1].feed_forward.expand.weight
+    weight = loaded.parameters[2].feed_forward.expand.weight
     assert weight.dtype == np.float32
     assert weight.shape == (6, 10)
-    np.testing.assert_allclose(weight, original.layers[1].feed_forward.expand.weight, atol=1e-3, rtol=rounding)
+    np.testing.assert_allclose(weight, original.parameters[2].feed_forward.expand.weight, atol=1e-3, rtol=rounding)
 
 
 def rewritten(**changes):
@@ -239,34 +239,35 @@ def widen(tensors):
 
 QUERY = "encoder.layer.1.attention.self.query.weight"
 BIAS = "encoder.layer.1.attention.self.query.bias"
-OTHERS = ("expected the tensors of an encoder in", "model.safetensors; got others: ")
+OTHERS = ("expected an encoder in ", "; got others: ")
+CONFIG_OF = "in the config of transformers.BertModel"
 SPOILT = {
     "no configuration": (removed("config.json"), "expected config.json in"),
     "no weights": (removed("model.safetensors"), "expected model.safetensors in"),
     "no tokenizer": (removed("tokenizer.json"), "expected tokenizer.json in"),
     "weights in a pickle": (pickled, "got pytorch_model.bin, a pickle, which can run any code: convert it"),
-    "configuration cut short": (truncated("config.json"), "expected JSON in"),
+    "configuration cut short": (truncated("config.json"), *OTHERS, "expected a folder of transformers, with config.json; got "),
     "weights cut short": (truncated("model.safetensors"), "expected a whole file of safetensors; got ", "model.safetensors: "),
     "weights in a pickle by another name": (lambda d: (d / "model.safetensors").write_bytes(pickle.dumps({})), "expected a whole file of safetensors; got ", "model.safetensors: a pickle, which can run any code"),
     "tokenizer cut short": (truncated("tokenizer.json"), "expected a tokenizer in"),
-    "configuration of another kind": (lambda d: (d / "config.json").write_text("[1]"), "expected a JSON object in"),
-    "another model": (rewritten(model_type="gpt2"), "expected model_type 'bert' in"),
-    "another activation": (rewritten(hidden_act="relu"), "expected hidden_act 'gelu' in"),
-    "relative positions": (rewritten(position_embedding_type="relative_key"), "expected position_embedding_type 'absolute'"),
-    "a decoder": (rewritten(is_decoder=True), "expected is_decoder False in"),
-    "no layers": (rewritten(num_hidden_layers=0), "expected num_hidden_layers as a positive integer in"),
-    "size in words": (rewritten(hidden_size="six"), "expected hidden_size as a positive integer in"),
-    "heads that do not divide": (rewritten(num_attention_heads=4), "expected hidden_size that 4 heads share out evenly in"),
-    "epsilon of 1": (rewritten(layer_norm_eps=1), "expected layer_norm_eps as a small positive number in"),
-    "fewer words than weights": (rewritten(vocab_size=39), "expected tensors of vocab_size 39, as in config.json, in", "got 40"),
-    "more positions than weights": (rewritten(max_position_embeddings=13), "expected tensors of max_position_embeddings 13, as in config.json, in", "got 12"),
-    "more segments than weights": (rewritten(type_vocab_size=3), "expected tensors of type_vocab_size 3, as in config.json, in", "got 2"),
-    "narrower than weights": (rewritten(hidden_size=3), "expected tensors of hidden_size 3, as in config.json, in", "got 6"),
-    "narrower inside than weights": (rewritten(intermediate_size=9), "expected tensors of intermediate_size 9, as in config.json, in", "got 10"),
+    "configuration of another kind": (lambda d: (d / "config.json").write_text("[1]"), *OTHERS),
+    "another model": (rewritten(model_type="gpt2"), *OTHERS, "got 'gpt2'"),
+    "another activation": (rewritten(hidden_act="tanh"), *OTHERS, "expected an activation of transformers.BertModel out of ", "got 'tanh'"),
+    "relative positions": (rewritten(position_embedding_type="relative_key"), "expected position_embedding_type 'absolute' of transformers.BertModel"),
+    "a decoder": (rewritten(is_decoder=True), "expected is_decoder False of transformers.BertModel"),
+    "no layers": (rewritten(num_hidden_layers=0), f"expected num_hidden_layers {CONFIG_OF} as a positive integer"),
+    "size in words": (rewritten(hidden_size="six"), f"expected hidden_size {CONFIG_OF} as a positive integer"),
+    "heads that do not divide": (rewritten(num_attention_heads=4), "expected channels that 4 heads share out evenly; got 6"),
+    "epsilon of 1": (rewritten(layer_norm_eps=1), f"expected layer_norm_eps below 1 {CONFIG_OF}; got 1"),
+    "fewer words than weights": (rewritten(vocab_size=39), "expected arrays of vocab_size 39, as the config of transformers.BertModel has it; got 40"),
+    "more positions than weights": (rewritten(max_position_embeddings=13), "expected arrays of max_position_embeddings 13, as the config of transformers.BertModel has it; got 12"),
+    "more segments than weights": (rewritten(type_vocab_size=3), "expected arrays of type_vocab_size 3, as the config of transformers.BertModel has it; got 2"),
+    "narrower than weights": (rewritten(hidden_size=3), "expected arrays of hidden_size 3, as the config of transformers.BertModel has it; got 6"),
+    "narrower inside than weights": (rewritten(intermediate_size=9), "expected arrays of intermediate_size 9, as the config of transformers.BertModel has it; got 10"),
     "heads that divide no weights": (rewritten(hidden_size=8, num_attention_heads=4), *OTHERS, "expected channels that 4 heads share out evenly; got 6"),
-    "more layers than weights": (rewritten(num_hidden_layers=3), "expected tensors of num_hidden_layers 3, as in config.json, in", "got 2"),
-    "fewer layers than weights": (rewritten(num_hidden_layers=1), "expected tensors of num_hidden_layers 1, as in config.json, in", "got 2"),
-    "no tensors but those ignored": (retensored(lambda t: [t.pop(name) for name in shapes()]), *OTHERS, "expected the arrays of transformers.BertModel; got none"),
+    "more layers than weights": (rewritten(num_hidden_layers=3), "expected arrays of num_hidden_layers 3, as the config of transformers.BertModel has it; got 2"),
+    "fewer layers than weights": (rewritten(num_hidden_layers=1), "expected arrays of num_hidden_layers 1, as the config of transformers.BertModel has it; got 2"),
+    "no tensors but those ignored": (retensored(lambda t: [t.pop(name) for name in shapes()]), *OTHERS, "expected embeddings.word_embeddings.weight of transformers.BertModel; got no such array"),
     "embeddings alone": (retensored(lambda t: [t.pop(name) for name in shapes() if "layer" in name]), *OTHERS, "expected embeddings and at least one layer for transformers.BertModel; got "),
     "a tensor too few": (retensored(lambda t: t.pop(QUERY)), *OTHERS, f"expected {QUERY} of transformers.BertModel; got no such array"),
     "a bias too few": (retensored(lambda t: t.pop(BIAS)), *OTHERS, f"expected {BIAS} of transformers.BertModel; got no such array"),
@@ -274,7 +275,7 @@ SPOILT = {
     "a tensor of another shape": (retensored(lambda t: t.update({QUERY: np.zeros((6, 5))})), *OTHERS, f"expected {QUERY} (6, 6) of transformers.BertModel; got (6, 5)"),
     "a bias of another shape": (retensored(lambda t: t.update({BIAS: np.zeros(5)})), *OTHERS, f"expected {BIAS} (6) of transformers.BertModel; got (5,)"),
     "a layer of another width inside": (retensored(widen), *OTHERS, "expected one intermediate_size for transformers.BertModel; got 10 and 11"),
-    "a tensor of integers": (retensored(lambda t: t.update({QUERY: np.zeros((6, 6), dtype=np.int32)})), f"expected tensor {QUERY} of floating point in", "model.safetensors; got int32"),
+    "a tensor of integers": (retensored(lambda t: t.update({QUERY: np.zeros((6, 6), dtype=np.int32)})), *OTHERS, "query.weight of dtype float16, bfloat16, float32, float64; got int32"),
 }  # fmt: skip
 
 

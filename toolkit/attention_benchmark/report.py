@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.table import Table
@@ -14,8 +10,9 @@ from rich.table import Table
 from attention_benchmark.candidate import Candidate
 from attention_benchmark.measurement import Measurement, fastest_peers, quartiles, ratio
 from attention_benchmark.problem import DOCUMENT, WINDOW, Problem
+from attention_workers.machine import environment as environment_of_machine
 
-__all__ = ["Grid", "details", "environment", "markdown", "markdown_table", "overviews", "rich_table"]
+__all__ = ["TextTable", "details", "environment", "markdown", "markdown_table", "overviews", "rich_table"]
 
 NOTHING = "–"
 IN_BRACKETS = "In brackets: how many times as long as the fastest peer of the same framework."
@@ -34,7 +31,7 @@ LEGEND = (
 )
 
 
-class Grid(NamedTuple):
+class TextTable(NamedTuple):
     """A table: title, headings, rows, and notes below it."""
 
     title: str
@@ -43,7 +40,7 @@ class Grid(NamedTuple):
     notes: list[str]
 
 
-def overviews(measurements: Sequence[Measurement]) -> list[Grid]:
+def overviews(measurements: Sequence[Measurement]) -> list[TextTable]:
     """Tables with a row for each candidate and a column for each problem, by operation and direction.
 
     Of several numbers of queries, there is a table with these as columns.
@@ -54,7 +51,7 @@ def overviews(measurements: Sequence[Measurement]) -> list[Grid]:
     return [_overview(measurements, *kind) for kind in kinds]
 
 
-def _by_queries(measurements: Sequence[Measurement]) -> Grid:
+def _by_queries(measurements: Sequence[Measurement]) -> TextTable:
     """A table with a row for each candidate of the core and problem, and a column for each number of queries."""
     peers = fastest_peers(measurements)
     counts = sorted({each.problem.num_queries for each in measurements})
@@ -69,10 +66,12 @@ def _by_queries(measurements: Sequence[Measurement]) -> Grid:
         share = f"{shares[0]:.2f}" if shares else NOTHING
         rows.append((*row, share, *(_overview_cell(found.get(count), peers) for count in counts)))
     headings = ("framework", "mode", "candidate", "mask", "keys", "of copy", *(f"{count} queries" for count in counts))
-    return Grid("Attention by the number of queries", headings, rows, [IN_BRACKETS, OF_COPY, *_reasons(measurements)])
+    return TextTable(
+        "Attention by the number of queries", headings, rows, [IN_BRACKETS, OF_COPY, *_reasons(measurements)]
+    )
 
 
-def _overview(measurements: Sequence[Measurement], operation: str, direction: str) -> Grid:
+def _overview(measurements: Sequence[Measurement], operation: str, direction: str) -> TextTable:
     chosen = [
         each for each in measurements if (each.problem.operation, each.problem.direction) == (operation, direction)
     ]
@@ -83,7 +82,7 @@ def _overview(measurements: Sequence[Measurement], operation: str, direction: st
         by_problem = {each.problem: each for each in chosen if each.candidate == candidate}
         rows.append((*_name(candidate), *(_overview_cell(by_problem.get(problem), peers) for problem in problems)))
     headings = ("framework", "mode", "candidate", *(f"{_shape(each)} {_mask(each)}" for each in problems))
-    return Grid(f"{_title(operation)}, {DIRECTION[direction]}", headings, rows, [IN_BRACKETS, *_reasons(chosen)])
+    return TextTable(f"{_title(operation)}, {DIRECTION[direction]}", headings, rows, [IN_BRACKETS, *_reasons(chosen)])
 
 
 def _overview_cell(measurement: Measurement | None, peers: Mapping[tuple[Problem, str], Measurement]) -> str:
@@ -94,7 +93,7 @@ def _overview_cell(measurement: Measurement | None, peers: Mapping[tuple[Problem
     return time if peer is None else f"{time} ({ratio(measurement, peer):.2f})"
 
 
-def details(measurements: Sequence[Measurement]) -> list[Grid]:
+def details(measurements: Sequence[Measurement]) -> list[TextTable]:
     """A table for each problem, with all statistics of each candidate."""
     return [
         _detail(problem, [each for each in measurements if each.problem == problem])
@@ -102,7 +101,7 @@ def details(measurements: Sequence[Measurement]) -> list[Grid]:
     ]
 
 
-def _detail(problem: Problem, measurements: Sequence[Measurement]) -> Grid:
+def _detail(problem: Problem, measurements: Sequence[Measurement]) -> TextTable:
     title = (
         f"{_title(problem.operation)}, {DIRECTION[problem.direction]}: {_shape(problem)}, {_mask(problem)}, "
         f"{problem.dtype}, {problem.device}"
@@ -124,7 +123,7 @@ def _detail(problem: Problem, measurements: Sequence[Measurement]) -> Grid:
         next((each for each in measurements if each.candidate.name == COMMON), None),
     )
     rows = [(*_name(each.candidate), *_detail_cells(each, peers, common)) for each in measurements]
-    return Grid(title, (*headings, "first"), rows, _reasons(measurements))
+    return TextTable(title, (*headings, "first"), rows, _reasons(measurements))
 
 
 def _detail_cells(
@@ -202,7 +201,7 @@ def _three_digits(number: float) -> str:
     return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
 
 
-def rich_table(grid: Grid) -> Table:
+def rich_table(grid: TextTable) -> Table:
     """Make a table for the terminal."""
     table = Table(title=grid.title, title_justify="left", header_style="bold", caption_justify="left")
     for column, heading in enumerate(grid.headings):
@@ -222,7 +221,7 @@ def markdown(measurements: Sequence[Measurement], about: Mapping[str, Any]) -> s
     return "\n\n".join([machine, LEGEND, *map(markdown_table, grids)]) + "\n"
 
 
-def markdown_table(grid: Grid) -> str:
+def markdown_table(grid: TextTable) -> str:
     """Write a table in Markdown."""
     lines = [f"**{grid.title}**", ""]
     for row in (grid.headings, ("---",) * 3 + ("---:",) * (len(grid.headings) - 3), *grid.rows):
@@ -233,27 +232,6 @@ def markdown_table(grid: Grid) -> str:
 
 def environment(versions: Mapping[str, str], threads: int) -> dict[str, Any]:
     """Describe date, machine and the versions of all libraries."""
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "processor": _processor(),
-        "threads": threads,
-        "versions": {"attention-core": _core_version(), **versions},
-    }
-
-
-def _core_version() -> str:
-    try:
-        return version("attention-core")
-    except PackageNotFoundError:
-        return "from its sources"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+    about = environment_of_machine()
+    installed = {"attention-core": about.pop("attention-core")}
+    return {**about, "threads": threads, "versions": {**installed, **versions}}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import attention_workers as workers
-from attention_benchmark.report import Grid
+from attention_benchmark.report import TextTable
 from attention_workers.memory import peak_growth
 
 __all__ = ["OPERATIONS", "Pair", "Step", "StepsOrder", "measured", "table"]
@@ -28,7 +28,7 @@ Step: TypeAlias = Callable[[], Any]
 
 OPERATIONS = {
     "decode-loop": ("decoding_loop", ("numpy", "torch", "jax")),
-    "train-step": ("training_step", ("torch", "jax", "tensorflow")),
+    "train-step": ("training_step", ("torch", "tensorflow")),
     "encoder": ("transformers_encoder", ("torch",)),
     "language-model": ("language_model", ("torch", "jax", "tensorflow", "numpy")),
 }
@@ -104,7 +104,7 @@ def work(order: StepsOrder) -> Iterator[tuple[str, ...]]:
         yield pair.name, f"{duration / pair.num_steps:.2f} ms", f"{middle:.2f} ({low:.2f} to {high:.2f})", *memory
 
 
-def table(orders: list[StepsOrder]) -> Grid:
+def table(orders: list[StepsOrder]) -> TextTable:
     """Time the pairs of some libraries, one process after the other.
 
     Raises
@@ -120,4 +120,4 @@ def table(orders: list[StepsOrder]) -> Grid:
                 raise RuntimeError(f"expected {worker.order.library} to be measured; its process said {said}")
             rows.append(message)
     headings = ("step", "time", "ratio, with its quartiles", "memory", "of the other")
-    return Grid(f"{orders[0].operation}, in turns", headings, rows, [])
+    return TextTable(f"{orders[0].operation}, in turns", headings, rows, [])

@@ -27,19 +27,12 @@ from attention_conformance.run.expected import (
 )
 from attention_conformance.run.finding import QUIET, Finding, Started, exit_status, most_telling
 from attention_conformance.run.fuzz import Script, has_hypothesis
+from attention_conformance.run.job import Asked, Described, Job, Refused
 from attention_conformance.run.kinds import never_computed, refusals
 from attention_conformance.run.memory import available_memory
 from attention_conformance.run.names import no_case
 from attention_conformance.run.resumed import assumed_otherwise, differs, settings
-from attention_conformance.run.subjects import (
-    Asked,
-    Described,
-    Job,
-    Message,
-    Refused,
-    supervised,
-    work,
-)
+from attention_conformance.run.subjects import Message, supervised, work
 from attention_conformance.subjects.options import OPTIONS, named_keywords
 from attention_conformance.subjects.presets import PRESETS
 from attention_conformance.written import summary as report
@@ -77,7 +70,7 @@ def check(options: Check, /) -> None:
     for name, option in OPTIONS.items():
         if option.values and option.fact in declared:
             check_known(name, [declared[option.fact]], option.values)
-    like = profile.removeprefix("like ") if profile.startswith("like ") else ""
+    like = profile.startswith("like ")
     if untrusted and (fuzz or not options.jobs or like):
         raise refusal("expected --untrusted without --fuzz, --jobs 0 and --profile 'like TARGET'; got one of them")
     if options.same_bits_as and (untrusted or fuzz or large or like):
@@ -99,8 +92,7 @@ def check(options: Check, /) -> None:
         declared,
         cases=tuple(options.case or ()),
         dtypes=tuple(options.dtype or ()),
-        profile="exact" if like else profile,
-        like=like,
+        profile=profile,
         same_bits_as=options.same_bits_as or "",
         accepted=tuple(options.accept or ()),
         seed=seed,

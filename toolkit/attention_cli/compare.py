@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import multiprocessing
 import sys
+from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -16,6 +18,7 @@ from attention_conformance.models.comparison import Comparison, PlaceRow, steps
 from attention_conformance.models.sides import ComparisonError
 from attention_conformance.written.comparison import verdict, write_comparison
 from attention_files.writing import write_file
+from attention_workers import Death, Order, carried_out
 
 if TYPE_CHECKING:
     from attention_cli.app import Compare
@@ -29,27 +32,34 @@ START = 60.0
 """Seconds for the start of a process, of which no model is to blame."""
 
 
+@dataclass(frozen=True)
+class _Asked(Order):
+    """What is compared, and how closely."""
+
+    models: tuple[Any, ...]
+    bound: float
+
+
 def compare(options: Compare, /) -> None:
     """Compare two models, show what was found, and exit with its status."""
     for path in (options.json, options.html):
         check_file(path)
-    asked = (options.first, options.second, options.input)
+    order = _Asked((options.first, options.second, options.input), options.bound)
     step, found = "starting", None
     try:
-        with_process = _supervised(asked, options.bound, options.timeout)
-        for message in with_process if options.jobs else steps(*asked, bound=options.bound):
+        for message in _supervised(order, options.timeout) if options.jobs else steps(*order.models, bound=order.bound):
             if isinstance(message, Comparison):
                 found = message
+            elif isinstance(message, Death):
+                what = f"took more than {options.timeout:g} seconds" if message.code is None else "crashed"
+                typer.echo(f"attention-core: expected the end of {step}; got a process that {what}", err=True)
+                raise typer.Exit(3)
             else:
                 step = message
                 if sys.stderr.isatty():
                     typer.echo(f"{step} …", err=True)
     except ComparisonError as error:
         raise refusal(str(error)) from error
-    except (EOFError, TimeoutError) as error:
-        what = f"took more than {options.timeout:g} seconds" if isinstance(error, TimeoutError) else "crashed"
-        typer.echo(f"attention-core: expected the end of {step}; got a process that {what}", err=True)
-        raise typer.Exit(3) from error
     assert found is not None
     _show(found, options.details)
     with refusing_files():
@@ -60,36 +70,21 @@ def compare(options: Compare, /) -> None:
     raise typer.Exit(not found.agrees)
 
 
-def _supervised(asked: tuple[Any, ...], bound: float, timeout: float) -> Iterator[str | Comparison]:
+def _supervised(order: _Asked, timeout: float) -> Iterator[str | Comparison | Death]:
     """The steps in another process, which may die or hang."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(theirs, asked, bound), daemon=True)
-    process.start()
-    theirs.close()
-    limit = max(timeout, START)
-    try:
-        while True:
-            if not ours.poll(limit):
-                raise TimeoutError
-            message, limit = ours.recv(), timeout
-            if isinstance(message, Exception):
+    with contextlib.closing(carried_out(_work, deque([order]), limit=max(timeout, START))) as messages:
+        for worker, message in messages:
+            worker.limit = timeout
+            if isinstance(message, ComparisonError):
                 raise message
             yield message
-            if isinstance(message, Comparison):
-                return
-    finally:
-        process.join(0 if sys.exc_info()[0] else 5)
-        process.kill()
-        process.join()
 
 
-def _work(connection: Any, asked: tuple[Any, ...], bound: float) -> None:
+def _work(order: _Asked) -> Iterator[Any]:
     try:
-        for message in steps(*asked, bound=bound):
-            connection.send(message)
+        yield from steps(*order.models, bound=order.bound)
     except ComparisonError as error:
-        connection.send(error)
+        yield error
 
 
 def _show(found: Comparison, details: bool) -> None:

@@ -11,7 +11,7 @@ import os
 import shlex
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,13 +30,14 @@ from attention_conformance.run import identical as bits
 from attention_conformance.run.bert import ModelError
 from attention_conformance.run.finding import Finding, Started
 from attention_conformance.run.implementations import IMPLEMENTATIONS
-from attention_conformance.run.machine import available_threads
+from attention_conformance.run.job import Described, Ended, Message, Order
 from attention_conformance.run.model import load_any
-from attention_conformance.run.processes import Ended, Order, Plan, Work, execute, work
+from attention_conformance.run.runner import carried_out, work
 from attention_conformance.subjects.libraries import devices_of
 from attention_conformance.vectors import published, published_model
 from attention_conformance.written import report
 from attention_numpy.trees import devices_of_kind
+from attention_workers.machine import available_threads
 
 if TYPE_CHECKING:
     from attention_cli.app import Conformance
@@ -93,11 +94,11 @@ def conformance(options: Conformance, /) -> None:
         Order(name, chosen, devices, dtypes, modes, implementations, tuple(models), options.quick, long=options.long)
         for name in names
     ]
-    results, plans = run_all(orders, options.jobs)
+    results, described = run_all(orders, options.jobs)
     _show(results, options.details)
     with refusing_files():
         if json:
-            report.write_json(json, results, report.environment(versions_of(plans)))
+            report.write_json(json, results, report.environment(versions_of(described)))
         if junit:
             about = {"target": "attention-core", "profile": "exact", "seed": 0}
             importlib.import_module("attention_conformance.written.junit").write_junit(junit, results, about)
@@ -135,8 +136,11 @@ def _identical(options: Conformance, /) -> None:
         orders += [replace(each, modes=("eager",), threads=1) for each in orders]
     known = published() | ({"model": None} if texts else published_model(model, long=long))
     _tell_estimate(orders, jobs)
-    results, plans = run_all(orders, jobs, bits.work, known)
-    left_out = [*(each for plan in plans for each in plan.left_out), *([] if quick else fixed_threads(jobs, mode))]
+    results, described = run_all(orders, jobs, bits.work, known)
+    left_out = [
+        *(each for backend in described for each in backend.left_out),
+        *([] if quick else fixed_threads(jobs, mode)),
+    ]
     judged = bits.verdicts(chosen, results, known, left_out=left_out)
     screen = console()
     screen.print(bits.table(judged))
@@ -155,7 +159,7 @@ def _identical(options: Conformance, /) -> None:
         }
         command = command_of(["conformance", "--identical", *["--quick"] * quick], {**places, "model": models}, jobs)
         with refusing_files():
-            bits.write_json(json, judged, {**bits_environment(plans), "command": command, "left out": told})
+            bits.write_json(json, judged, {**bits_environment(described), "command": command, "left out": told})
     for line in bits.proved(judged, model, is_quick=quick):
         typer.echo(line)
     differing = sum(bool(each.complaints) for each in judged)
@@ -166,21 +170,21 @@ def _identical(options: Conformance, /) -> None:
 def run_all(
     orders: Sequence[Order],
     jobs: int,
-    worker: Work = work,
+    worker: Callable[[Order], Iterator[Message]] = work,
     known: Mapping[str, str | None] | None = None,
-) -> tuple[list[Finding], list[Plan]]:
+) -> tuple[list[Finding], list[Described]]:
     """Carry out the orders, and tell on the standard error stream what was found; results keep the order of these.
 
     Where bits are compared, ``known`` are hashes by case. Each case is then told as it ends, unless bars show it.
     """
     results: dict[str, list[Finding]] = {order.backend: [] for order in orders}
-    plans: list[Plan] = []
+    described: list[Described] = []
     columns = (TextColumn("{task.description:<54}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     longest_first = sorted(orders, key=lambda order: _LONGEST.get(order.backend, len(_LONGEST)))
     screen = console(stderr=True)
     with (
         Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress,
-        contextlib.closing(execute(longest_first, jobs, worker)) as messages,
+        contextlib.closing(carried_out(longest_first, jobs, worker)) as messages,
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # of libraries, about themselves
@@ -190,11 +194,11 @@ def run_all(
         totals = dict.fromkeys(bars, 0)
         ways: dict[str, list[Finding]] = {}
         for message in messages:
-            if isinstance(message, Plan):
-                plans.append(message)
-                progress.start_task(bars[message.backend])
-                totals[message.backend] += message.trials  # of several orders, or of one begun again
-                progress.update(bars[message.backend], total=totals[message.backend])
+            if isinstance(message, Described):
+                described.append(message)
+                progress.start_task(bars[message.target])
+                totals[message.target] += message.count  # of several orders, or of one begun again
+                progress.update(bars[message.target], total=totals[message.target])
                 continue
             if isinstance(message, Ended):
                 if not screen.is_terminal:
@@ -215,22 +219,22 @@ def run_all(
         for before in ways.values() if known is None else ():
             screen.print(f"{_way(before[-1])}: {report.summary(before)}", highlight=False)
     return list(itertools.chain(*results.values())), [
-        each for name in results for each in plans if each.backend == name
+        each for name in results for each in described if each.target == name
     ]
 
 
-def versions_of(plans: Iterable[Plan]) -> dict[str, dict[str, str]]:
+def versions_of(described: Iterable[Described]) -> dict[str, Mapping[str, str]]:
     """The versions of all libraries that were run."""
-    return {plan.backend: plan.versions for plan in plans}
+    return {each.target: each.versions for each in described}
 
 
-def bits_environment(plans: Sequence[Plan]) -> dict[str, Any]:
+def bits_environment(described: Sequence[Described]) -> dict[str, Any]:
     """The environment of a comparison of bits: the threads are those that each library used, process by process."""
-    about = report.environment(versions_of(plans))
-    used: dict[str, list[dict[str, Any]]] = {plan.backend: [] for plan in plans}
-    for plan in plans:
-        if plan.threads not in used[plan.backend]:
-            used[plan.backend].append(plan.threads)
+    about = report.environment(versions_of(described))
+    used: dict[str, list[Mapping[str, Any]]] = {each.target: [] for each in described}
+    for each in described:
+        if each.threads not in used[each.target]:
+            used[each.target].append(each.threads)
     return {**about, "processors": about["threads"], "threads": used}
 
 

@@ -22,8 +22,8 @@ from attention_cli.conformance import (
 )
 from attention_cli.terminal import Many, check_file, console, refusal, refusing_files
 from attention_conformance.run import chains, digest as work, identical as bits
-from attention_conformance.run.machine import available_threads
 from attention_core.backend import get_backend
+from attention_workers.machine import available_threads
 
 if TYPE_CHECKING:
     from attention_cli.app import Digest
@@ -54,10 +54,10 @@ def digest(options: Digest, /) -> None:
         raise refusal(str(error)) from error
     counts = threads or ((1,) if jobs and len(available_threads()) > 1 else ())
     orders = work.orders(recipe, names, devices=device, modes=mode, threads=counts)
-    results, plans = run_all(orders, jobs, work.work, {})
+    results, described = run_all(orders, jobs, work.work, {})
     if not results:
         raise refusal("expected a device with float64 and the dtype of the inputs; got none")
-    verdict = work.judge(results, sha256, plans)
+    verdict = work.judge(results, sha256, described)
     verdict = replace(verdict, left_out=(*verdict.left_out, *(f"{way}: {why}" for _, way, why in fixed_threads(jobs))))
     screen = console()
     compared = " and ".join(filter(None, ("each other", verdict.compared)))
@@ -72,7 +72,7 @@ def digest(options: Digest, /) -> None:
             recipe, run_on(results), jobs, device=device, mode=mode, threads=counts, sha256=sha256 or verdict.sha256
         )
         hashes = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-        about = {**bits_environment(plans), "command": command, "files": hashes}
+        about = {**bits_environment(described), "command": command, "files": hashes}
         with refusing_files():
             bits.write_json(options.json, [verdict], about)
     raise typer.Exit(bool(verdict.complaints))

@@ -17,9 +17,11 @@ from attention_conformance.run.again import command_of, script_of
 from attention_conformance.run.bits import conventions, same_bits
 from attention_conformance.run.expected import Expected, Origin, expected_of, met, unmatched
 from attention_conformance.run.finding import Finding
-from attention_conformance.run.judge import Question, judged, offered
+from attention_conformance.run.job import Job
+from attention_conformance.run.judge import judged, offered
+from attention_conformance.run.question import Question
 from attention_conformance.run.questions import pair_questions, questions
-from attention_conformance.run.subjects import Job, on_device, told
+from attention_conformance.run.subjects import on_device, told
 from attention_conformance.run.surprises import surprises
 from attention_conformance.subjects.options import OPTIONS, named_keywords
 from attention_conformance.subjects.probe import settled
@@ -123,15 +125,12 @@ def target_tests(target: str, options: Mapping[str, Any]) -> list[SubjectTest]:
 
 def _job(target: str, declared: Mapping[str, Any], chosen: Mapping[str, Any]) -> Job:
     """A job by options of `OPTIONS`, without planted faults, as tests tell nothing of them."""
-    profile = chosen.get("profile", "kernel")
-    like = profile.removeprefix("like ") if profile.startswith("like ") else ""
     return Job(
         target,
         declared,
         tuple(chosen.get("case", ())),
         tuple(chosen.get("dtype", ())),
-        profile="exact" if like else profile,
-        like=like,
+        profile=chosen.get("profile", "kernel"),
         accepted=tuple(chosen.get("accept", ())),
         seed=chosen.get("seed", 0),
         power=False,

@@ -14,10 +14,10 @@ import numpy as np
 
 import attention_core as ac
 from attention_conformance.call import output_function
-from attention_conformance.cases import identical_inputs
+from attention_conformance.cases import identical_inputs as drawn
 from attention_conformance.cases.source import Blank, Source, Trees
 from attention_conformance.problem import Problem, Rule, Seed, array, rounded
-from attention_core import Dropout
+from attention_core import Dropout, functions
 from attention_core.backend import Backend, array_namespace, on_device_of
 
 __all__ = ["IDENTICAL", "Identical"]
@@ -77,8 +77,8 @@ class Identical:
             with np.errstate(all="ignore"):
                 results = self.function(trees)
             results = results if isinstance(results, tuple) else (results,)
-            drawn = (None if y is None else rounded(source.normal(*y.shape), y.dtype.name) for y in results)
-            trees["cotangents"] = tuple(drawn)
+            cotangents = (None if y is None else rounded(source.normal(*y.shape), y.dtype.name) for y in results)
+            trees["cotangents"] = tuple(cotangents)
         return trees
 
 
@@ -121,84 +121,54 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 ATTENTION = [
-    *(_attention(name, shows, identical_inputs.shaped(**sizes)) for name, (shows, sizes) in SHAPES.items()),
-    _attention("causal", "no later keys", identical_inputs.ordinary, CAUSAL),
-    _attention("causal-offset", "queries that come later", identical_inputs.ordinary, Rule("Causal", {"offset": 3})),
-    _attention(
-        "causal-empty-rows", "queries before all keys", identical_inputs.ordinary, Rule("Causal", {"offset": -3})
-    ),
-    _attention("causal-many", "blocks that are masked whole", identical_inputs.shaped(**SHAPES["many"][1]), CAUSAL),
-    _attention("window", "keys near the query", identical_inputs.ordinary, WINDOW),
-    _attention("lengths", "a length of 0 among them", identical_inputs.with_lengths, LENGTHS),
-    _attention("segments", "keys of the same segment", identical_inputs.with_segments, SEGMENTS),
-    _attention("mask", "a boolean array", identical_inputs.masked, array("mask")),
-    _attention("mask-and-window", "both masks", identical_inputs.masked, WINDOW & array("mask")),
-    _attention("mask-or-causal", "one mask or the other", identical_inputs.masked, CAUSAL | array("mask")),
-    _attention("not-window", "keys far from the query", identical_inputs.ordinary, ~WINDOW),
-    _attention("bias", "a bias", identical_inputs.biased),
-    _attention("bias-of-minus-infinity", "a bias that masks", identical_inputs.shut),
-    _attention("scale", "a scale", identical_inputs.ordinary, scale=0.3),
-    _attention("softcap", "capped scores", identical_inputs.ordinary, softcap=2.5),
-    _attention("softcap-window", "capped scores, with a mask", identical_inputs.ordinary, WINDOW, softcap=1.5),
-    _attention("dropout", "dropped weights", identical_inputs.ordinary, dropout=Seed(0.3, 7)),
-    _attention(
-        "dropout-causal",
-        "dropped weights, with a mask",
-        identical_inputs.ordinary,
-        CAUSAL,
-        dropout=Seed(0.5, 2**40 + 7),
-    ),
-    _attention("weights", "weights as well", identical_inputs.ordinary, return_weights=True),
-    _attention(
-        "weights-masked", "weights as well, masked and dropped", identical_inputs.masked, array("mask"), **EVERYTHING
-    ),
-    _attention("output-alone", "the output alone", identical_inputs.ordinary, CAUSAL, return_logsumexp=False),
-    _attention("near-ties", "scores near 10⁴ that differ little", identical_inputs.near_ties),
-    _attention("wide-range", "exponents from -100 to 100", identical_inputs.spread(-100, 100)),
-    _attention("subnormals", "values below the normal numbers", identical_inputs.subnormal),
-    _attention("zeros", "zeros alone", identical_inputs.constant(0.0)),
-    _attention("negative-zeros", "negative zeros alone", identical_inputs.constant(-0.0)),
-    _attention(
-        "extreme-values-masked", "infinities and nan, masked for some", identical_inputs.unlike_numbers("value"), CAUSAL
-    ),
-    _attention(
-        "extreme-keys-masked", "infinities and nan, masked for some", identical_inputs.unlike_numbers("key"), CAUSAL
-    ),
-    _attention("extreme-values", "infinities and nan among values", identical_inputs.unlike_numbers("value")),
-    _attention("extreme-keys", "infinities and nan among keys", identical_inputs.unlike_numbers("key")),
-    _attention("extreme-queries", "infinities and nan among queries", identical_inputs.unlike_numbers("query"), CAUSAL),
-    _attention("shared", "a sequence that ranks can share", identical_inputs.shared(), CAUSAL),
-    _attention("shared-spread", "the same, scores that deviate by 8", identical_inputs.shared(8.0), CAUSAL),
-    _attention("shared-zero-channels", "the same, with channels of zeros", identical_inputs.zero_channels, CAUSAL),
-    _attention(
-        "shared-long",
-        "the same, with 5040 keys",
-        identical_inputs.shared(rows=48, columns=5040),
-        Rule("Causal", {"offset": 4992}),
-    ),
+    *(_attention(name, shows, drawn.shaped(**sizes)) for name, (shows, sizes) in SHAPES.items()),
+    _attention("causal", "no later keys", drawn.ordinary, CAUSAL),
+    _attention("causal-offset", "queries that come later", drawn.ordinary, Rule("Causal", {"offset": 3})),
+    _attention("causal-empty-rows", "queries before all keys", drawn.ordinary, Rule("Causal", {"offset": -3})),
+    _attention("causal-many", "blocks that are masked whole", drawn.shaped(**SHAPES["many"][1]), CAUSAL),
+    _attention("window", "keys near the query", drawn.ordinary, WINDOW),
+    _attention("lengths", "a length of 0 among them", drawn.with_lengths, LENGTHS),
+    _attention("segments", "keys of the same segment", drawn.with_segments, SEGMENTS),
+    _attention("mask", "a boolean array", drawn.masked, array("mask")),
+    _attention("mask-and-window", "both masks", drawn.masked, WINDOW & array("mask")),
+    _attention("mask-or-causal", "one mask or the other", drawn.masked, CAUSAL | array("mask")),
+    _attention("not-window", "keys far from the query", drawn.ordinary, ~WINDOW),
+    _attention("bias", "a bias", drawn.biased),
+    _attention("bias-of-minus-infinity", "a bias that masks", drawn.shut),
+    _attention("scale", "a scale", drawn.ordinary, scale=0.3),
+    _attention("softcap", "capped scores", drawn.ordinary, softcap=2.5),
+    _attention("softcap-window", "capped scores, with a mask", drawn.ordinary, WINDOW, softcap=1.5),
+    _attention("dropout", "dropped weights", drawn.ordinary, dropout=Seed(0.3, 7)),
+    _attention("dropout-causal", "dropped weights, with a mask", drawn.ordinary, CAUSAL, dropout=Seed(0.5, 2**40 + 7)),
+    _attention("weights", "weights as well", drawn.ordinary, return_weights=True),
+    _attention("weights-masked", "weights as well, masked and dropped", drawn.masked, array("mask"), **EVERYTHING),
+    _attention("output-alone", "the output alone", drawn.ordinary, CAUSAL, return_logsumexp=False),
+    _attention("near-ties", "scores near 10⁴ that differ little", drawn.near_ties),
+    _attention("wide-range", "exponents from -100 to 100", drawn.spread(-100, 100)),
+    _attention("subnormals", "values below the normal numbers", drawn.subnormal),
+    _attention("zeros", "zeros alone", drawn.constant(0.0)),
+    _attention("negative-zeros", "negative zeros alone", drawn.constant(-0.0)),
+    _attention("extreme-values-masked", "infinities and nan, masked for some", drawn.unlike_numbers("value"), CAUSAL),
+    _attention("extreme-keys-masked", "infinities and nan, masked for some", drawn.unlike_numbers("key"), CAUSAL),
+    _attention("extreme-values", "infinities and nan among values", drawn.unlike_numbers("value")),
+    _attention("extreme-keys", "infinities and nan among keys", drawn.unlike_numbers("key")),
+    _attention("extreme-queries", "infinities and nan among queries", drawn.unlike_numbers("query"), CAUSAL),
+    _attention("shared", "a sequence that ranks can share", drawn.shared(), CAUSAL),
+    _attention("shared-spread", "the same, scores that deviate by 8", drawn.shared(8.0), CAUSAL),
+    _attention("shared-zero-channels", "the same, with channels of zeros", drawn.zero_channels, CAUSAL),
+    _attention("shared-long", "the same, with 5040 keys", drawn.shared(rows=48, columns=5040),
+               Rule("Causal", {"offset": 4992})),
     *(
         _attention(f"{dtype}-{name}", f"{dtype}: {shows}", inputs, mask, dtype=dtype, **options)
         for dtype in ("float16", "bfloat16")
         for name, shows, inputs, mask, options in (
-            ("plain", "queries that attend to every key", identical_inputs.ordinary, None, {}),
-            (
-                "causal-dropout",
-                "no later keys, dropped weights",
-                identical_inputs.ordinary,
-                CAUSAL,
-                {"dropout": Seed(0.2, 3)},
-            ),
-            ("bias", "a bias that masks, and weights", identical_inputs.biased, WINDOW, {"return_weights": True}),
-            (
-                "extreme",
-                "infinities and nan, masked for some",
-                identical_inputs.unlike_numbers("key", "value"),
-                CAUSAL,
-                {},
-            ),
+            ("plain", "queries that attend to every key", drawn.ordinary, None, {}),
+            ("causal-dropout", "no later keys, dropped weights", drawn.ordinary, CAUSAL, {"dropout": Seed(0.2, 3)}),
+            ("bias", "a bias that masks, and weights", drawn.biased, WINDOW, {"return_weights": True}),
+            ("extreme", "infinities and nan, masked for some", drawn.unlike_numbers("key", "value"), CAUSAL, {}),
         )
     ),
-]
+]  # fmt: skip
 
 
 def _called(function: Callable[..., Any], names: tuple[str, ...], options: Mapping[str, Any], trees: Trees) -> Any:
@@ -221,7 +191,7 @@ def _layer(
 def _embed(trees: Trees) -> Any:
     dropout = Dropout(0.1, 5)
     ids, segments = trees["ids"], trees["segments"]
-    return ac.functions.embed_tokens(
+    return functions.embed_tokens(
         trees["parameters"], ids, segment_ids=segments, dropout=dropout, arithmetic="reproducible"
     )
 
@@ -232,10 +202,10 @@ def _decode(trees: Trees) -> Any:
     xp, batch = array_namespace(ids), ids.shape[0]
     options: dict[str, Any] = {"arithmetic": "reproducible", **GROUPS}
     cache = ac.cache.empty_decoder_cache(2, (batch,), 2, 7, 4, ragged=True, xp=xp, **on_device_of(ids))
-    logits, cache = ac.functions.decoder(parameters, ids[:, :4], cache=cache, num_new=trees["lengths"], **options)
+    logits, cache = functions.decoder(parameters, ids[:, :4], cache=cache, num_new=trees["lengths"], **options)
     found = [xp.where((xp.arange(4, **on_device_of(ids)) < trees["lengths"][:, None])[..., None], logits, 0.0)]
     for position in (4, 5, 6):
-        logits, cache = ac.functions.decoder(parameters, ids[:, position : position + 1], cache=cache, **options)
+        logits, cache = functions.decoder(parameters, ids[:, position : position + 1], cache=cache, **options)
         found.append(logits)
     return xp.concat(found, axis=1)
 
@@ -264,206 +234,69 @@ BENT: dict[str, Any] = {"mask": ac.Causal(offset=1), "softcap": 2.0}
 SCALED, PLACED = ("scale", "x"), ("x", "positions")
 
 LAYERS = [
-    _layer(
-        "scores",
-        "the scores alone, capped and masked",
-        ac.attention_scores,
-        identical_inputs.pair,
-        names=("query", "key"),
-        **BENT,
-    ),
-    Identical("pieces", "pieces of the keys, merged", identical_inputs.unlike_numbers("value"), _in_pieces),
-    _layer("linear", "an affine map", ac.functions.linear, identical_inputs.affine),
-    _layer("linear-wide-range", "exponents from -60 to 60", ac.functions.linear, identical_inputs.affine_spread),
-    _layer("layer-norm", "normalized channels", ac.functions.layer_norm, identical_inputs.normalized),
-    _layer(
-        "rms-norm", "channels over their root mean square", ac.functions.rms_norm, identical_inputs.scaled, names=SCALED
-    ),
-    _layer(
-        "rms-norm-wide-range",
-        "exponents from -140 to 120",
-        ac.functions.rms_norm,
-        identical_inputs.scaled_spread,
-        names=SCALED,
-    ),
-    _layer("rotary", "near and far positions", ac.functions.rotary_embedding, identical_inputs.placed, names=PLACED),
-    _layer(
-        "rotary-interleaved",
-        "some channels kept",
-        ac.functions.rotary_embedding,
-        identical_inputs.placed,
-        names=PLACED,
-        interleaved=True,
-        width=10,
-    ),
-    _layer(
-        "rotary-wide-range",
-        "exponents from -140 to 120",
-        ac.functions.rotary_embedding,
-        identical_inputs.placed_spread,
-        names=PLACED,
-        base=5e5,
-    ),
-    _layer("gelu", "x from -40 to 40", ac.functions.gelu, identical_inputs.line, names=("x",)),
-    _layer(
-        "gelu-extremes",
-        "subnormals, infinities and nan",
-        ac.functions.gelu,
-        identical_inputs.line_of_extremes,
-        names=("x",),
-    ),
-    _layer("silu", "x from -40 to 40", ac.functions.silu, identical_inputs.line, names=("x",)),
-    _layer(
-        "silu-extremes",
-        "subnormals, infinities and nan",
-        ac.functions.silu,
-        identical_inputs.line_of_extremes,
-        names=("x",),
-    ),
-    _layer(
-        "gated-feed-forward",
-        "two maps, one gated by the other",
-        ac.functions.gated_feed_forward,
-        identical_inputs.gated_feed_forward,
-    ),
-    _layer("feed-forward", "two maps", ac.functions.feed_forward, identical_inputs.feed_forward),
-    _layer(
-        "feed-forward-dropout",
-        "two maps, and dropout",
-        ac.functions.feed_forward,
-        identical_inputs.feed_forward,
-        dropout=DROPOUT,
-    ),
-    _layer(
-        "multi-head",
-        "projected heads, and weights",
-        ac.multi_head_attention,
-        identical_inputs.multi_head(4, extra=False),
-        **HEADS,
-        **EVERYTHING,
-    ),
-    _layer(
-        "multi-head-extra",
-        "an extra key, grouped heads",
-        ac.multi_head_attention,
-        identical_inputs.multi_head(2, extra=True),
-        is_causal=True,
-        **GROUPS,
-    ),
-    _layer(
-        "encoder",
-        "norms first, dropout",
-        ac.functions.encoder_layer,
-        identical_inputs.encoder,
-        dropout=DROPOUT,
-        mask=ac.Causal(),
-        **HEADS,
-    ),
-    _layer(
-        "encoder-norm-last",
-        "norms last, dropout",
-        ac.functions.encoder_layer,
-        identical_inputs.encoder,
-        norm_first=False,
-        dropout=DROPOUT,
-        **HEADS,
-    ),
+    _layer("scores", "the scores alone, capped and masked", ac.attention_scores, drawn.pair, names=("query", "key"),
+           **BENT),
+    Identical("pieces", "pieces of the keys, merged", drawn.unlike_numbers("value"), _in_pieces),
+    _layer("linear", "an affine map", functions.linear, drawn.affine),
+    _layer("linear-wide-range", "exponents from -60 to 60", functions.linear, drawn.affine_spread),
+    _layer("layer-norm", "normalized channels", functions.layer_norm, drawn.normalized),
+    _layer("rms-norm", "channels over their root mean square", functions.rms_norm, drawn.scaled, names=SCALED),
+    _layer("rms-norm-wide-range", "exponents from -140 to 120", functions.rms_norm, drawn.scaled_spread, names=SCALED),
+    _layer("rotary", "near and far positions", functions.rotary_embedding, drawn.placed, names=PLACED),
+    _layer("rotary-interleaved", "some channels kept", functions.rotary_embedding, drawn.placed, names=PLACED,
+           interleaved=True, width=10),
+    _layer("rotary-wide-range", "exponents from -140 to 120", functions.rotary_embedding, drawn.placed_spread,
+           names=PLACED, base=5e5),
+    _layer("gelu", "x from -40 to 40", functions.gelu, drawn.line, names=("x",)),
+    _layer("gelu-extremes", "subnormals, infinities and nan", functions.gelu, drawn.line_of_extremes, names=("x",)),
+    _layer("silu", "x from -40 to 40", functions.silu, drawn.line, names=("x",)),
+    _layer("silu-extremes", "subnormals, infinities and nan", functions.silu, drawn.line_of_extremes, names=("x",)),
+    _layer("gated-feed-forward", "two maps, one gated by the other", functions.gated_feed_forward,
+           drawn.gated_feed_forward),
+    _layer("feed-forward", "two maps", functions.feed_forward, drawn.feed_forward),
+    _layer("feed-forward-dropout", "two maps, and dropout", functions.feed_forward, drawn.feed_forward,
+           dropout=DROPOUT),
+    _layer("multi-head", "projected heads, and weights", ac.multi_head_attention, drawn.multi_head(4, extra=False),
+           **HEADS, **EVERYTHING),
+    _layer("multi-head-extra", "an extra key, grouped heads", ac.multi_head_attention, drawn.multi_head(2, extra=True),
+           is_causal=True, **GROUPS),
+    _layer("encoder", "norms first, dropout", functions.encoder_layer, drawn.encoder, dropout=DROPOUT,
+           mask=ac.Causal(), **HEADS),
+    _layer("encoder-norm-last", "norms last, dropout", functions.encoder_layer, drawn.encoder, norm_first=False,
+           dropout=DROPOUT, **HEADS),
     replace(
-        _layer(
-            "decoder",
-            "a language model",
-            ac.functions.decoder,
-            identical_inputs.language,
-            names=("parameters", "ids"),
-            **GROUPS,
-        ),
+        _layer("decoder", "a language model", functions.decoder, drawn.language, names=("parameters", "ids"), **GROUPS),
         modes=("eager", "jit", "graph", "compiled"),  # XLA compiles its exact sums for minutes in TensorFlow
     ),
-    Identical(
-        "decoder-cache",
-        "its prompts at once, then token by token",
-        identical_inputs.language,
-        _decode,
-        batched=("ids", "lengths"),
-        modes=("eager",),
-    ),
-    Identical("embed-tokens", "three tables, a norm, dropout", identical_inputs.tokens, _embed),
-    _layer(
-        "sagan",
-        "all places of an image",
-        ac.functions.sagan_attention,
-        identical_inputs.image,
-        pool=False,
-        return_weights=True,
-    ),
-    _layer("sagan-pooled", "maxima of 2 × 2 places", ac.functions.sagan_attention, identical_inputs.image),
-    _layer(
-        "spectral-norm",
-        "three steps of power iteration",
-        ac.functions.spectral_norm,
-        identical_inputs.matrix,
-        names=("weight", "u"),
-        iterations=3,
-    ),
+    Identical("decoder-cache", "its prompts at once, then token by token", drawn.language, _decode,
+              batched=("ids", "lengths"), modes=("eager",)),
+    Identical("embed-tokens", "three tables, a norm, dropout", drawn.tokens, _embed),
+    _layer("sagan", "all places of an image", functions.sagan_attention, drawn.image, pool=False, return_weights=True),
+    _layer("sagan-pooled", "maxima of 2 × 2 places", functions.sagan_attention, drawn.image),
+    _layer("spectral-norm", "three steps of power iteration", functions.spectral_norm, drawn.matrix,
+           names=("weight", "u"), iterations=3),
     *(
         _layer(f"{dtype}-{name}", f"{dtype}: {shows}", function, inputs, dtype=dtype, **options)
         for dtype in ("float16", "bfloat16")
         for name, shows, function, inputs, options in (
-            ("linear", "an affine map", ac.functions.linear, identical_inputs.affine, {}),
-            ("layer-norm", "normalized channels", ac.functions.layer_norm, identical_inputs.normalized, {}),
-            (
-                "encoder",
-                "norms first, dropout",
-                ac.functions.encoder_layer,
-                identical_inputs.encoder,
-                {"dropout": DROPOUT, **HEADS},
-            ),
+            ("linear", "an affine map", functions.linear, drawn.affine, {}),
+            ("layer-norm", "normalized channels", functions.layer_norm, drawn.normalized, {}),
+            ("encoder", "norms first, dropout", functions.encoder_layer, drawn.encoder, {"dropout": DROPOUT, **HEADS}),
         )
     ),
-    _layer(
-        "bfloat16-rms-norm",
-        "bfloat16: channels over their root",
-        ac.functions.rms_norm,
-        identical_inputs.scaled,
-        names=SCALED,
-        dtype="bfloat16",
-    ),
-    _layer(
-        "bfloat16-rotary",
-        "bfloat16: near and far positions",
-        ac.functions.rotary_embedding,
-        identical_inputs.placed,
-        names=PLACED,
-        dtype="bfloat16",
-    ),
-]
+    _layer("bfloat16-rms-norm", "bfloat16: channels over their root", functions.rms_norm, drawn.scaled, names=SCALED,
+           dtype="bfloat16"),
+    _layer("bfloat16-rotary", "bfloat16: near and far positions", functions.rotary_embedding, drawn.placed,
+           names=PLACED, dtype="bfloat16"),
+]  # fmt: skip
 
 VARIABLES = ("query", "key", "value", "bias", "parameters", "x", "scale", "weight", "u")
 UNDIFFERENTIATED = {  # what others show as well: compilers take seconds for every gradient
-    "one-query",
-    "wide",
-    "two-batches",
-    "one-key-head",
-    "no-queries",
-    "no-batch",
-    "causal",
-    "mask-and-window",
-    "mask-or-causal",
-    "not-window",
-    "scale",
-    "softcap",
-    "dropout",
-    "weights",
-    "output-alone",
-    "negative-zeros",
-    "extreme-values",
-    "extreme-keys",
-    "feed-forward",
-    "pieces",
-    "decoder",
-    "decoder-cache",
+    "one-query", "wide", "two-batches", "one-key-head", "no-queries", "no-batch", "causal", "mask-and-window",
+    "mask-or-causal", "not-window", "scale", "softcap", "dropout", "weights", "output-alone", "negative-zeros",
+    "extreme-values", "extreme-keys", "feed-forward", "pieces", "decoder", "decoder-cache",
     *(f"{dtype}-{name}" for dtype in ("float16", "bfloat16") for name in ("plain", "layer-norm")),
-}
+}  # fmt: skip
 
 
 def _differentiated(case: Identical) -> Identical:

@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from attention_conformance.subjects.target import TargetError, load_object
 from attention_core import layers
 from attention_core.backend import get_backend
 from attention_core.layers.adapters import Adapted
-from attention_core.layouts import LAYOUTS
+from attention_core.layouts import ENCODERS, LAYOUTS, from_encoder
 from attention_files.checkpoints import load_causal_lm
 from attention_files.gguf import load_gguf
 from attention_files.safetensors import FileError, load_arrays, load_layers
@@ -29,8 +30,6 @@ from attention_files.safetensors import FileError, load_arrays, load_layers
 __all__ = ["FRAMEWORKS", "ComparisonError", "Side", "drawn_inputs", "ours", "read_inputs", "read_model", "side_of"]
 
 FRAMEWORKS = ("numpy", "torch", "jax", "tensorflow", "keras")
-ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu"}
-ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert")
 INPUTS = ("token_ids", "x", "query", "key_mask", "mask", "position_ids")
 
 
@@ -163,18 +162,10 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _bert(arrays: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[Any, Any]:
-    """An encoder of the kind of BERT; positions of its relatives begin behind that of padding."""
-    activation = ACTIVATIONS.get(config.get("hidden_act", "gelu"))
-    if activation is None:
-        raise ComparisonError(f"expected hidden_act out of {', '.join(ACTIVATIONS)}; got {config['hidden_act']}")
-    definitions, trees = LAYOUTS["bert"].read(
-        {name: each for name, each in arrays.items() if "pooler." not in name},
-        num_heads=config["num_attention_heads"],
-        epsilon=config.get("layer_norm_eps", 1e-12),
-        padding_idx=-1 if config["model_type"] == "bert" else config.get("pad_token_id", 1),
-        xp=np,
-    )
-    return (definitions[0], *(each.with_settings(activation=activation) for each in definitions[1:])), trees
+    """An encoder; the head of a task is left out."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return from_encoder(arrays, config=config, xp=np)
 
 
 def ours(name: str, framework: str, definitions: Any, parameters: Any) -> Side:

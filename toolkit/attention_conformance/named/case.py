@@ -80,7 +80,7 @@ class NamedCase:
     packages : tuple of str
         As a package index knows them.
     needs : str
-        "cpu", or the device without which the script says "not here".
+        The device without which the script says "not here", by default "cpu".
     geometry : mapping
         Sizes B, H, G, M, N, D, E as far as the case asks for them.
     like : tuple of str
@@ -136,9 +136,9 @@ def read(path: Path) -> NamedCase:
         line=fields["line"],
         versions=fields["versions"],
         packages=tuple(metadata["dependencies"]),
-        needs=fields["needs"],
+        needs=fields.get("needs", "cpu"),
         geometry=fields["geometry"],
-        like=tuple(fields["like"]),
-        shown=Shown(**{name: str(value) for name, value in fields["shown"].items()}),
+        like=tuple(fields.get("like", ())),
+        shown=Shown(**{"date": "", "versions": "", **fields["shown"]}),
         path=path,
     )

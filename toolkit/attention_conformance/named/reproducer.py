@@ -32,6 +32,9 @@ def run(case: NamedCase, seconds: float = SECONDS) -> Ran:
         done = subprocess.run(words, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
         return Ran(3, f"no result in {seconds:.0f} s\n")
+    last = done.stderr.strip().rpartition("\n")[2]
+    if last.startswith(("ImportError: ", "ModuleNotFoundError: ")):  # of a version without it
+        return Ran(77, f"not here: {last.partition(': ')[2]}\n")
     # An exception also ends with 1, and is no result.
     is_result = done.returncode in (0, 77) or (done.returncode == 1 and "Traceback" not in done.stderr)
     return Ran(done.returncode, done.stdout) if is_result else Ran(3, done.stdout + done.stderr)

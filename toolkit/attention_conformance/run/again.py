@@ -10,7 +10,8 @@ from attention_conformance.cases.bits import BITS
 from attention_conformance.problem import Problem
 from attention_conformance.run.catalogue import subject_cases
 from attention_conformance.run.finding import Finding
-from attention_conformance.run.judge import Question, asked
+from attention_conformance.run.judge import asked
+from attention_conformance.run.question import Question
 from attention_conformance.subjects.probe import settled
 from attention_conformance.subjects.subject import Subject
 

@@ -29,7 +29,8 @@ from attention_conformance.run.truth import size_of
 from attention_conformance.subjects.fit import meant
 
 if TYPE_CHECKING:
-    from attention_conformance.run.judge import Bounds, Question
+    from attention_conformance.run.judge import Bounds
+    from attention_conformance.run.question import Question
 
 __all__ = ["Variants", "agreed", "power"]
 

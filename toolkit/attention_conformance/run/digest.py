@@ -17,7 +17,8 @@ from attention_conformance.cases.source import Trees
 from attention_conformance.problem import NumpyArray
 from attention_conformance.run.finding import Finding
 from attention_conformance.run.identical import Verdict, arrays_of, verdicts, work_on
-from attention_conformance.run.processes import Message, Order, Plan, execute
+from attention_conformance.run.job import Described, Message, Order
+from attention_conformance.run.runner import carried_out
 from attention_core import scaled_dot_product_attention
 from attention_core.backend import available_backends
 from attention_core.layers import DotProductAttention, SaganAttention
@@ -124,12 +125,11 @@ def digest(
         raise ValueError(f"expected jobs with threads, which a running process keeps; got {jobs}")
     read(recipe)
     chosen = orders(recipe, backends or available_backends(), devices=devices, modes=modes, threads=threads)
-    messages = list(execute(chosen, jobs, work))
+    messages = list(carried_out(chosen, jobs, work))
     results = [message for message in messages if isinstance(message, Finding)]
     if not results:
         raise ValueError(f"expected a device and a mode that there are; got {devices or 'all'} and {modes or 'all'}")
-    plans = [message for message in messages if isinstance(message, Plan)]
-    return judge(results, sha256, plans)
+    return judge(results, sha256, [message for message in messages if isinstance(message, Described)])
 
 
 def orders(
@@ -147,9 +147,9 @@ def orders(
     return [replace(order, backend=name, threads=count) for count in counts for name in backends]
 
 
-def judge(results: Sequence[Finding], expected: str | None = None, plans: Sequence[Plan] = ()) -> Verdict:
+def judge(results: Sequence[Finding], expected: str | None = None, described: Sequence[Described] = ()) -> Verdict:
     """Compare what all ways computed, and with the hash that is expected where one is."""
-    left_out = [each for plan in plans for each in plan.left_out]
+    left_out = [each for backend in described for each in backend.left_out]
     (verdict,) = verdicts([NAME], results, {NAME: expected}, origin="given", left_out=left_out)
     return verdict
 

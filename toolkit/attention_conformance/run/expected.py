@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,10 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-
 from attention_conformance.run.finding import QUIET, VERDICTS, Finding
-from attention_conformance.run.machine import machine
+from attention_workers.machine import machine
 
 __all__ = ["Expected", "ExpectedError", "Origin", "expected_of", "expected_text", "met", "read_expected", "unmatched"]
 
@@ -40,7 +40,7 @@ class Expected:
 
     Attributes
     ----------
-    case, dtype, device, backend : str
+    case, dtype, device, backend, implementation : str
         Patterns; by default all. The device is ``cuda:0`` or its kind, and the backend the library of its arrays.
     instructions : str
         A vector instruction that the processor has, such as ``amx_bf16``; empty for any processor.
@@ -58,6 +58,7 @@ class Expected:
     dtype: str = "*"
     device: str = "*"
     backend: str = "*"
+    implementation: str = "*"
     instructions: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     verdict: str = ""
@@ -67,7 +68,7 @@ class Expected:
 
     def matches(self, finding: Finding, origin: Origin) -> bool:
         """Whether it is about this finding, here."""
-        if self.variant not in ("", finding.variant):
+        if self.variant not in ("", finding.variant) or not fnmatch(finding.implementation, self.implementation):
             return False
         return fnmatch(finding.case, self.case) and fnmatch(finding.dtype, self.dtype) and self.is_here(origin)
 
@@ -81,9 +82,14 @@ class Expected:
         return all(_has(name, versions) for name, versions in self.versions.items())
 
 
+def _specifiers() -> Any:
+    """What reads versions, which most files do not name."""
+    return importlib.import_module("packaging.specifiers")
+
+
 def _has(name: str, versions: str) -> bool:
     try:
-        return SpecifierSet(versions).contains(version(name), prereleases=True)
+        return bool(_specifiers().SpecifierSet(versions).contains(version(name), prereleases=True))
     except PackageNotFoundError:
         return False
 
@@ -123,9 +129,9 @@ def read_expected(path: Path) -> tuple[Expected, ...]:
 
 
 def _apart(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row for each of several cases."""
-    cases = row.get("case")
-    return [row | {"case": each} for each in cases] if isinstance(cases, list) and cases else [row]
+    """A row for each of several cases, dtypes and backends."""
+    several = [name for name in ("case", "dtype", "backend") if isinstance(row.get(name), list) and row[name]]
+    return [row | dict(zip(several, each, strict=True)) for each in itertools.product(*(row[name] for name in several))]
 
 
 def _entry(row: dict[str, Any], path: Path) -> Expected:
@@ -139,8 +145,8 @@ def _entry(row: dict[str, Any], path: Path) -> Expected:
         raise ExpectedError(f"expected a verdict out of {', '.join(VERDICTS)} in {path}; got {row['verdict']!r}")
     try:
         for versions in row.get("versions", {}).values():
-            SpecifierSet(versions)
-    except (AttributeError, InvalidSpecifier) as error:
+            _specifiers().SpecifierSet(versions)
+    except (AttributeError, ValueError) as error:  # InvalidSpecifier is one
         raise ExpectedError(f"expected versions as in torch = '>=2.6' in {path}; got {row['versions']!r}") from error
     return Expected(**row)
 
@@ -216,7 +222,18 @@ def expected_text(
 
 def _table(entry: Expected) -> str:
     lines = ["[[expected]]"]
-    for name in ("case", "dtype", "device", "backend", "instructions", "verdict", "variant", "reason", "link"):
+    for name in (
+        "case",
+        "dtype",
+        "device",
+        "backend",
+        "implementation",
+        "instructions",
+        "verdict",
+        "variant",
+        "reason",
+        "link",
+    ):
         told = getattr(entry, name)
         if told not in ("", "*"):
             lines.append(f"{name} = {_quoted(told)}")

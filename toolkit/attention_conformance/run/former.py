@@ -43,8 +43,9 @@ OWN = {"overwritten", "kept"}
 
 def mistaken(case: Case, problem: Problem, subject: Subject, seed: int) -> Iterator[tuple[Variant, Problem]]:
     """Problems with arrays of the call before, or as another reading of memory has them, and what that is called."""
-    reversed_ = {name: each[::-1].copy() for name, each in problem.arrays.items()}
-    former = [replace(problem, arrays=reversed_)] if case.measure in OWN else asking(case, problem, seed)
+    former = asking(case, problem, seed)
+    if case.measure in OWN:
+        former = [replace(problem, arrays={name: each[::-1].copy() for name, each in problem.arrays.items()})]
     for earlier in former:
         if _shapes(earlier) != _shapes(problem):
             continue

@@ -14,7 +14,8 @@ import numpy as np
 from attention_conformance.cases.case import Case, Draw, hard
 from attention_conformance.problem import NumpyArray, Problem, array, rounded
 from attention_conformance.run.finding import WRONG, Finding
-from attention_conformance.run.judge import Question, judged
+from attention_conformance.run.judge import judged
+from attention_conformance.run.question import Question
 from attention_conformance.run.script import script
 from attention_conformance.subjects.fit import fit
 from attention_conformance.subjects.subject import Subject
@@ -155,7 +156,7 @@ def _question(drawn: Drawn, subject: Subject, job: Any) -> Question:
         subject,
         _case(drawn),
         drawn.dtype,
-        job.profile,
+        job.bounds,
         job.seed,
         accepted=tuple(job.accepted),
         power=False,

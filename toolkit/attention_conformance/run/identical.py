@@ -30,8 +30,8 @@ from attention_conformance.cases.identical import IDENTICAL, Identical
 from attention_conformance.cases.source import Trees
 from attention_conformance.problem import NumpyArray
 from attention_conformance.run.finding import Finding, Started
+from attention_conformance.run.job import Described, Ended, Message, Order
 from attention_conformance.run.model import model_cases
-from attention_conformance.run.processes import Ended, Message, Order, Plan
 from attention_conformance.subjects.libraries import devices_of, holds, quiet_start, threads_of
 from attention_core.backend import Backend, get_backend
 from attention_files.writing import write_file
@@ -173,7 +173,7 @@ def work_on(cases: Sequence[Identical], order: Order) -> Iterator[Message]:
         left_out += [(name, "", reason) for name, case in run_cases.items() for reason in _unvaried(case, modes)]
         unheld = [each for each in backend.devices() if each not in devices_of(backend)]
         left_out += [("*", f"{backend.name} on {each}", "it holds no values") for each in unheld]
-    yield Plan(backend.name, len(trials), backend.versions(), threads_of(backend), tuple(left_out))
+    yield Described({}, {}, backend.versions(), len(trials), backend.name, threads_of(backend), tuple(left_out))
     threads = "" if order.threads is None else f"{order.threads} thread{'s' * (order.threads != 1)}"
     for name, ways in itertools.groupby(trials[order.skip :], key=lambda trial: trial[0].name):
         hashes = []

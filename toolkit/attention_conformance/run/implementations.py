@@ -6,12 +6,26 @@ import contextlib
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from attention_conformance.cases.case import Bound, Case, exact_scores
 from attention_conformance.problem import Problem
-from attention_core.backend import Backend
+from attention_conformance.run.question import Question
+from attention_core import config_context
+from attention_core.backend import Backend, is_on_host
 
-__all__ = ["IMPLEMENTATIONS", "asked", "bound_of", "in_small_blocks", "is_quick", "left_out", "refusal"]
+__all__ = [
+    "IMPLEMENTATIONS",
+    "bound_of",
+    "in_small_blocks",
+    "in_way",
+    "is_quick",
+    "left_out",
+    "of_implementation",
+    "refusal",
+]
 
 IMPLEMENTATIONS = ("dense", "blockwise", "fused")
 
@@ -55,7 +69,7 @@ SLOWEST = {("tensorflow", "xla"): ("masks-combined", "attended-inf-value", "scor
 """Where a compiler takes five seconds for a case. It is XLA, which compiles all the others for JAX."""
 
 
-def asked(problem: Problem, implementation: str) -> Problem:
+def of_implementation(problem: Problem, implementation: str) -> Problem:
     """The problem as an implementation can be asked; as it is where none is named."""
     if not implementation:
         return problem
@@ -76,6 +90,19 @@ def in_small_blocks(backend: Backend, problem: Problem) -> Iterator[None]:
         yield
     finally:
         backend.tuning = tuning
+
+
+def in_way(question: Question, problem: Problem) -> contextlib.AbstractContextManager[Any]:
+    """The context in which the core is asked: of small blocks, and with a look at results that may not be finite."""
+    stack = contextlib.ExitStack()
+    if question.implementation == "blockwise":
+        stack.enter_context(in_small_blocks(question.backend, problem))
+    if question.library is not None and not is_on_host(
+        question.library.from_numpy(np.zeros(1, np.float32), device=question.device)
+    ):  # an accelerator, which keeps to line 5 under every mask where it is asked to
+        is_finite = all(np.isfinite(each.astype(np.float64)).all() for each in problem.arrays.values())
+        stack.enter_context(contextlib.nullcontext() if is_finite else config_context(assume_finite=False))
+    return stack
 
 
 def left_out(case: Case, implementation: str, backend: Backend, dtype: str, mode: str) -> str:

@@ -1,21 +1,83 @@
-"""What is to be run on a target, and what its run tells before there are findings."""
+"""What a process is to run, on a backend of the core or on a target, and what it tells besides findings."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
 
+import attention_workers as workers
 from attention_conformance.problem import DTYPES
+from attention_conformance.run.finding import Finding, Started
 from attention_conformance.run.names import no_case, not_accepted
 from attention_conformance.run.profiles import PROFILES
-from attention_workers import Order
+from attention_conformance.run.untrusted import Returned
+from attention_conformance.subjects.probe import AFTER_A_CRASH
 
-__all__ = ["Asked", "Described", "Job", "Refused"]
+__all__ = ["Asked", "Described", "Ended", "Job", "Message", "Order", "Refused", "unanswered"]
 
 
 @dataclass(frozen=True)
-class Job(Order):
+class Order(workers.Order):
+    """What is to be run on one backend; ``None`` stands for all there are.
+
+    Attributes
+    ----------
+    backend : str
+    cases : tuple of str
+    devices, dtypes, modes, implementations : tuple of str, optional
+    models : tuple of Path
+        Directories with an encoder or a language model, or GGUF files, to be run as well.
+    quick : bool
+        Whether to run eager calls in float32 alone, on the first device unless others are named. Bits are compared of
+        one eager call of each case then.
+    sentences : tuple of str
+        What the model encodes in place of its own sentences.
+    long : bool
+        Whether a language model continues more prompts, and in more modes.
+    recipe : Recipe, optional
+        What is computed in place of the cases.
+    skip : int
+        How many trials have been run already.
+    """
+
+    backend: str
+    cases: tuple[str, ...]
+    devices: tuple[str, ...] | None = None
+    dtypes: tuple[str, ...] | None = None
+    modes: tuple[str, ...] | None = None
+    implementations: tuple[str, ...] | None = None
+    models: tuple[Path, ...] = ()
+    quick: bool = False
+    sentences: tuple[str, ...] = ()
+    long: bool = False
+    recipe: Any = None
+    skip: int = 0
+
+    def noted(self, message: Message, at: Any) -> tuple[Order, Any]:
+        """What is left after a message, and where the process is."""
+        if isinstance(message, Finding):
+            return replace(self, skip=self.skip + 1), None
+        return self, message if isinstance(message, Started) else at
+
+    def lost(self, at: Any, death: workers.Death) -> tuple[Finding, Order | None]:
+        """The finding for the death of a process, and what another has to do: the case that it died of fails."""
+        if at is None:
+            found = Finding(
+                "start", "-", 0, "The library loads.", "crashed", backend=self.backend, device="-", mode="-"
+            )
+            found = replace(found, implementation="-", measure="exact")
+        else:
+            found = replace(at.finding, verdict="crashed")
+        left = None if at is None else replace(self, skip=self.skip + 1)
+        return replace(found, error=math.inf, detail=death.reason), left
+
+
+@dataclass(frozen=True)
+class Job(workers.Order):
     """What is to be run on a target, and what is known of it already.
 
     Attributes
@@ -26,8 +88,7 @@ class Job(Order):
     cases, dtypes : tuple of str
         Patterns of names, and dtypes; by default all cases in float32 and a type of 16 bits, and a few in the other.
     profile : str
-    like : str
-        Another target, whose error is allowed twice.
+        ``exact``, ``kernel``, ``tf32``, or ``like`` and another target, whose error is allowed twice.
     same_bits_as : str
         Another target, or the same, whose bits are compared, in place of the cases.
     accepted : tuple of str
@@ -51,7 +112,6 @@ class Job(Order):
     cases: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
     profile: str = "kernel"
-    like: str = ""
     same_bits_as: str = ""
     accepted: tuple[str, ...] = ()
     seed: int = 0
@@ -65,9 +125,17 @@ class Job(Order):
     @property
     def how(self) -> str:
         """How it is judged: by a profile, or another target, as `command_of` takes it."""
-        if self.same_bits_as:
-            return f"same-bits-as {self.same_bits_as}"
-        return f"like {self.like}" if self.like else self.profile
+        return f"same-bits-as {self.same_bits_as}" if self.same_bits_as else self.profile
+
+    @property
+    def like(self) -> str:
+        """The target whose error is allowed twice; empty where the profile is another."""
+        return self.profile.removeprefix("like ") if self.profile.startswith("like ") else ""
+
+    @property
+    def bounds(self) -> str:
+        """The profile of the bounds that hold whatever the other target is."""
+        return "exact" if self.like else self.profile
 
     @property
     def complaint(self) -> str:
@@ -75,9 +143,44 @@ class Job(Order):
         for dtype in self.dtypes:
             if dtype not in DTYPES:
                 return f"expected a dtype out of {', '.join(DTYPES)}; got {dtype!r}"
-        if self.profile not in PROFILES:
+        if self.bounds not in PROFILES:
             return f"expected a profile out of {', '.join(PROFILES)}, 'like TARGET'; got {self.profile!r}"
         return next((wrong for wrong in (not_accepted(self.accepted), *map(no_case, self.cases)) if wrong), "")
+
+    def noted(self, message: Message, at: Any) -> tuple[Job, Any]:
+        """What another process would not have to do again, and where this one is."""
+        if isinstance(message, Asked) and message.facts is not None:
+            return replace(self, known={**self.known, message.question: message.facts}), at
+        if isinstance(message, Finding | Returned):
+            return replace(self, done=self.done | {(message.case, message.dtype)}), at
+        return self, message if isinstance(message, Started | Asked) else at
+
+    def lost(self, at: Any, death: workers.Death) -> tuple[Finding, Job | None]:
+        """The finding for the question or the case that a process died of, and the rest, without it."""
+        verdict = "timed out" if death.code is None else "crashed"
+        if at is None:
+            return Finding("start", "-", 0, "The target loads.", verdict, detail=death.reason), None
+        if isinstance(at, Asked):
+            left = replace(self, known={**self.known, at.question: AFTER_A_CRASH[at.question]})
+            return unanswered(at.question, verdict, death.reason), left
+        found: Finding = at.finding
+        left = replace(self, done=self.done | {(found.case, found.dtype)})
+        detail = death.reason + _frame(death.stack, self.target)
+        return replace(found, verdict=verdict, detail=detail, traceback=death.stack), left
+
+
+def unanswered(question: str, verdict: str, detail: str) -> Finding:
+    """What a question about the subject ended with."""
+    return Finding(f"probe: {question}", "-", 0, "Small calls tell what a subject expects.", verdict, detail=detail)
+
+
+def _frame(stack: str, target: str) -> str:
+    """The innermost call in the file of a target; empty where there is none."""
+    file = target.rpartition(":")[0]
+    if not file.endswith(".py"):
+        return ""
+    found = re.search(rf'File "[^"]*{re.escape(Path(file).name)}", line (\d+) in (\S+)', stack)
+    return "" if found is None else f", in line {found[1]} of {Path(file).name} ({found[2]})"
 
 
 @dataclass(frozen=True)
@@ -90,9 +193,21 @@ class Asked:
 
 @dataclass(frozen=True)
 class Described:
-    """What is supposed of the subject, how each fact is known, versions, and how many cases there are to run.
+    """What is run, before its findings.
 
-    ``target`` is that of the other subject, where this is about it.
+    Attributes
+    ----------
+    facts, sources : mapping
+        What is supposed of a subject, and how each fact is known.
+    versions : mapping
+    count : int
+        How many cases there are to run, in how many ways.
+    target : str
+        The backend of the core, or the other subject, where this is about it.
+    threads : mapping
+        What a library uses.
+    left_out : tuple of (str, str, str)
+        A case, a way and a reason for all that cannot be run.
     """
 
     facts: Mapping[str, Any]
@@ -100,6 +215,21 @@ class Described:
     versions: Mapping[str, str]
     count: int
     target: str = ""
+    threads: Mapping[str, Any] = field(default_factory=dict)
+    left_out: tuple[tuple[str, str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The message after the last way of a case, where bits are compared.
+
+    ``threads`` is empty for those that a library has; ``hashes`` are those of all ways, empty for one that failed.
+    """
+
+    case: str
+    backend: str
+    threads: str
+    hashes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -107,3 +237,6 @@ class Refused:
     """Why a target cannot be checked at all."""
 
     reason: str
+
+
+Message: TypeAlias = Asked | Described | Ended | Refused | Started | Finding

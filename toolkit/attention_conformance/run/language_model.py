@@ -16,12 +16,12 @@ from attention_conformance.cases.identical import Identical
 from attention_conformance.cases.source import Trees
 from attention_conformance.oracle.ulps import spacing
 from attention_conformance.problem import NumpyArray
-from attention_conformance.run.bert import FIXED, ModelError
+from attention_conformance.run.bert import ModelError
 from attention_conformance.subjects.libraries import in_precision
 from attention_core.backend import Backend, array_namespace, get_backend, on_device_of
 from attention_core.functions import prepare_weights, sample_tokens
 from attention_core.layers import Decoder, generate
-from attention_core.layouts import LayoutError
+from attention_core.layouts import ENCODERS, LayoutError
 from attention_core.parameters import Decoder as Parameters
 from attention_files.checkpoints import load_causal_lm
 from attention_files.gguf import load_gguf
@@ -109,7 +109,7 @@ def is_language_model(path: Path) -> bool:
     if not path.is_dir():
         return path.is_file()
     try:
-        return json.loads((path / "config.json").read_bytes())["model_type"] != FIXED["model_type"]  # type: ignore[no-any-return]
+        return json.loads((path / "config.json").read_bytes())["model_type"] not in ENCODERS
     except (OSError, ValueError, LookupError, TypeError):
         return False
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attention_conformance.cases.large import SIDE
-from attention_conformance.run.judge import Question, judged
+from attention_conformance.run.judge import judged
+from attention_conformance.run.question import Question
 from attention_workers.memory import available, peak_growth
 
 __all__ = ["available_memory", "too_large"]

@@ -22,7 +22,7 @@ from attention_conformance.cases.identical import Identical
 from attention_conformance.cases.source import Trees
 from attention_conformance.oracle.ulps import spacing
 from attention_conformance.problem import NumpyArray
-from attention_conformance.run.bert import Bert, Config, ModelError, load_bert
+from attention_conformance.run.bert import Bert, ModelError, load_bert
 from attention_conformance.run.finding import Finding
 from attention_conformance.run.language_model import (
     LanguageModel,
@@ -34,9 +34,6 @@ from attention_conformance.run.language_model import (
 from attention_conformance.subjects.libraries import devices_of, holds, in_precision
 from attention_core import scaled_dot_product_attention
 from attention_core.backend import Backend, array_namespace, get_backend
-from attention_core.functions import embed_tokens, encoder_layer
-from attention_core.masks import mask_from_padding
-from attention_core.parameters import Embeddings, EncoderLayer
 
 __all__ = [
     "MODEL_DTYPES",
@@ -87,11 +84,6 @@ class Model:
     is_token: NumpyArray  # (sentences, L): False where padded
     published: Published | None
     sha256: str  # of the weights
-
-    @property
-    def parameters(self) -> tuple[Embeddings, list[EncoderLayer]]:
-        """All parameters, as one tree."""
-        return self.bert.embeddings, self.bert.layers
 
 
 @dataclass(frozen=True)
@@ -228,32 +220,22 @@ def _disagreement(model: Model, cosines: tuple[float, ...]) -> str:
 def _vectors(trial: ModelTrial) -> NumpyArray:
     """One vector for every sentence, computed by the core."""
     assert isinstance(trial.model, Model)
-    config, xp = trial.model.bert.config, trial.backend.namespace
+    bert, xp = trial.model.bert, trial.backend.namespace
 
-    def encode(parameters: tuple[Embeddings, list[EncoderLayer]], token_ids: Any, is_token: Any) -> Any:
-        return sentence_vectors(token_vectors(config, parameters, token_ids, is_token), is_token, xp=xp)
+    def encode(parameters: Any, token_ids: Any, is_token: Any) -> Any:
+        return sentence_vectors(token_vectors(bert.definitions, parameters, token_ids, is_token), is_token, xp=xp)
 
     encode = trial.backend.compile(encode, mode=trial.mode)
     put = functools.partial(trial.backend.from_numpy, device=trial.device)
-    arrays = put(trial.model.parameters, dtype=trial.dtype), put(trial.model.token_ids), put(trial.model.is_token)
+    arrays = put(bert.parameters, dtype=trial.dtype), put(trial.model.token_ids), put(trial.model.is_token)
     return np.asarray(trial.backend.to_numpy(encode(*arrays)))
 
 
-def token_vectors(
-    config: Config,
-    parameters: tuple[Embeddings, list[EncoderLayer]],
-    token_ids: Any,
-    is_token: Any,
-    *,
-    arithmetic: str = "fast",
-) -> Any:
+def token_vectors(definitions: Sequence[Any], parameters: Sequence[Any], token_ids: Any, is_token: Any) -> Any:
     """One vector for every token: (..., L), (..., L) -> (..., L, C)."""
-    embeddings, layers = parameters
-    common: dict[str, Any] = {"epsilon": config.layer_norm_eps, "arithmetic": arithmetic}
-    x = embed_tokens(embeddings, token_ids, **common)
-    mask, heads = mask_from_padding(is_token), config.num_attention_heads
-    for layer in layers:
-        x = encoder_layer(layer, x, num_heads=heads, norm_first=False, mask=mask, **common)
+    x = definitions[0](parameters[0], token_ids)
+    for layer, tree in zip(definitions[1:], parameters[1:], strict=True):
+        x = layer(tree, x, key_mask=is_token)
     return x
 
 
@@ -273,21 +255,21 @@ class Encoded(NamedTuple):
 
 def identical_case(model: Model) -> Identical:
     """The encoder and its sentences as a case of which every way of running must give the same bits."""
-    trees = {"parameters": model.parameters, "token_ids": model.token_ids, "is_token": model.is_token}
-    encode = functools.partial(_encode, model.bert.config)
+    trees = {"parameters": model.bert.parameters, "token_ids": model.token_ids, "is_token": model.is_token}
+    definitions = [each.with_settings(arithmetic="reproducible") for each in model.bert.definitions]
+    encode = functools.partial(_encode, definitions)
     batched = ("token_ids", "is_token")
     return Identical("model", f"tokens and sentences by {model.name}", lambda _: dict(trees), encode, batched=batched)
 
 
-def _encode(config: Config, trees: Trees) -> Encoded:
+def _encode(definitions: Sequence[Any], trees: Trees) -> Encoded:
     """The mean of a sentence is what a query of 0 attends: sums are then those of reproducible arithmetic."""
     is_token = trees["is_token"]
     xp = array_namespace(is_token)
-    exact: dict[str, Any] = {"arithmetic": "reproducible"}
-    x = token_vectors(config, trees["parameters"], trees["token_ids"], is_token, **exact)
+    x = token_vectors(definitions, trees["parameters"], trees["token_ids"], is_token)
     nothing = xp.zeros_like(x[:, :, :1])
     mask = xp.expand_dims(is_token, axis=-2)
-    means = scaled_dot_product_attention(nothing[:, :1, :], nothing, x, mask=mask, **exact)
+    means = scaled_dot_product_attention(nothing[:, :1, :], nothing, x, mask=mask, arithmetic="reproducible")
     return Encoded(xp.where(xp.expand_dims(is_token, axis=-1), x, 0.0), means)
 
 

@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -15,18 +15,16 @@ from attention_conformance.cases.batch import in_calls, other_bits
 from attention_conformance.cases.properties import LENGTHS
 from attention_conformance.oracle.dense import answer, dense_of
 from attention_conformance.problem import NumpyArray, Problem, rounded
+from attention_conformance.run.question import Question
 from attention_conformance.subjects.call import place, to_numpy, torch_pass
 from attention_conformance.subjects.fit import fit
 from attention_conformance.subjects.subject import NotOffered, Subject
 from attention_conformance.subjects.watch import Touched
 
-if TYPE_CHECKING:
-    from attention_conformance.run.judge import Question
-
 __all__ = ["PROPERTY_MEASURES", "refuse_gradients"]
 
 Arrays: TypeAlias = dict[str, NumpyArray]
-Call: TypeAlias = Callable[["Question", Problem], Arrays]
+Call: TypeAlias = Callable[[Question, Problem], Arrays]
 """One call of the subject with a fitted problem."""
 
 RATE, KEYS = 0.25, 64

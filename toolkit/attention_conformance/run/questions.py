@@ -11,7 +11,7 @@ from attention_conformance.cases.large import LARGE
 from attention_conformance.problem import DTYPES
 from attention_conformance.run.catalogue import OF_OTHERS, subject_cases
 from attention_conformance.run.job import Job
-from attention_conformance.run.judge import Question
+from attention_conformance.run.question import Question
 from attention_conformance.subjects.subject import Subject
 
 __all__ = ["pair_questions", "questions", "usual_dtypes"]
@@ -32,14 +32,14 @@ def questions(subject: Subject, job: Job, like: Subject | None) -> list[Question
             subject,
             case,
             dtype,
-            job.profile,
+            job.bounds,
             job.seed,
             accepted=job.accepted,
             like=like,
             power=job.power and not job.is_large,
             is_trusted=job.is_trusted,
         )
-        for case in (_large(job.cases) if job.is_large else subject_cases(job.cases, job.profile))
+        for case in (_large(job.cases) if job.is_large else subject_cases(job.cases, job.bounds))
         for dtype in (*dtypes, *(others if case.name in OF_OTHERS else ()))
         if dtype in case.dtypes and (case.name, dtype) not in job.done
     ]
@@ -49,7 +49,7 @@ def pair_questions(subject: Subject, other: Subject, job: Job) -> list[Question]
     """What a job asks of two settled subjects; of one and itself, no call is asked twice."""
     both = [each for each in usual_dtypes(subject) if each in (other.dtypes or ("float32",))]
     return [
-        Question(subject, case, dtype, job.profile, job.seed, accepted=job.accepted, power=False, digits=False,
+        Question(subject, case, dtype, job.bounds, job.seed, accepted=job.accepted, power=False, digits=False,
                  other=other)
         for case in BITS
         if not (subject is other and case.name in SAME_CALL)

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from attention_conformance.run.subjects import Job
+from attention_conformance.run.job import Job
 from attention_conformance.subjects.signature import KEYWORDS
 
 __all__ = ["assumed_otherwise", "differs", "settings"]

@@ -1,36 +1,35 @@
-"""Runs cases: case × backend × device × dtype × mode × implementation."""
+"""Runs cases, in this process or in others: subject × case × device × dtype × mode × implementation."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-import re
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from attention_conformance.call import AttentionFunction, one_line, output_function, unsupported
+import attention_workers as workers
+from attention_conformance.call import AttentionFunction
 from attention_conformance.cases import CASES
 from attention_conformance.cases.case import Case
-from attention_conformance.problem import Problem
-from attention_conformance.run.exemptions import exemption
-from attention_conformance.run.finding import WRONG, Finding
-from attention_conformance.run.implementations import asked, in_small_blocks, left_out, refusal
-from attention_conformance.run.judge import Question, compared, result_of
-from attention_conformance.run.properties import PROPERTY_MEASURES
-from attention_conformance.subjects.libraries import devices_of, holds, in_precision
-from attention_conformance.subjects.subject import NotOffered, Subject
-from attention_conformance.subjects.watch import Touched
-from attention_core import config_context, scaled_dot_product_attention
+from attention_conformance.run.finding import Finding, Started
+from attention_conformance.run.implementations import IMPLEMENTATIONS as LISTED, is_quick, left_out
+from attention_conformance.run.job import Described, Message, Order
+from attention_conformance.run.judge import judged
+from attention_conformance.run.model import ModelTrial, load_any, plan_model, run_model
+from attention_conformance.run.question import Question
+from attention_conformance.subjects.libraries import devices_of, holds, quiet_start
+from attention_conformance.subjects.subject import Subject
+from attention_core import scaled_dot_product_attention
 from attention_core.backend import Backend, get_backend, is_on_host
 
-__all__ = ["check", "plan", "run"]
+__all__ = ["carried_out", "check", "plan", "run", "work"]
 
 
-IMPLEMENTATIONS = ("auto", "dense", "blockwise", "fused")
+IMPLEMENTATIONS = ("auto", *LISTED)
 
 
 def check(
@@ -162,104 +161,69 @@ def _can_be_read(backend: Backend, device: str) -> bool:
     return is_on_host(array) and backend.is_concrete(array)
 
 
-def _is_accelerator(backend: Backend, device: str) -> bool:
-    return not is_on_host(backend.from_numpy(np.zeros(1, np.float32), device=device))
-
-
-def _looking(question: Question, problem: Problem) -> contextlib.AbstractContextManager[None]:
-    """A context in which an accelerator, too, keeps to line 5 under every mask, if something is not finite."""
-    if not _is_accelerator(question.backend, question.device):
-        return contextlib.nullcontext()
-    is_finite = all(np.isfinite(each.astype(np.float64)).all() for each in problem.arrays.values())
-    return contextlib.nullcontext() if is_finite else config_context(assume_finite=False)
-
-
 def run(questions: Iterable[Question], function: AttentionFunction = scaled_dot_product_attention) -> Iterator[Finding]:
     """Ask one question after the other; an exception is a failed case, never the end of the run."""
     for question in questions:
-        started = time.perf_counter()
-        found = _judged(replace(question, subject=replace(question.subject, function=function)))
-        yield replace(found, seconds=time.perf_counter() - started)
+        yield judged(replace(question, subject=replace(question.subject, function=function)))
 
 
-def _judged(question: Question) -> Finding:
-    blank, backend = question.blank, question.backend
-    try:
-        problem = asked(question.case.problem(question.dtype), question.implementation)
-        lacking = unsupported(question.subject.function, problem)
-        if reason := question.reason or (f"not supported: {', '.join(lacking)}" if lacking else ""):
-            return replace(blank, verdict="not offered", detail=reason)
-        is_cut = question.implementation == "blockwise"
-        blocks = in_small_blocks(backend, problem) if is_cut else contextlib.nullcontext()
-        with in_precision(backend, question.dtype), np.errstate(all="ignore"), blocks, _looking(question, problem):
-            found = _MEASURES.get(question.case.measure, _answered)(question, problem)
-    except (NotImplementedError, NotOffered) as unimplemented:
-        return replace(blank, verdict="not offered", detail=f"not supported: {unimplemented}")
-    except Touched as touched:
-        return replace(blank, verdict=touched.verdict, error=math.inf, bound=0.0, detail=str(touched))
-    except Exception as unexpected:
-        if question.implementation and (refused := refusal(unexpected)):
-            return replace(blank, verdict="refused", detail=refused)
-        return replace(blank, verdict="visibly wrong", error=math.inf, detail=one_line(unexpected))
-    excuse = exemption(found.case, backend.name, found.dtype, question.implementation)
-    if excuse and found.verdict in WRONG and math.isfinite(found.error):
-        return replace(found, verdict="accepted", reason=excuse, detail=f"exempt: {excuse}; {found.detail}")
-    return found
+def work(order: Order) -> Iterator[Message]:
+    """Carry out an order in this process."""
+    with quiet_start():
+        backend = get_backend(order.backend)
+    devices = order.devices or (tuple(devices_of(backend)[:1]) if order.quick else None)
+    chosen = {"devices": devices, "dtypes": order.dtypes, "modes": order.modes}
+    implementations, is_all = order.implementations or LISTED, order.implementations is not None
+    cases = [case for case in CASES if case.name in order.cases]
+    trials: list[Question | ModelTrial] = []
+    trials += plan(cases, [backend], **chosen, implementations=implementations, everything=is_all)
+    for path in order.models:
+        trials += plan_model(load_any(path), [backend], **chosen, long=order.long)
+    if order.quick:
+        trials = [each for each in trials if is_quick(backend, each.mode, each.dtype, each.blank.implementation)]
+    yield Described({}, {}, backend.versions(), len(trials), backend.name)
+    for trial in trials[order.skip :]:
+        yield Started(trial.blank)
+        yield from run_model([trial]) if isinstance(trial, ModelTrial) else run([trial])
 
 
-def _answered(question: Question, problem: Problem) -> Finding:
-    several = PROPERTY_MEASURES.get(question.case.measure)
-    got = several(question, problem, result_of) if several else result_of(question, problem)
-    return compared(question, problem, got, lambda: got)
+def carried_out(
+    orders: Sequence[Any], jobs: int = 1, worker: Callable[[Any], Iterator[Any]] = work, *,
+    limit: float = math.inf, start: float = math.inf, most: float = math.inf,
+) -> Generator[Any, None, None]:  # fmt: skip
+    """Carry out orders, as many at a time as there are jobs; without jobs, one after the other in this process.
 
-
-def _autocast(question: Question, problem: Problem) -> Finding:
-    """A call under autocast to the dtype of the problem, whose numbers are given in float32."""
-    backend: Any = question.backend  # none without autocast is asked
-    narrow = question.dtype
-    arrays = {n: each.astype(np.float32) if each.dtype.name == narrow else each for n, each in problem.arrays.items()}
-    with backend.autocast.on(backend.from_numpy(arrays["query"], device=question.device), narrow):
-        got = result_of(question, replace(problem, arrays=arrays))
-    return compared(question, problem, got, lambda: got)
-
-
-def _exactness(question: Question, problem: Problem) -> Finding:
-    if question.case.twin is None:
-        raise ValueError(f"expected case {question.case.name} to have a twin; got none")
-    ours, twins = (result_of(question, each)["output"] for each in (problem, question.case.twin(problem)))
-    differing = int(np.sum(ours.view(np.uint8) != twins.view(np.uint8)))
-    return _counted(question, differing, f"{differing} of {ours.nbytes} bytes differ")
-
-
-def _message(question: Question, problem: Problem) -> Finding:
-    kind = question.case.raises
-    expected = _raised(get_backend("numpy"), "cpu", problem, scaled_dot_product_attention)
-    got = _raised(question.backend, question.device, problem, question.subject.function)
-    told = type(expected) is kind and re.match(r"expected .*; got ", str(expected))
-    same = type(got) is type(expected) and str(got) == str(expected)
-    wanted = kind.__name__ if kind else ""
-    detail = one_line(got) if same else f"expected {wanted}, as {one_line(expected)!r}; got {one_line(got)!r}"
-    return _counted(question, not (told and same), detail)
-
-
-def _counted(question: Question, wrong: int, detail: str) -> Finding:
-    """The finding for a number of things that are wrong, of which none may be."""
-    verdict = "silently wrong" if wrong else "right"
-    return replace(question.blank, verdict=verdict, error=float(wrong), bound=0.0, detail=detail)
-
-
-def _raised(backend: Backend, device: str, problem: Problem, function: AttentionFunction) -> Exception:
-    arrays = backend.from_numpy(dict(problem.arrays), device=device)
-    try:
-        output_function(function, problem)(arrays)
-    except Exception as error:
-        return error
-    return AssertionError("no error")
-
-
-_MEASURES: dict[str, Callable[[Question, Problem], Finding]] = {
-    "autocast": _autocast,
-    "exact": _exactness,
-    "message": _message,
-}
-"""Measures of the core alone."""
+    Parameters
+    ----------
+    orders : sequence of Order or Job
+    jobs : int
+    worker : callable
+        From an order to messages. After the death of its process, another goes on behind the case that it died of.
+    limit, start : float
+        Seconds for each message, and for the first.
+    most : float
+        Deaths after which the rest is not run.
+    """
+    if not jobs:
+        for order in orders:
+            yield from worker(order)
+        return
+    waiting, deaths, last = deque(orders), 0, None
+    with contextlib.closing(workers.carried_out(worker, waiting, jobs, start)) as messages:
+        for process, message in messages:
+            if not isinstance(message, workers.Death):
+                process.order, process.at = process.order.noted(message, process.at)
+                process.limit, last = limit, message
+                yield message
+                continue
+            deaths += 1
+            found, left = process.order.lost(process.at, message)
+            if not (isinstance(last, Finding) and last.verdict == "crashed"):  # which told it already
+                yield found
+            if left is None:
+                continue
+            if deaths >= most:
+                told = f"{deaths} crashes: the rest is not run"
+                yield Finding("end", "-", 0, "The run goes on after a crash.", "crashed", detail=told)
+                return
+            waiting.append(left)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import warnings
-from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeAlias
 
-import attention_workers as workers
 from attention_conformance.call import one_line
 from attention_conformance.cases.bits import BITS
 from attention_conformance.cases.large import LARGE
@@ -21,11 +17,13 @@ from attention_conformance.run.catalogue import SUBJECT_CASES
 from attention_conformance.run.causes import agreed
 from attention_conformance.run.finding import Finding, Started
 from attention_conformance.run.fuzz import Script, fuzzed
-from attention_conformance.run.job import Asked, Described, Job, Refused
-from attention_conformance.run.judge import Question, graded, judged, returned
+from attention_conformance.run.job import Asked, Described, Job, Message as AnyMessage, Refused, unanswered
+from attention_conformance.run.judge import graded, judged, returned
 from attention_conformance.run.kinds import never_computed
 from attention_conformance.run.memory import available_memory, too_large
+from attention_conformance.run.question import Question
 from attention_conformance.run.questions import pair_questions, questions, usual_dtypes
+from attention_conformance.run.runner import carried_out
 from attention_conformance.run.surprises import surprises
 from attention_conformance.run.untrusted import Returned
 from attention_conformance.subjects.libraries import devices_of, holds, quiet_start
@@ -36,17 +34,7 @@ from attention_conformance.subjects.target import TargetError, load_target
 from attention_core.backend import Backend, get_backend
 from attention_numpy.trees import devices_of_kind
 
-__all__ = [
-    "Asked",
-    "Described",
-    "Job",
-    "Refused",
-    "check_subject",
-    "on_device",
-    "supervised",
-    "told",
-    "work",
-]
+__all__ = ["check_subject", "on_device", "supervised", "told", "work"]
 
 BIASED = "mask", "additive"
 """What a keyword for a bias takes."""
@@ -57,7 +45,7 @@ MOST_CRASHES = 12
 """Crashes after which a run ends: a new process takes seconds."""
 
 
-Message: TypeAlias = Asked | Described | Started | Finding | Refused | Script | Returned
+Message: TypeAlias = AnyMessage | Script | Returned
 
 
 def check_subject(
@@ -197,7 +185,7 @@ def work(job: Job) -> Iterator[Message]:
         warnings.simplefilter("ignore")
         for question, facts in probed(witness.subject, job.known):
             if facts is not None and _has_broken_device(subject):
-                yield _unanswered(question, "crashed", f"no call of {subject.device} answers any more")
+                yield unanswered(question, "crashed", f"no call of {subject.device} answers any more")
             yield Asked(question, facts)
             if facts is not None:
                 answers.append(facts)
@@ -283,83 +271,24 @@ def supervised(job: Job, limit: float = 60.0) -> Generator[Message, None, None]:
     limit : float
         Seconds for each case, and for each question about the subject.
     """
-    jobs, crashes, is_told = deque([job]), 0, False
     facts: Mapping[str, Any] = {}
-    longest = max(5 * limit, 60.0)  # libraries start slowly on a busy machine
-    with contextlib.closing(workers.carried_out(_alone, jobs, limit=longest)) as messages:
-        for worker, message in messages:
-            if not isinstance(message, workers.Death):
-                facts = message.facts if isinstance(message, Described) else facts
-                _note(worker, message, limit)
-                is_told = _is_end(message)
-                yield _graded(job, facts, message) if isinstance(message, Returned) else message
-                continue
-            crashes += 1
-            found = _died(worker, message)
-            if not is_told:
-                yield found
-            if worker.at is None:
-                return
-            if crashes >= MOST_CRASHES:
-                told = f"{crashes} crashes: the rest is not run"
-                yield Finding("end", "-", 0, "The run goes on after a crash.", "crashed", detail=told)
-                return
-            jobs.append(worker.order)
+    start = max(5 * limit, 60.0)  # libraries start slowly on a busy machine
+    with contextlib.closing(carried_out([job], 1, _alone, limit=limit, start=start, most=MOST_CRASHES)) as messages:
+        for message in messages:
+            facts = message.facts if isinstance(message, Described) else facts
+            yield _graded(job, facts, message) if isinstance(message, Returned) else message
 
 
 def _alone(job: Job) -> Iterator[Message]:
     """Do a job in a process of its own, up to a case that breaks the device for all calls that would follow."""
     for message in work(job):
         yield message
-        if _is_end(message):
+        if isinstance(message, Finding) and message.verdict == "crashed":
             os._exit(1)  # it may hang otherwise
-
-
-def _is_end(message: Message) -> bool:
-    return isinstance(message, Finding) and message.verdict == "crashed"
-
-
-def _note(worker: workers.Worker, message: Message, limit: float) -> None:
-    """Keep track of where a process is, and of what another would not have to do again."""
-    job: Job = worker.order
-    if isinstance(message, Started) or (isinstance(message, Asked) and message.facts is None):
-        worker.at, worker.limit = message, limit
-    elif isinstance(message, Asked) and message.facts is not None:
-        worker.order = replace(job, known={**job.known, message.question: message.facts})
-    elif isinstance(message, Finding | Returned):
-        worker.order = replace(job, done=job.done | {(message.case, message.dtype)})
-
-
-def _died(worker: workers.Worker, death: workers.Death) -> Finding:
-    """What the question or the case ended with of which a process died; the next process leaves it out."""
-    job, at = worker.order, worker.at
-    verdict = "timed out" if death.code is None else "crashed"
-    if at is None:
-        return Finding("start", "-", 0, "The target loads.", verdict, detail=death.reason)
-    if isinstance(at, Asked):
-        worker.order = replace(job, known={**job.known, at.question: AFTER_A_CRASH[at.question]})
-        return _unanswered(at.question, verdict, death.reason)
-    lost: Finding = at.finding
-    worker.order = replace(job, done=job.done | {(lost.case, lost.dtype)})
-    return replace(lost, verdict=verdict, detail=death.reason + frame(death.stack, job.target), traceback=death.stack)
-
-
-def frame(stack: str, target: str) -> str:
-    """The innermost call in the file of a target; empty where there is none."""
-    file = target.rpartition(":")[0]
-    if not file.endswith(".py"):
-        return ""
-    found = re.search(rf'File "[^"]*{re.escape(Path(file).name)}", line (\d+) in (\S+)', stack)
-    return "" if found is None else f", in line {found[1]} of {Path(file).name} ({found[2]})"
 
 
 def _has_broken_device(subject: Subject) -> bool:
     return subject.device is not None and not holds(_library(subject), subject.device, "float32")
-
-
-def _unanswered(question: str, verdict: str, detail: str) -> Finding:
-    """What a question about the subject ended with."""
-    return Finding(f"probe: {question}", "-", 0, "Small calls tell what a subject expects.", verdict, detail=detail)
 
 
 def _graded(job: Job, facts: Mapping[str, Any], message: Returned) -> Finding:
@@ -367,7 +296,7 @@ def _graded(job: Job, facts: Mapping[str, Any], message: Returned) -> Finding:
     case = next(each for each in (*SUBJECT_CASES, *LARGE) if each.name == message.case)
     known = {name: tuple(each) if isinstance(each, list) else each for name, each in facts.items()}
     subject = Subject(_uncalled).learned({"device": "cpu", **known})  # no library is asked for its first device
-    return graded(Question(subject, case, message.dtype, job.profile, job.seed, accepted=job.accepted), message.arrays)
+    return graded(Question(subject, case, message.dtype, job.bounds, job.seed, accepted=job.accepted), message.arrays)
 
 
 def _uncalled(*arguments: Any) -> None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from attention_conformance.cases.case import Case
 from attention_conformance.oracle.attention import Exact, attention
 from attention_conformance.oracle.dense import answer, as_exact, dense_of
 from attention_conformance.oracle.gradients import gradients as true_gradients
 from attention_conformance.problem import Problem
+from attention_conformance.run.question import Question
 from attention_conformance.subjects.fit import meant
-
-if TYPE_CHECKING:
-    from attention_conformance.run.judge import Question
 
 __all__ = ["Truth", "size_of", "truth_of"]
 

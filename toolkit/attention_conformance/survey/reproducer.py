@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from attention_conformance.run.catalogue import SUBJECT_CASES
 from attention_conformance.run.finding import Finding
-from attention_conformance.run.judge import Question, drawn, variables
+from attention_conformance.run.measures import drawn, variables
+from attention_conformance.run.question import Question
 from attention_conformance.run.script import script
 from attention_conformance.subjects.fit import fit
 from attention_conformance.subjects.subject import Subject

@@ -5,11 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +16,9 @@ from rich.text import Text
 from attention_conformance.cases import CASES
 from attention_conformance.cases.contract import LINES
 from attention_conformance.run.finding import Finding, plain
-from attention_conformance.run.machine import machine
 from attention_conformance.run.model import PAIRS
 from attention_files.writing import write_file
+from attention_workers.machine import environment as environment_of_machine
 
 __all__ = [
     "LEGEND",
@@ -226,14 +223,7 @@ def _counts(results: Sequence[Finding]) -> dict[str, int]:
 
 def environment(backends: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     """Where and when a run took place, with the versions of all backends."""
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        **machine(),
-        "attention-core": version("attention-core"),
-        "backends": backends,
-    }
+    return {**environment_of_machine(), "backends": backends}
 
 
 ROW = ("case", "backend", "device", "dtype", "mode", "implementation", "measure",

@@ -14,7 +14,6 @@ kernel of PyTorch, which takes masks.
 # property = "mask"
 # line = 1
 # versions = "closed; right in 0.42.1 for PyTorch's kernel"
-# needs = "cpu"
 # geometry = { B = 1, H = 1, M = 2, N = 3, D = 8, E = 8 }
 # like = ["mask"]
 #
@@ -25,14 +24,8 @@ kernel of PyTorch, which takes masks.
 # detail = "got [0.04854599013924599, 0.1470644474029541, -0.7123900651931763]"
 # ///
 
-import sys
-
-try:
-    import torch
-    from diffusers.models.attention_dispatch import dispatch_attention_fn
-except ImportError as absent:
-    print("not here:", absent)
-    sys.exit(77)
+import torch
+from diffusers.models.attention_dispatch import dispatch_attention_fn
 
 torch.manual_seed(0)
 query, key, value = (torch.randn(1, size, 1, 8) for size in (2, 3, 3))
@@ -41,4 +34,4 @@ expected = dispatch_attention_fn(query, key[:, :2], value[:, :2], backend="nativ
 got = dispatch_attention_fn(query, key, value, attn_mask=mask, backend="native")
 print("expected", expected[0, 0, 0, :3].tolist())
 print("got     ", got[0, 0, 0, :3].tolist())
-sys.exit(int(not torch.allclose(got, expected, atol=1e-5)))
+raise SystemExit(int(not torch.allclose(got, expected, atol=1e-5)))

@@ -13,7 +13,6 @@ different code, so that comparing them needs no reference. In the thread a user 
 # property = "window"
 # line = 3
 # versions = "flash-attn; the script asks jax"
-# needs = "cpu"
 # geometry = { B = 1, H = 1, M = 6, N = 6, D = 4, E = 4 }
 # like = ["window"]
 #
@@ -24,14 +23,8 @@ different code, so that comparing them needs no reference. In the thread a user 
 # detail = "got [True, False]"
 # ///
 
-import sys
-
-try:
-    import jax
-    import numpy as np
-except ImportError as absent:
-    print("not here:", absent)
-    sys.exit(77)
+import jax
+import numpy as np
 
 query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 6, 1, 4))
 causal = jax.nn.dot_product_attention(query, key, value, is_causal=True)
@@ -39,4 +32,4 @@ windows = [jax.nn.dot_product_attention(query, key, value, local_window_size=(le
 got = [bool(np.allclose(window, causal, atol=1e-6)) for window in windows]
 print("expected [True, False]: equal for 5 keys to the left, not for 4")
 print("got     ", got)
-sys.exit(int(got != [True, False]))
+raise SystemExit(int(got != [True, False]))

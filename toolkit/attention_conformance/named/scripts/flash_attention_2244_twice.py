@@ -16,27 +16,18 @@ changes in that mode too; another one ran 200 repetitions on the same kind of GP
 # versions = "open; another user could not repeat it"
 # needs = "cuda"
 # geometry = { B = 2, H = 12, M = 1024, N = 1024, D = 64, E = 64 }
-# like = []
 #
 # [tool.attention-core.shown]
 # result = "not run"
-# date = ""
-# versions = ""
 # detail = "it needs a GPU of NVIDIA"
 # ///
 
-import sys
-
-try:
-    import torch
-    from flash_attn import flash_attn_func
-except ImportError as absent:
-    print("not here:", absent)
-    sys.exit(77)
+import torch
+from flash_attn import flash_attn_func
 
 if not torch.cuda.is_available():
     print("not here: a GPU")
-    sys.exit(77)
+    raise SystemExit(77)
 
 torch.manual_seed(0)
 arrays = [torch.randn(2, 1024, 12, 64, device="cuda", dtype=torch.float16, requires_grad=True) for _ in range(3)]
@@ -44,4 +35,4 @@ runs = [torch.autograd.grad(flash_attn_func(*arrays, deterministic=True).sum(), 
 others = sum(not torch.equal(one, other) for run in runs[1:] for one, other in zip(run, runs[0], strict=True))
 print("expected the same bits in 30 runs")
 print("got     ", others, "gradients with others")
-sys.exit(int(others > 0))
+raise SystemExit(int(others > 0))

@@ -20,23 +20,15 @@ when memory is used again.
 #
 # [tool.attention-core.shown]
 # result = "not run"
-# date = ""
-# versions = ""
 # detail = "it needs a GPU of NVIDIA"
 # ///
 
-import sys
-
-try:
-    import torch
-    from flash_attn import flash_attn_with_kvcache
-except ImportError as absent:
-    print("not here:", absent)
-    sys.exit(77)
+import torch
+from flash_attn import flash_attn_with_kvcache
 
 if not torch.cuda.is_available():
     print("not here: a GPU")
-    sys.exit(77)
+    raise SystemExit(77)
 
 torch.manual_seed(0)
 lengths = torch.tensor([32, 64, 96, 48], device="cuda", dtype=torch.int32)
@@ -47,4 +39,4 @@ value[torch.arange(128, device="cuda") >= lengths[:, None]] = torch.nan
 got = flash_attn_with_kvcache(query, key, value, cache_seqlens=lengths)
 print("expected no NaN, as before")
 print("got     ", got.isnan().sum().item(), "NaN of", got.numel())
-sys.exit(int(not torch.equal(got, expected)))
+raise SystemExit(int(not torch.equal(got, expected)))

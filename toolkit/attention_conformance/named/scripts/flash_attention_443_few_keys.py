@@ -20,23 +20,15 @@ was NaN.
 #
 # [tool.attention-core.shown]
 # result = "not run"
-# date = ""
-# versions = ""
 # detail = "it needs a GPU of NVIDIA"
 # ///
 
-import sys
-
-try:
-    import torch
-    from flash_attn import flash_attn_func
-except ImportError as absent:
-    print("not here:", absent)
-    sys.exit(77)
+import torch
+from flash_attn import flash_attn_func
 
 if not torch.cuda.is_available():
     print("not here: a GPU")
-    sys.exit(77)
+    raise SystemExit(77)
 
 torch.manual_seed(0)
 query = torch.randn(1, 76, 2, 64, device="cuda", dtype=torch.float16, requires_grad=True)
@@ -44,4 +36,4 @@ key, value = (torch.randn(1, 1, 2, 64, device="cuda", dtype=torch.float16, requi
 got = torch.autograd.grad(flash_attn_func(query, key, value, causal=True).sum(), (query, key, value))
 print("expected no NaN, and the gradient of value 1")
 print("got     ", [gradient.isnan().sum().item() for gradient in got], got[2].flatten()[0].item())
-sys.exit(int(any(gradient.isnan().any() for gradient in got) or not torch.all(got[2] == 1)))
+raise SystemExit(int(any(gradient.isnan().any() for gradient in got) or not torch.all(got[2] == 1)))

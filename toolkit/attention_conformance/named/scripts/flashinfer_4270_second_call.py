@@ -14,9 +14,7 @@ alone is right. A test that starts a process for each case never sees it.
 # property = "repetition"
 # line = 0
 # versions = "flashinfer with cuDNN; the script asks torch"
-# needs = "cpu"
 # geometry = { B = 1, H = 2, M = 40, N = 40, D = 64, E = 64 }
-# like = []
 #
 # [tool.attention-core.shown]
 # result = "right"
@@ -25,14 +23,8 @@ alone is right. A test that starts a process for each case never sees it.
 # detail = "got [-0.56640625, -0.033203125, -0.07958984375] on cpu"
 # ///
 
-import sys
-
-try:
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention as attention
-except ImportError as absent:
-    print("not here:", absent)
-    sys.exit(77)
+import torch
+from torch.nn.functional import scaled_dot_product_attention as attention
 
 torch.manual_seed(0)
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -42,4 +34,4 @@ strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (query, key, 
 got = attention(*strided).float()
 print("expected", expected[0, 0, 1, :3].tolist())
 print("got     ", got[0, 0, 1, :3].tolist(), "on", device)
-sys.exit(int(not torch.allclose(got, expected, atol=2e-2)))
+raise SystemExit(int(not torch.allclose(got, expected, atol=2e-2)))

@@ -14,7 +14,6 @@ write the mask out for every query do not meet it, at the cost of memory.
 # property = "mask"
 # line = 1
 # versions = "0.6.1 with cuDNN; open"
-# needs = "cpu"
 # geometry = { B = 4, H = 4, M = 32, N = 32, D = 16, E = 16 }
 # like = ["mask"]
 #
@@ -25,15 +24,9 @@ write the mask out for every query do not meet it, at the cost of memory.
 # detail = "got [ 0.13574219  0.34375    -0.09375   ] from xla"
 # ///
 
-import sys
-
-try:
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-except ImportError as absent:
-    print("not here:", absent)
-    sys.exit(77)
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 implementation = "cudnn" if jax.default_backend() == "gpu" else "xla"
 query, key, value = jax.random.normal(jax.random.key(0), (3, 4, 32, 4, 16), jnp.bfloat16)
@@ -43,4 +36,4 @@ expected = jax.nn.dot_product_attention(query, key, value, mask=full, implementa
 got = jax.nn.dot_product_attention(query, key, value, mask=mask, implementation=implementation).astype(jnp.float32)
 print("expected", expected[1, 0, 0, :3])
 print("got     ", got[1, 0, 0, :3], "from", implementation)
-sys.exit(int(not np.allclose(got, expected, atol=2e-2)))
+raise SystemExit(int(not np.allclose(got, expected, atol=2e-2)))

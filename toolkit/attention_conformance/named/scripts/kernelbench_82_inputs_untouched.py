@@ -14,9 +14,7 @@ not share their memory. An honest kernel may still scale a query in place, to sa
 # property = "repetition"
 # line = 0
 # versions = "graders of generated kernels; the script asks torch"
-# needs = "cpu"
 # geometry = { B = 1, H = 2, M = 40, N = 40, D = 16, E = 16 }
-# like = []
 #
 # [tool.attention-core.shown]
 # result = "right"
@@ -25,14 +23,8 @@ not share their memory. An honest kernel may still scale a query in place, to sa
 # detail = "got touched [False, False, False] shared [False, False, False]"
 # ///
 
-import sys
-
-try:
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention as attention
-except ImportError as absent:
-    print("not here:", absent)
-    sys.exit(77)
+import torch
+from torch.nn.functional import scaled_dot_product_attention as attention
 
 torch.manual_seed(0)
 arrays = [torch.randn(1, 2, 40, 16) for _ in range(3)]
@@ -42,4 +34,4 @@ touched = [not torch.equal(*pair) for pair in zip(arrays, copies, strict=True)]
 shared = [output.untyped_storage().data_ptr() == array.untyped_storage().data_ptr() for array in arrays]
 print("expected query, key and value untouched, and memory of its own for the output")
 print("got      touched", touched, "shared", shared)
-sys.exit(int(any(touched + shared)))
+raise SystemExit(int(any(touched + shared)))

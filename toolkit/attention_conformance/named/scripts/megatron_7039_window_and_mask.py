@@ -16,28 +16,19 @@ Either rule alone is right. The line stands in 0.16.1, where it makes its mask o
 # versions = "closed"
 # needs = "cuda"
 # geometry = { B = 1, H = 1, M = 4, N = 4 }
-# like = []
 #
 # [tool.attention-core.shown]
 # result = "not run"
-# date = ""
-# versions = ""
 # detail = "it needs a GPU of NVIDIA"
 # ///
 
-import sys
-
-try:
-    import torch
-    from megatron.core.fusions.fused_softmax import FusedScaleMaskSoftmax
-    from megatron.core.transformer.enums import AttnMaskType
-except ImportError as absent:
-    print("not here:", absent)
-    sys.exit(77)
+import torch
+from megatron.core.fusions.fused_softmax import FusedScaleMaskSoftmax
+from megatron.core.transformer.enums import AttnMaskType
 
 if not torch.cuda.is_available():
     print("not here: a GPU")
-    sys.exit(77)
+    raise SystemExit(77)
 
 
 def softmax(window):
@@ -50,4 +41,4 @@ mask[..., 2] = True  # True excludes here
 got = softmax((1, 0))(torch.zeros(1, 1, 4, 4, device="cuda"), mask)
 print("expected no weight in the masked key 2")
 print("got     ", got[0, 0, :, 2].tolist())
-sys.exit(int(not (got[..., 2] <= 1e-3).all()))
+raise SystemExit(int(not (got[..., 2] <= 1e-3).all()))

@@ -14,7 +14,6 @@ rates than the model they load.
 # property = "score function"
 # line = 7
 # versions = "closed; right in 0.32.4"
-# needs = "cpu"
 # geometry = { B = 1, H = 6, M = 1, N = 2 }
 # like = ["alibi-offset-per-entry"]
 #
@@ -25,18 +24,12 @@ rates than the model they load.
 # detail = "got [0.25       0.0625     0.015625   0.00390625 0.5        0.125     ]"
 # ///
 
-import sys
-
-try:
-    import mlx.core as mx
-    import mlx.nn as nn
-    import numpy as np
-except ImportError as absent:
-    print("not here:", absent)
-    sys.exit(77)
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
 
 got = -np.array(nn.ALiBi.create_alibi_matrix(1, 2, 6, 0, mx.float32)).reshape(6, -1)[:, 1]
 expected = 2.0 ** -np.array([2, 4, 6, 8, 1, 3])
 print("expected", expected)
 print("got     ", got)
-sys.exit(int(not np.allclose(got, expected)))
+raise SystemExit(int(not np.allclose(got, expected)))

@@ -14,7 +14,6 @@ of PyTorch names its one. `causal_lower_right` is the other; here it is `Causal(
 # property = "causal"
 # line = 3
 # versions = "since 2.0, as documented"
-# needs = "cpu"
 # geometry = { B = 1, H = 1, M = 1, N = 8, D = 4, E = 4 }
 # like = ["causal-more-keys"]
 #
@@ -28,14 +27,8 @@ of PyTorch names its one. `causal_lower_right` is the other; here it is `Causal(
 #   """
 # ///
 
-import sys
-
-try:
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention as attention
-except ImportError as absent:
-    print("not here:", absent)
-    sys.exit(77)
+import torch
+from torch.nn.functional import scaled_dot_product_attention as attention
 
 torch.manual_seed(0)
 query, key, value = torch.randn(1, 1, 1, 4), torch.randn(1, 1, 8, 4), torch.randn(1, 1, 8, 4)
@@ -43,4 +36,4 @@ expected = attention(query, key, value)
 got = attention(query, key, value, is_causal=True)
 print("expected", expected.flatten().tolist())
 print("got     ", got.flatten().tolist(), "the first value:", torch.equal(got[0, 0, 0], value[0, 0, 0]))
-sys.exit(int(not torch.allclose(got, expected)))
+raise SystemExit(int(not torch.allclose(got, expected)))

@@ -14,9 +14,7 @@ training merely gets worse. In this thread, the two layouts also turned out to e
 # property = "memory layout"
 # line = 0
 # versions = "closed; right in 2.13.0"
-# needs = "cpu"
 # geometry = { B = 2, H = 2, M = 49, N = 49, D = 32, E = 32 }
-# like = []
 #
 # [tool.attention-core.shown]
 # result = "right"
@@ -25,14 +23,8 @@ training merely gets worse. In this thread, the two layouts also turned out to e
 # detail = "got differences of [0.0, 0.0, 0.0]"
 # ///
 
-import sys
-
-try:
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention as attention
-except ImportError as absent:
-    print("not here:", absent)
-    sys.exit(77)
+import torch
+from torch.nn.functional import scaled_dot_product_attention as attention
 
 torch.manual_seed(0)
 arrays = [torch.randn(2, 2, 49, 32, requires_grad=True) for _ in range(3)]
@@ -42,4 +34,4 @@ got = torch.autograd.grad(attention(*arrays), arrays, d_output)
 errors = [(one - two).abs().max().item() for one, two in zip(got, expected, strict=True)]
 print("expected equal gradients of query, key and value")
 print("got      differences of", errors)
-sys.exit(int(not all(error <= 1e-5 for error in errors)))
+raise SystemExit(int(not all(error <= 1e-5 for error in errors)))

@@ -14,9 +14,7 @@ empty array: an illegal address on a GPU.
 # property = "gradient"
 # line = 0
 # versions = "2.6 on CUDA; right on a CPU; mended in June 2026"
-# needs = "cpu"
 # geometry = { B = 1, H = 2, M = 5, N = 7, D = 8, E = 8 }
-# like = []
 #
 # [tool.attention-core.shown]
 # result = "right"
@@ -25,14 +23,8 @@ empty array: an illegal address on a GPU.
 # detail = "got [0.0728008821606636, -0.006622904911637306, 0.0104261739179492] on cpu"
 # ///
 
-import sys
-
-try:
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention as attention
-except ImportError as absent:
-    print("not here:", absent)
-    sys.exit(77)
+import torch
+from torch.nn.functional import scaled_dot_product_attention as attention
 
 device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 torch.manual_seed(0)
@@ -43,4 +35,4 @@ query.requires_grad_()
 _, expected = torch.autograd.grad(attention(query, key, value, attn_mask=bias).sum(), (query, bias))
 print("expected", expected[0, 0, 0, :3].tolist())
 print("got     ", got[0, 0, 0, :3].tolist(), "on", device)
-sys.exit(int(not torch.allclose(got, expected, atol=1e-5)))
+raise SystemExit(int(not torch.allclose(got, expected, atol=1e-5)))

@@ -15,27 +15,18 @@ given together. With one of them alone, or with a length that fills its blocks, 
 # versions = "2.7.0 on CUDA; open"
 # needs = "cuda"
 # geometry = { B = 1, H = 2, M = 1025, N = 1025, D = 64, E = 64 }
-# like = []
 #
 # [tool.attention-core.shown]
 # result = "not run"
-# date = ""
-# versions = ""
 # detail = "it needs a GPU of NVIDIA"
 # ///
 
-import sys
-
-try:
-    import torch
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-except ImportError as absent:
-    print("not here:", absent)
-    sys.exit(77)
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 if not torch.cuda.is_available():
     print("not here: a GPU")
-    sys.exit(77)
+    raise SystemExit(77)
 
 torch.manual_seed(0)
 arrays = [torch.randn(1, 2, 1025, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
@@ -46,4 +37,4 @@ output = torch.compile(flex_attention)(
 got = torch.autograd.grad(output.sum(), arrays)
 print("expected no NaN in the gradients of query, key and value")
 print("got     ", [gradient.isnan().sum().item() for gradient in got])
-sys.exit(int(any(gradient.isnan().any() for gradient in got)))
+raise SystemExit(int(any(gradient.isnan().any() for gradient in got)))

@@ -14,9 +14,7 @@ so cannot see it. It is the most frequent silent mistake of attention kernels.
 # property = "memory layout"
 # line = 0
 # versions = "MPS; closed"
-# needs = "cpu"
 # geometry = { B = 84, H = 3, M = 3, N = 3, D = 64, E = 64 }
-# like = []
 #
 # [tool.attention-core.shown]
 # result = "right"
@@ -25,14 +23,8 @@ so cannot see it. It is the most frequent silent mistake of attention kernels.
 # detail = "got [-0.5092886090278625, -0.3072547912597656, -0.6548970937728882] on cpu"
 # ///
 
-import sys
-
-try:
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention as attention
-except ImportError as absent:
-    print("not here:", absent)
-    sys.exit(77)
+import torch
+from torch.nn.functional import scaled_dot_product_attention as attention
 
 device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 torch.manual_seed(0)
@@ -41,4 +33,4 @@ expected = attention(query.contiguous(), key.contiguous(), value.contiguous())
 got = attention(query, key, value)
 print("expected", expected[0, 0, 0, :3].tolist())
 print("got     ", got[0, 0, 0, :3].tolist(), "on", device)
-sys.exit(int(not torch.allclose(got, expected, atol=1e-4)))
+raise SystemExit(int(not torch.allclose(got, expected, atol=1e-4)))

@@ -14,9 +14,7 @@ A model meets this when a pruned head, or a search over widths, ends at 0.
 # property = "sizes"
 # line = 10
 # versions = "2.12; closed; right in 2.13.0"
-# needs = "cpu"
 # geometry = { B = 1, H = 1, M = 3, N = 4, D = 0, E = 1 }
-# like = []
 #
 # [tool.attention-core.shown]
 # result = "right"
@@ -25,18 +23,12 @@ A model meets this when a pruned head, or a search over widths, ends at 0.
 # detail = "got [3.0, 3.0, 3.0]"
 # ///
 
-import sys
-
-try:
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention as attention
-except ImportError as absent:
-    print("not here:", absent)
-    sys.exit(77)
+import torch
+from torch.nn.functional import scaled_dot_product_attention as attention
 
 query, key = torch.zeros(1, 1, 3, 0), torch.zeros(1, 1, 4, 0)
 value = torch.tensor([1.0, 2.0, 3.0, 6.0]).reshape(1, 1, 4, 1)
 got = attention(query, key, value, scale=1.0).flatten()
 print("expected the average of the values, 3.0")
 print("got     ", got.tolist())
-sys.exit(int(not torch.allclose(got, torch.tensor(3.0))))
+raise SystemExit(int(not torch.allclose(got, torch.tensor(3.0))))

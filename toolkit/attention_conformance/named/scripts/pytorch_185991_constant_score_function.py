@@ -16,27 +16,18 @@ with an error.
 # versions = "reported in June 2026; closed"
 # needs = "cuda"
 # geometry = { B = 1, H = 1, M = 3, N = 4, D = 4, E = 4 }
-# like = []
 #
 # [tool.attention-core.shown]
 # result = "not run"
-# date = ""
-# versions = ""
 # detail = "it needs a GPU, as flex attention has no gradient on a CPU"
 # ///
 
-import sys
-
-try:
-    import torch
-    from torch.nn.attention.flex_attention import flex_attention
-except ImportError as absent:
-    print("not here:", absent)
-    sys.exit(77)
+import torch
+from torch.nn.attention.flex_attention import flex_attention
 
 if not torch.cuda.is_available():
     print("not here: a GPU")
-    sys.exit(77)
+    raise SystemExit(77)
 torch.manual_seed(0)
 query, key, value = (torch.randn(1, 1, size, 4, device="cuda", requires_grad=True) for size in (3, 4, 4))
 output = flex_attention(query, key, value, score_mod=lambda score, b, h, row, column: (column - row).to(score.dtype))
@@ -45,4 +36,4 @@ expected = torch.softmax(torch.arange(4.0) - torch.arange(3.0)[:, None], -1).sum
 print("expected no gradient of query and key, and of value", expected.tolist())
 print("got     ", [None if g is None else g.abs().max().item() for g in got[:2]], got[2][0, 0, :, 0].tolist())
 right = all(g is None or not g.any() for g in got[:2]) and torch.allclose(got[2][0, 0, :, 0], expected)
-sys.exit(int(not right))
+raise SystemExit(int(not right))

@@ -14,9 +14,7 @@ an error. A contiguous copy of the same numbers gives the right result.
 # property = "memory layout"
 # line = 0
 # versions = "reported in June 2026; right in 2.13.0"
-# needs = "cpu"
 # geometry = { B = 1, H = 2, M = 40, N = 40, D = 16, E = 16 }
-# like = []
 #
 # [tool.attention-core.shown]
 # result = "right"
@@ -25,14 +23,8 @@ an error. A contiguous copy of the same numbers gives the right result.
 # detail = "got [-0.23302818834781647, -0.3726392388343811, -0.18554766476154327]"
 # ///
 
-import sys
-
-try:
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention as attention
-except ImportError as absent:
-    print("not here:", absent)
-    sys.exit(77)
+import torch
+from torch.nn.functional import scaled_dot_product_attention as attention
 
 torch.manual_seed(0)
 query, key, value = (torch.randn(1, 2, 40, 32)[..., ::2] for _ in range(3))
@@ -40,4 +32,4 @@ expected = attention(query.contiguous(), key.contiguous(), value.contiguous())
 got = attention(query, key, value)
 print("expected", expected[0, 0, 0, :3].tolist())
 print("got     ", got[0, 0, 0, :3].tolist())
-sys.exit(int(not torch.allclose(got, expected, atol=1e-5)))
+raise SystemExit(int(not torch.allclose(got, expected, atol=1e-5)))

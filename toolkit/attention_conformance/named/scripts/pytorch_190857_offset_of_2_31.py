@@ -16,27 +16,18 @@ kernel that computes the address in 32 bits reads elsewhere, or crashes. Smaller
 # versions = "2.10.0 on CUDA; closed"
 # needs = "cuda"
 # geometry = { B = 700, H = 1, M = 16, N = 24000, D = 128, E = 128 }
-# like = []
 #
 # [tool.attention-core.shown]
 # result = "not run"
-# date = ""
-# versions = ""
 # detail = "it needs a GPU of NVIDIA"
 # ///
 
-import sys
-
-try:
-    import torch
-    from torch.nn.attention.flex_attention import flex_attention
-except ImportError as absent:
-    print("not here:", absent)
-    sys.exit(77)
+import torch
+from torch.nn.attention.flex_attention import flex_attention
 
 if not torch.cuda.is_available():
     print("not here: a GPU")
-    sys.exit(77)
+    raise SystemExit(77)
 
 key = torch.zeros(24000, 700, 1, 128, device="cuda", dtype=torch.float16).permute(1, 2, 0, 3)
 value = torch.ones_like(key).requires_grad_()
@@ -45,4 +36,4 @@ output = torch.compile(flex_attention)(query, key, value)
 (got,) = torch.autograd.grad(output[-1].sum(), value)
 print("expected 16 / 24000 in the last key of the last sample:", 16 / 24000)
 print("got     ", got[-1, 0, -1, 0].item())
-sys.exit(int(not abs(got[-1, 0, -1, 0].item() - 16 / 24000) <= 1e-5))
+raise SystemExit(int(not abs(got[-1, 0, -1, 0].item() - 16 / 24000) <= 1e-5))

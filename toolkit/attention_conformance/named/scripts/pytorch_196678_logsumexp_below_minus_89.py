@@ -16,27 +16,18 @@ half a block empty show it, and only with very negative scores, which trained mo
 # versions = "2.11 to 2.13 on H100; closed in September 2026"
 # needs = "cuda"
 # geometry = { B = 1, H = 2, M = 192, N = 192, D = 64, E = 64 }
-# like = []
 #
 # [tool.attention-core.shown]
 # result = "not run"
-# date = ""
-# versions = ""
 # detail = "it needs a GPU of NVIDIA"
 # ///
 
-import sys
-
-try:
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention as attention
-except ImportError as absent:
-    print("not here:", absent)
-    sys.exit(77)
+import torch
+from torch.nn.functional import scaled_dot_product_attention as attention
 
 if not torch.cuda.is_available():
     print("not here: a GPU")
-    sys.exit(77)
+    raise SystemExit(77)
 
 torch.manual_seed(0)
 query = torch.full((1, 2, 192, 64), 4.0, device="cuda", dtype=torch.bfloat16, requires_grad=True)
@@ -46,4 +37,4 @@ mask = torch.ones(1, 1, 192, 192, device="cuda", dtype=torch.bool)
 (got,) = torch.autograd.grad(attention(query, key, value, attn_mask=mask).float().sum(), query)
 print("expected no NaN")
 print("got     ", got.isnan().sum().item(), "NaN of", got.numel())
-sys.exit(int(got.isnan().any()))
+raise SystemExit(int(got.isnan().any()))

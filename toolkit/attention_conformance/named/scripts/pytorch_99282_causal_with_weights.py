@@ -14,7 +14,6 @@ mask as an array.
 # property = "causal"
 # line = 3
 # versions = "2.0.0; refused in 2.13.0"
-# needs = "cpu"
 # geometry = { B = 1, H = 2, M = 3, N = 3, D = 4, E = 4 }
 # like = ["weights"]
 #
@@ -25,13 +24,7 @@ mask as an array.
 # detail = "refused: Need attn_mask if specifying the is_causal hint. You may use the Transformer module method …"
 # ///
 
-import sys
-
-try:
-    import torch
-except ImportError as absent:
-    print("not here:", absent)
-    sys.exit(77)
+import torch
 
 torch.manual_seed(0)
 module, x = torch.nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(1, 3, 8)
@@ -39,7 +32,7 @@ try:
     _, got = module(x, x, x, is_causal=True, need_weights=True)
 except RuntimeError as error:
     print("refused:", error)
-    sys.exit(0)
+    raise SystemExit(0) from None
 print("expected zeros above the diagonal")
 print("got     ", got[0, 0].tolist())
-sys.exit(int(got.triu(1).any()))
+raise SystemExit(int(got.triu(1).any()))

@@ -14,7 +14,6 @@ then all of them. With no key left, the sink takes all weight and the output is 
 # property = "sinks"
 # line = 7
 # versions = "open; the script asks transformers"
-# needs = "cpu"
 # geometry = { B = 1, H = 1, G = 1, M = 1, N = 640, D = 16, E = 16 }
 # like = ["sinks"]
 #
@@ -25,16 +24,10 @@ then all of them. With no key left, the sink takes all weight and the output is 
 # detail = "got [0.9719429612159729, 0.0]"
 # ///
 
-import sys
+from types import SimpleNamespace
 
-try:
-    from types import SimpleNamespace
-
-    import torch
-    from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
-except ImportError as absent:
-    print("not here:", absent)
-    sys.exit(77)
+import torch
+from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
 module = SimpleNamespace(num_key_value_groups=1, training=False, sinks=torch.tensor([2.0]))
 query, ones = torch.zeros(1, 1, 1, 16), torch.ones(1, 1, 640, 16)
@@ -46,4 +39,4 @@ outputs = [
 expected, got = torch.tensor([256 / (256 + 7.389056), 0.0]), torch.stack(outputs)
 print("expected", expected.tolist())
 print("got     ", got.tolist())
-sys.exit(int(not torch.allclose(got, expected)))
+raise SystemExit(int(not torch.allclose(got, expected)))

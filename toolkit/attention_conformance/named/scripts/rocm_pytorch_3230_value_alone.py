@@ -14,9 +14,7 @@ test hides it, and so does making none of them.
 # property = "memory layout"
 # line = 0
 # versions = "ROCm 7.0; closed"
-# needs = "cpu"
 # geometry = { B = 1, H = 16, M = 62, N = 62, D = 128, E = 128 }
-# like = []
 #
 # [tool.attention-core.shown]
 # result = "right"
@@ -25,14 +23,8 @@ test hides it, and so does making none of them.
 # detail = "got [-0.1640625, -0.1826171875, 0.0245361328125] on cpu"
 # ///
 
-import sys
-
-try:
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention as attention
-except ImportError as absent:
-    print("not here:", absent)
-    sys.exit(77)
+import torch
+from torch.nn.functional import scaled_dot_product_attention as attention
 
 device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 torch.manual_seed(0)
@@ -42,4 +34,4 @@ expected = attention(query, key, value.contiguous()).float()
 got = attention(query, key, value).float()
 print("expected", expected[0, 1, 1, :3].tolist())
 print("got     ", got[0, 1, 1, :3].tolist(), "on", device)
-sys.exit(int(not torch.allclose(got, expected, atol=2e-2)))
+raise SystemExit(int(not torch.allclose(got, expected, atol=2e-2)))

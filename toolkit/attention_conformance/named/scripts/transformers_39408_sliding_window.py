@@ -14,7 +14,6 @@ little; perplexity shows it, unit tests do not.
 # property = "window"
 # line = 3
 # versions = "closed; right in 5.23.0"
-# needs = "cpu"
 # geometry = { B = 1, H = 1, M = 6, N = 6 }
 # like = ["window"]
 #
@@ -25,17 +24,11 @@ little; perplexity shows it, unit tests do not.
 # detail = "got keys [3, 4, 5]"
 # ///
 
-import sys
-
-try:
-    import torch
-    from transformers.masking_utils import sliding_window_causal_mask_function
-except ImportError as absent:
-    print("not here:", absent)
-    sys.exit(77)
+import torch
+from transformers.masking_utils import sliding_window_causal_mask_function
 
 window = sliding_window_causal_mask_function(3)
 got = [column for column in range(6) if bool(window(0, 0, torch.tensor(5), torch.tensor(column)))]
 print("expected keys [3, 4, 5] for query 5 and a window of 3")
 print("got      keys", got)
-sys.exit(int(got != [3, 4, 5]))
+raise SystemExit(int(got != [3, 4, 5]))

@@ -14,9 +14,7 @@ the work by the shape of the batch. The script asks for equal bits.
 # property = "repetition"
 # line = 5
 # versions = "vLLM on AArch64; the script asks torch"
-# needs = "cpu"
 # geometry = { B = 2, H = 2, M = 9, N = 40, D = 16, E = 16 }
-# like = []
 #
 # [tool.attention-core.shown]
 # result = "right"
@@ -25,14 +23,8 @@ the work by the shape of the batch. The script asks for equal bits.
 # detail = "got a difference of 0.0"
 # ///
 
-import sys
-
-try:
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention as attention
-except ImportError as absent:
-    print("not here:", absent)
-    sys.exit(77)
+import torch
+from torch.nn.functional import scaled_dot_product_attention as attention
 
 torch.manual_seed(0)
 query, key, value = torch.randn(2, 2, 9, 16), torch.randn(2, 2, 40, 16), torch.randn(2, 2, 40, 16)
@@ -40,4 +32,4 @@ expected = attention(query[:1], key[:1], value[:1])
 got = attention(query, key, value)[:1]
 print("expected the same bits")
 print("got      a difference of", (got - expected).abs().max().item())
-sys.exit(int(not torch.equal(got, expected)))
+raise SystemExit(int(not torch.equal(got, expected)))

@@ -14,7 +14,6 @@ reference. One backend accepted sinks and ignored them.
 # property = "sinks"
 # line = 7
 # versions = "vllm-metal; the script asks transformers"
-# needs = "cpu"
 # geometry = { B = 1, H = 3, G = 3, M = 1, N = 4, D = 4, E = 4 }
 # like = ["sinks"]
 #
@@ -25,16 +24,10 @@ reference. One backend accepted sinks and ignored them.
 # detail = "got [0.800000011920929, 0.5953903198242188, 0.1660747528076172]"
 # ///
 
-import sys
+from types import SimpleNamespace
 
-try:
-    from types import SimpleNamespace
-
-    import torch
-    from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
-except ImportError as absent:
-    print("not here:", absent)
-    sys.exit(77)
+import torch
+from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
 sinks = torch.tensor([0.0, 1.0, 3.0])
 module = SimpleNamespace(num_key_value_groups=1, training=False, sinks=sinks)
@@ -43,4 +36,4 @@ output, _ = eager_attention_forward(module, query, ones, ones, None, scaling=0.5
 expected, got = 4 / (4 + sinks.exp()), output[0, 0, :, 0]
 print("expected", expected.tolist())
 print("got     ", got.tolist())
-sys.exit(int(not torch.allclose(got, expected)))
+raise SystemExit(int(not torch.allclose(got, expected)))

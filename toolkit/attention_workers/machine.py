@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import platform
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["available_threads", "machine"]
+__all__ = ["available_threads", "environment", "machine"]
 
 
 def available_threads() -> list[int]:
@@ -34,4 +36,19 @@ def machine() -> dict[str, Any]:
         "architecture": platform.machine(),
         "instructions": sorted(set(vector)),
         "threads": len(available_threads()),
+    }
+
+
+def environment() -> dict[str, Any]:
+    """Where and when a run took place, and of which version."""
+    try:
+        installed = version("attention-core")
+    except PackageNotFoundError:
+        installed = "from its sources"
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        **machine(),
+        "attention-core": installed,
     }
