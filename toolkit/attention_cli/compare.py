@@ -46,7 +46,7 @@ def compare(options: Compare, /) -> None:
                     typer.echo(f"{step} …", err=True)
     except ComparisonError as error:
         raise refusal(str(error)) from error
-    except (EOFError, TimeoutError) as error:
+    except (EOFError, TimeoutError, SystemExit) as error:  # a model may exit with status 0
         what = f"took more than {options.timeout:g} seconds" if isinstance(error, TimeoutError) else "crashed"
         typer.echo(f"attention-core: expected the end of {step}; got a process that {what}", err=True)
         raise typer.Exit(3) from error
