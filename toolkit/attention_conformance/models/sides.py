@@ -64,8 +64,10 @@ class Side:
     @property
     def versions(self) -> dict[str, str]:
         """The versions of the libraries that run it."""
-        library = {"nnx": "jax", "keras": ""}.get(self.framework, self.framework)
-        found = get_backend(library).versions() if library else {}
+        library = {"nnx": "jax"}.get(self.framework, self.framework)
+        if library == "keras":
+            library = sys.modules["keras"].backend.backend()
+        found = get_backend(library).versions()
         others = {"torch": ("transformers",), "nnx": ("flax",), "keras": ("keras",)}.get(self.framework, ())
         return dict(found) | {name: sys.modules[name].__version__ for name in others if name in sys.modules}
 
