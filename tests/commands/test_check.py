@@ -351,7 +351,15 @@ def hangs(query, key, value):
 def refuses(query, key, value):
     raise RuntimeError("no device")
 
-for name in ("attention", "powers", "dies", "hangs"):
+def writes(query, key, value):
+    output = attention(query, key, value)
+    query[:] = 0
+    return output
+
+def exits(query, key, value):
+    raise SystemExit(0)
+
+for name in ("attention", "powers", "dies", "hangs", "writes", "exits"):
     globals()[f"{name}_"] = Subject(globals()[name], **FACTS)
 """
 
@@ -395,5 +403,13 @@ def test_another_target_that_dies_hangs_or_refuses_is_told_in_a_sentence(pair):
                         (f"{pair}none", "which it does not have")):  # fmt: skip
         found = in_this_process(f"{pair}attention_", "--same-bits-as", other)
         assert (found.exit_code, told in " ".join(found.stderr.split())) == (2, True)
+    for words, told in (((), "those of bits need --same-bits-as"),
+                        (("--same-bits-as", f"{pair}attention_"), "got bits-whole, of a single call")):  # fmt: skip
+        found = in_this_process(f"{pair}attention_", "--case", "bits-whole", *words)
+        assert (found.exit_code, told in found.stderr.splitlines()[-1]) == (2, True)
+    found = in_this_process(f"{pair}attention_", "--same-bits-as", f"{pair}writes_", *rows[2:])
+    assert found.exit_code == 1
+    assert "silently wrong: bits-heads float32: the call writes into its arguments" in found.stdout
+    assert in_this_process(f"{pair}attention_", "--same-bits-as", f"{pair}exits_", *rows).exit_code == 3
     found = in_this_process(f"{pair}attention_", "--same-bits-as", f"{pair}powers_", "--fuzz", "1")
     assert (found.exit_code, "expected --same-bits-as without --untrusted" in found.stderr) == (2, True)

@@ -1,6 +1,7 @@
 """Two models on the same input: where they part, and which mistake it was."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -196,7 +197,12 @@ def test_the_command_tells_places_and_cause_and_writes_a_page(encoder, port, tmp
 
 
 @pytest.mark.parametrize(
-    ("does", "timeout", "says"), [("os._exit(9)", 60, "crashed"), ("time.sleep(60)", 2, "took more than 2 seconds")]
+    ("does", "timeout", "says"),
+    [
+        ("os._exit(9)", 60, "crashed"),
+        ("raise SystemExit(0)", 60, "crashed"),
+        ("time.sleep(60)", 2, "took more than 2 seconds"),
+    ],
 )
 def test_a_model_that_dies_or_hangs_is_told(encoder, tmp_path, does, timeout, says):
     (tmp_path / "port.py").write_text(f"import os, time\n\ndef port(): {does}\n")
@@ -223,6 +229,22 @@ def test_what_cannot_be_compared_is_refused(encoder, decoder, port, tmp_path, se
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"attention-core: {says}")
     assert result.stderr.count("\n") == 1
+
+
+def test_a_library_that_is_not_here_and_an_input_that_is_cut_are_told(encoder, tmp_path, monkeypatch):
+    np.savez(tmp_path / "x.npz", x=np.ones((2, 3, 24), np.float32))
+    cut = tmp_path / "cut.npz"
+    cut.write_bytes((tmp_path / "x.npz").read_bytes()[:-30])
+    monkeypatch.setitem(sys.modules, "keras", None)
+    for words, says in (
+        ((f"keras:{encoder}",), f"keras for keras:{encoder}; got none: pip install keras"),
+        (
+            (encoder, "--input", cut),
+            f"inputs as safetensors, npz or npy; got {cut}: BadZipFile: File is not a zip file",
+        ),
+    ):
+        result = command(encoder, *words, "--jobs", 0)
+        assert (result.exit_code, result.stderr) == (2, f"attention-core: expected {says}\n")
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def one_by_one(first, second, fused):
 
 
 def head_of(query, key, value, seen, scale, *, block=None, parts=1, weights=None, sums=None, fused=None, base=math.e,
-            scaled="query", last=False, divide="end", flush=False, wide=False, faulty=None):  # fmt: skip
+            scaled="query", last=False, divide="end", flush=False, wide=False, outputs=False, power=None):  # fmt: skip
     """One head, in float32, with one habit of kernels or more."""
     if last:
         key, value, seen = key[::-1], value[::-1], seen[:, ::-1]
@@ -36,7 +36,10 @@ def head_of(query, key, value, seen, scale, *, block=None, parts=1, weights=None
         value = np.where(abs(value) < 2.0**-126, np.float32(0), value)
     times = np.matmul if fused is None else lambda a, b: one_by_one(a, b, fused)
     scale = np.float32(scale * math.log2(math.e) if base == 2 else scale)
-    power = np.exp2 if base == 2 else np.exp
+    power = power or (np.exp2 if base == 2 else np.exp)
+    if scaled == "both":
+        root = np.float32(math.sqrt(scale))
+        query, key, scale = query * root, key * root, None
     query, scale = (query * scale, None) if scaled == "query" else (query, scale)
     done = []
     for keys in np.split(np.arange(len(key)), range(-(-len(key) // parts), len(key), -(-len(key) // parts))):
@@ -66,7 +69,7 @@ def head_of(query, key, value, seen, scale, *, block=None, parts=1, weights=None
             t, o = t * old + total, o * old[:, None] + product
             if sums is not None:
                 t, o = rounded(t, sums), rounded(o, sums)
-        done.append((m, t, o))
+        done.append((m + np.log(t), np.ones_like(t), o / t[:, None]) if outputs else (m, t, o))
     m = np.maximum.reduce([each[0] for each in done])
     t, o = (sum((power(each[0] - m).reshape(-1, *(1,) * (at - 1)) * each[at] for each in done[1:]),
                 power(done[0][0] - m).reshape(-1, *(1,) * (at - 1)) * done[0][at]) for at in (1, 2))  # fmt: skip
@@ -102,18 +105,29 @@ def planted(**habits):
                    keeps_dtype=True, keeps_library=True, differentiates=False, returns=("output",))  # fmt: skip
 
 
+def exact(x):
+    return np.exp(x.astype(np.float64)).astype(np.float32)
+
+
 BFLOAT16 = ml_dtypes.bfloat16
 SIDE = {"block": 64, "base": 2}
 PAIRS = {
     "blocks of 64 and 128": ({"block": 64}, {"block": 128}, "block", "keys in a block: 64 and 128"),
     "another number of splits": ({"parts": 2}, {"parts": 4}, "splits", "splits of the keys: 2 and 4"),
+    "splits merged by their logsumexp": ({"parts": 4}, {"parts": 4, "outputs": True}, "merge",
+                                         "what is merged of the splits: sums and outputs"),
     "keys from the last": ({}, {"last": True}, "order", "order of the keys: forward and backward"),
     "weights in bfloat16": (SIDE, {**SIDE, "weights": BFLOAT16}, "weights", "type of the weights: wide and bfloat16"),
+    "weights in float16": ({"block": 64}, {"block": 64, "weights": np.float16}, "weights",
+                           "type of the weights: wide and float16"),
     "sums in bfloat16": ({}, {"sums": BFLOAT16}, "sums", "type of the sums: wide and bfloat16"),
     "sums in bfloat16 of blocks": (SIDE, {**SIDE, "sums": BFLOAT16}, "sums", "type of the sums: wide and bfloat16"),
     "sums in float64": ({}, {"wide": True}, "sums", "type of the sums: wide and float64"),
     "no fused multiply-add": ({"fused": True}, {"fused": False}, "products", "multiply-add: fused and separate"),
     "powers of 2": ({"block": 64}, SIDE, "power", "exponential: exp and exp2"),
+    "a better exponential": ({"block": 64}, {"block": 64, "power": exact}, "power",
+                             "exponential: exp and exp in float64"),
+    "root of the scale": ({}, {"scaled": "both"}, "scale", "place of the scale: before and both"),
     "scale after the product": (SIDE, {**SIDE, "scaled": "product"}, "scale", "place of the scale: before and after"),
     "weights divided": ({}, {"divide": "weights"}, "division", "division by the sum: last and first"),
     "a reciprocal": (SIDE, {**SIDE, "divide": "product"}, "division", "division by the sum: last and reciprocal"),

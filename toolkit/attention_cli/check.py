@@ -110,8 +110,10 @@ def check(options: Check, /) -> None:
         limit = max(options.timeout, SHRINKING) if fuzz or large else options.timeout
         with contextlib.closing(supervised(job, limit) if options.jobs else work(job)) as messages:  # type: ignore[type-var]
             run.follow(messages)
-    except BaseException:  # of an interrupt: what was found is told, and kept
+    except BaseException as error:  # of an interrupt: what was found is told, and kept
         run.finish(files, interrupted=True)
+        if isinstance(error, SystemExit):  # of a target, which may exit with status 0
+            raise typer.Exit(3) from error
         raise
     if run.reason:
         raise refusal(run.reason)

@@ -51,15 +51,15 @@ def compare(options: Compare, /) -> None:
             if isinstance(message, Comparison):
                 found = message
             elif isinstance(message, Death):
-                what = f"took more than {options.timeout:g} seconds" if message.code is None else "crashed"
-                typer.echo(f"attention-core: expected the end of {step}; got a process that {what}", err=True)
-                raise typer.Exit(3)
+                raise _died(step, f"took more than {options.timeout:g} seconds" if message.code is None else "crashed")
             else:
                 step = message
                 if sys.stderr.isatty():
                     typer.echo(f"{step} …", err=True)
     except ComparisonError as error:
         raise refusal(str(error)) from error
+    except SystemExit as error:  # of a model, in this process
+        raise _died(step, "crashed") from error
     assert found is not None
     _show(found, options.details)
     with refusing_files():
@@ -68,6 +68,12 @@ def compare(options: Compare, /) -> None:
         if options.html is not None:
             write_comparison(options.html, found)
     raise typer.Exit(not found.agrees)
+
+
+def _died(step: str, what: str) -> typer.Exit:
+    """Tell that a step did not end, and return the status."""
+    typer.echo(f"attention-core: expected the end of {step}; got a process that {what}", err=True)
+    return typer.Exit(3)
 
 
 def _supervised(order: _Asked, timeout: float) -> Iterator[str | Comparison | Death]:

@@ -63,8 +63,10 @@ class Side:
     @property
     def versions(self) -> dict[str, str]:
         """The versions of the libraries that run it."""
-        library = {"nnx": "jax", "keras": ""}.get(self.framework, self.framework)
-        found = get_backend(library).versions() if library else {}
+        library = {"nnx": "jax"}.get(self.framework, self.framework)
+        if library == "keras":
+            library = sys.modules["keras"].backend.backend()
+        found = get_backend(library).versions()
         others = {"torch": ("transformers",), "nnx": ("flax",), "keras": ("keras",)}.get(self.framework, ())
         return dict(found) | {name: sys.modules[name].__version__ for name in others if name in sys.modules}
 
@@ -112,6 +114,9 @@ def side_of(source: Any, name: str = "") -> Side:
             return _loaded(source) if isinstance(source, str | Path) else _of_object(source, name)
     except (FileError, TargetError, ComparisonError) as error:
         raise ComparisonError(str(error)) from error
+    except ModuleNotFoundError as error:
+        lacking = (error.name or "a library").partition(".")[0]
+        raise ComparisonError(f"expected {lacking} for {source}; got none: pip install {lacking}") from error
     except Exception as error:  # whatever a library says of a file, or a file of Python
         raise ComparisonError(f"expected a model; got {source if name == '' else name}: {one_line(error)}") from error
 
@@ -244,7 +249,7 @@ def read_inputs(path: Path) -> dict[str, NumpyArray]:
             arrays = {"": found} if isinstance(found, np.ndarray) else dict(found)
         else:
             arrays = load_arrays(path)[0]
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # whatever NumPy says of a file that is cut off
         raise ComparisonError(f"expected inputs as safetensors, npz or npy; got {path}: {one_line(error)}") from error
     if len(arrays) == 1:
         (array,) = arrays.values()
@@ -252,7 +257,9 @@ def read_inputs(path: Path) -> dict[str, NumpyArray]:
     if unknown := sorted(set(arrays) - set(INPUTS)):
         raise ComparisonError(f"expected inputs out of {', '.join(INPUTS)}; got {', '.join(unknown)} in {path}")
     if len({"token_ids", "x", "query"} & set(arrays)) != 1:
-        raise ComparisonError(f"expected one of token_ids, x and query in {path}; got {', '.join(sorted(arrays))}")
+        raise ComparisonError(
+            f"expected one of token_ids, x and query in {path}; got {', '.join(sorted(arrays)) or 'none'}"
+        )
     return arrays
 
 

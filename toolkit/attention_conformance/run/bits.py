@@ -162,6 +162,8 @@ class _Row:
             except NotOffered as lacking:  # of one call, such as a mode of another library
                 self.lacking = str(lacking)
                 continue
+            except Touched as touched:  # such as an argument that the call changed
+                raise Touched(f"{touched}, in {variation.says}", touched.name, touched.verdict) from touched
             except Exception as error:  # of one call: the others are compared
                 self.refused[variation.says] = one_line(error)
                 continue

@@ -207,6 +207,10 @@ def work(job: Job) -> Iterator[Message]:
     if job.same_bits_as:
         yield from _pair(subject, job)
         return
+    if not (asked or job.fuzz or job.done):
+        hint = "those of bits need --same-bits-as, large ones --large"
+        yield Refused(f"expected a case that is asked of {job.target}; got {', '.join(job.cases)}: {hint}")
+        return
     told_of = surprises(facts, declared, job.accepted) if not job.done else []
     is_part = bool(job.cases or job.fuzz or job.is_large)  # of which a parameter that is not understood is told, too
     yield from (each for each in told_of if not is_part or each.verdict == "not understood")
@@ -257,7 +261,11 @@ def _pair(subject: Subject, job: Job) -> Iterator[Message]:
         facts = {name: each for name, each in other.declared.items() if name != "options"}
         yield Described(facts, {}, _library(other).versions(), len(BITS), target=job.same_bits_as)
     yield from conventions(subject, other, job.accepted) if not job.done else []
-    for each in pair_questions(subject, other, job):
+    asked = pair_questions(subject, other, job)
+    if not (asked or job.done):
+        got = f"{', '.join(job.cases)}, of a single call" if other is subject else "no common type"
+        yield Refused(f"expected rows for {job.target} and {job.same_bits_as}; got {got}")
+    for each in asked:
         yield Started(each.blank)
         yield same_bits(each)
 
