@@ -55,6 +55,7 @@ def assert_close(actual, desired):
         np.testing.assert_allclose(array, goal, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.needs("uncompiled calls")  # devices of JAX are below
 @pytest.mark.parametrize("case", CASES)
 def test_results_stay_on_the_device(backend, case):
     for device in backend.devices():
@@ -105,7 +106,10 @@ def run(script: str, **environment: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-EIGHT = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+EIGHT = {
+    "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8",
+}
 
 
 @pytest.mark.needs("jax")

@@ -25,20 +25,20 @@ from attention_workers import Death
 
 ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
 SHAPE = (2, 3, 520, 8)  # two documents
+FEW = {"shape": (2, 4, 18, 8), "kv_heads": 2}
 PROBLEMS = (
-    Problem(SHAPE, "padded", "both"),
-    Problem(SHAPE, "packed"),
-    Problem(SHAPE, "window"),
-    Problem(SHAPE, "causal", "both"),
-    Problem((2, 4, 70, 8), "causal", "both", kv_heads=2, queries=3),
-    Problem((2, 4, 70, 8), "window", kv_heads=2, queries=1, window=9),
-    Problem((2, 4, 70, 8), "window", kv_heads=2, queries=5, offset=20, window=9),
-    Problem((2, 4, 70, 8), "padded", "both", kv_heads=2, queries=3, key_lengths=(30, 50)),
-    Problem((2, 4, 70, 8), "padded-causal", "both", kv_heads=2),
-    Problem((2, 4, 70, 8), "ragged", "both", kv_heads=2, queries=3),
-    Problem((2, 4, 70, 8), "ragged", kv_heads=2, queries=20, key_lengths=(30, 15)),
-    Problem((2, 4, 40, 8), "causal", "both", kv_heads=2),
-    Problem((2, 4, 70, 8), "sinks", kv_heads=2, queries=3),
+    Problem((2, 3, 13, 8), "padded", "both"),
+    Problem((2, 3, 13, 8), "packed", document=7),
+    Problem((2, 3, 13, 8), "window", window=5),
+    Problem((2, 3, 13, 8), "causal", "both"),
+    Problem(**FEW, mask="causal", direction="both", queries=3),
+    Problem(**FEW, mask="window", queries=3, offset=6, window=5),
+    Problem(**FEW, mask="padded", queries=3, key_lengths=(7, 12)),
+    Problem(**FEW, mask="padded-causal"),
+    Problem(**FEW, mask="ragged", direction="both", queries=3),
+    Problem(**FEW, mask="ragged", queries=5, key_lengths=(9, 3)),
+    Problem(**FEW, mask="causal"),
+    Problem(**FEW, mask="sinks", queries=3),
     Problem((2, 3, 7, 8), "causal", "both", operation="multi_head"),
     Problem((2, 3, 7, 8), "full", "both", operation="linear"),
 )
@@ -60,15 +60,14 @@ def present(candidate):
 
 
 @pytest.mark.needs(lambda framework: framework in (ASKED or processes.installed()))
+@pytest.mark.parametrize("part", [0, 1])
 @pytest.mark.parametrize("framework", ["numpy", *DIFFERENTIATING, "onnxruntime"])
-def test_every_candidate_computes_the_same(framework):
+def test_every_candidate_computes_the_same(framework, part):
     takes_long = {"compiled", "xla"}
     chosen = [each for each in CANDIDATES if each.framework == framework and each.mode not in takes_long]
-    problems = (
-        PROBLEMS
-        if framework in DIFFERENTIATING
-        else [dataclasses.replace(each, direction="forward") for each in PROBLEMS]
-    )
+    problems = PROBLEMS[part::2]
+    if framework not in DIFFERENTIATING:
+        problems = [dataclasses.replace(each, direction="forward") for each in problems]
     kept = {"suspect": 1e-5, "evidence": str(FOLDER)}
     found = quick(framework, problems, [each for each in chosen if present(each)], **kept)
     assert {each.outcome for each in found} <= {"measured", "refused"}
@@ -79,9 +78,10 @@ def test_every_candidate_computes_the_same(framework):
         else:
             name = each.candidate.name.removesuffix(" (cudnn)")
             assert name in ("fused", "jax.nn.dot_product_attention") or each.problem.mask == "sinks", each
+    able = [each for each in chosen if present(each) and any(map(each.takes, problems))]
     assert {each.candidate.name for each in found if each.seconds} >= {
-        each.name for each in chosen if present(each) and "fused" not in each.name and "cudnn" not in each.name
-    } - {"fused"}
+        each.name for each in able if "fused" not in each.name and "cudnn" not in each.name
+    }
 
 
 @pytest.mark.parametrize("changed", ["reference", "result", "nothing"])
@@ -219,7 +219,7 @@ def test_reference_agrees_with_the_core_where_scores_change(mask):
 def test_reference_agrees_with_the_naive_formula_of_grouped_heads_and_a_few_queries(problem):
     call = NAIVE.prepare(problem)
     assert worst_error([call.function(*call.variables, *call.constants)], expected(problem)) < 1e-6
-    count = np.broadcast_to(True if problem.sinks is not None else problem.allowed(), (2, 4, problem.queries, 70)).sum()
+    count = np.broadcast_to(True if problem.sinks is not None else problem.allowed(), (2, 4, problem.queries, 18)).sum()
     assert dataclasses.replace(problem, direction="forward").flops == pytest.approx(4 * count * 8)
 
 

@@ -8,6 +8,8 @@ import pytest
 import attention_core as ac
 from attention_core.parameters import EncoderLayer, FeedForward, LayerNorm, Linear, MultiHeadAttention
 
+pytestmark = pytest.mark.needs("uncompiled calls")  # the cases of the kit hold JAX to these definitions
+
 C, H, G, D, E, M, N = 10, 4, 2, 3, 5, 6, 7
 
 
@@ -226,15 +228,6 @@ def test_encoder_layer_is_causal_with_grouped_heads_weights_and_an_activation(ar
     assert (
         np.abs(get(ac.functions.encoder_layer(p, put(x), mask=causal, **common)) - get(expected)).max() > 0.01
     )  # the GELU
-
-
-def test_relu_is_zero_below_zero(put, get):
-    one = Linear(put(np.eye(3, dtype="float32")))
-    for arithmetic in ("fast", "reproducible"):
-        y = ac.functions.feed_forward(
-            FeedForward(one, one), put(np.array([-2.0, 0.0, 3.0], "float32")), activation="relu", arithmetic=arithmetic
-        )
-        np.testing.assert_array_equal(get(y), [0.0, 0.0, 3.0])
 
 
 def test_encoder_dropout_has_a_seed_of_its_own_for_every_place(rng, put, get):

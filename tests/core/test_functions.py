@@ -12,6 +12,8 @@ from attention_core._arithmetic.operations import Constants
 from attention_core._backend import get_backend
 from attention_core.parameters import Embeddings, FeedForward, GatedFeedForward, LayerNorm, Linear
 
+pytestmark = pytest.mark.needs("uncompiled calls")  # the cases of the kit hold JAX to these definitions
+
 
 def close(got, expected, ulps=16):
     scale = max(1.0, float(np.abs(expected).max(initial=0)))
@@ -38,13 +40,6 @@ def test_layer_norm_puts_epsilon_under_the_root(rng, put, get, epsilon):
     x, scale, offset = rng.standard_normal((2, 3, 5)) * 1e-2, rng.standard_normal(5), rng.standard_normal(5)
     expected = normalized(x, scale, offset, epsilon)
     close(get(ac.functions.layer_norm(put(LayerNorm(scale, offset)), put(x), epsilon=epsilon)), expected, ulps=64)
-
-
-def test_layer_norm_does_not_change_with_a_shift(rng, put, get):
-    x, norm = rng.standard_normal((3, 5)), LayerNorm(np.ones(5), np.zeros(5))
-    close(
-        get(ac.functions.layer_norm(put(norm), put(x + 1e6))), get(ac.functions.layer_norm(put(norm), put(x))), ulps=1e7
-    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -191,14 +186,6 @@ def test_positions_and_segments_have_defaults(rng, put, get):
     close(get(ac.functions.embed_tokens(put(e), put(ids))), expected, ulps=64)
     plain = Embeddings(e.token, e.position)
     close(get(ac.functions.embed_tokens(put(plain), put(ids))), e.token[ids] + e.position[:3])
-
-
-def test_dropout_of_embeddings_keeps_or_doubles(rng, put, get):
-    e, ids = tables(rng), np.array([[3, 0, 10, 4, 5], [1, 1, 2, 7, 8]])
-    whole, dropped = (get(ac.functions.embed_tokens(put(e), put(ids), dropout=d)) for d in (None, ac.Dropout(0.5, 3)))
-    kept = dropped != 0
-    close(dropped[kept], 2 * whole[kept])
-    assert 5 < kept.sum() < 35
 
 
 def _widened(tree):

@@ -18,6 +18,7 @@ from attention_files import safetensors
 TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
+@functools.cache
 def words(put, xp):
     """The names that inputs are written with."""
     heads = np.ones((2, 4, 6, 8), "float32")

@@ -7,6 +7,8 @@ import pytest
 
 from attention_core._functions.normalization import rms_norm
 
+pytestmark = pytest.mark.needs("uncompiled calls")  # the cases of the kit hold JAX to these definitions
+
 
 def by_formula(scale, x, epsilon):
     x = x.astype(np.longdouble)
@@ -30,35 +32,6 @@ def test_squares_may_overflow(dtype, exponents, put, get, rng):
     for exponent in exponents:
         grown = np.ldexp(x, exponent)
         np.testing.assert_array_equal(get(rms_norm(put(scale), put(grown), epsilon=1e-35)), expected)
-
-
-def test_nothing_gives_nothing(put, get):
-    np.testing.assert_array_equal(get(rms_norm(put(np.ones(4)), put(np.zeros((2, 4))))), 0.0)
-
-
-@pytest.mark.needs("dtype")
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_types_of_16_bits_are_rounded_once(dtype, backend, rng):
-    xp = backend.namespace
-    scale, x = backend.from_numpy((rng.standard_normal(6), 300 * rng.standard_normal((3, 6))), dtype=dtype)
-    wide = rms_norm(xp.astype(scale, xp.float32), xp.astype(x, xp.float32))
-    np.testing.assert_array_equal(*backend.to_numpy((rms_norm(scale, x), xp.astype(wide, x.dtype))))
-
-
-@pytest.mark.needs("gradients")
-@pytest.mark.parametrize("size", [1.0, 2.0**300, 2.0**600])
-def test_gradients_are_those_of_the_formula(size, backend, rng):
-    """With r the root and w the weights times scale: dx = (w - y mean(w y)) / r, where y = x / r."""
-    xp = backend.namespace
-    scale, x, weights = rng.standard_normal(6), size * rng.standard_normal((3, 6)), rng.standard_normal((3, 6))
-    inputs, factors = backend.from_numpy((scale, x)), backend.from_numpy(weights)
-    _, (of_scale, of_x) = backend.value_and_grad(lambda s, x: xp.sum(xp.multiply(rms_norm(s, x), factors)))(*inputs)
-    root = np.sqrt(np.mean((x.astype(np.longdouble)) ** 2, axis=-1, keepdims=True) + 1e-6)
-    unit = (x / root).astype(np.float64)
-    difference = weights * scale
-    expected = (difference - unit * np.mean(difference * unit, axis=-1, keepdims=True)) / root.astype(np.float64)
-    np.testing.assert_allclose(backend.to_numpy(of_x), expected, rtol=0, atol=1e-14 * np.abs(expected).max())
-    np.testing.assert_allclose(backend.to_numpy(of_scale), np.sum(weights * unit, axis=0), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ import pytest
 
 from attention_core._functions.rotary import rotary_embedding
 
+pytestmark = pytest.mark.needs("uncompiled calls")  # the cases of the kit hold JAX to these definitions
+
 FAR = np.asarray(
     [0, 1, -1, 5, 1000, -4097, 2**16 - 1, 2**17 + 3, 2**20 - 7, 2**24 + 1, 2**31 - 1, -(2**31)], dtype=np.int32
 )
@@ -68,15 +70,6 @@ def test_integers_of_32_bits_count_modulo_a_turn(rng):
     expected = by_formula(x.astype(np.float64), *tables(FAR, 10000.0))
     for result in results:
         assert np.max(np.abs(in_units(result - expected, x))) < 2.5
-
-
-@pytest.mark.needs("dtype")
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_types_of_16_bits_are_rounded_once(dtype, backend, rng):
-    x, positions = backend.from_numpy(rng.standard_normal((2, 5, 8)), dtype=dtype), backend.from_numpy(FAR[:5])
-    xp = backend.namespace
-    expected = xp.astype(rotary_embedding(xp.astype(x, xp.float32), positions), x.dtype)
-    np.testing.assert_array_equal(*backend.to_numpy((rotary_embedding(x, positions), expected)))
 
 
 def test_interleaved_is_another_order_of_channels(put, get, rng):

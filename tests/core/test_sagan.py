@@ -7,6 +7,8 @@ import attention_core as ac
 from attention_core.layers import named_arrays
 from attention_core.parameters import Linear, SaganAttention
 
+pytestmark = pytest.mark.needs("uncompiled calls")  # the cases of the kit hold JAX to these definitions
+
 HEIGHT, WIDTH, C, D, E = 4, 6, 8, 2, 3
 
 
@@ -80,17 +82,6 @@ def test_channels_first_is_channels_last_transposed(rng, put, get):
 def test_sigma_zero_gives_the_input_bit_for_bit(rng, put, get):
     x = rng.standard_normal((2, HEIGHT, WIDTH, C))
     np.testing.assert_array_equal(get(ac.functions.sagan_attention(put(parameters(rng, 0.0)), put(x))), x)
-
-
-def test_scores_are_not_scaled(rng, put, get):
-    p, x = parameters(rng), rng.standard_normal((HEIGHT, WIDTH, C))
-    scaled = p._replace(theta=Linear(p.theta.weight / np.sqrt(D)))
-    assert (
-        np.abs(
-            get(ac.functions.sagan_attention(put(p), put(x))) - get(ac.functions.sagan_attention(put(scaled), put(x)))
-        ).max()
-        > 1e-3
-    )
 
 
 def test_spectral_norm_is_one_step_of_power_iteration(rng, put, get):

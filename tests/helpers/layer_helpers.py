@@ -1,5 +1,6 @@
 """Layers with settings, inputs and options, and the words in which the adapter of a framework makes and calls one."""
 
+import functools
 import importlib
 
 import numpy as np
@@ -78,6 +79,16 @@ def alike(trees, others):
             assert array.tobytes() == expected[name].tobytes(), name
 
 
+@functools.cache
+def compiled_call():
+    """A call of a layer of JAX as one program: eager, each of its operations is one."""
+
+    def call(layer, inputs, options, key):
+        return layer(*inputs, **options, key=key)
+
+    return importlib.import_module("jax").jit(call, static_argnums=3)
+
+
 class Layers:
     """The layers of the adapter of a backend."""
 
@@ -110,7 +121,7 @@ class Layers:
         """Call a layer, in training with a seed where it drops."""
         drops = getattr(layer.definition, "dropout", 0) > 0
         if self.backend.name == "jax":
-            return layer(*inputs, **options, key=seed if training else None)
+            return compiled_call()(layer, inputs, options, seed if training else None)
         more = {"seed": seed} if drops else {}
         if self.backend.name == "torch":
             return layer.train(training)(*inputs, **options, **more)
@@ -131,7 +142,8 @@ class Layers:
             loss(layer).backward()
             return {name: each.grad for name, each in layer.named_parameters()}
         if self.backend.name == "jax":
-            return named_arrays(importlib.import_module("jax").grad(loss)(layer).parameters)
+            jax = importlib.import_module("jax")
+            return named_arrays(jax.jit(jax.grad(loss))(layer).parameters)
         tf = importlib.import_module("tensorflow")
         with tf.GradientTape() as tape:
             value = loss(layer)

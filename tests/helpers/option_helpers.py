@@ -18,6 +18,7 @@ def parameters(put):
     return MultiHeadAttention(same, same, same, same), FeedForward(same, same), norm, same
 
 
+@functools.cache
 def calls(put, xp):
     """Every public function with a boolean option, as a function of options."""
     attention, feed, norm, same = parameters(put)

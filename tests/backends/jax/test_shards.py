@@ -19,16 +19,9 @@ HELPERS = Path(__file__).parents[2] / "helpers"
 
 def started(devices, *arguments):
     """A process with so many devices."""
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}
     return subprocess.Popen([sys.executable, str(HELPERS / "jax_ranks.py"), *map(str, arguments)], env=env)
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    path = tmp_path_factory.mktemp("ranks") / "found"
-    assert started(8, path).wait() == 0
-    return pickle.loads(path.read_bytes())
 
 
 def test_two_processes_of_two_devices_have_the_numbers_of_one(tmp_path):
@@ -46,29 +39,21 @@ def test_two_processes_of_two_devices_have_the_numbers_of_one(tmp_path):
             np.testing.assert_allclose(both, x, rtol=0, atol=1e-13 * np.max(np.abs(x)), err_msg=key)
 
 
-def test_devices_have_the_numbers_of_one(found):
+def test_eight_devices_have_the_numbers_and_bits_of_one(tmp_path):
+    """Also where shards are computed again for the gradient; a cache that they share decodes in the bits of one."""
+    assert started(8, tmp_path / "found").wait() == 0
+    found = pickle.loads((tmp_path / "found").read_bytes())
     cases = [case for case in found if isinstance(case, tuple)]
     assert len(cases) == 5
-    for case in cases:
+    for case in (*cases, "checkpoint"):
         joined, whole = found[case]
         assert joined.keys() == whole.keys()
         for key, x in whole.items():
             np.testing.assert_allclose(joined[key], x, rtol=0, atol=1e-13 * np.max(np.abs(x)), err_msg=key)
-
-
-def test_gradients_of_devices_have_the_published_bits(found):
     sha256, published = found["published"]
     assert sha256 == published
-
-
-def test_shards_are_computed_again_for_the_gradient(found):
-    joined, whole = found["checkpoint"]
-    for key, x in whole.items():
-        np.testing.assert_allclose(joined[key], x, rtol=0, atol=1e-13 * np.max(np.abs(x)), err_msg=key)
-
-
-def test_devices_that_share_a_cache_decode_in_the_bits_of_one(found):
     np.testing.assert_array_equal(*found["merge"])
+    assert found["outside"] == "expected the name of an axis under jax.shard_map; got 'ranks', which is none"
 
 
 def test_verified_calls_are_none_that_are_traced():
@@ -77,7 +62,3 @@ def test_verified_calls_are_none_that_are_traced():
     over = jax.shard_map(attend, mesh=jax.make_mesh((1,), ("ranks",)), in_specs=everywhere, out_specs=everywhere)
     with pytest.raises(ValueError, match="expected verify of shards in calls that no compiler traces"):
         over(x)
-
-
-def test_an_axis_outside_of_shard_map_is_named(found):
-    assert found["outside"] == "expected the name of an axis under jax.shard_map; got 'ranks', which is none"
