@@ -1,11 +1,11 @@
 """The command ``check --untrusted``: a kernel that another process judges, and that may borrow no attention."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
+from typer.testing import CliRunner
+
+from attention_cli.app import app
 
 pytestmark = pytest.mark.needs("torch")
 
@@ -32,22 +32,12 @@ def test_an_untrusted_kernel_is_compared_by_another_process_and_may_borrow_no_at
     (tmp_path / "cheating.py").write_text(CHEATING)
     told = {}
     for name in ("honest", "copied", "wrong"):
-        words = (f"{tmp_path / 'cheating.py'}:{name}", "--case", "ladder-31*", "--case", "gradient-ladder-64*")
-        command = [
-            sys.executable,
-            "-m",
-            "attention_cli",
-            "check",
-            *words,
-            "--untrusted",
-            "--json",
-            tmp_path / "out.json",
-        ]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        cases = ("--case", "ladder-31*", "--case", "gradient-ladder-64*")
+        words = ["check", f"{tmp_path / 'cheating.py'}:{name}", *cases, "--untrusted", "--json", tmp_path / "out.json"]
+        done = CliRunner().invoke(app, [*map(str, words)])
         document = json.loads((tmp_path / "out.json").read_text())
         rows = document["findings"]
-        told[name] = (done.returncode, {row["verdict"] for row in rows}, {row["variant"] for row in rows})
+        told[name] = (done.exit_code, {row["verdict"] for row in rows}, {row["variant"] for row in rows})
         assert document["about"]["seed"] > 0
     assert told == {
         "honest": (0, {"right"}, {""}),

@@ -53,17 +53,20 @@ def check_equal(found, expected):
         np.testing.assert_array_equal(found[key], x, err_msg=key)
 
 
-WAYS = [(2, "contiguous", "gather", 16), (4, "zigzag", "gather", 13), (3, "contiguous", "gather", 13),
-        (2, "zigzag", "heads", 13), (4, "contiguous", "heads", 16), (2, "contiguous", "merge", 16),
-        (3, "zigzag", "merge", 13), (8, "contiguous", "merge", 13), (2, "contiguous", "ring", 16),
-        (3, "zigzag", "ring", 13), (4, "zigzag", "ring", 13), (8, "contiguous", "ring", 13), (3, "striped", "gather", 13),
-        (2, "striped", "heads", 13), (4, "striped", "ring", 13), (8, "striped", "merge", 16), (3, RUNS, "gather", 13),
-        (3, RUNS, "ring", 13), (3, RUNS, "merge", 13)]  # fmt: skip
+WAYS = [  # every third of which have all strategies
+    (2, "contiguous", "gather", 16), (4, "zigzag", "gather", 13), (3, RUNS, "gather", 13),
+    (2, "zigzag", "heads", 13), (4, "contiguous", "heads", 16), (2, "striped", "heads", 13),
+    (3, "zigzag", "merge", 13), (8, "contiguous", "merge", 13), (8, "striped", "merge", 16),
+    (3, RUNS, "ring", 13), (3, "zigzag", "ring", 13), (2, "contiguous", "ring", 16),
+    (3, "striped", "gather", 13), (8, "contiguous", "ring", 13), (4, "striped", "ring", 13),
+    (3, "contiguous", "gather", 13), (3, RUNS, "merge", 13), (4, "zigzag", "ring", 13),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_ranks_have_the_numbers_of_the_whole(backend, put, ranks, name):
-    for size, split, strategy, length in WAYS:
+    ways = WAYS[NAMES.index(name) % 3 :: 3] if backend.differentiates else WAYS
+    for size, split, strategy, length in ways:
         check_close(*compared(ranks, backend, put, name, size, strategy, split, length))
 
 
@@ -74,8 +77,10 @@ def test_ranks_have_the_bits_of_the_whole(backend, put, ranks, name):
     ways = [(1, "zigzag", "gather"), (2, "zigzag", "heads"), (3, "zigzag", "gather"), (8, "contiguous", "gather"),
             (3, "contiguous", "merge"), (4, "zigzag", "merge"), (4, "striped", "gather"), (3, RUNS, "gather"),
             (3, RUNS, "merge")]  # fmt: skip
-    for spread, (size, split, strategy) in zip((1.0, 8.0, 8.0, 1.0, 8.0, 1.0, 8.0, 8.0, 8.0), ways, strict=True):
-        check_equal(*compared(ranks, backend, put, name, size, strategy, split, 13, **exact, spread=spread))
+    for turn, (size, split, strategy) in enumerate(ways):
+        if turn % 3 != EXACT.index(name) % 3:
+            more = {"spread": (1.0, 8.0)[turn % 2]}
+            check_equal(*compared(ranks, backend, put, name, size, strategy, split, 13, **exact, **more))
 
 
 @pytest.mark.parametrize("name", ["causal", "window", "segments", "lengths", "function", "dropout"])
@@ -128,16 +133,13 @@ def test_sums_over_many_queries_of_ranks_are_exact(backend, put, ranks, monkeypa
         np.testing.assert_array_equal(np.concatenate([each[name] for each in parts[2]], axis=-2), parts[1][0][name])
 
 
-@pytest.mark.parametrize(
-    ("heads", "size"), [((8, 8), 4), ((8, 2), 4), ((8, 1), 8), ((6, 3), 2), ((28, 7), 2), ((40, 8), 5)]
-)
+@pytest.mark.parametrize(("heads", "size"), [((8, 8), 4), ((8, 1), 8), ((6, 3), 2), ((40, 8), 5)])
 def test_no_group_of_heads_is_split(backend, put, ranks, heads, size):
     for name in ("alibi", "array in a rule"):
         check_close(*compared(ranks, backend, put, name, size, "heads", heads=heads, length=20, batch=2))
 
 
-@pytest.mark.parametrize("length", [1, 3, 5, 7])
-@pytest.mark.parametrize("name", ["causal", "sinks", "function"])
+@pytest.mark.parametrize(("length", "name"), [(1, "sinks"), (3, "causal"), (5, "function"), (7, "sinks")])
 def test_ranks_without_a_position_change_nothing(backend, put, ranks, length, name):
     for strategy in ("gather", "heads", "merge", "ring"):
         for split in ("zigzag", pages(4, length, 1)):

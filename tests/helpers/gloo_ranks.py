@@ -1,7 +1,6 @@
 """What each process of a group of PyTorch does: a file of its own, as processes that are spawned import it."""
 
 import dataclasses
-import itertools
 import os
 import pickle
 import time
@@ -49,15 +48,10 @@ def run(rank, store, folder):
     found = {}
     for case in CASES:
         found[case] = compared(rank, groups[case[1]], case, "fast", "float64")
-    for name in EXACT:
-        for size, split, strategy in (
-            (2, "zigzag", "heads"),
-            (3, "contiguous", "gather"),
-            (4, "zigzag", "gather"),
-            (4, "zigzag", "merge"),
-        ):
-            case = name, size, split, strategy, 13
-            found["exact", case] = compared(rank, groups[size], case, "reproducible", "float32")
+    ways = (2, "zigzag", "heads"), (3, "contiguous", "gather"), (4, "zigzag", "gather"), (4, "zigzag", "merge")
+    for turn, name in enumerate(EXACT):
+        case = name, *ways[turn % 4], 13
+        found["exact", case] = compared(rank, groups[case[1]], case, "reproducible", "float32")
     found["published"] = hashes(rank, groups)
     found["errors"] = errors(rank)
     found["mesh"] = compared(rank, DeviceMesh("cpu", torch.arange(4)), CASES[0], "fast", "float64")
@@ -70,21 +64,21 @@ def run(rank, store, folder):
     if rank == 0:
         Path(folder, "found").write_bytes(pickle.dumps(found))
     dist.barrier()
-    dist.destroy_process_group()
+    lose_a_rank(rank, folder)
 
 
 def of_two_groups(rank, groups):
     """Calls of two groups with inputs of their own: in alternation, and then from two threads."""
-    cases = [("causal", 4, "striped", strategy, 13) for strategy in ("gather", "ring", "gather", "ring")]
+    cases = [("causal", 4, "striped", strategy, 13) for strategy in ("gather", "ring")]
     found = {}
 
     def call(way, turn, n):
         found[way, turn, n] = compared(rank, groups[n], cases[turn], "fast", "float64", seed=1 + 2 * turn + n)
 
-    for turn in range(4):
+    for turn in (0, 1):
         for n in (0, 1):
             call("alternation", turn, n)
-    threads = [Thread(target=lambda n=n: [call("threads", turn, n) for turn in range(4)]) for n in (0, 1)]
+    threads = [Thread(target=lambda n=n: [call("threads", turn, n) for turn in (0, 1)]) for n in (0, 1)]
     for each in threads:
         each.start()
     for each in threads:
@@ -92,21 +86,18 @@ def of_two_groups(rank, groups):
     return found
 
 
-def lose_a_rank(rank, store, folder):
-    """Three ranks, of which the last leaves a call out, and then dies; each of the others writes what it is told."""
-    torch.set_num_threads(1)
-    limits = [timedelta(seconds=2), timedelta(seconds=10)]
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=3, timeout=limits[1])
-    groups = [dist.new_group([0, 1, 2], timeout=limit) for limit in limits]
+def lose_a_rank(rank, folder):
+    """The last rank leaves a call out, and then dies; each of the others writes what it is told."""
+    groups = [dist.new_group(timeout=timedelta(seconds=limit)) for limit in (2, 10)]
     x, told = torch.zeros(1, 2, 4, 3), []
     ac.scaled_dot_product_attention(x, x, x, shards=ac.Shards(groups[0]))
     for turn, (group, strategy) in enumerate(zip(groups, ("gather", "ring"), strict=True)):
         start = time.monotonic()
-        while rank == 2 and turn == 0 and len(list(Path(folder).glob("late*"))) < 2:
+        while rank == 3 and len(list(Path(folder).glob("late*"))) < 3:
             time.sleep(0.05)
-        if rank == 2 and turn == 0:
+        if rank == 3 and turn == 0:
             continue
-        if rank == 2:
+        if rank == 3:
             os._exit(0)
         try:
             ac.scaled_dot_product_attention(x, x, x, shards=ac.Shards(group, strategy=strategy))
@@ -120,9 +111,10 @@ def lose_a_rank(rank, store, folder):
 def hashes(rank, groups):
     """Hashes of gradients by case and way."""
     backend, found = ac.backend.get_backend("torch"), {}
-    for case in IDENTICAL:
-        if case.name in ("shared-gradient", "shared-spread-gradient", "shared-zero-channels-gradient"):
-            for size, way in itertools.product((size for size in (2, 3, 4) if rank < size), WAYS[:3]):
+    names = ("shared-gradient", "shared-spread-gradient", "shared-zero-channels-gradient")
+    for case in (each for each in IDENTICAL if each.name in names):
+        for size, way in zip((2, 3, 4), WAYS[:3], strict=True):
+            if rank < size:
                 attention = whole_of(ac.scaled_dot_product_attention, ac.Shards(groups[size], *reversed(way)))
                 ours = dataclasses.replace(case, function=over(case, attention))
                 found[case.name, size, way] = digest(computed_of(ours, backend, "cpu", "eager", case.trees()))

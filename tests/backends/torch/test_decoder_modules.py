@@ -7,7 +7,7 @@ import torch
 
 import attention_torch
 
-SIZES = {"num_tokens": 11, "channels": 8, "num_heads": 2, "inner": 6, "num_layers": 2, "num_key_value_heads": 1}
+SIZES = {"num_tokens": 11, "channels": 8, "num_heads": 2, "inner": 6, "num_layers": 1, "num_key_value_heads": 1}
 IDS = torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6]])
 
 

@@ -100,7 +100,7 @@ def test_sinks_are_those_of_the_call(name, monkeypatch):
         assert spoilt.isnan().any() == bool(allowed(mask, 4)[..., 130].any())
 
 
-@pytest.mark.parametrize("rows", [1, 4, 31, 32, 40])
+@pytest.mark.parametrize("rows", [1, 31, 40])
 @pytest.mark.parametrize("name", [name for name in MASKS if name.endswith("apart")])
 def test_samples_apart_are_those_of_the_batch(name, rows, monkeypatch):
     """Of more queries than are planned, too, and with a batch of two axes; what is masked does not leak."""
@@ -246,11 +246,7 @@ def test_modes_strides_and_contexts_are_asked_about_in_every_call(name):
         torch.testing.assert_close(attention(*variables, mask=mask), expected, rtol=0, atol=0)
 
 
-def modes():
-    return ["eager", "compiled"]
-
-
-@pytest.mark.parametrize("mode", modes())
+@pytest.mark.parametrize("mode", ["eager", "compiled"])
 @pytest.mark.parametrize("rows", [4, 32])
 @pytest.mark.parametrize("name", ["one offset", "offset of a part", "window", "array"])
 def test_what_is_not_finite_leaks_nowhere_and_is_lost_nowhere(name, rows, mode):
@@ -276,7 +272,7 @@ def test_what_is_not_finite_leaks_nowhere_and_is_lost_nowhere(name, rows, mode):
             assert not found[seen].isfinite().all(dim=-1).any()
 
 
-@pytest.mark.parametrize(("name", "rows"), [("none", 1), ("one offset", 4), ("window", 16), ("rows without a key", 64)])
+@pytest.mark.parametrize(("name", "rows"), [("window", 16), ("rows without a key", 64)])
 def test_compiled_programs_return_sinks_and_logsumexp(name, rows):
     arrays, mask = drawn(rows), MASKS[name](rows)
     sinks = torch.linspace(-1.0, 2.0, H)
@@ -311,16 +307,15 @@ def test_a_compiled_program_calls_one_operator():
     torch.testing.assert_close(gradients, wanted)
 
 
-@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
 @torch.no_grad()
-def test_compiled_arrays_may_share_memory_and_lengths_may_change(compiler):
+def test_compiled_arrays_may_share_memory_and_lengths_may_change():
     packed = torch.stack(drawn(4)[1:]).transpose(2, 3).contiguous()
     query, mask = drawn(4)[0], ac.Causal(offset=200)
     views = [each.transpose(1, 2) for each in packed]
 
     def compiled(function):
         torch._dynamo.reset()
-        return torch.compile(function, fullgraph=True, backend=compiler)
+        return torch.compile(function, fullgraph=True, backend="inductor")
 
     expected = attention(query, *views, mask=mask)
     attend = compiled(lambda query, key, value: attention(query, key, value, mask=mask))

@@ -17,7 +17,7 @@ LENGTH = 150
 COMPILED = {
     "window": lambda put, rng: {"mask": ac.SlidingWindow(left=33, right=4)},
     "documents": lambda put, rng: {"mask": ac.Segments(put(np.arange(LENGTH) // 40), put(np.arange(LENGTH) // 40))},
-    **{name: OPTIONS[name] for name in ("mask lengths", "softcap", "sinks", "function")},
+    **{name: OPTIONS[name] for name in ("softcap", "sinks")},
 }
 
 

@@ -47,10 +47,7 @@ def test_compiled_the_kernel_equals_the_definition(name, arrays, put, rng):
         options["scale"] = 0.7
     text = program(torch, lambda *arrays: attention(*arrays, **options, implementation="fused"), *arrays)
     assert (NAMED if name in UNMASKED else GUARDED) in text
-    attend = compiled(torch, lambda *arrays: attention(*arrays, **options, implementation="fused"))
-    expected = results(torch, arrays, "dense", options)
-    close([attend(*arrays)], expected[:1])
-    close(gradients_of(torch, "fused", options)(*arrays), expected)
+    close(gradients_of(torch, "fused", options)(*arrays), results(torch, arrays, "dense", options))
 
 
 @pytest.mark.parametrize("kind", ["argument", "of an argument"])
@@ -138,30 +135,30 @@ def test_compiled_auto_takes_the_kernel_unless_the_call_is_small(put, rng):
         assert (GUARDED in text) == taken
 
 
-@pytest.mark.parametrize("offset", [0, 3, -2])
-def test_a_prompt_before_an_empty_cache_takes_the_kernel(offset, backend, put, rng, runs, monkeypatch):
+def test_a_prompt_before_an_empty_cache_takes_the_kernel(backend, put, rng, runs, monkeypatch):
     """The offset is an array, which a compiled program reads when it runs."""
     monkeypatch.setattr(backend, "tuning", backend.tuning._replace(structured_below=0))
     shapes = (1, 2, 192, 16), (1, 1, 256, 16), (1, 1, 256, 16)
     arrays = put([rng.standard_normal(shape) for shape in shapes], dtype="float32")
-    number = torch.tensor(offset, dtype=torch.int32)
 
     def attend(offset, *arrays):
         return attention(*arrays, mask=ac.Causal(offset=offset))
 
-    expected = attention(*arrays, mask=ac.Causal(offset=offset), implementation="dense")
-    torch.testing.assert_close(attend(number, *arrays), expected, rtol=0, atol=1e-6)
-    assert ("kernel" in runs) == (offset == 0), runs
-    runs.clear()
-    cached = ac.Causal(offset=torch.full((1,), offset)) & ac.KeyLengths(torch.full((1,), 192 + max(offset, 0)))
-    torch.testing.assert_close(attention(*arrays, mask=cached), expected, rtol=0, atol=1e-6)
-    assert ("kernel" in runs) == (offset == 0), runs
+    expected, numbers = {}, {offset: torch.tensor(offset, dtype=torch.int32) for offset in (0, 3, -2)}
+    for offset, number in numbers.items():
+        expected[offset] = attention(*arrays, mask=ac.Causal(offset=offset), implementation="dense")
+        cached = ac.Causal(offset=torch.full((1,), offset)) & ac.KeyLengths(torch.full((1,), 192 + max(offset, 0)))
+        for mask in (ac.Causal(offset=number), cached):
+            runs.clear()
+            torch.testing.assert_close(attention(*arrays, mask=mask), expected[offset], rtol=0, atol=1e-6)
+            assert ("kernel" in runs) == (offset == 0), runs
     assert GUARDED in program(torch, attend, number, *arrays)
-    torch.testing.assert_close(compiled(torch, attend)(number, *arrays), expected, rtol=0, atol=1e-6)
+    traced = compiled(torch, attend)
+    for offset, number in numbers.items():
+        torch.testing.assert_close(traced(number, *arrays), expected[offset], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["none", "causal", "window", "lengths"])
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(("rows", "name"), [(1, "none"), (3, "causal"), (1, "window"), (3, "lengths")])
 def test_compiled_a_few_queries_of_a_cache_are_one_program(rows, name, put, rng):
     shapes = (2, 4, rows, 16), (2, 2, 200, 16), (2, 2, 200, 16)
     arrays = put([rng.standard_normal(shape) for shape in shapes], dtype="float32")
@@ -174,8 +171,6 @@ def test_compiled_a_few_queries_of_a_cache_are_one_program(rows, name, put, rng)
 
 
 OPEN = {
-    "array and causal": lambda padding: {"mask": padding, "is_causal": True},
-    "window": lambda padding: {"mask": ac.SlidingWindow(left=15, right=0)},
     "lengths": lambda padding: {"mask": ac.KeyLengths(padding.sum((1, 2, 3))), "is_causal": True},
     "bias": lambda padding: {"bias": torch.where(padding, 0.0, -1e4).to(torch.float64)},
 }
@@ -209,8 +204,7 @@ def test_compiled_programs_are_as_many_as_those_of_the_kernel(name, put, rng):
     assert counts[0] <= counts[1]
 
 
-@pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.parametrize("heads_first", [True, False])
+@pytest.mark.parametrize(("heads_first", "dynamic"), [(False, None), (True, True)])
 def test_compiled_sizes_may_change(heads_first, dynamic, put, rng):
     """The compiler makes symbols of them."""
 
@@ -226,20 +220,6 @@ def test_compiled_sizes_may_change(heads_first, dynamic, put, rng):
         found, expected = function(*arrays), attend(*arrays, implementation="dense")
         close([found], [expected])
         assert heads_first or found.transpose(1, 2).is_contiguous()
-
-
-@pytest.mark.parametrize("leading", [(), (2, 3)])
-def test_compiled_one_array_may_be_query_key_and_value(leading, put, rng):
-    array = put(rng.standard_normal((*leading, 2, M, D))).requires_grad_()
-
-    def attend(x, implementation="fused"):
-        return attention(x, x, x, is_causal=True, implementation=implementation)
-
-    found, expected = (
-        (output, *torch.autograd.grad(output.square().sum(), array))
-        for output in (compiled(torch, attend)(array), attend(array, "dense"))
-    )
-    close(found, expected)
 
 
 def test_compiled_with_its_gradient(backend, arrays):
@@ -264,12 +244,6 @@ def test_compiled_in_16_bits(arrays, backend, get):
     close(found[:1], expected[:1], 0)
     for one, other in zip(found[1:], expected[1:], strict=True):
         torch.testing.assert_close(one, other, rtol=2**-9, atol=1e-6)  # rounded for each head, then added up
-
-
-def test_compiled_and_vectorized_is_dense(put, rng):
-    arrays = put([rng.standard_normal((2, 1, H, 128, D)) for _ in range(3)])
-    attend = torch.vmap(lambda *arrays: attention(*arrays, is_causal=True))
-    close([compiled(torch, attend)(*arrays)], [attention(*arrays, is_causal=True)])
 
 
 def test_exported_programs_hold_no_kernel_that_leaks(put, rng):
@@ -374,18 +348,6 @@ def test_asking_for_the_logsumexp_changes_no_bit_of_strided_calls(layout, option
     assert all(array.stride(-1) != 1 for array in arrays)
     output = attention(*arrays, **options)
     assert torch.equal(attention(*arrays, **options, return_logsumexp=True).output, output)
-
-
-@pytest.mark.parametrize("length", [12, 300])
-@pytest.mark.parametrize("with_sinks", [True, False])
-def test_what_is_explained_is_what_runs(with_sinks, length, runs, rng):
-    arrays = [torch.from_numpy(rng.standard_normal((1, 2, length, 16))) for _ in range(3)]
-    options = {"mask": ac.KeyLengths(9), "sinks": torch.zeros(2, dtype=torch.float64) if with_sinks else None}
-    explanation = ac.explain_attention(*arrays, **options, return_logsumexp=True)
-    attention(*arrays, **options, return_logsumexp=True)
-    assert explanation.chosen == "fused"
-    assert explanation.notes == ()
-    assert runs == ["kernel with logsumexp"]
 
 
 def test_gradients_of_16_bits_by_output_and_weights_have_the_same_bits_compiled(rng):

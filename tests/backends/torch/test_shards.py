@@ -15,11 +15,16 @@ pytestmark = pytest.mark.needs("torch")
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def folder(tmp_path_factory):
     import gloo_ranks
 
     folder = tmp_path_factory.mktemp("ranks")
     torch.multiprocessing.spawn(gloo_ranks.run, args=(str(folder / "store"), str(folder)), nprocs=4)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(folder):
     return pickle.loads((folder / "found").read_bytes())
 
 
@@ -42,7 +47,7 @@ def test_processes_have_the_numbers_of_one(found):
 
 def test_processes_have_the_bits_of_one(found):
     cases = [case for case in found if case[0] == "exact"]
-    assert len(cases) == 44
+    assert len(cases) == 11
     for case in cases:
         check(found[case], 0)
 
@@ -50,23 +55,20 @@ def test_processes_have_the_bits_of_one(found):
 @pytest.mark.parametrize("way", ["alternation", "threads"])
 def test_two_groups_in_one_process_have_their_own_numbers(found, way):
     cases = [case for case in found if case[0] == way]
-    assert len(cases) == 8
+    assert len(cases) == 4
     for case in cases:
         check(found[case], 1e-13)
 
 
-def test_a_rank_that_does_not_come_and_one_that_dies_are_errors_on_all_others(tmp_path):
-    import gloo_ranks
-
-    torch.multiprocessing.spawn(gloo_ranks.lose_a_rank, args=(str(tmp_path / "store"), str(tmp_path)), nprocs=3)
-    for rank in (0, 1):
-        late, dead = pickle.loads((tmp_path / f"told{rank}").read_bytes())
+def test_a_rank_that_does_not_come_and_one_that_dies_are_errors_on_all_others(folder):
+    for rank in range(3):
+        late, dead = pickle.loads((folder / f"told{rank}").read_bytes())
         assert late[1] < 2 + 3
         assert dead[1] < 10
 
 
 def test_gradients_of_processes_have_the_published_bits(found):
-    assert len(found["published"]) == 27
+    assert len(found["published"]) == 9
     for (case, *way), sha256 in found["published"].items():
         assert sha256 == published()[case], (case, way)
 
@@ -84,9 +86,7 @@ RUNS = (((4, 1, 3), (0, 1, 4)),)
 
 
 @pytest.mark.parametrize(
-    ("split", "strategy", "arithmetic"),
-    [("zigzag", "gather", "reproducible"), *((RUNS, name, "fast") for name in ("gather", "heads", "ring"))],
-    ids=str,
+    ("split", "strategy", "arithmetic"), [("zigzag", "gather", "reproducible"), (RUNS, "ring", "fast")], ids=str
 )
 def test_a_plan_inside_of_another_is_compiled(split, strategy, arithmetic):
     """A group of one, whose shard is padded or in runs: the exact gather holds the plan of its blocks in its own."""
