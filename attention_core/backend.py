@@ -50,6 +50,7 @@ from attention_core._attention.parts import (
 from attention_core._attention.softmax import merge_pieces
 from attention_core._backend import (
     DIFFERENTIATED_ONCE,
+    STEPS,
     Autocast,
     Backend,
     Collectives,
@@ -67,6 +68,7 @@ from attention_core._backend import (
     get_backend,
     is_concrete,
     is_exporting,
+    read_as,
     register,
     registered,
     registered_name,
@@ -79,6 +81,7 @@ from attention_core.masks._tree import leaves, may_count
 __all__ = [
     "CONTEXTS",
     "DIFFERENTIATED_ONCE",
+    "STEPS",
     "Array",
     "Attention",
     "Autocast",
@@ -127,6 +130,7 @@ __all__ = [
     "names_of",
     "on_device_of",
     "one_line",
+    "read_as",
     "register",
     "registered",
     "registered_name",

@@ -43,3 +43,4 @@ from attention_core._backend._registry import (
     registered as registered,
     registered_name as registered_name,
 )
+from attention_core._backend._steps import STEPS as STEPS, may_be_step as may_be_step, read_as as read_as

@@ -15,7 +15,7 @@ from attention_core._attention.shards.explanation import explain_shards
 from attention_core._attention.shards.splits import Shards
 from attention_core._attention.shards.strategies import Sharded, taken_strategy
 from attention_core._attention.ways import all_scores, attend, check_implementation
-from attention_core._backend import backend_for, common_namespace, with_autocast
+from attention_core._backend import backend_for, common_namespace, may_be_step, with_autocast
 from attention_core._checks import (
     check_arity,
     check_flags,
@@ -76,6 +76,7 @@ def scaled_dot_product_attention(
 ) -> Attention: ...
 @overload
 def scaled_dot_product_attention(query: Array, key: Array, value: Array, /, **options: Unpack[Options]) -> Any: ...
+@may_be_step
 @with_autocast(options=options_but())
 def scaled_dot_product_attention(query: Array, key: Array, value: Array, /, **options: Unpack[Options]) -> Any:
     r"""Average the values over the keys, weighted by how well each key matches the query.

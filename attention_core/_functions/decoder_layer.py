@@ -22,7 +22,7 @@ from attention_core._arrays import (
     upcast,
 )
 from attention_core._attention.shards.splits import Shards
-from attention_core._backend import backend_for, can_be_read, common_namespace, with_autocast
+from attention_core._backend import backend_for, can_be_read, common_namespace, may_be_step, with_autocast
 from attention_core._checks import (
     check_broadcastable,
     check_device,
@@ -59,6 +59,7 @@ from attention_core.parameters import DecoderLayer, FeedForward, GatedFeedForwar
 from attention_core.random import Dropout, seeded
 
 
+@may_be_step
 @with_autocast(position=1, lowers=False, options=options_but(kind=DecoderOptions, defaults=DECODER_DEFAULTS))
 def decoder_layer(parameters: DecoderLayer, x: Array, /, *, num_heads: int, **options: Unpack[DecoderOptions]) -> Any:
     r"""Apply the decoder layer of a language model: causal self-attention and feed-forward, each on a residual branch.

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 from attention_core._arithmetic import arithmetic_of, check_activation
 from attention_core._arrays import Array, Namespace, cast_to, dtypes_differ, sizes, upcast
 from attention_core._attention.call import Attention
-from attention_core._backend import common_namespace, with_autocast
+from attention_core._backend import common_namespace, may_be_step, with_autocast
 from attention_core._checks import (
     check_flags,
     check_function,
@@ -32,6 +32,7 @@ from attention_core.random import Dropout, fold_in, seeded
 NOT_OF_LAYERS = ("scale", "softcap", "sinks", "return_logsumexp", "assume_finite")
 
 
+@may_be_step
 @with_autocast(position=1, lowers=False, options=options_but(*NOT_OF_LAYERS))
 def encoder_layer(
     parameters: EncoderLayer,

@@ -21,7 +21,7 @@ from attention_core._arrays import (
 )
 from attention_core._attention.call import Attention
 from attention_core._attention.shards.splits import Shards
-from attention_core._backend import common_namespace, with_autocast
+from attention_core._backend import common_namespace, may_be_step, with_autocast
 from attention_core._checks import (
     ORDER,
     check_arity,
@@ -106,6 +106,7 @@ def multi_head_attention(
     prepare: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
     **options: Unpack[Options],
 ) -> Any: ...
+@may_be_step
 @with_autocast(position=1, options=options_but())
 def multi_head_attention(
     parameters: MultiHeadAttention,

@@ -15,28 +15,17 @@ from typing import Any
 
 import torch
 
-import attention_core
-from attention_core import functions
-from attention_core.backend import CONTEXTS, assumes_finite
+from attention_core.backend import CONTEXTS, STEPS, assumes_finite, read_as
 from attention_numpy.trees import ARRAYS
 from attention_torch import guards
 
-STEPS: dict[str, Any] = {
-    function.__name__: function
-    for function in (
-        attention_core.scaled_dot_product_attention,
-        attention_core.multi_head_attention,
-        functions.encoder_layer,
-        functions.decoder_layer,
-    )
-}
 _structures: dict[str, Any] = {}
 
 
 def become_steps() -> None:
     """Let `torch.compile` read, instead of each function, what makes a step of it."""
     for name, function in STEPS.items():
-        function._torchdynamo_inline = _as_step(name, function)  # no import of Dynamo
+        read_as(name, _as_step(name, function))  # no import of Dynamo
 
 
 def _as_step(name: str, function: Any) -> Callable[..., Any]:
@@ -51,8 +40,10 @@ def _as_step(name: str, function: Any) -> Callable[..., Any]:
         leaves: list[Any] = []
         others: list[Any] = []
         structure = _taken_apart((arguments, options), leaves, others)
-        are_on_host = all(guards.is_on_host(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
-        if others or not are_on_host or CONTEXTS.recorders or _must_be_read():
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor) and leaf.device.type not in guards.HOSTS:
+                others.append(leaf)
+        if others or CONTEXTS.recorders or _must_be_read():
             return read(*arguments, **options)
         return _run(_kept(name, structure), *leaves)
 
@@ -60,21 +51,28 @@ def _as_step(name: str, function: Any) -> Callable[..., Any]:
 
 
 def _taken_apart(part: Any, leaves: list[Any], others: list[Any]) -> Any:
-    """The structure of an argument, with an index for each leaf; what is no pytree of leaves goes to the others."""
-    if part is None or isinstance(part, bool | str | types.ModuleType):
-        return part
-    if isinstance(part, torch.Tensor | int | float):
-        leaves.append(part)
-        return len(leaves) - 1
+    """The structure of a container, with an index for each leaf; what is no pytree of leaves goes to the others.
+
+    It is a loop, and not a function of each leaf, as Dynamo takes a millisecond to enter a function.
+    """
     if isinstance(part, dict):
-        return dict, tuple(part), *[_taken_apart(each, leaves, others) for each in part.values()]
-    if isinstance(part, tuple | list):
-        return type(part), *[_taken_apart(each, leaves, others) for each in part]
-    if not isinstance(part, ARRAYS) and is_dataclass(part):
-        values = [getattr(part, field.name) for field in fields(part)]
-        return type(part), *[_taken_apart(each, leaves, others) for each in values]
-    others.append(part)
-    return None
+        found, parts = [dict, tuple(part)], tuple(part.values())
+    elif isinstance(part, tuple | list):
+        found, parts = [type(part)], tuple(part)
+    elif not isinstance(part, ARRAYS) and is_dataclass(part):
+        found, parts = [type(part)], tuple([getattr(part, field.name) for field in fields(part)])
+    else:
+        others.append(part)
+        return None
+    for each in parts:
+        if each is None or isinstance(each, bool | str | types.ModuleType):
+            found.append(each)
+        elif isinstance(each, torch.Tensor | int | float):
+            found.append(len(leaves))
+            leaves.append(each)
+        else:
+            found.append(_taken_apart(each, leaves, others))
+    return tuple(found)
 
 
 def _put_together(structure: Any, leaves: tuple[Any, ...]) -> Any:
