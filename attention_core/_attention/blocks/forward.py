@@ -39,9 +39,8 @@ from attention_core._attention.blocks.grid import (
     sample_at,
     work_of,
 )
-from attention_core._attention.blocks.nonfinite import with_nonfinite_values, with_value_columns
+from attention_core._attention.blocks.nonfinite import with_nonfinite_values
 from attention_core._attention.blocks.plan import (
-    Operands,
     Plan,
     is_unmodified_product,
     make_plan,
@@ -60,7 +59,7 @@ from attention_core._attention.blocks.small_scores import scores_are_small
 from attention_core._attention.blocks.visits import Visits, make_visits, visit_blocks
 from attention_core._attention.call import Call, apply_dropout, upcast_call
 from attention_core._attention.finite import repaired_unless_clean
-from attention_core._backend import Backend, Operation, can_be_read, register
+from attention_core._backend import Backend, Operation, register
 from attention_core.random import Dropout
 
 
@@ -81,9 +80,13 @@ def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array,
     if plan.mask is not None and not backend.loops.traced:
         # Smaller blocks of keys skip more of a mask; neighbours are then joined to runs of `max_keys_per_run`.
         plan = plan._replace(block_sizes=(plan.block_sizes[0], min(plan.block_sizes)))
-    attend = functools.partial(_attend, operands=operands, backend=backend)
+    empty = functools.partial(empty_results, plan, arrays, backend)
+
+    def attend(plan: Plan) -> Any:
+        return with_nonfinite_values(make_grid(plan, operands, backend), _attend, empty)
+
     if plan.exp_without_max is not None or backend.loops.softmax is None or not is_unmodified_product(plan, operands):
-        return attend(plan)
+        return attend(plan)  # type: ignore[no-any-return]
     # Passes over scores cost so much on this library that the program decides when it runs.
     otherwise = functools.partial(attend, plan)
     chunks = query_chunks(plan, operands, backend)
@@ -104,28 +107,9 @@ def empty_results(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, 
     return output, logsumexp, remainder
 
 
-def _attend(plan: Plan, *, operands: Operands, backend: Backend) -> tuple[Array, Array, Array]:
-    """The results, which are looked at, or computed again of values that may be anything."""
-    grid = make_grid(plan, operands, backend)
-    if plan.all_finite:
-        return _attend_once(grid)
-    if backend.loops.traced:  # one body of a loop for all passes, which keeps a program and its memory small
-        empty = functools.partial(empty_results, plan, operands.arrays(), backend)
-        return with_nonfinite_values(grid, _attend_to_part, empty)
-    repair = functools.partial(with_value_columns, grid, _attend_to_part)
-    if not can_be_read(operands.value):
-        return repair()  # type: ignore[return-value]
-    results = _attend_once(grid._replace(plan=plan._replace(all_finite=True)))
-    return repaired_unless_clean(results, repair, backend.loops)  # type: ignore[no-any-return]
-
-
-def _attend_to_part(grid: Grid, part: Callable[[Array], Array]) -> tuple[Array, Array, Array]:
+def _attend(grid: Grid, part: Callable[[Array], Array]) -> tuple[Array, Array, Array]:
     """The results of a part of the values, which a function takes."""
-    operands = grid.operands
-    return _attend_once(grid._replace(operands=operands._replace(value=part(operands.value))))
-
-
-def _attend_once(grid: Grid) -> tuple[Array, Array, Array]:
+    grid = grid._replace(operands=grid.operands._replace(value=part(grid.operands.value)))
     visits = None if is_one_block(grid) else make_visits(grid, by_key=False, run_keys=grid.plan.max_keys_per_run)
     attend = functools.partial(_attend_sample, ForwardPass(grid, visits, dropout_of(grid)))
     stacks = row_accumulators(grid, shape(grid.operands.value, xp=grid.xp)[-1], 2)

@@ -7,9 +7,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._arrays import Array, Arrays, Namespace, is_on_host
+from attention_core._arrays import Array, Arrays, Namespace
 from attention_core._attention.blocks.grid import Grid
-from attention_core._attention.finite import value_columns, with_infinities
+from attention_core._attention.finite import repaired_unless_clean, value_columns, with_infinities
+from attention_core._backend import can_be_read
 
 
 def with_nonfinite_values(
@@ -19,57 +20,47 @@ def with_nonfinite_values(
 ) -> Arrays:
     """The results of ``average(grid, part)``, which averages a part of the values, for values that may not be finite.
 
-    A non-finite value that is attended to appears in the output, whatever its weight. Two more passes find out where:
-    they average indicators, one of inf or NaN, one of -inf or NaN. A loop holds all passes, as it is traced once. An
-    accelerator is not asked whether there is any: it averages values and indicators in one pass.
+    A non-finite value that is attended to appears in the output, whatever its weight. A host runs, looks at the result,
+    and repairs it. A traced loop adds two passes where there is such a value: they average indicators, one of inf or
+    NaN, one of -inf or NaN. It holds all passes, as it is traced once. An accelerator is not asked.
     """
     if grid.plan.all_finite:
-        return average(grid, lambda values: values)
-    xp = grid.xp
-    if not grid.loops.traced and not is_on_host(grid.operands.value):
-        return with_value_columns(grid, average)
-    infinite = xp.logical_not(xp.all(xp.isfinite(grid.operands.value)))
-    num_passes = xp.add(xp.multiply(xp.astype(infinite, xp.int32), 2), 1)
-    one_pass = functools.partial(_one_pass, grid, average)
-    return grid.loops.loop(0, num_passes, one_pass, empty())  # type: ignore[no-any-return]
+        return average(grid, _whole)
+    xp, loops = grid.xp, grid.loops
+    if loops.traced:
+        infinite = xp.logical_not(xp.all(xp.isfinite(grid.operands.value)))
+        num_passes = xp.add(xp.multiply(xp.astype(infinite, xp.int32), 2), 1)
+        return loops.loop(0, num_passes, functools.partial(_one_pass, grid, average), empty())  # type: ignore[no-any-return]
+    repair = functools.partial(_of_columns, grid, average)
+    if not can_be_read(grid.operands.value):
+        return repair()
+    results = average(grid._replace(plan=grid.plan._replace(all_finite=True)), _whole)
+    return repaired_unless_clean(results, repair, loops)  # type: ignore[no-any-return]
 
 
-def with_value_columns(grid: Grid, average: Any) -> Arrays:
-    """The same in one pass over finite values and both indicators, side by side."""
+def _whole(values: Array) -> Array:
+    return values
+
+
+def _of_columns(grid: Grid, average: Any) -> Arrays:
+    """The results by one pass over finite values and both indicators, side by side."""
     columns = grid.operands._replace(value=value_columns(grid.operands.value, grid.xp))
-    averages, *rest = average(grid._replace(operands=columns), lambda values: values)
+    averages, *rest = average(grid._replace(operands=columns), _whole)
     return with_infinities(averages, grid.xp), *rest
 
 
 def _one_pass(grid: Grid, average: Any, number: Any, results: Arrays) -> Arrays:
     """Pass 0 averages finite values; pass 1 adds attended inf to the output, and pass 2 attended -inf."""
-    xp = grid.xp
-    infinity = _signed_infinity(3 - 2 * number, results[0], xp)
-    output, *rest = average(grid, functools.partial(_values_or_indicators, grid, number, infinity))
-    attended = xp.greater(output, 0.0)
-    both = xp.logical_and(attended, xp.equal(results[0], -infinity))  # inf - inf, of which NumPy would warn
-    before = xp.where(both, math.nan, results[0])
-    after = xp.add(before, xp.where(attended, infinity, xp.zeros_like(output)))
-    return _select_pass(number, output, after, xp), *rest
+    xp, before = grid.xp, results[0]
+    is_first, infinity = xp.equal(number, 0), xp.multiply(xp.astype(3 - 2 * number, before.dtype), math.inf)
 
+    def part(values: Array) -> Array:
+        is_indicated = xp.logical_or(xp.isnan(values), xp.equal(values, xp.astype(infinity, values.dtype)))
+        return xp.where(is_first, finite_or_zero(grid, values), xp.astype(is_indicated, values.dtype))
 
-def _values_or_indicators(grid: Grid, number: Any, infinity: Any, values: Array) -> Array:
-    xp = grid.xp
-    infinity = infinity if isinstance(infinity, float) else xp.astype(infinity, values.dtype)
-    indicators = xp.astype(xp.logical_or(xp.isnan(values), xp.equal(values, infinity)), values.dtype)
-    return _select_pass(number, finite_or_zero(grid, values), indicators, xp)
-
-
-def _select_pass(number: Any, first: Array, other: Array, xp: Namespace) -> Array:
-    """One array for pass 0, and another for those after it."""
-    if isinstance(number, int):
-        return other if number else first
-    return xp.where(xp.equal(number, 0), first, other)
-
-
-def _signed_infinity(sign: Any, like: Array, xp: Namespace) -> Any:
-    """An infinity of a sign that may be known only when a program runs."""
-    return sign * math.inf if isinstance(sign, int) else xp.multiply(xp.astype(sign, like.dtype), math.inf)
+    found, *rest = average(grid, part)
+    added = xp.where(xp.greater(found, 0.0), infinity, xp.zeros_like(found))
+    return xp.where(is_first, found, xp.add(before, added)), *rest
 
 
 def finite_or_zero(grid: Grid, x: Array) -> Array:
