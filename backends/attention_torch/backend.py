@@ -68,15 +68,12 @@ class TorchLoops(PythonLoops):
     log_base = 1 / math.log(2)
 
     def exp_difference(self, x: Array, y: Array) -> Array:
-        """The exponential of a difference, in the memory of the first tensor."""
         return x.sub_(y).mul_(self.log_base).exp2_()
 
     def exp_scaled(self, x: Array) -> Array:
-        """The powers of 2, in the memory of their exponents."""
         return x.exp2_()
 
     def norm(self, x: Array) -> Array:
-        """The Euclidean norm over the last axis, in one pass."""
         return torch.linalg.vector_norm(x, dim=-1)
 
     def whole_norms(self, arrays: Sequence[Array]) -> list[float]:
@@ -98,7 +95,6 @@ class TorchAutocast(Autocast):
     is_on = staticmethod(torch._C._is_any_autocast_enabled)
 
     def dtype(self, array: Array, /) -> torch.dtype | None:
-        """The dtype, where it is on for the device of the tensor."""
         device = array.device.type
         is_known = device in AUTOCAST or torch.amp.is_autocast_available(device)  # which older compilers do not trace
         if is_known and torch.is_autocast_enabled(device):
@@ -106,11 +102,9 @@ class TorchAutocast(Autocast):
         return None
 
     def on(self, array: Array, dtype: str, /) -> contextlib.AbstractContextManager[Any]:
-        """Turn it on."""
         return torch.autocast(array.device.type, getattr(torch, dtype))  # type: ignore[no-any-return]
 
     def off(self, array: Array, /) -> contextlib.AbstractContextManager[Any]:
-        """Turn it off."""
         return torch.autocast(array.device.type, enabled=False)  # type: ignore[no-any-return]
 
 
@@ -129,15 +123,12 @@ class TorchBackend(Backend):
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """The floating-point types."""
         return ("float16", "bfloat16", "float32", "float64")
 
     def versions(self) -> dict[str, str]:
-        """Versions of PyTorch, and of what its arrays pass through."""
         return versions_of("torch", "numpy", "ml_dtypes")
 
     def owns(self, array: Array, /) -> bool:
-        """Whether this is a tensor, a traced one or one without values included."""
         return isinstance(array, torch.Tensor)
 
     def is_concrete(self, array: Array, /) -> bool:
@@ -162,13 +153,11 @@ class TorchBackend(Backend):
         return ["cpu", *map(str, accelerators), "meta"]
 
     def from_numpy(self, tree: Any, /, *, device: str | None = None, dtype: str | None = None) -> Any:
-        """Turn the NumPy arrays of a tree into tensors, bit for bit but for ``dtype``."""
         placed = known_device(device or "cpu", self.devices())
         copies = to_copies(map_arrays(lambda array: as_floating(array, dtype, self.dtypes), tree))
         return map_arrays(lambda array: _tensor(array).to(placed), copies)
 
     def to_numpy(self, tree: Any, /) -> Any:
-        """Turn the tensors of a tree into NumPy arrays, bit for bit and without their history."""
         check_numpy()
         return to_copies(map_arrays(_numpy, tree))
 
@@ -196,7 +185,6 @@ class TorchBackend(Backend):
         return bool((array + 0).requires_grad)
 
     def stop_gradient(self, array: Array, /) -> Array:
-        """Return the tensor as one that nothing is differentiated by."""
         return array.detach()
 
     def draw_seed(self, source: Any, /) -> Any:
@@ -230,11 +218,9 @@ class TorchBackend(Backend):
         return kept
 
     def silu(self, x: Array, /) -> Array:
-        """The sigmoid linear unit, in one pass."""
         return torch.nn.functional.silu(x)
 
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
-        """Compute forward, and record how to go backward."""
         if torch.compiler.is_compiling() or get_proxy_mode() is not None:
             text = operators.encode(*operation, type(plan), *plan)
             # What torch.func.grad is asked about says that it is differentiated only once something is done with it.
@@ -248,7 +234,6 @@ class TorchBackend(Backend):
     def vjp(
         self, function: Callable[..., Array], /, *arrays: Array
     ) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
-        """Return the value of a function, and what turns its cotangent into one for each tensor."""
         with torch.enable_grad(), _recording():
             variables = [array.detach().requires_grad_() for array in arrays]
             value = function(*variables)
@@ -272,30 +257,25 @@ class OperationFunction(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(operation_and_plan: Any, *arrays: Any) -> Any:
-        """Compute the results."""
         operation, plan = operation_and_plan
         return operation.forward(plan, arrays, backend)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keep what going backward needs."""
         ctx.operation_and_plan, *arrays = inputs
         ctx.save_for_backward(*arrays, *output)
         ctx.count = len(arrays)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        """Raise."""
         raise NotImplementedError(DIFFERENTIATED_ONCE)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        """Compute the gradients of the arrays."""
         return None, *OperationBackward.apply(ctx.operation_and_plan, ctx.count, *ctx.saved_tensors, *cotangents)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
-        """Compute the results of each sample."""
         return operators.one_by_one(OperationFunction.apply, info, in_dims, *arguments)
 
 
@@ -321,7 +301,6 @@ class OperationBackward(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        """Raise."""
         raise NotImplementedError(DIFFERENTIATED_ONCE)
 
 
@@ -335,19 +314,16 @@ class CompiledOperationFunction(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(text: str, *arrays: Any) -> Any:
-        """Compute the results."""
         return tuple(operators.attend(arrays, text))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keep what going backward needs."""
         ctx.text, *arrays = inputs
         ctx.save_for_backward(*arrays, *output)
         ctx.count = len(arrays)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        """Compute the gradients of the arrays."""
         arrays, results = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
         gradients = iter(operators.attend_backward(arrays, [*results, *cotangents], ctx.text))
         return None, *(next(gradients) if array.is_floating_point() else None for array in arrays)

@@ -30,28 +30,23 @@ class TorchCollectives(Collectives):
         return str(group.group_name)
 
     def size(self, group: str, /) -> int:
-        """The number of ranks."""
         return _size(group)
 
     def rank(self, group: str, /) -> int:
-        """The index of this process."""
         return _rank(group)
 
     def all_gather(self, x: torch.Tensor, group: str, /) -> torch.Tensor:
-        """The tensors of all ranks."""
         ranks, x = _group(group), x.contiguous()
         gathered = x.new_empty((ranks.size() * x.shape[0], *x.shape[1:]) if x.dim() else (ranks.size(),))
         _ALL_GATHER(gathered, x.reshape(1) if not x.dim() else x, group=ranks)
         return gathered.reshape(ranks.size(), *x.shape)
 
     def sum_scatter(self, x: torch.Tensor, group: str, /) -> torch.Tensor:
-        """The sum over ranks of their entry for this one."""
         scattered = x.new_empty(x.shape[1:])
         _REDUCE_SCATTER(scattered, _joined(x), group=_group(group))
         return scattered
 
     def exchange(self, x: torch.Tensor, group: str, /) -> torch.Tensor:
-        """What each rank has for this one."""
         received = x.new_empty(x.shape)
         dist.all_to_all_single(received, x.contiguous(), group=_group(group))
         return received
@@ -59,7 +54,6 @@ class TorchCollectives(Collectives):
     def rotate(
         self, arrays: tuple[torch.Tensor, ...], group: str, by: int, /
     ) -> Callable[[], tuple[torch.Tensor, ...]]:
-        """Send to the rank so many places on, and receive from the one as many behind."""
         ranks = _group(group)
         to, source = (dist.get_global_rank(ranks, (ranks.rank() + step) % ranks.size()) for step in (by, -by))
         sent = [x.contiguous() for x in arrays]
@@ -77,11 +71,9 @@ class TorchCollectives(Collectives):
         return finish
 
     def largest(self, x: torch.Tensor, group: str, /) -> torch.Tensor:
-        """The maxima of the tensors of all ranks."""
         return _reduced(x, dist.ReduceOp.MAX, group)
 
     def total(self, x: torch.Tensor, group: str, /) -> torch.Tensor:
-        """The sum of the tensors of all ranks."""
         return _reduced(x, dist.ReduceOp.SUM, group)
 
 

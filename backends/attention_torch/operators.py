@@ -185,13 +185,11 @@ class Undifferentiated(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, compute: Callable[..., list[torch.Tensor]], error: str, *tensors: torch.Tensor) -> Any:
-        """Compute the results."""
         ctx.error = error
         return tuple(compute(*tensors))
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        """Raise."""
         raise NotImplementedError(ctx.error)
 
 

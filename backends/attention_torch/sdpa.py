@@ -48,7 +48,6 @@ class Refused(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(*gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the gradients."""
         return tuple(gradient.view_as(gradient) for gradient in gradients)
 
     @staticmethod
@@ -57,7 +56,6 @@ class Refused(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Raise."""
         raise NotImplementedError(DIFFERENTIATED_ONCE)
 
 
