@@ -111,10 +111,7 @@ def empty_decoder_cache(
     """
     check_positive("num_layers", num_layers)
     options: dict[str, Any] = {"value_dim": value_dim, "ragged": ragged, "dtype": dtype, "device": device, "xp": xp}
-    caches = [empty_cache(leading, num_heads, capacity, head_dim, **options) for _ in range(num_layers)]
-    return DecoderCache(
-        tuple([cache.key for cache in caches]), tuple([cache.value for cache in caches]), caches[0].length
-    )
+    return _joined([empty_cache(leading, num_heads, capacity, head_dim, **options) for _ in range(num_layers)])
 
 
 @with_autocast(position=1, lowers=False, options=options_but(kind=DecoderOptions, defaults=DECODER_DEFAULTS))
