@@ -7,8 +7,8 @@ import math
 from attention_core._arithmetic.elementary import exp2, tanh
 from attention_core._arithmetic.exact import LN_2, scalar64, uncontracted
 from attention_core._arithmetic.fast import TANH_CUBE, TANH_FACTOR
-from attention_core._arithmetic.operations import Arrays, Constants, rounded_once, run
-from attention_core._arrays import Array, Namespace
+from attention_core._arithmetic.operations import Constants, rounded_once, run
+from attention_core._arrays import Array, Arrays, Namespace
 
 
 def silu(x: Array, /, *, xp: Namespace) -> Array:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from attention_core._arithmetic.exact import LONGEST, round_to_float32, slice_bits, to_float64
-from attention_core._arithmetic.operations import Arrays, Constants, in_row_blocks, rounded_once, run
+from attention_core._arithmetic.operations import Constants, in_row_blocks, rounded_once, run
 from attention_core._arithmetic.products import cut_columns, join_products, multiply_slices
-from attention_core._arrays import Array, Namespace, on_device_of, shape, upcast
+from attention_core._arrays import Array, Arrays, Namespace, on_device_of, shape, upcast
 from attention_core._backend import Backend, Operation, register
 from attention_core.parameters import PreparedWeight
 

@@ -28,7 +28,7 @@ from attention_core._arithmetic.exact import (
     uncontracted,
 )
 from attention_core._arithmetic.logistic import cap as cap, gelu_tanh as gelu_tanh, silu as silu
-from attention_core._arithmetic.operations import Arrays, Constants, rounded_once, run
+from attention_core._arithmetic.operations import Constants, rounded_once, run
 from attention_core._arithmetic.prepared import PREPARED_AFFINE, affine_by_slices
 from attention_core._arithmetic.products import (
     SUM_BITS,
@@ -39,7 +39,7 @@ from attention_core._arithmetic.products import (
     matmul_over_positions,
     row_dots,
 )
-from attention_core._arrays import Array, Namespace, on_device_of, shape, take_rows
+from attention_core._arrays import Array, Arrays, Namespace, on_device_of, shape, take_rows
 from attention_core._backend import Backend, Operation, register
 from attention_core.parameters import PreparedWeight
 from attention_core.random import Dropout, dropout_mask

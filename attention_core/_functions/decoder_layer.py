@@ -44,7 +44,6 @@ from attention_core._functions.constants import as_constant, with_constants
 from attention_core._functions.encoder import derived_dropouts, hooked
 from attention_core._functions.feed_forward import (
     check_feed_forward,
-    check_gated,
     check_maps,
     expand_and_contract,
     gate_and_contract,
@@ -390,9 +389,9 @@ def check_layer(
     for norm in ("query_norm", "key_norm"):
         if getattr(layer, norm) is not None:
             check_vector(f"{name}.{norm}", getattr(layer, norm), width, "a head", model=x)
-    is_gated = not isinstance(layer.feed_forward, FeedForward)
-    check_maps(f"{name}.feed_forward", layer.feed_forward, GatedFeedForward if is_gated else FeedForward)
-    (check_gated if is_gated else check_feed_forward)(f"{name}.feed_forward", layer.feed_forward, "x", x)
+    kind = FeedForward if isinstance(layer.feed_forward, FeedForward) else GatedFeedForward
+    check_maps(f"{name}.feed_forward", layer.feed_forward, kind)
+    check_feed_forward(f"{name}.feed_forward", layer.feed_forward, "x", x)
     _check_back(name, layer, channels)
     if rotary_base is not None:
         more = {"width": settled["rotary_width"], "divisors": settled["rotary_divisors"]}

@@ -295,7 +295,7 @@ def _check_block(
     check_input("x", x, 1, "(..., C)", arithmetic=arithmetic)
     if dropout is not None:
         check_dropout(dropout)
-    (check_gated if is_gated else check_feed_forward)("feed_forward", parameters, "x", x)
+    check_feed_forward("feed_forward", parameters, "x", x)
     return xp
 
 
@@ -306,18 +306,13 @@ def check_maps(name: str, parameters: Any, kind: Any) -> None:
         check_parameters(f"{name}.{field}", getattr(parameters, field), Linear)
 
 
-def check_gated(name: str, parameters: GatedFeedForward, x_name: str, x: Array) -> None:
-    """Raise unless the maps of a `GatedFeedForward` fit their input and each other."""
-    gate, expand, contract = parameters
-    check_linear(f"{name}.gate", gate, x_name, x)
+def check_feed_forward(name: str, parameters: FeedForward | GatedFeedForward, x_name: str, x: Array) -> None:
+    """Raise unless the maps of a feed-forward block fit their input and each other."""
+    gate, expand = getattr(parameters, "gate", None), parameters.expand
+    if gate is not None:
+        check_linear(f"{name}.gate", gate, x_name, x)
     check_linear(f"{name}.expand", expand, x_name, x)
-    if sizes_differ(sizes(expand.weight)[1], sizes(gate.weight)[1]):
+    if gate is not None and sizes_differ(sizes(expand.weight)[1], sizes(gate.weight)[1]):
         expected = f"(*, {sizes(gate.weight)[1]}) to match {name}.gate.weight"
         raise ValueError(f"expected {name}.expand.weight {expected}; got {shape_text(expand.weight)}")
-    check_linear(f"{name}.contract", contract, f"{name}.expand.weight", expand.weight)
-
-
-def check_feed_forward(name: str, parameters: FeedForward, x_name: str, x: Array) -> None:
-    """Raise unless both maps of a `FeedForward` fit, the first its input and the second the first."""
-    check_linear(f"{name}.expand", parameters.expand, x_name, x)
-    check_linear(f"{name}.contract", parameters.contract, f"{name}.expand.weight", parameters.expand.weight)
+    check_linear(f"{name}.contract", parameters.contract, f"{name}.expand.weight", expand.weight)
