@@ -58,8 +58,8 @@ def prepare(known: Known, arrays: tuple[Array, Array, Array], mask: Any, options
         return known
     if any(options.get(name) is not None and options[name] is not False for name in _OTHERS):
         return known
-    given: dict[str, Any] = {name: options.get(name) for name in ("scale", "softcap", "sinks", "assume_finite")}
-    call = Call(*arrays, known.xp, known.backend, mask, **given)
+    settings: dict[str, Any] = {name: options.get(name) for name in ("scale", "softcap", "sinks", "assume_finite")}
+    call = Call(*arrays, known.xp, known.backend, mask, **settings)
     implementation, kernels = options.get("implementation"), known.backend.kernels
     lasts = kernels[0].lasts if kernels and implementation == "auto" else None
     if lasts is not None and not lasts(call):
