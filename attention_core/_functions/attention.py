@@ -37,6 +37,7 @@ from attention_core.random import check_dropout, seed_array, seeded
 from attention_core.scores import ScoreMod
 
 NOT_OF_SCORES = (*FLAGS, "sinks", "dropout", "implementation", "assume_finite", "shards")
+NOT_OF_CALLS = ("is_causal", "return_weights", "return_logsumexp", "implementation", "shards", "xp")
 SCALE_LIMIT = 2.0**64  # what is multiplied by numbers beyond may be subnormal even in float64
 
 
@@ -373,13 +374,16 @@ def make_call(query: Array, key: Array, value: Array, /, **options: Any) -> Call
 def _known_call(known: Known, query: Array, key: Array, value: Array, options: dict[str, Any]) -> Call:
     """The arguments of attention, which are known to be right."""
     options = with_constants(query, options) if known.has_constants else options
-    fields = {name: option for name, option in options.items() if name in Call._fields}
+    fields = dict(options)
+    for name in NOT_OF_CALLS:
+        fields.pop(name, None)
     if fields.get("dropout") is not None:
         fields["dropout"] = seeded(fields["dropout"], query, known.xp)
     if fields.get("assume_finite") is None:  # the context is read here alone: what is traced keeps it
         fields["assume_finite"] = assumes_finite(*CONTEXTS.settings)
-    fields["mask"] = with_causal(options.get("mask"), options.get("is_causal", False))
-    if "starts" in fields and fields["mask"] is not None:
+    if options.get("is_causal"):
+        fields["mask"] = with_causal(fields.get("mask"), True)
+    if "starts" in fields and fields.get("mask") is not None:
         fields["mask"] = as_mask(fields["mask"])  # over positions of the whole
     return Call(query, key, value, backend=known.backend, **fields | {"xp": known.xp})
 
