@@ -69,8 +69,9 @@ def blockwise(call: Call) -> tuple[Array, Array]:
     check_score_mod_holds_no_variable(call)
     plan, operands = make_plan(call)
     output, logsumexp, _ = call.backend.custom_gradient(BLOCKWISE, plan, operands.arrays())
-    *dims, _ = shape(call.query, xp=xp)
-    return xp.reshape(output, (*dims, shape(call.value, xp=xp)[-1])), xp.reshape(logsumexp, tuple(dims))
+    *leading, heads, rows, _ = shape(call.query, xp=xp)
+    width = shape(call.value, xp=xp)[-1]
+    return xp.reshape(output, (*leading, heads, rows, width)), xp.reshape(logsumexp, (*leading, heads, rows))
 
 
 def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
