@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._arrays import Array, Arrays, Namespace, compute_dtype_name, scalar_like, shape, sizes
+from attention_core._arrays import Array, Namespace, compute_dtype_name, scalar_like, shape, sizes
 from attention_core._attention.call import Call, Result, repeat_kv
 from attention_core._attention.facts import Facts
 from attention_core._attention.groups import averages
@@ -94,7 +94,7 @@ def is_clean(output: Array, xp: Namespace) -> Array:
     return xp.isfinite(xp.sum(output))
 
 
-def repaired_unless_clean(results: Arrays, repair: Callable[[], Any], loops: Loops) -> Any:
+def repaired_unless_clean(results: tuple[Array, ...], repair: Callable[[], Any], loops: Loops) -> Any:
     """Output and logsumexp of a way with a gradient of its own, and more; those of a repair if they are not finite."""
     xp, (output, logsumexp, *_) = loops.xp, results
     no_nan = xp.logical_not(xp.isnan(xp.sum(logsumexp)))  # -inf is that of fully masked rows

@@ -68,11 +68,7 @@ def accelerator():
     """A context in which a CPU counts as an accelerator: the host may not read its values without waiting."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("attention_torch.guards.HOSTS", set())
-        for module in (
-            "_attention.blocks.visits",
-            "_attention.blocks.nonfinite",
-            "_backend._find",
-        ):
+        for module in ("_attention.blocks.visits", "_backend._find"):
             patch.setattr(f"attention_core.{module}.is_on_host", lambda array: False)
         yield
 
