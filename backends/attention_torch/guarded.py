@@ -295,11 +295,12 @@ def _gradients(
     if not parts:
         return tuple(map(torch.zeros_like, call[:3]))
     flat = [x.reshape(-1, *x.shape[call.query.dim() - 3 :]) for x in ends]
-    found = [_gradients_of_part(plan, part, [x[part.at] for x in flat]) for part in parts]
     if len(parts) == 1 and parts[0].at == ALL and parts[0].keys == slice(0, call.key.shape[-2]):
-        return tuple(x.reshape(like.shape) for x, like in zip(found[0], call[:3], strict=True))
+        found = _gradients_of_part(plan, parts[0], flat)
+        return tuple(x.reshape(like.shape) for x, like in zip(found, call[:3], strict=True))
     query, key, value = (torch.zeros_like(x.reshape(-1, *x.shape[-3:])) for x in call[:3])
-    for part, (of_query, of_key, of_value) in zip(parts, found, strict=True):
+    for part in parts:
+        of_query, of_key, of_value = _gradients_of_part(plan, part, [x[part.at] for x in flat])
         query[part.at] += of_query.reshape(query[part.at].shape)
         key[part.at, :, part.keys], value[part.at, :, part.keys] = of_key, of_value
     return tuple(x.reshape(like.shape) for x, like in zip((query, key, value), call[:3], strict=True))

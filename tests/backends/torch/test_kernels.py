@@ -91,14 +91,15 @@ def test_the_kernel_takes_any_lengths_and_groups(rows, columns, groups, put, rng
     close(*(results(torch, arrays, name, {"is_causal": True}) for name in ("fused", "dense")))
 
 
-def test_queries_at_the_end_of_the_keys_take_the_kernel_twice(rng):
+@pytest.mark.parametrize("last_key", [0.0, math.nan])
+def test_queries_at_the_end_of_the_keys_take_the_kernel_twice(last_key, rng):
     """All keys before the first query, and the flag from there on; with gradients of the logsumexp."""
     arrays = [
         torch.asarray(rng.standard_normal((2, heads, length, 8))) for heads, length in ((4, 300), (2, 700), (2, 700))
     ]
     options = {"mask": ac.Causal(offset=400), "return_logsumexp": True}
     assert explain_attention(*arrays, mask=options["mask"]).chosen == "fused"
-    arrays[1][0, 0, -1] = arrays[2][0, 0, -1] = math.nan  # a key of the last query
+    arrays[1][0, 0, -1] = arrays[2][0, 0, -1] = last_key  # which the last query alone attends to
 
     def found(implementation):
         leaves = [x.detach().requires_grad_() for x in arrays]

@@ -1,0 +1,78 @@
+"""Print memory or processor time of a causal call on ranks of gloo, forward and backward, next to one process.
+
+Memory is the most that one process grows by, a way for each start. Time is the median of the sum over ranks, with all
+ways in alternation, on the processors that there are::
+
+    python docs/shard_processes.py memory auto
+    torchrun --nproc-per-node 4 docs/shard_processes.py memory ring
+    torchrun --nproc-per-node 4 docs/shard_processes.py time
+"""
+
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from attention_core import Shards, scaled_dot_product_attention
+
+LENGTH, HEADS, ROUNDS = 8192, {"memory": 8, "time": 4}, 3
+ALONE = ("auto", "blockwise")
+
+
+def seconds(way, rows, heads):
+    """The processor time of a call of this process: a strategy of ranks, or an implementation of one process."""
+    alone = way in ALONE
+    options = {"implementation": way} if alone else {"shards": Shards(dist.group.WORLD, strategy=way)}
+    arrays = [torch.randn(1, heads, rows, 64).requires_grad_() for _ in range(3)]
+    start = time.process_time()
+    output = scaled_dot_product_attention(*arrays, is_causal=True, **options)
+    output.backward(torch.ones_like(output))
+    return time.process_time() - start
+
+
+def kilobytes(name):
+    """A number of the process that Linux tells."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(name)).split()[1])
+
+
+def memory(way, size):
+    """Print by how many MiB this process grows."""
+    seconds(way, 256 // size, HEADS["memory"])  # what libraries need
+    Path("/proc/self/clear_refs").write_text("5")
+    before = kilobytes("VmRSS")
+    seconds(way, LENGTH // size, HEADS["memory"])
+    print(f"{way}: {(kilobytes('VmHWM') - before) / 1024:.0f} MiB", flush=True)
+
+
+def times(rank, size):
+    """Print the processor time of each way, and how often it holds those of one process."""
+    found = {}
+    for turn in range(ROUNDS + 1):
+        for way in (*ALONE, "gather", "heads", "ring"):
+            rows = LENGTH if way in ALONE else LENGTH // size
+            every = [0.0] * size
+            dist.all_gather_object(every, seconds(way, rows, HEADS["time"]) if way not in ALONE or rank == 0 else 0.0)
+            found.setdefault(way, []).extend([sum(every)] if turn else [])
+    medians = {way: statistics.median(each) for way, each in found.items()}
+    for way, median in medians.items() if rank == 0 else ():
+        print(f"{way}: {median:.2f} s,", *(f"{median / medians[one]:.2f} of {one}" for one in ALONE), flush=True)
+
+
+def main(what, way=""):
+    """Run as a command."""
+    torch.set_num_threads(1)
+    rank, size = 0, 1
+    if way not in ALONE:
+        dist.init_process_group("gloo")
+        rank, size = dist.get_rank(), dist.get_world_size()
+    memory(way, size) if what == "memory" else times(rank, size)
+    if size > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
