@@ -25,8 +25,10 @@ from attention_conformance.run.language_model import KNOWN
 from attention_conformance.run.model import (
     PAIRS,
     PUBLISHED,
+    Model,
     Published,
     identical_case,
+    load_any,
     load_model,
     plan_model,
     run_model,
@@ -189,6 +191,14 @@ def test_names_may_begin_with_bert_and_half_precision_is_widened(published, dire
     assert weight.dtype == np.float32
     assert weight.shape == (6, 10)
     np.testing.assert_allclose(weight, original.parameters[2].feed_forward.expand.weight, atol=1e-3, rtol=rounding)
+
+
+def test_positions_of_roberta_begin_behind_its_padding(published, directory):
+    (directory / "config.json").write_text(json.dumps({**CONFIG, "model_type": "roberta", "pad_token_id": 1}))
+    loaded, original = load_bert(directory), load_bert(published)
+    assert loaded.definitions[0].num_positions == 10
+    np.testing.assert_array_equal(loaded.parameters[0].position, original.parameters[0].position[2:])
+    assert isinstance(load_any(directory), Model)
 
 
 def rewritten(**changes):

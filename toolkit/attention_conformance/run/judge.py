@@ -71,10 +71,10 @@ def judged(question: Question) -> Finding:
 
 
 def _judged(question: Question) -> Finding:
-    answered = _answered(question)
+    answered, problem = _answered(question)
     if isinstance(answered, Finding):
         return answered
-    problem = asked(question)
+    problem = problem if question.library else asked(question)  # others may have written into their arguments
     is_one_call = question.case.measure not in {**PROPERTY_MEASURES, **MEASURES}
     again = (lambda: result_of(question, problem)) if is_one_call else (lambda: answered)
     found = compared(question, problem, answered, again)
@@ -94,7 +94,7 @@ def returned(question: Question) -> Finding | Returned:
     """What a subject returns, or the finding where it returns nothing: for a process that compares."""
     with warnings.catch_warnings(), np.errstate(all="ignore"), in_precision(question.backend, question.dtype):
         warnings.simplefilter("ignore")
-        answered = _answered(question)
+        answered, _ = _answered(question)
     return answered if isinstance(answered, Finding) else Returned(question.case.name, question.dtype, answered)
 
 
@@ -133,12 +133,13 @@ def offered(question: Question) -> Problem:
     return problem
 
 
-def _answered(question: Question) -> Finding | dict[str, NumpyArray]:
+def _answered(question: Question) -> tuple[Finding | dict[str, NumpyArray], Any]:
+    """The answer, or a finding without one, and the problem that was asked."""
     several = PROPERTY_MEASURES.get(question.case.measure)
     try:
         problem = offered(question)
     except NotOffered as lacking:
-        return replace(question.blank, verdict="not offered", detail=str(lacking))
+        return replace(question.blank, verdict="not offered", detail=str(lacking)), None
     measure = MEASURES.get(question.case.measure, plain)
 
     def answer() -> Finding | dict[str, NumpyArray]:
@@ -146,7 +147,7 @@ def _answered(question: Question) -> Finding | dict[str, NumpyArray]:
             return several(question, problem, result_of) if several else measure(question, problem)
 
     is_core = question.library is not None  # which is also asked what has no sizes
-    return attempted(question, question.blank if is_core else _of_shapes(question, problem), answer)
+    return attempted(question, question.blank if is_core else _of_shapes(question, problem), answer), problem
 
 
 def attempted(question: Question, blank: Finding, answer: Callable[[], Answer]) -> Finding | Answer:

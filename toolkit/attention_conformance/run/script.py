@@ -184,11 +184,11 @@ def _sources(*functions: Any) -> list[str]:
 def _preset(target: str) -> list[str]:
     """How the preset is called, as the source of the function that makes it."""
     make = PRESETS[target].make
-    words = make.keywords if isinstance(make, functools.partial) else {}
-    function: Any = make.func if isinstance(make, functools.partial) else make
+    made = make if isinstance(make, functools.partial) else functools.partial(make)
+    function: Any = made.func
     needed: dict[str, Any] = {}
     _gather(function, needed)
-    told = ", ".join(f"{name}={each!r}" for name, each in words.items())
+    told = ", ".join([*map(repr, made.args), *(f"{name}={each!r}" for name, each in made.keywords.items())])
     lines = ["class Subject:  # stands for the description of how it is called"]
     lines += ["    def __init__(self, function, **_):", "        self.function = function", "", ""]
     for each in reversed(needed.values()):

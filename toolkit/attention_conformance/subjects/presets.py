@@ -190,15 +190,6 @@ def _onnx(runtime: bool) -> Subject:
     return Subject(attention, backend="numpy", layout="BHSD", mask="keep", full_mask=runtime)
 
 
-def _flax_nnx() -> Subject:
-    function = importlib.import_module("flax.nnx").dot_product_attention
-
-    def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None) -> Any:
-        return function(query, key, value, bias=bias, mask=mask)
-
-    return Subject(attention, backend="jax", layout="BSHD", mask="keep")
-
-
 def _equinox() -> Subject:
     function = importlib.import_module("equinox.nn._attention").dot_product_attention
     return Subject(function, backend="jax", layout="SD", mask="keep", full_mask=True, grouped=False)
@@ -221,7 +212,7 @@ PRESETS = {
     "transformers.sdpa": Preset("transformers", functools.partial(_transformers, sdpa=True)),
     "onnx.reference": Preset("onnx", functools.partial(_onnx, runtime=False)),
     "onnxruntime": Preset("onnxruntime", functools.partial(_onnx, runtime=True)),
-    "flax.nnx": Preset("flax", _flax_nnx),
+    "flax.nnx": Preset("flax", functools.partial(presets_jax.flax, "flax.nnx")),
     "equinox": Preset("equinox", _equinox),
     "torch.sdpa-flash": Preset("torch", functools.partial(presets_torch.sdpa, "FLASH_ATTENTION")),
     "torch.flash-of-cpu": Preset("torch", presets_torch.flash_of_cpu),
@@ -237,7 +228,7 @@ PRESETS = {
     "jax.tpu-flash": Preset("jax", presets_jax.tpu_flash),
     "jax.splash": Preset("jax", presets_jax.splash),
     "haiku": Preset("dm-haiku", presets_jax.haiku),
-    "flax.linen": Preset("flax", presets_jax.flax_linen),
+    "flax.linen": Preset("flax", functools.partial(presets_jax.flax, "flax.linen")),
     "tokamax": Preset("tokamax", functools.partial(presets_jax.tokamax, implementation="xla")),
     "tokamax.chunked": Preset("tokamax", functools.partial(presets_jax.tokamax, implementation="xla_chunked")),
     "attnax": Preset("attnax", presets_jax.attnax),

@@ -7,7 +7,7 @@ from typing import Any
 
 from attention_conformance.subjects.subject import Subject
 
-__all__ = ["attnax", "flash_attention_jax", "flax_linen", "haiku", "pallas_mha", "splash", "tokamax", "tpu_flash"]
+__all__ = ["attnax", "flash_attention_jax", "flax", "haiku", "pallas_mha", "splash", "tokamax", "tpu_flash"]
 
 
 def pallas_mha() -> Subject:
@@ -74,9 +74,9 @@ def haiku() -> Subject:
     return Subject(attention, backend="jax", layout="BSHD", mask="keep", same_width=True, grouped=False)
 
 
-def flax_linen() -> Subject:
-    """The function without dropout."""
-    function = importlib.import_module("flax.linen").dot_product_attention
+def flax(module: str) -> Subject:
+    """The function of a module without dropout."""
+    function = importlib.import_module(module).dot_product_attention
 
     def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None) -> Any:
         return function(query, key, value, bias=bias, mask=mask)
