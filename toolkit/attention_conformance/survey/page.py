@@ -145,10 +145,9 @@ def _bits(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """In which calls a row has the bits of the whole one, and in which others."""
     lines = ["", "## The same bits", "", BITS_SAID, "", "| subject | same bits in | other bits in |", "|---|---|---|"]
     for row in rows:
-        cell = row["cells"].get("bits", {"counts": {}})
+        cell = row["cells"]["bits"]
         verdicts = {each["case"]: each["verdict"] for each in findings_of(cell)}
-        same = [name.removeprefix("bits-") for name in VARIATIONS if name in cell.get("same", ())]
-        same = same if "same" in cell else ["not told"]
+        same = [name.removeprefix("bits-") for name in VARIATIONS if name in cell["same"]]
         other = [
             name.removeprefix("bits-") + ("" if verdicts[name] == OTHER_BITS else f" ({verdicts[name]})")
             for name in VARIATIONS
@@ -156,7 +155,7 @@ def _bits(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         ]
         told = [", ".join(each) or "none" for each in (same, other)]
         if not (same or other):
-            told = [f"refused: `{_plain(next(iter(cell.get('refusals', ())), 'no call was asked'))}`", ""]
+            told = [f"refused: `{_plain(cell['refusals'][0])}`", ""]
         lines.append(f"| {row['subject']} | {' | '.join(told)} |")
     return lines
 
