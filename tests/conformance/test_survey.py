@@ -73,6 +73,7 @@ def test_the_json_has_thirty_rows_whose_red_cells_were_seen_twice(rows):
     remarks = read_remarks()
     for row in rows:
         assert row["versions"]
+        assert row["cells"]["bits"]["counts"]
         for name, cell in row["cells"].items():
             assert name in PROPERTIES
             assert set(cell["counts"]) <= set(VERDICTS)

@@ -287,7 +287,7 @@ def _varied(question: Question, variation: Variation) -> Arrays:
         fitted = replace(fitted, options={**fitted.options, **getattr(subject.function, "keywords", {})})
     if variation.how == "recorded":
         return _recorded(question, fitted)
-    if variation.how not in ("", "merged") and variation.how not in backend.modes:
+    if variation.how not in ("", "merged") and (variation.how not in backend.modes or len(backend.modes) == 1):
         raise NotOffered("compilation")
     if variation.how == "compiled":  # of PyTorch, which does not trace what is around the call
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # others would outlive this process

@@ -16,7 +16,7 @@ from attention_conformance.cases.bits import BITS, VARIATIONS
 from attention_conformance.run.again import script_of
 from attention_conformance.run.bits import OTHER_BITS
 from attention_conformance.run.catalogue import SUBJECT_CASES
-from attention_conformance.run.finding import CONVENTION, VERDICTS, WRONG, Finding, finding_from, most_telling
+from attention_conformance.run.finding import CONVENTION, VERDICTS, WRONG, Finding, finding_from, most_telling, to_row
 from attention_conformance.subjects.signature import read_signature
 from attention_conformance.subjects.subject import Subject
 from attention_conformance.subjects.target import load_target
@@ -99,7 +99,12 @@ def _found(row: Row, path: Path, words: Iterable[str]) -> dict[str, Any]:
             str(path),
         ]
         command += ["--resume", str(path)] if path.exists() else []
-        subprocess.run(command, env=_environment(row), check=False, stdout=subprocess.DEVNULL)
+        done = subprocess.run(command, env=_environment(row), check=False, capture_output=True, text=True)
+        print(done.stderr, file=sys.stderr, end="")
+        if not path.exists():  # as no call returns
+            told = done.stderr.rpartition("the first ")[2].partition(";")[0]
+            refused = Finding(BITS[-1].name, "float32", 0, BITS[-1].shows, "refused", detail=told)
+            return {"about": {}, "findings": [to_row(refused)]}
     found: dict[str, Any] = json.loads(path.read_text())
     return found
 
@@ -129,6 +134,8 @@ def row_of(row: Row, documents: list[dict[str, Any]], folder: Path) -> dict[str,
         for name, group in groups.items()
         if group
     }
+    if groups["bits"]:
+        cells["bits"]["same"] = [each.case for each in groups["bits"] if each.verdict == "right"]
     return {
         "subject": row.name,
         "preset": row.preset,

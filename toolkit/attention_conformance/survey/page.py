@@ -65,7 +65,8 @@ has the date of its run, and the number of its cases: later runs have more.
 
 BITS_SAID = """The column *bits* compares a call in float32 with others that are the same by mathematics, to the last
 bit: outputs, and gradients where there are any. The [rows](guides/same-bits.md#a-row) are those of
-`attention-core check A --same-bits-as A`. A subject without the column was not asked."""
+`attention-core check A --same-bits-as A`. A call in neither list is one that the subject refuses or
+does not have. Of a library that takes arrays of NumPy, such as MLX, the threads are those of NumPy alone."""
 
 
 def joined(folder: Path, former: Sequence[Mapping[str, Any]] = ()) -> list[Mapping[str, Any]]:
@@ -141,16 +142,22 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _bits(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """In which calls a row has other bits than in the whole one."""
-    told = {}
+    """In which calls a row has the bits of the whole one, and in which others."""
+    lines = ["", "## The same bits", "", BITS_SAID, "", "| subject | same bits in | other bits in |", "|---|---|---|"]
     for row in rows:
-        if "bits" in row["cells"]:
-            other = [each["case"] for each in findings_of(row["cells"]["bits"]) if each["verdict"] == OTHER_BITS]
-            told[row["subject"]] = (
-                ", ".join(name.removeprefix("bits-") for name in VARIATIONS if name in other) or "none"
-            )
-    lines = ["", "## The same bits", "", BITS_SAID, "", "| subject | other bits in |", "|---|---|"]
-    return [*lines, *(f"| {subject} | {names} |" for subject, names in told.items())] if told else []
+        cell = row["cells"]["bits"]
+        verdicts = {each["case"]: each["verdict"] for each in findings_of(cell)}
+        same = [name.removeprefix("bits-") for name in VARIATIONS if name in cell["same"]]
+        other = [
+            name.removeprefix("bits-") + ("" if verdicts[name] == OTHER_BITS else f" ({verdicts[name]})")
+            for name in VARIATIONS
+            if name in verdicts
+        ]
+        told = [", ".join(each) or "none" for each in (same, other)]
+        if not (same or other):
+            told = [f"refused: `{_plain(cell['refusals'][0])}`", ""]
+        lines.append(f"| {row['subject']} | {' | '.join(told)} |")
+    return lines
 
 
 def details(rows: Sequence[Mapping[str, Any]], subjects: Sequence[str] = ()) -> str:
