@@ -172,10 +172,10 @@ def test_multi_head_attention_of_flax(nnx, of_jax, rng, options):
     mask[..., 0] = True
     for our_mask in (None, np.broadcast_to(mask, (2, options["num_heads"], 5, 7))):
         found = ours(query, key, value, **({} if our_mask is None else {"mask": our_mask}))
-        for module in (theirs, back):
-            exact = module(query, key, value, mask=our_mask, sow_weights=True)
-            agree(found, exact, "flax.nnx.MultiHeadAttention(sow_weights=True)")
-            agree(found, module(query, key, value, mask=our_mask), "flax.nnx.MultiHeadAttention")
+        exact = theirs(query, key, value, mask=our_mask, sow_weights=True)
+        agree(found, exact, "flax.nnx.MultiHeadAttention(sow_weights=True)")
+        agree(found, theirs(query, key, value, mask=our_mask), "flax.nnx.MultiHeadAttention")
+    agree(found, back(query, key, value, mask=our_mask), "flax.nnx.MultiHeadAttention")
 
 
 @pytest.mark.needs("jax", "flax")
@@ -242,12 +242,9 @@ def test_multi_head_attention_of_equinox(equinox, of_jax, rng, options):
     mask[..., 0] = True
     for our_mask in (None, mask[0], mask):
         found = ours(*inputs, **({} if our_mask is None else {"mask": our_mask}))
-        for module in (theirs, back):
-            agree(
-                found,
-                module(*inputs, None if our_mask is None else jax.numpy.asarray(our_mask)),
-                "equinox.nn.MultiheadAttention",
-            )
+        their_mask = None if our_mask is None else jax.numpy.asarray(our_mask)
+        agree(found, theirs(*inputs, their_mask), "equinox.nn.MultiheadAttention")
+    agree(found, back(*inputs, their_mask), "equinox.nn.MultiheadAttention")
 
 
 @pytest.mark.needs("jax", "equinox")

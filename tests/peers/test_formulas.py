@@ -31,20 +31,6 @@ def test_the_operator_of_onnx(interleaved, backend, rng):
 
 @pytest.mark.needs("torch", "transformers")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_llama_and_gpt_j_of_transformers(rng):
-    torch = importlib.import_module("torch")
-    llama = importlib.import_module("transformers.models.llama.modeling_llama").apply_rotary_pos_emb
-    gptj = importlib.import_module("transformers.models.gptj.modeling_gptj").apply_rotary_pos_emb
-    x, positions = torch.from_numpy(rng.standard_normal((2, 3, 5, 8))), torch.arange(5) + 7
-    cos, sin = (torch.from_numpy(table)[None] for table in tables(positions.tolist(), 10000.0, 8))
-    rotated, _ = llama(x, x, torch.cat([cos, cos], -1), torch.cat([sin, sin], -1))
-    torch.testing.assert_close(rotary_embedding(x, positions), rotated, rtol=0, atol=1e-14)
-    rotated = gptj(x.transpose(1, 2), sin, cos).transpose(1, 2)
-    torch.testing.assert_close(rotary_embedding(x, positions, interleaved=True), rotated, rtol=0, atol=1e-14)
-
-
-@pytest.mark.needs("torch", "transformers")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize(
     ("buckets", "max_distance"),
