@@ -154,7 +154,7 @@ def test_a_wrong_argument_is_one_line_and_status_2(arguments, words, monkeypatch
 def test_after_a_crash_and_a_hang_the_run_goes_on_and_can_be_resumed(target, tmp_path):
     cases = ("--case", "ladder-[13]?x*", "--case", "scale", "--dtype", "float32")
     written = tmp_path / "found.json"
-    run = command(target, *cases, "--timeout", 10, "--json", written, HABIT="abort hang")
+    run = command(target, *cases, "--timeout", 5, "--json", written, HABIT="abort hang")
     found = subprocess.run(**run, capture_output=True, text=True, check=False)
     rows = {row["case"]: row for row in json.loads(written.read_text())["findings"]}
     verdicts = {name: row["verdict"] for name, row in rows.items()}
@@ -164,7 +164,7 @@ def test_after_a_crash_and_a_hang_the_run_goes_on_and_can_be_resumed(target, tmp
     assert rows["ladder-13x32-causal"]["detail"].startswith("its process died: SIGABRT, in line ")
     told = " ".join(found.stdout.split())
     assert "CRASHED its process died: SIGABRT, in line " in told
-    assert "ladder-13x32-causal [float32] TIMED OUT no answer within 10 s, in line " in told
+    assert "ladder-13x32-causal [float32] TIMED OUT no answer within 5 s, in line " in told
     assert found.returncode == 3
     assert found.stdout.splitlines()[-1] == f"0 silently wrong, 1 crashed, 1 timed out, {len(verdicts)} right"
     resumed = in_this_process(target, *cases, "--resume", written)
@@ -256,7 +256,7 @@ def test_a_kernel_that_refuses_a_kind_of_call_throughout_or_every_call_does_not_
 def test_the_least_wrong_of_drawn_calls_is_a_program_that_a_seed_replays(tmp_path):
     source = tmp_path / "kernel.py"
     source.write_text("import numpy as np\n\ndef attention(query, key, value):\n    return np.zeros_like(query)\n")
-    words = (f"{source}:attention", "--fuzz", 1, "--seed", 3, "--dtype", "float32")
+    words = (f"{source}:attention", "--fuzz", 1, "--seed", 3, "--dtype", "float32", "--layout", "SD")
     drawn = [in_this_process(*words) for _ in range(2)]
     assert drawn[0].stdout == drawn[1].stdout
     assert drawn[0].exit_code == 1
@@ -391,9 +391,9 @@ def test_each_question_about_bits_is_a_line_with_its_answer(pair, tmp_path):
 
 
 def test_another_target_that_dies_hangs_or_refuses_is_told_in_a_sentence(pair):
-    rows = ("--case", "bits-batch", "--case", "bits-heads", "--timeout", "10")
+    rows = ("--case", "bits-batch", "--case", "bits-heads", "--timeout", "5")
     for name, told in (("dies_", "crashed: bits-batch float32: its process died: SIGABRT"),
-                       ("hangs_", "timed out: bits-batch float32: no answer within 10 s")):  # fmt: skip
+                       ("hangs_", "timed out: bits-batch float32: no answer within 5 s")):  # fmt: skip
         asked = command(f"{pair}attention_", "--same-bits-as", f"{pair}{name}", *rows)
         found = subprocess.run(**asked, capture_output=True, text=True, timeout=120)
         assert found.returncode == 3

@@ -45,12 +45,6 @@ def conformance(*arguments):
     return invoke("conformance", "--backend", "numpy", "--dtype", "float32", "--case", "mask*", "--jobs", 0, *arguments)
 
 
-def lines(stdout):
-    """The rows of the table of lines, by the line of the contract."""
-    begin, end = stdout.index("The contract, line by line"), stdout.index("The worst error is")
-    return {row.split()[0]: row for row in stdout[begin:end].splitlines()[2:]}
-
-
 def result(case, error, bound, verdict, dtype="float32", **way):
     way = {"backend": "numpy", "device": "cpu", "mode": "eager", "implementation": "dense", "measure": "ulp", **way}
     return Finding(case, dtype, 0, "", verdict, error, bound, **way)
@@ -84,32 +78,6 @@ def test_a_run_that_does_not_hold_names_what_failed_and_has_status_1(monkeypatch
     assert "!" in next(line for line in result.stdout.splitlines() if "mask-over-keys" in line)
 
 
-def test_a_run_prints_one_line_for_each_line_of_the_contract():
-    result = invoke(
-        "conformance",
-        "--backend",
-        "numpy",
-        "--dtype",
-        "float64",
-        "--implementation",
-        "dense",
-        "--jobs",
-        0,
-        "--case",
-        "mask*",
-        "--case",
-        "empty*",
-        "--case",
-        "wrong*",
-        "--case",
-        "0*",
-    )
-    assert result.exit_code == 0
-    found = lines(result.stdout)
-    assert list(found) == ["1", "2", "4", "5", "12", "-"]
-    assert len(result.stdout.splitlines()) == 2 + len(found) + 5
-
-
 def test_the_line_of_the_contract_shows_its_worst_error_where_and_of_how_many():
     nan = float("nan")
     found = [
@@ -134,16 +102,14 @@ def test_the_line_of_the_contract_shows_its_worst_error_where_and_of_how_many():
     assert rows[2][2:4] == ("0", "1 of 1")
 
 
-@pytest.mark.parametrize("width", [80, 200])
-def test_the_lines_of_the_contract_fit_the_terminal(width):
+def test_the_lines_of_the_contract_fit_the_terminal():
     way = {"backend": "array_api_strict", "device": "CPU_DEVICE", "implementation": "blockwise"}
     every = [result(case.name, 12.345, 1.2e10, "right", **way) for case in CASES]
-    screen = Console(width=width, file=io.StringIO())
-    screen.print(report.line_table(every, width))
+    screen = Console(width=80, file=io.StringIO())
+    screen.print(report.line_table(every, 80))
     printed = screen.file.getvalue().splitlines()
     assert len(printed) == 2 + 13
-    assert all(len(line) <= width for line in printed)
-    assert all("12.3 of 1.2e+10" in line or "12.3 of 1.2e…" in line for line in printed[2:])
+    assert all(len(line) <= 80 and "12.3 of 1.2e" in line for line in printed[2:])
 
 
 def test_the_lines_are_those_of_the_contract():
@@ -222,12 +188,6 @@ def test_help_names_what_there_is():
     assert (", ".join(PRESETS), WINDOW) == (command_line.PRESETS, command_line.WINDOW)
 
 
-def test_a_run_of_nothing_does_not_hold():
-    result = invoke("conformance", "--backend", "array_api_strict", "--dtype", "float16", "--case", "mask", "--jobs", 0)
-    assert result.exit_code == 1
-    assert result.stdout.splitlines()[-1].startswith("0 passed, 0 failed, ")
-
-
 def test_results_are_written_as_json(tmp_path):
     path = tmp_path / "results.json"
     assert conformance("--json", path, "--case", "gradient").exit_code == 0
@@ -256,14 +216,6 @@ def test_results_are_written_as_junit_xml(tmp_path, monkeypatch):
     assert case.result[0].message.startswith("silently wrong: output at ")
     again = "attention-core conformance --case=mask --backend=numpy --device=cpu --dtype=float32 --mode=eager"
     assert f"{again} --implementation=blockwise" in case.result[0].text
-
-
-def test_the_list_says_what_every_case_shows():
-    result = invoke("conformance", "--list")
-    assert result.exit_code == 0
-    for case in CASES:
-        assert case.name in result.stdout
-    assert "numpy" not in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -296,11 +248,7 @@ def test_a_kind_of_devices_is_all_of_them(tmp_path):
     chosen = ["--backend", "array_api_strict", "--case", "mask", "--dtype", "float32", "--implementation", "dense"]
     assert invoke("conformance", *chosen, "--device", "device", "--json", str(path)).exit_code == 0
     assert {row["device"] for row in json.loads(path.read_text())["results"]} == {"device1", "device2"}
-
-
-def test_cuda_is_the_gpu_of_tensorflow():
     assert devices_of_kind("cuda", ["CPU:0", "GPU:0"]) == ["GPU:0"]
-    assert devices_of_kind("cuda", ["cpu", "cuda:0", "cuda:1"]) == ["cuda:0", "cuda:1"]
     assert devices_of_kind("cpu", ["CPU:0", "GPU:0"]) == ["CPU:0"]
 
 
@@ -313,11 +261,6 @@ def test_backends_are_listed_with_those_that_are_not_installed(monkeypatch):
     refused = invoke("conformance", "--backend", "torch")
     assert refused.exit_code == 2
     assert "backend torch is not installed: pip install 'attention-core[torch]'" in refused.stderr
-
-
-def test_the_version_is_printed():
-    result = invoke("--version")
-    assert (result.exit_code, result.stdout) == (0, "attention-core 0.1.0\n")
 
 
 def test_without_the_libraries_of_the_command_it_says_what_to_install(monkeypatch):
@@ -336,18 +279,8 @@ def test_without_the_libraries_of_the_command_it_says_what_to_install(monkeypatc
 
 
 def test_backends_run_in_processes_of_their_own():
-    result = invoke(
-        "conformance",
-        "--case",
-        "mask",
-        "--dtype",
-        "float64",
-        "--backend",
-        "numpy",
-        "--backend",
-        "array_api_strict",
-        "--details",
-    )
+    backends = ("--backend", "numpy", "--backend", "array_api_strict")
+    result = invoke("conformance", "--case", "mask", "--dtype", "float64", *backends, "--details")
     assert result.exit_code == 0, result.output
     row = next(line for line in result.stdout.splitlines() if "mask" in line)
     assert len(row.split("│")) == 8
@@ -388,18 +321,6 @@ def test_a_case_that_kills_its_process_fails_and_the_others_run(tmp_path, monkey
     ]
     (start,) = carried_out([Order("numpy", names)], 1, mortal.stillborn)
     assert (start.case, start.passed, start.detail) == ("start", False, "its process died: exit status 3")
-
-
-def test_a_narrow_terminal_gets_several_tables():
-    results = [result("mask", 1.0, 6.0, "right", backend=name) for name in ("numpy", "torch", "jax")]
-    assert len(report.result_tables(results, 200)) == 1
-    tables = report.result_tables(results, 60)
-    assert [column.header for table in tables for column in table.columns[2:]] == [
-        "numpy\neager\ndense",
-        "torch\neager\ndense",
-        "jax\neager\ndense",
-    ]
-    assert len(tables) > 1
 
 
 def test_a_cell_shows_the_worst_that_counts():
@@ -450,15 +371,9 @@ def test_an_implementation_that_is_asked_for_is_run_in_full():
 
 def test_the_core_is_a_program_and_has_a_version():
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "attention_core", "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert (done.stdout, done.stderr) == (f"attention-core {ac.__version__}\n", "")
+    for words in (["-m", "attention_core"], ["-c", "from attention_cli.main import main; main()"]):
+        command = [sys.executable, *words, "--version"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        assert (done.stdout, done.stderr) == (f"attention-core {ac.__version__}\n", "")
     with pytest.raises(AttributeError, match="has no attribute '__versions__'"):
         ac.__versions__  # noqa: B018  # to look it up raises
-
-
-def test_the_command_starts_as_a_program():
-    script = "from attention_cli.main import main; main()"
-    done = subprocess.run([sys.executable, "-c", script, "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("attention-core ")
-    assert done.stderr == ""

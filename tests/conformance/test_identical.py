@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from attention_cli.app import app
-from attention_conformance.cases.identical import IDENTICAL, Source
+from attention_conformance.cases.identical import IDENTICAL
 from attention_conformance.run.identical import Found, compare, computed, digest, verdicts, work, work_on
 from attention_conformance.run.job import Ended, Order
 from attention_conformance.subjects.libraries import holds
@@ -19,13 +19,9 @@ from attention_core.backend import get_backend
 
 BY_NAME = {case.name: case for case in IDENTICAL}
 COMPILED = (  # compilers take seconds for each
-    "plain",
     "causal-offset",
-    "lengths",
     "bias-of-minus-infinity",
     "dropout-causal",
-    "near-ties",
-    "wide-range",
     "bfloat16-bias",
     "gelu",
     "linear-gradient",
@@ -54,7 +50,7 @@ def identical(*arguments):
 def corrupted(monkeypatch):
     """The published hash of one case is wrong, and that of another is missing."""
     hashes = published() | {"bias": "0" * 64}
-    del hashes["softcap"]
+    del hashes["plain"]
     monkeypatch.setattr("attention_cli.conformance.published", lambda: hashes)
 
 
@@ -104,12 +100,6 @@ def test_the_hash_is_that_of_dtype_shape_and_little_endian_bytes():
     assert digest((("output", number),)) == hashlib.sha256(told).hexdigest()
     assert digest((("output", number.T.copy().T),)) == digest((("output", number),))
     assert digest((("output", -0.0 * abs(number)),)) != digest((("output", 0.0 * abs(number)),))
-
-
-def test_inputs_depend_on_the_name_alone():
-    first, again, other = (Source(name, "float32").normal(50) for name in ("one", "one", "two"))
-    assert np.array_equal(first, again)
-    assert not np.any(first == other)
 
 
 def test_the_first_difference_is_told_with_both_numbers_as_hex_floats():
@@ -182,20 +172,15 @@ def test_a_quick_run_says_what_it_leaves_out_and_how_to_repeat_it(tmp_path):
     assert "--quick" in shlex.split(written["environment"]["command"])
 
 
-def test_a_hash_other_than_the_published_one_is_told_with_status_1(corrupted):
+def test_a_hash_other_than_the_published_one_or_without_one_is_told_with_status_1(corrupted):
     result = identical("--case", "bias", "--case", "plain")
     assert result.exit_code == 1
     assert f"numpy: bias: 2 ways, not as published: {'0' * 64}" in result.stderr.splitlines()
     told = f"bias on numpy (cpu, eager): expected SHA-256 {'0' * 64}, as published; got {published()['bias']}"
     assert told in result.stdout.splitlines()
     assert "✗" in next(line for line in result.stdout.splitlines() if " bias " in line)
-    assert result.stdout.splitlines()[-1] == "1 identical, 1 not, 0 not run"
-
-
-def test_a_case_that_is_not_published_is_told_with_status_1(corrupted):
-    result = identical("--case", "softcap")
-    assert result.exit_code == 1
-    assert f"softcap on numpy (cpu, eager): expected a published SHA-256; got {published()['softcap']}" in result.stdout
+    assert f"plain on numpy (cpu, eager): expected a published SHA-256; got {published()['plain']}" in result.stdout
+    assert result.stdout.splitlines()[-1] == "0 identical, 2 not, 0 not run"
 
 
 @pytest.mark.parametrize(
@@ -228,13 +213,6 @@ def test_a_result_that_depends_on_the_place_in_a_larger_batch_is_told():
     found = [each for each in work_on([replace(case, function=turned)], Order("numpy", ())) if hasattr(each, "arrays")]
     (complaint,) = verdicts(["lengths"], found, {"lengths": None})[0].complaints
     assert complaint.startswith("lengths on numpy (cpu, eager, among others in a larger batch): output[")
-
-
-def test_devices_without_float64_are_left_out(backend):
-    results = [each for each in work(Order(backend.name, ("plain",), modes=("eager",))) if hasattr(each, "passed")]
-    assert [result.detail for result in results if not result.passed] == []
-    assert {result.device for result in results} <= set(backend.devices())
-    assert results
 
 
 def test_a_run_of_nothing_has_status_1_and_says_why():

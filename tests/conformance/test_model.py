@@ -347,10 +347,10 @@ def identical(directory, *arguments):
     return CliRunner().invoke(app, command, env={"COLUMNS": "200"})
 
 
-def test_in_reproducible_arithmetic_a_model_gives_the_same_bits_in_every_way(backend, published):
+def test_in_reproducible_arithmetic_a_model_gives_the_same_bits_compiled_or_not(backend, published):
     case = identical_case(load_model(published))
     expected = digest(computed(case, get_backend("numpy"), "cpu", "eager"))
-    for mode in backend.modes:
+    for mode in backend.modes[:2]:
         assert digest(computed(case, backend, backend.devices()[0], mode)) == expected, mode
 
 

@@ -107,7 +107,7 @@ def test_compiled_blocks(mode_number, backend, rng):
 
 @pytest.mark.needs(lambda mode_number, backend: len(backend.modes) > mode_number)
 @pytest.mark.parametrize("mode_number", [1, 2])
-@pytest.mark.parametrize("keys", [1, 5, 300])
+@pytest.mark.parametrize("keys", [1, 300])
 def test_a_single_query_of_one_head_compiled(keys, mode_number, backend, rng, put, get):
     """The results and the gradients are single rows, each contiguous where it is a part of another array."""
     arrays = put(list(map(rng.standard_normal, [(1, 1, 1, 4), (1, 1, keys, 4), (1, 1, keys, 1)])))
@@ -172,7 +172,7 @@ def test_tensorflow_with_open_batch_and_lengths(jit_compile, backend):
         ]
 
     graph = tf.function(gradients, input_signature=signature, jit_compile=jit_compile)
-    for batch, length in ((2, 7), (3, 11), (1, 1)):
+    for batch, length in ((3, 11), (1, 1)):
         blocks, dense = graph(*sized(batch, length, backend.from_numpy))
         np.testing.assert_allclose(blocks[0], dense[0], rtol=1e-12)
         for found, expected in zip(blocks[1][:3], dense[1][:3], strict=True):

@@ -128,10 +128,15 @@ def test_a_rule_that_looks_at_more_than_the_distance_leaves_no_chunks(mask, back
     assert cut(lent(backend), backend.from_numpy(qkv(rng)), mask)[-1] == []
 
 
+def test_a_query_chunk_has_only_the_keys_within_reach(backend, rng):
+    chunks = cut(lent(backend), backend.from_numpy(qkv(rng)), ac.SlidingWindow(2, 1))[-1]
+    assert chunks == [(range(4), range(5)), (range(4, 8), range(2, 9)), (range(8, 11), range(6, 12))]
+
+
 @pytest.mark.needs("fused softmax")
 @pytest.mark.parametrize(
     ("name", "rows", "columns"),
-    [*((name, 11, 13) for name in MASKS), ("causal later", 13, 6), ("window", 3, 13), ("and", 13, 6), ("or", 1, 1)],
+    [("causal of nothing for some", 11, 13), ("causal later", 13, 6), ("window", 3, 13), ("or", 1, 1)],
 )
 def test_chunks_are_attention(name, rows, columns, backend, chunks, rng):
     arrays = qkv(rng, rows=rows, columns=columns)
@@ -143,7 +148,7 @@ def test_chunks_are_attention(name, rows, columns, backend, chunks, rng):
 
 
 @pytest.mark.needs("fused softmax")
-@pytest.mark.parametrize("starts", [(3, 0), (0, 4), (20, 18), (0, 40)])
+@pytest.mark.parametrize("starts", [(20, 18), (0, 40)])
 def test_positions_may_start_anywhere(starts, backend, chunks, rng):
     options = dict(zip(("query_start", "key_start"), starts, strict=True)) | {"mask": ac.SlidingWindow(3, 2)}
     arrays = backend.from_numpy(qkv(rng))
@@ -160,73 +165,49 @@ def test_positions_may_start_anywhere(starts, backend, chunks, rng):
 
 
 @pytest.mark.needs("fused softmax")
-def test_a_query_chunk_has_only_the_keys_within_reach(backend, chunks, rng):
-    results(backend, qkv(rng), "blockwise", mask=ac.SlidingWindow(2, 1))
-    assert chunks[0] == [(range(4), range(5)), (range(4, 8), range(2, 9)), (range(8, 11), range(6, 12))]
+def test_what_is_masked_leaks_nowhere_and_what_is_attended_shows(backend, chunks, rng):
+    drawn = dict(zip(("query", "key", "value"), map(np.abs, qkv(rng)), strict=True))  # no score is -inf
 
+    def attend(*arrays, implementation="blockwise"):
+        found = attention(*arrays, is_causal=True, implementation=implementation, return_logsumexp=True)
+        return found.output, found.logsumexp
 
-@pytest.mark.needs("fused softmax")
-@pytest.mark.parametrize(
-    ("argument", "number"),
-    [
-        ("query", math.nan),
-        ("query", math.inf),
-        ("key", math.nan),
-        ("key", math.inf),
-        ("key", 1e200),
-        ("value", math.nan),
-        ("value", math.inf),
-        ("value", 1e308),
-    ],
-)
-def test_what_is_masked_leaks_nowhere_and_what_is_attended_shows(argument, number, backend, chunks, rng):
-    arrays = dict(zip(("query", "key", "value"), map(np.abs, qkv(rng)), strict=True))  # no score is -inf
-    arrays[argument][1, 1, 7, 2] = number
-    arrays = tuple(arrays.values())
-    with np.errstate(all="ignore"):
-        found, expected = (
-            results(backend, arrays, each, gradients=False, is_causal=True) for each in ("blockwise", "dense")
-        )
+    compiled = backend.compile(attend, mode="graph")
+    numbers = {"query": (math.nan, math.inf), "key": (math.nan, math.inf, 1e200), "value": (math.nan, math.inf, 1e308)}
+    for argument, number in [(name, number) for name in drawn for number in numbers[name]]:
+        arrays = drawn | {argument: drawn[argument].copy()}
+        arrays[argument][1, 1, 7, 2] = number
+        tensors = backend.from_numpy(tuple(arrays.values()))
+        with np.errstate(all="ignore"):
+            found, expected = compiled(*tensors), attend(*tensors, implementation="dense")
+        for one, other in zip(backend.to_numpy(found), backend.to_numpy(expected), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
     assert all(chunks)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.needs("fused softmax")
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"mask": None},
-        {"mask": Not(ac.Causal())},
-        {"mask": ac.KeyLengths(7)},
-        {"mask": And(ac.Causal(), ac.KeyLengths(7))},
-        {"mask": EvenQueries()},
-        {"is_causal": True, "softcap": 3.0},
-        {"is_causal": True, "dropout": ac.Dropout(0.5, 3)},
-        {"is_causal": True, "score_mod": lambda scores, *at: scores},
-    ],
-)
-def test_other_calls_take_blocks(options, backend, chunks, rng):
-    assert_blocks(backend, chunks, lambda *arrays: attention(*arrays, **options, implementation="blockwise"), rng)
+def test_other_calls_take_blocks(backend, chunks, rng):
+    """Also with starts that cannot be read."""
 
-
-@pytest.mark.needs("fused softmax")
-def test_starts_that_cannot_be_read_take_blocks(backend, chunks, rng):
     def attend(start, *arrays):
+        calls = [
+            {"mask": None},
+            {"mask": ac.KeyLengths(7)},
+            {"is_causal": True, "softcap": 3.0},
+            {"is_causal": True, "dropout": ac.Dropout(0.5, 3)},
+            {"is_causal": True, "score_mod": lambda scores, *at: scores},
+        ]
+        found = [attention(*arrays, **options, implementation="blockwise") for options in calls]
         options = {"mask": ac.SlidingWindow(3, 2), "query_start": start, "key_start": 2}
-        return ac.pieces.partial_attention(*arrays, **options, implementation="blockwise").output
+        return *found, ac.pieces.partial_attention(*arrays, **options, implementation="blockwise").output
 
-    start = backend.from_numpy(np.asarray(3, dtype=np.int32))
-    assert_blocks(backend, chunks, lambda *arrays: attend(start, *arrays), rng)
-
-
-def assert_blocks(backend, chunks, attend, rng):
-    backend.compile(attend, mode="graph")(*backend.from_numpy(qkv(rng)))
+    start = np.asarray(3, dtype=np.int32)
+    backend.compile(attend, mode="graph")(backend.from_numpy(start), *backend.from_numpy(qkv(rng)))
     assert not any(chunks)
 
 
 @pytest.mark.needs("fused softmax")
-@pytest.mark.parametrize("open_axis", [(0, 0), (0, 2), (1, 2), (2, 3)])
+@pytest.mark.parametrize("open_axis", [(0, 2), (1, 2)])
 def test_what_has_open_lengths_takes_blocks_or_is_right(open_axis, backend, chunks, rng):
     tf = importlib.import_module("tensorflow")
     arrays = backend.from_numpy(qkv(rng))
@@ -259,5 +240,5 @@ def test_chunks_are_no_more_and_hold_no_more_than_is_good(backend, chunks, rng, 
 
 @pytest.mark.needs("fused softmax")
 def test_programs_for_xla_take_blocks(backend, chunks, rng):
-    results(backend, qkv(rng), "blockwise", mode="xla", is_causal=True)
+    results(backend, qkv(rng), "blockwise", mode="xla", gradients=False, is_causal=True)
     assert not any(chunks)

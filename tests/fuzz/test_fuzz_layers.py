@@ -1,4 +1,4 @@
-"""Native layers against their definitions on NumPy: settings and calls that are wrong, and reproducible bits."""
+"""Native layers against their definitions on NumPy: settings and calls that are wrong."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from fuzz_calls import ARRAYS, OTHERS, WRONG, fits
-from fuzz_problems import differentiating
 from hypothesis import strategies as st
-from test_fuzz_bits import assert_same_bits
 from test_fuzz_calls import assert_is_of_the_contract, described, plain
 
 from attention_core import layers
 from attention_core.backend import get_backend
-from attention_core.layers import named_arrays, tree_from_names
 
 NUMPY = get_backend("numpy")
 RNG = np.random.default_rng(11)
@@ -184,84 +181,6 @@ def check_wrong(change: Change, backend: Any) -> str:
     return "refused" if kind else "right"
 
 
-# Bits
-
-
-@st.composite
-def exact_layers(draw: Any) -> tuple[str, dict[str, Any], list[np.ndarray], dict[str, Any], int]:
-    """A layer in reproducible arithmetic with inputs of its own, and a seed of dropout."""
-    name = draw(st.sampled_from(list(LAYERS)))
-    valid, seed = LAYERS[name], draw(st.integers(0, 2**16))
-    settings = valid.settings | {"arithmetic": "reproducible"}
-    for flag in ("bias", "norm_first", "is_causal", "pool", "norm"):
-        if flag in settings:
-            settings[flag] = draw(st.booleans())
-    if "softcap" in settings:
-        settings["softcap"] = draw(st.none() | st.just(2.0))
-    rng, size = np.random.default_rng(seed), draw(st.sampled_from([1.0, 1.0, 0.01, 8.0]))
-    inputs = [
-        x if x.dtype.kind == "i" else (rng.standard_normal(x.shape) * size).astype(np.float32) for x in valid.inputs
-    ]
-    options = {key: value for key, value in valid.options.items() if draw(st.booleans())}
-    return name, settings, inputs, options, seed
-
-
-def results(case: Any, backend: Any, *, with_gradients: bool = False, mode: str | None = None) -> list[np.ndarray]:
-    """The output of a layer of perturbed parameters, or the gradients of all of them."""
-    name, settings, inputs, options, seed = case
-    layer, xp, put = getattr(layers, name)(**settings), backend.namespace, backend.from_numpy
-    rng = np.random.default_rng(seed + 1)
-    first = layer.init(seed, xp=NUMPY.namespace)
-    shaken = {
-        key: (x + 0.1 * rng.standard_normal(x.shape)).astype(np.float32) for key, x in named_arrays(first).items()
-    }
-    parameters = put(tree_from_names(first, shaken))
-    more = {"state": put(layer.init_state(seed, xp=NUMPY.namespace))} if layer.state != () else {}
-    if "dropout" in settings:
-        more["seed"] = seed
-    arrays, options_put = put(inputs), put(options)
-
-    def call(parameters: Any, *arrays: Any) -> Any:
-        return layer(parameters, *arrays, **options_put, **more, xp=xp)
-
-    if not with_gradients:
-        return [backend.to_numpy(call(parameters, *arrays))]
-    factor = put(rng.standard_normal(call(parameters, *arrays).shape).astype(np.float32))
-
-    def loss(*variables: Any) -> Any:
-        return xp.sum(xp.multiply(call(*variables), factor))
-
-    found = backend.compile(lambda *variables: backend.value_and_grad(loss)(*variables)[1], mode=mode)(
-        parameters, *arrays
-    )
-    trees = [backend.to_numpy(each) for each in found]
-    return [*named_arrays(trees[0]).values(), *(each for each in trees[1:] if each is not None)]
-
-
 @pytest.mark.needs("float16")  # which is one of the wrong types
 def test_wrong_layers(fuzz, backend):
     fuzz(lambda change: check_wrong(change, backend), wrong_layers())
-
-
-@pytest.mark.cases(4)
-def test_bits_of_layers(fuzz, backend):
-    def check(case: Any) -> str:
-        assert_same_bits(results(case, backend), results(case, NUMPY))
-        return case[0]
-
-    fuzz(check, exact_layers())
-
-
-@pytest.mark.needs(lambda: len(differentiating()) > 1)
-@pytest.mark.cases(2)
-def test_bits_of_gradients_of_layers(fuzz, several):
-    first, *others = several
-
-    def check(case: Any) -> str:
-        expected = results(case, first, with_gradients=True)
-        for backend in others:
-            for mode in (backend.modes[0], backend.modes[-1]):
-                assert_same_bits(results(case, backend, with_gradients=True, mode=mode), expected)
-        return case[0]
-
-    fuzz(check, exact_layers())

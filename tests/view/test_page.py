@@ -131,21 +131,6 @@ def test_the_query_of_a_picture_is_clicked_and_moved_by_arrow_keys(opened):
     assert blocks[0] == smooth[0] > smooth[1] > smooth[2] > smooth[3] == blocks[3]
 
 
-def test_a_scale_is_named_besides_each_map_and_noise_is_one_colour(opened):
-    noise = 1 + 0.02 * RANDOM.uniform(-1, 1, size=(1, 64, 64))
-    weights = np.concatenate([np.eye(64)[None], noise / noise.sum(-1, keepdims=True)])
-    page = opened(view(weights, image=np.full((8, 8), 0.5), tokens=list(map(str, range(64)))))
-    legends = [page.locator(each) for each in ("#picture-legend", "#legend")]
-    assert [each.text_content() for each in legends] == ["01.000: maskedNaN"] * 2
-    page.locator("#head").select_option("1")
-    assert [each.text_content() for each in legends] == ["00.06250: maskedNaN"] * 2  # 4 / 64
-    assert page.locator("#lines-legend").text_content() == "Lines and boxes: from 0 to 0.0625"
-    assert "head 1: from 0 to 0.0625; largest 0.01" in page.locator("#pictures figcaption").last.text_content()
-    page.wait_for_timeout(100)
-    drawn = page.locator("#map").evaluate("each => [...each.getContext('2d').getImageData(99, 99, 99, 99).data]")
-    assert np.ptp(np.reshape(drawn, (-1, 4)), axis=0).max() <= 8  # of 255
-
-
 def test_a_mask_names_pairs_blocks_and_differences(opened):
     page = opened(view_mask(Causal(), 40, 40, other=SlidingWindow(left=3, right=0), block=(8, 8)))
     page.locator("#map").focus()
@@ -206,28 +191,6 @@ def test_blocks_that_are_kept_show_each_weight_when_zoomed_in(opened):
     assert shown[1][3] == 0  # 0 within the block is hatched
     page.mouse.click(*(canvas.bounding_box()[side] + at * size for side, at in (("x", 20), ("y", 1))))
     assert "query 1 → key 20: weight 9.7e-4 · largest of 16 × 16" in readout(page)
-
-
-def test_no_row_of_a_tall_map_is_lost(opened):
-    weights = np.full((1, 2000, 64), 1e-6)
-    weights[0, 1003] = 1  # between two rows of pixels, if rows are left out
-    page = opened(view(weights))
-    page.locator("#scale").select_option("linear")
-    drawn(page)
-    column = """canvas => {
-        const [x, height] = [Math.round(canvas.width / 2), canvas.height];
-        return [...canvas.getContext("2d").getImageData(x, 0, 1, height).data].filter((_, i) => i % 4 === 0);
-    }"""
-    assert max(page.locator("#map").evaluate(column)) > 200
-
-
-def test_layers_may_have_other_numbers_of_heads(opened):
-    page = opened(view([np.full((1, 3, 3), 0.25), np.full((4, 3, 3), 0.5)]))
-    page.locator("#head").select_option("3")
-    assert readout(page) == "layer 1, head 3 · query 0 → key 0: weight 0.500"
-    page.locator("#layer").select_option("0")
-    assert readout(page) == "layer 0, head 0 · query 0 → key 0: weight 0.250"
-    assert page.locator("#head").input_value() == "0"
 
 
 def test_layers_of_other_lengths_have_their_own_tokens_and_map(opened):
