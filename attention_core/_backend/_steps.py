@@ -12,8 +12,8 @@ from attention_core._keywords import untraced
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-STEPS: dict[str, Any] = {}
-"""The functions by name."""
+STEPS: dict[str, tuple[Any, Any]] = {}
+"""The functions by name, each with a copy that Dynamo reads as it stands."""
 
 _read: dict[str, Callable[..., Any]] = {}
 
@@ -31,7 +31,7 @@ def may_be_step(function: Function) -> Function:
         _load()
         return _read.get(name, copy)(*arguments, **options)
 
-    STEPS[name], marked._torchdynamo_inline = function, first
+    STEPS[name], marked._torchdynamo_inline = (function, copy), first
     return function
 
 

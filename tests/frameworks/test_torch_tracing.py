@@ -24,7 +24,7 @@ from tracing_helpers import (
 )
 
 import attention_core as ac
-from attention_core._backend import _find
+from attention_core._backend import _find, _steps
 from attention_core.backend import get_backend
 from attention_core.layers import Decoder, generate
 
@@ -84,6 +84,21 @@ def test_torch_compile_takes_a_call_as_one_step(torch):
     with ac.config_context(assume_finite=True):
         program(x, heads)
     assert [step.__name__ for step in steps].count("_run") == 4
+
+
+def test_torch_compile_loads_the_adapter_before_it_reads_a_first_call(torch, monkeypatch):
+    """To read all of a call takes three times as long as to compile it as one step."""
+    steps, targets = importlib.import_module("attention_torch.steps"), []
+    monkeypatch.setattr(_steps, "_read", {})
+    monkeypatch.setattr(_steps, "get_backend", lambda name: steps.become_steps())
+
+    def record(graph, _):
+        targets.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+        return graph
+
+    program = torch.compile(lambda x: ac.scaled_dot_product_attention(x, x, x), fullgraph=True, backend=record)
+    program(torch.ones(1, 2, 4, 8))
+    assert [target.__name__ for target in targets] == ["_run"]
 
 
 def test_torch_compile_leaves_wrong_arguments_to_an_eager_call(torch):
