@@ -7,7 +7,7 @@ never a skip. Without it, the tests run on whatever is installed.
 
 * a library to compare with, such as ``"transformers"``: required where ``ATTENTION_CORE_PEERS`` is 1, else installed;
 * a backend, such as ``"torch"``: the one that the test runs on, or one at hand if the test takes no ``backend``;
-* a fact of ``FACTS``, or a type such as ``"bfloat16"``, of the backend that the test runs on, if it takes one;
+* a fact of ``FACTS``, or a type such as ``"bfloat16"``, of the backend that the test runs on;
 * the name of a parameter, which stands for its value;
 * a function of parameters, by their names.
 
@@ -41,7 +41,6 @@ FACTS = {
     "gradients": lambda backend: backend.differentiates,
     "compilation": lambda backend: len(backend.modes) > 1,
     "xla": lambda backend: "xla" in backend.modes,
-    "uncompiled calls": lambda backend: backend.name != "jax",  # which compiles each operation for each shape
     "untraced loops": lambda backend: not backend.loops.traced,
     "fused softmax": lambda backend: backend.loops.softmax is not None,
     **{name: lambda backend, name=name: name in backend.dtypes for name in DTYPES},
@@ -69,7 +68,7 @@ def pytest_collection_modifyitems(config, items):
 
 def is_at_home(item):
     """Whether this is the place for a test: one of no backend runs where NumPy does, and not once more elsewhere."""
-    return "numpy" in BACKENDS or "backend" in item.fixturenames or any(each not in FACTS for each in needs_of(item))
+    return "numpy" in BACKENDS or "backend" in item.fixturenames or bool(needs_of(item))
 
 
 def needs_of(item):
@@ -93,7 +92,7 @@ def is_met_for(item):
             return os.environ.get("ATTENTION_CORE_PEERS") == "1" or importlib.util.find_spec(need) is not None
         if need in KNOWN:
             return need == on if on is not None else need in BACKENDS
-        return on is None or FACTS[need](values["backend"])
+        return FACTS[need](values["backend"])
 
     return is_met
 

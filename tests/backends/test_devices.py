@@ -55,7 +55,6 @@ def assert_close(actual, desired):
         np.testing.assert_allclose(array, goal, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.needs("uncompiled calls")  # devices of JAX are below
 @pytest.mark.parametrize("case", CASES)
 def test_results_stay_on_the_device(backend, case):
     for device in backend.devices():

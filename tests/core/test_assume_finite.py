@@ -9,8 +9,6 @@ import pytest
 import attention_core as ac
 from attention_core import layers
 
-pytestmark = pytest.mark.needs("uncompiled calls")  # the cases of the kit hold JAX to these definitions
-
 NOTE = "assume_finite: no value is looked at, and a masked NaN may leak"
 MASKS = {
     "causal": {"is_causal": True},

@@ -83,7 +83,6 @@ def test_everything_at_once_equals_the_definition(qkv, mask, rng, put, get):
         close(got, expected)
 
 
-@pytest.mark.needs("uncompiled calls")
 @pytest.mark.parametrize("shape", [(N,), (1, N), (M, 1), (M, N), (H, 1, 1), (1, M, N), (B, 1, 1, N), (B, H, M, N), ()])
 def test_contract_01_masks_and_biases_broadcast(qkv, rng, put, get, shape):
     allowed, bias = rng.random(shape) < 0.7, rng.standard_normal(shape)
@@ -91,7 +90,6 @@ def test_contract_01_masks_and_biases_broadcast(qkv, rng, put, get, shape):
     close(get(attention(*put(qkv), bias=put(np.asarray(bias)))), reference(*qkv, None, bias)[0])
 
 
-@pytest.mark.needs("uncompiled calls")
 def test_contract_04_is_decided_by_the_mask_never_by_the_scores(put, get):
     """Scores that overflow to -inf are not a mask: the formula gives nan there, and must not give a quiet 0."""
     big = np.full((1, 1, 1, 4), 1e300)
@@ -100,7 +98,6 @@ def test_contract_04_is_decided_by_the_mask_never_by_the_scores(put, get):
         assert np.isnan(result).all()
 
 
-@pytest.mark.needs("uncompiled calls")
 @pytest.mark.needs("dtype")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_contract_08_sixteen_bits_are_computed_wide_and_rounded_once(qkv, mask, backend, put, get, dtype):
@@ -115,7 +112,6 @@ def test_contract_08_sixteen_bits_are_computed_wide_and_rounded_once(qkv, mask, 
     assert get(result.logsumexp).dtype == np.float32
 
 
-@pytest.mark.needs("uncompiled calls")
 def test_contract_08_dtypes_are_not_promoted(qkv, put):
     q, k, v = put(qkv)
     narrow = put(qkv, dtype="float32")
@@ -125,7 +121,6 @@ def test_contract_08_dtypes_are_not_promoted(qkv, put):
             attention(*arrays)
 
 
-@pytest.mark.needs("uncompiled calls")
 def test_scores_go_as_far_as_the_arguments(qkv, mask, rng, put, get):
     q, k, _ = qkv
     bias = rng.standard_normal((M, N))
@@ -139,13 +134,11 @@ def test_scores_go_as_far_as_the_arguments(qkv, mask, rng, put, get):
     assert (masked[~mask] == -np.inf).all()
 
 
-@pytest.mark.needs("uncompiled calls")
 def test_scale_and_softcap_may_be_arrays(qkv, put, get):
     arrays = {"scale": put(np.asarray(0.4)), "softcap": put(np.asarray(3.0))}
     close(get(attention(*put(qkv), **arrays)), get(attention(*put(qkv), scale=0.4, softcap=3.0)))
 
 
-@pytest.mark.needs("uncompiled calls")
 def test_a_bias_of_any_finite_size_is_no_mask(put, get, qkv):
     bias = np.full((M, N), -2e4)
     result = get(attention(*put(qkv), bias=put(bias), return_logsumexp=True))
@@ -153,7 +146,6 @@ def test_a_bias_of_any_finite_size_is_no_mask(put, get, qkv):
     assert np.isfinite(result.logsumexp).all()
 
 
-@pytest.mark.needs("uncompiled calls")
 @given(data=st.data())
 def test_property_equals_the_definition(data, put, get):
     """Any mask, any causal offset, in a few shapes: eager JAX compiles every operation anew for each."""
@@ -180,7 +172,6 @@ def error_bound(n_keys, depth, kappa, n_blocks):
     return 2 * n_keys + 2 * (depth + 4) * kappa + 9 + n_blocks * 2 * (2 * kappa + 6)
 
 
-@pytest.mark.needs("uncompiled calls")
 @pytest.mark.parametrize("implementation", ["dense", "blockwise", "auto"])
 @pytest.mark.parametrize(
     ("n_keys", "depth", "deviation", "equal"),
@@ -202,7 +193,6 @@ def test_errors_keep_the_derived_bound(xp, rng, implementation, n_keys, depth, d
     assert errors.max() <= error_bound(n_keys, depth, kappa, -(-n_keys // 128))
 
 
-@pytest.mark.needs("uncompiled calls")
 @pytest.mark.parametrize(
     "options",
     [{"implementation": "dense"}, {"implementation": "blockwise"}, {"scale": 2.0}, {"arithmetic": "reproducible"}],

@@ -54,7 +54,6 @@ def pieces(arrays, ends):
     return [tuple(array[..., start:end, :] for array in arrays) for start, end in zip((0, *ends), ends, strict=False)]
 
 
-@pytest.mark.needs("uncompiled calls")
 @pairwise(ends=[(1, 2, 3, 4, 5), (3, 5)], ragged=[False, True], dtype=["float32", "float64"])
 def test_decoding_is_prefill(ends, ragged, dtype, backend, put, get, rng, xp):
     arrays = drawn(rng, dtype)
@@ -68,7 +67,6 @@ def test_decoding_is_prefill(ends, ragged, dtype, backend, put, get, rng, xp):
     np.testing.assert_allclose(np.concatenate(outputs, axis=-2), expected, rtol=0, atol=CLOSE[dtype])
 
 
-@pytest.mark.needs("uncompiled calls")
 def test_samples_of_different_lengths(backend, put, get, rng, xp):
     """Prompts are padded at the end, with other numbers; each sample goes on behind its own."""
     lengths, more = np.asarray([4, 2], dtype=np.int32), 3

@@ -10,8 +10,6 @@ import attention_core as ac
 from attention_core import layers
 from attention_core.parameters import DecoderLayer, GatedFeedForward, Linear, MultiHeadAttention
 
-pytestmark = pytest.mark.needs("uncompiled calls")  # the cases of the kit hold JAX to these definitions
-
 C, H, G, D, INNER, V, N = 10, 6, 2, 4, 13, 30, 2
 ALL = {
     "num_key_value_heads": G, "head_dim": D, "attention_bias": True, "output_bias": False, "query_key_norm": True,

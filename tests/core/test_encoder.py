@@ -8,8 +8,6 @@ import pytest
 import attention_core as ac
 from attention_core.parameters import EncoderLayer, FeedForward, LayerNorm, Linear, MultiHeadAttention
 
-pytestmark = pytest.mark.needs("uncompiled calls")  # the cases of the kit hold JAX to these definitions
-
 C, H, G, D, E, M, N = 10, 4, 2, 3, 5, 6, 7
 
 

@@ -13,8 +13,6 @@ from attention_core.masks import And, Or
 from attention_core.masks._rules import rule_of
 from attention_core.scores import alibi
 
-pytestmark = pytest.mark.needs("uncompiled calls")  # the cases of the kit hold JAX to these definitions
-
 attention = ac.scaled_dot_product_attention
 B, H, G, D, E = 3, 6, 2, 5, 4
 SIZES = [(1, 70), (2, 130), (5, 330), (33, 70)]

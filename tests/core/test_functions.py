@@ -12,8 +12,6 @@ from attention_core._arithmetic.operations import Constants
 from attention_core._backend import get_backend
 from attention_core.parameters import Embeddings, FeedForward, GatedFeedForward, LayerNorm, Linear
 
-pytestmark = pytest.mark.needs("uncompiled calls")  # the cases of the kit hold JAX to these definitions
-
 
 def close(got, expected, ulps=16):
     scale = max(1.0, float(np.abs(expected).max(initial=0)))

@@ -46,14 +46,12 @@ def test_tokens_are_drawn_as_often_as_is_likely(options, put, get):
     assert np.abs(share - p).max() < 4 * np.sqrt(0.25 / count)
 
 
-@pytest.mark.needs("uncompiled calls")
 def test_the_first_of_the_greatest_logits_is_chosen(put, get):
     row = np.asarray([[1.0, 3.0, 3.0, 2.0], [-np.inf, -1e30, -np.inf, -1e30]], np.float32)
     np.testing.assert_array_equal(get(ac.functions.sample_tokens(put(row), temperature=0.0)), [1, 1])
     np.testing.assert_array_equal(get(ac.functions.sample_tokens(put(row), top_k=1, temperature=1e-3))[1:], [1])
 
 
-@pytest.mark.needs("uncompiled calls")
 def test_generated_tokens_are_those_of_the_whole_text_on_either_side_of_padding(put, get):
     p = put(MODEL.init(0, xp=np))
     right, left = np.asarray([[3, 14, 15, 9], [26, 5, 0, 0]]), np.asarray([[3, 14, 15, 9], [0, 0, 26, 5]])
@@ -72,7 +70,6 @@ def test_generated_tokens_are_those_of_the_whole_text_on_either_side_of_padding(
     np.testing.assert_array_equal(get(again.token_ids), get(found.token_ids))
 
 
-@pytest.mark.needs("uncompiled calls")
 def test_a_stop_token_ends_its_text_alone(put, get):
     p, prompts = put(MODEL.init(0, xp=np)), put(np.asarray([[3, 14, 15, 9], [26, 5, 3, 3]]))
     free = get(layers.generate(MODEL, p, prompts, max_new_tokens=3).token_ids)
@@ -86,7 +83,6 @@ def test_a_stop_token_ends_its_text_alone(put, get):
     assert get(short.token_ids).shape == (1, 2)
 
 
-@pytest.mark.needs("uncompiled calls")
 def test_prompts_and_options_that_do_not_fit_are_refused(put):
     p, ids = put(MODEL.init(0, xp=np)), put(np.asarray([[1, 2, 3]]))
 

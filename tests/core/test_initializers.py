@@ -9,8 +9,6 @@ import pytest
 
 from attention_core import initializers
 
-pytestmark = pytest.mark.needs("uncompiled calls")  # the cases of the kit hold JAX to these definitions
-
 HASHES = {  # of float32 numbers, seed 2024, shape (64, 48): the same on every library
     "uniform": "d3d0060b84f2826a",
     "normal": "a9bd829e73ace1b1",

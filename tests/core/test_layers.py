@@ -12,8 +12,6 @@ from attention_core import layers, parameters
 from attention_core.layers.adapters import call_of, described
 from attention_core.random import Dropout, dropout_mask, plain_seed
 
-pytestmark = pytest.mark.needs("uncompiled calls")  # the cases of the kit hold JAX to these definitions
-
 LAYERS = {
     "dot product": layers.DotProductAttention(scale=0.5, dropout=0.1),
     "multi-head": layers.MultiHeadAttention(12, 3, key_bias=False, extra_key_value=True),

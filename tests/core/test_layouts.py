@@ -12,8 +12,6 @@ from attention_core.layers import check_fit
 from attention_core.layouts import LAYOUTS, LayoutError, join_heads, separate_heads
 from attention_core.parameters import Linear, MultiHeadAttention
 
-pytestmark = pytest.mark.needs("uncompiled calls")  # the cases of the kit hold JAX to these definitions
-
 ATTENTION = layers.MultiHeadAttention
 BERT = (
     layers.Embeddings(11, 7, 12, num_segments=2, dropout=0.1),

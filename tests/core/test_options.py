@@ -12,8 +12,6 @@ import attention_core as ac
 from attention_core import cache, functions, initializers, layers, layouts, masks, pieces, random, scores, weights
 from attention_core.parameters import Linear, MultiHeadAttention
 
-pytestmark = pytest.mark.needs("uncompiled calls")  # the cases of the kit hold JAX to these definitions
-
 MODULES = (ac, cache, functions, initializers, layers, layouts, masks, pieces, random, scores, weights)
 
 

@@ -65,7 +65,6 @@ OPTIONS = {
 }
 
 
-@pytest.mark.needs("uncompiled calls")
 @pytest.mark.needs(  # programs take long to compile
     lambda name, implementation, backend: (
         not backend.loops.traced or (name, implementation) in (("score_mod", "dense"), ("array and rule", "blockwise"))
@@ -110,7 +109,6 @@ def test_starts_may_be_arrays(implementation, arrays, backend, put, get):
     same(compiled(*starts, *arrays), [x[:, :, 4:, ...] for x in expected], get)
 
 
-@pytest.mark.needs("uncompiled calls")
 def test_attention_to_no_keys_is_neutral_to_the_last_bit(arrays, put, get):
     query, key, value = arrays
     none = partial_attention(query, key[:, :, :0, :], value[:, :, :0, :], key_start=3)
@@ -128,7 +126,6 @@ def test_attention_to_no_keys_is_neutral_to_the_last_bit(arrays, put, get):
         np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.needs("uncompiled calls")
 @pytest.mark.needs("dtype")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_pieces_of_16_bits_stay_float32(dtype, arrays, backend, get, rng):
@@ -181,7 +178,6 @@ def test_gradients_of_merging_nothing_are_exactly_zero(backend, put, get):
     np.testing.assert_allclose(second, [[0.0, 1.0, 1.0]] * 2, atol=1e-15)
 
 
-@pytest.mark.needs("uncompiled calls")
 def test_the_sum_of_exponentials_neither_overflows_nor_loses_an_infinity(put, get, xp):
     first = np.array([700.0, -900.0, -math.inf, -math.inf, 0.0, math.nan])
     second = np.array([710.0, -901.0, -math.inf, 3.0, 0.0, 1.0])
@@ -222,7 +218,6 @@ def test_partials_are_shared_with_a_sink_and_a_value(put, get):
     np.testing.assert_allclose([output[0, 0, 0], logsumexp[0, 0]], [5.0, math.log(4)], rtol=1e-15)
 
 
-@pytest.mark.needs("uncompiled calls")
 def test_wrong_arguments_are_named(arrays, put, xp):
     part = piece(arrays, 0, 3)
     other = piece(arrays, 0, 3, slice(0, 2))

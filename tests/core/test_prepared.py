@@ -9,8 +9,6 @@ from attention_core.functions import linear, prepare_weights
 from attention_core.layers import Decoder, EncoderLayer, check_fit, generate, named_arrays
 from attention_core.parameters import Linear, PreparedWeight
 
-pytestmark = pytest.mark.needs("uncompiled calls")  # the cases of the kit hold JAX to these definitions
-
 EXACT = {"arithmetic": "reproducible"}
 SETTINGS = {"num_layers": 2, "num_key_value_heads": 2, **EXACT}
 rng = np.random.default_rng(4)

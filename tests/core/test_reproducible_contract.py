@@ -40,7 +40,6 @@ def scattered(rng, *dims):
     return (rng.uniform(0.25, 1, dims) * rng.choice([-1, 1], dims)).astype(np.float32)
 
 
-@pytest.mark.needs("uncompiled calls")
 @pytest.mark.parametrize("spread", [1, 6])
 def test_each_prefix_has_the_bits_that_it_has_in_the_whole(spread, put, get, rng):
     query, key, value = float32(rng, 4, 90, 16) * spread, float32(rng, 4, 90, 16), scattered(rng, 4, 90, 16)
@@ -77,7 +76,6 @@ def test_subnormal_numbers_are_zero_even_where_products_are_not(put, get):
     same(found, np.zeros((1, 1), dtype=np.float32))
 
 
-@pytest.mark.needs("uncompiled calls")
 @pytest.mark.parametrize("dims", [(0, 2, 3, 4, 5), (2, 0, 3, 4, 5), (2, 3, 0, 4, 5), (2, 3, 4, 0, 5), (2, 3, 4, 5, 0)])
 def test_empty_axes(dims, put, get, rng):
     rows, columns, depth, width, batch = dims
@@ -167,7 +165,6 @@ def test_a_device_without_float64_is_refused():
         check_arithmetic("reproducible", "query", Somewhere())
 
 
-@pytest.mark.needs("uncompiled calls")
 @pytest.mark.parametrize("kind", ["EncoderLayer", "FeedForward", "MultiHeadAttention", "Embeddings", "SaganAttention"])
 def test_layers_take_the_setting(kind, backend, rng):
     definition = {
@@ -204,7 +201,6 @@ def test_slices_have_as_many_bits_as_exact_sums_allow():
     assert exact.LONGEST * d_score * Fraction(3, 4) * 2**_slices.D_SCORE_FACTOR_BITS <= 2**53
 
 
-@pytest.mark.needs("uncompiled calls")
 @pytest.mark.needs("gradients")
 @pytest.mark.parametrize("dims", [(B, H, M, N), (1, 1, 1, N), (1, H, M, N), (B, 1, M, N)])
 def test_the_gradient_of_a_bias_depends_only_on_rows_that_share_it(dims, backend, rng):

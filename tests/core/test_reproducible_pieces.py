@@ -111,7 +111,6 @@ def test_pieces_are_merged_within_a_compiled_function(backend, rng):
     same(found, backend.to_numpy(whole(arrays, mask=ac.Causal(offset=3))))
 
 
-@pytest.mark.needs("uncompiled calls")
 def test_more_keys_than_are_summed_at_once(put, get, rng):
     query, key, value = qkv(rng, 9001)
     arrays = put([query[:1, :2, :3], key[:1, :1], value[:1, :1]])

@@ -7,8 +7,6 @@ import pytest
 
 from attention_core._functions.normalization import rms_norm
 
-pytestmark = pytest.mark.needs("uncompiled calls")  # the cases of the kit hold JAX to these definitions
-
 
 def by_formula(scale, x, epsilon):
     x = x.astype(np.longdouble)

@@ -8,8 +8,6 @@ import pytest
 
 from attention_core._functions.rotary import rotary_embedding
 
-pytestmark = pytest.mark.needs("uncompiled calls")  # the cases of the kit hold JAX to these definitions
-
 FAR = np.asarray(
     [0, 1, -1, 5, 1000, -4097, 2**16 - 1, 2**17 + 3, 2**20 - 7, 2**24 + 1, 2**31 - 1, -(2**31)], dtype=np.int32
 )

@@ -7,8 +7,6 @@ import attention_core as ac
 from attention_core.layers import named_arrays
 from attention_core.parameters import Linear, SaganAttention
 
-pytestmark = pytest.mark.needs("uncompiled calls")  # the cases of the kit hold JAX to these definitions
-
 HEIGHT, WIDTH, C, D, E = 4, 6, 8, 2, 3
 
 

@@ -10,8 +10,6 @@ from attention_core.backend import find_cut, with_cut
 from attention_core.masks import And, Or
 from attention_core.scores import alibi
 
-pytestmark = pytest.mark.needs("uncompiled calls")  # the cases of the kit hold JAX to these definitions
-
 numpy_alone = pytest.mark.needs("numpy")
 attention = ac.scaled_dot_product_attention
 H, G, D, E, COLUMNS = 6, 2, 5, 4, 200

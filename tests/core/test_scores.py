@@ -7,8 +7,6 @@ import attention_core as ac
 from attention_core import Causal, scaled_dot_product_attention
 from attention_core.scores import ScoreMod, alibi, relative_bias
 
-pytestmark = pytest.mark.needs("uncompiled calls")  # the cases of the kit hold JAX to these definitions
-
 H, M, N = 6, 5, 7
 LENGTHS = np.asarray([2, 9], dtype=np.int32)
 

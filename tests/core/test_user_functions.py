@@ -13,8 +13,6 @@ from attention_core.masks import Causal, Mask, MaskFunction
 from attention_core.parameters import Linear, MultiHeadAttention
 from attention_core.scores import ScoreMod
 
-pytestmark = pytest.mark.needs("uncompiled calls")  # the cases of the kit hold JAX to these definitions
-
 B, H, M, N, D = 2, 3, 4, 5, 6
 FORMS = {
     "dense": {"implementation": "dense"},

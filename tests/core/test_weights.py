@@ -61,7 +61,6 @@ def chosen_of(weights, heads=slice(None), queries=slice(None), keys=slice(None))
     return weights[:, heads][:, :, queries][..., keys]
 
 
-@pytest.mark.needs("uncompiled calls")
 @pytest.mark.needs(lambda backend, name: backend.name in ("numpy", "torch") or name in FEW)
 @pytest.mark.needs(lambda backend, name: name != "reproducible" or backend.name != "array_api_strict")
 @pytest.mark.parametrize("name", OPTIONS)
@@ -81,7 +80,6 @@ def test_they_are_those_of_the_dense_form(name, put, get):
         assert abs(again - expected).max(initial=0) <= 4 * unit
 
 
-@pytest.mark.needs("uncompiled calls")
 @pytest.mark.needs(lambda backend, name: backend.name in ("numpy", "torch") or name in FEW)
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name != "reproducible"])
 @pytest.mark.parametrize("reduction", ["max", "mean"])
@@ -146,7 +144,6 @@ WRONG = {
 }
 
 
-@pytest.mark.needs("uncompiled calls")
 @pytest.mark.parametrize("arguments", WRONG)
 def test_what_does_not_fit_is_refused(arguments, put):
     query, key = put([QUERY.astype("float32"), KEY.astype("float32")])
@@ -156,7 +153,6 @@ def test_what_does_not_fit_is_refused(arguments, put):
         eval(f"weights(query, key, {arguments})", names)
 
 
-@pytest.mark.needs("uncompiled calls")
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -201,7 +197,6 @@ def test_recorded_calls_compute_what_they_would_compute_otherwise(put, get, xp, 
     assert not get(records[0].weights(queries=[0], keys=slice(1, None))).any()
 
 
-@pytest.mark.needs("uncompiled calls")
 def test_calls_of_other_threads_are_not_recorded(put, xp):
     x = put(np.ones((1, 3, 4), "float32"))
     found = []
