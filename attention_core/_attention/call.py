@@ -59,8 +59,8 @@ class Call(NamedTuple):
     starts : tuple of int or Array
         Positions of the first query and of the first key; or, where they are no neighbours, of all of them.
     arithmetic : {"fast", "reproducible"}
-    assume_finite : bool
-        Whether nobody is to look at values, which are finite with all that is computed from them.
+    assume_finite : bool or None
+        ``True``: nobody looks at results; ``False``: everybody does; ``None``: a host alone.
     """
 
     query: Array

@@ -1,4 +1,4 @@
-"""The one memo of attention: what a signature decides, for the next call of the same.
+"""The one memo of attention: what a signature decides, for this call and the next ones of the same.
 
 A signature is types, shapes, dtypes, devices and options. A small call takes less time to compute than to be checked,
 and to be judged. Queries, keys and values are looked at in every call, and never kept. Lengths in a mask are read in
@@ -19,7 +19,8 @@ from attention_core.masks import Mask, flatten
 from attention_core.masks._rules import rule_of
 
 _NUMBERS = (int, float, type(None))
-_OTHERS = ("bias", "score_mod", "dropout", "starts", "return_weights", "return_logsumexp")
+# What an output that is kept depends on, or takes from each call; with any other option, a call is judged.
+_PLANNED = {"mask", "is_causal", "scale", "softcap", "sinks", "assume_finite", "implementation", "arithmetic", "xp"}
 
 
 class Known(NamedTuple):
@@ -56,7 +57,7 @@ def prepare(known: Known, arrays: tuple[Array, Array, Array], mask: Any, options
         return known
     if not (mask is None or _is_of_bands(mask, arrays[0].shape[:-3])):
         return known
-    if any(options.get(name) is not None and options[name] is not False for name in _OTHERS):
+    if any(not (value is None or value is False) for name, value in options.items() if name not in _PLANNED):
         return known
     settings: dict[str, Any] = {name: options.get(name) for name in ("scale", "softcap", "sinks", "assume_finite")}
     call = Call(*arrays, known.xp, known.backend, mask, **settings)

@@ -401,7 +401,7 @@ def with_causal(mask: Mask | Array | None, is_causal: bool) -> Mask | Array | No
 
 @once_per_signature
 def _check_call(*, query: Array, key: Array, value: Array, starts: Any = None, **options: Any) -> Known:
-    """Raise unless the arguments fit together; return what is known of such calls."""
+    """Raise unless the arguments fit together; return what is known of such calls, and how to run them."""
     check_arithmetic(options.get("arithmetic", "fast"), "query", query)
     raw = options | {"starts": starts}
     turned = with_constants(query, raw)

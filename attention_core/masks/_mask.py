@@ -122,8 +122,8 @@ def checked(allowed: Callable[..., Array], name: str, /) -> Callable[..., Array]
 class Mask(ABC):
     """A rule about positions that says which query may attend to which key.
 
-    Derive your own rule as a frozen dataclass (``eq=False``). Its fields, all of them positional, are numbers, arrays
-    and other rules. `axes` gives, for each field that is an array, its number of axes after the leading ones.
+    Derive your own rule as a frozen dataclass (``eq=False``). Its fields are numbers, arrays and
+    other rules. `axes` gives, for each field that is an array, its number of axes after the leading ones.
     """
 
     axes: ClassVar[dict[str, int]] = {}

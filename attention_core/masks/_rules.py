@@ -1,6 +1,7 @@
 """The structured masks: causal, windows, lengths, segments, and functions.
 
-A new rule is a class here, by the description of `Mask`, and a name in the ``__all__`` of `attention_core.masks`.
+A new rule is a class here, by the description of `Mask`, and an import and a name in `attention_core.masks`, which
+registers it. Kernels take it as an array, until `attention_torch.flex` and the guards of PyTorch know it.
 """
 
 from __future__ import annotations

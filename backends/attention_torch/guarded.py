@@ -40,7 +40,7 @@ class Facts(NamedTuple):
     ----------
     is_alone : bool
         Whether nothing but autograd looks at what is called.
-    is_rule, may_leak : bool
+    is_rule_without_flag, may_leak : bool
         Whether the mask is one that the kernel has no flag for, and whether something may leak, or be lost.
     cuts : list of KeyCut or None
         The keys of all samples, or of each; ``None`` if they are found when it is computed.
@@ -55,7 +55,7 @@ class Facts(NamedTuple):
     """
 
     is_alone: bool
-    is_rule: bool
+    is_rule_without_flag: bool
     may_leak: bool
     cuts: list[KeyCut] | None
     is_native: bool = False
@@ -70,7 +70,7 @@ def facts_of(call: Call) -> Facts:
     is_plain = all(type(x) in guards.TYPES for x in call[:3])
     is_alone = is_plain and not torch.compiler.is_compiling()
     may_leak = call.mask is not None or call.bias is not None or guards.overlooks_nan(call)
-    facts = Facts(is_alone, guards.is_rule(call.mask), may_leak, None)
+    facts = Facts(is_alone, guards.is_rule_without_flag(call.mask), may_leak, None)
     if not is_alone:
         return facts
     facts = facts._replace(cuts=cuts_of(call))
@@ -130,7 +130,7 @@ def attend(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.
     if not logsumexp:
         if facts.is_native and (facts.factor is not None or guards.norms_are_small(call, values=True)):
             return _native(call, facts), None
-        is_plain = not (facts.is_rule or (looks and facts.may_leak))
+        is_plain = not (facts.is_rule_without_flag or (looks and facts.may_leak))
         if is_plain and (not facts.is_alone or guards.records(call)):
             return sdpa.attend(call), None
     width = call.value.shape[-1]

@@ -122,7 +122,7 @@ def refusal(call: Call) -> str | None:
 
 def _refusal_of_mask(call: Call, later: bool) -> str | None:
     query_start, key_start = call.starts
-    has_array_or_flag = not is_rule(call.mask)
+    has_array_or_flag = not is_rule_without_flag(call.mask)
     as_array = not has_array_or_flag and _fits_as_array(call)
     if not as_array and not (
         isinstance(query_start, int) and isinstance(key_start, int) and query_start == key_start == 0
@@ -310,6 +310,6 @@ def is_small(call: Call) -> bool:
     return is_flag and call.bias is None and all(0 < x.numel() < MIN_ELEMENTS for x in call[:3])
 
 
-def is_rule(mask: Any) -> bool:
+def is_rule_without_flag(mask: Any) -> bool:
     """Whether a mask is a rule that the kernel has no flag for."""
     return isinstance(mask, Mask) and not isinstance(mask, Given) and not is_top_left_causal(mask)

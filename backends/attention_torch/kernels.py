@@ -49,7 +49,7 @@ class ScaledDotProduct(Kernel):
         return ScaledDotProduct(self.flex, guarded.lasting_facts(call)) if guards.is_on_host(call.query) else self
 
     def _slower_than_flex(self, call: Call) -> str | None:
-        if guards.is_on_host(call.query) or not guards.is_rule(call.mask):
+        if guards.is_on_host(call.query) or not guards.is_rule_without_flag(call.mask):
             return None
         is_large = call.query.shape[-2] * call.key.shape[-2] >= MIN_SCORES
         verdict = self.flex.judge(call)

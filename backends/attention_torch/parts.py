@@ -87,7 +87,7 @@ def _of_part(call: Call, at: slice, keys: slice, cut: KeyCut) -> Call:
 def cuts_of(call: Call) -> list[KeyCut]:
     """The keys of all samples, or of each, and the mask that is left for them."""
     whole, mask = KeyCut(0, call.key.shape[-2], call.mask, call.starts), call.mask
-    if call.bias is not None or not guards.is_rule(mask):
+    if call.bias is not None or not guards.is_rule_without_flag(mask):
         return [whole]
     causal, lengths = guards.causal_part(mask)
     if isinstance(lengths, KeyLengths):
