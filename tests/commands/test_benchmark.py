@@ -32,6 +32,7 @@ PROBLEMS = (
     Problem((2, 3, 13, 8), "window", window=5),
     Problem((2, 3, 13, 8), "causal", "both"),
     Problem(**FEW, mask="causal", direction="both", queries=3),
+    Problem(**FEW, mask="window", queries=1, window=5),
     Problem(**FEW, mask="window", queries=3, offset=6, window=5),
     Problem(**FEW, mask="padded", queries=3, key_lengths=(7, 12)),
     Problem(**FEW, mask="padded-causal"),
@@ -312,7 +313,7 @@ def test_several_numbers_of_queries_are_columns():
 def test_keys_and_values_are_copied_in_each_round_of_one_query():
     found = quick("numpy", [each for each in PROBLEMS if each.mask == "window" and each.queries], [NAIVE])
     assert [(len(each.copies), each.bandwidth is None) for each in found] == [(2, False), (0, True)]
-    assert found[0].problem.cache_nbytes == 2 * 2 * 2 * 9 * 8 * 4
+    assert found[0].problem.cache_nbytes == 2 * 2 * 2 * 5 * 8 * 4
 
 
 @pytest.mark.parametrize(
