@@ -47,7 +47,7 @@ $ python -m attention_conformance.survey.page docs/survey.json torch.sdpa
 
 | cell | meaning |
 |---|---|
-| ✓ | right, within the bounds of the profile `kernel` |
+| ✓ | right, within the bounds of the profile `kernel`; under *bits*, the same bits |
 | **silent** | finite numbers that are not the answer |
 | **visible** | NaN or infinity for a number, or a wrong shape or dtype |
 | convention | another known answer, such as the mean for a fully masked row |
@@ -56,10 +56,11 @@ $ python -m attention_conformance.survey.page docs/survey.json torch.sdpa
 | – | the attention has no such option |
 | another word | a difference that has a remark below the table |
 
-The number counts the cases. One case of each cell with a wrong answer was called again by a script before this page was
-written. Such a script has the arrays, the call and a definition in float64, and no line of the kit, unless the row
-says otherwise. `nox -s survey` installs the packages, checks all rows, runs the scripts and writes this page. Each row
-has the date of its run, and the number of its cases: later runs have more.
+A cell shows its gravest verdict, and counts the cases of it. One case of each cell with a wrong answer was called
+again by a script before this page was written. Such a script has the arrays, the call and a definition in float64, and
+no line of the kit, unless the row says otherwise. `nox -s survey` installs the packages, checks all rows, runs the
+scripts and writes this page. Each row has the date of its run, and the number of its cases: later runs have more, and
+*bits* may be of a later one.
 """
 
 
