@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
 import types
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -12,8 +14,8 @@ from attention_core._keywords import untraced
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-STEPS: dict[str, tuple[Any, Any]] = {}
-"""The functions by name, each with a copy that Dynamo reads as it stands."""
+STEPS: dict[str, Any] = {}
+"""The functions by name, as they are called, and read where one is no step."""
 
 _read: dict[str, Callable[..., Any]] = {}
 
@@ -22,17 +24,27 @@ def may_be_step(function: Function) -> Function:
     """Let Dynamo read, in the place of a function, what the backend of PyTorch says with `read_as`.
 
     A first call under `torch.compile` loads that backend, as to read all of one attention takes a third of a second.
+    No mark of Dynamo says so, which `functools.wraps` would hand on to the functions of users.
     """
-    marked: Any = function
-    name = marked.__name__
-    copy = types.FunctionType(marked.__code__, marked.__globals__, name, marked.__defaults__, marked.__closure__)
+    called: Any = function
+    name, is_read, load, read = called.__name__, _is_read, _load, _read
 
-    def first(*arguments: Any, **options: Any) -> Any:
-        _load()
-        return _read.get(name, copy)(*arguments, **options)
+    def chosen(*arguments: Any, **options: Any) -> Any:
+        if is_read():
+            load()
+            return read.get(name, called)(*arguments, **options)
+        return called(*arguments, **options)
 
-    STEPS[name], marked._torchdynamo_inline = (function, copy), first
-    return function
+    # With the globals of the function, by which doctest knows in which module it is.
+    step = types.FunctionType(chosen.__code__, called.__globals__, name, None, chosen.__closure__)
+    STEPS[name] = called
+    return functools.update_wrapper(step, called)  # type: ignore[return-value]
+
+
+def _is_read() -> bool:
+    """Whether Dynamo reads this, and does not call it."""
+    compiler: Any = sys.modules.get("torch.compiler")
+    return hasattr(compiler, "is_dynamo_compiling") and bool(compiler.is_dynamo_compiling())
 
 
 @untraced

@@ -186,7 +186,8 @@ class Partial(NamedTuple):
     """Attention to some of the keys: output (..., H, M, E) and logsumexp (..., H, M), in the compute dtype.
 
     ``(0, -inf)`` is attention to no keys. The remainder (..., H, M) is what rounding took from the logsumexp. Without
-    it, a logsumexp of 10,000 in float32 is wrong by up to 0.0005, and so are its shares; kernels give none.
+    it, a logsumexp of 10,000 in float32 is wrong by up to 0.0005, and so are its shares; kernels give none. What is
+    merged has one: begin a compiled loop with zeros for it.
     """
 
     output: Array

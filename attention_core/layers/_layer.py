@@ -58,10 +58,12 @@ class Layer(ABC):
     def __post_init__(self) -> None:
         """Raise unless each setting is valid by itself; all integers are sizes, which are positive."""
         for field in fields(self):
-            kind, _, optional = str(field.type).partition(" | ")
+            kind, _, optional = str(getattr(field.type, "__name__", field.type)).partition(" | ")
             value = getattr(self, field.name)
             if value is not None or not optional:
-                _CHECKS[field.name if field.name in _CHECKS else kind](field.name, value)
+                check = _CHECKS.get(field.name, _CHECKS.get(kind))
+                if check is not None:  # fields of layers of users may be of any type
+                    check(field.name, value)
 
     @property
     @abstractmethod

@@ -40,10 +40,13 @@ class Threads:
         From so much on, in scores, a loop has threads.
     spare : int
         How many more it has than a function of the library.
+    takes_part : bool
+        Whether the thread that asks is one of them, or waits for them.
     """
 
     least_work: int
     spare = 0
+    takes_part = True
     fewest_bodies = 4
 
     def __init__(self) -> None:
@@ -56,13 +59,16 @@ class Threads:
         raise NotImplementedError
 
     def limited(self) -> contextlib.AbstractContextManager[Any]:
-        """Give functions one thread each, as far as the thread that asks decides."""
-        raise NotImplementedError
+        """Give functions one thread each, as far as that is decided for all threads."""
+        return contextlib.nullcontext()
 
     def inherited(self, call: Callable[[], None]) -> Callable[[], None]:
         """The call for another thread, as it would run in this one."""
         # A context has NumPy's handling of floating-point errors, which threads do not inherit.
         return functools.partial(contextvars.copy_context().run, call)
+
+    def begin(self, count: int) -> None:
+        """So many threads have been started, and run what is `inherited`."""
 
     def num_workers(self, work: int) -> int:
         """How many threads a loop of so much work may have; 1 for none of its own."""
@@ -110,17 +116,22 @@ class Threads:
                 except BaseException as error:  # handed to the thread that waits
                     errors.append(error)
 
-        threads = [threading.Thread(target=self.inherited(take_indices)) for _ in range(workers - 1)]
+        threads = [threading.Thread(target=self.inherited(take_indices)) for _ in range(workers - self.takes_part)]
         try:
             with contextlib.suppress(RuntimeError):  # the system has no thread left, or Python is about to end
                 for thread in threads:
                     thread.start()
-            take_indices()
+            self.begin(sum(thread.ident is not None for thread in threads))
+            if self.takes_part or threads[0].ident is None:
+                take_indices()
         except BaseException as error:
             errors.append(error)
         for thread in threads:
-            if thread.ident is not None:
-                thread.join()
+            while thread.is_alive():
+                try:
+                    thread.join()
+                except BaseException as error:  # an interrupt, after which no body starts
+                    errors.append(error)
         if errors:
             raise errors[0]
 

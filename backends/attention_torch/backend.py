@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import array_api_compat.torch
@@ -62,33 +63,40 @@ MANY_NUMBERS = 2**16  # from which on PyTorch's dot product takes less time than
 
 
 class TorchThreads(Threads):
-    """Of PyTorch's functions, each thread sets how many they have."""
+    """Of PyTorch's functions, each thread sets how many they have; what it sets is also what new threads begin with."""
 
     least_work = 2**24  # from which on a loop gains as much by them as their first milliseconds cost
+    takes_part = False  # so that the number of new threads can be put back at once, by one that keeps its own
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._set, self._put_back = threading.Semaphore(0), threading.Semaphore(0)
 
     def count(self) -> int:
         """How many threads a function has; 1 where something sees what this thread calls, and no other."""
-        return 1 if has_modes() or torch.compiler.is_compiling() else torch.get_num_threads()
-
-    @contextlib.contextmanager
-    def limited(self) -> Iterator[None]:
-        """Give functions of this thread, and of new ones, one thread each."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+        is_seen = has_modes() or torch._C._len_torch_function_stack() > 0 or torch.compiler.is_compiling()
+        return 1 if is_seen else torch.get_num_threads()
 
     def inherited(self, call: Callable[[], None]) -> Callable[[], None]:
-        """The call under this thread's modes of autograd."""
+        """The call under this thread's modes of autograd, where functions have one thread."""
         records, infers, again = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), super().inherited(call)
 
         def run() -> None:
+            torch.get_num_threads()  # begins with the number of new threads, which later calls would do
+            torch.set_num_threads(1)
+            self._set.release()
+            self._put_back.acquire()
             with torch.inference_mode(infers), torch.set_grad_enabled(records):
                 again()
 
         return run
+
+    def begin(self, count: int) -> None:
+        """Wait until these have set theirs, and put back the number of new threads."""
+        for _ in range(count):
+            self._set.acquire()
+        torch.set_num_threads(torch.get_num_threads())
+        self._put_back.release(count)
 
 
 class TorchLoops(ThreadedLoops):

@@ -221,7 +221,7 @@ def is_bottom_right(call: Call) -> bool:
     mask, rows, columns = call.mask, call.query.shape[-2], call.key.shape[-2]
     if type(mask) is not Causal or not isinstance(mask.offset, int) or has_open_sizes(call) or call.bias is not None:
         return False
-    is_bottom_right = mask.offset == columns - rows >= VECTOR_LANES and call.starts == (0, 0)
+    is_bottom_right = mask.offset == columns - rows >= VECTOR_LANES and counts_from_0(call.starts)
     if not (is_bottom_right and is_on_host(call.query) and call.query.dtype not in HALVES):
         return False
     return not few_queries(call) and rows * columns > call.backend.tuning.structured_below
@@ -306,8 +306,13 @@ def reads_norms(call: Call) -> bool:
 
 def is_small(call: Call) -> bool:
     """Whether the kernel takes a call as it is, and it takes less time to read its few numbers than what comes out."""
-    is_flag = call.mask is None or (is_top_left_causal(call.mask) and call.starts == (0, 0))
+    is_flag = call.mask is None or (is_top_left_causal(call.mask) and counts_from_0(call.starts))
     return is_flag and call.bias is None and all(0 < x.numel() < MIN_ELEMENTS for x in call[:3])
+
+
+def counts_from_0(starts: tuple[Any, Any]) -> bool:
+    """Whether the positions of queries and keys count from 0; those of an array are not looked at."""
+    return all(isinstance(start, int) and start == 0 for start in starts)
 
 
 def is_rule_without_flag(mask: Any) -> bool:

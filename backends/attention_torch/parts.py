@@ -72,7 +72,7 @@ def parts_of(call: Call, cuts: list[KeyCut] | None = None) -> list[Part] | None:
         if call.bias is not None:
             added = sdpa.with_axes_of(query, call, call.bias)
         elif cut.mask is not None:
-            is_causal = is_top_left_causal(cut.mask) and cut.starts == (0, 0)
+            is_causal = is_top_left_causal(cut.mask) and guards.counts_from_0(cut.starts)
             added = None if is_causal else _added_to_scores(_of_part(call, at, keys, cut), arrays[0])
         parts.append(Part(at, keys, arrays, added, is_causal))
     return parts

@@ -24,12 +24,12 @@ _structures: dict[str, Any] = {}
 
 def become_steps() -> None:
     """Let `torch.compile` read, instead of each function, what makes a step of it."""
-    for name, (function, read) in STEPS.items():
-        read_as(name, _as_step(name, function, read))  # no import of Dynamo
+    for name, function in STEPS.items():
+        read_as(name, _as_step(name, function))  # no import of Dynamo
 
 
-def _as_step(name: str, function: Any, read: Any) -> Callable[..., Any]:
-    takes_setting = "assume_finite" in inspect.signature(function).parameters
+def _as_step(name: str, read: Any) -> Callable[..., Any]:
+    takes_setting = "assume_finite" in inspect.signature(read).parameters
 
     def step(*arguments: Any, **options: Any) -> Any:
         if takes_setting and options.get("assume_finite") is None:
@@ -115,7 +115,7 @@ def _run(text: str, *leaves: Any) -> Any:
     """The results of a function; what is wrong with its arguments ends the graph before it, so that it says so."""
     arguments, options = _put_together(_structures[text], leaves)
     try:
-        return STEPS[text.partition(" ")[0]][0](*arguments, **options)
+        return STEPS[text.partition(" ")[0]](*arguments, **options)
     except (TypeError, ValueError) as error:
         if torch._guards.TracingContext.try_get() is None:
             raise

@@ -1,5 +1,6 @@
 """Layers without a framework: settings, initial values, and the call."""
 
+import dataclasses
 import inspect
 import json
 import re
@@ -261,3 +262,15 @@ def test_a_class_of_an_adapter_documents_each_setting(kind):
     settings = set(inspect.signature(kind).parameters)
     assert names - {"**settings"} <= settings | {"seed"}
     assert settings | {"seed"} == names or "**settings" in names
+
+
+def test_a_layer_of_users_may_have_settings_of_any_type():
+    @dataclasses.dataclass(frozen=True)
+    class Mine(layers.Layer):
+        sizes: tuple = (3, 4)
+        width: int = 5
+        parameters = ()
+
+    assert Mine().sizes == (3, 4)
+    with pytest.raises(ValueError, match="width"):
+        Mine(width=0)

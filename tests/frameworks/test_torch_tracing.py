@@ -89,7 +89,8 @@ def test_torch_compile_takes_a_call_as_one_step(torch):
 def test_torch_compile_loads_the_adapter_before_it_reads_a_first_call(torch, monkeypatch):
     """To read all of a call takes three times as long as to compile it as one step."""
     steps, targets = importlib.import_module("attention_torch.steps"), []
-    monkeypatch.setattr(_steps, "_read", {})
+    for name in steps.STEPS:
+        monkeypatch.delitem(_steps._read, name)
     monkeypatch.setattr(_steps, "get_backend", lambda name: steps.become_steps())
 
     def record(graph, _):
@@ -99,6 +100,18 @@ def test_torch_compile_loads_the_adapter_before_it_reads_a_first_call(torch, mon
     program = torch.compile(lambda x: ac.scaled_dot_product_attention(x, x, x), fullgraph=True, backend=record)
     program(torch.ones(1, 2, 4, 8))
     assert [target.__name__ for target in targets] == ["_run"]
+
+
+def test_torch_compile_calls_what_users_wrap_around_a_function(torch):
+    """As `functools.wraps` hands on all that stands in a function."""
+
+    @functools.wraps(ac.scaled_dot_product_attention)
+    def twice(*arguments, **options):
+        return 2 * ac.scaled_dot_product_attention(*arguments, **options)
+
+    x = torch.linspace(-1, 1, 64).reshape(1, 2, 4, 8)
+    program = torch.compile(lambda x: twice(x, x, x), fullgraph=True, backend="eager")
+    torch.testing.assert_close(program(x), twice(x, x, x))
 
 
 def test_torch_compile_leaves_wrong_arguments_to_an_eager_call(torch):

@@ -126,7 +126,6 @@ def _row_arrays(grid: Grid, results: tuple[Array, Array, Array], cotangents: tup
     xp, (output, logsumexp, remainder), (d_output, d_logsumexp, _) = grid.xp, results, cotangents
     delta = xp.expand_dims(xp.subtract(xp.vecdot(d_output, output), d_logsumexp), axis=-1)
     if not grid.plan.exp_without_max:  # without a maximum, nothing is taken
-        remainder = xp.where(xp.isnan(remainder), 0.0, remainder)  # of a row with a score that is inf or NaN
         factor = xp.expand_dims(xp.exp(xp.negative(remainder)), axis=-1)
         d_output, delta = xp.multiply(d_output, factor), xp.multiply(delta, factor)
     logsumexp = xp.where(xp.equal(logsumexp, -math.inf), 0.0, logsumexp)  # -inf - -inf would be NaN

@@ -257,6 +257,7 @@ def _finish(forward_pass: ForwardPass, state: Running) -> tuple[Array, Array]:
     logsumexp, remainder = xp.log(total), xp.zeros_like(total)
     if row_max is not None:
         logsumexp, remainder = two_sum(row_max, logsumexp, xp)
+        remainder = xp.where(xp.isnan(remainder), 0.0, remainder)  # of a row with a score that is inf or NaN
     if has_key is not None:
         logsumexp = xp.where(has_key, logsumexp, -math.inf)
     output = output if dropout is None else xp.multiply(output, dropout.scale)

@@ -15,6 +15,7 @@ from attention_core import explain_attention
 from attention_core.backend import Call
 from attention_core.masks import And
 from attention_core.scores import alibi
+from attention_torch import guards
 
 # array-api-compat remembers the namespace of a type in a cache, which PyTorch traces through, and says so once.
 pytestmark = pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function")
@@ -294,7 +295,6 @@ def test_padding_is_cut_off_and_never_looked_at(arrays, put):
 
 def test_lengths_on_an_accelerator_are_not_read(backend, arrays):
     """No run of keys is known of each sample then; the tensors of meta have no values to read either."""
-    from attention_torch import guards
 
     query, key, value = (array.to("meta") for array in arrays)
     mask = ac.KeyLengths(torch.zeros(B, dtype=torch.int32, device="meta"))
@@ -401,3 +401,9 @@ def test_forward_derivatives_are_those_of_the_dense_form():
         np.testing.assert_allclose(derivative("auto"), derivative("dense"), rtol=0, atol=1e-12)
     with pytest.raises(NotImplementedError, match="implementation='dense' for attention"):
         along("blockwise")
+
+
+def test_starts_that_are_arrays_are_not_looked_at():
+    """Those of striped ranks, under a mask that the kernel would take twice."""
+    assert guards.counts_from_0((0, 0))
+    assert not guards.counts_from_0((torch.zeros(3), 0))

@@ -1,5 +1,7 @@
 """Blocks on several threads of PyTorch: the results of one thread, under the modes of the thread that asks."""
 
+import threading
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -76,6 +78,18 @@ def test_functions_have_one_thread_and_record_as_the_caller_does():
         assert THREADS.for_each(9, lambda *_: seen.append((torch.get_num_threads(), torch.is_grad_enabled())), None, 1)
     assert seen == [(1, True)] * 9 + [(1, False)] * 9
     assert torch.get_num_threads() == 2
+
+
+def test_a_thread_that_begins_during_a_loop_has_all_threads():
+    seen = []
+
+    def body(index, state):
+        user = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        user.start()
+        user.join()
+
+    assert THREADS.for_each(9, body, None, 1)
+    assert seen == [2] * 9
 
 
 class Counted(TorchDispatchMode):

@@ -128,9 +128,12 @@ def read_expected(path: Path) -> tuple[Expected, ...]:
     return tuple(_entry(each, path) for row in rows for each in _apart(row))
 
 
+PATTERNS = ("case", "dtype", "backend", "implementation")
+
+
 def _apart(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row for each of several cases, dtypes and backends."""
-    several = [name for name in ("case", "dtype", "backend") if isinstance(row.get(name), list) and row[name]]
+    """A row for each of several cases, dtypes, backends and implementations."""
+    several = [name for name in PATTERNS if isinstance(row.get(name), list) and row[name]]
     return [row | dict(zip(several, each, strict=True)) for each in itertools.product(*(row[name] for name in several))]
 
 
@@ -139,6 +142,9 @@ def _entry(row: dict[str, Any], path: Path) -> Expected:
     for name in row:
         if name not in known:
             raise ExpectedError(f"expected keys out of {', '.join(known)} in {path}; got {name!r}")
+    for name in PATTERNS:
+        if not isinstance(row.get(name, ""), str):
+            raise ExpectedError(f"expected {name} as text in {path}, or as a list of some; got {row[name]!r}")
     if not row.get("case") or not row.get("reason"):
         raise ExpectedError(f"expected a case and a reason in each table of {path}; got {row}")
     if row.get("verdict", "") not in ("", *VERDICTS):

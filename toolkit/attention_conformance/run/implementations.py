@@ -94,12 +94,11 @@ def in_small_blocks(backend: Backend, problem: Problem) -> Iterator[None]:
 
 def in_way(question: Question, problem: Problem) -> contextlib.AbstractContextManager[Any]:
     """The context in which the core is asked: of small blocks, and with a look at results that may not be finite."""
-    stack = contextlib.ExitStack()
+    library, stack = question.library, contextlib.ExitStack()
+    waits = library is not None and not is_on_host(library.from_numpy(np.zeros(1, np.float32), device=question.device))
     if question.implementation == "blockwise":
         stack.enter_context(in_small_blocks(question.backend, problem))
-    if question.library is not None and not is_on_host(
-        question.library.from_numpy(np.zeros(1, np.float32), device=question.device)
-    ):  # an accelerator, which keeps to line 5 under every mask where it is asked to
+    if waits:  # an accelerator, which keeps to line 5 under every mask where it is asked to
         is_finite = all(np.isfinite(each.astype(np.float64)).all() for each in problem.arrays.values())
         stack.enter_context(contextlib.nullcontext() if is_finite else config_context(assume_finite=False))
     return stack

@@ -76,7 +76,8 @@ def _judged(question: Question) -> Finding:
         return answered
     problem = problem if question.library else asked(question)  # others may have written into their arguments
     is_one_call = question.case.measure not in {**PROPERTY_MEASURES, **MEASURES}
-    again = (lambda: result_of(question, problem)) if is_one_call else (lambda: answered)
+    is_called_again = is_one_call and question.library is None
+    again = (lambda: result_of(question, problem)) if is_called_again else (lambda: answered)
     found = compared(question, problem, answered, again)
     if question.library is None or found.verdict not in WRONG or not math.isfinite(found.error):
         return found
