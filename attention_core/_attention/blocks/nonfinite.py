@@ -59,8 +59,10 @@ def _one_pass(grid: Grid, average: Any, number: Any, results: Arrays) -> Arrays:
         return xp.where(is_first, finite_or_zero(grid, values), xp.astype(is_indicated, values.dtype))
 
     found, *rest = average(grid, part)
-    added = xp.where(xp.greater(found, 0.0), infinity, xp.zeros_like(found))
-    return xp.where(is_first, found, xp.add(before, added)), *rest
+    attended = xp.greater(found, 0.0)
+    both = xp.logical_and(attended, xp.equal(before, xp.negative(infinity)))
+    after = xp.where(both, math.nan, xp.add(before, xp.where(attended, infinity, xp.zeros_like(found))))
+    return xp.where(is_first, found, after), *rest  # nan of one sign, where a processor gives inf - inf another
 
 
 def finite_or_zero(grid: Grid, x: Array) -> Array:
