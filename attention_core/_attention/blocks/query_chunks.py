@@ -96,6 +96,7 @@ def _attend_chunk(plan: Plan, operands: Operands, backend: Backend, chunk: Query
     logsumexp, remainder = two_sum(xp.max(scores, axis=-1), log_total, xp)
     has_key = xp.any(allowed, axis=-1)
     output = xp.where(xp.expand_dims(has_key, axis=-1), output, 0.0)
+    remainder = xp.where(xp.isnan(remainder), 0.0, remainder)  # of a row without keys, or with a score that is inf
     return output, xp.where(has_key, logsumexp, -math.inf), remainder
 
 
