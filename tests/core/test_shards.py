@@ -133,7 +133,9 @@ def test_sums_over_many_queries_of_ranks_are_exact(backend, put, ranks, monkeypa
         np.testing.assert_array_equal(np.concatenate([each[name] for each in parts[2]], axis=-2), parts[1][0][name])
 
 
-@pytest.mark.parametrize(("heads", "size"), [((8, 8), 4), ((8, 1), 8), ((6, 3), 2), ((40, 8), 5)])
+@pytest.mark.parametrize(
+    ("heads", "size"), [((8, 8), 4), ((8, 2), 4), ((8, 1), 8), ((6, 3), 2), ((28, 7), 2), ((40, 8), 5)]
+)
 def test_no_group_of_heads_is_split(backend, put, ranks, heads, size):
     for name in ("alibi", "array in a rule"):
         check_close(*compared(ranks, backend, put, name, size, "heads", heads=heads, length=20, batch=2))
