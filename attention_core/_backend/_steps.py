@@ -44,7 +44,7 @@ def may_be_step(function: Function) -> Function:
 def _is_read() -> bool:
     """Whether Dynamo reads this, and does not call it."""
     compiler: Any = sys.modules.get("torch.compiler")
-    return hasattr(compiler, "is_dynamo_compiling") and bool(compiler.is_dynamo_compiling())
+    return compiler is not None and bool(compiler.is_dynamo_compiling())
 
 
 @untraced
