@@ -19,6 +19,7 @@ from attention_core.layouts._layout import (
     check_kind,
     check_settings,
     checked_arrays,
+    checked_kind,
     config_size,
     encoder_of,
     linear_arrays,
@@ -272,11 +273,8 @@ def encoder_from_config(config: Mapping[str, Any], /) -> tuple[layers.Layer, ...
     >>> len(encoder_from_config({"model_type": "bert", **sizes, **counts}))
     3
     """
-    if not isinstance(config, Mapping):
-        raise TypeError(f"expected the config of {BERT} as a mapping; got {type_text(config)}")
-    kind, activation = config.get("model_type"), config.get("hidden_act", "gelu")
-    if kind not in ENCODERS:
-        raise LayoutError(f"expected a model_type out of {', '.join(ENCODERS)}; got {kind!r}")
+    checked_kind(BERT, config, ENCODERS)
+    activation = config.get("hidden_act", "gelu")
     for name, value in FIXED.items():
         if config.get(name, value) != value:
             raise LayoutError(f"expected {name} {value!r} of {BERT}; got {config[name]!r}")

@@ -18,6 +18,7 @@ from attention_core.layouts._layout import (
     LayoutError,
     check_kind,
     checked_arrays,
+    checked_kind,
     config_size,
 )
 from attention_core.layouts._rotary import rotary_divisors
@@ -122,11 +123,7 @@ def decoder_from_config(config: Mapping[str, Any], /) -> layers.Decoder:
     >>> sizes = {"vocab_size": 50, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2}
     >>> decoder_from_config({"model_type": "llama", **sizes, "num_attention_heads": 2}).head_dim
     """
-    if not isinstance(config, Mapping):
-        raise TypeError(f"expected the config of {CAUSAL_LM} as a mapping; got {type_text(config)}")
-    name = config.get("model_type")
-    if not isinstance(name, str) or name not in FAMILIES:
-        raise LayoutError(f"expected a model_type out of {', '.join(FAMILIES)}; got {name!r}")
+    name = checked_kind(CAUSAL_LM, config, FAMILIES)
     for setting, values in FIXED.items():
         if config.get(setting) not in values:
             raise LayoutError(f"expected {setting} {values[-1]} of {CAUSAL_LM}; got {config[setting]!r}")

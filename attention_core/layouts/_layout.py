@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,16 @@ def checked_arrays(layout: str, arrays: Any) -> dict[str, Array]:
         if array is not None and not hasattr(array, "dtype"):
             raise TypeError(f"expected {one_line(name)} as an array; got {type_text(array)}")
     return dict(arrays)
+
+
+def checked_kind(layout: str, config: Any, kinds: Collection[str]) -> str:
+    """The ``model_type`` of a config, which has to be one of these."""
+    if not isinstance(config, Mapping):
+        raise TypeError(f"expected the config of {layout} as a mapping; got {type_text(config)}")
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise LayoutError(f"expected a model_type out of {', '.join(kinds)}; got {kind!r}")
+    return kind
 
 
 def config_size(layout: str, config: Mapping[str, Any], name: str) -> int:

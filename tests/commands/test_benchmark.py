@@ -364,7 +364,13 @@ def test_the_command_measures_and_reads_what_it_wrote(name, tmp_path, monkeypatc
     path, text = tmp_path / name, tmp_path / "found.md"
     chosen = ("--backend", "numpy", "--candidate", "naive", "--shape", "1,2,8,4", "--direction", "forward")
     started, start = [], subprocess.Popen
-    monkeypatch.setattr(bench, "_start", lambda words: started.append(start(words)) or started[-1])
+
+    def record(words, **options):
+        process = start(words, **options)
+        started.extend([process] * (bench.BUSY in words))
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", record)
     result = invoke(*chosen, "--rounds", 2, "--no-memory", "--busy", 1, "--json", path)
     assert result.exit_code == 0, result.output
     assert "1×2×8×4 causal" in result.stdout

@@ -123,13 +123,10 @@ def bench(options: Bench, /) -> None:
     raise typer.Exit(bool(failures) or any(each.outcome == "wrong" for each in measurements))
 
 
-_start = subprocess.Popen
-
-
 @contextlib.contextmanager
 def _busy_cores(number: int) -> Iterator[None]:
     """Keep cores busy, as other work of a machine does."""
-    processes = [_start([sys.executable, "-c", BUSY]) for _ in range(number)]
+    processes = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(number)]
     try:
         yield
     finally:

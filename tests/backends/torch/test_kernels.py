@@ -403,7 +403,9 @@ def test_forward_derivatives_are_those_of_the_dense_form():
         along("blockwise")
 
 
-def test_starts_that_are_arrays_are_not_looked_at():
+def test_starts_that_are_arrays_are_not_looked_at(backend):
     """Those of striped ranks, under a mask that the kernel would take twice."""
-    assert guards.counts_from_0((0, 0))
-    assert not guards.counts_from_0((torch.zeros(3), 0))
+    query, key = torch.ones(1, 2, 300, 8), torch.ones(1, 2, 400, 8)
+    call = Call(query, key, key, backend.namespace, backend, mask=ac.Causal(offset=100))
+    assert guards.is_bottom_right(call)
+    assert not guards.is_bottom_right(call._replace(starts=(torch.arange(300), 0)))
