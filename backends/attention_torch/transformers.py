@@ -49,7 +49,7 @@ def register() -> None:
     for name, arithmetic in NAMES.items():
         function = partial(attend, arithmetic=arithmetic, recorder=recorder)
         package.AttentionInterface.register(name, function)
-        package.AttentionMaskInterface.register(name, partial(make_mask, masks, package.MODEL_MAPPING))
+        package.AttentionMaskInterface.register(name, partial(make_mask, masks))
 
 
 def _transformers() -> Any:
@@ -139,7 +139,7 @@ class Carried(NamedTuple):
     version: int
 
 
-def make_mask(masks: Any, models: Any, /, *, config: Any = None, **options: Any) -> torch.Tensor | None:
+def make_mask(masks: Any, /, *, config: Any = None, **options: Any) -> torch.Tensor | None:
     """Make the mask of a model, (B, 1, M, N), or ``None`` where a flag is enough; it carries its rule.
 
     Models cut and copy their masks, which rules do not stand. So they get an array. What cuts or copies it loses the
@@ -147,7 +147,7 @@ def make_mask(masks: Any, models: Any, /, *, config: Any = None, **options: Any)
 
     The array is boolean. A model that takes no boolean masks of PyTorch, as it joins its own to them, gets numbers.
     """
-    adds = _adds_masks(models, config)
+    adds = _adds_masks(type(config))
     with torch.inference_mode(False):  # for arrays that count how often they were written over
         mask: torch.Tensor | None = (masks.eager_mask if adds else masks.sdpa_mask)(config=config, **options)
     if mask is None or not backend.is_concrete(mask):  # compiled programs would be made for the numbers of a rule
@@ -160,9 +160,10 @@ def make_mask(masks: Any, models: Any, /, *, config: Any = None, **options: Any)
     return mask
 
 
-def _adds_masks(models: Any, config: Any) -> bool:
-    """Whether a model was written for masks that are added to scores alone."""
-    kind = models.get(type(config), None)
+@torch.compiler.assume_constant_result  # as looking a model up imports its module
+def _adds_masks(config: type) -> bool:
+    """Whether the model of a class of configs was written for masks that are added to scores alone."""
+    kind = importlib.import_module("transformers").MODEL_MAPPING.get(config, None)
     return not all(getattr(each, "_supports_sdpa", True) for each in (kind if isinstance(kind, tuple) else (kind,)))
 
 

@@ -316,7 +316,7 @@ def test_a_mask_that_a_model_writes_over_is_taken_as_it_is(adapter):
         with mode():
             options = {"batch_size": 1, "q_length": 300, "kv_length": 300, "allow_is_causal_skip": False}
             mask = adapter.make_mask(
-                masks, {}, mask_function=masks.and_masks(function, masks.causal_mask_function), **options
+                masks, mask_function=masks.and_masks(function, masks.causal_mask_function), **options
             )
             assert type(adapter._rule_of(mask, (300, 300))).__name__ == "And"
             assert adapter._rule_of(mask[:, :, :200], (200, 300)) is None
