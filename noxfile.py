@@ -18,6 +18,8 @@ nox.options.error_on_external_run = True
 nox.options.error_on_missing_interpreters = True
 nox.options.reuse_venv = "yes"
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with it each process would compile again what it imports
+
 ROOT = Path(__file__).parent
 RESULTS = ROOT / ".nox" / "results"  # of pytest, a file for each session
 PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
