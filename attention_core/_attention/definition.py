@@ -8,7 +8,7 @@ from attention_core._arrays import Array
 from attention_core._attention.call import Call, Result, upcast_call
 from attention_core._attention.dense import dense, dense_scores
 from attention_core._attention.facts import Facts, facts_of
-from attention_core._attention.finite import guarded, if_finite, sanitized
+from attention_core._attention.finite import guarded, inputs_are_finite, sanitized_keys
 
 
 def guarded_dense(call: Call, facts: Facts | None = None, *, weights: bool = False, logsumexp: bool = True) -> Result:
@@ -24,6 +24,5 @@ def guarded_scores(call: Call) -> Array:
     facts = facts_of(call)
     if facts.allowed is None or not call.backend.differentiates:
         return dense_scores(call, facts)
-    return if_finite(
-        call, facts, lambda: dense_scores(call, facts), lambda: dense_scores(sanitized(call, facts), facts)
-    )
+    is_finite = facts.is_readable and bool(inputs_are_finite(call))
+    return dense_scores(call if is_finite else sanitized_keys(call, facts), facts)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, has_sharding, length, sizes
 from attention_core._attention.call import Call, group_size, scale_like, score_positions, upcast_call
-from attention_core._attention.parts import has_few_queries
+from attention_core._attention.parts import every_query_has_a_key, has_few_queries
 from attention_core._attention.scores import allowed_by
 from attention_core._backend import can_be_read, is_exporting
 from attention_core.masks import Mask, Positions
@@ -54,6 +54,7 @@ def facts_of(call: Call) -> Facts:
     asked = call.score_mod is not None or call.dropout is not None or isinstance(call.mask, Mask)
     at = score_positions(call.query, call.key, call.starts, xp) if asked else None
     allowed = allowed_by(call.mask, call.bias, at, xp)
+    has_empty = allowed is not None and not every_query_has_a_key(call)
     return Facts(
         scale_like(call.query, call.scale, xp),
         length(call.query, -3, xp=xp),
@@ -61,7 +62,7 @@ def facts_of(call: Call) -> Facts:
         folds_groups(call, group),
         at,
         allowed,
-        None if allowed is None else xp.logical_not(xp.any(allowed, axis=-1, keepdims=True)),
+        xp.logical_not(xp.any(allowed, axis=-1, keepdims=True)) if has_empty else None,
         allowed is not None and all(map(can_be_read, call[:3])),
     )
 

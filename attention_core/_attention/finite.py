@@ -28,57 +28,28 @@ def guarded(way: Callable[..., Result], call: Call, facts: Facts, *, weights: bo
         result = way(sanitized(call, facts), weights=weights)
         return result._replace(output=with_infinities(result.output, call.xp))
 
-    if facts.is_readable and not call.backend.differentiates:
-        result = way(call, weights=weights)
-        return result if bool(is_clean(result.output, call.xp)) else repair()
-    if not facts.is_readable and call.backend.loops.traced and _is_differentiated(call):
-        result = _of_finite_values(way, call, facts)
-        return result if weights else result._replace(weights=None)
-    found = if_finite(call, facts, lambda: _given(way(call, weights=weights)), lambda: _given(repair()))
-    return Result(**found)
+    if not facts.is_readable:
+        return _marked(way, call, facts, weights=weights)
+    if call.backend.differentiates:
+        return way(call, weights=weights) if bool(inputs_are_finite(call)) else repair()
+    result = way(call, weights=weights)
+    return result if bool(is_clean(result.output, call.xp)) else repair()
 
 
-def _given(result: Result) -> dict[str, Array]:
-    """What a result holds: a condition takes no None."""
-    return {name: array for name, array in result._asdict().items() if array is not None}
+def _marked(way: Callable[..., Result], call: Call, facts: Facts, *, weights: bool) -> Result:
+    """The result of a program, which holds the way once: a row that attends to a value that is not finite is NaN.
 
-
-def _is_differentiated(call: Call) -> bool:
-    """Whether a program goes backward, too: a condition would take longer to compile, and keep what both sides need."""
-    has_gradient = call.backend.has_gradient
-    return has_gradient is not None and any(map(has_gradient, call[:3]))
-
-
-def _of_finite_values(way: Callable[..., Result], call: Call, facts: Facts) -> Result:
-    """The result of finite values, plus the infinities that are attended to.
-
-    A program holds the way once: a condition that nothing is differentiated by averages indicators, if there are any.
+    A condition would hold the way twice, for as long to compile, and under `jax.vmap` compute both. One more column of
+    the values says which are not finite. NaN is multiplied by, so that no gradient of such a row is finite.
     """
-    xp, backend = call.xp, call.backend
+    xp = call.xp
     finite = xp.isfinite(call.value)
-    result = way(sanitized_keys(call, facts)._replace(value=xp.where(finite, call.value, 0.0)), weights=True)
-    weights, output = backend.stop_gradient(result.weights), backend.stop_gradient(result.output)
-
-    def attended() -> Array:
-        inf, minus_inf = (
-            xp.greater(averages(weights, indicator, facts, xp), 0.0)
-            for indicator in nonfinite_indicators(call.value, xp)
-        )
-        return infinities(inf, minus_inf, output, xp)
-
-    added = backend.stop_gradient(backend.loops.cond(xp.all(finite), lambda: xp.zeros_like(output), attended))
-    one = xp.add(1.0, xp.subtract(result.output, output))  # whose gradient makes that of infinities infinite
-    return result._replace(output=xp.add(result.output, xp.multiply(added, one)))
-
-
-def if_finite(call: Call, facts: Facts, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-    """What the first function returns if query, key and value are finite, else what the second does."""
-    if facts.is_readable:
-        return then() if bool(inputs_are_finite(call)) else otherwise()
-    loops = call.backend.loops
-    if not loops.traced or None in (*sizes(call.query), *sizes(call.key)):  # XLA has no gradient of such a condition
-        return otherwise()
-    return loops.cond(inputs_are_finite(call), then, otherwise)
+    num_unfinite = xp.sum(xp.where(finite, scalar_like(0.0, call.value, xp), 1.0), axis=-1, keepdims=True)
+    value = xp.concat([xp.where(finite, call.value, 0.0), num_unfinite], axis=-1)
+    result = way(sanitized_keys(call, facts)._replace(value=value), weights=weights)
+    output, attended = result.output[..., :-1], result.output[..., -1:]
+    factor = xp.where(xp.greater(attended, 0.0), math.nan, scalar_like(1.0, output, xp))
+    return result._replace(output=xp.multiply(output, factor))
 
 
 def inputs_are_finite(call: Call) -> Array:

@@ -68,6 +68,18 @@ def _bands(call: Call) -> list[Band] | None:
     return None if bands == [UNKNOWN] else bands
 
 
+def every_query_has_a_key(call: Call) -> bool:
+    """Whether numbers of a rule say that each query may attend to some key."""
+    bands, rows, start = _bands(call) if call.bias is None else None, call.query.shape[-2], call.starts[1]
+    if bands is None:
+        return False
+    stops = [min(band.stop, start + call.key.shape[-2]) for band in bands]
+    return all(
+        band.is_exact and band.low <= band.high and start <= band.high and max(start, rows - 1 + band.low) < stop
+        for band, stop in zip(bands, stops, strict=True)
+    )
+
+
 def masked_columns(call: Call) -> list[slice]:
     """The columns of the scores in which some may be masked: all, unless numbers of a rule say which."""
     columns = sizes(call.key)[-2]

@@ -160,7 +160,7 @@ def make_mask(masks: Any, /, *, config: Any = None, **options: Any) -> torch.Ten
     return mask
 
 
-@torch.compiler.assume_constant_result  # as looking a model up imports its module
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # looking a model up imports its module
 def _adds_masks(config: type) -> bool:
     """Whether the model of a class of configs was written for masks that are added to scores alone."""
     kind = importlib.import_module("transformers").MODEL_MAPPING.get(config, None)
