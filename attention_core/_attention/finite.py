@@ -3,7 +3,7 @@
 A way runs, and its result is looked at. Only if that is not finite, it runs again, on a *sanitized* call: finite values
 next to indicators of +inf and -inf. A library that differentiates by itself would multiply what is masked by zeros
 afterwards. So it looks at what goes in, and sanitizes queries and keys, too, with NaN in the bias for those that were
-not finite. Where nothing can be read, the program looks when it runs, or the call is sanitized at once.
+not finite. Where nothing can be read, a program sanitizes at once, and marks the rows that attend to such a value.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._arrays import Array, Namespace, compute_dtype_name, scalar_like, shape, sizes
+from attention_core._arrays import Array, Namespace, compute_dtype_name, scalar_like, shape
 from attention_core._attention.call import Call, Result, repeat_kv
 from attention_core._attention.facts import Facts
-from attention_core._attention.groups import averages
 from attention_core._backend import Loops
 
 

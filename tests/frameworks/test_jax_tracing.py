@@ -300,3 +300,11 @@ def traced(backend, function, seed, by_table):
     if by_table:
         return torch.export.export(module_of(torch, function), (seed,)).module()
     return compiled(torch, function, "aot_eager")
+
+
+def test_a_masked_program_holds_attention_once():
+    """So that a layer compiles as fast as one without a mask, and `jax.vmap` computes nothing twice."""
+    arrays = [jnp.ones((2, 3, 7, 4), jnp.float32)] * 3
+    text = str(jax.make_jaxpr(lambda *each: scaled_dot_product_attention(*each, is_causal=True))(*arrays))
+    assert text.count("dot_general[") == 2
+    assert "cond[" not in text
