@@ -107,11 +107,10 @@ def _same(problem: Problem) -> Iterator[Variation]:
 
 
 def _again(problem: Problem) -> Iterator[Variation]:
-    other = {name: each[:, :, : LENGTH - 29] for name, each in problem.arrays.items()}
-    reverse = {name: each[::-1] for name, each in problem.arrays.items()}
-    yield Variation("a second call", problem, before=(problem,))
-    yield Variation("a call after another shape", problem, before=(replace(problem, arrays=other, cotangent=None),))
-    yield Variation("a call after other numbers", problem, before=(replace(problem, arrays=reverse, cotangent=None),))
+    shorter = {name: each[:, :, : LENGTH - 29] for name, each in problem.arrays.items()}
+    before = {"second call": problem, "call after another shape": problem.changed(arrays=shorter, cotangent=None)}
+    before["call after other numbers"] = problem.turned().changed(cotangent=None)
+    yield from (Variation(f"a {says}", problem, before=(each,)) for says, each in before.items())
 
 
 def _batches(problem: Problem) -> Iterator[Variation]:
@@ -192,7 +191,7 @@ def _draw(rule: str = "plain", *, keys: int = LENGTH, groups: int = 4, gradient:
         problem = attention(draw, LENGTH, keys, WIDTH, rule, **sizes, **options)
         if tiny:
             factor = problem.arrays["value"].dtype.type(2.0**-11 if draw.dtype == "float16" else 2.0**-122)
-            problem = replace(problem, arrays={**problem.arrays, "value": problem.arrays["value"] * factor})
+            problem = problem.holding(value=problem.arrays["value"] * factor)
         return problem
 
     return inputs

@@ -7,10 +7,9 @@ from fnmatch import fnmatch
 
 from attention_conformance.cases import CASES
 from attention_conformance.cases.case import Case
-from attention_conformance.cases.corners import CORNERS
 from attention_conformance.cases.kernels import KERNELS
 from attention_conformance.cases.pairs import PAIRS
-from attention_conformance.cases.properties import PROPERTIES
+from attention_conformance.cases.properties import CORNERS, PROPERTIES
 from attention_conformance.run.profiles import is_asked
 
 __all__ = ["OF_OTHERS", "SUBJECT_CASES", "subject_cases"]

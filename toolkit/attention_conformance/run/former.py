@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -45,23 +44,23 @@ def mistaken(case: Case, problem: Problem, subject: Subject, seed: int) -> Itera
     """Problems with arrays of the call before, or as another reading of memory has them, and what that is called."""
     former = asking(case, problem, seed)
     if case.measure in OWN:
-        former = [replace(problem, arrays={name: each[::-1].copy() for name, each in problem.arrays.items()})]
+        former = [problem.turned()]
     for earlier in former:
         if _shapes(earlier) != _shapes(problem):
             continue
-        yield CALL, replace(problem, arrays=earlier.arrays, options=earlier.options, mask=earlier.mask)
+        yield CALL, problem.changed(arrays=earlier.arrays, options=earlier.options, mask=earlier.mask)
         for name in OF_ARRAY:
             if name in problem.arrays:
-                yield OF_ARRAY[name], replace(problem, arrays={**problem.arrays, name: earlier.arrays[name]})
+                yield OF_ARRAY[name], problem.changed(arrays={**problem.arrays, name: earlier.arrays[name]})
     read = {
         name: _contiguous(problem, name, subject)
         for name, kind in problem.memory.items()
         if name in problem.arrays and kind in MEMORY
     }
     if read:
-        yield STRIDES, replace(problem, arrays={**problem.arrays, **read})
+        yield STRIDES, problem.changed(arrays={**problem.arrays, **read})
     for name, each in read.items():
-        yield OF_STRIDES[name], replace(problem, arrays={**problem.arrays, name: each})
+        yield OF_STRIDES[name], problem.changed(arrays={**problem.arrays, name: each})
 
 
 def _shapes(problem: Problem) -> dict[str, tuple[int, ...]]:
