@@ -18,20 +18,13 @@ __all__ = ["FORMER", "MEMORY_OF", "mistaken"]
 
 ARRAYS = ("query", "key", "value", "mask", "bias")
 
-CALL = Variant("former-call", 10, "it is the answer to the call before", lambda _: None)
-OF_ARRAY = {
-    name: Variant(f"former-{name}", 10, f"the {name} is that of the call before, as a cache by shape keeps it",
-                  lambda _: None)
-    for name in ARRAYS
-}  # fmt: skip
-STRIDES = Variant("strides-ignored", 10, "arrays are read as if they were contiguous", lambda _: None)
-OF_STRIDES = {
-    name: Variant(f"strides-of-{name}-ignored", 10, f"the {name} is read as if it were contiguous", lambda _: None)
-    for name in ARRAYS
-}
-
-MEMORY_OF = Variant("former-memory", 10, "an equal call again gives another answer, as where former memory is used",
-                    lambda _: None)  # fmt: skip
+CALL = Variant("former-call", 10, "it is the answer to the call before")
+LATE = "the {} is that of the call before, as a cache by shape keeps it"
+OF_ARRAY = {name: Variant(f"former-{name}", 10, LATE.format(name)) for name in ARRAYS}
+STRIDES = Variant("strides-ignored", 10, "arrays are read as if they were contiguous")
+FLAT = "the {} is read as if it were contiguous"
+OF_STRIDES = {name: Variant(f"strides-of-{name}-ignored", 10, FLAT.format(name)) for name in ARRAYS}
+MEMORY_OF = Variant("former-memory", 10, "an equal call again gives another answer, as where former memory is used")
 
 FORMER = (MEMORY_OF, CALL, *OF_ARRAY.values(), STRIDES, *OF_STRIDES.values())
 """All that `mistaken` may tell."""
