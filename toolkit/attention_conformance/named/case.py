@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
+import json
 import re
 import tomllib
 from collections.abc import Mapping
@@ -115,6 +117,13 @@ class NamedCase:
         return word.lower() in " ".join((self.name, self.summary, self.story, self.title, self.property)).lower()
 
 
+@functools.cache
+def _shown() -> dict[str, dict[str, str]]:
+    """What each script showed last, by the name of the case."""
+    found: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("shown.json").read_text(encoding="utf-8"))
+    return found
+
+
 def read(path: Path) -> NamedCase:
     """Read a case from its script; a field that is missing is a ``KeyError``."""
     text = path.read_text(encoding="utf-8")
@@ -124,8 +133,9 @@ def read(path: Path) -> NamedCase:
         raise ValueError(f"expected the metadata of a script in {path.name}; got none")
     metadata = tomllib.loads(re.sub(r"^# ?", "", header["lines"], flags=re.MULTILINE))
     fields: dict[str, Any] = metadata["tool"]["attention-core"]
+    name = path.stem.replace("_", "-")
     return NamedCase(
-        name=path.stem.replace("_", "-"),
+        name=name,
         summary=" ".join(summary.split()),
         story=story.strip(),
         thread=fields["thread"],
@@ -139,6 +149,6 @@ def read(path: Path) -> NamedCase:
         needs=fields.get("needs", "cpu"),
         geometry=fields["geometry"],
         like=tuple(fields.get("like", ())),
-        shown=Shown(**{"date": "", "versions": "", **fields["shown"]}),
+        shown=Shown(**{"date": "", "versions": "", **_shown()[name]}),
         path=path,
     )
