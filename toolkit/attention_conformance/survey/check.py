@@ -30,27 +30,12 @@ __all__ = ["RED", "checked", "row_of"]
 RED = (*WRONG, "crashed", "timed out")
 """Verdicts of cells that are published only after their script has shown them."""
 
-NARROW = (
-    "mask",
-    "grouped-heads",
-    "ladder-65x64-causal",
-    "scores-above-100",
-    "average-1100",
-    "gradient-ladder-64x64-plain",
-)
+NARROW = ("mask", "grouped-heads", "ladder-65x64-causal", "scores-above-100", "average-1100",
+          "gradient-ladder-64x64-plain")  # fmt: skip
 """Cases in 16 bits where a compiler takes most of the time."""
 
-CALLED = (
-    "layout",
-    "mask",
-    "causal",
-    "masks and causality at once",
-    "scale by default",
-    "fewer key heads than query heads",
-    "values as wide as keys alone",
-    "dtypes",
-    "gradients",
-)
+CALLED = ("layout", "mask", "causal", "masks and causality at once", "scale by default",
+          "fewer key heads than query heads", "values as wide as keys alone", "dtypes", "gradients")  # fmt: skip
 """The facts of a subject that the survey keeps."""
 
 LONGEST = 540.0
@@ -86,18 +71,8 @@ def checked(row: Row, folder: Path) -> dict[str, Any]:
 def _found(row: Row, path: Path, words: Iterable[str]) -> dict[str, Any]:
     """The document of a check, which goes on where it was interrupted."""
     if not path.exists() or json.loads(path.read_text())["about"].get("interrupted"):
-        command = [
-            sys.executable,
-            "-m",
-            "attention_cli",
-            "check",
-            row.preset,
-            *words,
-            "--timeout",
-            "300",
-            "--json",
-            str(path),
-        ]
+        command = [sys.executable, "-m", "attention_cli", "check", row.preset, *words]
+        command += ["--timeout", "300", "--json", str(path)]
         command += ["--resume", str(path)] if path.exists() else []
         done = subprocess.run(command, env=_environment(row), check=False, capture_output=True, text=True)
         print(done.stderr, file=sys.stderr, end="")
