@@ -71,8 +71,9 @@ def rendered(template: str, **values: Any) -> str:
     """The text of a template of this folder, which may write its style and its script."""
     loader = PackageLoader("attention_conformance", "written")
     environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+        loader=loader, autoescape=template.endswith(".html"), undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=template.endswith(".jinja"),
+    )  # fmt: skip
     files = {name: Markup(loader.get_source(environment, f"page.{name}")[0]) for name in ("css", "js")}  # our own
     return environment.get_template(template).render(**values, **files)
 
