@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PROPERTIES", "RESULTS", "NamedCase", "Shown", "read"]
+__all__ = ["PROPERTIES", "RESULTS", "NamedCase", "Shown", "find_case", "named_cases", "read"]
 
 PROPERTIES = {
     "mask": "True means may attend, and a bias is added",
@@ -152,3 +152,20 @@ def read(path: Path) -> NamedCase:
         shown=Shown(**{"date": "", "versions": "", **_shown()[name]}),
         path=path,
     )
+
+
+@functools.cache
+def named_cases() -> tuple[NamedCase, ...]:
+    """All named cases, by name."""
+    return tuple(read(path) for path in sorted((Path(__file__).parent / "scripts").glob("*.py")))
+
+
+def find_case(name: str) -> NamedCase:
+    """The case of a name, or of a part that no other name has, such as the number of its thread."""
+    cases = named_cases()
+    whole = [case for case in cases if f"-{name}-" in f"-{case.name}-"]
+    found = [case for case in cases if case.name == name] or whole or [case for case in cases if name in case.name]
+    if len(found) != 1:
+        among = ", ".join(case.name for case in found or cases)
+        raise ValueError(f"expected a part of one name out of {among}; got {name!r}")
+    return found[0]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 
-from attention_conformance.named.case import NamedCase
-from attention_conformance.named.catalogue import named_cases
+from attention_conformance.named.case import NamedCase, named_cases
 
 __all__ = ["property_of", "related", "seen_before"]
 

@@ -25,8 +25,7 @@ from attention_conformance.run.finding import CONVENTION, WRONG, Finding
 from attention_conformance.run.judge import Bounds, attempted, judged
 from attention_conformance.run.measures import drawn, result_of
 from attention_conformance.run.properties import merged
-from attention_conformance.run.question import Question
-from attention_conformance.run.truth import truth_of
+from attention_conformance.run.question import Question, truth_of
 from attention_conformance.subjects.call import outputs, place, to_numpy, torch_pass
 from attention_conformance.subjects.fit import fit, meant
 from attention_conformance.subjects.libraries import in_precision

@@ -25,7 +25,7 @@ from attention_conformance.oracle.variants import (
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.run.finding import WRONG, Finding
 from attention_conformance.run.former import FORMER, MEMORY_OF, mistaken
-from attention_conformance.run.truth import size_of
+from attention_conformance.run.question import size_of
 from attention_conformance.subjects.fit import meant
 
 if TYPE_CHECKING:

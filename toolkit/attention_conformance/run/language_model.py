@@ -16,7 +16,6 @@ from attention_conformance.cases.identical import Identical
 from attention_conformance.cases.source import Trees
 from attention_conformance.oracle.ulps import spacing
 from attention_conformance.problem import NumpyArray
-from attention_conformance.run.bert import ModelError
 from attention_conformance.subjects.libraries import in_precision
 from attention_core.backend import Backend, array_namespace, get_backend, on_device_of
 from attention_core.functions import prepare_weights, sample_tokens
@@ -27,11 +26,16 @@ from attention_files.checkpoints import load_causal_lm
 from attention_files.gguf import load_gguf
 from attention_files.writing import FileError
 
-__all__ = ["LanguageModel", "Outcome", "identical_cases", "is_language_model", "load_language_model", "outcome"]
+__all__ = ["LanguageModel", "ModelError", "Outcome", "identical_cases", "is_language_model", "load_language_model",
+           "outcome"]  # fmt: skip
 
 BOUNDS = {"float32": 64.0, "float64": 64.0}
 """In units in the last place of the largest logit."""
 NEW = 8  # tokens after the question, for the text
+
+
+class ModelError(Exception):
+    """A model directory lacks a file, or holds one that is broken or does not fit the others."""
 
 
 @dataclass(frozen=True)

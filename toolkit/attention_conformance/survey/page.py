@@ -17,8 +17,16 @@ from attention_conformance.named.case import NamedCase
 from attention_conformance.named.related import related
 from attention_conformance.run.bits import OTHER_BITS
 from attention_conformance.run.finding import VERDICTS, WRONG
-from attention_conformance.survey.remarks import Remark, findings_of, matches, read_remarks, remark_of
-from attention_conformance.survey.rows import ABSENT, PROPERTIES, ROWS
+from attention_conformance.survey.rows import (
+    ABSENT,
+    PROPERTIES,
+    ROWS,
+    Remark,
+    findings_of,
+    matches,
+    read_remarks,
+    remark_of,
+)
 from attention_conformance.written.html import rendered
 
 __all__ = ["details", "joined", "page", "written"]
