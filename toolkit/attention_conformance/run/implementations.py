@@ -25,6 +25,7 @@ __all__ = [
     "left_out",
     "of_implementation",
     "refusal",
+    "tuned",
 ]
 
 IMPLEMENTATIONS = ("dense", "blockwise", "fused")
@@ -79,17 +80,21 @@ def of_implementation(problem: Problem, implementation: str) -> Problem:
 
 
 @contextlib.contextmanager
-def in_small_blocks(backend: Backend, problem: Problem) -> Iterator[None]:
-    """Let a backend cut into blocks that are small compared with the problem."""
-    tuning, columns = backend.tuning, problem.arrays["key"].shape[-2]
-    queries, keys = SMALL if columns <= LARGE[1] else LARGE
-    backend.tuning = tuning._replace(
-        queries=queries, keys=keys, min_queries=queries, query_chunk=queries if tuning.query_chunk else 0
-    )
+def tuned(backend: Backend, **numbers: int) -> Iterator[None]:
+    """Give a backend other numbers to cut by."""
+    tuning = backend.tuning
+    backend.tuning = tuning._replace(**numbers)
     try:
         yield
     finally:
         backend.tuning = tuning
+
+
+def in_small_blocks(backend: Backend, problem: Problem) -> contextlib.AbstractContextManager[None]:
+    """Let a backend cut into blocks that are small compared with the problem."""
+    queries, keys = SMALL if problem.arrays["key"].shape[-2] <= LARGE[1] else LARGE
+    chunk = queries if backend.tuning.query_chunk else 0
+    return tuned(backend, queries=queries, keys=keys, min_queries=queries, query_chunk=chunk)
 
 
 def in_way(question: Question, problem: Problem) -> contextlib.AbstractContextManager[Any]:

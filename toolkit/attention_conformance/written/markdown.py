@@ -26,17 +26,7 @@ LONGEST = 60_000
 def write_markdown(
     path: Path, findings: Sequence[Finding], about: Mapping[str, Any], changed: Sequence[Change] = ()
 ) -> None:
-    """Write findings as Markdown: what is wrong, the worst first, and the numbers of all verdicts.
-
-    Parameters
-    ----------
-    path : Path
-    findings : sequence of Finding
-    about : mapping
-        ``target``, ``profile``, ``seed``, ``declared`` and ``versions`` of the run.
-    changed : sequence of Change
-        Differences from a former run.
-    """
+    """Write findings as Markdown, with the arguments of `write_html`: the worst first, and the numbers of verdicts."""
     write_file(path, markdown(findings, about, changed).encode())
 
 
