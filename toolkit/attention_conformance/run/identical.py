@@ -329,12 +329,9 @@ def arrays_of(tree: Any) -> Iterator[NumpyArray]:
 
 def _leaves(name: str, tree: Any) -> Iterator[tuple[str, NumpyArray]]:
     if isinstance(tree, (Mapping, tuple, list)):
-        named = (
-            tree
-            if isinstance(tree, Mapping)
-            else dict(zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True))
-        )
-        for field, branch in named.items():
+        is_named = isinstance(tree, Mapping)
+        fields = tree if is_named else getattr(tree, "_fields", range(len(tree)))
+        for field, branch in zip(fields, tree.values() if is_named else tree, strict=True):
             yield from _leaves(f"{name}.{field}".lstrip("."), branch)
     elif tree is not None:
         yield name or "result", np.asarray(tree)

@@ -27,7 +27,7 @@ from attention_conformance.survey.rows import (
     read_remarks,
     remark_of,
 )
-from attention_conformance.written.html import rendered
+from attention_conformance.templates import rendered
 
 __all__ = ["details", "joined", "page", "written"]
 
