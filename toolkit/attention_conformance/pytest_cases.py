@@ -125,17 +125,9 @@ def target_tests(target: str, options: Mapping[str, Any]) -> list[SubjectTest]:
 
 def _job(target: str, declared: Mapping[str, Any], chosen: Mapping[str, Any]) -> Job:
     """A job by options of `OPTIONS`, without planted faults, as tests tell nothing of them."""
-    return Job(
-        target,
-        declared,
-        tuple(chosen.get("case", ())),
-        tuple(chosen.get("dtype", ())),
-        profile=chosen.get("profile", "kernel"),
-        accepted=tuple(chosen.get("accept", ())),
-        seed=chosen.get("seed", 0),
-        power=False,
-        same_bits_as=chosen.get("same-bits-as", ""),
-    )
+    cases, dtypes, accepted = (tuple(chosen.get(name, ())) for name in ("case", "dtype", "accept"))
+    how: dict[str, Any] = {"profile": chosen.get("profile", "kernel"), "same_bits_as": chosen.get("same-bits-as", "")}
+    return Job(target, declared, cases, dtypes, accepted=accepted, seed=chosen.get("seed", 0), power=False, **how)
 
 
 def _tests(subject: Subject, job: Job, expected: Sequence[Expected], same_bits_as: Subject | None) -> list[SubjectTest]:

@@ -13,7 +13,6 @@ import numpy as np
 
 from attention_conformance.cases.batch import CALLS
 from attention_conformance.cases.case import Case, Draw, hard
-from attention_conformance.cases.contract import MASK
 from attention_conformance.cases.kernels import attention
 from attention_conformance.problem import NumpyArray, Problem, Rule
 from attention_conformance.strides import MEMORY
@@ -87,19 +86,17 @@ class Variation:
 
 def _part(problem: Problem, says: str, **taken: Any) -> Variation:
     """A call with parts of the arrays."""
-    arrays = {}
-    for name, each in problem.arrays.items():
+
+    def part(name: str, each: NumpyArray) -> NumpyArray:
         kinds = ("batch", "heads", "rows", "keys") if name == "mask" else AXES[name]
         for axis, kind in enumerate(kinds):
             if each.shape[axis] > 1:
-                index = taken.get(kind, ALL)
-                each = each[(ALL,) * axis + (index,)]
-        arrays[name] = np.ascontiguousarray(each)
-    cotangent = problem.cotangent
-    if cotangent is not None:
-        for axis, kind in enumerate(("batch", "heads", "rows")):
-            cotangent = cotangent[(ALL,) * axis + (taken.get(kind, ALL),)]
-    return Variation(says, replace(problem, arrays=arrays, cotangent=cotangent), taken)
+                each = each[(ALL,) * axis + (taken.get(kind, ALL),)]
+        return each
+
+    arrays = {name: np.ascontiguousarray(part(name, each)) for name, each in problem.arrays.items()}
+    cotangent = None if problem.cotangent is None else part("output", problem.cotangent)
+    return Variation(says, problem.changed(arrays=arrays, cotangent=cotangent), taken)
 
 
 def _same(problem: Problem) -> Iterator[Variation]:
@@ -151,11 +148,10 @@ def _steps(problem: Problem) -> Iterator[Variation]:
 
 def _padded(problem: Problem) -> Iterator[Variation]:
     for length in PADDING:
-        arrays = dict(problem.arrays)
+        arrays = {"mask": np.broadcast_to(np.arange(length) < PADDED, (SAMPLES, 1, LENGTH, length)).copy()}
         for name in ("key", "value"):
-            arrays[name] = np.concatenate([each := arrays[name], each[:, :, : length - PADDED]], axis=2)
-        arrays["mask"] = np.broadcast_to(np.arange(length) < PADDED, (SAMPLES, 1, LENGTH, length)).copy()
-        padded = replace(problem, arrays=arrays, mask=MASK)
+            arrays[name] = np.concatenate([each := problem.arrays[name], each[:, :, : length - PADDED]], axis=2)
+        padded = problem.holding(**arrays)
         yield Variation(f"{length - PADDED} masked keys more", padded, keys=PADDED)
 
 

@@ -210,7 +210,9 @@ def _ladder() -> Iterator[Case]:
                                  (GRADIENTS, "gradient-ladder", of_gradients)):  # fmt: skip
         for name in table.split():
             first, second, rule = re.split("[x-]", name)
-            sizes = {"keys": int(second)} if table is CROSS else {"keys": int(first), "width": int(second)}
+            sizes: dict[str, Any] = (
+                {"keys": int(second)} if table is CROSS else {"keys": int(first), "width": int(second)}
+            )
             inputs = partial(attention, queries=int(first), **sizes, rule=rule, gradient=table is GRADIENTS)
             line = 10 if table is GRADIENTS else LINES_OF_RULES[rule]
             make = gradient if table is GRADIENTS else row

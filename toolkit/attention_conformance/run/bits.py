@@ -276,8 +276,7 @@ def _varied(question: Question, variation: Variation) -> Arrays:
         return merged(question, replace(variation.problem, pieces=()), result_of)
     if variation.problem.memory and backend.name not in ("numpy", "torch"):
         raise NotOffered("strides")
-    has_logsumexp = subject.native or "logsumexp" in {*(subject.asks or ()), *(subject.returns or ())}
-    if variation.problem.options.get("return_logsumexp") and not has_logsumexp:
+    if variation.problem.options.get("return_logsumexp") and not subject.has_logsumexp:
         raise NotOffered("logsumexp")
     for earlier in variation.before:
         result_of(question, fit(earlier, subject))

@@ -124,7 +124,7 @@ def _strategy(subject: Subject, dtypes: Sequence[str]) -> Any:
 def _question(drawn: Drawn, subject: Subject, job: Any) -> Question:
     measure = "gradient" if drawn.has_gradient else "ulp"
     case = Case("fuzz", 0, "A drawn call is right.", lambda _: drawn.problem(), bound=hard, measure=measure)
-    told = {"accepted": tuple(job.accepted), "power": False, "digits": False}
+    told: dict[str, Any] = {"accepted": tuple(job.accepted), "power": False, "digits": False}
     return Question(subject, case, drawn.dtype, job.bounds, job.seed, **told)
 
 

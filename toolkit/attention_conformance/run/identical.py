@@ -329,9 +329,8 @@ def arrays_of(tree: Any) -> Iterator[NumpyArray]:
 
 def _leaves(name: str, tree: Any) -> Iterator[tuple[str, NumpyArray]]:
     if isinstance(tree, (Mapping, tuple, list)):
-        is_named = isinstance(tree, Mapping)
-        fields = tree if is_named else getattr(tree, "_fields", range(len(tree)))
-        for field, branch in zip(fields, tree.values() if is_named else tree, strict=True):
+        fields = tree if isinstance(tree, Mapping) else getattr(tree, "_fields", range(len(tree)))
+        for field, branch in zip(fields, tree.values() if isinstance(tree, Mapping) else tree, strict=True):
             yield from _leaves(f"{name}.{field}".lstrip("."), branch)
     elif tree is not None:
         yield name or "result", np.asarray(tree)

@@ -76,7 +76,7 @@ def in_equal_bits(question: Question, problem: Problem, call: Call) -> Arrays:
 def merged(question: Question, problem: Problem, call: Call) -> Arrays:
     """Pieces of the keys, merged by their logsumexp, in an order of its own."""
     subject = question.subject
-    if not subject.native and "logsumexp" not in {*(subject.asks or ()), *(subject.returns or ())}:
+    if not subject.has_logsumexp:
         raise NotOffered("logsumexp")
     outputs, sums = [], []
     for start, stop in ((64, 130), (0, 1), (1, 64)):

@@ -129,6 +129,11 @@ class Subject:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     @property
+    def has_logsumexp(self) -> bool:
+        """Whether a call gives the logsumexp, asked or unasked."""
+        return bool(self.native) or "logsumexp" in {*(self.asks or ()), *(self.returns or ())}
+
+    @property
     def mask_is_bias(self) -> bool:
         """Whether mask and bias share one keyword."""
         return bool(self.mask_name) and self.mask_name == self.bias_name
