@@ -9,8 +9,6 @@ from typing import Any, TypeAlias
 import ml_dtypes
 import numpy as np
 
-__all__ = ["DTYPES", "NumpyArray", "Problem", "Rule", "Seed", "array", "put", "rounded"]
-
 NumpyArray: TypeAlias = np.ndarray[Any, Any]
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")

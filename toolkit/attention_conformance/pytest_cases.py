@@ -30,8 +30,6 @@ from attention_conformance.subjects.subject import NotOffered, Subject
 from attention_conformance.subjects.target import load_target
 from attention_conformance.written.story import story
 
-__all__ = ["SubjectTest", "attention_cases", "target_tests"]
-
 
 @dataclass(frozen=True)
 class SubjectTest:

@@ -43,8 +43,6 @@ from attention_conformance.vectors import published
 from attention_core import Shards, scaled_dot_product_attention, shard, shard_positions
 from attention_core.backend import Backend, get_backend
 
-__all__ = ["SHARED_CASES", "SIZES", "WAYS", "attention_of_shards", "over", "ways_of"]
-
 SIZES = (1, 2, 3, 4, 8)
 KINDS = {
     "Causal": "causal",

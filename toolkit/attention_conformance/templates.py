@@ -7,8 +7,6 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-__all__ = ["rendered"]
-
 
 def rendered(template: str, **values: Any) -> str:
     """The text of a template of the folder ``written``; one of HTML may write its style and its script."""

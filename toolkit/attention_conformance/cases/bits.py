@@ -17,8 +17,6 @@ from attention_conformance.cases.kernels import attention
 from attention_conformance.problem import NumpyArray, Problem, Rule
 from attention_conformance.strides import MEMORY
 
-__all__ = ["BITS", "BITWISE", "SAME_CALL", "VARIATIONS", "Variation"]
-
 BITWISE = "bits"
 """The measure of these cases."""
 

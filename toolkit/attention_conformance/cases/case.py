@@ -11,21 +11,6 @@ import numpy as np
 
 from attention_conformance.problem import DTYPES, NumpyArray, Problem, Rule, rounded
 
-__all__ = [
-    "Bound",
-    "Case",
-    "Draw",
-    "Drawn",
-    "drawn",
-    "exact_scores",
-    "hard",
-    "inputs",
-    "long",
-    "merged",
-    "ordinary",
-    "probability",
-]
-
 Bound = Callable[[str, float], float]
 """From the name of a dtype and kappa to units in the last place."""
 

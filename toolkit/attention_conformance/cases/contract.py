@@ -11,8 +11,6 @@ import numpy as np
 from attention_conformance.cases.case import Case, Draw, Drawn, drawn, exact_scores, hard, inputs, merged
 from attention_conformance.problem import NumpyArray, Problem, Rule, Seed, array, put
 
-__all__ = ["CONTRACT", "DIFFERENTIATED", "LINES", "WRONG"]
-
 LINES = {
     1: "A mask is boolean, and True means may attend",
     2: "A mask may follow a rule",

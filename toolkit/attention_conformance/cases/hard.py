@@ -13,8 +13,6 @@ from attention_conformance.cases.case import Case, Draw, exact_scores, hard, lon
 from attention_conformance.oracle.ulps import FORMATS
 from attention_conformance.problem import NumpyArray, Problem, put
 
-__all__ = ["HARD"]
-
 AT: Any = np.s_
 
 

@@ -17,8 +17,6 @@ from attention_conformance.cases.case import Case, Draw, exact_scores, hard, lon
 from attention_conformance.cases.contract import MASK
 from attention_conformance.problem import NumpyArray, Problem
 
-__all__ = ["KERNELS", "asking", "attention", "cached", "gradient", "in_memory", "row", "sized", "window"]
-
 LADDER = """
     1x16-plain 13x32-causal 16x64-mask 31x80-plain 33x96-causal 63x128-mask 64x16-causal 65x32-plain 65x64-causal
     96x72-mask 127x64-lengths 128x32-plain 128x64-causal 129x16-mask 129x64-causal 192x64-lengths 257x32-causal
@@ -210,10 +208,9 @@ def _ladder() -> Iterator[Case]:
                                  (GRADIENTS, "gradient-ladder", of_gradients)):  # fmt: skip
         for name in table.split():
             first, second, rule = re.split("[x-]", name)
-            sizes: dict[str, Any] = (
-                {"keys": int(second)} if table is CROSS else {"keys": int(first), "width": int(second)}
-            )
-            inputs = partial(attention, queries=int(first), **sizes, rule=rule, gradient=table is GRADIENTS)
+            keys, width = (int(second), 32) if table is CROSS else (int(first), int(second))
+            sizes: dict[str, Any] = {"queries": int(first), "keys": keys, "width": width}
+            inputs = partial(attention, **sizes, rule=rule, gradient=table is GRADIENTS)
             line = 10 if table is GRADIENTS else LINES_OF_RULES[rule]
             make = gradient if table is GRADIENTS else row
             yield make(f"{prefix}-{name}", line, shows.format(first, second, rule), inputs)

@@ -12,8 +12,6 @@ from attention_conformance.cases.case import Case, Draw
 from attention_conformance.cases.kernels import attention
 from attention_conformance.problem import NumpyArray, Problem
 
-__all__ = ["LARGE", "SIDE", "selecting"]
-
 KEYS = 2100
 """Keys whose rows lie so far apart that the last begin beyond 2**31 elements."""
 

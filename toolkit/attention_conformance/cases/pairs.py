@@ -13,8 +13,6 @@ from attention_conformance.cases.contract import MASK
 from attention_conformance.cases.kernels import attention
 from attention_conformance.problem import Problem
 
-__all__ = ["PAIRS", "TABLE"]
-
 TABLE = (
     # queries, keys, rule, samples, heads, key heads, width, scale, scores, memory
     (1, 129, "plain", 1, 10, 5, 64, 0.3, "high", "part"),

@@ -27,8 +27,6 @@ from attention_conformance.cases.kernels import (
 )
 from attention_conformance.problem import Problem
 
-__all__ = ["CORNERS", "LENGTHS", "PROPERTIES"]
-
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 66, 96, 127, 128, 129, 130)
 """Lengths of a cache, at the edges of blocks and next to them."""
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PROPERTIES", "RESULTS", "NamedCase", "Shown", "find_case", "named_cases", "read"]
-
 PROPERTIES = {
     "mask": "True means may attend, and a bias is added",
     "combined rules": "what one rule excludes is excluded, whatever the others say",

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from attention_conformance.named.case import PROPERTIES, NamedCase, named_cases
 
-__all__ = ["renewed", "tables"]
-
 _MADE = re.compile(r"(?<=<!-- made by a command -->\n).*", re.DOTALL)
 
 

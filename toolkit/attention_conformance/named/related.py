@@ -6,8 +6,6 @@ import fnmatch
 
 from attention_conformance.named.case import NamedCase, named_cases
 
-__all__ = ["property_of", "related", "seen_before"]
-
 PROPERTIES_OF_FAULTS = {
     "bottom-right-causal": "causal",
     "top-left-causal": "causal",

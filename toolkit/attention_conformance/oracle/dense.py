@@ -18,8 +18,6 @@ from attention_conformance.oracle.attention import Exact
 from attention_conformance.oracle.positions import allowed
 from attention_conformance.problem import NumpyArray, Problem, Rule
 
-__all__ = ["Answer", "Dense", "answer", "as_exact", "dense_of", "mask_array"]
-
 
 @dataclass(frozen=True)
 class Dense:

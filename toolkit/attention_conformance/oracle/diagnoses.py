@@ -25,8 +25,6 @@ from attention_conformance.oracle.variants import (
 )
 from attention_conformance.problem import NumpyArray
 
-__all__ = ["DIAGNOSES"]
-
 BLOCKS = (16, 32, 64, 128)
 EDGES = (16, 32, 128, 256, 512, 1024)
 LONG_EDGES = (2048, 4096, 8192, 16384, 32768, 65535, 65536)

@@ -15,26 +15,6 @@ import numpy as np
 from attention_conformance.oracle.dense import Answer, Dense, answer
 from attention_conformance.problem import NumpyArray, put
 
-__all__ = [
-    "ATTENDED",
-    "CONVENTIONS",
-    "FAULTS",
-    "LEAK",
-    "NARROW",
-    "SINGLE",
-    "SPREAD",
-    "TF32",
-    "Changed",
-    "Variant",
-    "first_of",
-    "given",
-    "heads_in_turn",
-    "keys_left",
-    "scaled",
-    "shifted_from",
-    "with_logsumexp",
-]
-
 Changed: TypeAlias = Dense | Answer | None
 """Another problem, or another answer; None where a change does not apply, as the truth is the same."""
 

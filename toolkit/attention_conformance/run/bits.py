@@ -33,8 +33,6 @@ from attention_conformance.subjects.subject import NotOffered, Subject
 from attention_conformance.subjects.watch import Touched
 from attention_core.backend import Backend
 
-__all__ = ["AS_WHOLE", "FACTS", "OTHER_BITS", "conventions", "same_bits"]
-
 OTHER_BITS = "other bits"
 
 AS_WHOLE = "as-the-whole-call", "the whole calls of the two differ already, and this is the whole call of the second"

@@ -12,8 +12,6 @@ from attention_conformance.cases.pairs import PAIRS
 from attention_conformance.cases.properties import CORNERS, PROPERTIES
 from attention_conformance.run.profiles import is_asked
 
-__all__ = ["OF_OTHERS", "SUBJECT_CASES", "matching", "subject_cases"]
-
 SUBJECT_CASES: tuple[Case, ...] = (
     *(case for case in CASES if case.measure not in ("message", "autocast")),
     *KERNELS,

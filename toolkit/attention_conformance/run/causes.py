@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from attention_conformance.run.judge import Bounds
     from attention_conformance.run.question import Question
 
-__all__ = ["Variants", "agreed", "power"]
-
 NARROW_TYPES = ("float16", "bfloat16")
 
 SMALL = 4.0

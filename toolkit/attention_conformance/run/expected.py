@@ -16,8 +16,6 @@ from typing import Any
 from attention_conformance.run.finding import QUIET, VERDICTS, Finding
 from attention_workers.machine import machine
 
-__all__ = ["Expected", "ExpectedError", "Origin", "expected_of", "expected_text", "met", "read_expected", "unmatched"]
-
 SHIPPED = Path(__file__).parents[1] / "subjects" / "expected"
 """Files for the presets that have findings."""
 

@@ -10,24 +10,6 @@ from typing import Any
 
 from attention_conformance.run.where import Blocks, Worst
 
-__all__ = [
-    "CONVENTION",
-    "ENDED",
-    "QUIET",
-    "VERDICTS",
-    "WRONG",
-    "Finding",
-    "Started",
-    "counted",
-    "exit_status",
-    "finding_from",
-    "grouped",
-    "little",
-    "most_telling",
-    "plain",
-    "to_row",
-]
-
 VERDICTS = (
     "silently wrong",
     "visibly wrong",

@@ -14,8 +14,6 @@ from attention_conformance.strides import MEMORY, stored
 from attention_conformance.subjects.call import axes_of
 from attention_conformance.subjects.subject import Subject
 
-__all__ = ["FORMER", "MEMORY_OF", "mistaken"]
-
 ARRAYS = ("query", "key", "value", "mask", "bias")
 
 CALL = Variant("former-call", 10, "it is the answer to the call before")

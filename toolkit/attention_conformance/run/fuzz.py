@@ -19,8 +19,6 @@ from attention_conformance.run.script import script
 from attention_conformance.subjects.fit import fit
 from attention_conformance.subjects.subject import Subject
 
-__all__ = ["Drawn", "Script", "fuzzed", "has_hypothesis"]
-
 EXAMPLES = 40
 """Calls of a round; between rounds, the time is looked at."""
 

@@ -38,24 +38,6 @@ from attention_core.backend import Backend, get_backend
 from attention_files.writing import write_file
 from attention_numpy.trees import map_arrays
 
-__all__ = [
-    "Found",
-    "Verdict",
-    "arrays_of",
-    "blank",
-    "catalogue",
-    "compare",
-    "computed_of",
-    "digest",
-    "proved",
-    "table",
-    "told_left_out",
-    "verdicts",
-    "work",
-    "work_on",
-    "write_json",
-]
-
 Named = tuple[tuple[str, NumpyArray], ...]
 
 APART, AMONG_OTHERS, SMALL_BLOCKS = "batch apart", "among others in a larger batch", "small blocks"

@@ -16,18 +16,6 @@ from attention_conformance.run.question import Question
 from attention_core import config_context
 from attention_core.backend import Backend, is_on_host
 
-__all__ = [
-    "IMPLEMENTATIONS",
-    "bound_of",
-    "in_small_blocks",
-    "in_way",
-    "is_quick",
-    "left_out",
-    "of_implementation",
-    "refusal",
-    "tuned",
-]
-
 IMPLEMENTATIONS = ("dense", "blockwise", "fused")
 
 RETURNED = {"dense": ("weights", "logsumexp"), "blockwise": ("logsumexp",), "fused": ()}

@@ -37,8 +37,6 @@ from attention_conformance.subjects.libraries import holds, in_precision
 from attention_conformance.subjects.subject import NotOffered
 from attention_conformance.subjects.watch import TOUCHED, Touched
 
-__all__ = ["Bounds", "asked", "attempted", "graded", "judged", "offered", "returned"]
-
 Answer = TypeVar("Answer")
 
 PIECES = ("decoded", "merged", "dropped", "windowed")

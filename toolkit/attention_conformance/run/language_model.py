@@ -26,9 +26,6 @@ from attention_files.checkpoints import load_causal_lm
 from attention_files.gguf import load_gguf
 from attention_files.writing import FileError
 
-__all__ = ["LanguageModel", "ModelError", "Outcome", "identical_cases", "is_language_model", "load_language_model",
-           "outcome"]  # fmt: skip
-
 BOUNDS = {"float32": 64.0, "float64": 64.0}
 """In units in the last place of the largest logit."""
 NEW = 8  # tokens after the question, for the text

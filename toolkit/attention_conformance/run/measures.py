@@ -24,8 +24,6 @@ from attention_core import scaled_dot_product_attention
 from attention_core.backend import Backend, get_backend
 from attention_workers.memory import resident
 
-__all__ = ["MEASURES", "drawn", "plain", "result_of", "variables"]
-
 Answer: TypeAlias = Finding | dict[str, NumpyArray]
 
 CALLS = 8

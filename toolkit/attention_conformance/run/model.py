@@ -38,9 +38,6 @@ from attention_core import scaled_dot_product_attention
 from attention_core.backend import Backend, array_namespace, get_backend
 from attention_numpy.trees import map_arrays
 
-__all__ = ["MODEL_DTYPES", "PAIRS", "Bert", "Model", "ModelError", "ModelTrial", "identical_case", "load_any",
-           "load_bert", "load_model", "model_cases", "plan_model", "run_model"]  # fmt: skip
-
 PAIRS = (
     ("A man is eating food.", "A man is eating a piece of bread."),
     ("The girl is carrying a baby.", "A woman is playing violin."),

@@ -21,8 +21,6 @@ from attention_conformance.subjects.fit import fit
 from attention_conformance.subjects.subject import NotOffered, Subject
 from attention_conformance.subjects.watch import Touched
 
-__all__ = ["PROPERTY_MEASURES", "refuse_gradients"]
-
 Arrays: TypeAlias = dict[str, NumpyArray]
 Call: TypeAlias = Callable[[Question, Problem], Arrays]
 """One call of the subject with a fitted problem."""

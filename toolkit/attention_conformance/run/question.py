@@ -16,8 +16,6 @@ from attention_conformance.subjects.fit import meant
 from attention_conformance.subjects.subject import Subject
 from attention_core.backend import Backend, get_backend
 
-__all__ = ["Question", "Truth", "size_of", "truth_of"]
-
 
 @dataclass(frozen=True)
 class Question:

@@ -12,8 +12,6 @@ from attention_conformance.run.job import Job
 from attention_conformance.run.question import Question
 from attention_conformance.subjects.subject import Subject
 
-__all__ = ["pair_questions", "questions", "usual_dtypes"]
-
 NARROW = ("float16", "bfloat16")
 
 SLOW = ("bits-compiled", "bits-strides", "bits-threads")

@@ -20,8 +20,6 @@ from attention_conformance.subjects.call import by_place, keywords
 from attention_conformance.subjects.presets import PRESETS
 from attention_conformance.subjects.subject import Subject
 
-__all__ = ["script"]
-
 TURNS = {"torch": "each.permute({})", "tensorflow": "tensorflow.transpose(each, ({}))"}
 """How axes are turned, where arrays have no `transpose`."""
 

@@ -34,8 +34,6 @@ from attention_conformance.subjects.target import TargetError, load_target
 from attention_core.backend import Backend, get_backend
 from attention_numpy.trees import devices_of_kind
 
-__all__ = ["check_subject", "on_device", "supervised", "told", "work"]
-
 BIASED = "mask", "additive"
 """What a keyword for a bias takes."""
 

@@ -13,8 +13,6 @@ from attention_conformance.oracle.attention import Exact
 from attention_conformance.oracle.ulps import errors_of
 from attention_conformance.problem import NumpyArray
 
-__all__ = ["Blocks", "Worst", "located"]
-
 MOST_BLOCKS = 32
 """Blocks along an axis of a map, so that a report stays small."""
 

@@ -16,8 +16,6 @@ from attention_conformance.subjects.subject import Subject
 from attention_conformance.subjects.watch import Touched
 from attention_core.backend import Backend, get_backend
 
-__all__ = ["axes_of", "by_place", "gradients", "keywords", "outputs", "place", "to_numpy", "torch_pass"]
-
 Arrays = dict[str, Any]
 STRIDED = ("numpy", "torch")
 """Libraries whose arrays have strides."""

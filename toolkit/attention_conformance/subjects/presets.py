@@ -14,8 +14,6 @@ import numpy as np
 from attention_conformance.subjects import presets_bridged, presets_jax, presets_torch
 from attention_conformance.subjects.subject import Subject
 
-__all__ = ["PRESETS", "Preset"]
-
 
 @dataclass(frozen=True)
 class Preset:

@@ -11,8 +11,6 @@ import numpy as np
 
 from attention_conformance.subjects.subject import Subject
 
-__all__ = ["keras_attention", "keras_gqa", "mlx", "onnx_model", "onnxruntime_mha", "openvino", "tinygrad"]
-
 
 def keras_gqa() -> Subject:
     """The layer with identities for projections of the queries."""

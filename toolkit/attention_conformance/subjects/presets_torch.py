@@ -8,18 +8,6 @@ from typing import Any
 
 from attention_conformance.subjects.subject import Subject
 
-__all__ = [
-    "causal_lower_right",
-    "diffusers",
-    "flash_of_cpu",
-    "gemma2",
-    "gpt_oss",
-    "memory_efficient",
-    "mha_module",
-    "sdpa",
-    "x_transformers",
-]
-
 
 def sdpa(kernel: str) -> Subject:
     """The function, with one of its kernels alone."""

@@ -23,8 +23,6 @@ from attention_conformance.subjects.signature import KEYWORDS, LIBRARIES, read_s
 from attention_conformance.subjects.subject import LAYOUTS, NotOffered, Subject
 from attention_core.backend import Backend, get_backend
 
-__all__ = ["AFTER_A_CRASH", "PROBES", "Witness", "probed", "settled"]
-
 Facts = dict[str, Any]
 WIDTH = 64
 """A width of heads, and with 64 positions a size, that all kernels take."""

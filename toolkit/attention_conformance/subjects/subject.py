@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-__all__ = ["LAYOUTS", "NotOffered", "Subject"]
-
 LAYOUTS = ("BHSD", "BSHD", "SBHD", "HSD", "SHD", "SD")
 """Orders of the axes batch, heads, sequence and width; an axis that a layout lacks is looped over."""
 

@@ -27,8 +27,6 @@ from attention_conformance.subjects.target import load_target
 from attention_conformance.survey.rows import PROPERTIES, Row, property_of, read_remarks, remark_of
 from attention_conformance.written.summary import assumptions
 
-__all__ = ["MOST", "RED", "checked", "is_plain", "reproducer", "row_of"]
-
 RED = (*WRONG, "crashed", "timed out")
 """Verdicts of cells that are published only after their script has shown them."""
 

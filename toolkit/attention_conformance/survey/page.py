@@ -29,8 +29,6 @@ from attention_conformance.survey.rows import (
 )
 from attention_conformance.templates import rendered
 
-__all__ = ["details", "joined", "page", "written"]
-
 SHORT = {
     "silently wrong": "**silent**",
     "visibly wrong": "**visible**",

@@ -13,9 +13,6 @@ from attention_conformance.cases.bits import BITWISE
 from attention_conformance.cases.case import Case
 from attention_conformance.subjects.presets import PRESETS
 
-__all__ = ["ABSENT", "PROPERTIES", "ROWS", "Remark", "Row", "findings_of", "matches", "property_of", "read_remarks",
-           "remark_of"]  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Row:

@@ -9,8 +9,6 @@ from attention_conformance.templates import rendered
 from attention_conformance.written.html import LEVELS, level
 from attention_files.writing import write_file
 
-__all__ = ["verdict", "write_comparison"]
-
 
 def verdict(found: Comparison) -> list[str]:
     """Where two models part, and why, in a line or more."""

@@ -17,8 +17,6 @@ from attention_conformance.written.story import MOST_THREADS, line_told, relatio
 from attention_conformance.written.summary import MEANINGS, assumptions, power, summary
 from attention_files.writing import write_file
 
-__all__ = ["LEVELS", "html", "level", "write_html"]
-
 LEVELS = (
     "within the bound",
     "up to 10 × the bound",

@@ -15,8 +15,6 @@ from attention_conformance.written.report import told, way_of
 from attention_conformance.written.story import story
 from attention_files.writing import write_file
 
-__all__ = ["write_junit"]
-
 SKIPPED = ("not offered", "refused", "not understood")
 
 

@@ -15,8 +15,6 @@ from attention_conformance.written.story import MOST_THREADS, line_told, relatio
 from attention_conformance.written.summary import MEANINGS, summary
 from attention_files.writing import write_file
 
-__all__ = ["markdown", "write_markdown"]
-
 MOST_NAMES = 12
 
 LONGEST = 60_000

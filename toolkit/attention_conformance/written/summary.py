@@ -19,8 +19,6 @@ from attention_conformance.run.finding import ENDED, Finding, counted, finding_f
 from attention_conformance.written.story import threads_told
 from attention_files.writing import write_file
 
-__all__ = ["assumptions", "line_of", "power", "read_about", "read_findings", "summary", "tables", "write_findings"]
-
 MOST_REFUSALS = 6
 """Reasons that the terminal shows; JSON and HTML have all."""
 
