@@ -6,7 +6,8 @@ import functools
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -205,18 +206,9 @@ def _whole(model: LanguageModel, ids: tuple[int, ...]) -> NumpyArray:
 def identical_cases(model: LanguageModel, long: bool) -> tuple[Identical, ...]:
     """Prompts of different lengths in a batch, at once, or each alone, in pieces: all must give the same bits."""
     ids, lengths = model.prompts(long)
-    return (
-        Identical(
-            "model",
-            f"{len(ids)} prompts by {model.name}",
-            lambda _: {"token_ids": ids, "lengths": lengths},
-            functools.partial(_continue, model),
-            batched=("token_ids", "lengths"),
-            held=functools.partial(_held, model),
-            modes=("eager",),
-            larger=long,
-        ),
-    )
+    shows, function, held = f"{len(ids)} prompts by {model.name}", partial(_continue, model), partial(_held, model)
+    case = Identical("model", shows, lambda _: {"token_ids": ids, "lengths": lengths}, function, modes=("eager",))
+    return (replace(case, batched=("token_ids", "lengths"), held=held, larger=long),)
 
 
 @functools.lru_cache(maxsize=1)
