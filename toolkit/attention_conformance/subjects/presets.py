@@ -91,26 +91,6 @@ def _keras_ops() -> Subject:
     return Subject(attention, backend=str(keras.config.backend()), layout="BSHD", mask="keep")
 
 
-class _Module:
-    """What eager attentions of transformers ask of their module."""
-
-    training, is_causal, num_key_value_groups = False, False, 1
-
-
-def _transformers(sdpa: bool) -> Subject:
-    module = "transformers.integrations.sdpa_attention" if sdpa else "transformers.models.llama.modeling_llama"
-    function = getattr(importlib.import_module(module), "sdpa_attention_forward" if sdpa else "eager_attention_forward")
-
-    def attention(query: Any, key: Any, value: Any, attention_mask: Any = None, scaling: float | None = None) -> Any:
-        layer = _Module()
-        layer.num_key_value_groups = query.shape[1] // key.shape[1]
-        scaling = query.shape[-1] ** -0.5 if scaling is None and query.shape[-1] else scaling
-        output, *_ = function(layer, query, key, value, attention_mask, scaling=scaling, dropout=0.0)
-        return output.transpose(1, 2)
-
-    return Subject(attention, backend="torch", layout="BHSD", mask="keep" if sdpa else "additive")
-
-
 def _onnx_model(onnx: Any, options: tuple[tuple[str, Any], ...], masked: str, dtype: str) -> Any:
     helper, kinds = onnx.helper, onnx.TensorProto
     kind = {"float32": kinds.FLOAT, "float16": kinds.FLOAT16, "float64": kinds.DOUBLE}[dtype]
@@ -170,8 +150,8 @@ PRESETS = {
     "jax.nn": Preset("jax", _jax_nn),
     "keras.ops": Preset("keras", _keras_ops),
     "keras.mha": Preset("keras", functools.partial(presets_bridged.keras_heads, grouped=False)),
-    "transformers.eager": Preset("transformers", functools.partial(_transformers, sdpa=False)),
-    "transformers.sdpa": Preset("transformers", functools.partial(_transformers, sdpa=True)),
+    "transformers.eager": Preset("transformers", functools.partial(presets_torch.transformers, sdpa=False)),
+    "transformers.sdpa": Preset("transformers", functools.partial(presets_torch.transformers, sdpa=True)),
     "onnx.reference": Preset("onnx", functools.partial(_onnx, runtime=False)),
     "onnxruntime": Preset("onnxruntime", functools.partial(_onnx, runtime=True)),
     "flax.nnx": Preset("flax", functools.partial(presets_jax.flax, "flax.nnx")),
