@@ -54,8 +54,7 @@ class SubjectTest:
             One that is right, or accepted by name.
         """
         __tracebackhide__ = True
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             finding = self._judge()
         if finding.verdict in ("refused", "not offered", "not understood"):
             pytest.skip(f"{finding.verdict}: {finding.detail}")
@@ -133,8 +132,7 @@ def _tests(subject: Subject, job: Job, expected: Sequence[Expected], same_bits_a
     if job.complaint:
         raise ValueError(job.complaint)
     declared, again, target = told(subject), functools.partial(_again, job), subject
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         subject = settled(on_device(subject))
         like = settled(load_target(job.like)) if job.like else None
         if same_bits_as is None:

@@ -166,8 +166,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 def _bert(arrays: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[Any, Any]:
     """An encoder; the head of a task is left out."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         return from_encoder(arrays, config=config, xp=np)
 
 

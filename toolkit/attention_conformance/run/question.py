@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from attention_conformance.cases.case import Case
 from attention_conformance.oracle.attention import Exact, attention
@@ -13,6 +15,7 @@ from attention_conformance.oracle.gradients import gradients as true_gradients
 from attention_conformance.problem import Problem
 from attention_conformance.run.finding import Finding
 from attention_conformance.subjects.fit import meant
+from attention_conformance.subjects.libraries import in_precision
 from attention_conformance.subjects.subject import Subject
 from attention_core.backend import Backend, get_backend
 
@@ -58,6 +61,10 @@ class Question:
     def device(self) -> str:
         """The device that the subject computes on."""
         return self.subject.device or self.backend.devices()[0]
+
+    def in_precision(self) -> AbstractContextManager[Any]:
+        """The context in which its library computes in the dtype."""
+        return in_precision(self.backend, self.dtype)
 
     @property
     def blank(self) -> Finding:

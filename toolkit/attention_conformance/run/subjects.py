@@ -179,8 +179,7 @@ def work(job: Job) -> Iterator[Message]:
         return
     answers, declared, sources = [], told(subject), _sources(subject)
     witness = Witness(subject)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         for question, facts in probed(witness.subject, job.known):
             if facts is not None and _has_broken_device(subject):
                 yield unanswered(question, "crashed", f"no call of {subject.device} answers any more")
