@@ -9,13 +9,13 @@ from typer.testing import CliRunner
 
 from attention_cli.app import app
 from attention_conformance.run import language_model
-from attention_conformance.run.bert import ModelError
 from attention_conformance.run.identical import APART, computed, digest, work_on
 from attention_conformance.run.job import Order
 from attention_conformance.run.language_model import (
     KNOWN,
     Known,
     LanguageModel,
+    ModelError,
     identical_cases,
     load_language_model,
     outcome,

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 
 from attention_cli.app import app
 from attention_conformance import vectors
-from attention_conformance.run.bert import ModelError, load_bert
 from attention_conformance.run.identical import computed, digest
 from attention_conformance.run.job import Order
 from attention_conformance.run.language_model import KNOWN
@@ -26,9 +25,11 @@ from attention_conformance.run.model import (
     PAIRS,
     PUBLISHED,
     Model,
+    ModelError,
     Published,
     identical_case,
     load_any,
+    load_bert,
     load_model,
     plan_model,
     run_model,

@@ -13,8 +13,6 @@ from attention_conformance.problem import Problem, Rule, Seed
 from attention_core import masks, scaled_dot_product_attention, scores
 from attention_core.backend import array_namespace
 
-__all__ = ["AttentionFunction", "one_line", "output_function", "unsupported"]
-
 AttentionFunction: TypeAlias = Callable[..., Any]
 Arrays: TypeAlias = Mapping[str, Any]
 

@@ -14,8 +14,6 @@ import pytest
 
 from attention_conformance.subjects.options import OPTIONS
 
-__all__ = ["CaseItem", "TargetCollector"]
-
 KINDS: dict[str, dict[str, Any]] = {
     "dtype": {"action": "append"},
     "case": {"action": "append"},

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
-
-__all__ = ["DTYPES", "NumpyArray", "Problem", "Rule", "Seed", "array", "rounded"]
 
 NumpyArray: TypeAlias = np.ndarray[Any, Any]
 
@@ -105,7 +103,35 @@ class Problem:
         named = [name for name in of_scores if isinstance(name, str) and self.arrays[name].dtype.kind not in "iu"]
         return [name for name in ("query", "key", "value", "bias", "sinks") if name in self.arrays] + named
 
+    def changed(self, **fields: Any) -> Problem:
+        """The same with other fields."""
+        return replace(self, **fields)
+
+    def holding(self, **arrays: NumpyArray) -> Problem:
+        """The same with other arrays; a mask that is among them is the mask."""
+        return self.changed(arrays={**self.arrays, **arrays}, **({"mask": array("mask")} if "mask" in arrays else {}))
+
+    def turned(self) -> Problem:
+        """The same with samples, or heads, from last to first."""
+        return self.changed(arrays={name: each[::-1] for name, each in self.arrays.items()})
+
+    def without(self, name: str) -> Problem:
+        """The same without an array."""
+        arrays = {each: array for each, array in self.arrays.items() if each != name}
+        return self.changed(arrays=arrays, mask=None if name == "mask" else self.mask)
+
+    def put(self, name: str, index: Any, numbers: Any) -> Problem:
+        """The same with other numbers in a part of an array."""
+        return self.holding(**{name: put(self.arrays[name], index, numbers)})
+
 
 def rounded(numbers: Any, dtype: str) -> NumpyArray:
     """Round numbers to a floating-point type by name, bfloat16 included."""
     return np.asarray(numbers, dtype=np.float64).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+def put(array: NumpyArray, index: Any, numbers: Any) -> NumpyArray:
+    """The array with other numbers in a part."""
+    changed = array.copy()
+    changed[index] = numbers
+    return changed

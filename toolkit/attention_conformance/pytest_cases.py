@@ -30,8 +30,6 @@ from attention_conformance.subjects.subject import NotOffered, Subject
 from attention_conformance.subjects.target import load_target
 from attention_conformance.written.story import story
 
-__all__ = ["SubjectTest", "attention_cases", "target_tests"]
-
 
 @dataclass(frozen=True)
 class SubjectTest:
@@ -56,8 +54,7 @@ class SubjectTest:
             One that is right, or accepted by name.
         """
         __tracebackhide__ = True
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             finding = self._judge()
         if finding.verdict in ("refused", "not offered", "not understood"):
             pytest.skip(f"{finding.verdict}: {finding.detail}")
@@ -125,17 +122,9 @@ def target_tests(target: str, options: Mapping[str, Any]) -> list[SubjectTest]:
 
 def _job(target: str, declared: Mapping[str, Any], chosen: Mapping[str, Any]) -> Job:
     """A job by options of `OPTIONS`, without planted faults, as tests tell nothing of them."""
-    return Job(
-        target,
-        declared,
-        tuple(chosen.get("case", ())),
-        tuple(chosen.get("dtype", ())),
-        profile=chosen.get("profile", "kernel"),
-        accepted=tuple(chosen.get("accept", ())),
-        seed=chosen.get("seed", 0),
-        power=False,
-        same_bits_as=chosen.get("same-bits-as", ""),
-    )
+    cases, dtypes, accepted = (tuple(chosen.get(name, ())) for name in ("case", "dtype", "accept"))
+    how: dict[str, Any] = {"profile": chosen.get("profile", "kernel"), "same_bits_as": chosen.get("same-bits-as", "")}
+    return Job(target, declared, cases, dtypes, accepted=accepted, seed=chosen.get("seed", 0), power=False, **how)
 
 
 def _tests(subject: Subject, job: Job, expected: Sequence[Expected], same_bits_as: Subject | None) -> list[SubjectTest]:
@@ -143,8 +132,7 @@ def _tests(subject: Subject, job: Job, expected: Sequence[Expected], same_bits_a
     if job.complaint:
         raise ValueError(job.complaint)
     declared, again, target = told(subject), functools.partial(_again, job), subject
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         subject = settled(on_device(subject))
         like = settled(load_target(job.like)) if job.like else None
         if same_bits_as is None:

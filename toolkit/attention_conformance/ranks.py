@@ -32,6 +32,7 @@ from attention_conformance.call import one_line
 from attention_conformance.cases import CASES
 from attention_conformance.cases.identical import IDENTICAL, Identical
 from attention_conformance.problem import DTYPES, Problem, Rule
+from attention_conformance.run.catalogue import matching
 from attention_conformance.run.identical import Found, blank, computed_of, digest, verdicts
 from attention_conformance.run.implementations import bound_of
 from attention_conformance.run.language_model import load_language_model
@@ -41,8 +42,6 @@ from attention_conformance.sharded import whole_of
 from attention_conformance.vectors import published
 from attention_core import Shards, scaled_dot_product_attention, shard, shard_positions
 from attention_core.backend import Backend, get_backend
-
-__all__ = ["SHARED_CASES", "SIZES", "WAYS", "attention_of_shards", "over", "ways_of"]
 
 SIZES = (1, 2, 3, 4, 8)
 KINDS = {
@@ -199,7 +198,7 @@ def asked_of(problem: Problem) -> set[str]:
 
 def told_of_cases(engine: _Engine, patterns: list[str], dtype: str) -> bool:
     """Print a row for each option: the cases of the kit that ranks answered, and the worst share of a bound."""
-    cases = {case.name: case for case in SHARED_CASES if any(fnmatch.fnmatch(case.name, each) for each in patterns)}
+    cases = {case.name: case for case in matching(SHARED_CASES, patterns)}
     options: dict[str, dict[str, list[float]]] = {}
     are_right = True
     for size in (each for each in SIZES[1:] if each <= engine.most):

@@ -16,8 +16,6 @@ from attention_core import Causal, KeyLengths, Shards, SlidingWindow, shard, uns
 from attention_core.backend import array_namespace, on_device_of
 from attention_core.scores import ScoreMod
 
-__all__ = ["check_sharded", "whole_of"]
-
 AttentionFunction = Callable[..., Any]
 MASKS = "mask", "attn_mask"
 BY_POSITION = Causal, KeyLengths, SlidingWindow

@@ -9,8 +9,6 @@ import numpy as np
 
 from attention_conformance.problem import NumpyArray
 
-__all__ = ["MEMORY", "stored"]
-
 View = Callable[[Any, Any], Any]
 """From the stored array, and its namespace, to the array."""
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from attention_core.backend import array_namespace
 
-__all__ = ["periodic", "steepened"]
-
 
 def periodic(batch: Any, head: Any, query: Any, key: Any, period: Any) -> Any:
     """Whether a sum of all positions is no multiple of the period."""

@@ -18,8 +18,6 @@ from attention_conformance.run.language_model import LanguageModel
 from attention_conformance.run.model import load_any, model_cases
 from attention_core.backend import available_backends, get_backend
 
-__all__ = ["published", "published_model"]
-
 
 def published() -> dict[str, str | None]:
     """Read the SHA-256 of every case."""

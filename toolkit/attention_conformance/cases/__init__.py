@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from attention_conformance.cases.batch import BATCH
 from attention_conformance.cases.case import Case
-from attention_conformance.cases.contract import CONTRACT
-from attention_conformance.cases.differentiated import DIFFERENTIATED
+from attention_conformance.cases.contract import CONTRACT, DIFFERENTIATED, WRONG
 from attention_conformance.cases.hard import HARD
-from attention_conformance.cases.wrong import WRONG
 
 __all__ = ["CASES"]
 

@@ -12,8 +12,6 @@ from attention_conformance.cases.case import Case, Draw
 from attention_conformance.oracle.ulps import difference
 from attention_conformance.problem import NumpyArray, Problem, Rule
 
-__all__ = ["BATCH", "in_calls", "other_bits"]
-
 CALLS = ((0, 1, 2), (2, 0, 1), (0,), (1,), (2,), (3, 2, 4, 0, 5, 1))
 """The samples of each call: a batch, in other places, each alone, and among others, which are 3 and more."""
 

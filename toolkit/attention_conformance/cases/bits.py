@@ -13,12 +13,9 @@ import numpy as np
 
 from attention_conformance.cases.batch import CALLS
 from attention_conformance.cases.case import Case, Draw, hard
-from attention_conformance.cases.contract import MASK
 from attention_conformance.cases.kernels import attention
 from attention_conformance.problem import NumpyArray, Problem, Rule
 from attention_conformance.strides import MEMORY
-
-__all__ = ["BITS", "BITWISE", "SAME_CALL", "VARIATIONS", "Variation"]
 
 BITWISE = "bits"
 """The measure of these cases."""
@@ -87,19 +84,17 @@ class Variation:
 
 def _part(problem: Problem, says: str, **taken: Any) -> Variation:
     """A call with parts of the arrays."""
-    arrays = {}
-    for name, each in problem.arrays.items():
+
+    def part(name: str, each: NumpyArray) -> NumpyArray:
         kinds = ("batch", "heads", "rows", "keys") if name == "mask" else AXES[name]
         for axis, kind in enumerate(kinds):
             if each.shape[axis] > 1:
-                index = taken.get(kind, ALL)
-                each = each[(ALL,) * axis + (index,)]
-        arrays[name] = np.ascontiguousarray(each)
-    cotangent = problem.cotangent
-    if cotangent is not None:
-        for axis, kind in enumerate(("batch", "heads", "rows")):
-            cotangent = cotangent[(ALL,) * axis + (taken.get(kind, ALL),)]
-    return Variation(says, replace(problem, arrays=arrays, cotangent=cotangent), taken)
+                each = each[(ALL,) * axis + (taken.get(kind, ALL),)]
+        return each
+
+    arrays = {name: np.ascontiguousarray(part(name, each)) for name, each in problem.arrays.items()}
+    cotangent = None if problem.cotangent is None else part("output", problem.cotangent)
+    return Variation(says, problem.changed(arrays=arrays, cotangent=cotangent), taken)
 
 
 def _same(problem: Problem) -> Iterator[Variation]:
@@ -107,11 +102,10 @@ def _same(problem: Problem) -> Iterator[Variation]:
 
 
 def _again(problem: Problem) -> Iterator[Variation]:
-    other = {name: each[:, :, : LENGTH - 29] for name, each in problem.arrays.items()}
-    reverse = {name: each[::-1] for name, each in problem.arrays.items()}
-    yield Variation("a second call", problem, before=(problem,))
-    yield Variation("a call after another shape", problem, before=(replace(problem, arrays=other, cotangent=None),))
-    yield Variation("a call after other numbers", problem, before=(replace(problem, arrays=reverse, cotangent=None),))
+    shorter = {name: each[:, :, : LENGTH - 29] for name, each in problem.arrays.items()}
+    before = {"second call": problem, "call after another shape": problem.changed(arrays=shorter, cotangent=None)}
+    before["call after other numbers"] = problem.turned().changed(cotangent=None)
+    yield from (Variation(f"a {says}", problem, before=(each,)) for says, each in before.items())
 
 
 def _batches(problem: Problem) -> Iterator[Variation]:
@@ -152,11 +146,10 @@ def _steps(problem: Problem) -> Iterator[Variation]:
 
 def _padded(problem: Problem) -> Iterator[Variation]:
     for length in PADDING:
-        arrays = dict(problem.arrays)
+        arrays = {"mask": np.broadcast_to(np.arange(length) < PADDED, (SAMPLES, 1, LENGTH, length)).copy()}
         for name in ("key", "value"):
-            arrays[name] = np.concatenate([each := arrays[name], each[:, :, : length - PADDED]], axis=2)
-        arrays["mask"] = np.broadcast_to(np.arange(length) < PADDED, (SAMPLES, 1, LENGTH, length)).copy()
-        padded = replace(problem, arrays=arrays, mask=MASK)
+            arrays[name] = np.concatenate([each := problem.arrays[name], each[:, :, : length - PADDED]], axis=2)
+        padded = problem.holding(**arrays)
         yield Variation(f"{length - PADDED} masked keys more", padded, keys=PADDED)
 
 
@@ -192,7 +185,7 @@ def _draw(rule: str = "plain", *, keys: int = LENGTH, groups: int = 4, gradient:
         problem = attention(draw, LENGTH, keys, WIDTH, rule, **sizes, **options)
         if tiny:
             factor = problem.arrays["value"].dtype.type(2.0**-11 if draw.dtype == "float16" else 2.0**-122)
-            problem = replace(problem, arrays={**problem.arrays, "value": problem.arrays["value"] * factor})
+            problem = problem.holding(value=problem.arrays["value"] * factor)
         return problem
 
     return inputs

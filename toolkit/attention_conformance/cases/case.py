@@ -5,13 +5,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from attention_conformance.problem import DTYPES, NumpyArray, Problem, Rule, rounded
-
-__all__ = ["Bound", "Case", "Draw", "exact_scores", "hard", "long", "merged", "ordinary", "probability"]
 
 Bound = Callable[[str, float], float]
 """From the name of a dtype and kappa to units in the last place."""
@@ -50,6 +48,9 @@ def probability(dtype: str, kappa: float) -> float:
 def exact_scores(dtype: str, kappa: float) -> float:
     """Bound the error where large scores cost nothing: they are exact, equal, or without any weight."""
     return ordinary(dtype, 0.0)
+
+
+Drawn: TypeAlias = "Callable[[Draw], dict[str, NumpyArray]]"
 
 
 class Draw:
@@ -101,6 +102,33 @@ class Draw:
         }
         cotangent = self.normal(*leading, heads, rows, self.value_width) if gradient else None
         return Problem({**drawn, **(arrays or {})}, mask, options, cotangent, score_mod, pieces)
+
+
+def drawn(**shapes: tuple[int, ...]) -> Drawn:
+    """Arrays by name, one after the other: a mask, or normally distributed numbers."""
+    return lambda draw: {
+        name: draw.mask(*shape) if name == "mask" else draw.normal(*shape) for name, shape in shapes.items()
+    }
+
+
+def inputs(
+    mask: Rule | None = None,
+    *arrays: Mapping[str, NumpyArray] | Drawn,
+    put: Mapping[str, tuple[tuple[int, ...], float]] | None = None,
+    **options: Any,
+) -> Callable[[Draw], Problem]:
+    """What `Draw.problem` makes of these arguments, with another number at a place of some arrays."""
+
+    def made(draw: Draw) -> Problem:
+        found: dict[str, NumpyArray] = {}
+        for each in arrays:
+            found |= each(draw) if callable(each) else each
+        problem = draw.problem(mask, found, **options)
+        for name, (index, number) in (put or {}).items():
+            problem = problem.put(name, (..., *index), number)
+        return problem
+
+    return made
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,6 @@ from attention_conformance.problem import Problem, Rule, Seed, array, rounded
 from attention_core import Dropout, functions
 from attention_core.backend import Backend, array_namespace, on_device_of
 
-__all__ = ["IDENTICAL", "Identical"]
-
-
 CAUSAL = Rule("Causal")
 WINDOW = Rule("SlidingWindow", {"left": 2, "right": 1})
 LENGTHS = Rule("KeyLengths", {"lengths": "lengths"})

@@ -6,15 +6,11 @@ that key, and no reference of that size is computed.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from attention_conformance.cases.case import Case, Draw
 from attention_conformance.cases.kernels import attention
 from attention_conformance.problem import NumpyArray, Problem
-
-__all__ = ["LARGE", "SIDE", "selecting"]
 
 KEYS = 2100
 """Keys whose rows lie so far apart that the last begin beyond 2**31 elements."""
@@ -43,10 +39,7 @@ def selecting(
     entries = np.arange(batch * heads)
     of_key, of_value = (entries[:heads] if name == shared else entries for name in ("key", "value"))
     code = draw.array(np.stack([-size * signs, size * signs]))
-    table = (
-        np.arange(min(PERIOD, of_value.size))[:, None, None] + 3 * np.arange(keys)[:, None] + 5 * np.arange(width)
-    ) % PERIOD
-    values = draw.array((2 * table - PERIOD) / 64)  # odd: never 0, and exact in 16 bits
+    values = draw.array(_numbers(np.arange(min(PERIOD, of_value.size))[:, None, None], np.arange(keys)[:, None], width))
     chosen = _selected(entries[:, None], np.arange(queries), keys)
     arrays = {
         "query": code[np.resize(_sign(of_key), entries.size)[:, None], chosen],
@@ -57,6 +50,12 @@ def selecting(
     if shared:
         arrays[shared] = np.broadcast_to(arrays[shared], (batch, *arrays[shared].shape[1:]))
     return Problem(arrays, memory={shared: "expanded"} if shared else {})
+
+
+def _numbers(entries: NumpyArray, keys: NumpyArray, width: int) -> NumpyArray:
+    """The values of keys: odd, so never 0, and exact in 16 bits."""
+    table = (entries % PERIOD + 3 * keys + 5 * np.arange(width)) % PERIOD
+    return np.asarray((2 * table - PERIOD) / 64)
 
 
 def _sign(entries: NumpyArray) -> NumpyArray:
@@ -76,8 +75,7 @@ def _of_selected(problem: Problem) -> NumpyArray:
     entries = np.arange(batch * heads)[:, None]
     chosen = _selected(entries, np.arange(queries), keys)[..., None]
     entries = entries % heads if problem.memory.get("value") == "expanded" else entries
-    table = (entries[..., None] % PERIOD + 3 * chosen + 5 * np.arange(width)) % PERIOD
-    return np.asarray((2 * table - PERIOD) / 64).reshape(batch, heads, queries, width)
+    return _numbers(entries[..., None], chosen, width).reshape(batch, heads, queries, width)
 
 
 def _square(draw: Draw, size: int) -> Problem:
@@ -85,7 +83,7 @@ def _square(draw: Draw, size: int) -> Problem:
 
 
 def _far(draw: Draw, name: str) -> Problem:
-    return replace(attention(draw, 3, KEYS, 64, heads=1, batch=1), memory={name: "far"})
+    return attention(draw, 3, KEYS, 64, heads=1, batch=1).changed(memory={name: "far"})
 
 
 def _case(name: str, shows: str, memory: float, **more: object) -> Case:

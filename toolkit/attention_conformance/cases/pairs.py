@@ -5,15 +5,11 @@ A fault of one path often shows under another setting alone, such as causality w
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
+from typing import Any
 
 from attention_conformance.cases.case import Case, Draw, hard
-from attention_conformance.cases.contract import MASK
-from attention_conformance.cases.kernels import attention
+from attention_conformance.cases.kernels import ARRAYS, AT, attention
 from attention_conformance.problem import Problem
-
-__all__ = ["PAIRS", "TABLE"]
 
 TABLE = (
     # queries, keys, rule, samples, heads, key heads, width, scale, scores, memory
@@ -94,46 +90,35 @@ def _problem(
         draw, queries, keys, width, "causal" if "causal" in rule else "plain", heads=heads, groups=groups, batch=batch,
         gradient=gradient,
     )  # fmt: skip
-    arrays = {name: each.copy() for name, each in problem.arrays.items()}
     options = problem.options if scale is None else {**problem.options, "scale": scale}
     if scores == "high":
-        arrays["query"][..., 0] = 8.0
-        arrays["key"][..., 0] = draw.array(SCORE / 8.0 / (width**-0.5 if scale is None else scale))
+        factor = draw.array(SCORE / 8.0 / (width**-0.5 if scale is None else scale))
+        problem = problem.put("query", AT[..., 0], 8.0).put("key", AT[..., 0], factor)
     shapes = {"keys": (batch, 1, 1, keys), "head-keys": (batch, heads, 1, keys), "heads": (1, heads, queries, keys)}
-    shape = shapes.get(rule.removeprefix("causal-"))
-    if shape is not None:
-        arrays["mask"] = draw.mask(*shape)
+    if shape := shapes.get(rule.removeprefix("causal-")):
+        problem = problem.holding(mask=draw.mask(*shape))
     if rule == "bias":
-        arrays["bias"] = draw.normal(1, heads, queries, keys)
-    names = ("key", "value") if memory == "part" else ("query", "key", "value")
-    mask = MASK if shape is not None else None
-    return replace(problem, arrays=arrays, mask=mask, options=options, memory=dict.fromkeys(names, memory))
+        problem = problem.holding(bias=draw.normal(1, heads, queries, keys))
+    names = ("key", "value") if memory == "part" else ARRAYS
+    return problem.changed(options=options, memory=dict.fromkeys(names, memory))
 
 
-def _case(row: tuple[object, ...], *, gradient: bool = False) -> Case:
+def _case(row: tuple[Any, ...], *, gradient: bool = False) -> Case:
     queries, keys, rule, batch, heads, groups, width, scale, scores, memory = row
     factor = "" if scale is None else f", the scale {scale}"
     shows = (
         f"{batch} × {heads} heads on {groups}, {queries} queries, {keys} keys, D = {width}; {rule}{factor}, "
         f"{scores} scores, {memory} memory."
     )
-    shows = f"Gradients: {shows}" if gradient else shows
-    name = f"{'gradient-' if gradient else ''}pair-{queries}x{keys}-{rule}"
-    inputs = partial(_inputs, row=row, gradient=gradient)
-    measure = "gradient" if gradient else "ulp"
-    return Case(
-        name,
-        LINES.get(str(rule), 1),
-        shows,
-        inputs,
-        bound=_wide if scores == "high" else hard,
-        compiled=(),
-        measure=measure,
-    )
+    name, measure = f"pair-{queries}x{keys}-{rule}", "ulp"
+    if gradient:
+        name, shows, measure = f"gradient-{name}", f"Gradients: {shows}", "gradient"
 
+    def inputs(draw: Draw) -> Problem:
+        return _problem(draw, *row, gradient=gradient)
 
-def _inputs(draw: Draw, *, row: tuple[object, ...], gradient: bool) -> Problem:
-    return _problem(draw, *row, gradient=gradient)  # type: ignore[arg-type]
+    bound = _wide if scores == "high" else hard
+    return Case(name, LINES.get(rule, 1), shows, inputs, bound, measure=measure, compiled=())
 
 
 PAIRS: tuple[Case, ...] = (

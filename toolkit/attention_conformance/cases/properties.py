@@ -1,23 +1,31 @@
 """Cases of properties that need no oracle: what two or more calls of one subject owe each other.
 
 An oracle answers them nevertheless, so that a subject that breaks a property in the same way each time is seen, too.
+Corners of values, masks and widths come after them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from attention_conformance.cases.case import Bound, Case, Draw, hard, ordinary
-from attention_conformance.cases.contract import MASK
-from attention_conformance.cases.kernels import attention
+from attention_conformance.cases.case import Case, Draw, hard, long, ordinary
+from attention_conformance.cases.kernels import (
+    ARRAYS,
+    AT,
+    attention,
+    cached,
+    gradient,
+    in_memory,
+    row,
+    sized,
+    window,
+)
 from attention_conformance.problem import Problem
-
-__all__ = ["LENGTHS", "PROPERTIES"]
 
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 66, 96, 127, 128, 129, 130)
 """Lengths of a cache, at the edges of blocks and next to them."""
@@ -30,173 +38,164 @@ def parts(dtype: str, kappa: float) -> float:
 
 def _steps(draw: Draw) -> Problem:
     """One query for each length of a cache."""
-    problem = attention(draw, len(LENGTHS), max(LENGTHS), 64)
     mask = np.arange(max(LENGTHS)) < np.asarray(LENGTHS)[:, None]
-    return replace(problem, arrays={**problem.arrays, "mask": mask[None, None]}, mask=MASK)
+    return attention(draw, len(LENGTHS), max(LENGTHS), 64).holding(mask=mask[None, None])
 
 
 def _reordered(draw: Draw) -> Problem:
     """The same sample six times, its keys in other orders; blocks of low scores lie between blocks of high ones."""
-    problem = attention(draw, 9, 260, 32, batch=1)
-    arrays = {name: each.copy() for name, each in problem.arrays.items()}
-    arrays["query"][..., 0] = 8.0
-    arrays["key"][..., 0] = 0.0
-    arrays["key"][..., 64:128, 0] = -40.0
+    problem = attention(draw, 9, 260, 32, batch=1).put("query", AT[..., 0], 8.0).put("key", AT[..., 0], 0.0)
+    arrays = dict(problem.put("key", AT[..., 64:128, 0], -40.0).arrays)
     random = np.random.default_rng(5)
     orders = [np.arange(260), np.arange(260)[::-1], *(np.roll(np.arange(260), shift) for shift in (64, 130))]
     orders += [random.permutation(260) for _ in range(2)]
     for name in ("key", "value"):
         arrays[name] = np.concatenate([arrays[name][:, :, order] for order in orders])
-    arrays["query"] = np.repeat(arrays["query"], len(orders), axis=0)
-    return replace(problem, arrays=arrays)
+    return problem.holding(**{**arrays, "query": np.repeat(arrays["query"], len(orders), axis=0)})
 
 
 def _among_others(draw: Draw, number: float, *, head: bool = False) -> Problem:
     """Ordinary samples, or heads, and one whose numbers are large or NaN."""
     problem = attention(draw, 20, 34, 32, heads=3, batch=3)
-    arrays = {name: each.copy() for name, each in problem.arrays.items()}
-    at = (slice(None), 1) if head else (1,)
-    for each in arrays.values():
-        each[at] = each[at] * each.dtype.type(number)
-    return replace(problem, arrays=arrays)
-
-
-def _of_heads(draw: Draw) -> Problem:
-    problem = attention(draw, 20, 34, 32, heads=3, batch=3)
-    mask = draw.mask(3, 3, 20, 34)
-    return replace(problem, arrays={**problem.arrays, "mask": mask}, mask=MASK, calls=(1, 1, 1))
-
-
-def _window(draw: Draw, left: int, right: int, queries: int = 70) -> Problem:
-    problem = attention(draw, queries, queries, 32, "mask")
-    at = np.arange(queries)
-    mask = (at[None, :] >= at[:, None] - left) & (at[None, :] <= at[:, None] + right)
-    mask = np.broadcast_to(mask, problem.arrays["mask"].shape).copy()
-    return replace(problem, arrays={**problem.arrays, "mask": mask})
+    for each in problem.arrays.values():
+        each[(slice(None), 1) if head else 1] *= each.dtype.type(number)
+    return problem
 
 
 def _alibi(draw: Draw) -> Problem:
     """Rates that are powers of 2, so that the bias is exact in all types."""
-    problem = attention(draw, 70, 70, 32, heads=4)
     at, rates = np.arange(70), 2.0 ** -np.arange(1, 5)
-    bias = -rates[:, None, None] * abs(at[:, None] - at[None, :])
-    return replace(problem, arrays={**problem.arrays, "bias": draw.array(np.broadcast_to(bias, (2, 4, 70, 70)))})
-
-
-def _cached(draw: Draw, rest: float) -> Problem:
-    """One query against a cache of 65,536, of which 40,000 keys are there and the rest is multiplied by a number."""
-    problem = attention(draw, 1, 65536, 16, "mask", heads=1, batch=1)
-    arrays = {name: each.copy() for name, each in problem.arrays.items()}
-    arrays["mask"][...] = np.arange(65536) < 40000
-    for name in ("key", "value"):
-        arrays[name][..., 40000:, :] *= arrays[name].dtype.type(rest)
-    return replace(problem, arrays=arrays)
+    bias = np.broadcast_to(-rates[:, None, None] * abs(at[:, None] - at), (2, 4, 70, 70))
+    return attention(draw, 70, 70, 32, heads=4).holding(bias=draw.array(bias))
 
 
 def _other_dtype(problem: Problem, draw: Draw) -> Sequence[Problem]:
     """The same call in the other dtypes."""
-    kinds: list[Any] = [np.dtype(np.float16), np.dtype(np.float32)]
-    mine = problem.arrays["query"].dtype
-    return [
-        replace(problem, arrays={name: each.astype(kind) for name, each in problem.arrays.items()})
-        for kind in kinds
-        if kind != mine
-    ]
-
-
-def _stored(problem: Problem, **memory: str) -> Problem:
-    return replace(problem, memory=memory)
-
-
-def _case(
-    name: str, line: int, shows: str, inputs: Callable[[Draw], Problem], bound: Bound = ordinary, **more: Any
-) -> Case:
-    return Case(name, line, shows, inputs, bound=bound, compiled=(), **more)
-
-
-PROPERTIES: tuple[Case, ...] = (
-    _case("decoding-equals-prefill", 3, "A query alone with the keys up to its own gives its row of the whole.",
-          _steps, measure="decoded"),
-    _case("sample-alone", 10, "A sample alone gives what it gives among others.", _of_heads, measure="batch"),
-    _case("large-sample-among-others", 10, "A sample of large numbers changes no other.",
-          lambda d: _among_others(d, 24.0), hard),
-    _case("large-head-among-others", 10, "A head of large numbers changes no other.",
-          lambda d: _among_others(d, 24.0, head=True), hard),
-    _case("nan-sample-among-others", 5, "A sample of NaN makes no other NaN.", lambda d: _among_others(d, math.nan)),
-    _case("nan-head-among-others", 5, "A head of NaN makes no other NaN.",
-          lambda d: _among_others(d, math.nan, head=True)),
-    _case("reordered-keys", 10, "The order of keys does not matter, with blocks of low scores anywhere.",
-          _reordered, hard),
-    _case("merged-pieces", 10, "Outputs of pieces, weighted by their logsumexp, give that of the whole.",
-          lambda d: attention(d, 20, 130, 64, return_logsumexp=True), parts, measure="merged"),
-    _case("window-of-its-own", 2, "A window of 9 keys to the left and 5 to the right, by its own keyword.",
-          lambda d: _window(d, 9, 5), measure="windowed"),
-    _case("window-of-its-own-past", 2, "A window of 16 keys to the left and none to the right, by its own keyword.",
-          lambda d: _window(d, 16, 0), measure="windowed"),
-    _case("window-of-its-own-200", 2, "A window of 70 keys to the left across blocks, by its own keyword.",
-          lambda d: _window(d, 70, 0, queries=200), measure="windowed"),
-    _case("alibi-of-its-own", 7, "ALiBi: minus a rate times the distance of query and key.",
-          _alibi, measure="by distance"),
-    _case("dropout-of-its-own", 11, "Dropout leaves out the share it should, scales the rest, and differs by call.",
-          lambda d: attention(d, 64, 64, 64), measure="dropped"),
-    _case("twice-of-200", 10, "Equal calls with several blocks of queries and keys: the same bits.",
-          lambda d: attention(d, 200, 200, 64), measure="twice"),
-    _case("after-other-dtype", 10, "A call after others of the same shapes in another dtype.",
-          lambda d: attention(d, 21, 35, 32), before=_other_dtype),
-    _case("as-the-first-call", 10, "A call of the shapes that the first call of the run had.",
-          lambda d: attention(d, 64, 64, 64, heads=4)),
-    _case("many-samples", 10, "270 samples.", lambda d: attention(d, 2, 3, 16, heads=1, batch=270)),
-    _case("long-decode", 5, "One query sees 40,000 keys of a cache of 65,536 whose rest is NaN.",
-          lambda d: _cached(d, math.nan), hard),
-    _case("long-stale-cache", 1, "One query sees 40,000 keys of a cache of 65,536 whose rest is another text's.",
-          lambda d: _cached(d, 1.0), hard),
-    _case("memory-bias", 10, "The bias is a transposed view.",
-          lambda d: _stored(_with_bias(d), bias="transposed")),
-    _case("memory-mask-expanded", 10, "The mask is expanded over the batch, with a stride of 0.",
-          lambda d: _stored(_equal_masks(attention(d, 18, 34, 32, "mask")), mask="expanded")),
-    _case("memory-query-expanded", 10, "The query is expanded over the batch, with a stride of 0.",
-          lambda d: _stored(_equal_queries(attention(d, 18, 34, 32)), query="expanded")),
-    _case("gradient-memory-stride", 10, "Gradients of arrays whose last axis has a stride.", measure="gradient",
-          inputs=lambda d: _stored(attention(d, 18, 34, 32, gradient=True),
-                                   **dict.fromkeys(("query", "key", "value"), "every-second"))),
-    _case("gradient-memory-misaligned", 10, "Gradients of arrays that start one element after their buffers.",
-          measure="gradient",
-          inputs=lambda d: _stored(attention(d, 18, 34, 32, gradient=True),
-                                   **dict.fromkeys(("query", "key", "value", "cotangent"), "offset"))),
-    _case("gradient-of-one-array", 10, "The gradient of one array alone is that among the others.",
-          measure="apart", inputs=lambda d: attention(d, 20, 34, 32, gradient=True)),
-    _case("gradient-after-other-forward", 10, "Gradients of a call, after another call came between.",
-          measure="between", inputs=lambda d: attention(d, 20, 34, 32, gradient=True)),
-    _case("gradient-of-one-graph-twice", 10, "A second backward pass through one graph gives the same gradients.",
-          measure="repeated", inputs=lambda d: attention(d, 20, 34, 32, gradient=True)),
-    _case("memory-one-array", 10, "Query, key and value are one array.", lambda d: _one_array(d)),
-    _case("gradient-memory-one-array", 10, "Gradients where query, key and value are one array.", measure="gradient",
-          inputs=lambda d: _one_array(d, gradient=True)),
-    _case("gradient-samples", 10, "Gradients of five samples of lengths of their own.", measure="gradient",
-          inputs=lambda d: attention(d, 20, 34, 32, "lengths", batch=5, gradient=True)),
-    _case("gradient-more-queries", 10, "Gradients with more queries than keys.", measure="gradient",
-          inputs=lambda d: attention(d, 130, 34, 32, gradient=True)),
-)  # fmt: skip
-"""Properties, for subjects."""
-
-
-def _with_bias(draw: Draw) -> Problem:
-    problem = attention(draw, 18, 34, 32)
-    return replace(problem, arrays={**problem.arrays, "bias": draw.normal(2, 2, 18, 34)})
+    kinds = [kind for kind in ("float16", "float32") if kind != problem.arrays["query"].dtype]
+    return [problem.holding(**{name: each.astype(kind) for name, each in problem.arrays.items()}) for kind in kinds]
 
 
 def _one_array(draw: Draw, *, gradient: bool = False) -> Problem:
     problem = attention(draw, 33, 33, 32, "causal", gradient=gradient)
     query = problem.arrays["query"]
-    arrays = {**problem.arrays, "key": query, "value": query}
-    return replace(problem, arrays=arrays, memory={"key": "query", "value": "query"})
+    return problem.holding(key=query, value=query).changed(memory={"key": "query", "value": "query"})
 
 
-def _equal_masks(problem: Problem) -> Problem:
-    mask = np.repeat(problem.arrays["mask"][:1], 2, axis=0)
-    return replace(problem, arrays={**problem.arrays, "mask": mask})
+def _masked_large(draw: Draw) -> Problem:
+    """Values that no query may attend to are near the largest number of the type."""
+    problem = attention(draw, 20, 130, 32, "mask").put("mask", ..., np.arange(130) < 70)
+    return problem.put("value", AT[..., 70:, :], 6e4 if draw.dtype == "float16" else 1e30)
 
 
-def _equal_queries(problem: Problem) -> Problem:
-    query = np.repeat(problem.arrays["query"][:1], 2, axis=0)
-    return replace(problem, arrays={**problem.arrays, "query": query})
+def _small_weights(draw: Draw) -> Problem:
+    """One key has most of the weight; the others have a 40,000th each, and a twentieth together."""
+    problem = attention(draw, 4, 2100, 32, deviation=0.25).put("query", AT[..., 0], 8.0)
+    problem = problem.put("key", AT[..., 0], 0.0).put("key", AT[..., 700, 0], 7.5)
+    spread = draw.normal(*problem.arrays["value"].shape, deviation=0.25).astype(np.float64)
+    return problem.holding(value=draw.array(1 + spread)).put("value", AT[..., 700, :], -1.0)
+
+
+def _steep(draw: Draw) -> Problem:
+    """Scores of the first block are 180 above those of the others."""
+    problem = attention(draw, 5, 200, 64).put("query", AT[..., 0], 16.0)
+    return problem.put("key", AT[..., 0], -90.0).put("key", AT[..., :64, 0], 0.0)
+
+
+def _value_width(draw: Draw, width: int, value_width: int) -> Problem:
+    problem = attention(draw, 33, 65, width, "causal")
+    return problem.holding(value=draw.normal(2, 2, 65, value_width))
+
+
+def _alone(draw: Draw) -> Problem:
+    problem = attention(draw, 20, 34, 32, heads=3, batch=3)
+    return problem.holding(mask=draw.mask(3, 3, 20, 34)).changed(calls=(1, 1, 1))
+
+
+def _of_heads(draw: Draw, **options: Any) -> Problem:
+    return attention(draw, 70, 130, 32, heads=3, **options).holding(mask=draw.mask(2, 3, 70, 130))
+
+
+def _rolled(problem: Problem, draw: Draw) -> Sequence[Problem]:
+    """As many keys as before, but others."""
+    name = "mask" if "mask" in problem.arrays else "bias"  # of kernels that add their masks
+    return [problem.changed(arrays={**problem.arrays, name: np.roll(problem.arrays[name], 1, axis=-1)})]
+
+
+PROPERTIES: tuple[Case, ...] = (
+    row("decoding-equals-prefill", 3, "A query alone with the keys up to its own gives its row of the whole.", _steps,
+        measure="decoded"),
+    row("sample-alone", 10, "A sample alone gives what it gives among others.", _alone, measure="batch"),
+    row("large-sample-among-others", 10, "A sample of large numbers changes no other.",
+        lambda d: _among_others(d, 24.0), hard),
+    row("large-head-among-others", 10, "A head of large numbers changes no other.",
+        lambda d: _among_others(d, 24.0, head=True), hard),
+    row("nan-sample-among-others", 5, "A sample of NaN makes no other NaN.", lambda d: _among_others(d, math.nan)),
+    row("nan-head-among-others", 5, "A head of NaN makes no other NaN.",
+        lambda d: _among_others(d, math.nan, head=True)),
+    row("reordered-keys", 10, "The order of keys does not matter, with blocks of low scores anywhere.", _reordered,
+        hard),
+    row("merged-pieces", 10, "Outputs of pieces, weighted by their logsumexp, give that of the whole.",
+        sized(20, 130, 64, return_logsumexp=True), parts, measure="merged"),
+    row("window-of-its-own", 2, "A window of 9 keys to the left and 5 to the right, by its own keyword.",
+        lambda d: window(d, 70, 9, 5), measure="windowed"),
+    row("window-of-its-own-past", 2, "A window of 16 keys to the left and none to the right, by its own keyword.",
+        lambda d: window(d, 70, 16), measure="windowed"),
+    row("window-of-its-own-200", 2, "A window of 70 keys to the left across blocks, by its own keyword.",
+        lambda d: window(d, 200, 70), measure="windowed"),
+    row("alibi-of-its-own", 7, "ALiBi: minus a rate times the distance of query and key.", _alibi,
+        measure="by distance"),
+    row("dropout-of-its-own", 11, "Dropout leaves out the share it should, scales the rest, and differs by call.",
+        sized(64, 64, 64), measure="dropped"),
+    row("twice-of-200", 10, "Equal calls with several blocks of queries and keys: the same bits.", sized(200, 200, 64),
+        measure="twice"),
+    row("after-other-dtype", 10, "A call after others of the same shapes in another dtype.", sized(21, 35, 32),
+        before=_other_dtype),
+    row("as-the-first-call", 10, "A call of the shapes that the first call of the run had.",
+        sized(64, 64, 64, heads=4)),
+    row("many-samples", 10, "270 samples.", sized(2, 3, 16, heads=1, batch=270)),
+    row("long-decode", 5, "One query sees 40,000 keys of a cache of 65,536 whose rest is NaN.",
+        lambda d: cached(d, 1, 65536, 40000, width=16, heads=1, batch=1), hard),
+    row("long-stale-cache", 1, "One query sees 40,000 keys of a cache of 65,536 whose rest is another text's.",
+        lambda d: cached(d, 1, 65536, 40000, 1.0, width=16, heads=1, batch=1), hard),
+    row("memory-bias", 10, "The bias is a transposed view.",
+        lambda d: in_memory(attention(d, 18, 34, 32).holding(bias=d.normal(2, 2, 18, 34)), "transposed", "bias")),
+    row("memory-mask-expanded", 10, "The mask is expanded over the batch, with a stride of 0.",
+        lambda d: in_memory(attention(d, 18, 34, 32, "mask"), "expanded", "mask")),
+    row("memory-query-expanded", 10, "The query is expanded over the batch, with a stride of 0.",
+        lambda d: in_memory(attention(d, 18, 34, 32), "expanded", "query")),
+    gradient("gradient-memory-stride", 10, "Gradients of arrays whose last axis has a stride.",
+             lambda d: in_memory(attention(d, 18, 34, 32, gradient=True), "every-second", *ARRAYS)),
+    gradient("gradient-memory-misaligned", 10, "Gradients of arrays that start one element after their buffers.",
+             lambda d: in_memory(attention(d, 18, 34, 32, gradient=True), "offset", *ARRAYS, "cotangent")),
+    row("gradient-of-one-array", 10, "The gradient of one array alone is that among the others.",
+        sized(20, 34, 32, gradient=True), measure="apart"),
+    row("gradient-after-other-forward", 10, "Gradients of a call, after another call came between.",
+        sized(20, 34, 32, gradient=True), measure="between"),
+    row("gradient-of-one-graph-twice", 10, "A second backward pass through one graph gives the same gradients.",
+        sized(20, 34, 32, gradient=True), measure="repeated"),
+    row("memory-one-array", 10, "Query, key and value are one array.", _one_array),
+    gradient("gradient-memory-one-array", 10, "Gradients where query, key and value are one array.",
+             partial(_one_array, gradient=True)),
+    gradient("gradient-samples", 10, "Gradients of five samples of lengths of their own.",
+             sized(20, 34, 32, "lengths", batch=5, gradient=True)),
+    gradient("gradient-more-queries", 10, "Gradients with more queries than keys.", sized(130, 34, 32, gradient=True)),
+)  # fmt: skip
+"""Properties, for subjects."""
+
+CORNERS: tuple[Case, ...] = (
+    row("masked-large-value", 5, "Masked values near the largest number reach nothing.", _masked_large),
+    row("attended-plus-inf-value", 5, "An attended value of +inf gives +inf, in its channel only.",
+        lambda d: attention(d, 20, 130, 32).put("value", (..., 66, 2), math.inf)),
+    row("small-weights", 8, "2,099 small weights are a twentieth of the sum.", _small_weights, long),
+    row("steeply-falling-scores", 0, "The maximum of the first block is 180 above that of the next.", _steep, hard),
+    row("narrow-values-128", 10, "D = 192 and E = 128.", partial(_value_width, width=192, value_width=128)),
+    row("wide-values-128", 10, "D = 64 and E = 128.", partial(_value_width, width=64, value_width=128)),
+    row("mask-of-heads-and-causal", 3, "A mask of every head, and causality.", partial(_of_heads, is_causal=True)),
+    row("memory-mask-misaligned", 10, "The mask starts one element after its buffer.",
+        lambda d: in_memory(_of_heads(d), "offset", "mask")),
+    row("same-memory-mask", 10, "New numbers in the same memory, and a new mask.", sized(20, 34, 32, "mask"),
+        measure="overwritten"),
+    row("after-rolled-mask", 10, "A call after another whose mask hides as many keys.", sized(20, 34, 32, "mask"),
+        before=_rolled),
+)  # fmt: skip
+"""Corners, for subjects."""

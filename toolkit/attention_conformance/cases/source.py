@@ -13,8 +13,6 @@ from attention_core.backend import get_backend
 from attention_core.parameters import FeedForward, LayerNorm, Linear, MultiHeadAttention
 from attention_core.random import random_bits
 
-__all__ = ["Blank", "Source", "Trees"]
-
 Trees: TypeAlias = dict[str, Any]
 """Arrays, and parameters, by the names of the arguments that they are."""
 

@@ -19,8 +19,6 @@ from attention_conformance.oracle.ulps import FORMATS, Difference, difference
 from attention_conformance.problem import NumpyArray
 from attention_core.backend import get_backend
 
-__all__ = ["BOUND", "Comparison", "PlaceRow", "WeightRow", "compare", "steps"]
-
 BOUND = 16.0
 """In units in the last place of the largest number of a position, besides what follows."""
 

@@ -19,8 +19,6 @@ from attention_core.functions import linear
 from attention_core.layers import named_arrays, tree_from_names
 from attention_core.weights import record_attention
 
-__all__ = ["Cause", "causes_of_weights", "distance", "dtype_cause", "mistake_of"]
-
 SETTINGS: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("kind-of-gelu", "activation", ("gelu", "gelu_tanh", "relu", "silu")),
     ("epsilon", "epsilon", (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3)),

@@ -19,8 +19,6 @@ from attention_conformance.subjects.libraries import in_precision
 from attention_core.backend import get_backend
 from attention_core.weights import record_attention
 
-__all__ = ["Place", "record"]
-
 NAMES = (  # of modules of transformers and torch.nn, and of the same places here
     (r"embeddings|model\.embed_tokens", "embeddings"),
     (r"(?:encoder\.layer|model\.layers)\.(\d+)", r"layers.\1"),

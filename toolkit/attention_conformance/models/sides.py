@@ -27,8 +27,6 @@ from attention_files.checkpoints import load_causal_lm
 from attention_files.gguf import load_gguf
 from attention_files.safetensors import FileError, load_arrays, load_layers
 
-__all__ = ["FRAMEWORKS", "ComparisonError", "Side", "drawn_inputs", "ours", "read_inputs", "read_model", "side_of"]
-
 FRAMEWORKS = ("numpy", "torch", "jax", "tensorflow", "keras")
 INPUTS = ("token_ids", "x", "query", "key_mask", "mask", "position_ids")
 
@@ -168,8 +166,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 def _bert(arrays: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[Any, Any]:
     """An encoder; the head of a task is left out."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         return from_encoder(arrays, config=config, xp=np)
 
 

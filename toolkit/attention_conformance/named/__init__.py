@@ -6,8 +6,7 @@ rest is the reproducer. It needs only the package concerned, so ``uv run FILE`` 
 
 from __future__ import annotations
 
-from attention_conformance.named.case import PROPERTIES, RESULTS, NamedCase, Shown
-from attention_conformance.named.catalogue import find_case, named_cases
+from attention_conformance.named.case import PROPERTIES, RESULTS, NamedCase, Shown, find_case, named_cases
 from attention_conformance.named.reproducer import run
 
 __all__ = ["PROPERTIES", "RESULTS", "NamedCase", "Shown", "find_case", "named_cases", "run"]

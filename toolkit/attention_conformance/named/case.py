@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
+import json
 import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-__all__ = ["PROPERTIES", "RESULTS", "NamedCase", "Shown", "read"]
 
 PROPERTIES = {
     "mask": "True means may attend, and a bias is added",
@@ -115,6 +115,13 @@ class NamedCase:
         return word.lower() in " ".join((self.name, self.summary, self.story, self.title, self.property)).lower()
 
 
+@functools.cache
+def _shown() -> dict[str, dict[str, str]]:
+    """What each script showed last, by the name of the case."""
+    found: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("shown.json").read_text(encoding="utf-8"))
+    return found
+
+
 def read(path: Path) -> NamedCase:
     """Read a case from its script; a field that is missing is a ``KeyError``."""
     text = path.read_text(encoding="utf-8")
@@ -124,8 +131,9 @@ def read(path: Path) -> NamedCase:
         raise ValueError(f"expected the metadata of a script in {path.name}; got none")
     metadata = tomllib.loads(re.sub(r"^# ?", "", header["lines"], flags=re.MULTILINE))
     fields: dict[str, Any] = metadata["tool"]["attention-core"]
+    name = path.stem.replace("_", "-")
     return NamedCase(
-        name=path.stem.replace("_", "-"),
+        name=name,
         summary=" ".join(summary.split()),
         story=story.strip(),
         thread=fields["thread"],
@@ -139,6 +147,23 @@ def read(path: Path) -> NamedCase:
         needs=fields.get("needs", "cpu"),
         geometry=fields["geometry"],
         like=tuple(fields.get("like", ())),
-        shown=Shown(**{"date": "", "versions": "", **fields["shown"]}),
+        shown=Shown(**{"date": "", "versions": "", **_shown()[name]}),
         path=path,
     )
+
+
+@functools.cache
+def named_cases() -> tuple[NamedCase, ...]:
+    """All named cases, by name."""
+    return tuple(read(path) for path in sorted((Path(__file__).parent / "scripts").glob("*.py")))
+
+
+def find_case(name: str) -> NamedCase:
+    """The case of a name, or of a part that no other name has, such as the number of its thread."""
+    cases = named_cases()
+    whole = [case for case in cases if f"-{name}-" in f"-{case.name}-"]
+    found = [case for case in cases if case.name == name] or whole or [case for case in cases if name in case.name]
+    if len(found) != 1:
+        among = ", ".join(case.name for case in found or cases)
+        raise ValueError(f"expected a part of one name out of {among}; got {name!r}")
+    return found[0]

@@ -6,10 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from attention_conformance.named.case import PROPERTIES, NamedCase
-from attention_conformance.named.catalogue import named_cases
-
-__all__ = ["renewed", "tables"]
+from attention_conformance.named.case import PROPERTIES, NamedCase, named_cases
 
 _MADE = re.compile(r"(?<=<!-- made by a command -->\n).*", re.DOTALL)
 

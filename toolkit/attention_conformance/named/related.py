@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 
-from attention_conformance.named.case import NamedCase
-from attention_conformance.named.catalogue import named_cases
-
-__all__ = ["property_of", "related", "seen_before"]
+from attention_conformance.named.case import NamedCase, named_cases
 
 PROPERTIES_OF_FAULTS = {
     "bottom-right-causal": "causal",

@@ -9,8 +9,6 @@ from importlib.metadata import PackageNotFoundError, version
 
 from attention_conformance.named.case import NamedCase
 
-__all__ = ["Ran", "run"]
-
 SECONDS = 300.0
 
 

@@ -26,8 +26,6 @@ from attention_conformance.oracle.hashing import keep_pattern
 from attention_conformance.oracle.positions import allowed
 from attention_conformance.problem import NumpyArray, Problem
 
-__all__ = ["CONTEXT", "Exact", "Head", "Row", "Truth", "attention", "exact", "heads", "scan"]
-
 CONTEXT = Context(prec=50, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[])  # no traps: inf - inf is nan, as in IEEE arithmetic
 ZERO, ONE, INFINITY, NAN = Decimal(0), Decimal(1), Decimal("Infinity"), Decimal("NaN")
 

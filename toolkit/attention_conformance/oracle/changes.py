@@ -12,8 +12,6 @@ import numpy as np
 
 from attention_conformance.problem import Problem, Rule
 
-__all__ = ["Change", "changed"]
-
 ZERO, ONE = Decimal(0), Decimal(1)
 
 

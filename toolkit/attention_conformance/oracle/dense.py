@@ -18,8 +18,6 @@ from attention_conformance.oracle.attention import Exact
 from attention_conformance.oracle.positions import allowed
 from attention_conformance.problem import NumpyArray, Problem, Rule
 
-__all__ = ["Answer", "Dense", "answer", "as_exact", "dense_of", "mask_array"]
-
 
 @dataclass(frozen=True)
 class Dense:
@@ -74,6 +72,14 @@ class Dense:
         """Replace some fields."""
         return replace(self, **fields)
 
+    def hiding(self, through: NumpyArray) -> Dense:
+        """The same with a further mask."""
+        return self.changed(mask=through if self.mask is None else self.mask & through)
+
+    def scored(self, scores: NumpyArray) -> Dense:
+        """The same with other scores in place of the capped ones."""
+        return self.changed(softcap=None, scale=0.0, bias=scores if self.bias is None else scores + self.bias)
+
     @functools.cached_property
     def answer(self) -> Answer:
         """What it gives, computed once: many faults change it afterwards."""
@@ -100,6 +106,10 @@ class Answer:
     def kappa(self) -> float:
         """The largest magnitude of a score."""
         return self.sizes()[1]
+
+    def of(self, **arrays: NumpyArray) -> Answer:
+        """Other arrays, with the same scales of errors."""
+        return replace(self, arrays=arrays)
 
 
 def mask_array(rule: Rule, problem: Problem) -> NumpyArray:

@@ -14,8 +14,6 @@ import numpy as np
 from attention_conformance.oracle.dense import Dense
 from attention_conformance.problem import NumpyArray
 
-__all__ = ["AXES", "Head", "Way", "changes_of", "emulated", "head_of", "unlike"]
-
 
 @dataclass(frozen=True)
 class Way:

@@ -25,8 +25,6 @@ import numpy as np
 from attention_conformance.oracle.attention import CONTEXT, ZERO, Exact, Head, Row, exact, heads, scan
 from attention_conformance.problem import NumpyArray, Problem
 
-__all__ = ["gradients"]
-
 Parts = dict[str, NumpyArray]
 
 

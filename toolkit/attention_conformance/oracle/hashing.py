@@ -6,8 +6,6 @@ import numpy as np
 
 from attention_conformance.problem import NumpyArray, Seed
 
-__all__ = ["hashed", "keep_pattern"]
-
 WORD = 2**32
 
 

@@ -9,8 +9,6 @@ import numpy as np
 
 from attention_conformance.problem import NumpyArray, Problem, Rule
 
-__all__ = ["allowed"]
-
 
 @dataclass(frozen=True)
 class _Score:

@@ -7,8 +7,6 @@ import numpy as np
 from attention_conformance.oracle.dense import Dense
 from attention_conformance.problem import NumpyArray
 
-__all__ = ["reached"]
-
 
 def reached(dense: Dense) -> dict[str, NumpyArray]:
     r"""Find the elements that may be NaN, by the name of the result.

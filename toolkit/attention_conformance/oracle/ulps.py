@@ -9,8 +9,6 @@ import numpy as np
 from attention_conformance.oracle.attention import Exact
 from attention_conformance.problem import NumpyArray
 
-__all__ = ["FORMATS", "Difference", "Format", "difference", "errors_of", "spacing", "worst_error"]
-
 
 @dataclass(frozen=True)
 class Format:

@@ -8,71 +8,50 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Concatenate, ParamSpec, TypeAlias
 
 import numpy as np
 
 from attention_conformance.oracle.dense import Answer, Dense, answer
-from attention_conformance.problem import NumpyArray
+from attention_conformance.problem import NumpyArray, put
 
-__all__ = [
-    "ATTENDED",
-    "CONVENTIONS",
-    "FAULTS",
-    "LEAK",
-    "NARROW",
-    "SINGLE",
-    "SPREAD",
-    "TF32",
-    "Variant",
-    "first_of",
-    "heads_in_turn",
-    "keys_left",
-    "scaled",
-    "shifted_from",
-    "with_change",
-    "with_logsumexp",
-]
+Changed: TypeAlias = Dense | Answer | None
+"""Another problem, or another answer; None where a change does not apply, as the truth is the same."""
+
+Change: TypeAlias = Callable[[Dense], Changed]
+Arguments = ParamSpec("Arguments")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Another answer: a name, the line of the contract it leaves, a sentence, and how it is computed.
-
-    ``answer`` gives None where the variant does not apply to a problem, as the truth is the same.
-    """
+    """Another answer: a name, the line of the contract it leaves, a sentence, and the change that gives it."""
 
     name: str
     line: int
     says: str
-    answer: Callable[[Dense], Answer | None]
+    change: Change = lambda _: None
+
+    def answer(self, dense: Dense) -> Answer | None:
+        """What it gives; None where it does not apply."""
+        changed = self.change(dense)
+        return answer(changed) if isinstance(changed, Dense) else changed
 
 
-Change = Callable[[Dense], Dense | None]
+def given(change: Callable[Concatenate[Dense, Arguments], Changed]) -> Callable[Arguments, Change]:
+    """A function of a problem and arguments, as one of the arguments that makes a change."""
+
+    def made(*arguments: Arguments.args, **options: Arguments.kwargs) -> Change:
+        return lambda dense: change(dense, *arguments, **options)
+
+    return made
 
 
-def with_change(change: Change) -> Callable[[Dense], Answer | None]:
-    """The answer to a changed problem; None where the change does not apply."""
-
-    def answered(dense: Dense) -> Answer | None:
-        changed = change(dense)
-        return None if changed is None else answer(changed)
-
-    return answered
-
-
-def _out(change: Callable[[NumpyArray, Dense], NumpyArray | None]) -> Callable[[Dense], Answer | None]:
+@given
+def _out(dense: Dense, change: Callable[[NumpyArray], NumpyArray]) -> Answer:
     """Change the output; where gradients are asked for, every one of them."""
-
-    def answered(dense: Dense) -> Answer | None:
-        truth = answer(dense)
-        names = [name for name in truth.arrays if name not in ("weights", "logsumexp")]
-        with np.errstate(all="ignore"):
-            changed = {name: change(truth.arrays[name], dense) for name in names}
-        if any(each is None for each in changed.values()):
-            return None
-        return Answer({name: each for name, each in changed.items() if each is not None}, truth.sizes)
-
-    return answered
+    truth = answer(dense)
+    with np.errstate(all="ignore"):
+        return truth.of(**{n: change(each) for n, each in truth.arrays.items() if n not in ("weights", "logsumexp")})
 
 
 def _empty_rows(dense: Dense) -> NumpyArray | None:
@@ -80,9 +59,9 @@ def _empty_rows(dense: Dense) -> NumpyArray | None:
     return np.asarray(empty) if empty.any() and dense.key.shape[-2] else None
 
 
-def _mean_of_all(dense: Dense) -> Answer | None:
+def _mean_of_all(dense: Dense) -> Dense | None:
     empty = _empty_rows(dense)
-    return None if empty is None else answer(dense.changed(uniform=empty))
+    return None if empty is None else dense.changed(uniform=empty)
 
 
 def _mean_without_scores(dense: Dense) -> Answer | None:
@@ -90,9 +69,9 @@ def _mean_without_scores(dense: Dense) -> Answer | None:
     mean = _mean_of_all(dense)
     if mean is None or dense.cotangent is None:
         return None
-    truth = answer(dense)
-    scales = {**truth.scales, "value": mean.scales["value"]}
-    return Answer({**truth.arrays, "value": mean.arrays["value"]}, lambda: (scales, truth.kappa))
+    truth, value = answer(dense), answer(mean)
+    scales = {**truth.scales, "value": value.scales["value"]}
+    return Answer({**truth.arrays, "value": value.arrays["value"]}, lambda: (scales, truth.kappa))
 
 
 def _mean_of_past(dense: Dense) -> Answer | None:
@@ -102,7 +81,7 @@ def _mean_of_past(dense: Dense) -> Answer | None:
         return None
     past = answer(dense.changed(mask=None, bias=None, scale=0.0, softcap=None, sinks=None)).arrays["output"]
     truth = answer(dense)
-    return Answer({"output": np.where(empty, past, truth.arrays["output"])}, truth.sizes)
+    return truth.of(output=np.where(empty, past, truth.arrays["output"]))
 
 
 def _nan_of_rows(dense: Dense) -> Answer | None:
@@ -111,65 +90,48 @@ def _nan_of_rows(dense: Dense) -> Answer | None:
         return None
     truth = answer(dense)
     if dense.cotangent is None:
-        output = np.where(empty, np.nan, truth.arrays["output"])
-        return Answer({"output": output}, truth.sizes)
+        return truth.of(output=np.where(empty, np.nan, truth.arrays["output"]))
     *leading, heads, _, _ = empty.shape
     kv_heads = empty.any(axis=(-2, -1)).reshape(*leading, heads // dense.group_size, dense.group_size).any(axis=-1)
     bad = {"query": empty, "key": np.expand_dims(kv_heads, (-2, -1)), "value": np.expand_dims(kv_heads, (-2, -1))}
-    arrays = {name: np.where(bad[name], np.nan, truth.arrays[name]) for name in bad}
-    return Answer({**truth.arrays, **arrays}, truth.sizes)
+    return truth.of(**{**truth.arrays, **{name: np.where(bad[name], np.nan, truth.arrays[name]) for name in bad}})
 
 
-def _causal(offset: Callable[[int, int], int]) -> Change:
-    def change(dense: Dense) -> Dense | None:
-        if dense.causal is None:
-            return None
-        new = offset(dense.query.shape[-2], dense.key.shape[-2])
-        return None if new == dense.causal else dense.changed(causal=new)
-
-    return change
+@given
+def _causal(dense: Dense, offset: Callable[[int, int], int]) -> Dense | None:
+    if dense.causal is None:
+        return None
+    new = offset(dense.query.shape[-2], dense.key.shape[-2])
+    return None if new == dense.causal else dense.changed(causal=new)
 
 
-def shifted_from(amount: int, start: int = 0) -> Change:
+@given
+def shifted_from(dense: Dense, amount: int, start: int = 0) -> Dense | None:
     """Causality off by so many keys, from a query on."""
-
-    def change(dense: Dense) -> Dense | None:
-        rows, columns = dense.positions
-        if dense.causal is None or rows.size <= start:
-            return None
-        mask = columns <= rows + dense.causal + np.where(rows >= start, amount, 0)
-        return dense.changed(causal=None, mask=mask if dense.mask is None else dense.mask & mask)
-
-    return change
+    rows, columns = dense.positions
+    if dense.causal is None or rows.size <= start:
+        return None
+    seen = columns <= rows + dense.causal + np.where(rows >= start, amount, 0)
+    return dense.changed(causal=None).hiding(seen)
 
 
-def keys_left(keep: Callable[[NumpyArray], NumpyArray]) -> Change:
+@given
+def keys_left(dense: Dense, keep: Callable[[NumpyArray], NumpyArray]) -> Dense | None:
     """Lose some keys."""
-
-    def change(dense: Dense) -> Dense | None:
-        kept = keep(np.arange(dense.key.shape[-2]))
-        if kept.all():
-            return None
-        return dense.changed(mask=kept if dense.mask is None else dense.mask & kept)
-
-    return change
+    kept = keep(np.arange(dense.key.shape[-2]))
+    return None if kept.all() else dense.hiding(kept)
 
 
-def _mask(change_mask: Callable[[NumpyArray], NumpyArray | None]) -> Change:
-    def change(dense: Dense) -> Dense | None:
-        if dense.mask is None:
-            return None
-        full = np.broadcast_to(dense.mask, (*dense.query.shape[:-1], dense.key.shape[-2]))
-        return dense.changed(mask=change_mask(full))
-
-    return change
+@given
+def _mask(dense: Dense, change: Callable[[NumpyArray], NumpyArray]) -> Dense | None:
+    if dense.mask is None:
+        return None
+    return dense.changed(mask=change(np.broadcast_to(dense.mask, (*dense.query.shape[:-1], dense.key.shape[-2]))))
 
 
-def _bias(change_bias: Callable[[NumpyArray, Dense], NumpyArray | None]) -> Change:
-    def change(dense: Dense) -> Dense | None:
-        return None if dense.bias is None else dense.changed(bias=change_bias(dense.bias, dense))
-
-    return change
+@given
+def _bias(dense: Dense, change: Callable[[NumpyArray, Dense], NumpyArray]) -> Dense | None:
+    return None if dense.bias is None else dense.changed(bias=change(dense.bias, dense))
 
 
 def _lowest_hides(dense: Dense) -> Dense | None:
@@ -185,78 +147,56 @@ def _first(array: NumpyArray, axis: int) -> NumpyArray:
     return np.asarray(np.repeat(np.take(array, [0], axis=axis), array.shape[axis], axis=axis))
 
 
-def first_of(axis: int, *names: str) -> Change:
+@given
+def first_of(dense: Dense, axis: int, *names: str) -> Dense | None:
     """Key or value of the first head, or of the first sample, for all."""
-
-    def change(dense: Dense) -> Dense | None:
-        if dense.key.ndim < -axis or dense.key.shape[axis] < 2:
-            return None
-        return dense.changed(**{name: _first(getattr(dense, name), axis) for name in names})
-
-    return change
+    if dense.key.ndim < -axis or dense.key.shape[axis] < 2:
+        return None
+    return dense.changed(**{name: _first(getattr(dense, name), axis) for name in names})
 
 
-def heads_in_turn(*names: str) -> Change:
+@given
+def heads_in_turn(dense: Dense, *names: str) -> Dense | None:
     """Key or value heads in another order than that of the query heads that share them."""
-
-    def change(dense: Dense) -> Dense | None:
-        heads, size = dense.key.shape[-3], dense.group_size
-        if size in (1, heads):
-            return None
-        order = np.arange(heads) % (heads // size) * size
-        return dense.changed(**{name: getattr(dense, name)[..., order, :, :] for name in names})
-
-    return change
+    heads, size = dense.key.shape[-3], dense.group_size
+    if size in (1, heads):
+        return None
+    order = np.arange(heads) % (heads // size) * size
+    return dense.changed(**{name: getattr(dense, name)[..., order, :, :] for name in names})
 
 
-def scaled(factor: Callable[[Dense], float]) -> Change:
+@given
+def scaled(dense: Dense, factor: Callable[[Dense], float]) -> Dense | None:
     """Another scale."""
-
-    def change(dense: Dense) -> Dense | None:
-        new = factor(dense)
-        return None if new == dense.scale else dense.changed(scale=new)
-
-    return change
+    new = factor(dense)
+    return None if new == dense.scale else dense.changed(scale=new)
 
 
 def _next_value(dense: Dense) -> Dense | None:
     return dense.changed(value=np.roll(dense.value, 1, axis=-2)) if dense.key.shape[-2] > 1 else None
 
 
-def _without(name: str) -> Change:
-    def change(dense: Dense) -> Dense | None:
-        return None if getattr(dense, name) is None else dense.changed(**{name: None})
-
-    return change
+@given
+def _without(dense: Dense, name: str) -> Dense | None:
+    return None if getattr(dense, name) is None else dense.changed(**{name: None})
 
 
-def _cap_after_bias(dense: Dense) -> Answer | None:
+def _cap_after_bias(dense: Dense) -> Dense | None:
     if dense.softcap is None or dense.bias is None or dense.cotangent is not None:
         return None
     scores = dense.scale * dense.query @ np.swapaxes(dense.key, -1, -2) + dense.bias
-    bias = dense.softcap * np.tanh(scores / dense.softcap)
-    return answer(dense.changed(softcap=None, scale=0.0, bias=bias))
+    return dense.changed(bias=None).scored(dense.softcap * np.tanh(scores / dense.softcap))
 
 
-def _rounded(fields: tuple[str, ...], bits: int) -> Change:
-    """Round operands to so many bits after the leading one."""
-
-    def change(dense: Dense) -> Dense | None:
-        def narrow(array: NumpyArray) -> NumpyArray:
-            fraction, exponent = np.frexp(array)
-            return np.asarray(np.ldexp(np.round(np.ldexp(fraction, bits + 1)), exponent - bits - 1))
-
-        return dense.changed(**{name: narrow(getattr(dense, name)) for name in fields})
-
-    return change
+@given
+def _rounded(dense: Dense, name: str, bits: int) -> Dense:
+    """Round an operand to so many bits after the leading one."""
+    fraction, exponent = np.frexp(getattr(dense, name))
+    return dense.changed(**{name: np.ldexp(np.round(np.ldexp(fraction, bits + 1)), exponent - bits - 1)})
 
 
-def _last_row_lost(array: NumpyArray, dense: Dense) -> NumpyArray | None:
-    if array.ndim < 2 or array.shape[-2] < 2:
-        return array
-    changed = array.copy()
-    changed[..., -1, :] = 0
-    return changed
+def _last_row_lost(array: NumpyArray) -> NumpyArray:
+    return array if array.ndim < 2 or array.shape[-2] < 2 else put(array, (..., -1, slice(None)), 0)
 
 
 def _unnormalized(dense: Dense) -> Answer | None:
@@ -265,7 +205,7 @@ def _unnormalized(dense: Dense) -> Answer | None:
     truth = answer(dense)
     with np.errstate(all="ignore"):
         factor = np.minimum(np.exp(np.where(truth.arrays["logsumexp"] > -np.inf, truth.arrays["logsumexp"], 0)), 1e30)
-    return Answer({"output": truth.arrays["output"] * factor[..., None]}, truth.sizes)
+    return truth.of(output=truth.arrays["output"] * factor[..., None])
 
 
 def _stale_maximum(dense: Dense) -> Answer | None:
@@ -278,8 +218,7 @@ def _stale_maximum(dense: Dense) -> Answer | None:
         totals = [np.where(np.isfinite(part.arrays["logsumexp"]), 1.0, 0.0)[..., None] for part in parts]
         total = np.maximum(sum(totals), 1)
         output = sum(part.arrays["output"] * weight for part, weight in zip(parts, totals, strict=True)) / total
-    truth = answer(dense)
-    return Answer({"output": np.asarray(output)}, truth.sizes)
+    return answer(dense).of(output=np.asarray(output))
 
 
 def _block(dense: Dense, start: int, stop: int) -> Dense:
@@ -291,39 +230,32 @@ def _block(dense: Dense, start: int, stop: int) -> Dense:
     return dense.changed(key=key, value=value, mask=part(dense.mask), bias=part(dense.bias), causal=causal)
 
 
-def with_logsumexp(other: Callable[[Dense, Answer], NumpyArray | None]) -> Callable[[Dense], Answer | None]:
+@given
+def with_logsumexp(dense: Dense, other: Callable[[Dense, Answer], NumpyArray | None]) -> Answer | None:
     """Another logsumexp with the same output."""
-
-    def answered(dense: Dense) -> Answer | None:
-        if dense.cotangent is not None:
-            return None
-        truth = answer(dense)
-        changed = other(dense, truth)
-        return None if changed is None else Answer({**truth.arrays, "logsumexp": changed}, truth.sizes)
-
-    return answered
+    if dense.cotangent is not None:
+        return None
+    truth = answer(dense)
+    changed = other(dense, truth)
+    return None if changed is None else truth.of(**{**truth.arrays, "logsumexp": changed})
 
 
-LEAK = Variant("nan-through-mask", 5, "a masked NaN or infinity reaches the result, as 0 × NaN and NaN − ∞ are NaN",
-               lambda _: None)  # fmt: skip
+LEAK = Variant("nan-through-mask", 5, "a masked NaN or infinity reaches the result, as 0 × NaN and NaN − ∞ are NaN")
 """No single answer: NaN in elements that `reached` finds, and elsewhere the truth or another convention."""
 
-ATTENDED = Variant("attended-nonfinite", 5, "a query that attends to a NaN or infinity gives another number for it",
-                   lambda _: None)  # fmt: skip
+ATTENDED = Variant("attended-nonfinite", 5, "a query that attends to a NaN or infinity gives another number for it")
 """No single answer: anything where the formula gives no number, and elsewhere the truth."""
 
-SINGLE = Variant("float64-in-float32", 8, "results in float64 are as inaccurate as float32 makes them", lambda _: None)
+SINGLE = Variant("float64-in-float32", 8, "results in float64 are as inaccurate as float32 makes them")
 """No single answer: an error that float32 explains."""
 
-TF32 = Variant("tf32", 8, "float32 is as inaccurate as products of 11 bits make it, which --profile tf32 allows",
-               lambda _: None)  # fmt: skip
+TF32 = Variant("tf32", 8, "float32 is as inaccurate as products of 11 bits make it, which --profile tf32 allows")
 """No single answer: an error that the rounding of operands on an accelerator explains."""
 
 CONVENTIONS = (
     Variant("bottom-right-causal", 3, "causality counts from the last query and the last key",
-            with_change(_causal(lambda m, n: n - m))),
-    Variant("top-left-causal", 3, "causality counts from the first query and the first key",
-            with_change(_causal(lambda m, n: 0))),
+            _causal(lambda m, n: n - m)),
+    Variant("top-left-causal", 3, "causality counts from the first query and the first key", _causal(lambda m, n: 0)),
     Variant("mean-of-masked-row", 4, "a fully masked row gives the average of all values", _mean_of_all),
     Variant("mean-of-masked-row", 4, "a fully masked row gives the average of all values", _mean_without_scores),
     Variant("mean-of-past-of-masked-row", 4, "a fully masked row gives the average of the values that causality shows",
@@ -338,67 +270,57 @@ CONVENTIONS = (
 )  # fmt: skip
 """Differences of convention, in the order in which they are tried."""
 
-SPREAD = Variant("nan-spreads", 5, "a NaN or infinity reaches channels, queries, heads or samples apart from its own",
-                 lambda _: None)  # fmt: skip
+SPREAD = Variant("nan-spreads", 5, "a NaN or infinity reaches channels, queries, heads or samples apart from its own")
 """No single answer: NaN where no 0 × NaN of what is masked explains it, and the truth elsewhere."""
 
-NARROW = Variant("narrow-scores", 8, "it is as inaccurate as scores of 16 bits make it", lambda _: None)
+NARROW = Variant("narrow-scores", 8, "it is as inaccurate as scores of 16 bits make it")
 """No single answer: an error that the rounding of scores to 16 bits explains."""
 
 FAULTS = (
-    Variant("zeros", 8, "the output is 0", _out(lambda array, dense: np.zeros_like(array))),
-    Variant("doubled", 8, "the output is twice the average", _out(lambda array, dense: 2 * array)),
-    Variant("negated", 8, "the output has the other sign", _out(lambda array, dense: -array)),
-    Variant("small-error", 8, "the output is off by a part in 64", _out(lambda array, dense: array * (1 + 2**-6))),
-    Variant("uniform-weights", 7, "all weights are equal", with_change(scaled(lambda dense: 0.0))),
-    Variant("no-scale", 7, "the scores are not scaled", with_change(scaled(lambda dense: 1.0))),
+    Variant("zeros", 8, "the output is 0", _out(lambda array: np.zeros_like(array))),
+    Variant("doubled", 8, "the output is twice the average", _out(lambda array: 2 * array)),
+    Variant("negated", 8, "the output has the other sign", _out(lambda array: -array)),
+    Variant("small-error", 8, "the output is off by a part in 64", _out(lambda array: array * (1 + 2**-6))),
+    Variant("uniform-weights", 7, "all weights are equal", scaled(lambda dense: 0.0)),
+    Variant("no-scale", 7, "the scores are not scaled", scaled(lambda dense: 1.0)),
     Variant("scale-of-width", 7, "the scale is applied twice, as 1/D in place of 1/√D",
-            with_change(scaled(lambda dense: dense.scale**2))),
-    Variant("scale-off", 7, "the scale is off by a tenth", with_change(scaled(lambda dense: 1.1 * dense.scale))),
-    Variant("absolute-scale", 7, "the sign of the scale is lost", with_change(scaled(lambda dense: abs(dense.scale)))),
-    Variant("no-mask", 1, "the mask is not applied", with_change(_without("mask"))),
-    Variant("inverted-mask", 1, "True hides a key", with_change(_mask(lambda mask: ~mask))),
-    Variant("mask-of-first-head", 1, "all heads get the mask of the first",
-            with_change(_mask(lambda mask: _first(mask, -3)))),
-    Variant("mask-of-first-sample", 1, "all samples get the mask of the first",
-            with_change(_mask(lambda mask: _first(mask, -4)))),
-    Variant("mask-of-first-query", 1, "all queries get the mask of the first",
-            with_change(_mask(lambda mask: _first(mask, -2)))),
-    Variant("no-bias", 1, "the bias is not added", with_change(_without("bias"))),
+            scaled(lambda dense: dense.scale**2)),
+    Variant("scale-off", 7, "the scale is off by a tenth", scaled(lambda dense: 1.1 * dense.scale)),
+    Variant("absolute-scale", 7, "the sign of the scale is lost", scaled(lambda dense: abs(dense.scale))),
+    Variant("no-mask", 1, "the mask is not applied", _without("mask")),
+    Variant("inverted-mask", 1, "True hides a key", _mask(lambda mask: ~mask)),
+    Variant("mask-of-first-head", 1, "all heads get the mask of the first", _mask(lambda mask: _first(mask, -3))),
+    Variant("mask-of-first-sample", 1, "all samples get the mask of the first", _mask(lambda mask: _first(mask, -4))),
+    Variant("mask-of-first-query", 1, "all queries get the mask of the first", _mask(lambda mask: _first(mask, -2))),
+    Variant("no-bias", 1, "the bias is not added", _without("bias")),
     Variant("scaled-bias", 1, "the bias is scaled with the scores",
-            with_change(_bias(lambda bias, dense: np.where(np.isfinite(bias), bias * dense.scale, bias)))),
+            _bias(lambda bias, dense: np.where(np.isfinite(bias), bias * dense.scale, bias))),
     Variant("negated-bias", 1, "the bias is subtracted",
-            with_change(_bias(lambda bias, dense: np.where(np.isfinite(bias), -bias, bias)))),
-    Variant("lowest-bias-hides", 4, "a bias of the lowest finite numbers hides a key, as -inf does",
-            with_change(_lowest_hides)),
+            _bias(lambda bias, dense: np.where(np.isfinite(bias), -bias, bias))),
+    Variant("lowest-bias-hides", 4, "a bias of the lowest finite numbers hides a key, as -inf does", _lowest_hides),
     Variant("bias-of-first-head", 1, "all heads get the bias of the first",
-            with_change(_bias(lambda bias, dense: _first(bias, -3)))),
-    Variant("no-causality", 3, "causality is not applied", with_change(_without("causal"))),
-    Variant("strict-causality", 3, "a query does not see the key at its position", with_change(shifted_from(-1))),
-    Variant("future-key", 3, "every query sees one key of the future", with_change(shifted_from(1))),
-    Variant("future-key-from-64", 3, "queries from 64 on see one key of the future", with_change(shifted_from(1, 64))),
-    Variant("strict-from-64", 3, "queries from 64 on do not see the key at their position",
-            with_change(shifted_from(-1, 64))),
-    Variant("last-key-lost", 10, "the last key is not attended to",
-            with_change(keys_left(lambda at: at < max(1, at.size - 1)))),
-    Variant("first-key-lost", 10, "the first key is not attended to",
-            with_change(keys_left(lambda at: (at > 0) | (at.size == 1)))),
+            _bias(lambda bias, dense: _first(bias, -3))),
+    Variant("no-causality", 3, "causality is not applied", _without("causal")),
+    Variant("strict-causality", 3, "a query does not see the key at its position", shifted_from(-1)),
+    Variant("future-key", 3, "every query sees one key of the future", shifted_from(1)),
+    Variant("future-key-from-64", 3, "queries from 64 on see one key of the future", shifted_from(1, 64)),
+    Variant("strict-from-64", 3, "queries from 64 on do not see the key at their position", shifted_from(-1, 64)),
+    Variant("last-key-lost", 10, "the last key is not attended to", keys_left(lambda at: at < max(1, at.size - 1))),
+    Variant("first-key-lost", 10, "the first key is not attended to", keys_left(lambda at: (at > 0) | (at.size == 1))),
     Variant("ragged-block-lost", 10, "keys after the last whole block of 64 are lost",
-            with_change(keys_left(lambda at: at < at.size // 64 * 64 if at.size > 64 else at >= 0))),
-    Variant("first-block-alone", 10, "only the first block of 64 keys is attended to",
-            with_change(keys_left(lambda at: at < 64))),
+            keys_left(lambda at: at < at.size // 64 * 64 if at.size > 64 else at >= 0)),
+    Variant("first-block-alone", 10, "only the first block of 64 keys is attended to", keys_left(lambda at: at < 64)),
     Variant("last-query-lost", 10, "the last query gives 0", _out(_last_row_lost)),
     Variant("stale-maximum", 8, "blocks of 64 keys are added without scaling to the new maximum", _stale_maximum),
-    Variant("heads-in-turn", 9, "query head h uses key head h % G", with_change(heads_in_turn("key", "value"))),
-    Variant("first-key-head", 9, "all heads use the first key head", with_change(first_of(-3, "key", "value"))),
-    Variant("first-sample", 10, "all samples use the keys of the first", with_change(first_of(-4, "key", "value"))),
-    Variant("next-value", 10, "the values are those of the next key",
-            with_change(_next_value)),
-    Variant("no-softcap", 7, "the softcap is not applied", with_change(_without("softcap"))),
+    Variant("heads-in-turn", 9, "query head h uses key head h % G", heads_in_turn("key", "value")),
+    Variant("first-key-head", 9, "all heads use the first key head", first_of(-3, "key", "value")),
+    Variant("first-sample", 10, "all samples use the keys of the first", first_of(-4, "key", "value")),
+    Variant("next-value", 10, "the values are those of the next key", _next_value),
+    Variant("no-softcap", 7, "the softcap is not applied", _without("softcap")),
     Variant("softcap-after-bias", 7, "the softcap comes after the bias", _cap_after_bias),
-    Variant("no-sinks", 7, "the sinks are not counted", with_change(_without("sinks"))),
+    Variant("no-sinks", 7, "the sinks are not counted", _without("sinks")),
     Variant("unnormalized", 8, "the weights are not divided by their sum", _unnormalized),
-    Variant("query-of-5-bits", 8, "queries are rounded to 5 bits", with_change(_rounded(("query",), 4))),
-    Variant("value-of-5-bits", 8, "values are rounded to 5 bits", with_change(_rounded(("value",), 4))),
+    Variant("query-of-5-bits", 8, "queries are rounded to 5 bits", _rounded("query", 4)),
+    Variant("value-of-5-bits", 8, "values are rounded to 5 bits", _rounded("value", 4)),
 )  # fmt: skip
 """Faults of the definition, for the power of the bounds and the words of a diagnosis."""

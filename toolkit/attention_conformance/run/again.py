@@ -15,8 +15,6 @@ from attention_conformance.run.question import Question
 from attention_conformance.subjects.probe import settled
 from attention_conformance.subjects.subject import Subject
 
-__all__ = ["command_of", "problem_of", "script_of"]
-
 SAME_BITS_AS = "same-bits-as"
 
 FLAGS = {"grouped": {True: "--grouped", False: "--no-grouped"}, "batch_invariant": {True: "--batch-invariant"}}

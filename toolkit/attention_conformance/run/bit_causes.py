@@ -11,8 +11,6 @@ import numpy as np
 from attention_conformance.oracle.emulated import AXES, Head, Way, changes_of, emulated, unlike
 from attention_conformance.problem import NumpyArray
 
-__all__ = ["NO_CAUSE", "Seen", "cause_of"]
-
 NO_CAUSE = "none of the tried causes"
 
 EXPLAINED = 0.75

@@ -25,16 +25,12 @@ from attention_conformance.run.finding import CONVENTION, WRONG, Finding
 from attention_conformance.run.judge import Bounds, attempted, judged
 from attention_conformance.run.measures import drawn, result_of
 from attention_conformance.run.properties import merged
-from attention_conformance.run.question import Question
-from attention_conformance.run.truth import truth_of
+from attention_conformance.run.question import Question, truth_of
 from attention_conformance.subjects.call import outputs, place, to_numpy, torch_pass
 from attention_conformance.subjects.fit import fit, meant
-from attention_conformance.subjects.libraries import in_precision
 from attention_conformance.subjects.subject import NotOffered, Subject
 from attention_conformance.subjects.watch import Touched
 from attention_core.backend import Backend
-
-__all__ = ["AS_WHOLE", "FACTS", "OTHER_BITS", "conventions", "same_bits"]
 
 OTHER_BITS = "other bits"
 
@@ -80,10 +76,9 @@ def same_bits(question: Question) -> Finding:
     case, started = question.case, time.perf_counter()
     assert question.other is not None
     blank = Finding(case.name, question.dtype, case.line, case.shows, "right", bound=0.0, seed=question.seed)
-    with warnings.catch_warnings(), np.errstate(all="ignore"), contextlib.ExitStack() as stack:
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"), contextlib.ExitStack() as stack:
         for each in (question, _of(question, question.other)):
-            stack.enter_context(in_precision(each.backend, question.dtype))
+            stack.enter_context(each.in_precision())
         row = _Row(question, blank)
         found = attempted(question, blank, row.compared) or row.answer()
     return replace(found, seconds=time.perf_counter() - started)
@@ -277,8 +272,7 @@ def _varied(question: Question, variation: Variation) -> Arrays:
         return merged(question, replace(variation.problem, pieces=()), result_of)
     if variation.problem.memory and backend.name not in ("numpy", "torch"):
         raise NotOffered("strides")
-    has_logsumexp = subject.native or "logsumexp" in {*(subject.asks or ()), *(subject.returns or ())}
-    if variation.problem.options.get("return_logsumexp") and not has_logsumexp:
+    if variation.problem.options.get("return_logsumexp") and not subject.has_logsumexp:
         raise NotOffered("logsumexp")
     for earlier in variation.before:
         result_of(question, fit(earlier, subject))

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from fnmatch import fnmatch
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 
 from attention_conformance.cases import CASES
 from attention_conformance.cases.case import Case
-from attention_conformance.cases.corners import CORNERS
 from attention_conformance.cases.kernels import KERNELS
 from attention_conformance.cases.pairs import PAIRS
-from attention_conformance.cases.properties import PROPERTIES
+from attention_conformance.cases.properties import CORNERS, PROPERTIES
 from attention_conformance.run.profiles import is_asked
-
-__all__ = ["OF_OTHERS", "SUBJECT_CASES", "subject_cases"]
 
 SUBJECT_CASES: tuple[Case, ...] = (
     *(case for case in CASES if case.measure not in ("message", "autocast")),
@@ -31,7 +28,11 @@ OF_OTHERS = (
 """Cases that are run in all other types that a kernel takes, as it has code for each."""
 
 
+def matching(cases: Iterable[Case], patterns: Sequence[str]) -> list[Case]:
+    """The cases of these names, with ``*`` and ``?``; all where there are none."""
+    return [case for case in cases if any(fnmatchcase(case.name, each) for each in patterns or ("*",))]
+
+
 def subject_cases(patterns: Sequence[str] = (), profile: str = "exact") -> list[Case]:
     """The cases of these names, as far as a profile asks for them."""
-    chosen = [case for case in SUBJECT_CASES if is_asked(profile, case)]
-    return [case for case in chosen if not patterns or any(fnmatch(case.name, each) for each in patterns)]
+    return [case for case in matching(SUBJECT_CASES, patterns) if is_asked(profile, case)]

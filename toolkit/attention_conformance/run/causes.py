@@ -25,14 +25,12 @@ from attention_conformance.oracle.variants import (
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.run.finding import WRONG, Finding
 from attention_conformance.run.former import FORMER, MEMORY_OF, mistaken
-from attention_conformance.run.truth import size_of
+from attention_conformance.run.question import size_of
 from attention_conformance.subjects.fit import meant
 
 if TYPE_CHECKING:
     from attention_conformance.run.judge import Bounds
     from attention_conformance.run.question import Question
-
-__all__ = ["Variants", "agreed", "power"]
 
 NARROW_TYPES = ("float16", "bfloat16")
 

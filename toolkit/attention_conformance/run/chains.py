@@ -16,8 +16,6 @@ from attention_core.backend import Backend
 from attention_core.layers import Decoder
 from attention_files.writing import write_file
 
-__all__ = ["Chain", "chain_of", "first_unlike", "read_chain", "write_chain"]
-
 DIGITS = 16
 """Of a hash, in base 16."""
 

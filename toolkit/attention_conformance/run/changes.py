@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from attention_conformance.run.finding import QUIET, VERDICTS, Finding
 
-__all__ = ["Change", "changes"]
-
 
 @dataclass(frozen=True)
 class Change:

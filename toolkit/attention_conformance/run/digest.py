@@ -25,8 +25,6 @@ from attention_core.layers import DotProductAttention, SaganAttention
 from attention_files.safetensors import KEY, FileError, load_arrays, load_layer
 from attention_numpy.trees import is_floating
 
-__all__ = ["Recipe", "digest", "judge", "orders", "read", "work"]
-
 NAME = "digest"
 CALL = {"query": 4, "key": 4, "value": 4, "mask": 4, "bias": 4}
 """The arrays of a call, and how many axes those have whose first one is the batch."""

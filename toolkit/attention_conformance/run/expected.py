@@ -7,7 +7,7 @@ import itertools
 import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatch
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,8 +15,6 @@ from typing import Any
 
 from attention_conformance.run.finding import QUIET, VERDICTS, Finding
 from attention_workers.machine import machine
-
-__all__ = ["Expected", "ExpectedError", "Origin", "expected_of", "expected_text", "met", "read_expected", "unmatched"]
 
 SHIPPED = Path(__file__).parents[1] / "subjects" / "expected"
 """Files for the presets that have findings."""
@@ -175,16 +173,12 @@ def unmatched(findings: Sequence[Finding], entries: Iterable[Expected], origin: 
     """A finding for each entry that is about this origin, and names no case of a whole run."""
     here = [each for each in entries if each.is_here(origin)]
     idle = [each for each in here if not any(each.matches(finding, origin) for finding in findings)]
-    blank = Finding("", "", 0, "Each entry names a case.", "unexpectedly right")
+    told = "expected {} in the run; got none"
     return [
-        replace(
-            blank,
-            case=each.case,
-            dtype=each.dtype,
-            detail=f"expected {each.variant or 'a case of this name and dtype'} in the run; got none",
-        )
+        Finding(each.case, each.dtype, 0, "Each entry names a case.", "unexpectedly right",
+                detail=told.format(each.variant or "a case of this name and dtype"))
         for each in idle
-    ]
+    ]  # fmt: skip
 
 
 def expected_text(
@@ -228,24 +222,11 @@ def expected_text(
 
 def _table(entry: Expected) -> str:
     lines = ["[[expected]]"]
-    for name in (
-        "case",
-        "dtype",
-        "device",
-        "backend",
-        "implementation",
-        "instructions",
-        "verdict",
-        "variant",
-        "reason",
-        "link",
-    ):
-        told = getattr(entry, name)
-        if told not in ("", "*"):
-            lines.append(f"{name} = {_quoted(told)}")
+    told = {each.name: getattr(entry, each.name) for each in fields(Expected) if each.name != "versions"}
+    lines += [f"{name} = {_quoted(text)}" for name, text in told.items() if text not in ("", "*")]
     if entry.versions:
-        told = ", ".join(f"{_quoted(name)} = {_quoted(each)}" for name, each in entry.versions.items())
-        lines.append(f"versions = {{ {told} }}")
+        versions = ", ".join(f"{_quoted(name)} = {_quoted(each)}" for name, each in entry.versions.items())
+        lines.append(f"versions = {{ {versions} }}")
     return "\n".join(lines) + "\n"
 
 

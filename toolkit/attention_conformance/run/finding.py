@@ -10,24 +10,6 @@ from typing import Any
 
 from attention_conformance.run.where import Blocks, Worst
 
-__all__ = [
-    "CONVENTION",
-    "ENDED",
-    "QUIET",
-    "VERDICTS",
-    "WRONG",
-    "Finding",
-    "Started",
-    "counted",
-    "exit_status",
-    "finding_from",
-    "grouped",
-    "little",
-    "most_telling",
-    "plain",
-    "to_row",
-]
-
 VERDICTS = (
     "silently wrong",
     "visibly wrong",
@@ -185,18 +167,12 @@ def exit_status(findings: Sequence[Finding], strict: bool = False) -> int:
 
 def most_telling(findings: Iterable[Finding]) -> Finding | None:
     """The finding to look at first: the worst verdict, a cause with a name, the widest type, the smallest arrays."""
-    shown = [each for each in findings if each.verdict not in QUIET and each.dtype != "-"]
-    wide = ("float32", "float64")
-    return min(
-        shown,
-        key=lambda each: (
-            VERDICTS.index(each.verdict),
-            not each.variant,
-            each.dtype not in wide,
-            sum(math.prod(shape) for shape in each.shapes.values()) or math.inf,
-        ),
-        default=None,
-    )
+
+    def rank(each: Finding) -> tuple[Any, ...]:
+        size = sum(math.prod(shape) for shape in each.shapes.values()) or math.inf
+        return VERDICTS.index(each.verdict), not each.variant, each.dtype not in ("float32", "float64"), size
+
+    return min((each for each in findings if each.verdict not in QUIET and each.dtype != "-"), key=rank, default=None)
 
 
 def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
@@ -206,11 +182,8 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
     """
     groups: dict[tuple[str, str, int], list[Finding]] = {}
     for each in findings:
-        cause = (
-            (each.detail, 0)
-            if each.verdict in ENDED
-            else (each.variant or each.says or each.case, 0 if each.says else each.line)
-        )
+        named = each.variant or each.says or each.case, 0 if each.says else each.line
+        cause = (each.detail, 0) if each.verdict in ENDED else named
         groups.setdefault((each.verdict, *cause), []).append(each)
     return sorted(
         groups.values(),
@@ -243,18 +216,16 @@ def plain(each: Any) -> Any:
 
 def finding_from(row: Mapping[str, Any]) -> Finding:
     """A finding from what JSON held."""
-    numbers = {name: _number(row[name]) for name in ("error", "bound", "seconds")}
-    lists = {name: tuple(row[name]) for name in ("rejected", "planted")}
-    lists |= {name: tuple(row.get(name, ())) for name in ("kinds", "equals")}
-    shapes = {name: tuple(shape) for name, shape in row.get("shapes", {}).items()}
-    worst, blocks = row.get("worst"), row.get("blocks")
-    if worst is not None:
-        numbers_of_worst = {name: _number(worst.get(name)) for name in ("got", "expected", "correlation", "cosine")}
-        worst = Worst(**{**worst, **numbers_of_worst, "index": tuple(worst["index"])})
-    if blocks is not None:
+    found = {**row, **{name: _number(row[name]) for name in ("error", "bound", "seconds")}}
+    found |= {name: tuple(row.get(name, ())) for name in ("rejected", "planted", "kinds", "equals")}
+    found["shapes"] = {name: tuple(shape) for name, shape in row.get("shapes", {}).items()}
+    if worst := row.get("worst"):
+        numbers = {name: _number(worst.get(name)) for name in ("got", "expected", "correlation", "cosine")}
+        found["worst"] = Worst(**{**worst, **numbers, "index": tuple(worst["index"])})
+    if blocks := row.get("blocks"):
         errors = tuple(tuple(map(_number, line)) for line in blocks["errors"])
-        blocks = Blocks(**{**blocks, "block": tuple(blocks["block"]), "errors": errors})
-    return Finding(**{**row, **numbers, **lists, "shapes": shapes, "worst": worst, "blocks": blocks})
+        found["blocks"] = Blocks(**{**blocks, "block": tuple(blocks["block"]), "errors": errors})
+    return Finding(**found)
 
 
 def _number(each: Any) -> float:

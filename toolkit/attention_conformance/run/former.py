@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -15,24 +14,15 @@ from attention_conformance.strides import MEMORY, stored
 from attention_conformance.subjects.call import axes_of
 from attention_conformance.subjects.subject import Subject
 
-__all__ = ["FORMER", "MEMORY_OF", "mistaken"]
-
 ARRAYS = ("query", "key", "value", "mask", "bias")
 
-CALL = Variant("former-call", 10, "it is the answer to the call before", lambda _: None)
-OF_ARRAY = {
-    name: Variant(f"former-{name}", 10, f"the {name} is that of the call before, as a cache by shape keeps it",
-                  lambda _: None)
-    for name in ARRAYS
-}  # fmt: skip
-STRIDES = Variant("strides-ignored", 10, "arrays are read as if they were contiguous", lambda _: None)
-OF_STRIDES = {
-    name: Variant(f"strides-of-{name}-ignored", 10, f"the {name} is read as if it were contiguous", lambda _: None)
-    for name in ARRAYS
-}
-
-MEMORY_OF = Variant("former-memory", 10, "an equal call again gives another answer, as where former memory is used",
-                    lambda _: None)  # fmt: skip
+CALL = Variant("former-call", 10, "it is the answer to the call before")
+LATE = "the {} is that of the call before, as a cache by shape keeps it"
+OF_ARRAY = {name: Variant(f"former-{name}", 10, LATE.format(name)) for name in ARRAYS}
+STRIDES = Variant("strides-ignored", 10, "arrays are read as if they were contiguous")
+FLAT = "the {} is read as if it were contiguous"
+OF_STRIDES = {name: Variant(f"strides-of-{name}-ignored", 10, FLAT.format(name)) for name in ARRAYS}
+MEMORY_OF = Variant("former-memory", 10, "an equal call again gives another answer, as where former memory is used")
 
 FORMER = (MEMORY_OF, CALL, *OF_ARRAY.values(), STRIDES, *OF_STRIDES.values())
 """All that `mistaken` may tell."""
@@ -45,23 +35,23 @@ def mistaken(case: Case, problem: Problem, subject: Subject, seed: int) -> Itera
     """Problems with arrays of the call before, or as another reading of memory has them, and what that is called."""
     former = asking(case, problem, seed)
     if case.measure in OWN:
-        former = [replace(problem, arrays={name: each[::-1].copy() for name, each in problem.arrays.items()})]
+        former = [problem.turned()]
     for earlier in former:
         if _shapes(earlier) != _shapes(problem):
             continue
-        yield CALL, replace(problem, arrays=earlier.arrays, options=earlier.options, mask=earlier.mask)
+        yield CALL, problem.changed(arrays=earlier.arrays, options=earlier.options, mask=earlier.mask)
         for name in OF_ARRAY:
             if name in problem.arrays:
-                yield OF_ARRAY[name], replace(problem, arrays={**problem.arrays, name: earlier.arrays[name]})
+                yield OF_ARRAY[name], problem.changed(arrays={**problem.arrays, name: earlier.arrays[name]})
     read = {
         name: _contiguous(problem, name, subject)
         for name, kind in problem.memory.items()
         if name in problem.arrays and kind in MEMORY
     }
     if read:
-        yield STRIDES, replace(problem, arrays={**problem.arrays, **read})
+        yield STRIDES, problem.changed(arrays={**problem.arrays, **read})
     for name, each in read.items():
-        yield OF_STRIDES[name], replace(problem, arrays={**problem.arrays, name: each})
+        yield OF_STRIDES[name], problem.changed(arrays={**problem.arrays, name: each})
 
 
 def _shapes(problem: Problem) -> dict[str, tuple[int, ...]]:

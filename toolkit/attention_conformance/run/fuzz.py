@@ -6,21 +6,18 @@ import importlib
 import importlib.util
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from attention_conformance.cases.case import Case, Draw, hard
-from attention_conformance.problem import NumpyArray, Problem, array, rounded
+from attention_conformance.cases.kernels import attention
+from attention_conformance.problem import Problem
 from attention_conformance.run.finding import WRONG, Finding
 from attention_conformance.run.judge import judged
 from attention_conformance.run.question import Question
 from attention_conformance.run.script import script
 from attention_conformance.subjects.fit import fit
 from attention_conformance.subjects.subject import Subject
-
-__all__ = ["Drawn", "Script", "fuzzed", "has_hypothesis"]
 
 EXAMPLES = 40
 """Calls of a round; between rounds, the time is looked at."""
@@ -29,6 +26,8 @@ EDGES = (1, 2, 3, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 191
 WIDTHS = (16, 32, 64, 80, 96, 128, 192, 256)
 KINDS = ("contiguous", "permuted", "transposed", "every-second", "part", "offset")
 NAMES = ("query", "key", "value")
+RULES = {"empty rows": "mask"}
+"""Those of `attention` that others begin with."""
 
 
 @dataclass(frozen=True)
@@ -47,29 +46,6 @@ class Sizes:
     seed: int = 0
 
 
-def inputs(
-    *, batch: int, heads: int, groups: int, queries: int, keys: int, width: int, rule: str, deviation: float,
-    shift: float, seed: int,
-) -> tuple[NumpyArray, ...]:  # fmt: skip
-    """Query, key, value, the gradient of the output, and what may be attended to."""
-    random = np.random.default_rng(seed)
-    query = random.standard_normal((batch, heads, queries, width)) * deviation
-    key = random.standard_normal((batch, groups, keys, width)) * deviation
-    value = random.standard_normal((batch, groups, keys, width))
-    key[..., 0] += shift  # scores far from 0
-    cotangent = random.standard_normal((batch, heads, queries, width))
-    allowed: NumpyArray = np.ones((batch, 1, queries, keys), dtype=bool)
-    if rule == "mask":
-        allowed &= random.random(allowed.shape) < 0.5
-        allowed[..., np.arange(queries), np.arange(queries) % keys] = True
-    if rule == "empty rows":
-        allowed &= random.random(allowed.shape) < 0.5
-        allowed[..., 0, :] = False
-    if rule == "lengths":
-        allowed &= np.arange(keys) < np.linspace(keys // 2 + 1, keys, batch).astype(int)[:, None, None, None]
-    return query, key, value, cotangent, allowed
-
-
 @dataclass(frozen=True)
 class Drawn:
     """One call: its numbers, its options, and how its arrays lie in memory."""
@@ -82,16 +58,16 @@ class Drawn:
 
     def problem(self) -> Problem:
         """The arrays and options of the call."""
-        query, key, value, cotangent, allowed = inputs(**asdict(self.sizes))
-        arrays = dict(zip(NAMES, (rounded(each, self.dtype) for each in (query, key, value)), strict=True))
-        options: dict[str, Any] = {} if self.scale is None else {"scale": self.scale}
-        if self.sizes.rule == "causal":
-            options["is_causal"] = True
-        is_masked = self.sizes.rule not in ("causal", "plain")
-        if is_masked:
-            arrays["mask"] = allowed
-        gradient = rounded(cotangent, self.dtype) if self.has_gradient else None
-        return Problem(arrays, array("mask") if is_masked else None, options, gradient, memory=dict(self.memory))
+        of, draw = self.sizes, Draw(self.dtype, self.sizes.seed, "fuzz")
+        options = {} if self.scale is None else {"scale": self.scale}
+        problem = attention(
+            draw, of.queries, of.keys, of.width, RULES.get(of.rule, of.rule), heads=of.heads, groups=of.groups,
+            batch=of.batch, gradient=self.has_gradient, deviation=of.deviation, **options,
+        )  # fmt: skip
+        problem.arrays["key"][..., 0] += problem.arrays["key"].dtype.type(of.shift)  # scores far from 0
+        if of.rule == "empty rows":
+            problem.arrays["mask"][..., 0, :] = False
+        return problem.changed(memory=dict(self.memory))
 
 
 @dataclass(frozen=True)
@@ -143,25 +119,11 @@ def _strategy(subject: Subject, dtypes: Sequence[str]) -> Any:
     return st.composite(drawn)()
 
 
-def _case(drawn: Drawn) -> Case:
-    def inputs_of(draw: Draw) -> Problem:
-        return drawn.problem()
-
-    measure = "gradient" if drawn.has_gradient else "ulp"
-    return Case("fuzz", 0, "A drawn call is right.", inputs_of, bound=hard, measure=measure)
-
-
 def _question(drawn: Drawn, subject: Subject, job: Any) -> Question:
-    return Question(
-        subject,
-        _case(drawn),
-        drawn.dtype,
-        job.bounds,
-        job.seed,
-        accepted=tuple(job.accepted),
-        power=False,
-        digits=False,
-    )
+    measure = "gradient" if drawn.has_gradient else "ulp"
+    case = Case("fuzz", 0, "A drawn call is right.", lambda _: drawn.problem(), bound=hard, measure=measure)
+    told: dict[str, Any] = {"accepted": tuple(job.accepted), "power": False, "digits": False}
+    return Question(subject, case, drawn.dtype, job.bounds, job.seed, **told)
 
 
 class _Wrong(Exception):  # noqa: N818 (a finding about the subject)
@@ -180,10 +142,8 @@ def fuzzed(subject: Subject, job: Any, dtypes: Sequence[str]) -> Iterator[Findin
         name = f"fuzz-{number}"
         if wrong is not None:
             drawn, found = wrong
-            told = f"{found.detail}; {drawn}"
-            yield replace(
-                found, case=name, shows="A drawn call is right.", detail=told, seconds=time.perf_counter() - started
-            )
+            told = replace(found, case=name, detail=f"{found.detail}; {drawn}", seconds=time.perf_counter() - started)
+            yield replace(told, shows="A drawn call is right.")
             yield Script(_script(drawn, found, subject, job))
             return
         seconds = time.perf_counter() - started

@@ -30,30 +30,13 @@ from attention_conformance.cases.identical import IDENTICAL, Identical
 from attention_conformance.cases.source import Trees
 from attention_conformance.problem import NumpyArray
 from attention_conformance.run.finding import Finding, Started
+from attention_conformance.run.implementations import tuned
 from attention_conformance.run.job import Described, Ended, Message, Order
 from attention_conformance.run.model import model_cases
 from attention_conformance.subjects.libraries import devices_of, holds, quiet_start, threads_of
 from attention_core.backend import Backend, get_backend
 from attention_files.writing import write_file
 from attention_numpy.trees import map_arrays
-
-__all__ = [
-    "Found",
-    "Verdict",
-    "arrays_of",
-    "blank",
-    "catalogue",
-    "compare",
-    "computed_of",
-    "digest",
-    "proved",
-    "table",
-    "told_left_out",
-    "verdicts",
-    "work",
-    "work_on",
-    "write_json",
-]
 
 Named = tuple[tuple[str, NumpyArray], ...]
 
@@ -282,20 +265,10 @@ def computed(case: Identical, backend: Backend, device: str, mode: str, *, varia
         found = computed_of(case, backend, device, mode, trees=_among_others(case, trees))
         return tuple((name, array[:count][::-1]) for name, array in found)
     if variation != APART:
-        with _small_blocks(backend) if variation == SMALL_BLOCKS else contextlib.nullcontext():
+        with tuned(backend, exact_scores=1) if variation == SMALL_BLOCKS else contextlib.nullcontext():
             return computed_of(case, backend, device, mode, trees=trees)
     parts = [computed_of(case, backend, device, mode, trees=entry) for entry in _entries(case, trees)]
     return tuple((each[0][0], np.concatenate([array for _, array in each])) for each in zip(*parts, strict=True))
-
-
-@contextlib.contextmanager
-def _small_blocks(backend: Backend) -> Iterator[None]:
-    tuning = backend.tuning
-    backend.tuning = tuning._replace(exact_scores=1)
-    try:
-        yield
-    finally:
-        backend.tuning = tuning
 
 
 def computed_of(case: Identical, backend: Backend, device: str, mode: str, trees: Trees) -> Named:
@@ -333,23 +306,16 @@ def _gradients(case: Identical, backend: Backend) -> Callable[[tuple[Any, ...], 
 
 def arrays_of(tree: Any) -> Iterator[NumpyArray]:
     """The arrays of a tree, in order."""
-    if isinstance(tree, Mapping):
-        tree = tuple(tree.values())
-    if isinstance(tree, (tuple, list)):
-        for branch in tree:
-            yield from arrays_of(branch)
-    elif tree is not None:
-        yield np.asarray(tree)
+    return (array for _, array in _leaves("", tree))
 
 
 def _leaves(name: str, tree: Any) -> Iterator[tuple[str, NumpyArray]]:
-    if tree is None:
-        return
-    if not isinstance(tree, (tuple, list)):
+    if isinstance(tree, (Mapping, tuple, list)):
+        fields = tree if isinstance(tree, Mapping) else getattr(tree, "_fields", range(len(tree)))
+        for field, branch in zip(fields, tree.values() if isinstance(tree, Mapping) else tree, strict=True):
+            yield from _leaves(f"{name}.{field}".lstrip("."), branch)
+    elif tree is not None:
         yield name or "result", np.asarray(tree)
-        return
-    for field, branch in zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True):
-        yield from _leaves(f"{name}.{field}".lstrip("."), branch)
 
 
 def verdicts(

@@ -16,17 +16,6 @@ from attention_conformance.run.question import Question
 from attention_core import config_context
 from attention_core.backend import Backend, is_on_host
 
-__all__ = [
-    "IMPLEMENTATIONS",
-    "bound_of",
-    "in_small_blocks",
-    "in_way",
-    "is_quick",
-    "left_out",
-    "of_implementation",
-    "refusal",
-]
-
 IMPLEMENTATIONS = ("dense", "blockwise", "fused")
 
 RETURNED = {"dense": ("weights", "logsumexp"), "blockwise": ("logsumexp",), "fused": ()}
@@ -79,17 +68,21 @@ def of_implementation(problem: Problem, implementation: str) -> Problem:
 
 
 @contextlib.contextmanager
-def in_small_blocks(backend: Backend, problem: Problem) -> Iterator[None]:
-    """Let a backend cut into blocks that are small compared with the problem."""
-    tuning, columns = backend.tuning, problem.arrays["key"].shape[-2]
-    queries, keys = SMALL if columns <= LARGE[1] else LARGE
-    backend.tuning = tuning._replace(
-        queries=queries, keys=keys, min_queries=queries, query_chunk=queries if tuning.query_chunk else 0
-    )
+def tuned(backend: Backend, **numbers: int) -> Iterator[None]:
+    """Give a backend other numbers to cut by."""
+    tuning = backend.tuning
+    backend.tuning = tuning._replace(**numbers)
     try:
         yield
     finally:
         backend.tuning = tuning
+
+
+def in_small_blocks(backend: Backend, problem: Problem) -> contextlib.AbstractContextManager[None]:
+    """Let a backend cut into blocks that are small compared with the problem."""
+    queries, keys = SMALL if problem.arrays["key"].shape[-2] <= LARGE[1] else LARGE
+    chunk = queries if backend.tuning.query_chunk else 0
+    return tuned(backend, queries=queries, keys=keys, min_queries=queries, query_chunk=chunk)
 
 
 def in_way(question: Question, problem: Problem) -> contextlib.AbstractContextManager[Any]:

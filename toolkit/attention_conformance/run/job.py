@@ -17,8 +17,6 @@ from attention_conformance.run.profiles import PROFILES
 from attention_conformance.run.untrusted import Returned
 from attention_conformance.subjects.probe import AFTER_A_CRASH
 
-__all__ = ["Asked", "Described", "Ended", "Job", "Message", "Order", "Refused", "unanswered"]
-
 
 @dataclass(frozen=True)
 class Order(workers.Order):

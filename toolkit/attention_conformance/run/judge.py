@@ -29,16 +29,13 @@ from attention_conformance.run.kinds import kinds_of
 from attention_conformance.run.measures import MEASURES, drawn, plain, result_of
 from attention_conformance.run.profiles import bound_for, of_narrow_weights
 from attention_conformance.run.properties import PROPERTY_MEASURES, refuse_gradients
-from attention_conformance.run.question import Question
-from attention_conformance.run.truth import Truth, truth_of
+from attention_conformance.run.question import Question, Truth, truth_of
 from attention_conformance.run.untrusted import Returned
 from attention_conformance.run.where import located
 from attention_conformance.subjects.fit import fit, meant
-from attention_conformance.subjects.libraries import holds, in_precision
+from attention_conformance.subjects.libraries import holds
 from attention_conformance.subjects.subject import NotOffered
 from attention_conformance.subjects.watch import TOUCHED, Touched
-
-__all__ = ["Bounds", "asked", "attempted", "graded", "judged", "offered", "returned"]
 
 Answer = TypeVar("Answer")
 
@@ -64,8 +61,7 @@ class Measured:
 def judged(question: Question) -> Finding:
     """The finding of one case: an exception of the subject is a refusal, and never ends the run."""
     started = time.perf_counter()
-    with warnings.catch_warnings(), np.errstate(all="ignore"), in_precision(question.backend, question.dtype):
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"), question.in_precision():
         finding = _judged(question)
     return replace(finding, seconds=time.perf_counter() - started)
 
@@ -93,8 +89,7 @@ def known() -> tuple[Expected, ...]:
 
 def returned(question: Question) -> Finding | Returned:
     """What a subject returns, or the finding where it returns nothing: for a process that compares."""
-    with warnings.catch_warnings(), np.errstate(all="ignore"), in_precision(question.backend, question.dtype):
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"), question.in_precision():
         answered, _ = _answered(question)
     return answered if isinstance(answered, Finding) else Returned(question.case.name, question.dtype, answered)
 

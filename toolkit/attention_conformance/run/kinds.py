@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from attention_conformance.problem import Problem
 from attention_conformance.run.finding import Finding
 
-__all__ = ["NAMES", "kinds_of", "never_computed", "refusals"]
-
 LONG = 256
 """Keys that some kernels hold in one block."""
 

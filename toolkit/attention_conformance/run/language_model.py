@@ -6,7 +6,8 @@ import functools
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,6 @@ from attention_conformance.cases.identical import Identical
 from attention_conformance.cases.source import Trees
 from attention_conformance.oracle.ulps import spacing
 from attention_conformance.problem import NumpyArray
-from attention_conformance.run.bert import ModelError
 from attention_conformance.subjects.libraries import in_precision
 from attention_core.backend import Backend, array_namespace, get_backend, on_device_of
 from attention_core.functions import prepare_weights, sample_tokens
@@ -27,11 +27,13 @@ from attention_files.checkpoints import load_causal_lm
 from attention_files.gguf import load_gguf
 from attention_files.writing import FileError
 
-__all__ = ["LanguageModel", "Outcome", "identical_cases", "is_language_model", "load_language_model", "outcome"]
-
 BOUNDS = {"float32": 64.0, "float64": 64.0}
 """In units in the last place of the largest logit."""
 NEW = 8  # tokens after the question, for the text
+
+
+class ModelError(Exception):
+    """A model directory lacks a file, or holds one that is broken or does not fit the others."""
 
 
 @dataclass(frozen=True)
@@ -204,18 +206,9 @@ def _whole(model: LanguageModel, ids: tuple[int, ...]) -> NumpyArray:
 def identical_cases(model: LanguageModel, long: bool) -> tuple[Identical, ...]:
     """Prompts of different lengths in a batch, at once, or each alone, in pieces: all must give the same bits."""
     ids, lengths = model.prompts(long)
-    return (
-        Identical(
-            "model",
-            f"{len(ids)} prompts by {model.name}",
-            lambda _: {"token_ids": ids, "lengths": lengths},
-            functools.partial(_continue, model),
-            batched=("token_ids", "lengths"),
-            held=functools.partial(_held, model),
-            modes=("eager",),
-            larger=long,
-        ),
-    )
+    shows, function, held = f"{len(ids)} prompts by {model.name}", partial(_continue, model), partial(_held, model)
+    case = Identical("model", shows, lambda _: {"token_ids": ids, "lengths": lengths}, function, modes=("eager",))
+    return (replace(case, batched=("token_ids", "lengths"), held=held, larger=long),)
 
 
 @functools.lru_cache(maxsize=1)

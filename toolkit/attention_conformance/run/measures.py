@@ -24,8 +24,6 @@ from attention_core import scaled_dot_product_attention
 from attention_core.backend import Backend, get_backend
 from attention_workers.memory import resident
 
-__all__ = ["MEASURES", "drawn", "plain", "result_of", "variables"]
-
 Answer: TypeAlias = Finding | dict[str, NumpyArray]
 
 CALLS = 8
@@ -120,8 +118,7 @@ def _overwritten(question: Question, problem: Problem) -> dict[str, NumpyArray]:
     backend = question.backend
     if backend.name not in ("numpy", "torch"):
         return result_of(question, problem)
-    others = {name: each[::-1].copy() for name, each in problem.arrays.items()}
-    arrays = _placed(question, replace(problem, arrays=others))
+    arrays = _placed(question, problem.turned())
     outputs(problem, question.subject, arrays, backend.namespace)
     for name, each in _placed(question, problem).items():
         arrays[name][...] = each
@@ -137,9 +134,8 @@ def _overwritten(question: Question, problem: Problem) -> dict[str, NumpyArray]:
 def _kept(question: Question, problem: Problem) -> dict[str, NumpyArray]:
     """The first of two calls, looked at after the second."""
     backend, xp = question.backend, question.backend.namespace
-    others = {name: each[::-1].copy() for name, each in problem.arrays.items()}
     first = outputs(problem, question.subject, _placed(question, problem), xp)
-    outputs(problem, question.subject, _placed(question, replace(problem, arrays=others)), xp)
+    outputs(problem, question.subject, _placed(question, problem.turned()), xp)
     return to_numpy(first, backend)
 
 

@@ -9,8 +9,6 @@ from attention_conformance.run.judge import judged
 from attention_conformance.run.question import Question
 from attention_workers.memory import available, peak_growth
 
-__all__ = ["available_memory", "too_large"]
-
 SPARE = 1.0
 """GiB that a measured case may take beyond what was measured."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import itertools
 import math
 import time
@@ -20,12 +21,13 @@ import numpy as np
 from attention_conformance.call import one_line
 from attention_conformance.cases.identical import Identical
 from attention_conformance.cases.source import Trees
+from attention_conformance.models.sides import read_model
 from attention_conformance.oracle.ulps import spacing
 from attention_conformance.problem import NumpyArray
-from attention_conformance.run.bert import Bert, ModelError, load_bert
 from attention_conformance.run.finding import Finding
 from attention_conformance.run.language_model import (
     LanguageModel,
+    ModelError,
     identical_cases,
     is_language_model,
     load_language_model,
@@ -34,19 +36,7 @@ from attention_conformance.run.language_model import (
 from attention_conformance.subjects.libraries import devices_of, holds, in_precision
 from attention_core import scaled_dot_product_attention
 from attention_core.backend import Backend, array_namespace, get_backend
-
-__all__ = [
-    "MODEL_DTYPES",
-    "PAIRS",
-    "Model",
-    "ModelTrial",
-    "identical_case",
-    "load_any",
-    "load_model",
-    "model_cases",
-    "plan_model",
-    "run_model",
-]
+from attention_numpy.trees import map_arrays
 
 PAIRS = (
     ("A man is eating food.", "A man is eating a piece of bread."),
@@ -276,3 +266,65 @@ def _encode(definitions: Sequence[Any], trees: Trees) -> Encoded:
 @functools.cache
 def _reference(model: Model) -> NumpyArray:
     return _vectors(ModelTrial(model, get_backend("numpy"), "cpu", "float64", mode="eager"))
+
+
+@dataclass(frozen=True)
+class Bert:
+    """An encoder: embeddings and layers, their parameters as NumPy arrays in float32, and the tokenizer."""
+
+    definitions: tuple[Any, ...]
+    parameters: tuple[Any, ...]
+    tokenizer: Any
+
+    def token_ids(self, sentence: str) -> list[int]:
+        """The tokens of a sentence, with those that mark its beginning and end.
+
+        Raises
+        ------
+        ModelError
+            When the tokenizer knows tokens that the encoder does not.
+        """
+        ids: list[int] = self.tokenizer.encode(sentence).ids
+        if max(ids, default=0) >= (count := self.definitions[0].num_tokens):
+            raise ModelError(f"expected token ids below vocab_size {count}; got {max(ids)}")
+        return ids
+
+
+def load_bert(directory: Path) -> Bert:
+    """Load an encoder.
+
+    Raises
+    ------
+    ModelError
+        When a file is missing, broken, or does not fit the others.
+    """
+    if not directory.is_dir():
+        raise ModelError(f"expected a model directory; got {directory}, which is none")
+    if not (directory / "model.safetensors").exists() and (directory / "pytorch_model.bin").exists():
+        raise ModelError(
+            f"expected model.safetensors in {directory}; got pytorch_model.bin, a pickle, which can run any code: "
+            "convert it with safetensors.torch.save_file"
+        )
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        if not (directory / name).is_file():
+            raise ModelError(f"expected {name} in {directory}; got no such file")
+    try:
+        definitions, parameters = read_model(directory)
+    except (TypeError, ValueError) as error:  # of a file, of the config, or of arrays that do not fit it
+        raise ModelError(f"expected an encoder in {directory}; got others: {error}") from error
+    widened = map_arrays(lambda array: np.ascontiguousarray(array, np.float32), parameters)
+    return Bert(definitions, widened, _tokenizer(directory / "tokenizer.json", definitions[0].num_positions))
+
+
+def _tokenizer(path: Path, most: int) -> Any:
+    try:
+        library = importlib.import_module("tokenizers")  # of which nothing else has need
+    except ModuleNotFoundError as error:
+        raise ModelError("expected tokenizers for a model; got none: pip install tokenizers") from error
+    try:
+        tokenizer = library.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more particular
+        raise ModelError(f"expected a tokenizer in {path}; got {error}") from error
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(most)
+    return tokenizer

@@ -19,8 +19,6 @@ from attention_conformance.run.surprises import SURPRISES
 from attention_conformance.subjects.probe import PROBES
 from attention_conformance.subjects.watch import TOUCHED
 
-__all__ = ["case_names", "no_case", "not_accepted"]
-
 
 def _variants() -> list[str]:
     known = [each.name for each in (*CONVENTIONS, *FAULTS, *DIAGNOSES, *FORMER, NARROW, SPREAD)]

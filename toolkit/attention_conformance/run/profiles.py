@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from attention_conformance.cases.case import Case, probability
 
-__all__ = ["PROFILES", "bound_for", "is_asked", "of_narrow_weights"]
-
 PROFILES = ("exact", "kernel", "tf32")
 """``exact``: the bounds of the core. ``kernel``: weights of 16 bits. ``tf32``: products of 11 bits."""
 

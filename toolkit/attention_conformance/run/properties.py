@@ -21,8 +21,6 @@ from attention_conformance.subjects.fit import fit
 from attention_conformance.subjects.subject import NotOffered, Subject
 from attention_conformance.subjects.watch import Touched
 
-__all__ = ["PROPERTY_MEASURES", "refuse_gradients"]
-
 Arrays: TypeAlias = dict[str, NumpyArray]
 Call: TypeAlias = Callable[[Question, Problem], Arrays]
 """One call of the subject with a fitted problem."""
@@ -33,11 +31,7 @@ RATE, KEYS = 0.25, 64
 
 def _part(problem: Problem, **slices: tuple[Any, ...]) -> Problem:
     """Parts of some arrays; contiguous, as calls of their own have them."""
-    arrays = {
-        name: np.ascontiguousarray(each[slices[name]]) if name in slices else each
-        for name, each in problem.arrays.items()
-    }
-    return replace(problem, arrays=arrays)
+    return problem.holding(**{name: np.ascontiguousarray(problem.arrays[name][at]) for name, at in slices.items()})
 
 
 def refuse_gradients(problem: Problem, subject: Subject) -> None:
@@ -48,9 +42,7 @@ def refuse_gradients(problem: Problem, subject: Subject) -> None:
 
 def decoded(question: Question, problem: Problem, call: Call) -> Arrays:
     """Every query alone, with the keys that it may attend to, and no mask."""
-    plain = {name: each for name, each in problem.arrays.items() if name != "mask"}
-    problem = replace(problem, arrays=plain, mask=None)
-    rows = []
+    problem, rows = problem.without("mask"), []
     for row, length in enumerate(LENGTHS):
         keys = (..., slice(0, length), slice(None))
         step = _part(problem, query=(..., slice(row, row + 1), slice(None)), key=keys, value=keys)
@@ -82,7 +74,7 @@ def in_equal_bits(question: Question, problem: Problem, call: Call) -> Arrays:
 def merged(question: Question, problem: Problem, call: Call) -> Arrays:
     """Pieces of the keys, merged by their logsumexp, in an order of its own."""
     subject = question.subject
-    if not subject.native and "logsumexp" not in {*(subject.asks or ()), *(subject.returns or ())}:
+    if not subject.has_logsumexp:
         raise NotOffered("logsumexp")
     outputs, sums = [], []
     for start, stop in ((64, 130), (0, 1), (1, 64)):
@@ -112,11 +104,7 @@ def dropped(question: Question, problem: Problem, call: Call) -> Arrays:
     subject = question.subject
     if subject.native or not subject.dropout_name:
         raise NotOffered("dropout of its own")
-    arrays = dict(problem.arrays)
-    arrays["query"] = np.zeros_like(arrays["query"])
-    identity = np.eye(KEYS).astype(arrays["value"].dtype)
-    arrays["value"] = np.broadcast_to(identity, arrays["value"].shape).copy()
-    fitted = fit(replace(problem, arrays=arrays), subject)
+    fitted = fit(problem.put("query", ..., 0).put("value", ..., np.eye(KEYS)), subject)
     fitted = replace(fitted, options={**fitted.options, "dropout_rate": RATE})
     first, second = (call(question, fitted)["output"].astype(np.float64) for _ in range(2))
     _check_share(first)
@@ -183,10 +171,9 @@ def windowed(question: Question, problem: Problem, call: Call) -> Arrays:
     mask = problem.arrays["mask"][0, 0]
     at = len(mask) // 2
     (seen,) = np.nonzero(mask[at])
-    plain = {name: each for name, each in problem.arrays.items() if name != "mask"}
     is_causal = subject.causal != "none" and seen[-1] == at
     options = {**problem.options, "is_causal": True} if is_causal else problem.options
-    fitted = fit(replace(problem, arrays=plain, mask=None, options=options), subject)
+    fitted = fit(problem.without("mask").changed(options=options), subject)
     window = (int(at - seen[0]), int(seen[-1] - at))
     return call(question, replace(fitted, options={**fitted.options, "window": window}))
 
@@ -198,9 +185,7 @@ def by_distance(question: Question, problem: Problem, call: Call) -> Arrays:
         raise NotOffered("ALiBi of its own")
     bias = problem.arrays["bias"]
     rates = -bias[0, :, 1, 0].astype(np.float32)  # at the distance 1
-    plain = {name: each for name, each in problem.arrays.items() if name != "bias"}
-    fitted = fit(replace(problem, arrays=plain), subject)
-    return call(question, replace(fitted, arrays={**fitted.arrays, "alibi": rates}))
+    return call(question, fit(problem.without("bias"), subject).holding(alibi=rates))
 
 
 def apart(question: Question, problem: Problem, call: Call) -> Arrays:
@@ -217,8 +202,7 @@ def between(question: Question, problem: Problem, call: Call) -> Arrays:
     """Gradients after another forward pass of the same shapes came between."""
     if question.subject.backward is None and question.backend.name != "torch":
         raise NotOffered("a backward pass of its own")
-    others = {name: each[::-1].copy() for name, each in problem.arrays.items()}
-    return call(replace(question, between=replace(problem, arrays=others)), problem)
+    return call(replace(question, between=problem.turned()), problem)
 
 
 def repeated(question: Question, problem: Problem, call: Call) -> Arrays:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Sequence
+import functools
 
 from attention_conformance.cases.bits import BITS, SAME_CALL
-from attention_conformance.cases.case import Case
 from attention_conformance.cases.large import LARGE
 from attention_conformance.problem import DTYPES
-from attention_conformance.run.catalogue import OF_OTHERS, subject_cases
+from attention_conformance.run.catalogue import OF_OTHERS, matching, subject_cases
 from attention_conformance.run.job import Job
 from attention_conformance.run.question import Question
 from attention_conformance.subjects.subject import Subject
-
-__all__ = ["pair_questions", "questions", "usual_dtypes"]
 
 NARROW = ("float16", "bfloat16")
 
@@ -27,19 +23,11 @@ def questions(subject: Subject, job: Job, like: Subject | None) -> list[Question
     dtypes = job.dtypes or usual_dtypes(subject)
     is_all = not (job.dtypes or job.cases or job.is_large)
     others = [each for each in DTYPES if each in (subject.dtypes or ()) and each not in dtypes and is_all]
+    asked = functools.partial(Question, profile=job.bounds, seed=job.seed, accepted=job.accepted, like=like,
+                              power=job.power and not job.is_large, is_trusted=job.is_trusted)  # fmt: skip
     return [
-        Question(
-            subject,
-            case,
-            dtype,
-            job.bounds,
-            job.seed,
-            accepted=job.accepted,
-            like=like,
-            power=job.power and not job.is_large,
-            is_trusted=job.is_trusted,
-        )
-        for case in (_large(job.cases) if job.is_large else subject_cases(job.cases, job.bounds))
+        asked(subject, case, dtype)
+        for case in (matching(LARGE, job.cases) if job.is_large else subject_cases(job.cases, job.bounds))
         for dtype in (*dtypes, *(others if case.name in OF_OTHERS else ()))
         if dtype in case.dtypes and (case.name, dtype) not in job.done
     ]
@@ -51,16 +39,11 @@ def pair_questions(subject: Subject, other: Subject, job: Job) -> list[Question]
     return [
         Question(subject, case, dtype, job.bounds, job.seed, accepted=job.accepted, power=False, digits=False,
                  other=other)
-        for case in BITS
+        for case in matching(BITS, job.cases)
         if not (subject is other and case.name in SAME_CALL)
-        and any(fnmatch.fnmatchcase(case.name, each) for each in job.cases or ("*",))
         for dtype in job.dtypes or (both[:1] if case.name in SLOW else both)
         if (case.name, dtype) not in job.done
     ]  # fmt: skip
-
-
-def _large(patterns: Sequence[str]) -> list[Case]:
-    return [case for case in LARGE if any(fnmatch.fnmatchcase(case.name, each) for each in patterns or ("*",))]
 
 
 def usual_dtypes(subject: Subject) -> tuple[str, ...]:

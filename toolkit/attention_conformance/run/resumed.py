@@ -13,8 +13,6 @@ from typing import Any
 from attention_conformance.run.job import Job
 from attention_conformance.subjects.signature import KEYWORDS
 
-__all__ = ["assumed_otherwise", "differs", "settings"]
-
 OPTIONS = {"default_scale": "--scale", "accepted": "--accept", "dtypes": "--dtype", "grouped": "--[no-]grouped",
            "batch_invariant": "--batch-invariant"}  # fmt: skip
 """Options whose names are not those of their settings."""

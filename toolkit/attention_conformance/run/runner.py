@@ -26,9 +26,6 @@ from attention_conformance.subjects.subject import Subject
 from attention_core import scaled_dot_product_attention
 from attention_core.backend import Backend, get_backend, is_on_host
 
-__all__ = ["carried_out", "check", "plan", "run", "work"]
-
-
 IMPLEMENTATIONS = ("auto", *LISTED)
 
 

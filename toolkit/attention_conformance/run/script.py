@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import importlib
 import inspect
 import io
 import math
@@ -19,20 +20,8 @@ from attention_conformance.subjects.call import by_place, keywords
 from attention_conformance.subjects.presets import PRESETS
 from attention_conformance.subjects.subject import Subject
 
-__all__ = ["script"]
-
-PLACES = {
-    "torch": "torch.from_numpy(each.copy() if 0 in each.strides else each)",
-    "jax": "jax.numpy.asarray(each)",
-    "tensorflow": "tensorflow.convert_to_tensor(each)",
-    "numpy": "each",
-}
-TURNS = {
-    "torch": "each.permute({})",
-    "jax": "each.transpose({})",
-    "tensorflow": "tensorflow.transpose(each, ({}))",
-    "numpy": "each.transpose({})",
-}
+TURNS = {"torch": "each.permute({})", "tensorflow": "tensorflow.transpose(each, ({}))"}
+"""How axes are turned, where arrays have no `transpose`."""
 
 
 def laid(array: NumpyArray, kind: str) -> NumpyArray:
@@ -147,41 +136,38 @@ def script(
     problem: Problem, subject: Subject, target: str, *, dtype: str, bound: float, says: str,
 ) -> str:  # fmt: skip
     """The script of a fitted problem, which prints the worst elements, and exits with 1 where one is wrong."""
+    library, layout, memory = subject.backend or "numpy", subject.layout or "BHSD", dict(problem.memory)
     arrays = dict(problem.arrays)
     if problem.cotangent is not None:
         arrays["d_output"] = problem.cotangent
-    return "\n".join([*_head(subject, target, dtype, says), *_arrays(arrays, problem), *_call(problem, subject),
-                      *_comparison(problem, subject, dtype, bound)]) + "\n"  # fmt: skip
-
-
-def _head(subject: Subject, target: str, dtype: str, says: str) -> list[str]:
-    library, where = subject.backend or "numpy", [] if target in PRESETS else ["import importlib.util"]
-    imports = ["import base64", "import functools", "import importlib", *where, "import io", "",
-               *(["import jax"] if library == "jax" else []), "import ml_dtypes", "import numpy as np",
-               *([f"import {library}"] if library in ("torch", "tensorflow") else [])]  # fmt: skip
-    numbers = "ml_dtypes.bfloat16" if dtype == "bfloat16" else f"np.{dtype}"
-    start = [f'"""{says}"""', "", "from __future__ import annotations", "", *imports, ""]
-    if library == "jax" and dtype == "float64":
-        start.append('jax.config.update("jax_enable_x64", True)')
-    loaded = _preset(target) if target in PRESETS else _loaded(target)
-    return [*start, f"dtype = {numbers}", "", "", *loaded, *_sources(laid, definition, truth, compared)]
-
-
-def _loaded(target: str) -> list[str]:
-    source, _, name = target.rpartition(":")
-    if not source.endswith(".py"):
-        return [f"attention = importlib.import_module({source!r}).{name}", "", ""]
-    return [f'specification = importlib.util.spec_from_file_location("kernel", {source!r})',
-            "module = importlib.util.module_from_spec(specification)",
-            "specification.loader.exec_module(module)", f"attention = module.{name}", "", ""]  # fmt: skip
+    if "cotangent" in memory:
+        memory["d_output"] = memory.pop("cotangent")
+    file, _, name = target.rpartition(":")
+    inner = [letter for letter in "BHSD" if letter in layout]
+    axes = [inner.index(letter) for letter in layout]
+    turns = [TURNS.get(library, "each.transpose({})").format(", ".join(map(str, order))) for order in
+             (axes, np.argsort(axes))]  # fmt: skip
+    places, words = _words(problem, subject)
+    is_elsewhere = library == "torch" and subject.device not in (None, "cpu")
+    rendered = importlib.import_module("attention_conformance.templates").rendered  # whose library few have need of
+    text: str = rendered(
+        "script.py.jinja", says=says, library=library, layout=layout, dtype=dtype, file=file, name=name,
+        preset=_preset(target) if target in PRESETS else None, sources=_sources(laid, definition, truth, compared),
+        stored=_stored(arrays), memory={name: kind for name, kind in memory.items() if kind != "contiguous"},
+        device=f".to({subject.device!r})" if is_elsewhere else "", order=subject.order or ("query", "key", "value"),
+        turn="" if axes == sorted(axes) else turns[0], turn_back=turns[1], places=places, words=words,
+        array_names=list(subject.array_names or ()), given=_given(problem, subject),
+        is_gradient=problem.cotangent is not None, options=_options(problem, subject),
+        bits=FORMATS[dtype].fraction_bits, bound=f"{bound if math.isfinite(bound) and bound > 0 else 1.0:.6g}",
+    )  # fmt: skip
+    return text
 
 
 def _sources(*functions: Any) -> list[str]:
-    sources = [inspect.getsource(function).rstrip().replace("  # fmt: skip", "") for function in functions]
-    return [line for source in sources for line in (source, "", "")]
+    return [inspect.getsource(function).rstrip().replace("  # fmt: skip", "") for function in functions]
 
 
-def _preset(target: str) -> list[str]:
+def _preset(target: str) -> dict[str, Any]:
     """How the preset is called, as the source of the function that makes it."""
     make = PRESETS[target].make
     made = make if isinstance(make, functools.partial) else functools.partial(make)
@@ -189,11 +175,7 @@ def _preset(target: str) -> list[str]:
     needed: dict[str, Any] = {}
     _gather(function, needed)
     told = ", ".join([*map(repr, made.args), *(f"{name}={each!r}" for name, each in made.keywords.items())])
-    lines = ["class Subject:  # stands for the description of how it is called"]
-    lines += ["    def __init__(self, function, **_):", "        self.function = function", "", ""]
-    for each in reversed(needed.values()):
-        lines += _sources(each)
-    return [*lines, f"attention = {function.__name__}({told}).function", "", ""]
+    return {"sources": _sources(*reversed(needed.values())), "call": f"{function.__name__}({told})"}
 
 
 def _gather(function: Any, into: dict[str, Any]) -> None:
@@ -213,78 +195,15 @@ def _gather(function: Any, into: dict[str, Any]) -> None:
                 _gather(each, into)
 
 
-def _arrays(arrays: dict[str, NumpyArray], problem: Problem) -> list[str]:
+def _stored(arrays: dict[str, NumpyArray]) -> list[str]:
+    """Arrays as lines of text: NumPy's files know no bfloat16."""
+    wide = {
+        name: each if each.dtype in (np.float64, bool) else each.astype(np.float32) for name, each in arrays.items()
+    }
     with io.BytesIO() as file:
-        np.savez_compressed(file, **{name: each.astype(_stored(each)) for name, each in arrays.items()})  # type: ignore[arg-type]
+        np.savez_compressed(file, **wide)  # type: ignore[arg-type]
         text = base64.b85encode(file.getvalue()).decode()
-    lines = ['stored = ("""', *(text[at : at + 110] for at in range(0, len(text), 110)), '""")']
-    lines += [
-        'stored = dict(np.load(io.BytesIO(base64.b85decode(stored.replace("\\n", "")))))',
-        "arrays = {name: each if each.dtype == bool else each.astype(dtype) for name, each in stored.items()}",
-    ]
-    memory = {name: kind for name, kind in problem.memory.items() if kind != "contiguous"}
-    if "cotangent" in memory:
-        memory["d_output"] = memory.pop("cotangent")
-    if memory:
-        lines.append(f"for name, kind in {memory}.items():")
-        lines.append("    arrays[name] = laid(arrays[name], kind)")
-    return lines
-
-
-def _stored(each: NumpyArray) -> Any:
-    return each.dtype if each.dtype in (np.float64, bool) else np.float32
-
-
-def _call(problem: Problem, subject: Subject) -> list[str]:
-    """The call, in the layout of the subject; heads and entries that it does not know are looped over."""
-    library, layout = subject.backend or "numpy", subject.layout or "BHSD"
-    device = f".to({subject.device!r})" if library == "torch" and subject.device not in (None, "cpu") else ""
-    array = PLACES[library] + device
-    lines = ["", "", "def placed(each):"]
-    if library == "torch":
-        lines += ["    if each.dtype == ml_dtypes.bfloat16:",
-                  f"        return torch.from_numpy(each.view(np.int16)).view(torch.bfloat16){device}"]  # fmt: skip
-    lines += [f"    return {array}", "", ""]
-    back = "each.detach().double().cpu().numpy()" if library == "torch" else "np.asarray(each).astype(np.float64)"
-    lines += ["def back(each):", f"    return {back}", "", ""]
-    names = list(subject.order or ("query", "key", "value"))
-    more, words = _words(problem, subject)
-    inner = [letter for letter in "BHSD" if letter in layout]
-    axes = [inner.index(letter) for letter in layout]
-    turn, again = TURNS[library], [int(each) for each in np.argsort(axes)]
-    turned = axes == sorted(axes)
-    lines += ["def called(query, key, value, mask=None, bias=None, sinks=None):",
-              f"    arguments = [{', '.join(names)}]"]  # fmt: skip
-    if not turned:
-        lines.append(f"    arguments = [{turn.format(', '.join(map(str, axes)))} for each in arguments]")
-    call = (
-        f"attention(*arguments{more}"
-        if not subject.array_names
-        else f"attention(**dict(zip({list(subject.array_names)}, arguments))"
-    )
-    lines += [f"    each = {call}{words})", "    each = each[0] if isinstance(each, (tuple, list)) else each"]
-    if not turned:
-        lines.append(f"    each = {turn.format(', '.join(map(str, again)))}")
-    return [*lines, "    return each", "", "", *_loop(layout, library), ""]
-
-
-def _loop(layout: str, library: str) -> list[str]:
-    if "B" in layout:
-        return ["whole = called"]
-    stack = {"torch": "torch.stack", "jax": "jax.numpy.stack", "tensorflow": "tensorflow.stack"}.get(
-        library, "np.stack"
-    )
-    part = ["    def of(each, *at):  # its entry and head, where it has several",
-            "        if each is not None:",
-            "            return each[tuple(min(a, s - 1) for a, s in zip(at, each.shape))]", ""]  # fmt: skip
-    lines = ["def whole(query, key, value, mask=None, bias=None, sinks=None):", *part]
-    if "H" in layout:
-        call = "called(query[b], key[b], value[b], of(mask, b), of(bias, b)) for b in range(len(query))"
-        return [*lines, f"    return {stack}([{call}])"]
-    call = "called(query[b, h], key[b, h // g], value[b, h // g], of(mask, b, h), of(bias, b, h))"
-    heads = f"{stack}([{call} for h in range(query.shape[1])])"
-    lines.append("    g = query.shape[1] // key.shape[1]")
-    return [*lines, f"    return {stack}([{heads} for b in range(len(query))])"]
+    return [text[at : at + 110] for at in range(0, len(text), 110)]
 
 
 def _words(problem: Problem, subject: Subject) -> tuple[str, str]:
@@ -300,42 +219,19 @@ class _Name(str):
     __repr__ = str.__str__
 
 
-def _comparison(problem: Problem, subject: Subject, dtype: str, bound: float) -> list[str]:
-    scale, width = problem.options.get("scale"), problem.arrays["query"].shape[-1]
-    scale = scale if scale is not None else width**-0.5 if width else 1.0
+def _given(problem: Problem, subject: Subject) -> str:
+    """The other arrays of a call, as the subject takes them."""
     told = {name: f'placed(arrays["{name}"])' for name in ("mask", "bias", "sinks") if name in problem.arrays}
     if "mask" in told and subject.mask in ("drop", "integer"):
         told["mask"] = f"placed({'~' if subject.mask == 'drop' else 'np.int32(1) * '}arrays['mask'])"
-    arguments = "".join(f", {name}={each}" for name, each in told.items())
-    lines = ['arguments = [placed(arrays[name]) for name in ("query", "key", "value")]']
-    if problem.cotangent is None:
-        lines += [f'results = {{"output": back(whole(*arguments{arguments}))}}']
-    else:
-        lines += _gradients(subject.backend or "numpy", arguments)
+    return "".join(f", {name}={each}" for name, each in told.items())
+
+
+def _options(problem: Problem, subject: Subject) -> dict[str, Any]:
+    """The options of `truth`."""
+    scale, width = problem.options.get("scale"), problem.arrays["query"].shape[-1]
+    scale = scale if scale is not None else width**-0.5 if width else 1.0
     rows, columns = problem.sizes[2:]
     offset = columns - rows if subject.causal == "bottom-right" else 0
-    options = {"scale": float(scale), "softcap": problem.options.get("softcap")}
     is_causal = problem.options.get("is_causal") or subject.causal == "always"
-    options["offset"] = offset if is_causal else None
-    bound = bound if math.isfinite(bound) and bound > 0 else 1.0
-    bits = FORMATS[dtype].fraction_bits
-    return [
-        *lines,
-        f"wanted = truth(arrays, **{options})",
-        f"raise SystemExit(compared(results, wanted, bits={bits}, bound={bound:.6g}))",
-    ]
-
-
-def _gradients(library: str, words: str) -> list[str]:
-    """The gradients of a call, by the differentiation of the library; the words are those of the call."""
-    call, change = f"whole(*arguments{words})", 'placed(arrays["d_output"])'
-    if library == "torch":
-        lines = ["arguments = [each.detach().requires_grad_() for each in arguments]", f"output = {call}"]
-        lines.append(f"found = torch.autograd.grad(output, arguments, {change}.to(output.dtype))")
-    elif library == "jax":
-        lines = [f"output, transposed = jax.vjp(lambda *arrays_: whole(*arrays_{words}), *arguments)"]
-        lines.append(f"found = transposed({change}.astype(output.dtype))")
-    else:
-        lines = ["with tensorflow.GradientTape() as tape:", "    tape.watch(arguments)", f"    output = {call}"]
-        lines.append(f"found = tape.gradient(output, arguments, output_gradients={change})")
-    return [*lines, 'results = dict(zip(("query", "key", "value"), (back(each) for each in found)))']
+    return {"scale": float(scale), "softcap": problem.options.get("softcap"), "offset": offset if is_causal else None}

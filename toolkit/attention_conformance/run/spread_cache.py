@@ -12,8 +12,6 @@ from attention_conformance.run.language_model import NEW, LanguageModel
 from attention_core.backend import Backend
 from attention_core.functions import linear, prepare_weights, rotary_embedding
 
-__all__ = ["logits_over"]
-
 EXACT: dict[str, Any] = {"arithmetic": "reproducible"}
 
 

@@ -34,8 +34,6 @@ from attention_conformance.subjects.target import TargetError, load_target
 from attention_core.backend import Backend, get_backend
 from attention_numpy.trees import devices_of_kind
 
-__all__ = ["check_subject", "on_device", "supervised", "told", "work"]
-
 BIASED = "mask", "additive"
 """What a keyword for a bias takes."""
 
@@ -181,8 +179,7 @@ def work(job: Job) -> Iterator[Message]:
         return
     answers, declared, sources = [], told(subject), _sources(subject)
     witness = Witness(subject)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         for question, facts in probed(witness.subject, job.known):
             if facts is not None and _has_broken_device(subject):
                 yield unanswered(question, "crashed", f"no call of {subject.device} answers any more")

@@ -8,8 +8,6 @@ from typing import Any
 from attention_conformance.cases.contract import LINES
 from attention_conformance.run.finding import Finding
 
-__all__ = ["SURPRISES", "surprises"]
-
 USUAL: dict[str, tuple[Any, ...]] = {
     "mask": ("keep", "integer", "additive", "none"),
     "causal": ("top-left", "none"),

@@ -14,8 +14,6 @@ from typing import Any
 from attention_conformance.problem import NumpyArray
 from attention_conformance.subjects.watch import Touched
 
-__all__ = ["Returned", "nothing_borrowed"]
-
 ATTENTIONS = {
     "jax.nn": ("dot_product_attention",),
     "keras.ops": ("dot_product_attention",),

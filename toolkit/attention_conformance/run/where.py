@@ -13,22 +13,8 @@ from attention_conformance.oracle.attention import Exact
 from attention_conformance.oracle.ulps import errors_of
 from attention_conformance.problem import NumpyArray
 
-__all__ = ["Blocks", "Worst", "located"]
-
 MOST_BLOCKS = 32
 """Blocks along an axis of a map, so that a report stays small."""
-
-AXES = {
-    "output": ("head", "query"),
-    "logsumexp": ("head", "query"),
-    "query": ("head", "query"),
-    "key": ("head", "key"),
-    "value": ("head", "key"),
-    "weights": ("query", "key"),
-    "bias": ("query", "key"),
-}
-"""The axes of the map of each result, or of the gradient of each argument."""
-
 
 ALL_AXES = {
     "output": ("sample", "head", "query", "channel"),
@@ -41,6 +27,9 @@ ALL_AXES = {
     "sinks": ("head",),
 }
 """All axes of each, from the last backward."""
+
+AXES = {name: axes[2:] if axes[2:] == ("query", "key") else axes[1:3] for name, axes in ALL_AXES.items() if axes[1:]}
+"""The axes of the map of each result, or of the gradient of each argument."""
 
 
 @dataclass(frozen=True)

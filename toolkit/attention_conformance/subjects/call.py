@@ -16,8 +16,6 @@ from attention_conformance.subjects.subject import Subject
 from attention_conformance.subjects.watch import Touched
 from attention_core.backend import Backend, get_backend
 
-__all__ = ["axes_of", "by_place", "gradients", "keywords", "outputs", "place", "to_numpy", "torch_pass"]
-
 Arrays = dict[str, Any]
 STRIDED = ("numpy", "torch")
 """Libraries whose arrays have strides."""
@@ -117,44 +115,26 @@ def keywords(problem: Problem, subject: Subject, arrays: Arrays, xp: Any) -> dic
         found[subject.mask_name] = xp.astype(mask, xp.int32) if subject.mask == "integer" else mask
     if "bias" in arrays and (subject.bias_name or subject.mask_name):
         found[subject.bias_name or subject.mask_name or ""] = arrays["bias"]
-    if options.get("is_causal") and subject.causal_name:
-        found[subject.causal_name] = True
-    for name, keyword in (("scale", subject.scale_name), ("softcap", subject.softcap_name)):
-        if keyword and options.get(name) is not None:
-            found[keyword] = options[name]
-    if "sinks" in arrays and subject.sinks_name:
-        found[subject.sinks_name] = arrays["sinks"]
-    if options.get("window") and subject.window_name:
-        found[subject.window_name] = options["window"]
-    if "alibi" in arrays and subject.alibi_name:
-        found[subject.alibi_name] = arrays["alibi"]
-    if options.get("dropout_rate") and subject.dropout_name:
-        found[subject.dropout_name] = options["dropout_rate"]
-    if subject.grouped_name and problem.arrays["query"].shape[-3] != problem.arrays["key"].shape[-3]:
-        found[subject.grouped_name] = True
+    is_grouped = problem.arrays["query"].shape[-3] != problem.arrays["key"].shape[-3]
+    told = {"causal": options.get("is_causal") or None, "scale": options.get("scale"),
+            "softcap": options.get("softcap"), "sinks": arrays.get("sinks"), "window": options.get("window") or None,
+            "alibi": arrays.get("alibi"), "dropout": options.get("dropout_rate") or None,
+            "grouped": is_grouped or None}  # fmt: skip
+    for name, each in told.items():
+        if (word := getattr(subject, f"{name}_name")) and each is not None:
+            found[word] = each
     for name, asked in (subject.asks or {}).items():
         if options.get(f"return_{name}"):
             found |= asked
     return found
 
 
-def _order(subject: Subject) -> tuple[int, ...]:
-    """The axes of a call, in the order of the layout."""
+def _turned(array: Any, subject: Subject, xp: Any, *, back: bool = False) -> Any:
+    """An array of the standard order in that of the layout; or back, unless it has other axes."""
     layout = subject.layout or "BHSD"
-    standard = [letter for letter in "BHSD" if letter in layout]
-    return tuple(standard.index(letter) for letter in layout)
-
-
-def _turned(array: Any, subject: Subject, xp: Any) -> Any:
-    order = _order(subject)
-    return array if order == tuple(range(len(order))) else xp.permute_dims(array, order)
-
-
-def _turned_back(array: Any, subject: Subject, xp: Any) -> Any:
-    order = tuple(int(each) for each in np.argsort(_order(subject)))
-    return (
-        array if order == tuple(range(len(order))) or len(array.shape) != len(order) else xp.permute_dims(array, order)
-    )
+    places = [layout.index(letter) for letter in "BHSD" if letter in layout]
+    is_same = places == sorted(places) or (back and len(array.shape) != len(places))
+    return array if is_same else xp.permute_dims(array, tuple(places if back else map(int, np.argsort(places))))
 
 
 def _named(result: Any, problem: Problem, subject: Subject, xp: Any) -> Arrays:
@@ -173,7 +153,7 @@ def _named(result: Any, problem: Problem, subject: Subject, xp: Any) -> Arrays:
     if not results or not backend.owns(results[0]):
         kinds = ", ".join(type(each).__name__ for each in results)
         raise Touched(f"expected arrays of {subject.backend}; got {kinds or 'none'}", "other-kind", "visibly wrong")
-    found = {"output": _turned_back(results[0], subject, xp)}
+    found = {"output": _turned(results[0], subject, xp, back=True)}
     sums = [each for each, shape in zip(results[1:], shapes[1:], strict=True) if len(shape) == rank - 1]
     if "logsumexp" in wanted and len(sums) == 1:
         is_turned = rank == 4 and sums[0].shape[-1] != rows
@@ -270,7 +250,8 @@ def _by_pair(
             positional.append(known[role])
     gradients = backward(*positional, **chosen)
     return {
-        name: _turned_back(each, subject, xp) for name, each in zip(("query", "key", "value"), gradients, strict=False)
+        name: _turned(each, subject, xp, back=True)
+        for name, each in zip(("query", "key", "value"), gradients, strict=False)
     }
 
 

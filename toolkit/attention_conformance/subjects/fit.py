@@ -12,8 +12,6 @@ from attention_conformance.oracle.dense import mask_array
 from attention_conformance.problem import NumpyArray, Problem, Rule, array
 from attention_conformance.subjects.subject import NotOffered, Subject
 
-__all__ = ["fit", "meant"]
-
 WIDTH = 16
 """The least width of a head that many kernels take."""
 

@@ -17,8 +17,6 @@ from attention_conformance.problem import DTYPES, rounded
 from attention_core.backend import Backend
 from attention_workers import THREADS
 
-__all__ = ["devices_of", "dtypes_of", "holds", "in_precision", "quiet_start", "threads_of"]
-
 
 def devices_of(backend: Backend) -> list[str]:
     """The devices of a backend that hold values."""

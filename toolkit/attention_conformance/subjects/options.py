@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from attention_conformance.subjects.signature import KEYWORDS
 from attention_conformance.subjects.subject import LAYOUTS
 
-__all__ = ["OPTIONS", "Option", "named_keywords"]
-
 
 @dataclass(frozen=True)
 class Option:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from attention_conformance.subjects import presets_bridged, presets_jax, presets_torch
 from attention_conformance.subjects.subject import Subject
-
-__all__ = ["PRESETS", "Preset"]
 
 
 @dataclass(frozen=True)
@@ -93,60 +88,7 @@ def _keras_ops() -> Subject:
             query, key, value, bias=bias, mask=mask, scale=scale, is_causal=is_causal
         )
 
-    return Subject(attention, backend=_keras_library(keras), layout="BSHD", mask="keep")
-
-
-def _keras_library(keras: Any) -> str:
-    return str(keras.config.backend())
-
-
-def _keras_mha() -> Subject:
-    """The layer with identities for projections."""
-    keras = importlib.import_module("keras")
-
-    library = _keras_library(keras)
-    untraced = importlib.import_module("jax").ensure_compile_time_eval if library == "jax" else contextlib.nullcontext
-
-    @functools.cache
-    def layer(heads: int, width: int, dtype: str) -> Any:
-        made = keras.layers.MultiHeadAttention(heads, width, use_bias=False, dtype=dtype)
-        shape = (None, None, heads * width)
-        made.build(shape, shape)
-        identity = np.eye(heads * width)
-        kernels = [identity.reshape(heads * width, heads, width)] * 3 + [identity.reshape(heads, width, heads * width)]
-        made.set_weights([np.asarray(each, np.float32) for each in kernels])
-        return made
-
-    def attention(query: Any, key: Any, value: Any, attention_mask: Any = None, use_causal_mask: bool = False) -> Any:
-        batch, rows, heads, width = query.shape
-        dtype = keras.backend.standardize_dtype(query.dtype)
-        flat = [keras.ops.reshape(each, (batch, -1, heads * width)) for each in (query, key, value)]
-        with untraced():  # the weights outlive the program that first asks for them
-            of_this_size = layer(heads, width, dtype)
-        found = of_this_size(flat[0], flat[2], flat[1], attention_mask=attention_mask, use_causal_mask=use_causal_mask)
-        return keras.ops.reshape(found, (batch, rows, heads, width))
-
-    return Subject(attention, backend=library, layout="BSHD", mask="keep", same_width=True, grouped=False)
-
-
-class _Module:
-    """What eager attentions of transformers ask of their module."""
-
-    training, is_causal, num_key_value_groups = False, False, 1
-
-
-def _transformers(sdpa: bool) -> Subject:
-    module = "transformers.integrations.sdpa_attention" if sdpa else "transformers.models.llama.modeling_llama"
-    function = getattr(importlib.import_module(module), "sdpa_attention_forward" if sdpa else "eager_attention_forward")
-
-    def attention(query: Any, key: Any, value: Any, attention_mask: Any = None, scaling: float | None = None) -> Any:
-        layer = _Module()
-        layer.num_key_value_groups = query.shape[1] // key.shape[1]
-        scaling = query.shape[-1] ** -0.5 if scaling is None and query.shape[-1] else scaling
-        output, *_ = function(layer, query, key, value, attention_mask, scaling=scaling, dropout=0.0)
-        return output.transpose(1, 2)
-
-    return Subject(attention, backend="torch", layout="BHSD", mask="keep" if sdpa else "additive")
+    return Subject(attention, backend=str(keras.config.backend()), layout="BSHD", mask="keep")
 
 
 def _onnx_model(onnx: Any, options: tuple[tuple[str, Any], ...], masked: str, dtype: str) -> Any:
@@ -207,9 +149,9 @@ PRESETS = {
     "torch.mha": Preset("torch", _torch_mha),
     "jax.nn": Preset("jax", _jax_nn),
     "keras.ops": Preset("keras", _keras_ops),
-    "keras.mha": Preset("keras", _keras_mha),
-    "transformers.eager": Preset("transformers", functools.partial(_transformers, sdpa=False)),
-    "transformers.sdpa": Preset("transformers", functools.partial(_transformers, sdpa=True)),
+    "keras.mha": Preset("keras", functools.partial(presets_bridged.keras_heads, grouped=False)),
+    "transformers.eager": Preset("transformers", functools.partial(presets_torch.transformers, sdpa=False)),
+    "transformers.sdpa": Preset("transformers", functools.partial(presets_torch.transformers, sdpa=True)),
     "onnx.reference": Preset("onnx", functools.partial(_onnx, runtime=False)),
     "onnxruntime": Preset("onnxruntime", functools.partial(_onnx, runtime=True)),
     "flax.nnx": Preset("flax", functools.partial(presets_jax.flax, "flax.nnx")),
@@ -233,7 +175,7 @@ PRESETS = {
     "tokamax.chunked": Preset("tokamax", functools.partial(presets_jax.tokamax, implementation="xla_chunked")),
     "attnax": Preset("attnax", presets_jax.attnax),
     "flash-attention-jax": Preset("flash-attention-jax", presets_jax.flash_attention_jax),
-    "keras.gqa": Preset("keras", presets_bridged.keras_gqa),
+    "keras.gqa": Preset("keras", functools.partial(presets_bridged.keras_heads, grouped=True)),
     "keras.attention": Preset("keras", presets_bridged.keras_attention),
     "onnxruntime.mha": Preset("onnxruntime", presets_bridged.onnxruntime_mha),
     "mlx": Preset("mlx[cpu]", presets_bridged.mlx),

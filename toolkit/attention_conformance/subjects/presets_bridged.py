@@ -11,37 +11,40 @@ import numpy as np
 
 from attention_conformance.subjects.subject import Subject
 
-__all__ = ["keras_attention", "keras_gqa", "mlx", "onnx_model", "onnxruntime_mha", "openvino", "tinygrad"]
 
-
-def keras_gqa() -> Subject:
-    """The layer with identities for projections of the queries."""
+def keras_heads(grouped: bool) -> Subject:
+    """The layer of heads, or of grouped heads, with identities for projections."""
     keras = importlib.import_module("keras")
+    library = str(keras.config.backend())
+    untraced = importlib.import_module("contextlib").nullcontext
+    if library == "jax":
+        untraced = importlib.import_module("jax").ensure_compile_time_eval
 
     @functools.cache
     def layer(heads: int, groups: int, width: int, dtype: str) -> Any:
-        made = keras.layers.GroupQueryAttention(width, heads, groups, use_bias=False, dtype=dtype)
+        options = {"use_bias": False, "dtype": dtype}
+        made = keras.layers.MultiHeadAttention(heads, width, **options)
+        if grouped:
+            made = keras.layers.GroupQueryAttention(width, heads, groups, **options)
         shapes = (None, None, heads * width), (None, None, groups * width)
         made.build(shapes[0], shapes[1], shapes[1])
-        sizes = (heads, groups, groups)
-        kernels = [np.eye(size * width).reshape(size * width, size, width) for size in sizes]
+        kernels = [np.eye(size * width).reshape(size * width, size, width) for size in (heads, groups, groups)]
         kernels.append(np.eye(heads * width).reshape(heads, width, heads * width))
         made.set_weights([np.asarray(each, np.float32) for each in kernels])
         return made
 
     def attention(query: Any, key: Any, value: Any, attention_mask: Any = None, use_causal_mask: bool = False) -> Any:
         batch, rows, heads, width = query.shape
-        groups = key.shape[2]
         dtype = keras.backend.standardize_dtype(query.dtype)
-        query, key, value = (
-            keras.ops.reshape(each, (batch, -1, each.shape[2] * width)) for each in (query, key, value)
-        )
-        found = layer(heads, groups, width, dtype)(
-            query, value, key, attention_mask=attention_mask, use_causal_mask=use_causal_mask
-        )
+        flat = [keras.ops.reshape(each, (batch, -1, each.shape[2] * width)) for each in (query, key, value)]
+        with untraced():  # the weights outlive the program that first asks for them
+            of_this_size = layer(heads, key.shape[2], width, dtype)
+        found = of_this_size(flat[0], flat[2], flat[1], attention_mask=attention_mask, use_causal_mask=use_causal_mask)
         return keras.ops.reshape(found, (batch, rows, heads, width))
 
-    return Subject(attention, backend=str(keras.config.backend()), layout="BSHD", mask="keep", same_width=True)
+    return Subject(
+        attention, backend=library, layout="BSHD", mask="keep", same_width=True, grouped=None if grouped else False
+    )
 
 
 def keras_attention() -> Subject:

@@ -7,8 +7,6 @@ from typing import Any
 
 from attention_conformance.subjects.subject import Subject
 
-__all__ = ["attnax", "flash_attention_jax", "flax", "haiku", "pallas_mha", "splash", "tokamax", "tpu_flash"]
-
 
 def pallas_mha() -> Subject:
     """The kernel for a GPU, in the interpreter."""

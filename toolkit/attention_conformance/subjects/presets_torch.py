@@ -8,18 +8,6 @@ from typing import Any
 
 from attention_conformance.subjects.subject import Subject
 
-__all__ = [
-    "causal_lower_right",
-    "diffusers",
-    "flash_of_cpu",
-    "gemma2",
-    "gpt_oss",
-    "memory_efficient",
-    "mha_module",
-    "sdpa",
-    "x_transformers",
-]
-
 
 def sdpa(kernel: str) -> Subject:
     """The function, with one of its kernels alone."""
@@ -88,16 +76,32 @@ def mha_module() -> Subject:
     return Subject(attention, backend="torch", layout="BSHD", mask="drop", same_width=True, grouped=False)
 
 
+def _of_model(function: Any, query: Any, key: Any, value: Any, mask: Any, *, sinks: Any = None, **options: Any) -> Any:
+    """What the attention of a model gives, which asks for some fields of its module."""
+    layer = importlib.import_module("types").SimpleNamespace(training=False, is_causal=False, sinks=sinks)
+    layer.num_key_value_groups, layer.head_dim = query.shape[1] // key.shape[1], query.shape[-1]
+    return function(layer, query, key, value, mask, **options)[0].transpose(1, 2)
+
+
+def transformers(sdpa: bool) -> Subject:
+    """The attention of Llama, or that by PyTorch's function."""
+    module = "transformers.integrations.sdpa_attention" if sdpa else "transformers.models.llama.modeling_llama"
+    function = getattr(importlib.import_module(module), "sdpa_attention_forward" if sdpa else "eager_attention_forward")
+
+    def attention(query: Any, key: Any, value: Any, attention_mask: Any = None, scaling: float | None = None) -> Any:
+        scaling = query.shape[-1] ** -0.5 if scaling is None and query.shape[-1] else scaling
+        return _of_model(function, query, key, value, attention_mask, scaling=scaling, dropout=0.0)
+
+    return Subject(attention, backend="torch", layout="BHSD", mask="keep" if sdpa else "additive")
+
+
 def gemma2() -> Subject:
     """The eager attention of Gemma 2, with softcap."""
     function = importlib.import_module("transformers.models.gemma2.modeling_gemma2").eager_attention_forward
 
     def attention(query: Any, key: Any, value: Any, attention_mask: Any = None, scaling: float | None = None,
                   softcap: float | None = None) -> Any:  # fmt: skip
-        layer = importlib.import_module("types").SimpleNamespace(training=False, head_dim=query.shape[-1])
-        layer.num_key_value_groups = query.shape[1] // key.shape[1]
-        output, _ = function(layer, query, key, value, attention_mask, scaling=scaling, softcap=softcap)
-        return output.transpose(1, 2)
+        return _of_model(function, query, key, value, attention_mask, scaling=scaling, softcap=softcap)
 
     return Subject(attention, backend="torch", layout="BHSD", mask="additive")
 
@@ -108,12 +112,9 @@ def gpt_oss() -> Subject:
 
     def attention(query: Any, key: Any, value: Any, attention_mask: Any = None, scaling: float | None = None,
                   sinks: Any = None) -> Any:  # fmt: skip
-        layer = importlib.import_module("types").SimpleNamespace(training=False)
-        layer.num_key_value_groups = query.shape[1] // key.shape[1]
-        layer.sinks = query.new_full(query.shape[1:2], float("-inf")) if sinks is None else sinks
+        sinks = query.new_full(query.shape[1:2], float("-inf")) if sinks is None else sinks
         scaling = query.shape[-1] ** -0.5 if scaling is None and query.shape[-1] else scaling
-        output, _ = function(layer, query, key, value, attention_mask, scaling=scaling)
-        return output.transpose(1, 2)
+        return _of_model(function, query, key, value, attention_mask, sinks=sinks, scaling=scaling)
 
     return Subject(attention, backend="torch", layout="BHSD", mask="additive")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import re
@@ -14,15 +15,13 @@ import numpy as np
 
 from attention_conformance.call import one_line
 from attention_conformance.oracle.dense import Dense, answer, dense_of
-from attention_conformance.problem import DTYPES, Problem, array, rounded
+from attention_conformance.problem import DTYPES, NumpyArray, Problem, array, rounded
 from attention_conformance.subjects.call import gradients, outputs, place, to_numpy
 from attention_conformance.subjects.fit import fit, meant
 from attention_conformance.subjects.libraries import devices_of, holds, in_precision
 from attention_conformance.subjects.signature import KEYWORDS, LIBRARIES, read_signature
 from attention_conformance.subjects.subject import LAYOUTS, NotOffered, Subject
 from attention_core.backend import Backend, get_backend
-
-__all__ = ["AFTER_A_CRASH", "PROBES", "Witness", "probed", "settled"]
 
 Facts = dict[str, Any]
 WIDTH = 64
@@ -66,12 +65,8 @@ def _problem(
     dtype: str = "float32",
     **more: Any,
 ) -> Problem:
-    random = np.random.default_rng(7)
-    shapes = {
-        "query": (2, 4, queries, WIDTH),
-        "key": (2, kv_heads, keys, WIDTH),
-        "value": (2, kv_heads, keys, value_width),
-    }
+    random, heads = np.random.default_rng(7), (2, kv_heads, keys)
+    shapes = {"query": (2, 4, queries, WIDTH), "key": (*heads, WIDTH), "value": (*heads, value_width)}
     arrays = {name: rounded(random.standard_normal(shape), dtype) for name, shape in shapes.items()}
     return Problem({**arrays, **more.pop("arrays", {})}, **more)
 
@@ -134,12 +129,9 @@ def _distance(subject: Subject, problem: Problem, block: int = 0, **hypothesis: 
 
 
 def _measured(
-    subject: Subject,
-    problem: Problem,
-    block: int = 0,
-    truth: Callable[[Dense], Dense] = lambda dense: dense,
+    subject: Subject, problem: Problem, block: int = 0, truth: Callable[[Dense], Dense] = lambda dense: dense,
     **hypothesis: Any,
-) -> float:
+) -> float:  # fmt: skip
     supposed = replace(subject, **hypothesis).learned(PLAIN)
     for kind in _kinds(problem):
         try:
@@ -170,12 +162,20 @@ def _kinds(problem: Problem) -> Iterator[Problem]:
         yield replace(problem, arrays=arrays, cotangent=cotangent)
 
 
-def _output(subject: Subject, problem: Problem) -> Any:
+def _called(subject: Subject, problem: Problem, call: Callable[[Problem, Facts, Backend], Any]) -> Any:
+    """What a call gives with the arrays of a problem, where its type is computed in."""
     backend = get_backend(subject.backend or "numpy")
-    device = subject.device or devices_of(backend)[0]
     with np.errstate(all="ignore"), in_precision(backend, problem.arrays["query"].dtype.name):
-        arrays = place(problem, subject, backend, device)
+        arrays = place(problem, subject, backend, subject.device or devices_of(backend)[0])
+        return call(problem, arrays, backend)
+
+
+def _output(subject: Subject, problem: Problem) -> NumpyArray:
+    def call(problem: Problem, arrays: Facts, backend: Backend) -> NumpyArray:
         return to_numpy(outputs(problem, subject, arrays, backend.namespace), backend)["output"]
+
+    found: NumpyArray = _called(subject, problem, call)
+    return found
 
 
 def _library(subject: Subject) -> Facts:
@@ -247,14 +247,10 @@ def _words(subject: Subject) -> Facts:
 
 def _results(subject: Subject) -> Facts:
     everything = replace(subject.learned(PLAIN), returns=("output", "weights", "logsumexp"))
-    backend = get_backend(subject.backend or "numpy")
     for problem in _kinds(fit(_problem(64, 128), everything)):
-        with in_precision(backend, problem.arrays["query"].dtype.name):
-            try:
-                arrays = place(problem, everything, backend, subject.device or devices_of(backend)[0])
-                return {"returns": tuple(outputs(problem, everything, arrays, backend.namespace))}
-            except Exception:  # refused: the cases will tell
-                continue
+        with contextlib.suppress(Exception):  # refused: the cases will tell
+            found = _called(everything, problem, lambda p, x, library: outputs(p, everything, x, library.namespace))
+            return {"returns": tuple(found)}
     return {"returns": ("output",)}
 
 
@@ -335,14 +331,11 @@ def _dtypes(subject: Subject) -> Facts:
     for dtype in subject.dtypes or DTYPES:
         if not holds(backend, device, dtype):
             continue
-        with in_precision(backend, dtype):
-            problem = fit(_problem(dtype=dtype), noting)
-            try:
-                found = _output(noting, problem)
-            except Exception:  # refused
-                continue
-        taken.append(dtype)
-        kept = kept and (dtype in spared or found.dtype == problem.arrays["query"].dtype)
+        problem = fit(_problem(dtype=dtype), noting)
+        with contextlib.suppress(Exception):  # refused
+            found = _output(noting, problem)
+            taken.append(dtype)
+            kept = kept and (dtype in spared or found.dtype == problem.arrays["query"].dtype)
     return {"dtypes": tuple(taken) or ("float32",), "keeps_dtype": kept, "keeps_library": not any(foreign)}
 
 
@@ -354,15 +347,10 @@ def _gradients(subject: Subject) -> Facts:
 def _can_differentiate(subject: Subject, backend: Backend) -> bool:
     if not backend.differentiates:
         return False
-    cotangent = np.ones((2, 4, 64, WIDTH), np.float32)
-    for problem in _kinds(_problem(cotangent=cotangent)):
-        with in_precision(backend, problem.arrays["query"].dtype.name):
-            arrays = place(problem, subject, backend, subject.device or devices_of(backend)[0])
-            try:
-                gradients(problem, subject, arrays, ("query",), backend)
-            except Exception:  # no gradient
-                continue
-        return True
+    for problem in _kinds(_problem(cotangent=np.ones((2, 4, 64, WIDTH), np.float32))):
+        with contextlib.suppress(Exception):  # no gradient
+            _called(subject, problem, lambda p, x, library: gradients(p, subject, x, ("query",), library))
+            return True
     return False
 
 

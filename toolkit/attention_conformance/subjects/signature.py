@@ -10,8 +10,6 @@ from typing import Any, TypeAlias
 
 from attention_conformance.subjects.subject import Subject
 
-__all__ = ["KEYWORDS", "LIBRARIES", "parameters_of", "read_signature"]
-
 Parameters: TypeAlias = dict[str, inspect.Parameter]
 
 KEYWORDS = {

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-__all__ = ["LAYOUTS", "NotOffered", "Subject"]
-
 LAYOUTS = ("BHSD", "BSHD", "SBHD", "HSD", "SHD", "SD")
 """Orders of the axes batch, heads, sequence and width; an axis that a layout lacks is looped over."""
 
@@ -127,6 +125,11 @@ class Subject:
         """Everything that is not None, by name."""
         names = [each.name for each in fields(self) if each.name not in ("function", "backward")]
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    @property
+    def has_logsumexp(self) -> bool:
+        """Whether a call gives the logsumexp, asked or unasked."""
+        return bool(self.native) or "logsumexp" in {*(self.asks or ()), *(self.returns or ())}
 
     @property
     def mask_is_bias(self) -> bool:

@@ -18,8 +18,6 @@ from attention_conformance.subjects.presets import PRESETS
 from attention_conformance.subjects.presets_bridged import onnx_model
 from attention_conformance.subjects.subject import Subject
 
-__all__ = ["TargetError", "load_object", "load_target"]
-
 
 class TargetError(ValueError):
     """A target that cannot be loaded."""

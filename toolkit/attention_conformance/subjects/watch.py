@@ -12,8 +12,6 @@ import numpy as np
 
 from attention_core.backend import Backend
 
-__all__ = ["TOUCHED", "Touched", "poisoned", "shared", "watched"]
-
 LARGEST = 2**28
 """Elements of a buffer above which the array alone is hashed."""
 

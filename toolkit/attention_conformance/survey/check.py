@@ -17,40 +17,25 @@ from attention_conformance.run.again import script_of
 from attention_conformance.run.bits import OTHER_BITS
 from attention_conformance.run.catalogue import SUBJECT_CASES
 from attention_conformance.run.finding import CONVENTION, VERDICTS, WRONG, Finding, finding_from, most_telling, to_row
+from attention_conformance.run.measures import drawn, variables
+from attention_conformance.run.question import Question
+from attention_conformance.run.script import script
+from attention_conformance.subjects.fit import fit
 from attention_conformance.subjects.signature import read_signature
 from attention_conformance.subjects.subject import Subject
 from attention_conformance.subjects.target import load_target
-from attention_conformance.survey.remarks import read_remarks, remark_of
-from attention_conformance.survey.reproducer import is_plain, reproducer
-from attention_conformance.survey.rows import PROPERTIES, Row, property_of
+from attention_conformance.survey.rows import PROPERTIES, Row, property_of, read_remarks, remark_of
 from attention_conformance.written.summary import assumptions
-
-__all__ = ["RED", "checked", "row_of"]
 
 RED = (*WRONG, "crashed", "timed out")
 """Verdicts of cells that are published only after their script has shown them."""
 
-NARROW = (
-    "mask",
-    "grouped-heads",
-    "ladder-65x64-causal",
-    "scores-above-100",
-    "average-1100",
-    "gradient-ladder-64x64-plain",
-)
+NARROW = ("mask", "grouped-heads", "ladder-65x64-causal", "scores-above-100", "average-1100",
+          "gradient-ladder-64x64-plain")  # fmt: skip
 """Cases in 16 bits where a compiler takes most of the time."""
 
-CALLED = (
-    "layout",
-    "mask",
-    "causal",
-    "masks and causality at once",
-    "scale by default",
-    "fewer key heads than query heads",
-    "values as wide as keys alone",
-    "dtypes",
-    "gradients",
-)
+CALLED = ("layout", "mask", "causal", "masks and causality at once", "scale by default",
+          "fewer key heads than query heads", "values as wide as keys alone", "dtypes", "gradients")  # fmt: skip
 """The facts of a subject that the survey keeps."""
 
 LONGEST = 540.0
@@ -86,18 +71,8 @@ def checked(row: Row, folder: Path) -> dict[str, Any]:
 def _found(row: Row, path: Path, words: Iterable[str]) -> dict[str, Any]:
     """The document of a check, which goes on where it was interrupted."""
     if not path.exists() or json.loads(path.read_text())["about"].get("interrupted"):
-        command = [
-            sys.executable,
-            "-m",
-            "attention_cli",
-            "check",
-            row.preset,
-            *words,
-            "--timeout",
-            "300",
-            "--json",
-            str(path),
-        ]
+        command = [sys.executable, "-m", "attention_cli", "check", row.preset, *words]
+        command += ["--timeout", "300", "--json", str(path)]
         command += ["--resume", str(path)] if path.exists() else []
         done = subprocess.run(command, env=_environment(row), check=False, capture_output=True, text=True)
         print(done.stderr, file=sys.stderr, end="")
@@ -233,3 +208,29 @@ def _run(text: str, path: Path, row: Row, about: Mapping[str, Any]) -> dict[str,
         printed[-1 if about["alone"] or not is_shown else 0] if printed else f"the process ended with {done.returncode}"
     )
     return {"script": {**about, "showed": is_shown, "printed": told}}
+
+
+MOST = 4_000_000
+"""Bytes of arrays that a script holds at most."""
+
+
+def is_plain(finding: Finding) -> bool:
+    """Whether the finding is about the output or the gradients of a single call."""
+    if finding.detail.startswith(("logsumexp", "weights")):
+        return False
+    cases = [each for each in SUBJECT_CASES if each.name == finding.case]
+    return any(each.measure in ("ulp", "gradient") and not each.before for each in cases)
+
+
+def reproducer(finding: Finding, subject: Subject, target: str) -> str | None:
+    """The script, which exits with 1 where the result is wrong; None where its arrays are too large."""
+    (case,) = (each for each in SUBJECT_CASES if each.name == finding.case)
+    question = Question(subject, case, finding.dtype, seed=finding.seed)
+    problem = fit(drawn(question), subject)
+    names = ("query", "key", "value")
+    if problem.cotangent is not None and (subject.backward or not set(variables(question, problem)) <= set(names)):
+        return None
+    if sum(each.nbytes for each in problem.arrays.values()) > MOST:
+        return None
+    says = f"{target}, {finding.case} in {finding.dtype}. {finding.shows}"
+    return script(problem, subject, target, dtype=finding.dtype, bound=finding.bound, says=says)

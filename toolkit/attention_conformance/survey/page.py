@@ -17,10 +17,17 @@ from attention_conformance.named.case import NamedCase
 from attention_conformance.named.related import related
 from attention_conformance.run.bits import OTHER_BITS
 from attention_conformance.run.finding import VERDICTS, WRONG
-from attention_conformance.survey.remarks import Remark, findings_of, matches, read_remarks, remark_of
-from attention_conformance.survey.rows import ABSENT, PROPERTIES, ROWS
-
-__all__ = ["details", "joined", "page", "written"]
+from attention_conformance.survey.rows import (
+    ABSENT,
+    PROPERTIES,
+    ROWS,
+    Remark,
+    findings_of,
+    matches,
+    read_remarks,
+    remark_of,
+)
+from attention_conformance.templates import rendered
 
 SHORT = {
     "silently wrong": "**silent**",
@@ -33,41 +40,6 @@ SHORT = {
     "refused": "refused",
     "not offered": "–",
 }
-
-INTRODUCTION = """# Popular attentions, checked
-
-Each row is an attention that others publish, each column a group of cases of the
-[conformance kit](guides/checking-a-kernel.md). The measure is the [contract](explanation/contract.md) of this project,
-which no other library has promised to keep. A cell is therefore no bug report. [survey.json](survey.json) has the
-cases, differences and versions, a line for each row. This prints them, with threads about the same properties:
-
-```console
-$ python -m attention_conformance.survey.page docs/survey.json torch.sdpa
-```
-
-| cell | meaning |
-|---|---|
-| ✓ | right, within the bounds of the profile `kernel`; under *bits*, the same bits |
-| **silent** | finite numbers that are not the answer |
-| **visible** | NaN or infinity for a number, or a wrong shape or dtype |
-| convention | another known answer, such as the mean for a fully masked row |
-| other | other bits in another call of the same mathematics, which is no fault |
-| refused | an exception before a result, which is no fault |
-| – | the attention has no such option |
-| another word | a difference that has a remark below the table |
-
-A cell shows its gravest verdict, and counts the cases of it. One case of each cell with a wrong answer was called
-again by a script before this page was written. Such a script has the arrays, the call and a definition in float64, and
-no line of the kit, unless the row says otherwise. `nox -s survey` installs the packages, checks all rows, runs the
-scripts and writes this page. Each row has the date of its run, and the number of its cases: later runs have more, and
-*bits* may be of a later one.
-"""
-
-
-BITS_SAID = """The column *bits* compares a call in float32 with others that are the same by mathematics, to the last
-bit: outputs, and gradients where there are any. The [rows](guides/same-bits.md#a-row) are those of
-`attention-core check A --same-bits-as A`. A call in neither list is one that the subject refuses or
-does not have. Of a library that takes arrays of NumPy, such as MLX, the threads are those of NumPy alone."""
 
 
 def joined(folder: Path, former: Sequence[Mapping[str, Any]] = ()) -> list[Mapping[str, Any]]:
@@ -121,44 +93,30 @@ def _only_here(rows: Sequence[Mapping[str, Any]], remarks: Sequence[Remark]) -> 
 
 def page(rows: Sequence[Mapping[str, Any]]) -> str:
     """The page of all rows."""
-    remarks = read_remarks()
+    remarks, table = read_remarks(), []
     names = [name for name in PROPERTIES if any(name in row["cells"] for row in rows)]
-    lines = [INTRODUCTION, "## Results", "", f"| subject | date | cases | {' | '.join(names)} |"]
-    lines.append("|---" * (len(names) + 3) + "|")
     for row in rows:
         cells = [row["cells"].get(name) for name in names]
-        told = [_word(row["subject"], each, remarks) if each else " " for each in cells]
-        count = sum(sum(cell["counts"].values()) for cell in row["cells"].values())
-        lines.append(f"| {row['subject']} | {row['date']} | {count} | {' | '.join(told)} |")
-    lines += [
-        "",
-        "| column | asks |",
-        "|---|---|",
-        *(f"| {name} | {PROPERTIES[name]} |" for name in names),
+        words = [_word(row["subject"], each, remarks) if each else " " for each in cells]
+        table.append((row, sum(sum(cell["counts"].values()) for cell in row["cells"].values()), words))
+    told = [(each["mark"], _said(each)) for each in remarks if "mark" in each]
+    values = {"bits": map(_bits, rows), "remarks": told, "absent": ABSENT, "columns": PROPERTIES}
+    return rendered("survey.md.jinja", names=names, table=table, **values)
+
+
+def _bits(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    """A row, in which calls it has the bits of the whole one, and in which others."""
+    cell = row["cells"]["bits"]
+    verdicts = {each["case"]: each["verdict"] for each in findings_of(cell)}
+    same = [name.removeprefix("bits-") for name in VARIATIONS if name in cell["same"]]
+    other = [
+        name.removeprefix("bits-") + ("" if verdicts[name] == OTHER_BITS else f" ({verdicts[name]})")
+        for name in VARIATIONS
+        if name in verdicts
     ]
-    lines += [*_bits(rows), "", "## Remarks", ""]
-    lines += [f"- *{each['mark']}*: {_said(each)}" for each in remarks if "mark" in each]
-    lines += ["", "## Not in the table", "", *(f"- {name}: {why}." for name, why in ABSENT.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _bits(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """In which calls a row has the bits of the whole one, and in which others."""
-    lines = ["", "## The same bits", "", BITS_SAID, "", "| subject | same bits in | other bits in |", "|---|---|---|"]
-    for row in rows:
-        cell = row["cells"]["bits"]
-        verdicts = {each["case"]: each["verdict"] for each in findings_of(cell)}
-        same = [name.removeprefix("bits-") for name in VARIATIONS if name in cell["same"]]
-        other = [
-            name.removeprefix("bits-") + ("" if verdicts[name] == OTHER_BITS else f" ({verdicts[name]})")
-            for name in VARIATIONS
-            if name in verdicts
-        ]
-        told = [", ".join(each) or "none" for each in (same, other)]
-        if not (same or other):
-            told = [f"refused: `{_plain(cell['refusals'][0])}`", ""]
-        lines.append(f"| {row['subject']} | {' | '.join(told)} |")
-    return lines
+    if not (same or other):
+        return row["subject"], f"refused: `{_plain(cell['refusals'][0])}`", ""
+    return row["subject"], ", ".join(same) or "none", ", ".join(other) or "none"
 
 
 def details(rows: Sequence[Mapping[str, Any]], subjects: Sequence[str] = ()) -> str:

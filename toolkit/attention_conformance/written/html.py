@@ -7,19 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-
 from attention_conformance.named.case import NamedCase
 from attention_conformance.named.related import seen_before
 from attention_conformance.run.again import command_of, script_of
 from attention_conformance.run.changes import Change
 from attention_conformance.run.finding import QUIET, VERDICTS, Finding, counted
+from attention_conformance.templates import rendered
 from attention_conformance.written.story import MOST_THREADS, line_told, relation, threads_told
 from attention_conformance.written.summary import MEANINGS, assumptions, power, summary
 from attention_files.writing import write_file
-
-__all__ = ["LEVELS", "html", "level", "rendered", "write_html"]
 
 LEVELS = (
     "within the bound",
@@ -65,16 +61,6 @@ def html(findings: Sequence[Finding], about: Mapping[str, Any], changed: Sequenc
         quiet=QUIET,
         levels=LEVELS,
     )
-
-
-def rendered(template: str, **values: Any) -> str:
-    """The text of a template of this folder, which may write its style and its script."""
-    loader = PackageLoader("attention_conformance", "written")
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    files = {name: Markup(loader.get_source(environment, f"page.{name}")[0]) for name in ("css", "js")}  # our own
-    return environment.get_template(template).render(**values, **files)
 
 
 def _row(finding: Finding, about: Mapping[str, Any], before: Mapping[tuple[str, str], Change]) -> dict[str, Any]:

@@ -15,21 +15,11 @@ from attention_conformance.written.report import told, way_of
 from attention_conformance.written.story import story
 from attention_files.writing import write_file
 
-__all__ = ["write_junit"]
-
 SKIPPED = ("not offered", "refused", "not understood")
 
 
 def write_junit(path: Path, findings: Sequence[Finding], about: Mapping[str, Any]) -> None:
-    """Write findings as test cases: a suite for each backend of the core, and one for any other subject.
-
-    Parameters
-    ----------
-    path : Path
-    findings : sequence of Finding
-    about : mapping
-        ``target``, ``profile``, ``seed``, ``declared`` and ``versions`` of the run, as far as there are any.
-    """
+    """Write findings as test cases: a suite for each backend of the core, and one for any other subject."""
     document, written, suites = JUnitXml("attention-core"), io.BytesIO(), dict[str, TestSuite]()
     for finding in findings:
         name = finding.backend or about["target"]

@@ -15,8 +15,6 @@ from attention_conformance.written.story import MOST_THREADS, line_told, relatio
 from attention_conformance.written.summary import MEANINGS, summary
 from attention_files.writing import write_file
 
-__all__ = ["markdown", "write_markdown"]
-
 MOST_NAMES = 12
 
 LONGEST = 60_000
@@ -26,17 +24,7 @@ LONGEST = 60_000
 def write_markdown(
     path: Path, findings: Sequence[Finding], about: Mapping[str, Any], changed: Sequence[Change] = ()
 ) -> None:
-    """Write findings as Markdown: what is wrong, the worst first, and the numbers of all verdicts.
-
-    Parameters
-    ----------
-    path : Path
-    findings : sequence of Finding
-    about : mapping
-        ``target``, ``profile``, ``seed``, ``declared`` and ``versions`` of the run.
-    changed : sequence of Change
-        Differences from a former run.
-    """
+    """Write findings as Markdown, with the arguments of `write_html`: the worst first, and the numbers of verdicts."""
     write_file(path, markdown(findings, about, changed).encode())
 
 

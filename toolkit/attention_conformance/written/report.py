@@ -20,23 +20,6 @@ from attention_conformance.run.model import PAIRS
 from attention_files.writing import write_file
 from attention_workers.machine import environment as environment_of_machine
 
-__all__ = [
-    "LEGEND",
-    "LINE_LEGEND",
-    "environment",
-    "failures",
-    "line_table",
-    "model_tables",
-    "proved",
-    "reason_of",
-    "reasons",
-    "result_tables",
-    "summary",
-    "told",
-    "way_of",
-    "write_json",
-]
-
 BOUND = "bound\n16 / 32 / 64 bits"
 LEGEND = (
     "Cells: the worst error over devices and dtypes, in units in the last place of S, the sum of p |v|; for exact and "

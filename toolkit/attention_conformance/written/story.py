@@ -11,8 +11,6 @@ from attention_conformance.named.case import NamedCase
 from attention_conformance.named.related import property_of, seen_before
 from attention_conformance.run.finding import WRONG, Finding
 
-__all__ = ["MOST_THREADS", "line_told", "relation", "story", "threads_told"]
-
 MOST_THREADS = 2
 
 

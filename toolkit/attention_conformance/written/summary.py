@@ -19,29 +19,30 @@ from attention_conformance.run.finding import ENDED, Finding, counted, finding_f
 from attention_conformance.written.story import threads_told
 from attention_files.writing import write_file
 
-__all__ = ["assumptions", "line_of", "power", "read_about", "read_findings", "summary", "tables", "write_findings"]
-
 MOST_REFUSALS = 6
 """Reasons that the terminal shows; JSON and HTML have all."""
 
 MOST_UNNAMED = 4
 """Cases of a verdict that the terminal tells in full, where the cause has no name."""
 
-STYLES = {
-    "silently wrong": "bold red",
-    "visibly wrong": "red",
-    "crashed": "bold magenta",
-    "timed out": "bold magenta",
-    "differs by convention": "yellow",
-    "other bits": "yellow",
-    "unexpectedly right": "yellow",
-    "never computed": "yellow",
-    "not understood": "yellow",
-    "refused": "dim",
-    "not offered": "dim",
-    "accepted": "cyan",
-    "right": "green",
+VERDICTS_TOLD = {
+    "silently wrong": ("bold red", "finite numbers that are not the answer"),
+    "visibly wrong": ("red", "NaN for a number, or a wrong shape or dtype"),
+    "crashed": ("bold magenta", "the process ended"),
+    "timed out": ("bold magenta", "no answer in time"),
+    "differs by convention": ("yellow", "another known answer; --accept NAME"),
+    "other bits": ("yellow", "not those of another call, or of --same-bits-as"),
+    "unexpectedly right": ("yellow", "named by --expected, and no longer wrong"),
+    "never computed": ("yellow", "a kind of call that is always refused"),
+    "not understood": ("yellow", "parameters left at their defaults; --keyword"),
+    "refused": ("dim", "an exception before a result"),
+    "not offered": ("dim", "the subject declares no such option"),
+    "accepted": ("cyan", "named by --accept or --expected"),
+    "right": ("green", "within the bound"),
 }
+"""The style of each verdict in the terminal, and what it means."""
+
+MEANINGS = {verdict: means for verdict, (_, means) in VERDICTS_TOLD.items()}
 
 WORDS = {
     "keep": "True = may attend",
@@ -51,19 +52,8 @@ WORDS = {
     "sqrt": "1/√D",
     "one": "1",
 }
-HIDDEN = (
-    "name",
-    "native",
-    "asks",
-    "order",
-    "array_names",
-    "returns",
-    "options",
-    "keeps_dtype",
-    "keeps_library",
-    "positional",
-)
-
+HIDDEN = ("name", "native", "asks", "order", "array_names", "returns", "options", "keeps_dtype", "keeps_library",
+          "positional")  # fmt: skip
 
 LABELS = {
     "causal_name": "keyword of causality",
@@ -97,7 +87,7 @@ def assumptions(facts: Mapping[str, Any], sources: Mapping[str, str]) -> list[st
 def line_of(finding: Finding) -> Text:
     """A finding in a line or two: what is wrong in words, where there are any, and one element."""
     is_same = finding.verdict == "right" and finding.bound == 0
-    text = Text(f"{'same bits' if is_same else finding.verdict}: ", style=STYLES[finding.verdict])
+    text = Text(f"{'same bits' if is_same else finding.verdict}: ", style=VERDICTS_TOLD[finding.verdict][0])
     text.append(finding.case if finding.dtype == "-" else f"{finding.case} {finding.dtype}", style="bold")
     told = "; ".join(each for each in (finding.says, finding.detail) if each)
     text.append(f": {told}", style="default")
@@ -109,7 +99,7 @@ def tables(findings: Sequence[Finding], width: int) -> Iterable[Table | Text | P
     groups = grouped(each for each in findings if each.verdict not in ("right", "refused", "not offered"))
     seen: list[str] = []
     for verdict, of_verdict in itertools.groupby(groups, key=lambda group: group[0].verdict):
-        yield Text(f"\n{verdict.upper()}", style=STYLES[verdict])
+        yield Text(f"\n{verdict.upper()}", style=VERDICTS_TOLD[verdict][0])
         shown = list(of_verdict)
         named = [group for group in shown if group[0].variant or verdict in ENDED]
         unnamed = [group for group in shown if group not in named]
@@ -187,25 +177,9 @@ def _counts(findings: Sequence[Finding]) -> Table:
     table.add_column("cases", justify="right")
     table.add_column("means")
     for verdict, count in counted(findings).items():
-        table.add_row(Text(verdict, style=STYLES[verdict]), str(count), MEANINGS[verdict])
+        style, means = VERDICTS_TOLD[verdict]
+        table.add_row(Text(verdict, style=style), str(count), means)
     return table
-
-
-MEANINGS = {
-    "silently wrong": "finite numbers that are not the answer",
-    "visibly wrong": "NaN for a number, or a wrong shape or dtype",
-    "crashed": "the process ended",
-    "timed out": "no answer in time",
-    "differs by convention": "another known answer; --accept NAME",
-    "other bits": "not those of another call, or of --same-bits-as",
-    "unexpectedly right": "named by --expected, and no longer wrong",
-    "never computed": "a kind of call that is always refused",
-    "not understood": "parameters left at their defaults; --keyword",
-    "refused": "an exception before a result",
-    "not offered": "the subject declares no such option",
-    "accepted": "named by --accept or --expected",
-    "right": "within the bound",
-}
 
 
 def power(findings: Sequence[Finding], profile: str) -> list[str]:

@@ -16,12 +16,6 @@ values, the excluded ones included.
 # versions = "burn in Rust; the script asks jax"
 # geometry = { B = 1, H = 1, M = 4, N = 4, D = 4, E = 4 }
 # like = ["causal-and-mask"]
-#
-# [tool.attention-core.shown]
-# result = "wrong"
-# date = "2026-11-22"
-# versions = "jax 0.10.2"
-# detail = "got [-0.00621573 -0.51130766 -0.07914318 -0.30298597] where the average is [-0.00621573 -0.51130766 …"
 # ///
 
 import jax

@@ -15,12 +15,6 @@ builds. The mask of tinygrad becomes 0 and -inf, and the softmax of a row of -in
 # versions = "burn-flex in Rust; the script asks tinygrad"
 # geometry = { B = 1, H = 1, M = 2, N = 3, D = 4, E = 4 }
 # like = ["empty-row-mask"]
-#
-# [tool.attention-core.shown]
-# result = "wrong"
-# date = "2026-11-22"
-# versions = "tinygrad 0.14.0, numpy 2.4.6"
-# detail = "got [nan nan nan nan]"
 # ///
 
 import os

@@ -16,12 +16,6 @@ kernel of PyTorch, which takes masks.
 # versions = "closed; right in 0.42.1 for PyTorch's kernel"
 # geometry = { B = 1, H = 1, M = 2, N = 3, D = 8, E = 8 }
 # like = ["mask"]
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "diffusers 0.42.1, torch 2.13.0"
-# detail = "got [0.04854599013924599, 0.1470644474029541, -0.7123900651931763]"
 # ///
 
 import torch

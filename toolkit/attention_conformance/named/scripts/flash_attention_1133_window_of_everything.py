@@ -15,12 +15,6 @@ different code, so that comparing them needs no reference. In the thread a user 
 # versions = "flash-attn; the script asks jax"
 # geometry = { B = 1, H = 1, M = 6, N = 6, D = 4, E = 4 }
 # like = ["window"]
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "jax 0.10.2"
-# detail = "got [True, False]"
 # ///
 
 import jax

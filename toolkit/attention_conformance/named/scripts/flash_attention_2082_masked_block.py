@@ -16,10 +16,6 @@ Random inputs have positive scores in every row.
 # versions = "version 4 in development; closed"
 # needs = "cuda"
 # geometry = { B = 1, H = 14, G = 2, M = 88, N = 448, D = 64, E = 64 }
-#
-# [tool.attention-core.shown]
-# result = "not run"
-# detail = "it needs a GPU of NVIDIA"
 # ///
 
 import torch

@@ -16,10 +16,6 @@ changes in that mode too; another one ran 200 repetitions on the same kind of GP
 # versions = "open; another user could not repeat it"
 # needs = "cuda"
 # geometry = { B = 2, H = 12, M = 1024, N = 1024, D = 64, E = 64 }
-#
-# [tool.attention-core.shown]
-# result = "not run"
-# detail = "it needs a GPU of NVIDIA"
 # ///
 
 import torch

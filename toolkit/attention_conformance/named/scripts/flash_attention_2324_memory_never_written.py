@@ -17,10 +17,6 @@ the optimizer then adds to shared weights. The script fills memory with NaN and 
 # needs = "cuda"
 # geometry = { B = 1, H = 2, M = 8, N = 8, D = 64, E = 64 }
 # like = ["masked-padding"]
-#
-# [tool.attention-core.shown]
-# result = "not run"
-# detail = "it needs a GPU of NVIDIA"
 # ///
 
 import torch

@@ -17,10 +17,6 @@ when memory is used again.
 # needs = "cuda"
 # geometry = { B = 4, H = 8, M = 1, N = 128, D = 64, E = 64 }
 # like = ["masked-padding"]
-#
-# [tool.attention-core.shown]
-# result = "not run"
-# detail = "it needs a GPU of NVIDIA"
 # ///
 
 import torch

@@ -17,10 +17,6 @@ was NaN.
 # needs = "cuda"
 # geometry = { B = 1, H = 2, M = 76, N = 1, D = 64, E = 64 }
 # like = ["gradient-empty-row"]
-#
-# [tool.attention-core.shown]
-# result = "not run"
-# detail = "it needs a GPU of NVIDIA"
 # ///
 
 import torch

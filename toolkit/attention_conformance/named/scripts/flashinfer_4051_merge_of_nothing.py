@@ -17,10 +17,6 @@ poisons the next layer.
 # needs = "cuda"
 # geometry = { H = 1, M = 1, E = 64 }
 # like = ["pieces-empty"]
-#
-# [tool.attention-core.shown]
-# result = "not run"
-# detail = "it needs a GPU of NVIDIA"
 # ///
 
 import torch

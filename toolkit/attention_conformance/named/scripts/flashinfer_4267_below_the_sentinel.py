@@ -16,10 +16,6 @@ softmax, so that adding -250,000 to all of them may change nothing.
 # versions = "mended"
 # needs = "cuda"
 # geometry = { B = 1, H = 1, M = 1, N = 8, D = 64, E = 64 }
-#
-# [tool.attention-core.shown]
-# result = "not run"
-# detail = "it needs a GPU of NVIDIA"
 # ///
 
 import torch

@@ -15,12 +15,6 @@ alone is right. A test that starts a process for each case never sees it.
 # line = 0
 # versions = "flashinfer with cuDNN; the script asks torch"
 # geometry = { B = 1, H = 2, M = 40, N = 40, D = 64, E = 64 }
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "torch 2.13.0"
-# detail = "got [-0.56640625, -0.033203125, -0.07958984375] on cpu"
 # ///
 
 import torch

@@ -16,12 +16,6 @@ then writes text as if it had read one word.
 # versions = "open; 0.12.8 too"
 # geometry = { B = 1, H = 2, M = 1, N = 5, D = 2, E = 2 }
 # like = ["causal-after-cache"]
-#
-# [tool.attention-core.shown]
-# result = "wrong"
-# date = "2026-11-22"
-# versions = "flax 0.12.8, jax 0.10.2"
-# detail = "got [-1.4031066   3.2128456  -0.10492016 -1.7827373 ]"
 # ///
 
 import jax

@@ -17,12 +17,6 @@ about the same two lengths without causality, which is mended. No thread about t
 # versions = "the form without causality is mended; this form is in 0.10.2"
 # geometry = { B = 1, H = 2, M = 64, N = 32, D = 16, E = 16 }
 # like = ["causal-more-queries"]
-#
-# [tool.attention-core.shown]
-# result = "wrong"
-# date = "2026-11-22"
-# versions = "jax 0.10.2"
-# detail = "got [nan nan nan] and 2048 NaN of 2048"
 # ///
 
 import jax.numpy as jnp

@@ -15,12 +15,6 @@ batch of 1 only. If zeros stand in its place, the parameter keeps its first valu
 # versions = "open; cuDNN"
 # geometry = { B = 2, H = 2, M = 64, N = 64, D = 64, E = 64 }
 # like = ["gradient-mask-and-bias"]
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "jax 0.10.2"
-# detail = "got [-0.00656128 -0.00299072 -0.19433594] from xla"
 # ///
 
 import jax

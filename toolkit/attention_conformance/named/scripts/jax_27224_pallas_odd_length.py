@@ -15,12 +15,6 @@ with lengths of 128 and 1024 pass. Newer versions refuse such lengths with an er
 # line = 0
 # versions = "open; 0.10.2 refuses"
 # geometry = { B = 1, H = 2, M = 192, N = 192, D = 16, E = 16 }
-#
-# [tool.attention-core.shown]
-# result = "refused"
-# date = "2026-11-22"
-# versions = "jax 0.10.2"
-# detail = "refused: q_seq_len=192 must be a multiple of block_q=128"
 # ///
 
 import jax.numpy as jnp

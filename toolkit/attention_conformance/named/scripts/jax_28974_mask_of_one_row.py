@@ -16,12 +16,6 @@ write the mask out for every query do not meet it, at the cost of memory.
 # versions = "0.6.1 with cuDNN; open"
 # geometry = { B = 4, H = 4, M = 32, N = 32, D = 16, E = 16 }
 # like = ["mask"]
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "jax 0.10.2"
-# detail = "got [ 0.13574219  0.34375    -0.09375   ] from xla"
 # ///
 
 import jax

@@ -15,12 +15,6 @@ the gradient of the bias was not. With a bias of bfloat16 it was. A refusal, or 
 # versions = "0.8.0 on H100; closed"
 # geometry = { B = 8, H = 4, M = 128, N = 128, D = 32, E = 32 }
 # like = ["gradient-mask-and-bias"]
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "jax 0.10.2"
-# detail = "got 0 NaN of 65536 from xla"
 # ///
 
 import jax

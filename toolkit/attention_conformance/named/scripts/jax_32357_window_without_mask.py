@@ -16,12 +16,6 @@ shows the difference.
 # versions = "mended in October 2025; right in 0.10.2"
 # geometry = { B = 1, H = 1, M = 6, N = 6, D = 4, E = 4 }
 # like = ["window"]
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "jax 0.10.2"
-# detail = "got [ 0.0530999 -0.8915203 -0.7947861  1.0387652]"
 # ///
 
 import jax

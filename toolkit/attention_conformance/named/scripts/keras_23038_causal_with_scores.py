@@ -16,12 +16,6 @@ in training, and not in the test that used the fused path.
 # versions = "reported in June 2026; right in 3.15.1"
 # geometry = { B = 1, H = 1, M = 4, N = 4, D = 4, E = 4 }
 # like = ["weights-change-nothing"]
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "keras 3.15.1, numpy 2.4.6"
-# detail = "got [0. 0. 0. 0.]"
 # ///
 
 import os

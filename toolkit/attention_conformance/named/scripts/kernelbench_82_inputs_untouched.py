@@ -15,12 +15,6 @@ not share their memory. An honest kernel may still scale a query in place, to sa
 # line = 0
 # versions = "graders of generated kernels; the script asks torch"
 # geometry = { B = 1, H = 2, M = 40, N = 40, D = 16, E = 16 }
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "torch 2.13.0"
-# detail = "got touched [False, False, False] shared [False, False, False]"
 # ///
 
 import torch

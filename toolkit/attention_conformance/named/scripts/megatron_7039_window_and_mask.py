@@ -16,10 +16,6 @@ Either rule alone is right. The line stands in 0.16.1, where it makes its mask o
 # versions = "closed"
 # needs = "cuda"
 # geometry = { B = 1, H = 1, M = 4, N = 4 }
-#
-# [tool.attention-core.shown]
-# result = "not run"
-# detail = "it needs a GPU of NVIDIA"
 # ///
 
 import torch

@@ -16,12 +16,6 @@ batch is lost.
 # versions = "closed; right in 0.32.4"
 # geometry = { B = 1, H = 1, M = 8, N = 8, D = 8, E = 8 }
 # like = ["empty-row-mask"]
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "mlx 0.32.4, numpy 2.4.6"
-# detail = "got 0 NaN; first padded row [ 4.5966449e-01  3.2371944e-01 -2.2864714e-04]"
 # ///
 
 import mlx.core as mx

@@ -16,12 +16,6 @@ silently. Both say so in their documentation; here it is `Causal(offset=2)`.
 # versions = "open; as documented"
 # geometry = { B = 1, H = 1, M = 2, N = 4, D = 4, E = 4 }
 # like = ["causal-more-keys"]
-#
-# [tool.attention-core.shown]
-# result = "documented"
-# date = "2026-11-22"
-# versions = "mlx 0.32.4, numpy 2.4.6"
-# detail = "got [1.  1.5]"
 # ///
 
 import mlx.core as mx

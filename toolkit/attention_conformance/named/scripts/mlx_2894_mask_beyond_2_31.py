@@ -16,10 +16,6 @@ many keys it saw.
 # versions = "reported in December 2025; closed"
 # needs = "metal"
 # geometry = { B = 1, H = 1, M = 46342, N = 46342, D = 64, E = 64 }
-#
-# [tool.attention-core.shown]
-# result = "not run"
-# detail = "it needs a GPU of Apple"
 # ///
 
 import mlx.core as mx

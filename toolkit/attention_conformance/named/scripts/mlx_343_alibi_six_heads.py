@@ -16,12 +16,6 @@ rates than the model they load.
 # versions = "closed; right in 0.32.4"
 # geometry = { B = 1, H = 6, M = 1, N = 2 }
 # like = ["alibi-offset-per-entry"]
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "mlx 0.32.4, numpy 2.4.6"
-# detail = "got [0.25       0.0625     0.015625   0.00390625 0.5        0.125     ]"
 # ///
 
 import mlx.core as mx

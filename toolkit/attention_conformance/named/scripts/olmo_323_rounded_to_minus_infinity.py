@@ -16,12 +16,6 @@ Nothing in the program says -inf.
 # versions = "OLMo before the change; right in PyTorch 2.13.0"
 # geometry = { B = 1, H = 1, M = 2, N = 8, D = 16, E = 16 }
 # like = ["empty-row-bias"]
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "torch 2.13.0"
-# detail = "got [0.0, 0.0, 0.0]"
 # ///
 
 import torch

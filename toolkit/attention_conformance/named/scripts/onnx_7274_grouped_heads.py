@@ -16,12 +16,6 @@ its tests were made from it.
 # versions = "the reference before the change; right in 1.23.2"
 # geometry = { B = 1, H = 4, G = 2, M = 1, N = 3, D = 4, E = 4 }
 # like = ["grouped-heads"]
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "onnx 1.23.2, numpy 2.4.6"
-# detail = "got [1. 1. 2. 2.]"
 # ///
 
 import numpy as np

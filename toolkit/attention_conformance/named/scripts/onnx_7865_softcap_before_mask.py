@@ -16,12 +16,6 @@ reference, and backends followed either.
 # versions = "mended; right in 1.23.2"
 # geometry = { B = 1, H = 1, M = 1, N = 3, D = 4, E = 4 }
 # like = ["softcap-before-bias-and-mask"]
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "onnx 1.23.2, numpy 2.4.6"
-# detail = "got [2. 3. 4. 5.]"
 # ///
 
 import numpy as np

@@ -16,12 +16,6 @@ key 0 only. Combining a boolean mask by a product of 0 and -inf gave NaN besides
 # versions = "reported in June 2026; right in 1.23.2"
 # geometry = { B = 2, H = 1, M = 1, N = 4, D = 4, E = 4 }
 # like = ["causal-offset-per-entry"]
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "onnx 1.23.2, numpy 2.4.6"
-# detail = "got [1.5 0.5]"
 # ///
 
 import numpy as np

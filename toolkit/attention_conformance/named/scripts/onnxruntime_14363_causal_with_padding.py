@@ -16,12 +16,6 @@ padded key wins, with a weight of 1. The thread found differences of up to a hal
 # versions = "open since 2023; 1.31.1 too"
 # geometry = { B = 1, H = 1, M = 4, N = 4, D = 8, E = 8 }
 # like = ["causal-and-mask"]
-#
-# [tool.attention-core.shown]
-# result = "wrong"
-# date = "2026-11-22"
-# versions = "onnxruntime 1.31.1, onnx 1.23.2, numpy 2.4.6"
-# detail = "got [3.9208155 1.4021853 1.082861 ] where the value of the masked key is [3.9208155 1.4021853 1.082861 ]"
 # ///
 
 import numpy as np

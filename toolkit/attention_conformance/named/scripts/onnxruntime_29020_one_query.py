@@ -16,12 +16,6 @@ Both answers are a convention; two at once are a mistake.
 # versions = "mended; right in 1.31.1"
 # geometry = { B = 1, H = 1, M = 1, N = 4, D = 4, E = 4 }
 # like = ["causal-more-keys"]
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "onnxruntime 1.31.1, onnx 1.23.2, numpy 2.4.6"
-# detail = "got 0.0 where 1.5 is the average of all"
 # ///
 
 import numpy as np

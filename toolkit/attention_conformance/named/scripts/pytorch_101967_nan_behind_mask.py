@@ -16,12 +16,6 @@ every output.
 # versions = "since 2.0; 2.13.0 too"
 # geometry = { B = 1, H = 1, M = 2, N = 3, D = 4, E = 4 }
 # like = ["masked-nan-value", "masked-nan-key"]
-#
-# [tool.attention-core.shown]
-# result = "wrong"
-# date = "2026-11-22"
-# versions = "torch 2.13.0"
-# detail = "got [nan, nan, nan, nan]"
 # ///
 
 import torch

@@ -16,15 +16,6 @@ of PyTorch names its one. `causal_lower_right` is the other; here it is `Causal(
 # versions = "since 2.0, as documented"
 # geometry = { B = 1, H = 1, M = 1, N = 8, D = 4, E = 4 }
 # like = ["causal-more-keys"]
-#
-# [tool.attention-core.shown]
-# result = "documented"
-# date = "2026-11-22"
-# versions = "torch 2.13.0"
-# detail = """\
-#   got [-0.21586325764656067, -0.7425481677055359, 0.5627213716506958, 0.25962740182876587] the first \
-#   value: True\
-#   """
 # ///
 
 import torch

@@ -16,12 +16,6 @@ NaN.
 # versions = "2.0; mended in 2.5; right in 2.13.0"
 # geometry = { B = 1, H = 2, M = 6, N = 10, D = 8, E = 8 }
 # like = ["empty-row-mask"]
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "torch 2.13.0"
-# detail = "got [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]"
 # ///
 
 import torch

@@ -15,12 +15,6 @@ keys is rare, but legal.
 # line = 7
 # versions = "before the change; right in 2.13.0"
 # geometry = { B = 1, H = 1, M = 2, N = 5, D = 4, E = 4 }
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "torch 2.13.0"
-# detail = "got [-0.17771470546722412, 0.0038861571811139584, 0.2710198163986206, 0.12364908307790756]"
 # ///
 
 import torch

@@ -15,12 +15,6 @@ it is mended. No thread about ONNX was found.
 # line = 7
 # versions = "onnx 1.23.2; the thread is PyTorch's"
 # geometry = { B = 1, H = 1, M = 1, N = 2, D = 4, E = 4 }
-#
-# [tool.attention-core.shown]
-# result = "wrong"
-# date = "2026-11-22"
-# versions = "onnx 1.23.2, numpy 2.4.6"
-# detail = "got nan"
 # ///
 
 import numpy as np

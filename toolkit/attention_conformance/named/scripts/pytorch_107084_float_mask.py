@@ -16,12 +16,6 @@ was evaluated with another attention than it was trained with.
 # versions = "closed; right in 2.13.0"
 # geometry = { B = 1, H = 2, M = 4, N = 4, D = 4, E = 4 }
 # like = ["bias"]
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "torch 2.13.0"
-# detail = "got [-0.23339733481407166, 0.22466301918029785, -0.2896285653114319]"
 # ///
 
 import torch

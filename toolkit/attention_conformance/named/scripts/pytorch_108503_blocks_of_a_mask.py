@@ -16,12 +16,6 @@ float64.
 # versions = "CUDA; closed"
 # geometry = { B = 1, H = 2, M = 600, N = 600, D = 64, E = 64 }
 # like = ["mask", "documents-in-a-window"]
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-23"
-# versions = "torch 2.13.0"
-# detail = "got an error of 0.0020006573886851564 on cpu"
 # ///
 
 import torch

@@ -16,12 +16,6 @@ versions, one device began to give NaN for such rows.
 # versions = "2.0 and 2.1 differ; right in 2.13.0"
 # geometry = { B = 1, H = 1, M = 2, N = 40, D = 16, E = 16 }
 # like = ["lowest-finite-bias"]
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "torch 2.13.0"
-# detail = "got [-0.058089565485715866, 0.2458081692457199, -0.18827973306179047]"
 # ///
 
 import torch

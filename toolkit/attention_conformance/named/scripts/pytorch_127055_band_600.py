@@ -15,12 +15,6 @@ A short sequence has one block, so small tests pass.
 # line = 4
 # versions = "2.3.0; closed; right in 2.13.0"
 # geometry = { B = 1, H = 1, M = 600, N = 600, D = 2, E = 2 }
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "torch 2.13.0"
-# detail = "got 0 NaN, and an error of 4.76837158203125e-07"
 # ///
 
 import torch

@@ -15,12 +15,6 @@ training merely gets worse. In this thread, the two layouts also turned out to e
 # line = 0
 # versions = "closed; right in 2.13.0"
 # geometry = { B = 2, H = 2, M = 49, N = 49, D = 32, E = 32 }
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-23"
-# versions = "torch 2.13.0"
-# detail = "got differences of [0.0, 0.0, 0.0]"
 # ///
 
 import torch

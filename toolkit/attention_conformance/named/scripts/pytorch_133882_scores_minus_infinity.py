@@ -15,12 +15,6 @@ hidden. The thread is about rows that are masked, and its rule is right for thos
 # line = 4
 # versions = "2.13.0"
 # geometry = { B = 1, H = 1, M = 1, N = 33, D = 16, E = 16 }
-#
-# [tool.attention-core.shown]
-# result = "wrong"
-# date = "2026-11-22"
-# versions = "torch 2.13.0"
-# detail = "got {7: 0.0, 33: 0.0}"
 # ///
 
 import torch

@@ -15,12 +15,6 @@ so that a diverged model continued with zeros.
 # line = 5
 # versions = "2.5; closed; right in 2.13.0"
 # geometry = { B = 1, H = 1, M = 4, N = 32, D = 16, E = 16 }
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-23"
-# versions = "torch 2.13.0"
-# detail = "got [-0.442058265209198, nan, -0.32294464111328125, -0.06299138814210892]"
 # ///
 
 import torch

@@ -15,12 +15,6 @@ Some kernels raise an error; others skip the work, and the output is whatever me
 # line = 0
 # versions = "open; CUDA"
 # geometry = { B = 1, H = 65536, M = 10, N = 10, D = 16, E = 16 }
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-23"
-# versions = "torch 2.13.0"
-# detail = "got 0 others on cpu"
 # ///
 
 import torch

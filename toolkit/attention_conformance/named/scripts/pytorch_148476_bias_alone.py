@@ -15,12 +15,6 @@ empty array: an illegal address on a GPU.
 # line = 0
 # versions = "2.6 on CUDA; right on a CPU; mended in June 2026"
 # geometry = { B = 1, H = 2, M = 5, N = 7, D = 8, E = 8 }
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "torch 2.13.0"
-# detail = "got [0.0728008821606636, -0.006622904911637306, 0.0104261739179492] on cpu"
 # ///
 
 import torch

@@ -15,12 +15,6 @@ if not, it is 0. The thread is about a GPU, and the path that returns weights do
 # versions = "2.11 and 2.12 on CUDA; open; 2.13.0 too"
 # geometry = { B = 2, H = 2, M = 3, N = 4, D = 4, E = 4 }
 # like = ["empty-row-mask"]
-#
-# [tool.attention-core.shown]
-# result = "wrong"
-# date = "2026-11-22"
-# versions = "torch 2.13.0"
-# detail = "got 16 NaN on cpu"
 # ///
 
 import torch

@@ -15,10 +15,6 @@ given together. With one of them alone, or with a length that fills its blocks, 
 # versions = "2.7.0 on CUDA; open"
 # needs = "cuda"
 # geometry = { B = 1, H = 2, M = 1025, N = 1025, D = 64, E = 64 }
-#
-# [tool.attention-core.shown]
-# result = "not run"
-# detail = "it needs a GPU of NVIDIA"
 # ///
 
 import torch

@@ -16,12 +16,6 @@ an argument that only asks for more information changes the result.
 # versions = "open; 2.13.0 too"
 # geometry = { B = 1, H = 3, M = 2, N = 2, D = 1, E = 1 }
 # like = ["empty-row-mask", "weights-change-nothing"]
-#
-# [tool.attention-core.shown]
-# result = "wrong"
-# date = "2026-11-22"
-# versions = "torch 2.13.0"
-# detail = "got [nan, nan, nan]"
 # ///
 
 import torch

@@ -16,12 +16,6 @@ CPU.
 # line = 0
 # versions = "reported in February 2026; open; right in 2.13.0"
 # geometry = { B = 2, H = 4, M = 16, N = 16, D = 64, E = 64 }
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "torch 2.13.0"
-# detail = "got [-0.05503522604703903, 0.6838864684104919, -0.43556734919548035]"
 # ///
 
 import torch

@@ -16,12 +16,6 @@ splits the keys and merges the parts. On MPS, sums and maxima of the parts had 1
 # versions = "since 2.7.1 on MPS; open"
 # geometry = { B = 1, H = 32, G = 2, M = 1, N = 1024, D = 128, E = 128 }
 # like = ["grouped-heads"]
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "torch 2.13.0"
-# detail = "got an error of 0.0005247662910130291 on cpu"
 # ///
 
 import torch

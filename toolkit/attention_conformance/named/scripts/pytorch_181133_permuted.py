@@ -15,12 +15,6 @@ so cannot see it. It is the most frequent silent mistake of attention kernels.
 # line = 0
 # versions = "MPS; closed"
 # geometry = { B = 84, H = 3, M = 3, N = 3, D = 64, E = 64 }
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "torch 2.13.0"
-# detail = "got [-0.5092886090278625, -0.3072547912597656, -0.6548970937728882] on cpu"
 # ///
 
 import torch

@@ -15,12 +15,6 @@ A model meets this when a pruned head, or a search over widths, ends at 0.
 # line = 10
 # versions = "2.12; closed; right in 2.13.0"
 # geometry = { B = 1, H = 1, M = 3, N = 4, D = 0, E = 1 }
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "torch 2.13.0"
-# detail = "got [3.0, 3.0, 3.0]"
 # ///
 
 import torch

@@ -16,10 +16,6 @@ with an error.
 # versions = "reported in June 2026; closed"
 # needs = "cuda"
 # geometry = { B = 1, H = 1, M = 3, N = 4, D = 4, E = 4 }
-#
-# [tool.attention-core.shown]
-# result = "not run"
-# detail = "it needs a GPU, as flex attention has no gradient on a CPU"
 # ///
 
 import torch

@@ -16,10 +16,6 @@ has equal scores and values that count keys, so that a wrong row says how many k
 # versions = "2.14 in development, on CUDA; open"
 # needs = "cuda"
 # geometry = { B = 1, H = 1, M = 65537, N = 65537, D = 16, E = 16 }
-#
-# [tool.attention-core.shown]
-# result = "not run"
-# detail = "it needs a GPU of NVIDIA"
 # ///
 
 import torch

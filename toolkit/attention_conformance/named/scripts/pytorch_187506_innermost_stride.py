@@ -15,12 +15,6 @@ an error. A contiguous copy of the same numbers gives the right result.
 # line = 0
 # versions = "reported in June 2026; right in 2.13.0"
 # geometry = { B = 1, H = 2, M = 40, N = 40, D = 16, E = 16 }
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "torch 2.13.0"
-# detail = "got [-0.23302818834781647, -0.3726392388343811, -0.18554766476154327]"
 # ///
 
 import torch

@@ -15,12 +15,6 @@ was never evaluated.
 # line = 11
 # versions = "reported in July 2026; open; 2.13.0 too"
 # geometry = { B = 1, H = 1, M = 64, N = 64, D = 64, E = 64 }
-#
-# [tool.attention-core.shown]
-# result = "wrong"
-# date = "2026-11-22"
-# versions = "torch 2.13.0"
-# detail = "got 2045 of 4096 dropped in one pass and not in the other"
 # ///
 
 import torch

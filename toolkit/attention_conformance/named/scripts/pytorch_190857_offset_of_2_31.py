@@ -16,10 +16,6 @@ kernel that computes the address in 32 bits reads elsewhere, or crashes. Smaller
 # versions = "2.10.0 on CUDA; closed"
 # needs = "cuda"
 # geometry = { B = 700, H = 1, M = 16, N = 24000, D = 128, E = 128 }
-#
-# [tool.attention-core.shown]
-# result = "not run"
-# detail = "it needs a GPU of NVIDIA"
 # ///
 
 import torch

@@ -16,12 +16,6 @@ that reads a shape stops with an error about None.
 # versions = "open; 2.13.0 too"
 # geometry = { B = 0, H = 2, M = 3, N = 3, D = 2, E = 2 }
 # like = ["no-entries", "no-queries"]
-#
-# [tool.attention-core.shown]
-# result = "wrong"
-# date = "2026-11-22"
-# versions = "torch 2.13.0"
-# detail = "got None"
 # ///
 
 import torch

@@ -15,12 +15,6 @@ pattern as well. The compiled model then computes with transposed keys.
 # line = 0
 # versions = "2.13.0 and before"
 # geometry = { B = 1, H = 8, M = 8, N = 8, D = 8, E = 8 }
-#
-# [tool.attention-core.shown]
-# result = "wrong"
-# date = "2026-11-22"
-# versions = "torch 2.13.0"
-# detail = "got [0.4489462971687317, 0.5008091926574707, -0.3942900598049164]"
 # ///
 
 import torch

@@ -16,10 +16,6 @@ half a block empty show it, and only with very negative scores, which trained mo
 # versions = "2.11 to 2.13 on H100; closed in September 2026"
 # needs = "cuda"
 # geometry = { B = 1, H = 2, M = 192, N = 192, D = 64, E = 64 }
-#
-# [tool.attention-core.shown]
-# result = "not run"
-# detail = "it needs a GPU of NVIDIA"
 # ///
 
 import torch

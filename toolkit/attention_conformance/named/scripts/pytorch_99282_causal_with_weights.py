@@ -16,12 +16,6 @@ mask as an array.
 # versions = "2.0.0; refused in 2.13.0"
 # geometry = { B = 1, H = 2, M = 3, N = 3, D = 4, E = 4 }
 # like = ["weights"]
-#
-# [tool.attention-core.shown]
-# result = "refused"
-# date = "2026-11-22"
-# versions = "torch 2.13.0"
-# detail = "refused: Need attn_mask if specifying the is_causal hint. You may use the Transformer module method …"
 # ///
 
 import torch

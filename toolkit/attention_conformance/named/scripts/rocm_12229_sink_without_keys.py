@@ -16,12 +16,6 @@ then all of them. With no key left, the sink takes all weight and the output is 
 # versions = "open; the script asks transformers"
 # geometry = { B = 1, H = 1, G = 1, M = 1, N = 640, D = 16, E = 16 }
 # like = ["sinks"]
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "transformers 5.23.0, torch 2.13.0"
-# detail = "got [0.9719429612159729, 0.0]"
 # ///
 
 from types import SimpleNamespace

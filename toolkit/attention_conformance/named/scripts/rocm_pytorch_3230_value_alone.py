@@ -15,12 +15,6 @@ test hides it, and so does making none of them.
 # line = 0
 # versions = "ROCm 7.0; closed"
 # geometry = { B = 1, H = 16, M = 62, N = 62, D = 128, E = 128 }
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "torch 2.13.0"
-# detail = "got [-0.1640625, -0.1826171875, 0.0245361328125] on cpu"
 # ///
 
 import torch

@@ -15,12 +15,6 @@ added to the same triangle breaks it.
 # line = 3
 # versions = "before the change; right in 0.14.0"
 # geometry = { B = 1, H = 1, M = 3, N = 3, D = 4, E = 4 }
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "tinygrad 0.14.0, numpy 2.4.6"
-# detail = "got [-1.0904047  1.0408816 -0.8102888  0.1003624]"
 # ///
 
 import os

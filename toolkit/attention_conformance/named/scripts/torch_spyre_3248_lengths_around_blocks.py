@@ -16,15 +16,6 @@ backward.
 # line = 0
 # versions = "torch-spyre before the change; the script asks torch"
 # geometry = { B = 1, H = 2 }
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-23"
-# versions = "torch 2.13.0"
-# detail = """\
-#   got {(1, 16): '0e+00', (13, 72): '7e-06', (16, 32): '3e-06', (63, 64): '4e-06', (65, 80): '7e-06', \
-#   (127, 96): …\
-#   """
 # ///
 
 import torch

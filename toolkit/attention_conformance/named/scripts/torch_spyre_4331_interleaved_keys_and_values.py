@@ -15,12 +15,6 @@ layout by copying. So only lengths that need no padding were wrong.
 # line = 0
 # versions = "torch-spyre; the script asks mlx"
 # geometry = { B = 2, H = 4, M = 6, N = 6, D = 64, E = 64 }
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "mlx 0.32.4, numpy 2.4.6"
-# detail = "got [-0.37212554  0.0085423  -0.10682917]"
 # ///
 
 import mlx.core as mx

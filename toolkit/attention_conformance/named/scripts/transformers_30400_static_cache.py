@@ -16,12 +16,6 @@ changes with the size of the cache.
 # versions = "closed; right in 5.23.0"
 # geometry = { B = 1, H = 2, M = 4, N = 16, D = 8, E = 8 }
 # like = ["masked-padding"]
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "transformers 5.23.0, torch 2.13.0"
-# detail = "got [0.054110802710056305, -0.05531727522611618, -0.07445758581161499]"
 # ///
 
 import torch

@@ -16,12 +16,6 @@ little; perplexity shows it, unit tests do not.
 # versions = "closed; right in 5.23.0"
 # geometry = { B = 1, H = 1, M = 6, N = 6 }
 # like = ["window"]
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "transformers 5.23.0, torch 2.13.0"
-# detail = "got keys [3, 4, 5]"
 # ///
 
 import torch

@@ -16,12 +16,6 @@ the right kind itself; a user's own 4-D mask, or a change of the attention's nam
 # versions = "closed; 5.23.0 too"
 # geometry = { B = 1, H = 1, M = 3, N = 3, D = 4, E = 4 }
 # like = ["mask"]
-#
-# [tool.attention-core.shown]
-# result = "wrong"
-# date = "2026-11-22"
-# versions = "transformers 5.23.0, torch 2.13.0"
-# detail = "got [0.7215858101844788, 0.1911211758852005, 0.08729298412799835]"
 # ///
 
 from types import SimpleNamespace

@@ -16,12 +16,6 @@ the future: an earlier output changes with a later token.
 # versions = "5.18 development; closed in September 2026; right in 5.23.0"
 # geometry = { B = 1, H = 2, M = 6, N = 6, D = 8, E = 8 }
 # like = ["causal-and-mask"]
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-23"
-# versions = "transformers 5.23.0, torch 2.13.0"
-# detail = "got a change of 0.0"
 # ///
 
 import torch

@@ -16,12 +16,6 @@ costs nothing and avoids it. Mixed precision reaches this in training.
 # versions = "YOLO before June 2026; the script asks keras on NumPy"
 # geometry = { B = 1, H = 1, M = 1, N = 2, D = 64, E = 64 }
 # like = ["15-half-overflow"]
-#
-# [tool.attention-core.shown]
-# result = "wrong"
-# date = "2026-11-22"
-# versions = "keras 3.15.1, numpy 2.4.6"
-# detail = "got nan"
 # ///
 
 import os

@@ -15,12 +15,6 @@ the work by the shape of the batch. The script asks for equal bits.
 # line = 5
 # versions = "vLLM on AArch64; the script asks torch"
 # geometry = { B = 2, H = 2, M = 9, N = 40, D = 16, E = 16 }
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "torch 2.13.0"
-# detail = "got a difference of 0.0"
 # ///
 
 import torch

@@ -16,12 +16,6 @@ reference. One backend accepted sinks and ignored them.
 # versions = "vllm-metal; the script asks transformers"
 # geometry = { B = 1, H = 3, G = 3, M = 1, N = 4, D = 4, E = 4 }
 # like = ["sinks"]
-#
-# [tool.attention-core.shown]
-# result = "right"
-# date = "2026-11-22"
-# versions = "transformers 5.23.0, torch 2.13.0"
-# detail = "got [0.800000011920929, 0.5953903198242188, 0.1660747528076172]"
 # ///
 
 from types import SimpleNamespace
