@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arithmetic.exact import round_to_float32, runs_at_once, to_float64
+from attention_core._arithmetic.exact import round_to_float32, to_float64
 from attention_core._arrays import Array, Arrays, Namespace, is_floating
-from attention_core._backend import Backend, Operation, backend_for, register
+from attention_core._backend import Backend, Operation, backend_for, register, runs_at_once
 
 
 class Constants(NamedTuple):
@@ -37,7 +37,7 @@ def in_row_blocks(
     memory is used again. The rows of a block have ``block`` elements, or so many that are ``width`` wide.
     """
     first = rows[0]
-    if not first.shape or not runs_at_once(first, xp):
+    if not first.shape or not runs_at_once(first):
         return compute(*rows)
     *leading, last = first.shape
     num_rows, size = math.prod(leading), max(1, (BLOCK if block is None else block) // max(width, last, 1))

@@ -22,7 +22,6 @@ from attention_core._arithmetic.exact import (
     divide_rows,
     power_above_max,
     round_to_float32,
-    scalar64,
     slices,
     to_float64,
     uncontracted,
@@ -39,7 +38,7 @@ from attention_core._arithmetic.products import (
     matmul_over_positions,
     row_dots,
 )
-from attention_core._arrays import Array, Arrays, Namespace, on_device_of, shape, take_rows
+from attention_core._arrays import Array, Arrays, Namespace, on_device_of, scalar_like, shape, take_rows
 from attention_core._backend import Backend, Operation, register
 from attention_core.parameters import PreparedWeight
 from attention_core.random import Dropout, dropout_mask
@@ -249,7 +248,7 @@ def gelu(x: Array, /, *, xp: Namespace) -> Array:
 
 def _normal_distribution(x: Array, xp: Namespace) -> tuple[Array, Array]:
     r"""The normal distribution, :math:`\Phi(x) = \operatorname{erfc}(-x / \sqrt 2) / 2`, and :math:`e^{-x^2 / 2}`."""
-    size = xp.minimum(xp.abs(x), scalar64(40.0, x, xp))
+    size = xp.minimum(xp.abs(x), scalar_like(40.0, x, xp))
     bell = exp2(xp.multiply(xp.multiply(size, size), -0.5 / LN_2), xp)
     t = xp.divide(4.0, xp.add(uncontracted(xp.multiply(size, math.sqrt(0.5)), xp), 4.0))
     y = xp.subtract(uncontracted(xp.multiply(t, 16 / 7), xp), 9 / 7)
@@ -433,7 +432,7 @@ def _max_pool(xp: Namespace, plan: Constants, x: Array) -> Array:
 
 def _max_pool_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) -> Arrays:
     is_max = xp.astype(xp.equal(x, _window_max(x, xp)), xp.float64)
-    count = xp.maximum(xp.sum(is_max, axis=-2, keepdims=True), scalar64(1.0, x, xp))
+    count = xp.maximum(xp.sum(is_max, axis=-2, keepdims=True), scalar_like(1.0, x, xp))
     return (xp.multiply(divide_rows(xp.expand_dims(d_output, axis=-2), count, xp), is_max),)
 
 

@@ -62,7 +62,7 @@ def facts_of(call: Call) -> Facts:
         at,
         allowed,
         None if allowed is None else xp.logical_not(xp.any(allowed, axis=-1, keepdims=True)),
-        allowed is not None and all(map(can_be_read, call[:3])),
+        allowed is not None and can_be_read(*call[:3]),
     )
 
 
@@ -73,7 +73,7 @@ def lasting_facts(call: Call) -> Facts | None:
     """
     xp, (*leading, _, rows, _), columns = call.xp, call.query.shape, call.key.shape[-2]
     is_small = math.prod(leading) * rows * columns <= MAX_KEPT
-    is_kept = is_small and not call.backend.differentiates and all(map(can_be_read, call[:3]))
+    is_kept = is_small and not call.backend.differentiates and can_be_read(*call[:3])
     if call.mask is not None and not is_kept:
         return None
     facts = facts_of(upcast_call(call))

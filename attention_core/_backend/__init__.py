@@ -31,6 +31,7 @@ from attention_core._backend._find import (
     is_of_numpy as is_of_numpy,
     numbers_of as numbers_of,
     own_namespace as own_namespace,
+    runs_at_once as runs_at_once,
 )
 from attention_core._backend._loops import (
     Loops as Loops,

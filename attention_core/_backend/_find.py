@@ -224,15 +224,15 @@ def _kin(kind: type) -> Iterator[type]:
 
 def is_compiling(array: Array, /) -> bool:
     """Whether the library of an array records what is called, so that hardly anything else can be looked up."""
-    compiler: Any = sys.modules.get(f"{_library_of(type(array))}.compiler")
-    return hasattr(compiler, "is_compiling") and bool(compiler.is_compiling())
+    compiler: Any = sys.modules.get("torch.compiler")
+    return hasattr(compiler, "is_compiling") and bool(compiler.is_compiling()) and _library_of(type(array)) == "torch"
 
 
 def is_exporting(array: Array, /) -> bool:
     """Whether the library of an array records a program for other machines, and perhaps for other lengths."""
-    compiler: Any = sys.modules.get(f"{_library_of(type(array))}.compiler")
+    compiler: Any = sys.modules.get("torch.compiler")
     # torch.compiler.is_exporting itself says so of every program that PyTorch 2.11 compiles.
-    return bool(getattr(compiler, "_is_exporting_flag", False))
+    return bool(getattr(compiler, "_is_exporting_flag", False)) and _library_of(type(array)) == "torch"
 
 
 @untraced  # which could not ask a class of parameters
@@ -266,9 +266,14 @@ def is_concrete(array: Array, /) -> bool:
     return backend is not None and backend.is_concrete(array)
 
 
-def can_be_read(array: Array, /) -> bool:
+def can_be_read(*arrays: Array) -> bool:
     """Whether values can be read now, and no accelerator is waited for."""
-    return is_on_host(array) and is_concrete(array)
+    return all(map(is_on_host, arrays)) and all(map(is_concrete, arrays))
+
+
+def runs_at_once(array: Array, /) -> bool:
+    """Whether a library computes on the host at once, so that a glance at values, or a small block, costs little."""
+    return can_be_read(array) and not _backends[type(array)].loops.traced
 
 
 def numbers_of(array: Array, /) -> list[Any]:

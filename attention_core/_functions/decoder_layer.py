@@ -22,7 +22,7 @@ from attention_core._arrays import (
     upcast,
 )
 from attention_core._attention.shards.splits import Shards
-from attention_core._backend import backend_for, can_be_read, common_namespace, may_be_step, with_autocast
+from attention_core._backend import common_namespace, may_be_step, runs_at_once, with_autocast
 from attention_core._checks import (
     check_broadcastable,
     check_device,
@@ -204,7 +204,7 @@ def locate_new(
     elif not len(position_ids.shape):
         position_ids = xp.reshape(position_ids, (1,))
     lengths = None if count is None else count if cache is None else xp.add(offset, count)
-    if cache is not None and not len(offset.shape) and not backend_for(x, xp).loops.traced and can_be_read(offset):
+    if cache is not None and not len(offset.shape) and runs_at_once(offset):
         offset = int(offset)  # once, and not by the mask of each layer; programs are made for a number
     return NewPositions(xp.astype(position_ids, xp.int32), offset, count, lengths)
 

@@ -16,7 +16,6 @@ from attention_core._arithmetic.exact import (
     SMALLEST,
     join_carry,
     power_above_max,
-    scalar64,
     split_carry,
     to_float64,
 )
@@ -27,12 +26,12 @@ from attention_core._arrays import (
     compute_dtype_name,
     dtype_name,
     on_device_of,
+    scalar_like,
     shape,
     sizes,
     upcast,
     zeros_with,
 )
-from attention_core._attention.blocks.accumulators import row_accumulators
 from attention_core._attention.blocks.grid import make_grid
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands
 from attention_core._attention.call import Call, dropout_scale
@@ -40,7 +39,6 @@ from attention_core._attention.finite import infinities, nonfinite_indicators
 from attention_core._attention.reproducible.forward import arrange
 from attention_core._attention.reproducible.reduction import (
     QueryRows,
-    Reduction,
     SlicedValues,
     Sums,
     anchor_max,
@@ -147,14 +145,14 @@ def _extent_forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> 
     def row_max(rows: QueryRows, _: None) -> tuple[Array, ...]:
         return (_max_as_three_float32(max_scores(rows), grid.xp),)
 
-    return for_each_rows(grid, row_max, row_accumulators(grid, 3))
+    return for_each_rows(grid, row_max, grid.row_stacks(3))
 
 
 def _max_as_three_float32(row_max: Array, xp: Namespace) -> Array:
     """Row maxima as float32 numbers side by side; those above float32 become nan once all pieces are merged."""
     none = xp.equal(row_max, -math.inf)
     row_max = xp.where(xp.logical_or(none, xp.less(xp.abs(row_max), MIN_TOP)), 0.0, row_max)
-    highest = scalar64(MAX_TOP, row_max, xp)
+    highest = scalar_like(MAX_TOP, row_max, xp)
     row_max = xp.minimum(xp.maximum(row_max, xp.negative(highest)), highest)
     return xp.where(none, -math.inf, xp.concat(as_three_float32(row_max, xp), axis=-1))
 
@@ -237,7 +235,7 @@ def _sums_forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tu
         return tuple(xp.concat(_limbs(parts, carry, xp), axis=-1) for parts in (sums.weights, sums.values))
 
     extent, widths = (row_max, power_above_max(values, -2, xp)), _limb_widths(plan, grid.operands, xp)
-    return reduce_keys(grid, Reduction(finish, widths, "int32", lambda values: values, extent=extent))
+    return reduce_keys(grid, finish, grid.row_stacks(*widths, dtype="int32"), extent)
 
 
 def _numbers(count: int, width: Any) -> tuple[Any, Any]:

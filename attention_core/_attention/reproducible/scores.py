@@ -7,9 +7,8 @@ import math
 from attention_core._arithmetic.exact import round_to_float32, to_float64, uncontracted
 from attention_core._arithmetic.products import exact_sum, matmul
 from attention_core._arrays import Array, Arrays, shape, zeros_with
-from attention_core._attention.blocks.accumulators import row_accumulators
-from attention_core._attention.blocks.grid import Grid, is_broadcast, make_grid, may_mask, sample_slice
-from attention_core._attention.blocks.nonfinite import finite_or_zero, zero_unless_finite
+from attention_core._attention.blocks.grid import Grid, is_broadcast, make_grid
+from attention_core._attention.blocks.nonfinite import zero_unless_finite
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands
 from attention_core._attention.call import Call, flatten_group
 from attention_core._attention.reproducible.forward import arrange
@@ -35,10 +34,10 @@ def _forward(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
     xp = grid.xp
 
     def round_scores(rows: QueryRows, _: None) -> Arrays:
-        scores = scores_at(rows, may_mask(grid), 0).scores
+        scores = scores_at(rows, grid.may_mask, 0).scores
         return (round_to_float32(uncontracted(xp.multiply(scores, 1 / SCORE_UNIT), xp), xp),)
 
-    return for_each_rows(grid, round_scores, row_accumulators(grid, grid.lengths[1]))
+    return for_each_rows(grid, round_scores, grid.row_stacks(grid.lengths[1]))
 
 
 def _backward(
@@ -66,17 +65,15 @@ def _before_softcap(grid: Grid, d_scores: Array) -> Array:
     padded = pad_rows(grid, d_scores)
 
     def multiply_derivative(rows: QueryRows, _: None) -> Arrays:
-        of_sample = sample_slice(grid, padded, rows.sample.index, rows.sample.head)
-        block = grid.loops.block(of_sample, rows.i, grid.sizes[0], -2)
-        return (xp.multiply(scores_at(rows, may_mask(grid), 0).softcap_derivative, block),)
+        return (xp.multiply(scores_at(rows, grid.may_mask, 0).softcap_derivative, rows.block_of(padded)),)
 
-    (product,) = for_each_rows(grid, multiply_derivative, row_accumulators(grid, grid.lengths[1], dtype="float64"))
+    (product,) = for_each_rows(grid, multiply_derivative, grid.row_stacks(grid.lengths[1], dtype="float64"))
     return product
 
 
 def _d_query_and_key(grid: Grid, operands: Operands, d_scores: Array) -> tuple[Array, Array]:
     plan, xp = grid.plan, grid.xp
-    query, key = (to_float64(finite_or_zero(grid, x), xp) for x in operands[:2])
+    query, key = (to_float64(grid.finite_or_zero(x), xp) for x in operands[:2])
     grouped = flatten_group(d_scores, xp=xp)
     d_query = xp.reshape(matmul(grouped, key, xp=xp), shape(query, xp=xp))
     d_key = matmul(xp.matrix_transpose(grouped), flatten_group(query, xp=xp), xp=xp)

@@ -12,10 +12,8 @@ from typing import Any
 from attention_core._arithmetic.elementary import exp2_tail
 from attention_core._arithmetic.exact import round_to_float32, to_float64, uncontracted
 from attention_core._arrays import Array, Arrays, positions, shape, zeros_with
-from attention_core._attention.blocks.accumulators import row_accumulators
-from attention_core._attention.blocks.grid import make_grid, sample_slice
+from attention_core._attention.blocks.grid import make_grid
 from attention_core._attention.blocks.plan import Plan, unpack_operands
-from attention_core._attention.blocks.visits import visit_blocks
 from attention_core._attention.call import Call
 from attention_core._attention.reproducible.backward import backward
 from attention_core._attention.reproducible.forward import arrange
@@ -39,21 +37,18 @@ def _forward(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
     references = pad_rows(grid, to_float64(arrays[-1], xp))
 
     def weigh(rows: QueryRows, _: None) -> Arrays:
-        of_sample = sample_slice(grid, references, rows.sample.index, rows.sample.head)
-        reference = loops.block(of_sample, rows.i, grid.sizes[0], -2)
-        next_block, whole, seen = rows.visits
+        reference = rows.block_of(references)
 
-        def add_keys(masked: bool, step: Any, blocks: Any) -> Any:
-            j = next_block(step)
+        def add_keys(masked: bool, j: Any, blocks: Any) -> Any:
             exponents = xp.subtract(scores_at(rows, masked, j).scores, from_three_float32(reference[..., :3], xp))
             weights = uncontracted(xp.multiply(exp2_tail(exponents, xp), reference[..., 3:]), xp)
             return loops.add_block(blocks, j, round_to_float32(weights, xp))
 
-        blocks = visit_blocks(loops, whole, seen, add_keys, state=_zero_weights(rows))
+        blocks = rows.visit(add_keys, _zero_weights(rows))
         return (loops.block_at(loops.stack_blocks(loops.concat_blocks(blocks, grid.counts[1], -1)), 0),)
 
     last = grid.counts[1] * grid.sizes[1] if loops.traced else grid.lengths[1]
-    (weights,) = for_each_rows(grid, weigh, row_accumulators(grid, last))
+    (weights,) = for_each_rows(grid, weigh, grid.row_stacks(last))
     return (weights[..., : grid.lengths[1]],)
 
 
