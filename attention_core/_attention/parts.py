@@ -223,4 +223,4 @@ class Parts(NamedTuple):
 def parts_of(call: Call) -> Parts:
     """Cut the keys of a call, unless they are as many as queries, of which blocks leave out what is masked."""
     cut = None if call.mask is None or call.query.shape[-2] == call.key.shape[-2] else find_cut(call)
-    return Parts(call, cut, with_cut(call, cut))
+    return Parts(call, cut, call if cut is None else with_cut(call, cut))

@@ -356,8 +356,8 @@ def all_scores(call: Call) -> Array:
 
 def _check_lengths(call: Call, option: str) -> None:
     """Raise where a library loops over blocks in Python, and lengths are not known."""
-    lengths = sizes(call.query)[-2], sizes(call.key)[-2]
-    if None in lengths and not (call.backend.loops.traced or is_exporting(call.query)):
+    are_known = isinstance(call.query.shape[-2], int) and isinstance(call.key.shape[-2], int)
+    if not (are_known or call.backend.loops.traced or is_exporting(call.query)):
         raise ValueError(f"expected known lengths with {option} on this library; got unknown ones")
 
 
@@ -375,12 +375,12 @@ def _output(result: Result, call: Call) -> Array:
 
 def has_no_elements(call: Call) -> bool:
     """Whether query, key or value is empty."""
-    return any(0 in sizes(array) for array in call[:3])
+    return 0 in (*sizes(call.query), *sizes(call.key), *sizes(call.value))
 
 
 def has_no_pairs(call: Call) -> bool:
     """Whether there is no query, or no key."""
-    return any(0 in sizes(array)[:-1] for array in call[:2])
+    return 0 in (*sizes(call.query)[:-1], *sizes(call.key)[:-1])
 
 
 def is_dense_faster(call: Call) -> bool:

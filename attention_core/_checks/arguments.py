@@ -97,7 +97,11 @@ def _signature(values: Iterable[Any]) -> tuple[Any, ...] | None:
     for index, kind in enumerate(kinds):
         if kind in _PLAIN:
             continue
-        facts = _array_facts(parts[index], kind) if kind in _fact_getters else _facts(parts[index], kind)
+        part, getter = parts[index], _fact_getters.get(kind)
+        if getter is not None:  # of an array, which if it is nested has no shape
+            facts = None if getattr(part, "is_nested", False) else getter(part)
+        else:
+            facts = _signature(part) if isinstance(part, tuple) else _facts(part, kind)
         if facts is None:
             return None
         parts[index] = facts
@@ -106,23 +110,16 @@ def _signature(values: Iterable[Any]) -> tuple[Any, ...] | None:
 
 def _facts(value: Any, kind: Any) -> Any:
     """What checks may look at of a value that is no plain number, text or module."""
-    if hasattr(value, "dtype") and kind is not PreparedWeight:
-        if not is_of_eager_type(value):
+    if hasattr(value, "dtype"):
+        if isinstance(value, Real):  # a number of NumPy
+            return value
+        if getattr(value, "is_nested", False) or not is_of_eager_type(value):
             return None
         _fact_getters[kind] = attrgetter(*(name for name in _FACTS if hasattr(value, name)))
-        return _array_facts(value, kind)
+        return _fact_getters[kind](value)
     if kind in _FUNCTIONS:
         return getattr(value, "__code__", None)
-    if isinstance(value, tuple) or registered_name(kind):
-        return _signature(value if isinstance(value, tuple) else [getattr(value, field.name) for field in fields(kind)])
-    return None
-
-
-def _array_facts(value: Any, kind: type) -> Any:
-    if getattr(value, "is_nested", False):  # whose shape raises
-        return None
-    facts = _fact_getters[kind](value)
-    return value if not facts[0] and isinstance(value, Real) else facts  # a number of NumPy
+    return _signature([getattr(value, field.name) for field in fields(kind)]) if registered_name(kind) else None
 
 
 def check_rank(name: str, array: Array, least: int, layout: str) -> None:

@@ -185,8 +185,8 @@ def checked_attention(query: Array, key: Array, value: Array, options: dict[str,
     output = None if CONTEXTS.recorders else output_of(known, call)
     if output is not None:
         return Attention(output)
-    wanted = {name: options.get(f"return_{name}", False) for name in ("weights", "logsumexp")}
-    return rounded_attention(call, options["implementation"], **wanted)
+    weights, logsumexp = options.get("return_weights", False), options.get("return_logsumexp", False)
+    return rounded_attention(call, options["implementation"], weights=weights, logsumexp=logsumexp)
 
 
 def _attend_shards(query: Array, key: Array, value: Array, options: dict[str, Any]) -> Attention:

@@ -40,7 +40,7 @@ from attention_core._checks import (
 )
 from attention_core._functions.attention import check_options, option_arrays
 from attention_core._functions.cache import KeyValueCache, check_cache, check_num_new, check_room, extended
-from attention_core._functions.constants import as_constant, with_constants
+from attention_core._functions.constants import with_constants
 from attention_core._functions.encoder import derived_dropouts, hooked
 from attention_core._functions.feed_forward import (
     check_feed_forward,
@@ -159,6 +159,9 @@ def decoder_layer(parameters: DecoderLayer, x: Array, /, *, num_heads: int, **op
     y, cache = apply_layer(parameters, x, cache, located=located, rotations=rotations, **settled | of_layer)
     y = cast_to(y, dtype, xp=xp)
     return y if cache is None else (y, cache)
+
+
+ROTARY = ("rotary_base", "rotary_width", "rotary_divisors", "interleaved")
 
 
 class NewPositions:
@@ -289,20 +292,19 @@ def all_options(x: Array, num_heads: int, options: Mapping[str, Any]) -> dict[st
     """The options of a decoder or a layer, with defaults, and NumPy arrays as constants of the library of ``x``."""
     settled = {**DECODER_DEFAULTS, **options, "num_heads": num_heads}
     groups = settled.pop("num_key_value_heads")
-    settled |= {"num_kv_heads": num_heads if groups is None else groups}
-    settled = with_constants(x, settled)
-    settled |= {name: as_constant(settled[name], x) for name in ("num_new", "position_ids")}
-    return settled | {"memory_mask": with_constants(x, {"mask": settled["memory_mask"]})["mask"]}
+    return with_constants(x, settled | {"num_kv_heads": num_heads if groups is None else groups})
 
 
 def taken_positions(
     x: Array, settled: dict[str, Any], *, axis: int, xp: Namespace
 ) -> tuple[Any, dict[str, Any], NewPositions]:
     """Take from the options, once they are checked, a cache, what rotations are made of, and where positions stand."""
-    cache, num_new, position_ids = (settled.pop(name) for name in ("cache", "num_new", "position_ids"))
-    check_lengths(x, cache, num_new, axis)
-    rotary = {name: settled.pop(name) for name in ("rotary_base", "rotary_width", "rotary_divisors", "interleaved")}
-    return cache, rotary, locate_new(x, cache, num_new, position_ids, axis=axis, shards=settled["shards"], xp=xp)
+    take = settled.pop
+    cache, num_new = take("cache"), take("num_new")
+    if cache is not None or num_new is not None:
+        check_lengths(x, cache, num_new, axis)
+    located = locate_new(x, cache, num_new, take("position_ids"), axis=axis, shards=settled["shards"], xp=xp)
+    return cache, {name: take(name) for name in ROTARY}, located
 
 
 def check_lengths(x: Array, cache: Any, num_new: Array | None, axis: int) -> None:
