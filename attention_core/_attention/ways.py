@@ -28,8 +28,7 @@ from attention_core._attention.parts import (
     with_cut,
 )
 from attention_core._attention.reproducible.forward import reproducible_attention
-from attention_core._attention.reproducible.scores import reproducible_scores
-from attention_core._attention.reproducible.weights import reproducible_weights
+from attention_core._attention.reproducible.matrices import reproducible_scores, reproducible_weights
 from attention_core._attention.softmax import merge_logsumexps, with_remainder
 from attention_core._backend import Kernel, Verdict, backend_of, is_exporting, library_name
 from attention_core._checks import check_choice

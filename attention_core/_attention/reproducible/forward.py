@@ -23,6 +23,7 @@ from attention_core._attention.blocks.grid import Grid, make_grid
 from attention_core._attention.blocks.nonfinite import with_nonfinite_values
 from attention_core._attention.blocks.plan import Plan, make_plan, unpack_operands
 from attention_core._attention.call import Call, dropout_scale, upcast_call
+from attention_core._attention.reproducible import slices
 from attention_core._attention.reproducible.backward import backward
 from attention_core._attention.reproducible.reduction import (
     SlicedValues,
@@ -32,7 +33,6 @@ from attention_core._attention.reproducible.reduction import (
     reduce_keys,
     weighted_totals,
 )
-from attention_core._attention.reproducible.slices import as_three_float32, needs_carry, without_carry
 from attention_core._backend import Backend, Operation, register
 
 
@@ -75,10 +75,10 @@ def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array,
 
 
 def _forward(grid: Grid) -> tuple[Array, Array, Array]:
-    xp, carry = grid.xp, needs_carry(grid, 1)
+    xp, carry = grid.xp, slices.needs_carry(grid, 1)
 
     def finish(values: SlicedValues, sums: Sums) -> Arrays:
-        weights = without_carry(sums.weights, carry, xp)
+        weights = slices.without_carry(sums.weights, carry, xp)
         count = grid.plan.num_slices
         return *weighted_totals(sums.values, weights, values.power, count=count, carry=carry, xp=xp), sums.anchor
 
@@ -100,7 +100,7 @@ def backward_reference(anchor: Array, power: Array, fraction: Array, *, none: Ar
     Here, ``power`` is twice that, and ``fraction`` that of `split_log2`.
     """
     reference = xp.add(anchor, xp.multiply(xp.add(fraction, 1.0), 1 / 256))
-    parts = as_three_float32(xp.where(none, 0.0, reference), xp)
+    parts = slices.as_three_float32(xp.where(none, 0.0, reference), xp)
     return xp.concat([*parts, xp.astype(xp.divide(2.0, power), xp.float32)], axis=-1)
 
 

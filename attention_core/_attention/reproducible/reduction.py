@@ -19,26 +19,8 @@ from attention_core._arithmetic.operations import in_row_blocks
 from attention_core._arrays import Array, Arrays, Namespace, on_device_of, shape, zeros_with
 from attention_core._attention.blocks.grid import Grid, Sample
 from attention_core._attention.blocks.visits import make_visits, visit_blocks
-from attention_core._attention.reproducible.slices import (
-    MAX_TOP,
-    MIN_TOP,
-    SCORE_UNIT,
-    VALUE_BITS,
-    WEIGHT_BITS,
-    WEIGHT_SLICES,
-    ExactScoreBlock,
-    Parts,
-    concat_slices,
-    exact_score_block,
-    exact_weights,
-    join_value_sums,
-    needs_carry,
-    slice_key,
-    slice_query,
-    value_widths,
-    weigh,
-    with_carry,
-)
+from attention_core._attention.reproducible import slices
+from attention_core._attention.reproducible.slices import Parts
 
 # Blocks of queries, and the scores of their keys
 
@@ -62,11 +44,11 @@ class QueryRows(NamedTuple):
         return self.grid.loops.block(of_sample, self.i, self.grid.sizes[0], -2)
 
 
-def scores_at(rows: QueryRows, masked: bool, j: Any) -> ExactScoreBlock:
+def scores_at(rows: QueryRows, masked: bool, j: Any) -> slices.ExactScoreBlock:
     """The scores of a block of queries and the block of keys at ``j``."""
     grid = rows.grid
     keys = grid.loops.block(rows.keys, j, grid.sizes[1], -2)
-    return exact_score_block(grid, rows.sample, rows.query, keys, i=rows.i, j=j, masked=masked)
+    return slices.exact_score_block(grid, rows.sample, rows.query, keys, i=rows.i, j=j, masked=masked)
 
 
 def for_each_rows(
@@ -83,7 +65,11 @@ def for_each_rows(
 
     def add_sample(index: Any, accumulators: Any) -> Any:
         sample = grid.sample_at(index)
-        query, keys, prepared = slice_query(grid, sample.query), slice_key(grid, sample.key), prepare(sample)
+        query, keys, prepared = (
+            slices.slice_query(grid, sample.query),
+            slices.slice_key(grid, sample.key),
+            prepare(sample),
+        )
 
         def add_rows(i: Any, accumulators: Any) -> Any:
             rows = QueryRows(grid, sample, loops.block(query, i, grid.sizes[0], -2), keys, i=i)
@@ -115,8 +101,8 @@ def max_scores(rows: QueryRows) -> Array:
 def anchor_max(row_max: Array, xp: Namespace) -> Array:
     """The number that is subtracted from scores: the row maximum, 0 for fully masked rows, nan above float32."""
     size = xp.abs(row_max)
-    row_max = xp.where(xp.logical_or(xp.equal(row_max, -math.inf), xp.less(size, MIN_TOP)), 0.0, row_max)
-    return xp.where(xp.greater_equal(xp.abs(row_max), MAX_TOP), math.nan, row_max)
+    row_max = xp.where(xp.logical_or(xp.equal(row_max, -math.inf), xp.less(size, slices.MIN_TOP)), 0.0, row_max)
+    return xp.where(xp.greater_equal(xp.abs(row_max), slices.MAX_TOP), math.nan, row_max)
 
 
 # The second pass: sums
@@ -163,9 +149,9 @@ def _slice_values(grid: Grid, extent: tuple[Array, Array] | None, sample: Sample
         row_max, power = None, power_above_max(values, -2, xp)
     else:
         row_max, power = (grid.part_of(x, sample.index, sample.head) for x in extent)
-    slices = concat_slices(values, power, VALUE_BITS[count], count, xp=xp)
+    columns = slices.concat_slices(values, power, slices.VALUE_BITS[count], count, xp=xp)
     ones = xp.ones((*shape(values, xp=xp)[:-1], 1), dtype=xp.float64, **on_device_of(values))
-    return SlicedValues(xp.concat([slices, ones], axis=-1), power, row_max)
+    return SlicedValues(xp.concat([columns, ones], axis=-1), power, row_max)
 
 
 def _sum_over_keys(rows: QueryRows, values: SlicedValues) -> Sums:
@@ -189,29 +175,29 @@ def _sum_over_keys(rows: QueryRows, values: SlicedValues) -> Sums:
 
 def _zero_sums(rows: QueryRows, like: Array) -> tuple[Parts, ...]:
     grid, xp, count = rows.grid, rows.grid.xp, rows.grid.plan.num_slices
-    carry = needs_carry(grid, 1)
+    carry = slices.needs_carry(grid, 1)
     *dims, _ = shape(rows.query, xp=xp)
     width = shape(grid.operands.value, xp=xp)[-1]
-    widths = value_widths(width, count, carry), [1] * (WEIGHT_SLICES[count] * (2 if carry else 1))
+    widths = slices.value_widths(width, count, carry), [1] * (slices.WEIGHT_SLICES[count] * (2 if carry else 1))
     return tuple(tuple(zeros_with(like, *dims, last, xp=xp) for last in lasts) for lasts in widths)
 
 
 def _block_sums(
-    rows: QueryRows, values: SlicedValues, anchor: Array, block: ExactScoreBlock, *, j: Any
+    rows: QueryRows, values: SlicedValues, anchor: Array, block: slices.ExactScoreBlock, *, j: Any
 ) -> tuple[Parts, ...]:
     """Sums over one block of keys: of weighted values, and of weights."""
     grid, xp = rows.grid, rows.grid.xp
-    carry = needs_carry(grid, 1)
-    weights = exact_weights(grid, block.scores, anchor)
+    carry = slices.needs_carry(grid, 1)
+    weights = slices.exact_weights(grid, block.scores, anchor)
     kept = weights if grid.dropout is None else [grid.drop(part, block.at) for part in weights]
     value_block = grid.loops.block(values.values, j, grid.sizes[1], -2)
-    products = weigh(grid, kept, value_block)
+    products = slices.weigh(grid, kept, value_block)
     value_sums = tuple(product[..., :-1] for product in products)
     if grid.dropout is None:
         weight_sums = tuple(product[..., -1:] for product in products)
     else:
         weight_sums = tuple(xp.sum(part, axis=-1, keepdims=True) for part in weights)
-    return with_carry(value_sums, carry, xp), with_carry(weight_sums, carry, xp)
+    return slices.with_carry(value_sums, carry, xp), slices.with_carry(weight_sums, carry, xp)
 
 
 # Averages
@@ -225,12 +211,12 @@ def weighted_totals(
     The sum of each slice of the weights is rounded to float64, and these are added, the smallest first. Values have all
     of their bits in each, so nothing shows of the power that these were cut by.
     """
-    bits = WEIGHT_BITS[count]
+    bits = slices.WEIGHT_BITS[count]
     total, weight = (
         functools.reduce(lambda rest, part: xp.add(part, xp.multiply(rest, 2.0**-bits)), reversed(parts))
-        for parts in (join_value_sums(value_sums, count, carry, xp), weight_sums)
+        for parts in (slices.join_value_sums(value_sums, count, carry, xp), weight_sums)
     )
-    unit = xp.multiply(xp.expand_dims(value_power, axis=-3), 2.0 ** -(bits + VALUE_BITS[count]))
+    unit = xp.multiply(xp.expand_dims(value_power, axis=-3), 2.0 ** -(bits + slices.VALUE_BITS[count]))
     return xp.multiply(total, unit), xp.multiply(weight, 2.0**-bits)
 
 
@@ -247,5 +233,5 @@ def divide_by_weight(total: Array, weight: Array, factor: float, xp: Namespace) 
 def logsumexp_of(anchor: Array, logarithm: Array, none: Array, *, xp: Namespace) -> Array:
     """The logsumexp of the scores, by the logarithm to base 2 of the sum of weights: -inf for fully masked rows."""
     exponent = xp.add(anchor, xp.multiply(logarithm, 1 / 256))
-    logsumexp = uncontracted(xp.multiply(exponent, 1 / SCORE_UNIT), xp)
+    logsumexp = uncontracted(xp.multiply(exponent, 1 / slices.SCORE_UNIT), xp)
     return round_to_float32(xp.where(none, -math.inf, logsumexp), xp)
