@@ -116,7 +116,7 @@ class Loops:
         """
         raise NotImplementedError
 
-    def split(self, x: Array, size: int, function: Callable[[Array], Array] | None = None) -> Any:
+    def split(self, x: Array, size: int, function: Callable[[Array], Array] = ...) -> Any:
         """Split an array along axis -2 into blocks for `block_at`, after a function that acts on each row alone."""
         raise NotImplementedError
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from attention_core._backend._find import get_backend
 from attention_core._keywords import untraced
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Step = TypeVar("Step", bound=Callable[..., Any])
 
 STEPS: dict[str, Any] = {}
 """The functions by name, as they are called, and read where one is no step."""
@@ -20,7 +20,7 @@ STEPS: dict[str, Any] = {}
 _read: dict[str, Callable[..., Any]] = {}
 
 
-def may_be_step(function: Function) -> Function:
+def may_be_step(function: Step) -> Step:
     """Let Dynamo read, in the place of a function, what the backend of PyTorch says with `read_as`.
 
     A first call under `torch.compile` loads that backend, as to read all of one attention takes a third of a second.

@@ -75,7 +75,7 @@ class Grid(NamedTuple):
         """A host's work of all scores of queries, by the time of one in fast arithmetic; 0 if it is not known."""
         if self.loops.traced or not is_on_host(query):
             return 0
-        return int(math.prod(query.shape[:-1])) * self.lengths[1] * (EXACT_WORK if self.plan.num_slices else 1)
+        return int(math.prod(query.shape[:-1]) * self.lengths[1]) * (EXACT_WORK if self.plan.num_slices else 1)
 
     def sample_at(self, index: Any) -> Sample:
         """The arrays of one sample, or of one of its key/value heads."""
@@ -177,12 +177,11 @@ class Grid(NamedTuple):
         like, count = self.operands.query, self.num_rounds * self.counts[0]
         dims = (1 if self.plan.per_head else self.dims[1], self.dims[2], self.sizes[0])
         options = {"dtype": like.dtype if dtype is None else getattr(self.xp, dtype), **on_device_of(like)}
-        return tuple(
-            [
-                self.loops.zero_blocks(count, lambda _, last=last: self.xp.zeros((*dims, last), **options))
-                for last in lasts
-            ]
-        )
+
+        def stack(last: Any) -> Any:
+            return self.loops.zero_blocks(count, lambda _: self.xp.zeros((*dims, last), **options))
+
+        return tuple(map(stack, lasts))
 
     def gradient_stacks(self, *lasts: Any, after: Array) -> tuple[Any, ...]:
         """Blocks for the gradients of query, key and value of these widths. Memory is needed as of ``after``."""

@@ -86,7 +86,8 @@ def unpack_operands(plan: Plan, arrays: Arrays) -> Operands:
     """The operands of a plan out of the arrays that there are."""
     remaining = iter(arrays)
     named: list[Any] = [next(remaining) if present else None for present in plan.present]
-    return Operands(*named, tuple(itertools.islice(remaining, plan.num_arrays[0])), tuple(remaining))
+    named += [tuple(itertools.islice(remaining, plan.num_arrays[0])), tuple(remaining)]
+    return Operands(*named)
 
 
 def make_plan(call: Call, *, num_slices: int = 0, score_scale: float = 1.0) -> tuple[Plan, Operands]:
@@ -97,7 +98,8 @@ def make_plan(call: Call, *, num_slices: int = 0, score_scale: float = 1.0) -> t
     batch = math.prod(leading)
     group = 1 if isinstance(num_heads, int) and num_heads == num_kv_heads else num_heads // num_kv_heads
     target = (batch, num_kv_heads, group, rows, columns)
-    treedef, of_mask, held = None, (), list[Array]()
+    held: list[Array] = []
+    treedef, of_mask = None, ()
     if call.mask is not None:
         treedef = flatten(as_mask(call.mask), held)
         of_mask = tuple(
