@@ -7,13 +7,8 @@ import math
 from attention_core._arithmetic.elementary import exp2, tanh
 from attention_core._arithmetic.exact import LN_2, uncontracted
 from attention_core._arithmetic.fast import TANH_CUBE, TANH_FACTOR
-from attention_core._arithmetic.operations import Constants, rounded_once, run
+from attention_core._arithmetic.operations import Constants, applied, rounded_once
 from attention_core._arrays import Array, Arrays, Namespace, scalar_like
-
-
-def silu(x: Array, /, *, xp: Namespace) -> Array:
-    r"""Sigmoid linear unit, :math:`x / (1 + e^{-x})`."""
-    return run(SILU, Constants(), x, xp=xp)[0]
 
 
 def _sigmoid(x: Array, xp: Namespace) -> Array:
@@ -47,11 +42,7 @@ def _silu_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) ->
 
 
 SILU = rounded_once("reproducible.silu", _silu, _silu_backward, num_rows=1)
-
-
-def gelu_tanh(x: Array, /, *, xp: Namespace) -> Array:
-    r"""Approximation of the GELU, :math:`x\, \sigma(2 z)` with :math:`z = \sqrt{2 / \pi}\,(x + 0.044715\, x^3)`."""
-    return run(GELU_TANH, Constants(), x, xp=xp)[0]
+silu = applied(SILU)
 
 
 def _tanh_argument(x: Array, xp: Namespace) -> tuple[Array, Array, Array]:
@@ -80,11 +71,7 @@ def _gelu_tanh_backward(xp: Namespace, plan: Constants, d_output: Array, x: Arra
 
 
 GELU_TANH = rounded_once("reproducible.gelu_tanh", _gelu_tanh, _gelu_tanh_backward, num_rows=1)
-
-
-def cap(x: Array, softcap: float, /, *, xp: Namespace) -> Array:
-    r"""Softly bounded values, :math:`c \tanh(x / c)`."""
-    return run(CAP, Constants(softcap), x, xp=xp)[0]
+gelu_tanh = applied(GELU_TANH)
 
 
 def _cap(xp: Namespace, plan: Constants, x: Array) -> Array:
@@ -101,3 +88,4 @@ def _cap_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) -> 
 
 
 CAP = rounded_once("reproducible.softcap", _cap, _cap_backward, num_rows=1)
+cap = applied(CAP, has_number=True)

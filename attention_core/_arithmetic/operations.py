@@ -97,3 +97,13 @@ def rounded_once(
         return (abstract(backend.namespace, plan, *arrays),)
 
     return register(name, Operation(run_forward, run_backward, run_abstract, needs_float64=True))
+
+
+def applied(operation: Operation, *, has_number: bool = False) -> Callable[..., Array]:
+    """The function of arrays, perhaps of a constant number after them, that is an operation with one result."""
+
+    def apply(*arguments: Any, xp: Namespace) -> Array:
+        arrays, plan = (arguments[:-1], Constants(arguments[-1])) if has_number else (arguments, Constants())
+        return run(operation, plan, *arrays, xp=xp)[0]
+
+    return apply

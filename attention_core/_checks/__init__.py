@@ -3,3 +3,4 @@
 # ruff: noqa: F403 (each file of this room says what it has)
 from attention_core._checks.arguments import *
 from attention_core._checks.functions import *
+from attention_core._checks.signatures import *
