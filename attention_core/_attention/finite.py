@@ -31,7 +31,9 @@ def guarded(way: Callable[..., Result], call: Call, facts: Facts, *, weights: bo
     if facts.is_readable and not call.backend.differentiates:
         result = way(call, weights=weights)
         return result if bool(is_clean(result.output, call.xp)) else repair()
-    if not facts.is_readable and call.backend.loops.traced and _is_differentiated(call):
+    # Of a program that goes backward, too, a condition would take longer to compile, and keep what both sides need.
+    has_gradient = None if facts.is_readable or not call.backend.loops.traced else call.backend.has_gradient
+    if has_gradient is not None and any(map(has_gradient, call[:3])):
         result = _of_finite_values(way, call, facts)
         return result if weights else result._replace(weights=None)
     found = if_finite(call, facts, lambda: _given(way(call, weights=weights)), lambda: _given(repair()))
@@ -41,12 +43,6 @@ def guarded(way: Callable[..., Result], call: Call, facts: Facts, *, weights: bo
 def _given(result: Result) -> dict[str, Array]:
     """What a result holds: a condition takes no None."""
     return {name: array for name, array in result._asdict().items() if array is not None}
-
-
-def _is_differentiated(call: Call) -> bool:
-    """Whether a program goes backward, too: a condition would take longer to compile, and keep what both sides need."""
-    has_gradient = call.backend.has_gradient
-    return has_gradient is not None and any(map(has_gradient, call[:3]))
 
 
 def _of_finite_values(way: Callable[..., Result], call: Call, facts: Facts) -> Result:

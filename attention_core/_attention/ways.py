@@ -117,7 +117,7 @@ class Fused(Way):
             if call.sinks is None:
                 return kernel.attend(run)
             result, logsumexp = kernel.attend_with_logsumexp(run)
-            return _output(with_sinks(Result(result, None, logsumexp), call), call)
+            return cast_to(with_sinks(Result(result, None, logsumexp), call).output, call.query.dtype, xp=call.xp)
 
         return output
 
@@ -152,7 +152,9 @@ class Dense(Way):
     def prepare(self, parts: Parts) -> OutputOf | None:
         cuts, cut, mask = self.cuts, parts.cut, parts.call.mask
         if cuts is not None:
-            return lambda call: _output(_attend_per_sample(call, cuts, logsumexp=False), call)
+            return lambda call: cast_to(
+                _attend_per_sample(call, cuts, logsumexp=False).output, call.query.dtype, xp=call.xp
+            )
         facts = lasting_facts(parts.call)
         if facts is None and not (mask is None or mask.is_relative()):
             return None
@@ -160,7 +162,8 @@ class Dense(Way):
             cut = cut._replace(mask=None)  # which may hold lengths of the user, and is an array of the facts
 
         def output(call: Call) -> Array:
-            return _output(guarded_dense(call if cut is None else with_cut(call, cut), facts, logsumexp=False), call)
+            result = guarded_dense(call if cut is None else with_cut(call, cut), facts, logsumexp=False)
+            return cast_to(result.output, call.query.dtype, xp=call.xp)
 
         return output
 
@@ -366,10 +369,6 @@ def check_implementation(implementation: Any, like: Array | None = None) -> None
     backend = backend_of(like) if may_be_kernel else None
     kernels = [] if backend is None else [kernel.name for kernel in backend.kernels if implementation in kernel.name]
     check_choice("an implementation", implementation, (*IMPLEMENTATIONS, *kernels))
-
-
-def _output(result: Result, call: Call) -> Array:
-    return cast_to(result.output, call.query.dtype, xp=call.xp)
 
 
 def has_no_elements(call: Call) -> bool:

@@ -27,10 +27,11 @@ def may_be_step(function: Step) -> Step:
     No mark of Dynamo says so, which `functools.wraps` would hand on to the functions of users.
     """
     called: Any = function
-    name, is_read, load, read = called.__name__, _is_read, _load, _read
+    name, system, load, read = called.__name__, sys, _load, _read
 
     def chosen(*arguments: Any, **options: Any) -> Any:
-        if is_read():
+        compiler: Any = system.modules.get("torch.compiler")
+        if compiler is not None and compiler.is_dynamo_compiling():  # Dynamo reads this, and does not call it
             load()
             return read.get(name, called)(*arguments, **options)
         return called(*arguments, **options)
@@ -39,12 +40,6 @@ def may_be_step(function: Step) -> Step:
     step = types.FunctionType(chosen.__code__, called.__globals__, name, None, chosen.__closure__)
     STEPS[name] = called
     return functools.update_wrapper(step, called)  # type: ignore[return-value]
-
-
-def _is_read() -> bool:
-    """Whether Dynamo reads this, and does not call it."""
-    compiler: Any = sys.modules.get("torch.compiler")
-    return compiler is not None and bool(compiler.is_dynamo_compiling())
 
 
 @untraced

@@ -323,13 +323,10 @@ def _fits(
     dims: tuple[int | None, ...], goal: tuple[int | None, ...], ends: tuple[int | None, int | None], same_heads: bool
 ) -> bool:
     apart = shapes_differ((*dims[:-3], *dims[-2:]), (*goal[:-3], *ends))
-    return not apart and _shares_heads(goal[-3], dims[-3], same_heads)
-
-
-def _shares_heads(heads: int | None, groups: int | None, same: bool) -> bool:
-    if heads is None or groups is None or heads == groups:
-        return True
-    return not same and groups > 0 and heads % groups == 0
+    heads, groups = goal[-3], dims[-3]
+    if apart or heads is None or groups is None or heads == groups:
+        return not apart
+    return not same_heads and groups > 0 and heads % groups == 0
 
 
 def check_bias(bias: Array, query: Array, target: tuple[int | None, ...]) -> None:

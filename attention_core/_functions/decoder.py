@@ -268,9 +268,7 @@ def _layer_cache(cache: DecoderCache | None, index: int) -> KeyValueCache | None
 
 def _joined(caches: list[Any]) -> DecoderCache:
     """The caches of all layers as one, whose lengths are those of the first."""
-    return DecoderCache(
-        tuple([cache.key for cache in caches]), tuple([cache.value for cache in caches]), caches[0].length
-    )
+    return DecoderCache(tuple([each.key for each in caches]), tuple([each.value for each in caches]), caches[0].length)
 
 
 def _selected(x: Array, select: Array, ops: Any, xp: Namespace) -> Array:
