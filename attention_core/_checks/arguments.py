@@ -24,13 +24,7 @@ from attention_core._arrays import (
     sizes_differ,
     type_text,
 )
-from attention_core._backend import (
-    array_namespace,
-    can_be_read,
-    common_namespace,
-    is_concrete,
-    library_name,
-)
+from attention_core._backend import array_namespace, can_be_read, common_namespace, is_concrete, library_name
 from attention_core._keywords import choice_hint
 from attention_core.parameters import Linear, PreparedWeight
 

@@ -41,13 +41,7 @@ from attention_core._checks import (
 )
 from attention_core._functions.cache import KeyValueCache, check_cache, empty_cache
 from attention_core._functions.constants import as_constant
-from attention_core._functions.decoder_layer import (
-    all_options,
-    apply_layer,
-    check_inputs,
-    check_layer,
-    taken_positions,
-)
+from attention_core._functions.decoder_layer import all_options, apply_layer, check_inputs, check_layer, taken_positions
 from attention_core._functions.embeddings import check_id_table
 from attention_core._functions.encoder import derived_dropouts, hooked
 from attention_core._functions.options import DECODER_DEFAULTS, DecoderOptions, options_but

@@ -109,13 +109,7 @@ def attention_weights(
 
 @with_autocast(options=options_but(*NOT_OF_WEIGHTS))
 def attention_map(
-    query: Array,
-    key: Array,
-    /,
-    *,
-    shape: tuple[int, int],
-    reduction: str = "max",
-    **options: Unpack[Options],
+    query: Array, key: Array, /, *, shape: tuple[int, int], reduction: str = "max", **options: Unpack[Options]
 ) -> Array:
     r"""Compute a map of all weights at a lower resolution, as a picture of them needs.
 

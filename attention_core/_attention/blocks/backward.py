@@ -24,14 +24,7 @@ import math
 from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Arrays, cast_to, is_floating, shape, upcast
-from attention_core._attention.blocks.grid import (
-    Blocks,
-    Grid,
-    make_grid,
-    matmul_per_group,
-    matmul_transposed,
-    pad,
-)
+from attention_core._attention.blocks.grid import Blocks, Grid, make_grid, matmul_per_group, matmul_transposed, pad
 from attention_core._attention.blocks.nonfinite import zero_unless_finite
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands, with_value_facts
 from attention_core._attention.blocks.scores import ScoreBlock, modified_scores, score_block, score_variables

@@ -11,14 +11,7 @@ import math
 from typing import Any, NamedTuple
 
 from attention_core._arithmetic.elementary import log2
-from attention_core._arithmetic.exact import (
-    CARRY,
-    SMALLEST,
-    join_carry,
-    power_above_max,
-    split_carry,
-    to_float64,
-)
+from attention_core._arithmetic.exact import CARRY, SMALLEST, join_carry, power_above_max, split_carry, to_float64
 from attention_core._arithmetic.operations import run
 from attention_core._arrays import (
     Array,

@@ -8,13 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arithmetic.exact import (
-    divide_rows,
-    power_above_max,
-    round_to_float32,
-    to_float64,
-    uncontracted,
-)
+from attention_core._arithmetic.exact import divide_rows, power_above_max, round_to_float32, to_float64, uncontracted
 from attention_core._arithmetic.operations import in_row_blocks
 from attention_core._arrays import Array, Arrays, Namespace, on_device_of, shape, zeros_with
 from attention_core._attention.blocks.grid import Grid, Sample

@@ -98,8 +98,7 @@ def ring_attention(call: Call, here: Place, hops: Hops) -> Result:
     wide, xp = upcast_call(call), call.xp
     plan, operands = make_plan(wide)
     plan = plan._replace(  # of the keys of others, nothing is known
-        all_finite=not plan.may_mask or plan.assume_finite,
-        exp_without_max=False if call.backend.loops.traced else None,
+        all_finite=not plan.may_mask or plan.assume_finite, exp_without_max=False if call.backend.loops.traced else None
     )
     key, value = (cast_to(x, call.key.dtype, xp=xp) for x in operands[1:3])  # they travel in 16 bits
     arrays = operands._replace(key=key, value=value).arrays()
