@@ -21,7 +21,6 @@ from attention_core._arrays import (
     sizes_differ,
     upcast,
 )
-from attention_core._attention.shards.splits import Shards
 from attention_core._backend import common_namespace, may_be_step, runs_at_once, with_autocast
 from attention_core._checks import (
     check_broadcastable,
@@ -185,33 +184,6 @@ class NewPositions:
         return rule
 
 
-def locate_new(
-    x: Array,
-    cache: Any,
-    num_new: Array | None,
-    position_ids: Array | None,
-    *,
-    axis: int = -2,
-    shards: Shards | None = None,
-    xp: Namespace,
-) -> NewPositions:
-    """Where the positions of an array, along an axis, stand behind those of a cache, or among those of all ranks."""
-    if shards is not None:
-        indices = shard_positions(x, shards, axis=axis)
-    else:
-        indices = positions(shape(x, xp=xp)[axis], x, xp=xp)
-    offset: Any = 0 if cache is None else xp.astype(cache.length, xp.int32)
-    count = None if num_new is None else xp.astype(num_new, xp.int32)
-    if position_ids is None:
-        position_ids = indices if cache is None else xp.add(xp.expand_dims(offset, axis=-1), indices)
-    elif not len(position_ids.shape):
-        position_ids = xp.reshape(position_ids, (1,))
-    lengths = None if count is None else count if cache is None else xp.add(offset, count)
-    if cache is not None and not len(offset.shape) and runs_at_once(offset):
-        offset = int(offset)  # once, and not by the mask of each layer; programs are made for a number
-    return NewPositions(xp.astype(position_ids, xp.int32), offset, count, lengths)
-
-
 def apply_layer(
     parameters: DecoderLayer,
     x: Array,
@@ -298,13 +270,28 @@ def all_options(x: Array, num_heads: int, options: Mapping[str, Any]) -> dict[st
 def taken_positions(
     x: Array, settled: dict[str, Any], *, axis: int, xp: Namespace
 ) -> tuple[Any, dict[str, Any], NewPositions]:
-    """Take from the options, once they are checked, a cache, what rotations are made of, and where positions stand."""
-    take = settled.pop
-    cache, num_new = take("cache"), take("num_new")
+    """Take from the options, once they are checked, a cache, what rotations are made of, and where positions stand.
+
+    These are along an axis, behind those of the cache, or among those of all ranks.
+    """
+    cache, num_new, position_ids, shards = (*map(settled.pop, ("cache", "num_new", "position_ids")), settled["shards"])
     if cache is not None or num_new is not None:
         check_lengths(x, cache, num_new, axis)
-    located = locate_new(x, cache, num_new, take("position_ids"), axis=axis, shards=settled["shards"], xp=xp)
-    return cache, {name: take(name) for name in ROTARY}, located
+    if shards is not None:
+        indices = shard_positions(x, shards, axis=axis)
+    else:
+        indices = positions(shape(x, xp=xp)[axis], x, xp=xp)
+    offset: Any = 0 if cache is None else xp.astype(cache.length, xp.int32)
+    count = None if num_new is None else xp.astype(num_new, xp.int32)
+    if position_ids is None:
+        position_ids = indices if cache is None else xp.add(xp.expand_dims(offset, axis=-1), indices)
+    elif not len(position_ids.shape):
+        position_ids = xp.reshape(position_ids, (1,))
+    lengths = None if count is None else count if cache is None else xp.add(offset, count)
+    if cache is not None and not len(offset.shape) and runs_at_once(offset):
+        offset = int(offset)  # once, and not by the mask of each layer; programs are made for a number
+    located = NewPositions(xp.astype(position_ids, xp.int32), offset, count, lengths)
+    return cache, {name: settled.pop(name) for name in ROTARY}, located
 
 
 def check_lengths(x: Array, cache: Any, num_new: Array | None, axis: int) -> None:

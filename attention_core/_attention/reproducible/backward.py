@@ -186,19 +186,10 @@ class _KeyBlock(NamedTuple):
 
     grid: Grid
     sample: Sample
-    operands: BackwardOperands  # their slices for one element of the batch
+    operands: BackwardOperands  # of all queries of one element of the batch, and of these keys
     keys: Array
     values: Array
-    key_columns: Array
     j: Any
-
-
-class _QueryBlock(NamedTuple):
-    query: Array
-    d_output: Array
-    d_output_columns: Array
-    query_columns: Array
-    rows: Array
 
 
 def _accumulate(grid: Grid, operands: BackwardOperands) -> Any:
@@ -216,7 +207,8 @@ def _accumulate(grid: Grid, operands: BackwardOperands) -> Any:
             keys, values, key_columns = (
                 loops.block(x, j, grid.sizes[1], -2) for x in (sample.key, sample.value, of_sample.key_columns)
             )
-            block = _KeyBlock(grid, sample, of_sample, keys=keys, values=values, key_columns=key_columns, j=j)
+            of_keys = of_sample._replace(key_columns=key_columns)
+            block = _KeyBlock(grid, sample, of_keys, keys, values=values, j=j)
             d_query, d_key, d_value, d_bias = accumulators
             add_queries = functools.partial(_add_queries, block, index)
             state = (d_query, *_zero_key_sums(block), d_bias)
@@ -257,8 +249,9 @@ def _add_queries(block: _KeyBlock, index: Any, masked: bool, i: Any, state: Any)
     over_keys, over_queries = slices.needs_carry(grid, 1), slices.needs_carry(grid, 0)
     d_query, d_key, d_value, d_bias = state
     arrays = block.sample.query, *block.operands[:4]
-    queries = _QueryBlock(*(grid.loops.block(x, i, grid.sizes[0], -2) for x in arrays))
-    scores = slices.exact_score_block(grid, block.sample, queries.query, block.keys, i=i, j=block.j, masked=masked)
+    query, *of_queries = (grid.loops.block(x, i, grid.sizes[0], -2) for x in arrays)
+    queries = BackwardOperands(*of_queries, block.operands.key_columns)
+    scores = slices.exact_score_block(grid, block.sample, query, block.keys, i=i, j=block.j, masked=masked)
     weights, d_scores = _d_scores(block, queries, scores)
     if d_bias is not None:
         d_bias = _add_d_bias(block, queries, d_bias, d_scores, i=i)
@@ -271,12 +264,12 @@ def _add_queries(block: _KeyBlock, index: Any, masked: bool, i: Any, state: Any)
     d_value = _add_sums(
         d_value, slices.sliced_matmul(weights, queries.d_output_columns, matmul_transposed, xp), over_queries, xp
     )
-    sums = slices.with_carry(slices.sliced_matmul(parts, block.key_columns, matmul_per_group, xp), over_keys, xp)
+    sums = slices.with_carry(slices.sliced_matmul(parts, queries.key_columns, matmul_per_group, xp), over_keys, xp)
     d_query = grid.loops.add_block(d_query, index * grid.counts[0] + i, xp.concat(list(sums), axis=-1))
     return d_query, d_key, d_value, d_bias
 
 
-def _d_scores(block: _KeyBlock, queries: _QueryBlock, scores: slices.ExactScoreBlock) -> tuple[list[Array], Array]:
+def _d_scores(block: _KeyBlock, queries: BackwardOperands, scores: slices.ExactScoreBlock) -> tuple[list[Array], Array]:
     """Slices of the weights after dropout, and the gradient of the scores in units of each row, at most 1."""
     grid, xp = block.grid, block.grid.xp
     reference, delta, inverse_bound = (queries.rows[..., n : n + 1] for n in range(3))
@@ -299,7 +292,7 @@ def _add_sums(sums: Parts, new: Parts, carry: bool, xp: Namespace) -> Parts:
 
 
 def _add_d_bias(
-    block: _KeyBlock, queries: _QueryBlock, accumulators: Any, d_scores: Array, *, i: Any
+    block: _KeyBlock, queries: BackwardOperands, accumulators: Any, d_scores: Array, *, i: Any
 ) -> tuple[Any, ...]:
     """Add d_scores as integers in a unit that all rows share; in two parts, so that their sums are exact."""
     grid, xp = block.grid, block.grid.xp
