@@ -75,7 +75,7 @@ def _facts(value: Any, kind: Any) -> Any:
     if hasattr(value, "dtype"):
         if isinstance(value, Real):  # a number of NumPy
             return value
-        if getattr(value, "is_nested", False) or not is_of_eager_type(value):
+        if not is_of_eager_type(value) or getattr(value, "is_nested", False):
             return None
         _fact_getters[kind] = attrgetter(*(name for name in _FACTS if hasattr(value, name)))
         return _fact_getters[kind](value)
