@@ -186,9 +186,9 @@ def _block_sums(
     kept = weights if grid.dropout is None else [grid.drop(part, block.at) for part in weights]
     value_block = grid.loops.block(values.values, j, grid.sizes[1], -2)
     products = slices.weigh(grid, kept, value_block)
-    value_sums = tuple(product[..., :-1] for product in products)
+    value_sums = tuple([product[..., :-1] for product in products])
     if grid.dropout is None:
-        weight_sums = tuple(product[..., -1:] for product in products)
+        weight_sums = tuple([product[..., -1:] for product in products])
     else:
         weight_sums = tuple(xp.sum(part, axis=-1, keepdims=True) for part in weights)
     return slices.with_carry(value_sums, carry, xp), slices.with_carry(weight_sums, carry, xp)

@@ -25,7 +25,6 @@ from attention_core._arithmetic.exact import (
 from attention_core._arrays import Array, Arrays, Namespace, shape
 from attention_core._attention.blocks.grid import Grid, Sample, matmul_per_group, pad
 from attention_core._attention.blocks.scores import block_context
-from attention_core._attention.call import flatten_group
 from attention_core.masks import Positions
 
 SCORE_UNIT = LOG2_E / 256  # scores times this are the x of `exp2_weight`, which returns 2**(256 x)
@@ -83,15 +82,18 @@ def packed_matmul(grid: Grid, query: Array, key: Array, name: str) -> Array:
     xp, transposed = grid.xp, grid.xp.matrix_transpose(key)
     if grid.plan.num_slices == 1:
         return grid.matmul(name, query, transposed)
-    width = shape(key, xp=xp)[-1] // 2
+    columns, packed = shape(key, xp=xp)[-2:]
+    width, (*dims, _) = packed // 2, shape(query, xp=xp)
     first, second = query[..., :width], transposed[..., width:, :]
-    pair = _memory(grid, name, 2, (*shape(query, xp=xp)[:-1], shape(key, xp=xp)[-2]))
+    pair = _memory(grid, name, 2, (*dims, columns))
     if pair is None:
         scores = grid.matmul(name, first, second)
         scores += grid.matmul("mixed", query, transposed)
         return scores
-    for left, right, memory in ((first, second, pair[0, ...]), (query, transposed, pair[1, ...])):
-        xp.matmul(flatten_group(left, xp=xp), right, out=flatten_group(memory, xp=xp))
+    rows = dims[0], dims[1] * dims[2]
+    memory = xp.reshape(pair, (2, *rows, columns))
+    xp.matmul(xp.reshape(first, (*rows, width)), second, out=memory[0, ...])
+    xp.matmul(xp.reshape(query, (*rows, packed)), transposed, out=memory[1, ...])
     return xp.add(pair[0, ...], pair[1, ...], out=pair[0, ...])
 
 
@@ -168,7 +170,7 @@ def weigh(grid: Grid, weights: list[Array], values: Array) -> Parts:
     if count > 1 and isinstance(dims[0], int) and dims[0] == 1 and grid.dropout is None:
         memory = _memory(grid, "scores", count, (*dims, columns))
     if memory is None:
-        return tuple(matmul_per_group(part, values, xp) for part in weights)
+        return tuple([matmul_per_group(part, values, xp) for part in weights])
     products = xp.matmul(xp.reshape(memory, (-1, columns)), values[0, ...])
     products = xp.reshape(products, (count, *dims, shape(values, xp=xp)[-1]))
     return tuple(products[n, ...] for n in range(count))
@@ -270,7 +272,7 @@ def slice_widths(last: Any, count: int, carry: bool) -> list[Any]:
 def split_columns(x: Array, widths: list[Any]) -> Parts:
     """The inverse of `xp.concat` along the last axis, for parts of these widths."""
     ends = list(itertools.accumulate(widths))
-    return tuple(x[..., end - width : end] for width, end in zip(widths, ends, strict=True))
+    return tuple([x[..., end - width : end] for width, end in zip(widths, ends, strict=True)])
 
 
 def pad_rows(grid: Grid, rows: Array) -> Array:
