@@ -14,8 +14,7 @@ from typing import Any
 
 from attention_core._arrays import Array, Namespace, compute_dtype_name, scalar_like, shape, sizes
 from attention_core._attention.call import Call, Result, repeat_kv
-from attention_core._attention.facts import Facts
-from attention_core._attention.groups import averages
+from attention_core._attention.facts import Facts, averages
 from attention_core._backend import Loops
 
 
