@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 Array: TypeAlias = Any
 Arrays: TypeAlias = tuple[Array, ...]
+Gradients: TypeAlias = tuple[Array | None, ...]  # for each array, none for integers
 ArrayT = TypeVar("ArrayT")  # the type of the arrays of a user, which the result has
 Namespace: TypeAlias = Any
 DType: TypeAlias = Any

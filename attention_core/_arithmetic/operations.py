@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attention_core._arithmetic.exact import round_to_float32, to_float64
-from attention_core._arrays import Array, Arrays, Namespace, is_floating
+from attention_core._arrays import Array, Arrays, Gradients, Namespace, is_floating
 from attention_core._backend import Backend, Operation, backend_for, register, runs_at_once
 
 
@@ -58,7 +58,7 @@ def _like_first(xp: Namespace, plan: Any, x: Array, *_: Array) -> Array:
 def rounded_once(
     name: str,
     forward: Callable[..., Array],
-    backward: Callable[..., tuple[Array | None, ...]],
+    backward: Callable[..., Gradients],
     *,
     abstract: Callable[..., Array] = _like_first,
     raw_forward: bool = False,
@@ -86,9 +86,7 @@ def rounded_once(
 
         return (in_row_blocks(compute, arrays[:num_rows], xp=xp) if num_rows else compute(),)
 
-    def run_backward(
-        plan: Any, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend
-    ) -> tuple[Array | None, ...]:
+    def run_backward(plan: Any, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend) -> Gradients:
         xp = backend.namespace
         gradients = backward(xp, plan, *as_float64((cotangents[0], *arrays), xp))
         return tuple(None if gradient is None else round_to_float32(gradient, xp) for gradient in gradients)

@@ -38,7 +38,7 @@ from attention_core._arithmetic.products import (
     matmul_over_positions,
     row_dots,
 )
-from attention_core._arrays import Array, Arrays, Namespace, on_device_of, scalar_like, shape, take_rows
+from attention_core._arrays import Array, Arrays, Gradients, Namespace, on_device_of, scalar_like, shape, take_rows
 from attention_core._backend import Backend, Operation, register
 from attention_core.parameters import PreparedWeight
 from attention_core.random import Dropout, dropout_mask
@@ -370,7 +370,7 @@ def _lookup_forward(plan: Constants, arrays: Arrays, backend: Backend) -> Arrays
 
 def _lookup_backward(
     plan: Constants, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend
-) -> tuple[Array | None, ...]:
+) -> Gradients:
     """Add up the gradients of each row by the library's own scatter: sums of integers, which no order changes."""
     xp, (table, ids) = backend.namespace, arrays
     d_output = to_float64(cotangents[0], xp)

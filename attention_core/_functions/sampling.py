@@ -7,7 +7,18 @@ from typing import Any, NamedTuple
 from attention_core._arithmetic.elementary import exp2
 from attention_core._arithmetic.exact import LN_2, to_float64, uncontracted
 from attention_core._arithmetic.operations import run
-from attention_core._arrays import Array, Arrays, Namespace, on_device_of, positions, scalar_like, shape, sizes, upcast
+from attention_core._arrays import (
+    Array,
+    Arrays,
+    Gradients,
+    Namespace,
+    on_device_of,
+    positions,
+    scalar_like,
+    shape,
+    sizes,
+    upcast,
+)
 from attention_core._backend import Backend, Operation, common_namespace, register, with_autocast
 from attention_core._checks import check_floating, check_number, check_positive, check_rank, only_array, plain_integer
 from attention_core._functions.constants import as_constant
@@ -167,7 +178,7 @@ def _kept(weights: Array, counted: Array, least: Array, xp: Namespace) -> Array:
     return xp.where(xp.greater_equal(weights, threshold), weights, 0.0)
 
 
-def _backward(*_: Any) -> tuple[Array | None, ...]:
+def _backward(*_: Any) -> Gradients:
     return None, None, None
 
 

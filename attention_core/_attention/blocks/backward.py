@@ -23,7 +23,7 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Arrays, cast_to, is_floating, shape, upcast
+from attention_core._arrays import Array, Arrays, Gradients, cast_to, is_floating, shape, upcast
 from attention_core._attention.blocks.grid import Blocks, Grid, make_grid, matmul_per_group, matmul_transposed, pad
 from attention_core._attention.blocks.nonfinite import zero_unless_finite
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands, with_value_facts
@@ -33,13 +33,7 @@ from attention_core._attention.finite import is_clean
 from attention_core._backend import Backend, can_be_read
 
 
-def backward(
-    plan: Plan,
-    arrays: Arrays,
-    results: tuple[Array, Array, Array],
-    cotangents: tuple[Array, Array, Array],
-    backend: Backend,
-) -> tuple[Array | None, ...]:
+def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend) -> Gradients:
     """The gradient for each array, given those for output and logsumexp; ``None`` for integers and booleans.
 
     Nothing depends on the third result, the remainder of the logsumexp, but this.
@@ -55,13 +49,7 @@ def backward(
     return _gradients(plan, operands, results, cotangents, backend)
 
 
-def _gradients(
-    plan: Plan,
-    operands: Operands,
-    results: tuple[Array, Array, Array],
-    cotangents: tuple[Array, Array, Array],
-    backend: Backend,
-) -> tuple[Array | None, ...]:
+def _gradients(plan: Plan, operands: Operands, results: Arrays, cotangents: Arrays, backend: Backend) -> Gradients:
     grid = make_grid(plan, operands, backend)
     grid = grid._replace(visits=make_visits(grid, by_key=True))
     sums = _accumulate(grid, _row_arrays(grid, results, cotangents))
@@ -72,7 +60,7 @@ def _gradients(
     return _in_order(grid, (*gradients, d_bias), sums.d_variables)
 
 
-def _in_order(grid: Grid, gradients: tuple[Any, ...], d_variables: Arrays) -> tuple[Array | None, ...]:
+def _in_order(grid: Grid, gradients: tuple[Any, ...], d_variables: Arrays) -> Gradients:
     """The gradients of the arrays that there are, in the order of `Operands.arrays`."""
     operands: Operands = grid.operands
     variables = score_variables(grid) if d_variables else ()
@@ -111,7 +99,7 @@ def _row_arrays(grid: Grid, results: tuple[Array, Array, Array], cotangents: tup
     )
 
 
-class Gradients(NamedTuple):
+class GradientSums(NamedTuple):
     """Gradients as sums so far: stacks of blocks, or those of one block of keys."""
 
     d_query: Any
@@ -121,18 +109,18 @@ class Gradients(NamedTuple):
     d_variables: Arrays
 
 
-def _accumulate(grid: Grid, rows: RowArrays) -> Gradients:
+def _accumulate(grid: Grid, rows: RowArrays) -> GradientSums:
     xp = grid.xp
     depth, width = (shape(x, xp=xp)[-1] for x in (grid.operands.key, grid.operands.value))
     variables = upcast(score_variables(grid), xp=xp) if grid.changes_scores else ()
     d_query, d_key, d_value = grid.gradient_stacks(depth, depth, width, after=rows.delta)
     d_variables = tuple(xp.zeros_like(x) for x in variables)
-    sums = Gradients(d_query, d_key, d_value, grid.bias_stack(), d_variables=d_variables)
+    sums = GradientSums(d_query, d_key, d_value, grid.bias_stack(), d_variables=d_variables)
     is_shared = sums.d_bias is not None or bool(d_variables)
     return grid.for_each_sample(functools.partial(_backward_sample, grid, rows), sums, is_shared=is_shared)  # type: ignore[no-any-return]
 
 
-def _backward_sample(grid: Grid, rows: RowArrays, index: Any, sums: Gradients) -> Gradients:
+def _backward_sample(grid: Grid, rows: RowArrays, index: Any, sums: GradientSums) -> GradientSums:
     """The gradients with those of one sample of the batch."""
     loops, sample, (query_size, key_size) = grid.loops, grid.sample_at(index), grid.sizes
     blocks = Blocks(
@@ -145,7 +133,7 @@ def _backward_sample(grid: Grid, rows: RowArrays, index: Any, sums: Gradients) -
     return loops.loop(0, grid.counts[1], functools.partial(_backward_keys, grid, blocks, index), sums)  # type: ignore[no-any-return]
 
 
-def _backward_keys(grid: Grid, blocks: Blocks, index: Any, j: Any, sums: Gradients) -> Gradients:
+def _backward_keys(grid: Grid, blocks: Blocks, index: Any, j: Any, sums: GradientSums) -> GradientSums:
     """The gradients with those of one block of keys, which all blocks of queries in sight add to."""
     xp, loops = grid.xp, grid.loops
     keys, values = loops.block_at(blocks.keys, j), loops.block_at(blocks.values, j)
@@ -160,7 +148,7 @@ def _backward_keys(grid: Grid, blocks: Blocks, index: Any, j: Any, sums: Gradien
         values_transposed=xp.matrix_transpose(values),
     )
     start = sums._replace(d_key=xp.zeros_like(keys), d_value=xp.zeros_like(values))
-    state: Gradients = visit_blocks(grid, blocks.sample.index, j, absorb, state=start)
+    state: GradientSums = visit_blocks(grid, blocks.sample.index, j, absorb, state=start)
     position = index * grid.counts[1] + j
     return state._replace(
         d_key=loops.add_block(sums.d_key, position, state.d_key),
@@ -173,14 +161,14 @@ def _absorb(
     blocks: Blocks,
     masked: bool,
     i: Any,
-    state: Gradients,
+    state: GradientSums,
     *,
     index: Any,
     j: Any,
     keys: Array,
     keys_transposed: Array,
     values_transposed: Array,
-) -> Gradients:
+) -> GradientSums:
     """The gradients with those of one block of scores."""
     xp, loops = grid.xp, grid.loops
     queries = loops.block_at(blocks.queries, i)
@@ -205,7 +193,7 @@ def _absorb(
         d_scores, d_variables = _through_modification(grid, block, d_scores, d_variables)
     d_query = loops.add_block(state.d_query, index * grid.counts[0] + i, matmul_per_group(d_scores, keys, xp))
     d_key = xp.add(state.d_key, matmul_transposed(d_scores, grid.finite_or_zero(queries), xp))
-    return Gradients(d_query=d_query, d_key=d_key, d_value=d_value, d_bias=d_bias, d_variables=d_variables)
+    return GradientSums(d_query=d_query, d_key=d_key, d_value=d_value, d_bias=d_bias, d_variables=d_variables)
 
 
 def _drop(grid: Grid, block: ScoreBlock, x: Array) -> Array:

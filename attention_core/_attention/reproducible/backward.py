@@ -28,7 +28,7 @@ from attention_core._arithmetic.exact import (
     uncontracted,
 )
 from attention_core._arithmetic.products import row_dots
-from attention_core._arrays import Array, Arrays, Namespace, shape, zeros_with
+from attention_core._arrays import Array, Arrays, Gradients, Namespace, shape, zeros_with
 from attention_core._attention.blocks.grid import (
     Grid,
     Sample,
@@ -77,7 +77,7 @@ class GradientUnits(NamedTuple):
     bias: Array | None
 
 
-def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Any) -> tuple[Array | None, ...]:
+def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Any) -> Gradients:
     """The gradients of query, key, value and bias, and ``None`` for each array of integers or booleans.
 
     What is summed over queries is cut relative to maxima over those of all ranks, and rounded when all integers are
@@ -250,7 +250,7 @@ def _add_queries(block: _KeyBlock, index: Any, masked: bool, i: Any, state: Any)
     d_query, d_key, d_value, d_bias = state
     arrays = block.sample.query, *block.operands[:4]
     query, *of_queries = (grid.loops.block(x, i, grid.sizes[0], -2) for x in arrays)
-    queries = BackwardOperands(*of_queries, block.operands.key_columns)
+    queries = block.operands._replace(**dict(zip(BackwardOperands._fields, of_queries, strict=False)))
     scores = slices.exact_score_block(grid, block.sample, query, block.keys, i=i, j=block.j, masked=masked)
     weights, d_scores = _d_scores(block, queries, scores)
     if d_bias is not None:

@@ -14,7 +14,7 @@ from typing import Any
 from attention_core._arithmetic.elementary import exp2_tail
 from attention_core._arithmetic.exact import round_to_float32, to_float64, uncontracted
 from attention_core._arithmetic.products import exact_sum, matmul
-from attention_core._arrays import Array, Arrays, positions, shape, zeros_with
+from attention_core._arrays import Array, Arrays, Gradients, positions, shape, zeros_with
 from attention_core._attention.blocks.grid import Grid, is_broadcast, make_grid
 from attention_core._attention.blocks.nonfinite import zero_unless_finite
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands
@@ -49,9 +49,7 @@ def _scores_forward(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
     return for_each_rows(grid, round_scores, grid.row_stacks(grid.lengths[1]))
 
 
-def _scores_backward(
-    plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend
-) -> tuple[Array | None, ...]:
+def _scores_backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend) -> Gradients:
     operands, xp = unpack_operands(plan, arrays), backend.namespace
     grid = make_grid(plan, operands, backend)
     d_scores = to_float64(xp.where(xp.equal(results[0], -math.inf), 0.0, cotangents[0]), xp)
@@ -138,9 +136,7 @@ def _zeros(rows: QueryRows, j: Any) -> Array:
     return zeros_with(rows.grid.operands.query, *dims, rows.grid.length_of_block(1, j), xp=rows.grid.xp)
 
 
-def _weights_backward(
-    plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend
-) -> tuple[Array | None, ...]:
+def _weights_backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend) -> Gradients:
     """The gradients of attention whose values are the unit vectors: their averages are the weights."""
     xp, (query, key, value, *others, reference) = backend.namespace, arrays
     units = _unit_vectors(key, backend)

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, cast_to, is_floating, shape, upcast
+from attention_core._arrays import Array, Arrays, Gradients, Namespace, cast_to, is_floating, shape, upcast
 from attention_core._attention.blocks.backward import backward
 from attention_core._attention.blocks.forward import empty_results, forward
 from attention_core._attention.blocks.grid import is_broadcast
@@ -27,8 +27,6 @@ from attention_core._attention.softmax import merge_pieces
 from attention_core._backend import Backend, Operation, register
 from attention_core.masks import unflatten
 from attention_core.masks._mask import LIMIT, UNKNOWN, Band, band_of
-
-Arrays = tuple[Array, ...]
 
 
 class Hops(NamedTuple):
@@ -219,9 +217,7 @@ def _forward(plan: RingPlan, arrays: Arrays, backend: Backend) -> Arrays:
     return results
 
 
-def _backward(
-    plan: RingPlan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Any
-) -> tuple[Array | None, ...]:
+def _backward(plan: RingPlan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Any) -> Gradients:
     """The gradient for each array; those of keys and values end on the rank that these came from."""
     ring, xp, loops = _ring(plan, arrays, backend), backend.namespace, backend.loops
     leaves, bias = _leaves(ring.operands), ring.operands.bias
