@@ -222,8 +222,8 @@ class Grid(NamedTuple):
         def zero(index: Any) -> Array:
             places = index // counts[1], index
             ends = (
-                1 if is_broadcast(bias, axis) else self.length_of_block(axis, place)
-                for axis, place in zip((-2, -1), places, strict=True)
+                1 if is_broadcast(bias, axis) else self.length_of_block(axis, number)
+                for axis, number in zip((-2, -1), places, strict=True)
             )
             return zeros_with(self.operands.query, 1 if self.plan.per_head else heads, sharing, *ends, xp=self.xp)
 
