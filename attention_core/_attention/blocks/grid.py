@@ -95,8 +95,7 @@ class Grid(NamedTuple):
 
     def part_of(self, x: Array, b: Any, g: Any) -> Array:
         """The part of an array (B or 1, G or 1, ...) of one sample, and one key/value head if that is not ``None``."""
-        is_shared = is_broadcast(x, 0)
-        x = self.loops.block_at(x, 0 if is_shared else b)
+        x = self.loops.block_at(x, 0 if is_broadcast(x, 0) else b)
         return x if g is None or is_broadcast(x, 0) else self.xp.expand_dims(self.loops.block_at(x, g), axis=0)
 
     def cached_by_distance(self, name: str, i: Any, j: Any, like: Array, compute: Callable[[], Array]) -> Array:
