@@ -35,8 +35,8 @@ class Facts(NamedTuple):
         How many query heads there are.
     group : int or Array
         How many query heads share a key/value head.
-    is_folded : bool
-        Whether the queries of a group are one below the other in a product; else keys and values are repeated.
+    is_folded, is_repeated : bool
+        Whether the queries of a group are one below the other in a product, or keys and values are repeated.
     at : Positions or None
         Where the scores stand, if a rule, a function of scores or dropout asks.
     allowed : Array of bool or None
@@ -51,6 +51,7 @@ class Facts(NamedTuple):
     num_heads: Any
     group: Any
     is_folded: bool
+    is_repeated: bool
     at: Positions | None
     allowed: Array | None
     empty: Array | None
@@ -63,11 +64,13 @@ def facts_of(call: Call) -> Facts:
     asked = call.score_mod is not None or call.dropout is not None or isinstance(call.mask, Mask)
     at = score_positions(call.query, call.key, call.starts, xp) if asked else None
     allowed = allowed_by(call.mask, call.bias, at, xp)
+    is_folded = folds_groups(call, group)
     return Facts(
         scale_like(call.query, call.scale, xp),
         length(call.query, -3, xp=xp),
         group,
-        folds_groups(call, group),
+        is_folded,
+        not is_folded and not (isinstance(group, int) and group == 1),
         at,
         allowed,
         None if allowed is None else xp.logical_not(xp.any(allowed, axis=-1, keepdims=True)),
@@ -109,7 +112,7 @@ def products(query: Array, key: Array, facts: Facts, backend: Backend) -> Array:
     """The products (..., H, M, N) of all queries (..., H, M, D) with the keys (..., G, N, D) of their group."""
     xp = backend.namespace
     query = fold_group(query, facts.group, xp=xp) if facts.is_folded else query
-    key = key if facts.is_folded else repeat_kv(key, facts.group, xp=xp)
+    key = repeat_kv(key, facts.group, xp=xp) if facts.is_repeated else key
     if backend.loops.traced and _are_few(query, key):
         # A compiler may write the transpose of all keys to memory. That of the product is smaller for a few queries.
         raw = xp.matrix_transpose(xp.matmul(key, xp.matrix_transpose(query)))
@@ -128,5 +131,5 @@ def _are_few(query: Array, key: Array) -> bool:
 def averages(weights: Array, value: Array, facts: Facts, xp: Namespace) -> Array:
     """The sums (..., H, M, E) of the values (..., G, N, E) of each group, by weights (..., H, M, N)."""
     if not facts.is_folded:
-        return xp.matmul(weights, repeat_kv(value, facts.group, xp=xp))
+        return xp.matmul(weights, repeat_kv(value, facts.group, xp=xp) if facts.is_repeated else value)
     return unfold_group(xp.matmul(fold_group(weights, facts.group, xp=xp), value), facts.group, xp=xp)

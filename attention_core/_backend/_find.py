@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import array_api_compat
 
-from attention_core._arrays import Array, Namespace, is_on_host, on_device_of, refusal, type_text
+from attention_core._arrays import Array, Namespace, on_device_of, refusal, type_text
 from attention_core._backend._base import Backend, library_name
 from attention_core._keywords import unconverted, untraced
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 PADDED = ": make it dense, with padding that mask=KeyLengths(...) hides"
+ACCELERATORS = ("cuda", "gpu", "tpu", "mps", "xpu", "hpu", "npu", "metal")  # words in the names of their devices
 _namespaces: dict[type, Namespace] = {}
 _compat: dict[str, Namespace] = {}
 _backends: dict[type, Backend] = {}
@@ -238,6 +239,12 @@ def is_exporting(array: Array, /) -> bool:
 @untraced  # which could not ask a class of parameters
 def _library_of(kind: type) -> str:
     return kind.__module__.partition(".")[0]
+
+
+def is_on_host(array: Array, /) -> bool:
+    """Whether reading values waits for no accelerator, as far as the array tells where it is."""
+    device = str(getattr(array, "device", "cpu")).lower()
+    return "cpu" in device or not any(word in device for word in ACCELERATORS)
 
 
 def is_of_numpy(array: Any, /) -> bool:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, is_on_host, on_device_of, positions, shape, zeros_with
+from attention_core._arrays import Array, Namespace, on_device_of, positions, shape, zeros_with
 from attention_core._attention.blocks.plan import Operands, Plan
 from attention_core._attention.call import apply_dropout, counted_from, flatten_group, is_listed
-from attention_core._backend import Backend, Loops, Workspace
+from attention_core._backend import Backend, Loops, Workspace, is_on_host
 from attention_core.masks import Positions, Spans, unflatten
 from attention_core.masks._tree import leaves
 from attention_core.random import Dropout

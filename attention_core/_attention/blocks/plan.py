@@ -9,10 +9,10 @@ import itertools
 import math
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Arrays, Namespace, is_on_host, shape
+from attention_core._arrays import Array, Arrays, Namespace, shape
 from attention_core._attention.call import Call, scale_like
 from attention_core._attention.finite import inputs_are_finite
-from attention_core._backend import Backend, Tuning, can_be_read, register
+from attention_core._backend import Backend, Tuning, can_be_read, is_on_host, register
 from attention_core._checks import only_array
 from attention_core.masks import flatten
 from attention_core.masks._mask import as_mask, band_of

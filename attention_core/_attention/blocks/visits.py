@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, is_on_host, on_device_of, positions
+from attention_core._arrays import Array, on_device_of, positions
 from attention_core._attention.blocks.grid import Grid, is_broadcast
-from attention_core._backend import is_concrete
+from attention_core._backend import is_concrete, is_on_host
 from attention_core.masks import unflatten
 from attention_core.masks._mask import UNKNOWN, band_of
 from attention_core.masks._tree import classes, is_of_users
