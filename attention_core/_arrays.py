@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 Array: TypeAlias = Any
 Arrays: TypeAlias = tuple[Array, ...]
+Gradients: TypeAlias = tuple[Array | None, ...]  # for each array, none for integers
 ArrayT = TypeVar("ArrayT")  # the type of the arrays of a user, which the result has
 Namespace: TypeAlias = Any
 DType: TypeAlias = Any
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 HALF = ("float16", "bfloat16")
-ACCELERATORS = ("cuda", "gpu", "tpu", "mps", "xpu", "hpu", "npu", "metal")  # words in the names of their devices
 _names: dict[type, dict[DType, str]] = {}  # plain dictionaries: compilers do not trace functools.cache
 
 
@@ -99,12 +99,6 @@ def on_device_of(array: Array, /) -> dict[str, Any]:
     """
     device = None if hasattr(array, "at") else getattr(array, "device", None)  # as in `has_sharding`
     return {"device": device} if device else {}
-
-
-def is_on_host(array: Array, /) -> bool:
-    """Whether reading values waits for no accelerator, as far as the array tells where it is."""
-    device = str(getattr(array, "device", "cpu")).lower()
-    return "cpu" in device or not any(word in device for word in ACCELERATORS)
 
 
 def has_sharding(array: Array, /) -> bool:

@@ -24,10 +24,7 @@ _WORDS = {
         ("key_mask=...", "padding_mask value_mask memory_key_padding_mask"),
     ),
     "mask": (
-        (
-            "mask=..., True = may attend, or mask_from_additive(...)",
-            "attn_mask attention_mask src_mask tgt_mask",
-        ),
+        ("mask=..., True = may attend, or mask_from_additive(...)", "attn_mask attention_mask src_mask tgt_mask"),
         ("mask=MaskFunction(...)", "block_mask mask_mod"),
         ("mask=SlidingWindow(left, right)", "window_size sliding_window local_window_size window attention_window"),
         (

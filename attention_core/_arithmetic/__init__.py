@@ -54,6 +54,8 @@ def check_activation(activation: Any) -> None:
 
 def fan_out(arrays: Arrays, arithmetic: Any, xp: Namespace) -> list[Array]:
     """The arrays, with one of the arithmetic's `copies` for each use of an array that occurs more than once."""
+    if arithmetic is fast:  # whose copies are the array
+        return list(arrays)
     firsts = [[other is array for other in arrays].index(True) for array in arrays]
     copies = {i: iter(arithmetic.copies(arrays[i], firsts.count(i), xp=xp)) for i in dict.fromkeys(firsts)}
     return [next(copies[i]) for i in firsts]

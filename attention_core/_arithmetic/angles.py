@@ -54,25 +54,26 @@ def tables(
     Those of few positions are kept as numbers: in a step of decoding, all layers ask for the same.
     """
     settings = (base, width, divisors)
-    is_read = is_concrete(x) and can_be_read(positions) and 0 < math.prod(positions.shape) * width <= _MOST_NUMBERS
-    places = _read(positions) if is_read else None
+    places = _read(positions, width) if is_concrete(x) else None
     if places is None:
         return _computed_tables(positions, x, settings, xp)
     key = (xp.__name__, x.dtype, str(places), settings)
     known = _kept_tables.get(key)
     if known is None:
         cos, sin = _computed_tables(positions, x, settings, xp)
-        if (numbers := _read(xp.stack([cos, sin]))) is not None:
+        if (numbers := _read(xp.stack([cos, sin]), 1)) is not None:
             remember(_kept_tables, key, numbers, most=64)
         return cos, sin
     table = array_of(known, x.dtype, x, xp)
     return table[0, ...], table[1, ...]
 
 
-def _read(array: Array) -> list[Any] | None:
-    """The numbers of an array as lists; ``None`` where they cannot be read without waiting."""
+def _read(array: Array, width: int) -> list[Any] | None:
+    """The numbers of an array as lists; ``None`` where they cannot be read without waiting, or tables are large."""
+    if not can_be_read(array) or not 0 < math.prod(array.shape) * width <= _MOST_NUMBERS:
+        return None
     try:
-        return numbers_of(array) if can_be_read(array) else None
+        return numbers_of(array)
     except RuntimeError:  # of tensors in transforms of torch.func, which have no memory of their own
         return None
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from attention_core._arithmetic.exact import LN_2, LOG2_E, power_above, scalar64, uncontracted
-from attention_core._arrays import Array, Namespace
+from attention_core._arithmetic.exact import LN_2, LOG2_E, power_above, uncontracted
+from attention_core._arrays import Array, Namespace, scalar_like
 from attention_core._backend import is_concrete
 
 # 2**x as a polynomial in x with constant 1. Squaring it eight times magnifies its relative error by 256: this is the
@@ -45,7 +45,7 @@ def exp2_weight(x: Array, xp: Namespace, memory: Array | None = None) -> Array:
     Squares are not added to, so there is nothing to contract. They magnify the relative error of p by 256. With memory
     for the result, x is written over, too.
     """
-    lowest = scalar64(-0.25, x, xp)  # 2**-64 is below the last bit of a weight
+    lowest = scalar_like(-0.25, x, xp)  # 2**-64 is below the last bit of a weight
     x = xp.maximum(x, lowest, **_into(None if memory is None else x))
     return _to_the_256(horner(x, (1.0, *_EXP2_WEIGHT), xp, memory))
 
@@ -68,7 +68,7 @@ _EXP2 = (
 
 def exp2(x: Array, xp: Namespace) -> Array:
     r"""Powers :math:`2^x` for :math:`x \le 1`, with a relative error below :math:`2^{-42}`; below -150 as at -150."""
-    x = xp.multiply(xp.maximum(x, scalar64(-150.0, x, xp)), 2.0**-SQUARES)
+    x = xp.multiply(xp.maximum(x, scalar_like(-150.0, x, xp)), 2.0**-SQUARES)
     return _to_the_256(horner(xp.subtract(x, _EXP2_CENTRE), _EXP2, xp))
 
 

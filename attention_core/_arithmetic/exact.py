@@ -26,8 +26,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from attention_core._arrays import Array, Namespace, on_device_of
-from attention_core._backend import backend_for, can_be_read
+from attention_core._arrays import Array, Namespace, scalar_like
+from attention_core._backend import runs_at_once
 
 PRECISION = 53  # bits of float64: integers up to 2**53 are added exactly
 LONGEST = 4096  # terms that one matrix product adds up; longer sums are added as two parts each
@@ -38,19 +38,9 @@ FLOAT64_MAX = 1.7976931348623157e308
 LN_2, LOG2_E = 0.6931471805599453, 1.4426950408889634  # literals: C libraries may round differently
 
 
-def runs_at_once(x: Array, xp: Namespace) -> bool:
-    """Whether a library computes on the host at once, so that a glance at values, or a small block, costs little."""
-    return can_be_read(x) and not backend_for(x, xp).loops.traced
-
-
-def scalar64(value: float, like: Array, xp: Namespace) -> Array:
-    """A 0-d array of float64, on the device of another array."""
-    return xp.full((), value, dtype=xp.float64, **on_device_of(like))
-
-
 def uncontracted(x: Array, xp: Namespace) -> Array:
     """The same numbers; no compiler can contract a product that ends here with a sum that follows."""
-    return xp.maximum(x, scalar64(-FLOAT64_MAX, x, xp))
+    return xp.maximum(x, scalar_like(-FLOAT64_MAX, x, xp))
 
 
 def to_float64(x: Array, xp: Namespace) -> Array:
@@ -70,12 +60,12 @@ def round_to_float32(x: Array, xp: Namespace) -> Array:
     The sum :math:`c = 2^{29} x + x` has one rounding, as its product is exact. So :math:`c - (c - x)` is x to 24 bits:
     this is Veltkamp's splitting. The conversion itself rounds nothing, so a compiler may leave it out.
     """
-    if runs_at_once(x, xp):
+    if runs_at_once(x):
         size = xp.abs(x)
         if bool(xp.all(xp.less(size, FLOAT32_OVERFLOW / 2))):  # nan is not, either
             return xp.where(xp.less(size, ROUNDED_TO_SMALLEST), 0.0, xp.astype(_to_24_bits(x, xp), xp.float32))
     x = xp.minimum(
-        xp.maximum(x, scalar64(-2 * FLOAT32_OVERFLOW, x, xp)), scalar64(2 * FLOAT32_OVERFLOW, x, xp)
+        xp.maximum(x, scalar_like(-2 * FLOAT32_OVERFLOW, x, xp)), scalar_like(2 * FLOAT32_OVERFLOW, x, xp)
     )  # the bounds also end a product, as in `uncontracted`
     short = _to_24_bits(x, xp)
     short = xp.where(xp.less(xp.abs(short), SMALLEST), 0.0, short)  # also -0, whose sign depends on the order of a sum
@@ -169,7 +159,7 @@ def power_above_max(x: Array, axis: Any, xp: Namespace) -> Array:
     if 0 in x.shape:
         return xp.ones_like(xp.sum(x, axis=axis, keepdims=True))
     size = xp.abs(x)
-    if runs_at_once(x, xp):  # a maximum that keeps nan
+    if runs_at_once(x):  # a maximum that keeps nan
         largest = xp.max(size, axis=axis, keepdims=True)
         bounded = xp.less(largest, math.inf)
         return xp.where(bounded, power_above(xp.where(bounded, largest, 0.0), xp), math.nan)

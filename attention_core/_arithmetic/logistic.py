@@ -5,15 +5,10 @@ from __future__ import annotations
 import math
 
 from attention_core._arithmetic.elementary import exp2, tanh
-from attention_core._arithmetic.exact import LN_2, scalar64, uncontracted
+from attention_core._arithmetic.exact import LN_2, uncontracted
 from attention_core._arithmetic.fast import TANH_CUBE, TANH_FACTOR
-from attention_core._arithmetic.operations import Constants, rounded_once, run
-from attention_core._arrays import Array, Arrays, Namespace
-
-
-def silu(x: Array, /, *, xp: Namespace) -> Array:
-    r"""Sigmoid linear unit, :math:`x / (1 + e^{-x})`."""
-    return run(SILU, Constants(), x, xp=xp)[0]
+from attention_core._arithmetic.operations import Constants, applied, rounded_once
+from attention_core._arrays import Array, Arrays, Namespace, scalar_like
 
 
 def _sigmoid(x: Array, xp: Namespace) -> Array:
@@ -40,23 +35,19 @@ def _silu(xp: Namespace, plan: Constants, x: Array) -> Array:
 
 def _silu_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) -> Arrays:
     share, rest = _sigmoids(x, xp)
-    bounded = xp.maximum(xp.minimum(x, scalar64(150.0, x, xp)), scalar64(-150.0, x, xp))  # beyond, no digit changes
+    bounded = xp.maximum(xp.minimum(x, scalar_like(150.0, x, xp)), scalar_like(-150.0, x, xp))  # where no digit changes
     relative = xp.add(uncontracted(xp.multiply(bounded, rest), xp), 1.0)  # the derivative over the logistic function
     derivative = xp.where(xp.less(x, -150.0), 0.0, uncontracted(xp.multiply(share, relative), xp))
     return (xp.multiply(d_output, xp.where(xp.isnan(x), x, derivative)),)
 
 
 SILU = rounded_once("reproducible.silu", _silu, _silu_backward, num_rows=1)
-
-
-def gelu_tanh(x: Array, /, *, xp: Namespace) -> Array:
-    r"""Approximation of the GELU, :math:`x\, \sigma(2 z)` with :math:`z = \sqrt{2 / \pi}\,(x + 0.044715\, x^3)`."""
-    return run(GELU_TANH, Constants(), x, xp=xp)[0]
+silu = applied(SILU)
 
 
 def _tanh_argument(x: Array, xp: Namespace) -> tuple[Array, Array, Array]:
     """The bounded input, beyond which no digit changes, its square, and the argument of the logistic function."""
-    x = xp.maximum(xp.minimum(x, scalar64(30.0, x, xp)), scalar64(-30.0, x, xp))
+    x = xp.maximum(xp.minimum(x, scalar_like(30.0, x, xp)), scalar_like(-30.0, x, xp))
     square = uncontracted(xp.multiply(x, x), xp)
     growth = xp.add(uncontracted(xp.multiply(square, TANH_CUBE), xp), 1.0)
     return x, square, uncontracted(xp.multiply(uncontracted(xp.multiply(x, growth), xp), TANH_FACTOR), xp)
@@ -80,16 +71,12 @@ def _gelu_tanh_backward(xp: Namespace, plan: Constants, d_output: Array, x: Arra
 
 
 GELU_TANH = rounded_once("reproducible.gelu_tanh", _gelu_tanh, _gelu_tanh_backward, num_rows=1)
-
-
-def cap(x: Array, softcap: float, /, *, xp: Namespace) -> Array:
-    r"""Softly bounded values, :math:`c \tanh(x / c)`."""
-    return run(CAP, Constants(softcap), x, xp=xp)[0]
+gelu_tanh = applied(GELU_TANH)
 
 
 def _cap(xp: Namespace, plan: Constants, x: Array) -> Array:
     ratio = uncontracted(xp.multiply(x, 1 / plan.number), xp)
-    bounded = xp.maximum(xp.minimum(ratio, scalar64(40.0, x, xp)), scalar64(-40.0, x, xp))  # powers would overflow
+    bounded = xp.maximum(xp.minimum(ratio, scalar_like(40.0, x, xp)), scalar_like(-40.0, x, xp))  # no overflow
     return xp.multiply(tanh(bounded, xp), plan.number)
 
 
@@ -101,3 +88,4 @@ def _cap_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) -> 
 
 
 CAP = rounded_once("reproducible.softcap", _cap, _cap_backward, num_rows=1)
+cap = applied(CAP, has_number=True)

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arithmetic.exact import round_to_float32, runs_at_once, to_float64
-from attention_core._arrays import Array, Arrays, Namespace, is_floating
-from attention_core._backend import Backend, Operation, backend_for, register
+from attention_core._arithmetic.exact import round_to_float32, to_float64
+from attention_core._arrays import Array, Arrays, Gradients, Namespace, is_floating
+from attention_core._backend import Backend, Operation, backend_for, register, runs_at_once
 
 
 class Constants(NamedTuple):
@@ -37,7 +37,7 @@ def in_row_blocks(
     memory is used again. The rows of a block have ``block`` elements, or so many that are ``width`` wide.
     """
     first = rows[0]
-    if not first.shape or not runs_at_once(first, xp):
+    if not first.shape or not runs_at_once(first):
         return compute(*rows)
     *leading, last = first.shape
     num_rows, size = math.prod(leading), max(1, (BLOCK if block is None else block) // max(width, last, 1))
@@ -58,7 +58,7 @@ def _like_first(xp: Namespace, plan: Any, x: Array, *_: Array) -> Array:
 def rounded_once(
     name: str,
     forward: Callable[..., Array],
-    backward: Callable[..., tuple[Array | None, ...]],
+    backward: Callable[..., Gradients],
     *,
     abstract: Callable[..., Array] = _like_first,
     raw_forward: bool = False,
@@ -86,9 +86,7 @@ def rounded_once(
 
         return (in_row_blocks(compute, arrays[:num_rows], xp=xp) if num_rows else compute(),)
 
-    def run_backward(
-        plan: Any, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend
-    ) -> tuple[Array | None, ...]:
+    def run_backward(plan: Any, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend) -> Gradients:
         xp = backend.namespace
         gradients = backward(xp, plan, *as_float64((cotangents[0], *arrays), xp))
         return tuple(None if gradient is None else round_to_float32(gradient, xp) for gradient in gradients)
@@ -97,3 +95,13 @@ def rounded_once(
         return (abstract(backend.namespace, plan, *arrays),)
 
     return register(name, Operation(run_forward, run_backward, run_abstract, needs_float64=True))
+
+
+def applied(operation: Operation, *, has_number: bool = False) -> Callable[..., Array]:
+    """The function of arrays, perhaps of a constant number after them, that is an operation with one result."""
+
+    def apply(*arguments: Any, xp: Namespace) -> Array:
+        arrays, plan = (arguments[:-1], Constants(arguments[-1])) if has_number else (arguments, Constants())
+        return run(operation, plan, *arrays, xp=xp)[0]
+
+    return apply

@@ -29,8 +29,15 @@ SUM_BITS = 26  # bits of a slice that is summed over positions: sums of up to 2*
 
 
 def matmul(x: Array, y: Array, /, *, xp: Namespace) -> Array:
-    r"""Matrix product of (..., K) and (K, N), as float64: exact sums of products of slices, added with one rounding."""
-    return matmul_slices(x, *cut_columns(y, shape(x, xp=xp)[-1], xp=xp), xp=xp)
+    r"""Matrix product of (..., K) and (K, N), as float64: exact sums of products of slices, added with one rounding.
+
+    The slices of a row of x, or of a column of y, are relative to its largest magnitude. More than 4096 channels are
+    summed in chunks, whose sums are added as two parts each (`split_carry`).
+    """
+    channels = shape(x, xp=xp)[-1]
+    high, low, power = cut_columns(y, channels, xp=xp)
+    bits = slice_bits(min(channels, LONGEST))
+    return join_products(*multiply_slices(x, high, low, xp=xp), power, bits=bits, xp=xp)
 
 
 def cut_columns(y: Array, channels: int, /, *, xp: Namespace) -> tuple[Array, Array, Array]:
@@ -38,16 +45,6 @@ def cut_columns(y: Array, channels: int, /, *, xp: Namespace) -> tuple[Array, Ar
     power = power_above_max(y, -2, xp)
     high, low = slices(y, power, bits=slice_bits(min(channels, LONGEST)), count=2, xp=xp)
     return high, low, power
-
-
-def matmul_slices(x: Array, high: Array, low: Array, power: Array, /, *, xp: Namespace) -> Array:
-    r"""The product `matmul`, of whose second factor the slices are known.
-
-    The slices of a row of x, or of a column of y, are relative to its largest magnitude. More than 4096 channels are
-    summed in chunks, whose sums are added as two parts each (`split_carry`).
-    """
-    bits = slice_bits(min(shape(x, xp=xp)[-1], LONGEST))
-    return join_products(*multiply_slices(x, high, low, xp=xp), power, bits=bits, xp=xp)
 
 
 def multiply_slices(x: Array, high: Array, low: Array, /, *, xp: Namespace) -> tuple[Array, Array, Array]:

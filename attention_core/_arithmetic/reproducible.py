@@ -22,13 +22,12 @@ from attention_core._arithmetic.exact import (
     divide_rows,
     power_above_max,
     round_to_float32,
-    scalar64,
     slices,
     to_float64,
     uncontracted,
 )
 from attention_core._arithmetic.logistic import cap as cap, gelu_tanh as gelu_tanh, silu as silu
-from attention_core._arithmetic.operations import Constants, rounded_once, run
+from attention_core._arithmetic.operations import Constants, applied, rounded_once, run
 from attention_core._arithmetic.prepared import PREPARED_AFFINE, affine_by_slices
 from attention_core._arithmetic.products import (
     SUM_BITS,
@@ -39,7 +38,7 @@ from attention_core._arithmetic.products import (
     matmul_over_positions,
     row_dots,
 )
-from attention_core._arrays import Array, Arrays, Namespace, on_device_of, shape, take_rows
+from attention_core._arrays import Array, Arrays, Gradients, Namespace, on_device_of, scalar_like, shape, take_rows
 from attention_core._backend import Backend, Operation, register
 from attention_core.parameters import PreparedWeight
 from attention_core.random import Dropout, dropout_mask
@@ -242,14 +241,9 @@ def _turn_abstract(plan: Rotation, arrays: Arrays, backend: Backend) -> Arrays:
 TURN = register("reproducible.turn", Operation(_turn_forward, _turn_backward, _turn_abstract, needs_float64=True))
 
 
-def gelu(x: Array, /, *, xp: Namespace) -> Array:
-    """Gaussian error linear unit."""
-    return run(GELU, Constants(), x, xp=xp)[0]
-
-
 def _normal_distribution(x: Array, xp: Namespace) -> tuple[Array, Array]:
     r"""The normal distribution, :math:`\Phi(x) = \operatorname{erfc}(-x / \sqrt 2) / 2`, and :math:`e^{-x^2 / 2}`."""
-    size = xp.minimum(xp.abs(x), scalar64(40.0, x, xp))
+    size = xp.minimum(xp.abs(x), scalar_like(40.0, x, xp))
     bell = exp2(xp.multiply(xp.multiply(size, size), -0.5 / LN_2), xp)
     t = xp.divide(4.0, xp.add(uncontracted(xp.multiply(size, math.sqrt(0.5)), xp), 4.0))
     y = xp.subtract(uncontracted(xp.multiply(t, 16 / 7), xp), 9 / 7)
@@ -269,14 +263,10 @@ def _gelu_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) ->
 
 
 GELU = rounded_once("reproducible.gelu", _gelu, _gelu_backward, num_rows=1)
+gelu = applied(GELU)
 
 
 relu = fast.relu  # which rounds nothing
-
-
-def scale_by(x: Array, factor: float, /, *, xp: Namespace) -> Array:
-    """Multiply an array by a constant."""
-    return run(SCALE, Constants(factor), x, xp=xp)[0]
 
 
 SCALE = rounded_once(
@@ -285,37 +275,19 @@ SCALE = rounded_once(
     lambda xp, plan, d_output, x: (xp.multiply(d_output, plan.number),),
     num_rows=1,
 )
-
-
-def multiply(x: Array, y: Array, /, *, xp: Namespace) -> Array:
-    """Multiply two arrays of one shape."""
-    return run(MULTIPLY, Constants(), x, y, xp=xp)[0]
-
-
 MULTIPLY = rounded_once(
     "reproducible.multiply",
     lambda xp, plan, x, y: xp.multiply(x, y),
     lambda xp, plan, d_output, x, y: (xp.multiply(d_output, y), xp.multiply(d_output, x)),
     num_rows=2,
 )
-
-
-def add(x: Array, y: Array, /, *, xp: Namespace) -> Array:
-    """Add two arrays of one shape."""
-    return run(ADD, Constants(), x, y, xp=xp)[0]
-
-
 ADD = rounded_once(
     "reproducible.add",
     lambda xp, plan, x, y: xp.add(x, y),
     lambda xp, plan, d_output, x, y: (d_output, d_output),
     num_rows=2,
 )
-
-
-def blend(x: Array, y: Array, factor: Array, /, *, xp: Namespace) -> Array:
-    r"""An array and a multiple of another, :math:`x + \sigma y`."""
-    return run(BLEND, Constants(), x, y, factor, xp=xp)[0]
+scale_by, multiply, add = applied(SCALE, has_number=True), applied(MULTIPLY), applied(ADD)
 
 
 def _blend(xp: Namespace, plan: Constants, x: Array, y: Array, factor: Array) -> Array:
@@ -328,6 +300,7 @@ def _blend_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array, y
 
 
 BLEND = rounded_once("reproducible.blend", _blend, _blend_backward, num_rows=2)
+blend = applied(BLEND)
 
 
 def copies(x: Array, count: int, /, *, xp: Namespace) -> Arrays:
@@ -397,7 +370,7 @@ def _lookup_forward(plan: Constants, arrays: Arrays, backend: Backend) -> Arrays
 
 def _lookup_backward(
     plan: Constants, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend
-) -> tuple[Array | None, ...]:
+) -> Gradients:
     """Add up the gradients of each row by the library's own scatter: sums of integers, which no order changes."""
     xp, (table, ids) = backend.namespace, arrays
     d_output = to_float64(cotangents[0], xp)
@@ -416,11 +389,6 @@ LOOKUP = register(
 )
 
 
-def max_pool(x: Array, /, *, xp: Namespace) -> Array:
-    """The maximum of each window, (..., window, C) -> (..., C); equal maxima share the gradient equally."""
-    return run(MAX_POOL, Constants(), x, xp=xp)[0]
-
-
 def _window_max(x: Array, xp: Namespace) -> Array:
     """The maximum of each window, (..., 1, C): nan where one element is, which not every library's maximum keeps."""
     nan = xp.any(xp.isnan(x), axis=-2, keepdims=True)
@@ -432,17 +400,14 @@ def _max_pool(xp: Namespace, plan: Constants, x: Array) -> Array:
 
 
 def _max_pool_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) -> Arrays:
+    """Equal maxima share the gradient equally."""
     is_max = xp.astype(xp.equal(x, _window_max(x, xp)), xp.float64)
-    count = xp.maximum(xp.sum(is_max, axis=-2, keepdims=True), scalar64(1.0, x, xp))
+    count = xp.maximum(xp.sum(is_max, axis=-2, keepdims=True), scalar_like(1.0, x, xp))
     return (xp.multiply(divide_rows(xp.expand_dims(d_output, axis=-2), count, xp), is_max),)
 
 
 MAX_POOL = rounded_once("reproducible.max_pool", _max_pool, _max_pool_backward, abstract=_max_pool, raw_forward=True)
-
-
-def unit_vector(x: Array, epsilon: float, /, *, xp: Namespace) -> Array:
-    r"""A vector (1, C) over its norm, :math:`x / (\lVert x \rVert + \epsilon)`."""
-    return run(UNIT, Constants(epsilon), x, xp=xp)[0]
+max_pool = applied(MAX_POOL)
 
 
 def _norm(x: Array, epsilon: float, xp: Namespace) -> tuple[Array, Array]:
@@ -464,11 +429,7 @@ def _unit_vector_backward(xp: Namespace, plan: Constants, d_output: Array, x: Ar
 
 
 UNIT = rounded_once("reproducible.unit", _unit_vector, _unit_vector_backward)
-
-
-def divide(x: Array, divisor: Array, /, *, xp: Namespace) -> Array:
-    """An array over a number, of shape ()."""
-    return run(DIVIDE, Constants(), x, divisor, xp=xp)[0]
+unit_vector = applied(UNIT, has_number=True)
 
 
 def _divide_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array, divisor: Array) -> Arrays:
@@ -479,3 +440,4 @@ def _divide_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array, 
 
 
 DIVIDE = rounded_once("reproducible.divide", lambda xp, plan, x, divisor: divide_rows(x, divisor, xp), _divide_backward)
+divide = applied(DIVIDE)

@@ -94,11 +94,6 @@ def group_size(query: Array, key: Array, xp: Namespace) -> Any:
     return 1 if isinstance(num_heads, int) and num_heads == num_kv_heads else num_heads // num_kv_heads
 
 
-def scale_query(query: Array, scale: float | Array | None, xp: Namespace) -> Array:
-    """The query times the scale, so that scores that fit do not overflow on the way."""
-    return xp.multiply(query, scale_like(query, scale, xp))
-
-
 def scale_like(query: Array, scale: float | Array | None, xp: Namespace) -> float | Array:
     """The scale in the type of the query, by default one over the root of the head dimension."""
     return default_scale(query, xp) if scale is None else number_like(scale, query, xp)

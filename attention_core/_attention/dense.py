@@ -6,8 +6,7 @@ import math
 
 from attention_core._arrays import Array
 from attention_core._attention.call import Call, Result, apply_dropout
-from attention_core._attention.facts import Facts
-from attention_core._attention.groups import averages, products
+from attention_core._attention.facts import Facts, averages, products
 from attention_core._attention.scores import modify_scores
 from attention_core._attention.softmax import softmax
 

@@ -113,7 +113,7 @@ def _once_per_lengths(call: Call) -> OutputOf | None:
     samples share are numbers. Plans hold no array. There is none where reading would wait for a device.
     """
     leading = call.query.shape[:-3]
-    if 0 in leading or not all(map(can_be_read, _lengths(call.mask))):
+    if 0 in leading or not can_be_read(*_lengths(call.mask)):
         return None
     last: tuple[Any, bool, Any, OutputOf | None] = (None, False, None, None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, sizes
+from attention_core._arrays import sizes
 from attention_core._attention.call import Call
 from attention_core._backend import is_concrete, is_exporting
 from attention_core.masks import And, Mask
@@ -115,18 +115,10 @@ def with_cut(call: Call, cut: KeyCut | None) -> Call:
     first, stop = cut.first, cut.stop
     if first == 0 and stop == call.key.shape[-2]:
         return call._replace(mask=cut.mask, starts=cut.starts)
-    return call._replace(
-        key=call.key[..., first:stop, :],
-        value=call.value[..., first:stop, :],
-        mask=cut.mask,
-        bias=_cut_bias(call.bias, first, stop),
-        starts=cut.starts,
-    )
-
-
-def _cut_bias(bias: Array | None, first: int, stop: int) -> Array | None:
-    """A bias of these keys, unless it has one number for all keys."""
-    return bias if bias is None or not len(bias.shape) or bias.shape[-1] == 1 else bias[..., first:stop]
+    key, value, bias = call.key[..., first:stop, :], call.value[..., first:stop, :], call.bias
+    if bias is not None and len(bias.shape) and bias.shape[-1] != 1:  # which may have one number for all keys
+        bias = bias[..., first:stop]
+    return call._replace(key=key, value=value, mask=cut.mask, bias=bias, starts=cut.starts)
 
 
 def find_cut(call: Call) -> KeyCut | None:
@@ -235,4 +227,4 @@ class Parts(NamedTuple):
 def parts_of(call: Call) -> Parts:
     """Cut the keys of a call, unless they are as many as queries, of which blocks leave out what is masked."""
     cut = None if call.mask is None or call.query.shape[-2] == call.key.shape[-2] else find_cut(call)
-    return Parts(call, cut, with_cut(call, cut))
+    return Parts(call, cut, call if cut is None else with_cut(call, cut))

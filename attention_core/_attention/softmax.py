@@ -55,7 +55,9 @@ def softmax(
         exponentials = (
             xp.exp(xp.subtract(scores, top)) if backend.differentiates else backend.loops.exp_difference(scores, top)
         )
-        total = _sum_exponentials(exponentials, num_keys, xp)
+        total = xp.sum(exponentials, axis=-1, keepdims=True)
+        if not isinstance(num_keys, int):  # there may turn out to be no keys
+            total = xp.where(xp.equal(total, 0.0), 1.0, total)
         total = total if empty is None else xp.where(empty, 1.0, total)  # 0 / 0 and log(0)
         log_total = xp.log(total) if logsumexp else None
     if log_total is None:
@@ -64,13 +66,6 @@ def softmax(
     if empty is not None:
         log_normalizer, remainder = xp.where(empty, -math.inf, log_normalizer), xp.where(empty, 0.0, remainder)
     return exponentials, total, xp.squeeze(log_normalizer, axis=-1), xp.squeeze(remainder, axis=-1)
-
-
-def _sum_exponentials(exponentials: Array, num_keys: Any, xp: Namespace) -> Array:
-    total = xp.sum(exponentials, axis=-1, keepdims=True)
-    if isinstance(num_keys, int):
-        return total
-    return xp.where(xp.equal(total, 0.0), 1.0, total)  # there may turn out to be no keys
 
 
 def with_remainder(found: Any, xp: Namespace) -> Any:

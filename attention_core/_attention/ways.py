@@ -28,8 +28,7 @@ from attention_core._attention.parts import (
     with_cut,
 )
 from attention_core._attention.reproducible.forward import reproducible_attention
-from attention_core._attention.reproducible.scores import reproducible_scores
-from attention_core._attention.reproducible.weights import reproducible_weights
+from attention_core._attention.reproducible.matrices import reproducible_scores, reproducible_weights
 from attention_core._attention.softmax import merge_logsumexps, with_remainder
 from attention_core._backend import Kernel, Verdict, backend_of, is_exporting, library_name
 from attention_core._checks import check_choice
@@ -118,7 +117,7 @@ class Fused(Way):
             if call.sinks is None:
                 return kernel.attend(run)
             result, logsumexp = kernel.attend_with_logsumexp(run)
-            return _output(with_sinks(Result(result, None, logsumexp), call), call)
+            return cast_to(with_sinks(Result(result, None, logsumexp), call).output, call.query.dtype, xp=call.xp)
 
         return output
 
@@ -153,7 +152,9 @@ class Dense(Way):
     def prepare(self, parts: Parts) -> OutputOf | None:
         cuts, cut, mask = self.cuts, parts.cut, parts.call.mask
         if cuts is not None:
-            return lambda call: _output(_attend_per_sample(call, cuts, logsumexp=False), call)
+            return lambda call: cast_to(
+                _attend_per_sample(call, cuts, logsumexp=False).output, call.query.dtype, xp=call.xp
+            )
         facts = lasting_facts(parts.call)
         if facts is None and not (mask is None or mask.is_relative()):
             return None
@@ -161,7 +162,8 @@ class Dense(Way):
             cut = cut._replace(mask=None)  # which may hold lengths of the user, and is an array of the facts
 
         def output(call: Call) -> Array:
-            return _output(guarded_dense(call if cut is None else with_cut(call, cut), facts, logsumexp=False), call)
+            result = guarded_dense(call if cut is None else with_cut(call, cut), facts, logsumexp=False)
+            return cast_to(result.output, call.query.dtype, xp=call.xp)
 
         return output
 
@@ -356,8 +358,8 @@ def all_scores(call: Call) -> Array:
 
 def _check_lengths(call: Call, option: str) -> None:
     """Raise where a library loops over blocks in Python, and lengths are not known."""
-    lengths = sizes(call.query)[-2], sizes(call.key)[-2]
-    if None in lengths and not (call.backend.loops.traced or is_exporting(call.query)):
+    are_known = isinstance(call.query.shape[-2], int) and isinstance(call.key.shape[-2], int)
+    if not (are_known or call.backend.loops.traced or is_exporting(call.query)):
         raise ValueError(f"expected known lengths with {option} on this library; got unknown ones")
 
 
@@ -369,18 +371,14 @@ def check_implementation(implementation: Any, like: Array | None = None) -> None
     check_choice("an implementation", implementation, (*IMPLEMENTATIONS, *kernels))
 
 
-def _output(result: Result, call: Call) -> Array:
-    return cast_to(result.output, call.query.dtype, xp=call.xp)
-
-
 def has_no_elements(call: Call) -> bool:
     """Whether query, key or value is empty."""
-    return any(0 in sizes(array) for array in call[:3])
+    return 0 in (*sizes(call.query), *sizes(call.key), *sizes(call.value))
 
 
 def has_no_pairs(call: Call) -> bool:
     """Whether there is no query, or no key."""
-    return any(0 in sizes(array)[:-1] for array in call[:2])
+    return 0 in (*sizes(call.query)[:-1], *sizes(call.key)[:-1])
 
 
 def is_dense_faster(call: Call) -> bool:

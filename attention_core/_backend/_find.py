@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import array_api_compat
 
-from attention_core._arrays import Array, Namespace, is_on_host, on_device_of, refusal, type_text
+from attention_core._arrays import Array, Namespace, on_device_of, refusal, type_text
 from attention_core._backend._base import Backend, library_name
 from attention_core._keywords import unconverted, untraced
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 PADDED = ": make it dense, with padding that mask=KeyLengths(...) hides"
+ACCELERATORS = ("cuda", "gpu", "tpu", "mps", "xpu", "hpu", "npu", "metal")  # words in the names of their devices
 _namespaces: dict[type, Namespace] = {}
 _compat: dict[str, Namespace] = {}
 _backends: dict[type, Backend] = {}
@@ -224,20 +225,26 @@ def _kin(kind: type) -> Iterator[type]:
 
 def is_compiling(array: Array, /) -> bool:
     """Whether the library of an array records what is called, so that hardly anything else can be looked up."""
-    compiler: Any = sys.modules.get(f"{_library_of(type(array))}.compiler")
-    return hasattr(compiler, "is_compiling") and bool(compiler.is_compiling())
+    compiler: Any = sys.modules.get("torch.compiler")
+    return hasattr(compiler, "is_compiling") and bool(compiler.is_compiling()) and _library_of(type(array)) == "torch"
 
 
 def is_exporting(array: Array, /) -> bool:
     """Whether the library of an array records a program for other machines, and perhaps for other lengths."""
-    compiler: Any = sys.modules.get(f"{_library_of(type(array))}.compiler")
+    compiler: Any = sys.modules.get("torch.compiler")
     # torch.compiler.is_exporting itself says so of every program that PyTorch 2.11 compiles.
-    return bool(getattr(compiler, "_is_exporting_flag", False))
+    return bool(getattr(compiler, "_is_exporting_flag", False)) and _library_of(type(array)) == "torch"
 
 
 @untraced  # which could not ask a class of parameters
 def _library_of(kind: type) -> str:
     return kind.__module__.partition(".")[0]
+
+
+def is_on_host(array: Array, /) -> bool:
+    """Whether reading values waits for no accelerator, as far as the array tells where it is."""
+    device = str(getattr(array, "device", "cpu")).lower()
+    return "cpu" in device or not any(word in device for word in ACCELERATORS)
 
 
 def is_of_numpy(array: Any, /) -> bool:
@@ -266,9 +273,14 @@ def is_concrete(array: Array, /) -> bool:
     return backend is not None and backend.is_concrete(array)
 
 
-def can_be_read(array: Array, /) -> bool:
+def can_be_read(*arrays: Array) -> bool:
     """Whether values can be read now, and no accelerator is waited for."""
-    return is_on_host(array) and is_concrete(array)
+    return all(map(is_on_host, arrays)) and all(map(is_concrete, arrays))
+
+
+def runs_at_once(array: Array, /) -> bool:
+    """Whether a library computes on the host at once, so that a glance at values, or a small block, costs little."""
+    return can_be_read(array) and not _backends[type(array)].loops.traced
 
 
 def numbers_of(array: Array, /) -> list[Any]:

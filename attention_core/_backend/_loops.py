@@ -201,8 +201,8 @@ class PythonLoops(Loops):
             return self.block(x.array, index, x.size, -2)
         return x[index] if isinstance(x, list) else x[index, ...]
 
-    def split(self, x: Array, size: int, function: Callable[[Array], Array] = lambda x: x) -> _Split:
-        return _Split(function(x), size)
+    def split(self, x: Array, size: int, function: Callable[[Array], Array] | None = None) -> _Split:
+        return _Split(x if function is None else function(x), size)
 
     def block(self, x: Array, index: Any, size: int, axis: int) -> Array:
         run = index if isinstance(index, range) else range(index, index + 1)
@@ -218,9 +218,10 @@ class PythonLoops(Loops):
         return stack
 
     def concat_blocks(self, stack: _BlockList, count: int, axis: int) -> _BlockList:
-        blocks = stack.filled()
-        runs = [blocks[start : start + count] for start in range(0, len(blocks), count)]
-        return _BlockList([run[0] if count == 1 else self.xp.concat(run, axis=axis) for run in runs])
+        if count == 1:
+            return stack
+        blocks = iter(stack.filled())
+        return _BlockList([self.xp.concat(run, axis=axis) for run in zip(*(blocks,) * count, strict=True)])
 
     def stack_blocks(self, stack: _BlockList) -> Array:
         blocks = stack.filled()
@@ -242,4 +243,7 @@ class _BlockList:
         self.zero = zero
 
     def filled(self) -> list[Array]:
-        return [self.zero(index) if block is None and self.zero else block for index, block in enumerate(self.blocks)]
+        for index, block in enumerate(self.blocks):
+            if block is None and self.zero is not None:
+                self.blocks[index] = self.zero(index)
+        return self.blocks

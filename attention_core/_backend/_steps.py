@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from attention_core._backend._find import get_backend
 from attention_core._keywords import untraced
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Step = TypeVar("Step", bound=Callable[..., Any])
 
 STEPS: dict[str, Any] = {}
 """The functions by name, as they are called, and read where one is no step."""
@@ -20,17 +20,18 @@ STEPS: dict[str, Any] = {}
 _read: dict[str, Callable[..., Any]] = {}
 
 
-def may_be_step(function: Function) -> Function:
+def may_be_step(function: Step) -> Step:
     """Let Dynamo read, in the place of a function, what the backend of PyTorch says with `read_as`.
 
     A first call under `torch.compile` loads that backend, as to read all of one attention takes a third of a second.
     No mark of Dynamo says so, which `functools.wraps` would hand on to the functions of users.
     """
     called: Any = function
-    name, is_read, load, read = called.__name__, _is_read, _load, _read
+    name, system, load, read = called.__name__, sys, _load, _read
 
     def chosen(*arguments: Any, **options: Any) -> Any:
-        if is_read():
+        compiler: Any = system.modules.get("torch.compiler")
+        if compiler is not None and compiler.is_dynamo_compiling():  # Dynamo reads this, and does not call it
             load()
             return read.get(name, called)(*arguments, **options)
         return called(*arguments, **options)
@@ -39,12 +40,6 @@ def may_be_step(function: Function) -> Function:
     step = types.FunctionType(chosen.__code__, called.__globals__, name, None, chosen.__closure__)
     STEPS[name] = called
     return functools.update_wrapper(step, called)  # type: ignore[return-value]
-
-
-def _is_read() -> bool:
-    """Whether Dynamo reads this, and does not call it."""
-    compiler: Any = sys.modules.get("torch.compiler")
-    return compiler is not None and bool(compiler.is_dynamo_compiling())
 
 
 @untraced

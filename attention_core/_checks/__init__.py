@@ -1,53 +1,6 @@
 """Wrong arguments, told from static facts before any computation, in the same words on every backend."""
 
-from attention_core._checks.arguments import (
-    FLOAT64_MAX as FLOAT64_MAX,
-    HEADS_FIRST as HEADS_FIRST,
-    MAX_POSITIONS as MAX_POSITIONS,
-    MAX_SIZE as MAX_SIZE,
-    OPEN_AXES as OPEN_AXES,
-    ORDER as ORDER,
-    check_added_dtype as check_added_dtype,
-    check_bias as check_bias,
-    check_boolean as check_boolean,
-    check_broadcastable as check_broadcastable,
-    check_channels as check_channels,
-    check_choice as check_choice,
-    check_device as check_device,
-    check_dtype as check_dtype,
-    check_flags as check_flags,
-    check_floating as check_floating,
-    check_integer as check_integer,
-    check_length as check_length,
-    check_like as check_like,
-    check_linear as check_linear,
-    check_number as check_number,
-    check_offset as check_offset,
-    check_parameters as check_parameters,
-    check_placement as check_placement,
-    check_positive as check_positive,
-    check_rank as check_rank,
-    check_scaling as check_scaling,
-    check_scores as check_scores,
-    check_sinks as check_sinks,
-    check_sizes as check_sizes,
-    check_start as check_start,
-    check_value as check_value,
-    check_vector as check_vector,
-    device_of as device_of,
-    number_text as number_text,
-    once_per_signature as once_per_signature,
-    only_array as only_array,
-    plain_integer as plain_integer,
-    remember as remember,
-    value_range as value_range,
-)
-from attention_core._checks.functions import (
-    check_allowed as check_allowed,
-    check_arity as check_arity,
-    check_function as check_function,
-    check_like_array as check_like_array,
-    check_new_scores as check_new_scores,
-    check_prepared as check_prepared,
-    result_of as result_of,
-)
+# ruff: noqa: F403 (each file of this room says what it has)
+from attention_core._checks.arguments import *
+from attention_core._checks.functions import *
+from attention_core._checks.signatures import *

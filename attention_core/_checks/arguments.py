@@ -1,17 +1,13 @@
-"""Checks of arrays, numbers and options, from static facts alone, and what remembers that they were made."""
+"""Checks of arrays, numbers and options, from static facts alone."""
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from numbers import Integral, Rational, Real
-from operator import attrgetter
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from attention_core._arrays import (
     FLOATING,
@@ -28,16 +24,7 @@ from attention_core._arrays import (
     sizes_differ,
     type_text,
 )
-from attention_core._backend import (
-    array_namespace,
-    can_be_read,
-    common_namespace,
-    is_compiling,
-    is_concrete,
-    is_of_eager_type,
-    library_name,
-    registered_name,
-)
+from attention_core._backend import array_namespace, can_be_read, common_namespace, is_concrete, library_name
 from attention_core._keywords import choice_hint
 from attention_core.parameters import Linear, PreparedWeight
 
@@ -50,79 +37,6 @@ _FROM_NUMBERS = "mask_from_additive converts 0/-10000 or 0/-inf, and `mask != 0`
 
 ORDER = ": the order is query, key, value"
 HEADS_FIRST = ": heads come before positions; if they are after them, swap axes -3 and -2 of {}"
-
-Checked = TypeVar("Checked")
-_PLAIN = frozenset((bool, int, float, Fraction, str, type(None), ModuleType))
-_FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
-_MAX_SIGNATURES = 1024
-_FACTS = ("shape", "dtype", "device", "committed", "layout")  # of an array, so far as its class has them
-_fact_getters: dict[type, Callable[[Any], tuple[Any, ...]]] = {}
-
-
-def once_per_signature(check: Callable[..., Checked]) -> Callable[..., Checked]:
-    """Let arguments be checked once for each signature: types, shapes, dtypes, devices and options.
-
-    ``check(array=..., **arguments)`` raises what is wrong, from these facts alone, and returns what it found out. The
-    first argument is an array. For the same signature, what it returned is returned again, without a check. Nothing
-    is remembered while a function is traced.
-    """
-    known: dict[Any, Checked] = {}
-
-    @functools.wraps(check)
-    def checked(**arguments: Any) -> Checked:
-        signature = None if is_compiling(next(iter(arguments.values()))) else _signature(arguments.values())
-        if signature is None:
-            return check(**arguments)
-        key = (*arguments, signature)  # by name: callers give different options
-        result = known.get(key)
-        if result is None:
-            result = check(**arguments)
-            remember(known, key, result, most=_MAX_SIGNATURES)
-        return result
-
-    return checked
-
-
-def remember(known: dict[Any, Any], key: Any, value: Any, *, most: int) -> None:
-    """Keep a value by its key, and drop the oldest of more than so many; other threads may do so at the same time."""
-    while len(known) >= most:
-        known.pop(next(iter(tuple(known)), None), None)
-    known[key] = value
-
-
-def _signature(values: Iterable[Any]) -> tuple[Any, ...] | None:
-    """What checks may look at, to be compared; ``None`` where something is traced, or not known to be static."""
-    parts = list(values)
-    kinds = tuple(map(type, parts))  # 1, 1.0 and True are equal, and not the same
-    for index, kind in enumerate(kinds):
-        if kind in _PLAIN:
-            continue
-        facts = _array_facts(parts[index], kind) if kind in _fact_getters else _facts(parts[index], kind)
-        if facts is None:
-            return None
-        parts[index] = facts
-    return kinds, tuple(parts)
-
-
-def _facts(value: Any, kind: Any) -> Any:
-    """What checks may look at of a value that is no plain number, text or module."""
-    if hasattr(value, "dtype") and kind is not PreparedWeight:
-        if not is_of_eager_type(value):
-            return None
-        _fact_getters[kind] = attrgetter(*(name for name in _FACTS if hasattr(value, name)))
-        return _array_facts(value, kind)
-    if kind in _FUNCTIONS:
-        return getattr(value, "__code__", None)
-    if isinstance(value, tuple) or registered_name(kind):
-        return _signature(value if isinstance(value, tuple) else [getattr(value, field.name) for field in fields(kind)])
-    return None
-
-
-def _array_facts(value: Any, kind: type) -> Any:
-    if getattr(value, "is_nested", False):  # whose shape raises
-        return None
-    facts = _fact_getters[kind](value)
-    return value if not facts[0] and isinstance(value, Real) else facts  # a number of NumPy
 
 
 def check_rank(name: str, array: Array, least: int, layout: str) -> None:
@@ -403,13 +317,10 @@ def _fits(
     dims: tuple[int | None, ...], goal: tuple[int | None, ...], ends: tuple[int | None, int | None], same_heads: bool
 ) -> bool:
     apart = shapes_differ((*dims[:-3], *dims[-2:]), (*goal[:-3], *ends))
-    return not apart and _shares_heads(goal[-3], dims[-3], same_heads)
-
-
-def _shares_heads(heads: int | None, groups: int | None, same: bool) -> bool:
-    if heads is None or groups is None or heads == groups:
-        return True
-    return not same and groups > 0 and heads % groups == 0
+    heads, groups = goal[-3], dims[-3]
+    if apart or heads is None or groups is None or heads == groups:
+        return not apart
+    return not same_heads and groups > 0 and heads % groups == 0
 
 
 def check_bias(bias: Array, query: Array, target: tuple[int | None, ...]) -> None:

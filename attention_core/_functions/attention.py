@@ -185,8 +185,8 @@ def checked_attention(query: Array, key: Array, value: Array, options: dict[str,
     output = None if CONTEXTS.recorders else output_of(known, call)
     if output is not None:
         return Attention(output)
-    wanted = {name: options.get(f"return_{name}", False) for name in ("weights", "logsumexp")}
-    return rounded_attention(call, options["implementation"], **wanted)
+    weights, logsumexp = options.get("return_weights", False), options.get("return_logsumexp", False)
+    return rounded_attention(call, options["implementation"], weights=weights, logsumexp=logsumexp)
 
 
 def _attend_shards(query: Array, key: Array, value: Array, options: dict[str, Any]) -> Attention:
@@ -334,7 +334,8 @@ def check_options(query: Array, num_heads: int | None, **settled: Any) -> None:
     check_scaling(options["scale"], options["softcap"])
     if options["arithmetic"] == "reproducible":
         _check_reproducible(options)
-    check_score_mod(options["score_mod"], num_heads)
+    if options["score_mod"] is not None:
+        _check_score_mod(options["score_mod"], num_heads)
     if options["sinks"] is not None:
         check_sinks(options["sinks"], query, num_heads)
     if options["dropout"] is not None:
@@ -416,23 +417,16 @@ def _check_call(*, query: Array, key: Array, value: Array, starts: Any = None, *
     check_value(value, key)
     check_options(query, sizes(query)[-3], **options)
     if mask is not None:
-        check_attention_mask(mask, query, key, starts)
+        lengths = sizes(query)[-2], sizes(key)[-2]
+        check_mask(mask, (*sizes(query)[:-2], *(lengths if starts is None else (None, None))), query)
+        if starts is not None:
+            check_covered(mask, starts, lengths)
     known = Known(xp, backend_for(query, xp), turned is not raw)
     return prepare(known, (query, key, value), with_causal(mask, options.get("is_causal", False)), raw)
 
 
-def check_attention_mask(mask: Mask | Array, query: Array, key: Array, starts: tuple[Any, Any] | None) -> None:
-    """Raise unless a mask fits the scores; of a piece, unless it covers the positions of the piece."""
-    lengths = sizes(query)[-2], sizes(key)[-2]
-    check_mask(mask, (*sizes(query)[:-2], *(lengths if starts is None else (None, None))), query)
-    if starts is not None:
-        check_covered(mask, starts, lengths)
-
-
-def check_score_mod(score_mod: Any, num_heads: int | None) -> None:
+def _check_score_mod(score_mod: Any, num_heads: int | None) -> None:
     """Raise unless this is a function, for so many heads if it is for some number."""
-    if score_mod is None:
-        return
     check_function("score_mod", score_mod)
     check_arity("score_mod", score_mod, "scores, batch, head, query and key", 5)
     wanted = score_mod.num_heads if isinstance(score_mod, ScoreMod) else None

@@ -253,20 +253,15 @@ def _written(old: Array, new: Array, length: Array, donate: bool, *, xp: Namespa
         return update_rows(old, new, length, donate=donate)
     # A row for each sequence would have to be gathered, which JAX refuses in a mesh with explicit axes.
     if update_rows is None or not is_known or len(length.shape):
-        return _overlaid(old, new, _index_of_new(capacity, length, old, xp), xp=xp)
+        return _overlaid(old, new, xp.subtract(positions(capacity, old, xp=xp), xp.expand_dims(length, axis=-1)), xp=xp)
     start = xp.clip(length, 0, capacity - count)  # of as many rows, all within the capacity
     index = xp.add(xp.expand_dims(start, axis=-1), positions(count, old, xp=xp))
     rows = _overlaid(_rows_at(old, index, xp), new, xp.subtract(index, xp.expand_dims(length, axis=-1)), xp=xp)
     return update_rows(old, rows, start, donate=donate)
 
 
-def _index_of_new(capacity: Any, length: Array, like: Array, xp: Namespace) -> Array:
-    """The index of the new position that belongs at each of the cache, out of range where none does: (..., C)."""
-    return xp.subtract(positions(capacity, like, xp=xp), xp.expand_dims(length, axis=-1))
-
-
 def _overlaid(old: Array, new: Array, behind: Array, *, xp: Namespace) -> Array:
-    """Take new rows where an index has one: (..., G, C, D), (..., G, L, D), (..., C) -> (..., G, C, D)."""
+    """Take new rows where an index is in their range: (..., G, C, D), (..., G, L, D), (..., C) -> (..., G, C, D)."""
     count = shape(new, xp=xp)[-2]
     if isinstance(count, int) and count == 1:
         return xp.where(_over_heads(xp.equal(behind, 0), xp), new, old)

@@ -41,13 +41,7 @@ from attention_core._checks import (
 )
 from attention_core._functions.cache import KeyValueCache, check_cache, empty_cache
 from attention_core._functions.constants import as_constant
-from attention_core._functions.decoder_layer import (
-    all_options,
-    apply_layer,
-    check_inputs,
-    check_layer,
-    taken_positions,
-)
+from attention_core._functions.decoder_layer import all_options, apply_layer, check_inputs, check_layer, taken_positions
 from attention_core._functions.embeddings import check_id_table
 from attention_core._functions.encoder import derived_dropouts, hooked
 from attention_core._functions.options import DECODER_DEFAULTS, DecoderOptions, options_but
@@ -268,9 +262,7 @@ def _layer_cache(cache: DecoderCache | None, index: int) -> KeyValueCache | None
 
 def _joined(caches: list[Any]) -> DecoderCache:
     """The caches of all layers as one, whose lengths are those of the first."""
-    return DecoderCache(
-        tuple([cache.key for cache in caches]), tuple([cache.value for cache in caches]), caches[0].length
-    )
+    return DecoderCache(tuple([each.key for each in caches]), tuple([each.value for each in caches]), caches[0].length)
 
 
 def _selected(x: Array, select: Array, ops: Any, xp: Namespace) -> Array:

@@ -21,8 +21,7 @@ from attention_core._arrays import (
     sizes_differ,
     upcast,
 )
-from attention_core._attention.shards.splits import Shards
-from attention_core._backend import backend_for, can_be_read, common_namespace, may_be_step, with_autocast
+from attention_core._backend import common_namespace, may_be_step, runs_at_once, with_autocast
 from attention_core._checks import (
     check_broadcastable,
     check_device,
@@ -40,7 +39,7 @@ from attention_core._checks import (
 )
 from attention_core._functions.attention import check_options, option_arrays
 from attention_core._functions.cache import KeyValueCache, check_cache, check_num_new, check_room, extended
-from attention_core._functions.constants import as_constant, with_constants
+from attention_core._functions.constants import with_constants
 from attention_core._functions.encoder import derived_dropouts, hooked
 from attention_core._functions.feed_forward import (
     check_feed_forward,
@@ -161,6 +160,9 @@ def decoder_layer(parameters: DecoderLayer, x: Array, /, *, num_heads: int, **op
     return y if cache is None else (y, cache)
 
 
+ROTARY = ("rotary_base", "rotary_width", "rotary_divisors", "interleaved")
+
+
 class NewPositions:
     """The new positions among all: their rotary positions, the offset of the first, and how many are no padding."""
 
@@ -180,33 +182,6 @@ class NewPositions:
         for other in rules[1:]:
             rule = And(rule, other)
         return rule
-
-
-def locate_new(
-    x: Array,
-    cache: Any,
-    num_new: Array | None,
-    position_ids: Array | None,
-    *,
-    axis: int = -2,
-    shards: Shards | None = None,
-    xp: Namespace,
-) -> NewPositions:
-    """Where the positions of an array, along an axis, stand behind those of a cache, or among those of all ranks."""
-    if shards is not None:
-        indices = shard_positions(x, shards, axis=axis)
-    else:
-        indices = positions(shape(x, xp=xp)[axis], x, xp=xp)
-    offset: Any = 0 if cache is None else xp.astype(cache.length, xp.int32)
-    count = None if num_new is None else xp.astype(num_new, xp.int32)
-    if position_ids is None:
-        position_ids = indices if cache is None else xp.add(xp.expand_dims(offset, axis=-1), indices)
-    elif not len(position_ids.shape):
-        position_ids = xp.reshape(position_ids, (1,))
-    lengths = None if count is None else count if cache is None else xp.add(offset, count)
-    if cache is not None and not len(offset.shape) and not backend_for(x, xp).loops.traced and can_be_read(offset):
-        offset = int(offset)  # once, and not by the mask of each layer; programs are made for a number
-    return NewPositions(xp.astype(position_ids, xp.int32), offset, count, lengths)
 
 
 def apply_layer(
@@ -289,20 +264,34 @@ def all_options(x: Array, num_heads: int, options: Mapping[str, Any]) -> dict[st
     """The options of a decoder or a layer, with defaults, and NumPy arrays as constants of the library of ``x``."""
     settled = {**DECODER_DEFAULTS, **options, "num_heads": num_heads}
     groups = settled.pop("num_key_value_heads")
-    settled |= {"num_kv_heads": num_heads if groups is None else groups}
-    settled = with_constants(x, settled)
-    settled |= {name: as_constant(settled[name], x) for name in ("num_new", "position_ids")}
-    return settled | {"memory_mask": with_constants(x, {"mask": settled["memory_mask"]})["mask"]}
+    return with_constants(x, settled | {"num_kv_heads": num_heads if groups is None else groups})
 
 
 def taken_positions(
     x: Array, settled: dict[str, Any], *, axis: int, xp: Namespace
 ) -> tuple[Any, dict[str, Any], NewPositions]:
-    """Take from the options, once they are checked, a cache, what rotations are made of, and where positions stand."""
-    cache, num_new, position_ids = (settled.pop(name) for name in ("cache", "num_new", "position_ids"))
-    check_lengths(x, cache, num_new, axis)
-    rotary = {name: settled.pop(name) for name in ("rotary_base", "rotary_width", "rotary_divisors", "interleaved")}
-    return cache, rotary, locate_new(x, cache, num_new, position_ids, axis=axis, shards=settled["shards"], xp=xp)
+    """Take from the options, once they are checked, a cache, what rotations are made of, and where positions stand.
+
+    These are along an axis, behind those of the cache, or among those of all ranks.
+    """
+    cache, num_new, position_ids, shards = (*map(settled.pop, ("cache", "num_new", "position_ids")), settled["shards"])
+    if cache is not None or num_new is not None:
+        check_lengths(x, cache, num_new, axis)
+    if shards is not None:
+        indices = shard_positions(x, shards, axis=axis)
+    else:
+        indices = positions(shape(x, xp=xp)[axis], x, xp=xp)
+    offset: Any = 0 if cache is None else xp.astype(cache.length, xp.int32)
+    count = None if num_new is None else xp.astype(num_new, xp.int32)
+    if position_ids is None:
+        position_ids = indices if cache is None else xp.add(xp.expand_dims(offset, axis=-1), indices)
+    elif not len(position_ids.shape):
+        position_ids = xp.reshape(position_ids, (1,))
+    lengths = None if count is None else count if cache is None else xp.add(offset, count)
+    if cache is not None and not len(offset.shape) and runs_at_once(offset):
+        offset = int(offset)  # once, and not by the mask of each layer; programs are made for a number
+    located = NewPositions(xp.astype(position_ids, xp.int32), offset, count, lengths)
+    return cache, {name: settled.pop(name) for name in ROTARY}, located
 
 
 def check_lengths(x: Array, cache: Any, num_new: Array | None, axis: int) -> None:

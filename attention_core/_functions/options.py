@@ -83,7 +83,10 @@ class DecoderOptions(TypedDict, total=False):
 
 
 FLAGS = ("is_causal", "return_weights", "return_logsumexp")
-ARRAYS = ("mask", "bias", "scale", "softcap", "score_mod", "sinks", "dropout", "starts")  # which are some, or hold some
+ARRAYS = (  # options that are some, or hold some
+    "mask", "bias", "scale", "softcap", "score_mod", "sinks", "dropout", "starts", "num_new", "position_ids",
+    "memory_mask",
+)  # fmt: skip
 WORDS = {"implementation": "auto", "arithmetic": "fast"}
 DEFAULTS: dict[str, Any] = dict.fromkeys(Options.__annotations__) | dict.fromkeys(FLAGS, False) | WORDS
 DECODER_DEFAULTS: dict[str, Any] = dict.fromkeys(DecoderOptions.__annotations__) | WORDS

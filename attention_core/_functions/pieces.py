@@ -294,7 +294,7 @@ def _merge_exact(first: ExactPartial, others: tuple[Any, ...], xp: Namespace | N
     xp = common_namespace(xp, _numbered(ExactPartial, (first, *others)))
     for each in others:
         for ours, theirs in zip(first.extent, each.extent, strict=True):
-            if ours is theirs or not (can_be_read(ours) and can_be_read(theirs)):
+            if ours is theirs or not (can_be_read(ours, theirs)):
                 continue
             same = xp.logical_or(xp.equal(ours, theirs), xp.logical_and(xp.isnan(ours), xp.isnan(theirs)))
             if not bool(xp.all(same)):

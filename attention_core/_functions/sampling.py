@@ -5,9 +5,20 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from attention_core._arithmetic.elementary import exp2
-from attention_core._arithmetic.exact import LN_2, scalar64, to_float64, uncontracted
+from attention_core._arithmetic.exact import LN_2, to_float64, uncontracted
 from attention_core._arithmetic.operations import run
-from attention_core._arrays import Array, Arrays, Namespace, on_device_of, positions, shape, sizes, upcast
+from attention_core._arrays import (
+    Array,
+    Arrays,
+    Gradients,
+    Namespace,
+    on_device_of,
+    positions,
+    scalar_like,
+    shape,
+    sizes,
+    upcast,
+)
 from attention_core._backend import Backend, Operation, common_namespace, register, with_autocast
 from attention_core._checks import check_floating, check_number, check_positive, check_rank, only_array, plain_integer
 from attention_core._functions.constants import as_constant
@@ -133,9 +144,9 @@ def _forward(plan: Sampling, arrays: Arrays, backend: Backend) -> Arrays:
     distance = xp.subtract(wide, xp.max(wide, axis=-1, keepdims=True))
     power = exp2(uncontracted(xp.multiply(distance, 1 / (LN_2 * plan.temperature)), xp), xp)
     weights = xp.round(xp.multiply(power, 2.0**_WEIGHT_BITS))
-    one = scalar64(1.0, wide, xp)
+    one = scalar_like(1.0, wide, xp)
     if plan.top_k:
-        weights = _kept(weights, xp.ones_like(weights), scalar64(float(plan.top_k), wide, xp), xp)
+        weights = _kept(weights, xp.ones_like(weights), scalar_like(float(plan.top_k), wide, xp), xp)
     if plan.top_p < 1:
         least = xp.multiply(xp.sum(weights, axis=-1, keepdims=True), plan.top_p)
         weights = _kept(weights, weights, xp.maximum(least, one), xp)
@@ -167,7 +178,7 @@ def _kept(weights: Array, counted: Array, least: Array, xp: Namespace) -> Array:
     return xp.where(xp.greater_equal(weights, threshold), weights, 0.0)
 
 
-def _backward(*_: Any) -> tuple[Array | None, ...]:
+def _backward(*_: Any) -> Gradients:
     return None, None, None
 
 

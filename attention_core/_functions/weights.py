@@ -27,7 +27,6 @@ from attention_core._backend import array_of, common_namespace, with_autocast
 from attention_core._checks import check_choice, check_floating, check_positive, number_text, plain_integer
 from attention_core._functions.attention import make_call
 from attention_core._functions.options import Options, options_but
-from attention_core.masks import Positions
 from attention_core.masks._mask import as_mask
 
 Choice: TypeAlias = slice | Sequence[int] | None
@@ -110,13 +109,7 @@ def attention_weights(
 
 @with_autocast(options=options_but(*NOT_OF_WEIGHTS))
 def attention_map(
-    query: Array,
-    key: Array,
-    /,
-    *,
-    shape: tuple[int, int],
-    reduction: str = "max",
-    **options: Unpack[Options],
+    query: Array, key: Array, /, *, shape: tuple[int, int], reduction: str = "max", **options: Unpack[Options]
 ) -> Array:
     r"""Compute a map of all weights at a lower resolution, as a picture of them needs.
 
@@ -310,8 +303,8 @@ def _narrowed(call: Call, chosen: _Chosen) -> Call:
     mask = None if call.mask is None else allowed_by(as_mask(call.mask), None, at, xp)
     score_mod = call.score_mod
     if score_mod is not None:
-        chosen_at = at._replace(head=_taken(at.head, heads, axis=-3, xp=xp))
-        score_mod = _at(score_mod, chosen_at)
+        function, chosen_at = score_mod, at._replace(head=_taken(at.head, heads, axis=-3, xp=xp))
+        score_mod = lambda scores, *_: function(scores, *chosen_at)  # noqa: E731 (for scores that stand there)
     key, group = call.key, group_size(call.query, call.key, xp)
     if heads is not None:
         key = _taken(key, [head // group for head in heads], axis=-3, xp=xp)
@@ -325,11 +318,6 @@ def _narrowed(call: Call, chosen: _Chosen) -> Call:
         score_mod=score_mod,
         sinks=_taken(call.sinks, heads, axis=-1, xp=xp),
     )
-
-
-def _at(score_mod: Callable[..., Array], at: Positions) -> Callable[..., Array]:
-    """A score modification for scores that stand at these positions."""
-    return lambda scores, *_: score_mod(scores, *at)
 
 
 def _taken(array: Array | None, indices: Sequence[int] | None, axis: int, xp: Namespace) -> Any:

@@ -302,9 +302,9 @@ def traced(backend, function, seed, by_table):
     return compiled(torch, function, "aot_eager")
 
 
-def test_a_masked_program_holds_attention_once():
+def test_a_masked_program_holds_attention_once(jax):
     """So that a layer compiles as fast as one without a mask, and `jax.vmap` computes nothing twice."""
-    arrays = [jnp.ones((2, 3, 7, 4), jnp.float32)] * 3
-    text = str(jax.make_jaxpr(lambda *each: scaled_dot_product_attention(*each, is_causal=True))(*arrays))
+    arrays = [jax.numpy.ones((2, 3, 7, 4), jax.numpy.float32)] * 3
+    text = str(jax.make_jaxpr(lambda *each: ac.scaled_dot_product_attention(*each, is_causal=True))(*arrays))
     assert text.count("dot_general[") == 2
     assert "cond[" not in text

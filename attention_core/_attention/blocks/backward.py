@@ -21,54 +21,19 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Arrays, cast_to, is_floating, shape, upcast
-from attention_core._attention.blocks.accumulators import (
-    add_bias_gradient,
-    bias_accumulator,
-    concat_bias_gradient,
-    concat_blocks,
-    gradient_accumulators,
-    matmul_transposed,
-)
-from attention_core._attention.blocks.grid import (
-    Grid,
-    Sample,
-    dropout_of,
-    for_each_sample,
-    make_grid,
-    num_heads_of,
-    pad,
-    sample_at,
-    sample_slice,
-)
-from attention_core._attention.blocks.nonfinite import finite_or_zero, zero_unless_finite
+from attention_core._arrays import Array, Arrays, Gradients, cast_to, is_floating, shape, upcast
+from attention_core._attention.blocks.grid import Blocks, Grid, make_grid, matmul_per_group, matmul_transposed, pad
+from attention_core._attention.blocks.nonfinite import zero_unless_finite
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands, with_value_facts
-from attention_core._attention.blocks.scores import (
-    ScoreBlock,
-    matmul_into_workspace,
-    matmul_per_group,
-    modified_scores,
-    modifies_scores,
-    score_block,
-    score_variables,
-)
-from attention_core._attention.blocks.visits import Visits, make_visits, visit_blocks
-from attention_core._attention.call import apply_dropout
+from attention_core._attention.blocks.scores import ScoreBlock, modified_scores, score_block, score_variables
+from attention_core._attention.blocks.visits import make_visits, visit_blocks
 from attention_core._attention.finite import is_clean
 from attention_core._backend import Backend, can_be_read
-from attention_core.random import Dropout
 
 
-def backward(
-    plan: Plan,
-    arrays: Arrays,
-    results: tuple[Array, Array, Array],
-    cotangents: tuple[Array, Array, Array],
-    backend: Backend,
-) -> tuple[Array | None, ...]:
+def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend) -> Gradients:
     """The gradient for each array, given those for output and logsumexp; ``None`` for integers and booleans.
 
     Nothing depends on the third result, the remainder of the logsumexp, but this.
@@ -76,7 +41,7 @@ def backward(
     operands = unpack_operands(plan, arrays)
     plan = with_value_facts(plan, operands, backend)
     plan = plan._replace(block_sizes=(plan.block_sizes[0], min(plan.block_sizes[1], plan.max_backward_keys)))
-    if not plan.assume_finite and plan.may_mask and all(map(can_be_read, (*operands[:3], cotangents[0]))):
+    if not plan.assume_finite and plan.may_mask and can_be_read(*operands[:3], cotangents[0]):
         gradients = _gradients(plan._replace(all_finite=True), operands, results, cotangents, backend)
         if all(bool(is_clean(each, backend.namespace)) for each in gradients if each is not None):
             return gradients
@@ -84,23 +49,18 @@ def backward(
     return _gradients(plan, operands, results, cotangents, backend)
 
 
-def _gradients(
-    plan: Plan,
-    operands: Operands,
-    results: tuple[Array, Array, Array],
-    cotangents: tuple[Array, Array, Array],
-    backend: Backend,
-) -> tuple[Array | None, ...]:
+def _gradients(plan: Plan, operands: Operands, results: Arrays, cotangents: Arrays, backend: Backend) -> Gradients:
     grid = make_grid(plan, operands, backend)
-    sums = _accumulate(grid, _row_arrays(grid, results, cotangents), backend)
-    gradients = [concat_blocks(grid, sum_, side) for sum_, side in zip(sums[:3], (0, 1, 1), strict=True)]
+    grid = grid._replace(visits=make_visits(grid, by_key=True))
+    sums = _accumulate(grid, _row_arrays(grid, results, cotangents))
+    gradients = [grid.concat_blocks(total, side) for total, side in zip(sums[:3], (0, 1, 1), strict=True)]
     if not plan.all_finite:  # elements that are not finite were replaced, and have no gradient
         gradients = [zero_unless_finite(x, like, grid.xp) for x, like in zip(gradients, operands[:3], strict=True)]
-    d_bias = None if grid.operands.bias is None else concat_bias_gradient(grid, sums.d_bias)
+    d_bias = None if grid.operands.bias is None else grid.concat_bias_gradient(sums.d_bias)
     return _in_order(grid, (*gradients, d_bias), sums.d_variables)
 
 
-def _in_order(grid: Grid, gradients: tuple[Any, ...], d_variables: Arrays) -> tuple[Array | None, ...]:
+def _in_order(grid: Grid, gradients: tuple[Any, ...], d_variables: Arrays) -> Gradients:
     """The gradients of the arrays that there are, in the order of `Operands.arrays`."""
     operands: Operands = grid.operands
     variables = score_variables(grid) if d_variables else ()
@@ -139,27 +99,7 @@ def _row_arrays(grid: Grid, results: tuple[Array, Array, Array], cotangents: tup
     )
 
 
-class BackwardPass(NamedTuple):
-    """What all loops of a backward pass look up."""
-
-    grid: Grid
-    visits: Visits
-    rows: RowArrays
-    dropout: Dropout | None
-    backend: Backend
-
-
-class Blocks(NamedTuple):
-    """The blocks of one sample."""
-
-    sample: Sample
-    queries: Any
-    keys: Any
-    values: Any
-    rows: RowArrays
-
-
-class Gradients(NamedTuple):
+class GradientSums(NamedTuple):
     """Gradients as sums so far: stacks of blocks, or those of one block of keys."""
 
     d_query: Any
@@ -169,54 +109,46 @@ class Gradients(NamedTuple):
     d_variables: Arrays
 
 
-def _accumulate(grid: Grid, rows: RowArrays, backend: Backend) -> Gradients:
+def _accumulate(grid: Grid, rows: RowArrays) -> GradientSums:
     xp = grid.xp
-    visits, dropout = make_visits(grid, by_key=True), dropout_of(grid)
-    backward_pass = BackwardPass(grid, visits, rows, dropout, backend=backend)
     depth, width = (shape(x, xp=xp)[-1] for x in (grid.operands.key, grid.operands.value))
-    variables = upcast(score_variables(grid), xp=xp) if modifies_scores(grid) else ()
-    d_query, d_key, d_value = gradient_accumulators(grid, depth, depth, width, after=rows.delta)
+    variables = upcast(score_variables(grid), xp=xp) if grid.changes_scores else ()
+    d_query, d_key, d_value = grid.gradient_stacks(depth, depth, width, after=rows.delta)
     d_variables = tuple(xp.zeros_like(x) for x in variables)
-    sums = Gradients(d_query, d_key, d_value, bias_accumulator(grid), d_variables=d_variables)
-    add_sample = functools.partial(_backward_sample, backward_pass)
+    sums = GradientSums(d_query, d_key, d_value, grid.bias_stack(), d_variables=d_variables)
     is_shared = sums.d_bias is not None or bool(d_variables)
-    return for_each_sample(grid, add_sample, sums, is_shared=is_shared)  # type: ignore[no-any-return]
+    return grid.for_each_sample(functools.partial(_backward_sample, grid, rows), sums, is_shared=is_shared)  # type: ignore[no-any-return]
 
 
-def _backward_sample(backward_pass: BackwardPass, index: Any, sums: Gradients) -> Gradients:
+def _backward_sample(grid: Grid, rows: RowArrays, index: Any, sums: GradientSums) -> GradientSums:
     """The gradients with those of one sample of the batch."""
-    grid = backward_pass.grid
-    loops, (query_size, key_size) = grid.loops, grid.sizes
-    sample = sample_at(grid, index)
-    of_sample = (sample_slice(grid, x, sample.index, sample.head) for x in backward_pass.rows)
+    loops, sample, (query_size, key_size) = grid.loops, grid.sample_at(index), grid.sizes
     blocks = Blocks(
-        sample=sample,
+        sample,
         queries=loops.split(sample.query, query_size),
         keys=loops.split(sample.key, key_size),
-        values=loops.split(sample.value, key_size, functools.partial(finite_or_zero, grid)),
-        rows=RowArrays(*(loops.split(x, query_size) for x in of_sample)),
+        values=loops.split(sample.value, key_size, grid.finite_or_zero),
+        rows=RowArrays(*(loops.split(grid.part_of(x, sample.index, sample.head), query_size) for x in rows)),
     )
-    return loops.loop(0, grid.counts[1], functools.partial(_backward_keys, backward_pass, blocks, index), sums)  # type: ignore[no-any-return]
+    return loops.loop(0, grid.counts[1], functools.partial(_backward_keys, grid, blocks, index), sums)  # type: ignore[no-any-return]
 
 
-def _backward_keys(backward_pass: BackwardPass, blocks: Blocks, index: Any, j: Any, sums: Gradients) -> Gradients:
+def _backward_keys(grid: Grid, blocks: Blocks, index: Any, j: Any, sums: GradientSums) -> GradientSums:
     """The gradients with those of one block of keys, which all blocks of queries in sight add to."""
-    grid, xp, loops = backward_pass.grid, backward_pass.grid.xp, backward_pass.grid.loops
+    xp, loops = grid.xp, grid.loops
     keys, values = loops.block_at(blocks.keys, j), loops.block_at(blocks.values, j)
-    block_of_step, whole, seen = backward_pass.visits.of(loops, blocks.sample.index, j)
     absorb = functools.partial(
         _absorb,
-        backward_pass,
+        grid,
         blocks,
         index=index,
         j=j,
-        keys=finite_or_zero(grid, keys),
+        keys=grid.finite_or_zero(keys),
         keys_transposed=xp.matrix_transpose(keys),
         values_transposed=xp.matrix_transpose(values),
-        block_of_step=block_of_step,
     )
     start = sums._replace(d_key=xp.zeros_like(keys), d_value=xp.zeros_like(values))
-    state: Gradients = visit_blocks(loops, whole, seen, absorb, state=start)
+    state: GradientSums = visit_blocks(grid, blocks.sample.index, j, absorb, state=start)
     position = index * grid.counts[1] + j
     return state._replace(
         d_key=loops.add_block(sums.d_key, position, state.d_key),
@@ -225,21 +157,19 @@ def _backward_keys(backward_pass: BackwardPass, blocks: Blocks, index: Any, j: A
 
 
 def _absorb(
-    backward_pass: BackwardPass,
+    grid: Grid,
     blocks: Blocks,
     masked: bool,
-    step: Any,
-    state: Gradients,
+    i: Any,
+    state: GradientSums,
     *,
     index: Any,
     j: Any,
     keys: Array,
     keys_transposed: Array,
     values_transposed: Array,
-    block_of_step: Callable[[Any], Any],
-) -> Gradients:
+) -> GradientSums:
     """The gradients with those of one block of scores."""
-    grid, i, dropout = backward_pass.grid, block_of_step(step), backward_pass.dropout
     xp, loops = grid.xp, grid.loops
     queries = loops.block_at(blocks.queries, i)
     d_output, delta, logsumexp = (loops.block_at(x, i) for x in blocks.rows)
@@ -249,42 +179,36 @@ def _absorb(
     weights = loops.exp_difference(block.scores, logsumexp)
     if masks_again:
         weights = xp.where(block.allowed, weights, 0.0)  # even those of a query that is NaN
-    drop = functools.partial(_drop, grid, dropout, block)
-    d_value = xp.add(state.d_value, matmul_transposed(drop(weights), d_output, xp))
-    d_weights = drop(matmul_into_workspace(grid, "d_weights", d_output, values_transposed))
+    d_value = xp.add(state.d_value, matmul_transposed(_drop(grid, block, weights), d_output, xp))
+    d_weights = _drop(grid, block, grid.matmul("d_weights", d_output, values_transposed))
     d_scores = loops.inplace(xp.subtract, d_weights, delta)
     d_scores = loops.inplace(xp.multiply, d_scores, weights)
     if masks_again:
         d_scores = xp.where(block.allowed, d_scores, 0.0)  # even if a masked value made it overflow
     d_bias = state.d_bias
     if d_bias is not None:
-        d_bias = add_bias_gradient(grid, blocks.sample, d_bias, d_scores, i=i, j=j)
+        d_bias = grid.add_bias_gradient(blocks.sample, d_bias, d_scores, i, j=j)
     d_variables = state.d_variables
-    if modifies_scores(grid):
-        d_scores, d_variables = _through_modification(backward_pass, block, d_scores, d_variables)
+    if grid.changes_scores:
+        d_scores, d_variables = _through_modification(grid, block, d_scores, d_variables)
     d_query = loops.add_block(state.d_query, index * grid.counts[0] + i, matmul_per_group(d_scores, keys, xp))
-    d_key = xp.add(state.d_key, matmul_transposed(d_scores, finite_or_zero(grid, queries), xp))
-    return Gradients(d_query=d_query, d_key=d_key, d_value=d_value, d_bias=d_bias, d_variables=d_variables)
+    d_key = xp.add(state.d_key, matmul_transposed(d_scores, grid.finite_or_zero(queries), xp))
+    return GradientSums(d_query=d_query, d_key=d_key, d_value=d_value, d_bias=d_bias, d_variables=d_variables)
 
 
-def _drop(grid: Grid, dropout: Dropout | None, block: ScoreBlock, x: Array) -> Array:
+def _drop(grid: Grid, block: ScoreBlock, x: Array) -> Array:
     """Weights, or their gradients, after dropout."""
-    if dropout is None:
-        return x
-    dropped = apply_dropout(x, dropout, block.at, num_heads_of(grid), xp=grid.xp)
-    return grid.xp.multiply(dropped, dropout.scale)
+    return x if grid.dropout is None else grid.xp.multiply(grid.drop(x, block.at), grid.dropout.scale)
 
 
-def _through_modification(
-    backward_pass: BackwardPass, block: ScoreBlock, d_scores: Array, d_variables: Arrays
-) -> tuple[Array, Arrays]:
+def _through_modification(grid: Grid, block: ScoreBlock, d_scores: Array, d_variables: Arrays) -> tuple[Array, Arrays]:
     """The gradient of scores before cap and score modification, and the sums of those of what these depend on."""
-    grid, xp = backward_pass.grid, backward_pass.grid.xp
+    xp = grid.xp
 
     def modified(raw: Array, *variables: Array) -> Array:
         return modified_scores(grid, raw, variables, block.at)
 
-    _, pullback = backward_pass.backend.vjp(modified, block.raw, *score_variables(grid))
+    _, pullback = grid.backend.vjp(modified, block.raw, *score_variables(grid))
     d_raw, *more = pullback(d_scores)
     d_raw = xp.where(xp.equal(d_scores, 0.0), 0.0, d_raw)  # even where the modification has no finite derivative
     return d_raw, tuple(map(xp.add, d_variables, upcast(tuple(more), xp=xp)))

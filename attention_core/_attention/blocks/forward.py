@@ -19,48 +19,27 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attention_core._arithmetic.exact import two_sum
 from attention_core._arrays import Array, Arrays, scalar_like, shape, zeros_with
-from attention_core._attention.blocks.accumulators import concat_blocks, row_accumulators
 from attention_core._attention.blocks.backward import backward
-from attention_core._attention.blocks.grid import (
-    Grid,
-    Sample,
-    cached_by_distance,
-    dropout_of,
-    for_each_sample,
-    is_one_block,
-    make_grid,
-    may_mask,
-    num_heads_of,
-    sample_at,
-    work_of,
-)
+from attention_core._attention.blocks.grid import Blocks, Grid, make_grid, matmul_per_group
 from attention_core._attention.blocks.nonfinite import with_nonfinite_values
 from attention_core._attention.blocks.plan import (
     Plan,
     is_unmodified_product,
     make_plan,
+    scores_are_small,
     unpack_operands,
     with_value_facts,
 )
 from attention_core._attention.blocks.query_chunks import attend_query_chunks, query_chunks
-from attention_core._attention.blocks.scores import (
-    ScoreBlock,
-    check_score_mod_holds_no_variable,
-    matmul_into_workspace,
-    matmul_per_group,
-    score_block,
-)
-from attention_core._attention.blocks.small_scores import scores_are_small
-from attention_core._attention.blocks.visits import Visits, make_visits, visit_blocks
-from attention_core._attention.call import Call, apply_dropout, upcast_call
+from attention_core._attention.blocks.scores import ScoreBlock, check_score_mod_holds_no_variable, score_block
+from attention_core._attention.blocks.visits import make_visits, visit_blocks
+from attention_core._attention.call import Call, upcast_call
 from attention_core._attention.finite import repaired_unless_clean
 from attention_core._backend import Backend, Operation, register
-from attention_core.random import Dropout
 
 
 def blockwise(call: Call) -> tuple[Array, Array, Array]:
@@ -71,13 +50,10 @@ def blockwise(call: Call) -> tuple[Array, Array, Array]:
     xp, call = call.xp, upcast_call(call)
     check_score_mod_holds_no_variable(call)
     plan, operands = make_plan(call)
-    results = call.backend.custom_gradient(BLOCKWISE, plan, operands.arrays())
+    output, logsumexp, remainder = call.backend.custom_gradient(BLOCKWISE, plan, operands.arrays())
     *dims, _ = shape(call.query, xp=xp)
-    width = shape(call.value, xp=xp)[-1]
-    output, logsumexp, remainder = (
-        xp.reshape(x, (*dims, *last)) for x, last in zip(results, ((width,), (), ()), strict=True)
-    )
-    return output, logsumexp, remainder
+    output = xp.reshape(output, (*dims, shape(call.value, xp=xp)[-1]))
+    return output, xp.reshape(logsumexp, tuple(dims)), xp.reshape(remainder, tuple(dims))
 
 
 def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
@@ -114,32 +90,14 @@ def empty_results(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, 
     return output, logsumexp, remainder
 
 
-def _attend(grid: Grid, part: Callable[[Array], Array]) -> tuple[Array, Array, Array]:
-    """The results of a part of the values, which a function takes."""
-    grid = grid._replace(operands=grid.operands._replace(value=part(grid.operands.value)))
-    visits = None if is_one_block(grid) else make_visits(grid, by_key=False, run_keys=grid.plan.max_keys_per_run)
-    attend = functools.partial(_attend_sample, ForwardPass(grid, visits, dropout_of(grid)))
-    stacks = row_accumulators(grid, shape(grid.operands.value, xp=grid.xp)[-1], 2)
-    stacks = for_each_sample(grid, attend, stacks)
-    output, rows = (concat_blocks(grid, stack, 0) for stack in stacks)
-    return output, rows[..., 0], rows[..., 1]
-
-
-class ForwardPass(NamedTuple):
-    """What all loops of a forward pass look up."""
-
-    grid: Grid
-    visits: Visits | None  # None for one block of keys, which needs no loop
-    dropout: Dropout | None
-
-
-class Blocks(NamedTuple):
-    """The blocks of one sample of the batch."""
-
-    sample: Sample
-    queries: Any
-    keys: Any
-    values: Any
+def _attend(grid: Grid) -> tuple[Array, Array, Array]:
+    """The results of one pass over the blocks."""
+    if not grid.is_one_block:
+        grid = grid._replace(visits=make_visits(grid, by_key=False, run_keys=grid.plan.max_keys_per_run))
+    stacks = grid.row_stacks(shape(grid.operands.value, xp=grid.xp)[-1], 2)
+    outputs, numbers = grid.for_each_sample(functools.partial(_attend_sample, grid), stacks)
+    rows = grid.concat_blocks(numbers, 0)
+    return grid.concat_blocks(outputs, 0), rows[..., 0], rows[..., 1]
 
 
 class Running(NamedTuple):
@@ -151,47 +109,34 @@ class Running(NamedTuple):
     has_key: Array | None
 
 
-def _attend_sample(forward_pass: ForwardPass, index: Any, stacks: Any) -> Any:
+def _attend_sample(grid: Grid, index: Any, stacks: Any) -> Any:
     """Attention of all queries of one sample of the batch."""
-    grid, loops = forward_pass.grid, forward_pass.grid.loops
-    sample = sample_at(grid, index)
-    sizes = grid.sizes[0], grid.sizes[1], grid.sizes[1]
-    blocks = Blocks(sample, *map(loops.split, (sample.query, sample.key, sample.value), sizes))
-    attend = functools.partial(_attend_rows, forward_pass, blocks, index)
-    return loops.for_each(grid.counts[0], attend, stacks, work_of(grid, sample))
+    loops, sample, (num_rows, num_keys) = grid.loops, grid.sample_at(index), grid.sizes
+    queries, keys = loops.split(sample.query, num_rows), loops.split(sample.key, num_keys)
+    blocks = Blocks(sample, queries, keys, loops.split(sample.value, num_keys))
+    attend = functools.partial(_attend_rows, grid, blocks, index)
+    return loops.for_each(grid.counts[0], attend, stacks, grid.work(sample.query))
 
 
-def _attend_rows(forward_pass: ForwardPass, blocks: Blocks, index: Any, i: Any, stacks: Any) -> Any:
+def _attend_rows(grid: Grid, blocks: Blocks, index: Any, i: Any, stacks: Any) -> Any:
     """Attention of one block of queries, added to the stacks of outputs and logsumexps."""
-    grid, visits = forward_pass.grid, forward_pass.visits
     xp, loops = grid.xp, grid.loops
     rows = loops.block_at(blocks.queries, i)
     if grid.plan.exp_without_max:
         rows = xp.multiply(rows, loops.log_base)
-    absorb = functools.partial(_absorb, forward_pass, blocks, rows, i)
-    if visits is None:
-        state = absorb(lambda step: step, may_mask(grid), 0, None)
+    absorb = functools.partial(_absorb, grid, blocks, rows, i)
+    if grid.is_one_block:
+        state = absorb(grid.may_mask, 0, None)
     else:
-        block_of_step, whole, seen = visits.of(loops, blocks.sample.index, i)
-        empty = _empty_state(forward_pass, rows) if loops.traced else None
-        state = visit_blocks(loops, whole, seen, functools.partial(absorb, block_of_step), state=empty)
-    results = _finish(forward_pass, _empty_state(forward_pass, rows) if state is None else state)
+        empty = _empty_state(grid, rows) if loops.traced else None
+        state = visit_blocks(grid, blocks.sample.index, i, absorb, state=empty)
+    output, numbers = _finish(grid, _empty_state(grid, rows) if state is None else state)
     position = index * grid.counts[0] + i
-    return tuple(loops.add_block(stack, position, x) for stack, x in zip(stacks, results, strict=True))
+    return loops.add_block(stacks[0], position, output), loops.add_block(stacks[1], position, numbers)
 
 
-def _absorb(
-    forward_pass: ForwardPass,
-    blocks: Blocks,
-    rows: Array,
-    i: Any,
-    block_of_step: Callable[[Any], Any],
-    masked: bool,
-    step: Any,
-    state: Running | None,
-) -> Running:
+def _absorb(grid: Grid, blocks: Blocks, rows: Array, i: Any, masked: bool, j: Any, state: Running | None) -> Running:
     """The running sums after one more block of keys."""
-    grid, j = forward_pass.grid, block_of_step(step)
     plan, xp, loops = grid.plan, grid.xp, grid.loops
     keys = xp.matrix_transpose(loops.block_at(blocks.keys, j))
     block = score_block(grid, blocks.sample, rows, keys, i=i, j=j, masked=masked)
@@ -202,12 +147,12 @@ def _absorb(
         new_max = xp.maximum(xp.max(block.scores, axis=-1, keepdims=True), before)
         exponentials = loops.exp_difference(block.scores, new_max)
     total = xp.sum(exponentials, axis=-1, keepdims=True)
-    weights = apply_dropout(exponentials, forward_pass.dropout, block.at, num_heads_of(grid), xp=xp)
+    weights = grid.drop(exponentials, block.at)
     values = loops.block_at(blocks.values, j)
     has_key = _has_key(grid, block, total, i, j=j) if plan.may_mask else None
     if state is None:
         return Running(matmul_per_group(weights, values, xp), total, new_max, has_key)
-    weighted_sum = matmul_into_workspace(grid, "weighted_sum", weights, values)
+    weighted_sum = grid.matmul("weighted_sum", weights, values)
     sums = state.weighted_sum, state.total
     if new_max is not None:
         rescale = loops.exp_difference(state.row_max, new_max)
@@ -232,12 +177,12 @@ def _has_key(grid: Grid, block: ScoreBlock, total: Array, i: Any, j: Any) -> Arr
     if allowed is None:
         return everywhere
     compute = functools.partial(xp.any, allowed, axis=-1, keepdims=True)
-    return xp.logical_and(everywhere, cached_by_distance(grid, "has_key", i, j, like=allowed, compute=compute))
+    return xp.logical_and(everywhere, grid.cached_by_distance("has_key", i, j, like=allowed, compute=compute))
 
 
-def _empty_state(forward_pass: ForwardPass, rows: Array) -> Running:
+def _empty_state(grid: Grid, rows: Array) -> Running:
     """The running sums over no keys."""
-    grid, xp = forward_pass.grid, forward_pass.grid.xp
+    xp = grid.xp
     *dims, _ = shape(rows, xp=xp)
     total = zeros_with(rows, *dims, 1, xp=xp)
     return Running(
@@ -248,9 +193,9 @@ def _empty_state(forward_pass: ForwardPass, rows: Array) -> Running:
     )
 
 
-def _finish(forward_pass: ForwardPass, state: Running) -> tuple[Array, Array]:
+def _finish(grid: Grid, state: Running) -> tuple[Array, Array]:
     """Output of a block of queries, and logsumexp with its remainder (..., 2): 0 and -inf in fully masked rows."""
-    xp, dropout, (weighted_sum, total, row_max, has_key) = forward_pass.grid.xp, forward_pass.dropout, state
+    xp, dropout, (weighted_sum, total, row_max, has_key) = grid.xp, grid.dropout, state
     if has_key is not None:
         total = xp.where(has_key, total, 1.0)
     output = xp.divide(weighted_sum, total)

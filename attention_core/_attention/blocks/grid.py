@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, is_on_host, on_device_of, positions, shape
+from attention_core._arrays import Array, Namespace, on_device_of, positions, shape, zeros_with
 from attention_core._attention.blocks.plan import Operands, Plan
-from attention_core._attention.call import counted_from, is_listed
-from attention_core._backend import Backend, Loops, Workspace
+from attention_core._attention.call import apply_dropout, counted_from, flatten_group, is_listed
+from attention_core._backend import Backend, Loops, Workspace, is_on_host
 from attention_core.masks import Positions, Spans, unflatten
 from attention_core.masks._tree import leaves
 from attention_core.random import Dropout
@@ -17,25 +17,245 @@ from attention_core.random import Dropout
 EXACT_WORK = 8  # the time of a score in reproducible arithmetic, by that of one in fast arithmetic
 
 
+class Sample(NamedTuple):
+    """One sample of the batch, or one key/value head of it."""
+
+    index: Any  # in the batch
+    head: Any  # None for all heads
+    query: Array  # (G, R, M, D)
+    key: Array  # (G, N, D)
+    value: Array  # (G, N, E)
+    bias: Array | None
+    rule: Any
+
+
+class Blocks(NamedTuple):
+    """The blocks of one sample, as `Loops.split` gives them."""
+
+    sample: Sample
+    queries: Any
+    keys: Any
+    values: Any
+    rows: Any = None  # what the backward pass knows of queries
+
+
 class Grid(NamedTuple):
-    """A call cut into blocks of queries and keys."""
+    """A call cut into blocks of queries and keys, with what all loops over them look up."""
 
     plan: Plan
     operands: Operands
+    backend: Backend
     xp: Namespace
     loops: Loops
     sizes: tuple[int, int]  # queries and keys of a block
     counts: tuple[Any, Any]  # blocks of queries and of keys
     lengths: tuple[Any, Any]  # M, N
+    dims: tuple[Any, Any, Any]  # B, G, R
+    num_rounds: Any  # samples, or key/value heads of all of them if these are taken one by one
+    dropout: Dropout | None  # with its seed as a number or an array
     padded: bool  # whether the last block of keys is filled up with zeros
+    may_mask: bool  # whether a block may hold masked scores
+    changes_scores: bool  # whether there is a softcap or a score modification
     workspace: Workspace  # memory of products, each of which is used before the next of its name is computed
     cache: dict[Any, Array] | None = None  # masks by distance, under a rule that looks at `key - query` alone
+    visits: Any = None  # `Visits`, once they are known
+
+    @property
+    def is_one_block(self) -> bool:
+        """Whether there is one block of keys, so that a compiler needs no loop over them."""
+        return self.loops.traced and isinstance(self.counts[1], int) and self.counts[1] == 1
+
+    def for_each_sample(self, body: Callable[[Any, Any], Any], state: Any, *, is_shared: bool = False) -> Any:
+        """Run a body for each round; in turn, if they add to the same sums."""
+        if is_shared:
+            return self.loops.loop(0, self.num_rounds, body, state)
+        return self.loops.for_each(self.num_rounds, body, state, self.work(self.operands.query))
+
+    def work(self, query: Array) -> int:
+        """A host's work of all scores of queries, by the time of one in fast arithmetic; 0 if it is not known."""
+        if self.loops.traced or not is_on_host(query):
+            return 0
+        return int(math.prod(query.shape[:-1]) * self.lengths[1]) * (EXACT_WORK if self.plan.num_slices else 1)
+
+    def sample_at(self, index: Any) -> Sample:
+        """The arrays of one sample, or of one of its key/value heads."""
+        plan, operands = self.plan, self.operands
+        b, g = (index // self.dims[1], index % self.dims[1]) if plan.per_head else (index, None)
+        rule = None
+        if plan.mask is not None:
+            axes = {leaf.place: leaf.axes for leaf in leaves(plan.mask)}
+            arrays = [
+                array if axes[number] < 0 else self.part_of(array, b, g if axes[number] == 3 else None)
+                for number, array in enumerate(operands.mask)
+            ]
+            rule = unflatten(plan.mask, arrays)
+        bias = None if operands.bias is None else self.part_of(operands.bias, b, g)
+        query, key = self.part_of(operands.query, b, g), self.part_of(operands.key, b, g)
+        return Sample(b, g, query, key, self.part_of(operands.value, b, g), bias=bias, rule=rule)
+
+    def part_of(self, x: Array, b: Any, g: Any) -> Array:
+        """The part of an array (B or 1, G or 1, ...) of one sample, and one key/value head if that is not ``None``."""
+        x = self.loops.block_at(x, 0 if is_broadcast(x, 0) else b)
+        return x if g is None or is_broadcast(x, 0) else self.xp.expand_dims(self.loops.block_at(x, g), axis=0)
+
+    def cached_by_distance(self, name: str, i: Any, j: Any, like: Array, compute: Callable[[], Array]) -> Array:
+        """Compute a mask of a block; only once for all blocks of one shape and distance, if the distance decides."""
+        if self.cache is None:
+            return compute()
+        distance = first_block(i) * self.sizes[0] - first_block(j) * self.sizes[1]
+        key = name, distance, *like.shape[-2:]
+        if key not in self.cache:
+            self.cache[key] = compute()
+        return self.cache[key]
+
+    def first(self, side: int) -> Any:
+        """The position of the first query or key, or the positions of all of them."""
+        start = (self.operands.query_start, self.operands.key_start)[side]
+        return self.plan.starts[side] if start is None else self.xp.astype(start, self.xp.int32)
+
+    def absolute(self, side: int, counted: Array) -> Array:
+        """The positions of queries or keys that are counted from 0; what only fills up the last block has the last."""
+        xp, size, count, length = self.xp, self.sizes[side], self.counts[side], self.lengths[side]
+        if not (isinstance(length, int) and size * count == length):
+            counted = xp.minimum(counted, xp.add(xp.zeros_like(counted), length - 1))
+        return counted_from(self.first(side), counted, xp)
+
+    def spans(self, side: int) -> Spans:
+        """The positions of all blocks of one side: of queries as a column, of keys as a row."""
+        xp, size, count = self.xp, self.sizes[side], self.counts[side]
+        if is_listed(self.first(side)):
+            at = self.absolute(side, positions(count * size, self.operands.query, xp=xp))
+            at = xp.reshape(at, (count, size))
+            first, last = xp.min(at, axis=-1), xp.max(at, axis=-1)
+        else:
+            at, counted = None, xp.multiply(positions(count, self.operands.query, xp=xp), size)
+            first, last = (self.absolute(side, x) for x in (counted, xp.add(counted, size - 1)))
+        if side == 0:
+            first, last = xp.expand_dims(first, axis=-1), xp.expand_dims(last, axis=-1)
+        return Spans(first, last, size, at)
+
+    def positions(self, sample: Sample, i: Any, j: Any, scores: Array) -> Positions:
+        """Where the scores (G, R, m, n) of a block stand."""
+        xp, like = self.xp, sample.query
+        num_kv_heads, group, rows, columns = shape(scores, xp=xp)
+        heads = positions(num_kv_heads * group, like, xp=xp)
+        if sample.head is not None:
+            heads = xp.add(heads, sample.head * group)
+        query, key = (
+            xp.add(positions(count, like, xp=xp), first_block(index) * self.sizes[side])
+            for side, (count, index) in enumerate(((rows, i), (columns, j)))
+        )
+        query, key = (self.absolute(side, x) for side, x in enumerate((query, key)))
+        batch = xp.add(xp.zeros((), dtype=xp.int32, **on_device_of(like)), sample.index)
+        return Positions(batch, xp.reshape(heads, (num_kv_heads, group, 1, 1)), xp.expand_dims(query, axis=-1), key)
+
+    def drop(self, weights: Array, at: Positions | None) -> Array:
+        """Weights of a block with some of them 0, if there is dropout."""
+        if self.dropout is None:
+            return weights
+        return apply_dropout(weights, self.dropout, at, self.dims[1] * self.dims[2], self.xp)
+
+    def finite_or_zero(self, x: Array) -> Array:
+        """A block with 0 for what is not finite, to multiply others by."""
+        return x if self.plan.all_finite else self.xp.where(self.xp.isfinite(x), x, 0.0)
+
+    def matmul(self, name: str, weights: Array, value: Array) -> Array:
+        """`matmul_per_group`, perhaps in memory that the next of this name overwrites: fresh memory takes as long."""
+        *dims, columns = shape(weights, xp=self.xp)
+        flat = self.xp.reshape(weights, (dims[0], dims[1] * dims[2], columns))
+        product = self.loops.matmul(flat, value, self.workspace, name)
+        return self.xp.reshape(product, (*dims, shape(value, xp=self.xp)[-1]))
+
+    # Stacks of blocks in which results and gradients are summed
+
+    def row_stacks(self, *lasts: Any, dtype: str | None = None) -> tuple[Any, ...]:
+        """Blocks of queries, (G, R, m, last) each, that start as zero: a stack for each of these widths.
+
+        By default they have the dtype of the queries.
+        """
+        like, count = self.operands.query, self.num_rounds * self.counts[0]
+        dims = (1 if self.plan.per_head else self.dims[1], self.dims[2], self.sizes[0])
+        options = {"dtype": like.dtype if dtype is None else getattr(self.xp, dtype), **on_device_of(like)}
+
+        def stack(last: Any) -> Any:
+            return self.loops.zero_blocks(count, lambda _: self.xp.zeros((*dims, last), **options))
+
+        return tuple(map(stack, lasts))
+
+    def gradient_stacks(self, *lasts: Any, after: Array) -> tuple[Any, ...]:
+        """Blocks for the gradients of query, key and value of these widths. Memory is needed as of ``after``."""
+        num_heads = 1 if self.plan.per_head else self.dims[1]
+
+        def stack(side: int, *between: Any, last: Any) -> Any:
+            def zero(index: Any) -> Array:
+                size = self.length_of_block(side, index)
+                return zeros_with(self.operands.query, num_heads, *between, size, last, xp=self.xp)
+
+            return self.loops.zero_blocks(self.num_rounds * self.counts[side], zero, after)
+
+        return stack(0, self.dims[2], last=lasts[0]), stack(1, last=lasts[1]), stack(1, last=lasts[2])
+
+    def length_of_block(self, side: int, index: Any) -> Any:
+        """How long a block is, by its index over all rounds."""
+        if self.loops.traced:
+            return self.sizes[side]
+        return min(self.sizes[side], self.lengths[side] - index % self.counts[side] * self.sizes[side])
+
+    def concat_blocks(self, stack: Any, side: int) -> Array:
+        """The blocks of queries or keys (axis -2) as one array (B, G, ..., length, width)."""
+        xp, loops = self.xp, self.loops
+        rows = loops.stack_blocks(loops.concat_blocks(stack, self.counts[side], -2))[..., : self.lengths[side], :]
+        if not (loops.traced or self.plan.per_head):
+            return rows
+        return xp.reshape(rows, (*self.dims[:2], *shape(rows, xp=xp)[2:]))
+
+    def bias_stack(self) -> Any:
+        """Blocks for the gradient of a bias; ``None`` where there is none."""
+        bias = self.operands.bias
+        if bias is None:
+            return None
+        batch, heads, sharing = shape(bias, xp=self.xp)[:3]
+        counts = [1 if is_broadcast(bias, axis) else self.counts[axis] for axis in (-2, -1)]
+        head_count = heads if self.plan.per_head else 1
+
+        def zero(index: Any) -> Array:
+            places = index // counts[1], index
+            ends = (
+                1 if is_broadcast(bias, axis) else self.length_of_block(axis, number)
+                for axis, number in zip((-2, -1), places, strict=True)
+            )
+            return zeros_with(self.operands.query, 1 if self.plan.per_head else heads, sharing, *ends, xp=self.xp)
+
+        return self.loops.zero_blocks(batch * head_count * counts[0] * counts[1], zero)
+
+    def add_bias_gradient(self, sample: Sample, stack: Any, d_scores: Array, i: Any, j: Any) -> Any:
+        """Add the gradient of a block of scores to that of the bias, summed over what the bias is broadcast to."""
+        bias: Any = self.operands.bias
+        rows, columns = (1 if is_broadcast(bias, axis) else self.counts[axis] for axis in (-2, -1))
+        index = 0 if is_broadcast(bias, 0) else sample.index
+        if sample.head is not None:
+            index = index if is_broadcast(bias, 1) else index * bias.shape[1] + sample.head
+        index = index * rows + (0 if is_broadcast(bias, -2) else i)
+        index = index * columns + (0 if is_broadcast(bias, -1) else j)
+        shared = tuple(axis for axis in range(4) if is_broadcast(bias, axis + 1))
+        summed = self.xp.sum(d_scores, axis=shared, keepdims=True) if shared else d_scores
+        return self.loops.add_block(stack, index, summed)
+
+    def concat_bias_gradient(self, stack: Any) -> Array:
+        """The gradient of the bias as one array of its shape."""
+        bias, xp = self.operands.bias, self.xp
+        for axis in (-1, -2):
+            stack = self.loops.concat_blocks(stack, 1 if is_broadcast(bias, axis) else self.counts[axis], axis)
+        d_bias = self.loops.stack_blocks(stack)
+        rows, columns = (1 if is_broadcast(bias, axis) else self.lengths[axis] for axis in (-2, -1))
+        return xp.reshape(d_bias[..., :rows, :columns], (*shape(bias, xp=xp)[:3], rows, columns))
 
 
 def make_grid(plan: Plan, operands: Operands, backend: Backend) -> Grid:
     """Cut the operands of a plan into blocks; where loops are traced, fill the last block up with zeros."""
-    xp, loops = backend.namespace, backend.loops
-    lengths = shape(operands.query, xp=xp)[-2], shape(operands.key, xp=xp)[-2]
+    xp, loops, seed = backend.namespace, backend.loops, operands.seed
+    batch, num_kv_heads, group, rows, _ = shape(operands.query, xp=xp)
+    lengths = rows, shape(operands.key, xp=xp)[-2]
     sizes, counts = zip(*map(_split_evenly, lengths, plan.block_sizes), strict=True)
     padded = False
     if loops.traced:
@@ -45,29 +265,24 @@ def make_grid(plan: Plan, operands: Operands, backend: Backend) -> Grid:
     relative = plan.mask is not None and unflatten(plan.mask, operands.mask).is_relative()
     relative = relative and not any(map(is_listed, operands[6:8]))
     repeats = max(sizes) % max(min(sizes), 1) == 0  # else hardly any distance occurs twice
-    cache: Any = {} if relative and repeats and operands.bias is None and not loops.traced else None
     return Grid(
         plan,
         operands,
+        backend,
         xp,
         loops,
         sizes=sizes,
         counts=counts,
         lengths=lengths,
+        dims=(batch, num_kv_heads, group),
+        num_rounds=batch * num_kv_heads if plan.per_head else batch,
+        dropout=Dropout(plan.dropout_rate, plan.seed if seed is None else seed) if plan.dropout_rate else None,
         padded=padded,
+        may_mask=plan.mask is not None or operands.bias is not None or padded,
+        changes_scores=plan.softcap is not None or operands.softcap is not None or plan.score_mod is not None,
         workspace=Workspace(),
-        cache=cache,
+        cache={} if relative and repeats and operands.bias is None and not loops.traced else None,
     )
-
-
-def is_one_block(grid: Grid) -> bool:
-    """Whether there is one block of keys, so that a compiler needs no loop over them."""
-    return grid.loops.traced and isinstance(grid.counts[1], int) and grid.counts[1] == 1
-
-
-def may_mask(grid: Grid) -> bool:
-    """Whether a block may hold masked scores."""
-    return grid.plan.mask is not None or grid.operands.bias is not None or grid.padded
 
 
 def _split_evenly(length: Any, size: int) -> tuple[int, Any]:
@@ -104,133 +319,18 @@ def is_broadcast(x: Array, axis: int) -> bool:
     return isinstance(dim, int) and dim == 1
 
 
-def _first(grid: Grid, side: int) -> Any:
-    """The position of the first query or key, or the positions of all of them."""
-    start = (grid.operands.query_start, grid.operands.key_start)[side]
-    return grid.plan.starts[side] if start is None else grid.xp.astype(start, grid.xp.int32)
-
-
-def _absolute(grid: Grid, side: int, counted: Array) -> Array:
-    """The positions of queries or keys that are counted from 0; what only fills up the last block has the last."""
-    xp, size, count, length = grid.xp, grid.sizes[side], grid.counts[side], grid.lengths[side]
-    if not (isinstance(length, int) and size * count == length):
-        counted = xp.minimum(counted, xp.add(xp.zeros_like(counted), length - 1))
-    return counted_from(_first(grid, side), counted, xp)
-
-
-def block_spans(grid: Grid, side: int) -> Spans:
-    """The positions of all blocks of one side: of queries as a column, of keys as a row."""
-    xp, size, count = grid.xp, grid.sizes[side], grid.counts[side]
-    if is_listed(_first(grid, side)):
-        at = _absolute(grid, side, positions(count * size, grid.operands.query, xp=xp))
-        at = xp.reshape(at, (count, size))
-        first, last = xp.min(at, axis=-1), xp.max(at, axis=-1)
-    else:
-        at, counted = None, xp.multiply(positions(count, grid.operands.query, xp=xp), size)
-        first, last = (_absolute(grid, side, x) for x in (counted, xp.add(counted, size - 1)))
-    if side == 0:
-        first, last = xp.expand_dims(first, axis=-1), xp.expand_dims(last, axis=-1)
-    return Spans(first, last, size, at)
-
-
-class Sample(NamedTuple):
-    """One sample of the batch, or one key/value head of it."""
-
-    index: Any  # in the batch
-    head: Any  # None for all heads
-    query: Array  # (G, R, M, D)
-    key: Array  # (G, N, D)
-    value: Array  # (G, N, E)
-    bias: Array | None
-    rule: Any
-
-
-def sample_at(grid: Grid, index: Any) -> Sample:
-    """The arrays of one sample, or of one of its key/value heads."""
-    plan, operands = grid.plan, grid.operands
-    num_kv_heads = operands.key.shape[1]
-    b, g = (index // num_kv_heads, index % num_kv_heads) if plan.per_head else (index, None)
-    rule = None
-    if plan.mask is not None:
-        axes = {leaf.place: leaf.axes for leaf in leaves(plan.mask)}
-        arrays = [
-            array if axes[number] < 0 else sample_slice(grid, array, b, g if axes[number] == 3 else None)
-            for number, array in enumerate(operands.mask)
-        ]
-        rule = unflatten(plan.mask, arrays)
-    query, key, value = (sample_slice(grid, x, b, g) for x in operands[:3])
-    bias = None if operands.bias is None else sample_slice(grid, operands.bias, b, g)
-    return Sample(b, g, query, key, value=value, bias=bias, rule=rule)
-
-
-def sample_slice(grid: Grid, x: Array, b: Any, g: Any) -> Array:
-    """The part of an array (B or 1, G or 1, ...) for one sample, and one key/value head if that is not ``None``."""
-    x = grid.loops.block_at(x, 0 if is_broadcast(x, 0) else b)
-    return x if g is None or is_broadcast(x, 0) else grid.xp.expand_dims(grid.loops.block_at(x, g), axis=0)
-
-
-def cached_by_distance(grid: Grid, name: str, i: Any, j: Any, like: Array, compute: Callable[[], Array]) -> Array:
-    """Compute a mask of a block; only once for all blocks of one shape and distance, if the distance decides."""
-    if grid.cache is None:
-        return compute()
-    distance = first_block(i) * grid.sizes[0] - first_block(j) * grid.sizes[1]
-    key = name, distance, *like.shape[-2:]
-    if key not in grid.cache:
-        grid.cache[key] = compute()
-    return grid.cache[key]
-
-
 def first_block(index: Any) -> Any:
     """The index of a block, or of the first of a run of blocks."""
     return index.start if isinstance(index, range) else index
 
 
-def block_positions(grid: Grid, sample: Sample, i: Any, j: Any, scores: Array) -> Positions:
-    """Where the scores (G, R, m, n) of a block stand."""
-    xp, like = grid.xp, sample.query
-    num_kv_heads, group, rows, columns = shape(scores, xp=xp)
-    heads = positions(num_kv_heads * group, like, xp=xp)
-    if sample.head is not None:
-        heads = xp.add(heads, sample.head * group)
-    query, key = (
-        xp.add(positions(count, like, xp=xp), first_block(index) * grid.sizes[side])
-        for side, (count, index) in enumerate(((rows, i), (columns, j)))
-    )
-    query, key = (_absolute(grid, side, x) for side, x in enumerate((query, key)))
-    batch = xp.add(xp.zeros((), dtype=xp.int32, **on_device_of(like)), sample.index)
-    return Positions(batch, xp.reshape(heads, (num_kv_heads, group, 1, 1)), xp.expand_dims(query, axis=-1), key)
+def matmul_per_group(weights: Array, value: Array, xp: Namespace) -> Array:
+    """Weights (G, R, m, n) times values (G, n, E): an array (G, R, m, E)."""
+    *dims, columns = shape(weights, xp=xp)
+    product = xp.matmul(xp.reshape(weights, (dims[0], dims[1] * dims[2], columns)), value)
+    return xp.reshape(product, (*dims, shape(value, xp=xp)[-1]))
 
 
-def dropout_of(grid: Grid) -> Dropout | None:
-    """The dropout of a call, with its seed as a number or an array."""
-    plan, seed = grid.plan, grid.operands.seed
-    return Dropout(plan.dropout_rate, plan.seed if seed is None else seed) if plan.dropout_rate else None
-
-
-def num_heads_of(grid: Grid) -> Any:
-    """How many query heads there are."""
-    _, num_kv_heads, group = shape(grid.operands.query, xp=grid.xp)[:3]
-    return num_kv_heads * group
-
-
-def num_rounds(grid: Grid) -> Any:
-    """How many samples there are, or key/value heads of all of them if these are taken one by one."""
-    batch, num_kv_heads = shape(grid.operands.query, xp=grid.xp)[:2]
-    return batch * num_kv_heads if grid.plan.per_head else batch
-
-
-def for_each_sample(grid: Grid, body: Callable[[Any, Any], Any], state: Any, *, is_shared: bool = False) -> Any:
-    """Run a body for each of these rounds; in turn, if they add to the same sums."""
-    if is_shared:
-        return grid.loops.loop(0, num_rounds(grid), body, state)
-    return grid.loops.for_each(num_rounds(grid), body, state, work_of(grid))
-
-
-def work_of(grid: Grid, sample: Sample | None = None) -> int:
-    """A host's work of all scores, or a sample's, by the time of one in fast arithmetic; 0 if it is not known."""
-    query = (grid.operands if sample is None else sample).query
-    if grid.loops.traced or not is_on_host(query):
-        return 0
-    *dims, _ = query.shape
-    dims.append(grid.operands.key.shape[-2])
-    return int(math.prod(dims)) * (EXACT_WORK if grid.plan.num_slices else 1)
+def matmul_transposed(weights: Array, x: Array, xp: Namespace) -> Array:
+    """Sums over queries, of weights (G, R, m, n) and vectors (G, R, m, D): an array (G, n, D)."""
+    return xp.matmul(xp.matrix_transpose(flatten_group(weights, xp=xp)), flatten_group(x, xp=xp))

@@ -13,19 +13,15 @@ from attention_core._attention.finite import repaired_unless_clean, value_column
 from attention_core._backend import can_be_read
 
 
-def with_nonfinite_values(
-    grid: Grid,
-    average: Callable[[Grid, Callable[[Array], Array]], Arrays],
-    empty: Callable[[], Arrays],
-) -> Arrays:
-    """The results of ``average(grid, part)``, which averages a part of the values, for values that may not be finite.
+def with_nonfinite_values(grid: Grid, average: Callable[[Grid], Arrays], empty: Callable[[], Arrays]) -> Arrays:
+    """The results of ``average(grid)``, which averages the values of a grid, for values that may not be finite.
 
     A non-finite value that is attended to appears in the output, whatever its weight. A host runs, looks at the result,
     and repairs it. A traced loop adds two passes where there is such a value: they average indicators, one of inf or
     NaN, one of -inf or NaN. It holds all passes, as it is traced once. An accelerator is not asked.
     """
     if grid.plan.all_finite:
-        return average(grid, _whole)
+        return average(grid)
     xp, loops = grid.xp, grid.loops
     if loops.traced:
         infinite = xp.logical_not(xp.all(xp.isfinite(grid.operands.value)))
@@ -34,40 +30,31 @@ def with_nonfinite_values(
     repair = functools.partial(_of_columns, grid, average)
     if not can_be_read(grid.operands.value):
         return repair()
-    results = average(grid._replace(plan=grid.plan._replace(all_finite=True)), _whole)
+    results = average(grid._replace(plan=grid.plan._replace(all_finite=True)))
     return repaired_unless_clean(results, repair, loops)  # type: ignore[no-any-return]
-
-
-def _whole(values: Array) -> Array:
-    return values
 
 
 def _of_columns(grid: Grid, average: Any) -> Arrays:
     """The results by one pass over finite values and both indicators, side by side."""
-    columns = grid.operands._replace(value=value_columns(grid.operands.value, grid.xp))
-    averages, *rest = average(grid._replace(operands=columns), _whole)
+    averages, *rest = average(_with_values(grid, value_columns(grid.operands.value, grid.xp)))
     return with_infinities(averages, grid.xp), *rest
+
+
+def _with_values(grid: Grid, value: Array) -> Grid:
+    return grid._replace(operands=grid.operands._replace(value=value))
 
 
 def _one_pass(grid: Grid, average: Any, number: Any, results: Arrays) -> Arrays:
     """Pass 0 averages finite values; pass 1 adds attended inf to the output, and pass 2 attended -inf."""
-    xp, before = grid.xp, results[0]
+    xp, before, values = grid.xp, results[0], grid.operands.value
     is_first, infinity = xp.equal(number, 0), xp.multiply(xp.astype(3 - 2 * number, before.dtype), math.inf)
-
-    def part(values: Array) -> Array:
-        is_indicated = xp.logical_or(xp.isnan(values), xp.equal(values, xp.astype(infinity, values.dtype)))
-        return xp.where(is_first, finite_or_zero(grid, values), xp.astype(is_indicated, values.dtype))
-
-    found, *rest = average(grid, part)
+    is_indicated = xp.logical_or(xp.isnan(values), xp.equal(values, xp.astype(infinity, values.dtype)))
+    part = xp.where(is_first, grid.finite_or_zero(values), xp.astype(is_indicated, values.dtype))
+    found, *rest = average(_with_values(grid, part))
     attended = xp.greater(found, 0.0)
     both = xp.logical_and(attended, xp.equal(before, xp.negative(infinity)))
     after = xp.where(both, math.nan, xp.add(before, xp.where(attended, infinity, xp.zeros_like(found))))
     return xp.where(is_first, found, after), *rest  # nan of one sign, where a processor gives inf - inf another
-
-
-def finite_or_zero(grid: Grid, x: Array) -> Array:
-    """A block with 0 for what is not finite, to multiply others by."""
-    return x if grid.plan.all_finite else grid.xp.where(grid.xp.isfinite(x), x, 0.0)
 
 
 def zero_unless_finite(gradient: Array, x: Array, xp: Namespace) -> Array:

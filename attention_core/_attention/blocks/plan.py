@@ -5,23 +5,24 @@ Nothing here knows in which arithmetic a block is summed up.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Arrays, Namespace, is_on_host, shape
-from attention_core._attention.blocks.small_scores import scores_are_small
-from attention_core._attention.call import Call, group_size, scale_query
+from attention_core._arrays import Array, Arrays, Namespace, shape
+from attention_core._attention.call import Call, scale_like
 from attention_core._attention.finite import inputs_are_finite
-from attention_core._backend import Backend, Tuning, can_be_read, register
+from attention_core._backend import Backend, Tuning, can_be_read, is_on_host, register
 from attention_core._checks import only_array
 from attention_core.masks import flatten
 from attention_core.masks._mask import as_mask, band_of
 from attention_core.masks._tree import leaves
-from attention_core.random import Dropout
 from attention_core.scores import ScoreMod
 
 DEVICE_QUERIES, DEVICE_KEYS = 4, 4  # times as many of a block on an accelerator, where each costs launches
 REPRODUCIBLE_KEYS = 2048  # up to how many keys a block of exact scores has
+MAX_PLAIN_SCORE = 32.0  # below this, exponentials of scores can be taken as they are
+NORM_LIMIT = 1e15  # of norms, and of values
 
 
 class Plan(NamedTuple):
@@ -85,38 +86,43 @@ def unpack_operands(plan: Plan, arrays: Arrays) -> Operands:
     """The operands of a plan out of the arrays that there are."""
     remaining = iter(arrays)
     named: list[Any] = [next(remaining) if present else None for present in plan.present]
-    named += [tuple(next(remaining) for _ in range(count)) for count in plan.num_arrays]
+    named += [tuple(itertools.islice(remaining, plan.num_arrays[0])), tuple(remaining)]
     return Operands(*named)
 
 
 def make_plan(call: Call, *, num_slices: int = 0, score_scale: float = 1.0) -> tuple[Plan, Operands]:
     """A call as constants and arrays. In reproducible arithmetic, with slices, the query is not scaled yet."""
-    xp, tuning, dropout = call.xp, block_tuning(call), call.dropout or Dropout(0.0, 0)
-    *leading, _, rows, width = shape(call.query, xp=xp)
+    xp, tuning, dropout = call.xp, block_tuning(call), call.dropout
+    *leading, num_heads, rows, width = shape(call.query, xp=xp)
     num_kv_heads, columns = shape(call.key, xp=xp)[-3:-1]
     batch = math.prod(leading)
-    group = group_size(call.query, call.key, xp)
-    held: list[Array] = []
-    treedef = None if call.mask is None else flatten(as_mask(call.mask), held)
+    group = 1 if isinstance(num_heads, int) and num_heads == num_kv_heads else num_heads // num_kv_heads
     target = (batch, num_kv_heads, group, rows, columns)
+    held: list[Array] = []
+    treedef, of_mask = None, ()
+    if call.mask is not None:
+        treedef = flatten(as_mask(call.mask), held)
+        of_mask = tuple(
+            array if leaf.axes < 0 else _flatten_batch(array, leaf.axes, leading, target, xp=xp)
+            for array, leaf in zip(held, leaves(treedef), strict=True)
+        )
+    rate, seed = (0.0, 0) if dropout is None or not dropout.rate else dropout
     score_mod: Any = call.score_mod
     score_arrays: Arrays = ()
     if isinstance(score_mod, ScoreMod):
         score_mod, score_arrays = flatten(score_mod.function, []), score_mod.arrays
-    query = call.query if num_slices else scale_query(call.query, call.scale, xp)
+    query = call.query if num_slices else xp.multiply(call.query, scale_like(call.query, call.scale, xp))
+    query_start, key_start = call.starts
     operands = Operands(
         query=xp.reshape(query, (batch, num_kv_heads, group, rows, width)),
         key=xp.reshape(call.key, (batch, num_kv_heads, columns, width)),
         value=xp.reshape(call.value, (batch, num_kv_heads, columns, shape(call.value, xp=xp)[-1])),
         bias=None if call.bias is None else _flatten_batch(call.bias, 3, leading, target, xp=xp),
-        softcap=only_array(call.softcap),
-        seed=only_array(dropout.seed if dropout.rate else None),
-        query_start=only_array(call.starts[0]),
-        key_start=only_array(call.starts[1]),
-        mask=tuple(
-            array if leaf.axes < 0 else _flatten_batch(array, leaf.axes, leading, target, xp=xp)
-            for array, leaf in zip(held, leaves(treedef), strict=True)
-        ),
+        softcap=None if call.softcap is None else only_array(call.softcap),
+        seed=only_array(seed) if rate else None,
+        query_start=None if isinstance(query_start, int) else query_start,
+        key_start=None if isinstance(key_start, int) else key_start,
+        mask=of_mask,
         score_mod=score_arrays,
     )
     is_open = not isinstance(columns, int) and call.backend.loops.traced  # else known when an operator runs
@@ -125,15 +131,18 @@ def make_plan(call: Call, *, num_slices: int = 0, score_scale: float = 1.0) -> t
         mask=treedef,
         score_mod=score_mod,
         softcap=None if call.softcap is None or operands.softcap is not None else float(call.softcap),
-        dropout_rate=dropout.rate,
-        seed=None if operands.seed is not None else dropout.seed if dropout.rate else 0,
-        starts=tuple(start if isinstance(start, int) else None for start in call.starts),
+        dropout_rate=rate,
+        seed=seed if operands.seed is None else None,
+        starts=(
+            query_start if operands.query_start is None else None,
+            key_start if operands.key_start is None else None,
+        ),
         present=tuple([operand is not None for operand in operands[:8]]),
-        num_arrays=(len(operands.mask), len(score_arrays)),
+        num_arrays=(len(of_mask), len(score_arrays)),
         may_mask=may_mask,
         all_finite=not may_mask
         or call.assume_finite
-        or (num_slices > 0 and call.bias is None and _known_finite_inputs(call)),
+        or (num_slices > 0 and call.bias is None and can_be_read(*call[:3]) and bool(inputs_are_finite(call))),
         block_sizes=_reproducible_block_sizes(tuning, group, columns, call.mask)
         if num_slices
         else _block_sizes(tuning, num_kv_heads, group, call.mask),
@@ -148,15 +157,9 @@ def make_plan(call: Call, *, num_slices: int = 0, score_scale: float = 1.0) -> t
     return with_value_facts(plan, operands, call.backend), operands
 
 
-def _known_finite_inputs(call: Call) -> bool:
-    return all(map(can_be_read, call[:3])) and bool(inputs_are_finite(call))
-
-
 def _fits(dims: tuple[Any, ...], most: int) -> bool:
     """Whether the heads of a sample are so small that all of them are taken at once; nor are unknown ones cut."""
-    if not isinstance(dims[0], int):
-        return True
-    return all(isinstance(dim, int) for dim in dims) and math.prod(dims) <= most
+    return not isinstance(dims[0], int) or ({*map(type, dims)} == {int} and math.prod(dims) <= most)
 
 
 def block_tuning(call: Call) -> Tuning:
@@ -179,7 +182,7 @@ def block_tuning(call: Call) -> Tuning:
 def with_value_facts(plan: Plan, operands: Operands, backend: Backend) -> Plan:
     """The plan, with what can be read of the arrays by now: while a program was compiled, they had no values."""
     arrays = operands[:3]
-    if plan.assume_finite or plan.exp_without_max is not None or not all(map(can_be_read, arrays)):
+    if plan.assume_finite or plan.exp_without_max is not None or not can_be_read(*arrays):
         return plan
     exp_without_max = (
         is_unmodified_product(plan, operands) and not backend.loops.traced and bool(scores_are_small(*arrays, backend))
@@ -189,8 +192,33 @@ def with_value_facts(plan: Plan, operands: Operands, backend: Backend) -> Plan:
 
 def is_unmodified_product(plan: Plan, operands: Operands) -> bool:
     """Whether scores are products that are masked, and nothing else, and there are any."""
-    changes = plan.score_mod, plan.softcap, operands.softcap, operands.bias
-    return all(each is None for each in changes) and not any(0 in array.shape for array in operands[:3])
+    is_capped = plan.softcap is not None or operands.softcap is not None
+    is_changed = is_capped or plan.score_mod is not None or operands.bias is not None
+    return not is_changed and 0 not in (*operands.query.shape, *operands.key.shape, *operands.value.shape)
+
+
+def scores_are_small(query: Array, key: Array, value: Array, backend: Backend) -> Array:
+    r"""Whether exponentials of scores can be taken as they are, without a maximum, and averaged by.
+
+    .. math:: |q_i \cdot k_j| \le \max_i \|q_i\| \, \max_j \|k_j\| \le 32
+
+    in each head keeps exponentials between 1e-14 and 1e14, and products with values between 1e-15 and 1e15, or 0, are
+    far from both ends of float32.
+    """
+    xp, loops = backend.namespace, backend.loops
+    norms = xp.max(loops.norm(query), axis=(2, 3)), xp.max(loops.norm(key), axis=2)
+    bounds = xp.multiply(xp.minimum(norms[0], NORM_LIMIT), xp.minimum(norms[1], NORM_LIMIT))  # inf * 0 would be nan
+    magnitudes = xp.abs(value)
+    fit = xp.all(xp.less(bounds, MAX_PLAIN_SCORE))
+    for each in (*norms, magnitudes):
+        fit = xp.logical_and(fit, xp.less(xp.max(each), NORM_LIMIT))
+
+    def all_but_zeros() -> Array:
+        return xp.logical_and(
+            fit, xp.greater(xp.min(xp.where(xp.equal(magnitudes, 0.0), 1.0, magnitudes)), 1 / NORM_LIMIT)
+        )
+
+    return loops.cond(xp.greater(xp.min(magnitudes), 1 / NORM_LIMIT), lambda: fit, all_but_zeros)
 
 
 def _block_sizes(tuning: Tuning, num_kv_heads: Any, group: Any, mask: Any) -> tuple[int, int]:

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple, cast
 
 from attention_core._arithmetic.exact import two_sum
 from attention_core._arrays import Array, Arrays, Namespace, dtype_name, on_device_of
+from attention_core._attention.blocks.grid import matmul_per_group
 from attention_core._attention.blocks.plan import Operands, Plan
-from attention_core._attention.blocks.scores import mask_limit, matmul_per_group
+from attention_core._attention.blocks.scores import mask_limit
 from attention_core._attention.call import Call
 from attention_core._attention.parts import keys_of
 from attention_core._backend import Backend

@@ -7,14 +7,8 @@ import math
 from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Arrays, Namespace, is_floating, positions, shape, zeros_with
-from attention_core._attention.blocks.grid import (
-    Grid,
-    Sample,
-    block_positions,
-    cached_by_distance,
-    is_broadcast,
-)
-from attention_core._attention.call import Call, flatten_group
+from attention_core._attention.blocks.grid import Grid, Sample, is_broadcast
+from attention_core._attention.call import Call
 from attention_core._attention.scores import modify_scores
 from attention_core._checks import result_of
 from attention_core.masks import Positions, unflatten
@@ -33,16 +27,16 @@ class ScoreBlock(NamedTuple):
 def score_block(grid: Grid, sample: Sample, query: Array, key: Array, *, i: Any, j: Any, masked: bool) -> ScoreBlock:
     """The scores of a block of queries against a block of keys (G, D, n), with -inf where masked."""
     plan, xp = grid.plan, grid.xp
-    raw = matmul_into_workspace(grid, "scores", query, key)
+    raw = grid.matmul("scores", query, key)
     at, bias, allowed = block_context(grid, sample, raw, i, j=j, masked=masked)
     scores = raw
-    if modifies_scores(grid):
+    if grid.changes_scores:
         raw = raw if allowed is None else xp.where(allowed, raw, 0.0)  # no gradient of theirs may be one of infinity
         scores = modified_scores(grid, raw, score_variables(grid), at)
     if bias is not None:
         scores = xp.add(scores, bias)
     if allowed is not None and plan.all_finite and plan.score_mod is None:  # which may make NaN of what is masked
-        limit = cached_by_distance(grid, "limit", i, j, like=allowed, compute=lambda: mask_limit(allowed, raw, xp))
+        limit = grid.cached_by_distance("limit", i, j, like=allowed, compute=lambda: mask_limit(allowed, raw, xp))
         scores = grid.loops.inplace(xp.minimum, scores, limit)
     elif allowed is not None:
         scores = xp.where(allowed, scores, -math.inf)
@@ -54,7 +48,7 @@ def block_context(
 ) -> tuple[Positions | None, Array | None, Array | None]:
     """Of a block of scores: their positions if anything asks for them, their bias, and where they are allowed."""
     plan = grid.plan
-    at = block_positions(grid, sample, i, j, scores=raw) if plan.score_mod is not None or plan.dropout_rate else None
+    at = grid.positions(sample, i, j, raw) if plan.score_mod is not None or plan.dropout_rate else None
     bias = sample.bias
     if bias is not None:
         for axis, index in ((-2, i), (-1, j)):
@@ -62,7 +56,7 @@ def block_context(
     if not masked:
         return at, bias, None
     compute = functools.partial(_allowed_in_block, grid, sample, bias, at=at, raw=raw, i=i, j=j)
-    return at, bias, cached_by_distance(grid, "allowed", i, j, like=raw, compute=compute)
+    return at, bias, grid.cached_by_distance("allowed", i, j, like=raw, compute=compute)
 
 
 def _allowed_in_block(
@@ -72,9 +66,7 @@ def _allowed_in_block(
     xp = grid.xp
     admitted: list[Array] = []
     if sample.rule is not None:
-        admitted.append(
-            sample.rule.allowed(block_positions(grid, sample, i, j, scores=raw) if at is None else at, xp=xp)
-        )
+        admitted.append(sample.rule.allowed(grid.positions(sample, i, j, raw) if at is None else at, xp=xp))
     if bias is not None:
         admitted.append(xp.not_equal(bias, -math.inf))
     if grid.padded:
@@ -86,25 +78,6 @@ def _allowed_in_block(
 def mask_limit(allowed: Array, like: Array, xp: Namespace) -> Array:
     """Inf where allowed and -inf elsewhere: a minimum of this and scores is far faster than a choice."""
     return xp.multiply(xp.subtract(xp.astype(allowed, like.dtype), 0.5), math.inf)
-
-
-def matmul_per_group(weights: Array, value: Array, xp: Namespace) -> Array:
-    """Weights (G, R, m, n) times values (G, n, E): an array (G, R, m, E)."""
-    return xp.reshape(
-        xp.matmul(flatten_group(weights, xp=xp), value), (*shape(weights, xp=xp)[:-1], shape(value, xp=xp)[-1])
-    )
-
-
-def matmul_into_workspace(grid: Grid, name: str, weights: Array, value: Array) -> Array:
-    """The same, perhaps in memory that the next product of this name overwrites: fresh memory doubles the time."""
-    xp = grid.xp
-    product = grid.loops.matmul(flatten_group(weights, xp=xp), value, grid.workspace, name)
-    return xp.reshape(product, (*shape(weights, xp=xp)[:-1], shape(value, xp=xp)[-1]))
-
-
-def modifies_scores(grid: Grid) -> bool:
-    """Whether there is a softcap or a score modification."""
-    return grid.plan.softcap is not None or grid.operands.softcap is not None or grid.plan.score_mod is not None
 
 
 def check_score_mod_holds_no_variable(call: Call) -> None:

@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, is_on_host, on_device_of, positions
-from attention_core._attention.blocks.grid import Grid, block_spans, is_broadcast
-from attention_core._backend import Loops, is_concrete
+from attention_core._arrays import Array, on_device_of, positions
+from attention_core._attention.blocks.grid import Grid, is_broadcast
+from attention_core._backend import is_concrete, is_on_host
 from attention_core.masks import unflatten
 from attention_core.masks._mask import UNKNOWN, band_of
 from attention_core.masks._tree import classes, is_of_users
@@ -21,16 +21,6 @@ class Visits(NamedTuple):
     whole: Any  # (B or 1, blocks) or an integer: how many come first that need no mask
     seen: Any  # likewise: how many are visited at all
     shared: bool = True  # whether all samples of the batch share one order
-
-    def of(self, loops: Loops, b: Any, index: Any) -> tuple[Callable[[Any], Any], Any, Any]:
-        """Of one block: a function from step to block, the number of steps without a mask, and of all."""
-        if self.order is None:
-            return lambda step: step, self.whole, self.seen
-        order, whole, seen = (
-            loops.block_at(loops.block_at(table, 0 if self.shared else b), index)
-            for table in (self.order, self.whole, self.seen)
-        )
-        return lambda step: loops.block_at(order, step), whole, seen
 
 
 def make_visits(grid: Grid, *, by_key: bool, run_keys: int = 0) -> Visits:
@@ -55,11 +45,24 @@ def make_visits(grid: Grid, *, by_key: bool, run_keys: int = 0) -> Visits:
     return Visits(xp.astype(xp.argsort(kind, axis=-1, stable=True), xp.int32), whole, seen, is_broadcast(kind, 0))
 
 
-def visit_blocks(loops: Loops, whole: Any, seen: Any, absorb: Callable[[bool, Any, Any], Any], state: Any) -> Any:
-    """Absorb the blocks that need no mask, then those that do. A loop that can have no step is not traced."""
+def visit_blocks(grid: Grid, b: Any, index: Any, absorb: Callable[[bool, Any, Any], Any], state: Any) -> Any:
+    """Absorb the blocks that need no mask, then those that do: ``absorb(masked, other, state)`` with the other index.
+
+    A loop that can have no step is not traced.
+    """
+    loops, (order, whole, seen, shared) = grid.loops, grid.visits
+    if order is not None:
+        order, whole, seen = (
+            loops.block_at(loops.block_at(table, 0 if shared else b), index) for table in (order, whole, seen)
+        )
+
+    def visit(masked: bool, step: Any, state: Any) -> Any:
+        return absorb(masked, loops.block_at(order, step), state)
+
+    body = absorb if order is None else visit
     if not (isinstance(whole, int) and whole == 0):
-        state = loops.loop(0, whole, functools.partial(absorb, False), state)
-    return state if seen is whole else loops.loop(whole, seen, functools.partial(absorb, True), state)
+        state = loops.loop(0, whole, functools.partial(body, False), state)
+    return state if seen is whole else loops.loop(whole, seen, functools.partial(body, True), state)
 
 
 def _visits_within_reach(grid: Grid, *, by_key: bool, longest: int) -> Visits:
@@ -107,7 +110,7 @@ def _block_kinds(grid: Grid) -> tuple[Array, Array]:
     plan, operands, xp = grid.plan, grid.operands, grid.xp
     some: Any = True
     every: Any = True
-    query, key = (block_spans(grid, side) for side in (0, 1))
+    query, key = (grid.spans(side) for side in (0, 1))
     is_listed = query.at is not None or key.at is not None
     if is_listed and any(map(is_of_users, classes(plan.mask))):  # who take a block for neighbours
         every = False

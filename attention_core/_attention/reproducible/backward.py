@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attention_core._arithmetic.elementary import exp2_weight
@@ -29,54 +28,21 @@ from attention_core._arithmetic.exact import (
     uncontracted,
 )
 from attention_core._arithmetic.products import row_dots
-from attention_core._arrays import Array, Arrays, Namespace, shape, zeros_with
-from attention_core._attention.blocks.accumulators import (
-    add_bias_gradient,
-    bias_accumulator,
-    concat_bias_gradient,
-    concat_blocks,
-    gradient_accumulators,
-    matmul_transposed,
-)
+from attention_core._arrays import Array, Arrays, Gradients, Namespace, shape, zeros_with
 from attention_core._attention.blocks.grid import (
     Grid,
     Sample,
-    dropout_of,
-    for_each_sample,
     is_broadcast,
     make_grid,
-    num_heads_of,
-    sample_at,
-    sample_slice,
+    matmul_per_group,
+    matmul_transposed,
 )
-from attention_core._attention.blocks.nonfinite import finite_or_zero, zero_unless_finite
+from attention_core._attention.blocks.nonfinite import zero_unless_finite
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands
-from attention_core._attention.blocks.scores import matmul_per_group
 from attention_core._attention.blocks.visits import make_visits, visit_blocks
-from attention_core._attention.call import apply_dropout, dropout_scale
-from attention_core._attention.reproducible.block import ExactScoreBlock, exact_score_block
-from attention_core._attention.reproducible.slices import (
-    D_OUTPUT_BITS,
-    D_SCORE_BITS,
-    D_SCORE_FACTOR_BITS,
-    WEIGHT_BITS,
-    Parts,
-    combine_slices,
-    concat_slices,
-    from_three_float32,
-    needs_carry,
-    pack_vectors,
-    packed_matmul,
-    pad_rows,
-    slice_key,
-    slice_query,
-    slice_widths,
-    sliced_matmul,
-    split_columns,
-    weight_slices,
-    with_carry,
-    without_carry,
-)
+from attention_core._attention.call import dropout_scale
+from attention_core._attention.reproducible import slices
+from attention_core._attention.reproducible.slices import Parts
 
 BIAS_BITS = 40
 MAX_BACKWARD_BLOCK = 512  # queries or keys
@@ -111,7 +77,7 @@ class GradientUnits(NamedTuple):
     bias: Array | None
 
 
-def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Any) -> tuple[Array | None, ...]:
+def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Any) -> Gradients:
     """The gradients of query, key, value and bias, and ``None`` for each array of integers or booleans.
 
     What is summed over queries is cut relative to maxima over those of all ranks, and rounded when all integers are
@@ -119,16 +85,16 @@ def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, ba
     """
     unpadded, xp = unpack_operands(plan, arrays), backend.namespace
     grid = make_grid(plan._replace(block_sizes=_square_blocks(plan, unpadded, xp)), unpadded, backend)
-    query, key, value = (to_float64(finite_or_zero(grid, x), xp) for x in grid.operands[:3])
+    query, key, value = (to_float64(grid.finite_or_zero(x), xp) for x in grid.operands[:3])
     rows = _row_terms(grid, value, results, cotangents)
     operands, units = _slice_operands(grid, query, key, rows, backend)
     packed = grid.operands._replace(
-        query=slice_query(grid, grid.operands.query),
-        key=slice_key(grid, grid.operands.key),
-        value=pack_vectors(grid, value, first_last=True),
+        query=slices.slice_query(grid, grid.operands.query),
+        key=slices.slice_key(grid, grid.operands.key),
+        value=slices.pack_vectors(grid, value, first_last=True),
     )
     *accumulators, of_bias = _accumulate(grid._replace(operands=packed), operands)
-    sums = [concat_blocks(grid, accumulator, int(which > 0)) for which, accumulator in enumerate(accumulators)]
+    sums = [grid.concat_blocks(accumulator, int(which > 0)) for which, accumulator in enumerate(accumulators)]
     if plan.group is not None:
         sums[1:] = [backend.collectives.total(total, plan.group) for total in sums[1:]]
     gradients = [_join_gradient(grid, total, units, which) for which, total in enumerate(sums)]
@@ -159,16 +125,16 @@ def _square_blocks(plan: Plan, operands: Operands, xp: Namespace) -> tuple[int, 
 def _row_terms(grid: Grid, value: Array, results: Arrays, cotangents: Arrays) -> RowTerms:
     xp = grid.xp
     d_output, output, d_logsumexp, reference = (
-        pad_rows(grid, to_float64(x, xp))
+        slices.pad_rows(grid, to_float64(x, xp))
         for x in (cotangents[0], results[0], xp.expand_dims(cotangents[1], axis=-1), results[2])
     )
     delta = xp.subtract(row_dots(d_output, output, xp), d_logsumexp)
     value_power = xp.expand_dims(power_above_max(value, (-2, -1), xp), axis=2)
-    terms = float(shape(value, xp=xp)[-1] * math.ceil(dropout_scale(dropout_of(grid))))
+    terms = float(shape(value, xp=xp)[-1] * math.ceil(dropout_scale(grid.dropout)))
     d_weights_bound = xp.multiply(xp.multiply(power_above_max(d_output, -1, xp), value_power), terms)
     return RowTerms(
         d_output=d_output,
-        reference=from_three_float32(reference[..., :3], xp),
+        reference=slices.from_three_float32(reference[..., :3], xp),
         weight_unit=reference[..., 3:],
         delta=delta,
         bound=xp.multiply(power_above(xp.add(d_weights_bound, xp.abs(delta)), xp), 2.0),
@@ -189,11 +155,11 @@ def _slice_operands(
         in_bias_units = xp.multiply(xp.divide(d_score_unit, bias_unit), 2.0**BIAS_BITS)
     row_columns = [rows.reference, rows.delta, xp.divide(1.0, rows.bound), in_bias_units]
     operands = BackwardOperands(
-        d_output=pack_vectors(grid, rows.d_output, first_last=False),
-        d_output_columns=concat_slices(d_output_factors, value_unit, D_OUTPUT_BITS, 2, xp=xp),
-        query_columns=concat_slices(query_factors, key_unit, D_SCORE_FACTOR_BITS, 2, xp=xp),
+        d_output=slices.pack_vectors(grid, rows.d_output, first_last=False),
+        d_output_columns=slices.concat_slices(d_output_factors, value_unit, slices.D_OUTPUT_BITS, 2, xp=xp),
+        query_columns=slices.concat_slices(query_factors, key_unit, slices.D_SCORE_FACTOR_BITS, 2, xp=xp),
         rows=xp.concat(row_columns, axis=-1),
-        key_columns=concat_slices(key, query_unit, D_SCORE_FACTOR_BITS, 2, xp=xp),
+        key_columns=slices.concat_slices(key, query_unit, slices.D_SCORE_FACTOR_BITS, 2, xp=xp),
     )
     units = GradientUnits(
         query=xp.multiply(d_score_unit[..., : grid.lengths[0], :], xp.expand_dims(query_unit, axis=2)),
@@ -220,45 +186,33 @@ class _KeyBlock(NamedTuple):
 
     grid: Grid
     sample: Sample
-    operands: BackwardOperands  # their slices for one element of the batch
+    operands: BackwardOperands  # of all queries of one element of the batch, and of these keys
     keys: Array
     values: Array
-    key_columns: Array
     j: Any
-    next_block: Callable[[Any], Any]
-
-
-class _QueryBlock(NamedTuple):
-    query: Array
-    d_output: Array
-    d_output_columns: Array
-    query_columns: Array
-    rows: Array
 
 
 def _accumulate(grid: Grid, operands: BackwardOperands) -> Any:
     """Exact sums for the gradients of query, key, value and bias, for which blocks are visited key by key."""
-    loops, visits = grid.loops, make_visits(grid, by_key=True)
-    biases = None if grid.operands.bias is None else (bias_accumulator(grid), bias_accumulator(grid))
+    loops, grid = grid.loops, grid._replace(visits=make_visits(grid, by_key=True))
+    biases = None if grid.operands.bias is None else (grid.bias_stack(), grid.bias_stack())
     widths = map(sum, _gradient_widths(grid, operands))
-    accumulators = (*gradient_accumulators(grid, *widths, after=operands.rows), biases)
+    accumulators = (*grid.gradient_stacks(*widths, after=operands.rows), biases)
 
     def add_sample(index: Any, accumulators: Any) -> Any:
-        sample = sample_at(grid, index)
-        of_sample = BackwardOperands(*(sample_slice(grid, x, sample.index, sample.head) for x in operands))
+        sample = grid.sample_at(index)
+        of_sample = BackwardOperands(*(grid.part_of(x, sample.index, sample.head) for x in operands))
 
         def add_keys(j: Any, accumulators: Any) -> Any:
             keys, values, key_columns = (
                 loops.block(x, j, grid.sizes[1], -2) for x in (sample.key, sample.value, of_sample.key_columns)
             )
-            next_block, whole, seen = visits.of(loops, sample.index, j)
-            block = _KeyBlock(
-                grid, sample, of_sample, keys=keys, values=values, key_columns=key_columns, j=j, next_block=next_block
-            )
+            of_keys = of_sample._replace(key_columns=key_columns)
+            block = _KeyBlock(grid, sample, of_keys, keys, values=values, j=j)
             d_query, d_key, d_value, d_bias = accumulators
             add_queries = functools.partial(_add_queries, block, index)
             state = (d_query, *_zero_key_sums(block), d_bias)
-            d_query, *sums, d_bias = visit_blocks(loops, whole, seen, add_queries, state=state)
+            d_query, *sums, d_bias = visit_blocks(grid, sample.index, j, add_queries, state)
             key_block = index * grid.counts[1] + j
             d_key, d_value = (
                 loops.add_block(accumulator, key_block, grid.xp.concat(list(parts), axis=-1))
@@ -268,14 +222,18 @@ def _accumulate(grid: Grid, operands: BackwardOperands) -> Any:
 
         return loops.loop(0, grid.counts[1], add_keys, accumulators)
 
-    return for_each_sample(grid, add_sample, accumulators, is_shared=biases is not None)
+    return grid.for_each_sample(add_sample, accumulators, is_shared=biases is not None)
 
 
 def _gradient_widths(grid: Grid, operands: BackwardOperands) -> tuple[list[Any], ...]:
     """The widths of the parts of sums for the gradients of query, key and value."""
-    over_keys, over_queries = needs_carry(grid, 1), needs_carry(grid, 0)
+    over_keys, over_queries = slices.needs_carry(grid, 1), slices.needs_carry(grid, 0)
     depth, width = (shape(x, xp=grid.xp)[-1] // 2 for x in (operands.key_columns, operands.d_output_columns))
-    return slice_widths(depth, 2, over_keys), slice_widths(depth, 2, over_queries), slice_widths(width, 2, over_queries)
+    return (
+        slices.slice_widths(depth, 2, over_keys),
+        slices.slice_widths(depth, 2, over_queries),
+        slices.slice_widths(width, 2, over_queries),
+    )
 
 
 def _zero_key_sums(block: _KeyBlock) -> tuple[Parts, ...]:
@@ -285,61 +243,62 @@ def _zero_key_sums(block: _KeyBlock) -> tuple[Parts, ...]:
     return tuple(tuple(zeros_with(block.keys, *dims, last, xp=xp) for last in lasts) for lasts in widths)
 
 
-def _add_queries(block: _KeyBlock, index: Any, masked: bool, step: Any, state: Any) -> Any:
+def _add_queries(block: _KeyBlock, index: Any, masked: bool, i: Any, state: Any) -> Any:
     """Add the gradients of one block of scores."""
     grid, xp = block.grid, block.grid.xp
-    over_keys, over_queries = needs_carry(grid, 1), needs_carry(grid, 0)
+    over_keys, over_queries = slices.needs_carry(grid, 1), slices.needs_carry(grid, 0)
     d_query, d_key, d_value, d_bias = state
-    i = block.next_block(step)
     arrays = block.sample.query, *block.operands[:4]
-    queries = _QueryBlock(*(grid.loops.block(x, i, grid.sizes[0], -2) for x in arrays))
-    scores = exact_score_block(grid, block.sample, queries.query, block.keys, i=i, j=block.j, masked=masked)
+    query, *of_queries = (grid.loops.block(x, i, grid.sizes[0], -2) for x in arrays)
+    queries = block.operands._replace(**dict(zip(BackwardOperands._fields, of_queries, strict=False)))
+    scores = slices.exact_score_block(grid, block.sample, query, block.keys, i=i, j=block.j, masked=masked)
     weights, d_scores = _d_scores(block, queries, scores)
     if d_bias is not None:
         d_bias = _add_d_bias(block, queries, d_bias, d_scores, i=i)
     if scores.softcap_derivative is not None:
         d_scores *= scores.softcap_derivative
-    parts = weight_slices(d_scores, D_SCORE_BITS, 2, grid)
-    d_key = _add_sums(d_key, sliced_matmul(parts, queries.query_columns, matmul_transposed, xp), over_queries, xp)
-    d_value = _add_sums(
-        d_value, sliced_matmul(weights, queries.d_output_columns, matmul_transposed, xp), over_queries, xp
+    parts = slices.weight_slices(d_scores, slices.D_SCORE_BITS, 2, grid)
+    d_key = _add_sums(
+        d_key, slices.sliced_matmul(parts, queries.query_columns, matmul_transposed, xp), over_queries, xp
     )
-    sums = with_carry(sliced_matmul(parts, block.key_columns, matmul_per_group, xp), over_keys, xp)
+    d_value = _add_sums(
+        d_value, slices.sliced_matmul(weights, queries.d_output_columns, matmul_transposed, xp), over_queries, xp
+    )
+    sums = slices.with_carry(slices.sliced_matmul(parts, queries.key_columns, matmul_per_group, xp), over_keys, xp)
     d_query = grid.loops.add_block(d_query, index * grid.counts[0] + i, xp.concat(list(sums), axis=-1))
     return d_query, d_key, d_value, d_bias
 
 
-def _d_scores(block: _KeyBlock, queries: _QueryBlock, scores: ExactScoreBlock) -> tuple[list[Array], Array]:
+def _d_scores(block: _KeyBlock, queries: BackwardOperands, scores: slices.ExactScoreBlock) -> tuple[list[Array], Array]:
     """Slices of the weights after dropout, and the gradient of the scores in units of each row, at most 1."""
     grid, xp = block.grid, block.grid.xp
-    dropout, heads = dropout_of(grid), num_heads_of(grid)
     reference, delta, inverse_bound = (queries.rows[..., n : n + 1] for n in range(3))
     exponents = scores.scores
     exponents -= reference  # in the memory of the scores, which are not used again
     weights = exp2_weight(exponents, xp)
-    d_weights = packed_matmul(grid, queries.d_output, block.values, "d_weights")
-    if dropout is not None:
-        d_weights = apply_dropout(d_weights, dropout, scores.at, heads, xp=xp)
-        d_weights = uncontracted(xp.multiply(d_weights, dropout_scale(dropout)), xp)
+    d_weights = slices.packed_matmul(grid, queries.d_output, block.values, "d_weights")
+    if grid.dropout is not None:
+        d_weights = grid.drop(d_weights, scores.at)
+        d_weights = uncontracted(xp.multiply(d_weights, grid.dropout.scale), xp)
     d_scores = xp.subtract(d_weights, delta)
     d_scores *= weights
     d_scores *= inverse_bound
-    parts = weight_slices(weights, WEIGHT_BITS[2], 2, grid)
-    return [apply_dropout(part, dropout, scores.at, heads, xp=xp) for part in parts], d_scores
+    parts = slices.weight_slices(weights, slices.WEIGHT_BITS[2], 2, grid)
+    return [grid.drop(part, scores.at) for part in parts], d_scores
 
 
 def _add_sums(sums: Parts, new: Parts, carry: bool, xp: Namespace) -> Parts:
-    return tuple(map(xp.add, sums, with_carry(new, carry, xp)))
+    return tuple(map(xp.add, sums, slices.with_carry(new, carry, xp)))
 
 
 def _add_d_bias(
-    block: _KeyBlock, queries: _QueryBlock, accumulators: Any, d_scores: Array, *, i: Any
+    block: _KeyBlock, queries: BackwardOperands, accumulators: Any, d_scores: Array, *, i: Any
 ) -> tuple[Any, ...]:
     """Add d_scores as integers in a unit that all rows share; in two parts, so that their sums are exact."""
     grid, xp = block.grid, block.grid.xp
     parts = split_carry(xp.round(xp.multiply(d_scores, queries.rows[..., 3:])), xp)
     return tuple(
-        add_bias_gradient(grid, block.sample, accumulator, part, i=i, j=block.j)
+        grid.add_bias_gradient(block.sample, accumulator, part, i, j=block.j)
         for accumulator, part in zip(accumulators, parts, strict=True)
     )
 
@@ -349,21 +308,21 @@ def _add_d_bias(
 
 def _join_gradient(grid: Grid, sums: Array, units: Any, which: int) -> Array:
     """The gradient of the query, key or value, rounded once."""
-    xp, unit, carry = grid.xp, units[which], needs_carry(grid, int(which == 0))
+    xp, unit, carry = grid.xp, units[which], slices.needs_carry(grid, int(which == 0))
     left_bits, right_bits, factor = (
-        (WEIGHT_BITS[2], D_OUTPUT_BITS, dropout_scale(dropout_of(grid)))
+        (slices.WEIGHT_BITS[2], slices.D_OUTPUT_BITS, dropout_scale(grid.dropout))
         if which == 2
-        else (D_SCORE_BITS, D_SCORE_FACTOR_BITS, grid.plan.score_scale)
+        else (slices.D_SCORE_BITS, slices.D_SCORE_FACTOR_BITS, grid.plan.score_scale)
     )
-    parts = split_columns(sums, slice_widths(shape(unit, xp=xp)[-1], 2, carry))
-    total = combine_slices(without_carry(parts, carry, xp), left_bits, right_bits, xp)
+    parts = slices.split_columns(sums, slices.slice_widths(shape(unit, xp=xp)[-1], 2, carry))
+    total = slices.combine_slices(slices.without_carry(parts, carry, xp), left_bits, right_bits, xp)
     gradient = xp.multiply(xp.multiply(total, unit), factor * 2.0 ** -(left_bits + right_bits))
     return round_to_float32(gradient, xp)
 
 
 def _join_bias_gradient(grid: Grid, accumulators: Any, unit: Array) -> Array:
     xp = grid.xp
-    total = join_carry(tuple(concat_bias_gradient(grid, accumulator) for accumulator in accumulators), xp)
+    total = join_carry(tuple(grid.concat_bias_gradient(accumulator) for accumulator in accumulators), xp)
     if not is_broadcast(grid.operands.bias, -2):
         unit = unit[..., : grid.lengths[0], :]
     return round_to_float32(xp.multiply(total, xp.multiply(unit, 2.0**-BIAS_BITS)), xp)

@@ -15,18 +15,17 @@ slice of each number suffices, and one integer of 24 bits for a weight.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from attention_core._arithmetic.elementary import split_log2
 from attention_core._arrays import Array, Arrays, Namespace, dtype_name, on_device_of, shape, zeros_with
 from attention_core._attention.blocks.forward import empty_results as empty_results_of_blocks
-from attention_core._attention.blocks.grid import Grid, dropout_of, make_grid
+from attention_core._attention.blocks.grid import Grid, make_grid
 from attention_core._attention.blocks.nonfinite import with_nonfinite_values
 from attention_core._attention.blocks.plan import Plan, make_plan, unpack_operands
 from attention_core._attention.call import Call, dropout_scale, upcast_call
+from attention_core._attention.reproducible import slices
 from attention_core._attention.reproducible.backward import backward
 from attention_core._attention.reproducible.reduction import (
-    Reduction,
     SlicedValues,
     Sums,
     divide_by_weight,
@@ -34,7 +33,6 @@ from attention_core._attention.reproducible.reduction import (
     reduce_keys,
     weighted_totals,
 )
-from attention_core._attention.reproducible.slices import as_three_float32, needs_carry, without_carry
 from attention_core._backend import Backend, Operation, register
 
 
@@ -76,17 +74,17 @@ def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array,
     return with_nonfinite_values(grid, _forward, lambda: empty_results(plan, arrays, backend))
 
 
-def _forward(grid: Grid, value_part: Callable[[Array], Array]) -> tuple[Array, Array, Array]:
-    xp, carry = grid.xp, needs_carry(grid, 1)
+def _forward(grid: Grid) -> tuple[Array, Array, Array]:
+    xp, carry = grid.xp, slices.needs_carry(grid, 1)
 
     def finish(values: SlicedValues, sums: Sums) -> Arrays:
-        weights = without_carry(sums.weights, carry, xp)
+        weights = slices.without_carry(sums.weights, carry, xp)
         count = grid.plan.num_slices
         return *weighted_totals(sums.values, weights, values.power, count=count, carry=carry, xp=xp), sums.anchor
 
     width = shape(grid.operands.value, xp=xp)[-1]
-    total, weight, anchor = reduce_keys(grid, Reduction(finish, (width, 1, 1), "float64", value_part))
-    output = divide_by_weight(total, weight, dropout_scale(dropout_of(grid)), xp)
+    total, weight, anchor = reduce_keys(grid, finish, grid.row_stacks(width, 1, 1, dtype="float64"))
+    output = divide_by_weight(total, weight, dropout_scale(grid.dropout), xp)
     none = xp.equal(weight, 0.0)
     power, exponent, fraction = split_log2(xp.where(none, 1.0, weight), xp)
     logsumexp = xp.squeeze(logsumexp_of(anchor, xp.add(exponent, fraction), none, xp=xp), axis=-1)
@@ -102,7 +100,7 @@ def backward_reference(anchor: Array, power: Array, fraction: Array, *, none: Ar
     Here, ``power`` is twice that, and ``fraction`` that of `split_log2`.
     """
     reference = xp.add(anchor, xp.multiply(xp.add(fraction, 1.0), 1 / 256))
-    parts = as_three_float32(xp.where(none, 0.0, reference), xp)
+    parts = slices.as_three_float32(xp.where(none, 0.0, reference), xp)
     return xp.concat([*parts, xp.astype(xp.divide(2.0, power), xp.float32)], axis=-1)
 
 

@@ -11,15 +11,7 @@ import math
 from typing import Any, NamedTuple
 
 from attention_core._arithmetic.elementary import log2
-from attention_core._arithmetic.exact import (
-    CARRY,
-    SMALLEST,
-    join_carry,
-    power_above_max,
-    scalar64,
-    split_carry,
-    to_float64,
-)
+from attention_core._arithmetic.exact import CARRY, SMALLEST, join_carry, power_above_max, split_carry, to_float64
 from attention_core._arithmetic.operations import run
 from attention_core._arrays import (
     Array,
@@ -27,20 +19,20 @@ from attention_core._arrays import (
     compute_dtype_name,
     dtype_name,
     on_device_of,
+    scalar_like,
     shape,
     sizes,
     upcast,
     zeros_with,
 )
-from attention_core._attention.blocks.accumulators import row_accumulators
 from attention_core._attention.blocks.grid import make_grid
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands
 from attention_core._attention.call import Call, dropout_scale
 from attention_core._attention.finite import infinities, nonfinite_indicators
+from attention_core._attention.reproducible import slices
 from attention_core._attention.reproducible.forward import arrange
 from attention_core._attention.reproducible.reduction import (
     QueryRows,
-    Reduction,
     SlicedValues,
     Sums,
     anchor_max,
@@ -51,18 +43,7 @@ from attention_core._attention.reproducible.reduction import (
     reduce_keys,
     weighted_totals,
 )
-from attention_core._attention.reproducible.slices import (
-    MAX_TOP,
-    MIN_TOP,
-    WEIGHT_SLICES,
-    Parts,
-    as_three_float32,
-    from_three_float32,
-    needs_carry,
-    pad_rows,
-    split_columns,
-    value_widths,
-)
+from attention_core._attention.reproducible.slices import Parts
 from attention_core._backend import Backend, Operation, register
 
 LIMB = 2**20  # sums are integers in three limbs of 20 bits: int32 holds the sum of 2048 limbs
@@ -147,16 +128,16 @@ def _extent_forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> 
     def row_max(rows: QueryRows, _: None) -> tuple[Array, ...]:
         return (_max_as_three_float32(max_scores(rows), grid.xp),)
 
-    return for_each_rows(grid, row_max, row_accumulators(grid, 3))
+    return for_each_rows(grid, row_max, grid.row_stacks(3))
 
 
 def _max_as_three_float32(row_max: Array, xp: Namespace) -> Array:
     """Row maxima as float32 numbers side by side; those above float32 become nan once all pieces are merged."""
     none = xp.equal(row_max, -math.inf)
-    row_max = xp.where(xp.logical_or(none, xp.less(xp.abs(row_max), MIN_TOP)), 0.0, row_max)
-    highest = scalar64(MAX_TOP, row_max, xp)
+    row_max = xp.where(xp.logical_or(none, xp.less(xp.abs(row_max), slices.MIN_TOP)), 0.0, row_max)
+    highest = scalar_like(slices.MAX_TOP, row_max, xp)
     row_max = xp.minimum(xp.maximum(row_max, xp.negative(highest)), highest)
-    return xp.where(none, -math.inf, xp.concat(as_three_float32(row_max, xp), axis=-1))
+    return xp.where(none, -math.inf, xp.concat(slices.as_three_float32(row_max, xp), axis=-1))
 
 
 def _extent_abstract(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
@@ -229,20 +210,20 @@ def _all_extents(values: Array, call: Call, xp: Namespace) -> Array:
 
 def _sums_forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
     grid = make_grid(plan, unpack_operands(plan, arrays[:-2]), backend)
-    xp, carry = grid.xp, needs_carry(grid, 1)
+    xp, carry = grid.xp, slices.needs_carry(grid, 1)
     scores, values = (to_float64(x, xp) for x in arrays[-2:])
-    row_max = pad_rows(grid, from_three_float32(scores, xp))
+    row_max = slices.pad_rows(grid, slices.from_three_float32(scores, xp))
 
     def finish(_: SlicedValues, sums: Sums) -> tuple[Array, ...]:
         return tuple(xp.concat(_limbs(parts, carry, xp), axis=-1) for parts in (sums.weights, sums.values))
 
     extent, widths = (row_max, power_above_max(values, -2, xp)), _limb_widths(plan, grid.operands, xp)
-    return reduce_keys(grid, Reduction(finish, widths, "int32", lambda values: values, extent=extent))
+    return reduce_keys(grid, finish, grid.row_stacks(*widths, dtype="int32"), extent)
 
 
 def _numbers(count: int, width: Any) -> tuple[Any, Any]:
     """How many sums of weights and of weighted values a query has, with so many slices of a value."""
-    return WEIGHT_SLICES[count], WEIGHT_SLICES[count] * count * width
+    return slices.WEIGHT_SLICES[count], slices.WEIGHT_SLICES[count] * count * width
 
 
 def _lasts(call: Call) -> tuple[Any, Any]:
@@ -335,7 +316,7 @@ def complete_exactly(partial: ExactPartial, dropout: Any, xp: Namespace) -> tupl
 
 def _count(num_weights: int) -> int:
     """How many slices a value has, by how many a weight has."""
-    return next(count for count, slices in WEIGHT_SLICES.items() if slices == num_weights)
+    return next(count for count, number in slices.WEIGHT_SLICES.items() if number == num_weights)
 
 
 def _complete_forward(plan: Completion, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
@@ -346,12 +327,12 @@ def _complete_forward(plan: Completion, arrays: tuple[Array, ...], backend: Back
     power = power_above_max(to_float64(extents, xp), -2, xp)
     if plan.counts_nonfinite:
         power = xp.concat([power, *[xp.ones_like(power)] * 2], axis=-1)
-    widths = value_widths(shape(power, xp=xp)[-1], count, False)
-    pairs = zip(*(split_columns(half, widths) for half in _carried(values, xp)), strict=True)
+    widths = slices.value_widths(shape(power, xp=xp)[-1], count, False)
+    pairs = zip(*(slices.split_columns(half, widths) for half in _carried(values, xp)), strict=True)
     value_sums = tuple(half for pair in pairs for half in pair)
-    weight_sums = split_columns(join_carry(_carried(weights, xp), xp), [1] * num_weights)
+    weight_sums = slices.split_columns(join_carry(_carried(weights, xp), xp), [1] * num_weights)
     total, weight = weighted_totals(value_sums, weight_sums, power, count=count, carry=True, xp=xp)
-    anchor = anchor_max(from_three_float32(to_float64(scores, xp), xp), xp)
+    anchor = anchor_max(slices.from_three_float32(to_float64(scores, xp), xp), xp)
     weight = xp.where(xp.logical_or(xp.isnan(anchor), xp.less(weight, 0.0)), math.nan, weight)
     output = divide_by_weight(total, weight, plan.factor, xp)
     if plan.counts_nonfinite:

@@ -1,13 +1,13 @@
-"""Queries, keys, values, weights and gradients as slices: integers whose products and sums are exact."""
+"""Queries, keys, values, weights and gradients as slices: integers whose products, the scores, and sums are exact."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from attention_core._arithmetic.elementary import exp2_weight
+from attention_core._arithmetic.elementary import exp2_weight, tanh
 from attention_core._arithmetic.exact import (
     CARRY,
     LOG2_E,
@@ -20,13 +20,12 @@ from attention_core._arithmetic.exact import (
     split_carry,
     sum_exactly,
     to_float64,
+    uncontracted,
 )
 from attention_core._arrays import Array, Arrays, Namespace, shape
-from attention_core._attention.blocks.grid import Grid, dropout_of, pad
-from attention_core._attention.blocks.nonfinite import finite_or_zero
-from attention_core._attention.blocks.plan import Plan
-from attention_core._attention.blocks.scores import matmul_into_workspace, matmul_per_group
-from attention_core._attention.call import flatten_group
+from attention_core._attention.blocks.grid import Grid, Sample, matmul_per_group, pad
+from attention_core._attention.blocks.scores import block_context
+from attention_core.masks import Positions
 
 SCORE_UNIT = LOG2_E / 256  # scores times this are the x of `exp2_weight`, which returns 2**(256 x)
 # By the number of slices of a query, key or value:
@@ -45,14 +44,10 @@ Parts = Arrays
 
 
 def slice_query(grid: Grid, query: Array) -> Array:
-    """Scaled queries, packed."""
-    xp = grid.xp
-    return pack_vectors(grid, xp.multiply(to_float64(query, xp), _query_scale(grid.plan)), first_last=False)
-
-
-def _query_scale(plan: Plan) -> float:
-    """The factor of queries before they are cut. A softcap takes scores in their own units, not in 256 ln 2."""
-    return plan.score_scale if plan.softcap is not None else plan.score_scale * SCORE_UNIT
+    """Scaled queries, packed. A softcap takes scores in their own units, not in 256 ln 2."""
+    xp, plan = grid.xp, grid.plan
+    scale = plan.score_scale if plan.softcap is not None else plan.score_scale * SCORE_UNIT
+    return pack_vectors(grid, xp.multiply(to_float64(query, xp), scale), first_last=False)
 
 
 def slice_key(grid: Grid, key: Array) -> Array:
@@ -68,7 +63,7 @@ def pack_vectors(grid: Grid, x: Array, *, first_last: bool) -> Array:
     """
     xp, count = grid.xp, grid.plan.num_slices
     finite = None if grid.plan.all_finite else xp.all(xp.isfinite(x), axis=-1, keepdims=True)
-    x = finite_or_zero(grid, x)
+    x = grid.finite_or_zero(x)
     bits = slice_bits(shape(x, xp=xp)[-1])
     power = power_above_max(x, -1, xp)
     parts = slices(x, power, bits=bits, count=count, xp=xp)
@@ -86,16 +81,19 @@ def packed_matmul(grid: Grid, query: Array, key: Array, name: str) -> Array:
     """
     xp, transposed = grid.xp, grid.xp.matrix_transpose(key)
     if grid.plan.num_slices == 1:
-        return matmul_into_workspace(grid, name, query, transposed)
-    width = shape(key, xp=xp)[-1] // 2
+        return grid.matmul(name, query, transposed)
+    columns, packed = shape(key, xp=xp)[-2:]
+    width, (*dims, _) = packed // 2, shape(query, xp=xp)
     first, second = query[..., :width], transposed[..., width:, :]
-    pair = _memory(grid, name, 2, (*shape(query, xp=xp)[:-1], shape(key, xp=xp)[-2]))
+    pair = _memory(grid, name, 2, (*dims, columns))
     if pair is None:
-        scores = matmul_into_workspace(grid, name, first, second)
-        scores += matmul_into_workspace(grid, "mixed", query, transposed)
+        scores = grid.matmul(name, first, second)
+        scores += grid.matmul("mixed", query, transposed)
         return scores
-    for left, right, memory in ((first, second, pair[0, ...]), (query, transposed, pair[1, ...])):
-        xp.matmul(flatten_group(left, xp=xp), right, out=flatten_group(memory, xp=xp))
+    rows = dims[0], dims[1] * dims[2]
+    memory = xp.reshape(pair, (2, *rows, columns))
+    xp.matmul(xp.reshape(first, (*rows, width)), second, out=memory[0, ...])
+    xp.matmul(xp.reshape(query, (*rows, packed)), transposed, out=memory[1, ...])
     return xp.add(pair[0, ...], pair[1, ...], out=pair[0, ...])
 
 
@@ -107,6 +105,46 @@ def _memory(grid: Grid, name: str, count: int, dims: tuple[Any, ...]) -> Array |
     if not grid.loops.takes_out:
         return None
     return grid.workspace.array(name, (count, *dims), grid.xp.float64, grid.operands.query, grid.xp)
+
+
+# The scores of one block
+
+
+class ExactScoreBlock(NamedTuple):
+    """A block of queries against a block of keys."""
+
+    scores: Array  # in units of 256 ln 2, (G, R, m, n); -inf where not allowed
+    softcap_derivative: Array | None
+    at: Positions | None
+
+
+def exact_score_block(
+    grid: Grid, sample: Sample, query: Array, key: Array, *, i: Any, j: Any, masked: bool
+) -> ExactScoreBlock:
+    """The scores of packed queries and keys: product, softcap, bias and mask.
+
+    Masked scores are replaced by -inf; a bias that is -inf masks, too. There is no score modification in reproducible
+    arithmetic.
+    """
+    plan, xp = grid.plan, grid.xp
+    scores = packed_matmul(grid, query, key, "scores")
+    at, bias, allowed = block_context(grid, sample, scores, i, j=j, masked=masked)
+    derivative = None
+    if plan.softcap is not None:
+        scores, derivative = _soften(scores, plan.softcap, xp)
+    if bias is not None:
+        scores = xp.add(scores, uncontracted(xp.multiply(to_float64(bias, xp), SCORE_UNIT), xp))
+    scores = scores if allowed is None else xp.where(allowed, scores, -math.inf)
+    if derivative is not None and grid.may_mask:  # that of a masked key may be nan
+        derivative = xp.where(xp.equal(scores, -math.inf), 0.0, derivative)
+    return ExactScoreBlock(scores, derivative, at)
+
+
+def _soften(scores: Array, softcap: float, xp: Namespace) -> tuple[Array, Array]:
+    r"""Scores after the cap, :math:`c \tanh(s / c)`, in units of 256 ln 2, and their derivative by s."""
+    ratio = tanh(uncontracted(xp.multiply(scores, 1 / softcap), xp), xp)
+    derivative = xp.subtract(1.0, uncontracted(xp.multiply(ratio, ratio), xp))
+    return uncontracted(xp.multiply(ratio, softcap * SCORE_UNIT), xp), derivative
 
 
 # Sums of products of slices
@@ -129,10 +167,10 @@ def weigh(grid: Grid, weights: list[Array], values: Array) -> Parts:
     """Slices of weights (G, R, m, n) times values (G, n, E): one product where they lie next to each other."""
     xp, memory, count = grid.xp, None, len(weights)
     *dims, columns = shape(weights[0], xp=xp)
-    if count > 1 and isinstance(dims[0], int) and dims[0] == 1 and dropout_of(grid) is None:
+    if count > 1 and isinstance(dims[0], int) and dims[0] == 1 and grid.dropout is None:
         memory = _memory(grid, "scores", count, (*dims, columns))
     if memory is None:
-        return tuple(matmul_per_group(part, values, xp) for part in weights)
+        return tuple([matmul_per_group(part, values, xp) for part in weights])
     products = xp.matmul(xp.reshape(memory, (-1, columns)), values[0, ...])
     products = xp.reshape(products, (count, *dims, shape(values, xp=xp)[-1]))
     return tuple(products[n, ...] for n in range(count))
@@ -212,8 +250,7 @@ def needs_carry(grid: Grid, side: int) -> bool:
     length = grid.lengths[side]
     if side == 0:
         length = length if grid.plan.num_queries is None else grid.plan.num_queries
-        group_size = shape(grid.operands.query, xp=grid.xp)[2]
-        length = length * group_size if isinstance(group_size, int) else None
+        length = length * grid.dims[2] if isinstance(grid.dims[2], int) else None
     return not isinstance(length, int) or length > LONGEST
 
 
@@ -235,7 +272,7 @@ def slice_widths(last: Any, count: int, carry: bool) -> list[Any]:
 def split_columns(x: Array, widths: list[Any]) -> Parts:
     """The inverse of `xp.concat` along the last axis, for parts of these widths."""
     ends = list(itertools.accumulate(widths))
-    return tuple(x[..., end - width : end] for width, end in zip(widths, ends, strict=True))
+    return tuple([x[..., end - width : end] for width, end in zip(widths, ends, strict=True)])
 
 
 def pad_rows(grid: Grid, rows: Array) -> Array:

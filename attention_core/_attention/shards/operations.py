@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, cast_to, is_floating, upcast
+from attention_core._arrays import Array, Gradients, Namespace, cast_to, is_floating, upcast
 from attention_core._attention.shards.splits import Place, own, stack_of, whole_of
 from attention_core._backend import Backend, Operation, register
 
@@ -49,9 +49,7 @@ def _gather(plan: CollectivePlan, arrays: Arrays, backend: Backend) -> Arrays:
     return tuple(upcast(x, xp=xp) if plan.is_wide else x for x in wholes)
 
 
-def _scatter(
-    plan: CollectivePlan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend
-) -> tuple[Array | None, ...]:
+def _scatter(plan: CollectivePlan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend) -> Gradients:
     xp, lent = backend.namespace, _collectives(backend)
 
     def gradient(x: Array, cotangent: Array) -> Array | None:
@@ -95,7 +93,7 @@ def _heads_for_rows(x: Array, plan: CollectivePlan, move: Any, xp: Namespace) ->
 
 def _exchange_back(
     plan: CollectivePlan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend
-) -> tuple[Array | None, ...]:
+) -> Gradients:
     return _exchanged(plan._replace(to_heads=not plan.to_heads), cotangents, backend)
 
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, cast_to, is_floating, shape, upcast
+from attention_core._arrays import Array, Arrays, Gradients, Namespace, cast_to, is_floating, shape, upcast
 from attention_core._attention.blocks.backward import backward
 from attention_core._attention.blocks.forward import empty_results, forward
 from attention_core._attention.blocks.grid import is_broadcast
@@ -27,8 +27,6 @@ from attention_core._attention.softmax import merge_pieces
 from attention_core._backend import Backend, Operation, register
 from attention_core.masks import unflatten
 from attention_core.masks._mask import LIMIT, UNKNOWN, Band, band_of
-
-Arrays = tuple[Array, ...]
 
 
 class Hops(NamedTuple):
@@ -98,8 +96,7 @@ def ring_attention(call: Call, here: Place, hops: Hops) -> Result:
     wide, xp = upcast_call(call), call.xp
     plan, operands = make_plan(wide)
     plan = plan._replace(  # of the keys of others, nothing is known
-        all_finite=not plan.may_mask or plan.assume_finite,
-        exp_without_max=False if call.backend.loops.traced else None,
+        all_finite=not plan.may_mask or plan.assume_finite, exp_without_max=False if call.backend.loops.traced else None
     )
     key, value = (cast_to(x, call.key.dtype, xp=xp) for x in operands[1:3])  # they travel in 16 bits
     arrays = operands._replace(key=key, value=value).arrays()
@@ -220,9 +217,7 @@ def _forward(plan: RingPlan, arrays: Arrays, backend: Backend) -> Arrays:
     return results
 
 
-def _backward(
-    plan: RingPlan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Any
-) -> tuple[Array | None, ...]:
+def _backward(plan: RingPlan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Any) -> Gradients:
     """The gradient for each array; those of keys and values end on the rank that these came from."""
     ring, xp, loops = _ring(plan, arrays, backend), backend.namespace, backend.loops
     leaves, bias = _leaves(ring.operands), ring.operands.bias

@@ -133,13 +133,9 @@ def looks_up_heads(mask: Mask | Array | None) -> bool:
         return False
     arrays: list[Array] = []
     treedef = flatten(mask, arrays)
-    is_cut = any(leaf.axes == 3 and has_heads(arrays[leaf.place]) for leaf in leaves(treedef))
+    of_scores = [arrays[leaf.place] for leaf in leaves(treedef) if leaf.axes == 3]
+    is_cut = any(len(x.shape) >= 3 and x.shape[-3] != 1 for x in of_scores)
     return is_cut and any(map(is_of_users, classes(treedef)))
-
-
-def has_heads(x: Array) -> bool:
-    """Whether an array (..., H, M, N) has an axis of heads."""
-    return len(x.shape) >= 3 and x.shape[-3] != 1
 
 
 def mask_within(mask: Mask | Array | None, queries: int = LIMIT, keys: int = LIMIT) -> Mask | None:
