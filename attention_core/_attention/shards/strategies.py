@@ -17,7 +17,7 @@ from attention_core._attention.reproducible.forward import reproducible_attentio
 from attention_core._attention.reproducible.pieces import num_limbs
 from attention_core._attention.shards.operations import exchange, gather
 from attention_core._attention.shards.partials import merge, merge_exactly
-from attention_core._attention.shards.ring import Hops, hops_of, ring_attention
+from attention_core._attention.shards.ring import Hops, hops_of, moved, ring_attention, takes_kernel
 from attention_core._attention.shards.rules import (
     dropout_of_heads,
     looks_up_heads,
@@ -29,7 +29,7 @@ from attention_core._attention.shards.splits import Place, cut, own, own_heads, 
 from attention_core._attention.ways import attend, is_dense_faster, with_sinks
 from attention_core._backend import Verdict
 from attention_core.masks import Mask
-from attention_core.masks._mask import LIMIT, Band, band_of
+from attention_core.masks._mask import LIMIT, band_of
 from attention_core.masks._rules import rule_of
 
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -223,9 +223,13 @@ class Ring(Strategy):
         if call.bias is not None and _has_axis(call.bias, -1):
             stack = stack_of(_padded_columns(sharded), -1, here.split, here.size, call.xp)
             call = call._replace(bias=whole_of(stack, -1, "contiguous", call.xp))
-        result = ring_attention(_within(call, stop, stop), here, self._hops(sharded))
+        result = ring_attention(_within(call, stop, stop), here, self._hops(sharded), self.takes_kernel(sharded))
         result = result if call.sinks is None else with_sinks(result, call)
         return result._replace(logsumexp=_without_padding(sharded, result.logsumexp) if logsumexp else None)
+
+    def takes_kernel(self, sharded: Sharded) -> bool:
+        """Whether hops that need no mask take a kernel."""
+        return sharded.implementation == "auto" and takes_kernel(sharded.call)
 
     def _hops(self, sharded: Sharded) -> Hops:
         call, (_, size, _, split) = sharded.call, sharded.here
@@ -381,16 +385,10 @@ def _from_start(call: Call, start: Any) -> Call:
         return call
     is_free = is_free and isinstance(start, int) and isinstance(call.mask, Mask)
     if is_free and len(call.mask.bands()) == 1 and (band := band_of(call.mask)).is_exact:  # type: ignore[union-attr]
-        return call._replace(mask=rule_of(_moved(band, start)))
+        return call._replace(mask=rule_of(moved(band, start, 0)))
     return call._replace(starts=(start, 0))
 
 
 def _like(x: Array, heads: int, length: int, xp: Any) -> Array:
     """An array of some shape, of which memory holds no more than a row."""
     return xp.broadcast_to(x[..., :1, :1, :], (*x.shape[:-3], heads, length, x.shape[-1]))
-
-
-def _moved(band: Band, start: int) -> Band:
-    """A band of queries from a position on, counted from there."""
-    low, high = (end if abs(end) == LIMIT else end + start for end in band[:2])
-    return band._replace(low=low, high=high)
