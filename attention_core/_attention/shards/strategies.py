@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from attention_core._arithmetic import arithmetic_of, fan_out
-from attention_core._arrays import HALF, Array, cast_to, dtype_name, upcast
+from attention_core._arrays import HALF, Array, cast_to, dtype_name, is_on_host, upcast
 from attention_core._attention.blocks.grid import pad
 from attention_core._attention.call import Call, Result, repeat_kv, upcast_call
 from attention_core._attention.reproducible.forward import reproducible_attention
@@ -32,6 +32,7 @@ from attention_core.masks import Mask
 from attention_core.masks._mask import LIMIT, band_of
 from attention_core.masks._rules import rule_of
 
+MOST_GATHERED = 2**21  # numbers of keys and values, of as many heads as are gathered at once
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
@@ -166,6 +167,13 @@ class Gather(Strategy):
         return numbers * (size - 1) * BYTES[dtype_name(call.query.dtype)]
 
     def run(self, sharded: Sharded, *, logsumexp: bool) -> Result:
+        xp, results = sharded.call.xp, [self._run(each, logsumexp=logsumexp) for each in _turns(sharded)]
+        if len(results) == 1:
+            return results[0]
+        output = xp.concat([each.output for each in results], axis=-3)
+        return Result(output, None, xp.concat([x.logsumexp for x in results], axis=-2) if logsumexp else None)
+
+    def _run(self, sharded: Sharded, *, logsumexp: bool) -> Result:
         call, here, lengths, implementation = sharded
         xp, backend, stop, is_exact = call.xp, call.backend, sharded.stop, call.arithmetic == "reproducible"
         rows = call.query.shape[-2]
@@ -191,7 +199,7 @@ class Gather(Strategy):
         return Result(output, None, _without_padding(sharded, found) if logsumexp else None)
 
     def local_call(self, sharded: Sharded) -> Call:
-        call, here, lengths, _ = sharded
+        call, here, lengths, _ = _turns(sharded)[0]
         runs = here.starts(call.query.shape[-2], call.query, call.xp)
         key, value = (_like(x, x.shape[-3], lengths[1], call.xp) for x in call[1:3])
         return _calls_of_runs(_within(call._replace(key=key, value=value), queries=sharded.stop), runs)[0]
@@ -327,6 +335,27 @@ def _of_heads(sharded: Sharded, call: Call) -> Call:
         sinks=sinks,
         dropout=dropout_of_heads(call.dropout, first, num_heads, call.query, xp),
     )
+
+
+def _turns(sharded: Sharded) -> list[Sharded]:
+    """Some heads after others, so that not all that is gathered, nor all of its gradients, is there at once.
+
+    Compilers order it themselves, and accelerators have not been measured.
+    """
+    call, xp, heads = sharded.call, sharded.call.xp, sharded.call.key.shape[-3]
+    numbers = sharded.here.size * (math.prod(call.key.shape) + math.prod(call.value.shape))
+    is_whole = call.arithmetic == "reproducible" or call.score_mod is not None or looks_up_heads(call.mask)
+    if is_whole or call.backend.loops.traced or not is_on_host(call.query):
+        return [sharded]
+    count = next(n for n in range(1, heads + 1) if heads % n == 0 and (numbers <= n * MOST_GATHERED or n == heads))
+    turns = []
+    for n in range(count) if count > 1 else ():
+        turn = sharded._replace(here=sharded.here._replace(rank=n, size=count))
+        bias = None if call.bias is None else own_heads(call.bias, turn.here, xp)
+        query, key, value = (own_heads(x, turn.here, xp) for x in call[:3])
+        of_turn = _of_heads(turn, call)._replace(query=query, key=key, value=value, bias=bias)
+        turns.append(sharded._replace(call=of_turn))
+    return turns or [sharded]
 
 
 def _calls_of_runs(call: Call, runs: list[tuple[Any, int]]) -> list[Call]:
