@@ -149,6 +149,27 @@ def attend(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.
     return (output if output.shape[-1] == width else output[..., :width]), found
 
 
+def attend_to_piece(call: Call) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Output and logsumexp, if these are those of the kernel, and lose no digits where they are merged with others."""
+    parts = parts_of(call)
+    found = None if parts is None else _by_kernel(_plan_of_piece(call), call, parts)
+    return None if found is None or _is_rounded(found[1].nan_to_num(neginf=0.0)) else found
+
+
+def piece_gradients(
+    call: Call, results: tuple[torch.Tensor, ...], cotangents: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor, ...] | None:
+    """Gradients of query, key and value by the kernel, if they are finite, given results to all keys."""
+    plan = _plan_of_piece(call, logsumexp=bool(cotangents[1].any()))
+    parts = parts_of(call)
+    found = None if parts is None else _gradients(plan, call, parts, (*results, *cotangents[::-1]))
+    return None if found is None or (plan.looks and not _are_finite(found)) else found
+
+
+def _plan_of_piece(call: Call, *, logsumexp: bool = True) -> GuardedPlan:
+    return GuardedPlan(None, 1.0, call.starts, False, not call.assume_finite, logsumexp)
+
+
 def _native(call: Call, facts: Facts) -> torch.Tensor:
     """The output of the kernel, whose gradient is PyTorch's own."""
     query, key, value = call[:3]
@@ -283,9 +304,14 @@ def _backward(
     if parts is not None and _share_rows(parts) and _is_rounded(results[1]):
         parts = None
     gradients: Any = None if parts is None else _gradients(plan, call, parts, (output, *rows, d_output))
-    if gradients is None or (plan.looks and not math.isfinite(sum(each.sum() for each in gradients).item())):
+    if gradients is None or (plan.looks and not _are_finite(gradients)):
         gradients = _gradients_of_blocks(plan, call, d_output, rows[1])
     return *map(_swapped, gradients), *(None for _ in arrays[3:])
+
+
+def _are_finite(gradients: tuple[torch.Tensor, ...]) -> bool:
+    total: Any = sum(each.sum() for each in gradients)
+    return math.isfinite(total.item())
 
 
 def _gradients(

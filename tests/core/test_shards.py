@@ -11,6 +11,7 @@ import shard_helpers
 from shard_helpers import EXACT, NAMES, RUNS, inputs, joined, of_rank, pages, threads_as_ranks, whole
 
 import attention_core as ac
+from attention_core._attention.shards import strategies
 from attention_core.backend import Tuning
 from attention_core.parameters import Linear, MultiHeadAttention
 
@@ -68,6 +69,17 @@ def test_ranks_have_the_numbers_of_the_whole(backend, put, ranks, name):
     ways = WAYS[NAMES.index(name) % 3 :: 3] if backend.differentiates else WAYS
     for size, split, strategy, length in ways:
         check_close(*compared(ranks, backend, put, name, size, strategy, split, length))
+
+
+@pytest.mark.parametrize(
+    "name", ["causal", "lengths", "array", "bias", "bias of one head", "sinks", "dropout", "score_mod"]
+)
+def test_some_heads_are_gathered_after_others(backend, put, ranks, monkeypatch, name):
+    """By turns of one of two key heads, with the keys and values of 4 ranks; functions see all heads at once."""
+    monkeypatch.setattr(strategies, "MOST_GATHERED", 400)
+    check_close(*compared(ranks, backend, put, name, 4, "gather", "zigzag", 16))
+    gathered = 2 if name == "score_mod" else 4
+    assert ranks.lent.calls.count("gather") == 4 * gathered * (1 + backend.differentiates)
 
 
 @pytest.mark.parametrize("name", EXACT)

@@ -11,6 +11,9 @@ def explain_shards(sharded: Sharded, name: str, *, logsumexp: bool) -> Explanati
     taken, notes = taken_strategy(sharded, name), []
     if taken is RING:
         local = Explanation("blockwise", "a ring attends to the keys of each hop in blocks", ())
+        if RING.takes_kernel(sharded):
+            reason = "a ring attends to the keys of each hop by the kernel, or in blocks if that refuses its mask"
+            local = local._replace(chosen="fused", reason=reason)
     else:
         local = explain(taken.local_call(sharded), weights=False, logsumexp=logsumexp)
     for strategy, verdict in walk_strategies(sharded, name):

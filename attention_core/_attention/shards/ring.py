@@ -1,8 +1,8 @@
 """A ring of ranks: keys and values go round, and each rank attends to those that it has.
 
 Forward, what a rank found of the keys so far is merged with what it finds of the next ones. Backward, the gradients of
-keys and values go round with them. The backward function of blocks takes output and logsumexp as given: given those of
-the whole, it returns the gradients of a piece. So whatever a block can do, each hop does.
+keys and values go round with them. The backward functions of blocks and of some kernels take output and logsumexp as
+given: given those of the whole, they return the gradients of a piece. So whatever a block can do, each hop does.
 
 References
 ----------
@@ -22,11 +22,14 @@ from attention_core._attention.blocks.grid import is_broadcast
 from attention_core._attention.blocks.plan import Operands, Plan, make_plan, unpack_operands
 from attention_core._attention.blocks.scores import check_score_mod_holds_no_variable
 from attention_core._attention.call import Call, Result, upcast_call
+from attention_core._attention.parts import KeyRange, Parts, key_ranges
 from attention_core._attention.shards.splits import Place, Runs, kept, num_pieces, runs_of
 from attention_core._attention.softmax import merge_pieces
+from attention_core._attention.ways import taken_way
 from attention_core._backend import Backend, Operation, register
 from attention_core.masks import unflatten
-from attention_core.masks._mask import LIMIT, UNKNOWN, Band, band_of
+from attention_core.masks._mask import LIMIT, Band, band_of
+from attention_core.masks._rules import rule_of
 
 
 class Hops(NamedTuple):
@@ -80,17 +83,38 @@ def _sees(band: Band, query: tuple[int, int, int], key: tuple[int, int, int]) ->
     return nearest < key[2] and distance + step * nearest <= band.high and key[0] < band.stop
 
 
+def moved(band: Band, query: int, key: int) -> Band:
+    """A band of queries and keys from positions on, counted from there."""
+    ends = zip(band[:3], (query - key, query - key, -key), strict=True)
+    low, high, stop = (end if abs(end) == LIMIT else end + by for end, by in ends)
+    return Band(low, high, stop, band.is_exact)
+
+
 class RingPlan(NamedTuple):
-    """The plan of a ring: that of a call with the keys of this rank, and who is in the ring."""
+    """The plan of a ring: that of a call with the keys of this rank, who is in the ring, and whether kernels are."""
 
     plan: Plan
     group: str
     size: int
     split: Any
     hops: Hops
+    by_kernel: bool
 
 
-def ring_attention(call: Call, here: Place, hops: Hops) -> Result:
+def takes_kernel(call: Call) -> bool:
+    """Whether a hop that needs no mask takes a kernel, which has gradients of query, key and value alone."""
+    others = call.bias, call.softcap, call.score_mod, call.dropout
+    hop = upcast_call(call)._replace(mask=None, scale=1.0, sinks=None)
+    return all(each is None for each in others) and _kernel_of(hop) is not None
+
+
+def _kernel_of(call: Call) -> Any:
+    """The kernel that a call takes, if it has pieces."""
+    kernel = taken_way(Parts(call, None, call)).kernel
+    return kernel if kernel is not None and kernel.takes_pieces(call) else None
+
+
+def ring_attention(call: Call, here: Place, hops: Hops, by_kernel: bool) -> Result:
     """Attention of the queries of this rank; a bias has the columns of rank after rank."""
     check_score_mod_holds_no_variable(call)
     wide, xp = upcast_call(call), call.xp
@@ -100,7 +124,7 @@ def ring_attention(call: Call, here: Place, hops: Hops) -> Result:
     )
     key, value = (cast_to(x, call.key.dtype, xp=xp) for x in operands[1:3])  # they travel in 16 bits
     arrays = operands._replace(key=key, value=value).arrays()
-    output, *rows = call.backend.custom_gradient(RING, RingPlan(plan, *here[:2], here.split, hops), arrays)
+    output, *rows = call.backend.custom_gradient(RING, RingPlan(plan, *here[:2], here.split, hops, by_kernel), arrays)
     *dims, _ = shape(call.query, xp=xp)
     return Result(xp.reshape(output, (*dims, call.value.shape[-1])), None, *(xp.reshape(x, tuple(dims)) for x in rows))
 
@@ -119,7 +143,7 @@ class Ring(NamedTuple):
 
 def _ring(plan: RingPlan, arrays: Arrays, backend: Any) -> Ring:
     operands, count = unpack_operands(plan.plan, arrays), num_pieces(plan.split)
-    band = UNKNOWN if plan.plan.mask is None else band_of(unflatten(plan.plan.mask, operands.mask))
+    band = Band() if plan.plan.mask is None else band_of(unflatten(plan.plan.mask, operands.mask))
     rows = operands.query.shape[-2] // count, operands.key.shape[-2] // count
     return Ring(plan, operands, backend, backend.collectives.rank(plan.group), band, num_runs=count, rows=rows)
 
@@ -146,8 +170,8 @@ def _source(ring: Ring, hop: Any) -> Any:
     return (ring.rank - hop) % ring.plan.size
 
 
-def _piece(ring: Ring, keys: Arrays, hop: Any, index: Any) -> tuple[Plan, Arrays] | None:
-    """A pair of runs, of queries and of keys, as plan and arrays of blocks; ``None`` if no query sees a key."""
+def _piece(ring: Ring, keys: Arrays, hop: Any, index: Any) -> tuple[Plan, Operands] | None:
+    """A pair of runs, of queries and of keys, as plan and operands of blocks; ``None`` if no query sees a key."""
     plan, operands, loops, xp = ring.plan.plan, ring.operands, ring.backend.loops, ring.backend.namespace
     (i, j), source = _runs_of(ring, index), _source(ring, hop)
     sides = (ring.rank, i, ring.rows[0]), (source, j, ring.rows[1])
@@ -169,12 +193,55 @@ def _piece(ring: Ring, keys: Arrays, hop: Any, index: Any) -> tuple[Plan, Arrays
         bias = loops.block(bias, source * ring.num_runs + j, ring.rows[1], -1)
     key, value = (upcast(loops.block(x, j, ring.rows[1], -2), xp=xp) for x in keys)
     query = loops.block(operands.query, i, ring.rows[0], -2)
-    return plan, operands._replace(query=query, key=key, value=value, bias=bias).arrays()
+    return plan, operands._replace(query=query, key=key, value=value, bias=bias)
+
+
+def _kernel_call(ring: Ring, plan: Plan, operands: Operands) -> tuple[Any, Call] | None:
+    """The kernel that a plain call of a piece takes, and that call; none where the mask is no band of numbers."""
+    starts: Any = (0, 0) if plan.mask is None else plan.starts
+    if not (ring.plan.by_kernel and ring.band.is_exact) or None in starts:
+        return None
+    xp, columns = ring.backend.namespace, operands.key.shape[-2]
+    arrays, mask = (_with_heads(operands.query, xp), *operands[1:3]), rule_of(moved(ring.band, *starts))
+    call = Call(*arrays, xp, ring.backend, mask, scale=1.0, assume_finite=plan.assume_finite or None)
+    if key_ranges(call) == [KeyRange(0, columns, 0, columns)]:
+        call = call._replace(mask=None)
+    kernel = _kernel_of(call)
+    return None if kernel is None else (kernel, call)
+
+
+def _with_heads(x: Array, xp: Namespace) -> Array:
+    """An array (B, G, R, M, ...) with one axis of heads."""
+    batch, heads, group, *dims = x.shape
+    return xp.reshape(x, (batch, heads * group, *dims))
+
+
+def _attend_to_piece(ring: Ring, plan: Plan, operands: Operands) -> Arrays:
+    """What `forward` returns of a piece. A kernel does not tell what rounding takes from its logsumexp: little."""
+    taken, xp = _kernel_call(ring, plan, operands), ring.backend.namespace
+    found = None if taken is None else taken[0].attend_to_piece(taken[1])
+    if found is None:
+        return forward(plan, operands.arrays(), ring.backend)
+    dims = operands.query.shape[:-1]
+    output, logsumexp = (xp.reshape(x, (*dims, *x.shape[3:])) for x in found)
+    return output, logsumexp, xp.zeros_like(logsumexp)
+
+
+def _gradients_of_piece(ring: Ring, plan: Plan, operands: Operands, results: Arrays, cotangents: Arrays) -> list[Any]:
+    """The gradients of the leaves of a piece, given what is exact of the whole."""
+    taken, xp = _kernel_call(ring, plan, operands), ring.backend.namespace
+    if taken is not None:
+        kernel, call = taken
+        ends = ([_with_heads(x, xp) for x in each[:2]] for each in (results, cotangents))
+        found = kernel.piece_gradients(call, *ends)
+        if found is not None:
+            return [xp.reshape(found[0], operands.query.shape), *found[1:], *(None for _ in _leaves(operands)[3:])]
+    return _leaves(unpack_operands(plan, backward(plan, operands.arrays(), results, cotangents, ring.backend)))
 
 
 def _start(ring: Ring, rank: Any, run: Any, count: int) -> Any:
     """The first position of a run of a rank, or all of them."""
-    _, group, size, split, _ = ring.plan
+    _, group, size, split, *_ = ring.plan
     if split in ("contiguous", "zigzag"):  # a zigzag rank has the chunks r and 2 R - 1 - r
         return (rank + run * (2 * size - 1 - 2 * rank)) * count
     return Place(group, size, rank, split).positions(count, ring.operands.query, ring.backend.namespace)
@@ -204,7 +271,7 @@ def _forward(plan: RingPlan, arrays: Arrays, backend: Backend) -> Arrays:
             if piece is None:
                 return results
             run, _ = _runs_of(ring, index)
-            found = zip(forward(*piece, backend), (-2, -1, -1), (0.0, -math.inf, 0.0), strict=True)
+            found = zip(_attend_to_piece(ring, *piece), (-2, -1, -1), (0.0, -math.inf, 0.0), strict=True)
             others = (_among(x, run, ring.num_runs, axis, number, xp) for x, axis, number in found)
             output, logsumexp, remainder = (xp.stack(pair) for pair in zip(results, others, strict=True))
             return merge_pieces(output, logsumexp, remainder, xp=xp)
@@ -221,6 +288,9 @@ def _backward(plan: RingPlan, arrays: Arrays, results: Arrays, cotangents: Array
     """The gradient for each array; those of keys and values end on the rank that these came from."""
     ring, xp, loops = _ring(plan, arrays, backend), backend.namespace, backend.loops
     leaves, bias = _leaves(ring.operands), ring.operands.bias
+    factor = xp.exp(xp.negative(results[2]))  # of weights by the logsumexp alone, see `blocks.backward`
+    cotangents = xp.multiply(cotangents[0], xp.expand_dims(factor, axis=-1)), xp.multiply(cotangents[1], factor), factor
+    results = *results[:2], xp.zeros_like(factor)
 
     def of_run(arrays: Arrays, run: Any) -> Any:
         return tuple(loops.block(x, run, ring.rows[0], axis) for x, axis in zip(arrays, (-2, -1, -1), strict=True))
@@ -231,8 +301,7 @@ def _backward(plan: RingPlan, arrays: Arrays, results: Arrays, cotangents: Array
             if piece is None:
                 return sums
             i, j = _runs_of(ring, index)
-            gradients: Any = backward(*piece, of_run(results, i), of_run(cotangents, i), backend)
-            found = _leaves(unpack_operands(piece[0], gradients))
+            found = _gradients_of_piece(ring, *piece, of_run(results, i), of_run(cotangents, i))
             for side, run in enumerate((i, j, j)):
                 found[side] = _among(found[side], run, ring.num_runs, -2, 0.0, xp)
             if bias is not None and not is_broadcast(bias, -2):
@@ -241,7 +310,7 @@ def _backward(plan: RingPlan, arrays: Arrays, results: Arrays, cotangents: Array
                 column = _source(ring, hop) * ring.num_runs + j
                 found[3] = _among(found[3], column, ring.num_runs * plan.size, -1, 0.0, xp)
             pairs = zip(sums, found, strict=True)
-            return tuple(None if total is None else xp.add(total, upcast(x, xp=xp)) for total, x in pairs)
+            return tuple(total if x is None else xp.add(total, upcast(x, xp=xp)) for total, x in pairs)
 
         sums = loops.loop(0, ring.num_runs**2, add, sums)
         if by:

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from attention_core._arithmetic import arithmetic_of, fan_out
-from attention_core._arrays import HALF, Array, cast_to, dtype_name, upcast
+from attention_core._arrays import HALF, Array, cast_to, dtype_name, is_on_host, upcast
 from attention_core._attention.blocks.grid import pad
 from attention_core._attention.call import Call, Result, repeat_kv, upcast_call
 from attention_core._attention.reproducible.forward import reproducible_attention
 from attention_core._attention.reproducible.pieces import num_limbs
 from attention_core._attention.shards.operations import exchange, gather
 from attention_core._attention.shards.partials import merge, merge_exactly
-from attention_core._attention.shards.ring import Hops, hops_of, ring_attention
+from attention_core._attention.shards.ring import Hops, hops_of, moved, ring_attention, takes_kernel
 from attention_core._attention.shards.rules import (
     dropout_of_heads,
     looks_up_heads,
@@ -29,9 +29,10 @@ from attention_core._attention.shards.splits import Place, cut, own, own_heads, 
 from attention_core._attention.ways import attend, is_dense_faster, with_sinks
 from attention_core._backend import Verdict
 from attention_core.masks import Mask
-from attention_core.masks._mask import LIMIT, Band, band_of
+from attention_core.masks._mask import LIMIT, band_of
 from attention_core.masks._rules import rule_of
 
+MOST_GATHERED = 2**21  # numbers of keys and values, of as many heads as are gathered at once
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
@@ -166,6 +167,13 @@ class Gather(Strategy):
         return numbers * (size - 1) * BYTES[dtype_name(call.query.dtype)]
 
     def run(self, sharded: Sharded, *, logsumexp: bool) -> Result:
+        xp, results = sharded.call.xp, [self._run(each, logsumexp=logsumexp) for each in _turns(sharded)]
+        if len(results) == 1:
+            return results[0]
+        output = xp.concat([each.output for each in results], axis=-3)
+        return Result(output, None, xp.concat([x.logsumexp for x in results], axis=-2) if logsumexp else None)
+
+    def _run(self, sharded: Sharded, *, logsumexp: bool) -> Result:
         call, here, lengths, implementation = sharded
         xp, backend, stop, is_exact = call.xp, call.backend, sharded.stop, call.arithmetic == "reproducible"
         rows = call.query.shape[-2]
@@ -191,7 +199,7 @@ class Gather(Strategy):
         return Result(output, None, _without_padding(sharded, found) if logsumexp else None)
 
     def local_call(self, sharded: Sharded) -> Call:
-        call, here, lengths, _ = sharded
+        call, here, lengths, _ = _turns(sharded)[0]
         runs = here.starts(call.query.shape[-2], call.query, call.xp)
         key, value = (_like(x, x.shape[-3], lengths[1], call.xp) for x in call[1:3])
         return _calls_of_runs(_within(call._replace(key=key, value=value), queries=sharded.stop), runs)[0]
@@ -223,9 +231,13 @@ class Ring(Strategy):
         if call.bias is not None and _has_axis(call.bias, -1):
             stack = stack_of(_padded_columns(sharded), -1, here.split, here.size, call.xp)
             call = call._replace(bias=whole_of(stack, -1, "contiguous", call.xp))
-        result = ring_attention(_within(call, stop, stop), here, self._hops(sharded))
+        result = ring_attention(_within(call, stop, stop), here, self._hops(sharded), self.takes_kernel(sharded))
         result = result if call.sinks is None else with_sinks(result, call)
         return result._replace(logsumexp=_without_padding(sharded, result.logsumexp) if logsumexp else None)
+
+    def takes_kernel(self, sharded: Sharded) -> bool:
+        """Whether hops that need no mask take a kernel."""
+        return sharded.implementation == "auto" and takes_kernel(sharded.call)
 
     def _hops(self, sharded: Sharded) -> Hops:
         call, (_, size, _, split) = sharded.call, sharded.here
@@ -325,6 +337,27 @@ def _of_heads(sharded: Sharded, call: Call) -> Call:
     )
 
 
+def _turns(sharded: Sharded) -> list[Sharded]:
+    """Some heads after others, so that not all that is gathered, nor all of its gradients, is there at once.
+
+    Compilers order it themselves, and accelerators have not been measured.
+    """
+    call, xp, heads = sharded.call, sharded.call.xp, sharded.call.key.shape[-3]
+    numbers = sharded.here.size * (math.prod(call.key.shape) + math.prod(call.value.shape))
+    is_whole = call.arithmetic == "reproducible" or call.score_mod is not None or looks_up_heads(call.mask)
+    if is_whole or call.backend.loops.traced or not is_on_host(call.query):
+        return [sharded]
+    count = next(n for n in range(1, heads + 1) if heads % n == 0 and (numbers <= n * MOST_GATHERED or n == heads))
+    turns = []
+    for n in range(count) if count > 1 else ():
+        turn = sharded._replace(here=sharded.here._replace(rank=n, size=count))
+        bias = None if call.bias is None else own_heads(call.bias, turn.here, xp)
+        query, key, value = (own_heads(x, turn.here, xp) for x in call[:3])
+        of_turn = _of_heads(turn, call)._replace(query=query, key=key, value=value, bias=bias)
+        turns.append(sharded._replace(call=of_turn))
+    return turns or [sharded]
+
+
 def _calls_of_runs(call: Call, runs: list[tuple[Any, int]]) -> list[Call]:
     """A call for each run of queries."""
     calls, first = [], 0
@@ -381,16 +414,10 @@ def _from_start(call: Call, start: Any) -> Call:
         return call
     is_free = is_free and isinstance(start, int) and isinstance(call.mask, Mask)
     if is_free and len(call.mask.bands()) == 1 and (band := band_of(call.mask)).is_exact:  # type: ignore[union-attr]
-        return call._replace(mask=rule_of(_moved(band, start)))
+        return call._replace(mask=rule_of(moved(band, start, 0)))
     return call._replace(starts=(start, 0))
 
 
 def _like(x: Array, heads: int, length: int, xp: Any) -> Array:
     """An array of some shape, of which memory holds no more than a row."""
     return xp.broadcast_to(x[..., :1, :1, :], (*x.shape[:-3], heads, length, x.shape[-1]))
-
-
-def _moved(band: Band, start: int) -> Band:
-    """A band of queries from a position on, counted from there."""
-    low, high = (end if abs(end) == LIMIT else end + start for end in band[:2])
-    return band._replace(low=low, high=high)

@@ -86,10 +86,15 @@ RUNS = (((4, 1, 3), (0, 1, 4)),)
 
 
 @pytest.mark.parametrize(
-    ("split", "strategy", "arithmetic"), [("zigzag", "gather", "reproducible"), (RUNS, "ring", "fast")], ids=str
+    ("split", "strategy", "arithmetic"),
+    [("zigzag", "gather", "reproducible"), (RUNS, "ring", "fast"), ("contiguous", "ring", "fast")],
+    ids=str,
 )
 def test_a_plan_inside_of_another_is_compiled(split, strategy, arithmetic):
-    """A group of one, whose shard is padded or in runs: a ring holds the plan of its blocks in its own."""
+    """A group of one, whose shard is padded or in runs: a ring holds the plan of its blocks in its own.
+
+    Of the last, a hop takes the kernel.
+    """
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         shards = ac.Shards(torch.distributed.group.WORLD, split, strategy, 7)
