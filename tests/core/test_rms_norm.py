@@ -35,10 +35,8 @@ def test_squares_may_overflow(dtype, exponents, put, get, rng):
 @pytest.mark.parametrize(
     ("scale", "x", "epsilon", "error", "message"),
     [
-        (np.ones(3), np.ones((2, 4)), 1e-6, ValueError, r"expected x with 3 channels at axis -1, those of scale \(3,\); got \(2, 4\)"),
         (np.ones(4, "float32"), np.ones((2, 4)), 1e-6, TypeError, "expected scale of dtype float64 to match x"),
         (np.ones(4), np.ones((2, 4), int), 1e-6, TypeError, "expected x of dtype float16"),
-        (np.ones(4), np.ones((2, 4)), 0.0, ValueError, "expected epsilon as a positive finite number; got 0.0"),
         (np.ones(4), np.ones((2, 4)), math.nan, ValueError, "expected epsilon as a positive finite number; got nan"),
         (np.ones(0), np.ones((2, 0)), 1e-6, ValueError, r"expected x with at least one channel; got \(2, 0\)"),
     ],

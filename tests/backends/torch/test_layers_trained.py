@@ -245,24 +245,6 @@ def test_a_generator_is_a_source_of_seeds():
     assert not torch.equal(*found)
 
 
-def test_errors_of_a_call_are_those_of_the_core():
-    layer = attention_torch.MultiHeadAttention(8, 2, dropout=0.5)
-    x = torch.ones(2, 5, 8)
-    for call, error, message in (
-        (lambda: layer(x.double()), TypeError, "expected query projection.weight of dtype float64 to match query; got float32"),
-        (lambda: layer(x, mask=torch.ones(5, 5)), TypeError, "expected mask of dtype bool, .*; got float32"),
-        (lambda: layer(x, seed=1.5), TypeError, "expected a seed as an integer"),
-        (lambda: layer(None), TypeError, "expected query .*; got NoneType"),
-        (lambda: layer({"value": x}), ValueError, "expected a mapping with query; got value"),
-        (lambda: layer(x.numpy()), TypeError, "expected tensors of PyTorch; got ndarray"),
-        (lambda: layer({"query": x, "key": [1]}), TypeError, "expected tensors of PyTorch; got list"),
-        (lambda: attention_torch.Embeddings(11, 7, 4)(torch.tensor([11])), ValueError, "expected token_ids in 0..10; got 11"),
-        (lambda: attention_torch.SaganAttention(8)(torch.ones(1, 8, 1, 4)), ValueError, r"expected two rows and columns of x \(channels_first\), or pool=False"),
-    ):  # fmt: skip
-        with pytest.raises(error, match=message):
-            call()
-
-
 def test_subclass_of_a_user_keeps_its_own_constructor():
     class Causal(attention_torch.MultiHeadAttention):
         def __init__(self, channels, *, heads):
