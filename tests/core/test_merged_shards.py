@@ -52,21 +52,6 @@ def test_decoding_from_a_spread_cache_gives_the_rows_of_the_prompt(
         assert ranks.lent.calls == ["total"] * size  # one collective a step
 
 
-def test_a_rank_whose_keys_are_all_masked_counts_nothing(put, get, ranks):
-    query, key, value = map(put, inputs(length=8)[:3])
-    mask = ac.KeyLengths(put(np.asarray([1, 0])))
-    whole = ac.scaled_dot_product_attention(query, key, value, mask=mask, return_logsumexp=True)
-
-    def step(group):
-        shards = ac.Shards(group, strategy="merge")
-        parts = [ac.shard(x, shards) for x in (key, value)]
-        return ac.scaled_dot_product_attention(query, *parts, mask=mask, shards=shards, return_logsumexp=True)
-
-    for output, _, logsumexp in ranks(4, step):
-        np.testing.assert_allclose(get(output), get(whole.output), rtol=1e-13)
-        np.testing.assert_allclose(get(logsumexp), get(whole.logsumexp), rtol=1e-13)
-
-
 def test_what_is_told_of_a_merge_is_what_moves(put, ranks):
     query, key, value = (put(np.ones((1, heads, 16, 4), np.float32)) for heads in (4, 2, 2))
 
