@@ -232,50 +232,6 @@ def test_jax_vmap_over_everything(backend, rng):
     assert_same(backend.to_numpy(blocks), backend.to_numpy(dense))
 
 
-@pytest.mark.needs("torch")
-@pytest.mark.parametrize("changed", [False, True])
-def test_torch_gradcheck(changed, backend, rng):
-    torch = importlib.import_module("torch")
-    arrays = [*qkv(rng, (1,), 2, 1, 6, 7), rng.standard_normal((2, 1, 7)), np.array(1.3), np.array(0.8)]
-    tensors = [each.requires_grad_() for each in backend.from_numpy(arrays)]
-
-    def attend(query, key, value, bias, softcap, weight):
-        options = {"bias": bias, "mask": ac.SlidingWindow(left=3, right=2)}
-        if changed:
-            options |= {"softcap": softcap, "score_mod": ScoreMod(weighted, (weight,))}
-        else:
-            value = value * weight / softcap
-        return attention(query, key, value, **options, return_logsumexp=True, implementation="blockwise")[::2]
-
-    assert torch.autograd.gradcheck(attend, tensors)
-
-
-def curvature(backend, implementation, arrays):
-    """The gradient of the square of the gradient."""
-    xp = backend.namespace
-
-    def measure(*arrays):
-        return xp.sum(attention(*arrays, mask=ac.Causal(offset=1), implementation=implementation) ** 2)
-
-    def square(*arrays):
-        _, gradients = backend.value_and_grad(measure)(*arrays)
-        return xp.sum(gradients[0] ** 2) + xp.sum(gradients[1] ** 2) + xp.sum(gradients[2] ** 2)
-
-    return backend.to_numpy(backend.value_and_grad(square)(*arrays)[1])
-
-
-@pytest.mark.needs("gradients")
-def test_second_derivatives_are_right_or_refused(backend, rng):
-    """PyTorch and JAX, in blocks, refuse to differentiate twice; nobody gives a wrong number."""
-    arrays = backend.from_numpy(tuple(qkv(rng, (1,), 2, 1, 6, 7)))
-    try:
-        found = curvature(backend, "blockwise", arrays)
-    except (RuntimeError, ValueError, LookupError, TypeError) as error:
-        assert "differentiat" in str(error)  # noqa: PT017 (to succeed is right, too)
-        return
-    assert_same(found, curvature(backend, "dense", arrays), 1e-12)
-
-
 def test_a_mask_is_flattened_and_unflattened_to_the_same_rules(put):
     arrays = [put(each) for each in (OFFSETS, QUERY_IDS[:, :M], KEY_IDS, PHASES)]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tracing_helpers
 from blockwise_helpers import quickly
-from tracing_helpers import BIAS, HEADS, LAYER, QKV, C, X, leaves
+from tracing_helpers import BIAS, HEADS, QKV, C, X, leaves
 
 import attention_core as ac
 from attention_core import Causal, KeyLengths, SlidingWindow, layers
@@ -176,15 +176,6 @@ def test_attention_to_nothing_at_all_has_gradients_exactly_zero(backend, mask):
 
 
 @pytest.mark.needs("gradients")
-def test_a_large_score_does_not_spoil_a_gradient(backend):
-    """Scores of ±10⁴: the weights are 0 and 1, and gradients are finite."""
-    query, key, value = QKV
-    arrays = (1e2 * query, 1e2 * key, value)
-    for gradient in gradients(backend, attend(is_causal=True), arrays, cotangents(attend(), arrays)):
-        assert np.all(np.isfinite(gradient))
-
-
-@pytest.mark.needs("gradients")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_gradients_have_the_dtype_of_their_argument(backend, dtype):
     arrays = backend.from_numpy((*QKV, affine(18, 2)), dtype=dtype)
@@ -214,22 +205,6 @@ def test_torch_gradcheck_of_first_and_second_derivatives():
     arrays = tuple(array.requires_grad_() for array in backend.from_numpy(SMALL))
     assert torch.autograd.gradcheck(small_attention(backend), arrays, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(small_attention(backend), arrays)
-
-
-@pytest.mark.needs("torch")
-def test_torch_backward_fills_the_gradients_of_parameters():
-    torch = importlib.import_module("torch")
-    backend = get_backend("torch")
-    layer = map_arrays(lambda array: array.requires_grad_(), backend.from_numpy(LAYER))
-    x = backend.from_numpy(X)
-    torch.sum(ac.functions.encoder_layer(layer, x, num_heads=2) ** 2).backward()
-    expected = gradients(backend, lambda p: ac.functions.encoder_layer(p, x, num_heads=2), (LAYER,), [_twice(layer, x)])
-    for leaf, wanted in zip(leaves(layer), expected, strict=True):
-        np.testing.assert_allclose(leaf.grad.numpy(), wanted, rtol=0, atol=1e-12 * np.abs(expected[0]).max())
-
-
-def _twice(layer, x):
-    return 2 * ac.functions.encoder_layer(layer, x, num_heads=2).detach().numpy()
 
 
 @pytest.mark.needs("jax")
