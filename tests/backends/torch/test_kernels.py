@@ -70,20 +70,6 @@ def test_the_kernel_takes_masks_and_biases_of_every_shape(kind, shape, arrays, p
     close(*(results(torch, arrays, implementation, options) for implementation in ("fused", "dense")))
 
 
-@pytest.mark.parametrize("leading", [(), (2, 3), (1, 2, 2)])
-@pytest.mark.parametrize("kind", ["plain", "causal", "mask", "bias"])
-def test_the_kernel_takes_any_number_of_leading_axes(kind, leading, put, rng):
-    arrays = put([rng.standard_normal((*leading, *shape)) for shape in ((H, M, D), (G, N, D), (G, N, D))])
-    options = {
-        "plain": {},
-        "causal": {"is_causal": True},
-        "mask": {"mask": put(rng.random((*leading[1:], 1, M, N)) < 0.6)},
-        "bias": {"bias": put(rng.standard_normal((*leading, H, 1, N)))},
-    }[kind]
-    assert refusal(arrays, **options) is None
-    close(*(results(torch, arrays, implementation, options) for implementation in ("fused", "dense")))
-
-
 @pytest.mark.parametrize(("rows", "columns", "groups"), [(1, 1, 1), (1, N, 4), (M, 1, 2), (64, 65, 1)])
 def test_the_kernel_takes_any_lengths_and_groups(rows, columns, groups, put, rng):
     arrays = put(
@@ -323,13 +309,6 @@ def test_refused_as_a_bias_of_another_dtype_is_not_documented(arrays, put, backe
     assert "no bias of another dtype" in refusal(arrays, bias=bias)
     with pytest.raises(ValueError, match="no bias of another dtype"):
         attention(*arrays, bias=bias, implementation="fused")
-
-
-def test_refused_as_pieces_count_from_elsewhere(arrays):
-    query, key, value = arrays
-    part = ac.pieces.partial_attention(query, key[:, :, 4:], value[:, :, 4:], key_start=4, is_causal=True)
-    top_left = kernel(torch, (query, key[:, :, 4:], value[:, :, 4:]), is_causal=True)
-    assert not torch.allclose(part.output, top_left)
 
 
 @pytest.mark.parametrize("word", ["mask", "bias"])

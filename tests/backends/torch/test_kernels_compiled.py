@@ -158,18 +158,6 @@ def test_a_prompt_before_an_empty_cache_takes_the_kernel(backend, put, rng, runs
         torch.testing.assert_close(traced(number, *arrays), expected[offset], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("rows", "name"), [(1, "none"), (3, "causal"), (1, "window"), (3, "lengths")])
-def test_compiled_a_few_queries_of_a_cache_are_one_program(rows, name, put, rng):
-    shapes = (2, 4, rows, 16), (2, 2, 200, 16), (2, 2, 200, 16)
-    arrays = put([rng.standard_normal(shape) for shape in shapes], dtype="float32")
-    masks = {"causal": ac.Causal(offset=200 - rows), "window": ac.SlidingWindow(50, 0) & ac.Causal(offset=200 - rows)}
-    mask = ac.KeyLengths(torch.tensor([70, 0])) if name == "lengths" else masks.get(name)
-    with torch.no_grad():
-        found = compiled(torch, lambda *arrays: attention(*arrays, mask=mask))(*arrays)
-    expected = attention(*arrays, mask=mask, implementation="dense")
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
-
-
 OPEN = {
     "lengths": lambda padding: {"mask": ac.KeyLengths(padding.sum((1, 2, 3))), "is_causal": True},
     "bias": lambda padding: {"bias": torch.where(padding, 0.0, -1e4).to(torch.float64)},
@@ -330,15 +318,6 @@ def test_sinks_of_a_call_whose_scores_are_not_finite_are_those_of_the_definition
             found = attention(*spoilt, sinks=sinks)
             assert runs == ["kernel with logsumexp"]
             close([found], [attention(*spoilt, sinks=sinks, implementation="dense")])
-
-
-@pytest.mark.parametrize("name", ["array and rule of it", "empty rows", "lengths", "bias of minus infinity"])
-def test_asking_for_the_logsumexp_changes_no_bit_of_masked_calls(name, runs, arrays, put, rng):
-    options = TAKEN[name](put, rng)
-    output, _, logsumexp = attention(*arrays, **options, return_logsumexp=True)
-    assert runs == ["kernel with logsumexp"]
-    assert (output == attention(*arrays, **options)).all()
-    close([logsumexp], [attention(*arrays, **options, implementation="dense", return_logsumexp=True).logsumexp])
 
 
 @pytest.mark.parametrize("layout", [lambda x: x.mT.contiguous().mT, lambda x: x.repeat_interleave(2, -1)[..., ::2]])
