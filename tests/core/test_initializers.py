@@ -22,7 +22,7 @@ HASHES = {  # of float32 numbers, seed 2024, shape (64, 48): the same on every l
 @pytest.mark.parametrize("name", HASHES)
 def test_the_bits_are_the_published_ones(name, backend, get, xp):
     make = getattr(initializers, name)
-    modes = backend.modes if "uniform" in name else ("eager",)  # a table of 65,536 numbers is no code to compile
+    modes = backend.modes if name == "uniform" else ("eager",)  # a table of 65,536 numbers is no code to compile
     for mode in modes:
         numbers = get(backend.compile(lambda: make(2024, (64, 48), xp=xp), mode=mode)())
         assert numbers.dtype == np.float32

@@ -113,9 +113,8 @@ def test_gradients_are_turned_back(backend, rng):
 
 @pytest.mark.needs("compilation")
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function at '_helpers")
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_compiled_is_as_accurate(dtype, backend, rng):
-    x = rng.standard_normal((3, len(FAR), WIDTH)).astype(dtype)
+def test_compiled_is_as_accurate(backend, rng):
+    x = rng.standard_normal((3, len(FAR), WIDTH))
     expected = by_formula(x.astype(np.longdouble), *tables(FAR, 10000.0))
     for mode in backend.modes[1:]:
         result = backend.to_numpy(backend.compile(rotary_embedding, mode=mode)(*backend.from_numpy((x, FAR))))

@@ -69,8 +69,7 @@ def test_the_result_of_a_score_mod_is_like_its_scores(name, form, is_mod, put, r
 
 
 @pytest.mark.needs("compilation")
-@pytest.mark.parametrize("form", ["dense", "blockwise"])
-@pytest.mark.parametrize("name", ["mask", "score_mod"])
+@pytest.mark.parametrize(("name", "form"), [("mask", "blockwise"), ("score_mod", "dense")])
 def test_results_of_functions_are_checked_while_a_compiler_traces(name, form, backend, put, rng):
     make, _, message = MASKS["other lengths"] if name == "mask" else SCORES["one key"]
     option = {name: MaskFunction(make(put)) if name == "mask" else make(put)}
