@@ -73,55 +73,6 @@ def test_an_adapter_without_layers_announces_its_backend_alone(backend):
     assert dir(importlib.import_module(f"attention_{backend.name}")) == ["backend"]
 
 
-@pytest.fixture
-def third_party(tmp_path, monkeypatch):
-    """A library that nobody has heard of, with a backend that is announced as an installed distribution would."""
-    (tmp_path / "abacus.py").write_text("class Array:\n    shape, dtype = (), 'float32'\n")
-    (tmp_path / "attention_abacus.py").write_text(
-        "import types, abacus\n"
-        "class AbacusBackend:\n"
-        "    name, namespace = 'abacus', types.ModuleType('abacus')\n"
-        "    def owns(self, array):\n"
-        "        return isinstance(array, abacus.Array)\n"
-        "    def is_concrete(self, array):\n"
-        "        return True\n"
-        "backend = AbacusBackend()\n"
-    )
-    announced = tmp_path / "attention_abacus-1.0.dist-info"
-    announced.mkdir()
-    (announced / "METADATA").write_text("Metadata-Version: 2.1\nName: attention-abacus\nVersion: 1.0\n")
-    (announced / "entry_points.txt").write_text("[attention_core.backends]\nabacus = attention_abacus:backend\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    return os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-
-
-def test_third_party_backend_is_found(third_party):
-    printed = run(
-        """
-        from attention_core.backend import available_backends, get_backend
-        print(available_backends()[0], get_backend("abacus").name)
-        """,
-        PYTHONPATH=third_party,
-    )
-    assert printed == "abacus abacus"
-
-
-def test_arrays_of_a_third_party_find_their_namespace(third_party):
-    printed = run(
-        """
-        import sys, abacus
-        from attention_core.backend import array_namespace, is_concrete
-        from attention_core.backend import get_backend
-        assert "attention_abacus" not in sys.modules
-        array = abacus.Array()
-        print(array_namespace(array, None, 0.5) is get_backend("abacus").namespace, is_concrete(array))
-        print([name for name in ("jax", "tensorflow", "torch") if name in sys.modules])
-        """,
-        PYTHONPATH=third_party,
-    )
-    assert printed.splitlines() == ["True True", "[]"]
-
-
 def test_backend_imports_no_other_but_that_of_numpy(backend):
     printed = run(f"""
         import sys

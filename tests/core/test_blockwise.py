@@ -109,6 +109,12 @@ def plain(scores, batch, head, query, key):
     return xp.subtract(scores, xp.multiply(xp.multiply(scores, scores), 0.1))
 
 
+def lowered(scores, batch, head, query, key):
+    """A whole block, and more, of minus infinity."""
+    xp = array_namespace(scores)
+    return xp.where(xp.less(key, 10), -math.inf, scores)
+
+
 CURVED = np.array(0.7), np.array([0.2, -1.3]), np.array([2, 5])
 
 CHANGES = {
@@ -118,6 +124,7 @@ CHANGES = {
         (np.array(1.25), np.array(0.8)),
     ),
     "score_mod": (lambda: {"score_mod": plain}, ()),
+    "minus infinity": (lambda: {"score_mod": lowered}, ()),
     "score_mod with arrays": (
         lambda *arrays: {"score_mod": ScoreMod(curved, arrays), "softcap": 2.0, "mask": ac.SlidingWindow(left=4)},
         CURVED,

@@ -255,12 +255,3 @@ def test_wrong_arguments_are_named(cache, key, value, options, error, message, b
     cache, key, value, options = backend.from_numpy((cache, key, value, options))
     with pytest.raises(error, match=message):
         append(cache, key, value, **options)
-
-
-def test_wrong_sizes_are_named(put, xp):
-    with pytest.raises(ValueError, match="expected capacity as a positive integer; got 0"):
-        empty_cache((), 3, 0, 4, xp=xp)
-    with pytest.raises(TypeError, match="expected length of an integer dtype; got float64"):
-        cache_mask(put(np.zeros(())), 1)
-    with pytest.raises(ValueError, match="expected num_new as a positive integer; got 0"):
-        cache_mask(put(np.zeros((), int)), 0)

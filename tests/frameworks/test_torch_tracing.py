@@ -123,9 +123,8 @@ def test_torch_compile_leaves_wrong_arguments_to_an_eager_call(torch):
     torch.testing.assert_close(program(x, x), x)
 
 
-@pytest.mark.parametrize("name", ["everything", "mask"])
-def test_torch_compile_down_to_machine_code(torch, name):
-    function, arrays = case(name, "torch")
+def test_torch_compile_down_to_machine_code(torch):
+    function, arrays = case("everything", "torch")
     assert_same("torch", get_backend("torch").compile(function)(*arrays), function(*arrays))
 
 
@@ -153,6 +152,11 @@ def dropping(x, lengths, seed):
 def exact(*arrays):
     return sum(attend(each, arithmetic="reproducible") for each in arrays)
 
+if os.fork() == 0:  # the first call of a process is cast, too
+    with torch.autocast("cpu", torch.bfloat16):
+        print(attend(torch.ones(1, 2, 3)).dtype, flush=True)
+    os._exit(0)
+os.wait()
 for function in (causal, checkpointed, dropping, exact):
     if os.fork() == 0:
         x = torch.ones(2, 2, 3, 4)
@@ -168,7 +172,7 @@ for function in (causal, checkpointed, dropping, exact):
 def test_torch_compile_may_be_the_first_to_call_the_core(torch):
     """Nothing that the core remembers from earlier calls is needed to trace it, and nothing is written meanwhile."""
     run = subprocess.run([sys.executable, "-c", COLD], capture_output=True, text=True, check=False)
-    assert run.stdout == 4 * "torch.Size([2, 2, 3, 4])\n", run.stderr
+    assert run.stdout == "torch.bfloat16\n" + 4 * "torch.Size([2, 2, 3, 4])\n", run.stderr
 
 
 def test_a_class_that_is_made_later_makes_no_program_anew(torch):
@@ -368,26 +372,7 @@ def test_a_distributed_tensor_names_local_map(torch, call):
         distributed.destroy_process_group()
 
 
-def test_torch_export_of_an_encoder_with_open_batch_and_length(torch):
-    function, (parameters, x, kept) = case("encoder_layer", "torch")
-    batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
-    module = module_of(torch, lambda x, kept: function(parameters, x, kept))
-    shapes = {"arrays": ({0: batch, 1: length}, {0: batch, 1: length})}
-    program = torch.export.export(module, (x, kept), dynamic_shapes=shapes)
-    x, kept = torch.concat([x, x, x[:1]])[:, :4], torch.ones(5, 4, dtype=torch.int64)
-    assert_same("torch", program.module()(x, kept), function(parameters, x, kept))
-
-
-@pytest.mark.parametrize("name", ["offsets", "mask"])
-def test_torch_vmap(torch, name):
-    """Also of gradients: that of every sample alone is its part of the gradient of the sum."""
-    function, arrays = case(name, "torch")
-    grad = torch.func.grad(lambda *arrays: torch.sum(function(*arrays) ** 2), argnums=(0, 1, 2))
-    for each in (function, grad):
-        assert_same("torch", torch.func.vmap(each)(*arrays), each(*arrays))
-
-
-@pytest.mark.parametrize("options", [{"implementation": "blockwise"}, {"arithmetic": "reproducible"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"implementation": "blockwise"}, {"arithmetic": "reproducible"}], ids=str)
 def test_torch_vmap_gives_each_sample_what_it_has_alone(torch, options):
     """Also its gradients, as ensembles and differential privacy take them, and its Jacobian."""
     query, key, value, lengths, seeds = arrays = get_backend("torch").from_numpy(
