@@ -2,18 +2,11 @@
 
 import numpy as np
 import pytest
-from shard_helpers import inputs, pages, threads_as_ranks
+from shard_helpers import inputs, pages
 
 import attention_core as ac
 
 pytestmark = pytest.mark.needs(lambda backend: backend.name in ("torch", "numpy"))
-
-
-@pytest.fixture
-def ranks(backend, monkeypatch):
-    """``run(size, function)``: results of ``function(group)`` by ranks."""
-    with threads_as_ranks(backend, monkeypatch) as run:
-        yield run
 
 
 @pytest.mark.parametrize("implementation", ["auto", "dense", "blockwise"])

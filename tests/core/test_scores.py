@@ -92,21 +92,6 @@ BUCKETS = {
 }
 
 
-@pytest.mark.parametrize("name", ["alibi", "relative_bias"])
-def test_blocks_agree_with_the_whole(name, put, get, rng):
-    """Positions of a block have other shapes: an entry alone, heads in groups, some queries and some keys."""
-    offset = put(LENGTHS)
-    table = put(rng.standard_normal((8, H)))
-    mod = alibi(H, offset=offset) if name == "alibi" else relative_bias(table, max_distance=7, offset=offset)
-    scores, (_, head, query, key) = normal(rng), where()
-    whole = get(mod(put(scores), *map(put, where())))
-    for entry in range(2):
-        block = np.ascontiguousarray(scores[entry, :, 1:3, 2:6]).reshape(3, 2, 2, 4)
-        at = np.asarray(entry, np.int32), head.reshape(3, 2, 1, 1), query[1:3], key[2:6]
-        result = get(mod(put(block), *map(put, at)))
-        np.testing.assert_array_equal(result.reshape(H, 2, 4), whole[entry, :, 1:3, 2:6])
-
-
 @pytest.mark.needs("bfloat16")
 def test_a_table_of_16_bits_is_widened(backend, rng):
     table = backend.from_numpy(rng.standard_normal((8, H)), dtype="bfloat16")

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from shard_helpers import in_order, threads_as_ranks
+from shard_helpers import in_order
 
 import attention_core as ac
 from attention_core import layers
@@ -24,13 +24,6 @@ WAYS = (
     (2, "zigzag", "heads", 16),
     (2, "striped", "auto", 16),
 )
-
-
-@pytest.fixture
-def ranks(backend, monkeypatch):
-    """``run(size, function)``: results of ``function(group)`` by ranks."""
-    with threads_as_ranks(backend, monkeypatch) as run:
-        yield run
 
 
 def problem(layer, length, put, asked):

@@ -6,19 +6,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import shard_helpers
-from shard_helpers import EXACT, NAMES, RUNS, inputs, joined, of_rank, pages, threads_as_ranks, whole
+from shard_helpers import EXACT, NAMES, RUNS, inputs, joined, of_rank, pages, whole
 
 import attention_core as ac
 from attention_core.backend import Tuning
 
 pytestmark = pytest.mark.needs(lambda backend: backend.name in ("torch", "numpy"))  # numbers, and gradients
-
-
-@pytest.fixture
-def ranks(backend, monkeypatch):
-    """``run(size, function)``: results of ``function(group)`` by ranks."""
-    with threads_as_ranks(backend, monkeypatch) as run:
-        yield run
 
 
 def compared(ranks, backend, put, name, size, strategy, split="zigzag", length=16, **more):

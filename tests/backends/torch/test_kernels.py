@@ -70,14 +70,6 @@ def test_the_kernel_takes_masks_and_biases_of_every_shape(kind, shape, arrays, p
     close(*(results(torch, arrays, implementation, options) for implementation in ("fused", "dense")))
 
 
-@pytest.mark.parametrize(("rows", "columns", "groups"), [(1, 1, 1), (1, N, 4), (M, 1, 2), (64, 65, 1)])
-def test_the_kernel_takes_any_lengths_and_groups(rows, columns, groups, put, rng):
-    arrays = put(
-        [rng.standard_normal(shape) for shape in ((2, H, rows, D), (2, groups, columns, D), (2, groups, columns, D))]
-    )
-    close(*(results(torch, arrays, name, {"is_causal": True}) for name in ("fused", "dense")))
-
-
 @pytest.mark.parametrize("last_key", [0.0, math.nan])
 def test_queries_at_the_end_of_the_keys_take_the_kernel_twice(last_key, rng):
     """All keys before the first query, and the flag from there on; with gradients of the logsumexp."""
