@@ -48,6 +48,10 @@ MASKS = {
     "segments": (lambda *ids: {"mask": ac.Segments(*ids)}, (QUERY_IDS[:, :M], KEY_IDS)),
     "segments shared": (lambda *ids: {"mask": ac.Segments(*ids)}, (QUERY_IDS[0, :M], KEY_IDS[1])),
     "function": (lambda: {"mask": ac.MaskFunction(lambda b, h, q, k: (q + 2 * k + h + b) % 3 > 0)}, ()),
+    "function of an array": (
+        lambda ends: {"mask": ac.MaskFunction(lambda b, h, q, k, ends: (q + k) % 3 < ends[2, 1], (ends,))},
+        (np.asarray([[0, 0], [0, 0], [0, 2]]),),  # as many rows as there are samples
+    ),
     "and": (lambda lengths: {"mask": And(ac.KeyLengths(lengths), ac.Causal(offset=1))}, (LENGTHS,)),
     "or": (lambda lengths: {"mask": Or(ac.Causal(offset=-3), ac.KeyLengths(lengths)), "is_causal": True}, (LENGTHS,)),
     "not": (lambda offset: {"mask": Not(ac.SlidingWindow(left=4, right=4, offset=offset))}, (OFFSETS,)),

@@ -9,10 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from blockwise_helpers import (
-    KEY_IDS,
     LENGTHS,
-    OFFSETS,
-    QUERY_IDS,
     RUNS,
     TUNING,
     B,
@@ -32,8 +29,7 @@ import attention_core as ac
 from attention_core._arrays import take_rows
 from attention_core._attention.blocks import backward as _backward
 from attention_core.backend import array_namespace, get_backend
-from attention_core.masks import And, Mask, Not, Or, flatten, unflatten
-from attention_core.masks._tree import leaves
+from attention_core.masks import And, Mask
 from attention_core.scores import ScoreMod
 
 
@@ -229,30 +225,6 @@ def test_jax_vmap_over_everything(backend, rng):
         for name in ("dense", "blockwise")
     )
     assert_same(backend.to_numpy(blocks), backend.to_numpy(dense))
-
-
-def test_a_mask_is_flattened_and_unflattened_to_the_same_rules(put):
-    arrays = [put(each) for each in (OFFSETS, QUERY_IDS[:, :M], KEY_IDS, PHASES)]
-
-    def rule(offset, query_ids, key_ids, table):
-        inner = Or(ac.Causal(offset=offset), ac.Segments(query_ids, key_ids))
-        return And(Not(inner), ac.MaskFunction(weighted, (table, offset)))
-
-    held, again = [], []
-    form, other = flatten(rule(*arrays), held), flatten(rule(*reversed(arrays)), again)
-    assert hash(form) == hash(other)
-    assert form == other
-    assert form != flatten(And(ac.Causal(offset=1), ac.Causal(offset=2)), [])
-    assert flatten(ac.Causal(offset=1), []) != flatten(ac.Causal(offset=2), [])
-    assert flatten(ac.Causal(offset=1), []) != flatten(ac.KeyLengths(1), [])
-    assert [leaf.axes for leaf in leaves(form)] == [0, 1, 1, -1, -1]
-    assert [leaf.place for leaf in leaves(form)] == list(range(5))
-    made = unflatten(form, held)
-    assert type(made) is And
-    assert [id(each) for each in made.second.arrays] == [id(arrays[3]), id(arrays[0])]
-    assert made.first.mask.first.offset is arrays[0]
-    assert made.first.mask.second.key_ids is arrays[2]
-    assert made.second.function is weighted
 
 
 def recorded_operations(backend, monkeypatch):

@@ -10,7 +10,7 @@ from attention_core import layers
 pytestmark = pytest.mark.needs(lambda backend: backend.name in ("torch", "numpy"))  # numbers, and gradients
 DECODER = {"num_key_value_heads": 2, "query_key_norm": True}
 LAYERS = {
-    "multi head": (layers.MultiHeadAttention(8, 4, num_key_value_heads=2), {}),
+    "multi head": (layers.MultiHeadAttention(8, 4, num_key_value_heads=2), {"bias": True}),
     "encoder": (layers.EncoderLayer(8, 4, 12, is_causal=True), {}),
     "encoder, key mask": (layers.EncoderLayer(8, 4, 12, norm_first=False), {"key_mask": True}),
     "encoder, bias": (layers.EncoderLayer(8, 4, 12), {"bias": True}),
