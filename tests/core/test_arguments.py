@@ -137,36 +137,6 @@ def test_arrays_of_another_library_are_named(name, explicit, backend, put, xp):
         attend(put, **options)
 
 
-@pytest.mark.parametrize("wrong", ["abc", [1.0, 2.0], object(), {}, b"1"], ids=lambda each: type(each).__name__)
-def test_what_is_no_array_is_named(wrong, put, xp):
-    got = type(wrong).__name__
-    attention = layers.MultiHeadAttention(6, 2)
-    tree = attention.init(0, xp=xp)
-    uses = {
-        "query": lambda: ac.scaled_dot_product_attention(wrong, *put([X, X])),
-        "key": lambda: ac.scaled_dot_product_attention(put(X), wrong, put(X)),
-        "value": lambda: ac.scaled_dot_product_attention(*put([X, X]), wrong),
-        "sinks": lambda: attend(put, sinks=wrong),
-        "bias": lambda: attend(put, bias=wrong),
-        "mask": lambda: attend(put, mask=wrong),
-        "x": lambda: ac.functions.gelu(wrong),
-        "positions": lambda: ac.functions.rotary_embedding(put(X), wrong),
-        "u": lambda: ac.functions.spectral_norm(put(X), wrong),
-        "query_mask": lambda: ac.masks.mask_from_query_key(wrong, put(np.ones(3, bool))),
-        "attention.key.weight": lambda: ac.multi_head_attention(
-            tree._replace(key=tree.key._replace(weight=wrong)), put(X), num_heads=2
-        ),
-    }
-    for name, use in uses.items():
-        with pytest.raises(
-            TypeError, match=rf"expected {name} (as an array|as a boolean array or a Mask|of dtype); got {got}"
-        ):
-            use()
-    for call in (lambda: ac.multi_head_attention(tree, put(X), num_heads=2, sinks=wrong),):
-        with pytest.raises(TypeError, match=f"expected sinks as an array; got {got}"):
-            call()
-
-
 def test_backends_are_named_by_text():
     for wrong in ([], None, 3, {}, "no library"):
         with pytest.raises(

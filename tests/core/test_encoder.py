@@ -137,17 +137,6 @@ def test_an_extra_key_is_seen_by_all_queries(columns, implementation, rng, put, 
     close(get(found), np.concatenate([head(h) for h in range(H)], -1))
 
 
-def test_an_extra_key_has_a_value_and_fits(parameters, rng, put):
-    x = put(rng.standard_normal((M, C)))
-    p = MultiHeadAttention(*(affine(rng, C, H * D) for _ in range(3)))
-    for extra, message in (
-        ({"extra_key": np.ones(H * D)}, "expected attention.extra_value besides attention.extra_key; got None"),
-        ({"extra_key": np.ones(H * D), "extra_value": np.ones(D)}, r"expected extra_value \(12,\) to match"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            ac.multi_head_attention(put(p._replace(**extra)), x, num_heads=H)
-
-
 def encoder(rng):
     attention = MultiHeadAttention(*(affine(rng, C, C) for _ in range(4)))
     norms = [LayerNorm(rng.standard_normal(C), rng.standard_normal(C)) for _ in range(2)]

@@ -216,7 +216,7 @@ def test_a_class_of_another_library_keeps_its_backend(torch, monkeypatch):
 
 def test_torch_compile_with_open_lengths_compiles_once(torch):
     testing = importlib.import_module("torch._dynamo.testing")
-    counter = testing.CompileCounterWithBackend("inductor")
+    counter = testing.CompileCounterWithBackend("aot_eager")
     function = compiled(torch, attend_some, counter, dynamic=True)
     for batch, length in ((2, 5), (4, 8), (3, 11)):
         arrays = sized(batch, length, "torch")
@@ -240,13 +240,6 @@ def test_torch_compile_with_open_lengths_takes_numbers_of_settings_as_symbols(to
     for batch, length, scale in ((2, 5, 0.5), (3, 7, 0.3)):
         x = torch.linspace(-1, 1, batch * length * 8).reshape(batch, length, 8)
         assert_same("torch", function(x, scale), attend(x, scale))
-
-
-@pytest.mark.parametrize("name", ["everything", "encoder_layer"])
-def test_torch_compile_of_gradients(torch, name):
-    function, arrays = case(name, "torch")
-    measure = get_backend("torch").value_and_grad(lambda *trees: torch.mean(leaves(function(*trees))[0] ** 2))
-    assert_same("torch", compiled(torch, measure, "aot_eager")(*arrays), measure(*arrays))
 
 
 @pytest.mark.parametrize("name", FEW)

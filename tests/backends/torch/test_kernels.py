@@ -259,18 +259,6 @@ def test_a_chunk_of_a_prompt_takes_the_kernel_if_its_mask_is_small(batch, chosen
     close(results(torch, arrays, "auto", options), results(torch, arrays, "dense", options))
 
 
-def test_padding_is_cut_off_and_never_looked_at(arrays, put):
-    """The kernel is called for each of the batch apart, with the keys it has."""
-    query, key, value = arrays
-    lengths = put(np.asarray([0, 2, N - 1]))
-    padding = torch.arange(N) >= lengths[:, None]
-    spoilt = [torch.where(padding[:, None, :, None], math.nan, array) for array in (key, value)]
-    assert explain_attention(query, *spoilt, mask=ac.KeyLengths(lengths)).chosen == "fused"
-    found = results(torch, [query, *spoilt], "fused", {"mask": ac.KeyLengths(lengths)})
-    close(found, results(torch, arrays, "dense", {"mask": ac.KeyLengths(lengths)}))
-    assert not found[0][0].any()
-
-
 def test_lengths_on_an_accelerator_are_not_read(backend, arrays):
     """No run of keys is known of each sample then; the tensors of meta have no values to read either."""
 
