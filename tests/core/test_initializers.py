@@ -54,21 +54,3 @@ def test_the_table_holds_the_quantiles_of_the_distribution(cut):
 def test_empty_shapes_are_shapes(get, xp):
     assert get(initializers.uniform(1, (0, 3), xp=xp)).shape == (0, 3)
     assert get(initializers.normal(1, (), xp=xp)).shape == ()
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda xp: initializers.uniform(1, (3,), limit=0.0, xp=xp), ValueError, "expected limit as a positive finite number; got 0.0"),
-        (lambda xp: initializers.normal(1, (3,), stddev=-1.0, xp=xp), ValueError, "expected stddev as a positive finite number; got -1.0"),
-        (lambda xp: initializers.normal(-1, (3,), xp=xp), ValueError, r"expected a seed in \[0, 2\*\*64\); got -1"),
-        (lambda xp: initializers.he_uniform(1, (3,), xp=xp), ValueError, r"expected a shape \(in, out\) of two .*; got \(3,\)"),
-        (lambda xp: initializers.he_uniform(1, xp.ones((2, 3)), xp=xp), TypeError, r"expected a shape \(in, out\) as a tuple of sizes; got \w+$"),
-        (lambda xp: initializers.he_uniform(1, (True, 4), xp=xp), TypeError, r"expected a shape \(in, out\) as .* got \(bool, int\)"),
-        (lambda xp: initializers.normal(1, (3,), dtype=xp.ones((2, 3)), xp=xp), ValueError, r"expected dtype out of .*; got \w+$"),
-        (lambda xp: initializers.uniform(1, (2**16, 2**16), xp=xp), ValueError, r"expected fewer than 2\*\*31 elements"),
-    ],
-)  # fmt: skip
-def test_wrong_arguments_are_named(call, error, message, xp):
-    with pytest.raises(error, match=message):
-        call(xp)

@@ -70,6 +70,18 @@ def test_the_kernel_takes_masks_and_biases_of_every_shape(kind, shape, arrays, p
     close(*(results(torch, arrays, implementation, options) for implementation in ("fused", "dense")))
 
 
+@pytest.mark.parametrize("leading", [(), (2, 3)])
+@pytest.mark.parametrize("kind", ["mask", "bias"])
+def test_the_kernel_takes_any_number_of_leading_axes(kind, leading, put, rng):
+    arrays = put([rng.standard_normal((*leading, *shape)) for shape in ((H, M, D), (G, N, D), (G, N, D))])
+    options = {
+        "mask": {"mask": put(rng.random((*leading[1:], 1, M, N)) < 0.6)},
+        "bias": {"bias": put(rng.standard_normal((*leading, H, 1, N)))},
+    }[kind]
+    assert refusal(arrays, **options) is None
+    close(*(results(torch, arrays, implementation, options) for implementation in ("fused", "dense")))
+
+
 @pytest.mark.parametrize("last_key", [0.0, math.nan])
 def test_queries_at_the_end_of_the_keys_take_the_kernel_twice(last_key, rng):
     """All keys before the first query, and the flag from there on; with gradients of the logsumexp."""
