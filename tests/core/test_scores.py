@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import attention_core as ac
 from attention_core import Causal, scaled_dot_product_attention
 from attention_core.scores import ScoreMod, alibi, relative_bias
 
@@ -127,41 +126,6 @@ def test_attention_with_a_score_mod_is_attention_with_what_it_adds(implementatio
                 for options in ({"score_mod": mod}, {"bias": bias})
             ]
             np.testing.assert_allclose(*map(get, results), rtol=0, atol=1e-14)
-
-
-TABLE = np.zeros((8, H))
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda put: ScoreMod(3), TypeError, "expected function as a function; got int"),
-        (lambda put: ScoreMod(len, [put(TABLE)]), TypeError, "expected the arrays of function as a tuple of arrays; got list"),
-        (lambda put: ScoreMod(len, (1.0,)), TypeError, r"expected the arrays of function .*; got \['float'\]"),
-        (lambda put: alibi(2, offset=1.5), TypeError, "expected offset as an integer or an integer array; got float"),
-        (lambda put: alibi(2, offset=put(np.ones(2))), TypeError, "expected offset of an integer dtype; got float64"),
-        (lambda put: relative_bias(3), TypeError, r"expected table \(buckets, H\); got int"),
-        (lambda put: relative_bias(put(TABLE.astype(int))), TypeError, "expected table of dtype float16"),
-        (lambda put: relative_bias(put(TABLE[:7])), ValueError, "expected a table with an even number of buckets"),
-        (lambda put: relative_bias(put(TABLE[:2])), ValueError, "expected a table with at least 4 buckets; got 2"),
-        (lambda put: relative_bias(put(TABLE), max_distance=2), ValueError, "expected max_distance > 2, .*; got 2"),
-        (lambda put: relative_bias(put(TABLE), bidirectional=1), TypeError, "expected bidirectional as True or False"),
-        (lambda put: relative_bias(put(TABLE), offset=True), TypeError, "expected offset as an integer"),
-    ],
-)  # fmt: skip
-def test_wrong_arguments_are_named(make, error, message, put):
-    with pytest.raises(error, match=message):
-        make(put)
-
-
-def test_other_heads_and_samples_are_named(put, rng):
-    at, scores = [put(array) for array in where()], put(normal(rng))
-    x = put(np.zeros((1, H, 2, 4)))
-    for mod in (alibi(H + 2), relative_bias(put(np.zeros((8, H + 2))))):
-        with pytest.raises(ValueError, match="expected a score_mod for 6 heads, those of query; got one for 8"):
-            ac.scaled_dot_product_attention(x, x, x, score_mod=mod)
-    with pytest.raises(ValueError, match="expected scores of 3 entries; got 2"):
-        alibi(H, offset=put(np.zeros(3, np.int32)))(scores, *at)
 
 
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])
