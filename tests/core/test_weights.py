@@ -104,6 +104,8 @@ def test_a_map_of_many_rows_takes_few_calls(reduction, monkeypatch):
     found = ac.weights.attention_map(QUERY, KEY, shape=(M, N), reduction=reduction)
     np.testing.assert_allclose(found, whole, rtol=1e-12)
     assert len(calls) == -(-M // 7)
+    found = ac.weights.attention_map(QUERY, KEY, shape=(1, 1), reduction=reduction)  # one row, in parts
+    np.testing.assert_allclose(found[..., 0, 0], getattr(whole, reduction)((-1, -2)), rtol=1e-12)
 
 
 @pytest.mark.needs("numpy")
