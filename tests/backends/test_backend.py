@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from contextlib import nullcontext
 
 import ml_dtypes
 import numpy as np
@@ -70,55 +71,6 @@ def test_listing_backends_imports_none_of_them():
 @pytest.mark.needs(lambda backend: backend.name in ("numpy", "tensorflow"))
 def test_an_adapter_without_layers_announces_its_backend_alone(backend):
     assert dir(importlib.import_module(f"attention_{backend.name}")) == ["backend"]
-
-
-@pytest.fixture
-def third_party(tmp_path, monkeypatch):
-    """A library that nobody has heard of, with a backend that is announced as an installed distribution would."""
-    (tmp_path / "abacus.py").write_text("class Array:\n    shape, dtype = (), 'float32'\n")
-    (tmp_path / "attention_abacus.py").write_text(
-        "import types, abacus\n"
-        "class AbacusBackend:\n"
-        "    name, namespace = 'abacus', types.ModuleType('abacus')\n"
-        "    def owns(self, array):\n"
-        "        return isinstance(array, abacus.Array)\n"
-        "    def is_concrete(self, array):\n"
-        "        return True\n"
-        "backend = AbacusBackend()\n"
-    )
-    announced = tmp_path / "attention_abacus-1.0.dist-info"
-    announced.mkdir()
-    (announced / "METADATA").write_text("Metadata-Version: 2.1\nName: attention-abacus\nVersion: 1.0\n")
-    (announced / "entry_points.txt").write_text("[attention_core.backends]\nabacus = attention_abacus:backend\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    return os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-
-
-def test_third_party_backend_is_found(third_party):
-    printed = run(
-        """
-        from attention_core.backend import available_backends, get_backend
-        print(available_backends()[0], get_backend("abacus").name)
-        """,
-        PYTHONPATH=third_party,
-    )
-    assert printed == "abacus abacus"
-
-
-def test_arrays_of_a_third_party_find_their_namespace(third_party):
-    printed = run(
-        """
-        import sys, abacus
-        from attention_core.backend import array_namespace, is_concrete
-        from attention_core.backend import get_backend
-        assert "attention_abacus" not in sys.modules
-        array = abacus.Array()
-        print(array_namespace(array, None, 0.5) is get_backend("abacus").namespace, is_concrete(array))
-        print([name for name in ("jax", "tensorflow", "torch") if name in sys.modules])
-        """,
-        PYTHONPATH=third_party,
-    )
-    assert printed.splitlines() == ["True True", "[]"]
 
 
 def test_backend_imports_no_other_but_that_of_numpy(backend):
@@ -265,20 +217,28 @@ def test_every_mode_computes_the_same(backend):
         assert str(result) == str(Pair(floats(4.0), [floats(1.5, 2.5), None])), mode
 
 
-def test_functions_of_one_definition_compile_independently(backend):
+@pytest.fixture
+def few_programs(backend):
+    """Two programs of a function, of which PyTorch keeps eight unless it is asked for more."""
+    is_torch = backend.name == "torch"
+    with importlib.import_module("torch._dynamo.config").patch(recompile_limit=2) if is_torch else nullcontext():
+        yield
+
+
+def test_functions_of_one_definition_compile_independently(few_programs, backend):
     xp = backend.namespace
 
     def multiplication(factor):
         return backend.compile(lambda x: xp.multiply(x, factor))
 
-    for factor in range(1, 10):
+    for factor in range(1, 4):
         product = multiplication(float(factor))(backend.from_numpy(floats(2.0)))
         np.testing.assert_array_equal(backend.to_numpy(product), [2.0 * factor])
 
 
-def test_compiled_function_takes_any_number_of_shapes(backend):
+def test_compiled_function_takes_any_number_of_shapes(few_programs, backend):
     double = backend.compile(lambda x: backend.namespace.add(x, x))
-    for length in range(1, 10):
+    for length in range(1, 4):
         total = double(backend.from_numpy(np.ones(length, dtype="float32")))
         np.testing.assert_array_equal(backend.to_numpy(total), np.full(length, 2.0))
 

@@ -265,14 +265,6 @@ def whole(path):
     return path.read_bytes()
 
 
-def test_every_truncation_is_told(path, whole):
-    header = int.from_bytes(whole[:8], "little")
-    for length in [*range(9), 100, header + 7, header + 8, header + 9, len(whole) - 1]:
-        path.write_bytes(whole[:length])
-        with pytest.raises(FileError, match=f"expected a whole file of safetensors; got {path}"):
-            load_layer(path)
-
-
 class Trap:
     def __reduce__(self):
         return pytest.fail, ("it was unpickled",)
@@ -383,17 +375,6 @@ def test_a_tree_too_deep_is_told(path, times):
     save_arrays(path, {}, {"attention-core": header})
     with pytest.raises(FileError, match=str(path)):
         load_tree(path)
-
-
-def test_arrays_taken_out_or_put_in_are_told(path, whole):
-    arrays, metadata = load_arrays(path)
-    less = {name: array for name, array in arrays.items() if name != "key.bias"}
-    save_arrays(path, less, metadata)
-    with pytest.raises(FileError, match=f"expected array key.bias in {path}; got"):
-        load_layer(path)
-    save_arrays(path, {**arrays, "gate": np.zeros(1)}, metadata)
-    with pytest.raises(FileError, match=f"expected the arrays of its structure in {path}; got also gate"):
-        load_layer(path)
 
 
 # --- a save that fails ---

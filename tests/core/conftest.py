@@ -1,6 +1,7 @@
 """What all tests of the core share."""
 
 import pytest
+from shard_helpers import threads_as_ranks
 
 from attention_numpy.threads import Threads
 
@@ -9,3 +10,10 @@ from attention_numpy.threads import Threads
 def one_thread(monkeypatch):
     """Blocks one after the other, as many tests record what is called: threads have tests of their own."""
     monkeypatch.setattr(Threads, "num_workers", lambda threads, work: 1)
+
+
+@pytest.fixture
+def ranks(backend, monkeypatch):
+    """``run(size, function)``: results of ``function(group)`` by ranks."""
+    with threads_as_ranks(backend, monkeypatch) as run:
+        yield run

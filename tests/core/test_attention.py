@@ -134,11 +134,6 @@ def test_scores_go_as_far_as_the_arguments(qkv, mask, rng, put, get):
     assert (masked[~mask] == -np.inf).all()
 
 
-def test_scale_and_softcap_may_be_arrays(qkv, put, get):
-    arrays = {"scale": put(np.asarray(0.4)), "softcap": put(np.asarray(3.0))}
-    close(get(attention(*put(qkv), **arrays)), get(attention(*put(qkv), scale=0.4, softcap=3.0)))
-
-
 def test_a_bias_of_any_finite_size_is_no_mask(put, get, qkv):
     bias = np.full((M, N), -2e4)
     result = get(attention(*put(qkv), bias=put(bias), return_logsumexp=True))

@@ -16,50 +16,16 @@ def arrays(**shapes):
     return [np.ones(size) for size in sizes.values()]
 
 
-SHAPES = {
-    "query of rank 2": ({"query": (M, D)}, r"expected query \(..., heads, M, D\); got \(4, 7\)"),
-    "key of rank 2": ({"key": (N, D)}, r"expected key \(..., heads, N, D\); got \(5, 7\)"),
-    "value of rank 1": ({"value": (E,)}, r"expected value \(..., heads, N, E\); got \(8,\)"),
-    "key of another rank": ({"key": (G, N, D)}, r"expected key \(2, heads that divide 6, N, 7\) to match query \(2, 6, 4, 7\); got \(3, 5, 7\)"),
-    "key of another width": ({"key": (B, G, N, 3)}, r"expected key \(2, heads that divide 6, N, 7\) to match query \(2, 6, 4, 7\); got \(2, 3, 5, 3\)"),
-    "key of another batch": ({"key": (1, G, N, D)}, r"expected key \(2, heads that divide 6, N, 7\) to match query"),
-    "heads that do not divide": ({"key": (B, 4, N, D), "value": (B, 4, N, E)}, r"expected key \(2, heads that divide 6, N, 7\) to match query \(2, 6, 4, 7\); got \(2, 4, 5, 7\)"),
-    "no key heads": ({"key": (B, 0, N, D), "value": (B, 0, N, E)}, r"expected key \(2, heads that divide 6, N, 7\) to match query"),
-    "value of another length": ({"value": (B, G, 3, E)}, r"expected value \(2, 3, 5, E\) to match key \(2, 3, 5, 7\); got \(2, 3, 3, 8\)"),
-    "value of other heads": ({"value": (B, H, N, E)}, r"expected value \(2, 3, 5, E\) to match key \(2, 3, 5, 7\); got \(2, 6, 5, 8\)"),
-    "value of another batch": ({"value": (3, G, N, E)}, r"expected value \(2, 3, 5, E\) to match key"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_wrong_shapes_are_named(name, put):
-    shapes, message = SHAPES[name]
-    with pytest.raises(ValueError, match=message):
-        ac.scaled_dot_product_attention(*put(arrays(**shapes)))
-
-
 OPTIONS = {
-    "integer mask": (lambda put: {"mask": put(np.ones((M, N), dtype=np.int32))}, TypeError, "expected mask of dtype bool, True = may attend; got int32: mask_from_integers converts 1/0"),
-    "list as mask": (lambda put: {"mask": [True]}, TypeError, "expected mask as a boolean array or a Mask; got list"),
-    "mask too long": (lambda put: {"mask": put(np.ones((M, 6), dtype=bool))}, ValueError, r"expected mask to broadcast to \(2, 6, 4, 5\); got \(4, 6\)"),
-    "mask of too many axes": (lambda put: {"mask": put(np.ones((1, B, H, M, N), dtype=bool))}, ValueError, r"expected mask to broadcast to \(2, 6, 4, 5\); got \(1, 2, 6, 4, 5\)"),
     "mask of key heads": (lambda put: {"mask": put(np.ones((G, M, N), dtype=bool))}, ValueError, r"got \(3, 4, 5\)"),
-    "boolean bias": (lambda put: {"bias": put(np.ones((M, N), dtype=bool))}, TypeError, "expected bias of dtype float64 to match query; got bool: a boolean array is a mask"),
     "bias of another dtype": (lambda put: {"bias": put(np.ones((M, N), dtype=np.float32))}, TypeError, "expected bias of dtype float64 to match query; got float32"),
-    "bias too long": (lambda put: {"bias": put(np.ones((M, 6)))}, ValueError, r"expected bias to broadcast to \(2, 6, 4, 5\); got \(4, 6\)"),
     "number as bias": (lambda put: {"bias": 1.0}, TypeError, "expected bias as a floating-point array; got float"),
-    "scale without limit": (lambda put: {"scale": float("inf")}, ValueError, "expected scale as a finite number; got inf"),
     "scale beyond all floats, as a fraction": (lambda put: {"scale": Fraction(10**400, 3)}, ValueError, r"expected scale as a finite number; got about 2\*\*132\d"),
     "scale beyond all floats": (lambda put: {"scale": 10**400}, ValueError, r"expected scale as a finite number; got about 2\*\*132\d"),
     "causality as a word": (lambda put: {"is_causal": "no"}, TypeError, "expected is_causal as True or False; got str"),
-    "scale as text": (lambda put: {"scale": "1"}, TypeError, "expected scale as a number; got str"),
     "scale as a vector": (lambda put: {"scale": put(np.ones(3))}, ValueError, r"expected scale as a number; got an array of shape \(3,\)"),
     "scale of integers": (lambda put: {"scale": put(np.asarray(1))}, TypeError, "expected scale of dtype float16, bfloat16, float32, float64; got int64"),
-    "softcap of zero": (lambda put: {"softcap": 0.0}, ValueError, "expected softcap as a positive finite number; got 0.0"),
-    "softcap below zero": (lambda put: {"softcap": -1}, ValueError, "expected softcap as a positive finite number; got -1"),
     "softcap as a flag": (lambda put: {"softcap": True}, TypeError, "expected softcap as a number; got bool"),
-    "dropout as a number": (lambda put: {"dropout": 0.1}, TypeError, r"expected dropout as Dropout\(rate, seed\); got float"),
-    "unknown option": (lambda put: {"maks": None}, TypeError, "unexpected keyword argument 'maks'"),
     "mask in the place of an array": (lambda put: {"bias": ac.Causal()}, TypeError, "expected bias as an array; got Causal"),
 }  # fmt: skip
 
@@ -69,19 +35,6 @@ def test_wrong_options_are_named(name, put):
     options, error, message = OPTIONS[name]
     with pytest.raises(error, match=message):
         ac.scaled_dot_product_attention(*put(arrays()), **options(put))
-
-
-@pytest.mark.parametrize("dtype", ["int32", "int64", "bool", "uint8"])
-def test_queries_are_of_floating_point(put, dtype):
-    q, k, v = (x.astype(dtype) for x in arrays())
-    with pytest.raises(TypeError, match=f"expected query of dtype float16, bfloat16, float32, float64; got {dtype}"):
-        ac.scaled_dot_product_attention(*put([q, k, v]))
-
-
-def test_complex_queries_are_named(put):
-    arguments = put([x.astype(np.complex64) for x in arrays()])
-    with pytest.raises(TypeError, match="expected query of dtype float16, bfloat16, float32, float64; got complex64"):
-        ac.scaled_dot_product_attention(*arguments)
 
 
 def test_devices_are_not_mixed(backend, put):

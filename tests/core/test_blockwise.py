@@ -48,6 +48,10 @@ MASKS = {
     "segments": (lambda *ids: {"mask": ac.Segments(*ids)}, (QUERY_IDS[:, :M], KEY_IDS)),
     "segments shared": (lambda *ids: {"mask": ac.Segments(*ids)}, (QUERY_IDS[0, :M], KEY_IDS[1])),
     "function": (lambda: {"mask": ac.MaskFunction(lambda b, h, q, k: (q + 2 * k + h + b) % 3 > 0)}, ()),
+    "function of an array": (
+        lambda ends: {"mask": ac.MaskFunction(lambda b, h, q, k, ends: (q + k) % 3 < ends[2, 1], (ends,))},
+        (np.asarray([[0, 0], [0, 0], [0, 2]]),),  # as many rows as there are samples
+    ),
     "and": (lambda lengths: {"mask": And(ac.KeyLengths(lengths), ac.Causal(offset=1))}, (LENGTHS,)),
     "or": (lambda lengths: {"mask": Or(ac.Causal(offset=-3), ac.KeyLengths(lengths)), "is_causal": True}, (LENGTHS,)),
     "not": (lambda offset: {"mask": Not(ac.SlidingWindow(left=4, right=4, offset=offset))}, (OFFSETS,)),
@@ -109,6 +113,12 @@ def plain(scores, batch, head, query, key):
     return xp.subtract(scores, xp.multiply(xp.multiply(scores, scores), 0.1))
 
 
+def lowered(scores, batch, head, query, key):
+    """A whole block, and more, of minus infinity."""
+    xp = array_namespace(scores)
+    return xp.where(xp.less(key, 10), -math.inf, scores)
+
+
 CURVED = np.array(0.7), np.array([0.2, -1.3]), np.array([2, 5])
 
 CHANGES = {
@@ -118,6 +128,7 @@ CHANGES = {
         (np.array(1.25), np.array(0.8)),
     ),
     "score_mod": (lambda: {"score_mod": plain}, ()),
+    "minus infinity": (lambda: {"score_mod": lowered}, ()),
     "score_mod with arrays": (
         lambda *arrays: {"score_mod": ScoreMod(curved, arrays), "softcap": 2.0, "mask": ac.SlidingWindow(left=4)},
         CURVED,
@@ -276,8 +287,9 @@ def test_gradients_of_arrays_of_16_bits_are_added_up_in_float32(backend, rng):
     np.testing.assert_allclose(gradient("blockwise"), dense, rtol=2.0**-7)
 
 
-@pytest.mark.parametrize("mode", ["eager", "compiled"])
-@pytest.mark.parametrize("implementation", ["blockwise", "auto"])
+@pytest.mark.parametrize(
+    ("implementation", "mode"), [("auto", "eager"), ("blockwise", "eager"), ("blockwise", "compiled")]
+)
 @pytest.mark.needs("gradients")
 def test_the_logsumexp_of_a_large_bias_does_not_lose_the_sum(implementation, mode, backend, rng):
     """Scores that a bias makes equal have equal weights, also when those are computed once more for the gradients."""

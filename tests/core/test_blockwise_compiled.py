@@ -9,10 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from blockwise_helpers import (
-    KEY_IDS,
     LENGTHS,
-    OFFSETS,
-    QUERY_IDS,
     RUNS,
     TUNING,
     B,
@@ -32,8 +29,7 @@ import attention_core as ac
 from attention_core._arrays import take_rows
 from attention_core._attention.blocks import backward as _backward
 from attention_core.backend import array_namespace, get_backend
-from attention_core.masks import And, Mask, Not, Or, flatten, unflatten
-from attention_core.masks._tree import leaves
+from attention_core.masks import And, Mask
 from attention_core.scores import ScoreMod
 
 
@@ -107,10 +103,9 @@ def test_compiled_blocks(mode_number, backend, rng):
 
 @pytest.mark.needs(lambda mode_number, backend: len(backend.modes) > mode_number)
 @pytest.mark.parametrize("mode_number", [1, 2])
-@pytest.mark.parametrize("keys", [1, 300])
-def test_a_single_query_of_one_head_compiled(keys, mode_number, backend, rng, put, get):
+def test_a_single_query_of_one_head_and_a_key_compiled(mode_number, backend, rng, put, get):
     """The results and the gradients are single rows, each contiguous where it is a part of another array."""
-    arrays = put(list(map(rng.standard_normal, [(1, 1, 1, 4), (1, 1, keys, 4), (1, 1, keys, 1)])))
+    arrays = put(list(map(rng.standard_normal, [(1, 1, 1, 4), (1, 1, 1, 4), (1, 1, 1, 1)])))
 
     def compiled(function):
         return backend.compile(function, mode=backend.modes[mode_number])
@@ -230,74 +225,6 @@ def test_jax_vmap_over_everything(backend, rng):
         for name in ("dense", "blockwise")
     )
     assert_same(backend.to_numpy(blocks), backend.to_numpy(dense))
-
-
-@pytest.mark.needs("torch")
-@pytest.mark.parametrize("changed", [False, True])
-def test_torch_gradcheck(changed, backend, rng):
-    torch = importlib.import_module("torch")
-    arrays = [*qkv(rng, (1,), 2, 1, 6, 7), rng.standard_normal((2, 1, 7)), np.array(1.3), np.array(0.8)]
-    tensors = [each.requires_grad_() for each in backend.from_numpy(arrays)]
-
-    def attend(query, key, value, bias, softcap, weight):
-        options = {"bias": bias, "mask": ac.SlidingWindow(left=3, right=2)}
-        if changed:
-            options |= {"softcap": softcap, "score_mod": ScoreMod(weighted, (weight,))}
-        else:
-            value = value * weight / softcap
-        return attention(query, key, value, **options, return_logsumexp=True, implementation="blockwise")[::2]
-
-    assert torch.autograd.gradcheck(attend, tensors)
-
-
-def curvature(backend, implementation, arrays):
-    """The gradient of the square of the gradient."""
-    xp = backend.namespace
-
-    def measure(*arrays):
-        return xp.sum(attention(*arrays, mask=ac.Causal(offset=1), implementation=implementation) ** 2)
-
-    def square(*arrays):
-        _, gradients = backend.value_and_grad(measure)(*arrays)
-        return xp.sum(gradients[0] ** 2) + xp.sum(gradients[1] ** 2) + xp.sum(gradients[2] ** 2)
-
-    return backend.to_numpy(backend.value_and_grad(square)(*arrays)[1])
-
-
-@pytest.mark.needs("gradients")
-def test_second_derivatives_are_right_or_refused(backend, rng):
-    """PyTorch and JAX, in blocks, refuse to differentiate twice; nobody gives a wrong number."""
-    arrays = backend.from_numpy(tuple(qkv(rng, (1,), 2, 1, 6, 7)))
-    try:
-        found = curvature(backend, "blockwise", arrays)
-    except (RuntimeError, ValueError, LookupError, TypeError) as error:
-        assert "differentiat" in str(error)  # noqa: PT017 (to succeed is right, too)
-        return
-    assert_same(found, curvature(backend, "dense", arrays), 1e-12)
-
-
-def test_a_mask_is_flattened_and_unflattened_to_the_same_rules(put):
-    arrays = [put(each) for each in (OFFSETS, QUERY_IDS[:, :M], KEY_IDS, PHASES)]
-
-    def rule(offset, query_ids, key_ids, table):
-        inner = Or(ac.Causal(offset=offset), ac.Segments(query_ids, key_ids))
-        return And(Not(inner), ac.MaskFunction(weighted, (table, offset)))
-
-    held, again = [], []
-    form, other = flatten(rule(*arrays), held), flatten(rule(*reversed(arrays)), again)
-    assert hash(form) == hash(other)
-    assert form == other
-    assert form != flatten(And(ac.Causal(offset=1), ac.Causal(offset=2)), [])
-    assert flatten(ac.Causal(offset=1), []) != flatten(ac.Causal(offset=2), [])
-    assert flatten(ac.Causal(offset=1), []) != flatten(ac.KeyLengths(1), [])
-    assert [leaf.axes for leaf in leaves(form)] == [0, 1, 1, -1, -1]
-    assert [leaf.place for leaf in leaves(form)] == list(range(5))
-    made = unflatten(form, held)
-    assert type(made) is And
-    assert [id(each) for each in made.second.arrays] == [id(arrays[3]), id(arrays[0])]
-    assert made.first.mask.first.offset is arrays[0]
-    assert made.first.mask.second.key_ids is arrays[2]
-    assert made.second.function is weighted
 
 
 def recorded_operations(backend, monkeypatch):

@@ -116,8 +116,7 @@ def test_rows_are_written_behind_the_lengths(count, ragged, put, get, rng):
     assert get(cache.length).dtype == np.int32
 
 
-@pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(("count", "ragged"), [(1, False), (3, True)])
 def test_a_donated_cache_is_written_over(count, ragged, backend, rng):
     """The same numbers; in the memory of the cache on libraries that write in place."""
     _, key, value = drawn(rng, length=C)
@@ -175,13 +174,12 @@ def test_what_does_not_fit_is_dropped_where_lengths_cannot_be_read(count, backen
 
 
 @pytest.mark.needs("compilation")
-@pytest.mark.parametrize(("count", "ragged"), [(1, False), (2, True)])
-def test_a_compiled_step(count, ragged, backend, rng):
-    xp, arrays = backend.namespace, drawn(rng, length=6)
+def test_a_compiled_step(backend, rng):
+    xp, arrays, count = backend.namespace, drawn(rng, length=6), 2
     expected = backend.to_numpy(at_once(*backend.from_numpy(arrays), xp))
     for mode in backend.modes[1:]:
         compiled = backend.compile(functools.partial(step, xp=xp), mode=mode)
-        cache, outputs = new_cache(xp, ragged=ragged), []
+        cache, outputs = new_cache(xp, ragged=True), []
         for piece in pieces(arrays, range(count, 7, count)):
             cache, output = compiled(cache, *backend.from_numpy(tuple(map(np.ascontiguousarray, piece))))
             outputs.append(backend.to_numpy(output))
@@ -242,14 +240,11 @@ NONE = np.zeros((), dtype=np.int32)
 @pytest.mark.parametrize(
     ("cache", "key", "value", "options", "error", "message"),
     [
-        ((K, V, NONE), K[:, :, :1], V[:, :, :1], {}, TypeError, r"expected cache as KeyValueCache\(key, value, length\)"),
         (KeyValueCache(K[0, 0], V, NONE), K, V, {}, ValueError, r"expected cache.key \(..., G, C, D\); got \(8, 4\)"),
         (KeyValueCache(K, V[:, :, :3], NONE), K, V, {}, ValueError, r"expected value \(2, 3, 8, E\) to match key"),
         (KeyValueCache(K, V, np.zeros(())), K, V, {}, TypeError, "expected cache.length of an integer dtype"),
         (KeyValueCache(K, V, np.zeros(3, int)), K, V, {}, ValueError, r"expected cache.length \(\) or \(2\); got \(3,\)"),
         (KeyValueCache(K, V, NONE), K.astype("float32"), V, {}, TypeError, "expected key of dtype float64 to match cache"),
-        (KeyValueCache(K, V, NONE), K[:, :2], V, {}, ValueError, r"expected key \(2, 3, L, 4\) to match cache.key \(2, 3, 8, 4\)"),
-        (KeyValueCache(K, V, NONE), K, V[..., :2], {}, ValueError, r"expected value \(2, 3, L, 7\) to match cache.value \(2, 3, 8, 7\)"),
         (KeyValueCache(K, V, NONE), K[:, :, :3], V[:, :, :2], {}, ValueError, r"expected value \(..., 3, \*\) to match key"),
         (KeyValueCache(K, V, NONE), np.concatenate([K, K], -2), np.concatenate([V, V], -2), {}, ValueError, "expected room for 16 more positions in a cache of 8; got 0 filled"),
         (KeyValueCache(K, V, NONE), K, V, {"num_new": np.ones(2, int)}, ValueError, r"expected num_new to broadcast to \(\); got \(2,\)"),
@@ -260,12 +255,3 @@ def test_wrong_arguments_are_named(cache, key, value, options, error, message, b
     cache, key, value, options = backend.from_numpy((cache, key, value, options))
     with pytest.raises(error, match=message):
         append(cache, key, value, **options)
-
-
-def test_wrong_sizes_are_named(put, xp):
-    with pytest.raises(ValueError, match="expected capacity as a positive integer; got 0"):
-        empty_cache((), 3, 0, 4, xp=xp)
-    with pytest.raises(TypeError, match="expected length of an integer dtype; got float64"):
-        cache_mask(put(np.zeros(())), 1)
-    with pytest.raises(ValueError, match="expected num_new as a positive integer; got 0"):
-        cache_mask(put(np.zeros((), int)), 0)

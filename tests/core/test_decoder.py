@@ -139,18 +139,6 @@ def test_a_decoder_attends_to_the_memory_of_an_encoder(arithmetic, backend, rng,
         np.testing.assert_allclose(found, expected, rtol=0, atol=2e-14 * np.abs(expected).max())
 
 
-def test_memory_is_for_layers_with_cross_attention(rng, put):
-    d = layers.DecoderLayer(C, H, INNER, memory_channels=5, num_key_value_heads=G, head_dim=D)
-    p, x, memory = filled(d, rng, "float64"), rng.standard_normal((2, 4, C)), rng.standard_normal((2, 6, 5))
-    with pytest.raises(ValueError, match=r"expected memory for layer\.cross_attention; got None"):
-        d(put(p), put(x))
-    with pytest.raises(ValueError, match="expected no memory for layer without cross_attention; got some"):
-        ac.functions.decoder_layer(
-            put(p._replace(cross_attention=None, cross_attention_norm=None)), put(x), num_heads=H,
-            num_key_value_heads=G, memory=put(memory),
-        )  # fmt: skip
-
-
 @pytest.mark.parametrize("arithmetic", ["fast", COMPILED_LONG])
 def test_a_fully_masked_position_keeps_its_residual_branch(arithmetic, rng, put, get):
     """Attention adds 0 there, and NaN at positions that are masked reaches no other."""

@@ -152,15 +152,6 @@ def test_reproducible_gradients_of_maps_need_no_library_that_differentiates(name
     np.testing.assert_allclose(gradient, expected, rtol=2e-7, atol=1e-35)
 
 
-def test_a_gate_of_another_width_is_refused(put):
-    one, two = Linear(np.ones((5, 4))), Linear(np.ones((5, 3)))
-    back = Linear(np.ones((3, 5)))
-    with pytest.raises(ValueError, match=r"expected feed_forward.expand.weight \(\*, 4\) to match feed_forward.gate"):
-        ac.functions.gated_feed_forward(put(GatedFeedForward(one, two, back)), put(np.ones((2, 5))))
-    with pytest.raises(ValueError, match="expected an activation out of gelu, gelu_tanh, relu, silu; got 'tanh'"):
-        ac.functions.gated_feed_forward(put(GatedFeedForward(two, two, back)), put(np.ones((2, 5))), activation="tanh")
-
-
 def tables(rng):
     norm = LayerNorm(rng.standard_normal(4), rng.standard_normal(4))
     return Embeddings(*(rng.standard_normal((rows, 4)) for rows in (11, 7, 3)), norm)
@@ -186,19 +177,11 @@ def test_positions_and_segments_have_defaults(rng, put, get):
     close(get(ac.functions.embed_tokens(put(plain), put(ids))), e.token[ids] + e.position[:3])
 
 
-def _widened(tree):
-    if isinstance(tree, tuple):
-        branches = [_widened(branch) for branch in tree]
-        return type(tree)(*branches) if hasattr(tree, "_fields") else tuple(branches)
-    return None if tree is None else np.asarray(tree, dtype=np.float32)
-
-
 def test_wrong_parameters_are_named(rng, put):
     x, e = put(rng.standard_normal((2, 3, 5))), tables(rng)
     ids = put(np.array([[1, 2]]))
     ones = np.ones
     for call, error, message in (
-        (lambda: ac.functions.linear(put(Linear(ones((4, 7)))), x), ValueError, r"expected x with 4 channels at axis -1, those of linear.weight \(4, 7\); got \(2, 3, 5\)"),
         (lambda: ac.functions.linear(put(Linear(ones((5, 7)), ones(6))), x), ValueError, r"expected linear.bias \(7,\) to match linear.weight; got \(6,\)"),
         (lambda: ac.functions.linear(put(Linear(ones((5, 7), dtype=np.float32))), x), TypeError, "expected linear.weight of dtype float64 to match x; got float32"),
         (lambda: ac.functions.linear(put(Linear(ones(5))), x), ValueError, r"expected linear.weight \(in, out\); got \(5,\)"),
@@ -207,11 +190,11 @@ def test_wrong_parameters_are_named(rng, put):
         (lambda: ac.functions.layer_norm(put(LayerNorm(ones(5), ones(5))), x, epsilon=0.0), ValueError, "expected epsilon as a positive finite number; got 0.0"),
         (lambda: ac.functions.layer_norm(put(LayerNorm(ones(0), ones(0))), put(ones((2, 0)))), ValueError, r"expected x with at least one channel; got \(2, 0\)"),
         (lambda: ac.functions.feed_forward(put(FeedForward(Linear(ones((5, 8))), Linear(ones((7, 5))))), x), ValueError, r"feed_forward.expand.weight with 7 channels at axis -1, those of feed_forward.contract.weight \(7, 5\); got \(5, 8\)"),
+        (lambda: ac.functions.gated_feed_forward(put(GatedFeedForward(Linear(ones((5, 4))), Linear(ones((5, 3))), Linear(ones((3, 5))))), x), ValueError, r"expected feed_forward.expand.weight \(\*, 4\) to match feed_forward.gate"),
         (lambda: ac.functions.linear(None, x), TypeError, r"expected linear as Linear\(weight, bias\); got NoneType"),
         (lambda: ac.functions.linear(put(ones((5, 5))), x), TypeError, r"expected linear as Linear\(weight, bias\); got "),
         (lambda: ac.functions.layer_norm(None, x), TypeError, r"expected layer_norm as LayerNorm\(scale, offset\); got NoneType"),
         (lambda: ac.functions.feed_forward(FeedForward(None, None), x), TypeError, r"expected feed_forward.expand as Linear\(weight, bias\); got NoneType"),
-        (lambda: ac.functions.embed_tokens(None, ids), TypeError, r"expected embeddings as Embeddings\(token, position, segment, norm\); got NoneType"),
         (lambda: ac.functions.embed_tokens(put(e._replace(token=None)), ids), TypeError, r"expected token \(entries, C\); got NoneType"),
         (lambda: ac.functions.embed_tokens(put(e), ids, segment_ids=1), TypeError, r"expected segment_ids \(..., L\); got int"),
         (lambda: ac.functions.layer_norm(put(LayerNorm(ones(5), ones(5))), x, epsilon=10**400), ValueError, "expected epsilon as a positive finite number"),

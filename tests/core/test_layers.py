@@ -108,18 +108,6 @@ def test_a_zero_key_takes_its_share(xp, put, get, rng):
     np.testing.assert_allclose(get(layer(tree, put(x))), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_an_input_may_be_a_mapping(xp, put, get, rng):
-    layer = layers.MultiHeadAttention(8, 2, key_channels=6)
-    tree = layer.init(1, xp=xp)
-    query, key = (put(rng.normal(size=(3, size)).astype(np.float32)) for size in (8, 6))
-    np.testing.assert_array_equal(get(layer(tree, {"query": query, "key": key})), get(layer(tree, query, key)))
-    for wrong, error in (({"key": key}, ValueError), ({"query": query, "keys": key}, ValueError)):
-        with pytest.raises(error, match="expected a mapping"):
-            layer(tree, wrong)
-    with pytest.raises(TypeError, match="got both"):
-        layer(tree, {"query": query}, key)
-
-
 def test_kernels_of_feature_maps_count_without_their_size(xp, put, get, rng):
     layer = layers.SaganAttention(7)  # fewer than 8: theta and phi have one channel
     tree, state = layer.init(1, xp=xp), layer.init_state(1, xp=xp)

@@ -54,33 +54,6 @@ def test_one_of_two_functions_is_taken(run, backend, xp):
     assert run(function, np.array(2.0)) == [3.0, 1.0]
 
 
-@pytest.mark.parametrize("axis", [-2, -1])
-def test_a_block_is_a_slice_of_one_of_the_last_axes(axis, run, backend, xp, rng):
-    x = rng.standard_normal((2, 6, 6))
-    expected = x[:, 2:4, :] if axis == -2 else x[..., 2:4]
-
-    def function(x):
-        block = backend.loops.block
-        found = backend.loops.loop(1, 2, lambda i, _: block(x, i, 2, axis), block(x, 0, 2, axis))
-        return found, block(x, 1, 2, axis)
-
-    for found in run(function, x):
-        np.testing.assert_array_equal(found, expected)
-
-
-@pytest.mark.needs("untraced loops")
-def test_a_block_of_python_loops_ends_with_the_array(backend, put, get, rng):
-    x = rng.standard_normal((2, 5, 3))
-    np.testing.assert_array_equal(get(backend.loops.block(put(x), 1, 4, -2)), x[:, 4:, :])
-
-
-def test_an_item_is_an_entry_of_the_first_axis(run, backend, rng):
-    x = rng.standard_normal((4, 2, 3))
-    item = backend.loops.block_at
-    found = run(lambda x: backend.loops.loop(2, 3, lambda i, _: item(x, i), item(x, 0)), x)
-    np.testing.assert_array_equal(found, x[2])
-
-
 def test_blocks_are_added_to_and_joined_in_order(run, backend, xp, rng):
     """Runs of three along the rows, of which one is left as it started: zero."""
     x = rng.standard_normal((6, 2, 2, 5))
@@ -129,24 +102,6 @@ def test_a_library_without_a_backend_has_loops(name, rng):
     assert bool(library.all(found[1, ...] == x[:1, :]))
 
 
-def test_powers_are_exponentials_in_a_unit(run, backend, xp, rng):
-    x = rng.standard_normal((3, 7))
-    found = run(lambda x: backend.loops.exp_scaled(xp.multiply(x, backend.loops.log_base)), x)
-    np.testing.assert_allclose(found, np.exp(x), rtol=1e-14)
-
-
-def test_a_function_over_an_array_is_the_function(run, backend, xp, rng):
-    x, y, number = rng.standard_normal((3, 7)), rng.standard_normal((3, 1)), 0.25
-
-    def function(x, y):
-        loops = backend.loops
-        return loops.inplace(
-            xp.multiply, loops.inplace(xp.minimum, loops.inplace(xp.subtract, x, y), xp.zeros_like(x)), number
-        )
-
-    np.testing.assert_array_equal(run(function, x.copy(), y), np.minimum(x - y, 0.0) * number)
-
-
 def test_products_of_one_name_need_not_outlive_the_next(run, backend, xp, rng):
     """Whatever their sizes, each is right when it comes, and one of another name stays."""
     arrays = [rng.standard_normal(shape) for shape in ((2, 3, 4), (2, 4, 5), (2, 5, 1), (2, 5, 9))]
@@ -178,17 +133,6 @@ def test_memory_of_one_name_is_of_each_thread_its_own(backend, xp):
     thread.join()
     for memory in (first, again):
         np.testing.assert_array_equal(backend.to_numpy(memory), np.full((2, 3), 2.0, np.float32))
-
-
-def test_norms_overflow_or_keep_what_does_not(run, backend, rng):
-    x = rng.standard_normal((2, 3, 5))
-    x[0, 1, 2], x[1, 0, 0] = 1e300, math.nan
-    with np.errstate(over="ignore"):
-        found = run(backend.loops.norm, x)
-    expected = np.sqrt(np.sum(np.square(np.where(x > 1e3, 0.0, x)), axis=-1))
-    expected[0, 1] = found[0, 1]
-    assert found[0, 1] in (1e300, math.inf)
-    np.testing.assert_allclose(found, expected, rtol=1e-14)
 
 
 @pytest.mark.needs("fused softmax")

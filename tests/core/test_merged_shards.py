@@ -2,18 +2,11 @@
 
 import numpy as np
 import pytest
-from shard_helpers import inputs, pages, threads_as_ranks
+from shard_helpers import inputs, pages
 
 import attention_core as ac
 
 pytestmark = pytest.mark.needs(lambda backend: backend.name in ("torch", "numpy"))
-
-
-@pytest.fixture
-def ranks(backend, monkeypatch):
-    """``run(size, function)``: results of ``function(group)`` by ranks."""
-    with threads_as_ranks(backend, monkeypatch) as run:
-        yield run
 
 
 @pytest.mark.parametrize("implementation", ["auto", "dense", "blockwise"])
@@ -50,21 +43,6 @@ def test_decoding_from_a_spread_cache_gives_the_rows_of_the_prompt(
         for found in ranks(size, step):
             np.testing.assert_allclose(found, last_rows(whole), rtol=1e-12)
         assert ranks.lent.calls == ["total"] * size  # one collective a step
-
-
-def test_a_rank_whose_keys_are_all_masked_counts_nothing(put, get, ranks):
-    query, key, value = map(put, inputs(length=8)[:3])
-    mask = ac.KeyLengths(put(np.asarray([1, 0])))
-    whole = ac.scaled_dot_product_attention(query, key, value, mask=mask, return_logsumexp=True)
-
-    def step(group):
-        shards = ac.Shards(group, strategy="merge")
-        parts = [ac.shard(x, shards) for x in (key, value)]
-        return ac.scaled_dot_product_attention(query, *parts, mask=mask, shards=shards, return_logsumexp=True)
-
-    for output, _, logsumexp in ranks(4, step):
-        np.testing.assert_allclose(get(output), get(whole.output), rtol=1e-13)
-        np.testing.assert_allclose(get(logsumexp), get(whole.logsumexp), rtol=1e-13)
 
 
 def test_what_is_told_of_a_merge_is_what_moves(put, ranks):

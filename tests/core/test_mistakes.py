@@ -68,7 +68,8 @@ def words_alone(backend):
     conversion = importlib.import_module(f"{home}.conversion")
     made = {backend.name: library, "adapter": adapter, "layer": layer, "from_module": conversion.from_module}
     if backend.name == "torch":
-        importlib.import_module("torch.nn.attention.flex_attention")
+        for module in ("flex_attention", "bias"):
+            importlib.import_module(f"torch.nn.attention.{module}")
     if backend.name == "jax":
         made["sparse"] = importlib.import_module("jax.experimental.sparse")
     if backend.name == "tensorflow":
@@ -85,6 +86,7 @@ def said(mistake, names):
     return "no error"
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
 @pytest.mark.needs(lambda backend, role: ALONE.get(role, backend.name) == backend.name)
 @pytest.mark.parametrize("role", TABLE)
 def test_a_mistake_is_told_what_to_write(role, backend, put, xp):

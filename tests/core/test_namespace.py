@@ -8,8 +8,7 @@ import pytest
 
 import attention_core as ac
 from attention_core import cache, functions, layers, layouts, masks, pieces, weights
-from attention_core._arrays import dtype_name, on_device_of, shape
-from attention_core.backend import array_namespace, explain_class, is_concrete
+from attention_core.backend import array_namespace, explain_class
 from attention_core.parameters import Embeddings
 
 
@@ -103,25 +102,6 @@ def test_numpy_masks_of_layers_and_pieces_are_constants(put, get, rng):
         lambda x, make: ac.attention_scores(*2 * [x[:, None, ...]], mask=np.tril(np.ones((5, 5), bool))),
     ):
         np.testing.assert_allclose(get(function(put(x), put)), function(x, lambda tree: tree), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["bool", "int32", "int64", "uint8", "float32"])
-def test_dtypes_are_named_alike(name, put):
-    assert dtype_name(put(np.zeros(2, dtype=name)).dtype) == name
-
-
-def test_shapes_are_integers_where_they_are_known(put, xp):
-    assert shape(put(np.zeros((2, 0, 5))), xp=xp) == (2, 0, 5)
-
-
-def test_values_of_eager_arrays_can_be_read(backend, put):
-    assert is_concrete(put(np.ones(3))) is True
-
-
-def test_new_arrays_are_made_on_the_device_of_old_ones(put, get, xp):
-    x = put(np.ones((2, 3)))
-    made = xp.zeros((4,), dtype=x.dtype, **on_device_of(x))
-    assert get(xp.add(made, put(np.ones(4)))).tolist() == [1.0] * 4
 
 
 def test_adapters_say_which_classes_are_no_arrays_and_what_to_write():

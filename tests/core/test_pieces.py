@@ -210,14 +210,6 @@ def test_a_logsumexp_without_place_for_the_number_of_keys_loses_no_digits(implem
     np.testing.assert_allclose(get(merge_partials(*pieces).output), weights @ value, rtol=1e-6)
 
 
-def test_partials_are_shared_with_a_sink_and_a_value(put, get):
-    """Two keys by hand: weights 1/4 and 3/4 of values 8 and 4."""
-    parts = [Partial(put(np.full((1, 1, 1), value)), put(np.full((1, 1), math.log(share)))) for value, share in
-             ((8.0, 1.0), (4.0, 3.0))]  # fmt: skip
-    output, logsumexp, _ = get(tuple(merge_partials(*parts)))
-    np.testing.assert_allclose([output[0, 0, 0], logsumexp[0, 0]], [5.0, math.log(4)], rtol=1e-15)
-
-
 def test_wrong_arguments_are_named(arrays, put, xp):
     part = piece(arrays, 0, 3)
     other = piece(arrays, 0, 3, slice(0, 2))

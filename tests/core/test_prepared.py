@@ -6,8 +6,8 @@ import pytest
 from attention_core import multi_head_attention
 from attention_core._arithmetic import reproducible
 from attention_core.functions import linear, prepare_weights
-from attention_core.layers import Decoder, EncoderLayer, check_fit, generate, named_arrays
-from attention_core.parameters import Linear, PreparedWeight
+from attention_core.layers import Decoder, EncoderLayer, generate, named_arrays
+from attention_core.parameters import Linear
 
 EXACT = {"arithmetic": "reproducible"}
 SETTINGS = {"num_layers": 2, "num_key_value_heads": 2, **EXACT}
@@ -90,24 +90,3 @@ def test_nothing_is_differentiated_by_what_is_prepared(backend, xp):
     prepared, x = prepare_weights(backend.from_numpy(Linear(numbers(4, 3)))), backend.from_numpy(numbers(2, 4))
     with pytest.raises(TypeError, match="expected weights that are not prepared where gradients"):
         backend.value_and_grad(lambda x: xp.sum(linear(prepared, x, **EXACT)))(x)
-
-
-def test_refusals():
-    layer = EncoderLayer(8, 2, 24)
-    attention = layer.init(0, xp=np).attention
-    wrong = {
-        "expected parameters.weight of float16, bfloat16 or float32": Linear(np.ones((2, 3))),
-        r"expected parameters.query.weight \(in, out\); got \(2,\)": attention._replace(query=Linear(numbers(2))),
-    }
-    for message, parameters in wrong.items():
-        with pytest.raises(ValueError, match=message):
-            prepare_weights(parameters)
-    with pytest.raises(TypeError, match="got PreparedWeight"):  # files hold weights
-        check_fit(layer, prepare_weights(layer.init(0, xp=np)))
-    prepared = prepare_weights(Linear(numbers(4, 3)))
-    assert isinstance(prepared.weight, PreparedWeight)
-    assert prepared.weight.like.shape == (0,)
-    with pytest.raises(
-        ValueError, match=r"expected x with 4 channels at axis -1, those of linear.weight \(4, 3\); got \(2, 5\)"
-    ):
-        linear(prepared, numbers(2, 5), **EXACT)

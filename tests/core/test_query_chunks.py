@@ -148,23 +148,6 @@ def test_chunks_are_attention(name, rows, columns, backend, chunks, rng):
 
 
 @pytest.mark.needs("fused softmax")
-@pytest.mark.parametrize("starts", [(20, 18), (0, 40)])
-def test_positions_may_start_anywhere(starts, backend, chunks, rng):
-    options = dict(zip(("query_start", "key_start"), starts, strict=True)) | {"mask": ac.SlidingWindow(3, 2)}
-    arrays = backend.from_numpy(qkv(rng))
-
-    def partial(implementation):
-        def attend(*arrays):
-            return tuple(ac.pieces.partial_attention(*arrays, **options, implementation=implementation))[:2]
-
-        return backend.to_numpy(backend.compile(attend, mode="graph")(*arrays))
-
-    for one, other in zip(partial("blockwise"), partial("dense"), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
-    assert all(chunks)
-
-
-@pytest.mark.needs("fused softmax")
 def test_what_is_masked_leaks_nowhere_and_what_is_attended_shows(backend, chunks, rng):
     drawn = dict(zip(("query", "key", "value"), map(np.abs, qkv(rng)), strict=True))  # no score is -inf
 

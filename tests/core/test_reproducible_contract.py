@@ -124,37 +124,6 @@ def test_parameters_that_no_row_uses_have_a_gradient_of_zero(name, backend, rng)
     same(backend.to_numpy(of_weight), np.zeros((8, 8), dtype=np.float32))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"arithmetic": "exact"}, "expected an arithmetic out of fast, reproducible; got 'exact'"),
-        ({"score_mod": lambda scores, *_: scores}, "expected no score_mod"),
-        ({"implementation": "fused"}, "expected another implementation with arithmetic='reproducible'"),
-        ({"scale": "array"}, "expected scale as a number with arithmetic='reproducible'"),
-        ({"sinks": "array"}, "expected no sinks"),
-    ],
-)
-def test_unsupported_options_are_refused(options, message, put, rng):
-    options_with_arrays = {
-        name: put(np.ones(H, dtype=np.float32)) if value == "array" else value for name, value in options.items()
-    }
-    if "scale" in options_with_arrays:
-        options_with_arrays["scale"] = options_with_arrays["scale"][0, ...]
-    with pytest.raises(ValueError, match=message):
-        attention(*put(qkv(rng)), **{**EXACTLY, **options_with_arrays})
-
-
-@pytest.mark.needs("float64")
-def test_float64_is_refused(backend, put, rng):
-    arrays = put([x.astype(np.float64) for x in qkv(rng)])
-    with pytest.raises(ValueError, match="expected query of float16, bfloat16 or float32"):
-        attention(*arrays, **EXACTLY)
-    with pytest.raises(ValueError, match="expected x of float16, bfloat16 or float32"):
-        ac.functions.rms_norm(arrays[0][0, 0, 0, :], arrays[0], **EXACTLY)
-    with pytest.raises(ValueError, match="expected x of float16, bfloat16 or float32"):
-        ac.functions.rotary_embedding(arrays[0], put(np.asarray(3)), **EXACTLY)
-
-
 def test_a_device_without_float64_is_refused():
     class Somewhere:
         dtype, device = np.dtype("float32"), "mps:0"

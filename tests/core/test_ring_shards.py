@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 import shard_helpers
-from shard_helpers import threads_as_ranks
 
 import attention_core as ac
 from attention_core._attention.shards.ring import hops_of
@@ -13,13 +12,6 @@ from attention_core._attention.shards.splits import SPLITS
 from attention_core.masks._mask import Band
 
 pytestmark = pytest.mark.needs(lambda backend: backend.name in ("torch", "numpy"))
-
-
-@pytest.fixture
-def ranks(backend, monkeypatch):
-    """``run(size, function)``: results of ``function(group)`` by ranks."""
-    with threads_as_ranks(backend, monkeypatch) as run:
-        yield run
 
 
 BANDS = [Band(), Band(high=0), Band(-3, 0), Band(-9, 2), Band(0, 5), Band(-40, -30), Band(30, 40), Band(-3, 0, stop=7),

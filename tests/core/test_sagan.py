@@ -115,24 +115,3 @@ def test_gradients_of_both_arithmetics_agree(backend, rng):
     for name, fast in found[0].items():  # that of phi.bias is 0: of it there is only what rounding leaves
         bound = 1e-5 * np.abs(fast).max() + 1e-7 * largest
         np.testing.assert_allclose(found[1][name], fast, rtol=0, atol=bound, err_msg=name)
-
-
-def test_wrong_feature_maps_are_named(rng, put):
-    p, x = parameters(rng), put(rng.standard_normal((2, HEIGHT, WIDTH, C)))
-    bad = np.ones
-    for call, error, message in (
-        (lambda: ac.functions.sagan_attention(put(p), put(bad((2, 1, WIDTH, C)))), ValueError, r"expected two rows and columns of x \(channels_last\), or pool=False; got \(2, 1, 6, 8\)"),
-        (lambda: ac.functions.sagan_attention(put(p), x, data_format="NHWC"), ValueError, "expected data_format out of channels_last, channels_first; got 'NHWC'"),
-        (lambda: ac.functions.sagan_attention(put(p), put(bad((WIDTH, C)))), ValueError, r"expected x \(..., height, width, C\); got \(6, 8\)"),
-        (lambda: ac.functions.sagan_attention(put(p._replace(output=Linear(bad((E, 1))))), x), ValueError, r"expected output.weight back to 8 channels; got \(3, 1\)"),
-        (lambda: ac.functions.sagan_attention(put(p._replace(output=None)), x), ValueError, r"expected g.weight back to 8 channels; got \(8, 3\)"),
-        (lambda: ac.functions.sagan_attention(put(p._replace(phi=Linear(bad((C, 3))))), x), ValueError, r"expected phi.weight to as many channels as theta.weight \(8, 2\); got \(8, 3\)"),
-        (lambda: ac.functions.sagan_attention(put(p._replace(theta=Linear(bad((7, D))))), x), ValueError, r"expected x \(channels_last\) with 7 channels at axis -1, those of theta.weight \(7, 2\); got \(2, 4, 6, 8\)"),
-        (lambda: ac.functions.sagan_attention(put(p._replace(sigma=bad(2))), x), ValueError, r"expected sigma \(1,\); got \(2,\)"),
-        (lambda: ac.functions.sagan_attention(put(p), put(bad((2, 4, 6, C), dtype=np.float32))), TypeError, r"expected theta.weight of dtype float32 to match x \(channels_last\); got float64"),
-        (lambda: ac.functions.spectral_norm(put(bad((6, 5))), put(bad(6))), ValueError, r"expected u \(5,\) to match weight; got \(6,\)"),
-        (lambda: ac.functions.spectral_norm(put(bad((6, 5))), put(bad(5)), iterations=0), ValueError, "expected iterations as a positive integer; got 0"),
-        (lambda: ac.functions.spectral_norm(put(bad(5)), put(bad(5))), ValueError, r"expected weight \(..., out\); got \(5,\)"),
-    ):  # fmt: skip
-        with pytest.raises(error, match=message):
-            call()

@@ -87,30 +87,6 @@ def test_samples_one_by_one_are_the_batch(name, rows, dtype, calls, rng):
 
 
 @numpy_alone
-@pytest.mark.parametrize("leading", [(2, 2), (1, 4), (4, 1)])
-def test_axes_of_the_batch_are_kept(leading, calls, rng):
-    arrays = inputs(rng, 3, leading)
-    rule = ac.KeyLengths(LENGTHS.reshape(leading))
-    expected = attention(*arrays, mask=as_array(rule, 3, leading), implementation="dense", return_logsumexp=True)
-    found = attention(*arrays, mask=rule, return_logsumexp=True)
-    assert calls == [4]
-    for one, other in zip(found[::2], expected[::2], strict=True):
-        assert one.shape == other.shape
-        np.testing.assert_allclose(one, other, rtol=1e-13, atol=1e-13)
-
-
-@numpy_alone
-def test_lengths_are_read_in_every_call(calls, rng):
-    """Their signature is the same."""
-    arrays = inputs(rng, 1)
-    for lengths in (LENGTHS, LENGTHS[::-1].copy(), np.asarray([1, 2, 3, 4])):
-        rule = ac.KeyLengths(lengths)
-        expected = attention(*arrays, mask=as_array(rule, 1), implementation="dense")
-        np.testing.assert_allclose(attention(*arrays, mask=rule), expected, rtol=1e-13, atol=1e-13)
-    assert calls == [4] * 3
-
-
-@numpy_alone
 @pytest.mark.parametrize(
     "options",
     [

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import attention_core as ac
 from attention_core import Causal, scaled_dot_product_attention
 from attention_core.scores import ScoreMod, alibi, relative_bias
 
@@ -92,21 +91,6 @@ BUCKETS = {
 }
 
 
-@pytest.mark.parametrize("name", ["alibi", "relative_bias"])
-def test_blocks_agree_with_the_whole(name, put, get, rng):
-    """Positions of a block have other shapes: an entry alone, heads in groups, some queries and some keys."""
-    offset = put(LENGTHS)
-    table = put(rng.standard_normal((8, H)))
-    mod = alibi(H, offset=offset) if name == "alibi" else relative_bias(table, max_distance=7, offset=offset)
-    scores, (_, head, query, key) = normal(rng), where()
-    whole = get(mod(put(scores), *map(put, where())))
-    for entry in range(2):
-        block = np.ascontiguousarray(scores[entry, :, 1:3, 2:6]).reshape(3, 2, 2, 4)
-        at = np.asarray(entry, np.int32), head.reshape(3, 2, 1, 1), query[1:3], key[2:6]
-        result = get(mod(put(block), *map(put, at)))
-        np.testing.assert_array_equal(result.reshape(H, 2, 4), whole[entry, :, 1:3, 2:6])
-
-
 @pytest.mark.needs("bfloat16")
 def test_a_table_of_16_bits_is_widened(backend, rng):
     table = backend.from_numpy(rng.standard_normal((8, H)), dtype="bfloat16")
@@ -115,35 +99,6 @@ def test_a_table_of_16_bits_is_widened(backend, rng):
     results = [backend.to_numpy(relative_bias(each)(scores, *at)) for each in (table, wide)]
     assert results[0].dtype == np.float32
     np.testing.assert_array_equal(*results)
-
-
-@pytest.mark.needs("gradients")
-def test_gradients_flow_to_scores_and_table(backend, rng):
-    """The result is linear in both: the gradient of a number is the sum of the weights wherever it is added."""
-    xp, at, weights = backend.namespace, where(), normal(rng)
-    scores, factors, table = backend.from_numpy((normal(rng), weights, rng.standard_normal((8, H))))
-    positions = backend.from_numpy(at)
-
-    def measure(scores, table):
-        mod = relative_bias(table, max_distance=7)
-        return xp.sum(xp.multiply(alibi(H)(mod(scores, *positions), *positions), factors))
-
-    _, (of_scores, of_table) = backend.value_and_grad(measure)(scores, table)
-    np.testing.assert_array_equal(backend.to_numpy(of_scores), weights)
-    expected = np.zeros((8, H))
-    _, head, query, key = at
-    np.add.at(expected, (BUCKETS[True][key - query + 9], head), weights.sum(axis=0))
-    np.testing.assert_allclose(backend.to_numpy(of_table), expected, rtol=0, atol=1e-13)
-
-
-def test_a_score_mod_passes_its_arrays_on(put, get, xp, rng):
-    def function(scores, batch, head, query, key, first, second):
-        return xp.add(xp.multiply(scores, first), xp.multiply(xp.astype(key, scores.dtype), second))
-
-    scores, (*others, key) = normal(rng), where()
-    mod = ScoreMod(function, (put(np.asarray(2.0)), put(np.asarray(0.5))))
-    result = get(mod(put(scores), *map(put, (*others, key))))
-    np.testing.assert_allclose(result, 2 * scores + 0.5 * key, rtol=0, atol=1e-15)
 
 
 def test_equal_rules_are_known_as_equal():
@@ -171,63 +126,6 @@ def test_attention_with_a_score_mod_is_attention_with_what_it_adds(implementatio
                 for options in ({"score_mod": mod}, {"bias": bias})
             ]
             np.testing.assert_allclose(*map(get, results), rtol=0, atol=1e-14)
-
-
-@pytest.mark.needs("gradients")
-def test_the_table_has_the_same_gradient_in_blocks(backend, rng):
-    xp = backend.namespace
-    arrays = normal(rng)[..., :4], *rng.standard_normal((2, 2, H, N, 4)), rng.standard_normal((8, H)), LENGTHS
-    *inputs, table, offset = backend.from_numpy(arrays)
-
-    def gradient(implementation):
-        def measure(table):
-            mod = relative_bias(table, max_distance=7, offset=offset)
-            output = scaled_dot_product_attention(*inputs, score_mod=mod, implementation=implementation)
-            return xp.sum(xp.multiply(output, output))
-
-        _, (result,) = backend.value_and_grad(measure)(table)
-        return backend.to_numpy(result)
-
-    dense = gradient("dense")
-    assert np.abs(dense).max() > 1e-3
-    np.testing.assert_allclose(gradient("blockwise"), dense, rtol=0, atol=1e-14)
-
-
-TABLE = np.zeros((8, H))
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda put: ScoreMod(3), TypeError, "expected function as a function; got int"),
-        (lambda put: ScoreMod(len, [put(TABLE)]), TypeError, "expected the arrays of function as a tuple of arrays; got list"),
-        (lambda put: ScoreMod(len, (1.0,)), TypeError, r"expected the arrays of function .*; got \['float'\]"),
-        (lambda put: alibi(0), ValueError, "expected num_heads as a positive integer; got 0"),
-        (lambda put: alibi(2, offset=1.5), TypeError, "expected offset as an integer or an integer array; got float"),
-        (lambda put: alibi(2, offset=put(np.ones(2))), TypeError, "expected offset of an integer dtype; got float64"),
-        (lambda put: relative_bias(3), TypeError, r"expected table \(buckets, H\); got int"),
-        (lambda put: relative_bias(put(TABLE.astype(int))), TypeError, "expected table of dtype float16"),
-        (lambda put: relative_bias(put(TABLE[0])), ValueError, r"expected table \(buckets, H\), both known; got \(6,\)"),
-        (lambda put: relative_bias(put(TABLE[:7])), ValueError, "expected a table with an even number of buckets"),
-        (lambda put: relative_bias(put(TABLE[:2])), ValueError, "expected a table with at least 4 buckets; got 2"),
-        (lambda put: relative_bias(put(TABLE), max_distance=2), ValueError, "expected max_distance > 2, .*; got 2"),
-        (lambda put: relative_bias(put(TABLE), bidirectional=1), TypeError, "expected bidirectional as True or False"),
-        (lambda put: relative_bias(put(TABLE), offset=True), TypeError, "expected offset as an integer"),
-    ],
-)  # fmt: skip
-def test_wrong_arguments_are_named(make, error, message, put):
-    with pytest.raises(error, match=message):
-        make(put)
-
-
-def test_other_heads_and_samples_are_named(put, rng):
-    at, scores = [put(array) for array in where()], put(normal(rng))
-    x = put(np.zeros((1, H, 2, 4)))
-    for mod in (alibi(H + 2), relative_bias(put(np.zeros((8, H + 2))))):
-        with pytest.raises(ValueError, match="expected a score_mod for 6 heads, those of query; got one for 8"):
-            ac.scaled_dot_product_attention(x, x, x, score_mod=mod)
-    with pytest.raises(ValueError, match="expected scores of 3 entries; got 2"):
-        alibi(H, offset=put(np.zeros(3, np.int32)))(scores, *at)
 
 
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])

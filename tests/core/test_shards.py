@@ -1,28 +1,18 @@
 """A sequence that ranks share: the numbers of the whole, and its bits in reproducible arithmetic. Threads are ranks."""
 
-import itertools
-import threading
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import shard_helpers
-from shard_helpers import EXACT, NAMES, RUNS, inputs, joined, of_rank, pages, threads_as_ranks, whole
+from shard_helpers import EXACT, NAMES, RUNS, inputs, joined, of_rank, pages, whole
 
 import attention_core as ac
 from attention_core._attention.shards import strategies
 from attention_core.backend import Tuning
-from attention_core.parameters import Linear, MultiHeadAttention
 
 pytestmark = pytest.mark.needs(lambda backend: backend.name in ("torch", "numpy"))  # numbers, and gradients
-
-
-@pytest.fixture
-def ranks(backend, monkeypatch):
-    """``run(size, function)``: results of ``function(group)`` by ranks."""
-    with threads_as_ranks(backend, monkeypatch) as run:
-        yield run
 
 
 def compared(ranks, backend, put, name, size, strategy, split="zigzag", length=16, **more):
@@ -228,23 +218,6 @@ def test_no_rule_becomes_an_array_of_all_positions(backend, put, ranks, monkeypa
     assert max(asked) <= 64
 
 
-@pytest.mark.parametrize(("size", "strategy"), [(3, "gather"), (4, "heads")])
-def test_a_sample_has_the_same_bits_in_a_batch_of_1_and_of_8(put, get, ranks, size, strategy):
-    wholes, options = inputs((4, 4), 13, 8, "float32", spread=8.0)[:3], {"arithmetic": "reproducible"}
-    expected = get(ac.scaled_dot_product_attention(*(put(x[:1]) for x in wholes), is_causal=True, **options))
-
-    def of_shard(group, batch):
-        shards = ac.Shards(group, strategy=strategy, length=13)
-        parts = (ac.shard(put(x[:batch]), shards) for x in wholes)
-        return get(
-            ac.unshard(ac.scaled_dot_product_attention(*parts, is_causal=True, shards=shards, **options), shards)
-        )
-
-    for batch in (1, 8):
-        for found in ranks(size, lambda group, batch=batch: of_shard(group, batch)):
-            np.testing.assert_array_equal(found[:1], expected)
-
-
 @pytest.mark.needs("gradients")
 def test_bfloat16_is_as_precise_on_8_ranks_as_on_one(backend, put, ranks):
     from ml_dtypes import bfloat16
@@ -295,23 +268,6 @@ def test_the_gradient_of_unshard_is_a_shard_of_the_sum(backend, put, get, ranks)
 
     for found, expected in ranks(4, of_shard):
         np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-15)
-
-
-def test_multi_head_attention_of_shards_is_that_of_the_whole(put, get, ranks, rng):
-    same = [Linear(put(rng.standard_normal((8, width))), put(rng.standard_normal(width))) for width in (8, 4, 4, 8)]
-    x, bias = put(rng.standard_normal((2, 13, 8))), put(rng.standard_normal((4, 13, 13)))
-    options = {"num_heads": 4, "num_key_value_heads": 2, "is_causal": True}
-    parameters = MultiHeadAttention(*same)
-    expected = get(ac.multi_head_attention(parameters, x, bias=bias, **options))
-
-    def of_shard(group, strategy):
-        shards = ac.Shards(group, strategy=strategy, length=13)
-        part, rows = ac.shard(x, shards), ac.shard(bias, shards)
-        return get(ac.unshard(ac.multi_head_attention(parameters, part, bias=rows, shards=shards, **options), shards))
-
-    for strategy in ("gather", "heads", "ring"):
-        for found in ranks(2, lambda group, strategy=strategy: of_shard(group, strategy)):
-            np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def test_a_group_of_one_is_the_plain_call(backend, put, get, ranks):
@@ -365,28 +321,6 @@ def test_heads_are_taken_where_ranks_divide_them(put, ranks):
     ):
         notes = ranks(4, lambda group, heads=heads, options=options: reasons(group, heads, **options))[0]
         assert any(note.startswith(first) and note.endswith(last) for note in notes), notes
-
-
-def test_groups_do_not_meet(backend, put, get, ranks):
-    """Calls of two groups in alternation."""
-    wholes = tuple(map(put, inputs()[:3]))
-    groups = [threading.Barrier(2), threading.Barrier(2)]
-    expected = get(ac.scaled_dot_product_attention(*wholes, is_causal=True))
-
-    def of_rank_of_four(_):
-        rank = backend.collectives.rank(None)
-        backend.collectives.local.rank = rank % 2
-        outputs = []
-        for strategy in ("gather", "heads", "ring"):
-            shards = ac.Shards(groups[rank // 2], strategy=strategy)
-            part = [ac.shard(x, shards) for x in wholes]
-            outputs.append(
-                get(ac.unshard(ac.scaled_dot_product_attention(*part, is_causal=True, shards=shards), shards))
-            )
-        return outputs
-
-    for found in itertools.chain(*ranks(4, of_rank_of_four)):
-        np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 @dataclass(frozen=True, eq=False)

@@ -174,15 +174,3 @@ def test_no_array_is_kept(options, rng, put):
     del arrays, query, others, offsets, options
     gc.collect()
     assert [reference() for reference in kept] == [None] * 5
-
-
-@pytest.mark.parametrize("columns", [45, 130])
-def test_lengths_have_the_bits_of_a_judged_call(columns, put, get, rng):
-    """Of as many keys as queries, too."""
-    arrays = put(
-        [rng.standard_normal((2, 2, *dims)) for dims in ((45, 8), (columns, 8), (columns, 8))], dtype="float32"
-    )
-    for lengths in ([37, 37], [columns, 1], [2, 33], [columns, columns]):
-        mask = ac.KeyLengths(put(np.asarray(lengths)))
-        judged = attention(*arrays, mask=mask, return_logsumexp=True).output
-        np.testing.assert_array_equal(get(attention(*arrays, mask=mask)), get(judged))

@@ -3,18 +3,11 @@
 import numpy as np
 import pytest
 import shard_helpers
-from shard_helpers import inputs, threads_as_ranks
+from shard_helpers import inputs
 
 import attention_core as ac
 
 pytestmark = pytest.mark.needs(lambda backend: backend.name in ("torch", "numpy"))
-
-
-@pytest.fixture
-def ranks(backend, monkeypatch):
-    """``run(size, function)``: results of ``function(group)`` by ranks."""
-    with threads_as_ranks(backend, monkeypatch) as run:
-        yield run
 
 
 def wrong_calls(put):
@@ -22,62 +15,32 @@ def wrong_calls(put):
     x = put(np.zeros((2, 4, 6, 3), np.float32))
     odd, three = x[..., :5, :], x[:, :3, ...]
     ids, allowed = put(np.zeros((2, 6), np.int32)), put(np.ones((6, 6), np.bool_))
-    yield (x, x, x), {}, {"group": 3}, TypeError, "expected the group of shards as a barrier; got int"
-    yield (
-        (x, x, x),
-        {},
-        {"split": "ring"},
-        ValueError,
-        "expected a split of shards out of contiguous, zigzag, striped; got 'ring'",
-    )
-    yield (
-        (x, x, x),
-        {},
-        {"strategy": "tree"},
-        ValueError,
-        "expected a strategy of shards out of auto, gather, heads, merge, ring; got 'tree'",
-    )
-    for split, kind, text in (
-        ((((0, 1, 9),), ((8, 1, 3),)), ValueError, "hold each position once; got runs that do not hold 9 so"),
-        ((((0, 1, 6),), ((7, 1, 6),)), ValueError, "hold each position once; got runs that do not hold 6 so"),
-        ((((0, 1, 12),),), ValueError, "expected runs of shards for each of 2 ranks; got them for 1"),
-        ((((0, 2, 6),), ((1, 2),)), TypeError, "for each rank a sequence of runs (first, step, length); got tuple"),
-        ((((0, 2, 6),), ((1, 2, 5),)), ValueError, "expected query with 6 positions on each of 2 ranks, of length 11"),
-    ):
-        arrays = (odd, odd, odd) if "of length 11" in text else (x, x, x)
-        yield arrays, {}, {"split": split}, kind, text
-    runs = ((0, 2, 6),), ((1, 2, 6),)
-    yield (x, x, x), {}, {"split": runs, "length": 11}, ValueError, "expected runs of shards for 11 positions; got 12"
-    yield (odd, odd, odd), {}, {}, ValueError, "expected query with a multiple of 2 positions on each rank, such as 6"
-    yield (
-        (x, x, x),
-        {},
-        {"length": 13},
-        ValueError,
-        "expected query with 8 positions on each of 2 ranks, of length 13; got 6",
-    )
-    yield (x, x, x), {}, {"length": 0}, ValueError, "expected the length of shards"
-    yield (
-        (three, three, three),
-        {},
-        {"strategy": "heads"},
-        ValueError,
-        "3 heads and 3 key/value heads are not shared out",
-    )
-    yield (x, x, x), {"mask": allowed}, {}, ValueError, "expected mask"
-    yield (x, x, x), {"mask": ac.Segments(ids, ids)}, {}, ValueError, "expected"
-    yield (x, x, x), {"bias": put(np.zeros((6, 6), np.float32))}, {}, ValueError, "expected bias"
-    yield (x, x, x), {"implementation": "fused"}, {}, ValueError, "out of auto, dense, blockwise with shards"
-    yield (x, x, x), {"return_weights": True}, {}, ValueError, "expected no return_weights with shards"
-    yield (x, x, x), {"arithmetic": "reproducible"}, {"strategy": "ring"}, ValueError, "'gather' has equal bits"
-    yield (x, x, x), {"implementation": "dense"}, {"strategy": "ring"}, ValueError, "a ring has the keys of one rank"
-    yield (
-        (x, x[:, :1, ...], x[:, :1, ...]),
-        {"arithmetic": "reproducible"},
-        {"strategy": "heads"},
-        ValueError,
-        "would be repeated",
-    )
+    runs, exact = (((0, 2, 6),), ((1, 2, 6),)), {"arithmetic": "reproducible"}
+    once = "hold each position once; got runs that do not hold"
+    for array, options, settings, kind, text in (
+        (x, {}, {"group": 3}, TypeError, "expected the group of shards as a barrier; got int"),
+        (x, {}, {"split": "ring"}, ValueError, "expected a split of shards out of contiguous, zigzag, striped; got 'ring'"),
+        (x, {}, {"strategy": "tree"}, ValueError, "expected a strategy of shards out of auto, gather, heads, merge, ring; got 'tree'"),
+        (x, {}, {"split": (((0, 1, 9),), ((8, 1, 3),))}, ValueError, f"{once} 9 so"),
+        (x, {}, {"split": (((0, 1, 6),), ((7, 1, 6),))}, ValueError, f"{once} 6 so"),
+        (x, {}, {"split": (((0, 1, 12),),)}, ValueError, "expected runs of shards for each of 2 ranks; got them for 1"),
+        (x, {}, {"split": (((0, 2, 6),), ((1, 2),))}, TypeError, "for each rank a sequence of runs (first, step, length); got tuple"),
+        (odd, {}, {"split": (((0, 2, 6),), ((1, 2, 5),))}, ValueError, "expected query with 6 positions on each of 2 ranks, of length 11"),
+        (x, {}, {"split": runs, "length": 11}, ValueError, "expected runs of shards for 11 positions; got 12"),
+        (odd, {}, {}, ValueError, "expected query with a multiple of 2 positions on each rank, such as 6"),
+        (x, {}, {"length": 13}, ValueError, "expected query with 8 positions on each of 2 ranks, of length 13; got 6"),
+        (x, {}, {"length": 0}, ValueError, "expected the length of shards"),
+        (three, {}, {"strategy": "heads"}, ValueError, "3 heads and 3 key/value heads are not shared out"),
+        (x, {"mask": allowed}, {}, ValueError, "expected mask"),
+        (x, {"mask": ac.Segments(ids, ids)}, {}, ValueError, "expected"),
+        (x, {"bias": put(np.zeros((6, 6), np.float32))}, {}, ValueError, "expected bias"),
+        (x, {"implementation": "fused"}, {}, ValueError, "out of auto, dense, blockwise with shards"),
+        (x, {"return_weights": True}, {}, ValueError, "expected no return_weights with shards"),
+        (x, exact, {"strategy": "ring"}, ValueError, "'gather' has equal bits"),
+        (x, {"implementation": "dense"}, {"strategy": "ring"}, ValueError, "a ring has the keys of one rank"),
+    ):  # fmt: skip
+        yield (array, array, array), options, settings, kind, text
+    yield (x, x[:, :1, ...], x[:, :1, ...]), exact, {"strategy": "heads"}, ValueError, "would be repeated"
 
 
 def test_wrong_calls_are_told_on_every_rank_before_any_collective(put, ranks):

@@ -276,10 +276,7 @@ def test_tensorflow_saved_model_round_trip(tf, tmp_path):
         assert_same("tensorflow", loaded.encode(*part), function(parameters, *part))
 
 
-INITIALIZERS = ["uniform", "normal", "truncated_normal", "glorot_uniform", "he_uniform", "lecun_normal"]
-
-
-@pytest.mark.parametrize("name", INITIALIZERS)
+@pytest.mark.parametrize("name", ["uniform", "normal"])  # of which the others are made
 def test_initial_parameters_of_a_traced_seed_have_the_same_bits(backend, name):
     initialize = getattr(initializers, name)
     expected = initialize((9 << 32) + 7, (4, 5), xp=get_backend("numpy").namespace)

@@ -44,7 +44,7 @@ def torch():
 
 # torch.compile knows what & and | do to a tensor, and does not ask the mask; nor does it know ~ of a mask.
 UNSEEN = {"combined_with_array"}
-INSIDE = {  # of other cases, or of tests of gradients and machine code below
+INSIDE = {  # of other cases, of those of 16 bits, or of machine code below
     "everything", "mask", "causal_and_mask", "softcap", "flags", "gelu", "silu", "linear", "layer_norm", "feed_forward",
     "encoder_layer", "embed_tokens",
 }  # fmt: skip
@@ -123,9 +123,8 @@ def test_torch_compile_leaves_wrong_arguments_to_an_eager_call(torch):
     torch.testing.assert_close(program(x, x), x)
 
 
-@pytest.mark.parametrize("name", ["everything", "mask"])
-def test_torch_compile_down_to_machine_code(torch, name):
-    function, arrays = case(name, "torch")
+def test_torch_compile_down_to_machine_code(torch):
+    function, arrays = case("everything", "torch")
     assert_same("torch", get_backend("torch").compile(function)(*arrays), function(*arrays))
 
 
@@ -153,6 +152,11 @@ def dropping(x, lengths, seed):
 def exact(*arrays):
     return sum(attend(each, arithmetic="reproducible") for each in arrays)
 
+if os.fork() == 0:  # the first call of a process is cast, too
+    with torch.autocast("cpu", torch.bfloat16):
+        print(attend(torch.ones(1, 2, 3)).dtype, flush=True)
+    os._exit(0)
+os.wait()
 for function in (causal, checkpointed, dropping, exact):
     if os.fork() == 0:
         x = torch.ones(2, 2, 3, 4)
@@ -168,7 +172,7 @@ for function in (causal, checkpointed, dropping, exact):
 def test_torch_compile_may_be_the_first_to_call_the_core(torch):
     """Nothing that the core remembers from earlier calls is needed to trace it, and nothing is written meanwhile."""
     run = subprocess.run([sys.executable, "-c", COLD], capture_output=True, text=True, check=False)
-    assert run.stdout == 4 * "torch.Size([2, 2, 3, 4])\n", run.stderr
+    assert run.stdout == "torch.bfloat16\n" + 4 * "torch.Size([2, 2, 3, 4])\n", run.stderr
 
 
 def test_a_class_that_is_made_later_makes_no_program_anew(torch):
@@ -212,7 +216,7 @@ def test_a_class_of_another_library_keeps_its_backend(torch, monkeypatch):
 
 def test_torch_compile_with_open_lengths_compiles_once(torch):
     testing = importlib.import_module("torch._dynamo.testing")
-    counter = testing.CompileCounterWithBackend("inductor")
+    counter = testing.CompileCounterWithBackend("aot_eager")
     function = compiled(torch, attend_some, counter, dynamic=True)
     for batch, length in ((2, 5), (4, 8), (3, 11)):
         arrays = sized(batch, length, "torch")
@@ -236,13 +240,6 @@ def test_torch_compile_with_open_lengths_takes_numbers_of_settings_as_symbols(to
     for batch, length, scale in ((2, 5, 0.5), (3, 7, 0.3)):
         x = torch.linspace(-1, 1, batch * length * 8).reshape(batch, length, 8)
         assert_same("torch", function(x, scale), attend(x, scale))
-
-
-@pytest.mark.parametrize("name", ["everything", "encoder_layer"])
-def test_torch_compile_of_gradients(torch, name):
-    function, arrays = case(name, "torch")
-    measure = get_backend("torch").value_and_grad(lambda *trees: torch.mean(leaves(function(*trees))[0] ** 2))
-    assert_same("torch", compiled(torch, measure, "aot_eager")(*arrays), measure(*arrays))
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -286,19 +283,6 @@ def test_torch_export_with_open_batch_and_length(torch, strict):
     for batch, length in ((4, 9), (3, 6)):
         arrays = sized(batch, length, "torch")
         assert_same("torch", program.module()(*arrays), attend_some(*arrays))
-
-
-def test_torch_compile_takes_numbers_that_change(torch):
-    """PyTorch makes them symbols from the second call on."""
-
-    def attend(x, number):
-        return ac.scaled_dot_product_attention(x, x, x, scale=number, softcap=2 * number)
-
-    torch._dynamo.reset()
-    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
-    x = torch.linspace(-1, 1, 2 * 9 * 4, dtype=torch.float64).reshape(2, 9, 4)
-    for number in (0.5, 0.25, 0.75):
-        torch.testing.assert_close(compiled(x, number), attend(x, number), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -368,26 +352,7 @@ def test_a_distributed_tensor_names_local_map(torch, call):
         distributed.destroy_process_group()
 
 
-def test_torch_export_of_an_encoder_with_open_batch_and_length(torch):
-    function, (parameters, x, kept) = case("encoder_layer", "torch")
-    batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
-    module = module_of(torch, lambda x, kept: function(parameters, x, kept))
-    shapes = {"arrays": ({0: batch, 1: length}, {0: batch, 1: length})}
-    program = torch.export.export(module, (x, kept), dynamic_shapes=shapes)
-    x, kept = torch.concat([x, x, x[:1]])[:, :4], torch.ones(5, 4, dtype=torch.int64)
-    assert_same("torch", program.module()(x, kept), function(parameters, x, kept))
-
-
-@pytest.mark.parametrize("name", ["offsets", "mask"])
-def test_torch_vmap(torch, name):
-    """Also of gradients: that of every sample alone is its part of the gradient of the sum."""
-    function, arrays = case(name, "torch")
-    grad = torch.func.grad(lambda *arrays: torch.sum(function(*arrays) ** 2), argnums=(0, 1, 2))
-    for each in (function, grad):
-        assert_same("torch", torch.func.vmap(each)(*arrays), each(*arrays))
-
-
-@pytest.mark.parametrize("options", [{"implementation": "blockwise"}, {"arithmetic": "reproducible"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"implementation": "blockwise"}, {"arithmetic": "reproducible"}], ids=str)
 def test_torch_vmap_gives_each_sample_what_it_has_alone(torch, options):
     """Also its gradients, as ensembles and differential privacy take them, and its Jacobian."""
     query, key, value, lengths, seeds = arrays = get_backend("torch").from_numpy(

@@ -126,12 +126,6 @@ def test_masks_go_through_vmap_with_their_leading_axes(name):
     close(jax.vmap(apply, in_axes=(None, 0))(X[0], mask)[1], apply(X[:1], alone)[0])
 
 
-def test_masks_of_numpy_are_taken():
-    layer = attention_jax.MultiHeadAttention.init(0, 6, 2, dtype="float64")
-    found = layer(X, mask=Causal(offset=np.asarray([2, -1])) & np.asarray(SEEN))
-    equal(found, layer(X, mask=Causal(offset=jnp.asarray([2, -1])) & SEEN))
-
-
 def test_every_mask_is_registered_and_one_of_your_own_can_be():
     known = {And, Appended, Causal, Given, KeyLengths, MaskFunction, Not, Or, Segments, SlidingWindow}
     kinds = {

@@ -5,8 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from pairwise import pairwise
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch_kernel_helpers import compiled
 
 import attention_core as ac
 from attention_core.backend import sample_cuts
@@ -243,12 +245,12 @@ def test_modes_strides_and_contexts_are_asked_about_in_every_call(name):
     with ac.config_context(assume_finite=True):
         torch.testing.assert_close(attention(*arrays, mask=mask), expected)
     with torch.no_grad():
-        torch.testing.assert_close(attention(*variables, mask=mask), expected, rtol=0, atol=0)
+        unrecorded = attention(*variables, mask=mask)
+        torch.testing.assert_close(unrecorded, expected, rtol=0, atol=0)
+        assert not unrecorded.requires_grad
 
 
-@pytest.mark.parametrize("mode", ["eager", "compiled"])
-@pytest.mark.parametrize("rows", [4, 32])
-@pytest.mark.parametrize("name", ["one offset", "offset of a part", "window", "array"])
+@pairwise(name=["one offset", "offset of a part", "window", "array"], rows=[4, 32], mode=["eager", "compiled"])
 def test_what_is_not_finite_leaks_nowhere_and_is_lost_nowhere(name, rows, mode):
     mask = allowed(MASKS["window"](rows), rows) if name == "array" else MASKS[name](rows)
     where = mask if name == "array" else allowed(mask, rows)
@@ -276,9 +278,7 @@ def test_what_is_not_finite_leaks_nowhere_and_is_lost_nowhere(name, rows, mode):
 def test_compiled_programs_return_sinks_and_logsumexp(name, rows):
     arrays, mask = drawn(rows), MASKS[name](rows)
     sinks = torch.linspace(-1.0, 2.0, H)
-    attend = ac.backend.get_backend("torch").compile(
-        lambda *x, **o: tuple(attention(*x, mask=mask, return_logsumexp=True, **o))[::2]
-    )
+    attend = compiled(torch, lambda *x, **o: tuple(attention(*x, mask=mask, return_logsumexp=True, **o))[::2])
     for options in ({}, {"sinks": sinks}):
         expected = attention(*arrays, mask=mask, implementation="dense", return_logsumexp=True, **options)
         output, logsumexp = attend(*arrays, **options)
@@ -313,18 +313,18 @@ def test_compiled_arrays_may_share_memory_and_lengths_may_change():
     query, mask = drawn(4)[0], ac.Causal(offset=200)
     views = [each.transpose(1, 2) for each in packed]
 
-    def compiled(function):
+    def fused(function):
         torch._dynamo.reset()
         return torch.compile(function, fullgraph=True, backend="inductor")
 
     expected = attention(query, *views, mask=mask)
-    attend = compiled(lambda query, key, value: attention(query, key, value, mask=mask))
+    attend = fused(lambda query, key, value: attention(query, key, value, mask=mask))
     torch.testing.assert_close(attend(query, *views), expected)
-    same = compiled(lambda query, key: attention(query, key, key, mask=mask))
+    same = fused(lambda query, key: attention(query, key, key, mask=mask))
     torch.testing.assert_close(same(query, views[0]), attention(query, views[0], views[0], mask=mask))
-    inside = compiled(lambda query, packed: attention(query, *(x.transpose(1, 2) for x in packed), mask=mask))
+    inside = fused(lambda query, packed: attention(query, *(x.transpose(1, 2) for x in packed), mask=mask))
     torch.testing.assert_close(inside(query, packed), expected)
-    attend = compiled(lambda *arrays: tuple(attention(*arrays, mask=mask, return_logsumexp=True))[::2])
+    attend = fused(lambda *arrays: tuple(attention(*arrays, mask=mask, return_logsumexp=True))[::2])
     for columns in (300, 299, 280):
         arrays = query, *(x[..., :columns, :].contiguous() for x in views)
         output, logsumexp = attend(*arrays)

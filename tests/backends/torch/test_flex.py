@@ -166,21 +166,6 @@ def test_an_object_that_modifies_scores_is_read_at_every_call(flex, arrays):
                 np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6)
 
 
-def test_it_is_asked_for_by_name(flex, arrays, put):
-    """With logsumexp and sinks, which it computes; and of another library there is no such kernel."""
-    for options in ({"return_logsumexp": True}, {"sinks": put(np.linspace(-1, 1, H), dtype="float32")}):
-        found, expected = (
-            attention(*arrays, is_causal=True, softcap=2.0, **options, implementation=each)
-            for each in (flex.name, "dense")
-        )
-        found, expected = (getattr(each, "output", each) for each in (found, expected))
-        np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6)
-    with pytest.raises(ValueError, match="flex_attention answers as defined; got one that it does not: it drops no"):
-        attention(*arrays, dropout=ac.Dropout(0.5, 3), implementation=flex.name)
-    with pytest.raises(ValueError, match="expected an implementation out of auto, dense, blockwise, fused; got"):
-        attention(*[x.numpy() for x in arrays], implementation=flex.name)
-
-
 @pytest.mark.parametrize("size", [-1e5, 1e5, -1e30])
 def test_a_large_bias_of_a_whole_row_changes_no_weight_and_no_gradient(size, flex, arrays):
     shape = (arrays[0].shape[-2], arrays[1].shape[-2])

@@ -15,7 +15,6 @@ from attention_core import explain_attention
 attention = ac.scaled_dot_product_attention
 LENGTH = 150
 COMPILED = {
-    "window": lambda put, rng: {"mask": ac.SlidingWindow(left=33, right=4)},
     "documents": lambda put, rng: {"mask": ac.Segments(put(np.arange(LENGTH) // 40), put(np.arange(LENGTH) // 40))},
     **{name: OPTIONS[name] for name in ("softcap", "sinks")},
 }
@@ -59,7 +58,7 @@ def test_the_kernel_is_a_part_of_the_program(name, arrays, put, rng):
 @pytest.mark.parametrize("wrong", [0.5, math.nan])
 def test_nothing_masked_leaks_out_of_a_program_that_is_asked_to_look(wrong, arrays, put, rng):
     """Output and gradients, where all are numbers and where a value is not."""
-    options = COMPILED["window"](put, rng) | ({"assume_finite": False} if math.isnan(wrong) else {})
+    options = {"mask": ac.SlidingWindow(left=33, right=4)} | ({"assume_finite": False} if math.isnan(wrong) else {})
     arrays[2][0, 1, 41, 3] = wrong
 
     def results(attend):

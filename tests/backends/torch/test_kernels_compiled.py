@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 from torch_kernel_helpers import TAKEN, B, D, G, H, M, N, attention, close, compiled, refusal, results
 
 import attention_core as ac
@@ -22,16 +23,22 @@ def arrays(rng, put):
     return put([rng.standard_normal(shape) for shape in ((B, H, M, D), (B, G, N, D), (B, G, N, D))])
 
 
-def program(torch, function, *arrays):
-    """The text of what the compiler is given."""
-    graphs = []
+def recorder():
+    """A compiler, and the texts of what it is given."""
+    texts = []
 
     def record(graph, _):
-        graphs.append(graph.code)
-        return graph
+        texts.append(graph.code)
+        return make_boxed_func(graph)
 
-    compiled(torch, function, aot_autograd(fw_compiler=record))(*arrays)
-    return "".join(graphs)
+    return aot_autograd(fw_compiler=record), texts
+
+
+def program(torch, function, *arrays):
+    """The text of what the compiler is given."""
+    backend, texts = recorder()
+    compiled(torch, function, backend)(*arrays)
+    return "".join(texts)
 
 
 NAMED = "scaled_dot_product_flash_attention_for_cpu"
@@ -45,9 +52,9 @@ def test_compiled_the_kernel_equals_the_definition(name, arrays, put, rng):
     options = TAKEN[name](put, rng)
     if name == "scale of an array":
         options["scale"] = 0.7
-    text = program(torch, lambda *arrays: attention(*arrays, **options, implementation="fused"), *arrays)
-    assert (NAMED if name in UNMASKED else GUARDED) in text
-    close(gradients_of(torch, "fused", options)(*arrays), results(torch, arrays, "dense", options))
+    backend, texts = recorder()
+    close(gradients_of(torch, "fused", options, backend)(*arrays), results(torch, arrays, "dense", options))
+    assert (NAMED if name in UNMASKED else GUARDED) in texts[0]
 
 
 @pytest.mark.parametrize("kind", ["argument", "of an argument"])
@@ -91,7 +98,7 @@ def gradients_of(torch, implementation, options, backend="aot_eager"):
     ("name", "backend_of_torch"),
     [
         *((name, "aot_eager") for name in ("causal", "scale", "lengths", "empty rows")),
-        *((name, "inductor") for name in ("causal", "lengths")),
+        ("causal", "inductor"),
     ],
 )
 def test_compiled_nonfinite_arrays_are_left_to_blocks(name, backend_of_torch, arrays, put, rng):
@@ -156,18 +163,6 @@ def test_a_prompt_before_an_empty_cache_takes_the_kernel(backend, put, rng, runs
     traced = compiled(torch, attend)
     for offset, number in numbers.items():
         torch.testing.assert_close(traced(number, *arrays), expected[offset], rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize(("rows", "name"), [(1, "none"), (3, "causal"), (1, "window"), (3, "lengths")])
-def test_compiled_a_few_queries_of_a_cache_are_one_program(rows, name, put, rng):
-    shapes = (2, 4, rows, 16), (2, 2, 200, 16), (2, 2, 200, 16)
-    arrays = put([rng.standard_normal(shape) for shape in shapes], dtype="float32")
-    masks = {"causal": ac.Causal(offset=200 - rows), "window": ac.SlidingWindow(50, 0) & ac.Causal(offset=200 - rows)}
-    mask = ac.KeyLengths(torch.tensor([70, 0])) if name == "lengths" else masks.get(name)
-    with torch.no_grad():
-        found = compiled(torch, lambda *arrays: attention(*arrays, mask=mask))(*arrays)
-    expected = attention(*arrays, mask=mask, implementation="dense")
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
 OPEN = {
@@ -330,15 +325,6 @@ def test_sinks_of_a_call_whose_scores_are_not_finite_are_those_of_the_definition
             found = attention(*spoilt, sinks=sinks)
             assert runs == ["kernel with logsumexp"]
             close([found], [attention(*spoilt, sinks=sinks, implementation="dense")])
-
-
-@pytest.mark.parametrize("name", ["array and rule of it", "empty rows", "lengths", "bias of minus infinity"])
-def test_asking_for_the_logsumexp_changes_no_bit_of_masked_calls(name, runs, arrays, put, rng):
-    options = TAKEN[name](put, rng)
-    output, _, logsumexp = attention(*arrays, **options, return_logsumexp=True)
-    assert runs == ["kernel with logsumexp"]
-    assert (output == attention(*arrays, **options)).all()
-    close([logsumexp], [attention(*arrays, **options, implementation="dense", return_logsumexp=True).logsumexp])
 
 
 @pytest.mark.parametrize("layout", [lambda x: x.mT.contiguous().mT, lambda x: x.repeat_interleave(2, -1)[..., ::2]])

@@ -3,8 +3,6 @@
 import copy
 import functools
 import inspect
-import io
-import pickle
 
 import pytest
 from torch_layer_helpers import SETTINGS, attention_torch, equal, inputs_of, layer_of, torch
@@ -111,20 +109,6 @@ def test_a_copy_with_other_settings_has_tensors_of_its_own():
     assert max(each.expand.weight.max() for each in (layer, again)) < 9
     sagan = attention_torch.SaganAttention(8)
     sagan.output = attention_torch.SaganAttention(8).output  # a branch of the parameters, and the name of a setting
-
-
-def test_copies_and_pickles_are_the_same_layer(name, layer):
-    layer.eval()
-    other, stream = getattr(attention_torch, name)(**SETTINGS[name], seed=8).eval(), io.BytesIO()
-    torch.save(layer.state_dict(), stream)
-    stream.seek(0)
-    other.load_state_dict(torch.load(stream, weights_only=True))
-    expected = layer(*inputs_of(name))
-    for again in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), other):
-        assert again.definition == layer.definition
-        equal(again(*inputs_of(name)), expected)
-        for tensor, original in zip(again.parameters(), layer.parameters(), strict=True):
-            assert tensor.data_ptr() != original.data_ptr()
 
 
 @pytest.mark.parametrize("norm_first", [True, False])

@@ -11,7 +11,6 @@ from attention_core._attention import memo
 from attention_torch import program_guards
 
 attention = ac.scaled_dot_product_attention
-FORMULA = torch._C._nn.scaled_dot_product_attention
 CAUSAL = [{}, {"is_causal": True}]
 
 
@@ -40,34 +39,6 @@ def remembered(monkeypatch):
 
     monkeypatch.setattr("attention_core._functions.attention.output_of", output)
     return found
-
-
-@pytest.mark.parametrize("options", CAUSAL)
-def test_gradients_are_recorded_where_they_are_asked_for(options, small, remembered):
-    for _ in range(2):
-        assert not attention(*small, **options).requires_grad
-        variables = [array.clone().requires_grad_() for array in small]
-        with torch.no_grad():
-            assert not attention(*variables, **options).requires_grad
-        found = torch.autograd.grad(attention(*variables, **options).sum(), variables)
-        want = torch.autograd.grad(FORMULA(*variables, **options).sum(), variables)
-        torch.testing.assert_close(found, want)
-        with torch.inference_mode():
-            torch.testing.assert_close(attention(*small, **options), FORMULA(*small, **options))
-    assert remembered == [True] * 8
-    output = attention(*variables, **options)
-    (gradient,) = torch.autograd.grad(output.square().sum(), variables[:1], create_graph=True)
-    with pytest.raises(NotImplementedError, match="differentiated backward, once"):
-        gradient.sum().backward()
-
-
-@pytest.mark.parametrize("options", CAUSAL)
-def test_autocast_is_asked_about_in_every_call(options, small):
-    want = attention(*small, **options)
-    for _ in range(2):
-        with torch.autocast("cpu", torch.bfloat16):
-            assert attention(*small, **options).dtype == torch.bfloat16
-        torch.testing.assert_close(attention(*small, **options), want, rtol=0, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.torch.jit.trace:DeprecationWarning")
@@ -103,16 +74,6 @@ def test_large_and_nonfinite_numbers_are_those_of_the_formula(options, small):
             result = attention(*changed, **options)
             assert result[..., -1, :].isfinite().all() == (number == 1e30)
             assert result[..., 0, :].isfinite().all() or not options
-
-
-def test_a_group_of_heads_and_a_scale_have_verdicts_of_their_own(remembered):
-    query, key, value = drawn(1, 4, 6, 8).unbind()
-    for heads in (4, 2, 1, 4):
-        for scale in (None, 0.5, 2, None):
-            result = attention(query, key[:, :heads], value[:, :heads], scale=scale)
-            repeated = [x[:, :heads].repeat_interleave(4 // heads, dim=1) for x in (key, value)]
-            torch.testing.assert_close(result, FORMULA(query, *repeated, scale=scale))
-    assert remembered == [True] * 16
 
 
 @pytest.mark.skipif(not program_guards.GUARD_OPTIONS, reason="this version of PyTorch takes no filter of guards")
