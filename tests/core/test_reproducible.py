@@ -107,6 +107,7 @@ def test_the_largest_weight_is_exactly_one():
     assert elementary.exp2_weight(np.full(1, -np.inf), NUMPY)[0] < 2.0**-60
 
 
+@pytest.mark.optimized
 @pytest.mark.needs("float64")
 def test_a_division_by_a_broadcast_number_is_the_same_compiled(backend, rng):
     x, divisor = rng.standard_normal((300, 18)), rng.uniform(1, 2, (300, 1))
@@ -164,6 +165,7 @@ def test_rows_in_blocks_have_the_bits_of_all_at_once(backend, put, get, rng, mon
         assert max(math.prod(dims) for dims in cut) <= 4 * D
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize(
     ("sizes", "options"),
     [
@@ -185,6 +187,7 @@ def test_the_size_of_blocks_does_not_show(sizes, options, backend, put, get, rng
     same(cut.logsumexp, whole.logsumexp)
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("implementation", ["auto", "dense", "blockwise"])
 def test_neither_the_implementation_nor_the_return_flags_show(implementation, put, get, rng):
     arrays = qkv(rng)
@@ -244,6 +247,7 @@ def test_more_keys_than_are_summed_at_once(put, get, rng):
     same(found, of_numpy(*arrays))
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("name", ["rms_norm", "rotary", "interleaved"])
 @given(st.integers(0, 2**32 - 1), st.integers(0, 60))
 def test_normalized_and_rotated_numbers_and_their_gradients_have_the_same_bits_as_in_numpy(name, backend, seed, spread):
