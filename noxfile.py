@@ -41,9 +41,16 @@ COMPILED_ONCE = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
-# XLA takes twice as long over a small program with its optimizations, which few tests are about: these take them.
-UNOPTIMIZED = {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"}
-OPTIMIZED = ("tests/conformance", "tests/frameworks", "tests/core/test_reproducible.py")
+# LLVM takes twice to four times as long over a program of XLA with its optimizations, which few tests are about.
+UNOPTIMIZED = {
+    "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+}
+OPTIMIZED = (  # where tests are marked so
+    "tests/conformance/test_identical.py",
+    "tests/core/test_reproducible.py",
+    "tests/frameworks/test_jax_tracing.py",
+)
 SURVEYED = ("torch", "jax", "tensorflow", "others")  # packages of the survey that install beside each other
 TESTS = tuple(
     f"tests/{folder}" for folder in ("core", "backends", "frameworks", "conformance", "commands", "fuzz", "view")
@@ -127,11 +134,9 @@ def tests(session, backend):
         pytest(alone, session, *DOCTESTS, *words, env=environment)
         return
     try:
-        pytest(alone, session, *OPTIMIZED, env=environment, part="-optimized")
+        pytest(alone, session, *OPTIMIZED, "-m", "optimized", env=environment, part="-optimized")
     finally:  # a failure in one part does not hide those of the other
-        others = [f"--ignore={path}" for path in OPTIMIZED]  # which leaves out no folder that is named
-        words = [word for word in words if word not in OPTIMIZED]
-        pytest(alone, session, *DOCTESTS, *words, *others, env=environment | UNOPTIMIZED)
+        pytest(alone, session, *DOCTESTS, *words, "-m", "not optimized", env=environment | UNOPTIMIZED)
 
 
 @nox.session(default=False)

@@ -97,6 +97,12 @@ def is_met_for(item):
     return is_met
 
 
+def pytest_collection_finish():
+    """Collect garbage less often, and not through modules and tests: tracing a program makes many objects."""
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
+
+
 MOST_MAPS = 30_000  # of memory; Linux grants a process 65,530, and JAX, which needs some for each program, then crashes
 TESTS_RUN = pytest.StashKey[int]()
 

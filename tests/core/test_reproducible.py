@@ -107,6 +107,7 @@ def test_the_largest_weight_is_exactly_one():
     assert elementary.exp2_weight(np.full(1, -np.inf), NUMPY)[0] < 2.0**-60
 
 
+@pytest.mark.optimized
 @pytest.mark.needs("float64")
 def test_a_division_by_a_broadcast_number_is_the_same_compiled(backend, rng):
     x, divisor = rng.standard_normal((300, 18)), rng.uniform(1, 2, (300, 1))
@@ -164,6 +165,7 @@ def test_rows_in_blocks_have_the_bits_of_all_at_once(backend, put, get, rng, mon
         assert max(math.prod(dims) for dims in cut) <= 4 * D
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize(
     ("sizes", "options"),
     [
@@ -185,6 +187,7 @@ def test_the_size_of_blocks_does_not_show(sizes, options, backend, put, get, rng
         same(found, wanted)
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("implementation", ["auto", "dense", "blockwise"])
 def test_neither_the_implementation_nor_the_return_flags_show(implementation, put, get, rng):
     arrays = qkv(rng)
@@ -200,6 +203,11 @@ def test_neither_the_implementation_nor_the_return_flags_show(implementation, pu
         )
     )
     same(found.output, output)
+
+
+def _differentiated(backend, loss):
+    """A function with its gradients, in one program where eager JAX compiles one for each operation."""
+    return backend.compile(backend.value_and_grad(loss), mode="jit" if backend.name == "jax" else "eager")
 
 
 @pytest.mark.parametrize("name", ["plain", "capped", "biased"])
@@ -230,7 +238,7 @@ def test_scores_alone_are_correctly_rounded_and_have_the_gradients_of_float64(na
             found = scores(*arrays, arithmetic)
             return xp.sum(xp.where(xp.isfinite(found), found, 0.0) * cotangent)
 
-        return backend.to_numpy(backend.value_and_grad(loss)(*arrays)[1])
+        return backend.to_numpy(_differentiated(backend, loss)(*arrays)[1])
 
     for one, other in zip(gradients("float32", "reproducible"), gradients("float64", "fast"), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=3e-7 * np.abs(other).max())
@@ -244,6 +252,7 @@ def test_more_keys_than_are_summed_at_once(put, get, rng):
     same(found, of_numpy(*arrays))
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("name", ["rms_norm", "rotary", "interleaved"])
 @given(st.integers(0, 2**32 - 1), st.integers(0, 60))
 def test_normalized_and_rotated_numbers_and_their_gradients_have_the_same_bits_as_in_numpy(name, backend, seed, spread):
@@ -360,7 +369,7 @@ def test_gradients_agree_with_those_in_float64(backend, rng):
             )
             return sum(xp.sum(result * factor) for result, factor in zip(found, inputs[4:], strict=True))
 
-        return backend.to_numpy(backend.value_and_grad(loss)(*inputs[:4])[1])
+        return backend.to_numpy(_differentiated(backend, loss)(*inputs[:4])[1])
 
     for found, wanted in zip(gradients("float32", "reproducible"), gradients("float64", "fast"), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=3e-7 * np.abs(wanted).max())
@@ -426,7 +435,7 @@ def test_layer_functions_and_their_gradients_agree_with_float64_to_half_an_ulp(n
         def loss(x, weight):
             return xp.sum(function(x, weight, arithmetic=arithmetic) * inputs[2])
 
-        return backend.to_numpy(backend.value_and_grad(loss)(*inputs[:2])[1])
+        return backend.to_numpy(_differentiated(backend, loss)(*inputs[:2])[1])
 
     for one, other in zip(gradients("float32", "reproducible"), gradients("float64", "fast"), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=3e-7 * np.abs(other).max() + 1e-30)

@@ -202,7 +202,7 @@ def test_jax_check_grads_of_first_and_second_derivatives():
     def function(*arrays):  # the check hands over NumPy arrays, too
         return small_attention(backend)(*map(jax.numpy.asarray, arrays))
 
-    test_util.check_grads(function, backend.from_numpy(SMALL), order=2, eps=1e-4, atol=1e-6, rtol=1e-6)
+    test_util.check_grads(jax.jit(function), backend.from_numpy(SMALL), order=2, eps=1e-4, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.needs("tensorflow")

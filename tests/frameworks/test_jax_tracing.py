@@ -87,6 +87,7 @@ def test_jax_vmap_under_jit_over_a_tree(jax):
     assert_same("jax", mapped(parameters, x, kept), expected("encoder_layer"))
 
 
+@pytest.mark.optimized
 @pytest.mark.needs("jax")
 def test_jax_vmap_of_what_is_compiled_in_reproducible_arithmetic_has_the_same_bits(jax, rng):
     queries, key = (jax.numpy.asarray(rng.standard_normal(shape), "float32") for shape in ((3, 2, 5, 4), (2, 7, 4)))
