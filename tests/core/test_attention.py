@@ -90,6 +90,14 @@ def test_contract_01_masks_and_biases_broadcast(qkv, rng, put, get, shape):
     close(get(attention(*put(qkv), bias=put(np.asarray(bias)))), reference(*qkv, None, bias)[0])
 
 
+def test_a_bias_may_hide_what_a_rule_leaves(qkv, put, get):
+    """By its numbers in each call, so that no rule alone says that a query has a key."""
+    bias = np.where(np.arange(M)[:, None] == 2, -math.inf, np.zeros((M, N)))
+    output = get(attention(*put(qkv), bias=put(bias), is_causal=True, implementation="dense"))
+    assert (output[..., 2, :] == 0).all()
+    np.testing.assert_allclose(output, reference(*qkv, np.tri(M, N, dtype=bool) & (bias == 0))[0], atol=1e-12)
+
+
 def test_contract_04_is_decided_by_the_mask_never_by_the_scores(put, get):
     """Scores that overflow to -inf are not a mask: the formula gives nan there, and must not give a quiet 0."""
     big = np.full((1, 1, 1, 4), 1e300)
