@@ -300,6 +300,7 @@ def traced(backend, function, seed, by_table):
     return compiled(torch, function, "aot_eager")
 
 
+@pytest.mark.needs("jax")
 def test_a_masked_program_holds_attention_once(jax):
     """So that a layer compiles as fast as one without a mask, and `jax.vmap` computes nothing twice."""
     arrays = [jax.numpy.ones((2, 3, 7, 4), jax.numpy.float32)] * 3
