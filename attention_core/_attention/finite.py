@@ -39,7 +39,7 @@ def _marked(way: Callable[..., Result], call: Call, facts: Facts, *, weights: bo
     """The result of a program, which holds the way once: a row that attends to a value that is not finite is NaN.
 
     A condition would hold the way twice, for as long to compile, and under `jax.vmap` compute both. One more column of
-    the values says which are not finite. NaN is multiplied by, so that no gradient of such a row is finite.
+    the values says which are not finite. NaN is multiplied by its average, so that no gradient of scores is finite.
     """
     xp = call.xp
     finite = xp.isfinite(call.value)
@@ -47,8 +47,8 @@ def _marked(way: Callable[..., Result], call: Call, facts: Facts, *, weights: bo
     value = xp.concat([xp.where(finite, call.value, 0.0), num_unfinite], axis=-1)
     result = way(sanitized_keys(call, facts)._replace(value=value), weights=weights)
     output, attended = result.output[..., :-1], result.output[..., -1:]
-    factor = xp.where(xp.greater(attended, 0.0), math.nan, scalar_like(1.0, output, xp))
-    return result._replace(output=xp.multiply(output, factor))
+    added = xp.where(xp.greater(attended, 0.0), math.nan, scalar_like(0.0, output, xp))
+    return result._replace(output=xp.add(output, xp.multiply(added, attended)))
 
 
 def inputs_are_finite(call: Call) -> Array:
