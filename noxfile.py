@@ -49,6 +49,7 @@ UNOPTIMIZED = {
 OPTIMIZED = (  # where tests are marked so
     "tests/conformance/test_identical.py",
     "tests/core/test_reproducible.py",
+    "tests/core/test_reproducible_pieces.py",
     "tests/frameworks/test_jax_tracing.py",
 )
 SURVEYED = ("torch", "jax", "tensorflow", "others")  # packages of the survey that install beside each other

@@ -3,7 +3,7 @@
 A way runs, and its result is looked at. Only if that is not finite, it runs again, on a *sanitized* call: finite values
 next to indicators of +inf and -inf. A library that differentiates by itself would multiply what is masked by zeros
 afterwards. So it looks at what goes in, and sanitizes queries and keys, too, with NaN in the bias for those that were
-not finite. Where nothing can be read, a program sanitizes at once, and marks the rows that attend to such a value.
+not finite. Where nothing can be read, a call is sanitized at once, or a program looks when it runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from attention_core._arrays import Array, Namespace, compute_dtype_name, scalar_like, shape
 from attention_core._attention.call import Call, Result, repeat_kv
-from attention_core._attention.facts import Facts
+from attention_core._attention.facts import Facts, averages
 from attention_core._backend import Loops
 
 
@@ -28,27 +28,37 @@ def guarded(way: Callable[..., Result], call: Call, facts: Facts, *, weights: bo
         return result._replace(output=with_infinities(result.output, call.xp))
 
     if not facts.is_readable:
-        return _marked(way, call, facts, weights=weights)
+        if not call.backend.loops.traced:
+            return repair()
+        result = _of_finite_values(way, call, facts)
+        return result if weights else result._replace(weights=None)
     if call.backend.differentiates:
         return way(call, weights=weights) if bool(inputs_are_finite(call)) else repair()
     result = way(call, weights=weights)
     return result if bool(is_clean(result.output, call.xp)) else repair()
 
 
-def _marked(way: Callable[..., Result], call: Call, facts: Facts, *, weights: bool) -> Result:
-    """The result of a program, which holds the way once: a row that attends to a value that is not finite is NaN.
+def _of_finite_values(way: Callable[..., Result], call: Call, facts: Facts) -> Result:
+    """The result of finite values, plus the infinities that are attended to.
 
-    A condition would hold the way twice, for as long to compile, and under `jax.vmap` compute both. One more column of
-    the values says which are not finite. NaN is multiplied by its average, so that no gradient of scores is finite.
+    A program holds the way once, as to hold it twice would take twice as long to compile. A condition averages
+    indicators, if there are any, and nothing is differentiated by it.
     """
-    xp = call.xp
+    xp, backend = call.xp, call.backend
     finite = xp.isfinite(call.value)
-    num_unfinite = xp.sum(xp.where(finite, scalar_like(0.0, call.value, xp), 1.0), axis=-1, keepdims=True)
-    value = xp.concat([xp.where(finite, call.value, 0.0), num_unfinite], axis=-1)
-    result = way(sanitized_keys(call, facts)._replace(value=value), weights=weights)
-    output, attended = result.output[..., :-1], result.output[..., -1:]
-    added = xp.where(xp.greater(attended, 0.0), math.nan, scalar_like(0.0, output, xp))
-    return result._replace(output=xp.add(output, xp.multiply(added, attended)))
+    result = way(sanitized_keys(call, facts)._replace(value=xp.where(finite, call.value, 0.0)), weights=True)
+    weights, output = backend.stop_gradient(result.weights), backend.stop_gradient(result.output)
+
+    def attended() -> Array:
+        inf, minus_inf = (
+            xp.greater(averages(weights, indicator, facts, xp), 0.0)
+            for indicator in nonfinite_indicators(call.value, xp)
+        )
+        return infinities(inf, minus_inf, output, xp)
+
+    added = backend.stop_gradient(backend.loops.cond(xp.all(finite), lambda: xp.zeros_like(output), attended))
+    one = xp.add(1.0, xp.subtract(result.output, output))  # whose gradient makes that of infinities infinite
+    return result._replace(output=xp.add(result.output, xp.multiply(added, one)))
 
 
 def inputs_are_finite(call: Call) -> Array:

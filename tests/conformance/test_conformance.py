@@ -81,6 +81,15 @@ def test_the_core_passes_on_every_backend(backend):
     assert {result.case for result in results if result.passed} == set(chosen)
 
 
+@pytest.mark.needs("compilation")
+@pytest.mark.parametrize("name", ["attended-nan-value", "attended-inf-value"])
+def test_programs_show_what_is_not_finite_where_it_is_attended_to(backend, name):
+    results = check(
+        core, backend=backend, modes=["jit", "graph", "compiled"], cases=[BY_NAME[name]], dtypes=["float32"]
+    )
+    assert {result.passed for result in results if result.passed is not None} == {True}
+
+
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])
 def test_the_core_passes_every_case_on_numpy(implementation):
     results = check(core, backend="numpy", implementations=[implementation])

@@ -74,7 +74,7 @@ def test_equals_the_definition(qkv, put, get):
 
 def test_everything_at_once_equals_the_definition(qkv, mask, rng, put, get):
     bias = rng.standard_normal((H, M, N))
-    options = {"scale": 0.3, "softcap": 1.5}
+    options = {"scale": put(np.asarray(0.3)), "softcap": put(np.asarray(1.5))}
     result = attention(
         *put(qkv), mask=put(mask), bias=put(bias), is_causal=True, **options, return_weights=True, return_logsumexp=True
     )

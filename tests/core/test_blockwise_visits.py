@@ -275,8 +275,7 @@ def test_an_accelerator_visits_by_numbers_alone(name, rng, put, backend, monkeyp
     monkeypatch.setattr(type(backend.loops), "to_list", refuse)
     query, key, value = qkv(rng)
     for wrong in (0.5, math.nan, math.inf):
-        value[..., 4, :] = wrong
+        value[..., 4, 1] = wrong
         arrays, mask = put([query, key, value]), ON_ACCELERATORS[name](put)
-        results = (attention(*arrays, mask=mask, implementation=each) for each in ("blockwise", "dense"))
-        found, expected = (np.where(np.isfinite(each), each, np.nan) for each in map(np.asarray, results))
+        found, expected = (attention(*arrays, mask=mask, implementation=each) for each in ("blockwise", "dense"))
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)

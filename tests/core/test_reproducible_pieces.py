@@ -100,6 +100,7 @@ def test_types_of_16_bits_are_rounded_when_all_is_merged(dtype, backend, rng):
     same(backend.to_numpy((output, found.logsumexp)), backend.to_numpy(whole(arrays)))
 
 
+@pytest.mark.optimized
 @pytest.mark.needs("compilation")
 def test_pieces_are_merged_within_a_compiled_function(backend, rng):
     arrays = backend.from_numpy(list(qkv(rng)))

@@ -301,9 +301,8 @@ def traced(backend, function, seed, by_table):
 
 
 @pytest.mark.needs("jax")
-def test_a_masked_program_holds_attention_once(jax):
-    """So that a layer compiles as fast as one without a mask, and `jax.vmap` computes nothing twice."""
+def test_a_masked_program_holds_its_softmax_once(jax):
+    """And not a second one for what is not finite, so that a layer compiles nearly as fast as without a mask."""
     arrays = [jax.numpy.ones((2, 3, 7, 4), jax.numpy.float32)] * 3
-    text = str(jax.make_jaxpr(lambda *each: ac.scaled_dot_product_attention(*each, is_causal=True))(*arrays))
-    assert text.count("dot_general[") == 2
-    assert "cond[" not in text
+    program = jax.make_jaxpr(lambda *each: ac.scaled_dot_product_attention(*each, is_causal=True))(*arrays)
+    assert str(program).count("reduce_max[") == 1

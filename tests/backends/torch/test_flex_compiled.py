@@ -59,7 +59,7 @@ def test_the_kernel_is_a_part_of_the_program(name, arrays, put, rng):
 def test_nothing_masked_leaks_out_of_a_program_that_is_asked_to_look(wrong, arrays, put, rng):
     """Output and gradients, where all are numbers and where a value is not."""
     options = {"mask": ac.SlidingWindow(left=33, right=4)} | ({"assume_finite": False} if math.isnan(wrong) else {})
-    arrays[2][0, 1, 41] = wrong
+    arrays[2][0, 1, 41, 3] = wrong
 
     def results(attend):
         leaves = [x.clone().requires_grad_() for x in arrays]

@@ -122,7 +122,7 @@ def output_and_gradients(torch, arrays, options):
 @pytest.mark.parametrize("name", ["mask causal", "mask window", "bias", "softcap"])
 def test_who_asks_for_a_look_gets_no_leak_under_any_mask(name, flex, arrays, put, rng):
     options = OPTIONS[name](put, rng)
-    arrays[2][0, 1, 138] = math.nan
+    arrays[2][0, 1, 138, 3] = math.nan
     expected = attention(*arrays, **options, implementation="blockwise")
     with accelerator():
         told = explain_attention(*arrays, **options, assume_finite=False)
