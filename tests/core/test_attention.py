@@ -74,12 +74,13 @@ def test_equals_the_definition(qkv, put, get):
 
 def test_everything_at_once_equals_the_definition(qkv, mask, rng, put, get):
     bias = rng.standard_normal((H, M, N))
-    options = {"scale": put(np.asarray(0.3)), "softcap": put(np.asarray(1.5))}
+    numbers = {"scale": 0.3, "softcap": 1.5}
+    options = {name: put(np.asarray(number)) for name, number in numbers.items()}
     result = attention(
         *put(qkv), mask=put(mask), bias=put(bias), is_causal=True, **options, return_weights=True, return_logsumexp=True
     )
     allowed = mask & np.tri(M, N, dtype=bool)
-    for got, expected in zip(get(result), reference(*qkv, allowed, bias, **options), strict=True):
+    for got, expected in zip(get(result), reference(*qkv, allowed, bias, **numbers), strict=True):
         close(got, expected)
 
 
