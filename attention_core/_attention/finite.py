@@ -57,7 +57,8 @@ def _of_finite_values(way: Callable[..., Result], call: Call, facts: Facts) -> R
         return infinities(inf, minus_inf, output, xp)
 
     added = backend.stop_gradient(backend.loops.cond(xp.all(finite), lambda: xp.zeros_like(output), attended))
-    one = xp.add(1.0, xp.subtract(result.output, output))  # whose gradient makes that of infinities infinite
+    total = xp.sum(result.weights, axis=-1, keepdims=True)  # not the output: values that are masked would get 0 * inf
+    one = xp.add(1.0, xp.subtract(total, backend.stop_gradient(total)))  # so that no gradient of infinities is finite
     return result._replace(output=xp.add(result.output, xp.multiply(added, one)))
 
 

@@ -132,7 +132,7 @@ class SlidingWindow(Mask):
         offsets = _integers(self.offset, leading)
         if offsets is None:
             return [UNKNOWN]
-        left, right = (2 * LIMIT if reach is None else reach for reach in (self.left, self.right))
+        left, right = (2 * LIMIT if reach is None else _clamped(reach) for reach in (self.left, self.right))
         return [Band(_clamped(at - left), _clamped(at + right)) for at in offsets]
 
     def _within(self, query: Spans, lower: Array, upper: Array, xp: Namespace) -> Array:

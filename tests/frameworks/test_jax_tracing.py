@@ -306,3 +306,13 @@ def test_a_masked_program_holds_its_softmax_once(jax):
     arrays = [jax.numpy.ones((2, 3, 7, 4), jax.numpy.float32)] * 3
     program = jax.make_jaxpr(lambda *each: ac.scaled_dot_product_attention(*each, is_causal=True))(*arrays)
     assert str(program).count("reduce_max[") == 1
+
+
+@pytest.mark.needs("jax")
+def test_an_infinite_value_leaves_the_gradients_of_others_finite(jax, rng):
+    query, key, value = (jax.numpy.asarray(rng.standard_normal((1, 1, 6, 4)), "float32") for _ in range(3))
+    value = value.at[0, 0, 2, 0].set(jax.numpy.inf)
+    attend = jax.jit(lambda *each: ac.scaled_dot_product_attention(*each, mask=ac.SlidingWindow(1, 0)))
+    output, pull_back = jax.vjp(attend, query, key, value)
+    gradients = pull_back(jax.numpy.ones_like(output))
+    assert [np.isfinite(each).all() for each in gradients] == [False, False, True]
