@@ -313,6 +313,6 @@ def test_an_infinite_value_leaves_the_gradients_of_others_finite(jax, rng):
     query, key, value = (jax.numpy.asarray(rng.standard_normal((1, 1, 6, 4)), "float32") for _ in range(3))
     value = value.at[0, 0, 2, 0].set(jax.numpy.inf)
     attend = jax.jit(lambda *each: ac.scaled_dot_product_attention(*each, mask=ac.SlidingWindow(1, 0)))
-    output, pull_back = jax.vjp(attend, query, key, value)
-    gradients = pull_back(jax.numpy.ones_like(output))
+    output, transposed = jax.vjp(attend, query, key, value)
+    gradients = transposed(jax.numpy.ones_like(output))
     assert [np.isfinite(each).all() for each in gradients] == [False, False, True]
