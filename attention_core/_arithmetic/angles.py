@@ -55,16 +55,14 @@ def tables(
     """
     settings = (base, width, divisors)
     places = _read(positions, width) if is_concrete(x) else None
-    if places is None:
-        return _computed_tables(positions, x, settings, xp)
     key = (xp.__name__, x.dtype, str(places), settings)
-    known = _kept_tables.get(key)
-    if known is None:
-        cos, sin = _computed_tables(positions, x, settings, xp)
-        if (numbers := _read(xp.stack([cos, sin]), 1)) is not None:
+    known = None if places is None else _kept_tables.get(key)
+    if known is not None:
+        table = array_of(known, x.dtype, x, xp)
+    else:  # one array, which Inductor computes once: it would repeat the angles in each layer
+        table = xp.stack(_computed_tables(positions, x, settings, xp))
+        if places is not None and (numbers := _read(table, 1)) is not None:
             remember(_kept_tables, key, numbers, most=64)
-        return cos, sin
-    table = array_of(known, x.dtype, x, xp)
     return table[0, ...], table[1, ...]
 
 

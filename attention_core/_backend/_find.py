@@ -67,11 +67,12 @@ def common_namespace(xp: Namespace | None, arrays: Mapping[str, Any], /) -> Name
     TypeError
         As `array_namespace`, with the name of the argument; also when ``xp`` is not the namespace of their library.
     """
-    found: Namespace = None
+    found, library, kind = None, None, None
     for name, array in [leaf for each in arrays.items() for leaf in _named_leaves(*each)]:
         if array is None or isinstance(array, int | float):
             continue
-        library = _namespaces.get(type(array)) or _namespace_of(array, name)
+        if type(array) is not kind:  # those of one class have one namespace
+            kind, library = type(array), _namespaces.get(type(array)) or _namespace_of(array, name)
         if not is_dense(array):
             raise TypeError(f"expected {name} as a dense array; got a sparse or nested one{PADDED}")
         if found is None:
@@ -92,10 +93,11 @@ def _named_leaves(name: str, value: Any) -> list[tuple[str, Any]]:
         return [(name, value)]
     leaves: list[tuple[str, Any]] = []
     for field, each in zip(value._fields, value, strict=True):
-        several = isinstance(each, tuple) and not hasattr(each, "_fields")
-        branches = {f"{field}[{index}]": branch for index, branch in enumerate(each)} if several else {field: each}
-        for branch, tree in branches.items():
-            leaves += _named_leaves(f"{name}.{branch}", tree)
+        if type(each) is tuple:
+            for index, tree in enumerate(each):
+                leaves += _named_leaves(f"{name}.{field}[{index}]", tree)
+        else:
+            leaves += _named_leaves(f"{name}.{field}", each)
     return leaves
 
 

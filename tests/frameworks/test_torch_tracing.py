@@ -24,6 +24,7 @@ from tracing_helpers import (
 )
 
 import attention_core as ac
+from attention_core._arithmetic import arithmetic_of
 from attention_core._backend import _find, _steps
 from attention_core.backend import get_backend
 from attention_core.layers import Decoder, generate
@@ -395,3 +396,18 @@ def test_layers_of_a_language_model_share_the_programs_that_are_compiled(torch, 
         assert found.token_ids.tolist() == expected.token_ids.tolist()
     of_prompts, of_tokens, *of_three_layers = (len(graph.graph.nodes) for graph in graphs)
     assert of_three_layers == [of_prompts, of_tokens]
+
+
+def test_a_program_computes_the_angles_of_all_layers_once(torch):
+    """Inductor computes an array of few operations anew for each use of it, unless it is a part of another."""
+    code_of = importlib.import_module("torch._inductor.utils").run_and_get_code
+    options = {"base": 1e4, "width": 8, "interleaved": False, "xp": get_backend("torch").namespace}
+
+    def rotated(query, key, positions):
+        rotate = arithmetic_of("fast").rotation(positions, query, **options)
+        return rotate(query) @ rotate(key).mT
+
+    query, key = (torch.linspace(-1, 1, heads * 32).reshape(heads, 4, 8) for heads in (2, 1))
+    program = torch.compile(rotated, fullgraph=True)
+    _, (code,) = code_of(program, query, key, torch.arange(4, dtype=torch.int32)[:, None])
+    assert code.count("cos(") == 1
