@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -106,7 +107,10 @@ class GuardedPlan(NamedTuple):
     Attributes
     ----------
     mask : tree definition or None
+    factor : float
+        What the query is multiplied by: inside of the operation, so that programs hold one step.
     scale : float
+        What is left to the kernel.
     starts : tuple of int
     has_bias : bool
         Whether the last array is a bias, which holds the mask, too.
@@ -117,6 +121,7 @@ class GuardedPlan(NamedTuple):
     """
 
     mask: Any
+    factor: float
     scale: float
     starts: tuple[int, int]
     has_bias: bool
@@ -134,14 +139,15 @@ def attend(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.
         if is_plain and (not facts.is_alone or guards.records(call)):
             return sdpa.attend(call), None
     width = call.value.shape[-1]
-    call = sdpa.scaled(call) if facts.factor is None else call._replace(query=call.query * facts.factor, scale=1.0)
-    call = _with_one_width(_with_mask_in_bias(call))
+    factor, scale = sdpa.factors(call) if facts.factor is None else (facts.factor, 1.0)
+    if not isinstance(factor, Real):
+        factor, call = 1.0, call._replace(query=call.query * factor)
+    call = _with_one_width(_with_mask_in_bias(call._replace(scale=scale)))
     if not sdpa.TAKES_GROUPS:
         group = group_size(call.query, call.key, call.xp)
         key, value = (repeat_kv(array, group, xp=call.xp) for array in (call.key, call.value))
         call = call._replace(key=key, value=value)
-    scale: Any = call.scale
-    plan = GuardedPlan(None, scale, call.starts, call.bias is not None, looks, logsumexp)
+    plan = GuardedPlan(None, float(factor), scale, call.starts, call.bias is not None, looks, logsumexp)
     if facts.is_alone and not guards.records(call):
         output, found = _attend(plan, call, facts.cuts)
     else:
@@ -167,7 +173,7 @@ def piece_gradients(
 
 
 def _plan_of_piece(call: Call, *, logsumexp: bool = True) -> GuardedPlan:
-    return GuardedPlan(None, 1.0, call.starts, False, not call.assume_finite, logsumexp)
+    return GuardedPlan(None, 1.0, 1.0, call.starts, False, not call.assume_finite, logsumexp)
 
 
 def _native(call: Call, facts: Facts) -> torch.Tensor:
@@ -234,12 +240,18 @@ def _forward(
 
 
 def _attend(plan: GuardedPlan, call: Call, cuts: list[KeyCut] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    call = _multiplied(plan, call)
     parts = parts_of(call, cuts)
     results = None if parts is None else _by_kernel(plan, call, parts)
     if results is not None:
         return results
     output, logsumexp, _ = blockwise(call)
     return cast_to(output, call.query.dtype, xp=call.xp), logsumexp
+
+
+def _multiplied(plan: GuardedPlan, call: Call) -> Call:
+    """The call with its query times the factor of the plan."""
+    return call if plan.factor == 1.0 else call._replace(query=call.query * plan.factor)
 
 
 def _by_kernel(plan: GuardedPlan, call: Call, parts: list[Part]) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -297,7 +309,7 @@ def _backward(
 
     Where the output is of blocks, what leaked shows in the gradients of the kernel, too.
     """
-    call = _call(plan, arrays, backend)
+    call = _multiplied(plan, _call(plan, arrays, backend))
     output, d_output = _swapped(results[0]), _swapped(cotangents[0])
     rows = [x.transpose(-2, -1) for x in (results[1], cotangents[1])]
     parts = parts_of(call)
@@ -306,7 +318,9 @@ def _backward(
     gradients: Any = None if parts is None else _gradients(plan, call, parts, (output, *rows, d_output))
     if gradients is None or (plan.looks and not _are_finite(gradients)):
         gradients = _gradients_of_blocks(plan, call, d_output, rows[1])
-    return *map(_swapped, gradients), *(None for _ in arrays[3:])
+    of_query, *others = gradients
+    of_query = of_query if plan.factor == 1.0 else of_query * plan.factor
+    return *map(_swapped, (of_query, *others)), *(None for _ in arrays[3:])
 
 
 def _are_finite(gradients: tuple[torch.Tensor, ...]) -> bool:

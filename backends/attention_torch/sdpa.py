@@ -215,7 +215,13 @@ def scaled(call: Call) -> Call:
 
 
 def scaled_query(call: Call) -> tuple[torch.Tensor, float]:
-    """The query, and the scale that is left to the kernel.
+    """The query times its factor, and the scale that is left to the kernel."""
+    factor, scale = factors(call)
+    return (call.query if isinstance(factor, Real) and factor == 1.0 else call.query * factor), scale
+
+
+def factors(call: Call) -> tuple[Any, float]:
+    """The scale as a factor of the query, and what is left of it to the kernel.
 
     The query is multiplied, as scores that fit might overflow on the way; in 16 bits by a power of two alone, which
     rounds nothing. The kernel multiplies what it has masked with -inf already, so that it gets no scale but a positive
@@ -223,18 +229,17 @@ def scaled_query(call: Call) -> tuple[torch.Tensor, float]:
     """
     scale: Any = default_scale(call.query, call.xp) if call.scale is None else call.scale
     if isinstance(scale, torch.Tensor):
-        return call.query * scale.to(call.query.dtype), 1.0
+        return scale.to(call.query.dtype), 1.0
     if call.assume_finite and is_on_accelerator(call.query) and isinstance(scale, Real) and float(scale) > 0:
-        return call.query, float(scale)
+        return 1.0, float(scale)
     if call.query.dtype in HALVES and isinstance(scale, Real) and scale:  # not a symbol
         # Products of float16 are far from the largest float32; those of bfloat16 are not.
         fraction, exponent = math.frexp(scale) if call.query.dtype == torch.bfloat16 else (float(scale), 0)
-        factor = math.copysign(2.0**exponent, fraction)
-        return call.query if factor == 1.0 else call.query * factor, abs(fraction)
+        return math.copysign(2.0**exponent, fraction), abs(fraction)
     # To multiply few queries takes less time than to look at all keys.
     if scale > 0 and not is_short(call) and reads_norms(call) and norms_are_small(call):
-        return call.query, float(scale)
-    return call.query * (scale if call.scale is None else float(scale)), 1.0  # of a Fraction, too
+        return 1.0, float(scale)
+    return (scale if call.scale is None else float(scale)), 1.0  # of a Fraction, too
 
 
 def _is_of_all(mask: torch.Tensor, call: Call) -> bool:
