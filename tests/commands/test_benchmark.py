@@ -43,7 +43,7 @@ PROBLEMS = (
     Problem((2, 3, 7, 8), "causal", "both", operation="multi_head"),
     Problem((2, 3, 7, 8), "full", "both", operation="linear"),
 )
-NEEDS = {"keras": "keras", "nnx": "flax", "Attention": "onnx"}
+NEEDS = {"keras": "keras", "nnx": "flax", "Attention": "onnx", "GroupQuery": "onnx"}
 DIFFERENTIATING = ("torch", "jax", "tensorflow")
 
 NAIVE = next(each for each in CANDIDATES if each.name == "naive")
@@ -81,7 +81,8 @@ def test_every_candidate_computes_the_same(framework, part):
             assert len(each.seconds) == 2
         else:
             name = each.candidate.name.removesuffix(" (cudnn)")
-            assert name in ("fused", "jax.nn.dot_product_attention") or each.problem.mask == "sinks", each
+            narrow = ("fused", "jax.nn.dot_product_attention", "GroupQueryAttention")
+            assert name in narrow or each.problem.mask == "sinks", each
     able = [each for each in chosen if present(each) and any(map(each.takes, problems))]
     assert {each.candidate.name for each in found if each.seconds} >= {
         each.name for each in able if "fused" not in each.name and "cudnn" not in each.name

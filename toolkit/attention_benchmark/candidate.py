@@ -130,4 +130,5 @@ CANDIDATES = (
         "keras.layers.MultiHeadAttention", "tensorflow", "xla", "frameworks.keras:multi_head", operation="multi_head"
     ),
     Candidate("Attention", "onnxruntime", "session", "frameworks.onnxruntime:attention"),
+    Candidate("GroupQueryAttention", "onnxruntime", "session", "frameworks.onnxruntime:grouped_query"),
 )

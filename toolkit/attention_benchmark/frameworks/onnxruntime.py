@@ -15,7 +15,7 @@ from attention_benchmark.candidate import Call
 from attention_benchmark.frameworks.numpy import NumpyEngine
 from attention_benchmark.problem import Problem
 
-__all__ = ["OnnxRuntimeEngine", "attention", "engine"]
+__all__ = ["OnnxRuntimeEngine", "attention", "engine", "grouped_query"]
 
 OPSET = 23  # the first with the operator
 
@@ -36,7 +36,7 @@ def _product(dtype: Any, size: int) -> Any:
     element = onnx.helper.np_dtype_to_tensor_dtype(dtype)
     matrices = [onnx.helper.make_tensor_value_info(name, element, (size, size)) for name in ("first", "second", "both")]
     node = onnx.helper.make_node("MatMul", ["first", "second"], ["both"])
-    return _session(node, matrices[:2], matrices[2])
+    return _session(node, matrices[:2], matrices[2:])
 
 
 def attention(problem: Problem) -> Call:
@@ -54,7 +54,7 @@ def attention(problem: Problem) -> Call:
         "Attention", [each.name for each in inputs], ["output"], is_causal=int(problem.is_causal)
     )
     output = onnx.helper.make_tensor_value_info("output", element, arrays["query"].shape)
-    session = _session(node, inputs, output)
+    session = _session(node, inputs, [output])
     names = [each.name for each in inputs]
 
     def function(*arrays: Any) -> Any:
@@ -63,10 +63,64 @@ def attention(problem: Problem) -> Call:
     return Call(function, problem.arrays, () if allowed is None else (allowed,))
 
 
-def _session(node: Any, inputs: Sequence[Any], output: Any) -> Any:
+def grouped_query(problem: Problem) -> Call:
+    """Prepare ONNX Runtime's own operator for decoding: it writes new keys and values into the cache, and attends."""
+    if problem.mask not in ("causal", "window", "ragged") or problem.ahead + problem.num_queries != problem.shape[2]:
+        raise ValueError(f"expected queries at the end of a cache, causal, in a window or ragged; got {problem.mask}")
+    batch, heads, length, width = problem.shape
+    lengths, count = _lengths_of_cache(problem), problem.num_queries
+    query, *shared = problem.arrays
+    dtype = np.dtype(problem.dtype)
+    new_at = lengths[:, None] - count + np.arange(count)
+    new = [np.stack([x[:, at] for x, at in zip(each, new_at, strict=True)]) for each in shared]
+    arrays = [np.ascontiguousarray(np.swapaxes(x, 1, 2)).reshape(batch, count, -1).astype(dtype) for x in (query, *new)]
+    cache = [each.astype(dtype) for each in shared]
+    for each, at in ((each, at) for each in cache for at in enumerate(new_at)):
+        each[at[0], :, at[1]] = 0
+    element = onnx.helper.np_dtype_to_tensor_dtype(dtype)
+    value_of = onnx.helper.make_tensor_value_info
+    names = ("query", "key", "value", "past_key", "past_value")
+    inputs = [value_of(name, element, each.shape) for name, each in zip(names, (*arrays, *cache), strict=True)]
+    inputs += [value_of(name, onnx.TensorProto.INT32, dims) for name, dims in (("last", (batch,)), ("total", ()))]
+    outputs = [value_of("output", element, arrays[0].shape)]
+    outputs += [value_of(f"present_{name}", element, cache[0].shape) for name in ("key", "value")]
+    node = onnx.helper.make_node(
+        "GroupQueryAttention",
+        [each.name for each in inputs],
+        [each.name for each in outputs],
+        domain="com.microsoft",
+        num_heads=heads,
+        kv_num_heads=problem.kv_heads or heads,
+        local_window_size=problem.window if problem.mask == "window" else -1,
+    )
+    session = _session(node, inputs, outputs)
+    numbers = [np.asarray(lengths - 1, np.int32), np.asarray(length, np.int32)]
+
+    def function(*arrays: Any) -> Any:
+        binding = session.io_binding()
+        for each, array in zip(inputs, (*arrays, *numbers), strict=True):
+            binding.bind_cpu_input(each.name, array)
+        for each, array in zip(outputs[1:], arrays[3:], strict=True):  # in the memory of the cache
+            binding.bind_output(each.name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        binding.bind_output("output", "cpu")
+        session.run_with_iobinding(binding)
+        return binding.get_outputs()[-1].numpy().reshape(batch, count, heads, width)
+
+    return Call(function, tuple(arrays), tuple(cache), "BLHD")
+
+
+def _lengths_of_cache(problem: Problem) -> Any:
+    """How many positions of the cache each sample has, with the new ones."""
+    return problem.mask_arrays[0] if problem.mask == "ragged" else np.full(problem.shape[0], problem.shape[2])
+
+
+def _session(node: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
     """A session of a model with one operator."""
-    graph = onnx.helper.make_graph([node], node.op_type, inputs, [output])
-    model = onnx.helper.make_model_gen_version(graph, opset_imports=[onnx.helper.make_opsetid("", OPSET)])
+    graph = onnx.helper.make_graph([node], node.op_type, inputs, outputs)
+    opset = onnx.helper.make_opsetid("", OPSET)
+    version = onnx.helper.find_min_ir_version_for([opset])
+    opsets = [opset, onnx.helper.make_opsetid("com.microsoft", 1)]
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=version)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
     # An arena would keep memory for the next run, which counts as the memory of this one.
