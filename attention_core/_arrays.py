@@ -126,8 +126,6 @@ def positions(length: Any, like: Array, /, *, xp: Namespace) -> Array:
 
 def sizes(array: Array, /) -> tuple[int | None, ...]:
     """The dimensions that are known before running; ``None`` stands for the others."""
-    if hasattr(array.shape, "numel"):  # of PyTorch, which knows them all: torch.compile traces no loop
-        return tuple(array.shape)
     return tuple([dim if isinstance(dim, int) else None for dim in array.shape])
 
 
