@@ -230,7 +230,7 @@ class Reproducible(Way):
         if has_no_pairs(call):
             return guarded_dense(call, weights=weights)
         _check_lengths(call, "arithmetic='reproducible'")
-        arithmetic = arithmetic_of("reproducible")
+        arithmetic = arithmetic_of("reproducible" if call.backend.differentiates else "fast")  # for copies alone
         query, key, value = fan_out((call.query, call.key, call.value), arithmetic, call.xp)
         call = of_weights = call._replace(query=query, key=key, value=value)
         if weights:  # two uses, whose gradients a compiler would add before it rounds them to 16 bits

@@ -270,7 +270,7 @@ def is_concrete(array: Array, /) -> bool:
     if is_compiling(array):
         return False
     backend = _backends.get(type(array)) or backend_of(array)
-    return backend is not None and backend.is_concrete(array)
+    return backend is not None and (backend.holds_values or backend.is_concrete(array))
 
 
 def can_be_read(*arrays: Array) -> bool:

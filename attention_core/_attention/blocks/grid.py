@@ -56,14 +56,11 @@ class Grid(NamedTuple):
     padded: bool  # whether the last block of keys is filled up with zeros
     may_mask: bool  # whether a block may hold masked scores
     changes_scores: bool  # whether there is a softcap or a score modification
+    is_one_block: bool  # whether there is one block of keys, so that a compiler needs no loop over them
+    work_per_query: int  # of a host, by the time of a score in fast arithmetic; 0 if it is not known
     workspace: Workspace  # memory of products, each of which is used before the next of its name is computed
     cache: dict[Any, Array] | None = None  # masks by distance, under a rule that looks at `key - query` alone
     visits: Any = None  # `Visits`, once they are known
-
-    @property
-    def is_one_block(self) -> bool:
-        """Whether there is one block of keys, so that a compiler needs no loop over them."""
-        return self.loops.traced and isinstance(self.counts[1], int) and self.counts[1] == 1
 
     def for_each_sample(self, body: Callable[[Any, Any], Any], state: Any, *, is_shared: bool = False) -> Any:
         """Run a body for each round; in turn, if they add to the same sums."""
@@ -72,10 +69,8 @@ class Grid(NamedTuple):
         return self.loops.for_each(self.num_rounds, body, state, self.work(self.operands.query))
 
     def work(self, query: Array) -> int:
-        """A host's work of all scores of queries, by the time of one in fast arithmetic; 0 if it is not known."""
-        if self.loops.traced or not is_on_host(query):
-            return 0
-        return int(math.prod(query.shape[:-1]) * self.lengths[1]) * (EXACT_WORK if self.plan.num_slices else 1)
+        """A host's work of all scores of queries; 0 if it is not known."""
+        return int(math.prod(query.shape[:-1])) * self.work_per_query if self.work_per_query else 0
 
     def sample_at(self, index: Any) -> Sample:
         """The arrays of one sample, or of one of its key/value heads."""
@@ -265,6 +260,7 @@ def make_grid(plan: Plan, operands: Operands, backend: Backend) -> Grid:
     relative = plan.mask is not None and unflatten(plan.mask, operands.mask).is_relative()
     relative = relative and not any(map(is_listed, operands[6:8]))
     repeats = max(sizes) % max(min(sizes), 1) == 0  # else hardly any distance occurs twice
+    is_read = not loops.traced and is_on_host(operands.query)
     return Grid(
         plan,
         operands,
@@ -280,6 +276,8 @@ def make_grid(plan: Plan, operands: Operands, backend: Backend) -> Grid:
         padded=padded,
         may_mask=plan.mask is not None or operands.bias is not None or padded,
         changes_scores=plan.softcap is not None or operands.softcap is not None or plan.score_mod is not None,
+        is_one_block=loops.traced and isinstance(counts[1], int) and counts[1] == 1,
+        work_per_query=int(lengths[1]) * (EXACT_WORK if plan.num_slices else 1) if is_read else 0,
         workspace=Workspace(),
         cache={} if relative and repeats and operands.bias is None and not loops.traced else None,
     )

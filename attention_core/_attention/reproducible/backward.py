@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from attention_core._arithmetic.elementary import exp2_weight
 from attention_core._arithmetic.exact import (
+    from_three_float32,
     join_carry,
     largest_magnitude,
     power_above,
@@ -134,7 +135,7 @@ def _row_terms(grid: Grid, value: Array, results: Arrays, cotangents: Arrays) ->
     d_weights_bound = xp.multiply(xp.multiply(power_above_max(d_output, -1, xp), value_power), terms)
     return RowTerms(
         d_output=d_output,
-        reference=slices.from_three_float32(reference[..., :3], xp),
+        reference=from_three_float32(reference[..., :3], xp),
         weight_unit=reference[..., 3:],
         delta=delta,
         bound=xp.multiply(power_above(xp.add(d_weights_bound, xp.abs(delta)), xp), 2.0),

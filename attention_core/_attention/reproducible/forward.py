@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 
 from attention_core._arithmetic.elementary import split_log2
+from attention_core._arithmetic.exact import as_three_float32
 from attention_core._arrays import Array, Arrays, Namespace, dtype_name, on_device_of, shape, zeros_with
 from attention_core._attention.blocks.forward import empty_results as empty_results_of_blocks
 from attention_core._attention.blocks.grid import Grid, make_grid
@@ -100,7 +101,7 @@ def backward_reference(anchor: Array, power: Array, fraction: Array, *, none: Ar
     Here, ``power`` is twice that, and ``fraction`` that of `split_log2`.
     """
     reference = xp.add(anchor, xp.multiply(xp.add(fraction, 1.0), 1 / 256))
-    parts = slices.as_three_float32(xp.where(none, 0.0, reference), xp)
+    parts = as_three_float32(xp.where(none, 0.0, reference), xp)
     return xp.concat([*parts, xp.astype(xp.divide(2.0, power), xp.float32)], axis=-1)
 
 

@@ -14,7 +14,6 @@ from attention_core._arithmetic.exact import (
     LONGEST,
     join_carry,
     power_above_max,
-    round_to_float32,
     slice_bits,
     slices,
     split_carry,
@@ -280,21 +279,3 @@ def pad_rows(grid: Grid, rows: Array) -> Array:
     if not grid.loops.traced:
         return rows
     return pad(rows, -2, shape(grid.operands.query, xp=grid.xp)[-2] - grid.lengths[0], grid.xp)
-
-
-# Float64 in float32
-
-
-def as_three_float32(x: Array, xp: Namespace) -> list[Array]:
-    """Float64 numbers as sums of three float32 numbers."""
-    parts = []
-    for _ in range(3):
-        parts.append(round_to_float32(x, xp))
-        x = xp.subtract(x, xp.astype(parts[-1], xp.float64))
-    return parts
-
-
-def from_three_float32(parts: Array, xp: Namespace) -> Array:
-    """The inverse of `as_three_float32`, for parts side by side in float64: (..., 3) -> (..., 1)."""
-    first, second, third = (parts[..., n : n + 1] for n in range(3))
-    return xp.add(first, xp.add(second, third))
