@@ -220,7 +220,7 @@ def apply_layer(
         nonlocal cache
         query, key = normal(query, parameters.query_norm), normal(key, parameters.key_norm)
         if rotations:
-            rotate = rotations[shape(query, xp=xp)[-1]]
+            rotate = rotations[query.shape[-1]]
             query, key = rotate(query), rotate(key)
         if cache is not None:
             key, value = (cast_to(each, cache.key.dtype, xp=xp) for each in (key, value))

@@ -66,7 +66,8 @@ def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array,
     empty = functools.partial(empty_results, plan, arrays, backend)
 
     def attend(plan: Plan) -> Any:
-        return with_nonfinite_values(make_grid(plan, operands, backend), _attend, empty)
+        grid = make_grid(plan, operands, backend)
+        return _attend(grid) if plan.all_finite else with_nonfinite_values(grid, _attend, empty)
 
     if plan.exp_without_max is not None or backend.loops.softmax is None or not is_unmodified_product(plan, operands):
         return attend(plan)  # type: ignore[no-any-return]
@@ -147,7 +148,7 @@ def _absorb(grid: Grid, blocks: Blocks, rows: Array, i: Any, masked: bool, j: An
         new_max = xp.maximum(xp.max(block.scores, axis=-1, keepdims=True), before)
         exponentials = loops.exp_difference(block.scores, new_max)
     total = xp.sum(exponentials, axis=-1, keepdims=True)
-    weights = grid.drop(exponentials, block.at)
+    weights = exponentials if grid.dropout is None else grid.drop(exponentials, block.at)
     values = loops.block_at(blocks.values, j)
     has_key = _has_key(grid, block, total, i, j=j) if plan.may_mask else None
     if state is None:

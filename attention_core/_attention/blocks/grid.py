@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, on_device_of, positions, shape, zeros_with
+from attention_core._arrays import Array, Arrays, Namespace, on_device_of, positions, shape, zeros_with
 from attention_core._attention.blocks.plan import Operands, Plan
 from attention_core._attention.call import apply_dropout, counted_from, flatten_group, is_listed
 from attention_core._backend import Backend, Loops, Workspace, is_on_host
@@ -85,13 +85,20 @@ class Grid(NamedTuple):
             ]
             rule = unflatten(plan.mask, arrays)
         bias = None if operands.bias is None else self.part_of(operands.bias, b, g)
-        query, key = self.part_of(operands.query, b, g), self.part_of(operands.key, b, g)
-        return Sample(b, g, query, key, self.part_of(operands.value, b, g), bias=bias, rule=rule)
+        return Sample(b, g, *self.parts_of(operands[:3], b, g), bias=bias, rule=rule)
 
     def part_of(self, x: Array, b: Any, g: Any) -> Array:
         """The part of an array (B or 1, G or 1, ...) of one sample, and one key/value head if that is not ``None``."""
-        x = self.loops.block_at(x, 0 if is_broadcast(x, 0) else b)
-        return x if g is None or is_broadcast(x, 0) else self.xp.expand_dims(self.loops.block_at(x, g), axis=0)
+        (part,) = self.parts_of((x,), b, g)
+        return part
+
+    def parts_of(self, arrays: Arrays, b: Any, g: Any) -> list[Array]:
+        """`part_of` of several arrays."""
+        samples = [0 if is_broadcast(x, 0) else b for x in arrays]
+        parts = list(map(self.loops.block_at, arrays, samples))
+        if g is None:
+            return parts
+        return [x if is_broadcast(x, 0) else self.xp.expand_dims(self.loops.block_at(x, g), axis=0) for x in parts]
 
     def cached_by_distance(self, name: str, i: Any, j: Any, like: Array, compute: Callable[[], Array]) -> Array:
         """Compute a mask of a block; only once for all blocks of one shape and distance, if the distance decides."""
@@ -145,9 +152,7 @@ class Grid(NamedTuple):
         return Positions(batch, xp.reshape(heads, (num_kv_heads, group, 1, 1)), xp.expand_dims(query, axis=-1), key)
 
     def drop(self, weights: Array, at: Positions | None) -> Array:
-        """Weights of a block with some of them 0, if there is dropout."""
-        if self.dropout is None:
-            return weights
+        """Weights of a block with some of them 0."""
         return apply_dropout(weights, self.dropout, at, self.dims[1] * self.dims[2], self.xp)
 
     def finite_or_zero(self, x: Array) -> Array:
@@ -156,10 +161,7 @@ class Grid(NamedTuple):
 
     def matmul(self, name: str, weights: Array, value: Array) -> Array:
         """`matmul_per_group`, perhaps in memory that the next of this name overwrites: fresh memory takes as long."""
-        *dims, columns = shape(weights, xp=self.xp)
-        flat = self.xp.reshape(weights, (dims[0], dims[1] * dims[2], columns))
-        product = self.loops.matmul(flat, value, self.workspace, name)
-        return self.xp.reshape(product, (*dims, shape(value, xp=self.xp)[-1]))
+        return matmul_per_group(weights, value, self.xp, lambda x, y: self.loops.matmul(x, y, self.workspace, name))
 
     # Stacks of blocks in which results and gradients are summed
 
@@ -171,11 +173,8 @@ class Grid(NamedTuple):
         like, count = self.operands.query, self.num_rounds * self.counts[0]
         dims = (1 if self.plan.per_head else self.dims[1], self.dims[2], self.sizes[0])
         options = {"dtype": like.dtype if dtype is None else getattr(self.xp, dtype), **on_device_of(like)}
-
-        def stack(last: Any) -> Any:
-            return self.loops.zero_blocks(count, lambda _: self.xp.zeros((*dims, last), **options))
-
-        return tuple(map(stack, lasts))
+        zeros = [lambda _, last=last: self.xp.zeros((*dims, last), **options) for last in lasts]
+        return tuple([self.loops.zero_blocks(count, zero) for zero in zeros])
 
     def gradient_stacks(self, *lasts: Any, after: Array) -> tuple[Any, ...]:
         """Blocks for the gradients of query, key and value of these widths. Memory is needed as of ``after``."""
@@ -322,11 +321,13 @@ def first_block(index: Any) -> Any:
     return index.start if isinstance(index, range) else index
 
 
-def matmul_per_group(weights: Array, value: Array, xp: Namespace) -> Array:
+def matmul_per_group(
+    weights: Array, value: Array, xp: Namespace, matmul: Callable[[Array, Array], Array] | None = None
+) -> Array:
     """Weights (G, R, m, n) times values (G, n, E): an array (G, R, m, E)."""
-    *dims, columns = shape(weights, xp=xp)
-    product = xp.matmul(xp.reshape(weights, (dims[0], dims[1] * dims[2], columns)), value)
-    return xp.reshape(product, (*dims, shape(value, xp=xp)[-1]))
+    (*dims, columns), width = shape(weights, xp=xp), shape(value, xp=xp)[-1]
+    flat = xp.reshape(weights, (dims[0], dims[1] * dims[2], columns))
+    return xp.reshape(xp.matmul(flat, value) if matmul is None else matmul(flat, value), (*dims, width))
 
 
 def matmul_transposed(weights: Array, x: Array, xp: Namespace) -> Array:

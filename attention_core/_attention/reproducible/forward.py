@@ -72,7 +72,9 @@ def arrange(call: Call) -> tuple[Plan, Arrays]:
 def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
     """Output (B, G, R, M, E), logsumexp (B, G, R, M), and `backward_reference` (B, G, R, M, 4)."""
     grid = make_grid(plan, unpack_operands(plan, arrays), backend)
-    return with_nonfinite_values(grid, _forward, lambda: empty_results(plan, arrays, backend))
+    if plan.all_finite:
+        return _forward(grid)
+    return with_nonfinite_values(grid, _forward, lambda: empty_results(plan, arrays, backend))  # type: ignore[return-value]
 
 
 def _forward(grid: Grid) -> tuple[Array, Array, Array]:

@@ -221,11 +221,11 @@ def join_value_sums(sums: Parts, count: int, carry: bool, xp: Namespace) -> list
     Those of all slices of the values, in the form of `with_carry`, are added with one rounding.
     """
     units = (CARRY, 1.0) if carry else (1.0,)
-    joined = []
+    widths, joined = [shape(sums[0], xp=xp)[-1] // count] * count, []
     for n in range(0, len(sums), len(units)):
         terms = []
         for unit, part in zip(units, sums[n : n + len(units)], strict=True):
-            columns = split_columns(part, [shape(part, xp=xp)[-1] // count] * count)
+            columns = split_columns(part, widths)
             terms += [xp.multiply(x, unit * 2.0 ** (-VALUE_BITS[count] * k)) for k, x in enumerate(columns[::-1])]
         joined.append(xp.add(*sum_exactly(terms, xp)))
     return joined
