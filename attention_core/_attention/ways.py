@@ -40,16 +40,9 @@ OutputOf = Callable[[Call], "Array | None"]
 
 
 class Way:
-    """A way to compute attention: a base class.
+    """A way to compute attention: a base class."""
 
-    Attributes
-    ----------
-    name : str
-        What `implementation=` and explanations call it: ``"dense"``, ``"blockwise"`` or ``"fused"``.
-    kernel : Kernel or None
-    """
-
-    name: str
+    name: str  # what `implementation=` and explanations call it: "dense", "blockwise" or "fused"
     kernel: Kernel | None = None
 
     def judge(self, parts: Parts) -> Verdict:
@@ -123,13 +116,7 @@ class Fused(Way):
 
 
 class Dense(Way):
-    """The definition, with all scores at once; or sample by sample, with the keys that lengths leave of each.
-
-    Attributes
-    ----------
-    cuts : list of KeyCut or None
-        Of the samples, if they are taken one by one.
-    """
+    """The definition, with all scores at once; or sample by sample, with the keys that lengths leave of each."""
 
     name = "dense"
 

@@ -92,11 +92,6 @@ def empty_decoder_cache(
     -------
     DecoderCache
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `empty_cache`.
-
     Examples
     --------
     >>> import array_api_strict as xp

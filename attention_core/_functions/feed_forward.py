@@ -33,11 +33,6 @@ def linear(parameters: Linear, x: Array, /, *, arithmetic: str = "fast", xp: Nam
     -------
     Array, shape (..., out)
 
-    Raises
-    ------
-    TypeError, ValueError
-        When dtypes or shapes do not fit.
-
     Examples
     --------
     >>> import array_api_strict as xp
@@ -70,11 +65,6 @@ def gelu(x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) 
     Array
         Of the shape and dtype of ``x``.
 
-    Raises
-    ------
-    TypeError
-        When ``x`` is not of a floating-point dtype.
-
     References
     ----------
     D. Hendrycks, K. Gimpel, "Gaussian error linear units", 2016.
@@ -106,11 +96,6 @@ def silu(x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) 
     -------
     Array
         Of the shape and dtype of ``x``.
-
-    Raises
-    ------
-    TypeError
-        When ``x`` is not of a floating-point dtype.
 
     Notes
     -----
@@ -164,11 +149,6 @@ def feed_forward(
     -------
     Array, shape (..., out)
 
-    Raises
-    ------
-    TypeError, ValueError
-        When dtypes or shapes do not fit.
-
     Examples
     --------
     >>> import array_api_strict as xp
@@ -213,11 +193,6 @@ def gated_feed_forward(
     Returns
     -------
     Array, shape (..., out)
-
-    Raises
-    ------
-    TypeError, ValueError
-        When dtypes or shapes do not fit.
 
     References
     ----------

@@ -155,11 +155,6 @@ def multi_head_attention(
     Array, shape (..., M, C)
         Or ``Attention(output, weights, logsumexp)`` if a return flag is set.
 
-    Raises
-    ------
-    TypeError, ValueError
-        When dtypes, shapes, devices or numbers do not fit. All errors are raised before any computation.
-
     References
     ----------
     A. Vaswani et al., "Attention is all you need", 2017.

@@ -36,11 +36,6 @@ def layer_norm(
     -------
     Array, shape (..., C)
 
-    Raises
-    ------
-    TypeError, ValueError
-        When dtypes or shapes do not fit, or epsilon is not a positive number.
-
     References
     ----------
     J. L. Ba, J. R. Kiros, G. E. Hinton, "Layer normalization", 2016.
@@ -129,11 +124,6 @@ def rms_norm(
     -------
     Array, shape (..., C)
         Of the dtype of ``x``.
-
-    Raises
-    ------
-    TypeError, ValueError
-        When dtypes or shapes do not fit, or epsilon is not a positive number.
 
     References
     ----------

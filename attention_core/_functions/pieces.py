@@ -144,11 +144,6 @@ def attention_extent(
     Extent
         Of float32.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `partial_attention` with ``arithmetic="reproducible"``.
-
     Examples
     --------
     >>> import numpy as np

@@ -71,11 +71,6 @@ def rotary_embedding(
     Array, shape (..., H, L, D)
         Of the dtype of ``x``.
 
-    Raises
-    ------
-    TypeError, ValueError
-        When dtypes or shapes do not fit, or base, width or divisors are not valid.
-
     Notes
     -----
     Angles are computed in fixed point, in turns modulo one, so that large positions lose no accuracy. The measured

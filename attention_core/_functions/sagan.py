@@ -156,11 +156,6 @@ def spectral_norm(
     u : Array, shape (out,)
         The new estimate, for the next call.
 
-    Raises
-    ------
-    TypeError, ValueError
-        When dtypes, shapes or numbers do not fit.
-
     References
     ----------
     T. Miyato, T. Kataoka, M. Koyama, Y. Yoshida, "Spectral normalization for generative adversarial networks", 2018.
