@@ -88,10 +88,6 @@ def empty_decoder_cache(
     leading, num_heads, capacity, head_dim, value_dim, ragged, dtype, device, xp
         As in `empty_cache`; the heads are those of keys and values.
 
-    Returns
-    -------
-    DecoderCache
-
     Examples
     --------
     >>> import array_api_strict as xp

@@ -25,9 +25,8 @@ def linear(parameters: Linear, x: Array, /, *, arithmetic: str = "fast", xp: Nam
         ``weight`` of shape (in, out), ``bias`` of shape (out,) or ``None``; of the dtype of ``x``.
     x : Array, shape (..., in)
         16-bit types are computed in float32 and rounded once.
-    arithmetic : {"fast", "reproducible"}
+    arithmetic, xp
         As in `scaled_dot_product_attention`.
-    xp : array namespace, optional
 
     Returns
     -------
@@ -56,9 +55,8 @@ def gelu(x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) 
     ----------
     x : Array
         Of a floating-point dtype; 16-bit types are computed in float32.
-    arithmetic : {"fast", "reproducible"}
+    arithmetic, xp
         As in `scaled_dot_product_attention`.
-    xp : array namespace, optional
 
     Returns
     -------
@@ -88,9 +86,8 @@ def silu(x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) 
     ----------
     x : Array
         Of a floating-point dtype; 16-bit types are computed in float32.
-    arithmetic : {"fast", "reproducible"}
+    arithmetic, xp
         As in `scaled_dot_product_attention`.
-    xp : array namespace, optional
 
     Returns
     -------
@@ -141,9 +138,8 @@ def feed_forward(
         The GELU is exact, without tanh.
     dropout : Dropout, optional
         Applied to the result.
-    arithmetic : {"fast", "reproducible"}
+    arithmetic, xp
         As in `scaled_dot_product_attention`.
-    xp : array namespace, optional
 
     Returns
     -------
@@ -186,9 +182,8 @@ def gated_feed_forward(
         f: SwiGLU, as in Llama, GeGLU, or ReGLU.
     dropout : Dropout, optional
         Applied to the result.
-    arithmetic : {"fast", "reproducible"}
+    arithmetic, xp
         As in `scaled_dot_product_attention`.
-    xp : array namespace, optional
 
     Returns
     -------

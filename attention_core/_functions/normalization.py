@@ -28,9 +28,8 @@ def layer_norm(
         16-bit types are computed in float32 and rounded once.
     epsilon : float
         Added to the variance, under the root.
-    arithmetic : {"fast", "reproducible"}
+    arithmetic, xp
         As in `scaled_dot_product_attention`.
-    xp : array namespace, optional
 
     Returns
     -------
@@ -116,9 +115,8 @@ def rms_norm(
         16-bit types are computed in float32 and rounded once. Squares that overflow do no harm.
     epsilon : float
         Added to the mean square, under the root.
-    arithmetic : {"fast", "reproducible"}
+    arithmetic, xp
         As in `scaled_dot_product_attention`.
-    xp : array namespace, optional
 
     Returns
     -------

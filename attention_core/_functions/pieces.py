@@ -310,10 +310,6 @@ def merge_extents(first: Extent, /, *others: Extent, xp: Namespace | None = None
         Of the same shapes.
     xp : array namespace, optional
 
-    Returns
-    -------
-    Extent
-
     Raises
     ------
     TypeError, ValueError

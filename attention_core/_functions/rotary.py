@@ -62,9 +62,8 @@ def rotary_embedding(
     divisors : tuple of float, optional
         :math:`d_0, …, d_{W/2-1}`, positive; by default 1. All alike divide the positions, as models of longer contexts
         do; Llama 3.1 and YaRN divide low frequencies alone.
-    arithmetic : {"fast", "reproducible"}
+    arithmetic, xp
         As in `scaled_dot_product_attention`.
-    xp : array namespace, optional
 
     Returns
     -------

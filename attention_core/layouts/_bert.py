@@ -70,11 +70,6 @@ def from_bert_layer(
     dropout : float
         ``hidden_dropout_prob`` and ``attention_probs_dropout_prob``, which must be equal.
     xp : array namespace, optional
-
-    Returns
-    -------
-    definition : attention_core.layers.EncoderLayer
-    parameters : attention_core.parameters.EncoderLayer
     """
     reader = Arrays(BERT_LAYER, _renamed(BERT_LAYER, arrays), xp)
     layer = _bert_layer(reader, "", None, num_heads=num_heads, epsilon=epsilon, dropout=dropout)
@@ -132,11 +127,6 @@ def from_bert_embeddings(
         table before the first position are left out. By default a row of zeros tells: no training changes that of
         padding.
     xp : array namespace, optional
-
-    Returns
-    -------
-    definition : attention_core.layers.Embeddings
-    parameters : attention_core.parameters.Embeddings
     """
     reader = Arrays(BERT_EMBEDDINGS, _renamed(BERT_EMBEDDINGS, arrays), xp)
     embeddings = _bert_embeddings(reader, "", epsilon, dropout, padding_idx=padding_idx)

@@ -62,11 +62,6 @@ def from_keras(
     dropout : float
     xp : array namespace, optional
 
-    Returns
-    -------
-    definition : attention_core.layers.MultiHeadAttention
-    parameters : attention_core.parameters.MultiHeadAttention
-
     Raises
     ------
     LayoutError
@@ -111,11 +106,6 @@ def from_keras_grouped(
     dropout : float
     xp : array namespace, optional
 
-    Returns
-    -------
-    definition : attention_core.layers.MultiHeadAttention
-    parameters : attention_core.parameters.MultiHeadAttention
-
     Raises
     ------
     LayoutError
@@ -144,11 +134,6 @@ def from_flax(
         in linen.
     num_heads, head_order, dropout, xp
         As in `from_keras_grouped`; flax repeats.
-
-    Returns
-    -------
-    definition : attention_core.layers.MultiHeadAttention
-    parameters : attention_core.parameters.MultiHeadAttention
 
     Raises
     ------

@@ -55,11 +55,6 @@ def from_torch(
     dropout : float
     xp : array namespace, optional
 
-    Returns
-    -------
-    definition : attention_core.layers.MultiHeadAttention
-    parameters : attention_core.parameters.MultiHeadAttention
-
     Raises
     ------
     LayoutError
@@ -188,11 +183,6 @@ def from_torch_encoder_layer(
     activation : {"relu", "gelu"}
         By default that of the module; the arrays do not tell.
     xp : array namespace, optional
-
-    Returns
-    -------
-    definition : attention_core.layers.EncoderLayer
-    parameters : attention_core.parameters.EncoderLayer
     """
     reader = Arrays(TORCH_ENCODER_LAYER, arrays, xp)
     tree = EncoderLayer(
@@ -260,11 +250,6 @@ def from_equinox(
     num_heads : int
     dropout : float
     xp : array namespace, optional
-
-    Returns
-    -------
-    definition : attention_core.layers.MultiHeadAttention
-    parameters : attention_core.parameters.MultiHeadAttention
     """
     reader = Arrays(EQUINOX, arrays, xp)
     tree = MultiHeadAttention(*(reader.linear(f"{name}_proj") for name in PROJECTIONS))
