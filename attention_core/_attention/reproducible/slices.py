@@ -63,7 +63,7 @@ def pack_vectors(grid: Grid, x: Array, *, first_last: bool) -> Array:
     xp, count = grid.xp, grid.plan.num_slices
     finite = None if grid.plan.all_finite else xp.all(xp.isfinite(x), axis=-1, keepdims=True)
     x = grid.finite_or_zero(x)
-    bits = slice_bits(shape(x, xp=xp)[-1])
+    bits = slice_bits(x.shape[-1])
     power = power_above_max(x, -1, xp)
     parts = slices(x, power, bits=bits, count=count, xp=xp)
     scaled = [xp.multiply(part, xp.multiply(power, 2.0 ** (-bits * n))) for n, part in enumerate(parts, start=1)]
@@ -152,7 +152,7 @@ def _soften(scores: Array, softcap: float, xp: Namespace) -> tuple[Array, Array]
 def exact_weights(grid: Grid, scores: Array, anchor: Array) -> list[Array]:
     """The weights of scores relative to an anchor, in slices: in the memory of the scores, which are not used again."""
     xp, count = grid.xp, WEIGHT_SLICES[grid.plan.num_slices]
-    memory = _memory(grid, "scores", count, shape(scores, xp=xp)) if count > 1 else None
+    memory = _memory(grid, "scores", count, scores.shape) if count > 1 else None
     parts = None if memory is None else [memory[n, ...] for n in range(count)]
     if parts is None:
         scores -= anchor
@@ -165,7 +165,7 @@ def exact_weights(grid: Grid, scores: Array, anchor: Array) -> list[Array]:
 def weigh(grid: Grid, weights: list[Array], values: Array) -> Parts:
     """Slices of weights (G, R, m, n) times values (G, n, E): one product where they lie next to each other."""
     xp, memory, count = grid.xp, None, len(weights)
-    *dims, columns = shape(weights[0], xp=xp)
+    *dims, columns = weights[0].shape
     if count > 1 and isinstance(dims[0], int) and dims[0] == 1 and grid.dropout is None:
         memory = _memory(grid, "scores", count, (*dims, columns))
     if memory is None:
