@@ -15,7 +15,7 @@ from attention_core._arrays import Array, cast_to, dtype_name, sizes, upcast
 from attention_core._attention.blocks.forward import blockwise
 from attention_core._attention.blocks.grid import EXACT_WORK
 from attention_core._attention.blocks.plan import block_tuning
-from attention_core._attention.call import Call, Result, group_size, is_listed
+from attention_core._attention.call import Call, Result, group_size, has_no_pairs, is_listed
 from attention_core._attention.definition import guarded_dense, guarded_scores
 from attention_core._attention.facts import folds_groups, lasting_facts
 from attention_core._attention.parts import (
@@ -361,11 +361,6 @@ def check_implementation(implementation: Any, like: Array | None = None) -> None
 def has_no_elements(call: Call) -> bool:
     """Whether query, key or value is empty."""
     return 0 in (*sizes(call.query), *sizes(call.key), *sizes(call.value))
-
-
-def has_no_pairs(call: Call) -> bool:
-    """Whether there is no query, or no key."""
-    return 0 in (*sizes(call.query)[:-1], *sizes(call.key)[:-1])
 
 
 def is_dense_faster(call: Call) -> bool:

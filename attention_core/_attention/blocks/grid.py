@@ -85,7 +85,8 @@ class Grid(NamedTuple):
             ]
             rule = unflatten(plan.mask, arrays)
         bias = None if operands.bias is None else self.part_of(operands.bias, b, g)
-        return Sample(b, g, *self.parts_of(operands[:3], b, g), bias=bias, rule=rule)
+        query, key, value = self.parts_of(operands[:3], b, g)
+        return Sample(b, g, query, key, value, bias=bias, rule=rule)
 
     def part_of(self, x: Array, b: Any, g: Any) -> Array:
         """The part of an array (B or 1, G or 1, ...) of one sample, and one key/value head if that is not ``None``."""

@@ -74,7 +74,7 @@ def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array,
     grid = make_grid(plan, unpack_operands(plan, arrays), backend)
     if plan.all_finite:
         return _forward(grid)
-    return with_nonfinite_values(grid, _forward, lambda: empty_results(plan, arrays, backend))  # type: ignore[return-value]
+    return with_nonfinite_values(grid, _forward, lambda: empty_results(plan, arrays, backend))
 
 
 def _forward(grid: Grid) -> tuple[Array, Array, Array]:

@@ -22,13 +22,12 @@ from attention_core._arrays import (
     on_device_of,
     scalar_like,
     shape,
-    sizes,
     upcast,
     zeros_with,
 )
 from attention_core._attention.blocks.grid import make_grid
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands
-from attention_core._attention.call import Call, dropout_scale
+from attention_core._attention.call import Call, dropout_scale, has_no_pairs
 from attention_core._attention.finite import infinities, nonfinite_indicators
 from attention_core._attention.reproducible import slices
 from attention_core._attention.reproducible.forward import arrange
@@ -99,7 +98,7 @@ def extent_of(call: Call) -> Extent:
     xp, value = call.xp, upcast(call.value, xp=call.xp)
     *leading, heads, rows, _ = shape(call.query, xp=xp)
     *outer, _, width = shape(value, xp=xp)
-    if _is_empty(call):
+    if has_no_pairs(call):
         scores = xp.full((*leading, heads, rows, 3), -math.inf, dtype=xp.float32, **on_device_of(call.query))
         return Extent(scores, xp.zeros((*outer, 1, width), dtype=xp.float32, **on_device_of(call.query)))
     size = xp.abs(value)
@@ -111,11 +110,6 @@ def extent_of(call: Call) -> Extent:
     plan, arrays = arrange(call)
     (scores,) = run(EXTENT, plan, *arrays, xp=xp)
     return Extent(xp.reshape(scores, (*leading, heads, rows, 3)), largest)
-
-
-def _is_empty(call: Call) -> bool:
-    """Whether there are no queries or no keys, so that all sums are 0."""
-    return 0 in (*sizes(call.query)[:-1], *sizes(call.key)[:-1])
 
 
 def _may_be_masked(call: Call) -> bool:
@@ -176,7 +170,7 @@ def reproducible_partial(call: Call, extent: Extent) -> ExactPartial:
     lasts, width = _lasts(call), shape(call.value, xp=xp)[-1]
     if _may_be_masked(call):
         call, width = _with_nonfinite_indicators(call), 3 * width
-    if _is_empty(call):
+    if has_no_pairs(call):
         weights, values = (
             xp.zeros((*leading, heads, rows, 3, last), dtype=xp.int32, **on_device_of(call.query)) for last in lasts
         )
