@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -162,7 +163,8 @@ class Grid(NamedTuple):
 
     def matmul(self, name: str, weights: Array, value: Array) -> Array:
         """`matmul_per_group`, perhaps in memory that the next of this name overwrites: fresh memory takes as long."""
-        return matmul_per_group(weights, value, self.xp, lambda x, y: self.loops.matmul(x, y, self.workspace, name))
+        matmul = functools.partial(self.loops.matmul, workspace=self.workspace, name=name)
+        return matmul_per_group(weights, value, self.xp, matmul)
 
     # Stacks of blocks in which results and gradients are summed
 
@@ -196,13 +198,14 @@ class Grid(NamedTuple):
             return self.sizes[side]
         return min(self.sizes[side], self.lengths[side] - index % self.counts[side] * self.sizes[side])
 
-    def concat_blocks(self, stack: Any, side: int) -> Array:
-        """The blocks of queries or keys (axis -2) as one array (B, G, ..., length, width)."""
+    def concat_blocks(self, stacks: tuple[Any, ...], side: int) -> list[Array]:
+        """The blocks of queries or keys (axis -2) of each stack as one array (B, G, ..., length, width)."""
         xp, loops = self.xp, self.loops
-        rows = loops.stack_blocks(loops.concat_blocks(stack, self.counts[side], -2))[..., : self.lengths[side], :]
+        joined = [loops.stack_blocks(loops.concat_blocks(stack, self.counts[side], -2)) for stack in stacks]
+        rows = [x[..., : self.lengths[side], :] for x in joined]
         if not (loops.traced or self.plan.per_head):
             return rows
-        return xp.reshape(rows, (*self.dims[:2], *shape(rows, xp=xp)[2:]))
+        return [xp.reshape(x, (*self.dims[:2], *shape(x, xp=xp)[2:])) for x in rows]
 
     def bias_stack(self) -> Any:
         """Blocks for the gradient of a bias; ``None`` where there is none."""

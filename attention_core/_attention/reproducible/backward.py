@@ -95,7 +95,7 @@ def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, ba
         value=slices.pack_vectors(grid, value, first_last=True),
     )
     *accumulators, of_bias = _accumulate(grid._replace(operands=packed), operands)
-    sums = [grid.concat_blocks(accumulator, int(which > 0)) for which, accumulator in enumerate(accumulators)]
+    sums = [*grid.concat_blocks(accumulators[:1], 0), *grid.concat_blocks(accumulators[1:], 1)]
     if plan.group is not None:
         sums[1:] = [backend.collectives.total(total, plan.group) for total in sums[1:]]
     gradients = [_join_gradient(grid, total, units, which) for which, total in enumerate(sums)]

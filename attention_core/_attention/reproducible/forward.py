@@ -54,9 +54,8 @@ def reproducible_attention(
 
 def arrange(call: Call) -> tuple[Plan, Arrays]:
     """The plan of a call, and the arrays of its operands."""
-    xp = call.xp
-    num_slices = 2 if dtype_name(call.query.dtype) == "float32" else 1
-    call = upcast_call(call)
+    xp, dtype, call = call.xp, call.query.dtype, upcast_call(call)
+    num_slices = 2 if dtype_name(dtype) == "float32" else 1
     width = shape(call.query, xp=xp)[-1]
     if isinstance(width, int) and width == 0:  # all scores are 0, as with one channel of zeros
         query, key = (

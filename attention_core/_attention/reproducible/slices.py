@@ -60,9 +60,9 @@ def pack_vectors(grid: Grid, x: Array, *, first_last: bool) -> Array:
     Vectors of one side are :math:`[a_1, a_2 2^{-b}]`, those of the other :math:`[b_2 2^{-b}, b_1]`, each times its
     power of two. The first slice of a vector that is not finite is nan, which makes its scores nan.
     """
-    xp, count = grid.xp, grid.plan.num_slices
-    finite = None if grid.plan.all_finite else xp.all(xp.isfinite(x), axis=-1, keepdims=True)
-    x = grid.finite_or_zero(x)
+    xp, count, finite = grid.xp, grid.plan.num_slices, None
+    if not grid.plan.all_finite:
+        finite, x = xp.all(xp.isfinite(x), axis=-1, keepdims=True), grid.finite_or_zero(x)
     bits = slice_bits(x.shape[-1])
     power = power_above_max(x, -1, xp)
     parts = slices(x, power, bits=bits, count=count, xp=xp)
@@ -221,14 +221,13 @@ def join_value_sums(sums: Parts, count: int, carry: bool, xp: Namespace) -> list
     Those of all slices of the values, in the form of `with_carry`, are added with one rounding.
     """
     units = (CARRY, 1.0) if carry else (1.0,)
-    widths, joined = [shape(sums[0], xp=xp)[-1] // count] * count, []
-    for n in range(0, len(sums), len(units)):
-        terms = []
-        for unit, part in zip(units, sums[n : n + len(units)], strict=True):
-            columns = split_columns(part, widths)
-            terms += [xp.multiply(x, unit * 2.0 ** (-VALUE_BITS[count] * k)) for k, x in enumerate(columns[::-1])]
-        joined.append(xp.add(*sum_exactly(terms, xp)))
-    return joined
+    widths, columns = [shape(sums[0], xp=xp)[-1] // count] * count, list[Array]()
+    for n, part in enumerate(sums):
+        factors = [units[n % len(units)] * 2.0 ** (-VALUE_BITS[count] * k) for k in range(count)]
+        columns += map(xp.multiply, split_columns(part, widths)[::-1], factors)
+    length = count * len(units)
+    terms = [columns[start : start + length] for start in range(0, len(columns), length)]
+    return [xp.add(*sum_exactly(each, xp)) for each in terms]
 
 
 def combine_slices(sums: Parts, left_bits: int, right_bits: int, xp: Namespace) -> Array:
