@@ -154,10 +154,6 @@ class MultiHeadAttention(Layer):
     scale, softcap, is_causal, dropout, implementation, arithmetic
         As in `DotProductAttention`.
 
-    References
-    ----------
-    A. Vaswani et al., "Attention is all you need", 2017.
-
     Examples
     --------
     >>> import array_api_strict as xp
