@@ -221,13 +221,14 @@ def join_value_sums(sums: Parts, count: int, carry: bool, xp: Namespace) -> list
     Those of all slices of the values, in the form of `with_carry`, are added with one rounding.
     """
     units = (CARRY, 1.0) if carry else (1.0,)
-    widths, columns = [shape(sums[0], xp=xp)[-1] // count] * count, list[Array]()
-    for n, part in enumerate(sums):
-        factors = [units[n % len(units)] * 2.0 ** (-VALUE_BITS[count] * k) for k in range(count)]
-        columns += map(xp.multiply, split_columns(part, widths)[::-1], factors)
-    length = count * len(units)
-    terms = [columns[start : start + length] for start in range(0, len(columns), length)]
-    return [xp.add(*sum_exactly(each, xp)) for each in terms]
+    widths, joined = [shape(sums[0], xp=xp)[-1] // count] * count, []
+    for n in range(0, len(sums), len(units)):
+        terms = []
+        for unit, part in zip(units, sums[n : n + len(units)], strict=True):
+            columns = split_columns(part, widths)
+            terms += [xp.multiply(x, unit * 2.0 ** (-VALUE_BITS[count] * k)) for k, x in enumerate(columns[::-1])]
+        joined.append(xp.add(*sum_exactly(terms, xp)))
+    return joined
 
 
 def combine_slices(sums: Parts, left_bits: int, right_bits: int, xp: Namespace) -> Array:
