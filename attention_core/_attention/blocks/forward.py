@@ -139,8 +139,8 @@ def _attend_rows(grid: Grid, blocks: Blocks, index: Any, i: Any, stacks: Any) ->
 def _absorb(grid: Grid, blocks: Blocks, rows: Array, i: Any, masked: bool, j: Any, state: Running | None) -> Running:
     """The running sums after one more block of keys."""
     plan, xp, loops = grid.plan, grid.xp, grid.loops
-    keys, values = map(loops.block_at, (blocks.keys, blocks.values), (j, j))
-    keys = xp.matrix_transpose(keys)
+    keys = xp.matrix_transpose(loops.block_at(blocks.keys, j))
+    values = loops.block_at(blocks.values, j)
     block = score_block(grid, blocks.sample, rows, keys, i=i, j=j, masked=masked)
     if plan.exp_without_max:
         new_max, exponentials = None, loops.exp_scaled(block.scores)

@@ -176,8 +176,11 @@ class Grid(NamedTuple):
         like, count = self.operands.query, self.num_rounds * self.counts[0]
         dims = (1 if self.plan.per_head else self.dims[1], self.dims[2], self.sizes[0])
         options = {"dtype": like.dtype if dtype is None else getattr(self.xp, dtype), **on_device_of(like)}
-        zeros = [lambda _, last=last: self.xp.zeros((*dims, last), **options) for last in lasts]
-        return tuple([self.loops.zero_blocks(count, zero) for zero in zeros])
+
+        def zeros(last: Any, _: Any) -> Array:
+            return self.xp.zeros((*dims, last), **options)
+
+        return tuple([self.loops.zero_blocks(count, functools.partial(zeros, last)) for last in lasts])
 
     def gradient_stacks(self, *lasts: Any, after: Array) -> tuple[Any, ...]:
         """Blocks for the gradients of query, key and value of these widths. Memory is needed as of ``after``."""
@@ -201,8 +204,8 @@ class Grid(NamedTuple):
     def concat_blocks(self, stacks: tuple[Any, ...], side: int) -> list[Array]:
         """The blocks of queries or keys (axis -2) of each stack as one array (B, G, ..., length, width)."""
         xp, loops = self.xp, self.loops
-        joined = [loops.stack_blocks(loops.concat_blocks(stack, self.counts[side], -2)) for stack in stacks]
-        rows = [x[..., : self.lengths[side], :] for x in joined]
+        count, length = self.counts[side], self.lengths[side]
+        rows = [loops.stack_blocks(loops.concat_blocks(stack, count, -2))[..., :length, :] for stack in stacks]
         if not (loops.traced or self.plan.per_head):
             return rows
         return [xp.reshape(x, (*self.dims[:2], *shape(x, xp=xp)[2:])) for x in rows]
