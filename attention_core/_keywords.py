@@ -16,179 +16,32 @@ from attention_core._arrays import explained
 Function = TypeVar("Function", bound=Callable[..., Any])
 Thing = TypeVar("Thing")
 
-# By our own keywords, what to write, and what others call it. The first is told that the function takes.
-_WORDS = {
-    "key_mask": (
-        ("key_mask=... over tokens, or mask=... over pairs, True = may attend", "attention_mask"),
-        ("key_mask=..., True = may attend: ~key_padding_mask", "key_padding_mask src_key_padding_mask"),
-        ("key_mask=...", "padding_mask value_mask memory_key_padding_mask"),
-    ),
-    "mask": (
-        ("mask=..., True = may attend, or mask_from_additive(...)", "attn_mask attention_mask src_mask tgt_mask"),
-        ("mask=MaskFunction(...)", "block_mask mask_mod"),
-        ("mask=SlidingWindow(left, right)", "window_size sliding_window local_window_size window attention_window"),
-        (
-            "mask=Segments(...)",
-            "segment_ids cu_seqlens cu_seqlens_q cu_seqlens_k decoder_segment_ids doc_ids document_ids",
-        ),
-        ("mask=KeyLengths(...)", "key_lengths kv_lengths seq_lens seqlens valid_length valid_lens sequence_length"),
-        ("mask=KeyLengths(...)", "key_value_seq_lengths seqused_k cache_seqlens lengths"),
-    ),
-    "is_causal": (("is_causal=True", "use_causal_mask causal is_decoder use_causal_masking causal_mask"),),
-    "return_weights": (
-        ("return_weights=True", "need_weights return_attention_scores output_attentions return_attention_weights"),
-        ("return_weights=True, which returns those of each head", "average_attn_weights sow_weights return_attn"),
-    ),
-    "return_logsumexp": (
-        ("return_logsumexp=True", "return_lse return_softmax_lse return_residual return_attn_probs return_aux"),
-    ),
-    "cache": (("cache=...", "past_key_values past_key_value layer_past past_kv kv_cache use_cache"),),
-    "memory": (("memory=...", "encoder_hidden_states encoder_output encoder_outputs context"),),
-    "num_heads": (("num_heads=...", "nhead n_heads n_head num_attention_heads num_query_heads nheads heads"),),
-    "num_key_value_heads": (
-        ("num_key_value_heads=...", "num_kv_heads n_kv_heads kv_heads num_query_groups kv_num_heads enable_gqa"),
-    ),
-    "channels": (
-        (
-            "channels=...",
-            "embed_dim d_model hidden_size hidden_dim dim input_dim in_features in_channels in_dim model_dim",
-        ),
-        ("channels=...", "qkv_features query_size features embedding_dim output_dim n_embd embedding_size filters"),
-    ),
-    "head_channels": (("head_channels=...", "k ratio reduction reduction_ratio"),),
-    "spectral_norm": (("spectral_norm=...", "sn use_sn use_spectral_norm"),),
-    "key_channels": (("key_channels=...", "kdim key_size key_in_features"),),
-    "value_channels": (("value_channels=...", "vdim value_size value_in_features"),),
-    "head_dim": (("head_dim=...", "key_dim qk_size head_size dim_head dim_k attention_head_size"),),
-    "value_head_dim": (("value_head_dim=...", "value_dim vo_size dim_v"),),
-    "output_channels": (("output_channels=...", "out_features output_shape output_size out_channels out_dim"),),
-    "inner": (("inner=...", "dim_feedforward intermediate_size intermediate_dim d_ff mlp_dim ffn_dim"),),
-    "bias": (
-        ("bias=...", "use_bias qkv_bias add_bias attn_bias attention_bias use_query_bias position_bias"),
-        ("bias=..., or score_mod=...", "relative_position_bias rel_pos_bias"),
-    ),
-    "extra_key_value": (("extra_key_value=True", "add_bias_kv"),),
-    "zero_attention": (("zero_attention=True", "add_zero_attn"),),
-    "scale": (("scale=...", "softmax_scale sm_scale attention_scale scaling qk_scale query_scale use_scale"),),
-    "softcap": (("softcap=...", "logits_soft_cap logit_cap soft_cap attn_logits_soft_cap attn_logit_softcapping"),),
-    "score_mod": (("score_mod=alibi(num_heads)", "alibi_slopes alibi use_alibi"),),
-    "sinks": (("sinks=...", "sink s_aux attention_sinks learnable_sink"),),
-    "dropout": (
-        (
-            "dropout=..., a rate in layers, and Dropout(rate, seed) in functions",
-            "dropout_p dropout_rate attention_dropout attn_dropout attn_drop drop_rate hidden_dropout_prob attn_pdrop",
-        ),
-        ("dropout=Dropout(rate, seed)", "dropout_rng dropout_seed dropout_key generator rng seed"),
-    ),
-    "rate": (("rate=...", "p dropout_p dropout_rate drop_rate"),),
-    "seed": (("seed=... in training", "rngs generator rng dropout_rng dropout_seed dropout_key key prng_key"),),
-    "activation": (("activation=...", "activation_fn hidden_act act act_layer activation_function hidden_activation"),),
-    "epsilon": (("epsilon=...", "eps layer_norm_eps norm_eps layer_norm_epsilon rms_norm_eps variance_epsilon"),),
-    "norm_first": (("norm_first=...", "pre_norm normalize_before normalize_first prenorm"),),
-    "implementation": (
-        ("implementation=...", "backend impl kernel attn_implementation flash_attention use_flash use_flash_attention"),
-    ),
-    "arithmetic": (("arithmetic='reproducible' for the same bits", "deterministic precision reproducible"),),
-    "num_tokens": (("num_tokens=...", "vocab_size num_embeddings vocabulary_size num_words"),),
-    "num_positions": (("num_positions=...", "max_position_embeddings max_length maxlen sequence_length max_len"),),
-    "num_segments": (("num_segments=...", "type_vocab_size"),),
-    "segment_ids": (("segment_ids=...", "token_type_ids"),),
-    "position_ids": (("position_ids=...", "positions input_pos"),),
-    "iterations": (("iterations=...", "n_power_iterations power_iterations num_iterations n_steps"),),
-    "base": (("base=...", "theta rope_theta rope_base max_wavelength"),),
-    "rotary_base": (("rotary_base=...", "theta rope_theta rope_base rotary_emb_base max_wavelength"),),
-    "width": (("width=...", "dim rotary_dim rotary_emb_dim head_dim"),),
-    "rotary_width": (("rotary_width=...", "rotary_dim rotary_emb_dim rotary_ndims rotary_pct partial_rotary_factor"),),
-    "divisors": (("divisors=...", "scale factor scaling_factor scaling rope_scaling"),),
-    "rotary_divisors": (("rotary_divisors=...", "rope_scaling rope_parameters scaling_factor"),),
-    "num_layers": (("num_layers=...", "n_layers n_layer num_hidden_layers depth"),),
-    "query_key_norm": (("query_key_norm=...", "qk_norm qk_layernorm use_qk_norm normalize_qk"),),
-    "tied": (("tied=...", "tie_word_embeddings tie_embeddings weight_tying"),),
-    "window": (("window=...", "sliding_window window_size attention_window local_window_size"),),
-    "pool": (("pool=...", "downsample sub_sample pooling max_pool pool_size"),),
-    "offset": (("offset=...", "diagonal k shift"),),
-    "left": (("left=..., right=...", "window_size window size sliding_window"),),
-    "lengths": (("lengths=...", "seq_lens key_lengths valid_length kv_lengths"),),
-    "data_format": (("data_format=...", "channels_first channels_last layout"),),
-    "max_new_tokens": (("max_new_tokens=...", "max_length max_tokens max_gen_len max_gen_length"),),
-    "prompt_lengths": (("prompt_lengths=...", "attention_mask lengths input_lengths"),),
-    "stop_ids": (("stop_ids=...", "eos_token_id eos_id eos_token stop_tokens stop_token_ids"),),
-    "temperature": (("temperature=..., by which tokens are drawn", "do_sample sample"),),
-    "xp": (("xp=..., the namespace of the library", "np namespace framework array_namespace"),),
-    # Parts of layers, which are attributes.
-    "attention": (("attention", "self_attn self_attention attn mha multihead_attn"),),
-    "attention_norm": (("attention_norm", "norm1 ln1 ln_1 layernorm1 input_layernorm"),),
-    "feed_forward": (("feed_forward", "mlp ffn ff linear1 linear2"),),
-    "feed_forward_norm": (("feed_forward_norm", "norm2 ln2 ln_2 layernorm2 post_attention_layernorm"),),
-    "query": (("query", "q_proj wq to_q query_dense query_proj"),),
-    "key": (("key", "k_proj wk to_k key_dense key_proj"),),
-    "value": (("value", "v_proj wv to_v value_dense value_proj"),),
-    "output": (("output", "out_proj o_proj wo to_out output_dense out"),),
-    "gate": (("gate", "gate_proj w1"),),
-    "expand": (("expand", "up_proj linear1 fc1 c_fc w3"),),
-    "contract": (("contract", "down_proj linear2 fc2 c_proj w2"),),
-    "token": (("token", "embed_tokens wte word_embeddings token_embedding embedding"),),
-    "position": (("position", "wpe position_embeddings position_embedding"),),
-}
-# Of what there is no keyword for.
-_WITHOUT = {
-    "is_causal use_causal_mask causal": "is_causal=True as a setting, when a layer is made, or mask=Causal()",
-    "key_padding_mask key_mask padding_mask src_key_padding_mask": "mask=mask_from_padding(...), True = may attend",
-    "batch_first": "no batch_first, as the batch is first",
-    "enable_gqa num_kv_heads num_key_value_heads": "key and value of fewer heads, which needs no keyword",
-    "query_seq_lengths": "no lengths of queries, as no row depends on another",
-    "dropout dropout_p dropout_rate p rate": "dropout as a setting, when the layer is made, and seed=... in training",
-    "query key value q k v queries keys values": "query, key and value by position",
-    "x input inputs inputs_q inputs_k inputs_v hidden_states src tensor input_ids": "arrays by position",
-    "output_attentions need_weights return_weights": "no weights here: record_attention sees them",
-    "parameters params weights state_dict": "parameters by position, first",
-    "training train inference deterministic": "dropout in training alone",
-    "dtype precision preferred_element_type": "no dtype, as results are of the dtype of the arrays",
-    "approximate": "no approximation, as the GELU is exact",
-    "n_power_iterations power_iterations": "no iterations, as each call in training takes one",
-    "device": "no device, as results are on the device of the arrays",
-    "axis dim": "no axis, as the last one holds the channels",
-    "kernel_initializer bias_initializer embeddings_initializer gamma_initializer kernel_init bias_init": (
-        "no initializer, as seed=... draws the first values, which may be replaced"
-    ),
-    "kernel_regularizer bias_regularizer embeddings_regularizer gamma_regularizer": (
-        "no regularizer of its own, as each of its weights has a place for one, weight.regularizer"
-    ),
-    "kernel_constraint bias_constraint embeddings_constraint gamma_constraint": (
-        "no constraint of its own, as each of its weights has a place for one, weight.constraint"
-    ),
-    "attention_axes": "no axes, as positions are at the one before the last",
-    "labels targets": "no labels, as a loss is a function of logits",
-    "inputs_embeds input_embeddings": "ids, which the table of tokens embeds",
-    "num_beams beam_size num_return_sequences": "no beams, as each prompt has one text",
-    "num_heads nhead n_heads": "heads as the axis before the length; split_heads makes it",
-}
-# By our own choice, what others call it, or what is the closest to it.
-_CHOICES = {
-    "fused": (
-        "cudnn flash flash_attention flash_attention_2 flash_attention_3 sdpa mem_efficient efficient flex"
-        " flex_attention pallas mosaic splash triton xformers"
-    ),
-    "dense": "eager math naive xla einsum manual vanilla",
-    "blockwise": "chunked block blocks",
-    "reproducible": "deterministic exact",
-    "silu": "swish",
-    "gelu": "gelu_python exact_gelu",
-    "gelu_tanh": "gelu_new gelu_pytorch_tanh gelu_python_tanh gelu_fast gelu_approximate",
-    "channels_last": "NHWC nhwc last",
-    "channels_first": "NCHW nchw first",
-    "float16": "fp16 f16 half",
-    "bfloat16": "bf16",
-    "float32": "fp32 f32 float single",
-    "float64": "fp64 f64 double",
-}
+
+def untraced(function: Function) -> Function:
+    """Let torch.compile call a function of plain values, and not trace it."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@untraced
+def _table(name: str) -> list[tuple[str, Any]]:
+    """The rows of one of the tables of words, which are read once something is wrong."""
+    return list(_tables()[name].items())
+
+
+@functools.cache
+def _tables() -> dict[str, dict[str, Any]]:
+    import tomllib  # noqa: PLC0415 (calls without mistakes do without both)
+    from importlib import resources  # noqa: PLC0415
+
+    return tomllib.loads(resources.files(__package__).joinpath("words.toml").read_text(encoding="utf-8"))
 
 
 @functools.cache
 def _others() -> dict[str, list[tuple[str, str]]]:
     """By a word of others: pairs of our keyword, and of what to write."""
     found: dict[str, list[tuple[str, str]]] = {}
-    for ours, rows in _WORDS.items():
+    for ours, rows in _table("words"):
         for text, words in rows:
             for word in words.split():
                 found.setdefault(word, []).append((ours, text))
@@ -197,19 +50,19 @@ def _others() -> dict[str, list[tuple[str, str]]]:
 
 def words_of(keyword: str, /) -> set[str]:
     """What other libraries call one of our keywords."""
-    return {word for _, words in _WORDS[keyword] for word in words.split()}
+    return {word for _, words in dict(_table("words"))[keyword] for word in words.split()}
 
 
 def _hint(word: str, known: Iterable[str]) -> str | None:
     """What to write instead of another library's word, in a function with these keywords."""
     hints = (text for ours, text in _others().get(word, ()) if ours in known)
-    return next(hints, None) or next((text for words, text in _WITHOUT.items() if word in words.split()), None)
+    return next(hints, None) or next((text for words, text in _table("without") if word in words.split()), None)
 
 
 def choice_hint(word: str, choices: Iterable[str], /) -> str:
     """What to write instead of another library's word for one of these choices."""
     word = word.lower()
-    theirs = {each: ours for ours, words in _CHOICES.items() for each in (ours, *words.lower().split())}
+    theirs = {each: ours for ours, words in _table("choices") for each in (ours, *words.lower().split())}
     ours = next((each for each in (theirs.get(word, ""), word) if each in choices), None)
     return "" if ours is None else f": {ours!r} is the closest"
 
@@ -319,12 +172,6 @@ def unconverted(thing: Thing, /) -> Thing:
     """
     thing.autograph_info__ = {}  # type: ignore[attr-defined]
     return thing
-
-
-def untraced(function: Function) -> Function:
-    """Let torch.compile call a function of plain values, and not trace it."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
 
 
 def publish(namespace: dict[str, Any], names: Iterable[str], /) -> None:

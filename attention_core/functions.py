@@ -1,4 +1,7 @@
-"""Layers as functions of their parameters, and what they are made of."""
+"""Layers as functions of their parameters, and what they are made of.
+
+They raise `TypeError` and `ValueError` where dtypes, shapes, devices or numbers do not fit, before any computation.
+"""
 
 from attention_core._functions.decoder import decoder
 from attention_core._functions.decoder_layer import decoder_layer

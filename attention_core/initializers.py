@@ -96,11 +96,6 @@ def normal(
     -------
     Array, shape dims
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `uniform`.
-
     Examples
     --------
     >>> import array_api_strict as xp
@@ -133,11 +128,6 @@ def truncated_normal(
     Returns
     -------
     Array, shape dims
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `uniform`.
 
     Examples
     --------

@@ -1,4 +1,7 @@
-"""Attention to pieces of the keys, each on its own, and the results merged."""
+"""Attention to pieces of the keys, each on its own, and the results merged.
+
+What does not fit raises `TypeError` or `ValueError`, as in `scaled_dot_product_attention`.
+"""
 
 from attention_core._attention.reproducible.pieces import ExactPartial, Extent
 from attention_core._functions.pieces import (

@@ -284,10 +284,6 @@ def kept_at(dropout: Dropout, sample: Array, row: Array, column: Array, /, *, xp
     sample, row, column : Array of int32, which broadcast
         The position: leading axes counted as one, in row-major order, and the last two axes.
     xp : array namespace
-
-    Returns
-    -------
-    Array of bool
     """
     bits = hash_words(*seed_words(dropout.seed, xp=xp), _LEADING, sample, row, column, xp=xp)
     return xp.greater_equal(uniform_integers(bits, xp=xp), round(dropout.rate * 2**_RESOLUTION))

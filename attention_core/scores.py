@@ -92,10 +92,6 @@ def alibi(num_heads: int, /, *, offset: Any = 0) -> ScoreMod:
     offset : int or Array of int, shape () or (...)
         o, the position of the first query: the number of cached keys. It may differ along the leading axes.
 
-    Returns
-    -------
-    ScoreMod
-
     Raises
     ------
     TypeError, ValueError
@@ -141,10 +137,6 @@ def relative_bias(table: Array, /, *, bidirectional: bool = True, max_distance: 
         D, more than e, at most 65536.
     offset : int or Array of int, shape () or (...)
         o, the position of the first query: the number of cached keys. It may differ along the leading axes.
-
-    Returns
-    -------
-    ScoreMod
 
     Raises
     ------

@@ -41,7 +41,7 @@ def join_pairs(pair: tuple[Array, Array], x: Array, *, width: int, interleaved: 
     parts = list(pair)
     if interleaved:
         parts = [xp.reshape(xp.stack(parts, axis=-1), (*shape(x, xp=xp)[:-1], width))]
-    if width < shape(x, xp=xp)[-1]:
+    if width < x.shape[-1]:
         parts.append(x[..., width:])
     return xp.concat(parts, axis=-1)
 
@@ -54,21 +54,21 @@ def tables(
     Those of few positions are kept as numbers: in a step of decoding, all layers ask for the same.
     """
     settings = (base, width, divisors)
-    places = _read(positions, width) if is_concrete(x) else None
+    places = _read(positions, width, x)
     key = (xp.__name__, x.dtype, str(places), settings)
     known = None if places is None else _kept_tables.get(key)
     if known is not None:
         table = array_of(known, x.dtype, x, xp)
     else:  # one array, which Inductor computes once: it would repeat the angles in each layer
         table = xp.stack(_computed_tables(positions, x, settings, xp))
-        if places is not None and (numbers := _read(table, 1)) is not None:
+        if places is not None and (numbers := _read(table, 1, x)) is not None:
             remember(_kept_tables, key, numbers, most=64)
     return table[0, ...], table[1, ...]
 
 
-def _read(array: Array, width: int) -> list[Any] | None:
+def _read(array: Array, width: int, like: Array) -> list[Any] | None:
     """The numbers of an array as lists; ``None`` where they cannot be read without waiting, or tables are large."""
-    if not can_be_read(array) or not 0 < math.prod(array.shape) * width <= _MOST_NUMBERS:
+    if not (is_concrete(like) and can_be_read(array)) or not 0 < math.prod(array.shape) * width <= _MOST_NUMBERS:
         return None
     try:
         return numbers_of(array)

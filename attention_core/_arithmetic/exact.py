@@ -54,13 +54,13 @@ def divide_rows(x: Array, divisor: Array, xp: Namespace) -> Array:
     return xp.multiply(x, uncontracted(xp.divide(1.0, divisor), xp))
 
 
-def round_to_float32(x: Array, xp: Namespace) -> Array:
+def round_to_float32(x: Array, xp: Namespace, at_once: bool | None = None) -> Array:
     r"""Round float64 once to the nearest float32; below :math:`2^{-126}` to 0, above the largest to infinity.
 
     The sum :math:`c = 2^{29} x + x` has one rounding, as its product is exact. So :math:`c - (c - x)` is x to 24 bits:
     this is Veltkamp's splitting. The conversion itself rounds nothing, so a compiler may leave it out.
     """
-    if runs_at_once(x):
+    if runs_at_once(x) if at_once is None else at_once:
         size = xp.abs(x)
         if bool(xp.all(xp.less(size, FLOAT32_OVERFLOW / 2))):  # nan is not, either
             return xp.where(xp.less(size, ROUNDED_TO_SMALLEST), 0.0, xp.astype(_to_24_bits(x, xp), xp.float32))
@@ -79,6 +79,21 @@ def _to_24_bits(x: Array, xp: Namespace) -> Array:
     short += x
     short -= xp.subtract(short, x)
     return short
+
+
+def as_three_float32(x: Array, xp: Namespace) -> list[Array]:
+    """Float64 numbers as sums of three float32 numbers."""
+    parts, at_once = [], runs_at_once(x)
+    for _ in range(3):
+        parts.append(round_to_float32(x, xp, at_once))
+        x = xp.subtract(x, xp.astype(parts[-1], xp.float64))
+    return parts
+
+
+def from_three_float32(parts: Array, xp: Namespace) -> Array:
+    """The inverse of `as_three_float32`, for parts side by side in float64: (..., 3) -> (..., 1)."""
+    first, second, third = (parts[..., n : n + 1] for n in range(3))
+    return xp.add(first, xp.add(second, third))
 
 
 def power_above(x: Array, xp: Namespace) -> Array:

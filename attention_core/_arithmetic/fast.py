@@ -9,7 +9,7 @@ from typing import Any
 from attention_core._arithmetic.angles import join_pairs, split_pairs, tables
 from attention_core._arithmetic.erfc import erfc
 from attention_core._arithmetic.prepared import restored
-from attention_core._arrays import Array, Arrays, Namespace, dtype_name, scalar_like, shape, take_rows
+from attention_core._arrays import Array, Arrays, Namespace, dtype_name, shape, take_rows
 from attention_core._backend import backend_for, can_be_read
 from attention_core.parameters import PreparedWeight
 from attention_core.random import drop as drop  # one of the operations of an arithmetic
@@ -101,9 +101,9 @@ def _times_sigmoid(x: Array, t: Array, xp: Namespace) -> Array:
 
     .. math:: \frac{\max(x, 0) + \min(x, 0)\, e^{-|t|}}{1 + e^{-|t|}}
 
-    This exponential never overflows. Its gradient at 0 is right, however a library differentiates the minimum there.
+    This exponential never overflows. Its gradient at 0 is right, whichever side 0 counts to.
     """
-    negative = xp.minimum(x, scalar_like(0.0, x, xp))
+    negative = xp.where(xp.less(x, 0.0), x, 0.0)
     positive = xp.subtract(x, negative)
     exponential = xp.exp(xp.negative(xp.abs(t)))
     return xp.divide(xp.add(positive, xp.multiply(negative, exponential)), xp.add(exponential, 1.0))

@@ -15,6 +15,7 @@ from attention_core._arrays import (
     number_like,
     positions,
     shape,
+    sizes,
     take_rows,
     upcast,
 )
@@ -86,6 +87,11 @@ def upcast_call(call: Call) -> Call:
         return call
     query, key, value, bias = upcast((call.query, call.key, call.value, call.bias), xp=call.xp)
     return call._replace(query=query, key=key, value=value, bias=bias)
+
+
+def has_no_pairs(call: Call) -> bool:
+    """Whether there is no query, or no key."""
+    return 0 in (*sizes(call.query)[:-1], *sizes(call.key)[:-1])
 
 
 def group_size(query: Array, key: Array, xp: Namespace) -> Any:

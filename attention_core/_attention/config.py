@@ -32,13 +32,7 @@ def assumes_finite(*_: bool | None) -> bool | None:
 
 
 def record(call: Call) -> None:
-    """Give a call to all that record.
-
-    Raises
-    ------
-    ValueError
-        When the call is traced: its arrays have no values, and are gone when the program runs.
-    """
+    """Give a call to all that record; raise if it is traced, as its arrays have no values, and will be gone."""
     if not all(map(is_concrete, (call.query, call.key))):
         raise ValueError("expected eager calls while attention is recorded; got one that is traced or compiled")
     for give in CONTEXTS.recorders:

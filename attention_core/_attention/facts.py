@@ -25,37 +25,17 @@ MAX_KEPT = 2**16  # scores of a mask that is kept: making a larger one takes les
 
 
 class Facts(NamedTuple):
-    """Facts of a call.
+    """Facts of a call."""
 
-    Attributes
-    ----------
-    scale : float or Array
-        What queries are multiplied by.
-    num_heads : int or Array
-        How many query heads there are.
-    group : int or Array
-        How many query heads share a key/value head.
-    is_folded, is_repeated : bool
-        Whether the queries of a group are one below the other in a product, or keys and values are repeated.
-    at : Positions or None
-        Where the scores stand, if a rule, a function of scores or dropout asks.
-    allowed : Array of bool or None
-        Which pairs may attend, by mask and bias; ``None`` for all.
-    empty : Array of bool or None
-        Which queries (..., M, 1) may not attend to any key; ``None`` if there is none.
-    is_readable : bool
-        Whether values can be read now, and no accelerator is waited for, if something is masked.
-    """
-
-    scale: Any
-    num_heads: Any
-    group: Any
-    is_folded: bool
-    is_repeated: bool
-    at: Positions | None
-    allowed: Array | None
-    empty: Array | None
-    is_readable: bool
+    scale: Any  # what queries are multiplied by
+    num_heads: Any  # query heads
+    group: Any  # query heads for each key/value head
+    is_folded: bool  # whether the queries of a group are one below the other in a product
+    is_repeated: bool  # whether keys and values are repeated
+    at: Positions | None  # where the scores stand, if a rule, a function of scores or dropout asks
+    allowed: Array | None  # which pairs may attend, by mask and bias; None for all
+    empty: Array | None  # which queries (..., M, 1) may not attend to any key; None if there is none
+    is_readable: bool  # whether values can be read now, and no accelerator is waited for, if something is masked
 
 
 def facts_of(call: Call) -> Facts:

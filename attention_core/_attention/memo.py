@@ -24,28 +24,14 @@ _PLANNED = {"mask", "is_causal", "scale", "softcap", "sinks", "assume_finite", "
 
 
 class Known(NamedTuple):
-    """What is known of a signature. It holds no array of the user.
-
-    Attributes
-    ----------
-    xp : array namespace
-    backend : Backend
-    has_constants : bool
-        Whether arrays of NumPy are among the options, next to those of another library.
-    output : callable or None
-        ``output(call)`` is that of attention, or ``None`` where this call is to be judged after all.
-    made_for : tuple
-        Tuning and kernels of the backend, which may be replaced.
-    lasts : callable or None
-        Whether a verdict on kernels of the library may be remembered, in the mode that this is in now.
-    """
+    """What is known of a signature. It holds no array of the user."""
 
     xp: Namespace
     backend: Backend
-    has_constants: bool
-    output: OutputOf | None = None
-    made_for: tuple[Any, Any] = (None, None)
-    lasts: Callable[[Call], bool] | None = None
+    has_constants: bool  # whether arrays of NumPy are among the options, next to those of another library
+    output: OutputOf | None = None  # of a call; it returns None where that is to be judged after all
+    made_for: tuple[Any, Any] = (None, None)  # tuning and kernels of the backend, which may be replaced
+    lasts: Callable[[Call], bool] | None = None  # whether a verdict on kernels holds in the mode that this is in now
 
 
 def prepare(known: Known, arrays: tuple[Array, Array, Array], mask: Any, options: Mapping[str, Any]) -> Known:

@@ -24,18 +24,10 @@ def has_few_queries(rows: Any, columns: Any) -> bool:
 
 
 class KeyRange(NamedTuple):
-    """Of some queries, the keys that any of them may attend to, and a run of keys that all of them may.
-
-    Attributes
-    ----------
-    first, stop : int
-        No query may attend to a key before ``first``, nor to ``stop`` or one behind it.
-    every_first, every_stop : int
-        All queries may attend to all keys of ``range(every_first, every_stop)``.
-    """
+    """Of some queries, the keys that any of them may attend to, and a run of keys that all of them may."""
 
     first: int
-    stop: int
+    stop: int  # behind the last
     every_first: int
     every_stop: int
 
@@ -92,19 +84,11 @@ def masked_columns(call: Call) -> list[slice]:
 
 
 class KeyCut(NamedTuple):
-    """A run of keys, behind which all is masked, and the mask and the positions that are left for it.
-
-    Attributes
-    ----------
-    first, stop : int
-    mask : Mask or None
-        ``None`` where it allows all of these.
-    starts : tuple of int
-    """
+    """A run of keys, behind which all is masked, and the mask and the positions that are left for it."""
 
     first: int
     stop: int
-    mask: Any
+    mask: Any  # None where it allows all of these
     starts: tuple[int, int]
 
 
@@ -209,19 +193,11 @@ def cuts_that_save(call: Call) -> list[KeyCut] | None:
 
 
 class Parts(NamedTuple):
-    """A call, and what is left of it without the keys that its mask hides from all queries.
-
-    Attributes
-    ----------
-    whole : Call
-    cut : KeyCut or None
-    call : Call
-        With these keys.
-    """
+    """A call, and what is left of it without the keys that its mask hides from all queries."""
 
     whole: Call
     cut: KeyCut | None
-    call: Call
+    call: Call  # with these keys
 
 
 def parts_of(call: Call) -> Parts:

@@ -15,7 +15,7 @@ from attention_core._arrays import Array, cast_to, dtype_name, sizes, upcast
 from attention_core._attention.blocks.forward import blockwise
 from attention_core._attention.blocks.grid import EXACT_WORK
 from attention_core._attention.blocks.plan import block_tuning
-from attention_core._attention.call import Call, Result, group_size, is_listed
+from attention_core._attention.call import Call, Result, group_size, has_no_pairs, is_listed
 from attention_core._attention.definition import guarded_dense, guarded_scores
 from attention_core._attention.facts import folds_groups, lasting_facts
 from attention_core._attention.parts import (
@@ -40,16 +40,9 @@ OutputOf = Callable[[Call], "Array | None"]
 
 
 class Way:
-    """A way to compute attention: a base class.
+    """A way to compute attention: a base class."""
 
-    Attributes
-    ----------
-    name : str
-        What `implementation=` and explanations call it: ``"dense"``, ``"blockwise"`` or ``"fused"``.
-    kernel : Kernel or None
-    """
-
-    name: str
+    name: str  # what `implementation=` and explanations call it: "dense", "blockwise" or "fused"
     kernel: Kernel | None = None
 
     def judge(self, parts: Parts) -> Verdict:
@@ -123,13 +116,7 @@ class Fused(Way):
 
 
 class Dense(Way):
-    """The definition, with all scores at once; or sample by sample, with the keys that lengths leave of each.
-
-    Attributes
-    ----------
-    cuts : list of KeyCut or None
-        Of the samples, if they are taken one by one.
-    """
+    """The definition, with all scores at once; or sample by sample, with the keys that lengths leave of each."""
 
     name = "dense"
 
@@ -230,7 +217,7 @@ class Reproducible(Way):
         if has_no_pairs(call):
             return guarded_dense(call, weights=weights)
         _check_lengths(call, "arithmetic='reproducible'")
-        arithmetic = arithmetic_of("reproducible")
+        arithmetic = arithmetic_of("reproducible" if call.backend.differentiates else "fast")  # for copies alone
         query, key, value = fan_out((call.query, call.key, call.value), arithmetic, call.xp)
         call = of_weights = call._replace(query=query, key=key, value=value)
         if weights:  # two uses, whose gradients a compiler would add before it rounds them to 16 bits
@@ -374,11 +361,6 @@ def check_implementation(implementation: Any, like: Array | None = None) -> None
 def has_no_elements(call: Call) -> bool:
     """Whether query, key or value is empty."""
     return 0 in (*sizes(call.query), *sizes(call.key), *sizes(call.value))
-
-
-def has_no_pairs(call: Call) -> bool:
-    """Whether there is no query, or no key."""
-    return 0 in (*sizes(call.query)[:-1], *sizes(call.key)[:-1])
 
 
 def is_dense_faster(call: Call) -> bool:

@@ -221,6 +221,8 @@ class Backend:
         The floating-point types that the library computes in as configured, such as ``("float32", "float64")``.
     differentiates : bool
         Whether `vjp` is overridden, and with it `value_and_grad`.
+    holds_values : bool
+        Whether all arrays have values that can be read at any time, so that `is_concrete` is not asked.
     loops : Loops
         Loops over blocks.
     tuning : Tuning
@@ -250,6 +252,7 @@ class Backend:
     modes: tuple[str, ...] = ("eager",)
     tuning = Tuning(queries=2048, keys=512, min_queries=64, dense_below=512 * 512, structured_below=256 * 256)
     kernels: tuple[Kernel, ...] = ()
+    holds_values = False
     autocast: Autocast | None = None
     without_warnings: Callable[[], AbstractContextManager[Any]] | None = None
     update_rows: Callable[..., Array] | None = None
@@ -278,7 +281,7 @@ class Backend:
 
     def is_concrete(self, array: Array, /) -> bool:
         """Whether the values can be read now: not while a compiler traces, not on a device that holds none."""
-        return False
+        return self.holds_values
 
     def devices(self) -> list[str]:
         """Return the names of the devices on which arrays can be placed, the default one first."""

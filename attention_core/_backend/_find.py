@@ -60,12 +60,9 @@ def array_namespace(*arrays: Array) -> Namespace:
 
 
 def common_namespace(xp: Namespace | None, arrays: Mapping[str, Any], /) -> Namespace:
-    """The array namespace of arguments, known by their names: arrays, named tuples of arrays, numbers and ``None``.
+    """`array_namespace` of arguments, which errors name: arrays, named tuples of arrays, numbers and ``None``.
 
-    Raises
-    ------
-    TypeError
-        As `array_namespace`, with the name of the argument; also when ``xp`` is not the namespace of their library.
+    An ``xp`` has to be the namespace of their library.
     """
     found, library, kind = None, None, None
     for name, array in [leaf for each in arrays.items() for leaf in _named_leaves(*each)]:
@@ -272,7 +269,7 @@ def is_concrete(array: Array, /) -> bool:
     if is_compiling(array):
         return False
     backend = _backends.get(type(array)) or backend_of(array)
-    return backend is not None and backend.is_concrete(array)
+    return backend is not None and (backend.holds_values or backend.is_concrete(array))
 
 
 def can_be_read(*arrays: Array) -> bool:

@@ -38,23 +38,19 @@ class Loops:
         The logarithm of e to the base of `exp_scaled`: 1 for base e, log2(e) for base 2.
     takes_out : bool
         Whether functions of the namespace take ``out=``.
+    softmax : callable or None
+        A softmax over the last axis in one pass. It is ``None`` where exponentials and their sum cost no more: a
+        compiler fuses them, or they reuse the memory of the scores. NaN or inf in a row must turn at least one of its
+        weights into NaN.
     """
 
     traced: bool
     log_base = 1.0
     takes_out = False
+    softmax: Callable[[Array], Array] | None = None
 
     def __init__(self, xp: Namespace) -> None:
         self.xp = xp
-
-    @property
-    def softmax(self) -> Callable[[Array], Array] | None:
-        """A softmax over the last axis in one pass, or ``None``.
-
-        It is ``None`` where exponentials and their sum cost no more: a compiler fuses them, or they reuse the memory of
-        the scores. NaN or inf in a row must turn at least one of its weights into NaN.
-        """
-        return None
 
     def exp_difference(self, x: Array, y: Array) -> Array:
         """Return ``exp(x - y)``. It may overwrite ``x``, which is not used again."""

@@ -258,11 +258,6 @@ def explain_attention(query: Array, key: Array, value: Array, /, **options: Unpa
     Explanation
         Printed, it is a few lines of text.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `scaled_dot_product_attention`.
-
     Examples
     --------
     >>> import array_api_strict as xp
@@ -297,11 +292,6 @@ def attention_scores(query: Array, key: Array, /, **options: Unpack[Options]) ->
     -------
     Array, shape (..., H, M, N)
         Of the query's dtype.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `scaled_dot_product_attention`.
 
     Examples
     --------

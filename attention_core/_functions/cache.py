@@ -92,10 +92,6 @@ def empty_cache(
         By default that of the library.
     xp : array namespace
 
-    Returns
-    -------
-    KeyValueCache
-
     Raises
     ------
     TypeError, ValueError
@@ -150,10 +146,6 @@ def append(
         cache that is returned may be used. PyTorch, NumPy and JAX write in place; other libraries copy all the same.
         Inside ``jax.jit`` and its loops the compiler decides: donate the cache to the jitted function.
     xp : array namespace, optional
-
-    Returns
-    -------
-    KeyValueCache
 
     Raises
     ------

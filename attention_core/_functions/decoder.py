@@ -88,15 +88,6 @@ def empty_decoder_cache(
     leading, num_heads, capacity, head_dim, value_dim, ragged, dtype, device, xp
         As in `empty_cache`; the heads are those of keys and values.
 
-    Returns
-    -------
-    DecoderCache
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `empty_cache`.
-
     Examples
     --------
     >>> import array_api_strict as xp
@@ -199,7 +190,7 @@ def decoder(
     x = ops.lookup(table, token_ids, shape(token_ids, xp=xp), xp=xp)
     x = x if embedding_scale is None else ops.scale_by(x, float(embedding_scale), xp=xp)
     x = ops.drop(x, in_embedding, xp=xp)
-    rotations = rotations_of(parameters.layers, x, located.positions, num_heads, arithmetic=arithmetic, xp=xp, **rotary)
+    rotations = rotations_of(parameters.layers, x, located.positions, num_heads, ops=ops, xp=xp, **rotary)
     memories = (None,) * len(windows) if memory is None else ops.copies(upcast(memory, xp=xp), len(windows), xp=xp)
     filled = []
     for index, layer in enumerate(parameters.layers):

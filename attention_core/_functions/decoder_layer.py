@@ -152,9 +152,8 @@ def decoder_layer(parameters: DecoderLayer, x: Array, /, *, num_heads: int, **op
     cache, rotary, located = taken_positions(x, settled, axis=-2, xp=xp)
     x, dtype = upcast(x, xp=xp), x.dtype
     of_layer = {"memory": upcast(settled["memory"], xp=xp), "dropout": seeded(settled["dropout"], x, xp), "xp": xp}
-    rotations = rotations_of(
-        (parameters,), x, located.positions, num_heads, arithmetic=settled["arithmetic"], xp=xp, **rotary
-    )
+    ops = arithmetic_of(settled["arithmetic"])
+    rotations = rotations_of((parameters,), x, located.positions, num_heads, ops=ops, xp=xp, **rotary)
     y, cache = apply_layer(parameters, x, cache, located=located, rotations=rotations, **settled | of_layer)
     y = cast_to(y, dtype, xp=xp)
     return y if cache is None else (y, cache)
@@ -220,7 +219,7 @@ def apply_layer(
         nonlocal cache
         query, key = normal(query, parameters.query_norm), normal(key, parameters.key_norm)
         if rotations:
-            rotate = rotations[shape(query, xp=xp)[-1]]
+            rotate = rotations[query.shape[-1]]
             query, key = rotate(query), rotate(key)
         if cache is not None:
             key, value = (cast_to(each, cache.key.dtype, xp=xp) for each in (key, value))
@@ -256,7 +255,7 @@ def apply_layer(
             branch = functools.partial(hooked, hook, name, branch)
         x, h = ops.copies(x, 2, xp=xp)
         y = normal(branch(normal(h, getattr(parameters, f"{name}_norm"))), post_norm)
-        x = ops.add(x, ops.drop(y, in_branch, xp=xp), xp=xp)
+        x = ops.add(x, y if in_branch is None else ops.drop(y, in_branch, xp=xp), xp=xp)
     return x, cache
 
 

@@ -51,9 +51,8 @@ def embed_tokens(
         Of the normalization.
     dropout : Dropout, optional
         Applied to the result.
-    arithmetic : {"fast", "reproducible"}
+    arithmetic, xp
         As in `scaled_dot_product_attention`.
-    xp : array namespace, optional
 
     Returns
     -------

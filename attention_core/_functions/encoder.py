@@ -99,11 +99,6 @@ def encoder_layer(
     Array, shape (..., L, C)
         Or, with ``return_weights``, ``Attention(output, weights)`` with weights (..., H, L, L).
 
-    Raises
-    ------
-    TypeError, ValueError
-        When dtypes, shapes, devices or numbers do not fit. All errors are raised before any computation.
-
     References
     ----------
     A. Vaswani et al., "Attention is all you need", 2017. R. Xiong et al., "On layer normalization in the transformer

@@ -25,18 +25,12 @@ def linear(parameters: Linear, x: Array, /, *, arithmetic: str = "fast", xp: Nam
         ``weight`` of shape (in, out), ``bias`` of shape (out,) or ``None``; of the dtype of ``x``.
     x : Array, shape (..., in)
         16-bit types are computed in float32 and rounded once.
-    arithmetic : {"fast", "reproducible"}
+    arithmetic, xp
         As in `scaled_dot_product_attention`.
-    xp : array namespace, optional
 
     Returns
     -------
     Array, shape (..., out)
-
-    Raises
-    ------
-    TypeError, ValueError
-        When dtypes or shapes do not fit.
 
     Examples
     --------
@@ -61,19 +55,13 @@ def gelu(x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) 
     ----------
     x : Array
         Of a floating-point dtype; 16-bit types are computed in float32.
-    arithmetic : {"fast", "reproducible"}
+    arithmetic, xp
         As in `scaled_dot_product_attention`.
-    xp : array namespace, optional
 
     Returns
     -------
     Array
         Of the shape and dtype of ``x``.
-
-    Raises
-    ------
-    TypeError
-        When ``x`` is not of a floating-point dtype.
 
     References
     ----------
@@ -98,19 +86,13 @@ def silu(x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) 
     ----------
     x : Array
         Of a floating-point dtype; 16-bit types are computed in float32.
-    arithmetic : {"fast", "reproducible"}
+    arithmetic, xp
         As in `scaled_dot_product_attention`.
-    xp : array namespace, optional
 
     Returns
     -------
     Array
         Of the shape and dtype of ``x``.
-
-    Raises
-    ------
-    TypeError
-        When ``x`` is not of a floating-point dtype.
 
     Notes
     -----
@@ -156,18 +138,12 @@ def feed_forward(
         The GELU is exact, without tanh.
     dropout : Dropout, optional
         Applied to the result.
-    arithmetic : {"fast", "reproducible"}
+    arithmetic, xp
         As in `scaled_dot_product_attention`.
-    xp : array namespace, optional
 
     Returns
     -------
     Array, shape (..., out)
-
-    Raises
-    ------
-    TypeError, ValueError
-        When dtypes or shapes do not fit.
 
     Examples
     --------
@@ -206,18 +182,12 @@ def gated_feed_forward(
         f: SwiGLU, as in Llama, GeGLU, or ReGLU.
     dropout : Dropout, optional
         Applied to the result.
-    arithmetic : {"fast", "reproducible"}
+    arithmetic, xp
         As in `scaled_dot_product_attention`.
-    xp : array namespace, optional
 
     Returns
     -------
     Array, shape (..., out)
-
-    Raises
-    ------
-    TypeError, ValueError
-        When dtypes or shapes do not fit.
 
     References
     ----------

@@ -155,11 +155,6 @@ def multi_head_attention(
     Array, shape (..., M, C)
         Or ``Attention(output, weights, logsumexp)`` if a return flag is set.
 
-    Raises
-    ------
-    TypeError, ValueError
-        When dtypes, shapes, devices or numbers do not fit. All errors are raised before any computation.
-
     References
     ----------
     A. Vaswani et al., "Attention is all you need", 2017.
@@ -199,7 +194,7 @@ def attend_heads(
 ) -> Attention:
     """Multi-head attention of arguments that were checked, in the type of the computation."""
     ops = arithmetic_of(options.get("arithmetic", "fast"))
-    options |= {name: upcast(options.get(name), xp=xp) for name in ("bias", "sinks")}
+    options |= {name: upcast(options[name], xp=xp) for name in ("bias", "sinks") if options.get(name) is not None}
     query, key, value = (
         split_channels(ops.affine(x, *projection, xp=xp), count, xp)
         for projection, x, count in zip(
@@ -213,7 +208,7 @@ def attend_heads(
     if parameters.extra_key is not None:
         length = shape(key, xp=xp)[-2]
         mask = _mask_with_extra_key(options.get("mask"), options.pop("is_causal", False), length)
-        bias = options["bias"]
+        bias = options.get("bias")
         options |= {"mask": mask, "bias": None if bias is None else _bias_with_extra_key(bias, length, xp)}
         key = _append_extra(key, parameters.extra_key, num_kv_heads, ops, xp=xp)
         value = _append_extra(value, parameters.extra_value, num_kv_heads, ops, xp=xp)

@@ -28,18 +28,12 @@ def layer_norm(
         16-bit types are computed in float32 and rounded once.
     epsilon : float
         Added to the variance, under the root.
-    arithmetic : {"fast", "reproducible"}
+    arithmetic, xp
         As in `scaled_dot_product_attention`.
-    xp : array namespace, optional
 
     Returns
     -------
     Array, shape (..., C)
-
-    Raises
-    ------
-    TypeError, ValueError
-        When dtypes or shapes do not fit, or epsilon is not a positive number.
 
     References
     ----------
@@ -121,19 +115,13 @@ def rms_norm(
         16-bit types are computed in float32 and rounded once. Squares that overflow do no harm.
     epsilon : float
         Added to the mean square, under the root.
-    arithmetic : {"fast", "reproducible"}
+    arithmetic, xp
         As in `scaled_dot_product_attention`.
-    xp : array namespace, optional
 
     Returns
     -------
     Array, shape (..., C)
         Of the dtype of ``x``.
-
-    Raises
-    ------
-    TypeError, ValueError
-        When dtypes or shapes do not fit, or epsilon is not a positive number.
 
     References
     ----------

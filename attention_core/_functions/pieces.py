@@ -144,11 +144,6 @@ def attention_extent(
     Extent
         Of float32.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `partial_attention` with ``arithmetic="reproducible"``.
-
     Examples
     --------
     >>> import numpy as np
@@ -314,10 +309,6 @@ def merge_extents(first: Extent, /, *others: Extent, xp: Namespace | None = None
     first, *others : Extent
         Of the same shapes.
     xp : array namespace, optional
-
-    Returns
-    -------
-    Extent
 
     Raises
     ------

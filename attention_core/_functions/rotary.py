@@ -62,19 +62,13 @@ def rotary_embedding(
     divisors : tuple of float, optional
         :math:`d_0, …, d_{W/2-1}`, positive; by default 1. All alike divide the positions, as models of longer contexts
         do; Llama 3.1 and YaRN divide low frequencies alone.
-    arithmetic : {"fast", "reproducible"}
+    arithmetic, xp
         As in `scaled_dot_product_attention`.
-    xp : array namespace, optional
 
     Returns
     -------
     Array, shape (..., H, L, D)
         Of the dtype of ``x``.
-
-    Raises
-    ------
-    TypeError, ValueError
-        When dtypes or shapes do not fit, or base, width or divisors are not valid.
 
     Notes
     -----
@@ -119,7 +113,7 @@ def rotations_of(
     rotary_width: int | None,
     rotary_divisors: tuple[float, ...] | None,
     interleaved: bool,
-    arithmetic: str,
+    ops: Any,
     xp: Namespace,
 ) -> dict[int, Callable[[Array], Array]]:
     """What rotates heads by positions (..., L), for each width of the layers' heads: layers share cosines and sines."""
@@ -128,8 +122,7 @@ def rotations_of(
     widths = {shape(layer.attention.query.weight, xp=xp)[1] // num_heads for layer in layers}
     places = xp.expand_dims(xp.expand_dims(positions, axis=-2), axis=-1)
     options = {"base": float(rotary_base), "divisors": rotary_divisors, "interleaved": interleaved, "xp": xp}
-    rotation = arithmetic_of(arithmetic).rotation
-    return {width: rotation(places, like, width=rotary_width or width, **options) for width in widths}
+    return {width: ops.rotation(places, like, width=rotary_width or width, **options) for width in widths}
 
 
 @once_per_signature

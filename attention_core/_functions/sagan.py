@@ -58,9 +58,8 @@ def sagan_attention(
     data_format : {"channels_last", "channels_first"}
     return_weights : bool
         Whether to return the weights as well, of shape (..., 1, height * width, keys).
-    arithmetic : {"fast", "reproducible"}
+    arithmetic, xp
         As in `scaled_dot_product_attention`.
-    xp : array namespace, optional
 
     Returns
     -------
@@ -145,9 +144,8 @@ def spectral_norm(
         Steps of power iteration, 1 to 1000.
     epsilon : float
         Added to the norms.
-    arithmetic : {"fast", "reproducible"}
+    arithmetic, xp
         As in `scaled_dot_product_attention`.
-    xp : array namespace, optional
 
     Returns
     -------
@@ -155,11 +153,6 @@ def spectral_norm(
         :math:`W / \sigma`.
     u : Array, shape (out,)
         The new estimate, for the next call.
-
-    Raises
-    ------
-    TypeError, ValueError
-        When dtypes, shapes or numbers do not fit.
 
     References
     ----------

@@ -75,11 +75,6 @@ def sample_tokens(
     -------
     Array of int32, shape (...)
 
-    Raises
-    ------
-    TypeError, ValueError
-        When dtypes do not fit, or a number is not valid.
-
     Notes
     -----
     Seed, step and row decide. Probabilities are integers out of :math:`2^{30}` times the greatest, whose sums no order

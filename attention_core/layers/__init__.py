@@ -1,7 +1,9 @@
 """Layers without a framework: settings, initial parameters, and the call.
 
 The layers of `attention_torch`, `attention_jax` and `attention_keras` hold the parameters of a layer defined here.
-A definition holds no array. So it compares by value, is saved as text, and is called with parameters of any library::
+A setting that is not valid raises `TypeError` or `ValueError` when the layer is made; so do heads that do not share out
+the channels evenly. A definition holds no array. So it compares by value, is saved as text, and is called with
+parameters of any library::
 
     layer = MultiHeadAttention(channels=64, num_heads=8)
     parameters = layer.init(0, xp=xp)

@@ -33,11 +33,6 @@ class DotProductAttention(Layer):
     implementation : {"auto", "dense", "blockwise", "fused"}
     arithmetic : {"fast", "reproducible"}
 
-    Raises
-    ------
-    TypeError, ValueError
-        When a setting is not valid.
-
     Examples
     --------
     >>> import array_api_strict as xp
@@ -158,15 +153,6 @@ class MultiHeadAttention(Layer):
         Whether to append a key and a value of zeros, as ``add_zero_attn`` in PyTorch: a sink of score 0.
     scale, softcap, is_causal, dropout, implementation, arithmetic
         As in `DotProductAttention`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        When a setting is not valid, or the number of heads does not divide the channels.
-
-    References
-    ----------
-    A. Vaswani et al., "Attention is all you need", 2017.
 
     Examples
     --------

@@ -31,11 +31,6 @@ class RMSNorm(Layer):
     channels : int
     epsilon : float
     arithmetic : {"fast", "reproducible"}
-
-    Raises
-    ------
-    TypeError, ValueError
-        When a setting is not valid.
     """
 
     channels: int
@@ -66,11 +61,6 @@ class GatedFeedForward(Layer):
     arithmetic : {"fast", "reproducible"}
     activation : {"silu", "gelu", "gelu_tanh", "relu"}
         Of the gate.
-
-    Raises
-    ------
-    TypeError, ValueError
-        When a setting is not valid.
     """
 
     channels: int
@@ -167,11 +157,6 @@ class DecoderLayer(_DecoderSettings):
     dropout : float
     implementation : {"auto", "dense", "blockwise", "fused"}
     arithmetic : {"fast", "reproducible"}
-
-    Raises
-    ------
-    TypeError, ValueError
-        When a setting is not valid, or the number of heads does not divide the channels.
     """
 
     channels: int
@@ -318,11 +303,6 @@ class Decoder(_DecoderSettings):
         As in `attention_core.functions.decoder`: a tuple has one for each layer, as in Gemma.
     **settings
         The others of `DecoderLayer`, the same for all layers.
-
-    Raises
-    ------
-    TypeError, ValueError
-        When a setting is not valid, or the number of heads does not divide the channels.
     """
 
     num_tokens: int

@@ -100,10 +100,6 @@ def generate(
         ``on_step(tokens, logits)`` is called with (B,) and (B, V) at every step.
     xp : array namespace, optional
 
-    Returns
-    -------
-    Generated
-
     Raises
     ------
     TypeError, ValueError

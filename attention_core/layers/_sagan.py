@@ -51,10 +51,6 @@ class SaganAttention(Layer):
     TypeError, ValueError
         When a setting is not valid, or the result would not have C channels.
 
-    References
-    ----------
-    H. Zhang, I. Goodfellow, D. Metaxas, A. Odena, "Self-attention generative adversarial networks", 2018.
-
     Examples
     --------
     >>> import array_api_strict as xp

@@ -30,11 +30,6 @@ class FeedForward(Layer):
     dropout : float
     arithmetic : {"fast", "reproducible"}
     activation : {"gelu", "gelu_tanh", "relu", "silu"}
-
-    Raises
-    ------
-    TypeError, ValueError
-        When a setting is not valid.
     """
 
     channels: int
@@ -87,11 +82,6 @@ class EncoderLayer(Layer):
     is_causal : bool
     activation : {"gelu", "gelu_tanh", "relu", "silu"}
         Of the feed-forward.
-
-    Raises
-    ------
-    TypeError, ValueError
-        When a setting is not valid, or the number of heads does not divide the channels.
     """
 
     channels: int
@@ -197,11 +187,6 @@ class Embeddings(Layer):
         Of the normalization.
     dropout : float
     arithmetic : {"fast", "reproducible"}
-
-    Raises
-    ------
-    TypeError, ValueError
-        When a setting is not valid.
     """
 
     num_tokens: int

@@ -99,13 +99,7 @@ class Adapted(FixedSettings):
 
     @classmethod
     def _class_of(cls, definition: Layer, parameters: Any, state: Any, /) -> type[Self]:
-        """The class that holds these arrays: this one, or on the base of all layers that of the definition.
-
-        Raises
-        ------
-        TypeError, ValueError
-            When the definition is not one of this class, or arrays do not fit it.
-        """
+        """The class that holds these arrays: this one, or on the base of all layers that of the definition."""
         found: Any = cls if hasattr(cls, "kind") else cls._classes.get(type(definition))
         if found is None or type(definition) is not found.kind:
             known = [cls.kind] if hasattr(cls, "kind") else cls._classes

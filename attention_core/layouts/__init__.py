@@ -1,7 +1,10 @@
 """Read and write the weights of other libraries' attention modules, as arrays of any library.
 
 A layout is defined by the names and shapes of its arrays. Arguments give what arrays cannot tell, such as the number of
-heads. Weights or settings without a counterpart raise a `LayoutError`; nothing is left out silently.
+heads. Weights or settings without a counterpart raise a `LayoutError`; nothing is left out silently. Arrays that are
+missing, unknown or of another shape raise one, too. Other settings that are not valid, and parameters that do not fit
+their definition, raise `TypeError` or `ValueError`. Functions that read return a definition of `attention_core.layers`
+and its parameters.
 """
 
 from attention_core._keywords import publish

@@ -70,16 +70,6 @@ def from_bert_layer(
     dropout : float
         ``hidden_dropout_prob`` and ``attention_probs_dropout_prob``, which must be equal.
     xp : array namespace, optional
-
-    Returns
-    -------
-    definition : attention_core.layers.EncoderLayer
-    parameters : attention_core.parameters.EncoderLayer
-
-    Raises
-    ------
-    LayoutError, TypeError, ValueError
-        As in `from_torch`.
     """
     reader = Arrays(BERT_LAYER, _renamed(BERT_LAYER, arrays), xp)
     layer = _bert_layer(reader, "", None, num_heads=num_heads, epsilon=epsilon, dropout=dropout)
@@ -96,8 +86,6 @@ def to_bert_layer(
     ------
     LayoutError
         When the layer normalizes first, or has no biases.
-    TypeError, ValueError
-        When the parameters do not fit the definition.
     """
     _check_bert_layer(definition)
     layers.check_fit(definition, parameters)
@@ -139,16 +127,6 @@ def from_bert_embeddings(
         table before the first position are left out. By default a row of zeros tells: no training changes that of
         padding.
     xp : array namespace, optional
-
-    Returns
-    -------
-    definition : attention_core.layers.Embeddings
-    parameters : attention_core.parameters.Embeddings
-
-    Raises
-    ------
-    LayoutError, TypeError, ValueError
-        As in `from_torch`.
     """
     reader = Arrays(BERT_EMBEDDINGS, _renamed(BERT_EMBEDDINGS, arrays), xp)
     embeddings = _bert_embeddings(reader, "", epsilon, dropout, padding_idx=padding_idx)
@@ -165,8 +143,6 @@ def to_bert_embeddings(
     ------
     LayoutError
         When there are no segments, or no normalization.
-    TypeError, ValueError
-        When the parameters do not fit the definition.
     """
     _check_bert_embeddings(definition)
     layers.check_fit(definition, parameters)
@@ -207,11 +183,6 @@ def from_bert(
         The embeddings, and the layers in order.
     parameters : tuple
         The parameters of each.
-
-    Raises
-    ------
-    LayoutError, TypeError, ValueError
-        As in `from_torch`.
     """
     arrays = _encoder_of(_renamed(BERT, arrays))
     indices = {name.split(".")[2] for name in arrays if name.startswith("encoder.layer.")}
@@ -236,8 +207,6 @@ def to_bert(
     ------
     LayoutError
         As in `to_bert_embeddings` and `to_bert_layer`, and when the layers differ in their settings.
-    TypeError, ValueError
-        When the parameters do not fit the definitions.
     """
     bert_arguments(definitions)
     if len(definitions) != len(parameters):

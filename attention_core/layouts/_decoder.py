@@ -109,10 +109,6 @@ def decoder_from_config(config: Mapping[str, Any], /) -> layers.Decoder:
     config : mapping
         Of a model of type llama (SmolLM, too), mistral, qwen2, qwen3, gemma, gemma2 or phi3.
 
-    Returns
-    -------
-    attention_core.layers.Decoder
-
     Raises
     ------
     LayoutError, TypeError, ValueError
@@ -380,10 +376,6 @@ def to_causal_lm(
     definition : attention_core.layers.Decoder
     parameters : attention_core.parameters.Decoder
     xp : array namespace, optional
-
-    Returns
-    -------
-    dict of str to Array
 
     Raises
     ------

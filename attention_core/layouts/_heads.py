@@ -58,10 +58,6 @@ def join_heads(
         (H * E, out).
     xp : array namespace, optional
 
-    Returns
-    -------
-    attention_core.parameters.MultiHeadAttention
-
     Raises
     ------
     LayoutError

@@ -62,17 +62,10 @@ def from_keras(
     dropout : float
     xp : array namespace, optional
 
-    Returns
-    -------
-    definition : attention_core.layers.MultiHeadAttention
-    parameters : attention_core.parameters.MultiHeadAttention
-
     Raises
     ------
     LayoutError
         When an array is missing, of another shape, or unknown, such as that of ``use_gate``.
-    TypeError, ValueError
-        When a setting is not valid.
 
     Examples
     --------
@@ -113,17 +106,10 @@ def from_keras_grouped(
     dropout : float
     xp : array namespace, optional
 
-    Returns
-    -------
-    definition : attention_core.layers.MultiHeadAttention
-    parameters : attention_core.parameters.MultiHeadAttention
-
     Raises
     ------
     LayoutError
         When an array is missing, of another shape, or unknown, or the order is missing.
-    TypeError, ValueError
-        When a setting is not valid.
     """
     reader = Arrays(KERAS_GROUPED, arrays, xp)
     return _from_kernels(KERAS_GROUPED_NAMES, reader, num_heads=num_heads, head_order=head_order, dropout=dropout)
@@ -149,18 +135,11 @@ def from_flax(
     num_heads, head_order, dropout, xp
         As in `from_keras_grouped`; flax repeats.
 
-    Returns
-    -------
-    definition : attention_core.layers.MultiHeadAttention
-    parameters : attention_core.parameters.MultiHeadAttention
-
     Raises
     ------
     LayoutError
         When an array is missing, of another shape, or unknown, such as those of ``normalize_qk``, or the order is
         missing.
-    TypeError, ValueError
-        When a setting is not valid.
     """
     reader = Arrays(FLAX, _flat(arrays), xp)
     return _from_kernels(FLAX_NAMES, reader, num_heads=num_heads, head_order=head_order, dropout=dropout)
@@ -191,8 +170,6 @@ def to_keras(
     LayoutError
         When the layer has a scale, a softcap, grouped heads, no output, extra keys, or a bias on some projections only.
         So with ``is_causal``, which is an argument of the module's call.
-    TypeError, ValueError
-        When the parameters do not fit the definition.
     """
     check_attention(KERAS, definition)
     return _to_kernels(KERAS_NAMES, definition, parameters, head_order=None, xp=xp)
@@ -213,8 +190,6 @@ def to_keras_grouped(
     LayoutError
         As in `to_keras`, except for grouped heads. Also when values or outputs have another width, or the order is
         missing.
-    TypeError, ValueError
-        When the parameters do not fit the definition.
     """
     _check_keras_grouped(definition)
     return _to_kernels(KERAS_GROUPED_NAMES, definition, parameters, head_order=head_order, xp=xp)
@@ -235,8 +210,6 @@ def to_flax(
     LayoutError
         As in `to_keras`, except for grouped heads. Also when values have another width or other channels than keys, or
         the order is missing.
-    TypeError, ValueError
-        When the parameters do not fit the definition.
     """
     _check_flax(definition)
     return _to_kernels(FLAX_NAMES, definition, parameters, head_order=head_order, xp=xp)

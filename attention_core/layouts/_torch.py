@@ -55,17 +55,10 @@ def from_torch(
     dropout : float
     xp : array namespace, optional
 
-    Returns
-    -------
-    definition : attention_core.layers.MultiHeadAttention
-    parameters : attention_core.parameters.MultiHeadAttention
-
     Raises
     ------
     LayoutError
         When an array is missing, of another shape, or unknown.
-    TypeError, ValueError
-        When a setting is not valid.
 
     Examples
     --------
@@ -91,8 +84,6 @@ def to_torch(
     LayoutError
         When the layer has a scale, a softcap, grouped heads, heads of another width, no output, or a bias on some
         projections only. So with ``is_causal``, which is an argument of the module's call.
-    TypeError, ValueError
-        When the parameters do not fit the definition.
     """
     _check_torch(definition)
     layers.check_fit(definition, parameters)
@@ -192,16 +183,6 @@ def from_torch_encoder_layer(
     activation : {"relu", "gelu"}
         By default that of the module; the arrays do not tell.
     xp : array namespace, optional
-
-    Returns
-    -------
-    definition : attention_core.layers.EncoderLayer
-    parameters : attention_core.parameters.EncoderLayer
-
-    Raises
-    ------
-    LayoutError, TypeError, ValueError
-        As in `from_torch`.
     """
     reader = Arrays(TORCH_ENCODER_LAYER, arrays, xp)
     tree = EncoderLayer(
@@ -224,8 +205,6 @@ def to_torch_encoder_layer(
     ------
     LayoutError
         When the layer has dropout, ``is_causal``, grouped heads or no biases.
-    TypeError, ValueError
-        When the parameters do not fit the definition.
     """
     _check_torch_encoder(definition)
     layers.check_fit(definition, parameters)
@@ -271,16 +250,6 @@ def from_equinox(
     num_heads : int
     dropout : float
     xp : array namespace, optional
-
-    Returns
-    -------
-    definition : attention_core.layers.MultiHeadAttention
-    parameters : attention_core.parameters.MultiHeadAttention
-
-    Raises
-    ------
-    LayoutError, TypeError, ValueError
-        As in `from_torch`.
     """
     reader = Arrays(EQUINOX, arrays, xp)
     tree = MultiHeadAttention(*(reader.linear(f"{name}_proj") for name in PROJECTIONS))
@@ -297,8 +266,6 @@ def to_equinox(
     ------
     LayoutError
         When the layer has a scale, a softcap, ``is_causal``, grouped heads, no output, or extra keys.
-    TypeError, ValueError
-        When the parameters do not fit the definition.
     """
     check_attention(EQUINOX, definition, biases="each")
     layers.check_fit(definition, parameters)

@@ -83,20 +83,12 @@ LIMIT = 2**29  # above all positions; three times as much still fits int32
 
 
 class Band(NamedTuple):
-    """Bounds of the pairs that a rule allows: ``low <= key - query <= high``, and ``key < stop``.
+    """Bounds of the pairs that a rule allows: ``low <= key - query <= high``, and ``key < stop``."""
 
-    Attributes
-    ----------
-    low, high, stop : int
-        From -`LIMIT`, which is no bound below, to `LIMIT`, which is none above.
-    is_exact : bool
-        Whether the rule allows all pairs within these bounds.
-    """
-
-    low: int = -LIMIT
-    high: int = LIMIT
+    low: int = -LIMIT  # no bound
+    high: int = LIMIT  # none, as the next
     stop: int = LIMIT
-    is_exact: bool = True
+    is_exact: bool = True  # whether the rule allows all pairs within these bounds
 
     @property
     def is_relative(self) -> bool:

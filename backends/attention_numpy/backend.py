@@ -62,6 +62,7 @@ class NumpyLoops(ThreadedLoops):
 class NumpyBackend(Backend):
     """The backend of NumPy, and of libraries that compute with it."""
 
+    holds_values = True
     tuning = Tuning(
         queries=2048,
         keys=512,
@@ -93,10 +94,6 @@ class NumpyBackend(Backend):
         if isinstance(array, np.matrix):
             raise TypeError("expected a plain array; got a matrix: pass numpy.asarray(matrix)")
         return isinstance(array, np.ndarray | np.generic)
-
-    def is_concrete(self, array: Array, /) -> bool:
-        """Whether the values can be read now, which they always can."""
-        return True
 
     def devices(self) -> list[str]:
         """Names of the devices."""

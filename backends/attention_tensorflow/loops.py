@@ -23,7 +23,7 @@ class TensorFlowLoops(TracedLoops):
     """Loops of `tf.while_loop`; a stack is a `tf.TensorArray`, which is written to in place."""
 
     @property
-    def softmax(self) -> Callable[[Array], Array] | None:
+    def softmax(self) -> Callable[[Array], Array] | None:  # type: ignore[override]
         """TensorFlow's own, but in programs for XLA, which fuses exponentials with what is done to them."""
         compiled = control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
         return None if compiled else _softmax

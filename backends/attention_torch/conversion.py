@@ -74,10 +74,6 @@ def to_module(layer: Any, kind: type[torch.nn.Module], /) -> torch.nn.Module:
         One of the classes that `from_module` takes, but of BERT for its relatives. Those of PyTorch are made with
         ``batch_first=True``.
 
-    Returns
-    -------
-    torch.nn.Module
-
     Raises
     ------
     TypeError

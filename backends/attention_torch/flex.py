@@ -65,21 +65,13 @@ def _library() -> Any:
 
 
 class FlexAttention(Kernel):
-    """`torch.nn.attention.flex_attention`, compiled once for each kind of call.
-
-    Attributes
-    ----------
-    devices : tuple of str
-        The kinds of devices on which it is a kernel that is differentiated.
-    function : callable or None
-        FlexAttention as it is called; by default compiled.
-    """
+    """`torch.nn.attention.flex_attention`, compiled once for each kind of call."""
 
     name = "torch.nn.attention.flex_attention"
 
     def __init__(self, devices: tuple[str, ...] = ("cuda",), function: Callable[..., Any] | None = None) -> None:
-        self.devices = devices
-        self.function = function
+        self.devices = devices  # the kinds of them on which it is a kernel that is differentiated
+        self.function = function  # as it is called; by default compiled
         self._programs: dict[Any, Callable[..., Any]] = {}
 
     def judge(self, call: Call) -> Verdict:

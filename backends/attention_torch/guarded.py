@@ -35,35 +35,17 @@ FLASH_CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_
 
 
 class Facts(NamedTuple):
-    """What is known of a call for a host before anything is computed, and of all others of its signature.
+    """What is known of a call for a host before anything is computed, and of all others of its signature."""
 
-    Attributes
-    ----------
-    is_alone : bool
-        Whether nothing but autograd looks at what is called.
-    is_rule_without_flag, may_leak : bool
-        Whether the mask is one that the kernel has no flag for, and whether something may leak, or be lost.
-    cuts : list of KeyCut or None
-        The keys of all samples, or of each; ``None`` if they are found when it is computed.
-    is_native, has_groups : bool
-        Whether the kernel takes the call as it is, and whether some heads share keys.
-    folded : tuple of int or None
-        Axes of the query with these heads as rows of one, where they are few.
-    scale : float
-        What is left of the scale for the kernel to multiply by.
-    factor : Tensor or None
-        The rest of it, a tensor: PyTorch multiplies a query by one in half the time that a number takes.
-    """
-
-    is_alone: bool
-    is_rule_without_flag: bool
-    may_leak: bool
-    cuts: list[KeyCut] | None
-    is_native: bool = False
-    has_groups: bool = False
-    folded: tuple[int, ...] | None = None
-    scale: float = 1.0
-    factor: torch.Tensor | None = None
+    is_alone: bool  # whether nothing but autograd looks at what is called
+    is_rule_without_flag: bool  # whether the mask is one that the kernel has no flag for
+    may_leak: bool  # whether something may leak, or be lost
+    cuts: list[KeyCut] | None  # the keys of all samples, or of each; None if they are found when it is computed
+    is_native: bool = False  # whether the kernel takes the call as it is
+    has_groups: bool = False  # whether some heads share keys
+    folded: tuple[int, ...] | None = None  # axes of the query with these heads as rows of one, where they are few
+    scale: float = 1.0  # what is left of the scale for the kernel to multiply by
+    factor: torch.Tensor | None = None  # the rest: a query is multiplied by a tensor in half the time of a number
 
 
 def facts_of(call: Call) -> Facts:
@@ -102,31 +84,15 @@ def lasting_facts(call: Call) -> Facts:
 
 
 class GuardedPlan(NamedTuple):
-    """What is known of a call besides its arrays.
+    """What is known of a call besides its arrays."""
 
-    Attributes
-    ----------
-    mask : tree definition or None
-    factor : float
-        What the query is multiplied by: inside of the operation, so that programs hold one step.
-    scale : float
-        What is left to the kernel.
-    starts : tuple of int
-    has_bias : bool
-        Whether the last array is a bias, which holds the mask, too.
-    looks : bool
-        Whether results are looked at.
-    logsumexp : bool
-        Whether the logsumexp is asked for, and has a gradient.
-    """
-
-    mask: Any
-    factor: float
-    scale: float
+    mask: Any  # a tree definition
+    factor: float  # what the query is multiplied by, inside of the operation
+    scale: float  # what is left to the kernel
     starts: tuple[int, int]
-    has_bias: bool
-    looks: bool
-    logsumexp: bool
+    has_bias: bool  # whether the last array is a bias, which holds the mask, too
+    looks: bool  # whether results are looked at
+    logsumexp: bool  # whether the logsumexp is asked for, and has a gradient
 
 
 def attend(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -26,24 +26,12 @@ _kept: dict[Any, torch.Tensor] = {}
 
 
 class Part(NamedTuple):
-    """A call of the kernel: of all samples, or of one, with a run of their keys.
+    """A call of the kernel: of all samples, or of one, with a run of their keys."""
 
-    Attributes
-    ----------
-    at : slice
-        Of samples, along one axis.
-    keys : slice
-    arrays : tuple of tensors
-        Query, key and value as the kernel takes them.
-    added : Tensor or None
-        What is added to scores.
-    is_causal : bool
-    """
-
-    at: slice
+    at: slice  # of samples, along one axis
     keys: slice
-    arrays: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-    added: torch.Tensor | None
+    arrays: tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query, key and value as the kernel takes them
+    added: torch.Tensor | None  # to scores
     is_causal: bool
 
 

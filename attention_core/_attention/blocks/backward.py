@@ -53,7 +53,7 @@ def _gradients(plan: Plan, operands: Operands, results: Arrays, cotangents: Arra
     grid = make_grid(plan, operands, backend)
     grid = grid._replace(visits=make_visits(grid, by_key=True))
     sums = _accumulate(grid, _row_arrays(grid, results, cotangents))
-    gradients = [grid.concat_blocks(total, side) for total, side in zip(sums[:3], (0, 1, 1), strict=True)]
+    gradients = [*grid.concat_blocks(sums[:1], 0), *grid.concat_blocks(sums[1:3], 1)]
     if not plan.all_finite:  # elements that are not finite were replaced, and have no gradient
         gradients = [zero_unless_finite(x, like, grid.xp) for x, like in zip(gradients, operands[:3], strict=True)]
     d_bias = None if grid.operands.bias is None else grid.concat_bias_gradient(sums.d_bias)

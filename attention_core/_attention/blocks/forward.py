@@ -66,7 +66,8 @@ def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array,
     empty = functools.partial(empty_results, plan, arrays, backend)
 
     def attend(plan: Plan) -> Any:
-        return with_nonfinite_values(make_grid(plan, operands, backend), _attend, empty)
+        grid = make_grid(plan, operands, backend)
+        return _attend(grid) if plan.all_finite else with_nonfinite_values(grid, _attend, empty)
 
     if plan.exp_without_max is not None or backend.loops.softmax is None or not is_unmodified_product(plan, operands):
         return attend(plan)  # type: ignore[no-any-return]
@@ -96,8 +97,8 @@ def _attend(grid: Grid) -> tuple[Array, Array, Array]:
         grid = grid._replace(visits=make_visits(grid, by_key=False, run_keys=grid.plan.max_keys_per_run))
     stacks = grid.row_stacks(shape(grid.operands.value, xp=grid.xp)[-1], 2)
     outputs, numbers = grid.for_each_sample(functools.partial(_attend_sample, grid), stacks)
-    rows = grid.concat_blocks(numbers, 0)
-    return grid.concat_blocks(outputs, 0), rows[..., 0], rows[..., 1]
+    output, rows = grid.concat_blocks((outputs, numbers), 0)
+    return output, rows[..., 0], rows[..., 1]
 
 
 class Running(NamedTuple):
@@ -139,6 +140,7 @@ def _absorb(grid: Grid, blocks: Blocks, rows: Array, i: Any, masked: bool, j: An
     """The running sums after one more block of keys."""
     plan, xp, loops = grid.plan, grid.xp, grid.loops
     keys = xp.matrix_transpose(loops.block_at(blocks.keys, j))
+    values = loops.block_at(blocks.values, j)
     block = score_block(grid, blocks.sample, rows, keys, i=i, j=j, masked=masked)
     if plan.exp_without_max:
         new_max, exponentials = None, loops.exp_scaled(block.scores)
@@ -147,8 +149,7 @@ def _absorb(grid: Grid, blocks: Blocks, rows: Array, i: Any, masked: bool, j: An
         new_max = xp.maximum(xp.max(block.scores, axis=-1, keepdims=True), before)
         exponentials = loops.exp_difference(block.scores, new_max)
     total = xp.sum(exponentials, axis=-1, keepdims=True)
-    weights = grid.drop(exponentials, block.at)
-    values = loops.block_at(blocks.values, j)
+    weights = exponentials if grid.dropout is None else grid.drop(exponentials, block.at)
     has_key = _has_key(grid, block, total, i, j=j) if plan.may_mask else None
     if state is None:
         return Running(matmul_per_group(weights, values, xp), total, new_max, has_key)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, on_device_of, positions, shape, zeros_with
+from attention_core._arrays import Array, Arrays, Namespace, on_device_of, positions, shape, zeros_with
 from attention_core._attention.blocks.plan import Operands, Plan
 from attention_core._attention.call import apply_dropout, counted_from, flatten_group, is_listed
 from attention_core._backend import Backend, Loops, Workspace, is_on_host
@@ -56,14 +57,11 @@ class Grid(NamedTuple):
     padded: bool  # whether the last block of keys is filled up with zeros
     may_mask: bool  # whether a block may hold masked scores
     changes_scores: bool  # whether there is a softcap or a score modification
+    is_one_block: bool  # whether there is one block of keys, so that a compiler needs no loop over them
+    work_per_query: int  # of a host, by the time of a score in fast arithmetic; 0 if it is not known
     workspace: Workspace  # memory of products, each of which is used before the next of its name is computed
     cache: dict[Any, Array] | None = None  # masks by distance, under a rule that looks at `key - query` alone
     visits: Any = None  # `Visits`, once they are known
-
-    @property
-    def is_one_block(self) -> bool:
-        """Whether there is one block of keys, so that a compiler needs no loop over them."""
-        return self.loops.traced and isinstance(self.counts[1], int) and self.counts[1] == 1
 
     def for_each_sample(self, body: Callable[[Any, Any], Any], state: Any, *, is_shared: bool = False) -> Any:
         """Run a body for each round; in turn, if they add to the same sums."""
@@ -72,10 +70,8 @@ class Grid(NamedTuple):
         return self.loops.for_each(self.num_rounds, body, state, self.work(self.operands.query))
 
     def work(self, query: Array) -> int:
-        """A host's work of all scores of queries, by the time of one in fast arithmetic; 0 if it is not known."""
-        if self.loops.traced or not is_on_host(query):
-            return 0
-        return int(math.prod(query.shape[:-1]) * self.lengths[1]) * (EXACT_WORK if self.plan.num_slices else 1)
+        """A host's work of all scores of queries; 0 if it is not known."""
+        return int(math.prod(query.shape[:-1])) * self.work_per_query if self.work_per_query else 0
 
     def sample_at(self, index: Any) -> Sample:
         """The arrays of one sample, or of one of its key/value heads."""
@@ -90,13 +86,21 @@ class Grid(NamedTuple):
             ]
             rule = unflatten(plan.mask, arrays)
         bias = None if operands.bias is None else self.part_of(operands.bias, b, g)
-        query, key = self.part_of(operands.query, b, g), self.part_of(operands.key, b, g)
-        return Sample(b, g, query, key, self.part_of(operands.value, b, g), bias=bias, rule=rule)
+        query, key, value = self.parts_of(operands[:3], b, g)
+        return Sample(b, g, query, key, value, bias=bias, rule=rule)
 
     def part_of(self, x: Array, b: Any, g: Any) -> Array:
         """The part of an array (B or 1, G or 1, ...) of one sample, and one key/value head if that is not ``None``."""
-        x = self.loops.block_at(x, 0 if is_broadcast(x, 0) else b)
-        return x if g is None or is_broadcast(x, 0) else self.xp.expand_dims(self.loops.block_at(x, g), axis=0)
+        (part,) = self.parts_of((x,), b, g)
+        return part
+
+    def parts_of(self, arrays: Arrays, b: Any, g: Any) -> list[Array]:
+        """`part_of` of several arrays."""
+        samples = [0 if is_broadcast(x, 0) else b for x in arrays]
+        parts = list(map(self.loops.block_at, arrays, samples))
+        if g is None:
+            return parts
+        return [x if is_broadcast(x, 0) else self.xp.expand_dims(self.loops.block_at(x, g), axis=0) for x in parts]
 
     def cached_by_distance(self, name: str, i: Any, j: Any, like: Array, compute: Callable[[], Array]) -> Array:
         """Compute a mask of a block; only once for all blocks of one shape and distance, if the distance decides."""
@@ -150,9 +154,7 @@ class Grid(NamedTuple):
         return Positions(batch, xp.reshape(heads, (num_kv_heads, group, 1, 1)), xp.expand_dims(query, axis=-1), key)
 
     def drop(self, weights: Array, at: Positions | None) -> Array:
-        """Weights of a block with some of them 0, if there is dropout."""
-        if self.dropout is None:
-            return weights
+        """Weights of a block with some of them 0."""
         return apply_dropout(weights, self.dropout, at, self.dims[1] * self.dims[2], self.xp)
 
     def finite_or_zero(self, x: Array) -> Array:
@@ -161,10 +163,8 @@ class Grid(NamedTuple):
 
     def matmul(self, name: str, weights: Array, value: Array) -> Array:
         """`matmul_per_group`, perhaps in memory that the next of this name overwrites: fresh memory takes as long."""
-        *dims, columns = shape(weights, xp=self.xp)
-        flat = self.xp.reshape(weights, (dims[0], dims[1] * dims[2], columns))
-        product = self.loops.matmul(flat, value, self.workspace, name)
-        return self.xp.reshape(product, (*dims, shape(value, xp=self.xp)[-1]))
+        matmul = functools.partial(self.loops.matmul, workspace=self.workspace, name=name)
+        return matmul_per_group(weights, value, self.xp, matmul)
 
     # Stacks of blocks in which results and gradients are summed
 
@@ -177,10 +177,10 @@ class Grid(NamedTuple):
         dims = (1 if self.plan.per_head else self.dims[1], self.dims[2], self.sizes[0])
         options = {"dtype": like.dtype if dtype is None else getattr(self.xp, dtype), **on_device_of(like)}
 
-        def stack(last: Any) -> Any:
-            return self.loops.zero_blocks(count, lambda _: self.xp.zeros((*dims, last), **options))
+        def zeros(last: Any, _: Any) -> Array:
+            return self.xp.zeros((*dims, last), **options)
 
-        return tuple(map(stack, lasts))
+        return tuple([self.loops.zero_blocks(count, functools.partial(zeros, last)) for last in lasts])
 
     def gradient_stacks(self, *lasts: Any, after: Array) -> tuple[Any, ...]:
         """Blocks for the gradients of query, key and value of these widths. Memory is needed as of ``after``."""
@@ -201,13 +201,14 @@ class Grid(NamedTuple):
             return self.sizes[side]
         return min(self.sizes[side], self.lengths[side] - index % self.counts[side] * self.sizes[side])
 
-    def concat_blocks(self, stack: Any, side: int) -> Array:
-        """The blocks of queries or keys (axis -2) as one array (B, G, ..., length, width)."""
+    def concat_blocks(self, stacks: tuple[Any, ...], side: int) -> list[Array]:
+        """The blocks of queries or keys (axis -2) of each stack as one array (B, G, ..., length, width)."""
         xp, loops = self.xp, self.loops
-        rows = loops.stack_blocks(loops.concat_blocks(stack, self.counts[side], -2))[..., : self.lengths[side], :]
+        count, length = self.counts[side], self.lengths[side]
+        rows = [loops.stack_blocks(loops.concat_blocks(stack, count, -2))[..., :length, :] for stack in stacks]
         if not (loops.traced or self.plan.per_head):
             return rows
-        return xp.reshape(rows, (*self.dims[:2], *shape(rows, xp=xp)[2:]))
+        return [xp.reshape(x, (*self.dims[:2], *shape(x, xp=xp)[2:])) for x in rows]
 
     def bias_stack(self) -> Any:
         """Blocks for the gradient of a bias; ``None`` where there is none."""
@@ -265,6 +266,7 @@ def make_grid(plan: Plan, operands: Operands, backend: Backend) -> Grid:
     relative = plan.mask is not None and unflatten(plan.mask, operands.mask).is_relative()
     relative = relative and not any(map(is_listed, operands[6:8]))
     repeats = max(sizes) % max(min(sizes), 1) == 0  # else hardly any distance occurs twice
+    is_read = not loops.traced and is_on_host(operands.query)
     return Grid(
         plan,
         operands,
@@ -280,6 +282,8 @@ def make_grid(plan: Plan, operands: Operands, backend: Backend) -> Grid:
         padded=padded,
         may_mask=plan.mask is not None or operands.bias is not None or padded,
         changes_scores=plan.softcap is not None or operands.softcap is not None or plan.score_mod is not None,
+        is_one_block=loops.traced and isinstance(counts[1], int) and counts[1] == 1,
+        work_per_query=int(lengths[1]) * (EXACT_WORK if plan.num_slices else 1) if is_read else 0,
         workspace=Workspace(),
         cache={} if relative and repeats and operands.bias is None and not loops.traced else None,
     )
@@ -324,11 +328,13 @@ def first_block(index: Any) -> Any:
     return index.start if isinstance(index, range) else index
 
 
-def matmul_per_group(weights: Array, value: Array, xp: Namespace) -> Array:
+def matmul_per_group(
+    weights: Array, value: Array, xp: Namespace, matmul: Callable[[Array, Array], Array] | None = None
+) -> Array:
     """Weights (G, R, m, n) times values (G, n, E): an array (G, R, m, E)."""
-    *dims, columns = shape(weights, xp=xp)
-    product = xp.matmul(xp.reshape(weights, (dims[0], dims[1] * dims[2], columns)), value)
-    return xp.reshape(product, (*dims, shape(value, xp=xp)[-1]))
+    (*dims, columns), width = shape(weights, xp=xp), shape(value, xp=xp)[-1]
+    flat = xp.reshape(weights, (dims[0], dims[1] * dims[2], columns))
+    return xp.reshape(xp.matmul(flat, value) if matmul is None else matmul(flat, value), (*dims, width))
 
 
 def matmul_transposed(weights: Array, x: Array, xp: Namespace) -> Array:

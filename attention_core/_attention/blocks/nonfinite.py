@@ -20,8 +20,6 @@ def with_nonfinite_values(grid: Grid, average: Callable[[Grid], Arrays], empty: 
     and repairs it. A traced loop adds two passes where there is such a value: they average indicators, one of inf or
     NaN, one of -inf or NaN. It holds all passes, as it is traced once. An accelerator is not asked.
     """
-    if grid.plan.all_finite:
-        return average(grid)
     xp, loops = grid.xp, grid.loops
     if loops.traced:
         infinite = xp.logical_not(xp.all(xp.isfinite(grid.operands.value)))

@@ -93,8 +93,10 @@ def unpack_operands(plan: Plan, arrays: Arrays) -> Operands:
 def make_plan(call: Call, *, num_slices: int = 0, score_scale: float = 1.0) -> tuple[Plan, Operands]:
     """A call as constants and arrays. In reproducible arithmetic, with slices, the query is not scaled yet."""
     xp, tuning, dropout = call.xp, block_tuning(call), call.dropout
+    query = call.query if num_slices else xp.multiply(call.query, scale_like(call.query, call.scale, xp))
     *leading, num_heads, rows, width = shape(call.query, xp=xp)
     num_kv_heads, columns = shape(call.key, xp=xp)[-3:-1]
+    value_width = shape(call.value, xp=xp)[-1]
     batch = math.prod(leading)
     group = 1 if isinstance(num_heads, int) and num_heads == num_kv_heads else num_heads // num_kv_heads
     target = (batch, num_kv_heads, group, rows, columns)
@@ -111,12 +113,11 @@ def make_plan(call: Call, *, num_slices: int = 0, score_scale: float = 1.0) -> t
     score_arrays: Arrays = ()
     if isinstance(score_mod, ScoreMod):
         score_mod, score_arrays = flatten(score_mod.function, []), score_mod.arrays
-    query = call.query if num_slices else xp.multiply(call.query, scale_like(call.query, call.scale, xp))
     query_start, key_start = call.starts
     operands = Operands(
         query=xp.reshape(query, (batch, num_kv_heads, group, rows, width)),
         key=xp.reshape(call.key, (batch, num_kv_heads, columns, width)),
-        value=xp.reshape(call.value, (batch, num_kv_heads, columns, shape(call.value, xp=xp)[-1])),
+        value=xp.reshape(call.value, (batch, num_kv_heads, columns, value_width)),
         bias=None if call.bias is None else _flatten_batch(call.bias, 3, leading, target, xp=xp),
         softcap=None if call.softcap is None else only_array(call.softcap),
         seed=only_array(seed) if rate else None,

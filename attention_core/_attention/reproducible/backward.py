@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from attention_core._arithmetic.elementary import exp2_weight
 from attention_core._arithmetic.exact import (
+    from_three_float32,
     join_carry,
     largest_magnitude,
     power_above,
@@ -94,7 +95,7 @@ def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, ba
         value=slices.pack_vectors(grid, value, first_last=True),
     )
     *accumulators, of_bias = _accumulate(grid._replace(operands=packed), operands)
-    sums = [grid.concat_blocks(accumulator, int(which > 0)) for which, accumulator in enumerate(accumulators)]
+    sums = [*grid.concat_blocks(accumulators[:1], 0), *grid.concat_blocks(accumulators[1:], 1)]
     if plan.group is not None:
         sums[1:] = [backend.collectives.total(total, plan.group) for total in sums[1:]]
     gradients = [_join_gradient(grid, total, units, which) for which, total in enumerate(sums)]
@@ -134,7 +135,7 @@ def _row_terms(grid: Grid, value: Array, results: Arrays, cotangents: Arrays) ->
     d_weights_bound = xp.multiply(xp.multiply(power_above_max(d_output, -1, xp), value_power), terms)
     return RowTerms(
         d_output=d_output,
-        reference=slices.from_three_float32(reference[..., :3], xp),
+        reference=from_three_float32(reference[..., :3], xp),
         weight_unit=reference[..., 3:],
         delta=delta,
         bound=xp.multiply(power_above(xp.add(d_weights_bound, xp.abs(delta)), xp), 2.0),

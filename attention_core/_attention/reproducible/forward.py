@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 
 from attention_core._arithmetic.elementary import split_log2
+from attention_core._arithmetic.exact import as_three_float32
 from attention_core._arrays import Array, Arrays, Namespace, dtype_name, on_device_of, shape, zeros_with
 from attention_core._attention.blocks.forward import empty_results as empty_results_of_blocks
 from attention_core._attention.blocks.grid import Grid, make_grid
@@ -53,9 +54,8 @@ def reproducible_attention(
 
 def arrange(call: Call) -> tuple[Plan, Arrays]:
     """The plan of a call, and the arrays of its operands."""
-    xp = call.xp
-    num_slices = 2 if dtype_name(call.query.dtype) == "float32" else 1
-    call = upcast_call(call)
+    xp, dtype, call = call.xp, call.query.dtype, upcast_call(call)
+    num_slices = 2 if dtype_name(dtype) == "float32" else 1
     width = shape(call.query, xp=xp)[-1]
     if isinstance(width, int) and width == 0:  # all scores are 0, as with one channel of zeros
         query, key = (
@@ -71,6 +71,8 @@ def arrange(call: Call) -> tuple[Plan, Arrays]:
 def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
     """Output (B, G, R, M, E), logsumexp (B, G, R, M), and `backward_reference` (B, G, R, M, 4)."""
     grid = make_grid(plan, unpack_operands(plan, arrays), backend)
+    if plan.all_finite:
+        return _forward(grid)
     return with_nonfinite_values(grid, _forward, lambda: empty_results(plan, arrays, backend))
 
 
@@ -100,7 +102,7 @@ def backward_reference(anchor: Array, power: Array, fraction: Array, *, none: Ar
     Here, ``power`` is twice that, and ``fraction`` that of `split_log2`.
     """
     reference = xp.add(anchor, xp.multiply(xp.add(fraction, 1.0), 1 / 256))
-    parts = slices.as_three_float32(xp.where(none, 0.0, reference), xp)
+    parts = as_three_float32(xp.where(none, 0.0, reference), xp)
     return xp.concat([*parts, xp.astype(xp.divide(2.0, power), xp.float32)], axis=-1)
 
 

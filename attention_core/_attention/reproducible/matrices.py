@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 from attention_core._arithmetic.elementary import exp2_tail
-from attention_core._arithmetic.exact import round_to_float32, to_float64, uncontracted
+from attention_core._arithmetic.exact import from_three_float32, round_to_float32, to_float64, uncontracted
 from attention_core._arithmetic.products import exact_sum, matmul
 from attention_core._arrays import Array, Arrays, Gradients, positions, shape, zeros_with
 from attention_core._attention.blocks.grid import Grid, is_broadcast, make_grid
@@ -22,7 +22,7 @@ from attention_core._attention.call import Call, flatten_group
 from attention_core._attention.reproducible.backward import backward
 from attention_core._attention.reproducible.forward import arrange
 from attention_core._attention.reproducible.reduction import QueryRows, for_each_rows, scores_at
-from attention_core._attention.reproducible.slices import SCORE_UNIT, from_three_float32, pad_rows
+from attention_core._attention.reproducible.slices import SCORE_UNIT, pad_rows
 from attention_core._backend import Backend, Operation, register
 
 

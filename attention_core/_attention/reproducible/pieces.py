@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+from attention_core._arithmetic import exact
 from attention_core._arithmetic.elementary import log2
 from attention_core._arithmetic.exact import CARRY, SMALLEST, join_carry, power_above_max, split_carry, to_float64
 from attention_core._arithmetic.operations import run
@@ -21,13 +22,12 @@ from attention_core._arrays import (
     on_device_of,
     scalar_like,
     shape,
-    sizes,
     upcast,
     zeros_with,
 )
 from attention_core._attention.blocks.grid import make_grid
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands
-from attention_core._attention.call import Call, dropout_scale
+from attention_core._attention.call import Call, dropout_scale, has_no_pairs
 from attention_core._attention.finite import infinities, nonfinite_indicators
 from attention_core._attention.reproducible import slices
 from attention_core._attention.reproducible.forward import arrange
@@ -98,7 +98,7 @@ def extent_of(call: Call) -> Extent:
     xp, value = call.xp, upcast(call.value, xp=call.xp)
     *leading, heads, rows, _ = shape(call.query, xp=xp)
     *outer, _, width = shape(value, xp=xp)
-    if _is_empty(call):
+    if has_no_pairs(call):
         scores = xp.full((*leading, heads, rows, 3), -math.inf, dtype=xp.float32, **on_device_of(call.query))
         return Extent(scores, xp.zeros((*outer, 1, width), dtype=xp.float32, **on_device_of(call.query)))
     size = xp.abs(value)
@@ -110,11 +110,6 @@ def extent_of(call: Call) -> Extent:
     plan, arrays = arrange(call)
     (scores,) = run(EXTENT, plan, *arrays, xp=xp)
     return Extent(xp.reshape(scores, (*leading, heads, rows, 3)), largest)
-
-
-def _is_empty(call: Call) -> bool:
-    """Whether there are no queries or no keys, so that all sums are 0."""
-    return 0 in (*sizes(call.query)[:-1], *sizes(call.key)[:-1])
 
 
 def _may_be_masked(call: Call) -> bool:
@@ -137,7 +132,7 @@ def _max_as_three_float32(row_max: Array, xp: Namespace) -> Array:
     row_max = xp.where(xp.logical_or(none, xp.less(xp.abs(row_max), slices.MIN_TOP)), 0.0, row_max)
     highest = scalar_like(slices.MAX_TOP, row_max, xp)
     row_max = xp.minimum(xp.maximum(row_max, xp.negative(highest)), highest)
-    return xp.where(none, -math.inf, xp.concat(slices.as_three_float32(row_max, xp), axis=-1))
+    return xp.where(none, -math.inf, xp.concat(exact.as_three_float32(row_max, xp), axis=-1))
 
 
 def _extent_abstract(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
@@ -175,7 +170,7 @@ def reproducible_partial(call: Call, extent: Extent) -> ExactPartial:
     lasts, width = _lasts(call), shape(call.value, xp=xp)[-1]
     if _may_be_masked(call):
         call, width = _with_nonfinite_indicators(call), 3 * width
-    if _is_empty(call):
+    if has_no_pairs(call):
         weights, values = (
             xp.zeros((*leading, heads, rows, 3, last), dtype=xp.int32, **on_device_of(call.query)) for last in lasts
         )
@@ -212,7 +207,7 @@ def _sums_forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tu
     grid = make_grid(plan, unpack_operands(plan, arrays[:-2]), backend)
     xp, carry = grid.xp, slices.needs_carry(grid, 1)
     scores, values = (to_float64(x, xp) for x in arrays[-2:])
-    row_max = slices.pad_rows(grid, slices.from_three_float32(scores, xp))
+    row_max = slices.pad_rows(grid, exact.from_three_float32(scores, xp))
 
     def finish(_: SlicedValues, sums: Sums) -> tuple[Array, ...]:
         return tuple(xp.concat(_limbs(parts, carry, xp), axis=-1) for parts in (sums.weights, sums.values))
@@ -332,7 +327,7 @@ def _complete_forward(plan: Completion, arrays: tuple[Array, ...], backend: Back
     value_sums = tuple(half for pair in pairs for half in pair)
     weight_sums = slices.split_columns(join_carry(_carried(weights, xp), xp), [1] * num_weights)
     total, weight = weighted_totals(value_sums, weight_sums, power, count=count, carry=True, xp=xp)
-    anchor = anchor_max(slices.from_three_float32(to_float64(scores, xp), xp), xp)
+    anchor = anchor_max(exact.from_three_float32(to_float64(scores, xp), xp), xp)
     weight = xp.where(xp.logical_or(xp.isnan(anchor), xp.less(weight, 0.0)), math.nan, weight)
     output = divide_by_weight(total, weight, plan.factor, xp)
     if plan.counts_nonfinite:

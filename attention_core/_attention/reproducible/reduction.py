@@ -72,8 +72,7 @@ def for_each_rows(
 
         return loops.for_each(grid.counts[0], add_rows, accumulators, grid.work(sample.query))
 
-    accumulators = grid.for_each_sample(add_sample, accumulators)
-    return tuple([grid.concat_blocks(accumulator, 0) for accumulator in accumulators])
+    return tuple(grid.concat_blocks(grid.for_each_sample(add_sample, accumulators), 0))
 
 
 # The first pass: row maxima

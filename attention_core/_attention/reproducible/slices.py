@@ -14,7 +14,6 @@ from attention_core._arithmetic.exact import (
     LONGEST,
     join_carry,
     power_above_max,
-    round_to_float32,
     slice_bits,
     slices,
     split_carry,
@@ -61,10 +60,10 @@ def pack_vectors(grid: Grid, x: Array, *, first_last: bool) -> Array:
     Vectors of one side are :math:`[a_1, a_2 2^{-b}]`, those of the other :math:`[b_2 2^{-b}, b_1]`, each times its
     power of two. The first slice of a vector that is not finite is nan, which makes its scores nan.
     """
-    xp, count = grid.xp, grid.plan.num_slices
-    finite = None if grid.plan.all_finite else xp.all(xp.isfinite(x), axis=-1, keepdims=True)
-    x = grid.finite_or_zero(x)
-    bits = slice_bits(shape(x, xp=xp)[-1])
+    xp, count, finite = grid.xp, grid.plan.num_slices, None
+    if not grid.plan.all_finite:
+        finite, x = xp.all(xp.isfinite(x), axis=-1, keepdims=True), grid.finite_or_zero(x)
+    bits = slice_bits(x.shape[-1])
     power = power_above_max(x, -1, xp)
     parts = slices(x, power, bits=bits, count=count, xp=xp)
     scaled = [xp.multiply(part, xp.multiply(power, 2.0 ** (-bits * n))) for n, part in enumerate(parts, start=1)]
@@ -153,7 +152,7 @@ def _soften(scores: Array, softcap: float, xp: Namespace) -> tuple[Array, Array]
 def exact_weights(grid: Grid, scores: Array, anchor: Array) -> list[Array]:
     """The weights of scores relative to an anchor, in slices: in the memory of the scores, which are not used again."""
     xp, count = grid.xp, WEIGHT_SLICES[grid.plan.num_slices]
-    memory = _memory(grid, "scores", count, shape(scores, xp=xp)) if count > 1 else None
+    memory = _memory(grid, "scores", count, scores.shape) if count > 1 else None
     parts = None if memory is None else [memory[n, ...] for n in range(count)]
     if parts is None:
         scores -= anchor
@@ -166,7 +165,7 @@ def exact_weights(grid: Grid, scores: Array, anchor: Array) -> list[Array]:
 def weigh(grid: Grid, weights: list[Array], values: Array) -> Parts:
     """Slices of weights (G, R, m, n) times values (G, n, E): one product where they lie next to each other."""
     xp, memory, count = grid.xp, None, len(weights)
-    *dims, columns = shape(weights[0], xp=xp)
+    *dims, columns = weights[0].shape
     if count > 1 and isinstance(dims[0], int) and dims[0] == 1 and grid.dropout is None:
         memory = _memory(grid, "scores", count, (*dims, columns))
     if memory is None:
@@ -222,11 +221,11 @@ def join_value_sums(sums: Parts, count: int, carry: bool, xp: Namespace) -> list
     Those of all slices of the values, in the form of `with_carry`, are added with one rounding.
     """
     units = (CARRY, 1.0) if carry else (1.0,)
-    joined = []
+    widths, joined = [shape(sums[0], xp=xp)[-1] // count] * count, []
     for n in range(0, len(sums), len(units)):
         terms = []
         for unit, part in zip(units, sums[n : n + len(units)], strict=True):
-            columns = split_columns(part, [shape(part, xp=xp)[-1] // count] * count)
+            columns = split_columns(part, widths)
             terms += [xp.multiply(x, unit * 2.0 ** (-VALUE_BITS[count] * k)) for k, x in enumerate(columns[::-1])]
         joined.append(xp.add(*sum_exactly(terms, xp)))
     return joined
@@ -280,21 +279,3 @@ def pad_rows(grid: Grid, rows: Array) -> Array:
     if not grid.loops.traced:
         return rows
     return pad(rows, -2, shape(grid.operands.query, xp=grid.xp)[-2] - grid.lengths[0], grid.xp)
-
-
-# Float64 in float32
-
-
-def as_three_float32(x: Array, xp: Namespace) -> list[Array]:
-    """Float64 numbers as sums of three float32 numbers."""
-    parts = []
-    for _ in range(3):
-        parts.append(round_to_float32(x, xp))
-        x = xp.subtract(x, xp.astype(parts[-1], xp.float64))
-    return parts
-
-
-def from_three_float32(parts: Array, xp: Namespace) -> Array:
-    """The inverse of `as_three_float32`, for parts side by side in float64: (..., 3) -> (..., 1)."""
-    first, second, third = (parts[..., n : n + 1] for n in range(3))
-    return xp.add(first, xp.add(second, third))
