@@ -45,6 +45,8 @@ class Facts(NamedTuple):
         Which queries (..., M, 1) may not attend to any key; ``None`` if there is none.
     is_readable : bool
         Whether values can be read now, and no accelerator is waited for, if something is masked.
+    is_sanitized : bool
+        Whether rows may be NaN, and their gradients by the library are to reach nothing that is masked.
     """
 
     scale: Any
@@ -56,6 +58,7 @@ class Facts(NamedTuple):
     allowed: Array | None
     empty: Array | None
     is_readable: bool
+    is_sanitized: bool = False
 
 
 def facts_of(call: Call) -> Facts:

@@ -14,7 +14,7 @@ from attention_core._attention.memo import Known, output_of, prepare
 from attention_core._attention.shards.explanation import explain_shards
 from attention_core._attention.shards.splits import Shards
 from attention_core._attention.shards.strategies import Sharded, taken_strategy
-from attention_core._attention.ways import all_scores, attend, check_implementation
+from attention_core._attention.ways import all_scores, attend, check_implementation, has_no_pairs
 from attention_core._backend import backend_for, common_namespace, may_be_step, with_autocast
 from attention_core._checks import (
     check_arity,
@@ -197,6 +197,8 @@ def _attend_shards(query: Array, key: Array, value: Array, options: dict[str, An
     if sharded.here.size == 1 and sharded.stop == LIMIT and isinstance(sharded.here.split, str):  # the whole, in order
         return checked_attention(query, key, value, {**options, "shards": None})
     strategy, wants_logsumexp = taken_strategy(sharded, shards.strategy), options.get("return_logsumexp", False)
+    if has_no_pairs(sharded.call):  # nor any bits: exact sums have nothing to cut
+        sharded = sharded._replace(call=sharded.call._replace(arithmetic="fast"))
     result = strategy.run(sharded, logsumexp=wants_logsumexp)
     return Attention(cast_to(result.output, query.dtype, xp=sharded.call.xp), None, result.logsumexp)
 

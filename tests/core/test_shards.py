@@ -1,5 +1,6 @@
 """A sequence that ranks share: the numbers of the whole, and its bits in reproducible arithmetic. Threads are ranks."""
 
+import itertools
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -150,6 +151,17 @@ def test_ranks_without_a_position_change_nothing(backend, put, ranks, length, na
             check_close(*compared(ranks, backend, put, name, 4, strategy, split, length))
 
 
+@pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
+@pytest.mark.parametrize(("batch", "heads"), [(0, (4, 4)), (2, (0, 0))])
+def test_ranks_without_a_sample_or_a_head_have_the_empty_result(backend, put, ranks, batch, heads, arithmetic):
+    more = {"batch": batch, "heads": heads, "dtype": "float32", "arithmetic": arithmetic}
+    for name, strategy, split in itertools.product(
+        ("causal", "bias", "sinks"), ("gather", "heads", "merge", "ring"), ("zigzag", "striped")
+    ):
+        if arithmetic == "fast" or (strategy != "ring" and name != "sinks"):
+            check_equal(*compared(ranks, backend, put, name, 4, strategy, split, **more))
+
+
 @pytest.mark.parametrize(("size", "length"), [(4, 13), (2, 7)])
 @pytest.mark.parametrize("strategy", ["gather", "heads", "ring"])
 def test_padding_has_no_output_and_hidden_keys_do_not_leak(backend, put, get, ranks, strategy, size, length):
@@ -175,6 +187,25 @@ def test_padding_has_no_output_and_hidden_keys_do_not_leak(backend, put, get, ra
         assert (output == 0).all()
         assert (logsumexp == -np.inf).all()
         np.testing.assert_allclose(gathered, expected, rtol=1e-12)
+
+
+@pytest.mark.needs("gradients")
+@pytest.mark.parametrize("argument", range(3))
+@pytest.mark.parametrize("strategy", ["gather", "heads", "ring"])
+def test_a_nan_shows_in_what_attends_to_it_and_in_gradients_of_what_that_attends_to(
+    backend, put, ranks, monkeypatch, strategy, argument
+):
+    def spoilt(*sizes, **more):
+        arrays = inputs(*sizes, **more)
+        arrays[argument][0, :, 9, 2] = np.nan
+        return arrays
+
+    monkeypatch.setattr(shard_helpers, "inputs", spoilt)
+    for name, split in itertools.product(("causal", "window", "array"), ("contiguous", "zigzag", "striped")):
+        found, expected = compared(ranks, backend, put, name, 2, strategy, split)
+        check_close(found, expected)
+        assert np.isnan(expected["output"]).any()
+        assert np.isfinite(expected["value"][:, :, 12:]).any()
 
 
 @pytest.mark.needs("gradients")

@@ -26,7 +26,7 @@ from attention_core._attention.shards.rules import (
     score_mod_at,
 )
 from attention_core._attention.shards.splits import Place, cut, own, own_heads, stack_of, whole_of
-from attention_core._attention.ways import attend, is_dense_faster, with_sinks
+from attention_core._attention.ways import attend, has_no_pairs, is_dense_faster, with_sinks
 from attention_core._backend import Verdict, is_on_host
 from attention_core.masks import Mask
 from attention_core.masks._mask import LIMIT, band_of
@@ -90,7 +90,7 @@ class Heads(Strategy):
     def judge(self, sharded: Sharded) -> Verdict:
         call, size = sharded.call, sharded.here.size
         num_heads, num_kv_heads = call.query.shape[-3], call.key.shape[-3]
-        if num_heads % math.lcm(num_kv_heads, size):
+        if num_heads % max(1, math.lcm(num_kv_heads, size)):
             return Verdict(
                 f"{num_heads} heads and {num_kv_heads} key/value heads are not shared out evenly by {size} ranks"
             )
@@ -228,6 +228,8 @@ class Ring(Strategy):
 
     def run(self, sharded: Sharded, *, logsumexp: bool) -> Result:
         call, here, stop = sharded.call, sharded.here, sharded.stop
+        if has_no_pairs(call):  # as blocks, a ring has nothing to cut
+            return GATHER.run(sharded, logsumexp=logsumexp)
         if call.bias is not None and _has_axis(call.bias, -1):
             stack = stack_of(_padded_columns(sharded), -1, here.split, here.size, call.xp)
             call = call._replace(bias=whole_of(stack, -1, "contiguous", call.xp))
@@ -312,8 +314,7 @@ def taken_strategy(sharded: Sharded, name: str) -> Strategy:
 
 def _repeats(call: Call, size: int) -> int:
     """How often a key/value head is repeated, so that ranks have whole groups."""
-    num_kv_heads: int = call.key.shape[-3]
-    return math.lcm(num_kv_heads, size) // num_kv_heads
+    return size // math.gcd(call.key.shape[-3], size)
 
 
 def _has_axis(x: Array, axis: int) -> bool:
@@ -347,7 +348,8 @@ def _turns(sharded: Sharded) -> list[Sharded]:
     is_whole = call.arithmetic == "reproducible" or call.score_mod is not None or looks_up_heads(call.mask)
     if is_whole or call.backend.loops.traced or not is_on_host(call.query):
         return [sharded]
-    count = next(n for n in range(1, heads + 1) if heads % n == 0 and (numbers <= n * MOST_GATHERED or n == heads))
+    most = range(1, max(1, heads) + 1)
+    count = next(n for n in most if heads % n == 0 and (numbers <= n * MOST_GATHERED or n == heads))
     turns = []
     for n in range(count) if count > 1 else ():
         turn = sharded._replace(here=sharded.here._replace(rank=n, size=count))
