@@ -177,7 +177,6 @@ class Gather(Strategy):
         call, here, lengths, implementation = sharded
         xp, backend, stop, is_exact = call.xp, call.backend, sharded.stop, call.arithmetic == "reproducible"
         rows = call.query.shape[-2]
-        runs = here.starts(rows, call.query, xp)
         if is_exact:
             query, key, value = fan_out(call[:3], arithmetic_of(call.arithmetic), xp)
             call = call._replace(query=query, key=key, value=value)
@@ -188,11 +187,10 @@ class Gather(Strategy):
         call = call._replace(key=cut(key, -2, 0, lengths[1]), value=cut(value, -2, 0, lengths[1]))
         call = _within(call, queries=stop)
         if is_exact:
-            start = runs[0][0] if len(runs) == 1 else here.positions(rows, call.query, xp)
-            call = call._replace(starts=(start, 0))
+            call = call._replace(starts=(here.start(rows, call.query, xp), 0))
             output, found, _ = reproducible_attention(call, here.group, rows * here.size)
         else:
-            locals_ = _calls_of_runs(call, runs)
+            locals_ = _calls_of_runs(call, here.starts(rows, call.query, xp))
             results = [attend(each, implementation, logsumexp=logsumexp) for each in locals_]
             output = xp.concat([each.output for each in results], axis=-2)
             found = xp.concat([each.logsumexp for each in results], axis=-1) if logsumexp else None
@@ -259,25 +257,30 @@ class Merge(Strategy):
         *dims, _ = call.query.shape
         if call.arithmetic == "reproducible":
             maxima = 3 * math.prod(dims) + math.prod(call.value.shape) // call.value.shape[-2]
-            limbs = math.prod(dims) * num_limbs(_calls_of_keys(sharded)[0])
+            limbs = math.prod(dims) * num_limbs(self.local_call(sharded))
             return int(8 * (size - 1) * (size * maxima + limbs) // size)
         numbers: int = math.prod(dims) * (call.value.shape[-1] + 2)
         return 2 * (size - 1) * numbers * max(4, BYTES[dtype_name(call.query.dtype)])
 
     def run(self, sharded: Sharded, *, logsumexp: bool) -> Result:
-        calls, implementation = _calls_of_keys(sharded), sharded.implementation
-        if sharded.call.arithmetic == "reproducible":
-            output, found = merge_exactly(calls, sharded.here)
+        call, here, implementation = self.local_call(sharded), sharded.here, sharded.implementation
+        if call.arithmetic == "reproducible":
+            output, found = merge_exactly(call, here)
             return Result(output, None, found if logsumexp else None)
         if implementation == "auto":  # few kernels return the logsumexp
-            implementation = "dense" if is_dense_faster(calls[0]) else "blockwise"
-        pieces = [attend(each, implementation, logsumexp=True) for each in calls]
-        result = merge(pieces, sharded.here, sharded.call)
+            implementation = "dense" if is_dense_faster(call) else "blockwise"
+        result = merge(attend(call, implementation, logsumexp=True), here, call)
         result = result if sharded.call.sinks is None else with_sinks(result, sharded.call)
         return result if logsumexp else result._replace(logsumexp=None)
 
     def local_call(self, sharded: Sharded) -> Call:
-        return _calls_of_keys(sharded)[0]
+        """All queries, and the keys of this rank."""
+        call, here = sharded.call, sharded.here
+        bias, rows = call.bias, call.key.shape[-2]
+        if bias is not None and _has_axis(bias, -1):
+            bias = own(stack_of(_padded_columns(sharded), -1, here.split, here.size, call.xp), here.rank, call.xp)
+        starts = 0, here.start(rows, call.key, call.xp)
+        return _within(call._replace(sinks=None, bias=bias, starts=starts), keys=sharded.stop)
 
 
 RING, HEADS, GATHER, MERGE = Ring(), Heads(), Gather(), Merge()
@@ -370,22 +373,6 @@ def _calls_of_runs(call: Call, runs: list[tuple[Any, int]]) -> list[Call]:
             bias = cut(bias, -2, first, stop)
         calls.append(_from_start(call._replace(query=cut(call.query, -2, first, stop), bias=bias), start))
         first = stop
-    return calls
-
-
-def _calls_of_keys(sharded: Sharded) -> list[Call]:
-    """A call of all queries for each run of the keys of this rank."""
-    call, here = sharded.call, sharded.here
-    call, bias = _within(call._replace(sinks=None), keys=sharded.stop), call.bias
-    has_columns = bias is not None and _has_axis(bias, -1)
-    if has_columns:
-        bias = own(stack_of(_padded_columns(sharded), -1, here.split, here.size, call.xp), here.rank, call.xp)
-    calls, first = [], 0
-    for start, count in here.starts(call.key.shape[-2], call.key, call.xp):
-        key, value = (cut(x, -2, first, first + count) for x in call[1:3])
-        columns = cut(bias, -1, first, first + count) if has_columns else bias
-        calls.append(call._replace(key=key, value=value, bias=columns, starts=(0, start)))
-        first += count
     return calls
 
 

@@ -96,7 +96,7 @@ def test_a_logsumexp_that_rounding_spoils_is_left_to_blocks(ranks, pieces, size)
 
 
 @pytest.mark.parametrize("size", [64, 500, 2000])
-def test_sinks_beside_large_scores_are_as_precise_as_these(ranks, size):
+def test_sinks_next_to_large_scores_are_as_precise_as_these(ranks, size):
     """A score and a logsumexp lose up to 6e-8 of their size each, and weights, of sinks too, are off by a share of both."""
     rng = np.random.default_rng(0)
     arrays = [np.sqrt(size / 9) * rng.standard_normal((1, 2, 64, 8)).astype(np.float32) for _ in range(2)]
