@@ -284,9 +284,9 @@ def explain_attention(query: Array, key: Array, value: Array, /, **options: Unpa
       dense: about 1.54e+03 MiB, not taken: holds all scores at once
     """
     wanted = {name: bool(options.get(f"return_{name}")) for name in ("weights", "logsumexp")}
-    if options.get("shards") is not None:
+    if (shards := options.get("shards")) is not None:
         sharded = _sharded(query, key, value, dict(options), *_placed(query, key, value, dict(options)))
-        return explain_shards(sharded, options["shards"].strategy, logsumexp=wanted["logsumexp"])
+        return explain_shards(sharded, shards.strategy, logsumexp=wanted["logsumexp"])
     return explain(make_call(query, key, value, **options), **wanted)
 
 
