@@ -6,6 +6,8 @@ ways in alternation, on the processors that there are::
     python docs/shard_processes.py memory auto
     torchrun --nproc-per-node 4 docs/shard_processes.py memory ring
     torchrun --nproc-per-node 4 docs/shard_processes.py time
+
+With ``--nproc-per-node 1``, the time is that of a group of one.
 """
 
 import statistics
@@ -18,14 +20,19 @@ import torch.distributed as dist
 
 from attention_core import Shards, scaled_dot_product_attention
 
-LENGTH, HEADS, ROUNDS = 8192, {"memory": 8, "time": 4}, 3
-ALONE = ("auto", "blockwise")
+LENGTH, HEADS, ROUNDS = 8192, {"memory": 8, "time": 4}, 5
+ALONE = ("auto", "blockwise", "reproducible")
+SHARED = ("gather", "heads", "ring", "reproducible gather")
 
 
 def seconds(way, rows, heads):
     """The processor time of a call of this process: a strategy of ranks, or an implementation of one process."""
-    alone = way in ALONE
-    options = {"implementation": way} if alone else {"shards": Shards(dist.group.WORLD, strategy=way)}
+    *exact, word = way.split()
+    options = {"arithmetic": "reproducible"} if exact or word == "reproducible" else {}
+    if way not in ALONE:
+        options["shards"] = Shards(dist.group.WORLD, strategy=word)
+    elif not options:
+        options["implementation"] = word
     arrays = [torch.randn(1, heads, rows, 64).requires_grad_() for _ in range(3)]
     start = time.process_time()
     output = scaled_dot_product_attention(*arrays, is_causal=True, **options)
@@ -52,7 +59,7 @@ def times(rank, size):
     """Print the processor time of each way, and how often it holds those of one process."""
     found = {}
     for turn in range(ROUNDS + 1):
-        for way in (*ALONE, "gather", "heads", "ring"):
+        for way in ALONE + SHARED:
             rows = LENGTH if way in ALONE else LENGTH // size
             every = [0.0] * size
             dist.all_gather_object(every, seconds(way, rows, HEADS["time"]) if way not in ALONE or rank == 0 else 0.0)

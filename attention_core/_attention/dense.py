@@ -18,10 +18,10 @@ def dense(call: Call, facts: Facts, *, weights: bool = True, logsumexp: bool = T
 
     over the keys that query i may attend to. Asking for weights or logsumexp never changes the output.
     """
-    xp, dropout, allowed = call.xp, call.dropout, facts.allowed
+    xp, dropout = call.xp, call.dropout
     scores = dense_scores(call, facts)  # (..., H, M, N)
     # (..., H, M, N), their sums (..., H, M, 1), and twice (..., H, M)
-    exponentials, total, *found = softmax(scores, call, allowed, facts.empty, logsumexp=logsumexp)
+    exponentials, total, *found = softmax(scores, call, facts, logsumexp=logsumexp)
     kept = exponentials if dropout is None else apply_dropout(exponentials, dropout, facts.at, facts.num_heads, xp)
     output = xp.divide(averages(kept, call.value, facts, xp), total)  # (..., H, M, E)
     output = output if dropout is None else xp.multiply(output, dropout.scale)

@@ -36,6 +36,7 @@ class Facts(NamedTuple):
     allowed: Array | None  # which pairs may attend, by mask and bias; None for all
     empty: Array | None  # which queries (..., M, 1) may not attend to any key; None if there is none
     is_readable: bool  # whether values can be read now, and no accelerator is waited for, if something is masked
+    is_sanitized: bool = False  # whether rows may be NaN, and their gradients are to reach nothing that is masked
 
 
 def facts_of(call: Call) -> Facts:

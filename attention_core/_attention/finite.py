@@ -15,7 +15,7 @@ from typing import Any
 from attention_core._arrays import Array, Namespace, compute_dtype_name, scalar_like, shape
 from attention_core._attention.call import Call, Result, repeat_kv
 from attention_core._attention.facts import Facts, averages
-from attention_core._backend import Loops
+from attention_core._backend import Loops, is_on_host
 
 
 def guarded(way: Callable[..., Result], call: Call, facts: Facts, *, weights: bool) -> Result:
@@ -24,7 +24,8 @@ def guarded(way: Callable[..., Result], call: Call, facts: Facts, *, weights: bo
         return way(call, weights=weights)
 
     def repair() -> Result:
-        result = way(sanitized(call, facts), weights=weights)
+        of_rows = facts._replace(is_sanitized=call.backend.differentiates and is_on_host(call.query))
+        result = way(sanitized(call, facts), facts=of_rows, weights=weights)
         return result._replace(output=with_infinities(result.output, call.xp))
 
     if not facts.is_readable:

@@ -8,10 +8,11 @@ from typing import Any
 from attention_core._arithmetic.exact import two_sum
 from attention_core._arrays import Array, Namespace, length, on_device_of, shape
 from attention_core._attention.call import Call
+from attention_core._attention.facts import Facts
 
 
 def softmax(
-    scores: Array, call: Call, allowed: Array | None, empty: Array | None, /, *, logsumexp: bool = True
+    scores: Array, call: Call, facts: Facts, /, *, logsumexp: bool = True
 ) -> tuple[Array, Any, Array | None, Array | None]:
     r"""Exponentials of the scores (..., M, N), their total (..., M, 1), and if it is asked for, the logsumexp.
 
@@ -29,7 +30,7 @@ def softmax(
     one of them is NaN, and dropout must not drop that key. Its gradient sums over all keys of a row, so that no
     gradient may come from one that is not allowed.
     """
-    xp, backend = call.xp, call.backend
+    xp, backend, allowed, empty = call.xp, call.backend, facts.allowed, facts.empty
     num_keys = length(scores, -1, xp=xp)
     if isinstance(num_keys, int) and num_keys == 0:
         one = xp.ones((*shape(scores, xp=xp)[:-1], 1), dtype=scores.dtype, **on_device_of(scores))
@@ -60,6 +61,8 @@ def softmax(
             total = xp.where(xp.equal(total, 0.0), 1.0, total)
         total = total if empty is None else xp.where(empty, 1.0, total)  # 0 / 0 and log(0)
         log_total = xp.log(total) if logsumexp else None
+        if facts.is_sanitized:  # of a row that is NaN, 0 times its total would be NaN in the gradient of any value
+            exponentials, total = xp.where(allowed, exponentials, 0.0), xp.where(xp.isnan(total), 1.0, total)
     if log_total is None:
         return exponentials, total, None, None
     log_normalizer, remainder = two_sum(top, log_total, xp)
@@ -87,7 +90,8 @@ def merge_logsumexps(logsumexp: Array, remainder: Array, /, *, xp: Namespace) ->
     exponentials = xp.exp(xp.add(xp.subtract(logsumexp, top), xp.subtract(remainder, rest)))
     total = xp.where(none, 1.0, xp.sum(exponentials, axis=0))
     merged, remainder = two_sum(top, xp.add(rest, xp.log(total)), xp)
-    return xp.divide(exponentials, total), xp.where(none, -math.inf, merged), xp.where(none, 0.0, remainder)
+    known = xp.logical_not(xp.logical_or(none, xp.isnan(remainder)))  # not of a row with a score that is inf or NaN
+    return xp.divide(exponentials, total), xp.where(none, -math.inf, merged), xp.where(known, remainder, 0.0)
 
 
 def merge_pieces(output: Array, logsumexp: Array, remainder: Array, /, *, xp: Namespace) -> tuple[Array, Array, Array]:

@@ -24,7 +24,7 @@ from attention_core._arrays import (
     sizes_differ,
     type_text,
 )
-from attention_core._backend import array_namespace, can_be_read, common_namespace, is_concrete, library_name
+from attention_core._backend import array_namespace, can_be_read, common_namespace, is_concrete, is_dense, library_name
 from attention_core._keywords import choice_hint
 from attention_core.parameters import Linear, PreparedWeight
 
@@ -235,7 +235,7 @@ def check_number(name: str, value: Any, *, positive: bool = False) -> None:
     """Raise unless the value is a finite Python number, or a 0-d floating-point array, whose value is not read."""
     if not isinstance(value, Real) and hasattr(value, "dtype"):
         check_floating(name, value)
-        if len(value.shape):
+        if is_dense(value) and len(value.shape):  # a nested one has no shape
             raise ValueError(f"expected {name} as a number; got an array of shape {shape_text(value)}")
         return
     if isinstance(value, bool) or not isinstance(value, Real):

@@ -12,9 +12,9 @@ from attention_core._attention.config import CONTEXTS, assumes_finite, record
 from attention_core._attention.explanation import Explanation, explain
 from attention_core._attention.memo import Known, output_of, prepare
 from attention_core._attention.shards.explanation import explain_shards
-from attention_core._attention.shards.splits import Shards
+from attention_core._attention.shards.splits import Place
 from attention_core._attention.shards.strategies import Sharded, taken_strategy
-from attention_core._attention.ways import all_scores, attend, check_implementation
+from attention_core._attention.ways import all_scores, attend, check_implementation, has_no_pairs
 from attention_core._backend import backend_for, common_namespace, may_be_step, with_autocast
 from attention_core._checks import (
     check_arity,
@@ -31,12 +31,13 @@ from attention_core._functions.constants import with_constants
 from attention_core._functions.options import DEFAULTS, FLAGS, Options, PlainOptions, options_but
 from attention_core._functions.shards import check_same, check_shared, place_of, whole_lengths
 from attention_core.masks import And, Causal, Mask
-from attention_core.masks._mask import LIMIT, as_mask
+from attention_core.masks._mask import as_mask
 from attention_core.masks._tree import check_covered, check_mask, mask_arrays
 from attention_core.random import check_dropout, seed_array, seeded
 from attention_core.scores import ScoreMod
 
 NOT_OF_SCORES = (*FLAGS, "sinks", "dropout", "implementation", "assume_finite", "shards")
+OF_THE_WHOLE = ("shards", "mask", "bias")
 NOT_OF_CALLS = ("is_causal", "return_weights", "return_logsumexp", "implementation", "shards", "xp")
 SCALE_LIMIT = 2.0**64  # what is multiplied by numbers beyond may be subnormal even in float64
 
@@ -191,20 +192,23 @@ def checked_attention(query: Array, key: Array, value: Array, options: dict[str,
 
 def _attend_shards(query: Array, key: Array, value: Array, options: dict[str, Any]) -> Attention:
     """Attention of a sequence of which this rank holds a shard, by a strategy of its group."""
-    if getattr(options["shards"], "verify", False):
-        check_same(options["shards"], {"query": query, "key": key, "value": value}, options)
-    shards, sharded = _sharded(query, key, value, options)
-    if sharded.here.size == 1 and sharded.stop == LIMIT and isinstance(sharded.here.split, str):  # the whole, in order
+    shards = options["shards"]
+    if getattr(shards, "verify", False):
+        check_same(shards, {"query": query, "key": key, "value": value}, options)
+    known, here, lengths = _placed(query, key, value, options)
+    if here.size == 1 and isinstance(here.split, str) and lengths[1] == key.shape[-2]:  # the whole, in order
         return checked_attention(query, key, value, {**options, "shards": None})
+    sharded = _sharded(query, key, value, options, known, here, lengths)
     strategy, wants_logsumexp = taken_strategy(sharded, shards.strategy), options.get("return_logsumexp", False)
+    if has_no_pairs(sharded.call):  # nor any bits: exact sums have nothing to cut
+        sharded = sharded._replace(call=sharded.call._replace(arithmetic="fast"))
     result = strategy.run(sharded, logsumexp=wants_logsumexp)
     return Attention(cast_to(result.output, query.dtype, xp=sharded.call.xp), None, result.logsumexp)
 
 
-def _sharded(query: Array, key: Array, value: Array, options: dict[str, Any]) -> tuple[Shards, Sharded]:
-    """The call of a shard, once its arguments are known to be right."""
-    rest = dict(options)
-    shards, mask, bias = (rest.pop(name, None) for name in ("shards", "mask", "bias"))
+def _placed(query: Array, key: Array, value: Array, options: dict[str, Any]) -> tuple[Known, Place, tuple[int, int]]:
+    """What is known of a call, where its shards are, and the lengths of the whole; mask and bias are not checked."""
+    rest = {name: option for name, option in options.items() if name not in OF_THE_WHOLE}
     known = _check_call(query=query, key=key, value=value, **rest)
     if options.get("return_weights"):
         raise ValueError("expected no return_weights with shards, as no rank has the weights of the whole; got True")
@@ -216,16 +220,22 @@ def _sharded(query: Array, key: Array, value: Array, options: dict[str, Any]) ->
         )
     if CONTEXTS.recorders:
         raise ValueError("expected calls without shards while attention is recorded; got one with shards")
-    here, _ = place_of(shards, query)
-    lengths = whole_lengths(shards, here, query, key)
+    here, _ = place_of(options["shards"], query)
+    return known, here, whole_lengths(options["shards"], here, query, key)
+
+
+def _sharded(query: Array, key: Array, value: Array, options: dict[str, Any], *placed: Any) -> Sharded:
+    """The call of a shard, once its mask and bias are known to be right."""
+    known, here, lengths = placed
+    rest = {name: option for name, option in options.items() if name not in OF_THE_WHOLE}
     call = _known_call(known, query, key, value, rest)
-    added = with_constants(query, {"mask": mask, "bias": bias})
+    added = with_constants(query, {name: options.get(name) for name in ("mask", "bias")})
     mask, bias = added["mask"], added["bias"]
     named = {"query": query, "bias": bias, **mask_arrays(mask)}
     common_namespace(call.xp, {name: array for name, array in named.items() if array is not None})
     check_shared(query, mask, bias, lengths)
-    mask = with_causal(mask, rest.get("is_causal", False))
-    return shards, Sharded(call._replace(mask=mask, bias=bias), here, lengths, implementation)
+    mask = with_causal(mask, options.get("is_causal", False))
+    return Sharded(call._replace(mask=mask, bias=bias), here, lengths, options.get("implementation", "auto"))
 
 
 def rounded_attention(call: Call, implementation: str, *, weights: bool = False, logsumexp: bool = False) -> Attention:
@@ -269,8 +279,8 @@ def explain_attention(query: Array, key: Array, value: Array, /, **options: Unpa
       dense: about 1.54e+03 MiB, not taken: holds all scores at once
     """
     wanted = {name: bool(options.get(f"return_{name}")) for name in ("weights", "logsumexp")}
-    if options.get("shards") is not None:
-        shards, sharded = _sharded(query, key, value, dict(options))
+    if (shards := options.get("shards")) is not None:
+        sharded = _sharded(query, key, value, dict(options), *_placed(query, key, value, dict(options)))
         return explain_shards(sharded, shards.strategy, logsumexp=wanted["logsumexp"])
     return explain(make_call(query, key, value, **options), **wanted)
 

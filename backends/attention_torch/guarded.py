@@ -131,9 +131,9 @@ def attend_to_piece(call: Call) -> tuple[torch.Tensor, torch.Tensor] | None:
 def piece_gradients(
     call: Call, results: tuple[torch.Tensor, ...], cotangents: tuple[torch.Tensor, ...]
 ) -> tuple[torch.Tensor, ...] | None:
-    """Gradients of query, key and value by the kernel, if they are finite, given results to all keys."""
+    """Gradients of query, key and value by the kernel, if they are finite and precise, given results to all keys."""
     plan = _plan_of_piece(call, logsumexp=bool(cotangents[1].any()))
-    parts = parts_of(call)
+    parts = None if _is_rounded(results[1].nan_to_num(neginf=0.0)) else parts_of(call)
     found = None if parts is None else _gradients(plan, call, parts, (*results, *cotangents[::-1]))
     return None if found is None or (plan.looks and not _are_finite(found)) else found
 

@@ -1,5 +1,6 @@
 """A sequence that ranks share: the numbers of the whole, and its bits in reproducible arithmetic. Threads are ranks."""
 
+import itertools
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,7 +19,8 @@ pytestmark = pytest.mark.needs(lambda backend: backend.name in ("torch", "numpy"
 def compared(ranks, backend, put, name, size, strategy, split="zigzag", length=16, **more):
     """Results of so many ranks, joined, and those of the whole."""
     differentiate = backend.differentiates and strategy != "merge"
-    more = {"put": put, "differentiate": differentiate, "length": length, **more}
+    heads = {3: (6, 3), 8: (8, 8)}.get(size, (4, 2)) if strategy == "heads" else (4, 2)
+    more = {"put": put, "differentiate": differentiate, "length": length, "heads": heads, **more}
     parts = ranks(size, lambda group: of_rank(backend, ac.Shards(group, split, strategy, length), name, **more))
     if strategy == "merge":  # all ranks have the whole
         for part in parts[1:]:
@@ -51,6 +53,8 @@ WAYS = [  # every third of which have all strategies
     (3, RUNS, "ring", 13), (3, "zigzag", "ring", 13), (2, "contiguous", "ring", 16),
     (3, "striped", "gather", 13), (8, "contiguous", "ring", 13), (4, "striped", "ring", 13),
     (3, "contiguous", "gather", 13), (3, RUNS, "merge", 13), (4, "zigzag", "ring", 13),
+    (8, "zigzag", "gather", 16), (3, "zigzag", "heads", 13), (4, "contiguous", "merge", 16),
+    (8, "contiguous", "heads", 16), (2, "striped", "merge", 13), (8, "striped", "ring", 16),
 ]  # fmt: skip
 
 
@@ -83,6 +87,23 @@ def test_ranks_have_the_bits_of_the_whole(backend, put, ranks, name):
         if turn % 3 != EXACT.index(name) % 3:
             more = {"spread": (1.0, 8.0)[turn % 2]}
             check_equal(*compared(ranks, backend, put, name, size, strategy, split, 13, **exact, **more))
+
+
+@pytest.mark.parametrize(("size", "strategy"), [(3, "gather"), (2, "heads"), (4, "merge")])
+def test_a_sample_has_the_same_bits_in_a_batch_of_eight_and_alone(backend, put, get, ranks, size, strategy):
+    wholes = [x.astype(np.float32) for x in inputs(length=13, batch=8)[:3]]
+
+    def of_shard(group, samples):
+        shards = ac.Shards(group, strategy=strategy, length=13)
+        arrays = [put(x[samples]) for x in wholes]
+        parts = [x if n == 0 and strategy == "merge" else ac.shard(x, shards) for n, x in enumerate(arrays)]
+        return get(ac.scaled_dot_product_attention(*parts, is_causal=True, arithmetic="reproducible", shards=shards))
+
+    together = ranks(size, lambda group: of_shard(group, slice(None)))
+    for sample in (0, 7):
+        alone = ranks(size, lambda group, sample=sample: of_shard(group, slice(sample, sample + 1)))
+        for found, expected in zip(alone, together, strict=True):
+            np.testing.assert_array_equal(found, expected[sample : sample + 1])
 
 
 @pytest.mark.parametrize("name", ["causal", "window", "segments", "lengths", "function", "dropout"])
@@ -143,11 +164,27 @@ def test_no_group_of_heads_is_split(backend, put, ranks, heads, size):
         check_close(*compared(ranks, backend, put, name, size, "heads", heads=heads, length=20, batch=2))
 
 
-@pytest.mark.parametrize(("length", "name"), [(1, "sinks"), (3, "causal"), (5, "function"), (7, "sinks")])
-def test_ranks_without_a_position_change_nothing(backend, put, ranks, length, name):
+@pytest.mark.parametrize(
+    ("size", "length", "name"),
+    [(4, 1, "sinks"), (4, 3, "causal"), (4, 5, "function"), (4, 7, "sinks"), (2, 1, "none"), (3, 2, "causal"),
+     (3, 5, "none"), (8, 1, "sinks"), (8, 9, "none")],
+)  # fmt: skip
+def test_ranks_without_a_position_change_nothing(backend, put, ranks, size, length, name):
+    """Fewer than a pair of chunks for each rank, or than one, under masks or none."""
     for strategy in ("gather", "heads", "merge", "ring"):
-        for split in ("zigzag", pages(4, length, 1)):
-            check_close(*compared(ranks, backend, put, name, 4, strategy, split, length))
+        for split in ("zigzag", pages(size, length, 1)):
+            check_close(*compared(ranks, backend, put, name, size, strategy, split, length))
+
+
+@pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
+@pytest.mark.parametrize(("batch", "heads"), [(0, (4, 4)), (2, (0, 0))])
+def test_ranks_without_a_sample_or_a_head_have_the_empty_result(backend, put, ranks, batch, heads, arithmetic):
+    more = {"batch": batch, "heads": heads, "dtype": "float32", "arithmetic": arithmetic}
+    for name, strategy, split in itertools.product(
+        ("causal", "bias", "sinks"), ("gather", "heads", "merge", "ring"), ("zigzag", "striped")
+    ):
+        if arithmetic == "fast" or (strategy != "ring" and name != "sinks"):
+            check_equal(*compared(ranks, backend, put, name, 4, strategy, split, **more))
 
 
 @pytest.mark.parametrize(("size", "length"), [(4, 13), (2, 7)])
@@ -175,6 +212,25 @@ def test_padding_has_no_output_and_hidden_keys_do_not_leak(backend, put, get, ra
         assert (output == 0).all()
         assert (logsumexp == -np.inf).all()
         np.testing.assert_allclose(gathered, expected, rtol=1e-12)
+
+
+@pytest.mark.needs("gradients")
+@pytest.mark.parametrize("argument", range(3))
+@pytest.mark.parametrize("strategy", ["gather", "heads", "ring"])
+def test_a_nan_shows_in_what_attends_to_it_and_in_gradients_of_what_that_attends_to(
+    backend, put, ranks, monkeypatch, strategy, argument
+):
+    def spoilt(*sizes, **more):
+        arrays = inputs(*sizes, **more)
+        arrays[argument][0, :, 9, 2] = np.nan
+        return arrays
+
+    monkeypatch.setattr(shard_helpers, "inputs", spoilt)
+    for name, split in itertools.product(("causal", "window", "array"), ("contiguous", "zigzag", "striped")):
+        found, expected = compared(ranks, backend, put, name, 2, strategy, split)
+        check_close(found, expected)
+        assert np.isnan(expected["output"]).any()
+        assert np.isfinite(expected["value"][:, :, 12:]).any()
 
 
 @pytest.mark.needs("gradients")

@@ -1,7 +1,8 @@
 """Print the largest errors of ranks against one process, by option, by strategy and by split.
 
 They are those of output, logsumexp and gradients, each relative to its largest number. 2, 3 and 4 ranks share 13
-positions. A compiler takes long, so that JAX has one way for each option. A dash was not run::
+positions. A compiler takes long, so that JAX has one way for each option. A dash was not run. The last two rows are
+errors of the gradients of two numbers against float64, of one process and of 4 ranks, as root mean squares over draws::
 
     torchrun --nproc-per-node 4 tests/helpers/shard_errors.py
     JAX_ENABLE_X64=1 XLA_FLAGS=--xla_force_host_platform_device_count=8 python tests/helpers/shard_errors.py jax
@@ -52,6 +53,23 @@ def of_gloo(dtype):
     dist.barrier()
 
 
+def of_scalars(count=10):
+    """Gradients of scale and softcap of so many draws: in float64, of one process in float32, and of 4 ranks."""
+    import torch.distributed as dist
+    from gloo_ranks import compared
+
+    found = {}
+    for seed, dtype in itertools.product(range(count), ("float64", "float32")):
+        for strategy in ("gather", "heads", "ring"):
+            pair = compared(
+                dist.get_rank(), dist.group.WORLD, ("scale", 4, "zigzag", strategy, LENGTH), "fast", dtype, seed=seed
+            )
+            for way, each in zip((strategy, "one process"), pair or ({}, {}), strict=True):
+                for name in ("scale", "softcap") if pair else ():
+                    found.setdefault((dtype, name, way), {})[seed] = float(each[name])
+    return {key: np.asarray(list(each.values())) for key, each in found.items()}
+
+
 def of_devices(dtype):
     """Errors by option and way, each on some number of devices of JAX."""
     from jax_ranks import results
@@ -77,6 +95,11 @@ def main(engine="gloo"):
         for row in rows:
             found = (cells.get((row, strategy), {}).values() for strategy in ("gather", "heads", "ring", "merge"))
             print(f"| {row} |", *(f"{', '.join(f'{x:.1e}' for x in each) or '–'} |" for each in found))
+    scalars = of_scalars() if engine == "gloo" else {}
+    for name in ("scale", "softcap") if scalars else ():
+        true = scalars["float64", name, "one process"]
+        errors = {way: scalars["float32", name, way] - true for way in ("one process", "gather", "heads", "ring")}
+        print(f"| {name} |", *(f"{np.sqrt(np.mean(each**2) / np.mean(true**2)):.1e} |" for each in errors.values()))
 
 
 if __name__ == "__main__":

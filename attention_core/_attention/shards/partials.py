@@ -21,32 +21,26 @@ from attention_core._attention.softmax import merge_pieces, with_remainder
 from attention_core._backend import Backend
 
 
-def merge(pieces: list[Result], here: Place, call: Call) -> Result:
-    """Attention to all keys, out of that to pieces of the keys of this rank: one sum over ranks."""
-    xp = call.xp
-    known = [with_remainder(each, xp) for each in pieces]
-    columns = zip(*((each.output, *each[2:]) for each in known), strict=True)
-    output, *rows = merge_pieces(*(xp.stack(column) for column in columns), xp=xp)
-    stack = xp.concat([output, *(xp.expand_dims(x, axis=-1) for x in rows)], axis=-1)
+def merge(piece: Result, here: Place, call: Call) -> Result:
+    """Attention to all keys, out of that to those of this rank: one sum over ranks."""
+    xp, known = call.xp, with_remainder(piece, call.xp)
+    stack = xp.concat([known.output, *(xp.expand_dims(x, axis=-1) for x in known[2:])], axis=-1)
     stack = _of_all_ranks(stack, here, call.backend)
     output, *rows = merge_pieces(stack[..., :-2], stack[..., -2], stack[..., -1], xp=xp)
     return Result(output, None, *rows)
 
 
-def merge_exactly(calls: list[Call], here: Place) -> tuple[Array, Array]:
+def merge_exactly(call: Call, here: Place) -> tuple[Array, Array]:
     """The same in reproducible arithmetic: maxima over ranks, then sums of integers."""
-    xp, backend = calls[0].xp, calls[0].backend
-    merge_two = functools.partial(merge_two_extents, xp=xp)
-    ours = functools.reduce(merge_two, map(extent_of, calls))
-    stacks = [_of_all_ranks(x, here, backend) for x in ours]
-    extent = functools.reduce(merge_two, [Extent(*(x[r, ...] for x in stacks)) for r in range(here.size)])
-    partials = [reproducible_partial(call, extent) for call in calls]
-    limbs = [xp.concat([each.weights, each.values], axis=-1) for each in partials]
-    added = functools.reduce(functools.partial(merge_sums, xp=xp), limbs)
-    sums = total(added, here, backend)
+    xp, backend = call.xp, call.backend
+    stacks = [_of_all_ranks(x, here, backend) for x in extent_of(call)]
+    extents = (Extent(*(x[r, ...] for x in stacks)) for r in range(here.size))
+    extent = functools.reduce(functools.partial(merge_two_extents, xp=xp), extents)
+    partial = reproducible_partial(call, extent)
+    sums = total(xp.concat([partial.weights, partial.values], axis=-1), here, backend)
     sums = merge_sums(sums, xp.zeros_like(sums), xp)  # what exceeds a limb is carried
-    count = partials[0].weights.shape[-1]
-    return complete_exactly(ExactPartial(sums[..., :count], sums[..., count:], extent), calls[0].dropout, xp)
+    count = partial.weights.shape[-1]
+    return complete_exactly(ExactPartial(sums[..., :count], sums[..., count:], extent), call.dropout, xp)
 
 
 def _of_all_ranks(x: Array, here: Place, backend: Backend) -> Array:

@@ -77,6 +77,11 @@ class Place(NamedTuple):
             return [(_times(rank, count, xp), count), (_times(mirrored, count, xp), count)]
         return [(self.positions(rows, like, xp), rows)]
 
+    def start(self, rows: int, like: Array, xp: Namespace) -> Any:
+        """The first position of so many rows of this rank, if they are neighbours, or all of them."""
+        pieces = self.starts(rows, like, xp)
+        return pieces[0][0] if len(pieces) == 1 else self.positions(rows, like, xp)
+
     def positions(self, rows: int, like: Array, xp: Namespace) -> Array:
         """The positions of so many rows of this rank, (rows,)."""
         if self.split == "striped":

@@ -26,7 +26,7 @@ from attention_core._attention.shards.rules import (
     score_mod_at,
 )
 from attention_core._attention.shards.splits import Place, cut, own, own_heads, stack_of, whole_of
-from attention_core._attention.ways import attend, is_dense_faster, with_sinks
+from attention_core._attention.ways import attend, has_no_pairs, is_dense_faster, with_sinks
 from attention_core._backend import Verdict, is_on_host
 from attention_core.masks import Mask
 from attention_core.masks._mask import LIMIT, band_of
@@ -90,7 +90,7 @@ class Heads(Strategy):
     def judge(self, sharded: Sharded) -> Verdict:
         call, size = sharded.call, sharded.here.size
         num_heads, num_kv_heads = call.query.shape[-3], call.key.shape[-3]
-        if num_heads % math.lcm(num_kv_heads, size):
+        if num_heads % max(1, math.lcm(num_kv_heads, size)):
             return Verdict(
                 f"{num_heads} heads and {num_kv_heads} key/value heads are not shared out evenly by {size} ranks"
             )
@@ -177,7 +177,6 @@ class Gather(Strategy):
         call, here, lengths, implementation = sharded
         xp, backend, stop, is_exact = call.xp, call.backend, sharded.stop, call.arithmetic == "reproducible"
         rows = call.query.shape[-2]
-        runs = here.starts(rows, call.query, xp)
         if is_exact:
             query, key, value = fan_out(call[:3], arithmetic_of(call.arithmetic), xp)
             call = call._replace(query=query, key=key, value=value)
@@ -188,11 +187,10 @@ class Gather(Strategy):
         call = call._replace(key=cut(key, -2, 0, lengths[1]), value=cut(value, -2, 0, lengths[1]))
         call = _within(call, queries=stop)
         if is_exact:
-            start = runs[0][0] if len(runs) == 1 else here.positions(rows, call.query, xp)
-            call = call._replace(starts=(start, 0))
+            call = call._replace(starts=(here.start(rows, call.query, xp), 0))
             output, found, _ = reproducible_attention(call, here.group, rows * here.size)
         else:
-            locals_ = _calls_of_runs(call, runs)
+            locals_ = _calls_of_runs(call, here.starts(rows, call.query, xp))
             results = [attend(each, implementation, logsumexp=logsumexp) for each in locals_]
             output = xp.concat([each.output for each in results], axis=-2)
             found = xp.concat([each.logsumexp for each in results], axis=-1) if logsumexp else None
@@ -228,6 +226,8 @@ class Ring(Strategy):
 
     def run(self, sharded: Sharded, *, logsumexp: bool) -> Result:
         call, here, stop = sharded.call, sharded.here, sharded.stop
+        if has_no_pairs(call):  # as blocks, a ring has nothing to cut
+            return GATHER.run(sharded, logsumexp=logsumexp)
         if call.bias is not None and _has_axis(call.bias, -1):
             stack = stack_of(_padded_columns(sharded), -1, here.split, here.size, call.xp)
             call = call._replace(bias=whole_of(stack, -1, "contiguous", call.xp))
@@ -257,25 +257,30 @@ class Merge(Strategy):
         *dims, _ = call.query.shape
         if call.arithmetic == "reproducible":
             maxima = 3 * math.prod(dims) + math.prod(call.value.shape) // call.value.shape[-2]
-            limbs = math.prod(dims) * num_limbs(_calls_of_keys(sharded)[0])
+            limbs = math.prod(dims) * num_limbs(self.local_call(sharded))
             return int(8 * (size - 1) * (size * maxima + limbs) // size)
         numbers: int = math.prod(dims) * (call.value.shape[-1] + 2)
         return 2 * (size - 1) * numbers * max(4, BYTES[dtype_name(call.query.dtype)])
 
     def run(self, sharded: Sharded, *, logsumexp: bool) -> Result:
-        calls, implementation = _calls_of_keys(sharded), sharded.implementation
-        if sharded.call.arithmetic == "reproducible":
-            output, found = merge_exactly(calls, sharded.here)
+        call, here, implementation = self.local_call(sharded), sharded.here, sharded.implementation
+        if call.arithmetic == "reproducible":
+            output, found = merge_exactly(call, here)
             return Result(output, None, found if logsumexp else None)
         if implementation == "auto":  # few kernels return the logsumexp
-            implementation = "dense" if is_dense_faster(calls[0]) else "blockwise"
-        pieces = [attend(each, implementation, logsumexp=True) for each in calls]
-        result = merge(pieces, sharded.here, sharded.call)
+            implementation = "dense" if is_dense_faster(call) else "blockwise"
+        result = merge(attend(call, implementation, logsumexp=True), here, call)
         result = result if sharded.call.sinks is None else with_sinks(result, sharded.call)
         return result if logsumexp else result._replace(logsumexp=None)
 
     def local_call(self, sharded: Sharded) -> Call:
-        return _calls_of_keys(sharded)[0]
+        """All queries, and the keys of this rank."""
+        call, here = sharded.call, sharded.here
+        bias, rows = call.bias, call.key.shape[-2]
+        if bias is not None and _has_axis(bias, -1):
+            bias = own(stack_of(_padded_columns(sharded), -1, here.split, here.size, call.xp), here.rank, call.xp)
+        starts = 0, here.start(rows, call.key, call.xp)
+        return _within(call._replace(sinks=None, bias=bias, starts=starts), keys=sharded.stop)
 
 
 RING, HEADS, GATHER, MERGE = Ring(), Heads(), Gather(), Merge()
@@ -312,8 +317,7 @@ def taken_strategy(sharded: Sharded, name: str) -> Strategy:
 
 def _repeats(call: Call, size: int) -> int:
     """How often a key/value head is repeated, so that ranks have whole groups."""
-    num_kv_heads: int = call.key.shape[-3]
-    return math.lcm(num_kv_heads, size) // num_kv_heads
+    return size // math.gcd(call.key.shape[-3], size)
 
 
 def _has_axis(x: Array, axis: int) -> bool:
@@ -347,7 +351,8 @@ def _turns(sharded: Sharded) -> list[Sharded]:
     is_whole = call.arithmetic == "reproducible" or call.score_mod is not None or looks_up_heads(call.mask)
     if is_whole or call.backend.loops.traced or not is_on_host(call.query):
         return [sharded]
-    count = next(n for n in range(1, heads + 1) if heads % n == 0 and (numbers <= n * MOST_GATHERED or n == heads))
+    most = range(1, max(1, heads) + 1)
+    count = next(n for n in most if heads % n == 0 and (numbers <= n * MOST_GATHERED or n == heads))
     turns = []
     for n in range(count) if count > 1 else ():
         turn = sharded._replace(here=sharded.here._replace(rank=n, size=count))
@@ -368,22 +373,6 @@ def _calls_of_runs(call: Call, runs: list[tuple[Any, int]]) -> list[Call]:
             bias = cut(bias, -2, first, stop)
         calls.append(_from_start(call._replace(query=cut(call.query, -2, first, stop), bias=bias), start))
         first = stop
-    return calls
-
-
-def _calls_of_keys(sharded: Sharded) -> list[Call]:
-    """A call of all queries for each run of the keys of this rank."""
-    call, here = sharded.call, sharded.here
-    call, bias = _within(call._replace(sinks=None), keys=sharded.stop), call.bias
-    has_columns = bias is not None and _has_axis(bias, -1)
-    if has_columns:
-        bias = own(stack_of(_padded_columns(sharded), -1, here.split, here.size, call.xp), here.rank, call.xp)
-    calls, first = [], 0
-    for start, count in here.starts(call.key.shape[-2], call.key, call.xp):
-        key, value = (cut(x, -2, first, first + count) for x in call[1:3])
-        columns = cut(bias, -1, first, first + count) if has_columns else bias
-        calls.append(call._replace(key=key, value=value, bias=columns, starts=(0, start)))
-        first += count
     return calls
 
 
