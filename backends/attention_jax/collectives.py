@@ -10,8 +10,6 @@ from jax import lax
 
 from attention_core.backend import Array, Collectives
 
-__all__ = ["JaxCollectives"]
-
 
 class JaxCollectives(Collectives):
     """The collectives of `jax.lax`, along an axis by its name."""

@@ -12,8 +12,6 @@ import numpy as np
 from attention_core.backend import Array, Namespace, TracedLoops
 from attention_jax.sharding import vary
 
-__all__ = ["JaxLoops"]
-
 
 class _Cut(NamedTuple):
     array: Array

@@ -28,8 +28,6 @@ try:
 except ModuleNotFoundError:
     ThreadpoolController = None
 
-__all__ = ["NumpyThreads", "ThreadedLoops", "Threads"]
-
 
 class Threads:
     """Threads for the bodies of a library's loops: a base class. One loop at a time has them.

@@ -19,23 +19,6 @@ if TYPE_CHECKING:
 else:
     np = optional("numpy", "NumPy arrays")
 
-__all__ = [
-    "ARRAYS",
-    "as_floating",
-    "bfloat16",
-    "check_numpy",
-    "devices_of_kind",
-    "differentiate",
-    "is_array",
-    "is_floating",
-    "known_device",
-    "known_mode",
-    "map_arrays",
-    "map_leaves",
-    "to_copies",
-    "versions_of",
-]
-
 NumpyArray: TypeAlias = "np.ndarray[Any, Any]"
 ARRAYS, SCALARS = ((), ()) if isinstance(np, Missing) else ((np.ndarray,), (np.generic,))
 

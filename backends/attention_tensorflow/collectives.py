@@ -8,8 +8,6 @@ import tensorflow as tf
 
 from attention_core.backend import Array, Collectives
 
-__all__ = ["TensorFlowCollectives"]
-
 
 class TensorFlowCollectives(Collectives):
     """The collectives of a replica context, in which the group is the strategy."""

@@ -11,8 +11,6 @@ from tensorflow.python.ops import control_flow_util  # no public name tells prog
 from attention_core.backend import Array, TracedLoops
 from attention_tensorflow import namespace as tensorflow_namespace
 
-__all__ = ["TensorFlowLoops"]
-
 
 class _Cut(NamedTuple):
     array: Array

@@ -11,8 +11,6 @@ import numpy as np
 
 from attention_benchmark.problem import NumpyArray
 
-__all__ = ["keep"]
-
 Twice = tuple[Sequence[NumpyArray], Sequence[NumpyArray]]
 
 

@@ -16,8 +16,6 @@ from attention_benchmark.candidate import Candidate
 from attention_benchmark.problem import DIRECTIONS, Problem
 from attention_files.writing import FileError, write_file
 
-__all__ = ["Measurement", "fastest_peers", "quartiles", "ratio", "read_json", "write_json"]
-
 SAMPLES = ("seconds", "products", "copies")
 
 

@@ -8,8 +8,6 @@ import attention_workers as workers
 from attention_benchmark.candidate import Candidate
 from attention_benchmark.problem import Problem
 
-__all__ = ["Order"]
-
 OF_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": "131072",
     "MALLOC_TRIM_THRESHOLD_": "131072",

@@ -12,21 +12,6 @@ import numpy as np
 
 import attention_core
 
-__all__ = [
-    "DIRECTIONS",
-    "MASKS",
-    "OPERATIONS",
-    "PRESETS",
-    "SOFTCAP",
-    "MaskKind",
-    "Problem",
-    "alibi_rates",
-    "default_problems",
-    "drawn_arrays",
-    "laid_out",
-    "shortened",
-]
-
 NumpyArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 WINDOW = 256  # keys that a query attends to, including its own

@@ -15,8 +15,6 @@ from attention_benchmark.order import Order
 from attention_benchmark.worker import work
 from attention_workers import Death, carried_out
 
-__all__ = ["Message", "installed", "measurements_of", "memory_of"]
-
 Message = dict[str, Any]
 
 

@@ -21,8 +21,6 @@ import attention_workers as workers
 from attention_benchmark.report import TextTable
 from attention_workers.memory import peak_growth
 
-__all__ = ["OPERATIONS", "Pair", "Step", "StepsOrder", "measured", "table"]
-
 TURNS = 15
 Step: TypeAlias = Callable[[], Any]
 

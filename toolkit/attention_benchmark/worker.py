@@ -30,8 +30,6 @@ from attention_benchmark.reference import TOLERANCE, Expected, expected, worst_e
 from attention_numpy.trees import devices_of_kind
 from attention_workers.memory import available, peak_growth
 
-__all__ = ["measure", "measure_memory", "work"]
-
 SAMPLE = 0.005  # the least seconds of a sample; shorter calls are repeated
 ROUNDS = (5, 30)
 EXTRAPOLATED = 2.0**20  # scores: time and memory of smaller calls are mostly overhead

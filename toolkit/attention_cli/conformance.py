@@ -42,17 +42,6 @@ from attention_workers.machine import available_threads
 if TYPE_CHECKING:
     from attention_cli.app import Conformance
 
-__all__ = [
-    "bits_environment",
-    "check_places",
-    "command_of",
-    "conformance",
-    "fixed_threads",
-    "run_all",
-    "run_on",
-    "tell_left_out",
-]
-
 _LONGEST = {"jax": 0, "torch": 1, "tensorflow": 2}  # whose compilers take longest
 CPUS = os.cpu_count() or 1
 STARTING = 8.0

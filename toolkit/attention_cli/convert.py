@@ -19,8 +19,6 @@ from attention_files.safetensors import FileError, load_arrays, load_layers, sav
 if TYPE_CHECKING:
     from attention_cli.app import Convert
 
-__all__ = ["convert"]
-
 OWN = "attention-core"
 FOLDERS = "causal-lm"  # the layout of a folder with its own settings
 GGUF = "gguf"  # of files that are read, and not written

@@ -23,8 +23,6 @@ from attention_conformance.subjects.subject import NotOffered, Subject
 from attention_conformance.subjects.target import TargetError, load_target
 from attention_core.backend import get_backend
 
-__all__ = ["foreign_of", "prepare"]
-
 SAID = {"mask": "mask-sense", "default_scale": "scale"}
 """What the command calls facts, where it is not their name."""
 

@@ -14,8 +14,6 @@ from attention_view.model import Map, Part, Show
 from attention_view.sources import as_numpy, whole
 from attention_view.views import View
 
-__all__ = ["view_mask"]
-
 MOST_ROWS = 1024
 MOST_BLOCKS = 2**20
 OPEN_AXES = (None,) * 8  # axes before the heads, of which nothing is known

@@ -10,8 +10,6 @@ import numpy as np
 
 from attention_view.codes import Details, Level, decode
 
-__all__ = ["CLASSES", "Map", "Part", "Picture", "Show", "ViewData", "printable"]
-
 EVEN_SHARES = 4
 """A scale of weights reaches at least so many times 1 / N, so that weights that are nearly even stay dark."""
 CLASSES = ("both mask", "both allow", "only the first allows", "only the second allows", "several of these")

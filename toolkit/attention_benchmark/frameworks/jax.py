@@ -13,8 +13,6 @@ from attention_benchmark.frameworks import Step
 from attention_benchmark.problem import Problem, laid_out
 from attention_jax import backend
 
-__all__ = ["JaxEngine", "cudnn", "engine", "with_mask", "xla"]
-
 
 class JaxEngine:
     """JAX: a function and its gradients are compiled together."""

@@ -10,8 +10,6 @@ import numpy as np
 from attention_benchmark.candidate import Call
 from attention_benchmark.problem import Problem, laid_out
 
-__all__ = ["attention", "multi_head"]
-
 
 def attention(problem: Problem) -> Call:
     """Prepare the function that Keras has for all its backends; TensorFlow has to repeat heads for it."""

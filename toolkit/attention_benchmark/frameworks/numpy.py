@@ -12,8 +12,6 @@ from attention_benchmark.frameworks import Step
 from attention_benchmark.problem import Problem
 from attention_numpy import backend
 
-__all__ = ["NumpyEngine", "engine", "naive"]
-
 
 class NumpyEngine:
     """NumPy: no gradients, no modes."""

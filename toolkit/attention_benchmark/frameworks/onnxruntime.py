@@ -15,8 +15,6 @@ from attention_benchmark.candidate import Call
 from attention_benchmark.frameworks.numpy import NumpyEngine
 from attention_benchmark.problem import Problem
 
-__all__ = ["OnnxRuntimeEngine", "attention", "engine"]
-
 OPSET = 23  # the first with the operator
 
 

@@ -10,8 +10,6 @@ import tensorflow as tf
 from attention_benchmark.frameworks import Step
 from attention_tensorflow import backend
 
-__all__ = ["TensorFlowEngine", "engine"]
-
 
 class TensorFlowEngine:
     """TensorFlow: a function and its gradients are one graph, compiled by XLA or not."""

@@ -15,8 +15,6 @@ from attention_benchmark.frameworks import Step, device_of
 from attention_benchmark.problem import SOFTCAP, Problem, alibi_rates
 from attention_torch import backend
 
-__all__ = ["TorchEngine", "engine", "flex", "fused", "multi_head"]
-
 
 class TorchEngine:
     """PyTorch: gradients by autograd, of a function that is compiled or not."""
