@@ -7,7 +7,7 @@ problem to a call for each peer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from attention_core.backend import Backend
 from attention_numpy.trees import devices_of_kind
@@ -17,27 +17,42 @@ __all__ = ["Engine", "Step", "device_of"]
 Step: TypeAlias = Callable[[tuple[Any, ...], tuple[Any, ...], Any], tuple[Any, ...]]
 
 
-class Engine(Protocol):
-    """Runs functions of a framework, waits for results, and measures peak memory.
+class Engine:
+    """Runs functions of a framework, waits for results, and measures peak memory: on a host that waits by itself.
 
     Attributes
     ----------
     backend : Backend
-    matmul : callable
-        The product of two matrices.
     """
 
-    backend: Backend
-    matmul: Callable[..., Any]
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+
+    def matmul(self, first: Any, second: Any) -> Any:
+        """The product of two matrices."""
+        return self.backend.namespace.matmul(first, second)
 
     def step(self, function: Callable[..., Any], mode: str, backward: bool, /) -> Step:
-        """Make a function of variables, constants and cotangent that returns the output and, if asked, gradients."""
+        """Make a function of variables, constants and cotangent that returns the output and, if asked, gradients.
+
+        Where a framework compiles, it compiles both together.
+        """
+
+        def forward(variables: Any, constants: Any, cotangent: Any) -> tuple[Any, ...]:
+            return (function(*variables, *constants),)
+
+        def both(variables: Any, constants: Any, cotangent: Any) -> tuple[Any, ...]:
+            output, pullback = self.backend.vjp(lambda *variables: function(*variables, *constants), *variables)
+            return output, *pullback(cotangent)
+
+        return self.backend.compile(both if backward else forward, mode=mode)
 
     def wait(self, result: Any, /) -> None:
         """Return once the result is computed."""
 
     def peak_memory(self, step: Step, arguments: tuple[Any, ...], /) -> int | None:
         """Bytes on an accelerator that a step needs besides its arguments; ``None`` on the CPU."""
+        return None
 
 
 def device_of(backend: Backend, kind: str) -> str:

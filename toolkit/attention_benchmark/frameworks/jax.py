@@ -9,28 +9,13 @@ from typing import Any
 import jax
 
 from attention_benchmark.candidate import Call
-from attention_benchmark.frameworks import Step
+from attention_benchmark.frameworks import Engine, Step
 from attention_benchmark.problem import Problem, laid_out
 from attention_jax import backend
 
 
-class JaxEngine:
+class JaxEngine(Engine):
     """JAX: a function and its gradients are compiled together."""
-
-    backend = backend
-    matmul = staticmethod(backend.namespace.matmul)
-
-    def step(self, function: Callable[..., Any], mode: str, backward: bool, /) -> Step:
-        """Compile both together."""
-
-        def forward(variables: Any, constants: Any, cotangent: Any) -> tuple[Any, ...]:
-            return (function(*variables, *constants),)
-
-        def both(variables: Any, constants: Any, cotangent: Any) -> tuple[Any, ...]:
-            output, pullback = jax.vjp(lambda *variables: function(*variables, *constants), *variables)
-            return output, *pullback(cotangent)
-
-        return backend.compile(both if backward else forward, mode=mode)
 
     def wait(self, result: Any, /) -> None:
         """Wait for all arrays."""
@@ -44,7 +29,7 @@ class JaxEngine:
         return int(sizes.temp_size_in_bytes + sizes.output_size_in_bytes)
 
 
-engine = JaxEngine()
+engine = JaxEngine(backend)
 
 
 def with_mask(problem: Problem, *, function: Callable[..., Any]) -> Call:
