@@ -37,10 +37,6 @@ class Order(workers.Order):
         The longest time of a call in seconds.
     memory : bool
         Whether to measure memory instead of time.
-    suspect : float, optional
-        Compute reference and result again where the error is larger, and keep them in `evidence`.
-    evidence : str
-        A folder.
     foreign : tuple of Candidate
         Candidates that are not in `CANDIDATES`; their keys are among the candidates.
     """
@@ -53,8 +49,6 @@ class Order(workers.Order):
     rounds: tuple[int, int] | None = None
     limit: float = 60.0
     memory: bool = False
-    suspect: float | None = None
-    evidence: str = ""
     foreign: tuple[Candidate, ...] = ()
     threads: int = field(default=2, kw_only=True)
 

@@ -15,17 +15,15 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from attention_benchmark.candidate import CANDIDATES, Call, Candidate
-from attention_benchmark.evidence import keep
 from attention_benchmark.frameworks import Engine, device_of
 from attention_benchmark.measurement import Measurement
 from attention_benchmark.order import Order
-from attention_benchmark.problem import NumpyArray, Problem, drawn_arrays, laid_out
+from attention_benchmark.problem import NumpyArray, Problem, laid_out
 from attention_benchmark.reference import TOLERANCE, Expected, expected, worst_error
 from attention_numpy.trees import devices_of_kind
 from attention_workers.memory import available, peak_growth
@@ -45,7 +43,6 @@ class _Entry:
     candidate: Candidate
     run: Callable[[], Any]
     error: float | None = None
-    doubt: str = ""
     first: float = 0.0
     repeats: int = 1
     estimate: float = 0.0
@@ -82,7 +79,7 @@ def measure(order: Order) -> Iterator[dict[str, Any] | Measurement]:
             yield {"started": [candidate.key, order.problems.index(problem)]}
             try:
                 _check_cost(problem, candidate, past, order.limit)
-                entries.append(_started(engine, problem, candidate, order, wanted=wanted, past=past))
+                entries.append(_started(engine, problem, candidate, wanted=wanted, past=past))
             except RefusalError as refusal:
                 yield Measurement(problem, candidate, refusal.outcome, str(refusal))
         products, copies = _rounds(engine, problem, entries, order)
@@ -93,7 +90,7 @@ def measure(order: Order) -> Iterator[dict[str, Any] | Measurement]:
                 "copies": tuple(copies),
             }
             samples |= {"error": entry.error, "first": entry.first}
-            yield Measurement(problem, entry.candidate, "measured", entry.doubt, **samples)
+            yield Measurement(problem, entry.candidate, "measured", **samples)
 
 
 def measure_memory(order: Order) -> Iterator[dict[str, Any]]:
@@ -145,7 +142,6 @@ def _started(
     engine: Engine,
     problem: Problem,
     candidate: Candidate,
-    order: Order,
     *,
     wanted: Expected,
     past: dict[Any, tuple[float, float, float]],
@@ -159,10 +155,7 @@ def _started(
         engine.wait(result)
         entry.first = time.perf_counter() - start
         arrays = engine.backend.to_numpy(result[: 1 + len(wanted.gradients)])
-        found = [laid_out(each, call.layout) for each in arrays]
-        entry.error = worst_error(found, wanted)
-        if order.suspect is not None and not entry.error <= order.suspect:
-            entry.doubt = _doubt(engine, problem, candidate, order, wanted=wanted, found=found)
+        entry.error = worst_error([laid_out(each, call.layout) for each in arrays], wanted)
 
     try:
         call = candidate.prepare(problem)
@@ -181,30 +174,6 @@ def _started(
     if _size(problem) >= EXTRAPOLATED:
         past[_kind(problem, candidate)] = (_size(problem), entry.estimate, growth)
     return entry
-
-
-def _doubt(
-    engine: Engine,
-    problem: Problem,
-    candidate: Candidate,
-    order: Order,
-    *,
-    wanted: Expected,
-    found: list[NumpyArray],
-) -> str:
-    """Compute inputs, reference and result again from the seed, and tell which changed."""
-    inputs = problem.arrays
-    drawn_arrays.cache_clear()
-    again, call = expected(problem), candidate.prepare(problem)
-    step, arguments = _step(engine, problem, candidate, call), _arguments(engine, problem, call, again.cotangent)
-    arrays = engine.backend.to_numpy(step(*arguments)[: 1 + len(again.gradients)])
-    return keep(
-        Path(order.evidence),
-        f"{candidate.key} {problem.mask} {problem.direction} {os.getpid()}",
-        inputs=(inputs, problem.arrays),
-        reference=((wanted.output, *wanted.gradients), (again.output, *again.gradients)),
-        result=(found, [laid_out(each, call.layout) for each in arrays]),
-    )
 
 
 def _reason(error: BaseException) -> str:
