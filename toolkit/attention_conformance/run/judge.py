@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from ml_dtypes import finfo
 
 from attention_conformance.call import one_line, unsupported
 from attention_conformance.cases.bits import BITWISE
 from attention_conformance.cases.case import probability
 from attention_conformance.oracle.attention import Exact
-from attention_conformance.oracle.ulps import FORMATS, worst_error
+from attention_conformance.oracle.ulps import worst_error
 from attention_conformance.oracle.variants import CONVENTIONS, NARROW, SINGLE, TF32, Variant
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.run.causes import Variants, power
@@ -323,5 +324,5 @@ class Bounds:
         except Exception:  # the other refuses: the bound of the case stands
             return {}
         errors = {name: worst_error(each, truth.arrays[name], self.dtype(name))[0] for name, each in got.items()}
-        limit = math.ldexp(1.0, FORMATS[self.question.dtype].fraction_bits - 5)  # a part in 64
+        limit = math.ldexp(1.0, finfo(self.question.dtype).nmant - 5)  # a part in 64
         return {name: error for name, error in errors.items() if error < limit}
