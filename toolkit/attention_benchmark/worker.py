@@ -245,11 +245,7 @@ def _copy(problem: Problem, threads: int) -> tuple[_Entry | None, float]:
         return None, 0.0
     source = np.ones(int(problem.cache_nbytes) // 4, np.float32)
     pairs = list(zip(np.array_split(np.empty_like(source), threads), np.array_split(source, threads), strict=True))
-    entry = _Entry(CANDIDATES[0], lambda: list(_pool(threads).map(lambda pair: np.copyto(*pair), pairs)))
-    entry.sample()
-    entry.estimate = entry.sample()
-    entry.repeats = max(1, math.ceil(SAMPLE / entry.estimate))
-    return entry, 2.0 * source.nbytes
+    return _warm(lambda: list(_pool(threads).map(lambda pair: np.copyto(*pair), pairs))), 2.0 * source.nbytes
 
 
 def _product(engine: Engine, problem: Problem, framework: str) -> tuple[_Entry | None, float]:
@@ -262,11 +258,16 @@ def _product(engine: Engine, problem: Problem, framework: str) -> tuple[_Entry |
     factor = np.random.default_rng(1).standard_normal((size, size), dtype=np.float32)
     device = device_of(engine.backend, problem.device)
     placed = engine.backend.from_numpy((factor, factor), device=device, dtype=problem.dtype)
-    entry = _Entry(CANDIDATES[0], lambda: engine.wait(step(placed, (), None)))
+    return _warm(lambda: engine.wait(step(placed, (), None))), 2.0 * size**3
+
+
+def _warm(run: Callable[[], Any]) -> _Entry:
+    """What no candidate computes, ready for timing."""
+    entry = _Entry(CANDIDATES[0], run)
     entry.sample()
     entry.estimate = entry.sample()
     entry.repeats = max(1, math.ceil(SAMPLE / entry.estimate))
-    return entry, 2.0 * size**3
+    return entry
 
 
 def work(order: Order) -> Iterator[Any]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from attention_conformance.oracle.dense import Answer, Dense, answer
+from attention_conformance.oracle.dense import Answer, Dense, answer, grouped
 from attention_conformance.oracle.variants import (
     Variant,
     first_of,
@@ -259,14 +259,9 @@ def _products(dense: Dense, p: NumpyArray, ds: NumpyArray) -> dict[str, NumpyArr
     assert dense.cotangent is not None
     return {
         "query": dense.scale * (ds @ dense.key),
-        "key": _summed(dense.scale * (np.swapaxes(ds, -1, -2) @ dense.query), dense.group_size),
-        "value": _summed(np.swapaxes(p, -1, -2) @ dense.cotangent, dense.group_size),
+        "key": grouped(dense.scale * (np.swapaxes(ds, -1, -2) @ dense.query), dense),
+        "value": grouped(np.swapaxes(p, -1, -2) @ dense.cotangent, dense),
     }
-
-
-def _summed(array: NumpyArray, size: int) -> NumpyArray:
-    *leading, heads, rows, width = array.shape
-    return np.asarray(array.reshape(*leading, heads // size, size, rows, width).sum(axis=-3))
 
 
 def _of_all_keys(dense: Dense, logsumexp: NumpyArray) -> NumpyArray | None:
