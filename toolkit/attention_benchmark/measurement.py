@@ -111,13 +111,7 @@ def write_json(path: Path, measurements: Sequence[Measurement], environment: Map
 
 
 def read_json(path: Path) -> tuple[list[Measurement], dict[str, Any]]:
-    """Read what `write_json` wrote.
-
-    Raises
-    ------
-    FileError
-        When the file cannot be read, or holds something else.
-    """
+    """Read what `write_json` wrote. Raise FileError when the file cannot be read, or holds something else."""
     try:
         content = path.read_bytes()
         text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()

@@ -26,10 +26,7 @@ def installed() -> list[str]:
 def measurements_of(order: Order) -> Generator[Message | Measurement, None, None]:
     """Measure time, and pass on other messages. A candidate that kills its process is not tried again.
 
-    Raises
-    ------
-    RuntimeError
-        When a process failed by itself, or before it came to a candidate.
+    Raise RuntimeError when a process failed by itself, or before it came to a candidate.
     """
     orders = deque([order])
     with contextlib.closing(carried_out(work, orders)) as messages:

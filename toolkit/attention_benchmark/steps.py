@@ -105,10 +105,7 @@ def work(order: StepsOrder) -> Iterator[tuple[str, ...]]:
 def table(orders: list[StepsOrder]) -> TextTable:
     """Time the pairs of some libraries, one process after the other.
 
-    Raises
-    ------
-    RuntimeError
-        When a process fails, or its two steps do not give the same.
+    Raise RuntimeError when a process fails, or its two steps do not give the same.
     """
     rows = []
     with closing(workers.carried_out(work, deque(orders))) as messages:

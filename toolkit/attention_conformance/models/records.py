@@ -49,10 +49,7 @@ class Place(NamedTuple):
 def record(side: Side, inputs: Inputs) -> list[Place]:
     """Run a model on inputs, and return its places in the order in which they were computed; the last is the output.
 
-    Raises
-    ------
-    ComparisonError
-        When the model refuses the inputs.
+    Raise ComparisonError when the model refuses the inputs.
     """
     run = _record_ours if side.is_ours else _RECORDERS[side.framework]
     is_wide = any(each.dtype.name == "float64" for each in inputs.values())

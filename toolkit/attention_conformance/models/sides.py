@@ -137,10 +137,7 @@ def _loaded(source: str | Path) -> Side:
 def read_model(path: Path) -> tuple[tuple[layers.Layer, ...], tuple[Any, ...]]:
     """The definitions and parameters of a file of this project, of a GGUF file, or of a folder of transformers.
 
-    Raises
-    ------
-    FileError, LayoutError
-        When a file is not there, or of another model.
+    Raise FileError or LayoutError when a file is not there, or of another model.
     """
     if path.is_dir():
         config = _config(path)
@@ -263,10 +260,7 @@ def read_inputs(path: Path) -> dict[str, NumpyArray]:
 def drawn_inputs(sides: Sequence[Side], seed: int = 0) -> dict[str, NumpyArray]:
     """Two sequences of 8 and 6 positions, padded to 9, if one of the sides says how wide they are, or of which tokens.
 
-    Raises
-    ------
-    ComparisonError
-        When neither does.
+    Raise ComparisonError when neither does.
     """
     definition: Any = next((each.definitions[0] for each in sides if each.definitions), None)
     channels, num_tokens = (getattr(definition, name, None) for name in ("channels", "num_tokens"))

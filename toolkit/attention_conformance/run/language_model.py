@@ -119,10 +119,7 @@ def is_language_model(path: Path) -> bool:
 def load_language_model(path: Path) -> LanguageModel:
     """Load a language model from a GGUF file, or from a folder of transformers.
 
-    Raises
-    ------
-    ModelError
-        When a file is missing, broken, or not of a known architecture.
+    Raise ModelError when a file is missing, broken, or not of a known architecture.
     """
     try:
         files = sorted(path.iterdir()) if path.is_dir() else [path]

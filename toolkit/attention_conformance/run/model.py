@@ -77,10 +77,7 @@ class Model:
 def load_any(path: Path) -> Model | LanguageModel:
     """Load a language model from a GGUF file or a folder of transformers, or an encoder from such a folder.
 
-    Raises
-    ------
-    ModelError
-        As `load_model`.
+    Raise ModelError as `load_model`.
     """
     return load_language_model(path) if is_language_model(path) else load_model(path)
 
@@ -97,10 +94,7 @@ def model_cases(path: Path, sentences: Sequence[str] = (), *, long: bool = False
 def load_model(directory: Path, sentences: Sequence[str] = ()) -> Model:
     """Load an encoder and turn sentences, by default those of `PAIRS`, into tokens.
 
-    Raises
-    ------
-    ModelError
-        When a file is missing, broken, or does not fit the others.
+    Raise ModelError when a file is missing, broken, or does not fit the others.
     """
     bert = load_bert(directory)
     rows = [bert.token_ids(sentence) for sentence in sentences or itertools.chain(*PAIRS)]
@@ -218,10 +212,7 @@ class Bert:
     def token_ids(self, sentence: str) -> list[int]:
         """The tokens of a sentence, with those that mark its beginning and end.
 
-        Raises
-        ------
-        ModelError
-            When the tokenizer knows tokens that the encoder does not.
+        Raise ModelError when the tokenizer knows tokens that the encoder does not.
         """
         ids: list[int] = self.tokenizer.encode(sentence).ids
         if max(ids, default=0) >= (count := self.definitions[0].num_tokens):
@@ -230,13 +221,7 @@ class Bert:
 
 
 def load_bert(directory: Path) -> Bert:
-    """Load an encoder.
-
-    Raises
-    ------
-    ModelError
-        When a file is missing, broken, or does not fit the others.
-    """
+    """Load an encoder."""
     if not directory.is_dir():
         raise ModelError(f"expected a model directory; got {directory}, which is none")
     if not (directory / "model.safetensors").exists() and (directory / "pytorch_model.bin").exists():

@@ -125,10 +125,7 @@ def _sources(subject: Subject) -> dict[str, str]:
 def on_device(subject: Subject) -> Subject:
     """The subject on the device that it declares by name, or on the first of a kind such as ``cuda``.
 
-    Raises
-    ------
-    TargetError
-        Where the declared library or device cannot be used.
+    Raise TargetError where the declared library or device cannot be used.
     """
     try:
         backend = _library(subject)
