@@ -25,8 +25,6 @@ class Measurement:
 
     Attributes
     ----------
-    problem : Problem
-    candidate : Candidate
     outcome : str
         ``"measured"``, ``"refused"``, ``"wrong"``, ``"skipped"`` as too expensive, or ``"died"`` with its process.
     reason : str

@@ -23,8 +23,6 @@ class Order(workers.Order):
 
     Attributes
     ----------
-    framework : str
-    problems : tuple of Problem
     candidates : tuple of str
         The keys of candidates.
     without : tuple of (str, int)

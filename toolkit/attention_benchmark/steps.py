@@ -38,7 +38,6 @@ class Pair(NamedTuple):
 
     Attributes
     ----------
-    name : str
     ours, other : callable
         Which wait for what they compute.
     num_steps : int
@@ -57,10 +56,8 @@ class StepsOrder(workers.Order):
 
     Attributes
     ----------
-    operation, library : str
     names : tuple of str
         Patterns of the names of pairs.
-    turns : int
     model : Path, optional
         A GGUF file.
     """

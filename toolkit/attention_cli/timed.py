@@ -71,7 +71,6 @@ def prepare(problem: Problem, text: str) -> Call:
 
     Parameters
     ----------
-    problem : Problem
     text : str
         The target and what is declared of it, as JSON.
     """

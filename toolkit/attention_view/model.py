@@ -20,11 +20,8 @@ class Show(NamedTuple):
 
     Attributes
     ----------
-    name : str
     kind : {"weights", "difference", "share", "class"}
         Numbers on a logarithmic scale; shares of allowed pairs; or one of `CLASSES`.
-    bits : int
-    decades : int
     """
 
     name: str
@@ -62,7 +59,6 @@ class Picture(NamedTuple):
 
     Attributes
     ----------
-    source : str
     size : tuple of int
         Height and width.
     grid, key_grid : tuple of int

@@ -18,12 +18,7 @@ Step: TypeAlias = Callable[[tuple[Any, ...], tuple[Any, ...], Any], tuple[Any, .
 
 
 class Engine:
-    """Runs functions of a framework, waits for results, and measures peak memory: on a host that waits by itself.
-
-    Attributes
-    ----------
-    backend : Backend
-    """
+    """Runs functions of a framework, waits for results, and measures peak memory: on a host that waits by itself."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend

@@ -47,15 +47,12 @@ class Variation:
 
     Attributes
     ----------
-    says : str
-    problem : Problem
     taken : mapping
         The indices along the axes of `AXES`; None where the results have no such part of the whole.
     keys : int, optional
         How many keys of its own belong to the whole.
     how : str
         How it is called: a mode of the library; ``recorded``, while gradients are recorded; ``merged``, from pieces.
-    threads : int
     before : tuple of Problem
         What is called first.
     """

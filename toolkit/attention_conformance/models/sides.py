@@ -41,12 +41,10 @@ class Side:
 
     Attributes
     ----------
-    name : str
     framework : str
         Out of `FRAMEWORKS`, or ``"nnx"``.
     module : object
         Of the framework. Where it is of this project, a tuple of layers, or of functions of arrays.
-    is_ours : bool
     definitions, parameters : tuple
         What it is in the words of this project, with NumPy arrays; empty where a layout does not say so.
     """

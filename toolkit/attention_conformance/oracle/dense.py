@@ -30,12 +30,8 @@ class Dense:
         What the mask alone lets through, broadcastable to (..., H, M, N).
     causal : int or None
         The offset of causality.
-    bias, sinks : numpy.ndarray or None
-    scale : float
-    softcap : float or None
     group_size : int
         Query heads for each key/value head.
-    cotangent : numpy.ndarray or None
     uniform : numpy.ndarray or None
         Rows (..., M, 1) that get the average of all values instead.
     """

@@ -41,7 +41,6 @@ class Recipe:
     ----------
     files : tuple of Path
         Files of safetensors: the inputs, and at most one layer.
-    is_causal : bool
     scale, softcap : float, optional
         Of a call without a layer.
     """

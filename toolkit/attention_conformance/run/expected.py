@@ -188,17 +188,12 @@ def expected_text(
 
     Parameters
     ----------
-    findings : iterable of Finding
     entries : sequence of Expected
         Those of a former file.
     origin : Origin
         Its device is written, unless it is the CPU.
     package : str
         The package whose installed version, and later ones, it is about; empty for any.
-
-    Returns
-    -------
-    str
     """
     findings = list(findings)
     kept = [

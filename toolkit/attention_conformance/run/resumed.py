@@ -51,7 +51,6 @@ def differs(job: Job, about: Mapping[str, Any]) -> str:
 
     Parameters
     ----------
-    job : Job
     about : mapping
         What the file tells of its run.
     """

@@ -211,8 +211,6 @@ def carried_out(
 
     Parameters
     ----------
-    orders : sequence of Order or Job
-    jobs : int
     worker : callable
         From an order to messages. After the death of its process, another goes on behind the case that it died of.
     limit, start : float

@@ -269,7 +269,6 @@ def supervised(job: Job, limit: float = 60.0) -> Generator[Message, None, None]:
 
     Parameters
     ----------
-    job : Job
     limit : float
         Seconds for each case, and for each question about the subject.
     """

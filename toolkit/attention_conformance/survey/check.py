@@ -47,7 +47,6 @@ def checked(row: Row, folder: Path) -> dict[str, Any]:
 
     Parameters
     ----------
-    row : Row
     folder : Path
         For the JSON of `attention-core check`, and the scripts.
 
