@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from attention_benchmark.candidate import Call
+from attention_benchmark.problem import Problem, laid_out
 from attention_core.backend import Backend
 from attention_numpy.trees import devices_of_kind
 
-__all__ = ["Engine", "Step", "device_of"]
+__all__ = ["Engine", "Step", "device_of", "with_mask"]
 
 Step: TypeAlias = Callable[[tuple[Any, ...], tuple[Any, ...], Any], tuple[Any, ...]]
 
@@ -56,3 +58,19 @@ def device_of(backend: Backend, kind: str) -> str:
     if not names:
         raise ValueError(f"expected a device out of {', '.join(backend.devices())}; got {kind!r}")
     return names[0]
+
+
+def with_mask(problem: Problem, *, function: Callable[..., Any]) -> Call:
+    """Prepare a peer that has axes (B, L, H, D), a flag for causal, and an array for any other mask."""
+    arrays, keys, constants = problem.for_peer()
+
+    def masked(query: Any, key: Any, value: Any, *mask: Any) -> Any:
+        key, value = key[:, keys], value[:, keys]
+        if problem.mask == "bias":
+            return function(query, key, value, bias=mask[0][None, None])
+        if problem.mask == "sinks":
+            return function(query, key, value, bias=mask[0])
+        return function(query, key, value, mask=mask[0] if mask else None, is_causal=problem.is_causal)
+
+    variables = tuple(laid_out(each, "BLHD") for each in arrays)
+    return Call(masked, variables, constants, "BLHD")

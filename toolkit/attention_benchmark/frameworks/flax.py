@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from attention_benchmark.candidate import Call
-from attention_benchmark.frameworks.jax import with_mask
+from attention_benchmark.frameworks import with_mask
 from attention_benchmark.problem import Problem
 
 attention = functools.partial(with_mask, function=nnx.dot_product_attention)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from attention_benchmark.candidate import Call
-from attention_benchmark.frameworks import Engine, Step
-from attention_benchmark.problem import Problem, laid_out
+from attention_benchmark.frameworks import Engine, Step, with_mask
 from attention_jax import backend
 
 
@@ -30,22 +27,6 @@ class JaxEngine(Engine):
 
 
 engine = JaxEngine(backend)
-
-
-def with_mask(problem: Problem, *, function: Callable[..., Any]) -> Call:
-    """Prepare a function with a flag for causal, and an array for any other mask."""
-    arrays, keys, constants = problem.for_peer()
-
-    def masked(query: Any, key: Any, value: Any, *mask: Any) -> Any:
-        key, value = key[:, keys], value[:, keys]
-        if problem.mask == "bias":
-            return function(query, key, value, bias=mask[0][None, None])
-        if problem.mask == "sinks":
-            return function(query, key, value, bias=mask[0])
-        return function(query, key, value, mask=mask[0] if mask else None, is_causal=problem.is_causal)
-
-    variables = tuple(laid_out(each, "BLHD") for each in arrays)
-    return Call(masked, variables, constants, "BLHD")
 
 
 xla, cudnn = (
