@@ -185,13 +185,9 @@ def _answer(
     return tuple(np.asarray(backend.to_numpy(found.token_ids))[0].tolist()), np.stack(logits)
 
 
+@functools.lru_cache(maxsize=1)
 def _reference(model: LanguageModel, ids: tuple[int, ...]) -> NumpyArray:
     """The logits of new tokens by NumPy in float64: one pass through all tokens, without a cache."""
-    return _whole(model, ids)
-
-
-@functools.lru_cache(maxsize=1)
-def _whole(model: LanguageModel, ids: tuple[int, ...]) -> NumpyArray:
     backend, asked = get_backend("numpy"), len(model.question)
     tokens = np.asarray([[*model.question, *ids[:-1]]], np.int32)
     select = np.arange(asked - 1, asked - 1 + len(ids), dtype=np.int32)[None]
