@@ -90,20 +90,11 @@ def _place(index: int) -> str:
 
 
 def side_of(source: Any, name: str = "") -> Side:
-    """Load a side.
+    """Load a side; raise ComparisonError when it cannot be loaded.
 
-    Parameters
-    ----------
-    source : str, path-like or object
-        A file of this project or of GGUF, a folder of transformers or a model of Keras. Or the same with a framework in
-        front, as ``jax:FOLDER``, for the layers of this project there. Or ``file.py:name``, a model or what makes one.
-    name : str
-        Of an object.
-
-    Raises
-    ------
-    ComparisonError
-        When it cannot be loaded.
+    It is a file of this project or of GGUF, a folder of transformers or a model of Keras. With a framework in front, as
+    ``jax:FOLDER``, the layers of this project run it there. Or it is ``file.py:name`` or an object, which may have a
+    name: a model or what makes one.
     """
     try:
         with quiet_start():

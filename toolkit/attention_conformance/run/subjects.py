@@ -265,13 +265,7 @@ def _pair(subject: Subject, job: Job) -> Iterator[Message]:
 
 
 def supervised(job: Job, limit: float = 60.0) -> Generator[Message, None, None]:
-    """Do a job in a process; after a crash, or a case that takes too long, go on in another.
-
-    Parameters
-    ----------
-    limit : float
-        Seconds for each case, and for each question about the subject.
-    """
+    """Do a job in a process; after a crash, or what takes more seconds than the limit, go on in another."""
     facts: Mapping[str, Any] = {}
     start = max(5 * limit, 60.0)  # libraries start slowly on a busy machine
     with contextlib.closing(carried_out([job], 1, _alone, limit=limit, start=start, most=MOST_CRASHES)) as messages:
