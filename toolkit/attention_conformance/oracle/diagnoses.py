@@ -117,14 +117,6 @@ def _mask_transposed(dense: Dense) -> Dense | None:
     return dense.changed(mask=np.swapaxes(mask, -1, -2)) if mask is not None and is_square else None
 
 
-def _to_first_hidden(dense: Dense) -> Dense | None:
-    return None if dense.mask is None else dense.changed(mask=np.logical_and.accumulate(dense.through, axis=-1))
-
-
-def _sink_of_first_head(dense: Dense) -> Dense | None:
-    return None if dense.sinks is None else dense.changed(sinks=np.full_like(dense.sinks, dense.sinks[0]))
-
-
 @given
 def _sink_unshifted(dense: Dense, with_sink: bool) -> Answer | None:
     """The power of the sink is added as it is, to powers of differences to the maximum."""
@@ -157,14 +149,6 @@ def _maximum(dense: Dense, truth: Answer) -> NumpyArray:
 def _without_maximum(dense: Dense, truth: Answer) -> NumpyArray:
     top, logsumexp = _maximum(dense, truth), truth.arrays["logsumexp"]
     return np.where(np.isfinite(top), logsumexp - top, logsumexp)
-
-
-def _without_sinks(dense: Dense, truth: Answer) -> NumpyArray | None:
-    return None if dense.sinks is None else answer(dense.changed(sinks=None)).arrays["logsumexp"]
-
-
-def _of_unscaled_scores(dense: Dense, truth: Answer) -> NumpyArray:
-    return answer(dense.changed(scale=1.0)).arrays["logsumexp"]
 
 
 @given
@@ -336,7 +320,9 @@ DIAGNOSES = (
             lambda dense: dense.changed(sinks=np.zeros(dense.query.shape[-3], dense.query.dtype))
             if dense.sinks is None else None),
     Variant("mask-transposed", 1, "queries and keys of the mask are exchanged", _mask_transposed),
-    Variant("keys-after-hidden-lost", 1, "a query attends to no key after the first that is hidden", _to_first_hidden),
+    Variant("keys-after-hidden-lost", 1, "a query attends to no key after the first that is hidden",
+            lambda dense: None if dense.mask is None else dense.changed(
+                mask=np.logical_and.accumulate(dense.through, axis=-1))),
     Variant("keys-beyond-queries-lost", 10, "keys beyond the number of queries are not attended to",
             lambda dense: keys_left(lambda at: at < dense.query.shape[-2])(dense)),
     Variant("softmax-over-queries", 8, "the weights sum to 1 over the queries",
@@ -367,15 +353,18 @@ DIAGNOSES = (
             _capped(lambda product, scale, cap: cap * np.tanh(scale * product))),
     Variant("softcap-after-mask", 7, "the softcap comes after the mask, so that masked keys have weights",
             _cap_after_mask),
-    Variant("sink-of-first-head", 7, "all heads get the sink of the first", _sink_of_first_head),
+    Variant("sink-of-first-head", 7, "all heads get the sink of the first", lambda dense:
+            None if dense.sinks is None else dense.changed(sinks=np.full_like(dense.sinks, dense.sinks[0]))),
     Variant("sink-unshifted", 7, "the sink is added to the sum without the shift by the maximum",
             _sink_unshifted(True)),
     Variant("sink-unshifted", 7, "the sink is added to the sum without the shift by the maximum",
             _sink_unshifted(False)),
     Variant("logsumexp-without-maximum", 6, "the logsumexp lacks the maximum", with_logsumexp(_without_maximum)),
     Variant("logsumexp-is-maximum", 6, "the logsumexp is the maximum alone", with_logsumexp(_maximum)),
-    Variant("logsumexp-without-sinks", 6, "the logsumexp lacks the sinks", with_logsumexp(_without_sinks)),
-    Variant("logsumexp-unscaled", 6, "the logsumexp is that of unscaled scores", with_logsumexp(_of_unscaled_scores)),
+    Variant("logsumexp-without-sinks", 6, "the logsumexp lacks the sinks", with_logsumexp(lambda dense, truth:
+            None if dense.sinks is None else answer(dense.changed(sinks=None)).arrays["logsumexp"])),
+    Variant("logsumexp-unscaled", 6, "the logsumexp is that of unscaled scores",
+            with_logsumexp(lambda dense, truth: answer(dense.changed(scale=1.0)).arrays["logsumexp"])),
     Variant("value-heads-in-turn", 9, "query head h uses key head ⌊h / (H / G)⌋, and value head h % G",
             heads_in_turn("value")),
     Variant("key-heads-in-turn", 9, "query head h uses key head h % G, and value head ⌊h / (H / G)⌋",
