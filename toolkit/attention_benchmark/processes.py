@@ -9,7 +9,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from attention_benchmark.candidate import CANDIDATES, FRAMEWORKS, Candidate
+from attention_benchmark.candidate import CANDIDATES, FRAMEWORKS
 from attention_benchmark.measurement import Measurement, as_row, of_row
 from attention_benchmark.order import Order
 from attention_benchmark.worker import work
@@ -43,8 +43,9 @@ def measurements_of(order: Order) -> Generator[Message | Measurement, None, None
                 key, first = worker.at
                 # All problems before this one are measured; of this one, only refusals were reported.
                 rest = _without(worker.order, key, first)
+                candidate = next(each for each in (*CANDIDATES, *order.foreign) if each.key == key)
                 for index in sorted(index for other, index in rest.without if other == key):
-                    yield Measurement(rest.problems[index], _candidate(order, key), "died", message.reason)
+                    yield Measurement(rest.problems[index], candidate, "died", message.reason)
                 orders.append(rest)
 
 
@@ -83,7 +84,3 @@ def memory_of(order: Order, timed: Sequence[Measurement]) -> Generator[Measureme
             elif "memory" in message:
                 _, index, memory = message["memory"]
                 yield replace(timed[index], memory=memory)
-
-
-def _candidate(order: Order, key: str) -> Candidate:
-    return next(each for each in (*CANDIDATES, *order.foreign) if each.key == key)
