@@ -103,7 +103,7 @@ def poisoned(backend: Backend, wanted: bool) -> Iterator[None]:
     if not wanted or backend.name not in MUTABLE:
         yield
         return
-    filling = {name: _filling(getattr(np, name)) for name in ("empty", "empty_like")}
+    filling: dict[str, Any] = {name: _filling(getattr(np, name)) for name in ("empty", "empty_like")}
     with _poisoned_torch() if backend.name == "torch" else mock.patch.multiple(np, **filling):
         yield
 
