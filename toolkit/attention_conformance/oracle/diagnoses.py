@@ -98,11 +98,6 @@ def _narrowed(dense: Dense, width: int) -> Dense | None:
     return None if kept.all() else dense.changed(query=np.where(kept, dense.query, 0))
 
 
-def _swapped(dense: Dense) -> Dense | None:
-    same = dense.key.shape == dense.value.shape
-    return dense.changed(key=dense.value, value=dense.key) if same else None
-
-
 @given
 def _causal_by(dense: Dense, see: Callable[[NumpyArray, NumpyArray], NumpyArray]) -> Dense | None:
     """Causality by another comparison of query and key positions."""
@@ -337,7 +332,8 @@ DIAGNOSES = (
             scaled(lambda dense: dense.scale / math.log(2.0))),
     Variant("heads-not-transposed", 9, "the output is reshaped where heads and queries are to be exchanged",
             _not_transposed),
-    Variant("key-and-value-swapped", 10, "key and value are swapped", _swapped),
+    Variant("key-and-value-swapped", 10, "key and value are swapped", lambda dense:
+            dense.changed(key=dense.value, value=dense.key) if dense.key.shape == dense.value.shape else None),
     Variant("not-divided", 8, "the output is not divided by the sum of the weights", _undivided),
     Variant("first-sample-of-key", 10, "all samples use the key of the first", first_of(-4, "key")),
     Variant("first-sample-of-value", 10, "all samples use the value of the first", first_of(-4, "value")),
