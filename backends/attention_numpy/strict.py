@@ -19,12 +19,15 @@ class StrictBackend(NumpyBackend):
 
     @property
     def dtypes(self) -> tuple[str, ...]:
+        """The floating-point types of the standard."""
         return ("float32", "float64")
 
     def versions(self) -> dict[str, str]:
+        """Versions of array-api-strict and of the NumPy it computes with."""
         return versions_of("array-api-strict", "numpy", "ml_dtypes")
 
     def owns(self, array: Array, /) -> bool:
+        """Whether this is an array of array-api-strict."""
         return isinstance(array, type(array_api_strict.empty(0)))  # the class itself has no public name
 
     def devices(self) -> list[str]:
@@ -32,11 +35,13 @@ class StrictBackend(NumpyBackend):
         return list(_devices())
 
     def from_numpy(self, tree: Any, /, *, device: str | None = None, dtype: str | None = None) -> Any:
+        """Turn the NumPy arrays of a tree into arrays of array-api-strict."""
         placed = None if device is None else _devices()[known_device(device, self.devices())]
         copies = to_copies(map_arrays(lambda array: as_floating(array, dtype, self.dtypes), tree))
         return map_arrays(lambda array: array_api_strict.asarray(array, device=placed), copies)
 
     def to_numpy(self, tree: Any, /) -> Any:
+        """Turn the arrays of a tree into NumPy arrays."""
         # NumPy may read an array of the first device only, as it would an array in the memory of this machine.
         first = next(iter(_devices().values()))
         return to_copies(map_arrays(lambda array: array.to_device(first), tree))
