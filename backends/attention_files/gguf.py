@@ -7,6 +7,7 @@ read in one piece. Quantized weights become float32.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
@@ -182,18 +183,13 @@ def _definition(
             raise LayoutError(f"expected {architecture}.{name} in {path}; got no such value")
         return settings[name]
 
-    def size(name: str, default: Any = None) -> int:
+    def number(name: str, default: Any = None, kind: Any = int | float, what: str = "number") -> Any:
         value = setting(name) if default is None else settings.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise LayoutError(f"expected {architecture}.{name} in {path} as a positive integer; got {value!r}")
-        return value
+        if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value < math.inf:
+            raise LayoutError(f"expected {architecture}.{name} in {path} as a positive {what}; got {value!r}")
+        return value if kind is int else float(value)
 
-    def number(name: str, default: Any = None) -> float:
-        value = setting(name) if default is None else settings.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise LayoutError(f"expected {architecture}.{name} in {path} as a positive number; got {value!r}")
-        return float(value)
-
+    size = functools.partial(number, kind=int, what="integer")
     if len(dims.get("token_embd.weight", ())) != 2:
         raise LayoutError(f"expected token_embd.weight (V, C) in {path}; got {dims.get('token_embd.weight')}")
     channels, num_heads, num_layers = map(size, SIZES[:3])

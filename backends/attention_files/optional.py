@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["missing", "optional"]
-
 
 class Missing:
     """In the place of a library that is not installed."""

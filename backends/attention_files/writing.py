@@ -13,8 +13,6 @@ from typing import Any, BinaryIO
 
 from attention_core.backend import one_line
 
-__all__ = ["FileError", "check_writable", "write_file"]
-
 
 class FileError(ValueError):
     """A file that cannot be read or written, or does not hold what was expected; said in one line."""

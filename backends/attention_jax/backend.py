@@ -61,11 +61,9 @@ class JaxBackend(Backend):
         return ("float16", "bfloat16", "float32", *(["float64"] if jax.config.jax_enable_x64 else []))
 
     def versions(self) -> dict[str, str]:
-        """Versions of JAX, and of what compiles for it."""
         return versions_of("jax", "jaxlib", "numpy", "ml_dtypes")
 
     def owns(self, array: Array, /) -> bool:
-        """Whether this is an array of JAX, a traced one included."""
         return isinstance(array, jax.Array)
 
     def is_concrete(self, array: Array, /) -> bool:
@@ -99,7 +97,6 @@ class JaxBackend(Backend):
         return map_arrays(convert, tree)
 
     def to_numpy(self, tree: Any, /) -> Any:
-        """Turn the arrays of a tree into NumPy arrays, bit for bit."""
         return to_copies(tree)
 
     def compile(self, function: Callable[..., Any], /, *, mode: str | None = None) -> Callable[..., Any]:
@@ -107,7 +104,6 @@ class JaxBackend(Backend):
         return function if known_mode(mode, self.modes) == "eager" else jax.jit(function)
 
     def value_and_grad(self, function: Callable[..., Array], /) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
-        """Turn a function of trees to a 0-d array into one that also returns the gradients."""
         return differentiate(
             function, _gradient, lambda leaf: self.owns(leaf) and jnp.isdtype(leaf.dtype, "real floating")
         )
@@ -117,7 +113,6 @@ class JaxBackend(Backend):
         return type(array).__name__ in ("JVPTracer", "LinearizeTracer")  # of which the second has no public name
 
     def stop_gradient(self, array: Array, /) -> Array:
-        """Return the array as one that nothing is differentiated by."""
         return jax.lax.stop_gradient(array)
 
     def without_warnings(self) -> contextlib.AbstractContextManager[Any]:
@@ -151,7 +146,6 @@ class JaxBackend(Backend):
     def vjp(
         self, function: Callable[..., Array], /, *arrays: Array
     ) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
-        """Return the value of a function, and what turns its cotangent into one for each array."""
         return jax.vjp(function, *arrays)  # type: ignore[no-any-return]
 
 

@@ -10,8 +10,6 @@ from jax import lax
 
 from attention_core.backend import Array, Collectives
 
-__all__ = ["JaxCollectives"]
-
 
 class JaxCollectives(Collectives):
     """The collectives of `jax.lax`, along an axis by its name."""
@@ -29,23 +27,18 @@ class JaxCollectives(Collectives):
         return group
 
     def size(self, group: str, /) -> int:
-        """The number of devices along the axis."""
         return int(lax.psum(1, group))
 
     def rank(self, group: str, /) -> Array:
-        """The index of the device."""
         return lax.axis_index(group)
 
     def all_gather(self, x: Array, group: str, /) -> Array:
-        """The arrays of all devices."""
         return lax.all_gather(x, group)
 
     def sum_scatter(self, x: Array, group: str, /) -> Array:
-        """The sum over devices of their entry for this one."""
         return lax.psum_scatter(x, group)
 
     def exchange(self, x: Array, group: str, /) -> Array:
-        """What each device has for this one."""
         return lax.all_to_all(x, group, split_axis=0, concat_axis=0)
 
     def rotate(self, arrays: tuple[Array, ...], group: str, by: int, /) -> Callable[[], tuple[Array, ...]]:
@@ -55,9 +48,7 @@ class JaxCollectives(Collectives):
         return lambda: came
 
     def largest(self, x: Array, group: str, /) -> Array:
-        """The maxima of the arrays of all devices."""
         return lax.pmax(jax.lax.stop_gradient(x), group)
 
     def total(self, x: Array, group: str, /) -> Array:
-        """The sum of the arrays of all devices."""
         return lax.psum(x, group)

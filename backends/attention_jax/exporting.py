@@ -14,8 +14,6 @@ from attention_core.backend import registered, registered_name
 from attention_core.layers import layer_from_settings
 from attention_core.masks import Leaf
 
-__all__ = ["register_layer", "register_mask_class"]
-
 _masks: dict[str, type[Any]] = {}  # by their names in a program
 
 

@@ -23,8 +23,6 @@ from attention_core.backend import (
 )
 from attention_core.masks import And, KeyLengths, SlidingWindow
 
-__all__ = ["DotProduct"]
-
 HALVES = (jnp.float16, jnp.bfloat16)
 EXCLUDED = float(-2 << 40)  # added for -inf, as cuDNN subtracts such numbers from each other; JAX takes this one, too
 BOUND = 1e11  # of scores and biases, to which EXCLUDED is as good as -inf

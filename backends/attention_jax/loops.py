@@ -12,8 +12,6 @@ import numpy as np
 from attention_core.backend import Array, Namespace, TracedLoops
 from attention_jax.sharding import vary
 
-__all__ = ["JaxLoops"]
-
 
 class _Cut(NamedTuple):
     array: Array
@@ -40,7 +38,6 @@ class JaxLoops(TracedLoops):
         *,
         proceed: Callable[[Any], Array] | None = None,
     ) -> Any:
-        """Run a body from start to before stop, or as long as the state is one to proceed from."""
 
         def step(index: Any, state: Any) -> Any:
             return vary(body(index, state), self.axes)
@@ -55,11 +52,9 @@ class JaxLoops(TracedLoops):
         )[1]
 
     def cond(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-        """Run one of two functions."""
         return jax.lax.cond(condition, lambda: vary(then(), self.axes), lambda: vary(otherwise(), self.axes))
 
     def block_at(self, x: Any, index: Any) -> Any:
-        """The element at an index of the first axis, or a block."""
         if isinstance(x, _Cut):
             return x.function(self.block(x.array, index, x.size, -2))
         return jnp.squeeze(_sliced(x, index, 1, 0), axis=0)
@@ -69,11 +64,9 @@ class JaxLoops(TracedLoops):
         return _Cut(x, size, function)
 
     def block(self, x: Array, index: Any, size: int, axis: int) -> Array:
-        """The block at an index along an axis."""
         return _sliced(x, index * size, size, x.ndim + axis)
 
     def norm(self, x: Array) -> Array:
-        """The Euclidean norm over the last axis."""
         return jnp.linalg.norm(x, axis=-1)
 
     def zero_blocks(self, count: Any, zero: Callable[[Any], Array], after: Array | None = None) -> Any:
@@ -86,11 +79,9 @@ class JaxLoops(TracedLoops):
         return jnp.full((count, *block.shape), number, dtype=block.dtype)
 
     def add_block(self, stack: Any, index: Any, block: Array) -> Any:
-        """Add to one block."""
         return stack.at[index].add(block)
 
     def concat_blocks(self, stack: Any, count: Any, axis: int) -> Any:
-        """Join runs of blocks along an axis."""
         *dims, width = stack.shape
         apart = jnp.moveaxis(stack.reshape(dims[0] // count, count, *dims[1:], width), 1, axis - 1)
         shape = list(stack.shape)
@@ -98,7 +89,6 @@ class JaxLoops(TracedLoops):
         return apart.reshape(shape)
 
     def stack_blocks(self, stack: Any) -> Array:
-        """The blocks as one array."""
         return stack
 
 

@@ -12,8 +12,6 @@ from attention_core.backend import Array
 from attention_core.masks import Mask, flatten, unflatten
 from attention_jax.exporting import register_mask_class
 
-__all__ = ["register_mask"]
-
 Kind = TypeVar("Kind", bound=type[Mask])
 
 

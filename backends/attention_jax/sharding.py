@@ -11,8 +11,6 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from attention_core.backend import Array
 
-__all__ = ["in_one_mesh", "run_in_automatic_axes", "vary", "vary_alike", "varying_axes"]
-
 
 def varying_axes(arrays: Iterable[Array]) -> frozenset[str]:
     """The axes of a mesh over which one of these arrays varies, under `jax.shard_map`."""

@@ -23,8 +23,6 @@ from attention_core.random import check_seed, plain_seed
 from attention_keras.library import attached, backend, plain, variable_name
 from attention_numpy.trees import known_device
 
-__all__ = ["AttentionLayer", "Layer", "named_results", "place_masks"]
-
 _NUMPY = get_backend("numpy")
 _STATE = "state"  # what the names of a state begin with
 

@@ -9,8 +9,6 @@ from keras.src.backend import get_keras_mask
 
 from attention_core.backend import Backend, get_backend
 
-__all__ = ["attached", "backend", "plain", "variable_name"]
-
 LIBRARIES = ("tensorflow", "jax", "torch")
 
 

@@ -51,11 +51,9 @@ class NumpyLoops(ThreadedLoops):
         return np.exp(x, out=x)
 
     def norm(self, x: Array) -> Array:
-        """The Euclidean norm over the last axis."""
         return np.sqrt(np.vecdot(x, x))
 
     def whole_norms(self, arrays: Sequence[Array]) -> list[float]:
-        """Norms of whole arrays."""
         return [math.sqrt(np.vdot(array, array)) for array in arrays]
 
 
@@ -96,7 +94,6 @@ class NumpyBackend(Backend):
         return isinstance(array, np.ndarray | np.generic)
 
     def devices(self) -> list[str]:
-        """Names of the devices."""
         return ["cpu"]
 
     def from_numpy(self, tree: Any, /, *, device: str | None = None, dtype: str | None = None) -> Any:
@@ -105,7 +102,6 @@ class NumpyBackend(Backend):
         return to_copies(map_arrays(lambda array: as_floating(array, dtype, self.dtypes), tree))
 
     def to_numpy(self, tree: Any, /) -> Any:
-        """Copy the arrays of a tree."""
         return to_copies(tree)
 
     def compile(self, function: Callable[..., Any], /, *, mode: str | None = None) -> Callable[..., Any]:

@@ -13,8 +13,6 @@ from attention_core.backend import Array, Backend
 from attention_numpy.backend import NumpyBackend
 from attention_numpy.trees import as_floating, known_device, map_arrays, to_copies, versions_of
 
-__all__ = ["StrictBackend", "backend"]
-
 
 class StrictBackend(NumpyBackend):
     """The backend of array-api-strict."""

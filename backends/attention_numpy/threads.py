@@ -28,8 +28,6 @@ try:
 except ModuleNotFoundError:
     ThreadpoolController = None
 
-__all__ = ["NumpyThreads", "ThreadedLoops", "Threads"]
-
 
 class Threads:
     """Threads for the bodies of a library's loops: a base class. One loop at a time has them.
@@ -159,12 +157,10 @@ class ThreadedLoops(PythonLoops):
     threads: Threads
 
     def for_each(self, count: int, body: Callable[[int, Any], Any], state: Any, work: int) -> Any:
-        """Call a body for each index."""
         is_shared = work >= self.threads.least_work and self.threads.for_each(count, body, state, work)
         return state if is_shared else self.loop(0, count, body, state)
 
     def num_at_once(self, work: int) -> int:
-        """How many bodies of a loop may run at once."""
         return self.threads.num_workers(work)
 
 

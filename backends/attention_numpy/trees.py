@@ -19,23 +19,6 @@ if TYPE_CHECKING:
 else:
     np = optional("numpy", "NumPy arrays")
 
-__all__ = [
-    "ARRAYS",
-    "as_floating",
-    "bfloat16",
-    "check_numpy",
-    "devices_of_kind",
-    "differentiate",
-    "is_array",
-    "is_floating",
-    "known_device",
-    "known_mode",
-    "map_arrays",
-    "map_leaves",
-    "to_copies",
-    "versions_of",
-]
-
 NumpyArray: TypeAlias = "np.ndarray[Any, Any]"
 ARRAYS, SCALARS = ((), ()) if isinstance(np, Missing) else ((np.ndarray,), (np.generic,))
 
@@ -93,13 +76,7 @@ def is_floating(dtype: np.dtype[Any], /) -> bool:
 
 
 def bfloat16() -> np.dtype[Any]:
-    """The dtype of ml_dtypes, which NumPy needs for bfloat16.
-
-    Raises
-    ------
-    ImportError
-        When it is not installed.
-    """
+    """The dtype of ml_dtypes, which NumPy needs for bfloat16. Raise ImportError when it is not installed."""
     dtype: np.dtype[Any] = np.dtype(optional("ml_dtypes", "bfloat16 in NumPy").bfloat16)
     return dtype
 
@@ -148,13 +125,7 @@ def as_floating(array: Any, dtype: str | None, dtypes: Sequence[str], /, *, hint
 
 
 def known_mode(mode: str | None, modes: Sequence[str], /) -> str:
-    """Return the mode asked for, the last one where none is.
-
-    Raises
-    ------
-    ValueError
-        When there is no such mode.
-    """
+    """Return the mode asked for, the last one where none is. Raise ValueError when there is no such mode."""
     mode = modes[-1] if mode is None else mode
     if mode not in modes:
         raise ValueError(f"expected a mode out of {', '.join(modes)}; got {mode!r}")
@@ -168,13 +139,7 @@ def devices_of_kind(kind: str, devices: Iterable[str], /) -> list[str]:
 
 
 def known_device(device: str, devices: Sequence[str], /) -> str:
-    """Return the device asked for.
-
-    Raises
-    ------
-    ValueError
-        When there is no such device.
-    """
+    """Return the device asked for. Raise ValueError when there is no such device."""
     if device not in devices:
         raise ValueError(f"expected a device out of {', '.join(devices)}; got {device!r}")
     return device

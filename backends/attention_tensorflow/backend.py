@@ -50,7 +50,6 @@ class TensorFlowBackend(Backend):
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """The floating-point types."""
         return ("float16", "bfloat16", "float32", "float64")
 
     def versions(self) -> dict[str, str]:
@@ -79,7 +78,6 @@ class TensorFlowBackend(Backend):
             return map_arrays(lambda array: tf.constant(as_floating(array, dtype, self.dtypes)), tree)
 
     def to_numpy(self, tree: Any, /) -> Any:
-        """Turn the tensors and variables of a tree into NumPy arrays, bit for bit."""
         return map_arrays(lambda array: np.asarray(array.numpy()), tree)  # TensorFlow copies, to be safe
 
     def compile(self, function: Callable[..., Any], /, *, mode: str | None = None) -> Callable[..., Any]:
@@ -91,7 +89,6 @@ class TensorFlowBackend(Backend):
         return tf.function(function, autograph=False, jit_compile=mode == "xla")  # type: ignore[no-any-return]
 
     def value_and_grad(self, function: Callable[..., Array], /) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
-        """Turn a function of trees to a 0-d tensor into one that also returns the gradients, in any mode."""
         return differentiate(function, _gradient, lambda leaf: self.owns(leaf) and leaf.dtype.is_floating)
 
     def has_gradient(self, array: Array, /) -> bool:
@@ -99,7 +96,6 @@ class TensorFlowBackend(Backend):
         return bool(_is_recorded([array]))
 
     def stop_gradient(self, array: Array, /) -> Array:
-        """Return the tensor as one that nothing is differentiated by."""
         return tf.stop_gradient(array)
 
     def without_warnings(self) -> contextlib.AbstractContextManager[Any]:
@@ -138,7 +134,6 @@ class TensorFlowBackend(Backend):
     def vjp(
         self, function: Callable[..., Array], /, *arrays: Array
     ) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
-        """Return the value of a function, and what turns its cotangent into one for each tensor."""
         with tf.GradientTape() as tape:
             tape.watch(arrays)
             value = function(*arrays)

@@ -8,8 +8,6 @@ import tensorflow as tf
 
 from attention_core.backend import Array, Collectives
 
-__all__ = ["TensorFlowCollectives"]
-
 
 class TensorFlowCollectives(Collectives):
     """The collectives of a replica context, in which the group is the strategy."""
@@ -27,17 +25,14 @@ class TensorFlowCollectives(Collectives):
         return name
 
     def size(self, group: str, /) -> int:
-        """The number of replicas."""
         return int(_context().num_replicas_in_sync)
 
     def rank(self, group: str, /) -> int | Array:
-        """The index of the replica."""
         rank = _context().replica_id_in_sync_group
         number = tf.get_static_value(rank)
         return rank if number is None else int(number)
 
     def all_gather(self, x: Array, group: str, /) -> Array:
-        """The tensors of all replicas."""
         gathered = _context().all_gather(tf.expand_dims(x, 0), axis=0)
         return tf.ensure_shape(gathered, (self.size(group), *x.shape))
 
@@ -50,7 +45,6 @@ class TensorFlowCollectives(Collectives):
         return tf.reduce_max(self.all_gather(x, group), 0)
 
     def total(self, x: Array, group: str, /) -> Array:
-        """The sum of the tensors of all replicas."""
         return _context().all_reduce(tf.distribute.ReduceOp.SUM, x)
 
 

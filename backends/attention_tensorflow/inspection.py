@@ -14,32 +14,6 @@ import tensorflow as tf
 
 from attention_core.backend import Array, DType
 
-__all__ = [
-    "INTEGRAL",
-    "SIGNED",
-    "UNSIGNED",
-    "NamespaceInfo",
-    "bfloat16",
-    "bool",
-    "default_dtype",
-    "finfo",
-    "float16",
-    "float32",
-    "float64",
-    "iinfo",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "isdtype",
-    "promoted_dtype",
-    "result_type",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-]
-
 bool = tf.bool
 int8, int16, int32, int64 = tf.int8, tf.int16, tf.int32, tf.int64
 uint8, uint16, uint32, uint64 = tf.uint8, tf.uint16, tf.uint32, tf.uint64

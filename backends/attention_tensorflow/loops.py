@@ -11,8 +11,6 @@ from tensorflow.python.ops import control_flow_util  # no public name tells prog
 from attention_core.backend import Array, TracedLoops
 from attention_tensorflow import namespace as tensorflow_namespace
 
-__all__ = ["TensorFlowLoops"]
-
 
 class _Cut(NamedTuple):
     array: Array
@@ -37,7 +35,6 @@ class TensorFlowLoops(TracedLoops):
         *,
         proceed: Callable[[Any], Array] | None = None,
     ) -> Any:
-        """Run a body from start to before stop, or as long as the state is one to proceed from."""
         leaves = [leaf for leaf in tf.nest.flatten(state) if leaf is not None]
 
         def filled(values: Any) -> Any:
@@ -58,11 +55,9 @@ class TensorFlowLoops(TracedLoops):
         return filled(values)
 
     def cond(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-        """Run one of two functions."""
         return tf.cond(condition, then, otherwise)
 
     def block_at(self, x: Any, index: Any) -> Any:
-        """The element at an index of the first axis, or a block."""
         return self.block(x.array, index, x.size, -2) if isinstance(x, _Cut) else x[index]
 
     def split(self, x: Array, size: int, function: Callable[[Array], Array] = lambda x: x) -> Any:
@@ -77,7 +72,6 @@ class TensorFlowLoops(TracedLoops):
         return tf.ensure_shape(across, [length // size, *x.shape[:-2], size, x.shape[-1]])
 
     def block(self, x: Array, index: Any, size: int, axis: int) -> Array:
-        """The block at an index along an axis."""
         # A slice from one tensor to another has no size that XLA could see.
         shape = x.shape.as_list()
         shape[axis] = size
@@ -87,22 +81,18 @@ class TensorFlowLoops(TracedLoops):
         return tf.ensure_shape(tf.slice(x, tf.stack(starts), sizes), shape)
 
     def norm(self, x: Array) -> Array:
-        """The Euclidean norm over the last axis."""
         return tf.norm(x, axis=-1)
 
     def zero_blocks(self, count: Any, zero: Callable[[Any], Array], after: Array | None = None) -> Any:
-        """So many blocks of zeros."""
         block = zero(0)
         blocks = tf.zeros(tf.concat([[count], tf.shape(block)], 0), block.dtype)
         array = tf.TensorArray(block.dtype, size=count, clear_after_read=False, element_shape=block.shape)
         return array.unstack(blocks)
 
     def add_block(self, stack: Any, index: Any, block: Array) -> Any:
-        """Add to one block."""
         return stack.write(index, stack.read(index) + block)
 
     def concat_blocks(self, stack: Any, count: Any, axis: int) -> Any:
-        """Join runs of blocks along an axis."""
         blocks = self.stack_blocks(stack)
         rank, sizes = blocks.shape.rank, tf.unstack(tf.shape(blocks))
         number = sizes[0] // tf.maximum(count, 1)  # of runs; of nothing there are none
@@ -115,7 +105,6 @@ class TensorFlowLoops(TracedLoops):
         return tf.ensure_shape(tf.reshape(tf.transpose(runs, order), sizes), static)
 
     def stack_blocks(self, stack: Any) -> Array:
-        """The blocks as one array."""
         return stack.stack() if isinstance(stack, tf.TensorArray) else stack
 
 

@@ -10,10 +10,9 @@ import types
 
 import numpy as np
 import pytest
-from evidence_helpers import FOLDER, compare_twice
 from typer.testing import CliRunner
 
-from attention_benchmark import CANDIDATES, Measurement, Problem, processes, report, worker
+from attention_benchmark import CANDIDATES, Measurement, Problem, processes, report
 from attention_benchmark.measurement import fastest_peers, quartiles, ratio, read_json, write_json
 from attention_benchmark.order import Order
 from attention_benchmark.problem import DIRECTIONS, MASKS, OPERATIONS, PRESETS, default_problems
@@ -72,12 +71,12 @@ def test_every_candidate_computes_the_same(framework, part):
     without = tuple((key, n) for at, key in enumerate(attend) for n in range(len(problems)) if traced and (at + n) % 2)
     if framework not in DIFFERENTIATING:
         problems = [dataclasses.replace(each, direction="forward") for each in problems]
-    kept = {"suspect": 1e-5, "evidence": str(FOLDER)}
-    found = quick(framework, problems, [each for each in chosen if present(each)], without=without, **kept)
+    found = quick(framework, problems, [each for each in chosen if present(each)], without=without)
     assert {each.outcome for each in found} <= {"measured", "refused"}
     for each in found:
         if each.outcome == "measured":
-            assert each.error <= 1e-5, each
+            again = quick(framework, [each.problem], [each.candidate]) if each.error > 1e-5 else ()
+            assert each.error <= 1e-5, (each, *again)  # it failed once, and nobody knows why
             assert len(each.seconds) == 2
         else:
             name = each.candidate.name.removesuffix(" (cudnn)")
@@ -87,53 +86,6 @@ def test_every_candidate_computes_the_same(framework, part):
     assert {each.candidate.name for each in found if each.seconds} >= {
         each.name for each in able if "fused" not in each.name and "cudnn" not in each.name
     }
-
-
-@pytest.mark.parametrize("changed", ["reference", "result", "nothing"])
-def test_of_a_suspect_error_all_is_kept_and_what_changed_is_told(tmp_path, monkeypatch, changed):
-    problem, calls = Problem((1, 2, 4, 3)), []
-
-    def wrong(what, function):
-        def once(*arguments):
-            calls.append(what)
-            found = function(*arguments)
-            if changed == "nothing" or (changed == what and calls.count(what) == 1):
-                first = found.output if what == "reference" else found[0]
-                first += 1e-3 if what == "reference" else 0
-                first += 1e-3 if what == "result" and changed == "result" else 0
-            return found
-
-        return once
-
-    step = worker._step
-    monkeypatch.setattr(worker, "expected", wrong("reference", worker.expected))
-    monkeypatch.setattr(worker, "_step", lambda *arguments: wrong("result", step(*arguments)))
-    options = {"seconds": 0.0, "rounds": (2, 2), "suspect": 1e-5, "evidence": str(tmp_path)}
-    messages = list(worker.measure(Order("numpy", (problem,), (NAIVE.key,), **options)))
-    (found,) = (each for each in messages if isinstance(each, Measurement))
-    assert found.outcome == "measured"
-    (path,) = tmp_path.iterdir()
-    assert found.reason == f"computed again, {changed} changed; arrays are in {path}"
-    with np.load(path) as kept:
-        assert {name.rpartition(".")[0] for name in kept} == {
-            f"{what}.{time}" for what in ("inputs", "reference", "result") for time in ("first", "again")
-        }
-        assert kept["result.again.0"].shape == problem.shape
-
-
-def test_both_sides_of_a_comparison_are_kept_where_it_fails(tmp_path):
-    results = iter([np.ones(2), np.zeros(2)])
-    with pytest.raises(pytest.fail.Exception, match=r"computed again, result changed; arrays are in .*a-name.npz"):
-        compare_twice(
-            "a name",
-            np.testing.assert_array_equal,
-            inputs=[np.ones(1)],
-            reference=lambda drawn: [np.zeros(2)],
-            result=lambda drawn: [next(results)],
-            folder=tmp_path,
-        )
-    with np.load(tmp_path / "a-name.npz") as kept:
-        assert kept["result.first.0"].tolist() == [1, 1]
 
 
 def test_an_impossible_call_is_refused_with_its_reason():

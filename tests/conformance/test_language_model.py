@@ -20,7 +20,8 @@ from attention_conformance.run.language_model import (
     load_language_model,
     outcome,
 )
-from attention_conformance.run.model import load_any, plan_model, run_model
+from attention_conformance.run.model import load_any
+from attention_conformance.run.runner import plan_model, run as judged
 from attention_conformance.subjects.libraries import devices_of
 from attention_conformance.vectors import published_model
 from attention_core.backend import get_backend
@@ -51,7 +52,7 @@ def test_text_and_logits_that_differ_fail(path, monkeypatch):
     assert found_on(numpy, wrong).detail == f"expected tokens {wrong.known.answer}; got {ids}"
     reference = language_model._reference
     monkeypatch.setattr(language_model, "_reference", lambda *each: reference(*each) * (1 + 2.0**-16))
-    (failed,) = run_model(plan_model(model, [numpy], dtypes=["float32"]))
+    (failed,) = judged(plan_model(model, [numpy], dtypes=["float32"]))
     assert failed.passed is False
     assert 64 < failed.error < 1000
 

@@ -31,10 +31,8 @@ from attention_conformance.run.model import (
     load_any,
     load_bert,
     load_model,
-    plan_model,
-    run_model,
 )
-from attention_conformance.run.runner import work
+from attention_conformance.run.runner import plan_model, run, work
 from attention_core.backend import get_backend
 from attention_core.layers import EncoderLayer
 
@@ -136,7 +134,7 @@ def test_sentences_give_the_vectors_of_the_paper(published):
     rows = [row[seen] for row, seen in zip(model.token_ids, model.is_token, strict=True)]
     expected = np.array(list(truth(load_file(published / "model.safetensors"), rows)))
     cosines = (expected[0::2] * expected[1::2]).sum(-1)
-    results = list(run_model(plan_model(model, [get_backend("numpy")])))
+    results = list(run(plan_model(model, [get_backend("numpy")])))
     assert [result.passed for result in results] == [True, True]
     np.testing.assert_allclose(results[0].values, cosines, atol=1e-6)
     np.testing.assert_allclose(results[1].values, cosines, rtol=0, atol=1e-13)
@@ -144,7 +142,7 @@ def test_sentences_give_the_vectors_of_the_paper(published):
 
 
 def test_every_backend_agrees_with_numpy_in_float64(backend, published):
-    results = list(run_model(plan_model(load_model(published), [backend], modes=["eager"])))
+    results = list(run(plan_model(load_model(published), [backend], modes=["eager"])))
     assert [result for result in results if result.passed is False] == []
     assert {result.dtype for result in results if result.passed} == {"float32", "float64"}
 
@@ -161,12 +159,12 @@ def test_a_quick_run_of_a_model_is_one_eager_call_in_float32(backend, published)
 def test_a_model_that_computes_something_else_fails(published, monkeypatch):
     correct = EncoderLayer.__call__
     model = load_model(published)
-    assert all(result.passed for result in run_model(plan_model(model, [get_backend("numpy")])))
+    assert all(result.passed for result in run(plan_model(model, [get_backend("numpy")])))
     monkeypatch.setattr(EncoderLayer, "__call__", lambda self, *a, **k: correct(replace(self, epsilon=1e-5), *a, **k))
-    results = list(run_model(plan_model(model, [get_backend("numpy")], dtypes=["float64"])))
+    results = list(run(plan_model(model, [get_backend("numpy")], dtypes=["float64"])))
     assert [result.passed for result in results] == [False]
     monkeypatch.setattr(EncoderLayer, "__call__", lambda *a, **k: 1 / 0)
-    (failed,) = run_model(plan_model(model, [get_backend("numpy")], dtypes=["float64"]))
+    (failed,) = run(plan_model(model, [get_backend("numpy")], dtypes=["float64"]))
     assert (failed.passed, failed.detail) == (False, "ZeroDivisionError: division by zero")
 
 
@@ -316,7 +314,7 @@ def test_tokens_that_the_encoder_does_not_know_are_told(directory):
 
 def test_what_is_known_of_a_published_model_must_hold(published):
     model = load_model(published)
-    (result,) = run_model(plan_model(model, [get_backend("numpy")], dtypes=["float64"]))
+    (result,) = run(plan_model(model, [get_backend("numpy")], dtypes=["float64"]))
     ids = tuple(model.bert.token_ids("hello world"))
     for known, text in (
         (Published(ids, result.values), None),
@@ -330,7 +328,7 @@ def test_what_is_known_of_a_published_model_must_hold(published):
         ),
     ):
         trials = plan_model(replace(model, published=known), [get_backend("numpy")], dtypes=["float64"])
-        (judged,) = run_model(trials)
+        (judged,) = run(trials)
         assert judged.passed is (text is None)
         assert text is None or judged.detail == text
 

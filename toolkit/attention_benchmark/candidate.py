@@ -9,8 +9,6 @@ from typing import Any, cast
 
 from attention_benchmark.problem import MASKS, NumpyArray, Problem
 
-__all__ = ["CANDIDATES", "FRAMEWORKS", "Call", "Candidate"]
-
 
 @dataclass(frozen=True)
 class Call:

@@ -11,8 +11,6 @@ from attention_benchmark.candidate import Call
 from attention_benchmark.problem import Problem
 from attention_core import parameters
 
-__all__ = ["assume_finite", "auto", "blockwise", "dense", "fused", "linear", "multi_head", "product", "reproducible"]
-
 
 def _attention(problem: Problem, **options: Any) -> Call:
     def function(query: Any, key: Any, value: Any, *arrays: Any) -> Any:

@@ -16,8 +16,6 @@ from attention_benchmark.steps import Pair, StepsOrder
 from attention_core import scaled_dot_product_attention
 from attention_core.cache import KeyValueCache, append, cache_mask
 
-__all__ = ["loops", "pairs"]
-
 LAYERS, HEADS, KV_HEADS, CAPACITY, WIDTH, STEPS = 4, 32, 8, 4096, 128, 256
 Loop = Callable[[], Any]
 

@@ -19,8 +19,6 @@ from attention_core.layers import Decoder
 from attention_core.layouts import LAYOUTS
 from attention_files.gguf import load_gguf
 
-__all__ = ["ROWS", "Model", "pairs", "pairs_of"]
-
 PROMPT, STEPS = 512, 16
 
 

@@ -16,8 +16,6 @@ from attention_benchmark.candidate import Candidate
 from attention_benchmark.problem import DIRECTIONS, Problem
 from attention_files.writing import FileError, write_file
 
-__all__ = ["Measurement", "fastest_peers", "quartiles", "ratio", "read_json", "write_json"]
-
 SAMPLES = ("seconds", "products", "copies")
 
 
@@ -27,8 +25,6 @@ class Measurement:
 
     Attributes
     ----------
-    problem : Problem
-    candidate : Candidate
     outcome : str
         ``"measured"``, ``"refused"``, ``"wrong"``, ``"skipped"`` as too expensive, or ``"died"`` with its process.
     reason : str
@@ -113,13 +109,7 @@ def write_json(path: Path, measurements: Sequence[Measurement], environment: Map
 
 
 def read_json(path: Path) -> tuple[list[Measurement], dict[str, Any]]:
-    """Read what `write_json` wrote.
-
-    Raises
-    ------
-    FileError
-        When the file cannot be read, or holds something else.
-    """
+    """Read what `write_json` wrote. Raise FileError when the file cannot be read, or holds something else."""
     try:
         content = path.read_bytes()
         text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()

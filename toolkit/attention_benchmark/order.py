@@ -8,8 +8,6 @@ import attention_workers as workers
 from attention_benchmark.candidate import Candidate
 from attention_benchmark.problem import Problem
 
-__all__ = ["Order"]
-
 OF_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": "131072",
     "MALLOC_TRIM_THRESHOLD_": "131072",
@@ -25,8 +23,6 @@ class Order(workers.Order):
 
     Attributes
     ----------
-    framework : str
-    problems : tuple of Problem
     candidates : tuple of str
         The keys of candidates.
     without : tuple of (str, int)
@@ -39,10 +35,6 @@ class Order(workers.Order):
         The longest time of a call in seconds.
     memory : bool
         Whether to measure memory instead of time.
-    suspect : float, optional
-        Compute reference and result again where the error is larger, and keep them in `evidence`.
-    evidence : str
-        A folder.
     foreign : tuple of Candidate
         Candidates that are not in `CANDIDATES`; their keys are among the candidates.
     """
@@ -55,8 +47,6 @@ class Order(workers.Order):
     rounds: tuple[int, int] | None = None
     limit: float = 60.0
     memory: bool = False
-    suspect: float | None = None
-    evidence: str = ""
     foreign: tuple[Candidate, ...] = ()
     threads: int = field(default=2, kw_only=True)
 

@@ -13,8 +13,6 @@ from matplotlib.ticker import NullLocator
 from attention_benchmark.candidate import Candidate
 from attention_benchmark.measurement import Measurement
 
-__all__ = ["write_plots"]
-
 OURS = {"dense": "tab:red", "blockwise": "tab:blue", "fused": "tab:orange", "auto": "black"}
 PEERS = ("tab:green", "tab:purple", "tab:brown", "tab:olive")
 LINES = {"compiled": "--", "xla": "--"}

@@ -12,21 +12,6 @@ import numpy as np
 
 import attention_core
 
-__all__ = [
-    "DIRECTIONS",
-    "MASKS",
-    "OPERATIONS",
-    "PRESETS",
-    "SOFTCAP",
-    "MaskKind",
-    "Problem",
-    "alibi_rates",
-    "default_problems",
-    "drawn_arrays",
-    "laid_out",
-    "shortened",
-]
-
 NumpyArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 WINDOW = 256  # keys that a query attends to, including its own
@@ -49,16 +34,12 @@ class MaskKind(NamedTuple):
     of queries and keys, arrays and problem, and returns new scores and their derivative.
     """
 
-    arrays: Callable[[Problem], tuple[NumpyArray, ...]]
-    mask: Callable[..., attention_core.Mask | None]
-    rule: Callable[..., NumpyArray] | None
-    keys: Callable[[NumpyArray, int, Problem], Any]
-    options: Callable[..., dict[str, Any]] | None = None
+    arrays: Callable[[Problem], tuple[NumpyArray, ...]] = lambda problem: ()
+    mask: Callable[..., attention_core.Mask | None] = lambda problem, *arrays: None
+    rule: Callable[..., NumpyArray] | None = None
+    keys: Callable[[NumpyArray, int, Problem], Any] = lambda i, n, problem: n
+    options: Callable[..., dict[str, Any]] = lambda problem, *arrays: {}
     scores: Callable[..., tuple[NumpyArray, Any]] | None = None
-
-
-def _no_arrays(problem: Problem) -> tuple[NumpyArray, ...]:
-    return ()
 
 
 def _documents(problem: Problem) -> tuple[NumpyArray, ...]:
@@ -110,18 +91,16 @@ def _cached(problem: Problem) -> tuple[NumpyArray, ...]:
 
 
 MASKS = {
-    "full": MaskKind(_no_arrays, lambda problem: None, None, lambda i, n, problem: n),
+    "full": MaskKind(),
     "causal": MaskKind(
-        _no_arrays,
-        lambda problem: attention_core.Causal(offset=problem.ahead),
-        lambda i, j, problem: j <= i,
-        lambda i, n, problem: np.minimum(i + 1, n),
+        mask=lambda problem: attention_core.Causal(offset=problem.ahead),
+        rule=lambda i, j, problem: j <= i,
+        keys=lambda i, n, problem: np.minimum(i + 1, n),
     ),
     "window": MaskKind(
-        _no_arrays,
-        lambda problem: attention_core.SlidingWindow(left=problem.window - 1, right=0, offset=problem.ahead),
-        lambda i, j, problem: (j <= i) & (j > i - problem.window),
-        lambda i, n, problem: np.minimum(i + 1, problem.window),
+        mask=lambda problem: attention_core.SlidingWindow(left=problem.window - 1, right=0, offset=problem.ahead),
+        rule=lambda i, j, problem: (j <= i) & (j > i - problem.window),
+        keys=lambda i, n, problem: np.minimum(i + 1, problem.window),
     ),
     "packed": MaskKind(
         _documents,
@@ -147,37 +126,20 @@ MASKS = {
         lambda i, j, lengths, problem: j <= _last_keys(i, lengths[:, None, None, None], problem),
         lambda i, n, problem: np.mean(_last_keys(i, _cached(problem)[0][:, None], problem) + 1),
     ),
-    "softcap": MaskKind(
-        _no_arrays,
-        lambda problem: None,
-        None,
-        lambda i, n, problem: n,
-        lambda problem: {"softcap": SOFTCAP},
-        _capped,
-    ),
+    "softcap": MaskKind(options=lambda problem: {"softcap": SOFTCAP}, scores=_capped),
     "alibi": MaskKind(
-        _no_arrays,
-        lambda problem: None,
-        None,
-        lambda i, n, problem: n,
-        lambda problem: {"score_mod": attention_core.scores.alibi(problem.shape[1], offset=problem.ahead)},
-        lambda s, i, j, problem: (s - alibi_rates(problem.shape[1])[:, None, None] * np.abs(i - j), 1.0),
+        options=lambda problem: {"score_mod": attention_core.scores.alibi(problem.shape[1], offset=problem.ahead)},
+        scores=lambda s, i, j, problem: (s - alibi_rates(problem.shape[1])[:, None, None] * np.abs(i - j), 1.0),
     ),
     "bias": MaskKind(
         _bias,
-        lambda problem, bias: None,
-        None,
-        lambda i, n, problem: n,
-        lambda problem, bias: {"bias": bias},
-        lambda s, i, j, bias, problem: (s + bias.astype(np.float64)[i[:, 0] - problem.ahead], 1.0),
+        options=lambda problem, bias: {"bias": bias},
+        scores=lambda s, i, j, bias, problem: (s + bias.astype(np.float64)[i[:, 0] - problem.ahead], 1.0),
     ),
     "sinks": MaskKind(
         _sinks,
-        lambda problem, sinks: None,
-        None,
-        lambda i, n, problem: n,
-        lambda problem, sinks: {"sinks": sinks},
-        lambda s, i, j, sinks, problem: (s, 1.0),  # which change the sum of the weights
+        options=lambda problem, sinks: {"sinks": sinks},
+        scores=lambda s, i, j, sinks, problem: (s, 1.0),  # which change the sum of the weights
     ),
 }
 
@@ -301,8 +263,7 @@ class Problem:
 
     def core_options(self, *arrays: Any) -> dict[str, Any]:
         """The options of the core that change scores, with the arrays of a framework."""
-        options = MASKS[self.mask].options
-        return {} if options is None else options(self, *arrays)
+        return MASKS[self.mask].options(self, *arrays)
 
     def changed(self, scores: NumpyArray, rows: NumpyArray) -> tuple[NumpyArray, Any]:
         """Scores of some queries (B, H, rows, N) as the problem changes them, and their derivative."""

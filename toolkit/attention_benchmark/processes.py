@@ -9,13 +9,11 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from attention_benchmark.candidate import CANDIDATES, FRAMEWORKS, Candidate
+from attention_benchmark.candidate import CANDIDATES, FRAMEWORKS
 from attention_benchmark.measurement import Measurement, as_row, of_row
 from attention_benchmark.order import Order
 from attention_benchmark.worker import work
 from attention_workers import Death, carried_out
-
-__all__ = ["Message", "installed", "measurements_of", "memory_of"]
 
 Message = dict[str, Any]
 
@@ -28,10 +26,7 @@ def installed() -> list[str]:
 def measurements_of(order: Order) -> Generator[Message | Measurement, None, None]:
     """Measure time, and pass on other messages. A candidate that kills its process is not tried again.
 
-    Raises
-    ------
-    RuntimeError
-        When a process failed by itself, or before it came to a candidate.
+    Raise RuntimeError when a process failed by itself, or before it came to a candidate.
     """
     orders = deque([order])
     with contextlib.closing(carried_out(work, orders)) as messages:
@@ -48,8 +43,9 @@ def measurements_of(order: Order) -> Generator[Message | Measurement, None, None
                 key, first = worker.at
                 # All problems before this one are measured; of this one, only refusals were reported.
                 rest = _without(worker.order, key, first)
+                candidate = next(each for each in (*CANDIDATES, *order.foreign) if each.key == key)
                 for index in sorted(index for other, index in rest.without if other == key):
-                    yield Measurement(rest.problems[index], _candidate(order, key), "died", message.reason)
+                    yield Measurement(rest.problems[index], candidate, "died", message.reason)
                 orders.append(rest)
 
 
@@ -88,7 +84,3 @@ def memory_of(order: Order, timed: Sequence[Measurement]) -> Generator[Measureme
             elif "memory" in message:
                 _, index, memory = message["memory"]
                 yield replace(timed[index], memory=memory)
-
-
-def _candidate(order: Order, key: str) -> Candidate:
-    return next(each for each in (*CANDIDATES, *order.foreign) if each.key == key)

@@ -9,8 +9,6 @@ import numpy as np
 
 from attention_benchmark.problem import NumpyArray, Problem
 
-__all__ = ["TOLERANCE", "Expected", "expected", "worst_error"]
-
 ROWS = 32
 
 # Relative to the largest magnitude. The default TF32 products of accelerators, with 10-bit factors, pass.

@@ -12,8 +12,6 @@ from attention_benchmark.measurement import Measurement, fastest_peers, quartile
 from attention_benchmark.problem import DOCUMENT, WINDOW, Problem
 from attention_workers.machine import environment as environment_of_machine
 
-__all__ = ["TextTable", "details", "environment", "markdown", "markdown_table", "overviews", "rich_table"]
-
 NOTHING = "–"
 IN_BRACKETS = "In brackets: how many times as long as the fastest peer of the same framework."
 COMMON = "F.scaled_dot_product_attention"

@@ -21,8 +21,6 @@ import attention_workers as workers
 from attention_benchmark.report import TextTable
 from attention_workers.memory import peak_growth
 
-__all__ = ["OPERATIONS", "Pair", "Step", "StepsOrder", "measured", "table"]
-
 TURNS = 15
 Step: TypeAlias = Callable[[], Any]
 
@@ -40,7 +38,6 @@ class Pair(NamedTuple):
 
     Attributes
     ----------
-    name : str
     ours, other : callable
         Which wait for what they compute.
     num_steps : int
@@ -59,10 +56,8 @@ class StepsOrder(workers.Order):
 
     Attributes
     ----------
-    operation, library : str
     names : tuple of str
         Patterns of the names of pairs.
-    turns : int
     model : Path, optional
         A GGUF file.
     """
@@ -107,10 +102,7 @@ def work(order: StepsOrder) -> Iterator[tuple[str, ...]]:
 def table(orders: list[StepsOrder]) -> TextTable:
     """Time the pairs of some libraries, one process after the other.
 
-    Raises
-    ------
-    RuntimeError
-        When a process fails, or its two steps do not give the same.
+    Raise RuntimeError when a process fails, or its two steps do not give the same.
     """
     rows = []
     with closing(workers.carried_out(work, deque(orders))) as messages:

@@ -13,8 +13,6 @@ import numpy as np
 
 from attention_benchmark.steps import Pair, Step, StepsOrder
 
-__all__ = ["pairs"]
-
 SHAPE, HEADS, INNER = (32, 128, 512), 8, 2048
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from attention_benchmark.steps import Pair, StepsOrder
 
-__all__ = ["forwards", "pairs"]
-
 BATCH, LENGTH, LAYERS = 32, 128, 4
 Forward = Callable[[], Any]
 

@@ -15,22 +15,18 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from attention_benchmark.candidate import CANDIDATES, Call, Candidate
-from attention_benchmark.evidence import keep
 from attention_benchmark.frameworks import Engine, device_of
 from attention_benchmark.measurement import Measurement
 from attention_benchmark.order import Order
-from attention_benchmark.problem import NumpyArray, Problem, drawn_arrays, laid_out
+from attention_benchmark.problem import NumpyArray, Problem, laid_out
 from attention_benchmark.reference import TOLERANCE, Expected, expected, worst_error
 from attention_numpy.trees import devices_of_kind
 from attention_workers.memory import available, peak_growth
-
-__all__ = ["measure", "measure_memory", "work"]
 
 SAMPLE = 0.005  # the least seconds of a sample; shorter calls are repeated
 ROUNDS = (5, 30)
@@ -47,7 +43,6 @@ class _Entry:
     candidate: Candidate
     run: Callable[[], Any]
     error: float | None = None
-    doubt: str = ""
     first: float = 0.0
     repeats: int = 1
     estimate: float = 0.0
@@ -84,7 +79,7 @@ def measure(order: Order) -> Iterator[dict[str, Any] | Measurement]:
             yield {"started": [candidate.key, order.problems.index(problem)]}
             try:
                 _check_cost(problem, candidate, past, order.limit)
-                entries.append(_started(engine, problem, candidate, order, wanted=wanted, past=past))
+                entries.append(_started(engine, problem, candidate, wanted=wanted, past=past))
             except RefusalError as refusal:
                 yield Measurement(problem, candidate, refusal.outcome, str(refusal))
         products, copies = _rounds(engine, problem, entries, order)
@@ -95,7 +90,7 @@ def measure(order: Order) -> Iterator[dict[str, Any] | Measurement]:
                 "copies": tuple(copies),
             }
             samples |= {"error": entry.error, "first": entry.first}
-            yield Measurement(problem, entry.candidate, "measured", entry.doubt, **samples)
+            yield Measurement(problem, entry.candidate, "measured", **samples)
 
 
 def measure_memory(order: Order) -> Iterator[dict[str, Any]]:
@@ -147,7 +142,6 @@ def _started(
     engine: Engine,
     problem: Problem,
     candidate: Candidate,
-    order: Order,
     *,
     wanted: Expected,
     past: dict[Any, tuple[float, float, float]],
@@ -161,10 +155,7 @@ def _started(
         engine.wait(result)
         entry.first = time.perf_counter() - start
         arrays = engine.backend.to_numpy(result[: 1 + len(wanted.gradients)])
-        found = [laid_out(each, call.layout) for each in arrays]
-        entry.error = worst_error(found, wanted)
-        if order.suspect is not None and not entry.error <= order.suspect:
-            entry.doubt = _doubt(engine, problem, candidate, order, wanted=wanted, found=found)
+        entry.error = worst_error([laid_out(each, call.layout) for each in arrays], wanted)
 
     try:
         call = candidate.prepare(problem)
@@ -183,30 +174,6 @@ def _started(
     if _size(problem) >= EXTRAPOLATED:
         past[_kind(problem, candidate)] = (_size(problem), entry.estimate, growth)
     return entry
-
-
-def _doubt(
-    engine: Engine,
-    problem: Problem,
-    candidate: Candidate,
-    order: Order,
-    *,
-    wanted: Expected,
-    found: list[NumpyArray],
-) -> str:
-    """Compute inputs, reference and result again from the seed, and tell which changed."""
-    inputs = problem.arrays
-    drawn_arrays.cache_clear()
-    again, call = expected(problem), candidate.prepare(problem)
-    step, arguments = _step(engine, problem, candidate, call), _arguments(engine, problem, call, again.cotangent)
-    arrays = engine.backend.to_numpy(step(*arguments)[: 1 + len(again.gradients)])
-    return keep(
-        Path(order.evidence),
-        f"{candidate.key} {problem.mask} {problem.direction} {os.getpid()}",
-        inputs=(inputs, problem.arrays),
-        reference=((wanted.output, *wanted.gradients), (again.output, *again.gradients)),
-        result=(found, [laid_out(each, call.layout) for each in arrays]),
-    )
 
 
 def _reason(error: BaseException) -> str:
@@ -278,11 +245,7 @@ def _copy(problem: Problem, threads: int) -> tuple[_Entry | None, float]:
         return None, 0.0
     source = np.ones(int(problem.cache_nbytes) // 4, np.float32)
     pairs = list(zip(np.array_split(np.empty_like(source), threads), np.array_split(source, threads), strict=True))
-    entry = _Entry(CANDIDATES[0], lambda: list(_pool(threads).map(lambda pair: np.copyto(*pair), pairs)))
-    entry.sample()
-    entry.estimate = entry.sample()
-    entry.repeats = max(1, math.ceil(SAMPLE / entry.estimate))
-    return entry, 2.0 * source.nbytes
+    return _warm(lambda: list(_pool(threads).map(lambda pair: np.copyto(*pair), pairs))), 2.0 * source.nbytes
 
 
 def _product(engine: Engine, problem: Problem, framework: str) -> tuple[_Entry | None, float]:
@@ -295,11 +258,16 @@ def _product(engine: Engine, problem: Problem, framework: str) -> tuple[_Entry |
     factor = np.random.default_rng(1).standard_normal((size, size), dtype=np.float32)
     device = device_of(engine.backend, problem.device)
     placed = engine.backend.from_numpy((factor, factor), device=device, dtype=problem.dtype)
-    entry = _Entry(CANDIDATES[0], lambda: engine.wait(step(placed, (), None)))
+    return _warm(lambda: engine.wait(step(placed, (), None))), 2.0 * size**3
+
+
+def _warm(run: Callable[[], Any]) -> _Entry:
+    """What no candidate computes, ready for timing."""
+    entry = _Entry(CANDIDATES[0], run)
     entry.sample()
     entry.estimate = entry.sample()
     entry.repeats = max(1, math.ceil(SAMPLE / entry.estimate))
-    return entry, 2.0 * size**3
+    return entry
 
 
 def work(order: Order) -> Iterator[Any]:

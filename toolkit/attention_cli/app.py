@@ -15,21 +15,6 @@ import typer
 
 from attention_conformance.subjects.options import OPTIONS
 
-__all__ = [
-    "Backends",
-    "Bench",
-    "Case",
-    "Cases",
-    "Check",
-    "Compare",
-    "Conformance",
-    "Convert",
-    "Digest",
-    "Generate",
-    "View",
-    "app",
-]
-
 app = typer.Typer(
     name="attention-core",
     no_args_is_help=True,

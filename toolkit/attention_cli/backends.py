@@ -14,8 +14,6 @@ from attention_core.backend import Backend, announced_backends, available_backen
 if TYPE_CHECKING:
     from attention_cli.app import Backends
 
-__all__ = ["backends", "chosen_backends", "load"]
-
 
 def backends(_: Backends, /) -> None:
     """List backends: versions, devices, floating-point types and modes."""

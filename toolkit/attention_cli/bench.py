@@ -43,8 +43,6 @@ from attention_workers.memory import available
 if TYPE_CHECKING:
     from attention_cli.app import Bench
 
-__all__ = ["bench"]
-
 
 class NoDeviceError(Exception):
     """A framework has no device of the kind that is asked for, but those in the message."""

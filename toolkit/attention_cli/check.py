@@ -45,8 +45,6 @@ from attention_files.writing import write_file
 if TYPE_CHECKING:
     from attention_cli.app import Check
 
-__all__ = ["check"]
-
 AS_IT_IS: dict[str, Any] = {"highlight": False, "soft_wrap": True, "markup": False}
 """How a program is printed, which has brackets."""
 

@@ -23,8 +23,6 @@ from attention_workers import Death, Order, carried_out
 if TYPE_CHECKING:
     from attention_cli.app import Compare
 
-__all__ = ["compare"]
-
 SHOWN = 8
 """Places, and weights, that are shown unless all are asked for."""
 

@@ -42,17 +42,6 @@ from attention_workers.machine import available_threads
 if TYPE_CHECKING:
     from attention_cli.app import Conformance
 
-__all__ = [
-    "bits_environment",
-    "check_places",
-    "command_of",
-    "conformance",
-    "fixed_threads",
-    "run_all",
-    "run_on",
-    "tell_left_out",
-]
-
 _LONGEST = {"jax": 0, "torch": 1, "tensorflow": 2}  # whose compilers take longest
 CPUS = os.cpu_count() or 1
 STARTING = 8.0
@@ -80,7 +69,8 @@ def conformance(options: Conformance, /) -> None:
             ((c.name, str(c.line or "-"), c.shows, " ".join(c.dtypes)) for c in cases),
         )
         return
-    _check_junit(junit)
+    if junit is not None and importlib.util.find_spec("junitparser") is None:  # which it alone needs
+        raise refusal("expected junitparser for --junit; got none: pip install junitparser")
     for path in (json, junit):
         check_file(path)
     names = chosen_backends(options.backend)
@@ -356,15 +346,12 @@ def check_places(names: Iterable[str], devices: Many, modes: Many) -> Many:
         return devices
     loaded = load(names)
     known = dict.fromkeys(each for backend in loaded for each in devices_of(backend))
-    devices = [name for each in devices or () for name in ([each] if each in known else _of_kind(each, known))]
+    devices = [
+        name for each in devices or () for name in ([each] if each in known else devices_of_kind(each, known) or [each])
+    ]
     check_known("device", devices, known)
     check_known("mode", modes, dict.fromkeys(each for backend in loaded for each in backend.modes))
     return devices
-
-
-def _of_kind(kind: str, known: Iterable[str]) -> list[str]:
-    """The known devices of a kind; its name itself if there are none."""
-    return devices_of_kind(kind, known) or [kind]
 
 
 def _catalogue(model: Path | None, texts: Sequence[str], long: bool) -> Sequence[Identical]:
@@ -382,9 +369,3 @@ def _check_models(models: Sequence[Path], long: bool) -> None:
             load_any(path)
     except ModelError as error:
         raise refusal(str(error)) from error
-
-
-def _check_junit(path: Path | None) -> None:
-    """Refuse JUnit XML before anything is run where there is no junitparser, which it alone needs."""
-    if path is not None and importlib.util.find_spec("junitparser") is None:
-        raise refusal("expected junitparser for --junit; got none: pip install junitparser")

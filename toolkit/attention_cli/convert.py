@@ -19,29 +19,18 @@ from attention_files.safetensors import FileError, load_arrays, load_layers, sav
 if TYPE_CHECKING:
     from attention_cli.app import Convert
 
-__all__ = ["convert"]
-
 OWN = "attention-core"
 FOLDERS = "causal-lm"  # the layout of a folder with its own settings
 GGUF = "gguf"  # of files that are read, and not written
 WHOLE = (OWN, FOLDERS, GGUF)  # with all their settings
-FLAGS = {
-    "num_heads": "--num-heads",
-    "head_order": "--head-order",
-    "zero_attention": "--zero-attention",
-    "norm_first": "--norm-first",
-    "epsilon": "--epsilon",
-    "activation": "--activation",
-    "dropout": "--dropout",
-    "padding_idx": "--padding-idx",
-}
 
 
 def convert(options: Convert, /) -> None:
     """Convert a file from one layout to another."""
     source, target, from_, to = options.source, options.target, options.from_, options.to
     prefix, drop, head_order = options.prefix, options.drop or [], options.head_order
-    told = {name: getattr(options, name) for name in FLAGS if name != "head_order"}
+    taken = {name for each in LAYOUTS.values() for name in inspect.signature(each.read).parameters} - {"head_order"}
+    told = {name: each for name, each in vars(options).items() if name in taken}
     asked = {name: each for name, each in told.items() if each is not None and each is not False}
     for name, layout, known in (("--from", from_, (OWN, *LAYOUTS, GGUF)), ("--to", to, (OWN, *LAYOUTS))):
         if layout not in known:
@@ -79,14 +68,18 @@ def _options(layout: str, options: dict[str, Any], prefix: str, drop: list[str])
     names = inspect.signature(LAYOUTS[layout].read).parameters if layout not in WHOLE else {}
     for name in options:
         if name not in names:
-            raise refusal(f"expected no {FLAGS[name]} from {layout}; got {options[name]}")
+            raise refusal(f"expected no {_flag(name)} from {layout}; got {options[name]}")
     needed = [name for name, each in names.items() if each.kind is each.KEYWORD_ONLY and each.default is each.empty]
     for name in needed:
         if name not in options:
-            raise refusal(f"expected {FLAGS[name]} from {layout}, whose arrays do not tell it; got none")
+            raise refusal(f"expected {_flag(name)} from {layout}, whose arrays do not tell it; got none")
     if layout in WHOLE and (prefix or drop):
         raise refusal(f"expected no --prefix and --drop from {layout}, whose files are whole; got {prefix or drop}")
     return options
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _takes(function: Any, name: str) -> bool:

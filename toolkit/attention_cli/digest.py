@@ -28,8 +28,6 @@ from attention_workers.machine import available_threads
 if TYPE_CHECKING:
     from attention_cli.app import Digest
 
-__all__ = ["digest"]
-
 FLAGS = {"is_causal": "--causal", "scale": "--scale", "softcap": "--softcap"}
 
 

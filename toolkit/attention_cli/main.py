@@ -9,8 +9,6 @@ import signal
 import sys
 from types import FrameType
 
-__all__ = ["main", "run"]
-
 NEEDED = ("numpy", "ml_dtypes", "typer", "rich", "safetensors", "tokenizers", "junitparser", "jinja2", "packaging")
 
 SETTINGS = {

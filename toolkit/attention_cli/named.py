@@ -14,8 +14,6 @@ from attention_conformance.named import PROPERTIES, RESULTS, NamedCase, find_cas
 if TYPE_CHECKING:
     from attention_cli.app import Case, Cases
 
-__all__ = ["case", "cases"]
-
 WIDTH = 80
 
 

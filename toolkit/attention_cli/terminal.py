@@ -13,8 +13,6 @@ from rich.console import Console
 
 from attention_files.writing import FileError, check_writable
 
-__all__ = ["Many", "check_file", "check_known", "console", "refusal", "refusing_files", "telling_warnings"]
-
 Many = list[str] | None
 
 

@@ -23,8 +23,6 @@ from attention_conformance.subjects.subject import NotOffered, Subject
 from attention_conformance.subjects.target import TargetError, load_target
 from attention_core.backend import get_backend
 
-__all__ = ["foreign_of", "prepare"]
-
 SAID = {"mask": "mask-sense", "default_scale": "scale"}
 """What the command calls facts, where it is not their name."""
 
@@ -33,15 +31,9 @@ MODES = {"numpy": "eager", "torch": "eager", "jax": "jit", "tensorflow": "graph"
 
 
 def foreign_of(target: str | None, backend: Many, facts: Mapping[str, Any]) -> Candidate | None:
-    """Load a target, and name it as one more peer of its library.
+    """Load a target, and name it as one more peer of the library of its arrays.
 
-    Parameters
-    ----------
-    target : str, optional
-    backend : list of str, optional
-        The library of its arrays, where it is not that of its signature.
-    facts : mapping
-        Other fields of `Subject`; what is None is found.
+    Facts are other fields of `Subject`; what is None is found.
     """
     declared = {name: each for name, each in facts.items() if each is not None}
     if target is None:
@@ -69,14 +61,7 @@ def foreign_of(target: str | None, backend: Many, facts: Mapping[str, Any]) -> C
 
 
 def prepare(problem: Problem, text: str) -> Call:
-    """Prepare a call of a target; what it does not offer is refused.
-
-    Parameters
-    ----------
-    problem : Problem
-    text : str
-        The target and what is declared of it, as JSON.
-    """
+    """Prepare a call of a target, which JSON tells with what is declared of it; what it does not offer is refused."""
     told = json.loads(text)
     framework = _loaded(text).backend or read_signature(_loaded(text))["backend"]
     subject = _settled(text, device_of(get_backend(framework), problem.device))

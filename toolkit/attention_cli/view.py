@@ -23,8 +23,6 @@ from attention_view import Computed, View as Picture, view as view_weights, view
 if TYPE_CHECKING:
     from attention_cli.app import View
 
-__all__ = ["MASKS", "view"]
-
 MASKS = ("causal", "window", "lengths", "segments")
 RULES_OF = {"window": "window", "keys": "lengths", "segments": "segments"}
 """The mask that reads an option."""

@@ -12,36 +12,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attention_conformance.cases import CASES
-    from attention_conformance.cases.case import Case
-    from attention_conformance.models.comparison import Comparison, compare
-    from attention_conformance.pytest_cases import attention_cases
-    from attention_conformance.run.again import problem_of
-    from attention_conformance.run.digest import digest
-    from attention_conformance.run.finding import Finding
-    from attention_conformance.run.identical import Verdict
-    from attention_conformance.run.runner import check
-    from attention_conformance.run.subjects import check_subject
-    from attention_conformance.sharded import check_sharded
-    from attention_conformance.subjects.subject import Subject
-    from attention_conformance.subjects.target import load_target
-
-__all__ = [
-    "CASES",
-    "Case",
-    "Comparison",
-    "Finding",
-    "Subject",
-    "Verdict",
-    "attention_cases",
-    "check",
-    "check_sharded",
-    "check_subject",
-    "compare",
-    "digest",
-    "load_target",
-    "problem_of",
-]
+    from attention_conformance.cases import CASES as CASES
+    from attention_conformance.cases.case import Case as Case
+    from attention_conformance.models.comparison import Comparison as Comparison, compare as compare
+    from attention_conformance.pytest_cases import attention_cases as attention_cases
+    from attention_conformance.run.again import problem_of as problem_of
+    from attention_conformance.run.digest import digest as digest
+    from attention_conformance.run.finding import Finding as Finding
+    from attention_conformance.run.identical import Verdict as Verdict
+    from attention_conformance.run.runner import check as check
+    from attention_conformance.run.subjects import check_subject as check_subject
+    from attention_conformance.sharded import check_sharded as check_sharded
+    from attention_conformance.subjects.subject import Subject as Subject
+    from attention_conformance.subjects.target import load_target as load_target
 
 _HOMES = {
     "CASES": "cases",
@@ -59,6 +42,9 @@ _HOMES = {
     "load_target": "subjects.target",
     "problem_of": "run.again",
 }
+
+
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -102,10 +102,8 @@ def whole_of(attention: AttentionFunction, shards: Shards, /, *, axis: int = -2)
 def _told(shards: Shards, query: Any, key: Any, axis: int) -> Shards:
     """The shards of arrays of these lengths.
 
-    Raises
-    ------
-    NotImplementedError
-        When keys would have to be padded to the queries, or few queries to all keys, or there is nothing to share.
+    Raise NotImplementedError when keys would have to be padded to the queries, or few queries to all keys, or there is
+    nothing to share.
     """
     rows, columns = query.shape[axis], key.shape[axis]
     if not (rows and columns):

@@ -31,26 +31,28 @@ def _transposed(array: NumpyArray) -> tuple[NumpyArray, View]:
     return np.ascontiguousarray(array.transpose(order)), lambda x, xp: xp.permute_dims(x, order)
 
 
+def _within(array: NumpyArray, shape: tuple[int, ...], *index: Any) -> tuple[NumpyArray, View]:
+    """A part of a larger buffer, whose other elements are NaN."""
+    storage = np.full(shape, True if array.dtype == bool else np.nan, dtype=array.dtype)
+    storage[index] = array
+    return storage, lambda x, xp: x[index]
+
+
 def _every_second(array: NumpyArray) -> tuple[NumpyArray, View]:
-    """Every second element of the last axis; NaN lies between."""
-    wide = np.full((*array.shape[:-1], 2 * array.shape[-1]), _poison(array), dtype=array.dtype)
-    wide[..., ::2] = array
-    return wide, lambda x, xp: x[..., ::2]
+    """Every second element of the last axis."""
+    return _within(array, (*array.shape[:-1], 2 * array.shape[-1]), ..., slice(None, None, 2))
 
 
 def _part(array: NumpyArray) -> tuple[NumpyArray, View]:
-    """The first rows of a longer buffer, whose others hold NaN."""
-    rows = array.shape[-2]
-    tall = np.full((*array.shape[:-2], 2 * rows + 3, array.shape[-1]), _poison(array), dtype=array.dtype)
-    tall[..., :rows, :] = array
-    return tall, lambda x, xp: x[..., :rows, :]
+    """The first rows of a longer buffer."""
+    *leading, rows, width = array.shape
+    return _within(array, (*leading, 2 * rows + 3, width), ..., slice(rows), slice(None))
 
 
 def _offset(array: NumpyArray) -> tuple[NumpyArray, View]:
     """One element after the start of its buffer."""
-    shape, flat = array.shape, np.full(array.size + 1, _poison(array), dtype=array.dtype)
-    flat[1:] = array.ravel()
-    return flat, lambda x, xp: xp.reshape(x[1:], shape)
+    storage, view = _within(array.ravel(), (array.size + 1,), slice(1, None))
+    return storage, lambda x, xp: xp.reshape(view(x, xp), array.shape)
 
 
 def _expanded(array: NumpyArray) -> tuple[NumpyArray, View]:
@@ -72,13 +74,9 @@ def _interleaved(array: NumpyArray) -> tuple[NumpyArray, View]:
     if array.ndim != 4:
         return _contiguous(array)
     batch, heads, rows, width = array.shape
-    packed = np.full((batch, rows, 3, heads, width), _poison(array), dtype=array.dtype)
-    packed[:, :, 1] = array.transpose(0, 2, 1, 3)
-    return packed, lambda x, xp: xp.permute_dims(x[:, :, 1, ...], (0, 2, 1, 3))
-
-
-def _poison(array: NumpyArray) -> Any:
-    return True if array.dtype == bool else np.nan
+    packed = array.transpose(0, 2, 1, 3)
+    storage, view = _within(packed, (batch, rows, 3, heads, width), slice(None), slice(None), 1, ...)
+    return storage, lambda x, xp: xp.permute_dims(view(x, xp), (0, 2, 1, 3))
 
 
 MEMORY: dict[str, Callable[[NumpyArray], tuple[NumpyArray, View]]] = {

@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Details", "Level", "blocks_of", "cell_sizes", "decode", "encode", "levels_of", "mean_levels", "share_codes"]
-
 DECADES = {8: 6, 16: 12}
 """By bits of a code, how many powers of ten lie below 1: steps of 5.6 %, and of 0.04 %."""
 SMALLEST_LEVEL = 64

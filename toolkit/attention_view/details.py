@@ -9,8 +9,6 @@ import numpy as np
 
 from attention_view.codes import Details, blocks_of
 
-__all__ = ["DETAIL_CODES", "Kept", "cells_of_window"]
-
 DETAIL_CODES = 2**21
 """So many weights are kept one by one in all."""
 

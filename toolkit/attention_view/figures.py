@@ -14,8 +14,6 @@ from attention_files.writing import write_file
 from attention_view.model import CLASSES, Map, Picture, ViewData, printable
 from attention_view.places import row_of
 
-__all__ = ["figure", "save_figure"]
-
 FORMATS = ("png", "svg", "pdf")
 CLASS_COLOURS = ("#ffffff", "#9aa5b1", "#0072b2", "#d55e00", "#cc79a7")
 COLOURS = {"weights": "viridis", "difference": "inferno", "share": "Greys"}

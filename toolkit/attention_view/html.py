@@ -14,8 +14,6 @@ from typing import Any
 from attention_view.codes import Details, Level
 from attention_view.model import ViewData
 
-__all__ = ["frame", "page"]
-
 SCRIPTS = ("data.js", "overview.js", "matrix.js", "tokens.js", "picture.js", "main.js")
 
 

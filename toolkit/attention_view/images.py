@@ -13,8 +13,6 @@ import numpy as np
 
 from attention_view.sources import as_numpy
 
-__all__ = ["image_data"]
-
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 EXIF = 0xE1  # the marker of a segment that may say how a browser turns a JPEG
 MOST_PIXELS = 2048

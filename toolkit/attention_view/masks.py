@@ -9,12 +9,10 @@ import numpy as np
 
 from attention_core.backend import get_backend
 from attention_core.masks import Given, Mask, Positions, Spans
-from attention_view.codes import Level, levels_of, share_codes
+from attention_view.codes import Level, cell_sizes, levels_of, share_codes
 from attention_view.model import Map, Part, Show
 from attention_view.sources import as_numpy, whole
 from attention_view.views import View
-
-__all__ = ["view_mask"]
 
 MOST_ROWS = 1024
 MOST_BLOCKS = 2**20
@@ -79,7 +77,7 @@ def view_mask(
     size = max(1, math.ceil(max(lengths) / MOST_ROWS))
     cell = (min(size, num_queries), min(size, num_keys))
     counts, empty, classes = _counted(rules_at, lengths, cell)
-    pairs = np.multiply.outer(*(_sizes(*each) for each in zip(lengths, cell, strict=True)))
+    pairs = cell_sizes(lengths, cell)
     names = ["mask"] if other is None else ["first", "second"]
     shows = [Show(name, "share") for name in names]
     notes = [_told(*each, lengths) for each in zip(names, counts, empty, strict=True)]
@@ -111,11 +109,6 @@ def _pair(block: Any) -> tuple[int, int]:
 
 def _rule(mask: Any) -> Mask:
     return mask if isinstance(mask, Mask) else Given(as_numpy(mask))
-
-
-def _sizes(length: int, size: int) -> Any:
-    """How many positions each run has; the last may be shorter."""
-    return np.minimum(size, length - np.arange(0, length, size))
 
 
 def _allowed(at: tuple[Mask, int, int], queries: range, num_keys: int) -> Any:

@@ -10,8 +10,6 @@ import numpy as np
 
 from attention_view.codes import Details, Level, decode
 
-__all__ = ["CLASSES", "Map", "Part", "Picture", "Show", "ViewData", "printable"]
-
 EVEN_SHARES = 4
 """A scale of weights reaches at least so many times 1 / N, so that weights that are nearly even stay dark."""
 CLASSES = ("both mask", "both allow", "only the first allows", "only the second allows", "several of these")
@@ -22,11 +20,8 @@ class Show(NamedTuple):
 
     Attributes
     ----------
-    name : str
     kind : {"weights", "difference", "share", "class"}
         Numbers on a logarithmic scale; shares of allowed pairs; or one of `CLASSES`.
-    bits : int
-    decades : int
     """
 
     name: str
@@ -64,7 +59,6 @@ class Picture(NamedTuple):
 
     Attributes
     ----------
-    source : str
     size : tuple of int
         Height and width.
     grid, key_grid : tuple of int

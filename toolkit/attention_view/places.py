@@ -10,8 +10,6 @@ from attention_view.images import image_data
 from attention_view.model import Picture
 from attention_view.sources import whole
 
-__all__ = ["picture_of", "row_of"]
-
 Grid = tuple[int, int]
 MOST_BEFORE = 8
 """So many queries and keys before the patches are thought of: a class token, and some registers."""

@@ -15,8 +15,6 @@ from attention_core.backend import available_backends, get_backend
 from attention_core.weights import attention_weights
 from attention_view.codes import cell_sizes
 
-__all__ = ["Computed", "Source", "as_numpy", "reduced", "sources_of", "whole"]
-
 SCORES_AT_ONCE = 2**22
 
 

@@ -9,8 +9,6 @@ import numpy as np
 
 from attention_view.model import CLASSES, Map, ViewData, printable
 
-__all__ = ["text_of"]
-
 SHADES = "·░▒▓█"
 CLASS_MARKS = "·█12?"
 MOST_ROWS, MOST_COLUMNS = 32, 64

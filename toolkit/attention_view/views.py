@@ -12,8 +12,6 @@ from attention_view.html import frame, page
 from attention_view.model import ViewData
 from attention_view.terminal import text_of
 
-__all__ = ["View"]
-
 
 class View(ViewData):
     """Attention or a mask, to be looked at: as HTML, as a figure, or as text.

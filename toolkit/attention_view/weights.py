@@ -19,8 +19,6 @@ from attention_view.places import picture_of
 from attention_view.sources import Source, reduced, sources_of, whole
 from attention_view.views import View
 
-__all__ = ["view"]
-
 REDUCTIONS = ("max", "mean")
 EXACT_CODES = 2**22
 """Up to so many weights in all are kept one by one in 16 bits; more are kept in 8."""

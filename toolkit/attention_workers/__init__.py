@@ -60,7 +60,6 @@ class Death:
 
     Attributes
     ----------
-    reason : str
     stack : str
         The calls in Python that it was in, as faulthandler tells them, or the traceback of an exception.
     code : int, optional
@@ -150,7 +149,6 @@ def carried_out(
         From an order to messages, in a process of its own.
     orders : deque of Order
         It may grow meanwhile: after a `Death` by what is left.
-    jobs : int
     limit : float
         Seconds for each message, until `Worker.limit` is another.
 

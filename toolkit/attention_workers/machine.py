@@ -10,8 +10,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["available_threads", "environment", "machine"]
-
 
 def available_threads() -> list[int]:
     """The threads of the processor that this process may use."""

@@ -8,8 +8,6 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["available", "peak_growth", "resident"]
-
 
 def available() -> int | None:
     """Bytes of memory that are available on the machine; None where the system does not tell."""

@@ -10,10 +10,8 @@ import numpy as np
 from flax import nnx
 
 from attention_benchmark.candidate import Call
-from attention_benchmark.frameworks.jax import with_mask
+from attention_benchmark.frameworks import with_mask
 from attention_benchmark.problem import Problem
-
-__all__ = ["attention", "multi_head"]
 
 attention = functools.partial(with_mask, function=nnx.dot_product_attention)
 

@@ -3,36 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from attention_benchmark.candidate import Call
-from attention_benchmark.frameworks import Step
-from attention_benchmark.problem import Problem, laid_out
+from attention_benchmark.frameworks import Engine, Step, with_mask
 from attention_jax import backend
 
-__all__ = ["JaxEngine", "cudnn", "engine", "with_mask", "xla"]
 
-
-class JaxEngine:
+class JaxEngine(Engine):
     """JAX: a function and its gradients are compiled together."""
-
-    backend = backend
-    matmul = staticmethod(backend.namespace.matmul)
-
-    def step(self, function: Callable[..., Any], mode: str, backward: bool, /) -> Step:
-        """Compile both together."""
-
-        def forward(variables: Any, constants: Any, cotangent: Any) -> tuple[Any, ...]:
-            return (function(*variables, *constants),)
-
-        def both(variables: Any, constants: Any, cotangent: Any) -> tuple[Any, ...]:
-            output, pullback = jax.vjp(lambda *variables: function(*variables, *constants), *variables)
-            return output, *pullback(cotangent)
-
-        return backend.compile(both if backward else forward, mode=mode)
 
     def wait(self, result: Any, /) -> None:
         """Wait for all arrays."""
@@ -46,23 +26,7 @@ class JaxEngine:
         return int(sizes.temp_size_in_bytes + sizes.output_size_in_bytes)
 
 
-engine = JaxEngine()
-
-
-def with_mask(problem: Problem, *, function: Callable[..., Any]) -> Call:
-    """Prepare a function with a flag for causal, and an array for any other mask."""
-    arrays, keys, constants = problem.for_peer()
-
-    def masked(query: Any, key: Any, value: Any, *mask: Any) -> Any:
-        key, value = key[:, keys], value[:, keys]
-        if problem.mask == "bias":
-            return function(query, key, value, bias=mask[0][None, None])
-        if problem.mask == "sinks":
-            return function(query, key, value, bias=mask[0])
-        return function(query, key, value, mask=mask[0] if mask else None, is_causal=problem.is_causal)
-
-    variables = tuple(laid_out(each, "BLHD") for each in arrays)
-    return Call(masked, variables, constants, "BLHD")
+engine = JaxEngine(backend)
 
 
 xla, cudnn = (

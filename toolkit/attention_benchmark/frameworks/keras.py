@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
 import numpy as np
 
 from attention_benchmark.candidate import Call
-from attention_benchmark.problem import Problem, laid_out
+from attention_benchmark.frameworks import with_mask
+from attention_benchmark.problem import Problem
 
-__all__ = ["attention", "multi_head"]
+
+def _attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    """The function that Keras has for all its backends; TensorFlow has to repeat heads for it."""
+    group = query.shape[2] // key.shape[2]
+    if group > 1:
+        key, value = (keras.ops.repeat(each, group, axis=2) for each in (key, value))
+    return keras.ops.dot_product_attention(query, key, value, **options)
 
 
-def attention(problem: Problem) -> Call:
-    """Prepare the function that Keras has for all its backends; TensorFlow has to repeat heads for it."""
-    arrays, keys, constants = problem.for_peer()
-
-    def function(query: Any, key: Any, value: Any, *mask: Any) -> Any:
-        key, value = key[:, keys], value[:, keys]
-        if problem.group > 1:
-            key, value = (keras.ops.repeat(each, problem.group, axis=2) for each in (key, value))
-        if problem.mask == "sinks":
-            return keras.ops.dot_product_attention(query, key, value, *mask)
-        return keras.ops.dot_product_attention(query, key, value, None, *mask, is_causal=problem.is_causal)
-
-    variables = tuple(laid_out(each, "BLHD") for each in arrays)
-    return Call(function, variables, constants, "BLHD")
+attention = functools.partial(with_mask, function=_attention)
 
 
 def multi_head(problem: Problem) -> Call:

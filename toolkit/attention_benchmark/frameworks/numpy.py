@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from attention_benchmark.candidate import Call
-from attention_benchmark.frameworks import Step
+from attention_benchmark.frameworks import Engine
 from attention_benchmark.problem import Problem
 from attention_numpy import backend
 
-__all__ = ["NumpyEngine", "engine", "naive"]
-
-
-class NumpyEngine:
-    """NumPy: no gradients, no modes."""
-
-    backend = backend
-    matmul = staticmethod(backend.namespace.matmul)
-
-    def step(self, function: Callable[..., Any], mode: str, backward: bool, /) -> Step:
-        """Call the function."""
-        return lambda variables, constants, cotangent: (function(*variables, *constants),)
-
-    def wait(self, result: Any, /) -> None:
-        """Do nothing: NumPy is synchronous."""
-
-    def peak_memory(self, step: Step, arguments: tuple[Any, ...], /) -> int | None:
-        """Leave it to the system."""
-        return None
-
-
-engine = NumpyEngine()
+engine = Engine(backend)
 
 
 def naive(problem: Problem) -> Call:

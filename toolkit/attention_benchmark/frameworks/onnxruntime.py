@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,23 +12,25 @@ import onnx
 import onnxruntime
 
 from attention_benchmark.candidate import Call
-from attention_benchmark.frameworks.numpy import NumpyEngine
+from attention_benchmark.frameworks import Engine, Step
 from attention_benchmark.problem import Problem
-
-__all__ = ["OnnxRuntimeEngine", "attention", "engine", "grouped_query"]
+from attention_numpy import backend
 
 OPSET = 23  # the first with the operator
 
 
-class OnnxRuntimeEngine(NumpyEngine):
+class OnnxRuntimeEngine(Engine):
     """Sessions, which take and return arrays of NumPy."""
 
+    def step(self, function: Callable[..., Any], mode: str, backward: bool, /) -> Step:
+        return super().step(function, "eager", backward)
+
     def matmul(self, first: Any, second: Any) -> Any:
-        """Multiply by the library itself: its threads would compete with those of NumPy."""
+        # By the library itself: its threads would compete with those of NumPy.
         return _product(first.dtype, len(first)).run(None, {"first": first, "second": second})[0]
 
 
-engine = OnnxRuntimeEngine()
+engine = OnnxRuntimeEngine(backend)
 
 
 @functools.cache

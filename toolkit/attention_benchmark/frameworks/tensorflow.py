@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from attention_benchmark.frameworks import Step
+from attention_benchmark.frameworks import Engine, Step
 from attention_tensorflow import backend
 
-__all__ = ["TensorFlowEngine", "engine"]
 
-
-class TensorFlowEngine:
+class TensorFlowEngine(Engine):
     """TensorFlow: a function and its gradients are one graph, compiled by XLA or not."""
-
-    backend = backend
-    matmul = staticmethod(backend.namespace.matmul)
-
-    def step(self, function: Callable[..., Any], mode: str, backward: bool, /) -> Step:
-        """Make one graph of both."""
-
-        def forward(variables: Any, constants: Any, cotangent: Any) -> tuple[Any, ...]:
-            return (function(*variables, *constants),)
-
-        def both(variables: Any, constants: Any, cotangent: Any) -> tuple[Any, ...]:
-            with tf.GradientTape() as tape:
-                tape.watch(variables)
-                output = function(*variables, *constants)
-            return output, *tape.gradient(output, variables, output_gradients=cotangent)
-
-        return backend.compile(both if backward else forward, mode=mode)
 
     def wait(self, result: Any, /) -> None:
         """Wait for the GPU; on the CPU, results are computed when they are returned."""
@@ -49,4 +29,4 @@ class TensorFlowEngine:
         return int(tf.config.experimental.get_memory_info("GPU:0")["peak"] - before)
 
 
-engine = TensorFlowEngine()
+engine = TensorFlowEngine(backend)

@@ -11,18 +11,13 @@ import torch.nn.functional as F  # noqa: N812 (its name everywhere)
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from attention_benchmark.candidate import Call
-from attention_benchmark.frameworks import Step, device_of
+from attention_benchmark.frameworks import Engine, Step, device_of
 from attention_benchmark.problem import SOFTCAP, Problem, alibi_rates
 from attention_torch import backend
 
-__all__ = ["TorchEngine", "engine", "flex", "fused", "multi_head"]
 
-
-class TorchEngine:
+class TorchEngine(Engine):
     """PyTorch: gradients by autograd, of a function that is compiled or not."""
-
-    backend = backend
-    matmul = staticmethod(backend.namespace.matmul)
 
     def step(self, function: Callable[..., Any], mode: str, backward: bool, /) -> Step:
         """Record for autograd only if gradients are asked for."""
@@ -55,7 +50,7 @@ class TorchEngine:
         return int(torch.cuda.max_memory_allocated() - before)
 
 
-engine = TorchEngine()
+engine = TorchEngine(backend)
 
 
 def fused(problem: Problem) -> Call:

@@ -5,7 +5,7 @@ Each is a whole call, and variations of it: other calls, whose results are parts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -47,15 +47,12 @@ class Variation:
 
     Attributes
     ----------
-    says : str
-    problem : Problem
     taken : mapping
         The indices along the axes of `AXES`; None where the results have no such part of the whole.
     keys : int, optional
         How many keys of its own belong to the whole.
     how : str
         How it is called: a mode of the library; ``recorded``, while gradients are recorded; ``merged``, from pieces.
-    threads : int
     before : tuple of Problem
         What is called first.
     """
@@ -139,11 +136,6 @@ def _chunks(problem: Problem) -> Iterator[Variation]:
             yield _chunk(problem, start, min(start + size, LENGTH))
 
 
-def _steps(problem: Problem) -> Iterator[Variation]:
-    for step in STEPS:
-        yield _chunk(problem, step, step + 1)
-
-
 def _padded(problem: Problem) -> Iterator[Variation]:
     for length in PADDING:
         arrays = {"mask": np.broadcast_to(np.arange(length) < PADDED, (SAMPLES, 1, LENGTH, length)).copy()}
@@ -160,24 +152,6 @@ def _strides(problem: Problem) -> Iterator[Variation]:
             yield Variation(f"arrays that lie {kind}", replace(problem, memory=memory))
 
 
-def _threaded(problem: Problem) -> Iterator[Variation]:
-    for count in THREADS:
-        yield Variation(f"{count} thread{'s' * (count > 1)}", problem, threads=count)
-
-
-def _pieces(problem: Problem) -> Iterator[Variation]:
-    yield Variation("three pieces of the keys", replace(problem, pieces=PIECES), how="merged")
-
-
-def _recorded(problem: Problem) -> Iterator[Variation]:
-    yield Variation("the forward pass of training", problem, how="recorded")
-
-
-def _compiled(problem: Problem) -> Iterator[Variation]:
-    for mode in ("eager", "compiled", "graph", "jit", "xla"):
-        yield Variation(f"mode {mode}", problem, how=mode)
-
-
 def _draw(rule: str = "plain", *, keys: int = LENGTH, groups: int = 4, gradient: bool = True, tiny: bool = False,
           **options: Any) -> Callable[[Draw], Problem]:  # fmt: skip
     def inputs(draw: Draw) -> Problem:
@@ -191,7 +165,7 @@ def _draw(rule: str = "plain", *, keys: int = LENGTH, groups: int = 4, gradient:
     return inputs
 
 
-_ROWS: tuple[tuple[str, str, Callable[[Draw], Problem], Callable[[Problem], Iterator[Variation]]], ...] = (
+_ROWS: tuple[tuple[str, str, Callable[[Draw], Problem], Callable[[Problem], Iterable[Variation]]], ...] = (
     ("whole", "A whole call.", _draw(), _same),
     ("causal", "A causal call.", _draw("causal"), _same),
     ("mask", "A call with a mask.", _draw("mask"), _same),
@@ -204,13 +178,18 @@ _ROWS: tuple[tuple[str, str, Callable[[Draw], Problem], Callable[[Problem], Iter
     ("heads", "Heads in shards.", _draw(), _shards),
     ("grouped-heads", "Groups of heads in shards.", _draw(groups=2), _shards),
     ("chunks", "A causal prompt in chunks.", _draw("causal", gradient=False), _chunks),
-    ("decode", "A query alone with the keys up to its own.", _draw("causal", gradient=False), _steps),
-    ("pieces", "Pieces of the keys, merged by their logsumexp.", _draw(gradient=False), _pieces),
+    ("decode", "A query alone with the keys up to its own.", _draw("causal", gradient=False),
+     lambda p: (_chunk(p, step, step + 1) for step in STEPS)),
+    ("pieces", "Pieces of the keys, merged by their logsumexp.", _draw(gradient=False),
+     lambda p: [Variation("three pieces of the keys", replace(p, pieces=PIECES), how="merged")]),
     ("padding", "Keys cut, or followed by masked ones.", _draw(keys=PADDED), _padded),
     ("strides", "Other strides.", _draw(), _strides),
-    ("training", "Gradients recorded, without dropout.", _draw(gradient=False), _recorded),
-    ("threads", "One thread and several.", _draw(), _threaded),
-    ("compiled", "Eager and compiled.", _draw(gradient=False), _compiled),
+    ("training", "Gradients recorded, without dropout.", _draw(gradient=False),
+     lambda p: [Variation("the forward pass of training", p, how="recorded")]),
+    ("threads", "One thread and several.", _draw(),
+     lambda p: (Variation(f"{count} thread{'s' * (count > 1)}", p, threads=count) for count in THREADS)),
+    ("compiled", "Eager and compiled.", _draw(gradient=False),
+     lambda p: (Variation(f"mode {mode}", p, how=mode) for mode in ("eager", "compiled", "graph", "jit", "xla"))),
 )  # fmt: skip
 
 BITS = tuple(Case(f"bits-{name}", 0, shows, inputs, measure=BITWISE, bound=hard) for name, shows, inputs, _ in _ROWS)

@@ -47,19 +47,9 @@ IDS = {
 }
 
 
-def lengths(*numbers: int) -> dict[str, NumpyArray]:
-    """Key lengths, one for each entry."""
-    return {"lengths": np.array(numbers, dtype=np.int32)}
-
-
-def offsets(*numbers: int) -> dict[str, NumpyArray]:
-    """Offsets, one for each entry."""
-    return {"offset": np.array(numbers, dtype=np.int32)}
-
-
-def period(number: int) -> dict[str, NumpyArray]:
-    """The period of a mask."""
-    return {"period": np.array(number, dtype=np.int32)}
+def ints(**numbers: Any) -> dict[str, NumpyArray]:
+    """Arrays of integers, such as a number for each entry."""
+    return {name: np.array(each, dtype=np.int32) for name, each in numbers.items()}
 
 
 def steepness(draw: Draw) -> dict[str, NumpyArray]:
@@ -104,12 +94,12 @@ CONTRACT = (
     Case("bias", 1, "A bias is added to the scaled scores.", inputs(None, drawn(bias=(3, 5, 7)))),
     Case("mask-and-bias", 1, "A mask and a bias may be given at once.",
          inputs(MASK, drawn(mask=(2, 1, 5, 7), bias=(3, 1, 7)))),
-    Case("key-lengths", 2, "KeyLengths allows the first keys of every entry.", inputs(LENGTHS, lengths(3, 7))),
+    Case("key-lengths", 2, "KeyLengths allows the first keys of every entry.", inputs(LENGTHS, ints(lengths=(3, 7)))),
     Case("segments", 2, "Segments allows the keys of the query's own segment.", inputs(SEGMENTS, IDS)),
     Case("masks-combined", 2, "Structured masks and boolean arrays combine with & | and ~.",
-         inputs(((CAUSAL | LENGTHS) & ~SEGMENTS) | MASK, IDS, lengths(2, 4), masked())),
+         inputs(((CAUSAL | LENGTHS) & ~SEGMENTS) | MASK, IDS, ints(lengths=(2, 4)), masked())),
     Case("mask-function", 2, "MaskFunction allows what a function of positions does.",
-         inputs(PERIODIC | CAUSAL, period(3), heads=6, groups=3)),
+         inputs(PERIODIC | CAUSAL, ints(period=3), heads=6, groups=3)),
     Case("causal-more-keys", 3, "Causal attention counts from the top left, also with more keys than queries.",
          inputs(is_causal=True)),
     Case("causal-more-queries", 3, "Causal attention counts from the top left, also with more queries than keys.",
@@ -120,25 +110,25 @@ CONTRACT = (
     Case("causal-negative-offset", 3, "An offset may be negative; the first queries then see nothing.",
          inputs(Rule("Causal", {"offset": -2}), **BOTH)),
     Case("causal-offset-per-entry", 3, "An offset may differ along the leading axes.",
-         inputs(Rule("Causal", {"offset": "offset"}), offsets(-1, 3))),
+         inputs(Rule("Causal", {"offset": "offset"}), ints(offset=(-1, 3)))),
     Case("window", 3, "A window counts in absolute positions around the query.", inputs(WINDOW)),
     Case("window-offset-per-entry", 3, "A window counts in the same positions as causal attention.",
-         inputs(Rule("SlidingWindow", {"left": 1, "offset": "offset"}), offsets(-3, 2))),
+         inputs(Rule("SlidingWindow", {"left": 1, "offset": "offset"}), ints(offset=(-3, 2)))),
     Case("causal-offset-hides-blocks", 3, "An offset may hide all from most queries, and nothing in another entry.",
-         inputs(Rule("Causal", {"offset": "offset"}), offsets(-6, 9), rows=9, columns=10, **BOTH)),
+         inputs(Rule("Causal", {"offset": "offset"}), ints(offset=(-6, 9)), rows=9, columns=10, **BOTH)),
     Case("documents-in-a-window", 3, "A window slides within documents.",
          inputs(Rule("SlidingWindow", {"left": 3, "right": 1}) & SEGMENTS, DOCUMENTS, rows=11, columns=13)),
     Case("pieces", 3, "The keys may come in pieces, in any order: positions are those in the whole.",
-         inputs(CAUSAL | PERIODIC, period(2), drawn(bias=(3, 5, 7)), pieces=((4, 7), (0, 1), (1, 4)),
+         inputs(CAUSAL | PERIODIC, ints(period=2), drawn(bias=(3, 5, 7)), pieces=((4, 7), (0, 1), (1, 4)),
                 return_logsumexp=True),
          merged),
     Case("pieces-empty", 3, "A piece in which a row is fully masked changes nothing.",
-         inputs(LENGTHS, lengths(0, 4), pieces=((5, 7), (2, 5), (0, 2)), return_logsumexp=True), bound=merged),
+         inputs(LENGTHS, ints(lengths=(0, 4)), pieces=((5, 7), (2, 5), (0, 2)), return_logsumexp=True), bound=merged),
     Case("empty-row-mask", 4, "A query whose mask is False everywhere gives exactly 0, and logsumexp -inf.",
          inputs(MASK, masked(1, 4), **BOTH)),
     Case("empty-row-bias", 4, "A bias of -inf excludes a key just as a mask does.",
          inputs(None, shut, **BOTH, put={"value": ((4, 1), math.nan)})),
-    Case("empty-row-lengths", 4, "A key length of 0 gives exactly 0.", inputs(LENGTHS, lengths(0, 4), **BOTH)),
+    Case("empty-row-lengths", 4, "A key length of 0 gives exactly 0.", inputs(LENGTHS, ints(lengths=(0, 4)), **BOTH)),
     Case("empty-everywhere", 4, "A mask that is False everywhere gives exactly 0 everywhere.",
          inputs(MASK, {"mask": np.zeros((2, 1, 5, 7), dtype=bool)}, **BOTH)),
     Case("empty-row-unknown-query", 4, "A query of NaN whose row is fully masked gives exactly 0.",
@@ -156,7 +146,7 @@ CONTRACT = (
     Case("masked-future", 5, "Causal attention does not see NaN in the future, and sees it once it is past.",
          inputs(is_causal=True, put={"value": ((2, 0), math.nan), "key": ((4, 3), math.nan)})),
     Case("masked-padding", 5, "NaN and infinities in the padding never leak.",
-         inputs(LENGTHS, lengths(3, 5), put={"value": ((6, 0), math.nan)})),
+         inputs(LENGTHS, ints(lengths=(3, 5)), put={"value": ((6, 0), math.nan)})),
     Case("attended-nan-value", 5, "An attended value of nan gives nan, in its channel only.",
          inputs(MASK, masked(), put={"value": ((3, 2), math.nan)})),
     Case("attended-inf-value", 5, "An attended value of infinity gives infinity, in its channel only.",
@@ -180,7 +170,7 @@ CONTRACT = (
     Case("alibi", 7, "Scores fall with the distance, in every head at a rate of its own.",
          inputs(CAUSAL, heads=8, groups=2, score_mod=Rule("alibi", {"num_heads": 8}))),
     Case("alibi-offset-per-entry", 7, "The offset of positions may differ along the leading axes, as for masks.",
-         inputs(None, offsets(-2, 4), heads=6, groups=3,
+         inputs(None, ints(offset=(-2, 4)), heads=6, groups=3,
                 score_mod=Rule("alibi", {"num_heads": 6, "offset": "offset"}))),
     Case("relative-bias", 7, "Every bucket of distances has a number that is added to the scores.",
          inputs(None, drawn(table=(8, 3)), score_mod=RELATIVE)),
@@ -219,14 +209,14 @@ DIFFERENTIATED = (
     gradient("gradient-mask-and-bias", 1, "The gradient in a bias that is broadcast is summed.",
              inputs(MASK, drawn(mask=(2, 1, 5, 7), bias=(3, 1, 7)), gradient=True)),
     gradient("gradient-structured", 2, "The gradients under structured masks.",
-             inputs(Rule("SlidingWindow", {"left": 2, "right": 1}) & LENGTHS, lengths(4, 7), gradient=True)),
+             inputs(Rule("SlidingWindow", {"left": 2, "right": 1}) & LENGTHS, ints(lengths=(4, 7)), gradient=True)),
     gradient("gradient-causal", 3, "The gradients of causal attention.", inputs(CAUSAL, gradient=True)),
     gradient("gradient-empty-row", 4, "A query that sees nothing has the gradient 0, and gives none.",
              inputs(MASK, masked(1, 4), gradient=True)),
     gradient("gradient-empty-row-bias", 4, "The same where a bias of -inf excludes.",
              inputs(None, shut, gradient=True)),
     gradient("gradient-empty-lengths", 4, "The same for a key length of 0.",
-             inputs(LENGTHS, lengths(0, 5), gradient=True)),
+             inputs(LENGTHS, ints(lengths=(0, 5)), gradient=True)),
     gradient("gradient-masked-nonfinite", 5, "Masked NaN and infinities reach no gradient.",
              inputs(MASK, hiding(4), gradient=True, put={"value": ((4, 1), math.nan), "key": ((4, 2), math.inf)})),
     gradient("gradient-softcap", 7, "The gradients through the softcap.", inputs(softcap=1.5, gradient=True)),
@@ -275,8 +265,8 @@ WRONG = (
     _wrong("mask-grows", "A mask does not add axes.", ValueError, MASK, {"mask": np.ones((4, 1, 1, 5, 7), dtype=bool)}),
     _wrong("bias-boolean", "A boolean array is no bias.", TypeError, None, {"bias": np.ones((5, 7), dtype=bool)}),
     _wrong("bias-shape", "A bias broadcasts to (..., H, M, N).", ValueError, None, drawn(bias=(2, 5, 7))),
-    _wrong("lengths-count", "There is one key length for every entry.", ValueError, LENGTHS, lengths(1, 2, 3)),
-    _wrong("lengths-negative", "Key lengths are not negative.", ValueError, LENGTHS, lengths(-1, 2), reads=True),
+    _wrong("lengths-count", "There is one key length for every entry.", ValueError, LENGTHS, ints(lengths=(1, 2, 3))),
+    _wrong("lengths-negative", "Key lengths are not negative.", ValueError, LENGTHS, ints(lengths=(-1, 2)), reads=True),
     _wrong("lengths-floating", "Key lengths are integers.", TypeError, LENGTHS, drawn(lengths=(2,))),
     _wrong("window-negative", "A window reaches no negative distance.", ValueError,
            Rule("SlidingWindow", {"left": -1})),

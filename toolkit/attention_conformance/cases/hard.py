@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from ml_dtypes import finfo
 
 from attention_conformance.cases.case import Case, Draw, exact_scores, hard, long
-from attention_conformance.oracle.ulps import FORMATS
 from attention_conformance.problem import NumpyArray, Problem, put
 
 AT: Any = np.s_
@@ -18,7 +18,7 @@ AT: Any = np.s_
 
 def least_normal(draw: Draw) -> float:
     """The least normal number of the dtype."""
-    return math.ldexp(1.0, FORMATS[draw.dtype].least_exponent)
+    return math.ldexp(1.0, finfo(draw.dtype).minexp)
 
 
 def one_head(draw: Draw, query: Any, key: Any, value: Any = None, **options: Any) -> Problem:
@@ -59,7 +59,7 @@ def one_key_dominates(draw: Draw) -> Problem:
 
 def underflow_times_huge(draw: Draw) -> Problem:
     """Weights just below the least normal number times huge values, next to a weight of 1 times 0."""
-    least = FORMATS["float64" if draw.dtype == "float64" else "float32"].least_exponent
+    least = finfo("float64" if draw.dtype == "float64" else "float32").minexp
     depth, huge = 0.5 - math.floor(least * math.log(2.0)), math.ldexp(1.0, -least - 8)
     if draw.dtype == "float16":
         depth, huge = 11.0, 6e4

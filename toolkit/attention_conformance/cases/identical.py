@@ -34,14 +34,12 @@ class Identical:
 
     Attributes
     ----------
-    name : str
     shows : str
         A few words.
     inputs : callable
         From a `Source` to `Trees` of NumPy arrays.
     function : callable
         From `Trees` of a library's arrays to results: an array, or a tuple with ``None`` for what is not returned.
-    dtype : str
     variables : tuple of str
         What is differentiated by; empty where the results themselves are meant. The results are then multiplied by
         cotangents, drawn as well, and added up.

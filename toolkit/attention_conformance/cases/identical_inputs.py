@@ -21,9 +21,14 @@ from attention_core.parameters import (
 EXTREMES = (0.0, -0.0, np.inf, -np.inf, np.nan)
 
 
-def ordinary(source: Source) -> Trees:
-    """Query, key and value."""
-    return source.attention()
+def holding(**arrays: Callable[[Source], Any]) -> Callable[[Source], Trees]:
+    """Inputs by name, drawn one after the other."""
+    return lambda source: {name: make(source) for name, make in arrays.items()}
+
+
+def besides(**arrays: Callable[[Source], Any]) -> Callable[[Source], Trees]:
+    """Query, key and value, and then others, or others in their place."""
+    return lambda source: source.attention() | holding(**arrays)(source)
 
 
 def shaped(**sizes: Any) -> Callable[[Source], Trees]:
@@ -50,25 +55,10 @@ def zero_channels(source: Source) -> Trees:
     return trees
 
 
-def masked(source: Source) -> Trees:
-    """A mask besides."""
-    return {**source.attention(), "mask": source.integers(3, 2, 1, 6, 9) > 0}
-
-
-def with_lengths(source: Source) -> Trees:
-    """Key lengths besides, one of them 0."""
-    return {**source.attention(), "lengths": np.asarray([0, 5], np.int32)}
-
-
 def with_segments(source: Source) -> Trees:
     """Segments of queries and keys besides."""
     ids = {"query_ids": np.sort(source.integers(3, 2, 6), -1), "key_ids": np.sort(source.integers(3, 2, 9), -1)}
     return {**source.attention(), **ids}
-
-
-def biased(source: Source) -> Trees:
-    """A bias besides."""
-    return {**source.attention(), "bias": source.normal(4, 6, 9, deviation=3.0)}
 
 
 def shut(source: Source) -> Trees:
@@ -99,19 +89,9 @@ def spread(least: int, most: int) -> Callable[[Source], Trees]:
     return inputs
 
 
-def subnormal(source: Source) -> Trees:
-    """Subnormal numbers."""
-    trees = source.attention()
-    return {**trees, "value": source.spread(*trees["value"].shape, least=-149, most=-127)}
-
-
 def constant(number: float) -> Callable[[Source], Trees]:
     """One number everywhere."""
-
-    def inputs(source: Source) -> Trees:
-        return {name: np.full_like(tree, number) for name, tree in source.attention().items()}
-
-    return inputs
+    return lambda source: {name: np.full_like(tree, number) for name, tree in source.attention().items()}
 
 
 def unlike_numbers(*names: str) -> Callable[[Source], Trees]:
@@ -129,27 +109,6 @@ def unlike_numbers(*names: str) -> Callable[[Source], Trees]:
 def pair(source: Source) -> Trees:
     """Query and key."""
     return {name: tree for name, tree in source.attention().items() if name != "value"}
-
-
-def affine(source: Source) -> Trees:
-    """An affine map and its input."""
-    return {"parameters": source.linear(24, 10), "x": source.normal(2, 5, 24)}
-
-
-def affine_spread(source: Source) -> Trees:
-    """Ranges that products of float32 just hold, subnormal results among them."""
-    weight, x = source.spread(24, 10, least=-60, most=60), source.spread(5, 24, least=-60, most=60)
-    return {"parameters": Linear(weight, None), "x": x}
-
-
-def normalized(source: Source) -> Trees:
-    """A normalization and its input."""
-    return {"parameters": source.norm(24), "x": source.array(3 + 2 * source.normal(2, 5, 24))}
-
-
-def scaled(source: Source) -> Trees:
-    """Scales and an input."""
-    return {"scale": source.array(1 + source.normal(24, deviation=0.1)), "x": source.normal(2, 5, 24)}
 
 
 def scaled_spread(source: Source) -> Trees:
@@ -173,34 +132,9 @@ def placed_spread(source: Source) -> Trees:
     return {**trees, "x": source.array(x)}
 
 
-def line(source: Source) -> Trees:
-    """Numbers from -40 to 40."""
-    return {"x": source.array(np.linspace(-40, 40, 2001))}
-
-
-def line_of_extremes(source: Source) -> Trees:
-    """Subnormals, infinities, NaN and large numbers."""
-    tiny = np.ldexp(np.asarray([1.0, -1.0, 3.0]), -149)
-    return {"x": source.array(np.concatenate([EXTREMES, tiny, np.ldexp([1.0, -1.0], 120)]))}
-
-
-def feed_forward(source: Source) -> Trees:
-    """Two maps and their input."""
-    return {"parameters": source.feed_forward(16, 48), "x": source.normal(2, 5, 16)}
-
-
-def gated_feed_forward(source: Source) -> Trees:
-    """Three maps and their input."""
-    maps = source.linear(16, 48), source.linear(16, 48), source.linear(48, 16)
-    return {"parameters": GatedFeedForward(*maps), "x": source.normal(2, 5, 16)}
-
-
 def multi_head(groups: int, *, extra: bool) -> Callable[[Source], Trees]:
     """Projections and their input."""
-    return lambda source: {
-        "parameters": source.projections(16, groups, extra=extra),
-        "x": source.normal(2, 6, 16),
-    }
+    return holding(parameters=lambda s: s.projections(16, groups, extra=extra), x=lambda s: s.normal(2, 6, 16))
 
 
 def encoder(source: Source) -> Trees:
@@ -208,12 +142,6 @@ def encoder(source: Source) -> Trees:
     maps, norms = source.projections(16, 4), (source.norm(16), source.norm(16))
     parameters = EncoderLayer(maps, norms[0], source.feed_forward(16, 48), norms[1])
     return {"parameters": parameters, "x": source.normal(2, 6, 16)}
-
-
-def tokens(source: Source) -> Trees:
-    """Tables of an embedding, and ids."""
-    tables = Embeddings(source.normal(30, 16), source.normal(12, 16), source.normal(2, 16), source.norm(16))
-    return {"parameters": tables, "ids": source.integers(30, 3, 9), "segments": source.integers(2, 3, 9)}
 
 
 def language(source: Source) -> Trees:
@@ -233,13 +161,36 @@ def language(source: Source) -> Trees:
     return {"parameters": parameters, "ids": source.integers(30, 3, 7), "lengths": np.asarray([4, 1, 3], np.int32)}
 
 
-def image(source: Source) -> Trees:
-    """An image, and attention over its places."""
-    theta, phi, g, output = (source.linear(*sizes) for sizes in ((8, 2), (8, 2), (8, 4), (4, 8)))
-    parameters = SaganAttention(theta, phi, g, output, sigma=source.array(np.asarray(0.7)))
-    return {"parameters": parameters, "x": source.normal(2, 6, 4, 8)}
-
-
-def matrix(source: Source) -> Trees:
-    """A kernel, and a vector to begin with."""
-    return {"weight": source.normal(3, 3, 4, 10), "u": source.normal(10)}
+ordinary = besides()
+masked = besides(mask=lambda s: s.integers(3, 2, 1, 6, 9) > 0)
+with_lengths = besides(lengths=lambda s: np.asarray([0, 5], np.int32))
+biased = besides(bias=lambda s: s.normal(4, 6, 9, deviation=3.0))
+subnormal = besides(value=lambda s: s.spread(2, 4, 9, 8, least=-149, most=-127))
+affine = holding(parameters=lambda s: s.linear(24, 10), x=lambda s: s.normal(2, 5, 24))
+affine_spread = holding(  # ranges that products of float32 just hold, subnormal results among them
+    parameters=lambda s: Linear(s.spread(24, 10, least=-60, most=60), None),
+    x=lambda s: s.spread(5, 24, least=-60, most=60),
+)
+normalized = holding(parameters=lambda s: s.norm(24), x=lambda s: s.array(3 + 2 * s.normal(2, 5, 24)))
+scaled = holding(scale=lambda s: s.array(1 + s.normal(24, deviation=0.1)), x=lambda s: s.normal(2, 5, 24))
+line = holding(x=lambda s: s.array(np.linspace(-40, 40, 2001)))
+line_of_extremes = holding(
+    x=lambda s: s.array([*EXTREMES, *np.ldexp([1.0, -1.0, 3.0], -149), *np.ldexp([1.0, -1.0], 120)])
+)
+feed_forward = holding(parameters=lambda s: s.feed_forward(16, 48), x=lambda s: s.normal(2, 5, 16))
+gated_feed_forward = holding(
+    parameters=lambda s: GatedFeedForward(s.linear(16, 48), s.linear(16, 48), s.linear(48, 16)),
+    x=lambda s: s.normal(2, 5, 16),
+)
+tokens = holding(
+    parameters=lambda s: Embeddings(s.normal(30, 16), s.normal(12, 16), s.normal(2, 16), s.norm(16)),
+    ids=lambda s: s.integers(30, 3, 9),
+    segments=lambda s: s.integers(2, 3, 9),
+)
+image = holding(
+    parameters=lambda s: SaganAttention(
+        s.linear(8, 2), s.linear(8, 2), s.linear(8, 4), s.linear(4, 8), sigma=s.array(np.asarray(0.7))
+    ),
+    x=lambda s: s.normal(2, 6, 4, 8),
+)
+matrix = holding(weight=lambda s: s.normal(3, 3, 4, 10), u=lambda s: s.normal(10))

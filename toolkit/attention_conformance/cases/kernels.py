@@ -161,10 +161,6 @@ def asking(case: Case, problem: Problem, seed: int) -> Sequence[Problem]:
     return () if case.before is None else case.before(problem, Draw("float64", seed, case.name + "-before"))
 
 
-def _again(problem: Problem, draw: Draw) -> Sequence[Problem]:
-    return [problem]
-
-
 def _other_values(problem: Problem, draw: Draw) -> Sequence[Problem]:
     """The same shapes and options with other numbers."""
     return [problem.changed(arrays={name: _other(each, draw) for name, each in problem.arrays.items()})]
@@ -172,24 +168,6 @@ def _other_values(problem: Problem, draw: Draw) -> Sequence[Problem]:
 
 def _other(each: NumpyArray, draw: Draw) -> NumpyArray:
     return ~each if each.dtype == bool else draw.normal(*each.shape).astype(each.dtype)
-
-
-def _other_options(problem: Problem, draw: Draw) -> Sequence[Problem]:
-    """The same arrays, at another scale and without causality."""
-    return [problem.changed(options={"scale": 0.5}), problem.changed(options={})]
-
-
-def _other_memory(problem: Problem, draw: Draw) -> Sequence[Problem]:
-    return [problem.changed(memory=dict.fromkeys(ARRAYS, "permuted"))]
-
-
-def _without_mask(problem: Problem, draw: Draw) -> Sequence[Problem]:
-    return [problem.without("mask")]
-
-
-def _shorter(problem: Problem, draw: Draw) -> Sequence[Problem]:
-    """Fewer queries and keys, as the calls of a generation have; and fewer keys alone."""
-    return [_cut(problem, 20, 20), _cut(problem, problem.sizes[2], 20)]
 
 
 def _cut(problem: Problem, rows: int, columns: int) -> Problem:
@@ -337,17 +315,18 @@ KERNELS: tuple[Case, ...] = (
              lambda d: in_memory(attention(d, 18, 34, 32, gradient=True), "expanded", "cotangent")),
     row("twice", 10, "The same call, twice: the same bits.", sized(33, 70, 32, "causal"), measure="twice"),
     gradient("gradient-twice", 10, "The gradients of a second, equal call.", sized(20, 34, 32, gradient=True),
-             before=_again),
+             before=lambda p, _: [p]),
     row("after-other-values", 10, "A call after another of the same shapes.", sized(33, 33, 32), before=_other_values),
     row("after-other-mask", 10, "A call after another whose mask is the opposite.", sized(20, 34, 32, "mask"),
         before=_other_values),
-    row("after-no-mask", 10, "A call with a mask after one without.", sized(20, 34, 32, "mask"), before=_without_mask),
+    row("after-no-mask", 10, "A call with a mask after one without.", sized(20, 34, 32, "mask"),
+        before=lambda p, _: [p.without("mask")]),
     row("after-other-options", 10, "A call after others with another scale, and without causality.",
-        sized(33, 33, 32, "causal"), before=_other_options),
+        sized(33, 33, 32, "causal"), before=lambda p, _: [p.changed(options={"scale": 0.5}), p.changed(options={})]),
     row("after-other-memory", 10, "A call after another with other strides.", sized(20, 34, 32, heads=3),
-        before=_other_memory),
+        before=lambda p, _: [p.changed(memory=dict.fromkeys(ARRAYS, "permuted"))]),
     row("after-shorter", 10, "A call after one with fewer queries and keys.", sized(66, 66, 32, "causal"),
-        before=_shorter),
+        before=lambda p, _: [_cut(p, 20, 20), _cut(p, p.sizes[2], 20)]),
     row("same-memory", 10, "New numbers in the same memory.", sized(20, 34, 32), measure="overwritten"),
     row("results-are-kept", 10, "A later call does not change an earlier result.", sized(20, 34, 32), measure="kept"),
     row("memory-is-freed", 10, "Many calls keep no memory.", sized(64, 512, 64), measure="freed", dtypes=("float32",)),

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ml_dtypes import finfo
 
 from attention_conformance.models.mistakes import Cause, causes_of_weights, distance, dtype_cause, mistake_of
 from attention_conformance.models.records import Place, record
 from attention_conformance.models.sides import ComparisonError, Side, drawn_inputs, ours, read_inputs, side_of
-from attention_conformance.oracle.ulps import FORMATS, Difference, difference
+from attention_conformance.oracle.ulps import Difference, difference
 from attention_conformance.problem import NumpyArray
 from attention_core.backend import get_backend
 
@@ -285,7 +286,7 @@ def _row(ours: Place, others: Sequence[Place], bound: float) -> PlaceRow:
 
 def _difference(first: NumpyArray, second: NumpyArray) -> Difference | None:
     """How two results differ in the wider of their types, in units of the largest number of each position."""
-    wide = max((first.dtype, second.dtype), key=lambda each: FORMATS[each.name].fraction_bits)
+    wide = max((first.dtype, second.dtype), key=lambda each: finfo(each.name).nmant)
     scale = np.broadcast_to(np.abs(first.astype(np.float64)).max(axis=-1, keepdims=True), first.shape)
     return difference(first.astype(wide), second.astype(wide), scale)
 

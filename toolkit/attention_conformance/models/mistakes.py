@@ -177,16 +177,8 @@ def mistake_of(
 ) -> list[Cause]:
     """The mistake with which a definition computes results of another model, from the layer on in which the two part.
 
-    Parameters
-    ----------
-    side, places
-        What has the definition, and what it computed.
-    others : sequence of Array
-        Results of the other model.
-    name : str
-        The place that left the bound.
-    clear, ulps : callable
-        A result without its padding, and the distance of two results.
+    The side and the places have the definition and what it computed, and the others are results of the other model. The
+    name is that of the place that left the bound. Two callables clear padding from a result, and measure distances.
     """
     found = list[tuple[float, float, Cause]]()
     for stage in _stages(side, inputs, places, name) if side.definitions else ():

@@ -7,8 +7,9 @@ import functools
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 
@@ -49,10 +50,7 @@ class Place(NamedTuple):
 def record(side: Side, inputs: Inputs) -> list[Place]:
     """Run a model on inputs, and return its places in the order in which they were computed; the last is the output.
 
-    Raises
-    ------
-    ComparisonError
-        When the model refuses the inputs.
+    Raise ComparisonError when the model refuses the inputs.
     """
     run = _record_ours if side.is_ours else _RECORDERS[side.framework]
     is_wide = any(each.dtype.name == "float64" for each in inputs.values())
@@ -233,10 +231,9 @@ def _record_nnx(side: Side, inputs: Inputs, places: list[Place]) -> None:
         side.module(*arrays, **options)
 
 
-@contextlib.contextmanager
-def _watched(owner: Any, name: str, note: Callable[[Any, Any], None]) -> Iterator[None]:
+def _watched(owner: Any, name: str, note: Callable[[Any, Any], None]) -> contextlib.AbstractContextManager[Any]:
     """Have a function of an object tell its arguments by position, and its result."""
-    before, held = getattr(owner, name), vars(owner).get(name)
+    before = getattr(owner, name)
 
     @functools.wraps(before)
     def call(*arguments: Any, **options: Any) -> Any:
@@ -244,11 +241,7 @@ def _watched(owner: Any, name: str, note: Callable[[Any, Any], None]) -> Iterato
         note(arguments, result)
         return result
 
-    setattr(owner, name, call)
-    try:
-        yield
-    finally:
-        delattr(owner, name) if held is None else setattr(owner, name, held)
+    return mock.patch.object(owner, name, call)
 
 
 _RECORDERS = {"torch": _record_torch, "keras": _record_keras, "nnx": _record_nnx}

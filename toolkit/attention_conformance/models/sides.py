@@ -41,12 +41,10 @@ class Side:
 
     Attributes
     ----------
-    name : str
     framework : str
         Out of `FRAMEWORKS`, or ``"nnx"``.
     module : object
         Of the framework. Where it is of this project, a tuple of layers, or of functions of arrays.
-    is_ours : bool
     definitions, parameters : tuple
         What it is in the words of this project, with NumPy arrays; empty where a layout does not say so.
     """
@@ -92,20 +90,11 @@ def _place(index: int) -> str:
 
 
 def side_of(source: Any, name: str = "") -> Side:
-    """Load a side.
+    """Load a side; raise ComparisonError when it cannot be loaded.
 
-    Parameters
-    ----------
-    source : str, path-like or object
-        A file of this project or of GGUF, a folder of transformers or a model of Keras. Or the same with a framework in
-        front, as ``jax:FOLDER``, for the layers of this project there. Or ``file.py:name``, a model or what makes one.
-    name : str
-        Of an object.
-
-    Raises
-    ------
-    ComparisonError
-        When it cannot be loaded.
+    It is a file of this project or of GGUF, a folder of transformers or a model of Keras. With a framework in front, as
+    ``jax:FOLDER``, the layers of this project run it there. Or it is ``file.py:name`` or an object, which may have a
+    name: a model or what makes one.
     """
     try:
         with quiet_start():
@@ -137,10 +126,7 @@ def _loaded(source: str | Path) -> Side:
 def read_model(path: Path) -> tuple[tuple[layers.Layer, ...], tuple[Any, ...]]:
     """The definitions and parameters of a file of this project, of a GGUF file, or of a folder of transformers.
 
-    Raises
-    ------
-    FileError, LayoutError
-        When a file is not there, or of another model.
+    Raise FileError or LayoutError when a file is not there, or of another model.
     """
     if path.is_dir():
         config = _config(path)
@@ -263,10 +249,7 @@ def read_inputs(path: Path) -> dict[str, NumpyArray]:
 def drawn_inputs(sides: Sequence[Side], seed: int = 0) -> dict[str, NumpyArray]:
     """Two sequences of 8 and 6 positions, padded to 9, if one of the sides says how wide they are, or of which tokens.
 
-    Raises
-    ------
-    ComparisonError
-        When neither does.
+    Raise ComparisonError when neither does.
     """
     definition: Any = next((each.definitions[0] for each in sides if each.definitions), None)
     channels, num_tokens = (getattr(definition, name, None) for name in ("channels", "num_tokens"))

@@ -136,19 +136,14 @@ def read(path: Path) -> NamedCase:
         name=name,
         summary=" ".join(summary.split()),
         story=story.strip(),
-        thread=fields["thread"],
-        title=fields["title"],
         # GitHub leads to a request for changes by the number, too.
         url="https://github.com/" + fields["thread"].replace("#", "/issues/"),
-        property=fields["property"],
-        line=fields["line"],
-        versions=fields["versions"],
         packages=tuple(metadata["dependencies"]),
         needs=fields.get("needs", "cpu"),
-        geometry=fields["geometry"],
         like=tuple(fields.get("like", ())),
         shown=Shown(**{"date": "", "versions": "", **_shown()[name]}),
         path=path,
+        **{each: fields[each] for each in ("thread", "title", "property", "line", "versions", "geometry")},
     )
 
 

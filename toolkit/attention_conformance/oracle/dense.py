@@ -30,12 +30,8 @@ class Dense:
         What the mask alone lets through, broadcastable to (..., H, M, N).
     causal : int or None
         The offset of causality.
-    bias, sinks : numpy.ndarray or None
-    scale : float
-    softcap : float or None
     group_size : int
         Query heads for each key/value head.
-    cotangent : numpy.ndarray or None
     uniform : numpy.ndarray or None
         Rows (..., M, 1) that get the average of all values instead.
     """
@@ -275,8 +271,8 @@ def _gradients(dense: Dense) -> Answer:
     steep = d_scores * found.derivative
     arrays = {
         "query": dense.scale * (steep @ key),
-        "key": _grouped(dense.scale * (np.swapaxes(steep, -1, -2) @ query), dense),
-        "value": _grouped(transposed @ d_output, dense),
+        "key": grouped(dense.scale * (np.swapaxes(steep, -1, -2) @ query), dense),
+        "value": grouped(transposed @ d_output, dense),
     }
     shape = (query.shape[-3], 1, 1)
     if dense.bias is not None:
@@ -290,8 +286,8 @@ def _gradients(dense: Dense) -> Answer:
         factor = abs(dense.scale)
         scales = {
             "query": factor * (size @ abs(key)),
-            "key": _grouped(factor * (np.swapaxes(size, -1, -2) @ abs(query)), dense),
-            "value": _grouped(transposed @ abs(d_output), dense),
+            "key": grouped(factor * (np.swapaxes(size, -1, -2) @ abs(query)), dense),
+            "value": grouped(transposed @ abs(d_output), dense),
         }
         if dense.bias is not None:
             scales["bias"] = _unbroadcast(size, dense.bias.shape)
@@ -302,7 +298,8 @@ def _gradients(dense: Dense) -> Answer:
     return Answer(arrays, sizes)
 
 
-def _grouped(array: NumpyArray, dense: Dense) -> NumpyArray:
+def grouped(array: NumpyArray, dense: Dense) -> NumpyArray:
+    """The sum over the query heads that share a key head."""
     *leading, heads, rows, width = array.shape
     return np.asarray(array.reshape(*leading, heads // dense.group_size, dense.group_size, rows, width).sum(axis=-3))
 

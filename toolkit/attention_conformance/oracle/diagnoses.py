@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from attention_conformance.oracle.dense import Answer, Dense, answer
+from attention_conformance.oracle.dense import Answer, Dense, answer, grouped
 from attention_conformance.oracle.variants import (
     Variant,
     first_of,
@@ -98,11 +98,6 @@ def _narrowed(dense: Dense, width: int) -> Dense | None:
     return None if kept.all() else dense.changed(query=np.where(kept, dense.query, 0))
 
 
-def _swapped(dense: Dense) -> Dense | None:
-    same = dense.key.shape == dense.value.shape
-    return dense.changed(key=dense.value, value=dense.key) if same else None
-
-
 @given
 def _causal_by(dense: Dense, see: Callable[[NumpyArray, NumpyArray], NumpyArray]) -> Dense | None:
     """Causality by another comparison of query and key positions."""
@@ -115,14 +110,6 @@ def _mask_transposed(dense: Dense) -> Dense | None:
     mask = dense.mask
     is_square = mask is not None and mask.shape[-1] == mask.shape[-2]
     return dense.changed(mask=np.swapaxes(mask, -1, -2)) if mask is not None and is_square else None
-
-
-def _to_first_hidden(dense: Dense) -> Dense | None:
-    return None if dense.mask is None else dense.changed(mask=np.logical_and.accumulate(dense.through, axis=-1))
-
-
-def _sink_of_first_head(dense: Dense) -> Dense | None:
-    return None if dense.sinks is None else dense.changed(sinks=np.full_like(dense.sinks, dense.sinks[0]))
 
 
 @given
@@ -157,14 +144,6 @@ def _maximum(dense: Dense, truth: Answer) -> NumpyArray:
 def _without_maximum(dense: Dense, truth: Answer) -> NumpyArray:
     top, logsumexp = _maximum(dense, truth), truth.arrays["logsumexp"]
     return np.where(np.isfinite(top), logsumexp - top, logsumexp)
-
-
-def _without_sinks(dense: Dense, truth: Answer) -> NumpyArray | None:
-    return None if dense.sinks is None else answer(dense.changed(sinks=None)).arrays["logsumexp"]
-
-
-def _of_unscaled_scores(dense: Dense, truth: Answer) -> NumpyArray:
-    return answer(dense.changed(scale=1.0)).arrays["logsumexp"]
 
 
 @given
@@ -259,14 +238,9 @@ def _products(dense: Dense, p: NumpyArray, ds: NumpyArray) -> dict[str, NumpyArr
     assert dense.cotangent is not None
     return {
         "query": dense.scale * (ds @ dense.key),
-        "key": _summed(dense.scale * (np.swapaxes(ds, -1, -2) @ dense.query), dense.group_size),
-        "value": _summed(np.swapaxes(p, -1, -2) @ dense.cotangent, dense.group_size),
+        "key": grouped(dense.scale * (np.swapaxes(ds, -1, -2) @ dense.query), dense),
+        "value": grouped(np.swapaxes(p, -1, -2) @ dense.cotangent, dense),
     }
-
-
-def _summed(array: NumpyArray, size: int) -> NumpyArray:
-    *leading, heads, rows, width = array.shape
-    return np.asarray(array.reshape(*leading, heads // size, size, rows, width).sum(axis=-3))
 
 
 def _of_all_keys(dense: Dense, logsumexp: NumpyArray) -> NumpyArray | None:
@@ -341,7 +315,9 @@ DIAGNOSES = (
             lambda dense: dense.changed(sinks=np.zeros(dense.query.shape[-3], dense.query.dtype))
             if dense.sinks is None else None),
     Variant("mask-transposed", 1, "queries and keys of the mask are exchanged", _mask_transposed),
-    Variant("keys-after-hidden-lost", 1, "a query attends to no key after the first that is hidden", _to_first_hidden),
+    Variant("keys-after-hidden-lost", 1, "a query attends to no key after the first that is hidden",
+            lambda dense: None if dense.mask is None else dense.changed(
+                mask=np.logical_and.accumulate(dense.through, axis=-1))),
     Variant("keys-beyond-queries-lost", 10, "keys beyond the number of queries are not attended to",
             lambda dense: keys_left(lambda at: at < dense.query.shape[-2])(dense)),
     Variant("softmax-over-queries", 8, "the weights sum to 1 over the queries",
@@ -356,7 +332,8 @@ DIAGNOSES = (
             scaled(lambda dense: dense.scale / math.log(2.0))),
     Variant("heads-not-transposed", 9, "the output is reshaped where heads and queries are to be exchanged",
             _not_transposed),
-    Variant("key-and-value-swapped", 10, "key and value are swapped", _swapped),
+    Variant("key-and-value-swapped", 10, "key and value are swapped", lambda dense:
+            dense.changed(key=dense.value, value=dense.key) if dense.key.shape == dense.value.shape else None),
     Variant("not-divided", 8, "the output is not divided by the sum of the weights", _undivided),
     Variant("first-sample-of-key", 10, "all samples use the key of the first", first_of(-4, "key")),
     Variant("first-sample-of-value", 10, "all samples use the value of the first", first_of(-4, "value")),
@@ -372,15 +349,18 @@ DIAGNOSES = (
             _capped(lambda product, scale, cap: cap * np.tanh(scale * product))),
     Variant("softcap-after-mask", 7, "the softcap comes after the mask, so that masked keys have weights",
             _cap_after_mask),
-    Variant("sink-of-first-head", 7, "all heads get the sink of the first", _sink_of_first_head),
+    Variant("sink-of-first-head", 7, "all heads get the sink of the first", lambda dense:
+            None if dense.sinks is None else dense.changed(sinks=np.full_like(dense.sinks, dense.sinks[0]))),
     Variant("sink-unshifted", 7, "the sink is added to the sum without the shift by the maximum",
             _sink_unshifted(True)),
     Variant("sink-unshifted", 7, "the sink is added to the sum without the shift by the maximum",
             _sink_unshifted(False)),
     Variant("logsumexp-without-maximum", 6, "the logsumexp lacks the maximum", with_logsumexp(_without_maximum)),
     Variant("logsumexp-is-maximum", 6, "the logsumexp is the maximum alone", with_logsumexp(_maximum)),
-    Variant("logsumexp-without-sinks", 6, "the logsumexp lacks the sinks", with_logsumexp(_without_sinks)),
-    Variant("logsumexp-unscaled", 6, "the logsumexp is that of unscaled scores", with_logsumexp(_of_unscaled_scores)),
+    Variant("logsumexp-without-sinks", 6, "the logsumexp lacks the sinks", with_logsumexp(lambda dense, truth:
+            None if dense.sinks is None else answer(dense.changed(sinks=None)).arrays["logsumexp"])),
+    Variant("logsumexp-unscaled", 6, "the logsumexp is that of unscaled scores",
+            with_logsumexp(lambda dense, truth: answer(dense.changed(scale=1.0)).arrays["logsumexp"])),
     Variant("value-heads-in-turn", 9, "query head h uses key head ⌊h / (H / G)⌋, and value head h % G",
             heads_in_turn("value")),
     Variant("key-heads-in-turn", 9, "query head h uses key head h % G, and value head ⌊h / (H / G)⌋",

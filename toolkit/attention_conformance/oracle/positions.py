@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,71 +34,38 @@ def allowed(problem: Problem) -> NumpyArray:
 
 
 def _passes(rule: Rule, score: _Score, problem: Problem) -> bool:
-    return _KINDS[rule.kind](rule, score, problem)
-
-
-def _number(rule: Rule, name: str, score: _Score, problem: Problem, default: int | None = None) -> int | None:
-    """An argument of a rule: a number as it stands, or the entry of an array along the leading axes."""
-    argument: int | str | None = rule.arguments.get(name, default)
-    if isinstance(argument, str):
-        return int(np.broadcast_to(problem.arrays[argument], problem.sizes[0])[score.entry])
-    return argument
-
-
-def _causal(rule: Rule, score: _Score, problem: Problem) -> bool:
-    offset = _number(rule, "offset", score, problem, default=0) or 0
-    return score.key <= score.query + offset
-
-
-def _window(rule: Rule, score: _Score, problem: Problem) -> bool:
-    position = score.query + (_number(rule, "offset", score, problem, default=0) or 0)
-    left, right = rule.arguments.get("left"), rule.arguments.get("right")
-    return (left is None or score.key >= position - left) and (right is None or score.key <= position + right)
-
-
-def _lengths(rule: Rule, score: _Score, problem: Problem) -> bool:
-    length = _number(rule, "lengths", score, problem)
-    return length is not None and score.key < length
-
-
-def _segments(rule: Rule, score: _Score, problem: Problem) -> bool:
-    leading, _, rows, columns = problem.sizes
-    query_ids = np.broadcast_to(problem.arrays[rule.arguments["query_ids"]], (*leading, rows))
-    key_ids = np.broadcast_to(problem.arrays[rule.arguments["key_ids"]], (*leading, columns))
-    return bool(query_ids[(*score.entry, score.query)] == key_ids[(*score.entry, score.key)])
-
-
-def _periodic(rule: Rule, score: _Score, problem: Problem) -> bool:
-    entry = int(np.ravel_multi_index(score.entry, problem.sizes[0])) if score.entry else 0
-    return (entry + score.head + score.query + score.key) % int(problem.arrays[rule.arguments["period"]]) != 0
-
-
-def _array(rule: Rule, score: _Score, problem: Problem) -> bool:
     leading, heads, rows, columns = problem.sizes
-    mask = np.broadcast_to(problem.arrays[rule.arguments["name"]], (*leading, heads, rows, columns))
-    return bool(mask[(*score.entry, score.head, score.query, score.key)])
+    told = rule.arguments
 
+    def number(name: str) -> int:
+        """A number as it stands, or the entry of an array along the leading axes; an offset is 0 by default."""
+        argument: int | str = told.get(name, 0)
+        if isinstance(argument, str):
+            return int(np.broadcast_to(problem.arrays[argument], leading)[score.entry])
+        return argument
 
-def _and(rule: Rule, score: _Score, problem: Problem) -> bool:
-    return _passes(rule.arguments["first"], score, problem) and _passes(rule.arguments["second"], score, problem)
-
-
-def _or(rule: Rule, score: _Score, problem: Problem) -> bool:
-    return _passes(rule.arguments["first"], score, problem) or _passes(rule.arguments["second"], score, problem)
-
-
-def _not(rule: Rule, score: _Score, problem: Problem) -> bool:
-    return not _passes(rule.arguments["first"], score, problem)
-
-
-_KINDS: dict[str, Callable[[Rule, _Score, Problem], bool]] = {
-    "Causal": _causal,
-    "SlidingWindow": _window,
-    "KeyLengths": _lengths,
-    "Segments": _segments,
-    "periodic": _periodic,
-    "array": _array,
-    "and": _and,
-    "or": _or,
-    "not": _not,
-}
+    match rule.kind:
+        case "Causal":
+            return score.key <= score.query + number("offset")
+        case "SlidingWindow":
+            position, left, right = score.query + number("offset"), told.get("left"), told.get("right")
+            return (left is None or score.key >= position - left) and (right is None or score.key <= position + right)
+        case "KeyLengths":
+            return score.key < number("lengths")
+        case "Segments":
+            query_ids = np.broadcast_to(problem.arrays[told["query_ids"]], (*leading, rows))
+            key_ids = np.broadcast_to(problem.arrays[told["key_ids"]], (*leading, columns))
+            return bool(query_ids[(*score.entry, score.query)] == key_ids[(*score.entry, score.key)])
+        case "periodic":
+            entry = int(np.ravel_multi_index(score.entry, leading)) if score.entry else 0
+            return (entry + score.head + score.query + score.key) % int(problem.arrays[told["period"]]) != 0
+        case "array":
+            mask = np.broadcast_to(problem.arrays[told["name"]], (*leading, heads, rows, columns))
+            return bool(mask[(*score.entry, score.head, score.query, score.key)])
+        case "and":
+            return _passes(told["first"], score, problem) and _passes(told["second"], score, problem)
+        case "or":
+            return _passes(told["first"], score, problem) or _passes(told["second"], score, problem)
+        case "not":
+            return not _passes(told["first"], score, problem)
+    raise KeyError(rule.kind)

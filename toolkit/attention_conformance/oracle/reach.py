@@ -15,10 +15,6 @@ def reached(dense: Dense) -> dict[str, NumpyArray]:
     in channel `e` of row `i`. A key :math:`k_j` that is not finite makes the score :math:`q_i \cdot k_j - \infty` NaN,
     and with it the whole row. In the gradients, such a row reaches all keys of its head.
 
-    Parameters
-    ----------
-    dense : Dense
-
     Returns
     -------
     dict of str to numpy.ndarray of bool

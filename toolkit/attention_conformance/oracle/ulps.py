@@ -5,33 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from ml_dtypes import finfo
 
 from attention_conformance.oracle.attention import Exact
 from attention_conformance.problem import NumpyArray
 
 
-@dataclass(frozen=True)
-class Format:
-    """A binary floating-point type: bits after the leading one, and the least exponent of a normal number."""
-
-    fraction_bits: int
-    least_exponent: int
-
-
-FORMATS = {
-    "float16": Format(10, -14),
-    "bfloat16": Format(7, -126),
-    "float32": Format(23, -126),
-    "float64": Format(52, -1022),
-}
-
-
 def spacing(scale: NumpyArray, dtype: str) -> NumpyArray:
     """The distance between neighbouring numbers of a type at this magnitude; among subnormal numbers it is constant."""
-    kind = FORMATS[dtype]
-    normal = np.maximum(scale, np.ldexp(1.0, kind.least_exponent))
+    kind = finfo(dtype)
+    normal = np.maximum(scale, np.ldexp(1.0, kind.minexp))
     _, exponent = np.frexp(normal)  # normal = fraction * 2**exponent with fraction in [1/2, 1)
-    last_place = exponent - 1 - kind.fraction_bits
+    last_place = exponent - 1 - kind.nmant
     return np.asarray(np.ldexp(1.0, last_place))
 
 

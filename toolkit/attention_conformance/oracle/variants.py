@@ -172,10 +172,6 @@ def scaled(dense: Dense, factor: Callable[[Dense], float]) -> Dense | None:
     return None if new == dense.scale else dense.changed(scale=new)
 
 
-def _next_value(dense: Dense) -> Dense | None:
-    return dense.changed(value=np.roll(dense.value, 1, axis=-2)) if dense.key.shape[-2] > 1 else None
-
-
 @given
 def _without(dense: Dense, name: str) -> Dense | None:
     return None if getattr(dense, name) is None else dense.changed(**{name: None})
@@ -315,7 +311,8 @@ FAULTS = (
     Variant("heads-in-turn", 9, "query head h uses key head h % G", heads_in_turn("key", "value")),
     Variant("first-key-head", 9, "all heads use the first key head", first_of(-3, "key", "value")),
     Variant("first-sample", 10, "all samples use the keys of the first", first_of(-4, "key", "value")),
-    Variant("next-value", 10, "the values are those of the next key", _next_value),
+    Variant("next-value", 10, "the values are those of the next key", lambda dense:
+            dense.changed(value=np.roll(dense.value, 1, axis=-2)) if dense.key.shape[-2] > 1 else None),
     Variant("no-softcap", 7, "the softcap is not applied", _without("softcap")),
     Variant("softcap-after-bias", 7, "the softcap comes after the bias", _cap_after_bias),
     Variant("no-sinks", 7, "the sinks are not counted", _without("sinks")),

@@ -300,16 +300,14 @@ def _recorded(question: Question, problem: Problem) -> Arrays:
     if backend.name == "torch":
         arrays["cotangent"] = arrays["query"]  # of which only the shape counts
         return to_numpy({"output": torch_pass(problem, subject, arrays, ("query",))[0].detach()}, backend)
-    library = importlib.import_module(backend.name)
-    if backend.name == "jax":
 
-        def passed(placed: Any) -> Any:
-            return library.vjp(lambda x: outputs(problem, subject, x, xp), placed)[0]
+    def passed(placed: Arrays) -> Any:
+        def output(*x: Any) -> Any:
+            return outputs(problem, subject, dict(zip(placed, x, strict=True)), xp)["output"]
 
-        return to_numpy(backend.compile(passed, mode="jit")(arrays), backend)
-    with library.GradientTape() as tape:
-        tape.watch(list(arrays.values()))
-        return to_numpy(outputs(problem, subject, arrays, xp), backend)
+        return {"output": backend.vjp(output, *placed.values())[0]}
+
+    return to_numpy(backend.compile(passed, mode="jit" if backend.name == "jax" else "eager")(arrays), backend)
 
 
 @contextlib.contextmanager

@@ -94,13 +94,7 @@ def write_chain(path: Path, chain: Chain, about: Mapping[str, Any]) -> None:
 
 
 def read_chain(path: Path) -> Chain:
-    """Read what `write_chain` wrote.
-
-    Raises
-    ------
-    ComparisonError
-        When the file is none of these.
-    """
+    """Read what `write_chain` wrote. Raise ComparisonError when the file is none of these."""
     try:
         found = json.loads(path.read_bytes())["chain"]
         return {name: [[str(each) for each in row] for row in rows] for name, rows in found.items()}

@@ -41,7 +41,6 @@ class Recipe:
     ----------
     files : tuple of Path
         Files of safetensors: the inputs, and at most one layer.
-    is_causal : bool
     scale, softcap : float, optional
         Of a call without a layer.
     """
@@ -160,10 +159,7 @@ def work(order: Order) -> Iterator[Message]:
 def read(recipe: Recipe) -> Identical:
     """The computation of a recipe, which is tried once by NumPy, so that what does not fit is told at once.
 
-    Raises
-    ------
-    ValueError, TypeError
-        When a file cannot be read, or inputs are missing, unknown or do not fit.
+    Raise ValueError or TypeError when a file cannot be read, or inputs are missing, unknown or do not fit.
     """
     layers, inputs = [], dict[str, NumpyArray]()
     for path in recipe.files:

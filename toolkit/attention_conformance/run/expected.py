@@ -184,21 +184,9 @@ def unmatched(findings: Sequence[Finding], entries: Iterable[Expected], origin: 
 def expected_text(
     findings: Iterable[Finding], entries: Sequence[Expected], *, origin: Origin, package: str = ""
 ) -> str:
-    """The file that expects what a run found; entries that were met stay as they are.
+    """The file that expects what a run found; entries of a former file that were met stay as they are.
 
-    Parameters
-    ----------
-    findings : iterable of Finding
-    entries : sequence of Expected
-        Those of a former file.
-    origin : Origin
-        Its device is written, unless it is the CPU.
-    package : str
-        The package whose installed version, and later ones, it is about; empty for any.
-
-    Returns
-    -------
-    str
+    It is about the device, unless that is the CPU, and about the installed and later versions of the package, if any.
     """
     findings = list(findings)
     kept = [

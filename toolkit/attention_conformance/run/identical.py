@@ -109,10 +109,7 @@ def digest(arrays: Named) -> str:
 def catalogue(model: Path | None, sentences: Sequence[str] = (), *, long: bool = False) -> tuple[Identical, ...]:
     """All cases, with those of a model where one is given: a directory with an encoder, or a GGUF file.
 
-    Raises
-    ------
-    ModelError
-        When a file of the directory is missing, broken, or does not fit the others.
+    Raise ModelError when a file of the directory is missing, broken, or does not fit the others.
     """
     return IDENTICAL if model is None else (*IDENTICAL, *model_cases(model, sentences, long=long))
 

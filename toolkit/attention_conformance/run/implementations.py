@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -67,15 +67,9 @@ def of_implementation(problem: Problem, implementation: str) -> Problem:
     return replace(problem, options={**kept, "implementation": implementation})
 
 
-@contextlib.contextmanager
-def tuned(backend: Backend, **numbers: int) -> Iterator[None]:
+def tuned(backend: Backend, **numbers: int) -> contextlib.AbstractContextManager[Any]:
     """Give a backend other numbers to cut by."""
-    tuning = backend.tuning
-    backend.tuning = tuning._replace(**numbers)
-    try:
-        yield
-    finally:
-        backend.tuning = tuning
+    return mock.patch.object(backend, "tuning", backend.tuning._replace(**numbers))
 
 
 def in_small_blocks(backend: Backend, problem: Problem) -> contextlib.AbstractContextManager[None]:

@@ -24,8 +24,6 @@ class Order(workers.Order):
 
     Attributes
     ----------
-    backend : str
-    cases : tuple of str
     devices, dtypes, modes, implementations : tuple of str, optional
     models : tuple of Path
         Directories with an encoder or a language model, or GGUF files, to be run as well.
@@ -80,7 +78,6 @@ class Job(workers.Order):
 
     Attributes
     ----------
-    target : str
     declared : mapping
         Fields of `Subject`, and ``backward``.
     cases, dtypes : tuple of str
@@ -89,8 +86,6 @@ class Job(workers.Order):
         ``exact``, ``kernel``, ``tf32``, or ``like`` and another target, whose error is allowed twice.
     same_bits_as : str
         Another target, or the same, whose bits are compared, in place of the cases.
-    accepted : tuple of str
-    seed : int
     power : bool
         Whether faults are planted.
     fuzz : float
@@ -197,7 +192,6 @@ class Described:
     ----------
     facts, sources : mapping
         What is supposed of a subject, and how each fact is known.
-    versions : mapping
     count : int
         How many cases there are to run, in how many ways.
     target : str

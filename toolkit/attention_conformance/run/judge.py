@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from ml_dtypes import finfo
 
 from attention_conformance.call import one_line, unsupported
 from attention_conformance.cases.bits import BITWISE
 from attention_conformance.cases.case import probability
 from attention_conformance.oracle.attention import Exact
-from attention_conformance.oracle.ulps import FORMATS, worst_error
+from attention_conformance.oracle.ulps import worst_error
 from attention_conformance.oracle.variants import CONVENTIONS, NARROW, SINGLE, TF32, Variant
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.run.causes import Variants, power
@@ -139,6 +140,8 @@ def _answered(question: Question) -> tuple[Finding | dict[str, NumpyArray], Any]
     measure = MEASURES.get(question.case.measure, plain)
 
     def answer() -> Finding | dict[str, NumpyArray]:
+        if question.case.answer:
+            return question.case.answer(question)  # type: ignore[no-any-return]
         with in_way(question, problem):
             return several(question, problem, result_of) if several else measure(question, problem)
 
@@ -166,7 +169,7 @@ def attempted(question: Question, blank: Finding, answer: Callable[[], Answer]) 
 
 def _failed(question: Question, blank: Finding, error: Exception) -> Finding:
     """The finding for an exception of the core, which may refuse an implementation alone."""
-    if isinstance(error, NotImplementedError):
+    if isinstance(error, NotImplementedError) and not question.case.answer:
         return replace(blank, verdict="not offered", detail=f"not supported: {error}")
     if question.implementation and (refused := refusal(error)):
         return replace(blank, verdict="refused", detail=refused)
@@ -321,5 +324,5 @@ class Bounds:
         except Exception:  # the other refuses: the bound of the case stands
             return {}
         errors = {name: worst_error(each, truth.arrays[name], self.dtype(name))[0] for name, each in got.items()}
-        limit = math.ldexp(1.0, FORMATS[self.question.dtype].fraction_bits - 5)  # a part in 64
+        limit = math.ldexp(1.0, finfo(self.question.dtype).nmant - 5)  # a part in 64
         return {name: error for name, error in errors.items() if error < limit}

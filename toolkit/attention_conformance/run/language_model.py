@@ -119,10 +119,7 @@ def is_language_model(path: Path) -> bool:
 def load_language_model(path: Path) -> LanguageModel:
     """Load a language model from a GGUF file, or from a folder of transformers.
 
-    Raises
-    ------
-    ModelError
-        When a file is missing, broken, or not of a known architecture.
+    Raise ModelError when a file is missing, broken, or not of a known architecture.
     """
     try:
         files = sorted(path.iterdir()) if path.is_dir() else [path]
@@ -188,13 +185,9 @@ def _answer(
     return tuple(np.asarray(backend.to_numpy(found.token_ids))[0].tolist()), np.stack(logits)
 
 
+@functools.lru_cache(maxsize=1)
 def _reference(model: LanguageModel, ids: tuple[int, ...]) -> NumpyArray:
     """The logits of new tokens by NumPy in float64: one pass through all tokens, without a cache."""
-    return _whole(model, ids)
-
-
-@functools.lru_cache(maxsize=1)
-def _whole(model: LanguageModel, ids: tuple[int, ...]) -> NumpyArray:
     backend, asked = get_backend("numpy"), len(model.question)
     tokens = np.asarray([[*model.question, *ids[:-1]]], np.int32)
     select = np.arange(asked - 1, asked - 1 + len(ids), dtype=np.int32)[None]

@@ -10,20 +10,19 @@ import hashlib
 import importlib
 import itertools
 import math
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from attention_conformance.call import one_line
+from attention_conformance.cases.case import Case
 from attention_conformance.cases.identical import Identical
 from attention_conformance.cases.source import Trees
 from attention_conformance.models.sides import read_model
 from attention_conformance.oracle.ulps import spacing
-from attention_conformance.problem import NumpyArray
+from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.run.finding import Finding
 from attention_conformance.run.language_model import (
     LanguageModel,
@@ -33,7 +32,7 @@ from attention_conformance.run.language_model import (
     load_language_model,
     outcome,
 )
-from attention_conformance.subjects.libraries import devices_of, holds, in_precision
+from attention_conformance.run.question import Question
 from attention_core import scaled_dot_product_attention
 from attention_core.backend import Backend, array_namespace, get_backend
 from attention_numpy.trees import map_arrays
@@ -44,7 +43,6 @@ PAIRS = (
     ("How can I reset my password?", "What is the procedure to recover account credentials?"),
 )
 MODEL_DTYPES = ("float32", "float64")
-COMPILED = ("float32",)
 BOUNDS = {"float32": 4.0, "float64": 4.0}
 """In units in the last place of 1, the length of the vector of a sentence."""
 
@@ -76,31 +74,10 @@ class Model:
     sha256: str  # of the weights
 
 
-@dataclass(frozen=True)
-class ModelTrial:
-    """A model to be run in one way; ``reason`` says why it is not to be run, where that is so."""
-
-    model: Model | LanguageModel
-    backend: Backend
-    device: str
-    dtype: str
-    mode: str
-    reason: str = ""
-
-    @property
-    def blank(self) -> Finding:
-        """What is known before it is run."""
-        found = Finding("model", self.dtype, 0, "Sentences of a model.", "right", measure="ulp")
-        return replace(found, backend=self.backend.name, device=self.device, mode=self.mode)
-
-
 def load_any(path: Path) -> Model | LanguageModel:
     """Load a language model from a GGUF file or a folder of transformers, or an encoder from such a folder.
 
-    Raises
-    ------
-    ModelError
-        As `load_model`.
+    Raise ModelError as `load_model`.
     """
     return load_language_model(path) if is_language_model(path) else load_model(path)
 
@@ -117,10 +94,7 @@ def model_cases(path: Path, sentences: Sequence[str] = (), *, long: bool = False
 def load_model(directory: Path, sentences: Sequence[str] = ()) -> Model:
     """Load an encoder and turn sentences, by default those of `PAIRS`, into tokens.
 
-    Raises
-    ------
-    ModelError
-        When a file is missing, broken, or does not fit the others.
+    Raise ModelError when a file is missing, broken, or does not fit the others.
     """
     bert = load_bert(directory)
     rows = [bert.token_ids(sentence) for sentence in sentences or itertools.chain(*PAIRS)]
@@ -132,67 +106,28 @@ def load_model(directory: Path, sentences: Sequence[str] = ()) -> Model:
     return Model(directory.resolve().name, bert, token_ids, is_token, published=PUBLISHED.get(digest), sha256=digest)
 
 
-def plan_model(
-    model: Model | LanguageModel,
-    backends: Iterable[Backend],
-    *,
-    devices: Sequence[str] | None = None,
-    dtypes: Sequence[str] | None = None,
-    modes: Sequence[str] | None = None,
-    long: bool = False,
-) -> list[ModelTrial]:
-    """List every trial; ``None`` stands for all there are. A language model compiles where it is to be long."""
-    brief = isinstance(model, LanguageModel) and not long
-
-    def reason(backend: Backend, device: str, dtype: str, mode: str) -> str:
-        if not holds(backend, device, dtype):
-            return f"{backend.name} on {device} has no {dtype}"
-        if mode != "eager" and dtype not in COMPILED and dtypes is None:
-            return f"compiled modes run the model in {', '.join(COMPILED)}, unless dtypes are asked for"
-        if brief and modes is None and mode != "eager":
-            return "a language model is compiled by --long, or where modes are asked for"
-        if brief and dtypes is None and dtype != "float32":
-            return "a language model runs in float32, unless --long or dtypes are asked for"
-        return ""
-
-    return [
-        ModelTrial(model, backend, device, dtype, mode=mode, reason=reason(backend, device, dtype, mode))
-        for backend in backends
-        for device in devices_of(backend)
-        if devices is None or device in devices
-        for mode in backend.modes
-        if modes is None or mode in modes
-        for dtype in MODEL_DTYPES
-        if dtypes is None or dtype in dtypes
-    ]
+def model_case(model: Model | LanguageModel) -> Case:
+    """A model as a case: its vectors or its text, next to those of NumPy in float64."""
+    shows, answer = "Sentences of a model.", functools.partial(_found, model)
+    return Case("model", 0, shows, lambda _: Problem({}), dtypes=MODEL_DTYPES, answer=answer)
 
 
-def run_model(trials: Iterable[ModelTrial]) -> Iterator[Finding]:
-    """Run trials one after the other; an exception is a failed trial, never the end of the run."""
-    for trial in trials:
-        started, found = time.perf_counter(), replace(trial.blank, verdict="not offered", detail=trial.reason)
-        if not trial.reason:
-            try:
-                error, bound, detail, values = _outcome(trial)
-                verdict = "right" if error <= bound else "silently wrong"
-                found = replace(trial.blank, verdict=verdict, error=error, bound=bound, detail=detail, values=values)
-            except Exception as unexpected:
-                found = replace(trial.blank, verdict="visibly wrong", error=math.inf, detail=one_line(unexpected))
-        yield replace(found, seconds=time.perf_counter() - started)
-
-
-def _outcome(trial: ModelTrial) -> tuple[float, float, str, tuple[float, ...]]:
-    """Error, bound and detail of a trial, and the cosines of the pairs."""
-    if isinstance(trial.model, LanguageModel):
-        return *outcome(trial.model, trial.backend, trial.device, trial.dtype, mode=trial.mode), ()
-    with in_precision(trial.backend, trial.dtype):
-        vectors = _vectors(trial).astype(np.float64)
-    errors = np.abs(vectors - _reference(trial.model)) / spacing(np.ones(1), trial.dtype)
-    error, bound = float(np.max(np.where(np.isnan(errors), np.inf, errors))), BOUNDS[trial.dtype]
-    cosines = tuple(np.sum(vectors[0::2] * vectors[1::2], axis=-1).tolist())
-    wrong = _disagreement(trial.model, cosines)
-    detail = f"cosines {', '.join(f'{cosine:.6f}' for cosine in cosines)}"
-    return (math.inf, bound, wrong, cosines) if wrong else (error, bound, detail, cosines)
+def _found(model: Model | LanguageModel, question: Question) -> Finding:
+    """Error, bound and detail, and the cosines of the pairs."""
+    way = (question.backend, question.device, question.dtype)
+    values: tuple[float, ...] = ()
+    if isinstance(model, LanguageModel):
+        error, bound, detail = outcome(model, *way, mode=question.mode)
+    else:
+        vectors = _vectors(model, *way, mode=question.mode).astype(np.float64)
+        errors = np.abs(vectors - _reference(model)) / spacing(np.ones(1), question.dtype)
+        error, bound = float(np.max(np.where(np.isnan(errors), np.inf, errors))), BOUNDS[question.dtype]
+        values = tuple(np.sum(vectors[0::2] * vectors[1::2], axis=-1).tolist())
+        detail = f"cosines {', '.join(f'{cosine:.6f}' for cosine in values)}"
+        if wrong := _disagreement(model, values):
+            error, detail = math.inf, wrong
+    verdict = "right" if error <= bound else "silently wrong"
+    return replace(question.blank, verdict=verdict, error=error, bound=bound, detail=detail, values=values)
 
 
 def _disagreement(model: Model, cosines: tuple[float, ...]) -> str:
@@ -207,18 +142,16 @@ def _disagreement(model: Model, cosines: tuple[float, ...]) -> str:
     return "" if deviation <= 1e-6 else f"expected the published cosines to 1e-6; got {deviation:.2g} off"
 
 
-def _vectors(trial: ModelTrial) -> NumpyArray:
+def _vectors(model: Model, backend: Backend, device: str, dtype: str, *, mode: str) -> NumpyArray:
     """One vector for every sentence, computed by the core."""
-    assert isinstance(trial.model, Model)
-    bert, xp = trial.model.bert, trial.backend.namespace
+    bert, xp = model.bert, backend.namespace
 
     def encode(parameters: Any, token_ids: Any, is_token: Any) -> Any:
         return sentence_vectors(token_vectors(bert.definitions, parameters, token_ids, is_token), is_token, xp=xp)
 
-    encode = trial.backend.compile(encode, mode=trial.mode)
-    put = functools.partial(trial.backend.from_numpy, device=trial.device)
-    arrays = put(bert.parameters, dtype=trial.dtype), put(trial.model.token_ids), put(trial.model.is_token)
-    return np.asarray(trial.backend.to_numpy(encode(*arrays)))
+    put = functools.partial(backend.from_numpy, device=device)
+    arrays = put(bert.parameters, dtype=dtype), put(model.token_ids), put(model.is_token)
+    return np.asarray(backend.to_numpy(backend.compile(encode, mode=mode)(*arrays)))
 
 
 def token_vectors(definitions: Sequence[Any], parameters: Sequence[Any], token_ids: Any, is_token: Any) -> Any:
@@ -265,7 +198,7 @@ def _encode(definitions: Sequence[Any], trees: Trees) -> Encoded:
 
 @functools.cache
 def _reference(model: Model) -> NumpyArray:
-    return _vectors(ModelTrial(model, get_backend("numpy"), "cpu", "float64", mode="eager"))
+    return _vectors(model, get_backend("numpy"), "cpu", "float64", mode="eager")
 
 
 @dataclass(frozen=True)
@@ -279,10 +212,7 @@ class Bert:
     def token_ids(self, sentence: str) -> list[int]:
         """The tokens of a sentence, with those that mark its beginning and end.
 
-        Raises
-        ------
-        ModelError
-            When the tokenizer knows tokens that the encoder does not.
+        Raise ModelError when the tokenizer knows tokens that the encoder does not.
         """
         ids: list[int] = self.tokenizer.encode(sentence).ids
         if max(ids, default=0) >= (count := self.definitions[0].num_tokens):
@@ -291,13 +221,7 @@ class Bert:
 
 
 def load_bert(directory: Path) -> Bert:
-    """Load an encoder.
-
-    Raises
-    ------
-    ModelError
-        When a file is missing, broken, or does not fit the others.
-    """
+    """Load an encoder."""
     if not directory.is_dir():
         raise ModelError(f"expected a model directory; got {directory}, which is none")
     if not (directory / "model.safetensors").exists() and (directory / "pytorch_model.bin").exists():

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from attention_conformance.cases.case import Case, probability
 
 PROFILES = ("exact", "kernel", "tf32")
@@ -28,14 +25,6 @@ def of_narrow_weights(profile: str, dtype: str) -> float:
     return 2.0**23 * ROUNDOFF.get(dtype, 0.0) if profile == "kernel" else 0.0
 
 
-@dataclass(frozen=True)
-class _Where:
-    dtype: str
-    kappa: float
-    stated: float
-    is_gradient: bool
-
-
 def bound_for(profile: str, case: Case, name: str, dtype: str, kappa: float) -> float:
     r"""Bound the error of a result by a profile, in units in the last place.
 
@@ -46,21 +35,17 @@ def bound_for(profile: str, case: Case, name: str, dtype: str, kappa: float) -> 
     * ``tf32``: float32 has products of 11 bits, which costs :math:`2^{12} (1 + \kappa)` units.
     """
     stated = (probability if name == "weights" else case.bound)(dtype, kappa)
-    return _BOUNDS[profile](_Where(dtype, kappa, stated, is_gradient=case.measure == "gradient"))
-
-
-def _kernel(where: _Where) -> float:
-    if where.dtype in ("float16", "bfloat16"):
-        return max(4.0 if where.is_gradient else 2.0, 2 * where.stated)
-    roundings = (10 if where.is_gradient else 5) * (1 + where.kappa)
-    return max(12.0, 2 * where.stated, min(roundings, MOST)) if where.dtype == "float32" else 2 * where.stated
-
-
-def _tf32(where: _Where) -> float:
-    return 2.0**12 * (1 + where.kappa) if where.dtype == "float32" else _kernel(where)
-
-
-_BOUNDS: dict[str, Callable[[_Where], float]] = {"exact": lambda where: where.stated, "kernel": _kernel, "tf32": _tf32}
+    if profile == "exact":
+        return stated
+    is_gradient = case.measure == "gradient"
+    if dtype in ROUNDOFF:
+        return max(4.0 if is_gradient else 2.0, 2 * stated)
+    if dtype != "float32":
+        return 2 * stated
+    if profile == "tf32":
+        return 2.0**12 * (1 + kappa)
+    roundings = (10 if is_gradient else 5) * (1 + kappa)
+    return max(12.0, 2 * stated, min(roundings, MOST))
 
 
 def is_asked(profile: str, case: Case) -> bool:

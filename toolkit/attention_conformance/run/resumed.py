@@ -47,14 +47,7 @@ def _catalogue() -> str:
 
 
 def differs(job: Job, about: Mapping[str, Any]) -> str:
-    """The first setting in which the run of a file was another; empty where there is none.
-
-    Parameters
-    ----------
-    job : Job
-    about : mapping
-        What the file tells of its run.
-    """
+    """The first setting in which the run that a file tells of was another; empty where there is none."""
     here, there = settings(job), about.get("settings")
     if not isinstance(there, Mapping) or there.get("catalogue") != here["catalogue"]:
         former = about.get("machine", {}).get("attention-core", "another version")

@@ -19,7 +19,8 @@ from attention_conformance.run.finding import Finding, Started
 from attention_conformance.run.implementations import IMPLEMENTATIONS as LISTED, is_quick, left_out
 from attention_conformance.run.job import Described, Message, Order
 from attention_conformance.run.judge import judged
-from attention_conformance.run.model import ModelTrial, load_any, plan_model, run_model
+from attention_conformance.run.language_model import LanguageModel
+from attention_conformance.run.model import Model, load_any, model_case
 from attention_conformance.run.question import Question
 from attention_conformance.subjects.libraries import devices_of, holds, quiet_start
 from attention_conformance.subjects.subject import Subject
@@ -134,6 +135,25 @@ def plan(
     ]
 
 
+def plan_model(
+    model: Model | LanguageModel,
+    backends: Iterable[Backend],
+    *,
+    modes: Sequence[str] | None = None,
+    dtypes: Sequence[str] | None = None,
+    long: bool = False,
+    **chosen: Any,
+) -> list[Question]:
+    """As `plan`; a language model is compiled, and in other types, where it is to be long, or these are asked for."""
+    questions = plan([model_case(model)], backends, modes=modes, dtypes=dtypes, **chosen)
+    if long or not isinstance(model, LanguageModel):
+        return questions
+    compiled = "a language model is compiled by --long, or where modes are asked for" * (modes is None)
+    wide = "a language model runs in float32, unless --long or dtypes are asked for" * (dtypes is None)
+    told = [compiled * (each.mode != "eager") or wide * (each.dtype != "float32") for each in questions]
+    return [replace(each, reason=each.reason or reason) for each, reason in zip(questions, told, strict=True)]
+
+
 def _reason(case: Case, backend: Backend, device: str, dtype: str, mode: str, *, asked: bool) -> str:
     """Why a case is not to be run in this way; empty where it is."""
     if not holds(backend, device, dtype):
@@ -172,16 +192,15 @@ def work(order: Order) -> Iterator[Message]:
     chosen = {"devices": devices, "dtypes": order.dtypes, "modes": order.modes}
     implementations, is_all = order.implementations or LISTED, order.implementations is not None
     cases = [case for case in CASES if case.name in order.cases]
-    trials: list[Question | ModelTrial] = []
-    trials += plan(cases, [backend], **chosen, implementations=implementations, everything=is_all)
+    trials = plan(cases, [backend], **chosen, implementations=implementations, everything=is_all)
     for path in order.models:
         trials += plan_model(load_any(path), [backend], **chosen, long=order.long)
     if order.quick:
-        trials = [each for each in trials if is_quick(backend, each.mode, each.dtype, each.blank.implementation)]
+        trials = [each for each in trials if is_quick(backend, each.mode, each.dtype, each.implementation)]
     yield Described({}, {}, backend.versions(), len(trials), backend.name)
     for trial in trials[order.skip :]:
         yield Started(trial.blank)
-        yield from run_model([trial]) if isinstance(trial, ModelTrial) else run([trial])
+        yield from run([trial])
 
 
 def carried_out(
@@ -192,8 +211,6 @@ def carried_out(
 
     Parameters
     ----------
-    orders : sequence of Order or Job
-    jobs : int
     worker : callable
         From an order to messages. After the death of its process, another goes on behind the case that it died of.
     limit, start : float

@@ -13,8 +13,8 @@ import types
 from typing import Any
 
 import numpy as np
+from ml_dtypes import finfo
 
-from attention_conformance.oracle.ulps import FORMATS
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.subjects.call import by_place, keywords
 from attention_conformance.subjects.presets import PRESETS
@@ -158,7 +158,7 @@ def script(
         turn="" if axes == sorted(axes) else turns[0], turn_back=turns[1], places=places, words=words,
         array_names=list(subject.array_names or ()), given=_given(problem, subject),
         is_gradient=problem.cotangent is not None, options=_options(problem, subject),
-        bits=FORMATS[dtype].fraction_bits, bound=f"{bound if math.isfinite(bound) and bound > 0 else 1.0:.6g}",
+        bits=finfo(dtype).nmant, bound=f"{bound if math.isfinite(bound) and bound > 0 else 1.0:.6g}",
     )  # fmt: skip
     return text
 

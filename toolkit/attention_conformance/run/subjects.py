@@ -125,10 +125,7 @@ def _sources(subject: Subject) -> dict[str, str]:
 def on_device(subject: Subject) -> Subject:
     """The subject on the device that it declares by name, or on the first of a kind such as ``cuda``.
 
-    Raises
-    ------
-    TargetError
-        Where the declared library or device cannot be used.
+    Raise TargetError where the declared library or device cannot be used.
     """
     try:
         backend = _library(subject)
@@ -268,14 +265,7 @@ def _pair(subject: Subject, job: Job) -> Iterator[Message]:
 
 
 def supervised(job: Job, limit: float = 60.0) -> Generator[Message, None, None]:
-    """Do a job in a process; after a crash, or a case that takes too long, go on in another.
-
-    Parameters
-    ----------
-    job : Job
-    limit : float
-        Seconds for each case, and for each question about the subject.
-    """
+    """Do a job in a process; after a crash, or what takes more seconds than the limit, go on in another."""
     facts: Mapping[str, Any] = {}
     start = max(5 * limit, 60.0)  # libraries start slowly on a busy machine
     with contextlib.closing(carried_out([job], 1, _alone, limit=limit, start=start, most=MOST_CRASHES)) as messages:

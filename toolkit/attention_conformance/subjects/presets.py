@@ -91,47 +91,6 @@ def _keras_ops() -> Subject:
     return Subject(attention, backend=str(keras.config.backend()), layout="BSHD", mask="keep")
 
 
-def _onnx_model(onnx: Any, options: tuple[tuple[str, Any], ...], masked: str, dtype: str) -> Any:
-    helper, kinds = onnx.helper, onnx.TensorProto
-    kind = {"float32": kinds.FLOAT, "float16": kinds.FLOAT16, "float64": kinds.DOUBLE}[dtype]
-    inputs = [helper.make_tensor_value_info(name, kind, ["B", f"H{name}", f"S{name}", f"D{name}"]) for name in "qkv"]
-    if masked:
-        inputs.append(
-            helper.make_tensor_value_info("m", kinds.BOOL if masked == "bool" else kind, ["b", "h", "M", "N"])
-        )
-    names = [*"qkv", *("m" * bool(masked))]
-    node = helper.make_node("Attention", names, ["o"], **dict(options))
-    output = helper.make_tensor_value_info("o", kind, ["B", "Hq", "Sq", "Dv"])
-    graph = helper.make_graph([node], "attention", inputs, [output])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
-
-
-def _onnx(runtime: bool) -> Subject:
-    onnx = importlib.import_module("onnx")
-    running = importlib.import_module("onnxruntime" if runtime else "onnx.reference")
-
-    @functools.cache
-    def session(options: tuple[tuple[str, Any], ...], masked: str, dtype: str) -> Callable[[dict[str, Any]], Any]:
-        model = _onnx_model(onnx, options, masked, dtype)
-        if not runtime:
-            evaluator = running.ReferenceEvaluator(model)
-            return lambda feed: evaluator.run(None, feed)
-        settings = running.SessionOptions()
-        settings.intra_op_num_threads, settings.log_severity_level = 1, 4
-        made = running.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
-        return lambda feed: made.run(None, feed)
-
-    def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, is_causal: bool = False,
-                  scale: float | None = None, softcap: float | None = None) -> Any:  # fmt: skip
-        options: dict[str, Any] = {"is_causal": int(is_causal)}
-        options |= {name: each for name, each in (("scale", scale), ("softcap", softcap)) if each is not None}
-        feed = {"q": query, "k": key, "v": value} | ({} if attn_mask is None else {"m": attn_mask})
-        masked = "" if attn_mask is None else str(attn_mask.dtype)
-        return session(tuple(options.items()), masked, str(query.dtype))(feed)[0]
-
-    return Subject(attention, backend="numpy", layout="BHSD", mask="keep", full_mask=runtime)
-
-
 def _equinox() -> Subject:
     function = importlib.import_module("equinox.nn._attention").dot_product_attention
     return Subject(function, backend="jax", layout="SD", mask="keep", full_mask=True, grouped=False)
@@ -152,8 +111,8 @@ PRESETS = {
     "keras.mha": Preset("keras", functools.partial(presets_bridged.keras_heads, grouped=False)),
     "transformers.eager": Preset("transformers", functools.partial(presets_torch.transformers, sdpa=False)),
     "transformers.sdpa": Preset("transformers", functools.partial(presets_torch.transformers, sdpa=True)),
-    "onnx.reference": Preset("onnx", functools.partial(_onnx, runtime=False)),
-    "onnxruntime": Preset("onnxruntime", functools.partial(_onnx, runtime=True)),
+    "onnx.reference": Preset("onnx", functools.partial(presets_bridged.onnx, runtime=False)),
+    "onnxruntime": Preset("onnxruntime", functools.partial(presets_bridged.onnx, runtime=True)),
     "flax.nnx": Preset("flax", functools.partial(presets_jax.flax, "flax.nnx")),
     "equinox": Preset("equinox", _equinox),
     "torch.sdpa-flash": Preset("torch", functools.partial(presets_torch.sdpa, "FLASH_ATTENTION")),

@@ -64,27 +64,61 @@ def keras_attention() -> Subject:
     )  # fmt: skip
 
 
+def _session(runtime: bool, node: Any, inputs: list[Any], output: Any, *opsets: Any) -> Callable[[dict[str, Any]], Any]:
+    """A model of one operator, by ONNX Runtime or by the reference of ONNX."""
+    onnx = importlib.import_module("onnx")
+    infos = [onnx.helper.make_tensor_value_info(*each) for each in (*inputs, output)]
+    graph = onnx.helper.make_graph([node], "attention", infos[:-1], infos[-1:])
+    versions = [onnx.helper.make_opsetid(*each) for each in opsets]
+    model = onnx.helper.make_model(graph, opset_imports=versions, ir_version=10)
+    if not runtime:
+        evaluator = importlib.import_module("onnx.reference").ReferenceEvaluator(model)
+        return lambda feed: evaluator.run(None, feed)[0]
+    running = importlib.import_module("onnxruntime")
+    settings = running.SessionOptions()
+    settings.intra_op_num_threads, settings.log_severity_level = 1, 4
+    made = running.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
+    return lambda feed: made.run(None, feed)[0]
+
+
+def onnx(runtime: bool) -> Subject:
+    """The operator of the standard."""
+    helper, kinds = (getattr(importlib.import_module("onnx"), name) for name in ("helper", "TensorProto"))
+    if runtime:
+        importlib.import_module("onnxruntime")  # which tells at once where it is not installed
+
+    @functools.cache
+    def session(options: tuple[tuple[str, Any], ...], masked: str, dtype: str) -> Callable[[dict[str, Any]], Any]:
+        kind = {"float32": kinds.FLOAT, "float16": kinds.FLOAT16, "float64": kinds.DOUBLE}[dtype]
+        inputs = [(name, kind, ["B", f"H{name}", f"S{name}", f"D{name}"]) for name in "qkv"]
+        inputs += [("m", kinds.BOOL if masked == "bool" else kind, ["b", "h", "M", "N"])] * bool(masked)
+        node = helper.make_node("Attention", [each[0] for each in inputs], ["o"], **dict(options))
+        return _session(runtime, node, inputs, ("o", kind, ["B", "Hq", "Sq", "Dv"]), ("", 23))
+
+    def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, is_causal: bool = False,
+                  scale: float | None = None, softcap: float | None = None) -> Any:  # fmt: skip
+        options: dict[str, Any] = {"is_causal": int(is_causal)}
+        options |= {name: each for name, each in (("scale", scale), ("softcap", softcap)) if each is not None}
+        feed = {"q": query, "k": key, "v": value} | ({} if attn_mask is None else {"m": attn_mask})
+        masked = "" if attn_mask is None else str(attn_mask.dtype)
+        return session(tuple(options.items()), masked, str(query.dtype))(feed)
+
+    return Subject(attention, backend="numpy", layout="BHSD", mask="keep", full_mask=runtime)
+
+
 def onnxruntime_mha() -> Subject:
     """The contributed operator, whose arrays are (B, S, H * D)."""
-    onnx, running = (importlib.import_module(name) for name in ("onnx", "onnxruntime"))
+    helper, kinds = (getattr(importlib.import_module("onnx"), name) for name in ("helper", "TensorProto"))
+    importlib.import_module("onnxruntime")  # which tells at once where it is not installed
 
     @functools.cache
     def session(options: tuple[tuple[str, Any], ...], biased: bool, dtype: str) -> Callable[[dict[str, Any]], Any]:
-        helper, kinds = onnx.helper, onnx.TensorProto
         kind = {"float32": kinds.FLOAT, "float16": kinds.FLOAT16}[dtype]
-        inputs = [helper.make_tensor_value_info(name, kind, ["B", f"S{name}", f"W{name}"]) for name in "qkv"]
-        if biased:
-            inputs.append(helper.make_tensor_value_info("bias", kind, ["b", "h", "M", "N"]))
+        inputs = [(name, kind, ["B", f"S{name}", f"W{name}"]) for name in "qkv"]
+        inputs += [("bias", kind, ["b", "h", "M", "N"])] * biased
         names = [*"qkv", *(["", "", "bias"] if biased else [])]
         node = helper.make_node("MultiHeadAttention", names, ["o"], domain="com.microsoft", **dict(options))
-        output = helper.make_tensor_value_info("o", kind, ["B", "Sq", "W"])
-        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-        graph = helper.make_graph([node], "attention", inputs, [output])
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-        settings = running.SessionOptions()
-        settings.intra_op_num_threads, settings.log_severity_level = 1, 4
-        made = running.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
-        return lambda feed: made.run(None, feed)[0]
+        return _session(True, node, inputs, ("o", kind, ["B", "Sq", "W"]), ("", 17), ("com.microsoft", 1))
 
     def attention(query: Any, key: Any, value: Any, attention_bias: Any = None, is_causal: bool = False,
                   scale: float | None = None) -> Any:  # fmt: skip

@@ -92,10 +92,7 @@ def _lacking(package: str, error: ModuleNotFoundError) -> str:
 def load_object(target: str) -> Any:
     """Import what ``package.module:name`` or ``path/file.py:name`` says.
 
-    Raises
-    ------
-    TargetError
-        When there is no such module, or it has no such name.
+    Raise TargetError when there is no such module, or it has no such name.
     """
     source, _, path = target.rpartition(":")
     found = _module(source)

@@ -7,6 +7,7 @@ import hashlib
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -102,20 +103,9 @@ def poisoned(backend: Backend, wanted: bool) -> Iterator[None]:
     if not wanted or backend.name not in MUTABLE:
         yield
         return
-    with _poisoned_torch() if backend.name == "torch" else _poisoned_numpy():
+    filling: dict[str, Any] = {name: _filling(getattr(np, name)) for name in ("empty", "empty_like")}
+    with _poisoned_torch() if backend.name == "torch" else mock.patch.multiple(np, **filling):
         yield
-
-
-@contextlib.contextmanager
-def _poisoned_numpy() -> Iterator[None]:
-    originals = {name: getattr(np, name) for name in ("empty", "empty_like")}
-    for name, original in originals.items():
-        setattr(np, name, _filling(original))
-    try:
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(np, name, original)
 
 
 def _filling(function: Callable[..., Any]) -> Callable[..., Any]:

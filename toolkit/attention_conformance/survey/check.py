@@ -43,19 +43,7 @@ LONGEST = 540.0
 
 
 def checked(row: Row, folder: Path) -> dict[str, Any]:
-    """Check a row in processes of its own; what was found already is taken from the folder.
-
-    Parameters
-    ----------
-    row : Row
-    folder : Path
-        For the JSON of `attention-core check`, and the scripts.
-
-    Returns
-    -------
-    dict
-        The row as the survey tells it.
-    """
+    """Check a row in processes of its own; JSON and scripts that the folder has stay."""
     folder.mkdir(parents=True, exist_ok=True)
     wide = _found(row, folder / f"{row.name}.json", ("--dtype", "float32") if row.is_compiled else ())
     documents = [wide]
