@@ -119,6 +119,9 @@ def test_sources_of_the_library_are_seeds_drawn_once_for_a_call(backend, put, ge
 
     source, same = SOURCES[backend.name](library), SOURCES[backend.name](library)
     seed = backend.draw_seed(same)
+    if backend.name == "numpy":  # words of 32 bits, of either sign
+        words = [backend.draw_seed(library.random.default_rng(other)) for other in range(20)]
+        assert (np.min(words) < -(2**30), np.max(words) >= 2**30) == (True, True)
     np.testing.assert_array_equal(call(source), call(seed))
     if backend.name != "jax":  # whose keys have no state
         again = call(source)
