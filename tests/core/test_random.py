@@ -122,6 +122,8 @@ def test_sources_of_the_library_are_seeds_drawn_once_for_a_call(backend, put, ge
     if backend.name == "numpy":  # words of 32 bits, of either sign
         words = [backend.draw_seed(library.random.default_rng(other)) for other in range(20)]
         assert (np.min(words) < -(2**30), np.max(words) >= 2**30) == (True, True)
+    if backend.name == "jax":
+        assert (get(seed) != get(backend.draw_seed(library.random.key(4)))).any()
     np.testing.assert_array_equal(call(source), call(seed))
     if backend.name != "jax":  # whose keys have no state
         again = call(source)
