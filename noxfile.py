@@ -48,6 +48,7 @@ UNOPTIMIZED = {
 }
 OPTIMIZED = (  # where tests are marked so
     "tests/conformance/test_identical.py",
+    "tests/core/test_random.py",
     "tests/core/test_reproducible.py",
     "tests/core/test_reproducible_pieces.py",
     "tests/frameworks/test_jax_tracing.py",

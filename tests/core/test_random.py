@@ -131,6 +131,7 @@ def test_sources_of_the_library_are_seeds_drawn_once_for_a_call(backend, put, ge
         assert not np.array_equal(again, call(seed))
 
 
+@pytest.mark.optimized
 def test_compiled_bits_are_the_eager_ones_beyond_any_overflow(backend, get, xp):
     """Longer than 2^31 / 0x9E3779B9 steps of a counter, where a compiler that rules out overflow would go astray."""
     for mode in backend.modes[1:]:
