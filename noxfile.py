@@ -132,7 +132,7 @@ def tests(session, backend):
     install(session, "-e", f".[cli,array-api-strict,{backend}{keras}]", groups=("test",))
     required = {"ATTENTION_CORE_BACKENDS": "array_api_strict,numpy" if backend == "numpy" else backend}
     words, environment = chosen(session.posargs, TESTS), QUIET | ONE_THREAD | COMPILED_ONCE | required
-    optimized = OPTIMIZED if backend in ("jax", "tensorflow") else ()
+    optimized = OPTIMIZED if backend == "jax" else ()  # TensorFlow starts twice for as long as it compiles less
     pytest_of_xla(alone, session, *DOCTESTS, *words, optimized=optimized, env=environment)
 
 
