@@ -48,6 +48,7 @@ UNOPTIMIZED = {
 }
 OPTIMIZED = (  # where tests are marked so
     "tests/conformance/test_identical.py",
+    "tests/core/test_random.py",
     "tests/core/test_reproducible.py",
     "tests/core/test_reproducible_pieces.py",
     "tests/frameworks/test_jax_tracing.py",
@@ -131,13 +132,8 @@ def tests(session, backend):
     install(session, "-e", f".[cli,array-api-strict,{backend}{keras}]", groups=("test",))
     required = {"ATTENTION_CORE_BACKENDS": "array_api_strict,numpy" if backend == "numpy" else backend}
     words, environment = chosen(session.posargs, TESTS), QUIET | ONE_THREAD | COMPILED_ONCE | required
-    if backend != "jax" or session.posargs:
-        pytest(alone, session, *DOCTESTS, *words, env=environment)
-        return
-    try:
-        pytest(alone, session, *OPTIMIZED, "-m", "optimized", env=environment, part="-optimized")
-    finally:  # a failure in one part does not hide those of the other
-        pytest(alone, session, *DOCTESTS, *words, "-m", "not optimized", env=environment | UNOPTIMIZED)
+    optimized = OPTIMIZED if backend == "jax" else ()  # TensorFlow starts twice for as long as it compiles less
+    pytest_of_xla(alone, session, *DOCTESTS, *words, optimized=optimized, env=environment)
 
 
 @nox.session(default=False)
@@ -156,7 +152,8 @@ def peers(session):
     among_everything(session, "pip", "install", "--no-compile", "-c", CONSTRAINTS, *listed, silent=True)
     required = {"ATTENTION_CORE_BACKENDS": ",".join(("array_api_strict", *BACKENDS)), "ATTENTION_CORE_PEERS": "1"}
     words = chosen(session.posargs, PEERS)
-    pytest(among_everything, session, *words, env=QUIET | ONE_THREAD | COMPILED_ONCE | required)
+    environment = QUIET | ONE_THREAD | COMPILED_ONCE | required
+    pytest_of_xla(among_everything, session, *words, optimized=("tests/peers/test_training.py",), env=environment)
 
 
 @nox.session(venv_backend="none", requires=["everything"])
@@ -448,6 +445,17 @@ def pytest(run, session, *words, env, part=""):
     run(
         session, "pytest", "-n", "auto", "--dist", "worksteal", kept, *words, env=env
     )  # none is idle behind a long test
+
+
+def pytest_of_xla(run, session, *words, optimized, env):
+    """Run pytest twice, unless words name tests: XLA optimizes the programs of those alone that are marked so."""
+    if session.posargs or not optimized:
+        pytest(run, session, *words, env=env)
+        return
+    try:
+        pytest(run, session, *optimized, "-m", "optimized", env=env, part="-optimized")
+    finally:  # a failure in one part does not hide those of the other
+        pytest(run, session, *words, "-m", "not optimized", env=env | UNOPTIMIZED)
 
 
 def chosen(words, folders):

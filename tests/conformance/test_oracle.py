@@ -144,8 +144,11 @@ def test_what_is_not_finite_shows_exactly_where_it_is_attended(rng):
     seen = attention(problem).output.high
     np.testing.assert_array_equal(seen[..., 0], clean[..., 0])
     assert np.all(seen[..., 1] == math.inf)
-    problem.arrays["query"][0, 1, 0] = math.inf
-    assert np.isnan(attention(problem).output.high).all(axis=-1).tolist() == [[False, True, False]]
+    for wrong in (math.inf, math.nan):
+        problem.arrays["query"][0, 1, 0] = wrong
+        truth = attention(problem)
+        assert np.isnan(truth.output.high).all(axis=-1).tolist() == [[False, True, False]]
+        assert np.isnan(truth.logsumexp.high).tolist() == [[False, True, False]]
 
 
 def test_positions_follow_the_words_of_the_contract(rng):

@@ -1,6 +1,9 @@
 """Anybody's attention: every planted fault is caught and named."""
 
 import importlib
+import json
+import math
+from dataclasses import replace
 
 import numpy as np
 import planted_kernels as planted
@@ -56,6 +59,21 @@ def test_dropout_of_a_foreign_generator_is_checked_by_its_share_factor_and_masks
         verdicts[fault] = found(subject, case)[case].verdict
     assert verdicts.pop("") == "right"
     assert set(verdicts.values()) == {"silently wrong"}
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_gradients_of_dropout_are_those_of_what_was_dropped(is_wrong):
+    torch, case = importlib.import_module("torch"), "dropout-of-its-own"
+
+    def attention(query, key, value, dropout_p=0.0):
+        weights = torch.softmax(query @ key.mT * query.shape[-1] ** -0.5, dim=-1)
+        dropped = torch.dropout(weights, dropout_p, train=True)
+        return (weights + (dropped - weights).detach() if is_wrong else dropped) @ value
+
+    torch.manual_seed(0)
+    verdict = found(settled(Subject(attention, backend="torch")), case)[case].verdict
+    assert (verdict in WRONG) == is_wrong
 
 
 @pytest.mark.needs("numpy")
@@ -205,6 +223,7 @@ def test_a_wrong_finding_has_its_worst_element_its_blocks_and_its_arrays_again()
     got = subject.function(*(arrays[name] for name in ("query", "key", "value")), is_causal=True)
     assert got[wrong.worst.index] == wrong.worst.got
     assert finding_from(to_row(wrong)) == wrong
+    assert finding_from(json.loads(json.dumps(to_row(replace(wrong, error=math.inf))))).error == math.inf
 
 
 def test_the_most_telling_finding_is_silent_wide_and_small():
@@ -271,6 +290,8 @@ def test_a_subject_may_be_as_inaccurate_as_another():
     case = "ladder-31x80-plain"
     assert found(rough, case)[case].verdict == "silently wrong"
     assert found(rough, case, like=rough)[case].verdict == "right"
+    lost = Subject(planted.Kernel("last query lost"), **TAKES)
+    assert found(lost, case, like=lost)[case].verdict == "silently wrong"  # whatever another does
 
 
 @pytest.mark.needs("numpy")
@@ -279,6 +300,8 @@ def test_the_wide_reference_is_that_of_50_digits():
                  "empty-row-bias", "gradient-mask-and-bias", "gradient-sinks", "gradient-softcap", "gradient-grouped",
                  "gradient-empty-row-bias", "gradient-structured"):  # fmt: skip
         problem = next(case for case in CASES if case.name == name).problem("float32")
+        if name == "attended-inf-value":
+            problem.arrays["value"][..., :2, 0] = [math.inf, -math.inf]
         wide = answer(dense_of(problem))
         exact = gradients(problem) if problem.cotangent is not None else vars(attention(problem))
         for result, array in wide.arrays.items():

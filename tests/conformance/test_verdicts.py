@@ -307,7 +307,7 @@ CAUSES = {
     "sign of the scale lost": "absolute-scale", "ragged block lost": "ragged-block-lost",
     "first blocks alone": "keys-from-128-lost", "old maximum": "stale-maximum-of-64", "not divided": "not-divided",
     "keys of the first sample": "first-sample-of-key", "kept by mask's shape": "former-mask",
-    "other bits each time": "other-bits", "contiguous value taken for granted": "strides-ignored",
+    "other bits in one call of eight": "other-bits", "contiguous value taken for granted": "strides-ignored",
     "the value itself": "shared-memory",
 }  # fmt: skip
 """Planted faults, and what has to be told of them first."""

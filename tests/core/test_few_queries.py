@@ -79,7 +79,8 @@ def test_a_rule_is_its_array(name, sizes, width, implementation, has_sinks, back
     found = attention(*arrays, return_logsumexp=True, **options)
     np.testing.assert_allclose(get(found.output), get(expected.output), rtol=0, atol=1e-13)
     np.testing.assert_allclose(get(found.logsumexp), get(expected.logsumexp), rtol=0, atol=1e-13)
-    np.testing.assert_array_equal(get(attention(*arrays, **options)), get(found.output))
+    if not backend.loops.traced:  # where this is another program
+        np.testing.assert_array_equal(get(attention(*arrays, **options)), get(found.output))
 
 
 LENGTHS = [

@@ -79,8 +79,9 @@ def test_a_stop_token_ends_its_text_alone(put, get):
     np.testing.assert_array_equal(get(found.token_ids)[0], [free[0, 0], stop, stop])
     np.testing.assert_array_equal(get(found.token_ids)[1], free[1])
     assert get(found.num_new).tolist()[0] == 2
-    short = layers.generate(MODEL, p, prompts[:1, :], max_new_tokens=9, stop_ids=(stop,))
-    assert get(short.token_ids).shape == (1, 2)
+    alike = put(np.asarray([[3, 14, 15, 9]] * 2))
+    short = layers.generate(MODEL, p, alike, max_new_tokens=3, stop_ids=(stop,))
+    assert get(short.token_ids).shape == (2, 2)
 
 
 def test_prompts_and_options_that_do_not_fit_are_refused(put):

@@ -65,7 +65,7 @@ def test_another_seed_gives_other_values_and_no_two_parameters_are_alike(xp, get
 def test_dropout_of_a_feed_forward_is_rounded_once(dtype, backend, rng):
     """And without a seed nothing is dropped."""
     layer, xp = layers.FeedForward(6, 8, dropout=0.3), backend.namespace
-    tree = backend.from_numpy(backend.to_numpy(layer.init(1, xp=xp)), dtype=dtype)
+    tree = backend.from_numpy(layer.init(1, xp=np), dtype=dtype)
     x = backend.from_numpy(rng.normal(size=(5, 6)), dtype=dtype)
     wide = backend.from_numpy(backend.to_numpy(tree), dtype="float32")
     exact = layer(wide, backend.from_numpy(backend.to_numpy(x), dtype="float32"), seed=7)
@@ -79,16 +79,16 @@ def test_dropout_of_a_feed_forward_is_rounded_once(dtype, backend, rng):
 
 def test_a_single_vector_may_be_dropped_from(xp, put, get):
     layer = layers.FeedForward(6, 40, output_channels=40, dropout=0.5)
-    tree, x = layer.init(1, xp=xp), put(np.ones(6, dtype=np.float32))
+    tree, x = put(layer.init(1, xp=np)), put(np.ones(6, dtype=np.float32))
     found, plain = get(layer(tree, x, seed=7)), get(layer(tree, x))
     kept = get(dropout_mask(Dropout(0.5, 7), put(np.ones((1, 40), dtype=np.float32)), xp=xp))[0]
     np.testing.assert_allclose(found, np.where(kept, 2 * plain, 0), rtol=1e-6)
     assert 0 < kept.sum() < 40
 
 
-def test_masks_of_queries_and_keys_come_together(xp, put, get, rng):
+def test_masks_of_queries_and_keys_come_together(put, get, rng):
     layer = layers.MultiHeadAttention(12, 3, output=False)
-    tree = layer.init(1, xp=xp)
+    tree = put(layer.init(1, xp=np))
     x = put(rng.normal(size=(2, 5, 12)).astype(np.float32))
     queries, keys, pairs = rng.random((2, 5)) < 0.7, rng.random((2, 5)) < 0.7, rng.random((5, 5)) < 0.7
     both = put(queries[:, None, :, None] & keys[:, None, None, :] & pairs)
@@ -97,20 +97,19 @@ def test_masks_of_queries_and_keys_come_together(xp, put, get, rng):
     assert not get(found)[~queries].any()
 
 
-def test_a_zero_key_takes_its_share(xp, put, get, rng):
+def test_a_zero_key_takes_its_share(put, get, rng):
     plain, layer = (layers.MultiHeadAttention(8, 2, zero_attention=zero, output=False) for zero in (False, True))
-    tree = plain.init(1, xp=xp)
-    p = get(tree)
+    p = plain.init(1, xp=np)
     x = rng.normal(size=(5, 8)).astype(np.float32)
     q, k, v = ((x @ each.weight).reshape(5, 2, 4).swapaxes(0, 1) for each in p[:3])
     powers = np.exp(q @ k.swapaxes(-1, -2) / 2)
     expected = (powers @ v / (powers.sum(-1, keepdims=True) + 1)).swapaxes(0, 1).reshape(5, 8)
-    np.testing.assert_allclose(get(layer(tree, put(x))), expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(get(layer(put(p), put(x))), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_kernels_of_feature_maps_count_without_their_size(xp, put, get, rng):
     layer = layers.SaganAttention(7)  # fewer than 8: theta and phi have one channel
-    tree, state = layer.init(1, xp=xp), layer.init_state(1, xp=xp)
+    tree, state = put((layer.init(1, xp=np), layer.init_state(1, xp=np)))
     larger = tree._replace(theta=tree.theta._replace(weight=xp.multiply(tree.theta.weight, 8.0)))
     x = put(rng.normal(size=(4, 4, 7)).astype(np.float32))
     weights, expected = (layer(kernels, x, state=state, return_weights=True).weights for kernels in (larger, tree))
@@ -118,9 +117,9 @@ def test_kernels_of_feature_maps_count_without_their_size(xp, put, get, rng):
     np.testing.assert_allclose(get(weights), get(expected), rtol=1e-5)
 
 
-def test_the_state_of_feature_maps_is_updated_by_a_step_of_power_iteration(xp, get):
+def test_the_state_of_feature_maps_is_updated_by_a_step_of_power_iteration(xp, put, get):
     layer = layers.SaganAttention(16)
-    tree, state = layer.init(1, xp=xp), layer.init_state(1, xp=xp)
+    tree, state = put((layer.init(1, xp=np), layer.init_state(1, xp=np)))
     again = layer.updated_state(tree, state)
     for name in state._fields:
         expected = ac.functions.spectral_norm(getattr(tree, name).weight, getattr(state, name))[1]

@@ -400,5 +400,5 @@ def test_heads_that_cannot_be_joined_or_separated_are_told(rng):
 @pytest.mark.parametrize(
     "layer", [layers.SaganAttention(16), *BERT[:2], layers.DotProductAttention()], ids=lambda each: type(each).__name__
 )
-def test_a_layer_fits_what_it_starts_from(layer, xp):
-    check_fit(layer, layer.init(0, xp=xp), layer.init_state(0, xp=xp))
+def test_a_layer_fits_what_it_starts_from(layer):
+    check_fit(layer, layer.init(0, xp=np), layer.init_state(0, xp=np))

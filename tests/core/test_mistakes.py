@@ -48,10 +48,10 @@ def words(put, xp):
         "v": put_in["heads"],
         "sagan": sagan,
         "cache": ac.cache.empty_cache((2,), 4, 10, 8, xp=xp),
-        "tree": mha.init(0, xp=xp),
-        "encoder_tree": encoder.init(0, xp=xp),
-        "kernels": sagan.init(0, xp=xp),
-        "vectors": sagan.init_state(0, xp=xp),
+        "tree": put(mha.init(0, xp=np)),
+        "encoder_tree": put(encoder.init(0, xp=np)),
+        "kernels": put(sagan.init(0, xp=np)),
+        "vectors": put(sagan.init_state(0, xp=np)),
     }
 
 

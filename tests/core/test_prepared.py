@@ -57,7 +57,7 @@ def test_prepared_parameters_go_wherever_parameters_go(backend, tied):
 def test_prepared_parameters_in_lists_and_dicts_and_of_16_bits(backend, xp):
     layer = EncoderLayer(8, 2, 24, **EXACT)
     for dtype in ("float32", *(kind for kind in ("float16",) if kind in backend.dtypes)):
-        parameters = layer.init(3, dtype=dtype, xp=xp)
+        parameters = backend.from_numpy(layer.init(3, xp=np), dtype=dtype)
         x = xp.astype(backend.from_numpy(numbers(2, 5, 8)), parameters.feed_forward.expand.weight.dtype)
         prepared = prepare_weights({"layers": [parameters]})["layers"][0]
         assert prepared.feed_forward.expand.weight.dtype == parameters.feed_forward.expand.weight.dtype

@@ -119,6 +119,11 @@ def test_sources_of_the_library_are_seeds_drawn_once_for_a_call(backend, put, ge
 
     source, same = SOURCES[backend.name](library), SOURCES[backend.name](library)
     seed = backend.draw_seed(same)
+    if backend.name == "numpy":  # words of 32 bits, of either sign
+        words = [backend.draw_seed(library.random.default_rng(other)) for other in range(20)]
+        assert (np.min(words) < -(2**30), np.max(words) >= 2**30) == (True, True)
+    if backend.name == "jax":
+        assert (get(seed) != get(backend.draw_seed(library.random.key(4)))).any()
     np.testing.assert_array_equal(call(source), call(seed))
     if backend.name != "jax":  # whose keys have no state
         again = call(source)
@@ -126,6 +131,7 @@ def test_sources_of_the_library_are_seeds_drawn_once_for_a_call(backend, put, ge
         assert not np.array_equal(again, call(seed))
 
 
+@pytest.mark.optimized
 def test_compiled_bits_are_the_eager_ones_beyond_any_overflow(backend, get, xp):
     """Longer than 2^31 / 0x9E3779B9 steps of a counter, where a compiler that rules out overflow would go astray."""
     for mode in backend.modes[1:]:

@@ -388,14 +388,14 @@ def test_layers_of_a_language_model_share_the_programs_that_are_compiled(torch, 
     backend = {"backend": lambda graph, inputs, **options: graphs.append(graph) or graph}
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, **backend))
     prompts = torch.tensor([[3, 14, 15, 9], [26, 5, 0, 0]])
-    for num_layers in (1, 3):
+    for num_layers in (1, 2):
         model = Decoder(50, 8, 2, 16, num_layers, num_key_value_heads=1, **settings)
         p = get_backend("torch").from_numpy(model.init(0, xp=np), dtype=dtype)
-        options = {"max_new_tokens": 4, "prompt_lengths": torch.tensor([4, 2]), "temperature": 0.9}
+        options = {"max_new_tokens": 2, "prompt_lengths": torch.tensor([4, 2]), "temperature": 0.9}
         found, expected = (generate(model, p, prompts, mode=mode, **options) for mode in ("compiled", "eager"))
         assert found.token_ids.tolist() == expected.token_ids.tolist()
-    of_prompts, of_tokens, *of_three_layers = (len(graph.graph.nodes) for graph in graphs)
-    assert of_three_layers == [of_prompts, of_tokens]
+    of_prompts, of_tokens, *of_two_layers = (len(graph.graph.nodes) for graph in graphs)
+    assert of_two_layers == [of_prompts, of_tokens]
 
 
 def test_a_program_computes_the_angles_of_all_layers_once(torch):

@@ -38,7 +38,7 @@ def calls(put, xp):
     encoder |= {name: put(np.ones(C, "float32")) for name in biased}
     encoder["self_attn.in_proj_bias"] = put(np.ones(3 * C, "float32"))
     decoder_layer, decoder = layers.DecoderLayer(C, 2, C), layers.Decoder(5, C, 2, C, 1)
-    of_layer, of_decoder, ids = decoder_layer.init(0, xp=xp), decoder.init(0, xp=xp), put(np.zeros((1, L), "int32"))
+    of_layer, of_decoder, ids = put((decoder_layer.init(0, xp=np), decoder.init(0, xp=np), np.zeros((1, L), "int32")))
     attend = {
         function.__name__: functools.partial(function, heads, heads, heads)
         for function in (

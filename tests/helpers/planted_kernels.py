@@ -67,8 +67,8 @@ class Kernel:
         if fault == "adds to an old buffer":
             output = output + np.asarray(self.kept.get(output.shape, 0), output.dtype)
             self.kept[output.shape] = 0.5 * output
-        if fault == "other bits each time":
-            output = output * np.asarray(1 + self.calls % 3 * 2.0**-22, output.dtype)
+        if fault == "other bits in one call of eight":
+            output = output * np.asarray(1 + (self.calls % 8 == 7) * 2.0**-22, output.dtype)
         if fault == "the value itself" and key.shape[-2] == query.shape[-2]:
             value[...] = output
             return value
@@ -300,7 +300,7 @@ FORWARD = {
     "keeps all memory": "memory-is-freed",
     "one buffer for all results": "results-are-kept",
     "adds to an old buffer": "twice",
-    "other bits each time": "twice",
+    "other bits in one call of eight": "twice",
     "scales the query in place": "ladder-13x32-causal",
     "the value itself": "ladder-13x32-causal",
     "future key from 256": "ladder-300x32-causal",

@@ -20,7 +20,7 @@ SMALL = {  # programs of half as many layers, for the inputs of the example
 WAYS = [  # for TensorFlow, XLA takes minutes to compile SAGAN attention, and an encoder layer before all others
     *((model, *way) for model in SMALL for way in (("jax", "jit"), ("tensorflow", "graph"))),
     ("sagan", "torch", "compiled"),
-    ("encoder", "tensorflow", "xla"),
+    pytest.param("encoder", "tensorflow", "xla", marks=pytest.mark.optimized),
 ]
 
 
@@ -110,7 +110,9 @@ def test_a_training_in_fast_arithmetic_does_not(identical, monkeypatch):
     assert len(set(hashes(identical, "encoder", [("torch", "eager"), ("jax", "jit")], 3).values())) == 2
 
 
-@pytest.mark.parametrize(("model", "framework"), [("encoder", "jax"), ("sagan", "torch")])
+@pytest.mark.parametrize(
+    ("model", "framework"), [pytest.param("encoder", "jax", marks=pytest.mark.optimized), ("sagan", "torch")]
+)
 def test_a_reproducible_training_moves_every_parameter_learns_and_ends_as_documented(
     model, framework, identical, one_thread
 ):

@@ -119,6 +119,7 @@ def test_a_mask_goes_by_the_name_of_keras_too(rng):
     found = layer(x, mask=allowed, bias=bias)
     close(found, defined(layer, x, mask=allowed, bias=bias), 1e-12)
     same(layer(x, attention_mask=allowed, bias=bias), found)
+    same(layer(x, attention_mask=allowed[:, 0], bias=bias), found)  # of samples, which are as many as heads
     with pytest.raises(TypeError, match="got both"):
         layer(x, mask=allowed, attention_mask=allowed)
 

@@ -52,8 +52,13 @@ def test_mixed_precision_computes_on_bfloat16_and_keeps_float32(rng, name, mode)
             value = tf.reduce_sum(tf.cast(y, tf.float32) ** 2)
         return y, tape.gradient(value, [each.value for each in layer.trainable_weights])
 
+    before = layer.to_numpy()
     y, gradients = compiled(trained, mode)(tf.constant(x))
     assert y.dtype == "bfloat16"
+    if before[1]:
+        advanced = named_arrays(definition.updated_state(*before, xp=NUMPY.namespace))
+        for key, leaf in named_arrays(layer.to_numpy()[1]).items():
+            np.testing.assert_allclose(leaf, advanced[key], rtol=1e-5)
     for gradient in gradients:
         assert gradient.dtype == "float32"
         assert np.isfinite(np.asarray(tf.convert_to_tensor(gradient))).all()

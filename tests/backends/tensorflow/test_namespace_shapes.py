@@ -211,31 +211,10 @@ def test_what_the_value_does_not_depend_on_has_gradient_zero(mode):
     assert indices is None
 
 
-def test_an_array_given_twice_has_two_gradients():
-    x = tensor(3.0)
-    _, gradients = backend.value_and_grad(lambda a, b: xp.multiply(xp.square(a), b))(x, x)
-    assert [gradient.numpy() for gradient in gradients] == [18.0, 9.0]
-
-
 def test_dense_tensors_and_variables_are_owned():
     ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
     sparse = tf.sparse.from_dense([[0.0, 1.0]])
     assert backend.owns(tf.ones(1))
     assert backend.owns(tf.Variable(1.0))
+    assert backend.is_concrete(tf.Variable(1.0))
     assert not any(backend.owns(x) for x in (ragged, sparse, np.ones(1), 1.0, None))
-
-
-def test_values_can_be_read_outside_of_graphs_only():
-    outside, variable = tf.ones(1), tf.Variable(1.0)
-    assert backend.is_concrete(outside)
-    assert backend.is_concrete(variable)
-    seen = []
-
-    def function(x):
-        seen.extend(
-            [backend.owns(x), backend.is_concrete(x), backend.is_concrete(outside), backend.is_concrete(variable)]
-        )
-        return x
-
-    backend.compile(function, mode="graph")(outside)
-    assert seen == [True, False, False, False]
