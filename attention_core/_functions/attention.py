@@ -7,14 +7,14 @@ from typing import Any, Literal, Unpack, overload
 
 from attention_core._arithmetic import check_arithmetic
 from attention_core._arrays import Array, ArrayT, cast_to, sizes, sizes_differ
-from attention_core._attention.call import Attention, Call
+from attention_core._attention.call import Attention, Call, has_no_pairs
 from attention_core._attention.config import CONTEXTS, assumes_finite, record
 from attention_core._attention.explanation import Explanation, explain
 from attention_core._attention.memo import Known, output_of, prepare
 from attention_core._attention.shards.explanation import explain_shards
 from attention_core._attention.shards.splits import Place
 from attention_core._attention.shards.strategies import Sharded, taken_strategy
-from attention_core._attention.ways import all_scores, attend, check_implementation, has_no_pairs
+from attention_core._attention.ways import all_scores, attend, check_implementation
 from attention_core._backend import backend_for, common_namespace, may_be_step, with_autocast
 from attention_core._checks import (
     check_arity,

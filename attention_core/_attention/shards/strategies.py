@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from attention_core._arithmetic import arithmetic_of, fan_out
 from attention_core._arrays import HALF, Array, cast_to, dtype_name, upcast
 from attention_core._attention.blocks.grid import pad
-from attention_core._attention.call import Call, Result, repeat_kv, upcast_call
+from attention_core._attention.call import Call, Result, has_no_pairs, repeat_kv, upcast_call
 from attention_core._attention.reproducible.forward import reproducible_attention
 from attention_core._attention.reproducible.pieces import num_limbs
 from attention_core._attention.shards.operations import exchange, gather
@@ -26,7 +26,7 @@ from attention_core._attention.shards.rules import (
     score_mod_at,
 )
 from attention_core._attention.shards.splits import Place, cut, own, own_heads, stack_of, whole_of
-from attention_core._attention.ways import attend, has_no_pairs, is_dense_faster, with_sinks
+from attention_core._attention.ways import attend, is_dense_faster, with_sinks
 from attention_core._backend import Verdict, is_on_host
 from attention_core.masks import Mask
 from attention_core.masks._mask import LIMIT, band_of
