@@ -61,13 +61,16 @@ def softmax(
             total = xp.where(xp.equal(total, 0.0), 1.0, total)
         total = total if empty is None else xp.where(empty, 1.0, total)  # 0 / 0 and log(0)
         log_total = xp.log(total) if logsumexp else None
-        if facts.is_sanitized:  # of a row that is NaN, 0 times its total would be NaN in the gradient of any value
-            exponentials, total = xp.where(allowed, exponentials, 0.0), xp.where(xp.isnan(total), 1.0, total)
+        if facts.is_sanitized and call.dropout is None:  # which could drop all that shows that a row is NaN
+            nan = xp.isnan(total)  # 0 divided by it would be NaN in the gradient of any value
+            of_row = xp.where(nan, total, 1.0)
+            exponentials, total = xp.where(allowed, xp.multiply(exponentials, of_row), 0.0), xp.where(nan, 1.0, total)
     if log_total is None:
         return exponentials, total, None, None
     log_normalizer, remainder = two_sum(top, log_total, xp)
-    if empty is not None:
-        log_normalizer, remainder = xp.where(empty, -math.inf, log_normalizer), xp.where(empty, 0.0, remainder)
+    none = xp.equal(top, -math.inf)  # by scores, which say no row empty: its output is NaN
+    none = none if empty is None else xp.logical_or(none, empty)
+    log_normalizer, remainder = xp.where(none, -math.inf, log_normalizer), xp.where(none, 0.0, remainder)
     return exponentials, total, xp.squeeze(log_normalizer, axis=-1), xp.squeeze(remainder, axis=-1)
 
 
@@ -95,6 +98,10 @@ def merge_logsumexps(logsumexp: Array, remainder: Array, /, *, xp: Namespace) ->
 
 
 def merge_pieces(output: Array, logsumexp: Array, remainder: Array, /, *, xp: Namespace) -> tuple[Array, Array, Array]:
-    """Attention to all keys: outputs (P, ..., M, E) of pieces, logsumexps, and what makes these exact, merged."""
+    """Attention to all keys: outputs (P, ..., M, E) of pieces, logsumexps, and what makes these exact, merged.
+
+    A piece without a share adds nothing: where all of its scores are -inf, its output is NaN.
+    """
     shares, *rows = merge_logsumexps(logsumexp, remainder, xp=xp)
-    return (xp.sum(xp.multiply(output, xp.expand_dims(shares, axis=-1)), axis=0), *rows)
+    shares = xp.expand_dims(shares, axis=-1)
+    return (xp.sum(xp.where(xp.equal(shares, 0.0), 0.0, xp.multiply(output, shares)), axis=0), *rows)

@@ -90,7 +90,7 @@ def _named_leaves(name: str, value: Any) -> list[tuple[str, Any]]:
         return [(name, value)]
     leaves: list[tuple[str, Any]] = []
     for field, each in zip(value._fields, value, strict=True):
-        if type(each) is tuple:
+        if isinstance(each, tuple) and not hasattr(each, "_fields"):  # TensorFlow wraps those of a module
             for index, tree in enumerate(each):
                 leaves += _named_leaves(f"{name}.{field}[{index}]", tree)
         else:

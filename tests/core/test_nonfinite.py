@@ -106,3 +106,13 @@ def test_a_bias_behind_a_mask_reaches_nothing(number, way, put, get, rng):
         for each in (np.where(allowed, bias, number), bias)
     )
     np.testing.assert_allclose(found, clean, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("seed", range(3, 6))
+def test_dropout_hides_no_row_that_is_not_finite(seed, put, get):
+    """All keys that are attended to may be dropped."""
+    query, key, value = np.full((1, 1, 1, 2), 1e30), np.full((1, 1, 4, 2), 1e30), np.ones((1, 1, 4, 2))
+    key[0, 0, 2], value[0, 0, 3] = 1e-30, math.nan
+    options = {"mask": put(np.arange(4) < 3), "dropout": ac.Dropout(0.6, seed), "implementation": "dense"}
+    found = attention(*put([query, key, value], dtype="float32"), **options)
+    assert np.isnan(get(found)).all()

@@ -126,6 +126,15 @@ def test_attention_to_no_keys_is_neutral_to_the_last_bit(arrays, put, get):
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+def test_a_piece_whose_scores_are_all_infinitely_low_adds_nothing(arrays, implementation, get, xp):
+    options = {"score_mod": lambda scores, batch, head, query, key: xp.where(query >= key, scores, -math.inf)}
+    count = arrays[1].shape[-2]
+    parts = [piece(arrays, *at, **options, implementation=implementation) for at in ((0, 2), (2, 4), (4, count))]
+    merged = merge_partials(*parts)
+    same((merged.output, merged.logsumexp), whole(arrays, **options), get)
+
+
 @pytest.mark.needs("dtype")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_pieces_of_16_bits_stay_float32(dtype, arrays, backend, get, rng):

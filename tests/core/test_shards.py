@@ -167,12 +167,13 @@ def test_no_group_of_heads_is_split(backend, put, ranks, heads, size):
 @pytest.mark.parametrize(
     ("size", "length", "name"),
     [(4, 1, "sinks"), (4, 3, "causal"), (4, 5, "function"), (4, 7, "sinks"), (2, 1, "none"), (3, 2, "causal"),
-     (3, 5, "none"), (8, 1, "sinks"), (8, 9, "none")],
+     (3, 5, "none"), (8, 1, "sinks"), (8, 9, "none"), (4, 4, "bias"), (4, 3, "bias"),
+     (4, 8, "score_mod of a mask")],
 )  # fmt: skip
 def test_ranks_without_a_position_change_nothing(backend, put, ranks, size, length, name):
     """Fewer than a pair of chunks for each rank, or than one, under masks or none."""
     for strategy in ("gather", "heads", "merge", "ring"):
-        for split in ("zigzag", pages(size, length, 1)):
+        for split in ("zigzag", "contiguous", pages(size, length, 1)):
             check_close(*compared(ranks, backend, put, name, size, strategy, split, length))
 
 

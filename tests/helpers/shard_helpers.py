@@ -1,13 +1,14 @@
 """Threads as ranks, and calls of which they share the sequence."""
 
 import functools
+import math
 import threading
 from contextlib import contextmanager
 
 import numpy as np
 
 import attention_core as ac
-from attention_core.backend import Collectives
+from attention_core.backend import Collectives, array_namespace
 
 
 class Threads(Collectives):
@@ -118,6 +119,12 @@ def by_position(scores, batch, head, query, key):
     return scores * 0.5 + 0.01 * (head + 1) * (query - 2 * key + batch)
 
 
+def masking(scores, batch, head, query, key):
+    """A function of scores that leaves a rank of the last keys nothing of the first queries."""
+    xp = array_namespace(scores)
+    return xp.where(query >= key, scores, -math.inf)
+
+
 def options_of(name, put, heads=(4, 2), length=16, batch=2, dtype="float64", **_):
     """Options by name: those of the whole, and the arrays among them that are differentiated."""
     rng = np.random.default_rng(7)
@@ -146,6 +153,7 @@ def options_of(name, put, heads=(4, 2), length=16, batch=2, dtype="float64", **_
         "alibi": lambda: {"score_mod": ac.scores.alibi(count), "is_causal": True},
         "relative bias": lambda: {"score_mod": ac.scores.relative_bias(floats((8, count)), max_distance=9)},
         "score_mod": lambda: {"score_mod": by_position},
+        "score_mod of a mask": lambda: {"score_mod": masking},
         "softcap": lambda: {"softcap": 1.5, "scale": 0.7},
         "scale": lambda: {"softcap": put(np.asarray(1.5, dtype)), "scale": put(np.asarray(0.7, dtype))},
         "sinks": lambda: {"sinks": floats((count,), 3.0), "is_causal": True},

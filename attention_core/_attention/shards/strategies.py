@@ -121,7 +121,7 @@ class Heads(Strategy):
         call = call if repeats == 1 else upcast_call(call)
         arrays = call.query, *(repeat_kv(x, repeats, xp=xp) for x in call[1:3])
         own_bias = call.bias
-        if own_bias is not None and _has_axis(own_bias, -2):
+        if own_bias is not None and len(own_bias.shape) > 1 and own_bias.shape[-2] == call.query.shape[-2]:  # even of 1
             if _has_axis(own_bias, -3):
                 arrays = (*arrays, own_bias)
             else:

@@ -19,6 +19,7 @@ from keras_helpers import (
     same,
 )
 
+from attention_core import layers
 from attention_core.backend import get_backend
 from attention_core.layers import named_arrays
 from attention_keras.layers import (
@@ -54,6 +55,15 @@ def test_sizes_may_be_unknown_while_a_graph_is_traced(rng, name, mode):
             name, rng, dims=(dims[0] + more, *(size + more for size in dims[1 : len(dims) - len(known)]), *known)
         )
         close(function(tf.constant(x)), defined(layer, x), 1e-5)
+
+
+def test_a_module_may_hold_the_parameters_of_a_decoder():
+    """TensorFlow wraps tuples that are attributes of a module."""
+    definition = layers.Decoder(9, 8, 2, 8, num_layers=2)
+    module, parameters = tf.Module(), definition.init(0, xp=NUMPY.namespace)
+    module.parameters = tf.nest.map_structure(lambda x: None if x is None else tf.Variable(x), parameters)
+    ids = np.asarray([[1, 2]])
+    close(definition(module.parameters, tf.constant(ids)), definition(parameters, ids), 1e-5)
 
 
 @pytest.mark.parametrize("name", CASES)
