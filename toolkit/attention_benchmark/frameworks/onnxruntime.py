@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -69,16 +70,18 @@ def grouped_query(problem: Problem) -> Call:
     """Prepare ONNX Runtime's own operator for decoding: it writes new keys and values into the cache, and attends."""
     if problem.mask not in ("causal", "window", "ragged") or problem.ahead + problem.num_queries != problem.shape[2]:
         raise ValueError(f"expected queries at the end of a cache, causal, in a window or ragged; got {problem.mask}")
-    batch, heads, length, width = problem.shape
-    lengths, count = _lengths_of_cache(problem), problem.num_queries
+    (batch, heads, length, width), count = problem.shape, problem.num_queries
+    if batch > 1 and 1 < count < length:
+        raise ValueError(f"expected one query behind the caches of a batch; got {count}")
+    lengths = problem.mask_arrays[0] if problem.mask == "ragged" else np.full(batch, length)
     query, *shared = problem.arrays
     dtype = np.dtype(problem.dtype)
     new_at = lengths[:, None] - count + np.arange(count)
     new = [np.stack([x[:, at] for x, at in zip(each, new_at, strict=True)]) for each in shared]
     arrays = [np.ascontiguousarray(np.swapaxes(x, 1, 2)).reshape(batch, count, -1).astype(dtype) for x in (query, *new)]
     cache = [each.astype(dtype) for each in shared]
-    for each, at in ((each, at) for each in cache for at in enumerate(new_at)):
-        each[at[0], :, at[1]] = 0
+    for each, (sample, at) in itertools.product(cache, enumerate(new_at)):
+        each[sample, :, at] = 0
     element = onnx.helper.np_dtype_to_tensor_dtype(dtype)
     value_of = onnx.helper.make_tensor_value_info
     names = ("query", "key", "value", "past_key", "past_value")
@@ -109,11 +112,6 @@ def grouped_query(problem: Problem) -> Call:
         return binding.get_outputs()[-1].numpy().reshape(batch, count, heads, width)
 
     return Call(function, tuple(arrays), tuple(cache), "BLHD")
-
-
-def _lengths_of_cache(problem: Problem) -> Any:
-    """How many positions of the cache each sample has, with the new ones."""
-    return problem.mask_arrays[0] if problem.mask == "ragged" else np.full(problem.shape[0], problem.shape[2])
 
 
 def _session(node: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
