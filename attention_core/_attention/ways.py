@@ -330,7 +330,8 @@ def with_sinks(result: Result, call: Call) -> Result:
     zeros = xp.zeros_like(logsumexp)
     sinks = xp.add(zeros, xp.expand_dims(upcast(call.sinks, xp=xp), axis=-1))
     shares, *found = merge_logsumexps(xp.stack([logsumexp, sinks]), xp.stack([remainder, zeros]), xp=xp)
-    share = xp.expand_dims(shares[0, ...], axis=-1)
+    is_lost = xp.logical_not(xp.less(logsumexp, math.inf))  # its output is NaN: no share makes masked values so, too
+    share = xp.expand_dims(xp.where(is_lost, 1.0, shares[0, ...]), axis=-1)
     weights = None if result.weights is None else xp.multiply(result.weights, share)
     return Result(xp.multiply(result.output, share), weights, *found)
 

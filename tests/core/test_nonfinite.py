@@ -24,6 +24,7 @@ MASKS = {  # of rows and columns; the last key of the first sample is hidden fro
 }
 WAYS = {"auto": {}, "dense": {"implementation": "dense"}, "blocks": {"implementation": "blockwise"}}
 WAYS |= {"capped": {"softcap": 2.0}, "reproducible": {"arithmetic": "reproducible"}}
+SINKS = {f"sinks, {name}": options for name, options in WAYS.items() if name in ("auto", "dense", "blocks")}
 
 
 def pattern(rows, columns):
@@ -49,7 +50,7 @@ def allowed_pairs(options, backend, rows, columns):
 @pairwise(
     number=[math.nan, math.inf, -math.inf, 3e38],
     name=MASKS,
-    way=WAYS,
+    way=[*WAYS, *SINKS],
     argument=["query", "key", "value"],
     sizes=SIZES,
     hidden=[True, False],
@@ -64,7 +65,7 @@ def test_what_is_masked_reaches_nothing_and_what_is_attended_shows(
     arrays = {name: np.abs(rng.standard_normal(dims)).astype(np.float32) for name, dims in shapes.items()}
     options = MASKS[name](put, rows, columns)
     allowed = allowed_pairs(options, backend, rows, columns)
-    options |= WAYS[way]
+    options |= {**SINKS[way], "sinks": put(np.arange(H) - 1.0, dtype="float32")} if way in SINKS else WAYS[way]
     reached = allowed.reshape(B, G, H // G, rows, columns).any(axis=2)
     if argument == "query":
         places = ~allowed.any(axis=-1) if hidden else np.arange(rows) == rows - 1
