@@ -13,15 +13,16 @@ from attention_core._arrays import Array, Namespace, on_device_of
 class Workspace(threading.local):
     """Memory by name, of each thread its own: to write to fresh memory may take as long as what is written."""
 
-    def __init__(self) -> None:
+    def __init__(self, like: Array, xp: Namespace) -> None:
         self._arrays: dict[str, Array] = {}
+        self._device, self._xp = on_device_of(like), xp
 
-    def array(self, name: str, dims: tuple[int, ...], dtype: Any, like: Array, xp: Namespace) -> Array:
-        """An array in the memory of this name, on the device of another one; what was there before is lost."""
+    def array(self, name: str, dims: tuple[int, ...], dtype: Any) -> Array:
+        """An array in the memory of this name; what was there before is lost."""
         size = math.prod(dims)
         if name not in self._arrays or self._arrays[name].shape[0] < size:
-            self._arrays[name] = xp.empty(size, dtype=dtype, **on_device_of(like))
-        return xp.reshape(self._arrays[name][:size], dims)
+            self._arrays[name] = self._xp.empty(size, dtype=dtype, **self._device)
+        return self._xp.reshape(self._arrays[name][:size], dims)
 
 
 class Loops:
@@ -71,7 +72,7 @@ class Loops:
         """Return the product. It may lie in memory of this name, and so last until the thread's next of that name."""
         if not self.takes_out:
             return self.xp.matmul(x, y)
-        memory = workspace.array(name, (*x.shape[:-1], y.shape[-1]), x.dtype, x, self.xp)
+        memory = workspace.array(name, (*x.shape[:-1], y.shape[-1]), x.dtype)
         return self.xp.matmul(x, y, out=memory)
 
     def loop(
@@ -165,9 +166,13 @@ class TracedLoops(Loops):
 
 
 class PythonLoops(Loops):
-    """Loops whose counters are Python integers: a block may end short, and nothing is traced."""
+    """Loops whose counters are Python integers: a block may end short, and nothing is traced.
+
+    Bodies run at once if there is much work, and the library has ``threads`` for them.
+    """
 
     traced = False
+    threads: Any = None
 
     def to_list(self, x: Array) -> Any:
         if hasattr(x, "tolist"):
@@ -188,6 +193,15 @@ class PythonLoops(Loops):
                 break
             state = body(index, state)
         return state
+
+    def for_each(self, count: int, body: Callable[[int, Any], Any], state: Any, work: int) -> Any:
+        threads = self.threads
+        if threads is not None and work >= threads.least_work and threads.for_each(count, body, state, work):
+            return state
+        return self.loop(0, count, body, state)
+
+    def num_at_once(self, work: int) -> int:
+        return 1 if self.threads is None else int(self.threads.num_workers(work))
 
     def cond(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         return then() if bool(condition) else otherwise()

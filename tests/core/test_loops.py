@@ -107,7 +107,7 @@ def test_products_of_one_name_need_not_outlive_the_next(run, backend, xp, rng):
     arrays = [rng.standard_normal(shape) for shape in ((2, 3, 4), (2, 4, 5), (2, 5, 1), (2, 5, 9))]
 
     def function(x, *others):
-        workspace, found = Workspace(), []
+        workspace, found = Workspace(x, xp), []
         first = backend.loops.matmul(x, others[0], workspace, "first")
         for y in others[1:]:
             found.append(xp.add(backend.loops.matmul(first, y, workspace, "other"), 0.0))
@@ -120,10 +120,10 @@ def test_products_of_one_name_need_not_outlive_the_next(run, backend, xp, rng):
 
 @pytest.mark.needs("untraced loops")
 def test_memory_of_one_name_is_of_each_thread_its_own(backend, xp):
-    workspace, like = Workspace(), xp.zeros((), dtype=xp.float32)
+    workspace = Workspace(xp.zeros((), dtype=xp.float32), xp)
 
     def write(number):
-        memory = workspace.array("name", (2, 3), xp.float32, like, xp)
+        memory = workspace.array("name", (2, 3), xp.float32)
         memory[...] = number
         return memory
 

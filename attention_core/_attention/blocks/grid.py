@@ -175,10 +175,10 @@ class Grid(NamedTuple):
         """
         like, count = self.operands.query, self.num_rounds * self.counts[0]
         dims = (1 if self.plan.per_head else self.dims[1], self.dims[2], self.sizes[0])
-        options = {"dtype": like.dtype if dtype is None else getattr(self.xp, dtype), **on_device_of(like)}
+        kind = like.dtype if dtype is None else getattr(self.xp, dtype)
 
         def zeros(last: Any, _: Any) -> Array:
-            return self.xp.zeros((*dims, last), **options)
+            return self.xp.zeros((*dims, last), dtype=kind, **on_device_of(like))
 
         return tuple([self.loops.zero_blocks(count, functools.partial(zeros, last)) for last in lasts])
 
@@ -284,7 +284,7 @@ def make_grid(plan: Plan, operands: Operands, backend: Backend) -> Grid:
         changes_scores=plan.softcap is not None or operands.softcap is not None or plan.score_mod is not None,
         is_one_block=loops.traced and isinstance(counts[1], int) and counts[1] == 1,
         work_per_query=int(lengths[1]) * (EXACT_WORK if plan.num_slices else 1) if is_read else 0,
-        workspace=Workspace(),
+        workspace=Workspace(operands.query, xp),
         cache={} if relative and repeats and operands.bias is None and not loops.traced else None,
     )
 

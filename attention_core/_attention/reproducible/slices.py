@@ -103,7 +103,7 @@ def _memory(grid: Grid, name: str, count: int, dims: tuple[Any, ...]) -> Array |
     """
     if not grid.loops.takes_out:
         return None
-    return grid.workspace.array(name, (count, *dims), grid.xp.float64, grid.operands.query, grid.xp)
+    return grid.workspace.array(name, (count, *dims), grid.xp.float64)
 
 
 # The scores of one block
