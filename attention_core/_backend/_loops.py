@@ -2,27 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, on_device_of
-
-
-class Workspace(threading.local):
-    """Memory by name, of each thread its own: to write to fresh memory may take as long as what is written."""
-
-    def __init__(self, like: Array, xp: Namespace) -> None:
-        self._arrays: dict[str, Array] = {}
-        self._device, self._xp = on_device_of(like), xp
-
-    def array(self, name: str, dims: tuple[int, ...], dtype: Any) -> Array:
-        """An array in the memory of this name; what was there before is lost."""
-        size = math.prod(dims)
-        if name not in self._arrays or self._arrays[name].shape[0] < size:
-            self._arrays[name] = self._xp.empty(size, dtype=dtype, **self._device)
-        return self._xp.reshape(self._arrays[name][:size], dims)
+from attention_core._arrays import Array, Namespace
 
 
 class Loops:
@@ -67,13 +50,6 @@ class Loops:
         The function is elementwise and of the namespace; the others broadcast to ``x``.
         """
         return function(x, *others, out=x) if self.takes_out else function(x, *others)
-
-    def matmul(self, x: Array, y: Array, workspace: Workspace, name: str) -> Array:
-        """Return the product. It may lie in memory of this name, and so last until the thread's next of that name."""
-        if not self.takes_out:
-            return self.xp.matmul(x, y)
-        memory = workspace.array(name, (*x.shape[:-1], y.shape[-1]), x.dtype)
-        return self.xp.matmul(x, y, out=memory)
 
     def loop(
         self,

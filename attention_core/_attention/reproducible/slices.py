@@ -22,7 +22,7 @@ from attention_core._arithmetic.exact import (
     uncontracted,
 )
 from attention_core._arrays import Array, Arrays, Namespace, shape
-from attention_core._attention.blocks.grid import Grid, Sample, pad
+from attention_core._attention.blocks.grid import Grid, Sample, matmul_per_group, pad
 from attention_core._attention.blocks.scores import block_context
 from attention_core.masks import Positions
 
@@ -72,18 +72,17 @@ def pack_vectors(grid: Grid, x: Array, *, first_last: bool) -> Array:
     return xp.concat(scaled[::-1] if first_last else scaled, axis=-1)
 
 
-def packed_matmul(grid: Grid, query: Array, key: Array, name: str) -> Array:
+def packed_matmul(grid: Grid, query: Array, key: Array) -> Array:
     """Products of packed queries (G, R, m, 2 D) and keys (G, n, 2 D): (G, R, m, n).
 
     Each is the sum of two exact numbers, rounded once: of the product of the first slices, and of both mixed products.
-    They may lie in memory that the next product of this name overwrites.
     """
     xp, transposed = grid.xp, grid.xp.matrix_transpose(key)
     if grid.plan.num_slices == 1:
-        return grid.matmul(name, query, transposed)
+        return matmul_per_group(query, transposed, xp)
     width = shape(key, xp=xp)[-1] // 2
-    scores = grid.matmul(name, query[..., :width], transposed[..., width:, :])
-    scores += grid.matmul("mixed", query, transposed)
+    scores = matmul_per_group(query[..., :width], transposed[..., width:, :], xp)
+    scores += matmul_per_group(query, transposed, xp)
     return scores
 
 
@@ -107,7 +106,7 @@ def exact_score_block(
     arithmetic.
     """
     plan, xp = grid.plan, grid.xp
-    scores = packed_matmul(grid, query, key, "scores")
+    scores = packed_matmul(grid, query, key)
     at, bias, allowed = block_context(grid, sample, scores, i, j=j, masked=masked)
     derivative = None
     if plan.softcap is not None:
