@@ -8,14 +8,10 @@ from attention_core._arithmetic import fast, reproducible
 from attention_core._arrays import Array, Arrays, Namespace, dtype_name
 from attention_core._checks import check_choice, check_floating, check_rank
 
-ARITHMETICS = {"fast": fast, "reproducible": reproducible}
+# By name, the modules with the functions of an arithmetic: affine, normalize, gelu and the others.
+ARITHMETICS: dict[str, Any] = {"fast": fast, "reproducible": reproducible}
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")  # functions of both
 WITHOUT_FLOAT64 = ("mps", "metal", "tpu")  # kinds of devices, by the names their libraries use
-
-
-def arithmetic_of(name: str) -> Any:
-    """The module with the functions of an arithmetic: affine, normalize, gelu and the others."""
-    return ARITHMETICS[name]
 
 
 def check_arithmetic(arithmetic: Any, name: str, array: Array) -> None:

@@ -16,14 +16,13 @@ _EXP2_WEIGHT = (
 SQUARES = 8
 
 
-def horner(x: Array, coefficients: tuple[float, ...], xp: Namespace, memory: Array | None = None) -> Array:
+def horner(x: Array, coefficients: tuple[float, ...], xp: Namespace) -> Array:
     """A polynomial, its constant coefficient first: each product is `uncontracted` before a coefficient is added.
 
-    Products whose values can be read are computed already, so no compiler contracts them. The result may be written
-    into memory of the shape of ``x``.
+    Products whose values can be read are computed already, so no compiler contracts them.
     """
     compiled = not is_concrete(x)
-    value = xp.multiply(x, coefficients[-1], **_into(memory))
+    value = xp.multiply(x, coefficients[-1])
     for step, coefficient in enumerate(reversed(coefficients[:-1])):
         if step:
             value *= x
@@ -33,21 +32,15 @@ def horner(x: Array, coefficients: tuple[float, ...], xp: Namespace, memory: Arr
     return value
 
 
-def _into(memory: Array | None) -> dict[str, Array]:
-    return {} if memory is None else {"out": memory}
-
-
-def exp2_weight(x: Array, xp: Namespace, memory: Array | None = None) -> Array:
+def exp2_weight(x: Array, xp: Namespace) -> Array:
     r"""Weights :math:`w = 2^{256 x}` for :math:`x \le 2^{-9}`, off by :math:`2^{-36} w + 2^{-56}`; 0 becomes exactly 1.
 
     .. math:: 2^{256 x} = (p(x))^{256}, \qquad p(x) \approx 2^x
 
-    Squares are not added to, so there is nothing to contract. They magnify the relative error of p by 256. With memory
-    for the result, x is written over, too.
+    Squares are not added to, so there is nothing to contract. They magnify the relative error of p by 256.
     """
-    lowest = scalar_like(-0.25, x, xp)  # 2**-64 is below the last bit of a weight
-    x = xp.maximum(x, lowest, **_into(None if memory is None else x))
-    return _to_the_256(horner(x, (1.0, *_EXP2_WEIGHT), xp, memory))
+    x = xp.maximum(x, scalar_like(-0.25, x, xp))  # 2**-64 is below the last bit of a weight
+    return _to_the_256(horner(x, (1.0, *_EXP2_WEIGHT), xp))
 
 
 def _to_the_256(x: Array) -> Array:

@@ -33,7 +33,7 @@ def normalize(x: Array, /, scale: Array, offset: Array, epsilon: float, *, xp: N
     return xp.add(xp.multiply(normal, scale), offset)
 
 
-def normalize_rms(x: Array, scale: Array, epsilon: float, /, *, xp: Namespace) -> Array:
+def normalize_rms(x: Array, /, scale: Array, epsilon: float, *, xp: Namespace) -> Array:
     """Divide the channels by the root of their mean square, then scale them."""
     noise: Any = epsilon
     bound, power = _BOUNDS[dtype_name(x.dtype)]

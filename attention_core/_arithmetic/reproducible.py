@@ -131,7 +131,7 @@ def _normalize_backward(
 NORMALIZE = rounded_once("reproducible.layer_norm", _normalize, _normalize_backward, num_rows=1)
 
 
-def normalize_rms(x: Array, scale: Array, epsilon: float, /, *, xp: Namespace) -> Array:
+def normalize_rms(x: Array, /, scale: Array, epsilon: float, *, xp: Namespace) -> Array:
     """Divide the channels by the root of their mean square, then scale them."""
     channels = shape(x, xp=xp)[-1]
     (output,) = run(NORMALIZE_RMS, Constants(epsilon), xp.reshape(x, (-1, channels)), scale, xp=xp)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from attention_core._arrays import Array, Namespace, number_like
-from attention_core._checks import check_new_scores, result_of
+from attention_core._checks import check_like_array, result_of
 from attention_core.masks import Mask, Positions
 
 
@@ -37,7 +37,7 @@ def modify_scores(
     if score_mod is None:
         return scores
     new = result_of("score_mod", score_mod, scores, *at)  # type: ignore[misc]
-    check_new_scores(new, scores)
+    check_like_array("the result of score_mod", new, "its scores", scores)
     return xp.add(new, 0.0)  # a copy, over which exponentials may be written
 
 

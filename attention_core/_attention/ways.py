@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from attention_core._arithmetic import arithmetic_of, fan_out
+from attention_core._arithmetic import ARITHMETICS, fan_out
 from attention_core._arrays import Array, cast_to, dtype_name, sizes, upcast
 from attention_core._attention.blocks.forward import blockwise
 from attention_core._attention.blocks.grid import EXACT_WORK
@@ -217,7 +217,7 @@ class Reproducible(Way):
         if has_no_pairs(call):
             return guarded_dense(call, weights=weights)
         _check_lengths(call, "arithmetic='reproducible'")
-        arithmetic = arithmetic_of("reproducible" if call.backend.differentiates else "fast")  # for copies alone
+        arithmetic = ARITHMETICS["reproducible" if call.backend.differentiates else "fast"]  # for copies alone
         query, key, value = fan_out((call.query, call.key, call.value), arithmetic, call.xp)
         call = of_weights = call._replace(query=query, key=key, value=value)
         if weights:  # two uses, whose gradients a compiler would add before it rounds them to 16 bits
@@ -340,7 +340,7 @@ def all_scores(call: Call) -> Array:
     """All scores of a call."""
     if call.arithmetic == "fast" or has_no_pairs(call):
         return guarded_scores(call)
-    query, key = fan_out((call.query, call.key), arithmetic_of(call.arithmetic), call.xp)
+    query, key = fan_out((call.query, call.key), ARITHMETICS[call.arithmetic], call.xp)
     return reproducible_scores(call._replace(query=query, key=key, value=key))
 
 

@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, on_device_of
-
-
-class Workspace(threading.local):
-    """Memory by name, of each thread its own: to write to fresh memory may take as long as what is written."""
-
-    def __init__(self) -> None:
-        self._arrays: dict[str, Array] = {}
-
-    def array(self, name: str, dims: tuple[int, ...], dtype: Any, like: Array, xp: Namespace) -> Array:
-        """An array in the memory of this name, on the device of another one; what was there before is lost."""
-        size = math.prod(dims)
-        if name not in self._arrays or self._arrays[name].shape[0] < size:
-            self._arrays[name] = xp.empty(size, dtype=dtype, **on_device_of(like))
-        return xp.reshape(self._arrays[name][:size], dims)
+from attention_core._arrays import Array, Namespace
 
 
 class Loops:
@@ -66,13 +50,6 @@ class Loops:
         The function is elementwise and of the namespace; the others broadcast to ``x``.
         """
         return function(x, *others, out=x) if self.takes_out else function(x, *others)
-
-    def matmul(self, x: Array, y: Array, workspace: Workspace, name: str) -> Array:
-        """Return the product. It may lie in memory of this name, and so last until the thread's next of that name."""
-        if not self.takes_out:
-            return self.xp.matmul(x, y)
-        memory = workspace.array(name, (*x.shape[:-1], y.shape[-1]), x.dtype, x, self.xp)
-        return self.xp.matmul(x, y, out=memory)
 
     def loop(
         self,
@@ -165,9 +142,13 @@ class TracedLoops(Loops):
 
 
 class PythonLoops(Loops):
-    """Loops whose counters are Python integers: a block may end short, and nothing is traced."""
+    """Loops whose counters are Python integers: a block may end short, and nothing is traced.
+
+    Bodies run at once if there is much work, and the library has ``threads`` for them.
+    """
 
     traced = False
+    threads: Any = None
 
     def to_list(self, x: Array) -> Any:
         if hasattr(x, "tolist"):
@@ -188,6 +169,15 @@ class PythonLoops(Loops):
                 break
             state = body(index, state)
         return state
+
+    def for_each(self, count: int, body: Callable[[int, Any], Any], state: Any, work: int) -> Any:
+        threads = self.threads
+        if threads is not None and work >= threads.least_work and threads.for_each(count, body, state, work):
+            return state
+        return self.loop(0, count, body, state)
+
+    def num_at_once(self, work: int) -> int:
+        return 1 if self.threads is None else int(self.threads.num_workers(work))
 
     def cond(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         return then() if bool(condition) else otherwise()

@@ -54,11 +54,6 @@ def check_allowed(name: str, allowed: Any, positions: tuple[Array, ...]) -> None
     check_broadcastable(name, allowed, _broadcast_sizes(positions))
 
 
-def check_new_scores(new: Any, scores: Array) -> None:
-    """Raise unless a function of scores returned an array of the library, shape and dtype that it was given."""
-    check_like_array("the result of score_mod", new, "its scores", scores)
-
-
 def check_like_array(name: str, new: Any, model_name: str, model: Array) -> None:
     """Raise unless a function of users returned an array of the library, shape and dtype of another."""
     if not hasattr(new, "dtype"):

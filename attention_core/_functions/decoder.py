@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple, Unpack
 
-from attention_core._arithmetic import arithmetic_of, check_arithmetic
+from attention_core._arithmetic import ARITHMETICS, check_arithmetic
 from attention_core._arrays import (
     Array,
     DType,
@@ -183,7 +183,7 @@ def decoder(
     window, memory, hook, dropout = (settled.pop(name) for name in ("window", "memory", "hook", "dropout"))
     arithmetic, epsilon = settled["arithmetic"], settled["epsilon"]
     windows = window if isinstance(window, tuple) else (window,) * len(parameters.layers)
-    ops = arithmetic_of(arithmetic)
+    ops = ARITHMETICS[arithmetic]
     *dropouts, in_embedding = derived_dropouts(seeded(dropout, token_ids, xp), len(parameters.layers) + 1, xp)
     tied = parameters.output is None
     table, *last = ops.copies(upcast(token, xp=xp), 2 if tied else 1, xp=xp)

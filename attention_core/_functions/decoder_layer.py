@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
-from attention_core._arithmetic import arithmetic_of, check_activation
+from attention_core._arithmetic import ARITHMETICS, check_activation
 from attention_core._arrays import (
     HALF,
     Array,
@@ -152,7 +152,7 @@ def decoder_layer(parameters: DecoderLayer, x: Array, /, *, num_heads: int, **op
     cache, rotary, located = taken_positions(x, settled, axis=-2, xp=xp)
     x, dtype = upcast(x, xp=xp), x.dtype
     of_layer = {"memory": upcast(settled["memory"], xp=xp), "dropout": seeded(settled["dropout"], x, xp), "xp": xp}
-    ops = arithmetic_of(settled["arithmetic"])
+    ops = ARITHMETICS[settled["arithmetic"]]
     rotations = rotations_of((parameters,), x, located.positions, num_heads, ops=ops, xp=xp, **rotary)
     y, cache = apply_layer(parameters, x, cache, located=located, rotations=rotations, **settled | of_layer)
     y = cast_to(y, dtype, xp=xp)
@@ -206,18 +206,18 @@ def apply_layer(
     **options: Any,
 ) -> tuple[Array, KeyValueCache | None]:
     """The body of `decoder_layer`, in the type of the computation."""
-    ops = arithmetic_of(arithmetic)
+    ops = ARITHMETICS[arithmetic]
     if dtype_name(parameters.attention_norm.dtype) in HALF:  # as all of them; a walk through the tree takes time
         parameters = upcast(parameters, xp=xp)
     in_weights, *in_branches = derived_dropouts(dropout, 5, xp)
     options |= {"arithmetic": arithmetic, "xp": xp}
 
-    def normal(h: Array, norm: Array | None) -> Array:
-        return h if norm is None else ops.normalize_rms(h, norm, float(epsilon), xp=xp)
+    normal = functools.partial(ops.normalize_rms, epsilon=float(epsilon), xp=xp)
 
     def prepare(query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
         nonlocal cache
-        query, key = normal(query, parameters.query_norm), normal(key, parameters.key_norm)
+        query = query if parameters.query_norm is None else normal(query, parameters.query_norm)
+        key = key if parameters.key_norm is None else normal(key, parameters.key_norm)
         if rotations:
             rotate = rotations[query.shape[-1]]
             query, key = rotate(query), rotate(key)
@@ -254,7 +254,8 @@ def apply_layer(
         if hook is not None:
             branch = functools.partial(hooked, hook, name, branch)
         x, h = ops.copies(x, 2, xp=xp)
-        y = normal(branch(normal(h, getattr(parameters, f"{name}_norm"))), post_norm)
+        y = branch(normal(h, getattr(parameters, f"{name}_norm")))
+        y = y if post_norm is None else normal(y, post_norm)
         x = ops.add(x, y if in_branch is None else ops.drop(y, in_branch, xp=xp), xp=xp)
     return x, cache
 

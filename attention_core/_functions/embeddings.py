@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from attention_core._arithmetic import arithmetic_of, check_arithmetic
+from attention_core._arithmetic import ARITHMETICS, check_arithmetic
 from attention_core._arrays import Array, Namespace, cast_to, positions, shape, shape_text, sizes, sizes_differ, upcast
 from attention_core._backend import can_be_read, common_namespace, with_autocast
 from attention_core._checks import (
@@ -97,7 +97,7 @@ def embed_tokens(
     if segment_ids is None and parameters.segment is not None:
         segment_ids = xp.zeros_like(token_ids)
     dtype = parameters.token.dtype
-    maps = arithmetic_of(arithmetic)
+    maps = ARITHMETICS[arithmetic]
     dims, rows = shape(token_ids, xp=xp), (token_ids, position_ids, segment_ids)
     found = [
         maps.lookup(upcast(table, xp=xp), ids, dims, xp=xp)

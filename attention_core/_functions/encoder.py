@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Unpack
 
-from attention_core._arithmetic import arithmetic_of, check_activation
+from attention_core._arithmetic import ARITHMETICS, check_activation
 from attention_core._arrays import Array, Namespace, cast_to, dtypes_differ, sizes, upcast
 from attention_core._attention.call import Attention
 from attention_core._backend import common_namespace, may_be_step, with_autocast
@@ -123,7 +123,7 @@ def encoder_layer(
     dropout, return_weights = settled.pop("dropout", None), settled.get("return_weights", False)
     dtype = x.dtype
     parameters, x = upcast((parameters, x), xp=xp)
-    ops = arithmetic_of(settled.get("arithmetic", "fast"))
+    ops = ARITHMETICS[settled.get("arithmetic", "fast")]
     in_weights, in_attention, in_feed_forward = derived_dropouts(seeded(dropout, x, xp), 3, xp)
 
     weights = None

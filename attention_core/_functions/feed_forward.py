@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._arithmetic import arithmetic_of, check_activation, check_input
+from attention_core._arithmetic import ARITHMETICS, check_activation, check_input
 from attention_core._arrays import Array, Namespace, cast_to, shape_text, sizes, sizes_differ, upcast
 from attention_core._backend import common_namespace, with_autocast
 from attention_core._checks import check_linear, check_parameters, once_per_signature
@@ -42,7 +42,7 @@ def linear(parameters: Linear, x: Array, /, *, arithmetic: str = "fast", xp: Nam
     xp = _check_linear_call(x=x, parameters=parameters, arithmetic=arithmetic, xp=xp)
     dtype = x.dtype
     (weight, bias), x = upcast((parameters, x), xp=xp)
-    return cast_to(arithmetic_of(arithmetic).affine(x, weight, bias, xp=xp), dtype, xp=xp)
+    return cast_to(ARITHMETICS[arithmetic].affine(x, weight, bias, xp=xp), dtype, xp=xp)
 
 
 @with_autocast(lowers=False)
@@ -211,7 +211,7 @@ def _block(
     """The result of a feed-forward block with this body, once its arguments are known to be right."""
     is_gated = body is gate_and_contract
     xp = _check_block(x=x, parameters=parameters, is_gated=is_gated, dropout=dropout, xp=xp, **options)
-    dtype, dropout, ops = x.dtype, seeded(dropout, x, xp), arithmetic_of(options["arithmetic"])
+    dtype, dropout, ops = x.dtype, seeded(dropout, x, xp), ARITHMETICS[options["arithmetic"]]
     parameters, x = upcast((parameters, x), xp=xp)
     y = body(parameters, x, options["activation"], ops, xp=xp)
     return cast_to(ops.drop(y, dropout, xp=xp), dtype, xp=xp)
@@ -244,7 +244,7 @@ def _check_linear_call(*, x: Array, parameters: Linear, arithmetic: Any, xp: Nam
 def _activated(name: str, x: Array, arithmetic: str, xp: Namespace | None) -> Array:
     """An activation of an arithmetic, by its name, rounded to the dtype of the argument."""
     xp = _check_elementwise(x=x, arithmetic=arithmetic, xp=xp)
-    return cast_to(getattr(arithmetic_of(arithmetic), name)(upcast(x, xp=xp), xp=xp), x.dtype, xp=xp)
+    return cast_to(getattr(ARITHMETICS[arithmetic], name)(upcast(x, xp=xp), xp=xp), x.dtype, xp=xp)
 
 
 @once_per_signature

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, Unpack, overload
 
-from attention_core._arithmetic import arithmetic_of, check_input, fan_out
+from attention_core._arithmetic import ARITHMETICS, check_input, fan_out
 from attention_core._arrays import (
     Array,
     ArrayT,
@@ -193,13 +193,13 @@ def attend_heads(
     **options: Any,
 ) -> Attention:
     """Multi-head attention of arguments that were checked, in the type of the computation."""
-    ops = arithmetic_of(options.get("arithmetic", "fast"))
     options |= {name: upcast(options[name], xp=xp) for name in ("bias", "sinks") if options.get(name) is not None}
+    ops = ARITHMETICS[options.get("arithmetic", "fast")]
+    uses = zip(fan_out(inputs, ops, xp), parameters[:3], strict=True)
+    query, key, value = [ops.affine(x, *projection, xp=xp) for x, projection in uses]
     query, key, value = (
-        split_channels(ops.affine(x, *projection, xp=xp), count, xp)
-        for projection, x, count in zip(
-            parameters[:3], fan_out(inputs, ops, xp), (num_heads, num_kv_heads, num_kv_heads), strict=True
-        )
+        split_channels(query, num_heads, xp),
+        *(split_channels(x, num_kv_heads, xp) for x in (key, value)),
     )
     if prepare is not None:
         prepared = prepare(query, key, value)

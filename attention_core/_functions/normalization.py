@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attention_core._arithmetic import arithmetic_of, check_input
+from attention_core._arithmetic import ARITHMETICS, check_input
 from attention_core._arrays import Array, Namespace, cast_to, shape_text, sizes, upcast
 from attention_core._backend import common_namespace, with_autocast
 from attention_core._checks import check_channels, check_number, check_parameters, check_vector, once_per_signature
@@ -50,7 +50,7 @@ def layer_norm(
     xp = _check_layer_norm_call(x=x, parameters=parameters, epsilon=epsilon, arithmetic=arithmetic, xp=xp)
     dtype = x.dtype
     (scale, offset), x = upcast((parameters, x), xp=xp)
-    return cast_to(arithmetic_of(arithmetic).normalize(x, scale, offset, float(epsilon), xp=xp), dtype, xp=xp)
+    return cast_to(ARITHMETICS[arithmetic].normalize(x, scale, offset, float(epsilon), xp=xp), dtype, xp=xp)
 
 
 def check_layer_norm(name: str, parameters: LayerNorm, x_name: str, x: Array) -> None:
@@ -137,4 +137,4 @@ def rms_norm(
     xp = _check_rms_norm(x=x, scale=scale, epsilon=epsilon, arithmetic=arithmetic, xp=xp)
     dtype = x.dtype
     scale, x = upcast((scale, x), xp=xp)
-    return cast_to(arithmetic_of(arithmetic).normalize_rms(x, scale, float(epsilon), xp=xp), dtype, xp=xp)
+    return cast_to(ARITHMETICS[arithmetic].normalize_rms(x, scale, float(epsilon), xp=xp), dtype, xp=xp)

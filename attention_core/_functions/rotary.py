@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._arithmetic import arithmetic_of, check_input
+from attention_core._arithmetic import ARITHMETICS, check_input
 from attention_core._arrays import Array, Namespace, cast_to, shape, sizes, type_text, upcast
 from attention_core._backend import common_namespace, with_autocast
 from attention_core._checks import (
@@ -99,7 +99,7 @@ def rotary_embedding(
     places = xp.reshape(positions, (1,)) if not len(positions.shape) else positions
     places = xp.expand_dims(xp.expand_dims(xp.astype(places, xp.int32), axis=-2), axis=-1)
     heads = upcast(x, xp=xp)
-    rotate = arithmetic_of(arithmetic).rotation(places, heads, xp=xp, **options)
+    rotate = ARITHMETICS[arithmetic].rotation(places, heads, xp=xp, **options)
     return cast_to(rotate(heads), x.dtype, xp=xp)
 
 

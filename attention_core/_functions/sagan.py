@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attention_core._arithmetic import arithmetic_of, check_input
+from attention_core._arithmetic import ARITHMETICS, check_input
 from attention_core._arrays import Array, Namespace, cast_to, shape, shape_text, sizes, sizes_differ, upcast
 from attention_core._attention.call import Attention
 from attention_core._backend import common_namespace, with_autocast
@@ -93,7 +93,7 @@ def sagan_attention(
     _check_sagan(parameters, x, pool=pool, data_format=data_format, arithmetic=arithmetic)
     dtype = x.dtype
     parameters, x = upcast((parameters, x), xp=xp)
-    maps = arithmetic_of(arithmetic)
+    maps = ARITHMETICS[arithmetic]
     x, attended = maps.copies(x, 2, xp=xp)
     places = move_axis(attended, -3, -1, xp) if data_format == "channels_first" else attended
     theta, phi, g = (
@@ -175,7 +175,7 @@ def spectral_norm(
     check_number("epsilon", epsilon, positive=True)
     dtype, epsilon = weight.dtype, float(epsilon)
     weight, u = upcast((weight, u), xp=xp)
-    maps = arithmetic_of(arithmetic)
+    maps = ARITHMETICS[arithmetic]
     weight, matrix = maps.copies(weight, 2, xp=xp)
     matrices = iter(maps.copies(xp.reshape(matrix, (-1, shape(weight, xp=xp)[-1])), 2 * iterations + 1, xp=xp))
     row = xp.reshape(u, (1, -1))

@@ -11,8 +11,8 @@ from typing import Any
 import array_api_compat.numpy
 import numpy as np
 
-from attention_core.backend import Array, Backend, Tuning
-from attention_numpy.threads import NumpyThreads, ThreadedLoops
+from attention_core.backend import Array, Backend, PythonLoops, Tuning
+from attention_numpy.threads import NumpyThreads
 from attention_numpy.trees import as_floating, known_device, known_mode, map_arrays, to_copies, versions_of
 
 __all__ = ["NumpyBackend", "backend"]
@@ -36,9 +36,10 @@ class _Ignored:
         _IGNORED[0][0].reset(self._token)
 
 
-class NumpyLoops(ThreadedLoops):
+class NumpyLoops(PythonLoops):
     """Loops that write over arrays."""
 
+    takes_out = True
     threads = NumpyThreads()
 
     def exp_difference(self, x: Array, y: Array) -> Array:

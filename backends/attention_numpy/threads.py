@@ -21,8 +21,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from attention_core.backend import PythonLoops
-
 try:
     from threadpoolctl import ThreadpoolController
 except ModuleNotFoundError:
@@ -148,20 +146,6 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-class ThreadedLoops(PythonLoops):
-    """Loops that write over arrays, and whose bodies run at once if there is much work."""
-
-    takes_out = True
-    threads: Threads
-
-    def for_each(self, count: int, body: Callable[[int, Any], Any], state: Any, work: int) -> Any:
-        is_shared = work >= self.threads.least_work and self.threads.for_each(count, body, state, work)
-        return state if is_shared else self.loop(0, count, body, state)
-
-    def num_at_once(self, work: int) -> int:
-        return self.threads.num_workers(work)
 
 
 class NumpyThreads(Threads):

@@ -21,11 +21,12 @@ from attention_core.backend import (
     Backend,
     Kernel,
     Operation,
+    PythonLoops,
     Tuning,
     explain_class,
     remember,
 )
-from attention_numpy.threads import ThreadedLoops, Threads
+from attention_numpy.threads import Threads
 from attention_numpy.trees import (
     NumpyArray,
     as_floating,
@@ -58,8 +59,6 @@ explain_class("torch", "Proxy", " of torch.fx: torch.export traces attention", i
 
 AUTOCAST = ("cpu", "cuda")  # devices that have it
 KEPT_ARRAYS = 64  # of numbers, on accelerators
-FEW_NUMBERS = 2**12  # which take less time to be copied than to be asked for three norms
-MANY_NUMBERS = 2**16  # from which on PyTorch's dot product takes less time than its norm
 
 
 class TorchThreads(Threads):
@@ -99,9 +98,10 @@ class TorchThreads(Threads):
         self._put_back.release(count)
 
 
-class TorchLoops(ThreadedLoops):
+class TorchLoops(PythonLoops):
     """Loops that write over tensors, and take powers of 2, which PyTorch computes up to three times as fast as of e."""
 
+    takes_out = True
     threads = TorchThreads()
     log_base = 1 / math.log(2)
 
@@ -115,13 +115,7 @@ class TorchLoops(ThreadedLoops):
         return torch.linalg.vector_norm(x, dim=-1)
 
     def whole_norms(self, arrays: Sequence[Array]) -> list[float]:
-        """Norms of whole tensors, of few numbers that of all together; an accelerator is waited for once."""
-        tensors = [array.detach() for array in arrays]
-        first = tensors[0]
-        if first.numel() < FEW_NUMBERS and all(each.shape == first.shape for each in tensors):
-            return [torch.linalg.vector_norm(torch.cat(tensors)).item()] * len(tensors)
-        norms = [torch.linalg.vector_norm(x) if x.numel() < MANY_NUMBERS else _norm_of_many(x) for x in tensors]
-        return [norm.item() for norm in norms] if arrays[0].is_cpu else torch.stack(norms).tolist()
+        return [torch.linalg.vector_norm(array.detach()).item() for array in arrays]
 
 
 FLEX = FlexAttention()
@@ -365,12 +359,6 @@ class CompiledOperationFunction(torch.autograd.Function):  # type: ignore[misc]
         arrays, results = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
         gradients = iter(operators.attend_backward(arrays, [*results, *cotangents], ctx.text))
         return None, *(next(gradients) if array.is_floating_point() else None for array in arrays)
-
-
-def _norm_of_many(x: torch.Tensor) -> torch.Tensor:
-    """The norm of a whole tensor by a dot product."""
-    flat = (x.transpose(-3, -2) if x.stride(-3) < x.stride(-2) else x).reshape(-1)  # in order of memory: not copied
-    return torch.dot(flat, flat).sqrt()
 
 
 def _tensor(array: NumpyArray) -> torch.Tensor:

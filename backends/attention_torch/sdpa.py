@@ -108,14 +108,14 @@ def _attend_by_cudnn(call: Call) -> torch.Tensor | None:
     is_causal, mask = kernel_mask(call)
     if is_causal or mask is None:
         return None
-    query, scale = scaled_query(call)
-    query, key, value = (x.reshape(-1, *x.shape[-3:]) for x in (query, call.key, call.value))
+    call = scaled(call)
+    query, key, value = (x.reshape(-1, *x.shape[-3:]) for x in call[:3])
     inputs = _as_gpus_read(query, key, value, with_axes_of(query, call, mask))
     has_groups = query.shape[1] != key.shape[1]
     if not torch.backends.cuda.can_use_cudnn_attention(torch.backends.cuda.SDPAParams(*inputs, 0.0, False, has_groups)):
         return None
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        output = KERNEL(*inputs[:3], attn_mask=inputs[3], scale=scale, enable_gqa=has_groups)
+        output = KERNEL(*inputs[:3], attn_mask=inputs[3], scale=call.scale, enable_gqa=has_groups)
     return with_batch_of(call, torch.where(inputs[3].any(dim=-1, keepdim=True), output, 0.0))
 
 
@@ -210,14 +210,9 @@ def with_batch_of(call: Call, array: torch.Tensor) -> torch.Tensor:
 
 def scaled(call: Call) -> Call:
     """The call with its query multiplied by as much of the scale as is not left to the kernel."""
-    query, scale = scaled_query(call)
-    return call._replace(query=query, scale=scale)
-
-
-def scaled_query(call: Call) -> tuple[torch.Tensor, float]:
-    """The query times its factor, and the scale that is left to the kernel."""
     factor, scale = factors(call)
-    return (call.query if isinstance(factor, Real) and factor == 1.0 else call.query * factor), scale
+    query = call.query if isinstance(factor, Real) and factor == 1.0 else call.query * factor
+    return call._replace(query=query, scale=scale)
 
 
 def factors(call: Call) -> tuple[Any, float]:

@@ -2,12 +2,11 @@
 
 import importlib
 import math
-import threading
 
 import numpy as np
 import pytest
 
-from attention_core.backend import Backend, PythonLoops, Workspace
+from attention_core.backend import Backend, PythonLoops
 
 COMPILED = pytest.mark.needs("compilation", lambda backend: backend.name != "torch")  # which looks into no operator
 
@@ -100,39 +99,6 @@ def test_a_library_without_a_backend_has_loops(name, rng):
     found = loops.stack_blocks(stack)
     assert bool(library.all(found[0, ...] == 0))
     assert bool(library.all(found[1, ...] == x[:1, :]))
-
-
-def test_products_of_one_name_need_not_outlive_the_next(run, backend, xp, rng):
-    """Whatever their sizes, each is right when it comes, and one of another name stays."""
-    arrays = [rng.standard_normal(shape) for shape in ((2, 3, 4), (2, 4, 5), (2, 5, 1), (2, 5, 9))]
-
-    def function(x, *others):
-        workspace, found = Workspace(), []
-        first = backend.loops.matmul(x, others[0], workspace, "first")
-        for y in others[1:]:
-            found.append(xp.add(backend.loops.matmul(first, y, workspace, "other"), 0.0))
-        return *found, first
-
-    first = arrays[0] @ arrays[1]
-    for found, expected in zip(run(function, *arrays), (first @ arrays[2], first @ arrays[3], first), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
-
-
-@pytest.mark.needs("untraced loops")
-def test_memory_of_one_name_is_of_each_thread_its_own(backend, xp):
-    workspace, like = Workspace(), xp.zeros((), dtype=xp.float32)
-
-    def write(number):
-        memory = workspace.array("name", (2, 3), xp.float32, like, xp)
-        memory[...] = number
-        return memory
-
-    first, again = write(1.0), write(2.0)
-    thread = threading.Thread(target=write, args=(3.0,))
-    thread.start()
-    thread.join()
-    for memory in (first, again):
-        np.testing.assert_array_equal(backend.to_numpy(memory), np.full((2, 3), 2.0, np.float32))
 
 
 @pytest.mark.needs("fused softmax")

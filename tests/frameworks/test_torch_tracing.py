@@ -24,7 +24,7 @@ from tracing_helpers import (
 )
 
 import attention_core as ac
-from attention_core._arithmetic import arithmetic_of
+from attention_core._arithmetic import ARITHMETICS
 from attention_core._backend import _find, _steps
 from attention_core.backend import get_backend
 from attention_core.layers import Decoder, generate
@@ -404,7 +404,7 @@ def test_a_program_computes_the_angles_of_all_layers_once(torch):
     options = {"base": 1e4, "width": 8, "interleaved": False, "xp": get_backend("torch").namespace}
 
     def rotated(query, key, positions):
-        rotate = arithmetic_of("fast").rotation(positions, query, **options)
+        rotate = ARITHMETICS["fast"].rotation(positions, query, **options)
         return rotate(query) @ rotate(key).mT
 
     query, key = (torch.linspace(-1, 1, heads * 32).reshape(heads, 4, 8) for heads in (2, 1))

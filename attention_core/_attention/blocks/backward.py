@@ -174,13 +174,13 @@ def _absorb(
     queries = loops.block_at(blocks.queries, i)
     d_output, delta, logsumexp = (loops.block_at(x, i) for x in blocks.rows)
     block = score_block(grid, blocks.sample, queries, keys_transposed, i=i, j=j, masked=masked)
-    # A masked value may make something that is not finite; and the gradient of a bias keeps its memory.
+    # A masked value may make something that is not finite, which the gradient of a bias would show.
     masks_again = block.allowed is not None and (not grid.plan.all_finite or grid.operands.bias is not None)
     weights = loops.exp_difference(block.scores, logsumexp)
     if masks_again:
         weights = xp.where(block.allowed, weights, 0.0)  # even those of a query that is NaN
     d_value = xp.add(state.d_value, matmul_transposed(_drop(grid, block, weights), d_output, xp))
-    d_weights = _drop(grid, block, grid.matmul("d_weights", d_output, values_transposed))
+    d_weights = _drop(grid, block, matmul_per_group(d_output, values_transposed, xp))
     d_scores = loops.inplace(xp.subtract, d_weights, delta)
     d_scores = loops.inplace(xp.multiply, d_scores, weights)
     if masks_again:

@@ -153,7 +153,7 @@ def _absorb(grid: Grid, blocks: Blocks, rows: Array, i: Any, masked: bool, j: An
     has_key = _has_key(grid, block, total, i, j=j) if plan.may_mask else None
     if state is None:
         return Running(matmul_per_group(weights, values, xp), total, new_max, has_key)
-    weighted_sum = grid.matmul("weighted_sum", weights, values)
+    weighted_sum = matmul_per_group(weights, values, xp)
     sums = state.weighted_sum, state.total
     if new_max is not None:
         rescale = loops.exp_difference(state.row_max, new_max)

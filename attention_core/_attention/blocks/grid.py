@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from attention_core._arrays import Array, Arrays, Namespace, on_device_of, positions, shape, zeros_with
 from attention_core._attention.blocks.plan import Operands, Plan
 from attention_core._attention.call import apply_dropout, counted_from, flatten_group, is_listed
-from attention_core._backend import Backend, Loops, Workspace, is_on_host
+from attention_core._backend import Backend, Loops, is_on_host
 from attention_core.masks import Positions, Spans, unflatten
 from attention_core.masks._tree import leaves
 from attention_core.random import Dropout
@@ -59,7 +59,6 @@ class Grid(NamedTuple):
     changes_scores: bool  # whether there is a softcap or a score modification
     is_one_block: bool  # whether there is one block of keys, so that a compiler needs no loop over them
     work_per_query: int  # of a host, by the time of a score in fast arithmetic; 0 if it is not known
-    workspace: Workspace  # memory of products, each of which is used before the next of its name is computed
     cache: dict[Any, Array] | None = None  # masks by distance, under a rule that looks at `key - query` alone
     visits: Any = None  # `Visits`, once they are known
 
@@ -161,11 +160,6 @@ class Grid(NamedTuple):
         """A block with 0 for what is not finite, to multiply others by."""
         return x if self.plan.all_finite else self.xp.where(self.xp.isfinite(x), x, 0.0)
 
-    def matmul(self, name: str, weights: Array, value: Array) -> Array:
-        """`matmul_per_group`, perhaps in memory that the next of this name overwrites: fresh memory takes as long."""
-        matmul = functools.partial(self.loops.matmul, workspace=self.workspace, name=name)
-        return matmul_per_group(weights, value, self.xp, matmul)
-
     # Stacks of blocks in which results and gradients are summed
 
     def row_stacks(self, *lasts: Any, dtype: str | None = None) -> tuple[Any, ...]:
@@ -175,10 +169,10 @@ class Grid(NamedTuple):
         """
         like, count = self.operands.query, self.num_rounds * self.counts[0]
         dims = (1 if self.plan.per_head else self.dims[1], self.dims[2], self.sizes[0])
-        options = {"dtype": like.dtype if dtype is None else getattr(self.xp, dtype), **on_device_of(like)}
+        kind = like.dtype if dtype is None else getattr(self.xp, dtype)
 
         def zeros(last: Any, _: Any) -> Array:
-            return self.xp.zeros((*dims, last), **options)
+            return self.xp.zeros((*dims, last), dtype=kind, **on_device_of(like))
 
         return tuple([self.loops.zero_blocks(count, functools.partial(zeros, last)) for last in lasts])
 
@@ -284,7 +278,6 @@ def make_grid(plan: Plan, operands: Operands, backend: Backend) -> Grid:
         changes_scores=plan.softcap is not None or operands.softcap is not None or plan.score_mod is not None,
         is_one_block=loops.traced and isinstance(counts[1], int) and counts[1] == 1,
         work_per_query=int(lengths[1]) * (EXACT_WORK if plan.num_slices else 1) if is_read else 0,
-        workspace=Workspace(),
         cache={} if relative and repeats and operands.bias is None and not loops.traced else None,
     )
 
@@ -328,13 +321,11 @@ def first_block(index: Any) -> Any:
     return index.start if isinstance(index, range) else index
 
 
-def matmul_per_group(
-    weights: Array, value: Array, xp: Namespace, matmul: Callable[[Array, Array], Array] | None = None
-) -> Array:
+def matmul_per_group(weights: Array, value: Array, xp: Namespace) -> Array:
     """Weights (G, R, m, n) times values (G, n, E): an array (G, R, m, E)."""
     (*dims, columns), width = shape(weights, xp=xp), shape(value, xp=xp)[-1]
     flat = xp.reshape(weights, (dims[0], dims[1] * dims[2], columns))
-    return xp.reshape(xp.matmul(flat, value) if matmul is None else matmul(flat, value), (*dims, width))
+    return xp.reshape(xp.matmul(flat, value), (*dims, width))
 
 
 def matmul_transposed(weights: Array, x: Array, xp: Namespace) -> Array:

@@ -213,13 +213,8 @@ def scores_are_small(query: Array, key: Array, value: Array, backend: Backend) -
     fit = xp.all(xp.less(bounds, MAX_PLAIN_SCORE))
     for each in (*norms, magnitudes):
         fit = xp.logical_and(fit, xp.less(xp.max(each), NORM_LIMIT))
-
-    def all_but_zeros() -> Array:
-        return xp.logical_and(
-            fit, xp.greater(xp.min(xp.where(xp.equal(magnitudes, 0.0), 1.0, magnitudes)), 1 / NORM_LIMIT)
-        )
-
-    return loops.cond(xp.greater(xp.min(magnitudes), 1 / NORM_LIMIT), lambda: fit, all_but_zeros)
+    smallest = xp.min(xp.where(xp.equal(magnitudes, 0.0), 1.0, magnitudes))
+    return xp.logical_and(fit, xp.greater(smallest, 1 / NORM_LIMIT))
 
 
 def _block_sizes(tuning: Tuning, num_kv_heads: Any, group: Any, mask: Any) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import math
 from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Arrays, Namespace, is_floating, positions, shape, zeros_with
-from attention_core._attention.blocks.grid import Grid, Sample, is_broadcast
+from attention_core._attention.blocks.grid import Grid, Sample, is_broadcast, matmul_per_group
 from attention_core._attention.call import Call
 from attention_core._attention.scores import modify_scores
 from attention_core._checks import result_of
@@ -27,7 +27,7 @@ class ScoreBlock(NamedTuple):
 def score_block(grid: Grid, sample: Sample, query: Array, key: Array, *, i: Any, j: Any, masked: bool) -> ScoreBlock:
     """The scores of a block of queries against a block of keys (G, D, n), with -inf where masked."""
     plan, xp = grid.plan, grid.xp
-    raw = grid.matmul("scores", query, key)
+    raw = matmul_per_group(query, key, xp)
     at, bias, allowed = block_context(grid, sample, raw, i, j=j, masked=masked)
     scores = raw
     if grid.changes_scores:

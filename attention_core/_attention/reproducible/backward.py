@@ -277,7 +277,7 @@ def _d_scores(block: _KeyBlock, queries: BackwardOperands, scores: slices.ExactS
     exponents = scores.scores
     exponents -= reference  # in the memory of the scores, which are not used again
     weights = exp2_weight(exponents, xp)
-    d_weights = slices.packed_matmul(grid, queries.d_output, block.values, "d_weights")
+    d_weights = slices.packed_matmul(grid, queries.d_output, block.values)
     if grid.dropout is not None:
         d_weights = grid.drop(d_weights, scores.at)
         d_weights = uncontracted(xp.multiply(d_weights, grid.dropout.scale), xp)

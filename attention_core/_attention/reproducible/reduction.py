@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from attention_core._arithmetic.exact import divide_rows, power_above_max, round_to_float32, to_float64, uncontracted
 from attention_core._arithmetic.operations import in_row_blocks
 from attention_core._arrays import Array, Arrays, Namespace, on_device_of, shape, zeros_with
-from attention_core._attention.blocks.grid import Grid, Sample
+from attention_core._attention.blocks.grid import Grid, Sample, matmul_per_group
 from attention_core._attention.blocks.visits import make_visits, visit_blocks
 from attention_core._attention.reproducible import slices
 from attention_core._attention.reproducible.slices import Parts
@@ -184,7 +184,7 @@ def _block_sums(
     weights = slices.exact_weights(grid, block.scores, anchor)
     kept = weights if grid.dropout is None else [grid.drop(part, block.at) for part in weights]
     value_block = grid.loops.block(values.values, j, grid.sizes[1], -2)
-    products = slices.weigh(grid, kept, value_block)
+    products = [matmul_per_group(part, value_block, xp) for part in kept]
     value_sums = tuple([product[..., :-1] for product in products])
     if grid.dropout is None:
         weight_sums = tuple([product[..., -1:] for product in products])

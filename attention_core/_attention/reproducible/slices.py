@@ -72,38 +72,18 @@ def pack_vectors(grid: Grid, x: Array, *, first_last: bool) -> Array:
     return xp.concat(scaled[::-1] if first_last else scaled, axis=-1)
 
 
-def packed_matmul(grid: Grid, query: Array, key: Array, name: str) -> Array:
+def packed_matmul(grid: Grid, query: Array, key: Array) -> Array:
     """Products of packed queries (G, R, m, 2 D) and keys (G, n, 2 D): (G, R, m, n).
 
     Each is the sum of two exact numbers, rounded once: of the product of the first slices, and of both mixed products.
-    They may lie in memory that the next product of this name overwrites.
     """
     xp, transposed = grid.xp, grid.xp.matrix_transpose(key)
     if grid.plan.num_slices == 1:
-        return grid.matmul(name, query, transposed)
-    columns, packed = shape(key, xp=xp)[-2:]
-    width, (*dims, _) = packed // 2, shape(query, xp=xp)
-    first, second = query[..., :width], transposed[..., width:, :]
-    pair = _memory(grid, name, 2, (*dims, columns))
-    if pair is None:
-        scores = grid.matmul(name, first, second)
-        scores += grid.matmul("mixed", query, transposed)
-        return scores
-    rows = dims[0], dims[1] * dims[2]
-    memory = xp.reshape(pair, (2, *rows, columns))
-    xp.matmul(xp.reshape(first, (*rows, width)), second, out=memory[0, ...])
-    xp.matmul(xp.reshape(query, (*rows, packed)), transposed, out=memory[1, ...])
-    return xp.add(pair[0, ...], pair[1, ...], out=pair[0, ...])
-
-
-def _memory(grid: Grid, name: str, count: int, dims: tuple[Any, ...]) -> Array | None:
-    """Memory for so many arrays of float64, (count, ...), where the library writes into what there is; else ``None``.
-
-    It is that of the last call of this name. Each block is computed in it, so that it stays in a cache.
-    """
-    if not grid.loops.takes_out:
-        return None
-    return grid.workspace.array(name, (count, *dims), grid.xp.float64, grid.operands.query, grid.xp)
+        return matmul_per_group(query, transposed, xp)
+    width = shape(key, xp=xp)[-1] // 2
+    scores = matmul_per_group(query[..., :width], transposed[..., width:, :], xp)
+    scores += matmul_per_group(query, transposed, xp)
+    return scores
 
 
 # The scores of one block
@@ -126,7 +106,7 @@ def exact_score_block(
     arithmetic.
     """
     plan, xp = grid.plan, grid.xp
-    scores = packed_matmul(grid, query, key, "scores")
+    scores = packed_matmul(grid, query, key)
     at, bias, allowed = block_context(grid, sample, scores, i, j=j, masked=masked)
     derivative = None
     if plan.softcap is not None:
@@ -151,40 +131,20 @@ def _soften(scores: Array, softcap: float, xp: Namespace) -> tuple[Array, Array]
 
 def exact_weights(grid: Grid, scores: Array, anchor: Array) -> list[Array]:
     """The weights of scores relative to an anchor, in slices: in the memory of the scores, which are not used again."""
-    xp, count = grid.xp, WEIGHT_SLICES[grid.plan.num_slices]
-    memory = _memory(grid, "scores", count, scores.shape) if count > 1 else None
-    parts = None if memory is None else [memory[n, ...] for n in range(count)]
-    if parts is None:
-        scores -= anchor
-        weights = exp2_weight(scores, xp)
-    else:
-        weights = exp2_weight(xp.subtract(scores, anchor, out=parts[0]), xp, parts[-1])
-    return weight_slices(weights, WEIGHT_BITS[grid.plan.num_slices], count, grid, parts)
+    num_slices = grid.plan.num_slices
+    scores -= anchor
+    return weight_slices(exp2_weight(scores, grid.xp), WEIGHT_BITS[num_slices], WEIGHT_SLICES[num_slices], grid)
 
 
-def weigh(grid: Grid, weights: list[Array], values: Array) -> Parts:
-    """Slices of weights (G, R, m, n) times values (G, n, E): one product where they lie next to each other."""
-    xp, memory, count = grid.xp, None, len(weights)
-    *dims, columns = weights[0].shape
-    if count > 1 and isinstance(dims[0], int) and dims[0] == 1 and grid.dropout is None:
-        memory = _memory(grid, "scores", count, (*dims, columns))
-    if memory is None:
-        return tuple([matmul_per_group(part, values, xp) for part in weights])
-    products = xp.matmul(xp.reshape(memory, (-1, columns)), values[0, ...])
-    products = xp.reshape(products, (count, *dims, shape(values, xp=xp)[-1]))
-    return tuple(products[n, ...] for n in range(count))
-
-
-def weight_slices(weights: Array, bits: int, count: int, grid: Grid, memory: list[Array] | None = None) -> list[Array]:
+def weight_slices(weights: Array, bits: int, count: int, grid: Grid) -> list[Array]:
     """Numbers of magnitude about 1 as integers; each slice holds the remainder of those before.
 
-    Works in the memory of the weights, which are not used again: fresh memory takes longer than the rounding. With
-    memory for all slices, the last of which holds the weights, they are written into it.
+    Works in the memory of the weights, which are not used again: fresh memory takes longer than the rounding.
     """
     parts: list[Array] = []
     for n in range(count - 1):
         weights *= 2.0**bits
-        parts.append(grid.xp.round(weights, **({} if memory is None else {"out": memory[n]})))
+        parts.append(grid.xp.round(weights))
         weights -= parts[n]
     weights *= 2.0**bits
     return [*parts, grid.loops.inplace(grid.xp.round, weights)]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from attention_core._arithmetic import arithmetic_of, fan_out
+from attention_core._arithmetic import ARITHMETICS, fan_out
 from attention_core._arrays import HALF, Array, cast_to, dtype_name, upcast
 from attention_core._attention.blocks.grid import pad
 from attention_core._attention.call import Call, Result, has_no_pairs, repeat_kv, upcast_call
@@ -115,7 +115,7 @@ class Heads(Strategy):
         call, here, lengths, implementation = sharded
         xp, backend, rows = call.xp, call.backend, call.query.shape[-2] * here.size
         if call.arithmetic == "reproducible":
-            query, key, value = fan_out(call[:3], arithmetic_of(call.arithmetic), xp)
+            query, key, value = fan_out(call[:3], ARITHMETICS[call.arithmetic], xp)
             call = call._replace(query=query, key=key, value=value)
         repeats = _repeats(call, here.size)
         call = call if repeats == 1 else upcast_call(call)
@@ -178,7 +178,7 @@ class Gather(Strategy):
         xp, backend, stop, is_exact = call.xp, call.backend, sharded.stop, call.arithmetic == "reproducible"
         rows = call.query.shape[-2]
         if is_exact:
-            query, key, value = fan_out(call[:3], arithmetic_of(call.arithmetic), xp)
+            query, key, value = fan_out(call[:3], ARITHMETICS[call.arithmetic], xp)
             call = call._replace(query=query, key=key, value=value)
         else:
             call = call._replace(query=upcast(call.query, xp=xp), bias=upcast(call.bias, xp=xp))
