@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -231,25 +232,17 @@ def _window(masks: Any, inside: Any, offset: int) -> list[Mask] | None:
     return [SlidingWindow(inside["sliding_window"] - 1, offset=offset)]
 
 
-def _window_both_ways(masks: Any, inside: Any, offset: int) -> list[Mask]:
-    return [SlidingWindow(inside["sliding_window"], inside["sliding_window"], offset=offset)]
-
-
-def _packed(masks: Any, inside: Any, offset: int) -> list[Mask]:
-    return [Segments(inside["packed_sequence_mask"], inside["packed_sequence_mask"])]
-
-
-def _remapped(masks: Any, inside: Any, offset: int) -> list[Mask] | None:
-    return _parts(masks, inside["mask_function"], offset)  # in one packed sequence, positions differ as indices do
-
-
-MADE_BY = {  # what the functions of masking_utils return, by their names
+MADE_BY: dict[str, Callable[[Any, Any, int], list[Mask] | None]] = {
     "and_masks": _all_parts,
     "sliding_window_overlay": _window,
-    "sliding_window_bidirectional_overlay": _window_both_ways,
-    "packed_sequence_mask_function": _packed,
-    "remap_positions_for_packed_sequence": _remapped,
+    "sliding_window_bidirectional_overlay": lambda masks, inside, offset: [
+        SlidingWindow(inside["sliding_window"], inside["sliding_window"], offset=offset)
+    ],
+    "packed_sequence_mask_function": lambda masks, inside, offset: [Segments(*[inside["packed_sequence_mask"]] * 2)],
+    # in one packed sequence, positions differ as indices do
+    "remap_positions_for_packed_sequence": lambda masks, inside, offset: _parts(masks, inside["mask_function"], offset),
 }
+"""What the functions of masking_utils return, by their names."""
 
 
 def _dropout(rate: float, query: torch.Tensor) -> Dropout:
