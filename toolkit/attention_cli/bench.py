@@ -35,7 +35,7 @@ from attention_benchmark.problem import (
 )
 from attention_benchmark.processes import Message, installed, measurements_of, memory_of
 from attention_benchmark.reference import TOLERANCE
-from attention_cli.terminal import Many, check_file, check_known, refusal, refusing_files
+from attention_cli.terminal import Many, check_file, check_known, refusal
 from attention_cli.timed import foreign_of
 from attention_files.writing import write_file
 from attention_workers.memory import available
@@ -79,8 +79,7 @@ def bench(options: Bench, /) -> None:
     _check_plots(options.plots)
     failures: list[str] = []
     if options.read is not None:
-        with refusing_files():
-            measurements, about = read_json(options.read)
+        measurements, about = read_json(options.read)
     else:
         order = Order(
             "",

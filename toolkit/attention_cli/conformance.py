@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from attention_cli.backends import chosen_backends, load
-from attention_cli.terminal import Many, check_file, check_known, console, refusal, refusing_files
+from attention_cli.terminal import Many, check_file, check_known, console, refusal, refusing
 from attention_conformance.cases import CASES
 from attention_conformance.cases.case import Case
 from attention_conformance.cases.identical import Identical
@@ -86,12 +86,11 @@ def conformance(options: Conformance, /) -> None:
     ]
     results, described = run_all(orders, options.jobs)
     _show(results, options.details)
-    with refusing_files():
-        if json:
-            report.write_json(json, results, report.environment(versions_of(described)))
-        if junit:
-            about = {"target": "attention-core", "profile": "exact", "seed": 0}
-            importlib.import_module("attention_conformance.written.junit").write_junit(junit, results, about)
+    if json:
+        report.write_json(json, results, report.environment(versions_of(described)))
+    if junit:
+        about = {"target": "attention-core", "profile": "exact", "seed": 0}
+        importlib.import_module("attention_conformance.written.junit").write_junit(junit, results, about)
     for line in report.proved(results, models, is_quick=options.quick):
         typer.echo(line)
     typer.echo(report.summary(results))
@@ -111,7 +110,9 @@ def _identical(options: Conformance, /) -> None:
     _check_models(models, long)
     model = models[0] if models else None
     texts = _sentences(sentences, model)
-    cases = _chosen_cases(case, _catalogue(model, texts, long))
+    with refusing(ModelError):
+        catalogue = bits.catalogue(model, texts, long=long)
+    cases = _chosen_cases(case, catalogue)
     if options.list_:
         _list(("case", "shows", "dtype"), ((each.name, each.shows, each.dtype) for each in cases))
         return
@@ -148,8 +149,7 @@ def _identical(options: Conformance, /) -> None:
             "sentence": sentences,
         }
         command = command_of(["conformance", "--identical", *["--quick"] * quick], {**places, "model": models}, jobs)
-        with refusing_files():
-            bits.write_json(json, judged, {**bits_environment(described), "command": command, "left out": told})
+        bits.write_json(json, judged, {**bits_environment(described), "command": command, "left out": told})
     for line in bits.proved(judged, model, is_quick=quick):
         typer.echo(line)
     differing = sum(bool(each.complaints) for each in judged)
@@ -354,18 +354,9 @@ def check_places(names: Iterable[str], devices: Many, modes: Many) -> Many:
     return devices
 
 
-def _catalogue(model: Path | None, texts: Sequence[str], long: bool) -> Sequence[Identical]:
-    try:
-        return bits.catalogue(model, texts, long=long)
-    except ModelError as error:
-        raise refusal(str(error)) from error
-
-
 def _check_models(models: Sequence[Path], long: bool) -> None:
     if long and not any(path.is_file() for path in models):
         raise refusal("expected --model with a language model for --long; got none")
-    try:
+    with refusing(ModelError):
         for path in models:
             load_any(path)
-    except ModelError as error:
-        raise refusal(str(error)) from error

@@ -20,7 +20,7 @@ from attention_cli.conformance import (
     run_on,
     tell_left_out,
 )
-from attention_cli.terminal import Many, check_file, console, refusal, refusing_files
+from attention_cli.terminal import Many, check_file, console, refusal, refusing
 from attention_conformance.run import chains, digest as work, identical as bits
 from attention_core.backend import get_backend
 from attention_workers.machine import available_threads
@@ -46,10 +46,8 @@ def digest(options: Digest, /) -> None:
     names = chosen_backends(options.backend)
     device = check_places(names, options.device, mode)
     recipe = work.Recipe(tuple(files), is_causal=options.causal, scale=options.scale, softcap=options.softcap)
-    try:
+    with refusing(TypeError, ValueError):
         shows = work.read(recipe).shows
-    except (TypeError, ValueError) as error:
-        raise refusal(str(error)) from error
     counts = threads or ((1,) if jobs and len(available_threads()) > 1 else ())
     orders = work.orders(recipe, names, devices=device, modes=mode, threads=counts)
     results, described = run_all(orders, jobs, work.work, {})
@@ -71,8 +69,7 @@ def digest(options: Digest, /) -> None:
         )
         hashes = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
         about = {**bits_environment(described), "command": command, "files": hashes}
-        with refusing_files():
-            bits.write_json(options.json, [verdict], about)
+        bits.write_json(options.json, [verdict], about)
     raise typer.Exit(bool(verdict.complaints))
 
 
@@ -84,7 +81,7 @@ def _digest_chain(options: Digest) -> None:
     model, tokens = options.files[0], options.files[1] if len(options.files) == 2 else None
     unlike = ""
     chain: chains.Chain = {}
-    try:
+    with refusing(TypeError, ValueError):
         other = None if options.against is None else chains.read_chain(options.against)
         for name in chosen_backends(options.backend):
             found = chains.chain_of(model, tokens, get_backend(name), options.arithmetic)
@@ -95,11 +92,8 @@ def _digest_chain(options: Digest) -> None:
             chain = chain or found
         told = "" if other is None else chains.first_unlike(other, chain)
         unlike = unlike or (told and f"parts from {options.against} at {told}")
-    except (TypeError, ValueError) as error:
-        raise refusal(str(error)) from error
     if options.chain is not None:
-        with refusing_files():
-            chains.write_chain(options.chain, chain, {"model": str(model), "arithmetic": options.arithmetic})
+        chains.write_chain(options.chain, chain, {"model": str(model), "arithmetic": options.arithmetic})
     typer.echo(unlike or "no place differs")
     raise typer.Exit(bool(unlike))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import typer
 
-from attention_cli.terminal import check_file, refusal, refusing_files
+from attention_cli.terminal import check_file, refusal, refusing
 from attention_core.masks import Causal, KeyLengths, Mask, Segments, SlidingWindow
 from attention_files.safetensors import load_arrays
 from attention_files.writing import FileError
@@ -44,7 +44,7 @@ def view(options: View, /) -> None:
     for name, rule in RULES_OF.items():
         if rules[name] and rule not in (*masks, *versus):
             raise refusal(f"expected --mask {rule} with --{name}; got none")
-    try:
+    with refusing(TypeError, ValueError, IndexError, OSError, ModuleNotFoundError):
         if masks:
             made = _of_masks(masks, versus, length or (64,), rules)
         else:
@@ -53,10 +53,7 @@ def view(options: View, /) -> None:
         if output is None:
             typer.echo(str(made))
         else:
-            with refusing_files():
-                made.save(output)
-    except (FileError, TypeError, ValueError, IndexError, OSError, ModuleNotFoundError) as error:
-        raise refusal(str(error)) from error
+            made.save(output)
     if output is not None:
         typer.echo(f"{made.title}: {output} ({output.stat().st_size / 1e6:.1f} MB)")
 
