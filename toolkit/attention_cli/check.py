@@ -122,7 +122,7 @@ def _former(option: str, path: Path | None) -> tuple[list[Finding], dict[str, An
     if path is None:
         return [], {}
     try:
-        found, about = report.read_findings(path), report.read_about(path)
+        found, about = report.read_findings(path)
         return [each for each in found if each.case != "end" and not each.case.startswith("kind: ")], about
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise refusal(f"expected a file that --json wrote for --{option}; got {str(path)!r}") from error

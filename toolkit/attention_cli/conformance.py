@@ -141,9 +141,9 @@ def _identical(options: Conformance, /) -> None:
     told = {name: bits.told_left_out(name, left_out) for name in chosen}
     tell_left_out(told.values())
     if json:
-        places = {"backend": run_on(results), "device": device, "mode": mode, "case": case}
-        words, more = ["conformance", "--identical", *["--quick"] * quick], {"sentence": sentences, "model": models}
-        command = command_of(words, {**places, **more}, jobs)
+        places: dict[str, Any] = {"backend": run_on(results), "device": device, "mode": mode, "case": case}
+        places |= {"sentence": sentences, "model": models}
+        command = command_of(["conformance", "--identical", *["--quick"] * quick], places, jobs)
         bits.write_json(json, judged, {**bits_environment(described), "command": command, "left out": told})
     for line in bits.proved(judged, model, is_quick=quick):
         typer.echo(line)

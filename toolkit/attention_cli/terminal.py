@@ -33,9 +33,10 @@ def check_file(path: Path | None) -> None:
 @contextlib.contextmanager
 def refusing(*kinds: type[Exception]) -> Iterator[None]:
     """Say in one line what an exception of these kinds says, or one of a file."""
+    refused: tuple[type[Exception], ...] = (FileError, *kinds)
     try:
         yield
-    except (FileError, *kinds) as error:
+    except refused as error:
         raise refusal(str(error)) from error
 
 

@@ -215,12 +215,7 @@ def write_findings(path: Path, findings: Sequence[Finding], about: Mapping[str, 
     write_file(path, (json.dumps(document, indent=1, allow_nan=False, default=str) + "\n").encode())
 
 
-def read_about(path: Path) -> dict[str, Any]:
-    """What the file of a former run tells of it."""
-    return dict(json.loads(path.read_text())["about"])
-
-
-def read_findings(path: Path) -> list[Finding]:
-    """The findings of a former run."""
+def read_findings(path: Path) -> tuple[list[Finding], dict[str, Any]]:
+    """The findings of a former run, and what its file tells of it."""
     document = json.loads(path.read_text())
-    return [finding_from(row) for row in document["findings"]]
+    return [finding_from(row) for row in document["findings"]], dict(document["about"])
