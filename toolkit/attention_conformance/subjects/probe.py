@@ -364,15 +364,10 @@ PROBES: dict[str, tuple[Callable[[Subject], Facts], tuple[str, ...]]] = {
 }
 """Questions in their order, and the facts that answer them."""
 
-OTHERWISE: Facts = {"dtypes": ("float32",), "returns": ()}
+OTHERWISE: Facts = {"backend": "numpy", "dtypes": ("float32",), "returns": ()}
 
 AFTER_A_CRASH: dict[str, Facts] = {
-    "signature": {"backend": "numpy", "native": False, "order": ("query", "key", "value")},
-    **{
-        name: {fact: PLAIN.get(fact, OTHERWISE.get(fact, "")) for fact in facts}
-        for name, (_, facts) in PROBES.items()
-        if name != "signature"
-    },
+    name: {fact: PLAIN.get(fact, OTHERWISE.get(fact, "")) for fact in facts} for name, (_, facts) in PROBES.items()
 }
 """What is supposed where a question ended the process."""
 
