@@ -21,7 +21,7 @@ def allowed(problem: Problem) -> NumpyArray:
 
 
 def _passes(rule: Rule, at: tuple[int, ...], problem: Problem) -> bool:
-    """Whether a rule lets one score through, by its entry of the batch, its head, and positions of query and key."""
+    """Whether a rule lets one score through, at a place in the batch, a head, and positions of query and key."""
     leading, heads, rows, columns = problem.sizes
     *batch, head, query, key = at
     entry, told = tuple(batch), rule.arguments
