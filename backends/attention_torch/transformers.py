@@ -92,8 +92,13 @@ def attend(
     mask: Any
     bias: torch.Tensor | None
     mask, bias = _rule_of(attention_mask, (query.shape[-2], key.shape[-2])), position_bias
-    if mask is None:
-        mask, bias = _mask_and_bias(attention_mask, position_bias)
+    if mask is None and attention_mask is not None:
+        mask = attention_mask
+        if mask.dtype != torch.bool:  # the keys that may be attended to, and what is added to the scores
+            # What hides keys is the lowest number, or a sum with it, which would give the average of a fully masked row.
+            mask = attention_mask > torch.finfo(attention_mask.dtype).min / 2
+            added = torch.where(mask, attention_mask, 0)
+            bias = added if bias is None else bias + added
     if indices is not None:  # of the keys that an indexer chose for each query (B, M, K), next to the mask
         chosen = torch.zeros((*indices.shape[:2], key.shape[-2]), dtype=torch.bool, device=key.device)
         chosen = chosen.scatter(-1, indices.long(), True)[:, None]
@@ -116,21 +121,6 @@ def attend(
     )
     output, p = (result.output, result.weights) if weights else (result, None)
     return output.transpose(1, 2).contiguous(), p
-
-
-def _mask_and_bias(
-    attention_mask: torch.Tensor | None, position_bias: torch.Tensor | None
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The keys that may be attended to, and what is added to the scores: masks of floats are both."""
-    bias = position_bias
-    if attention_mask is None or attention_mask.dtype == torch.bool:
-        mask = attention_mask
-    else:
-        # What hides keys is the lowest number, or a sum with it: a fully masked row of these would give the average.
-        mask = attention_mask > torch.finfo(attention_mask.dtype).min / 2
-        added = torch.where(mask, attention_mask, 0)
-        bias = added if bias is None else bias + added
-    return mask, bias
 
 
 class Carried(NamedTuple):

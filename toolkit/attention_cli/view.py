@@ -40,7 +40,9 @@ def view(options: View, /) -> None:
         raise refusal("expected files of weights, or --mask; got " + ("both" if files else "none"))
     for_masks = {"versus": versus, "length": length, **rules}
     for_files = {"tokens": tokens, "causal": options.causal, "query": options.query, "head": options.head, **chosen}
-    _refuse_unused(for_files if masks else for_masks, "--mask" if masks else "files")
+    for name, value in (for_files if masks else for_masks).items():
+        if value not in DEFAULTS:
+            raise refusal(f"expected no --{name} with {'--mask' if masks else 'files'}; got {value}")
     for name, rule in RULES_OF.items():
         if rules[name] and rule not in (*masks, *versus):
             raise refusal(f"expected --mask {rule} with --{name}; got none")
@@ -56,12 +58,6 @@ def view(options: View, /) -> None:
             made.save(output)
     if output is not None:
         typer.echo(f"{made.title}: {output} ({output.stat().st_size / 1e6:.1f} MB)")
-
-
-def _refuse_unused(options: Mapping[str, Any], looked_at: str) -> None:
-    for name, value in options.items():
-        if value not in DEFAULTS:
-            raise refusal(f"expected no --{name} with {looked_at}; got {value}")
 
 
 def _of_masks(masks: Sequence[str], versus: Sequence[str], length: Sequence[int], rules: Mapping[str, Any]) -> Picture:
