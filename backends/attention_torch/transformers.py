@@ -95,7 +95,7 @@ def attend(
     if mask is None and attention_mask is not None:
         mask = attention_mask
         if mask.dtype != torch.bool:  # the keys that may be attended to, and what is added to the scores
-            # What hides keys is the lowest number, or a sum with it, which would give the average of a fully masked row.
+            # What hides keys is the lowest number, or a sum with it, which would give a fully masked row the average.
             mask = attention_mask > torch.finfo(attention_mask.dtype).min / 2
             added = torch.where(mask, attention_mask, 0)
             bias = added if bias is None else bias + added
