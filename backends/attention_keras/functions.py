@@ -59,14 +59,10 @@ class FunctionCall(keras.Operation):  # type: ignore[misc]
         return {"function": self.function, "options": self.options, "name": self.name}
 
 
-def _is_symbol(leaf: Any) -> bool:
-    return isinstance(leaf, keras.KerasTensor)
-
-
 def _called(function: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Call a function of the core; with a symbol among the arrays, as an operation of a model."""
     arrays, options = tuple(map(plain, arrays)), {name: plain(value) for name, value in options.items()}
-    if not any(map(_is_symbol, (*arrays, *options.values()))):
+    if not any(isinstance(each, keras.KerasTensor) for each in (*arrays, *options.values())):
         return _FUNCTIONS[function](*arrays, **options)
     named = {name: value for name, value in options.items() if hasattr(value, "dtype")}
     fixed = {name: value for name, value in options.items() if name not in named}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -91,8 +92,13 @@ def attend(
     mask: Any
     bias: torch.Tensor | None
     mask, bias = _rule_of(attention_mask, (query.shape[-2], key.shape[-2])), position_bias
-    if mask is None:
-        mask, bias = _mask_and_bias(attention_mask, position_bias)
+    if mask is None and attention_mask is not None:
+        mask = attention_mask
+        if mask.dtype != torch.bool:  # the keys that may be attended to, and what is added to the scores
+            # What hides keys is the lowest number, or a sum with it, which would give a fully masked row the average.
+            mask = attention_mask > torch.finfo(attention_mask.dtype).min / 2
+            added = torch.where(mask, attention_mask, 0)
+            bias = added if bias is None else bias + added
     if indices is not None:  # of the keys that an indexer chose for each query (B, M, K), next to the mask
         chosen = torch.zeros((*indices.shape[:2], key.shape[-2]), dtype=torch.bool, device=key.device)
         chosen = chosen.scatter(-1, indices.long(), True)[:, None]
@@ -115,21 +121,6 @@ def attend(
     )
     output, p = (result.output, result.weights) if weights else (result, None)
     return output.transpose(1, 2).contiguous(), p
-
-
-def _mask_and_bias(
-    attention_mask: torch.Tensor | None, position_bias: torch.Tensor | None
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The keys that may be attended to, and what is added to the scores: masks of floats are both."""
-    bias = position_bias
-    if attention_mask is None or attention_mask.dtype == torch.bool:
-        mask = attention_mask
-    else:
-        # What hides keys is the lowest number, or a sum with it: a fully masked row of these would give the average.
-        mask = attention_mask > torch.finfo(attention_mask.dtype).min / 2
-        added = torch.where(mask, attention_mask, 0)
-        bias = added if bias is None else bias + added
-    return mask, bias
 
 
 class Carried(NamedTuple):
@@ -231,25 +222,17 @@ def _window(masks: Any, inside: Any, offset: int) -> list[Mask] | None:
     return [SlidingWindow(inside["sliding_window"] - 1, offset=offset)]
 
 
-def _window_both_ways(masks: Any, inside: Any, offset: int) -> list[Mask]:
-    return [SlidingWindow(inside["sliding_window"], inside["sliding_window"], offset=offset)]
-
-
-def _packed(masks: Any, inside: Any, offset: int) -> list[Mask]:
-    return [Segments(inside["packed_sequence_mask"], inside["packed_sequence_mask"])]
-
-
-def _remapped(masks: Any, inside: Any, offset: int) -> list[Mask] | None:
-    return _parts(masks, inside["mask_function"], offset)  # in one packed sequence, positions differ as indices do
-
-
-MADE_BY = {  # what the functions of masking_utils return, by their names
+MADE_BY: dict[str, Callable[[Any, Any, int], list[Mask] | None]] = {
     "and_masks": _all_parts,
     "sliding_window_overlay": _window,
-    "sliding_window_bidirectional_overlay": _window_both_ways,
-    "packed_sequence_mask_function": _packed,
-    "remap_positions_for_packed_sequence": _remapped,
+    "sliding_window_bidirectional_overlay": lambda masks, inside, offset: [
+        SlidingWindow(inside["sliding_window"], inside["sliding_window"], offset=offset)
+    ],
+    "packed_sequence_mask_function": lambda masks, inside, offset: [Segments(*[inside["packed_sequence_mask"]] * 2)],
+    # in one packed sequence, positions differ as indices do
+    "remap_positions_for_packed_sequence": lambda masks, inside, offset: _parts(masks, inside["mask_function"], offset),
 }
+"""What the functions of masking_utils return, by their names."""
 
 
 def _dropout(rate: float, query: torch.Tensor) -> Dropout:

@@ -14,7 +14,8 @@ from attention_core import parameters
 
 def _attention(problem: Problem, **options: Any) -> Call:
     def function(query: Any, key: Any, value: Any, *arrays: Any) -> Any:
-        return attention_core.scaled_dot_product_attention(query, key, value, **options, **_options(problem, arrays))
+        more = problem.core_options(*arrays)
+        return attention_core.scaled_dot_product_attention(query, key, value, **options, **more)
 
     return Call(function, problem.arrays, problem.mask_arrays)
 
@@ -32,7 +33,7 @@ def multi_head(problem: Problem) -> Call:
     def function(x: Any, *arrays: Any) -> Any:
         projections = [parameters.Linear(*arrays[start : start + 2]) for start in range(0, 8, 2)]
         weights = parameters.MultiHeadAttention(*projections)
-        options = _options(problem, arrays[8:])
+        options = problem.core_options(*arrays[8:])
         return attention_core.multi_head_attention(weights, x, num_heads=problem.shape[1], **options)
 
     return Call(function, problem.arrays, problem.mask_arrays, "BLC")
@@ -50,9 +51,3 @@ def linear(problem: Problem) -> Call:
 def product(problem: Problem) -> Call:
     """Prepare the same product with the operator ``@``: a peer."""
     return Call(operator.matmul, problem.arrays, layout="BLC")
-
-
-def _options(problem: Problem, arrays: tuple[Any, ...]) -> dict[str, Any]:
-    if problem.is_causal:
-        return {"is_causal": True}
-    return {"mask": problem.core_mask(*arrays), **problem.core_options(*arrays)}

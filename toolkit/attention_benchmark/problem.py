@@ -248,10 +248,6 @@ class Problem:
         """The arrays of the mask of the core."""
         return MASKS[self.mask].arrays(self)
 
-    def core_mask(self, *arrays: Any) -> attention_core.Mask | None:
-        """The mask of the core, with the arrays of a framework."""
-        return MASKS[self.mask].mask(self, *arrays)
-
     def allowed(self, rows: NumpyArray | None = None) -> NumpyArray | None:
         """Which query may attend to which key, with four axes; ``None`` without a mask."""
         rule, keys = MASKS[self.mask].rule, np.arange(self.shape[2])
@@ -262,8 +258,10 @@ class Problem:
         return allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape)
 
     def core_options(self, *arrays: Any) -> dict[str, Any]:
-        """The options of the core that change scores, with the arrays of a framework."""
-        return MASKS[self.mask].options(self, *arrays)
+        """The mask of the core, or its flag, and options that change scores, with the arrays of a framework."""
+        kind = MASKS[self.mask]
+        rule = {"is_causal": True} if self.is_causal else {"mask": kind.mask(self, *arrays)}
+        return {**rule, **kind.options(self, *arrays)}
 
     def changed(self, scores: NumpyArray, rows: NumpyArray) -> tuple[NumpyArray, Any]:
         """Scores of some queries (B, H, rows, N) as the problem changes them, and their derivative."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
@@ -61,8 +61,8 @@ def command(short_help: str, work: str) -> Callable[[type[Options]], type[Option
 
     def decorate(kind: type[Options]) -> type[Options]:
         def run(**options: Any) -> None:
-            module, _, name = work.partition(":")
-            getattr(importlib.import_module(module), name)(kind(**options))
+            with resolve_name("attention_cli.terminal:refusing")():
+                resolve_name(work)(kind(**options))
 
         run.__doc__ = kind.__doc__
         run.__annotations__ = get_type_hints(kind, include_extras=True)

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 def backends(_: Backends, /) -> None:
     """List backends: versions, devices, floating-point types and modes."""
-    table = Table(header_style="bold")
-    for heading in ("backend", "versions", "devices", "dtypes", "modes"):
-        table.add_column(heading)
+    table = Table("backend", "versions", "devices", "dtypes", "modes", header_style="bold")
     for name in announced_backends():
         if name not in available_backends():
             table.add_row(name, f"not installed: {_install(name)}", "", "", "", style="dim")

@@ -10,7 +10,7 @@ import importlib.util
 import math
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,19 +33,15 @@ from attention_benchmark.problem import (
     default_problems,
     shortened,
 )
-from attention_benchmark.processes import Message, installed, measurements_of, memory_of
+from attention_benchmark.processes import installed, measurements_of, memory_of
 from attention_benchmark.reference import TOLERANCE
-from attention_cli.terminal import Many, check_file, check_known, refusal, refusing_files
+from attention_cli.terminal import Many, check_file, check_known, refusal
 from attention_cli.timed import foreign_of
 from attention_files.writing import write_file
 from attention_workers.memory import available
 
 if TYPE_CHECKING:
     from attention_cli.app import Bench
-
-
-class NoDeviceError(Exception):
-    """A framework has no device of the kind that is asked for, but those in the message."""
 
 
 BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
@@ -79,8 +75,7 @@ def bench(options: Bench, /) -> None:
     _check_plots(options.plots)
     failures: list[str] = []
     if options.read is not None:
-        with refusing_files():
-            measurements, about = read_json(options.read)
+        measurements, about = read_json(options.read)
     else:
         order = Order(
             "",
@@ -268,33 +263,24 @@ def _measured(
         for order in orders:
             versions: dict[str, str] = {}
             try:
+                results = []
                 with contextlib.closing(measurements_of(order)) as messages:
-                    timed = _timed(messages, versions, status)
-                    if not memory:
-                        yield from (([each], versions) for each in timed)
-                        continue
-                    results = list(timed)
-            except NoDeviceError as error:
-                without[order.framework] = str(error)
-                continue
+                    for message in messages:
+                        if isinstance(message, Measurement):
+                            results.append(message)
+                            if not memory:
+                                yield results[-1:], versions
+                        elif "devices" in message:  # those that it has, and none of the kind that is asked for
+                            without[order.framework] = ", ".join(message["devices"])
+                        elif "versions" in message:
+                            versions |= message["versions"]
+                        else:
+                            status.update(f"time: {message['started'][0]}")
             except RuntimeError as error:
                 failures.append(str(error))
                 continue
-            yield _with_memory(order, results, status, failures), versions
-
-
-def _timed(
-    messages: Iterable[Message | Measurement], versions: dict[str, str], status: Status
-) -> Iterator[Measurement]:
-    for message in messages:
-        if isinstance(message, Measurement):
-            yield message
-        elif "devices" in message:
-            raise NoDeviceError(", ".join(message["devices"]))
-        elif "versions" in message:
-            versions |= message["versions"]
-        else:
-            status.update(f"time: {message['started'][0]}")
+            if memory and order.framework not in without:
+                yield _with_memory(order, results, status, failures), versions
 
 
 def _with_memory(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from attention_cli.terminal import check_file, check_known, console, refusal, refusing_files
+from attention_cli.terminal import check_file, check_known, console, refusal, refusing
 from attention_conformance.cases.large import LARGE
 from attention_conformance.run.again import command_of, script_of
 from attention_conformance.run.causes import agreed
@@ -61,10 +61,8 @@ def check(options: Check, /) -> None:
     profile, untrusted, fuzz, large = options.profile, options.untrusted, options.fuzz, options.large
     files = {"json": options.json, "junit": options.junit, "markdown": options.markdown, "html": options.html}
     files["expected"] = options.write_expected
-    try:
+    with refusing(ValueError):
         declared |= named_keywords(options.keyword or ())
-    except ValueError as error:
-        raise refusal(str(error)) from error
     for name, option in OPTIONS.items():
         if option.values and option.fact in declared:
             check_known(name, [declared[option.fact]], option.values)
@@ -124,21 +122,19 @@ def _former(option: str, path: Path | None) -> tuple[list[Finding], dict[str, An
     if path is None:
         return [], {}
     try:
-        found, about = report.read_findings(path), report.read_about(path)
+        found, about = report.read_findings(path)
         return [each for each in found if each.case != "end" and not each.case.startswith("kind: ")], about
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise refusal(f"expected a file that --json wrote for --{option}; got {str(path)!r}") from error
 
 
 def _expected(expected: str | None, target: str) -> tuple[Expected, ...]:
-    try:
+    with refusing(ExpectedError):
         found = expected_of(target, expected)
-        for each in found:
-            if wrong := no_case(each.case, of_findings=True):
-                raise ExpectedError(f"{wrong}, in {expected}")
-        return found
-    except ExpectedError as error:
-        raise refusal(str(error)) from error
+    for each in found:
+        if wrong := no_case(each.case, of_findings=True):
+            raise refusal(f"{wrong}, in {expected}")
+    return found
 
 
 class _Run:
@@ -250,8 +246,7 @@ class _Run:
         if told := refusals(self.findings):
             self._screen.print(told, highlight=False, soft_wrap=True)
         typer.echo(report.summary(self.findings))
-        with refusing_files():
-            self._write(files, changed)
+        self._write(files, changed)
 
     def _compare(self, changed: list[Change]) -> None:
         self._screen.print(f"\n{len(changed)} verdicts differ from the former run", style="bold")

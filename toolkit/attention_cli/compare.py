@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.table import Table
 
-from attention_cli.terminal import check_file, console, refusal, refusing_files
+from attention_cli.terminal import check_file, console, refusal
 from attention_conformance.models.comparison import Comparison, PlaceRow, steps
 from attention_conformance.models.sides import ComparisonError
 from attention_conformance.written.comparison import verdict, write_comparison
@@ -60,11 +60,10 @@ def compare(options: Compare, /) -> None:
         raise _died(step, "crashed") from error
     assert found is not None
     _show(found, options.details)
-    with refusing_files():
-        if options.json is not None:
-            write_file(options.json, (json.dumps(found.json(), indent=1, default=str) + "\n").encode())
-        if options.html is not None:
-            write_comparison(options.html, found)
+    if options.json is not None:
+        write_file(options.json, (json.dumps(found.json(), indent=1, default=str) + "\n").encode())
+    if options.html is not None:
+        write_comparison(options.html, found)
     raise typer.Exit(not found.agrees)
 
 

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from attention_cli.backends import chosen_backends, load
-from attention_cli.terminal import Many, check_file, check_known, console, refusal, refusing_files
+from attention_cli.terminal import Many, check_file, check_known, console, refusal, refusing
 from attention_conformance.cases import CASES
 from attention_conformance.cases.case import Case
 from attention_conformance.cases.identical import Identical
@@ -86,12 +86,11 @@ def conformance(options: Conformance, /) -> None:
     ]
     results, described = run_all(orders, options.jobs)
     _show(results, options.details)
-    with refusing_files():
-        if json:
-            report.write_json(json, results, report.environment(versions_of(described)))
-        if junit:
-            about = {"target": "attention-core", "profile": "exact", "seed": 0}
-            importlib.import_module("attention_conformance.written.junit").write_junit(junit, results, about)
+    if json:
+        report.write_json(json, results, environment_of(described))
+    if junit:
+        about = {"target": "attention-core", "profile": "exact", "seed": 0}
+        importlib.import_module("attention_conformance.written.junit").write_junit(junit, results, about)
     for line in report.proved(results, models, is_quick=options.quick):
         typer.echo(line)
     typer.echo(report.summary(results))
@@ -111,7 +110,9 @@ def _identical(options: Conformance, /) -> None:
     _check_models(models, long)
     model = models[0] if models else None
     texts = _sentences(sentences, model)
-    cases = _chosen_cases(case, _catalogue(model, texts, long))
+    with refusing(ModelError):
+        catalogue = bits.catalogue(model, texts, long=long)
+    cases = _chosen_cases(case, catalogue)
     if options.list_:
         _list(("case", "shows", "dtype"), ((each.name, each.shows, each.dtype) for each in cases))
         return
@@ -140,16 +141,10 @@ def _identical(options: Conformance, /) -> None:
     told = {name: bits.told_left_out(name, left_out) for name in chosen}
     tell_left_out(told.values())
     if json:
-        places: dict[str, Any] = {
-            "backend": run_on(results),
-            "device": device,
-            "mode": mode,
-            "case": case,
-            "sentence": sentences,
-        }
-        command = command_of(["conformance", "--identical", *["--quick"] * quick], {**places, "model": models}, jobs)
-        with refusing_files():
-            bits.write_json(json, judged, {**bits_environment(described), "command": command, "left out": told})
+        places: dict[str, Any] = {"backend": run_on(results), "device": device, "mode": mode, "case": case}
+        places |= {"sentence": sentences, "model": models}
+        command = command_of(["conformance", "--identical", *["--quick"] * quick], places, jobs)
+        bits.write_json(json, judged, {**bits_environment(described), "command": command, "left out": told})
     for line in bits.proved(judged, model, is_quick=quick):
         typer.echo(line)
     differing = sum(bool(each.complaints) for each in judged)
@@ -178,9 +173,8 @@ def run_all(
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # of libraries, about themselves
-        bars = {
-            name: progress.add_task(name, total=None, start=False) for name in {o.backend: 0 for o in longest_first}
-        }
+        names = dict.fromkeys(order.backend for order in longest_first)
+        bars = {name: progress.add_task(name, total=None, start=False) for name in names}
         totals = dict.fromkeys(bars, 0)
         ways: dict[str, list[Finding]] = {}
         for message in messages:
@@ -208,19 +202,18 @@ def run_all(
                     screen.print(line, style="red", highlight=False, soft_wrap=True)
         for before in ways.values() if known is None else ():
             screen.print(f"{_way(before[-1])}: {report.summary(before)}", highlight=False)
-    return list(itertools.chain(*results.values())), [
-        each for name in results for each in described if each.target == name
-    ]
+    places = list(results)
+    return list(itertools.chain(*results.values())), sorted(described, key=lambda each: places.index(each.target))
 
 
-def versions_of(described: Iterable[Described]) -> dict[str, Mapping[str, str]]:
-    """The versions of all libraries that were run."""
-    return {each.target: each.versions for each in described}
+def environment_of(described: Iterable[Described]) -> dict[str, Any]:
+    """The environment of a run, with the versions of all its libraries."""
+    return report.environment({each.target: each.versions for each in described})
 
 
 def bits_environment(described: Sequence[Described]) -> dict[str, Any]:
     """The environment of a comparison of bits: the threads are those that each library used, process by process."""
-    about = report.environment(versions_of(described))
+    about = environment_of(described)
     used: dict[str, list[Mapping[str, Any]]] = {each.target: [] for each in described}
     for each in described:
         if each.threads not in used[each.target]:
@@ -308,7 +301,8 @@ def _sentences(words: Sequence[str], model: Path | None) -> tuple[str, ...]:
     found: list[str] = []
     for each in words:
         try:
-            lines = Path(each).read_text(encoding="utf-8").splitlines() if _is_file(each) else [each]
+            is_file = os.path.isfile(each)  # unlike a path, whatever the text
+            lines = Path(each).read_text(encoding="utf-8").splitlines() if is_file else [each]
         except (OSError, UnicodeDecodeError) as error:
             raise refusal(f"expected a file of text; got {each}: {error}") from error
         found += [line for line in lines if line.strip()]
@@ -317,17 +311,8 @@ def _sentences(words: Sequence[str], model: Path | None) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _is_file(text: str) -> bool:
-    try:
-        return Path(text).is_file()
-    except (OSError, ValueError):  # too long for a name, or with a null byte
-        return False
-
-
 def _list(headings: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
-    table = Table(header_style="bold")
-    for heading in headings:
-        table.add_column(heading)
+    table = Table(*headings, header_style="bold")
     for row in rows:
         table.add_row(*row)
     console().print(table)
@@ -354,18 +339,9 @@ def check_places(names: Iterable[str], devices: Many, modes: Many) -> Many:
     return devices
 
 
-def _catalogue(model: Path | None, texts: Sequence[str], long: bool) -> Sequence[Identical]:
-    try:
-        return bits.catalogue(model, texts, long=long)
-    except ModelError as error:
-        raise refusal(str(error)) from error
-
-
 def _check_models(models: Sequence[Path], long: bool) -> None:
     if long and not any(path.is_file() for path in models):
         raise refusal("expected --model with a language model for --long; got none")
-    try:
+    with refusing(ModelError):
         for path in models:
             load_any(path)
-    except ModelError as error:
-        raise refusal(str(error)) from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from attention_cli.conformance import (
     run_on,
     tell_left_out,
 )
-from attention_cli.terminal import Many, check_file, console, refusal, refusing_files
+from attention_cli.terminal import check_file, console, refusal, refusing
 from attention_conformance.run import chains, digest as work, identical as bits
 from attention_core.backend import get_backend
 from attention_workers.machine import available_threads
@@ -46,10 +45,8 @@ def digest(options: Digest, /) -> None:
     names = chosen_backends(options.backend)
     device = check_places(names, options.device, mode)
     recipe = work.Recipe(tuple(files), is_causal=options.causal, scale=options.scale, softcap=options.softcap)
-    try:
+    with refusing(TypeError, ValueError):
         shows = work.read(recipe).shows
-    except (TypeError, ValueError) as error:
-        raise refusal(str(error)) from error
     counts = threads or ((1,) if jobs and len(available_threads()) > 1 else ())
     orders = work.orders(recipe, names, devices=device, modes=mode, threads=counts)
     results, described = run_all(orders, jobs, work.work, {})
@@ -66,13 +63,14 @@ def digest(options: Digest, /) -> None:
         screen.print(line, style="red", highlight=False, soft_wrap=True)
     tell_left_out([verdict.left_out])
     if options.json:
-        command = _command(
-            recipe, run_on(results), jobs, device=device, mode=mode, threads=counts, sha256=sha256 or verdict.sha256
-        )
+        words = ["digest", *(f"./{path}" if str(path).startswith("-") else str(path) for path in files)]
+        words += [FLAGS[name] if value is True else f"{FLAGS[name]}={value}" for name, value in recipe.options.items()]
+        told = sha256 or verdict.sha256  # what was expected, or else found
+        places = {"backend": run_on(results), "device": device or (), "mode": mode or (), "threads": counts}
+        command = command_of(words, {**places, "sha256": [told] if told else ()}, jobs)
         hashes = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
         about = {**bits_environment(described), "command": command, "files": hashes}
-        with refusing_files():
-            bits.write_json(options.json, [verdict], about)
+        bits.write_json(options.json, [verdict], about)
     raise typer.Exit(bool(verdict.complaints))
 
 
@@ -84,7 +82,7 @@ def _digest_chain(options: Digest) -> None:
     model, tokens = options.files[0], options.files[1] if len(options.files) == 2 else None
     unlike = ""
     chain: chains.Chain = {}
-    try:
+    with refusing(TypeError, ValueError):
         other = None if options.against is None else chains.read_chain(options.against)
         for name in chosen_backends(options.backend):
             found = chains.chain_of(model, tokens, get_backend(name), options.arithmetic)
@@ -95,27 +93,7 @@ def _digest_chain(options: Digest) -> None:
             chain = chain or found
         told = "" if other is None else chains.first_unlike(other, chain)
         unlike = unlike or (told and f"parts from {options.against} at {told}")
-    except (TypeError, ValueError) as error:
-        raise refusal(str(error)) from error
     if options.chain is not None:
-        with refusing_files():
-            chains.write_chain(options.chain, chain, {"model": str(model), "arithmetic": options.arithmetic})
+        chains.write_chain(options.chain, chain, {"model": str(model), "arithmetic": options.arithmetic})
     typer.echo(unlike or "no place differs")
     raise typer.Exit(bool(unlike))
-
-
-def _command(
-    recipe: work.Recipe,
-    names: Sequence[str],
-    jobs: int,
-    *,
-    device: Many,
-    mode: Many,
-    threads: Sequence[int],
-    sha256: str,
-) -> str:
-    """The command that computes the same again, and compares it with the hash that was expected, or else found."""
-    words = ["digest", *(f"./{path}" if str(path).startswith("-") else str(path) for path in recipe.files)]
-    words += [FLAGS[name] if value is True else f"{FLAGS[name]}={value}" for name, value in recipe.options.items()]
-    places = {"backend": names, "device": device or (), "mode": mode or (), "threads": threads}
-    return command_of(words, {**places, "sha256": [sha256] if sha256 else ()}, jobs)

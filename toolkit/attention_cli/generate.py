@@ -14,7 +14,7 @@ import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from attention_cli.backends import chosen_backends
-from attention_cli.terminal import console, refusal, telling_warnings
+from attention_cli.terminal import console, refusal, refusing, telling_warnings
 from attention_core import layers as generation
 from attention_core.backend import Backend, get_backend
 from attention_core.functions import prepare_weights
@@ -49,7 +49,7 @@ def generate(options: Generate, /) -> None:
     chosen = get_backend(chosen_backends([options.backend or "numpy"])[0])
     if mode not in chosen.modes:
         raise refusal(f"expected --mode out of {', '.join(chosen.modes)} on {chosen.name}; got {mode!r}")
-    try:
+    with refusing(LayoutError, ModuleNotFoundError, TypeError, ValueError):
         with telling_warnings():
             tokenizer, definition, read_weights, stop = open_text_model(model)
         if options.chat and tokenizer.token_to_id(TURN) is None:
@@ -66,8 +66,6 @@ def generate(options: Generate, /) -> None:
         _check_memory(chosen, definition, len(ids), check_prompts(definition, *arrays, **limits))
         steps = {"stop_ids": stop, "mode": mode, **limits, **sampling}
         _write_texts(chosen, definition, read_weights(), *arrays, tokenizer, **steps)
-    except (FileError, LayoutError, ModuleNotFoundError, TypeError, ValueError) as error:
-        raise refusal(str(error)) from error
 
 
 def _check_memory(backend: Backend, definition: Decoder, batch: int, capacity: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.table import Table
 
-from attention_cli.terminal import check_known, console, refusal
+from attention_cli.terminal import check_known, console, refusal, refusing
 from attention_conformance.named import PROPERTIES, RESULTS, NamedCase, find_case, named_cases, run
 
 if TYPE_CHECKING:
@@ -61,10 +61,8 @@ def _run_all(chosen: list[NamedCase]) -> int:
 
 def case(options: Case, /) -> None:
     """Tell a case and print its script, or run it."""
-    try:
+    with refusing(ValueError):
         found = find_case(options.name)
-    except ValueError as error:
-        raise refusal(str(error)) from error
     if options.run:
         ran = run(found)
         typer.echo(ran.printed, nl=False)

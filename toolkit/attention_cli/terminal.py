@@ -26,17 +26,17 @@ def check_known(option: str, names: Many, known: Iterable[str]) -> None:
 
 def check_file(path: Path | None) -> None:
     """Refuse a file that cannot be written, before there is anything to write."""
-    with refusing_files():
-        if path is not None:
-            check_writable(path)
+    if path is not None:
+        check_writable(path)
 
 
 @contextlib.contextmanager
-def refusing_files() -> Iterator[None]:
-    """Say in one line which file cannot be written."""
+def refusing(*kinds: type[Exception]) -> Iterator[None]:
+    """Say in one line what an exception of these kinds says, or one of a file."""
+    refused: tuple[type[Exception], ...] = (FileError, *kinds)
     try:
         yield
-    except FileError as error:
+    except refused as error:
         raise refusal(str(error)) from error
 
 

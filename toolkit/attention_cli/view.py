@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import typer
 
-from attention_cli.terminal import check_file, refusal, refusing_files
+from attention_cli.terminal import check_file, refusal, refusing
 from attention_core.masks import Causal, KeyLengths, Mask, Segments, SlidingWindow
 from attention_files.safetensors import load_arrays
 from attention_files.writing import FileError
@@ -40,11 +40,13 @@ def view(options: View, /) -> None:
         raise refusal("expected files of weights, or --mask; got " + ("both" if files else "none"))
     for_masks = {"versus": versus, "length": length, **rules}
     for_files = {"tokens": tokens, "causal": options.causal, "query": options.query, "head": options.head, **chosen}
-    _refuse_unused(for_files if masks else for_masks, "--mask" if masks else "files")
+    for name, value in (for_files if masks else for_masks).items():
+        if value not in DEFAULTS:
+            raise refusal(f"expected no --{name} with {'--mask' if masks else 'files'}; got {value}")
     for name, rule in RULES_OF.items():
         if rules[name] and rule not in (*masks, *versus):
             raise refusal(f"expected --mask {rule} with --{name}; got none")
-    try:
+    with refusing(TypeError, ValueError, IndexError, OSError, ModuleNotFoundError):
         if masks:
             made = _of_masks(masks, versus, length or (64,), rules)
         else:
@@ -53,18 +55,9 @@ def view(options: View, /) -> None:
         if output is None:
             typer.echo(str(made))
         else:
-            with refusing_files():
-                made.save(output)
-    except (FileError, TypeError, ValueError, IndexError, OSError, ModuleNotFoundError) as error:
-        raise refusal(str(error)) from error
+            made.save(output)
     if output is not None:
         typer.echo(f"{made.title}: {output} ({output.stat().st_size / 1e6:.1f} MB)")
-
-
-def _refuse_unused(options: Mapping[str, Any], looked_at: str) -> None:
-    for name, value in options.items():
-        if value not in DEFAULTS:
-            raise refusal(f"expected no --{name} with {looked_at}; got {value}")
 
 
 def _of_masks(masks: Sequence[str], versus: Sequence[str], length: Sequence[int], rules: Mapping[str, Any]) -> Picture:

@@ -14,17 +14,13 @@ from typing import Any
 import pytest
 
 from attention_conformance.run.again import command_of, script_of
-from attention_conformance.run.bits import conventions, same_bits
 from attention_conformance.run.expected import Expected, Origin, expected_of, met, unmatched
 from attention_conformance.run.finding import Finding
 from attention_conformance.run.job import Job
-from attention_conformance.run.judge import judged, offered
+from attention_conformance.run.judge import offered
 from attention_conformance.run.question import Question
-from attention_conformance.run.questions import pair_questions, questions
-from attention_conformance.run.subjects import on_device, told
-from attention_conformance.run.surprises import surprises
+from attention_conformance.run.subjects import answered, asked_of
 from attention_conformance.subjects.options import OPTIONS, named_keywords
-from attention_conformance.subjects.probe import settled
 from attention_conformance.subjects.signature import KEYWORDS
 from attention_conformance.subjects.subject import NotOffered, Subject
 from attention_conformance.subjects.target import load_target
@@ -131,37 +127,25 @@ def _tests(subject: Subject, job: Job, expected: Sequence[Expected], same_bits_a
     """A test for each question that the subject offers; the first shows that there is any answer."""
     if job.complaint:
         raise ValueError(job.complaint)
-    declared, again, target = told(subject), functools.partial(_again, job), subject
+    again = functools.partial(_again, job)
     with warnings.catch_warnings(action="ignore"):
-        subject = settled(on_device(subject))
-        like = settled(load_target(job.like)) if job.like else None
-        if same_bits_as is None:
-            asked = questions(subject, job, like)
-            offers = [each for each in asked if _is_offered(each)]
-        else:
-            other = subject if same_bits_as is target else settled(on_device(same_bits_as))
-            offers = asked = pair_questions(subject, other, job)
+        subject, known, asked = asked_of(subject, job, load_target(job.like) if job.like else None, same_bits_as)
+        offers = [each for each in asked if same_bits_as is not None or _is_offered(each)]
     origin = Origin(subject.device or "cpu", subject.backend or "")
-    known: list[Finding] = []
-    if same_bits_as is not None:
-        known = conventions(subject, other, job.accepted)
-    elif not (job.cases or job.dtypes):
-        known = surprises(subject.declared, declared, job.accepted)
+    if same_bits_as is None and (job.cases or job.dtypes):
+        known = []
+    elif same_bits_as is None:
         blanks = [Finding(each.case.name, each.dtype, 0, "", "right") for each in asked]
         named = [each for each in expected if not each.variant]  # of a variant, only results tell
         known += unmatched([*known, *blanks], named, origin)
 
     def judge(question: Question) -> Finding:
-        return met(_judged(question), expected, origin)
+        return met(answered(question), expected, origin)
 
     tests = [SubjectTest("any-answer", functools.partial(_any_answer, offers), again)]
     tests += [SubjectTest(_slug(each), functools.partial(met, each, expected, origin), again) for each in known]
     tests += [SubjectTest(f"{each.case.name}-{each.dtype}", functools.partial(judge, each), again) for each in offers]
     return tests
-
-
-def _judged(question: Question) -> Finding:
-    return judged(question) if question.other is None else same_bits(question)
 
 
 def _is_offered(question: Question) -> bool:
@@ -177,7 +161,7 @@ def _any_answer(asked: Iterable[Question]) -> Finding:
     blank = Finding("any-answer", "-", 0, "Some case has an answer.", "right")
     reason = "none is offered"
     for each in asked:
-        finding = _judged(each)
+        finding = answered(each)
         if finding.verdict not in ("refused", "not offered"):
             return blank
         reason = finding.detail

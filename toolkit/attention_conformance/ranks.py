@@ -20,7 +20,6 @@ import importlib
 import math
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,12 +27,11 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.call import one_line
 from attention_conformance.cases import CASES
 from attention_conformance.cases.identical import IDENTICAL, Identical
 from attention_conformance.problem import DTYPES, Problem, Rule
 from attention_conformance.run.catalogue import matching
-from attention_conformance.run.identical import Found, blank, computed_of, digest, verdicts
+from attention_conformance.run.identical import Found, digest, run, verdicts
 from attention_conformance.run.implementations import bound_of
 from attention_conformance.run.language_model import load_language_model
 from attention_conformance.run.runner import check
@@ -148,14 +146,9 @@ def results(engine: _Engine, case: Identical) -> Iterator[Found]:
             attention = engine.attention(size, strategy, split)
             if attention is None:
                 continue
-            started = time.perf_counter()
-            found = blank(case, engine.backend, engine.device, "eager", variation=f"{size} ranks, {strategy}, {split}")
-            try:
-                ours = replace(case, function=over(case, attention))
-                found = replace(found, arrays=computed_of(ours, engine.backend, engine.device, "eager", trees))
-            except Exception as error:
-                found = replace(found, verdict="visibly wrong", detail=one_line(error))
-            yield replace(found, seconds=time.perf_counter() - started)
+            ours = replace(case, function=over(case, attention))
+            found = run(ours, engine.backend, engine.device, "eager", trees=trees)
+            yield replace(found, variation=f"{size} ranks, {strategy}, {split}")
 
 
 def told(engine: _Engine, patterns: list[str]) -> bool:

@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 __all__ = ["THREADS", "Death", "Order", "Worker", "blocked_interrupts", "carried_out"]
 
@@ -93,7 +94,7 @@ class Worker:
         os.close(file)
         arguments = (work, order, sender, self._stack)
         self.process: BaseProcess = context.Process(target=_child, args=arguments, daemon=True)
-        with _environment(order.environment):
+        with mock.patch.dict(os.environ, order.environment):  # which the process finds
             self.process.start()
         sender.close()  # so that the end of the process is the end of the messages
 
@@ -224,21 +225,6 @@ def _deferred_handlers() -> Iterator[None]:
             signal.signal(number, handler)
         for number in seen:
             signal.raise_signal(number)
-
-
-@contextlib.contextmanager
-def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Let a process that is started here find variables."""
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
-    try:
-        yield
-    finally:
-        for name, setting in before.items():
-            if setting is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = setting
 
 
 def _child(work: Callable[[Any], Iterable[Any]], order: Order, connection: Connection, stack: str) -> None:

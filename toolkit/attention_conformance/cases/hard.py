@@ -16,11 +16,6 @@ from attention_conformance.problem import NumpyArray, Problem, put
 AT: Any = np.s_
 
 
-def least_normal(draw: Draw) -> float:
-    """The least normal number of the dtype."""
-    return math.ldexp(1.0, finfo(draw.dtype).minexp)
-
-
 def one_head(draw: Draw, query: Any, key: Any, value: Any = None, **options: Any) -> Problem:
     """A problem of one head from rows of numbers; the values are drawn where none are given."""
     value = draw.normal(1, len(key), 5) if value is None else draw.array([value])
@@ -44,10 +39,8 @@ def near_ties(draw: Draw, sign: float = 1.0) -> Problem:
 
 def subnormal_values(draw: Draw) -> Problem:
     """Values below the least normal number."""
-    magnitude = 2.0 ** -wide(draw.normal(37, 5, mean=3.0))
-    return one_head(
-        draw, draw.normal(3, 8), draw.normal(37, 8), wide(draw.normal(37, 5)) * magnitude * least_normal(draw)
-    )
+    magnitude, least = 2.0 ** -wide(draw.normal(37, 5, mean=3.0)), math.ldexp(1.0, finfo(draw.dtype).minexp)
+    return one_head(draw, draw.normal(3, 8), draw.normal(37, 8), wide(draw.normal(37, 5)) * magnitude * least)
 
 
 def one_key_dominates(draw: Draw) -> Problem:

@@ -351,10 +351,8 @@ DIAGNOSES = (
             _cap_after_mask),
     Variant("sink-of-first-head", 7, "all heads get the sink of the first", lambda dense:
             None if dense.sinks is None else dense.changed(sinks=np.full_like(dense.sinks, dense.sinks[0]))),
-    Variant("sink-unshifted", 7, "the sink is added to the sum without the shift by the maximum",
-            _sink_unshifted(True)),
-    Variant("sink-unshifted", 7, "the sink is added to the sum without the shift by the maximum",
-            _sink_unshifted(False)),
+    *(Variant("sink-unshifted", 7, "the sink is added to the sum without the shift by the maximum",
+              _sink_unshifted(with_sink)) for with_sink in (True, False)),
     Variant("logsumexp-without-maximum", 6, "the logsumexp lacks the maximum", with_logsumexp(_without_maximum)),
     Variant("logsumexp-is-maximum", 6, "the logsumexp is the maximum alone", with_logsumexp(_maximum)),
     Variant("logsumexp-without-sinks", 6, "the logsumexp lacks the sinks", with_logsumexp(lambda dense, truth:

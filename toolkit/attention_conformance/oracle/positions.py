@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from attention_conformance.problem import NumpyArray, Problem, Rule
-
-
-@dataclass(frozen=True)
-class _Score:
-    """The indices of one score: batch, head, query position and key position."""
-
-    entry: tuple[int, ...]
-    head: int
-    query: int
-    key: int
 
 
 def allowed(problem: Problem) -> NumpyArray:
@@ -27,45 +15,46 @@ def allowed(problem: Problem) -> NumpyArray:
     if problem.options.get("is_causal"):
         rules.append(Rule("Causal", {"offset": 0}))
     for rule in rules:
-        for *entry, head, query, key in np.ndindex(through.shape):
-            score = _Score(tuple(entry), head, query, key)
-            through[(*entry, head, query, key)] &= _passes(rule, score, problem)
+        for at in np.ndindex(through.shape):
+            through[at] &= _passes(rule, at, problem)
     return through
 
 
-def _passes(rule: Rule, score: _Score, problem: Problem) -> bool:
+def _passes(rule: Rule, at: tuple[int, ...], problem: Problem) -> bool:
+    """Whether a rule lets one score through, at a place in the batch, a head, and positions of query and key."""
     leading, heads, rows, columns = problem.sizes
-    told = rule.arguments
+    *batch, head, query, key = at
+    entry, told = tuple(batch), rule.arguments
 
     def number(name: str) -> int:
         """A number as it stands, or the entry of an array along the leading axes; an offset is 0 by default."""
         argument: int | str = told.get(name, 0)
         if isinstance(argument, str):
-            return int(np.broadcast_to(problem.arrays[argument], leading)[score.entry])
+            return int(np.broadcast_to(problem.arrays[argument], leading)[entry])
         return argument
 
     match rule.kind:
         case "Causal":
-            return score.key <= score.query + number("offset")
+            return key <= query + number("offset")
         case "SlidingWindow":
-            position, left, right = score.query + number("offset"), told.get("left"), told.get("right")
-            return (left is None or score.key >= position - left) and (right is None or score.key <= position + right)
+            position, left, right = query + number("offset"), told.get("left"), told.get("right")
+            return (left is None or key >= position - left) and (right is None or key <= position + right)
         case "KeyLengths":
-            return score.key < number("lengths")
+            return key < number("lengths")
         case "Segments":
             query_ids = np.broadcast_to(problem.arrays[told["query_ids"]], (*leading, rows))
             key_ids = np.broadcast_to(problem.arrays[told["key_ids"]], (*leading, columns))
-            return bool(query_ids[(*score.entry, score.query)] == key_ids[(*score.entry, score.key)])
+            return bool(query_ids[(*entry, query)] == key_ids[(*entry, key)])
         case "periodic":
-            entry = int(np.ravel_multi_index(score.entry, leading)) if score.entry else 0
-            return (entry + score.head + score.query + score.key) % int(problem.arrays[told["period"]]) != 0
+            number_of = int(np.ravel_multi_index(entry, leading)) if entry else 0
+            return (number_of + head + query + key) % int(problem.arrays[told["period"]]) != 0
         case "array":
             mask = np.broadcast_to(problem.arrays[told["name"]], (*leading, heads, rows, columns))
-            return bool(mask[(*score.entry, score.head, score.query, score.key)])
+            return bool(mask[at])
         case "and":
-            return _passes(told["first"], score, problem) and _passes(told["second"], score, problem)
+            return _passes(told["first"], at, problem) and _passes(told["second"], at, problem)
         case "or":
-            return _passes(told["first"], score, problem) or _passes(told["second"], score, problem)
+            return _passes(told["first"], at, problem) or _passes(told["second"], at, problem)
         case "not":
-            return not _passes(told["first"], score, problem)
+            return not _passes(told["first"], at, problem)
     raise KeyError(rule.kind)

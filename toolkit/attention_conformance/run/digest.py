@@ -214,13 +214,10 @@ def _case(shows: str, trees: Trees, function: Any, *, dtype: str, axes: Mapping[
 
 def _check_names(inputs: Mapping[str, Any], *, needed: Sequence[str], known: Sequence[str]) -> None:
     if missing := [name for name in needed if name not in inputs]:
-        raise FileError(f"expected inputs {', '.join(needed)}; got no {', '.join(missing)} {_among(inputs)}")
+        among = f"among {', '.join(sorted(inputs))}" if inputs else "in any file"
+        raise FileError(f"expected inputs {', '.join(needed)}; got no {', '.join(missing)} {among}")
     if unknown := sorted(inputs.keys() - set(known)):
         raise FileError(f"expected inputs out of {', '.join(known)}; got {', '.join(unknown)}")
-
-
-def _among(inputs: Mapping[str, Any]) -> str:
-    return f"among {', '.join(sorted(inputs))}" if inputs else "in any file"
 
 
 def _call(options: Mapping[str, Any], trees: Trees) -> Any:

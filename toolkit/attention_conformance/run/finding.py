@@ -10,22 +10,24 @@ from typing import Any
 
 from attention_conformance.run.where import Blocks, Worst
 
-VERDICTS = (
-    "silently wrong",
-    "visibly wrong",
-    "crashed",
-    "timed out",
-    "differs by convention",
-    "other bits",
-    "unexpectedly right",
-    "never computed",
-    "not understood",
-    "refused",
-    "not offered",
-    "accepted",
-    "right",
-)
-"""All verdicts, the worst first."""
+VERDICTS_TOLD = {
+    "silently wrong": ("bold red", "finite numbers that are not the answer"),
+    "visibly wrong": ("red", "NaN for a number, or a wrong shape or dtype"),
+    "crashed": ("bold magenta", "the process ended"),
+    "timed out": ("bold magenta", "no answer in time"),
+    "differs by convention": ("yellow", "another known answer; --accept NAME"),
+    "other bits": ("yellow", "not those of another call, or of --same-bits-as"),
+    "unexpectedly right": ("yellow", "named by --expected, and no longer wrong"),
+    "never computed": ("yellow", "a kind of call that is always refused"),
+    "not understood": ("yellow", "parameters left at their defaults; --keyword"),
+    "refused": ("dim", "an exception before a result"),
+    "not offered": ("dim", "the subject declares no such option"),
+    "accepted": ("cyan", "named by --accept or --expected"),
+    "right": ("green", "within the bound"),
+}
+"""All verdicts, the worst first: the style of each in the terminal, and what it means."""
+
+VERDICTS = tuple(VERDICTS_TOLD)
 
 CONVENTION = "differs by convention"
 

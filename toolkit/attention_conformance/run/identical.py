@@ -243,20 +243,24 @@ def blank(case: Identical, backend: Backend, device: str, mode: str, *, variatio
     return replace(found, backend=backend.name, device=device, mode=mode, variation=variation)
 
 
-def run(case: Identical, backend: Backend, device: str, mode: str, *, variation: str = "") -> Found:
-    """Compute a case in one way; an exception is a failed case."""
+def run(
+    case: Identical, backend: Backend, device: str, mode: str, *, variation: str = "", trees: Trees | None = None
+) -> Found:
+    """Compute a case in one way, perhaps of given inputs; an exception is a failed case."""
     started, found = time.perf_counter(), blank(case, backend, device, mode)
     try:
         with np.errstate(all="ignore"):
-            found = replace(found, arrays=computed(case, backend, device, mode, variation=variation))
+            found = replace(found, arrays=computed(case, backend, device, mode, variation=variation, trees=trees))
     except Exception as unexpected:
         found = replace(found, verdict="visibly wrong", detail=one_line(unexpected))
     return replace(found, seconds=time.perf_counter() - started)
 
 
-def computed(case: Identical, backend: Backend, device: str, mode: str, *, variation: str = "") -> Named:
+def computed(
+    case: Identical, backend: Backend, device: str, mode: str, *, variation: str = "", trees: Trees | None = None
+) -> Named:
     """The results of a case, or its gradients, as NumPy arrays."""
-    trees = case.trees()
+    trees = case.trees() if trees is None else trees
     if variation == AMONG_OTHERS:
         _, count = _batched(case, trees)
         found = computed_of(case, backend, device, mode, trees=_among_others(case, trees))

@@ -62,10 +62,8 @@ class Order(workers.Order):
     def lost(self, at: Any, death: workers.Death) -> tuple[Finding, Order | None]:
         """The finding for the death of a process, and what another has to do: the case that it died of fails."""
         if at is None:
-            found = Finding(
-                "start", "-", 0, "The library loads.", "crashed", backend=self.backend, device="-", mode="-"
-            )
-            found = replace(found, implementation="-", measure="exact")
+            found = Finding("start", "-", 0, "The library loads.", "crashed", backend=self.backend, measure="exact")
+            found = replace(found, device="-", mode="-", implementation="-")
         else:
             found = replace(at.finding, verdict="crashed")
         left = None if at is None else replace(self, skip=self.skip + 1)

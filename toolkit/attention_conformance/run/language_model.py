@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -62,14 +62,6 @@ KNOWN = {
     )
 }
 SHORT = 3  # prompts, unless the run is to be long
-
-
-class Outcome(NamedTuple):
-    """Error, bound and detail of a trial."""
-
-    error: float
-    bound: float
-    detail: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,8 +149,8 @@ def _vocabulary(path: Path) -> tuple[str, ...]:
         return ()
 
 
-def outcome(model: LanguageModel, backend: Backend, device: str, dtype: str, *, mode: str) -> Outcome:
-    """Answer the question with a cache, and compare tokens and logits with those of one pass in float64."""
+def outcome(model: LanguageModel, backend: Backend, device: str, dtype: str, *, mode: str) -> tuple[float, float, str]:
+    """Answer with a cache, and compare with one pass in float64: the error, its bound, and what is told of it."""
     with in_precision(backend, dtype):
         ids, logits = _answer(model, backend, device, dtype, mode=mode)
     expected = _reference(model, ids)
@@ -166,8 +158,8 @@ def outcome(model: LanguageModel, backend: Backend, device: str, dtype: str, *, 
     error = np.max(np.abs(logits - expected)) / spacing(largest * np.ones(1), dtype)[0]
     wanted = model.known.answer if model.known else tuple(np.argmax(expected, axis=-1).tolist())
     if ids != wanted:
-        return Outcome(math.inf, BOUNDS[dtype], f"expected tokens {wanted}; got {ids}")
-    return Outcome(math.inf if np.isnan(error) else float(error), BOUNDS[dtype], f"text {model.text(ids)!r}")
+        return math.inf, BOUNDS[dtype], f"expected tokens {wanted}; got {ids}"
+    return math.inf if np.isnan(error) else float(error), BOUNDS[dtype], f"text {model.text(ids)!r}"
 
 
 def _answer(

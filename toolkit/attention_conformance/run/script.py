@@ -43,23 +43,26 @@ def laid(array: NumpyArray, kind: str) -> NumpyArray:
     return view
 
 
-def definition(
-    query: NumpyArray, key: NumpyArray, value: NumpyArray, *, allowed: NumpyArray, bias: NumpyArray, scale: float,
-    softcap: float | None, sinks: NumpyArray | None, d_output: NumpyArray | None,
-) -> dict[str, tuple[NumpyArray, NumpyArray]]:  # fmt: skip
-    """The output, or the gradients, query by query over the keys that it may attend to, and the scale of errors."""
-    batch, heads, rows, _ = query.shape
-    groups = key.shape[1]
-    output = np.zeros((*query.shape[:-1], value.shape[-1]))
-    found = {
-        "output": output,
-        "query": np.zeros(query.shape),
-        "key": np.zeros(key.shape),
-        "value": np.zeros(value.shape),
-    }
+def truth(
+    arrays: dict[str, NumpyArray], *, scale: float, softcap: float | None, offset: int | None
+) -> dict[str, tuple[NumpyArray, NumpyArray]]:
+    """The output, or the gradients, query by query over the keys that it may attend to, and the scale of errors.
+
+    An offset says that attention is causal.
+    """
+    exact = {name: each if each.dtype == bool else each.astype(np.float64) for name, each in arrays.items()}
+    query, key, value = (exact[name] for name in ("query", "key", "value"))
+    sinks, d_output = exact.get("sinks"), exact.get("d_output")
+    full = (*query.shape[:3], key.shape[2])
+    allowed = np.broadcast_to(exact.get("mask", True), full).copy()
+    if offset is not None:
+        allowed &= np.arange(full[3]) <= np.arange(full[2])[:, None] + offset
+    bias = np.broadcast_to(exact.get("bias", 0.0), full)
+    output = np.zeros((*full[:3], value.shape[-1]))
+    found = {"output": output, **{name: np.zeros(exact[name].shape) for name in ("query", "key", "value")}}
     sizes = {name: np.zeros(each.shape) for name, each in found.items()}
-    for at in np.ndindex(batch, heads, rows):
-        shared = (at[0], at[1] * groups // heads)
+    for at in np.ndindex(full[:3]):
+        shared = (at[0], at[1] * key.shape[1] // full[1])
         seen = allowed[at] & (bias[at] > -np.inf)
         keys, values = key[shared][seen], value[shared][seen]
         raw = scale * (keys @ query[at])
@@ -88,26 +91,6 @@ def definition(
             into["value"][shared][seen] += np.outer(weights, change)
     names = ["output"] if d_output is None else ["query", "key", "value"]
     return {name: (found[name], sizes[name]) for name in names}
-
-
-def truth(
-    arrays: dict[str, NumpyArray], *, scale: float, softcap: float | None, offset: int | None
-) -> dict[str, tuple[NumpyArray, NumpyArray]]:
-    """The definition on arrays in float64; an offset says that attention is causal."""
-    exact = {name: each if each.dtype == bool else each.astype(np.float64) for name, each in arrays.items()}
-    query, key, value = (exact[name] for name in ("query", "key", "value"))
-    full = (*query.shape[:3], key.shape[2])
-    allowed = np.broadcast_to(exact.get("mask", True), full).copy()
-    if offset is not None:
-        allowed &= np.arange(full[3]) <= np.arange(full[2])[:, None] + offset
-    bias = np.broadcast_to(exact.get("bias", 0.0), full)
-    options: dict[str, Any] = {
-        "scale": scale,
-        "softcap": softcap,
-        "sinks": exact.get("sinks"),
-        "d_output": exact.get("d_output"),
-    }
-    return definition(query, key, value, allowed=allowed, bias=bias, **options)
 
 
 def compared(
@@ -152,7 +135,7 @@ def script(
     rendered = importlib.import_module("attention_conformance.templates").rendered  # whose library few have need of
     text: str = rendered(
         "script.py.jinja", says=says, library=library, layout=layout, dtype=dtype, file=file, name=name,
-        preset=_preset(target) if target in PRESETS else None, sources=_sources(laid, definition, truth, compared),
+        preset=_preset(target) if target in PRESETS else None, sources=_sources(laid, truth, compared),
         stored=_stored(arrays), memory={name: kind for name, kind in memory.items() if kind != "contiguous"},
         device=f".to({subject.device!r})" if is_elsewhere else "", order=subject.order or ("query", "key", "value"),
         turn="" if axes == sorted(axes) else turns[0], turn_back=turns[1], places=places, words=words,

@@ -103,17 +103,30 @@ def check_subject(
     )
     if job.complaint:
         raise ValueError(job.complaint)
+    _, known, asked = asked_of(subject, job, like, same_bits_as)
+    found = [answered(question) for question in asked]
+    if same_bits_as is not None:
+        return [*known, *found]
+    found = agreed(found)
+    return found if cases else [*known, *found, *never_computed(found, accepted)]
+
+
+def asked_of(
+    subject: Subject, job: Job, like: Subject | None, same_bits_as: Subject | None
+) -> tuple[Subject, list[Finding], list[Question]]:
+    """A subject as small calls tell it, what these find, and what a job asks of it, or of it and another."""
     declared, target = told(subject), subject
     subject = settled(on_device(subject))
     if same_bits_as is not None:
         other = subject if same_bits_as is target else settled(on_device(same_bits_as))
-        found = [same_bits(question) for question in pair_questions(subject, other, job)]
-        return [*conventions(subject, other, accepted), *found]
+        return subject, conventions(subject, other, job.accepted), pair_questions(subject, other, job)
     like = None if like is None else settled(like)
-    found = agreed([judged(question) for question in questions(subject, job, like)])
-    if cases:
-        return found
-    return [*surprises(subject.declared, declared, accepted), *found, *never_computed(found, accepted)]
+    return subject, surprises(subject.declared, declared, job.accepted), questions(subject, job, like)
+
+
+def answered(question: Question) -> Finding:
+    """The finding of a question, about one subject or about two."""
+    return judged(question) if question.other is None else same_bits(question)
 
 
 def _sources(subject: Subject) -> dict[str, str]:

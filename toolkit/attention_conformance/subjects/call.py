@@ -62,32 +62,26 @@ def _looped(problem: Problem, subject: Subject, arrays: Arrays, xp: Any) -> Arra
     """Loop over the axes that a layout lacks."""
     layout = subject.layout or "BHSD"
     names = [name for name in ("query", "key", "value", "mask", "bias") if name in arrays]
-    if "B" in layout:
-        return _named(_call(problem, subject, arrays, xp), problem, subject, xp)
     batches, heads = arrays["query"].shape[:2]
+    shared = heads // max(1, arrays["key"].shape[1])
 
     def part(name: str, *index: int) -> Any:
         each = arrays[name]
+        index = (*index[:1], index[1] // shared) if index[1:] and name in ("key", "value") else index
         return each[tuple(min(at, size - 1) for at, size in zip(index, each.shape, strict=False))]
 
-    if "H" in layout:
-        found = [
-            _named(
-                _call(problem, subject, arrays | {name: part(name, batch) for name in names}, xp), problem, subject, xp
-            )
-            for batch in range(batches)
-        ]
+    def called(*index: int) -> Arrays:
+        one = arrays | {name: part(name, *index) for name in names if index}
+        return _named(_call(problem, subject, one, xp), problem, subject, xp)
+
+    def stacked(found: list[Arrays]) -> Arrays:
         return {name: xp.stack([each[name] for each in found]) for name in found[0]}
-    shared = heads // max(1, arrays["key"].shape[1])
-    rows = []
-    for batch in range(batches):
-        calls = []
-        for head in range(heads):
-            at = {name: (batch, head // shared if name in ("key", "value") else head) for name in names}
-            one = arrays | {name: part(name, *index) for name, index in at.items()}
-            calls.append(_named(_call(problem, subject, one, xp), problem, subject, xp))
-        rows.append({name: xp.stack([each[name] for each in calls]) for name in calls[0]})
-    return {name: xp.stack([row[name] for row in rows]) for name in rows[0]}
+
+    if "B" in layout:
+        return called()
+    if "H" in layout:
+        return stacked([called(batch) for batch in range(batches)])
+    return stacked([stacked([called(batch, head) for head in range(heads)]) for batch in range(batches)])
 
 
 def _call(problem: Problem, subject: Subject, arrays: Arrays, xp: Any) -> Any:

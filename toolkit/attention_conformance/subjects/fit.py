@@ -111,11 +111,8 @@ def _ruled(problem: Problem, subject: Subject) -> Problem:
     options, arrays = dict(problem.options), dict(problem.arrays)
     causal = bool(options.pop("is_causal", False)) or _is_flag(problem, subject)
     mask = None if problem.mask is None or _is_flag(problem, subject) else mask_array(problem.mask, problem)
-    if causal and (subject.causal == "none" or (mask is not None and not subject.mask_with_causal)):
-        offset = _offset(subject, rows, columns)
-        seen = np.arange(columns)[None, :] <= np.arange(rows)[:, None] + offset
-        mask, causal = seen if mask is None else mask & seen, False
-    if causal and subject.bias_name and "bias" in arrays and not subject.mask_with_causal:
+    has_other = mask is not None or ("bias" in arrays and bool(subject.bias_name))
+    if causal and (subject.causal == "none" or (has_other and not subject.mask_with_causal)):
         seen = np.arange(columns)[None, :] <= np.arange(rows)[:, None] + _offset(subject, rows, columns)
         mask, causal = seen if mask is None else mask & seen, False
     rest = {name: each for name, each in arrays.items() if name in ("query", "key", "value", "bias", "sinks")}

@@ -340,18 +340,13 @@ def _dtypes(subject: Subject) -> Facts:
 
 
 def _gradients(subject: Subject) -> Facts:
-    backend = get_backend(subject.backend or "numpy")
-    return {"differentiates": subject.backward is not None or _can_differentiate(subject, backend)}
-
-
-def _can_differentiate(subject: Subject, backend: Backend) -> bool:
-    if not backend.differentiates:
-        return False
-    for problem in _kinds(_problem(cotangent=np.ones((2, 4, 64, WIDTH), np.float32))):
+    has_pair, is_tried = subject.backward is not None, get_backend(subject.backend or "numpy").differentiates
+    problem = _problem(cotangent=np.ones((2, 4, 64, WIDTH), np.float32))
+    for each in _kinds(problem) if is_tried and not has_pair else ():
         with contextlib.suppress(Exception):  # no gradient
-            _called(subject, problem, lambda p, x, library: gradients(p, subject, x, ("query",), library))
-            return True
-    return False
+            _called(subject, each, lambda p, x, library: gradients(p, subject, x, ("query",), library))
+            return {"differentiates": True}
+    return {"differentiates": has_pair}
 
 
 PROBES: dict[str, tuple[Callable[[Subject], Facts], tuple[str, ...]]] = {
@@ -369,15 +364,10 @@ PROBES: dict[str, tuple[Callable[[Subject], Facts], tuple[str, ...]]] = {
 }
 """Questions in their order, and the facts that answer them."""
 
-OTHERWISE: Facts = {"dtypes": ("float32",), "returns": ()}
+OTHERWISE: Facts = {"backend": "numpy", "dtypes": ("float32",), "returns": ()}
 
 AFTER_A_CRASH: dict[str, Facts] = {
-    "signature": {"backend": "numpy", "native": False, "order": ("query", "key", "value")},
-    **{
-        name: {fact: PLAIN.get(fact, OTHERWISE.get(fact, "")) for fact in facts}
-        for name, (_, facts) in PROBES.items()
-        if name != "signature"
-    },
+    name: {fact: PLAIN.get(fact, OTHERWISE.get(fact, "")) for fact in facts} for name, (_, facts) in PROBES.items()
 }
 """What is supposed where a question ended the process."""
 

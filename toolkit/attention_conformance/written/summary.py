@@ -15,7 +15,16 @@ from rich.text import Text
 
 from attention_conformance.cases.contract import LINES
 from attention_conformance.oracle.variants import FAULTS
-from attention_conformance.run.finding import ENDED, Finding, counted, finding_from, grouped, little, to_row
+from attention_conformance.run.finding import (
+    ENDED,
+    VERDICTS_TOLD,
+    Finding,
+    counted,
+    finding_from,
+    grouped,
+    little,
+    to_row,
+)
 from attention_conformance.written.story import threads_told
 from attention_files.writing import write_file
 
@@ -24,23 +33,6 @@ MOST_REFUSALS = 6
 
 MOST_UNNAMED = 4
 """Cases of a verdict that the terminal tells in full, where the cause has no name."""
-
-VERDICTS_TOLD = {
-    "silently wrong": ("bold red", "finite numbers that are not the answer"),
-    "visibly wrong": ("red", "NaN for a number, or a wrong shape or dtype"),
-    "crashed": ("bold magenta", "the process ended"),
-    "timed out": ("bold magenta", "no answer in time"),
-    "differs by convention": ("yellow", "another known answer; --accept NAME"),
-    "other bits": ("yellow", "not those of another call, or of --same-bits-as"),
-    "unexpectedly right": ("yellow", "named by --expected, and no longer wrong"),
-    "never computed": ("yellow", "a kind of call that is always refused"),
-    "not understood": ("yellow", "parameters left at their defaults; --keyword"),
-    "refused": ("dim", "an exception before a result"),
-    "not offered": ("dim", "the subject declares no such option"),
-    "accepted": ("cyan", "named by --accept or --expected"),
-    "right": ("green", "within the bound"),
-}
-"""The style of each verdict in the terminal, and what it means."""
 
 MEANINGS = {verdict: means for verdict, (_, means) in VERDICTS_TOLD.items()}
 
@@ -215,12 +207,7 @@ def write_findings(path: Path, findings: Sequence[Finding], about: Mapping[str, 
     write_file(path, (json.dumps(document, indent=1, allow_nan=False, default=str) + "\n").encode())
 
 
-def read_about(path: Path) -> dict[str, Any]:
-    """What the file of a former run tells of it."""
-    return dict(json.loads(path.read_text())["about"])
-
-
-def read_findings(path: Path) -> list[Finding]:
-    """The findings of a former run."""
+def read_findings(path: Path) -> tuple[list[Finding], dict[str, Any]]:
+    """The findings of a former run, and what its file tells of it."""
     document = json.loads(path.read_text())
-    return [finding_from(row) for row in document["findings"]]
+    return [finding_from(row) for row in document["findings"]], dict(document["about"])
