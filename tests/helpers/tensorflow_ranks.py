@@ -43,6 +43,7 @@ def main(path):
         found[case] = ranks[-1] if is_merged else joined(ranks, split, name, length), expected
     found["graph"] = in_a_graph(strategy)
     found["errors"] = errors(strategy)
+    found["differentiated"] = undifferentiated(strategy)
     Path(path).write_bytes(pickle.dumps(found))
 
 
@@ -64,6 +65,23 @@ def in_a_graph(strategy):
     found = tf.function(lambda: strategy.run(of_replica), autograph=False)()
     ranks = zip(*map(strategy.experimental_local_results, found), strict=True)
     return [[x.numpy() for x in rank] for rank in ranks], [x.numpy() for x in gradients(*wholes)]
+
+
+def undifferentiated(strategy):
+    """What each replica is told of a differentiated merge."""
+    told = []
+
+    def of_replica():
+        x = tf.zeros((1, 2, 4, 3))
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            try:
+                ac.scaled_dot_product_attention(x, x, x, shards=ac.Shards(strategy, strategy="merge"))
+            except NotImplementedError as error:
+                told.append(str(error))
+
+    strategy.run(of_replica)
+    return told
 
 
 def errors(strategy):

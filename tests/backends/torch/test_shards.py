@@ -82,6 +82,15 @@ def test_shards_in_one_graph_and_computed_again_for_the_gradient(found, way):
     check(found[way], 1e-13)
 
 
+def test_a_differentiated_merge_is_refused_before_anything_is_sent(found):
+    refused, sums = found["merge"]
+    assert sums == 1
+    for mode, (told, sums) in refused.items():
+        assert sums == 0, mode
+        assert told[0] == told[1]
+        assert "expected strategy='merge' of shards, which is for decoding, not to be differentiated" in told[0]
+
+
 RUNS = (((4, 1, 3), (0, 1, 4)),)
 
 
