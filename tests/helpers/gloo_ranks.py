@@ -146,13 +146,13 @@ def hashes(rank, groups):
     return found
 
 
-def compared(rank, group, case, arithmetic, dtype, seed=0, **options):
+def compared(rank, group, case, arithmetic, dtype, seed=0, heads=(4, 2), **options):
     """Results of the ranks, joined, and of one process; ``None`` on ranks that are not the first."""
     name, size, split, strategy, length = case
     if rank >= size:
         return None
     backend = ac.backend.get_backend("torch")
-    more = {"length": length, "arithmetic": arithmetic, "dtype": dtype, "seed": seed}
+    more = {"length": length, "arithmetic": arithmetic, "dtype": dtype, "seed": seed, "heads": heads}
     ranks, mine = (
         [None] * size,
         of_rank(backend, ac.Shards(group, split, strategy, length), name, put=torch.from_numpy, **more, **options),

@@ -1,5 +1,6 @@
 """A program of its own on two logical processors of TensorFlow, which share a sequence; it writes what it found."""
 
+import functools
 import pickle
 import sys
 from pathlib import Path
@@ -19,15 +20,17 @@ CASES = [
 ]
 
 
-def main(path):
-    """Run all cases."""
+@functools.cache
+def two_replicas():
+    """A strategy of two logical processors: another one in this process would count its collectives from the first."""
     (processor,) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(processor, [tf.config.LogicalDeviceConfiguration()] * 2)
-    strategy, backend, found = (
-        tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]),
-        ac.backend.get_backend("tensorflow"),
-        {},
-    )
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+def main(path):
+    """Run all cases."""
+    strategy, backend, found = two_replicas(), ac.backend.get_backend("tensorflow"), {}
     for case in CASES:
         name, split, way, length, arithmetic, dtype = case
         more = {"length": length, "arithmetic": arithmetic, "dtype": dtype, "put": tf.constant}
