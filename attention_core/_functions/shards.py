@@ -212,7 +212,7 @@ def whole_length(name: str, x: Array, axis: int, shards: Shards, here: Place) ->
             f"expected {name} with {padded // here.size} positions on each of {here.size} ranks, of length"
             f" {length}; got {rows}: {hint}"
         )
-    return int(whole) if length is None else length
+    return operator.index(whole if length is None else length)  # no symbol of a compiler
 
 
 def whole_lengths(shards: Shards, here: Place, query: Array, key: Array) -> tuple[int, int]:

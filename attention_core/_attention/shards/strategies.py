@@ -6,6 +6,7 @@ They are judged as ways are: a refusal, or why another one is faster. Each calls
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -90,7 +91,7 @@ class Heads(Strategy):
 
     def judge(self, sharded: Sharded) -> Verdict:
         call, size = sharded.call, sharded.here.size
-        num_heads, num_kv_heads = call.query.shape[-3], call.key.shape[-3]
+        num_heads, num_kv_heads = (operator.index(x.shape[-3]) for x in call[:2])  # no symbols of a compiler
         if num_heads % max(1, math.lcm(num_kv_heads, size)):
             return Verdict(
                 f"{num_heads} heads and {num_kv_heads} key/value heads are not shared out evenly by {size} ranks"

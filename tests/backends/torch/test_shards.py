@@ -119,6 +119,25 @@ def test_a_plan_inside_of_another_is_compiled(split, strategy, arithmetic):
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.parametrize("strategy", ["gather", "heads", "ring"])
+def test_lengths_and_heads_that_became_symbols_are_compiled(strategy):
+    """In the second program of the same code, PyTorch has symbols for what differs."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        for length, heads in ((7, 2), (9, 3)):
+            shards, x = (
+                ac.Shards(torch.distributed.group.WORLD, "zigzag", strategy, length),
+                torch.ones(1, heads, length + 1, 4),
+            )
+
+            def attend(x, shards=shards):
+                return ac.scaled_dot_product_attention(x, x, x, is_causal=True, shards=shards)
+
+            torch.testing.assert_close(torch.compile(attend, fullgraph=True, backend="eager")(x), attend(x))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_groups_that_are_none_are_named_on_every_rank(found):
     expected = "TypeError: expected the group of shards as a ProcessGroup, or a DeviceMesh of one axis; got "
     *wrong, two_axes = found["errors"]
