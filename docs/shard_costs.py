@@ -1,11 +1,22 @@
-"""Print two tables of docs/guides/sharding.md: blocks of each rank, and what is to be expected on paper.
+"""Print two tables of docs/guides/sharding-numbers.md: the work of each rank, and what is to be expected on paper.
 
-A block is 512 queries and 512 keys of which a mask leaves something. Bytes are those of the guide's formulas, for one
-layer forward. Bandwidths and FLOP/s are those that the makers publish; kernels reach a part of these.
+Work is counted in calls with shards on NumPy: the scores in the blocks that the plan of each local call visits, which
+are then not computed. Bytes are those of the guide's formulas, for one layer forward. Bandwidths and FLOP/s are those
+that the makers publish; kernels reach a part of these.
 """
 
-LENGTH, BLOCK = 32768, 512
-MASKS = {"causal": (LENGTH, 0), "window of 4,096": (4095, 0)}
+import itertools
+import math
+
+import numpy as np
+
+from attention_core import Causal, Shards, SlidingWindow, scaled_dot_product_attention
+from attention_core._attention.blocks import forward
+from attention_core._attention.blocks.visits import make_visits
+from attention_core.backend import Collectives, get_backend
+
+LENGTH, COUNTED = 32768, 8  # positions, and heads
+MASKS = {"causal": Causal(), "window of 4,096": SlidingWindow(4095, 0)}
 TOKENS, HEADS, KV_HEADS, WIDTH, BYTES = 2**20, 32, 8, 128, 2
 MACHINES = {  # FLOP/s of bfloat16, bytes a second inside of a node and between nodes, ranks of a node
     "H100, NVLink 450 GB/s, InfiniBand 50 GB/s": (989e12, 450e9, 50e9, 8),
@@ -14,31 +25,60 @@ MACHINES = {  # FLOP/s of bfloat16, bytes a second inside of a node and between 
 SHARE = 0.6  # of these, which FlashAttention-3 reports for long causal sequences
 
 
-def chunks(rank, size, split):
-    """The first position and the length of each run of a rank."""
-    count = LENGTH // size // (2 if split == "zigzag" else 1)
-    return [(each * count, count) for each in ((rank,) if split == "contiguous" else (rank, 2 * size - 1 - rank))]
+class OneRank(Collectives):
+    """A rank that gets from others what it has itself."""
+
+    def __init__(self, rank, size):
+        self.of, self.count = rank, size
+
+    def name_of(self, group):
+        return group
+
+    def size(self, group):
+        return self.count
+
+    def rank(self, group):
+        return self.of
+
+    def all_gather(self, x, group):
+        return np.stack([x] * self.count)
+
+    def exchange(self, x, group):
+        return x
+
+    def rotate(self, arrays, group, by):
+        return lambda: arrays
 
 
-def blocks(rank, size, split, left, right):
-    """How many blocks of the queries of a rank a window leaves."""
-    found = 0
-    for start, count in chunks(rank, size, split):
-        for query in range(start, start + count, BLOCK):
-            first, last = max(0, query - left) // BLOCK, min(LENGTH - 1, query + BLOCK - 1 + right) // BLOCK
-            found += last - first + 1
-    return found
+def visited(rank, size, strategy, split, mask):
+    """How many millions of scores, of one head, are in the blocks that a call of this rank visits."""
+    scores, backend = [], get_backend("numpy")
+
+    def count(grid):
+        visits = make_visits(grid, by_key=False, run_keys=grid.plan.max_keys_per_run)
+        runs = [[range(grid.counts[1])]] * grid.counts[0] if visits.order is None else visits.order[0]
+        pairs = sum(len(run) if isinstance(run, range) else 1 for each in runs for run in each)
+        scores.append(pairs * math.prod(grid.sizes) * math.prod(grid.dims))
+        *dims, _ = grid.operands.query.shape
+        return np.zeros((*dims, 1), np.float32), np.zeros(dims, np.float32), np.zeros(dims, np.float32)
+
+    backend.collectives, forward._attend = OneRank(rank, size), count
+    x = np.zeros((1, COUNTED, LENGTH // size, 1), np.float32)
+    shards = Shards("ranks", split, strategy)
+    scaled_dot_product_attention(x, x, x, mask=mask, shards=shards, implementation="blockwise")
+    return sum(scores) / COUNTED / 1e6
 
 
 def work_table():
-    """Blocks of each rank, and the largest number over the mean."""
-    print("| mask | split | R | blocks of ranks | max / mean |\n|---|---|---|---|---|")
-    for mask, (left, right) in MASKS.items():
-        for split in ("contiguous", "zigzag"):
-            for size in (4, 8):
-                found = [blocks(rank, size, split, left, right) for rank in range(size)]
-                ends = f"{min(found):,} to {max(found):,}" if min(found) < max(found) else f"{found[0]:,}"
-                print(f"| {mask} | {split} | {size} | {ends} | {max(found) * size / sum(found):.2f} |")
+    """Scores of each rank under gathering, and the largest number over the mean of each strategy."""
+    print(
+        "| mask | split | R | millions of scores | gather: max / mean | ring | heads |\n|---|---|---|---|---|---|---|"
+    )
+    for (name, mask), split, size in itertools.product(MASKS.items(), ("contiguous", "zigzag"), (4, 8)):
+        ways = [[visited(rank, size, way, split, mask) for rank in range(size)] for way in ("gather", "ring", "heads")]
+        least, most = min(ways[0]), max(ways[0])
+        ends = f"{least:.1f} to {most:.1f}" if least < most else f"{most:.1f}"
+        print(f"| {name} | {split} | {size} | {ends} |", *(f"{max(each) * size / sum(each):.2f} |" for each in ways))
 
 
 def costs(strategy, size):

@@ -6,8 +6,9 @@ ways in alternation, on the processors that there are::
     python docs/shard_processes.py memory auto
     torchrun --nproc-per-node 4 docs/shard_processes.py memory ring
     torchrun --nproc-per-node 4 docs/shard_processes.py time
+    torchrun --nproc-per-node 4 docs/shard_processes.py time blockwise
 
-With ``--nproc-per-node 1``, the time is that of a group of one.
+The last has the ways of that word alone. With ``--nproc-per-node 1``, the time is that of a group of one.
 """
 
 import statistics
@@ -22,17 +23,15 @@ from attention_core import Shards, scaled_dot_product_attention
 
 LENGTH, HEADS, ROUNDS = 8192, {"memory": 8, "time": 4}, 5
 ALONE = ("auto", "blockwise", "reproducible")
-SHARED = ("gather", "heads", "ring", "reproducible gather")
+SHARED = ("gather", "heads", "ring", "blockwise gather", "blockwise heads", "blockwise ring", "reproducible gather")
 
 
 def seconds(way, rows, heads):
     """The processor time of a call of this process: a strategy of ranks, or an implementation of one process."""
-    *exact, word = way.split()
-    options = {"arithmetic": "reproducible"} if exact or word == "reproducible" else {}
-    if way not in ALONE:
-        options["shards"] = Shards(dist.group.WORLD, strategy=word)
-    elif not options:
-        options["implementation"] = word
+    *words, strategy = ["", *way.split()] if way not in ALONE else [way, ""]
+    options = {"arithmetic": "reproducible"} if "reproducible" in words else {"implementation": words[-1] or "auto"}
+    if strategy:
+        options["shards"] = Shards(dist.group.WORLD, strategy=strategy)
     arrays = [torch.randn(1, heads, rows, 64).requires_grad_() for _ in range(3)]
     start = time.process_time()
     output = scaled_dot_product_attention(*arrays, is_causal=True, **options)
@@ -55,28 +54,32 @@ def memory(way, size):
     print(f"{way}: {(kilobytes('VmHWM') - before) / 1024:.0f} MiB", flush=True)
 
 
-def times(rank, size):
-    """Print the processor time of each way, and how often it holds those of one process."""
+def times(word, rank, size):
+    """Print the processor time of each way of that word, and how often it holds those of one process."""
     found = {}
     for turn in range(ROUNDS + 1):
-        for way in ALONE + SHARED:
+        for way in (each for each in ALONE + SHARED if word in each):
             rows = LENGTH if way in ALONE else LENGTH // size
             every = [0.0] * size
             dist.all_gather_object(every, seconds(way, rows, HEADS["time"]) if way not in ALONE or rank == 0 else 0.0)
             found.setdefault(way, []).extend([sum(every)] if turn else [])
     medians = {way: statistics.median(each) for way, each in found.items()}
     for way, median in medians.items() if rank == 0 else ():
-        print(f"{way}: {median:.2f} s,", *(f"{median / medians[one]:.2f} of {one}" for one in ALONE), flush=True)
+        print(
+            f"{way}: {median:.2f} s,",
+            *(f"{median / medians[one]:.2f} of {one}" for one in ALONE if one in medians),
+            flush=True,
+        )
 
 
 def main(what, way=""):
     """Run as a command."""
     torch.set_num_threads(1)
     rank, size = 0, 1
-    if way not in ALONE:
+    if what == "time" or way not in ALONE:
         dist.init_process_group("gloo")
         rank, size = dist.get_rank(), dist.get_world_size()
-    memory(way, size) if what == "memory" else times(rank, size)
+    memory(way, size) if what == "memory" else times(way, rank, size)
     if size > 1:
         dist.destroy_process_group()
 

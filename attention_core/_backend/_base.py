@@ -74,12 +74,15 @@ class Operation(NamedTuple):
         ``abstract(plan, arrays, backend)`` returns arrays of the shapes and dtypes of the results, without computing.
     needs_float64 : bool
         Whether it computes in float64 inside, which a library may have to be told.
+    refusal : str or None
+        Why it has no gradient, if it has none. A library that knows before forward that it will go backward says so.
     """
 
     forward: Callable[..., tuple[Array, ...]]
     backward: Callable[..., tuple[Array | None, ...]]
     abstract: Callable[..., tuple[Array, ...]]
     needs_float64: bool = False
+    refusal: str | None = None
 
 
 class Verdict(NamedTuple):
@@ -246,7 +249,8 @@ class Backend:
         What the library lends to compute over several ranks, if it runs on groups of them.
     has_gradient : callable or None
         Whether an array tells that a gradient will be computed of what it was computed from, if arrays do. Blocks
-        refuse a function of scores that closes over such an array, whose gradient they would not compute.
+        refuse a function of scores that closes over such an array, whose gradient they would not compute. Ranks refuse
+        to merge from such arrays before anything is sent.
     """
 
     modes: tuple[str, ...] = ("eager",)

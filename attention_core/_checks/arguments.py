@@ -300,7 +300,7 @@ def _check_heads(
             hint = HEADS_FIRST.format(name)
         elif not same_heads and _fits(_swapped(dims), _swapped(goal), ends, same_heads):
             hint = HEADS_FIRST.format(f"{model_name} and {name}")
-        heads = goal[-3] if same_heads else f"heads that divide {goal[-3]}"
+        heads = goal[-3] if same_heads or goal[-3] == 0 else f"heads that divide {goal[-3]}"
         letters = ("N", "E" if same_heads else "D")
         last = (letter if size is None else size for letter, size in zip(letters, ends, strict=True))
         expected = ", ".join("?" if dim is None else str(dim) for dim in (*goal[:-3], heads, *last))
@@ -320,7 +320,7 @@ def _fits(
     heads, groups = goal[-3], dims[-3]
     if apart or heads is None or groups is None or heads == groups:
         return not apart
-    return not same_heads and groups > 0 and heads % groups == 0
+    return not same_heads and 0 < groups <= heads and heads % groups == 0  # of no heads there are no groups
 
 
 def check_bias(bias: Array, query: Array, target: tuple[int | None, ...]) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import operator
-import zlib
 from typing import Any, cast
 
-from attention_core._arrays import Array, dtype_name, shape_text, sizes, type_text
+from attention_core._arrays import Array, shape_text, sizes, type_text
 from attention_core._attention.blocks.grid import pad
 from attention_core._attention.shards.operations import gather
 from attention_core._attention.shards.splits import (
@@ -21,10 +20,10 @@ from attention_core._attention.shards.splits import (
     wrong_position,
 )
 from attention_core._attention.shards.strategies import STRATEGIES
-from attention_core._backend import Backend, array_namespace, array_of, backend_for, backend_of, is_concrete
+from attention_core._backend import Backend, array_namespace, array_of, backend_for, is_concrete
 from attention_core._checks import check_bias, check_choice, check_flags, check_positive
+from attention_core._functions.digest import digest
 from attention_core._functions.options import DEFAULTS
-from attention_core.masks import flatten
 from attention_core.masks._tree import check_mask
 
 WITH_COLLECTIVES = "PyTorch, JAX and TensorFlow"
@@ -213,7 +212,7 @@ def whole_length(name: str, x: Array, axis: int, shards: Shards, here: Place) ->
             f"expected {name} with {padded // here.size} positions on each of {here.size} ranks, of length"
             f" {length}; got {rows}: {hint}"
         )
-    return int(whole) if length is None else length
+    return operator.index(whole if length is None else length)  # no symbol of a compiler
 
 
 def whole_lengths(shards: Shards, here: Place, query: Array, key: Array) -> tuple[int, int]:
@@ -253,7 +252,7 @@ def check_same(shards: Shards, arrays: dict[str, Any], options: dict[str, Any]) 
         raise ValueError("expected verify of shards in calls that no compiler traces; got it in one")
     values = arrays | {name: options.get(name, default) for name, default in DEFAULTS.items() if name != "xp"}
     values["shards"] = here.split, *shards[2:]
-    words = [_digest(values[name], backend, with_numbers=name not in (*arrays, "bias")) for name in values]
+    words = [digest(values[name], backend, with_numbers=name not in (*arrays, "bias")) for name in values]
     xp, lent = backend.namespace, cast(Any, backend.collectives)
     every = lent.all_gather(array_of(words, xp.int32, query, xp), here.group)
     for name, column in zip(values, zip(*backend.to_numpy(every).tolist(), strict=True), strict=True):
@@ -261,21 +260,3 @@ def check_same(shards: Shards, arrays: dict[str, Any], options: dict[str, Any]) 
         rank = next((rank for rank, word in enumerate(column) if word != usual), None)
         if rank is not None:
             raise ValueError(f"expected the same {name} on all ranks of shards; got another on rank {rank}")
-
-
-def _digest(value: Any, backend: Backend, *, with_numbers: bool) -> int:
-    """A number that tells values apart: by their structure, shapes and types, and perhaps by all numbers of arrays."""
-    arrays: list[Array] = []
-    parts = [repr(_plain(flatten(value, arrays))).encode()]
-    for x in arrays:
-        parts.append(f"{shape_text(x)} {dtype_name(x.dtype)}".encode())
-        if with_numbers:
-            parts.append((backend_of(x) or backend).to_numpy(x).tobytes())
-    return zlib.crc32(b";".join(parts)) >> 1  # an int32
-
-
-def _plain(treedef: Any) -> Any:
-    """A tree definition without addresses: functions and classes by their names."""
-    if isinstance(treedef, tuple):
-        return tuple(map(_plain, treedef))
-    return getattr(treedef, "__qualname__", treedef if isinstance(treedef, str | int | float | None) else type(treedef))

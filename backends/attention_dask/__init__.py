@@ -209,7 +209,7 @@ def _lazy(array: Any) -> Any:
 
 def _aligned(query: Any, key: Any, value: Any, shared: Shared) -> tuple[Any, Any, Any]:
     """The arrays in chunks that fit each other: heads in whole groups, and the width in one."""
-    group = query.shape[-3] // key.shape[-3]
+    group = max(1, query.shape[-3] // max(1, key.shape[-3]))  # of no heads, too
     count = query.ndim - 3
     if shared.counts:
         query = query.rechunk(dict.fromkeys(range(count + 1), -1))

@@ -171,6 +171,9 @@ def _forward(operation: Operation, plan: Any, arrays: tuple[Array, ...]) -> tupl
 
 
 def _derived_forward(operation_and_plan: Any, arrays: tuple[Array, ...]) -> tuple[tuple[Array, ...], Any]:
+    operation, _ = operation_and_plan
+    if operation.refusal is not None:
+        raise NotImplementedError(operation.refusal)
     results = _derived(operation_and_plan, arrays)
     return results, (arrays, results)
 

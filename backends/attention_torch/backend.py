@@ -214,7 +214,7 @@ class TorchBackend(Backend):
 
     def has_gradient(self, array: Array, /) -> bool:
         """Whether autograd records what is computed from a tensor; parameters alone are marked in any case."""
-        return bool((array + 0).requires_grad)
+        return torch.is_grad_enabled() and bool(array.view_as(array).requires_grad)
 
     def stop_gradient(self, array: Array, /) -> Array:
         return array.detach()

@@ -1,5 +1,8 @@
 """Calls with shards that are wrong, or not the same on all ranks, and what each is told. Threads are ranks."""
 
+import functools
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import shard_helpers
@@ -61,6 +64,55 @@ def test_wrong_calls_are_told_on_every_rank_before_any_collective(put, ranks):
         assert not ranks.lent.calls
 
 
+def functions_that_differ(put):
+    """Pairs of functions of scores with one name: bodies, nested bodies, names, defaults, closures, and an object's."""
+    yield (lambda s, b, h, q, k: s + 1.0), (lambda s, b, h, q, k: s - 1.0)
+    yield (lambda s, b, h, q, k: s + 1.0), (lambda s, b, h, q, k: s + 2.0)
+    yield (lambda s, b, h, q, k: (lambda: s + 1.0)()), (lambda s, b, h, q, k: (lambda: s + 2.0)())
+    yield (lambda s, b, h, q, k: s + q.ndim), (lambda s, b, h, q, k: s + q.size)
+    for one, other in (
+        (1.0, 2.0),
+        (put(np.zeros(3)), put(np.asarray([0.0, 0.0, 1.0]))),
+        ([1], [2]),
+        ({"a": 1}, {"b": 1}),
+    ):
+        yield closing_over(one), closing_over(other)
+        yield with_default(one), with_default(other)
+    yield functools.partial(with_rate, rate=1.0), functools.partial(with_rate, rate=2.0)
+    yield Rate(1.0), Rate(2.0)
+    yield Rate(1.0).of_scores, Rate(2.0).of_scores
+
+
+def closing_over(value):
+    return lambda s, b, h, q, k: (value, s)[1]
+
+
+def with_default(value):
+    return lambda s, b, h, q, k, x=value: (x, s)[1]
+
+
+def with_rate(s, b, h, q, k, rate):
+    return s * rate
+
+
+class Rate:
+    """A function that is an object."""
+
+    def __init__(self, rate):
+        self.rate = rate
+
+    def __call__(self, s, b, h, q, k):
+        return s * self.rate
+
+    of_scores = __call__
+
+
+def rule_of_users(count):
+    """A class of one name, and another rule."""
+    allowed = (lambda self, at, /, *, xp: at.query >= at.key), (lambda self, at, /, *, xp: at.query > at.key)
+    return dataclass(frozen=True, eq=False)(type("Rule", (ac.Mask,), {"allowed": allowed[count]}))
+
+
 def calls_that_differ(put):
     """The name of an argument, and what it is on most ranks and on one, as options of a call or of shards."""
     rng = np.random.default_rng(0)
@@ -74,6 +126,11 @@ def calls_that_differ(put):
     yield "bias", {}, {"bias": put(np.zeros((8, 24)))}
     yield "dropout", {"dropout": ac.Dropout(0.5, 3)}, {"dropout": ac.Dropout(0.5, 4)}
     yield "score_mod", {"score_mod": shard_helpers.by_position}, {"score_mod": ac.scores.alibi(4)}
+    for usual, odd in functions_that_differ(put):
+        yield "score_mod", {"score_mod": usual}, {"score_mod": odd}
+    yield "score_mod", *({"score_mod": ac.scores.ScoreMod(each)} for each in next(functions_that_differ(put)))
+    yield "mask", *({"mask": ac.MaskFunction(lambda b, h, q, k, n=n: q + n >= k)} for n in (0, 1))
+    yield "mask", *({"mask": kind()} for kind in (rule_of_users(0), rule_of_users(1)))
     yield "is_causal", {}, {"is_causal": True}
     yield "scale", {"scale": 0.5}, {"scale": 0.25}
     yield "return_logsumexp", {}, {"return_logsumexp": True}
@@ -103,10 +160,18 @@ def test_verified_calls_that_differ_are_told_on_every_rank_by_argument_and_rank(
 
 
 def test_verified_calls_that_agree_have_the_numbers_of_others(put, get, ranks):
+    """Each rank makes its functions, which close over what holds itself, a module and a type."""
     wholes, bias = tuple(map(put, inputs(length=13)[:3])), put(np.random.default_rng(0).standard_normal((13, 13)))
-    options = {"mask": ac.MaskFunction(shard_helpers.by_head), "dropout": ac.Dropout(0.4, 11)}
 
     def call(group, verify):
+        box = [np, np.float32]
+        box.append(box)
+        score_mod = closing_over((box, len, frozenset(("a", "b")), with_default(0.5)))
+        options = {
+            "mask": ac.MaskFunction(shard_helpers.by_head),
+            "dropout": ac.Dropout(0.4, 11),
+            "score_mod": score_mod,
+        }
         shards = ac.Shards(group, length=13, verify=verify)
         parts, rows = [ac.shard(x, shards) for x in wholes], ac.shard(bias, shards)
         return get(ac.scaled_dot_product_attention(*parts, **options, bias=rows, shards=shards))

@@ -19,6 +19,7 @@ from attention_conformance.cases.identical import IDENTICAL
 from attention_conformance.ranks import WAYS, over
 from attention_conformance.run.identical import computed_of, digest
 from attention_conformance.sharded import whole_of
+from attention_torch.collectives import TorchCollectives
 
 CASES = [
     ("causal", 4, "zigzag", "gather", 13),
@@ -60,11 +61,35 @@ def run(rank, store, folder):
     ring = ("causal", 2, "contiguous", "ring", 13)
     found["compiled ring"] = compared(rank, groups[2], ring, "fast", "float64", wrap=compiled)
     found["checkpoint"] = compared(rank, groups[4], CASES[0], "fast", "float64", wrap=checkpointed)
+    found["merge"] = undifferentiated(rank, groups[2])
     found |= of_two_groups(rank, [groups[4], dist.new_group([0, 1, 2, 3])])
     if rank == 0:
         Path(folder, "found").write_bytes(pickle.dumps(found))
     dist.barrier()
     lose_a_rank(rank, folder)
+
+
+def undifferentiated(rank, group):
+    """What each of two ranks is told of a differentiated merge, by mode, and how many sums over ranks were made."""
+    shards, x, sums = ac.Shards(group, strategy="merge"), torch.ones(1, 2, 4, 3), []
+    if rank > 1:
+        return None
+    total, found = TorchCollectives.total, {}
+    TorchCollectives.total = lambda *arguments: (sums.append(1), total(*arguments))[1]
+    for mode in ("eager", "compiled"):
+
+        def loss(query):
+            return ac.scaled_dot_product_attention(query, x, x, shards=shards).sum()
+
+        wrapped, told = loss if mode == "eager" else compiled(loss), [None, None]
+        try:
+            wrapped(x[..., :1, :].clone().requires_grad_())
+        except Exception as error:
+            dist.all_gather_object(told, str(error), group=group)
+        found[mode] = told, len(sums)
+    wrapped(x[..., :1, :])  # of which no gradient is recorded
+    TorchCollectives.total = total
+    return found, len(sums)
 
 
 def of_two_groups(rank, groups):
@@ -121,13 +146,13 @@ def hashes(rank, groups):
     return found
 
 
-def compared(rank, group, case, arithmetic, dtype, seed=0, **options):
+def compared(rank, group, case, arithmetic, dtype, seed=0, heads=(4, 2), **options):
     """Results of the ranks, joined, and of one process; ``None`` on ranks that are not the first."""
     name, size, split, strategy, length = case
     if rank >= size:
         return None
     backend = ac.backend.get_backend("torch")
-    more = {"length": length, "arithmetic": arithmetic, "dtype": dtype, "seed": seed}
+    more = {"length": length, "arithmetic": arithmetic, "dtype": dtype, "seed": seed, "heads": heads}
     ranks, mine = (
         [None] * size,
         of_rank(backend, ac.Shards(group, split, strategy, length), name, put=torch.from_numpy, **more, **options),

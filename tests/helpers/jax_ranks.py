@@ -16,6 +16,7 @@ from attention_conformance.cases.identical import IDENTICAL
 from attention_conformance.ranks import of_devices, over
 from attention_conformance.run.identical import computed_of, digest
 from attention_conformance.vectors import published
+from attention_jax.collectives import JaxCollectives
 
 CASES = [
     ("segments", 4, "zigzag", "gather", 13, "fast", "float64"),
@@ -94,6 +95,34 @@ def decoded(size, shards, **options):
     return tuple(map(np.asarray, (jax.jit(over)(*arrays), ac.scaled_dot_product_attention(*arrays, **options))))
 
 
+def undifferentiated():
+    """What is told of a differentiated merge, in each way to differentiate, and how many sums over ranks were made."""
+    mesh, spec = (
+        jax.make_mesh((2,), ("ranks",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2]),
+        PartitionSpec(),
+    )
+    shards, x, sums, total = ac.Shards("ranks", strategy="merge"), jnp.ones((1, 2, 4, 3)), [], JaxCollectives.total
+
+    def counted(*arguments):
+        jax.debug.callback(lambda: sums.append(1))
+        return total(*arguments)
+
+    def loss(query):
+        key = ac.shard(x, shards)
+        return jnp.sum(ac.scaled_dot_product_attention(query, key, key, shards=shards))
+
+    over = jax.shard_map(loss, mesh=mesh, in_specs=spec, out_specs=spec)
+    inside = jax.shard_map(jax.grad(loss), mesh=mesh, in_specs=spec, out_specs=spec)
+    JaxCollectives.total, told = counted, []
+    for call in (jax.grad(over), jax.grad(jax.jit(over)), lambda x: jax.vjp(jax.jit(over), x), inside):
+        try:
+            call(x)
+        except NotImplementedError as error:
+            told.append(str(error))
+    JaxCollectives.total = total
+    return told, len(sums)
+
+
 def published_bits(name, *way):
     """The hash of a case of the kit by so many devices, and that which is published."""
     (case,) = (case for case in IDENTICAL if case.name == name)
@@ -117,6 +146,7 @@ def main(path):
     settings = "causal", 13, "fast", "float64", (4, 2)
     found["checkpoint"] = results(*settings, shards, 2, wrap=jax.checkpoint), results(*settings)
     found["published"] = published_bits("shared-spread-gradient", 3, "gather", "zigzag")
+    found["differentiated"] = undifferentiated()
     x = jnp.zeros((1, 2, 4, 3))
     try:
         ac.scaled_dot_product_attention(x, x, x, shards=ac.Shards("ranks"))

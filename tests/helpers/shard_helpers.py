@@ -116,7 +116,8 @@ def by_head(batch, head, query, key):
 
 def by_position(scores, batch, head, query, key):
     """A function of scores that looks at all positions."""
-    return scores * 0.5 + 0.01 * (head + 1) * (query - 2 * key + batch)
+    xp = array_namespace(scores)
+    return scores * 0.5 + 0.01 * xp.astype((head + 1) * (query - 2 * key + batch), scores.dtype)
 
 
 def masking(scores, batch, head, query, key):
@@ -245,7 +246,8 @@ def of_rank(
     def loss(arrays, extra):
         return loss_of(xp, attend(arrays, with_arrays(options, extra)), arrays[3:])
 
-    result = attend(arrays, options)
+    forward = lambda *arrays: attend(arrays, options)  # noqa: E731
+    result = (forward if wrap is None or differentiate else wrap(forward))(*arrays)
     found = {"output": result.output, "logsumexp": result.logsumexp}
     if differentiate:
         loss = loss if wrap is None else wrap(loss)

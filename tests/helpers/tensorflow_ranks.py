@@ -1,5 +1,6 @@
 """A program of its own on two logical processors of TensorFlow, which share a sequence; it writes what it found."""
 
+import functools
 import pickle
 import sys
 from pathlib import Path
@@ -19,15 +20,17 @@ CASES = [
 ]
 
 
-def main(path):
-    """Run all cases."""
+@functools.cache
+def two_replicas():
+    """A strategy of two logical processors: another one in this process would count its collectives from the first."""
     (processor,) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(processor, [tf.config.LogicalDeviceConfiguration()] * 2)
-    strategy, backend, found = (
-        tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]),
-        ac.backend.get_backend("tensorflow"),
-        {},
-    )
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+def main(path):
+    """Run all cases."""
+    strategy, backend, found = two_replicas(), ac.backend.get_backend("tensorflow"), {}
     for case in CASES:
         name, split, way, length, arithmetic, dtype = case
         more = {"length": length, "arithmetic": arithmetic, "dtype": dtype, "put": tf.constant}
@@ -43,6 +46,7 @@ def main(path):
         found[case] = ranks[-1] if is_merged else joined(ranks, split, name, length), expected
     found["graph"] = in_a_graph(strategy)
     found["errors"] = errors(strategy)
+    found["differentiated"] = undifferentiated(strategy)
     Path(path).write_bytes(pickle.dumps(found))
 
 
@@ -64,6 +68,23 @@ def in_a_graph(strategy):
     found = tf.function(lambda: strategy.run(of_replica), autograph=False)()
     ranks = zip(*map(strategy.experimental_local_results, found), strict=True)
     return [[x.numpy() for x in rank] for rank in ranks], [x.numpy() for x in gradients(*wholes)]
+
+
+def undifferentiated(strategy):
+    """What each replica is told of a differentiated merge."""
+    told = []
+
+    def of_replica():
+        x = tf.zeros((1, 2, 4, 3))
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            try:
+                ac.scaled_dot_product_attention(x, x, x, shards=ac.Shards(strategy, strategy="merge"))
+            except NotImplementedError as error:
+                told.append(str(error))
+
+    strategy.run(of_replica)
+    return told
 
 
 def errors(strategy):

@@ -87,6 +87,16 @@ def test_the_output_has_the_dtype_of_the_query_and_is_rounded_once(dtype, attent
     np.testing.assert_allclose(found.compute(), want, rtol=0, atol=8 * np.finfo(dtype).eps)
 
 
+@pytest.mark.parametrize("name", ["nothing", "causal", "dropout"])
+def test_no_heads_and_no_samples_have_the_empty_output(name, attention):
+    """Of no heads, chunks hold no groups, and key heads of no query heads are told as of arrays in memory."""
+    for arrays in ([x[:, :0] for x in ARRAYS], [x[:0] for x in ARRAYS]):
+        found, library = scaled_dot_product_attention(*arrays, **OPTIONS[name]), importlib.import_module("dask.array")
+        assert attention(*map(library.from_array, arrays), **OPTIONS[name]).compute().shape == found.shape
+    with pytest.raises(ValueError, match=r"expected key \(2, 0, N, 8\)"):
+        attention(*lazy([ARRAYS[0][:, :0], *ARRAYS[1:]]), **OPTIONS[name])
+
+
 def test_nothing_is_computed_before_it_is_asked_for_and_what_is_masked_has_no_task(attention):
     library = importlib.import_module("dask.array")
 

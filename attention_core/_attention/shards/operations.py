@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Gradients, Namespace, cast_to, is_floating, upcast
@@ -9,6 +10,10 @@ from attention_core._attention.shards.splits import Place, own, stack_of, whole_
 from attention_core._backend import Backend, Operation, register
 
 Arrays = tuple[Array, ...]
+UNDIFFERENTIATED = (
+    "expected strategy='merge' of shards, which is for decoding, not to be differentiated; got it so: 'gather' has"
+    " gradients"
+)
 
 
 class CollectivePlan(NamedTuple):
@@ -105,11 +110,15 @@ def _total(plan: CollectivePlan, arrays: Arrays, backend: Backend) -> Arrays:
     return tuple(_collectives(backend).total(x, plan.group) for x in arrays)
 
 
+def check_no_gradient(arrays: Iterable[Any], backend: Backend) -> None:
+    """Raise if a gradient is known to be computed of what is computed from one of these, if they are arrays."""
+    known = backend.has_gradient
+    if known is not None and any(known(x) for x in arrays if backend.owns(x)):
+        _not_differentiated()
+
+
 def _not_differentiated(*_: Any) -> Any:
-    raise NotImplementedError(
-        "expected strategy='merge' of shards, which is for decoding, not to be differentiated; got it so: 'gather' has"
-        " gradients"
-    )
+    raise NotImplementedError(UNDIFFERENTIATED)
 
 
 def _empty_total(plan: CollectivePlan, arrays: Arrays, backend: Backend) -> Arrays:
@@ -123,4 +132,4 @@ def _collectives(backend: Backend) -> Any:
 register("shards.CollectivePlan", CollectivePlan)
 GATHER = register("shards.gather", Operation(_gather, _scatter, _empty_gather))
 EXCHANGE = register("shards.exchange", Operation(_exchanged, _exchange_back, _empty_exchange))
-TOTAL = register("shards.total", Operation(_total, _not_differentiated, _empty_total))
+TOTAL = register("shards.total", Operation(_total, _not_differentiated, _empty_total, refusal=UNDIFFERENTIATED))

@@ -12,6 +12,7 @@ H. Liu, M. Zaharia, P. Abbeel, "Ring attention with blockwise transformers for n
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -52,7 +53,7 @@ class Hops(NamedTuple):
 
 def hops_of(band: Band, size: int, split: Any, rows: tuple[int, int]) -> Hops:
     """The shortest way round that brings all ranks the keys that a band leaves, of so many queries and keys on each."""
-    return Hops(*_shortest_way(tuple(band), size, split, rows))
+    return Hops(*_shortest_way(tuple(band), size, split, tuple(map(operator.index, rows))))  # symbols of a compiler
 
 
 @kept

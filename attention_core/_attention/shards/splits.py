@@ -35,8 +35,9 @@ class Shards(NamedTuple):
     length : int, optional
         The length of the whole, if `shard` padded it; under ``"merge"`` that of the keys.
     verify : bool
-        Whether calls of attention first compare what ranks give: shapes, masks, seeds and options. It takes one more
-        collective, and an error on all ranks names the rank and the argument that differ. Not in compiled programs.
+        Whether calls of attention first compare what ranks give: shapes, masks, seeds, options, and code of functions.
+        It takes one more collective, and an error on all ranks names the rank and the argument that differ. Not in
+        compiled programs.
 
     Examples
     --------

@@ -6,6 +6,7 @@ They are judged as ways are: a refusal, or why another one is faster. Each calls
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from attention_core._attention.blocks.grid import pad
 from attention_core._attention.call import Call, Result, has_no_pairs, repeat_kv, upcast_call
 from attention_core._attention.reproducible.forward import reproducible_attention
 from attention_core._attention.reproducible.pieces import num_limbs
-from attention_core._attention.shards.operations import exchange, gather
+from attention_core._attention.shards.operations import check_no_gradient, exchange, gather
 from attention_core._attention.shards.partials import merge, merge_exactly
 from attention_core._attention.shards.ring import Hops, hops_of, moved, ring_attention, takes_kernel
 from attention_core._attention.shards.rules import (
@@ -31,6 +32,7 @@ from attention_core._backend import Verdict, is_on_host
 from attention_core.masks import Mask
 from attention_core.masks._mask import LIMIT, band_of
 from attention_core.masks._rules import rule_of
+from attention_core.scores import ScoreMod
 
 MOST_GATHERED = 2**21  # numbers of keys and values, of as many heads as are gathered at once
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -89,7 +91,7 @@ class Heads(Strategy):
 
     def judge(self, sharded: Sharded) -> Verdict:
         call, size = sharded.call, sharded.here.size
-        num_heads, num_kv_heads = call.query.shape[-3], call.key.shape[-3]
+        num_heads, num_kv_heads = (operator.index(x.shape[-3]) for x in call[:2])  # no symbols of a compiler
         if num_heads % max(1, math.lcm(num_kv_heads, size)):
             return Verdict(
                 f"{num_heads} heads and {num_kv_heads} key/value heads are not shared out evenly by {size} ranks"
@@ -264,6 +266,8 @@ class Merge(Strategy):
 
     def run(self, sharded: Sharded, *, logsumexp: bool) -> Result:
         call, here, implementation = self.local_call(sharded), sharded.here, sharded.implementation
+        of_scores = call.score_mod.arrays if isinstance(call.score_mod, ScoreMod) else ()
+        check_no_gradient((*call[:3], call.bias, call.scale, call.softcap, *of_scores), call.backend)
         if call.arithmetic == "reproducible":
             output, found = merge_exactly(call, here)
             return Result(output, None, found if logsumexp else None)

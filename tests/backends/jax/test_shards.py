@@ -53,6 +53,11 @@ def test_eight_devices_have_the_numbers_and_bits_of_one(tmp_path):
     sha256, published = found["published"]
     assert sha256 == published
     np.testing.assert_array_equal(*found["merge"])
+    told, sums = found["differentiated"]
+    assert len(told) == 4
+    assert len(set(told)) == 1
+    assert told[0].startswith("expected strategy='merge' of shards, which is for decoding, not to be differentiated")
+    assert sums == 0
     assert found["outside"] == "expected the name of an axis under jax.shard_map; got 'ranks', which is none"
 
 

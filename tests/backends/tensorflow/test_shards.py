@@ -44,3 +44,9 @@ def test_what_is_no_strategy_and_what_would_send_are_named_on_every_replica(foun
     assert len(sent) == 4
     for each in sent:
         assert each.endswith("ranks of tensorflow cannot send to each other: 'gather' has the same numbers")
+
+
+def test_a_differentiated_merge_is_refused_on_every_replica(found):
+    first, second = found["differentiated"]
+    assert first == second
+    assert first.startswith("expected strategy='merge' of shards, which is for decoding, not to be differentiated")

@@ -82,6 +82,15 @@ def test_shards_in_one_graph_and_computed_again_for_the_gradient(found, way):
     check(found[way], 1e-13)
 
 
+def test_a_differentiated_merge_is_refused_before_anything_is_sent(found):
+    refused, sums = found["merge"]
+    assert sums == 1
+    for mode, (told, sums) in refused.items():
+        assert sums == 0, mode
+        assert told[0] == told[1]
+        assert "expected strategy='merge' of shards, which is for decoding, not to be differentiated" in told[0]
+
+
 RUNS = (((4, 1, 3), (0, 1, 4)),)
 
 
@@ -106,6 +115,25 @@ def test_a_plan_inside_of_another_is_compiled(split, strategy, arithmetic):
 
         compiled, most = torch.compile(attend, fullgraph=True, backend="eager"), 1e-6 if arithmetic == "fast" else 0
         torch.testing.assert_close(compiled(x), attend(x), rtol=0, atol=most)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("strategy", ["gather", "heads", "ring"])
+def test_lengths_and_heads_that_became_symbols_are_compiled(strategy):
+    """In the second program of the same code, PyTorch has symbols for what differs."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        for length, heads in ((7, 2), (9, 3)):
+            shards, x = (
+                ac.Shards(torch.distributed.group.WORLD, "zigzag", strategy, length),
+                torch.ones(1, heads, length + 1, 4),
+            )
+
+            def attend(x, shards=shards):
+                return ac.scaled_dot_product_attention(x, x, x, is_causal=True, shards=shards)
+
+            torch.testing.assert_close(torch.compile(attend, fullgraph=True, backend="eager")(x), attend(x))
     finally:
         torch.distributed.destroy_process_group()
 
