@@ -346,7 +346,7 @@ class Decoder(Layer):
     Examples
     --------
     >>> model = Decoder.init(0, 50, 8, 2, 16, num_layers=2)
-    >>> model(jnp.asarray([[3, 14, 15]])).shape
+    >>> jax.jit(model)(jnp.asarray([[3, 14, 15]])).shape
     (1, 3, 50)
     """
 
@@ -374,7 +374,7 @@ class SaganAttention(Layer):
     --------
     >>> layer = SaganAttention.init(0, channels=16)
     >>> x = jnp.ones((1, 4, 4, 16))
-    >>> bool((layer(x) == x).all())  # sigma starts at 0
+    >>> bool((jax.jit(layer)(x) == x).all())  # sigma starts at 0
     True
     >>> layer.refreshed().state.theta.shape
     (2,)
