@@ -347,7 +347,8 @@ def full(shape: Shape, fill_value: float, *, dtype: DType | None = None, device:
     """Make a tensor that holds one value everywhere."""
     dtype = default_dtype(fill_value) if dtype is None else dtype
     with _on(device):
-        return tf.fill(_sizes(shape), tf.constant(builtins.bool(fill_value) if dtype is bool else fill_value, dtype))
+        value = tf.constant(builtins.bool(fill_value) if dtype is bool else fill_value, dtype)
+        return value if shape == () else tf.fill(_sizes(shape), value)
 
 
 def zeros(shape: Shape, *, dtype: DType | None = None, device: str | None = None) -> Array:
