@@ -357,7 +357,9 @@ def mutants(session):
     among_everything(
         session, "pip", "install", "--no-compile", "-c", CONSTRAINTS, *listed, "flax", "dask[array]", silent=True
     )
-    among_everything(session, "python", "tests/mutants/plant.py", *session.posargs, env=QUIET | ONE_THREAD)
+    among_everything(
+        session, "python", "tests/mutants/plant.py", *session.posargs, env=QUIET | ONE_THREAD | COMPILED_ONCE
+    )
 
 
 @nox.session

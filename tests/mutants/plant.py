@@ -47,6 +47,7 @@ LIMIT_S = 240
 AT_ONCE = 60  # tests in a process without a fault
 FORK = get_context("fork")
 TURNS = FORK.BoundedSemaphore(WORKERS)  # of the processes of all backends
+WRITING = FORK.Lock()
 NO_SUCH_TEST = {pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED}
 
 
@@ -243,12 +244,13 @@ class Failures:
 
 def write(fault: Fault, test: str) -> None:
     """Record the test that noticed a fault."""
-    for path in LISTS:
-        head, *blocks = path.read_text(encoding="utf-8").split("[[fault]]\n")
-        for index, block in enumerate(blocks):
-            if tomllib.loads(block)["breaks"] == fault.breaks:
-                blocks[index] = re.sub(r"(?m)^caught_by = .*$", lambda _: f"caught_by = {json.dumps(test)}", block)
-                path.write_text("[[fault]]\n".join([head, *blocks]), encoding="utf-8")
+    with WRITING:
+        for path in LISTS:
+            head, *blocks = path.read_text(encoding="utf-8").split("[[fault]]\n")
+            for index, block in enumerate(blocks):
+                if tomllib.loads(block)["breaks"] == fault.breaks:
+                    blocks[index] = re.sub(r"(?m)^caught_by = .*$", lambda _: f"caught_by = {json.dumps(test)}", block)
+                    path.write_text("[[fault]]\n".join([head, *blocks]), encoding="utf-8")
 
 
 if __name__ == "__main__":
