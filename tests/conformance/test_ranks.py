@@ -10,10 +10,11 @@ from shard_helpers import threads_as_ranks
 from attention_conformance import check
 from attention_conformance.cases.identical import IDENTICAL
 from attention_conformance.ranks import SHARED_CASES, SIZES, attention_of_shards, over, ways_of
+from attention_conformance.run.catalogue import SUBJECT_CASES, matching
 from attention_conformance.run.identical import computed_of, digest
 from attention_conformance.run.language_model import load_language_model
 from attention_conformance.run.spread_cache import logits_over
-from attention_conformance.sharded import whole_of
+from attention_conformance.sharded import LAWS, whole_of
 from attention_conformance.vectors import published
 from attention_core import Shards, scaled_dot_product_attention
 
@@ -71,6 +72,14 @@ def test_ranks_answer_the_cases_of_the_kit(shared, size, strategy, split, count)
     results = check(shared(size, strategy, split), backend="numpy", cases=SHARED_CASES, dtypes=["float32"])
     assert {each.case for each in results if each.passed is False} == ROUNDED.get(strategy, set())
     assert sum(each.passed is True for each in results) == count
+
+
+@pytest.mark.needs("numpy")
+def test_each_law_of_ranks_has_cases_that_subjects_are_asked(backend):
+    assert list(LAWS) == ["shards = whole", "gradients of shards", "merging in any order", "an empty shard is neutral"]
+    for law, patterns in LAWS.items():
+        for pattern in patterns:
+            assert matching(SUBJECT_CASES, [pattern]), law
 
 
 @pytest.mark.needs("numpy")

@@ -115,9 +115,14 @@ def of_few(size, dtype, **options):
 
 def of_compiled(dtype):
     """The same of compiled calls, in one graph each."""
+    import torch
     from gloo_ranks import compiled
 
-    return of_few(2, dtype, wrap=compiled)
+    def compiled_anew(loss):
+        torch._dynamo.reset()  # which compiles a few programs of the same code
+        return compiled(loss)
+
+    return of_few(2, dtype, wrap=compiled_anew)
 
 
 def of_processes(dtype, *arguments):

@@ -53,7 +53,8 @@ class Hops(NamedTuple):
 
 def hops_of(band: Band, size: int, split: Any, rows: tuple[int, int]) -> Hops:
     """The shortest way round that brings all ranks the keys that a band leaves, of so many queries and keys on each."""
-    return Hops(*_shortest_way(tuple(band), size, split, tuple(map(operator.index, rows))))  # symbols of a compiler
+    queries, keys = map(operator.index, rows)  # no symbols of a compiler
+    return Hops(*_shortest_way(tuple(band), size, split, (queries, keys)))
 
 
 @kept
