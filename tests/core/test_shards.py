@@ -177,6 +177,37 @@ def test_ranks_without_a_position_change_nothing(backend, put, ranks, size, leng
             check_close(*compared(ranks, backend, put, name, size, strategy, split, length))
 
 
+@pytest.mark.parametrize("strategy", ["gather", "heads", "ring"])
+@pytest.mark.parametrize("split", ["contiguous", "zigzag"])
+@pytest.mark.parametrize("lengths", [(8, 16), (16, 8)])
+def test_queries_and_keys_may_be_of_other_lengths(backend, put, get, ranks, lengths, split, strategy, rng):
+    """As in cross-attention: each is cut by a length of its own, and so is a bias."""
+    rows, columns = lengths
+    dims = (4, rows, 6), (4, columns, 6), (4, columns, 5), (rows, columns), (4, rows, 5)
+    *arrays, factor = put([rng.standard_normal(each) for each in dims])
+    xp = backend.namespace
+
+    def found(arrays, factor, **options):
+        def attend(query, key, value, bias):
+            return ac.scaled_dot_product_attention(query, key, value, bias=bias, is_causal=True, **options)
+
+        def loss(*arrays):
+            return xp.sum(xp.multiply(attend(*arrays), factor))
+
+        gradients = backend.value_and_grad(loss)(*arrays)[1] if backend.differentiates else ()
+        return [get(attend(*arrays)), *map(get, gradients)]
+
+    def of_a_rank(group):
+        shards = ac.Shards(group, split, strategy)
+        mine = [ac.shard(x, shards) for x in (*arrays, factor)]
+        return found(mine[:-1], mine[-1], shards=shards), [get(ac.shard(put(x), shards)) for x in expected]
+
+    expected = found(arrays, factor)
+    for mine, wanted in ranks(2, of_a_rank):
+        for one, other in zip(mine, wanted, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
+
+
 @pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
 @pytest.mark.parametrize(("batch", "heads"), [(0, (4, 4)), (2, (0, 0))])
 def test_ranks_without_a_sample_or_a_head_have_the_empty_result(backend, put, ranks, batch, heads, arithmetic):
