@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import array_api_compat
 
-from attention_core._arrays import Array, Namespace, has_sharding, on_device_of, refusal, type_text
+from attention_core._arrays import Array, Namespace, on_device_of, refusal, type_text
 from attention_core._backend._base import Backend, library_name
 from attention_core._keywords import unconverted, untraced
 
@@ -242,7 +242,7 @@ def _library_of(kind: type) -> str:
 
 def is_on_host(array: Array, /) -> bool:
     """Whether reading values waits for no accelerator, as far as the array tells where it is."""
-    if has_sharding(array) and not is_of_eager_type(array):
+    if hasattr(array, "at") and not is_of_eager_type(array):
         return True  # a traced array of JAX, which would tell at length, through all of its program, why it has none
     device = str(getattr(array, "device", "cpu")).lower()
     return "cpu" in device or not any(word in device for word in ACCELERATORS)

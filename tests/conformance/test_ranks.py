@@ -14,7 +14,7 @@ from attention_conformance.run.catalogue import SUBJECT_CASES, matching
 from attention_conformance.run.identical import computed_of, digest
 from attention_conformance.run.language_model import load_language_model
 from attention_conformance.run.spread_cache import logits_over
-from attention_conformance.sharded import LAWS, whole_of
+from attention_conformance.sharded import PROPERTIES, whole_of
 from attention_conformance.vectors import published
 from attention_core import Shards, scaled_dot_product_attention
 
@@ -75,11 +75,16 @@ def test_ranks_answer_the_cases_of_the_kit(shared, size, strategy, split, count)
 
 
 @pytest.mark.needs("numpy")
-def test_each_law_of_ranks_has_cases_that_subjects_are_asked(backend):
-    assert list(LAWS) == ["shards = whole", "gradients of shards", "merging in any order", "an empty shard is neutral"]
-    for law, patterns in LAWS.items():
+def test_each_property_of_ranks_has_cases_that_subjects_are_asked(backend):
+    assert list(PROPERTIES) == [
+        "shards = whole",
+        "gradients of shards",
+        "merging in any order",
+        "an empty shard is neutral",
+    ]
+    for name, patterns in PROPERTIES.items():
         for pattern in patterns:
-            assert matching(SUBJECT_CASES, [pattern]), law
+            assert matching(SUBJECT_CASES, [pattern]), name
 
 
 @pytest.mark.needs("numpy")
