@@ -345,6 +345,25 @@ def test_types_of_16_bits_are_within_an_ulp_of_what_float64_gives(dtype, backend
     assert np.all(np.abs(found.astype(np.float64) - wanted.astype(np.float64)) <= 0.52 * unit)
 
 
+@pytest.mark.needs("gradients")
+def test_gradients_of_weights_sum_more_positions_than_one_product_does(backend, put, get, rng):
+    """To the last bit, in any order of the positions."""
+    x, factor = rng.standard_normal((2, 5000, 3)).astype(np.float32)
+    exact, order, xp = x.astype(np.float64).T @ factor, rng.permutation(5000), backend.namespace
+
+    def gradient(x, factor):
+        def loss(weight):
+            output = ac.functions.linear(ac.parameters.Linear(weight, None), put(x), arithmetic="reproducible")
+            return xp.sum(xp.multiply(output, put(factor)))
+
+        _, (of_weight,) = backend.value_and_grad(loss)(put(np.eye(3, dtype=np.float32)))
+        return get(of_weight)
+
+    found = gradient(x, factor)
+    np.testing.assert_allclose(found, exact, rtol=2**-23.9, atol=0)
+    np.testing.assert_array_equal(found, gradient(x[order], factor[order]))
+
+
 @pytest.mark.needs("gradients", "float64")
 def test_gradients_agree_with_those_in_float64(backend, rng):
     arrays = (*qkv(rng), float32(rng, H, 1, N))
