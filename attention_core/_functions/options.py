@@ -1,7 +1,8 @@
 """The options of attention, of which `scaled_dot_product_attention` says what they mean.
 
 Public functions take them as ``**options``, and so hold what a call gives, and nothing else. A new one is a line here,
-a check, and, if it says how attention is computed, a field of `Call`.
+and a check. If it says how attention is computed, it is a field of `Call`, which each kernel has to take or to refuse.
+Layers name it in their settings, and `decoder_layer` hands it to self-attention by name.
 """
 
 from __future__ import annotations

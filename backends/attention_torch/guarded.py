@@ -1,7 +1,8 @@
 """PyTorch's kernel for CPUs as one guarded operation: run it, look at what came out, and repair that by blocks.
 
-So what is masked is never looked at before, and what leaks is seen in the results: in the output and the logsumexp, and
-going backward in the gradients. The operation is the same in eager and in compiled programs, which do not look into it.
+What leaks is seen in the results: in the output and the logsumexp, and going backward in the gradients. Small calls
+look at query, key and value instead, and others at norms of query and key, which say where the scale goes. A call
+without gradients runs the operation's forward pass itself. Compiled programs hold the operation, and look no further.
 """
 
 from __future__ import annotations
@@ -233,13 +234,14 @@ def _by_kernel(plan: GuardedPlan, call: Call, parts: list[Part]) -> tuple[torch.
             return None
         found = [merge_pieces(outputs, logsumexps, torch.zeros_like(logsumexps), xp=call.xp)[:2]]
     output, logsumexp = (joined(call, parts, each) for each in zip(*found, strict=True)) if parts else of_no_key(call)
+    # Whether the kernel may have taken a row of NaN for a masked one.
     may_be_0 = any(part.added is not None or part.arrays[1].shape[-2] < guards.VECTOR_LANES for part in parts)
     if plan.looks and (may_be_0 or plan.logsumexp or any(part.is_causal for part in parts)):
         total = output.sum(dtype=logsumexp.dtype)
         if math.isfinite(total.item()) and not (may_be_0 and not logsumexp.all()):
-            return output, logsumexp
+            return output, logsumexp  # finite, and no row has the logsumexp of a row that the kernel takes for masked
         if not (may_be_0 and math.isfinite((total + call.query.sum() + call.key.sum()).item())):
-            return None
+            return None  # something leaked, or a score may be NaN; where neither is so, rows are masked indeed
     if not may_be_0 or not (plan.looks or plan.logsumexp):
         return output, logsumexp
     return output, joined(

@@ -228,8 +228,9 @@ def read_inputs(path: Path) -> dict[str, NumpyArray]:
     """The inputs of a file of safetensors, npz or npy, by name; a lone array is ``x``, or ``token_ids`` of integers."""
     try:
         if path.suffix in (".npz", ".npy"):
-            found = np.load(path, allow_pickle=False)
-            arrays = {"": found} if isinstance(found, np.ndarray) else dict(found)
+            with path.open("rb") as opened:  # NumPy leaves open what it cannot read
+                found = np.load(opened, allow_pickle=False)
+                arrays = {"": found} if isinstance(found, np.ndarray) else dict(found)
         else:
             arrays = load_arrays(path)[0]
     except Exception as error:  # whatever NumPy says of a file that is cut off
