@@ -15,7 +15,7 @@ from typing import Any
 from attention_core._arrays import Array, Namespace, compute_dtype_name, scalar_like, shape
 from attention_core._attention.call import Call, Result, repeat_kv
 from attention_core._attention.facts import Facts, averages
-from attention_core._backend import Backend, Loops, is_on_host
+from attention_core._backend import Loops, is_on_host
 
 
 def guarded(way: Callable[..., Result], call: Call, facts: Facts, *, weights: bool) -> Result:
@@ -48,25 +48,19 @@ def _of_finite_values(way: Callable[..., Result], call: Call, facts: Facts) -> R
     xp, backend = call.xp, call.backend
     finite = xp.isfinite(call.value)
     result = way(sanitized_keys(call, facts)._replace(value=xp.where(finite, call.value, 0.0)), weights=True)
-    constants = map(backend.stop_gradient, (result.weights, result.output, call.value))
-    heads = facts._replace(scale=None, num_heads=None, at=None, allowed=None, empty=None)
-    added = backend.loops.subprogram(_attended_infinities, (heads, backend), finite, *constants)
+    weights, output = backend.stop_gradient(result.weights), backend.stop_gradient(result.output)
+
+    def attended() -> Array:
+        inf, minus_inf = (
+            xp.greater(averages(weights, indicator, facts, xp), 0.0)
+            for indicator in nonfinite_indicators(call.value, xp)
+        )
+        return infinities(inf, minus_inf, output, xp)
+
+    added = backend.stop_gradient(backend.loops.cond(xp.all(finite), lambda: xp.zeros_like(output), attended))
     total = xp.sum(result.weights, axis=-1, keepdims=True)  # not the output: values that are masked would get 0 * inf
     one = xp.add(1.0, xp.subtract(total, backend.stop_gradient(total)))  # so that no gradient of infinities is finite
     return result._replace(output=xp.add(result.output, xp.multiply(added, one)))
-
-
-def _attended_infinities(known: tuple[Facts, Backend], finite: Array, *arrays: Array) -> Array:
-    """The infinities that are attended to, by weights (..., H, M, N), and 0 elsewhere."""
-    (facts, backend), (weights, output, value) = known, arrays
-    xp = backend.namespace
-
-    def attended() -> Array:
-        indicators = nonfinite_indicators(value, xp)
-        inf, minus_inf = (xp.greater(averages(weights, indicator, facts, xp), 0.0) for indicator in indicators)
-        return infinities(inf, minus_inf, output, xp)
-
-    return backend.loops.cond(xp.all(finite), lambda: xp.zeros_like(output), attended)
 
 
 def inputs_are_finite(call: Call) -> Array:

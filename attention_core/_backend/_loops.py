@@ -82,13 +82,6 @@ class Loops:
         """Return ``then()`` where the condition is true, else ``otherwise()``, of the same shapes and dtypes."""
         raise NotImplementedError
 
-    def subprogram(self, function: Callable[..., Array], known: Any, /, *arrays: Array) -> Array:
-        """Return ``function(known, *arrays)``, constants of derivatives. A library may trace it once for all calls.
-
-        What is known compares by value, unless it holds an array.
-        """
-        return function(known, *arrays)
-
     def block_at(self, x: Any, index: Any) -> Any:
         """Return the block at an index of `split`, or the element at an index of an array's first axis.
 

@@ -10,7 +10,7 @@ from typing import Any
 import array_api_strict
 
 from attention_core.backend import Array, Backend
-from attention_numpy.numpy_backend import NumpyBackend
+from attention_numpy.backend import NumpyBackend
 from attention_numpy.trees import as_floating, known_device, map_arrays, to_copies, versions_of
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -58,13 +57,6 @@ class TensorFlowLoops(TracedLoops):
     def cond(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         return tf.cond(condition, then, otherwise)
 
-    def subprogram(self, function: Callable[..., Array], known: Any, /, *arrays: Array) -> Array:
-        try:
-            kept = _kept(function, known)
-        except TypeError:  # of a size that is counted when it runs
-            return function(known, *arrays)
-        return kept(*arrays)
-
     def block_at(self, x: Any, index: Any) -> Any:
         return self.block(x.array, index, x.size, -2) if isinstance(x, _Cut) else x[index]
 
@@ -114,12 +106,6 @@ class TensorFlowLoops(TracedLoops):
 
     def stack_blocks(self, stack: Any) -> Array:
         return stack.stack() if isinstance(stack, tf.TensorArray) else stack
-
-
-@functools.lru_cache(maxsize=64)
-def _kept(function: Callable[..., Array], known: Any) -> Callable[..., Array]:
-    """A function whose graphs are kept: later calls of a signature add one node to a program, and trace nothing."""
-    return tf.function(functools.partial(function, known), autograph=False)  # type: ignore[no-any-return]
 
 
 def _softmax(x: Array) -> Array:
