@@ -21,7 +21,6 @@ from attention_core._arrays import (
 )
 from attention_core._backend import Backend
 from attention_core.masks import Mask, Positions
-from attention_core.masks._mask import PairPositions
 from attention_core.random import Dropout, kept_at
 
 
@@ -117,7 +116,8 @@ def default_scale(query: Array, xp: Namespace) -> float | Array:
 
 def score_positions(query: Array, key: Array, starts: tuple[Any, Any], xp: Namespace) -> Positions:
     """Where the scores of query and key stand."""
-    *leading, heads, _, _ = shape(query, xp=xp)
+    *leading, heads, rows, _ = shape(query, xp=xp)
+    columns = shape(key, xp=xp)[-2]
     if len(leading) == 1:  # an axis of open length is not even named
         batch = positions(leading[0], query, xp=xp)
         for _ in range(3):
@@ -127,16 +127,6 @@ def score_positions(query: Array, key: Array, starts: tuple[Any, Any], xp: Names
     return Positions(
         batch,
         xp.reshape(positions(heads, query, xp=xp), (heads, 1, 1)),
-        *pair_positions(query, key, starts, xp)[2:],
-    )
-
-
-def pair_positions(query: Array, key: Array, starts: tuple[Any, Any], xp: Namespace) -> PairPositions:
-    """Where queries and keys stand."""
-    rows, columns = length(query, -2, xp=xp), length(key, -2, xp=xp)
-    return PairPositions(
-        None,
-        None,
         xp.expand_dims(counted_from(starts[0], positions(rows, query, xp=xp), xp), axis=-1),
         counted_from(starts[1], positions(columns, key, xp=xp), xp),
     )

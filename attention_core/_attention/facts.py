@@ -10,7 +10,6 @@ from attention_core._attention.call import (
     Call,
     fold_group,
     group_size,
-    pair_positions,
     repeat_kv,
     scale_like,
     score_positions,
@@ -43,10 +42,8 @@ class Facts(NamedTuple):
 def facts_of(call: Call) -> Facts:
     """The facts of a call, whose arrays of 16 bits are in the type of the computation already."""
     xp, group = call.xp, group_size(call.query, call.key, call.xp)
-    asks, is_rule = call.score_mod is not None or call.dropout is not None, isinstance(call.mask, Mask)
-    asks_pairs = is_rule and not asks and call.mask.is_relative()  # type: ignore[union-attr]
-    located = pair_positions if asks_pairs else score_positions
-    at = located(call.query, call.key, call.starts, xp) if asks or is_rule else None
+    asked = call.score_mod is not None or call.dropout is not None or isinstance(call.mask, Mask)
+    at = score_positions(call.query, call.key, call.starts, xp) if asked else None
     allowed = allowed_by(call.mask, call.bias, at, xp)
     has_empty = allowed is not None and not every_query_has_a_key(call)
     is_folded = folds_groups(call, group)

@@ -45,18 +45,18 @@ def _plain(value: Any, arrays: list[Array], seen: dict[int, tuple[int, Any]]) ->
     if hasattr(value, "dtype") and hasattr(value, "shape") and not is_class:
         arrays.append(value)
         return len(arrays)
-    if is_dataclass(value) and not is_class:
-        return inner((type(value), *(getattr(value, field.name) for field in fields(value))))
     if id(value) in seen:
         return seen[id(value)][0]
     seen[id(value)] = len(seen), value
+    if is_dataclass(value) and not is_class:
+        return inner((type(value), *(getattr(value, field.name) for field in fields(value))))
     if isinstance(value, list | dict):
         return inner(tuple(value.items() if isinstance(value, dict) else value))
     if isinstance(value, types.FunctionType):
         cells = tuple(map(_held, value.__closure__ or ()))
         return value.__qualname__, inner((value.__code__, value.__defaults__, value.__kwdefaults__, cells))
-    if isinstance(value, types.MethodType):
-        return inner((value.__func__, value.__self__))
+    if isinstance(value, types.MethodType):  # whose object may hold what ranks do not share, such as weights
+        return inner(value.__func__)
     if isinstance(value, functools.partial):
         return inner((value.func, value.args, value.keywords))
     name = getattr(value, "__qualname__", type(value).__qualname__)

@@ -93,7 +93,7 @@ class TensorFlowBackend(Backend):
 
     def has_gradient(self, array: Array, /) -> bool:
         """Whether a tape that is open here records what is computed from a tensor; one around a graph is not seen."""
-        return bool(_is_recorded([array]))
+        return bool(_is_recorded([tf.convert_to_tensor(array)]))  # of a variable, what is read
 
     def stop_gradient(self, array: Array, /) -> Array:
         return tf.stop_gradient(array)

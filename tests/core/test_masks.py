@@ -322,3 +322,15 @@ def test_numbers_on_an_accelerator_are_not_read(put, get, monkeypatch):
         ac.masks.mask_from_additive(mask)
     monkeypatch.setattr("attention_core._backend._find.is_on_host", lambda array: False)
     assert get(ac.masks.mask_from_additive(mask)).tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("way", ["auto", "dense", "blockwise"])
+def test_a_rule_behind_one_that_allows_more_may_ask_for_sample_and_head(way, put, get, rng):
+    """What the whole tree allows is bounds alone, and its rules are asked nevertheless."""
+    x = put(rng.standard_normal((2, 3, 7, 4)))
+    of_heads = ac.MaskFunction(lambda batch, head, query, key: (batch + head) % 2 == 0)
+    found, wanted = (
+        get(ac.scaled_dot_product_attention(x, x, x, mask=mask, implementation=way))
+        for mask in (ac.Causal() | (ac.Causal() & of_heads), ac.Causal())
+    )
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)

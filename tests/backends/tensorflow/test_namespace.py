@@ -335,3 +335,10 @@ def test_asarray_shares_no_memory_with_numpy():
     made = xp.asarray(array)
     array[:] = 2
     assert_same(made, np.ones(1000, "float32"))
+
+
+def test_a_tape_records_what_is_read_of_a_variable_that_is_trained():
+    trained, fixed = (tf.Variable(0.5, trainable=trainable) for trainable in (True, False))
+    with tf.GradientTape():
+        assert [backend.has_gradient(x) for x in (trained, fixed, tf.constant(0.5))] == [True, False, False]
+    assert not backend.has_gradient(trained)
