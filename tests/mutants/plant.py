@@ -1,9 +1,8 @@
 """Plants faults, one at a time, and fails unless the tests catch every one of them.
 
 A suite that cannot fail proves nothing. The `.toml` files next to this one list faults: lines that somebody could get
-wrong, and for each the test that notices. For each backend, a process has imported pytest and a library, and nothing of
-ours. It forks one for each fault, which reads the line wrongly and runs that test. In the end these tests must pass
-without a fault.
+wrong, and for each the test that notices. A process that has imported pytest and a library, and nothing of ours, forks
+one for each fault, which reads the line wrongly and runs that test. In the end these tests must pass without a fault.
 
 Words choose the faults whose file or description contains one of them. `--record` looks further where the recorded
 test notices nothing, or is gone: in its file, then in the other files of its folder. It writes down what it finds.
@@ -22,6 +21,7 @@ import time
 import tomllib
 from collections.abc import Iterable, Iterator
 from importlib.machinery import SourceFileLoader
+from itertools import islice
 from multiprocessing import connection, get_context
 from pathlib import Path
 from types import CodeType
@@ -30,14 +30,13 @@ from typing import Any, NamedTuple
 import hypothesis  # noqa: F401
 import numpy as np  # noqa: F401
 import pytest
-from _pytest.config import default_plugins
 
 ROOT = Path(__file__).parents[2]
 LISTS = sorted(Path(__file__).parent.glob("*.toml"))
 # What is imported before processes are forked, backend by backend. No array is made: no runtime survives a fork.
 IMPORTED = {
-    "numpy": ("array_api_strict", "array_api_compat.numpy", "asyncio", "gguf"),
-    "torch": ("torch._dynamo", "array_api_compat.torch", "array_api_compat.numpy", "transformers.modeling_utils"),
+    "numpy": ("array_api_strict", "array_api_compat.numpy"),
+    "torch": ("torch._dynamo", "array_api_compat.torch"),
     "jax": ("jax", "flax.nnx"),
     "tensorflow": ("tensorflow",),
 }
@@ -46,8 +45,6 @@ WORKERS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 
 LIMIT_S = 240
 AT_ONCE = 60  # tests in a process without a fault
 FORK = get_context("fork")
-TURNS = FORK.BoundedSemaphore(WORKERS)  # of the processes of all backends
-WRITING = FORK.Lock()
 NO_SUCH_TEST = {pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED}
 
 
@@ -85,26 +82,18 @@ def main(words: list[str]) -> int:
         unrecorded = [each for each in chosen if "::" not in each.caught_by]
         print(f"{len(unrecorded)} faults have no recorded test yet, and are not planted: `--record` looks for one")
         chosen = [each for each in chosen if each not in unrecorded]
-    counted = []
-    for backend in IMPORTED:
+    num_survivors = num_failing = 0
+    for backend, modules in IMPORTED.items():
         of_backend = [fault for fault in chosen if fault.backend == backend]
         if of_backend:
-            ours, theirs = FORK.Pipe(duplex=False)
-            FORK.Process(target=plant_on, args=(backend, of_backend, "--record" in words, theirs)).start()
-            theirs.close()
-            counted.append(ours)
-    num_survivors, num_failing = map(sum, zip(*(pipe.recv() for pipe in counted), strict=True))
+            for module in modules:
+                importlib.import_module(module)
+            gc.freeze()  # pytest collects garbage ten times, which walks through all that these modules hold
+            caught = list(plant(of_backend, "--record" in words))
+            num_survivors += len(of_backend) - len(caught)
+            num_failing += failing_without_fault(caught, backend)
     print(f"{len(chosen)} faults: {num_survivors} survived, {num_failing} tests fail without a fault, too")
     return 1 if num_survivors or num_failing else 0
-
-
-def plant_on(backend: str, chosen: list[Fault], record: bool, pipe: connection.Connection) -> None:
-    """Plant the faults of a backend, as a process that imports its library; send how many survive, and fail anyway."""
-    for module in (*IMPORTED[backend], *(f"_pytest.{name}" for name in default_plugins)):
-        importlib.import_module(module)
-    gc.freeze()  # pytest collects garbage ten times, which walks through all that these modules hold
-    caught = list(plant(chosen, record))
-    pipe.send((len(chosen) - len(caught), failing_without_fault(caught, backend)))
 
 
 def faults() -> list[Fault]:
@@ -165,18 +154,10 @@ def failing_without_fault(tests: Iterable[str], backend: str) -> int:
 
 
 def runs(jobs: Iterable[tuple[Any, str, Iterable[str]]]) -> Iterator[tuple[Any, Verdict]]:
-    """Run tests on a backend for each job, with its fault if it is one, a process each; the verdicts as they end.
-
-    It waits for a turn only while none of its own runs, so that backends do not wait for each other.
-    """
+    """Run tests on a backend for each job, with its fault if it is one, a process each; the verdicts as they end."""
     waiting, running = iter(jobs), {}
     while True:
-        while len(running) < WORKERS and TURNS.acquire(block=not running):
-            job = next(waiting, None)
-            if job is None:
-                TURNS.release()
-                break
-            subject, backend, tests = job
+        for subject, backend, tests in islice(waiting, WORKERS - len(running)):
             ours, theirs = FORK.Pipe(duplex=False)
             process = FORK.Process(target=run, args=(subject, backend, sorted(tests), theirs))
             process.start()
@@ -187,12 +168,10 @@ def runs(jobs: Iterable[tuple[Any, str, Iterable[str]]]) -> Iterator[tuple[Any, 
         for pipe in connection.wait(list(running)):
             subject, process = running.pop(pipe)
             try:
-                verdict = Verdict(*pipe.recv())
+                yield subject, Verdict(*pipe.recv())
             except EOFError:
-                verdict = Verdict()
+                yield subject, Verdict()
             process.join()
-            TURNS.release()
-            yield subject, verdict
 
 
 def run(subject: Fault | str, backend: str, tests: list[str], pipe: connection.Connection) -> None:
@@ -244,13 +223,12 @@ class Failures:
 
 def write(fault: Fault, test: str) -> None:
     """Record the test that noticed a fault."""
-    with WRITING:
-        for path in LISTS:
-            head, *blocks = path.read_text(encoding="utf-8").split("[[fault]]\n")
-            for index, block in enumerate(blocks):
-                if tomllib.loads(block)["breaks"] == fault.breaks:
-                    blocks[index] = re.sub(r"(?m)^caught_by = .*$", lambda _: f"caught_by = {json.dumps(test)}", block)
-                    path.write_text("[[fault]]\n".join([head, *blocks]), encoding="utf-8")
+    for path in LISTS:
+        head, *blocks = path.read_text(encoding="utf-8").split("[[fault]]\n")
+        for index, block in enumerate(blocks):
+            if tomllib.loads(block)["breaks"] == fault.breaks:
+                blocks[index] = re.sub(r"(?m)^caught_by = .*$", lambda _: f"caught_by = {json.dumps(test)}", block)
+                path.write_text("[[fault]]\n".join([head, *blocks]), encoding="utf-8")
 
 
 if __name__ == "__main__":
