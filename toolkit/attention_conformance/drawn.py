@@ -1,0 +1,276 @@
+"""Calls of attention as facts: what Hypothesis draws and shrinks, and what a finding prints.
+
+Facts are numbers, words and rules. Arrays come from their seed, and those that rules name from their names as well.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.oracle.positions import allowed
+from attention_conformance.problem import DTYPES, NumpyArray, Problem, Rule, Seed, rounded
+
+NONFINITE = (math.nan, math.inf, -math.inf)
+KINDS = ("contiguous", "permuted", "transposed", "every-second", "part", "offset")
+"""How query, key and value may lie in memory."""
+
+_Random = np.random.Generator
+
+VALUES: dict[str, Callable[[_Random, tuple[int, ...], str], NumpyArray]] = {
+    "normal": lambda rng, dims, name: rng.standard_normal(dims),
+    "narrow": lambda rng, dims, name: rng.standard_normal(dims) * 0.25,
+    "wide": lambda rng, dims, name: rng.standard_normal(dims) * 2,
+    "zeros": lambda rng, dims, name: np.zeros(dims),
+    "equal": lambda rng, dims, name: np.full(dims, rng.standard_normal()),
+    "integers": lambda rng, dims, name: rng.integers(-3, 4, dims).astype(float),
+    "steep": lambda rng, dims, name: rng.standard_normal(dims) * (1 if name == "value" else 8),
+    "small": lambda rng, dims, name: rng.standard_normal(dims) * 2.0**-10,
+    "large values": lambda rng, dims, name: rng.standard_normal(dims) * (2.0**9 if name == "value" else 1),
+    "mixed": lambda rng, dims, name: rng.standard_normal(dims) * np.exp2(rng.integers(-6, 4, dims)),
+    "spiked": lambda rng, dims, name: np.where(rng.random(dims) < 0.1, 30.0, 0.1) * rng.standard_normal(dims),
+}
+"""Distributions of query, key and value."""
+
+
+_SIZES = ("queries", "keys", "width", "value_width")
+
+
+@dataclass(frozen=True, repr=False)
+class Drawn:
+    """One call of attention.
+
+    Attributes
+    ----------
+    queries, keys, width, value_width, leading, heads, groups
+        Sizes: (..., H, M, D), (..., G, N, D), (..., G, N, E).
+    values : str
+        How large the numbers are, by the names of `VALUES`.
+    shift : float
+        It is added to a channel of the keys.
+    mask, score_mod : Rule, optional
+        The arrays that they name are made by `named_array`.
+    bias, planted : str, optional
+        The axes of a bias, such as "hmn", perhaps with some "-inf". The arrays whose unused vectors are not finite.
+    sinks : float, optional
+        Their mean.
+    options : mapping
+        As in `Problem`.
+    memory : tuple of pairs
+        As in `Problem`.
+    gradient : bool
+        Whether there is a cotangent.
+    """
+
+    queries: int
+    keys: int
+    width: int
+    value_width: int
+    leading: tuple[int, ...] = ()
+    heads: int = 1
+    groups: int = 1
+    dtype: str = "float32"
+    seed: int = 0
+    values: str = "normal"
+    shift: float = 0.0
+    mask: Rule | None = None
+    bias: str | None = None
+    score_mod: Rule | None = None
+    sinks: float | None = None
+    planted: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    memory: tuple[tuple[str, str], ...] = ()
+    gradient: bool = False
+
+    def __repr__(self) -> str:
+        told = {each.name: getattr(self, each.name) for each in fields(self)}
+        left_out = {each.name: {} if each.default is MISSING else each.default for each in fields(self)}
+        of = [f"{name}={one!r}" for name, one in told.items() if name in _SIZES or one != left_out[name]]
+        return f"{type(self).__name__}({', '.join(of)})"
+
+    def _repr_pretty_(self, printer: Any, _: bool) -> None:
+        printer.text(repr(self))
+
+    def problem(self) -> Problem:
+        """The arrays and options of the call."""
+        rng, kv = np.random.default_rng(self.seed), (*self.leading, self.groups, self.keys)
+        shapes = {"query": (*self.leading, self.heads, self.queries, self.width)}
+        shapes |= {"key": (*kv, self.width), "value": (*kv, self.value_width)}
+        found = {name: VALUES[self.values](rng, dims, name) for name, dims in shapes.items()}
+        found["key"][..., :1] += self.shift
+        if self.bias is not None:
+            axes, _, infinite = self.bias.partition(" ")
+            found["bias"] = rng.standard_normal(self._dims(axes)) * 2
+            if infinite:
+                found["bias"] = np.where(rng.random(self._dims(axes)) < 0.3, -np.inf, found["bias"])
+        if self.sinks is not None:
+            found["sinks"] = rng.standard_normal((self.heads,)) + self.sinks
+        arrays = {name: rounded(each, self.dtype) for name, each in found.items()}
+        for rule in (self.mask, self.score_mod):
+            arrays |= {name: self.named_array(name) for name in _names(rule)}
+        cotangent = rounded(rng.standard_normal((*shapes["query"][:-1], self.value_width)), self.dtype)
+        problem = Problem(
+            arrays, self.mask, self.options, cotangent if self.gradient else None, self.score_mod, (), dict(self.memory)
+        )
+        return problem if self.planted is None else self._with_nonfinite(problem)
+
+    def named_array(self, name: str) -> NumpyArray:
+        """The array of a rule by its kind, what it is drawn from, and a number that tells it from others.
+
+        ``flags AXES DENSITY``, ``integers LOW HIGH``, ``ids AXES ORDER``, ``period NUMBER``, ``table BUCKETS``, or a
+        ``factor``. Letters of axes are b for all leading ones, h, m and n.
+        """
+        kind, *told = name.split()
+        rng = np.random.default_rng([self.seed, zlib.crc32(name.encode())])
+        if kind == "flags":
+            return rng.random(self._dims(told[0].strip("-"))) < float(told[1])
+        if kind == "integers":
+            return rng.integers(int(told[0]), int(told[1]) + 1, self.leading).astype(np.int32)
+        if kind == "ids":
+            length = self.queries if "m" in told[0] else self.keys
+            ids = rng.integers(0, 3, (*(self.leading if "b" in told[0] else ()), length)).astype(np.int32)
+            return np.sort(ids, axis=-1) if told[1] == "sorted" else ids
+        if kind == "period":
+            return np.asarray(told[0], dtype=np.int32)
+        shape = (int(told[0]), self.heads) if kind == "table" else ()
+        return rounded(rng.standard_normal(shape), self.dtype)
+
+    def _dims(self, axes: str) -> tuple[int, ...]:
+        sizes = {"h": self.heads, "m": self.queries, "n": self.keys}
+        dims = tuple(size if letter in axes else 1 for letter, size in sizes.items())
+        return (*self.leading, *dims) if "b" in axes else dims
+
+    def _with_nonfinite(self, problem: Problem) -> Problem:
+        """Numbers that are not finite in what no query may attend to."""
+        seen = allowed(problem) & (problem.arrays.get("bias", np.zeros(())).astype(float) != -np.inf)
+        groups = (*self.leading, self.groups, self.heads // self.groups, self.queries, self.keys)
+        used, rng = seen.reshape(groups).any(axis=(-3, -2))[..., None], np.random.default_rng(self.seed + 1)
+        for name in str(self.planted).split():
+            bad = rounded(rng.choice(NONFINITE, problem.arrays[name].shape), self.dtype)
+            problem = problem.holding(**{name: np.where(used, problem.arrays[name], bad)})
+        return problem
+
+
+def _names(rule: Rule | None) -> Iterator[str]:
+    """The arrays that a rule names."""
+    for each in rule.arguments.values() if rule else ():
+        if isinstance(each, Rule):
+            yield from _names(each)
+        elif isinstance(each, str):
+            yield each
+
+
+# Strategies
+
+
+def problems(
+    sizes: Any, offers: Sequence[str], *, dtypes: Sequence[str] = DTYPES, values: Sequence[str] = tuple(VALUES),
+    scales: Sequence[float] = (1.0, 0.5, -0.3, 2.0, 0.0, 1 / 3),
+) -> Any:  # fmt: skip
+    """Calls of attention that are right, the simplest first, as a strategy of Hypothesis.
+
+    Parameters
+    ----------
+    sizes : strategy
+        Of dictionaries: the sizes of a `Drawn`.
+    offers : sequence of str
+        The fields of a `Drawn` that may be drawn, and the names of options.
+    """
+    st: Any = importlib.import_module("hypothesis.strategies")
+
+    def drawn(draw: Any) -> Drawn:
+        of = draw(sizes)
+        facts = {"values": st.sampled_from(values)} | _facts(st, of["heads"], of["keys"])
+        options = _options(st, tuple(scales))
+        told = {name: draw(each) for name, each in options.items() if name in offers}
+        return Drawn(
+            **of,
+            dtype=draw(st.sampled_from(dtypes)),
+            seed=draw(st.integers(0, 2**16)),
+            **{name: draw(each) for name, each in facts.items() if name == "values" or name in offers},
+            options={name: each for name, each in told.items() if each is not None and each is not False},
+        )
+
+    return st.composite(drawn)()
+
+
+@functools.cache
+def _facts(st: Any, heads: int, keys: int) -> dict[str, Any]:
+    offset = st.integers(-4, 6)
+    axes = st.sampled_from(["mn", "n", "hmn", "h", "bhmn", "bmn", "", "mn -inf", "n -inf", "bhmn -inf"])
+    table, factors = st.sampled_from(["table 4", "table 8"]), {"factor": "factor 0", "distance_factor": "factor 1"}
+    distances = {"bidirectional": st.booleans(), "max_distance": st.sampled_from([8, 20])}
+    changes = st.one_of(
+        _rule(st, "alibi", num_heads=st.just(heads), offset=offset),
+        _rule(st, "relative_bias", table=table, **distances, offset=offset),
+        _rule(st, "steepened", **{name: st.just(each) for name, each in factors.items()}),
+    )
+    kinds = st.sampled_from(KINDS)
+    memory = st.tuples(*(st.tuples(st.just(name), kinds) for name in ("query", "key", "value")))
+    return {
+        "shift": st.sampled_from((0.0, 8.0, -8.0)),
+        "mask": st.none() | _masks(st, keys),
+        "bias": st.none() | axes,
+        "score_mod": st.none() | st.none() | changes,
+        "sinks": st.none() | st.none() | st.sampled_from([0.0, -3.0, 5.0]),
+        "planted": st.sampled_from([None, None, "key", "value", "key value"]),
+        "memory": memory.map(lambda pairs: tuple(pair for pair in pairs if pair[1] != KINDS[0])),
+        "gradient": st.booleans(),
+    }
+
+
+@functools.cache
+def _options(st: Any, scales: tuple[float, ...]) -> dict[str, Any]:
+    return {
+        "is_causal": st.sampled_from([False, False, True]),
+        "scale": st.none() | st.sampled_from(scales),
+        "softcap": st.none() | st.sampled_from([1.0, 5.0, 30.0]),
+        "dropout": st.none() | st.builds(Seed, st.sampled_from([0.1, 0.5, 0.9]), st.integers(0, 2**64 - 1)),
+    }
+
+
+def _rule(st: Any, kind: str, **arguments: Any) -> Any:
+    drawn = st.tuples(*arguments.values())  # a call takes them in this order
+    return drawn.map(lambda each: Rule(kind, dict(zip(arguments, each, strict=True))))
+
+
+def _masks(st: Any, keys: int) -> Any:
+    """Rules and trees of them; the first part of a combination is no array, which has operators of its own."""
+    number, reach = st.integers(0, 2), st.none() | st.integers(0, 5)
+
+    def per_entry(low: int, high: int) -> Any:
+        return st.integers(low, high) | number.map(lambda each: f"integers {low} {high} {each}")
+
+    def segments(batch: str, order: str, each: int) -> Rule:
+        return Rule(
+            "Segments",
+            {f"{of}_ids": f"ids {batch}{axis} {order} {each}" for of, axis in (("query", "m"), ("key", "n"))},
+        )
+
+    axes = st.sampled_from(["mn", "n", "m", "hmn", "hn", "bhmn", "bn", "bmn", "bm", "-"])
+    flags = st.tuples(axes, st.sampled_from([0.0, 0.3, 0.7, 1.0]), number)
+    structured = st.one_of(
+        _rule(st, "Causal", offset=per_entry(-3, 5)),
+        _rule(st, "SlidingWindow", left=reach, right=reach, offset=per_entry(-3, 5)),
+        _rule(st, "KeyLengths", lengths=per_entry(0, keys + 4)),
+        st.builds(segments, st.sampled_from(["", "b"]), st.sampled_from(["any", "sorted"]), number),
+        _rule(st, "periodic", period=st.integers(1, 4).map("period {}".format)),
+    )
+    arrays = flags.map(lambda told: Rule("array", {"name": "flags {} {} {}".format(*told)}))
+    combined = st.recursive(
+        structured,
+        lambda inner: st.one_of(
+            inner.map(Rule.__invert__),
+            st.tuples(inner, inner | structured | arrays).map(lambda pair: pair[0] & pair[1]),
+            st.tuples(inner, inner | structured | arrays).map(lambda pair: pair[0] | pair[1]),
+        ),
+        max_leaves=4,
+    )
+    return structured | arrays | combined
