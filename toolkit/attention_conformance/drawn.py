@@ -124,8 +124,8 @@ class Drawn:
     def named_array(self, name: str) -> NumpyArray:
         """The array of a rule by its kind, what it is drawn from, and a number that tells it from others.
 
-        ``flags AXES DENSITY``, ``integers LOW HIGH``, ``ids AXES ORDER``, ``period NUMBER``, ``table BUCKETS``, or a
-        ``factor``. Letters of axes are b for all leading ones, h, m and n.
+        These are ``flags AXES DENSITY``, ``integers LOW HIGH``, ``ids SIDE BATCH ORDER``, ``period NUMBER``,
+        ``table BUCKETS`` and ``factor``. Letters of axes are b for all leading ones, h, m and n.
         """
         kind, *told = name.split()
         rng = np.random.default_rng([self.seed, zlib.crc32(name.encode())])
@@ -134,9 +134,9 @@ class Drawn:
         if kind == "integers":
             return rng.integers(int(told[0]), int(told[1]) + 1, self.leading).astype(np.int32)
         if kind == "ids":
-            length = self.queries if "m" in told[0] else self.keys
-            ids = rng.integers(0, 3, (*(self.leading if "b" in told[0] else ()), length)).astype(np.int32)
-            return np.sort(ids, axis=-1) if told[1] == "sorted" else ids
+            length = self.queries if told[0] == "query" else self.keys
+            ids = rng.integers(0, 3, (*(self.leading if told[1] == "batched" else ()), length)).astype(np.int32)
+            return np.sort(ids, axis=-1) if told[2] == "sorted" else ids
         if kind == "period":
             return np.asarray(told[0], dtype=np.int32)
         shape = (int(told[0]), self.heads) if kind == "table" else ()
@@ -187,15 +187,16 @@ def problems(
 
     def drawn(draw: Any) -> Drawn:
         of = draw(sizes)
-        facts = {"values": st.sampled_from(values)} | _facts(st, of["heads"], of["keys"])
-        options = _options(st, tuple(scales))
-        told = {name: draw(each) for name, each in options.items() if name in offers}
+        told = {name: draw(each) for name, each in _facts(st, of["heads"], of["keys"]).items() if name in offers}
+        scale = draw(st.none() | st.sampled_from(scales)) if "scale" in offers else None
+        options = {"scale": scale} | {name: told.pop(name, None) for name in ("is_causal", "softcap", "dropout")}
         return Drawn(
             **of,
+            **told,
+            values=draw(st.sampled_from(values)),
             dtype=draw(st.sampled_from(dtypes)),
             seed=draw(st.integers(0, 2**16)),
-            **{name: draw(each) for name, each in facts.items() if name == "values" or name in offers},
-            options={name: each for name, each in told.items() if each is not None and each is not False},
+            options={name: each for name, each in options.items() if each is not None and each is not False},
         )
 
     return st.composite(drawn)()
@@ -205,15 +206,20 @@ def problems(
 def _facts(st: Any, heads: int, keys: int) -> dict[str, Any]:
     offset = st.integers(-4, 6)
     axes = st.sampled_from(["mn", "n", "hmn", "h", "bhmn", "bmn", "", "mn -inf", "n -inf", "bhmn -inf"])
-    table, factors = st.sampled_from(["table 4", "table 8"]), {"factor": "factor 0", "distance_factor": "factor 1"}
-    distances = {"bidirectional": st.booleans(), "max_distance": st.sampled_from([8, 20])}
+    table, directions = st.sampled_from(["table 4", "table 8"]), st.booleans()
     changes = st.one_of(
         _rule(st, "alibi", num_heads=st.just(heads), offset=offset),
-        _rule(st, "relative_bias", table=table, **distances, offset=offset),
-        _rule(st, "steepened", **{name: st.just(each) for name, each in factors.items()}),
+        _rule(
+            st,
+            "relative_bias",
+            table=table,
+            bidirectional=directions,
+            max_distance=st.sampled_from([8, 20]),
+            offset=offset,
+        ),
+        st.just(Rule("steepened", {"factor": "factor 0", "distance_factor": "factor 1"})),
     )
-    kinds = st.sampled_from(KINDS)
-    memory = st.tuples(*(st.tuples(st.just(name), kinds) for name in ("query", "key", "value")))
+    memory = st.tuples(*(st.tuples(st.just(name), st.sampled_from(KINDS)) for name in ("query", "key", "value")))
     return {
         "shift": st.sampled_from((0.0, 8.0, -8.0)),
         "mask": st.none() | _masks(st, keys),
@@ -223,14 +229,7 @@ def _facts(st: Any, heads: int, keys: int) -> dict[str, Any]:
         "planted": st.sampled_from([None, None, "key", "value", "key value"]),
         "memory": memory.map(lambda pairs: tuple(pair for pair in pairs if pair[1] != KINDS[0])),
         "gradient": st.booleans(),
-    }
-
-
-@functools.cache
-def _options(st: Any, scales: tuple[float, ...]) -> dict[str, Any]:
-    return {
         "is_causal": st.sampled_from([False, False, True]),
-        "scale": st.none() | st.sampled_from(scales),
         "softcap": st.none() | st.sampled_from([1.0, 5.0, 30.0]),
         "dropout": st.none() | st.builds(Seed, st.sampled_from([0.1, 0.5, 0.9]), st.integers(0, 2**64 - 1)),
     }
@@ -249,10 +248,7 @@ def _masks(st: Any, keys: int) -> Any:
         return st.integers(low, high) | number.map(lambda each: f"integers {low} {high} {each}")
 
     def segments(batch: str, order: str, each: int) -> Rule:
-        return Rule(
-            "Segments",
-            {f"{of}_ids": f"ids {batch}{axis} {order} {each}" for of, axis in (("query", "m"), ("key", "n"))},
-        )
+        return Rule("Segments", {f"{of}_ids": f"ids {of} {batch} {order} {each}" for of in ("query", "key")})
 
     axes = st.sampled_from(["mn", "n", "m", "hmn", "hn", "bhmn", "bn", "bmn", "bm", "-"])
     flags = st.tuples(axes, st.sampled_from([0.0, 0.3, 0.7, 1.0]), number)
@@ -260,7 +256,7 @@ def _masks(st: Any, keys: int) -> Any:
         _rule(st, "Causal", offset=per_entry(-3, 5)),
         _rule(st, "SlidingWindow", left=reach, right=reach, offset=per_entry(-3, 5)),
         _rule(st, "KeyLengths", lengths=per_entry(0, keys + 4)),
-        st.builds(segments, st.sampled_from(["", "b"]), st.sampled_from(["any", "sorted"]), number),
+        st.builds(segments, st.sampled_from(["shared", "batched"]), st.sampled_from(["any", "sorted"]), number),
         _rule(st, "periodic", period=st.integers(1, 4).map("period {}".format)),
     )
     arrays = flags.map(lambda told: Rule("array", {"name": "flags {} {} {}".format(*told)}))
@@ -268,8 +264,8 @@ def _masks(st: Any, keys: int) -> Any:
         structured,
         lambda inner: st.one_of(
             inner.map(Rule.__invert__),
-            st.tuples(inner, inner | structured | arrays).map(lambda pair: pair[0] & pair[1]),
-            st.tuples(inner, inner | structured | arrays).map(lambda pair: pair[0] | pair[1]),
+            st.builds(Rule.__and__, inner, inner | structured | arrays),
+            st.builds(Rule.__or__, inner, inner | structured | arrays),
         ),
         max_leaves=4,
     )

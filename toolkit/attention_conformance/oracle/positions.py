@@ -39,7 +39,8 @@ def passes(rule: Rule, problem: Problem) -> NumpyArray:
                 return through
         case "SlidingWindow":
             position, left, right = query + number("offset"), told.get("left"), told.get("right")
-            through = (left is None or key >= position - left) & (right is None or key <= position + right)
+            after = True if left is None else key >= position - left
+            through = np.asarray(after & (True if right is None else key <= position + right))
         case "KeyLengths":
             return key < number("lengths")
         case "Segments":
