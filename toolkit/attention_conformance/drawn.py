@@ -10,7 +10,7 @@ import importlib
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,7 @@ NONFINITE = (math.nan, math.inf, -math.inf)
 KINDS = ("contiguous", "permuted", "transposed", "every-second", "part", "offset")
 """How query, key and value may lie in memory."""
 
-_Random = np.random.Generator
-
-VALUES: dict[str, Callable[[_Random, tuple[int, ...], str], NumpyArray]] = {
+VALUES: dict[str, Callable[[np.random.Generator, tuple[int, ...], str], NumpyArray]] = {
     "normal": lambda rng, dims, name: rng.standard_normal(dims),
     "narrow": lambda rng, dims, name: rng.standard_normal(dims) * 0.25,
     "wide": lambda rng, dims, name: rng.standard_normal(dims) * 2,
@@ -38,9 +36,6 @@ VALUES: dict[str, Callable[[_Random, tuple[int, ...], str], NumpyArray]] = {
     "spiked": lambda rng, dims, name: np.where(rng.random(dims) < 0.1, 30.0, 0.1) * rng.standard_normal(dims),
 }
 """Distributions of query, key and value."""
-
-
-_SIZES = ("queries", "keys", "width", "value_width")
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,9 +56,7 @@ class Drawn:
         The axes of a bias, such as "hmn", perhaps with some "-inf". The arrays whose unused vectors are not finite.
     sinks : float, optional
         Their mean.
-    options : mapping
-        As in `Problem`.
-    memory : tuple of pairs
+    options, memory : mapping, tuple of pairs
         As in `Problem`.
     gradient : bool
         Whether there is a cotangent.
@@ -90,9 +83,8 @@ class Drawn:
     gradient: bool = False
 
     def __repr__(self) -> str:
-        told = {each.name: getattr(self, each.name) for each in fields(self)}
-        left_out = {each.name: {} if each.default is MISSING else each.default for each in fields(self)}
-        of = [f"{name}={one!r}" for name, one in told.items() if name in _SIZES or one != left_out[name]]
+        told = ((each, getattr(self, each.name)) for each in fields(self))
+        of = [f"{each.name}={one!r}" for each, one in told if one not in (each.default, {})]
         return f"{type(self).__name__}({', '.join(of)})"
 
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
@@ -115,10 +107,9 @@ class Drawn:
         arrays = {name: rounded(each, self.dtype) for name, each in found.items()}
         for rule in (self.mask, self.score_mod):
             arrays |= {name: self.named_array(name) for name in _names(rule)}
-        cotangent = rounded(rng.standard_normal((*shapes["query"][:-1], self.value_width)), self.dtype)
-        problem = Problem(
-            arrays, self.mask, self.options, cotangent if self.gradient else None, self.score_mod, (), dict(self.memory)
-        )
+        into = (*self.leading, self.heads, self.queries, self.value_width)
+        cotangent = rounded(rng.standard_normal(into), self.dtype) if self.gradient else None
+        problem = Problem(arrays, self.mask, self.options, cotangent, self.score_mod, memory=dict(self.memory))
         return problem if self.planted is None else self._with_nonfinite(problem)
 
     def named_array(self, name: str) -> NumpyArray:
