@@ -260,6 +260,8 @@ def test_rates_and_buckets_are_those_that_are_published():
     near = [_bucket(-distance, 32, 128) for distance in (0, 1, 7, 8, 11, 12, 15, 16, 31, 32, 64, 127, 128, 500)]
     assert near == [0, 1, 7, 8, 8, 9, 9, 10, 11, 12, 14, 15, 15, 15]
     assert [_bucket(distance, 32, 128) for distance in (1, 8, 64, 500)] == [17, 24, 30, 31]
+    one_way = [_bucket(-distance, 32, 128, bidirectional=False) for distance in (-9, 0, 15, 16, 20, 64, 127, 500)]
+    assert one_way == [0, 0, 15, 16, 17, 26, 31, 31]
 
 
 @pytest.mark.parametrize("name", ["gradient-score-mod", "gradient-relative-bias", "gradient-sinks"])

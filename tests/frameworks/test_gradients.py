@@ -42,33 +42,28 @@ def attend(**options):
     return lambda query, key, value: tuple(ac.scaled_dot_product_attention(query, key, value, **options))
 
 
+OF_INTEGERS = {"causal_and_mask", "combined_with_array", "mask", "length", "mask_from_lengths"}  # in others
+OF_INTEGERS |= {"offset", "offsets", "segments"}
+
 # Functions of floating-point trees; the arrays of integers in between are passed on as they are.
-CASES = (
-    {
-        name: tracing_helpers.CASES[name]
-        for name in tracing_helpers.CASES
-        if name not in ("causal_and_mask", "combined_with_array", "offset", "offsets", "segments", "mask")  # in others
-    }
-    | {
-        "heads": (lambda x: ac.merge_heads(ac.split_heads(x, 2)), (X,)),
-        "cross_attention": (
-            lambda p, q, k, v: ac.multi_head_attention(p, q, k, v, num_heads=4, num_key_value_heads=2),
-            (HEADS, X, normal(2, 3, C), normal(2, 3, C)),
-        ),
-        "sagan_attention": (
-            lambda p, x: tuple(ac.functions.sagan_attention(p, x, return_weights=True)[:2]),
-            (SAGAN, normal(2, 4, 6, C)),
-        ),
-        "sagan_attention_channels_first": (
-            lambda p, x: ac.functions.sagan_attention(p, x, pool=False, data_format="channels_first"),
-            (SAGAN, normal(C, 4, 3)),
-        ),
-        "sagan_layer": (
-            lambda p, x: SPECTRAL(p, x, state=SPECTRAL.init_state(3, xp=array_namespace(x), dtype="float64")),
-            (SAGAN, normal(2, 4, 6, C)),
-        ),
-    }
-)
+CASES = {name: tracing_helpers.CASES[name] for name in tracing_helpers.CASES if name not in OF_INTEGERS} | {
+    "cross_attention": (
+        lambda p, q, k, v: ac.multi_head_attention(p, q, k, v, num_heads=4, num_key_value_heads=2),
+        (HEADS, X, normal(2, 3, C), normal(2, 3, C)),
+    ),
+    "sagan_attention": (
+        lambda p, x: tuple(ac.functions.sagan_attention(p, x, return_weights=True)[:2]),
+        (SAGAN, normal(2, 4, 6, C)),
+    ),
+    "sagan_attention_channels_first": (
+        lambda p, x: ac.functions.sagan_attention(p, x, pool=False, data_format="channels_first"),
+        (SAGAN, normal(C, 4, 3)),
+    ),
+    "sagan_layer": (
+        lambda p, x: SPECTRAL(p, x, state=SPECTRAL.init_state(3, xp=array_namespace(x), dtype="float64")),
+        (SAGAN, normal(2, 4, 6, C)),
+    ),
+}
 
 
 def is_floating(array):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from fuzz_problems import Problem
+from fuzz_problems import Blocked
+
+from attention_conformance.problem import Rule
+
+EXACT = {"arithmetic": "reproducible"}
+RELATIVE = {"table": "table 4", "bidirectional": False, "max_distance": 8, "offset": 0}
 
 FORWARD = (
-    Problem(width=7, value_width=0, dtype="float16", values="spiked", implementation="blockwise", arithmetic="reproducible", logsumexp=True),
-    Problem(heads=9, groups=3, rows=7, columns=7, value_width=6, dtype="float16", seed=497, values="mixed", is_causal=True, implementation="blockwise", arithmetic="reproducible"),
-    Problem(rows=2, columns=33, width=2, value_width=0, dtype="float16", values="mixed", arithmetic="reproducible", weights=True),
+    Blocked(queries=1, keys=1, width=7, value_width=0, dtype="float16", values="spiked", options={"implementation": "blockwise"} | EXACT),
+    Blocked(queries=7, keys=7, width=1, value_width=6, heads=9, groups=3, dtype="float16", seed=497, values="mixed", options={"is_causal": True, "implementation": "blockwise"} | EXACT),
+    Blocked(queries=2, keys=33, width=2, value_width=0, dtype="float16", values="mixed", options={"return_weights": True} | EXACT),
 )  # fmt: skip
 
 GRADIENTS = (
-    Problem(columns=2, value_width=0, is_causal=True, softcap=1.0, planted="key", arithmetic="reproducible"),
-    Problem(rows=0, columns=0, value_width=0, score_mod=("relative", 4, False, 8, 0), implementation="blockwise"),
-)
+    Blocked(queries=1, keys=2, width=1, value_width=0, planted="key", options={"is_causal": True, "softcap": 1.0} | EXACT, gradient=True),
+    Blocked(queries=0, keys=0, width=1, value_width=0, score_mod=Rule("relative_bias", RELATIVE), options={"implementation": "blockwise"}, gradient=True),
+)  # fmt: skip

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import fuzz_oracle as oracle
 import numpy as np
 import pytest
-from fuzz_problems import Built, Problem, arrays_of, forced_blocks, planted, problems
+from fuzz_problems import Blocked, called, forced_blocks, pool_of, problems
 from hypothesis import strategies as st
-from test_fuzz_forward import pool_of
 
 import attention_core as ac
+from attention_conformance.problem import Problem
 from attention_core import layers
 from attention_files import safetensors
 
@@ -46,22 +46,19 @@ class Interrupt:
         return kind is KeyboardInterrupt
 
 
-def bits(problem: Problem, backend: Any) -> list[bytes]:
-    arrays = arrays_of(problem)
-    arrays = planted(problem, arrays, oracle.allowed_pairs(problem, arrays))
-    built = Built(problem, backend.from_numpy, arrays)
-    found = ac.scaled_dot_product_attention(*built.qkv, **built.options() | {"return_logsumexp": True})
-    return [backend.to_numpy(each).tobytes() for each in found if each is not None]
+def bits(drawn: Blocked, problem: Problem, backend: Any) -> dict[str, bytes]:
+    return {name: each.tobytes() for name, each in called(drawn, problem, backend).items()}
 
 
-def check_call(case: tuple[Problem, int], backend: Any) -> str:
-    problem, line = case
-    with forced_blocks(problem, backend):
-        expected, tuning = bits(problem, backend), backend.tuning
+def check_call(case: tuple[Blocked, int], backend: Any) -> str:
+    drawn, line = case
+    problem, whole = drawn.problem(), replace(drawn, blocks=None)
+    with forced_blocks(drawn, backend):
+        expected, tuning = bits(whole, problem, backend), backend.tuning
         with Interrupt(line) as interrupt:
-            bits(problem, backend)
+            bits(whole, problem, backend)
         assert backend.tuning is tuning
-        assert bits(problem, backend) == expected
+        assert bits(whole, problem, backend) == expected
     return "interrupted" if interrupt.raised else "over before"
 
 

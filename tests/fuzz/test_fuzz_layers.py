@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import warnings
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from fuzz_calls import ARRAYS, OTHERS, WRONG, fits
 from hypothesis import strategies as st
+from layer_helpers import CASES, FEW, MODULES
 from test_fuzz_calls import assert_is_of_the_contract, described, plain
 
 from attention_core import layers
@@ -29,78 +30,40 @@ class Valid(NamedTuple):
     options: dict[str, Any]
 
 
-def _floats(*dims: int) -> np.ndarray:
-    return RNG.standard_normal(dims).astype(np.float32)
-
-
-def _flags(*dims: int) -> np.ndarray:
-    return RNG.random(dims) < 0.7
-
-
-LAYERS: dict[str, Valid] = {
-    "DotProductAttention": Valid(
-        {"scale": 0.5, "softcap": 2.0, "is_causal": False, "dropout": 0.1, "implementation": "auto", "arithmetic": "fast"},
-        [_floats(2, 3, 5), _floats(2, 4, 5), _floats(2, 4, 6)],
-        {"mask": _flags(3, 4), "query_mask": _flags(2, 3), "key_mask": _flags(2, 4), "bias": _floats(3, 4)},
-    ),
-    "MultiHeadAttention": Valid(
-        {"channels": 6, "num_heads": 2, "num_key_value_heads": 1, "key_channels": 5, "value_channels": 4, "head_dim": 3, "value_head_dim": 2, "output": True, "output_channels": 7, "bias": True, "query_bias": False, "extra_key_value": True, "zero_attention": False, "scale": 0.5, "softcap": 2.0, "is_causal": True, "dropout": 0.1, "implementation": "auto", "arithmetic": "fast"},
-        [_floats(2, 3, 6), _floats(2, 4, 5), _floats(2, 4, 4)],
-        {"mask": _flags(2, 3, 4), "query_mask": _flags(2, 3), "key_mask": _flags(2, 4), "bias": _floats(2, 3, 4)},
-    ),
-    "FeedForward": Valid(
-        {"channels": 6, "inner": 5, "output_channels": 4, "bias": True, "dropout": 0.1, "arithmetic": "fast"}, [_floats(2, 3, 6)], {}
-    ),
-    "EncoderLayer": Valid(
-        {"channels": 6, "num_heads": 2, "inner": 5, "norm_first": True, "bias": True, "epsilon": 1e-5, "dropout": 0.1, "implementation": "auto", "arithmetic": "fast"},
-        [_floats(2, 3, 6)],
-        {"mask": _flags(3, 3), "key_mask": _flags(2, 3)},
-    ),
-    "Embeddings": Valid(
-        {"num_tokens": 7, "num_positions": 5, "channels": 6, "num_segments": 2, "norm": True, "epsilon": 1e-5, "dropout": 0.1, "arithmetic": "fast"},
-        [RNG.integers(0, 7, (2, 3)).astype("int32")],
-        {"position_ids": RNG.integers(0, 5, (3,)).astype("int32"), "segment_ids": RNG.integers(0, 2, (2, 3)).astype("int32")},
-    ),
-    "SaganAttention": Valid(
-        {"channels": 8, "head_channels": 3, "value_channels": 5, "output": True, "bias": True, "pool": True, "spectral_norm": True, "data_format": "channels_last", "arithmetic": "fast"},
-        [_floats(2, 4, 2, 8)],
-        {},
-    ),
+MORE = {  # options besides those of the case
+    "DotProductAttention": {"mask": RNG.random((3, 5)) < 0.7, "query_mask": RNG.random((2, 3)) < 0.7, "bias": RNG.random((3, 5))},
+    "MultiHeadAttention": {"mask": RNG.random((3, 6)) < 0.7, "key_mask": RNG.random((2, 6)) < 0.7, "bias": RNG.random((3, 6))},
+    "EncoderLayer": {"mask": RNG.random((5, 5)) < 0.7},
+    "Embeddings": {"position_ids": RNG.integers(0, 7, (5,)).astype("int32")},
 }  # fmt: skip
 
 
-class Native(NamedTuple):
-    """How a framework makes a layer, and calls it in evaluation."""
-
-    make: Callable[[str, dict[str, Any]], Any]
-    call: Callable[[Any, list[Any], dict[str, Any]], Any]
+def _narrow(array: Any) -> Any:
+    return array.astype(np.float32) if getattr(array, "dtype", None) == np.float64 else array
 
 
-def native(backend: Any) -> Native:
-    """The layers of a framework; of NumPy the definitions, with their first parameters."""
+def _valid(name: str) -> Valid:
+    settings, inputs, options = CASES[name]
+    kind = getattr(layers, name)
+    every = {each: getattr(kind(**settings), each) for each in inspect.signature(kind).parameters}
+    options = options | MORE.get(name, {})
+    return Valid(every, list(map(_narrow, inputs)), {each: _narrow(option) for each, option in options.items()})
+
+
+LAYERS = {name: _valid(name) for name in FEW}
+
+
+def called(name: str, settings: dict[str, Any], inputs: list[Any], options: dict[str, Any], backend: Any) -> Any:
+    """A layer of a framework, made and called in evaluation; of NumPy the definition, with its first parameters."""
     if backend.name in ("numpy", "array_api_strict"):
-        xp = backend.namespace
-
-        def call(layer: Any, inputs: list[Any], options: dict[str, Any]) -> Any:
-            state = {"state": layer.init_state(1, xp=xp)} if layer.state != () else {}
-            return layer(layer.init(1, xp=xp), *inputs, **options, **state, xp=xp)
-
-        return Native(lambda name, settings: getattr(layers, name)(**settings), call)
-    module = importlib.import_module("attention_keras" if backend.name == "tensorflow" else f"attention_{backend.name}")
+        layer, xp = getattr(layers, name)(**settings), backend.namespace
+        state = {"state": layer.init_state(1, xp=xp)} if layer.state != () else {}
+        return layer(layer.init(1, xp=xp), *inputs, **options, **state, xp=xp)
+    kind = getattr(importlib.import_module(MODULES[backend.name]), name)
+    layer = kind.init(1, **settings) if backend.name == "jax" else kind(**settings, seed=1)
     if backend.name == "torch":
-        return Native(
-            lambda name, settings: getattr(module, name)(**settings, seed=1).eval(),
-            lambda layer, inputs, options: layer(*inputs, **options),
-        )
-    if backend.name == "jax":
-        return Native(
-            lambda name, settings: getattr(module, name).init(1, **settings),
-            lambda layer, inputs, options: layer(*inputs, **options),
-        )
-    return Native(
-        lambda name, settings: getattr(module, name)(**settings, seed=1),
-        lambda layer, inputs, options: layer(*inputs, **options, training=False),
-    )
+        layer.eval()
+    return layer(*inputs, **options, **({"training": False} if backend.name == "tensorflow" else {}))
 
 
 class Change(NamedTuple):
@@ -121,7 +84,7 @@ def changed(change: Change) -> Valid:
 
 
 def outcome(change: Change, backend: Any) -> tuple[str, str]:
-    valid, framework = changed(change), native(backend)
+    valid = changed(change)
 
     def put(value: Any) -> Any:
         return backend.from_numpy(value) if isinstance(value, np.ndarray) else value
@@ -129,9 +92,10 @@ def outcome(change: Change, backend: Any) -> tuple[str, str]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            layer = framework.make(change.layer, {name: put(value) for name, value in valid.settings.items()})
-            options = {name: put(value) for name, value in valid.options.items()}
-            result = framework.call(layer, list(map(put, valid.inputs)), options)
+            settings, options = (
+                {name: put(each) for name, each in of.items()} for of in (valid.settings, valid.options)
+            )
+            result = called(change.layer, settings, list(map(put, valid.inputs)), options, backend)
     except Exception as error:
         return type(error).__name__, plain(of_keras(str(error)), backend)
     return "", described(result)

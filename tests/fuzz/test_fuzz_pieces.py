@@ -2,84 +2,42 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
+from dataclasses import replace
 from typing import Any
 
-import fuzz_oracle as oracle
 import numpy as np
 import pytest
-from fuzz_problems import Built, Problem, arrays_of, forced_blocks, problems
+from fuzz_problems import Blocked, called, dtypes_of, pool_of, problems
 from hypothesis import strategies as st
 from test_fuzz_bits import assert_same_bits
-from test_fuzz_forward import differences, pool_of
+from test_fuzz_forward import differences
 
 import attention_core as ac
+from attention_conformance.oracle.attention import attention
 
-WHOLE = {"sinks": None, "weights": False, "logsumexp": True, "planted": None}
+Spans = tuple[tuple[int, int], ...]
 
 
 @st.composite
-def pieces(draw: Any, backend: Any) -> tuple[Problem, tuple[int, ...], int]:
-    """A problem, where to cut its keys, and a seed of the order of the pieces."""
-    dtypes = tuple(name for name in ("float32", "float64", "float16", "bfloat16") if name in backend.dtypes)
-    drawn = problems(pool=pool_of(backend), dtypes=dtypes, arithmetics=("fast", "reproducible"))
-    problem = dataclasses.replace(draw(drawn), **WHOLE)
-    cuts = draw(st.lists(st.integers(0, problem.columns), max_size=3).map(sorted))
-    return problem, (0, *cuts, problem.columns), draw(st.integers(0, 5))
+def pieces(draw: Any, backend: Any) -> tuple[Blocked, Spans]:
+    """A problem, and the spans into which its keys are cut."""
+    drawn = problems(pool=pool_of(backend), dtypes=dtypes_of(backend), arithmetics=("fast", "reproducible"))
+    problem = replace(draw(drawn).told(return_weights=None), sinks=None, planted=None)
+    cuts = draw(st.lists(st.integers(0, problem.keys), max_size=3).map(sorted))
+    return problem, tuple(draw(st.permutations(list(itertools.pairwise((0, *cuts, problem.keys))))))
 
 
-def check_pieces(case: tuple[Problem, tuple[int, ...], int], backend: Any) -> str:
-    problem, cuts, order = case
-    arrays, exact = arrays_of(problem), problem.arithmetic == "reproducible"
-    built = Built(problem, backend.from_numpy, arrays)
-    options = built.options()
-    for name in ("return_weights", "return_logsumexp"):
-        del options[name]
-    spans = list(itertools.pairwise(cuts))
-    np.random.default_rng(order).shuffle(spans)
-    with forced_blocks(problem, backend):
-        found = merged(problem, built, options, spans, exact=exact)
-        if exact:
-            whole = ac.scaled_dot_product_attention(*built.qkv, **built.options())
-            output = backend.to_numpy(found.output).astype(arrays["query"].dtype)
-            wanted = [backend.to_numpy(whole.output), backend.to_numpy(whole.logsumexp)]
-            assert_same_bits([output, backend.to_numpy(found.logsumexp)], wanted)
-            return "exact"
-    found = ac.Attention(backend.to_numpy(found.output), None, backend.to_numpy(found.logsumexp))
-    assert found.output.dtype.name == oracle.wide_name(problem.dtype)
-    shares = differences(problem, arrays, found)
+def check_pieces(case: tuple[Blocked, Spans], backend: Any) -> str:
+    drawn, spans = case
+    problem = drawn.problem()
+    found = called(drawn, problem.changed(pieces=spans), backend)
+    if drawn.is_exact:
+        assert_same_bits(found, called(drawn, problem, backend))
+        return "exact"
+    shares = differences(drawn, problem, attention(problem), found)
     assert max(shares.values()) <= len(spans) + 1, shares
     return "fast"
-
-
-def merged(problem: Problem, built: Built, options: dict[str, Any], spans: list[Any], *, exact: bool) -> Any:
-    """The pieces, merged and completed."""
-    query, key, value = built.qkv
-
-    def of(start: int, stop: int) -> tuple[list[Any], dict[str, Any]]:
-        bias = options.get("bias")
-        if bias is not None and len(bias.shape) and bias.shape[-1] != 1:
-            bias = bias[..., start:stop]
-        changes = {"key_start": start} | ({} if bias is None else {"bias": bias})
-        return [query, key[..., start:stop, :], value[..., start:stop, :]], options | changes
-
-    if not exact:
-        parts = [of(*span) for span in spans]
-        return ac.pieces.complete_partial(
-            ac.pieces.merge_partials(
-                *[ac.pieces.partial_attention(*arrays, **options_of) for arrays, options_of in parts]
-            )
-        )
-    narrow = {"dropout", "implementation", "arithmetic"}
-    parts = [of(*span) for span in spans]
-    extents = [
-        ac.pieces.attention_extent(*arrays, **{k: v for k, v in options_of.items() if k not in narrow})
-        for arrays, options_of in parts
-    ]
-    extent = ac.pieces.merge_extents(*extents)
-    partials = [ac.pieces.partial_attention(*arrays, **options_of, extent=extent) for arrays, options_of in parts]
-    return ac.pieces.complete_partial(ac.pieces.merge_partials(*partials), dropout=options.get("dropout"))
 
 
 @st.composite

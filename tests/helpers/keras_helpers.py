@@ -3,9 +3,8 @@
 import keras
 import numpy as np
 import tensorflow as tf
+from layer_helpers import perturbed
 
-from attention_core.backend import get_backend
-from attention_core.layers import named_arrays, tree_from_names
 from attention_keras.layers import (
     Decoder,
     DotProductAttention,
@@ -39,31 +38,11 @@ OF_TOKENS = ("embeddings", "decoder")
 
 MODES = {"eager": None, "graph": {}, "xla": {"jit_compile": True}}
 
-NUMPY = get_backend("numpy")
-
-
-def perturbed(definition, rng, dtype="float32"):
-    """Parameters and state in which nothing is zero: sigma and biases start there."""
-    trees = (
-        definition.init(3, xp=NUMPY.namespace, dtype="float64"),
-        definition.init_state(3, xp=NUMPY.namespace, dtype="float64"),
-    )
-    return tuple(
-        tree_from_names(
-            tree,
-            {
-                name: (array + 0.1 * rng.standard_normal(array.shape)).astype(dtype)
-                for name, array in named_arrays(tree).items()
-            },
-        )
-        for tree in trees
-    )
-
 
 def made(name, rng, dtype="float32", **more):
     kind, settings, _ = CASES[name]
     definition = kind.kind(**{**settings, **more})
-    return kind.from_numpy(definition, *perturbed(definition, rng, dtype), dtype=dtype)
+    return kind.from_numpy(definition, *perturbed(definition, dtype), dtype=dtype)
 
 
 def example(name, rng, dtype="float32", dims=None):
@@ -93,12 +72,3 @@ def close(found, expected, tolerance):
 
 def same(found, expected):
     np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
-
-
-def alike(first, second):
-    """Fail unless two trees of NumPy arrays are the same bit for bit."""
-    first, second = named_arrays(first), named_arrays(second)
-    assert list(first) == list(second)
-    for name in first:
-        assert first[name].dtype == second[name].dtype
-        assert first[name].tobytes() == second[name].tobytes()

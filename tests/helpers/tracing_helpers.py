@@ -98,6 +98,7 @@ CASES = {
         masked(lambda mask, lengths: (mask | ac.KeyLengths(lengths)) & ~ac.SlidingWindow(0, 0)),
         (*QKV, MASK, LENGTHS),
     ),
+    "length": (attend(mask=ac.KeyLengths(4)), QKV),
     "lengths": (masked(ac.KeyLengths), (*QKV, LENGTHS)),
     "offsets": (masked(lambda offset: ac.Causal(offset=offset)), (*QKV, OFFSETS)),
     "offset": (masked(lambda offset: ac.Causal(offset=offset)), (*QKV, np.asarray(1))),
@@ -110,6 +111,13 @@ CASES = {
     "dropout": (lambda q, k, v, seed: attend(dropout=ac.Dropout(0.25, seed))(q, k, v), (*QKV, SEED)),
     "everything": (everything, (*QKV, MASK, BIAS, SEED)),
     "scores": (lambda q, k, mask: ac.attention_scores(q, k, mask=mask, softcap=2.0), (*QKV[:2], MASK)),
+    "weights": (
+        lambda q, k: ac.weights.attention_weights(q, k, queries=[2, 0], heads=[1], mask=ac.Causal(offset=1)),
+        QKV[:2],
+    ),
+    "map": (lambda q, k: ac.weights.attention_map(q, k, shape=(2, 2), reduction="mean"), QKV[:2]),
+    "heads": (lambda x: ac.merge_heads(ac.split_heads(x, 2)), (X,)),
+    "mask_from_lengths": (masked(lambda lengths: ac.masks.mask_from_lengths(lengths, 7)), (*QKV, LENGTHS)),
     "multi_head_attention": (
         lambda p, x, lengths: ac.multi_head_attention(
             p, x, num_heads=4, num_key_value_heads=2, is_causal=True, mask=ac.KeyLengths(lengths)

@@ -65,24 +65,26 @@ def _merged(problem: Problem, arrays: Arrays) -> Any:
     def passed(function: AttentionFunction, **more: Any) -> list[Any]:
         found = []
         for start, stop in problem.pieces:
-            part = {} if bias is None else {"bias": bias[..., start:stop]}
+            part = {} if bias is None else {"bias": bias[..., start:stop] if _has_keys(bias) else bias}
             key, value = (arrays[name][..., start:stop, :] for name in ("key", "value"))
             found.append(function(query, key, value, key_start=start, **part, **more))
         return found
 
     if is_reproducible:  # in two passes
-        known = {name: each for name, each in options.items() if name != "arithmetic"}
+        narrow = ("arithmetic", "implementation", "dropout")
+        known = {name: each for name, each in options.items() if name not in narrow}
         options["extent"] = attention_core.pieces.merge_extents(
             *passed(attention_core.pieces.attention_extent, **known)
         )
-    partials = passed(attention_core.pieces.partial_attention, **options)
-    if is_reproducible:
-        merged = attention_core.pieces.complete_partial(attention_core.pieces.merge_partials(*partials))
-        return attention_core.Attention(
-            array_namespace(query).astype(merged.output, query.dtype), None, merged.logsumexp
-        )
-    output, logsumexp, _ = attention_core.pieces.merge_partials(*partials)
+    merged = attention_core.pieces.merge_partials(*passed(attention_core.pieces.partial_attention, **options))
+    dropout = {"dropout": options["dropout"]} if is_reproducible and "dropout" in options else {}
+    output, logsumexp, *_ = attention_core.pieces.complete_partial(merged, **dropout)
     return attention_core.Attention(array_namespace(query).astype(output, query.dtype), None, logsumexp)
+
+
+def _has_keys(bias: Any) -> bool:
+    """Whether a bias differs from key to key."""
+    return bool(bias.shape) and bias.shape[-1] != 1
 
 
 def _options(problem: Problem, arrays: Arrays) -> dict[str, Any]:

@@ -6,18 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_helpers import (
-    CASES,
-    MODES,
-    NUMPY,
-    OF_TOKENS,
-    close,
-    compiled,
-    example,
-    made,
-    placeholder,
-    same,
-)
+from keras_helpers import CASES, MODES, OF_TOKENS, close, compiled, example, made, placeholder, same
+from layer_helpers import NUMPY
 
 from attention_core import layers
 from attention_core.backend import get_backend
@@ -174,7 +164,8 @@ def test_functional_models_carry_masks_on(rng):
 def test_masks_of_query_key_and_value_hide_places(rng, name, form):
     layer, (query, key, value) = made(name, rng), (example(name, rng) for _ in range(3))
     of_query, of_key, of_value = (rng.random((2, 5)) > 0.3 for _ in range(3))
-    of_query[0, 0] = False
+    of_query[0, 0] = of_value[1, 2] = False
+    of_key[1, 2] = True
     inputs = masked(query, of_query), masked(key, of_key), masked(value, of_value)
     found = layer(*inputs) if form == "places" else layer(dict(zip(("query", "key", "value"), inputs, strict=True)))
     close(found, defined(layer, query, key, value, query_mask=of_query, key_mask=of_key & of_value), 1e-5)

@@ -8,18 +8,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_helpers import (
-    CASES,
-    NUMPY,
-    alike,
-    close,
-    compiled,
-    example,
-    made,
-    perturbed,
-    placeholder,
-    same,
-)
+from keras_helpers import CASES, close, compiled, example, made, placeholder, same
+from layer_helpers import NUMPY, alike, perturbed
 
 import attention_core
 import attention_keras
@@ -42,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings(
 def test_mixed_precision_computes_on_bfloat16_and_keeps_float32(rng, name, mode):
     kind, settings, _ = CASES[name]
     definition = kind.kind(**settings)
-    layer = kind.from_numpy(definition, *perturbed(definition, rng), dtype="mixed_bfloat16")
+    layer = kind.from_numpy(definition, *perturbed(definition), dtype="mixed_bfloat16")
     assert {str(each.dtype) for each in layer.weights} <= {"float32"}
     x = example(name, rng)
 
@@ -71,7 +61,8 @@ def test_mixed_precision_computes_on_bfloat16_and_keeps_float32(rng, name, mode)
     options = {"state": tree_from_names(definition.state, state)} if state else {}
     expected = definition(parameters, rounded(x), **options, xp=NUMPY.namespace)
     found = np.asarray(tf.cast(compiled(layer, mode)(tf.constant(x)), tf.float64))
-    np.testing.assert_allclose(found, expected, rtol=2**-8, atol=1e-4)  # rounded once
+    around = 1e-3 if name == "sagan" else 1e-4  # whose normalized kernels are rounded in between
+    np.testing.assert_allclose(found, expected, rtol=2**-8, atol=around)  # rounded once
 
 
 @pytest.mark.parametrize("policy", ["float64", "bfloat16"])
@@ -97,8 +88,7 @@ def test_a_model_in_a_file_of_keras_gives_the_same_bits(rng, name, tmp_path):
     other.build()
     other.set_weights(layer.get_weights())
     for each in (again.layers[-1], other):
-        for found, expected in zip(each.to_numpy(), layer.to_numpy(), strict=True):
-            alike(found, expected)
+        alike(each.to_numpy(), layer.to_numpy())
     arrays = [array for tree in layer.to_numpy() for array in named_arrays(tree).values()]
     for found, expected in zip(layer.get_weights(), arrays, strict=True):  # in the order of their names
         same(found, expected)
@@ -133,15 +123,15 @@ def test_a_layer_is_made_again_from_its_config(name):
         assert again.definition == layer.definition == kind.kind(**settings)
         assert again.get_config() == layer.get_config()
         if more:
-            alike(again.to_numpy()[0], layer.to_numpy()[0])
+            alike(again.to_numpy()[:1], layer.to_numpy()[:1])
 
 
 def test_arrays_that_do_not_fit_are_named(rng):
     definition = layers.FeedForward(4, 5)
-    parameters, _ = perturbed(definition, rng)
+    parameters, _ = perturbed(definition)
     with pytest.raises(ValueError, match="got 'moon'"):
         Layer.from_numpy(definition, parameters, device="moon")
-    mixed = parameters._replace(contract=perturbed(definition, rng, "float64")[0].contract)
+    mixed = parameters._replace(contract=perturbed(definition, "float64")[0].contract)
     with pytest.raises(ValueError, match="float32, float64"):
         Layer.from_numpy(definition, mixed)
     assert {str(each.dtype) for each in Layer.from_numpy(definition, mixed, dtype="float64").weights} == {"float64"}

@@ -58,18 +58,19 @@ def _alibi(rule: Rule, problem: Problem, head: int, query: int, key: int, score:
 def _relative_bias(rule: Rule, problem: Problem, head: int, query: int, key: int, score: Decimal) -> Change:
     name = rule.arguments["table"]
     table = problem.arrays[name]
-    index = (_bucket(key - query, table.shape[0], rule.arguments["max_distance"]), head)
+    told = rule.arguments
+    index = (_bucket(key - query, table.shape[0], told["max_distance"], told.get("bidirectional", True)), head)
     added = Decimal(float(table[index]))
     return Change(score + added, ONE, abs(added), {(name, index): ONE})
 
 
-def _bucket(distance: int, buckets: int, farthest: int) -> int:
-    """The bucket of a distance where each direction has half of them: the second half is for keys after the query."""
-    half = buckets // 2
-    exact, after = half // 2, half if distance > 0 else 0
-    if abs(distance) < exact:
-        return after + abs(distance)
-    share = (Decimal(abs(distance)) / exact).ln() / (Decimal(farthest) / exact).ln()
+def _bucket(distance: int, buckets: int, farthest: int, bidirectional: bool = True) -> int:
+    """The bucket of a distance: of both directions the second half is for keys after the query, of one the first."""
+    half, steps = (buckets // 2, abs(distance)) if bidirectional else (buckets, max(0, -distance))
+    exact, after = half // 2, half if distance > 0 and bidirectional else 0
+    if steps < exact:
+        return after + steps
+    share = (Decimal(steps) / exact).ln() / (Decimal(farthest) / exact).ln()
     nearly = ((half - exact) * share).quantize(Decimal("1e-20"))  # a logarithm that is whole comes out whole
     return after + min(half - 1, exact + int(nearly.to_integral_value(decimal.ROUND_FLOOR)))
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.oracle.attention import Exact
-from attention_conformance.oracle.positions import allowed
-from attention_conformance.problem import NumpyArray, Problem, Rule
+from attention_conformance.oracle.positions import passes
+from attention_conformance.problem import NumpyArray, Problem
 
 
 @dataclass(frozen=True)
@@ -108,26 +108,6 @@ class Answer:
         return replace(self, arrays=arrays)
 
 
-def mask_array(rule: Rule, problem: Problem) -> NumpyArray:
-    """A mask as booleans, broadcastable to the scores."""
-    leading, _, rows, columns = problem.sizes
-    if rule.kind == "array":
-        return problem.arrays[str(rule.arguments["name"])]
-    if rule.kind == "not":
-        return ~mask_array(rule.arguments["first"], problem)
-    if rule.kind in ("and", "or"):
-        first, second = (mask_array(part, problem) for part in rule.arguments.values())
-        return first & second if rule.kind == "and" else first | second
-    if rule.kind == "KeyLengths":
-        lengths = np.broadcast_to(problem.arrays[str(rule.arguments["lengths"])], leading)
-        return np.asarray(np.arange(columns) < lengths[..., None, None, None])
-    if rule.kind == "Causal" and not isinstance(rule.arguments.get("offset"), str):
-        offset = rule.arguments.get("offset", 0)
-        return np.asarray(np.arange(columns)[None, :] <= np.arange(rows)[:, None] + offset)
-    options = {name: option for name, option in problem.options.items() if name != "is_causal"}
-    return allowed(replace(problem, mask=rule, options=options))
-
-
 def dense_of(problem: Problem) -> Dense:
     """A problem without changes of the scores, dropout and pieces as whole arrays."""
     arrays, options = problem.arrays, problem.options
@@ -143,7 +123,7 @@ def dense_of(problem: Problem) -> Dense:
         query=arrays["query"].astype(kind),
         key=key,
         value=value,
-        mask=None if mask is None else mask_array(mask, problem),
+        mask=None if mask is None else passes(mask, problem),
         causal=None if causal is None else int(causal),
         bias=arrays["bias"].astype(kind) if "bias" in arrays else None,
         sinks=arrays["sinks"].astype(kind) if "sinks" in arrays else None,

@@ -19,6 +19,7 @@ the hyperbolic tangent spoils its derivative by as much.
 from __future__ import annotations
 
 import decimal
+import math
 
 import numpy as np
 
@@ -36,8 +37,10 @@ def gradients(problem: Problem) -> dict[str, Exact]:
     with decimal.localcontext(CONTEXT):
         to_decimal = np.frompyfunc(decimal.Decimal, 1, 1)
         cotangents = to_decimal(problem.cotangent.astype(np.float64).astype(object))
-        cotangents = cotangents.reshape(-1, *problem.cotangent.shape[-2:])
+        cotangents = cotangents.reshape(math.prod((*leading, count)), *problem.cotangent.shape[-2:])
         found = [_head(problem, head, cotangent) for head, cotangent in zip(heads(problem), cotangents, strict=True)]
+        if not found:
+            return {name: Exact(*[np.zeros(problem.arrays[name].shape)] * 3) for name in problem.variables}
         stacked = {
             name: np.stack([parts[name] for parts in found]).reshape(*leading, count, *found[0][name].shape)
             for name in found[0]

@@ -1,6 +1,8 @@
-"""The finalizer of MurmurHash3 in Python's integers, and the pattern of kept weights that dropout draws from it."""
+"""The finalizer of MurmurHash3, of integers or arrays of them, and the weights that dropout keeps by it."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -9,16 +11,16 @@ from attention_conformance.problem import NumpyArray, Seed
 WORD = 2**32
 
 
-def mixed(word: int) -> int:
+def mixed(word: Any) -> Any:
     """The finalizer ``fmix32`` of MurmurHash3."""
-    word ^= word // 2**16
+    word = word ^ word // 2**16
     word = word * 2246822507 % WORD
-    word ^= word // 2**13
+    word = word ^ word // 2**13
     word = word * 3266489909 % WORD
     return word ^ word // 2**16
 
 
-def hashed(words: tuple[int, ...]) -> int:
+def hashed(words: tuple[Any, ...]) -> Any:
     """Hash words of 32 bits, one after the other, each told apart by a multiple of 2654435769."""
     state = 0
     for position, word in enumerate(words):
@@ -35,7 +37,5 @@ def keep_pattern(dropout: Seed, shape: tuple[int, ...]) -> NumpyArray:
     *leading, rows, columns = shape
     low, high = dropout.seed % WORD, dropout.seed // WORD % WORD
     threshold = round(dropout.rate * 2**24)
-    keep = np.empty((int(np.prod(leading, dtype=int)), rows, columns), dtype=bool)
-    for head, query, column in np.ndindex(keep.shape):
-        keep[head, query, column] = hashed((low, high, 1, head, query, column)) // 2**8 >= threshold
-    return keep.reshape(shape)
+    places = np.indices((int(np.prod(leading, dtype=int)), rows, columns), dtype=np.uint64)
+    return np.asarray(hashed((low, high, 1, *places)) // 2**8 >= threshold).reshape(shape)

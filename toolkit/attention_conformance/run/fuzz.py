@@ -9,8 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from attention_conformance.cases.case import Case, Draw, hard
-from attention_conformance.cases.kernels import attention
+import numpy as np
+
+from attention_conformance.cases.case import Case, hard
+from attention_conformance.drawn import Drawn, problems
+from attention_conformance.oracle.positions import passes
 from attention_conformance.problem import Problem
 from attention_conformance.run.finding import WRONG, Finding
 from attention_conformance.run.judge import judged
@@ -24,50 +27,7 @@ EXAMPLES = 40
 
 EDGES = (1, 2, 3, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 191, 192, 193, 255, 256, 257, 300)
 WIDTHS = (16, 32, 64, 80, 96, 128, 192, 256)
-KINDS = ("contiguous", "permuted", "transposed", "every-second", "part", "offset")
 NAMES = ("query", "key", "value")
-RULES = {"empty rows": "mask"}
-"""Those of `attention` that others begin with."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What the numbers of a call are drawn from."""
-
-    batch: int = 1
-    heads: int = 1
-    groups: int = 1
-    queries: int = 1
-    keys: int = 1
-    width: int = 16
-    rule: str = "plain"
-    deviation: float = 1.0
-    shift: float = 0.0
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """One call: its numbers, its options, and how its arrays lie in memory."""
-
-    sizes: Sizes
-    dtype: str
-    memory: tuple[tuple[str, str], ...] = ()
-    scale: float | None = None
-    has_gradient: bool = False
-
-    def problem(self) -> Problem:
-        """The arrays and options of the call."""
-        of, draw = self.sizes, Draw(self.dtype, self.sizes.seed, "fuzz")
-        options = {} if self.scale is None else {"scale": self.scale}
-        problem = attention(
-            draw, of.queries, of.keys, of.width, RULES.get(of.rule, of.rule), heads=of.heads, groups=of.groups,
-            batch=of.batch, gradient=self.has_gradient, deviation=of.deviation, **options,
-        )  # fmt: skip
-        problem.arrays["key"][..., 0] += problem.arrays["key"].dtype.type(of.shift)  # scores far from 0
-        if of.rule == "empty rows":
-            problem.arrays["mask"][..., 0, :] = False
-        return problem.changed(memory=dict(self.memory))
 
 
 @dataclass(frozen=True)
@@ -85,43 +45,51 @@ def has_hypothesis() -> bool:
 def _strategy(subject: Subject, dtypes: Sequence[str]) -> Any:
     """All calls that a subject may be asked, the simplest first."""
     st: Any = importlib.import_module("hypothesis.strategies")
-    layout = subject.layout or "BHSD"
-    rules = ["plain"]
-    rules += ["causal"] if subject.causal != "none" else []
-    rules += ["mask", "lengths", "empty rows"] if subject.mask != "none" or subject.bias_name else []
-    sizes = st.one_of(st.integers(1, 320), st.sampled_from(EDGES))  # the first is the one that shrinks
+    layout, native, takes_masks = subject.layout or "BHSD", bool(subject.native), subject.mask != "none"
+    length = st.one_of(st.integers(1, 320), st.sampled_from(EDGES))  # the first is the one that shrinks
 
-    def drawn(draw: Any) -> Drawn:
+    def sizes(draw: Any) -> dict[str, Any]:
         groups = draw(st.integers(1, 3)) if "H" in layout else 1
         share = draw(st.integers(1, 4)) if subject.grouped and "H" in layout else 1
-        of = Sizes(
-            batch=draw(st.integers(1, 4)) if "B" in layout else 1,
-            heads=groups * share,
-            groups=groups,
-            queries=draw(sizes),
-            keys=draw(sizes),
-            width=draw(st.sampled_from(WIDTHS)),
-            rule=draw(st.sampled_from(rules)),
-            deviation=draw(st.sampled_from((1.0, 0.25, 2.0))),
-            shift=draw(st.sampled_from((0.0, 8.0, -8.0))),
-            seed=draw(st.integers(0, 2**16)),
-        )
-        memory = tuple((name, kind) for name in NAMES if (kind := draw(st.sampled_from(KINDS))) != "contiguous")
-        gradient = subject.backend == "torch" and bool(subject.differentiates) and subject.backward is None
-        return Drawn(
-            of,
-            draw(st.sampled_from(dtypes)),
-            memory if subject.backend in ("numpy", "torch") else (),
-            draw(st.sampled_from((None, 0.5, -0.25))) if subject.scale_name else None,
-            gradient and draw(st.booleans()),
-        )
+        leading = (draw(st.integers(1, 4)) if "B" in layout else 1,)
+        told = {"queries": draw(length), "keys": draw(length), "width": draw(st.sampled_from(WIDTHS))}
+        return told | {"value_width": told["width"], "leading": leading, "heads": groups * share, "groups": groups}
 
-    return st.composite(drawn)()
+    offers = {
+        "shift": True,
+        "is_causal": subject.causal != "none",
+        "mask": takes_masks or subject.bias_name,
+        "bias": native or subject.bias_name,
+        "sinks": native or subject.sinks_name,
+        "softcap": native or subject.softcap_name,
+        "scale": native or subject.scale_name,
+        "planted": native and takes_masks,
+        "memory": subject.backend in ("numpy", "torch"),
+        "gradient": subject.backend == "torch" and bool(subject.differentiates) and subject.backward is None,
+    }
+    names = [name for name, offered in offers.items() if offered]
+    strategy = problems(
+        st.composite(sizes)(), names, dtypes=dtypes, values=("normal", "narrow", "wide"), scales=(0.5, -0.25)
+    )
+    # The bound is for sums along a row, which gradients of a broadcast bias and of sinks are not.
+    return strategy.map(lambda drawn: replace(drawn, gradient=drawn.gradient and drawn.bias is drawn.sinks is None))
+
+
+def _problem(drawn: Drawn) -> Problem:
+    """With one array for all rules, and with masks and biases of all queries and keys."""
+    problem = drawn.problem()
+    arrays = {name: problem.arrays[name] for name in (*NAMES, "bias", "sinks") if name in problem.arrays}
+    if problem.mask is not None:
+        arrays["mask"] = passes(problem.mask, problem)
+    for name in {"mask", "bias"} & set(arrays):
+        whole = (*arrays[name].shape[:-2], drawn.queries, drawn.keys)
+        arrays[name] = np.broadcast_to(arrays[name], whole).copy()
+    return problem.changed(arrays={}, mask=None).holding(**arrays)
 
 
 def _question(drawn: Drawn, subject: Subject, job: Any) -> Question:
-    measure = "gradient" if drawn.has_gradient else "ulp"
-    case = Case("fuzz", 0, "A drawn call is right.", lambda _: drawn.problem(), bound=hard, measure=measure)
+    measure = "gradient" if drawn.gradient else "ulp"
+    case = Case("fuzz", 0, "A drawn call is right.", lambda _: _problem(drawn), bound=hard, measure=measure)
     told: dict[str, Any] = {"accepted": tuple(job.accepted), "power": False, "digits": False}
     return Question(subject, case, drawn.dtype, job.bounds, job.seed, **told)
 
@@ -183,5 +151,5 @@ def _round(subject: Subject, job: Any, dtypes: Sequence[str], number: int) -> tu
 
 def _script(drawn: Drawn, found: Finding, subject: Subject, job: Any) -> str:
     says = f"{found.verdict.capitalize()}: {found.detail}."
-    problem = fit(drawn.problem(), subject)
+    problem = fit(_problem(drawn), subject)
     return script(problem, subject, job.target, dtype=drawn.dtype, bound=max(found.bound, 1.0), says=says)

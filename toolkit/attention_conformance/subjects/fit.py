@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.oracle.dense import mask_array
+from attention_conformance.oracle.positions import passes
 from attention_conformance.problem import NumpyArray, Problem, Rule, array
 from attention_conformance.subjects.subject import NotOffered, Subject
 
@@ -80,7 +80,7 @@ def _folded(problem: Problem, subject: Subject) -> Problem:
     entries = math.prod(leading)
     arrays: dict[str, NumpyArray] = {}
     if problem.mask is not None:
-        full = np.broadcast_to(mask_array(problem.mask, problem), (*leading, heads, rows, columns))
+        full = np.broadcast_to(passes(problem.mask, problem), (*leading, heads, rows, columns))
         arrays["mask"] = full.reshape(entries, heads, rows, columns).copy()
     for name, each in problem.arrays.items():
         if name in ("query", "key", "value"):
@@ -110,7 +110,7 @@ def _ruled(problem: Problem, subject: Subject) -> Problem:
     _, _, rows, columns = problem.sizes
     options, arrays = dict(problem.options), dict(problem.arrays)
     causal = bool(options.pop("is_causal", False)) or _is_flag(problem, subject)
-    mask = None if problem.mask is None or _is_flag(problem, subject) else mask_array(problem.mask, problem)
+    mask = None if problem.mask is None or _is_flag(problem, subject) else passes(problem.mask, problem)
     has_other = mask is not None or ("bias" in arrays and bool(subject.bias_name))
     if causal and (subject.causal == "none" or (has_other and not subject.mask_with_causal)):
         seen = np.arange(columns)[None, :] <= np.arange(rows)[:, None] + _offset(subject, rows, columns)
