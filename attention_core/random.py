@@ -17,7 +17,16 @@ import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, index_dtype, on_device_of, positions, shape, shape_text
+from attention_core._arrays import (
+    Array,
+    Namespace,
+    index_dtype,
+    on_device_of,
+    one_program,
+    positions,
+    shape,
+    shape_text,
+)
 from attention_core._backend import backend_for, own_namespace
 from attention_core._checks import check_integer, check_sizes, number_text, only_array, plain_integer
 from attention_core._keywords import names_keywords, unconverted
@@ -204,6 +213,10 @@ def fmix32(word: Array, /, *, xp: Namespace) -> Array:
     >>> int(fmix32(xp.ones((1,), dtype=xp.int32), xp=xp)[0]) == 0x514E28B7
     True
     """
+    return one_program(_fmix32, xp)(word, xp=xp)
+
+
+def _fmix32(word: Array, *, xp: Namespace) -> Array:
     word = _product(_xor_shifted(word, 16, xp), _signed(0x85EBCA6B), xp)
     word = _product(_xor_shifted(word, 13, xp), _signed(0xC2B2AE35), xp)
     return _xor_shifted(word, 16, xp)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._arrays import Array, Namespace, compute_dtype_name, scalar_like, shape
+from attention_core._arrays import Array, Namespace, compute_dtype_name, one_program, scalar_like, shape
 from attention_core._attention.call import Call, Result, repeat_kv
 from attention_core._attention.facts import Facts, averages
 from attention_core._backend import Loops, is_on_host
@@ -65,9 +65,12 @@ def _of_finite_values(way: Callable[..., Result], call: Call, facts: Facts) -> R
 
 def inputs_are_finite(call: Call) -> Array:
     """Whether query, key and value are finite, as a 0-d array; a sum that overflows costs time alone."""
-    xp = call.xp
-    dtype = getattr(xp, compute_dtype_name(call.query.dtype))
-    query, key, value = (xp.sum(array, dtype=dtype) for array in call[:3])
+    return one_program(_sum_is_finite, call.xp)(*call[:3], xp=call.xp)
+
+
+def _sum_is_finite(*arrays: Array, xp: Namespace) -> Array:
+    dtype = getattr(xp, compute_dtype_name(arrays[0].dtype))
+    query, key, value = (xp.sum(array, dtype=dtype) for array in arrays)
     return xp.isfinite(xp.add(xp.add(query, key), value))
 
 

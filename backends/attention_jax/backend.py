@@ -92,7 +92,8 @@ class JaxBackend(Backend):
 
         def convert(array: Any) -> jax.Array:
             floating = as_floating(array, dtype, self.dtypes, hint=f": {WIDE}")
-            return jnp.array(_narrowed(floating), device=placed, copy=True)
+            # A copy of our own, which JAX may take over: its own copying is a program for every shape.
+            return jax.device_put(np.array(_narrowed(floating), copy=True), placed)
 
         return map_arrays(convert, tree)
 
