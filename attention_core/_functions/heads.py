@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attention_core._arrays import Array, Namespace, shape, sizes
+from attention_core._arrays import Array, Namespace, one_program, shape, sizes
 from attention_core._backend import common_namespace
 from attention_core._checks import check_positive, check_rank
 
@@ -75,12 +75,20 @@ def merge_heads(x: Array, /, *, xp: Namespace | None = None) -> Array:
 
 def split_channels(x: Array, num_heads: int, xp: Namespace) -> Array:
     """The body of `split_heads`: (..., L, H * D) -> (..., H, L, D)."""
+    return one_program(_split, xp)(x, num_heads=num_heads, xp=xp)  # type: ignore[no-any-return]
+
+
+def _split(x: Array, *, num_heads: int, xp: Namespace) -> Array:
     *leading, length, channels = shape(x, xp=xp)
     return move_axis(xp.reshape(x, (*leading, length, num_heads, channels // num_heads)), -2, -3, xp)
 
 
 def merge_channels(x: Array, xp: Namespace) -> Array:
     """The body of `merge_heads`: (..., H, L, D) -> (..., L, H * D)."""
+    return one_program(_merge, xp)(x, xp=xp)  # type: ignore[no-any-return]
+
+
+def _merge(x: Array, *, xp: Namespace) -> Array:
     *leading, heads, length, width = shape(x, xp=xp)
     return xp.reshape(move_axis(x, -3, -2, xp), (*leading, length, heads * width))
 

@@ -6,6 +6,7 @@ The latter give arrays one number of axes where ``jax_numpy_rank_promotion`` doe
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -38,8 +39,10 @@ def erfc(x: Array, /) -> Array:
 
 @functools.cache
 def one_program(function: Callable[..., Any], /) -> Callable[..., Any]:
-    """Compile a function of arrays and ``xp``: eager, each of its operations is a program, and one more dispatch."""
-    return jax.jit(function, static_argnames="xp", inline=True)
+    """Compile a function for its keywords: eager, each of its operations is a program, and one more dispatch."""
+    arguments = inspect.signature(function).parameters.values()
+    static = [each.name for each in arguments if each.kind is each.KEYWORD_ONLY]
+    return jax.jit(function, static_argnames=static, inline=True)
 
 
 def repeat(x: Array, repeats: int | Array, /, *, axis: int | None = None) -> Array:
