@@ -8,8 +8,8 @@ from pairwise import pairwise
 
 import attention_core as ac
 from attention_core._attention import memo
-from attention_core.masks import And, Or
 from attention_core.backend import get_backend
+from attention_core.masks import And, Or
 from attention_core.masks._rules import rule_of
 from attention_core.scores import alibi
 
@@ -177,7 +177,6 @@ def test_the_program_of_jax_transposes_no_key():
 @pytest.mark.needs(lambda sizes, backend: not backend.loops.traced or sizes == (9, 5))
 @pytest.mark.parametrize("sizes", [(5, 5), (5, 9), (9, 5)])
 def test_a_rule_says_that_no_row_is_empty_only_if_none_is(sizes, backend, put, xp, rng):
-    rows, columns = sizes
     query, key = put([rng.standard_normal((1, 2, length, D)) for length in sizes])
     rules = [ac.Causal(offset=offset) for offset in range(-10, 3)]
     rules += [
