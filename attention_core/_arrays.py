@@ -123,7 +123,7 @@ def index_dtype(like: Array, /, *, xp: Namespace) -> DType:
 def one_program(function: Callable[..., Any], xp: Namespace) -> Callable[..., Any]:
     """A function whose bits no compiler changes, as one program where the library compiles it for its keywords."""
     lent = getattr(xp, "one_program", None)
-    return function if lent is None else lent(function)  # type: ignore[no-any-return]
+    return function if lent is None else lent(function)
 
 
 def positions(length: Any, like: Array, /, *, xp: Namespace) -> Array:

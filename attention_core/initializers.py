@@ -225,7 +225,7 @@ def quantile_table(cut: float, /) -> list[int]:
 def _rounded(integers: Array, factor: float, *, unit: float, dtype: str, xp: Namespace) -> Array:
     """Integers in a unit that is a power of two, times a factor: rounded to the type of the product, and once more."""
     with without_warnings(integers):
-        return one_program(_scaled, xp)(integers, factor, unit=unit, dtype=dtype, xp=xp)  # type: ignore[no-any-return]
+        return one_program(_scaled, xp)(integers, factor, unit=unit, dtype=dtype, xp=xp)
 
 
 def _scaled(integers: Array, factor: float, *, unit: float, dtype: str, xp: Namespace) -> Array:

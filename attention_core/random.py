@@ -300,7 +300,7 @@ def kept_at(dropout: Dropout, sample: Array, row: Array, column: Array, /, *, xp
     xp : array namespace
     """
     bits = hash_words(*seed_words(dropout.seed, xp=xp), _LEADING, sample, row, column, xp=xp)
-    return one_program(_at_least, xp)(bits, round(dropout.rate * 2**_RESOLUTION), xp=xp)  # type: ignore[no-any-return]
+    return one_program(_at_least, xp)(bits, round(dropout.rate * 2**_RESOLUTION), xp=xp)
 
 
 def _at_least(bits: Array, least: int, *, xp: Namespace) -> Array:

@@ -272,7 +272,7 @@ def _distance(
 
 def _take(values: Array, index: Array, xp: Namespace) -> Array:
     """Elements of a 1-D array by an index array of any shape."""
-    return one_program(_taken, xp)(values, index, xp=xp)  # type: ignore[no-any-return]
+    return one_program(_taken, xp)(values, index, xp=xp)
 
 
 def _taken(values: Array, index: Array, *, xp: Namespace) -> Array:

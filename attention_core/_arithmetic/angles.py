@@ -87,7 +87,8 @@ def _computed_tables(positions: Array, x: Array, settings: Any, xp: Namespace) -
         numbers = _in_one_array(words, index_dtype(positions, xp=xp), x, xp)
         quadrant, remainder = one_program(_quarter_turns, xp)(positions, numbers, xp=xp)
         angle = xp.multiply(xp.astype(remainder, x.dtype), 2 * math.pi / 2**32)
-    return one_program(_rotate_by_quadrant, xp)(xp.cos(angle), xp.sin(angle), quadrant, xp=xp)
+    cos, sin = one_program(_rotate_by_quadrant, xp)(xp.cos(angle), xp.sin(angle), quadrant, xp=xp)
+    return cos, sin
 
 
 def exact_tables(

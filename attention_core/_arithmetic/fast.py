@@ -71,7 +71,7 @@ def rotation(
             xp.subtract(xp.multiply(first, cos), xp.multiply(second, sin)),
             xp.add(xp.multiply(second, cos), xp.multiply(first, sin)),
         )
-        return one_program(join_pairs, xp)(rotated, x, **pairs)  # type: ignore[no-any-return]
+        return one_program(join_pairs, xp)(rotated, x, **pairs)
 
     return rotate
 

@@ -75,7 +75,7 @@ def merge_heads(x: Array, /, *, xp: Namespace | None = None) -> Array:
 
 def split_channels(x: Array, num_heads: int, xp: Namespace) -> Array:
     """The body of `split_heads`: (..., L, H * D) -> (..., H, L, D)."""
-    return one_program(_split, xp)(x, num_heads=num_heads, xp=xp)  # type: ignore[no-any-return]
+    return one_program(_split, xp)(x, num_heads=num_heads, xp=xp)
 
 
 def _split(x: Array, *, num_heads: int, xp: Namespace) -> Array:
@@ -85,7 +85,7 @@ def _split(x: Array, *, num_heads: int, xp: Namespace) -> Array:
 
 def merge_channels(x: Array, xp: Namespace) -> Array:
     """The body of `merge_heads`: (..., H, L, D) -> (..., L, H * D)."""
-    return one_program(_merge, xp)(x, xp=xp)  # type: ignore[no-any-return]
+    return one_program(_merge, xp)(x, xp=xp)
 
 
 def _merge(x: Array, *, xp: Namespace) -> Array:

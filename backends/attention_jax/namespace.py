@@ -42,7 +42,8 @@ def one_program(function: Callable[..., Any], /) -> Callable[..., Any]:
     """Compile a function for its keywords: eager, each of its operations is a program, and one more dispatch."""
     arguments = inspect.signature(function).parameters.values()
     static = [each.name for each in arguments if each.kind is each.KEYWORD_ONLY]
-    return jax.jit(function, static_argnames=static, inline=True)
+    compiled: Callable[..., Any] = jax.jit(function, static_argnames=static, inline=True)
+    return compiled
 
 
 def repeat(x: Array, repeats: int | Array, /, *, axis: int | None = None) -> Array:
