@@ -64,14 +64,15 @@ def rotation(
     cos, sin = tables(positions, like, base=base, width=width, divisors=divisors, xp=xp)
 
     pairs = {"width": width, "interleaved": interleaved, "xp": xp}
+    split, join = one_program(split_pairs, xp), one_program(join_pairs, xp)
 
     def rotate(x: Array) -> Array:
-        first, second = one_program(split_pairs, xp)(x, **pairs)
+        first, second = split(x, **pairs)
         rotated = (
             xp.subtract(xp.multiply(first, cos), xp.multiply(second, sin)),
             xp.add(xp.multiply(second, cos), xp.multiply(first, sin)),
         )
-        return one_program(join_pairs, xp)(rotated, x, **pairs)
+        return join(rotated, x, **pairs)
 
     return rotate
 
