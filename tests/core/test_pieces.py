@@ -211,18 +211,24 @@ def test_a_logsumexp_without_place_for_the_number_of_keys_loses_no_digits(implem
     value = 1 + rng.random((1, 2, N, E)).astype(np.float32)
     weights = np.exp(bias.astype(np.float64) - bias.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    query, keys = (backend.from_numpy(np.zeros((1, 2, rows, D), np.float32)) for rows in (3, N))
-    pieces = [
-        partial_attention(
-            query,
-            keys[:, :, at, :],
-            backend.from_numpy(value[:, :, at]),
-            bias=backend.from_numpy(bias[..., at]),
-            implementation=implementation,
-        )
-        for at in (slice(0, 1), slice(1, 4), slice(4, N))
-    ]
-    np.testing.assert_allclose(get(merge_partials(*pieces).output), weights @ value, rtol=1e-6)
+    query, key = (np.zeros((1, 2, rows, D), np.float32) for rows in (3, N))
+
+    def merged(query, key, value, bias):
+        return merge_partials(
+            *(
+                partial_attention(
+                    query,
+                    key[:, :, at, :],
+                    value[:, :, at, :],
+                    bias=bias[:, :, :, at],
+                    implementation=implementation,
+                )
+                for at in (slice(0, 1), slice(1, 4), slice(4, N))
+            )
+        ).output
+
+    found = quickly(backend, merged)(*backend.from_numpy((query, key, value, bias)))
+    np.testing.assert_allclose(get(found), weights @ value, rtol=1e-6)
 
 
 def test_wrong_arguments_are_named(arrays, put, xp):
