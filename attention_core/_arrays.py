@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import operator
 import re
+from collections.abc import Callable
 from numbers import Real
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -117,6 +118,12 @@ def take_rows(table: Array, index: Array, /, *, axis: int, xp: Namespace) -> Arr
 def index_dtype(like: Array, /, *, xp: Namespace) -> DType:
     """The integer type with which a library indexes on a device: int64, or int32 where that is the widest in use."""
     return xp.__array_namespace_info__().default_dtypes(**on_device_of(like))["indexing"]
+
+
+def one_program(function: Callable[..., Any], xp: Namespace) -> Callable[..., Any]:
+    """A function whose bits no compiler changes, as one program where the library compiles it for its keywords."""
+    lent = getattr(xp, "one_program", None)
+    return function if lent is None else lent(function)
 
 
 def positions(length: Any, like: Array, /, *, xp: Namespace) -> Array:

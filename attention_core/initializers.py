@@ -13,7 +13,7 @@ import math
 from statistics import NormalDist
 from typing import Any
 
-from attention_core._arrays import FLOATING, Array, Namespace, take_rows
+from attention_core._arrays import FLOATING, Array, Namespace, one_program, take_rows
 from attention_core._backend import own_namespace, without_warnings
 from attention_core._checks import check_choice, check_number, check_sizes
 from attention_core._keywords import publish
@@ -70,7 +70,7 @@ def uniform(
     check_number("limit", limit, positive=True)
     half = 2**23
     integers = xp.subtract(uniform_integers(random_bits(seed, dims, xp=xp, device=device), xp=xp), half)
-    return _rounded(xp.divide(xp.astype(integers, _wide(dtype, xp)), float(half)), float(limit), dtype, xp)
+    return _rounded(integers, float(limit), unit=float(half), dtype=dtype, xp=xp)
 
 
 def normal(
@@ -203,10 +203,13 @@ def _quantiles(
     check_number("stddev", stddev, positive=True)
     placement = {} if device is None else {"device": device}
     table = xp.asarray(quantile_table(cut), dtype=xp.int32, **placement)
-    bits = uniform_integers(random_bits(seed, dims, xp=xp, device=device), xp=xp)
-    index = xp.reshape(xp.bitwise_right_shift(bits, 24 - _TABLE_BITS), (-1,))
-    integers = xp.reshape(take_rows(table, index, axis=0, xp=xp), dims)
-    return _rounded(xp.divide(xp.astype(integers, _wide(dtype, xp)), _GRID), float(stddev), dtype, xp)
+    integers = one_program(_looked_up, xp)(table, random_bits(seed, dims, xp=xp, device=device), xp=xp)
+    return _rounded(integers, float(stddev), unit=_GRID, dtype=dtype, xp=xp)
+
+
+def _looked_up(table: Array, bits: Array, *, xp: Namespace) -> Array:
+    index = xp.reshape(xp.bitwise_right_shift(uniform_integers(bits, xp=xp), 24 - _TABLE_BITS), (-1,))
+    return xp.reshape(take_rows(table, index, axis=0, xp=xp), bits.shape)
 
 
 @functools.cache
@@ -219,9 +222,14 @@ def quantile_table(cut: float, /) -> list[int]:
     return [-quantile for quantile in reversed(positive)] + positive
 
 
-def _rounded(units: Array, factor: float, dtype: str, xp: Namespace) -> Array:
-    with without_warnings(units):
-        return xp.astype(xp.multiply(units, factor), _dtype(dtype, xp))
+def _rounded(integers: Array, factor: float, *, unit: float, dtype: str, xp: Namespace) -> Array:
+    """Integers in a unit that is a power of two, times a factor: rounded to the type of the product, and once more."""
+    with without_warnings(integers):
+        return one_program(_scaled, xp)(integers, factor, unit=unit, dtype=dtype, xp=xp)
+
+
+def _scaled(integers: Array, factor: float, *, unit: float, dtype: str, xp: Namespace) -> Array:
+    return xp.astype(xp.multiply(xp.divide(xp.astype(integers, _wide(dtype, xp)), unit), factor), _dtype(dtype, xp))
 
 
 def _dtype(name: str, xp: Namespace) -> Any:

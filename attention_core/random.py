@@ -17,7 +17,16 @@ import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, index_dtype, on_device_of, positions, shape, shape_text
+from attention_core._arrays import (
+    Array,
+    Namespace,
+    index_dtype,
+    on_device_of,
+    one_program,
+    positions,
+    shape,
+    shape_text,
+)
 from attention_core._backend import backend_for, own_namespace
 from attention_core._checks import check_integer, check_sizes, number_text, only_array, plain_integer
 from attention_core._keywords import names_keywords, unconverted
@@ -172,17 +181,22 @@ def hash_words(*words: Any, xp: Namespace) -> Array:
     """
     state: Any = 0
     for index, word in enumerate(words, start=1):
-        if isinstance(word, int):
-            word = _mixed(word ^ index * _GOLDEN)
-        else:
-            word = fmix32(xp.bitwise_xor(word, _signed(index * _GOLDEN)), xp=xp)
+        word = _mixed(word ^ index * _GOLDEN) if isinstance(word, int) else _joined(word, _signed(index * _GOLDEN), xp)
         if isinstance(word, int) and isinstance(state, int):
             state = _mixed(state ^ word)
         else:
             first, second = (state, word) if isinstance(word, int) else (word, state)
             second = _signed(second) if isinstance(second, int) else second
-            state = fmix32(xp.bitwise_xor(first, second), xp=xp)
+            state = _joined(first, second, xp)
     return state
+
+
+def _joined(first: Array, second: Any, xp: Namespace) -> Array:
+    return one_program(_mix, xp)(first, second, xp=xp)
+
+
+def _mix(first: Array, second: Any, *, xp: Namespace) -> Array:
+    return fmix32(xp.bitwise_xor(first, second), xp=xp)
 
 
 def _mixed(word: int) -> int:
@@ -286,7 +300,11 @@ def kept_at(dropout: Dropout, sample: Array, row: Array, column: Array, /, *, xp
     xp : array namespace
     """
     bits = hash_words(*seed_words(dropout.seed, xp=xp), _LEADING, sample, row, column, xp=xp)
-    return xp.greater_equal(uniform_integers(bits, xp=xp), round(dropout.rate * 2**_RESOLUTION))
+    return one_program(_at_least, xp)(bits, round(dropout.rate * 2**_RESOLUTION), xp=xp)
+
+
+def _at_least(bits: Array, least: int, *, xp: Namespace) -> Array:
+    return xp.greater_equal(uniform_integers(bits, xp=xp), least)
 
 
 def drop(x: Array, dropout: Dropout | None, /, *, xp: Namespace) -> Array:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from attention_core._arrays import Array, Namespace, index_dtype, shape, shape_text, sizes
+from attention_core._arrays import Array, Namespace, index_dtype, one_program, shape, shape_text, sizes
 from attention_core._backend import array_namespace, array_of, register
 from attention_core._checks import (
     MAX_POSITIONS,
@@ -272,6 +272,10 @@ def _distance(
 
 def _take(values: Array, index: Array, xp: Namespace) -> Array:
     """Elements of a 1-D array by an index array of any shape."""
+    return one_program(_taken, xp)(values, index, xp=xp)
+
+
+def _taken(values: Array, index: Array, *, xp: Namespace) -> Array:
     flat = xp.reshape(xp.astype(index, index_dtype(index, xp=xp), copy=False), (-1,))
     return xp.reshape(xp.take(values, flat, axis=0), shape(index, xp=xp))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from attention_core._arithmetic.elementary import cosine, sine
 from attention_core._arithmetic.exact import uncontracted
-from attention_core._arrays import Array, DType, Namespace, dtype_name, index_dtype, shape
+from attention_core._arrays import Array, DType, Namespace, dtype_name, index_dtype, one_program, shape
 from attention_core._backend import array_of, can_be_read, is_compiling, is_concrete, numbers_of
 from attention_core._checks import remember
 from attention_core._keywords import untraced
@@ -28,7 +28,7 @@ _kept_tables: dict[Any, list[Any]] = {}
 _DECIMALS = decimal.Context(prec=60, rounding=decimal.ROUND_HALF_EVEN, Emin=-9999, Emax=9999, traps=[])
 
 
-def split_pairs(x: Array, width: int, interleaved: bool, xp: Namespace) -> tuple[Array, Array]:
+def split_pairs(x: Array, *, width: int, interleaved: bool, xp: Namespace) -> tuple[Array, Array]:
     """The channels to rotate: the first of each pair, and the second."""
     if not interleaved:
         return x[..., : width // 2], x[..., width // 2 : width]
@@ -84,8 +84,11 @@ def _computed_tables(positions: Array, x: Array, settings: Any, xp: Namespace) -
     if is_float64:
         quadrant, angle = _angle_by_floats(xp.astype(positions, x.dtype), words, xp)
     else:
-        quadrant, angle = _angle_by_integers(positions, words, x, xp)
-    return _rotate_by_quadrant(xp.cos(angle), xp.sin(angle), quadrant, xp)
+        numbers = _in_one_array(words, index_dtype(positions, xp=xp), x, xp)
+        quadrant, remainder = one_program(_quarter_turns, xp)(positions, numbers, xp=xp)
+        angle = xp.multiply(xp.astype(remainder, x.dtype), 2 * math.pi / 2**32)
+    cos, sin = one_program(_rotate_by_quadrant, xp)(xp.cos(angle), xp.sin(angle), quadrant, xp=xp)
+    return cos, sin
 
 
 def exact_tables(
@@ -93,10 +96,10 @@ def exact_tables(
 ) -> tuple[Array, Array]:
     """The same for positions in float64, with the same bits everywhere; frequencies have more bits than float64."""
     quadrant, angle = _angle_by_floats(positions, _words("exact", base, width, divisors), xp)
-    return _rotate_by_quadrant(cosine(angle, xp), sine(angle, xp), quadrant, xp)
+    return _rotate_by_quadrant(cosine(angle, xp), sine(angle, xp), quadrant, xp=xp)
 
 
-def _rotate_by_quadrant(cos: Array, sin: Array, quadrant: Array, xp: Namespace) -> tuple[Array, Array]:
+def _rotate_by_quadrant(cos: Array, sin: Array, quadrant: Array, *, xp: Namespace) -> tuple[Array, Array]:
     """Cosine and sine of an angle plus so many quarter turns."""
     odd = xp.not_equal(xp.bitwise_and(quadrant, 1), 0)
     cos, sin = xp.where(odd, sin, cos), xp.where(odd, cos, sin)
@@ -106,15 +109,14 @@ def _rotate_by_quadrant(cos: Array, sin: Array, quadrant: Array, xp: Namespace) 
     )
 
 
-def _angle_by_integers(position: Array, words: Words, x: Array, xp: Namespace) -> tuple[Array, Array]:
-    """Positions times frequencies: quarter turns as int32, modulo four, and the remaining angle, within pi / 4.
+def _quarter_turns(position: Array, words: Array, *, xp: Namespace) -> tuple[Array, Array]:
+    """Positions times frequencies: quarter turns as int32, modulo four, and the remainder in units of 2**-32 turns.
 
     A position has two halves of 16 bits. Integers of 64 bits hold all products; those of 32 bits wrap around, which
     counts modulo one turn.
     """
-    wide = index_dtype(position, xp=xp)
-    high, middle, low = _arrays_of(words, wide, x, xp)
-    position = xp.astype(xp.astype(position, xp.int32), wide)
+    high, middle, low = _parts(words)
+    position = xp.astype(xp.astype(position, xp.int32), words.dtype)
     upper, lower = xp.bitwise_right_shift(position, 16), xp.bitwise_and(position, 0xFFFF)
     count = xp.multiply(position, high)  # in units of 2**-32 turns
     count = xp.add(count, xp.multiply(xp.multiply(upper, middle), 2))
@@ -122,12 +124,12 @@ def _angle_by_integers(position: Array, words: Words, x: Array, xp: Namespace) -
     count = xp.add(count, xp.bitwise_right_shift(xp.multiply(upper, low), 14))
     count = xp.astype(xp.add(count, 2**29), xp.int32)  # plus an eighth of a turn: to the nearest quarter
     remainder = xp.subtract(xp.bitwise_and(count, 2**30 - 1), 2**29)
-    return xp.bitwise_right_shift(count, 30), xp.multiply(xp.astype(remainder, x.dtype), 2 * math.pi / 2**32)
+    return xp.bitwise_right_shift(count, 30), remainder
 
 
 def _angle_by_floats(position: Array, words: Words, xp: Namespace) -> tuple[Array, Array]:
-    """The same in float64: a position of 31 bits times a word of 22 is exact."""
-    high, middle, low = _arrays_of(words, position.dtype, position, xp)
+    """The same in float64, and the angle within pi / 4: a position of 31 bits times a word of 22 is exact."""
+    high, middle, low = _parts(_in_one_array(words, position.dtype, position, xp))
     turn = xp.add(_fraction(xp.multiply(position, high), xp), _fraction(xp.multiply(position, middle), xp))
     quarters = xp.round(xp.multiply(turn, 4.0))
     remainder = xp.subtract(turn, xp.multiply(quarters, 0.25))
@@ -135,10 +137,14 @@ def _angle_by_floats(position: Array, words: Words, xp: Namespace) -> tuple[Arra
     return xp.astype(quarters, xp.int32), xp.multiply(remainder, 2 * math.pi)
 
 
-def _arrays_of(words: Words, dtype: DType, like: Array, xp: Namespace) -> list[Array]:
-    """Lists of as many numbers as arrays: parts of one, which takes a third of the time to make."""
-    count, numbers = len(words[0]), array_of([number for word in words for number in word], dtype, like, xp)
-    return [numbers[first : first + count] for first in range(0, len(words) * count, count)]
+def _in_one_array(words: Words, dtype: DType, like: Array, xp: Namespace) -> Array:
+    """Three lists of as many numbers, one after the other: three arrays take three times as long to make."""
+    return array_of([number for word in words for number in word], dtype, like, xp)
+
+
+def _parts(words: Array) -> list[Array]:
+    count = words.shape[0] // 3
+    return [words[first : first + count] for first in (0, count, 2 * count)]
 
 
 def _without_symbols(

@@ -9,7 +9,7 @@ from typing import Any
 from attention_core._arithmetic.angles import join_pairs, split_pairs, tables
 from attention_core._arithmetic.erfc import erfc
 from attention_core._arithmetic.prepared import restored
-from attention_core._arrays import Array, Arrays, Namespace, dtype_name, shape, take_rows
+from attention_core._arrays import Array, Arrays, Namespace, dtype_name, one_program, shape, take_rows
 from attention_core._backend import backend_for, can_be_read
 from attention_core.parameters import PreparedWeight
 from attention_core.random import drop as drop  # one of the operations of an arithmetic
@@ -63,13 +63,16 @@ def rotation(
     """
     cos, sin = tables(positions, like, base=base, width=width, divisors=divisors, xp=xp)
 
+    pairs = {"width": width, "interleaved": interleaved, "xp": xp}
+    split, join = one_program(split_pairs, xp), one_program(join_pairs, xp)
+
     def rotate(x: Array) -> Array:
-        first, second = split_pairs(x, width, interleaved, xp)
+        first, second = split(x, **pairs)
         rotated = (
             xp.subtract(xp.multiply(first, cos), xp.multiply(second, sin)),
             xp.add(xp.multiply(second, cos), xp.multiply(first, sin)),
         )
-        return join_pairs(rotated, x, width=width, interleaved=interleaved, xp=xp)
+        return join(rotated, x, **pairs)
 
     return rotate
 

@@ -214,7 +214,7 @@ def _turn(xp: Namespace, plan: Rotation, x: Array, cos: Array, sin: Array) -> Ar
     Both channels of a pair become nan where one of them is not finite: compilers differ in how sums with infinities end
     once `uncontracted` bounds the products.
     """
-    first, second = split_pairs(to_float64(x, xp), plan.width, plan.interleaved, xp)
+    first, second = split_pairs(to_float64(x, xp), width=plan.width, interleaved=plan.interleaved, xp=xp)
     bounded = xp.logical_and(*(xp.less(xp.abs(channel), math.inf) for channel in (first, second)))
     first, second = (xp.where(bounded, channel, 0.0) for channel in (first, second))
     rotated = (

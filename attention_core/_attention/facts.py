@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, has_sharding, length, sizes
+from attention_core._arrays import Array, Namespace, has_sharding, length, one_program, sizes
 from attention_core._attention.call import (
     Call,
     fold_group,
@@ -55,9 +55,13 @@ def facts_of(call: Call) -> Facts:
         not is_folded and not (isinstance(group, int) and group == 1),
         at,
         allowed,
-        xp.logical_not(xp.any(allowed, axis=-1, keepdims=True)) if has_empty else None,
+        one_program(_has_no_key, xp)(allowed, xp=xp) if has_empty else None,
         allowed is not None and can_be_read(*call[:3]),
     )
+
+
+def _has_no_key(allowed: Array, *, xp: Namespace) -> Array:
+    return xp.logical_not(xp.any(allowed, axis=-1, keepdims=True))
 
 
 def lasting_facts(call: Call) -> Facts | None:

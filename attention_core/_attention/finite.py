@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._arrays import Array, Namespace, compute_dtype_name, scalar_like, shape
+from attention_core._arrays import Array, Namespace, compute_dtype_name, one_program, scalar_like, shape
 from attention_core._attention.call import Call, Result, repeat_kv
 from attention_core._attention.facts import Facts, averages
 from attention_core._backend import Loops, is_on_host
@@ -65,9 +65,12 @@ def _of_finite_values(way: Callable[..., Result], call: Call, facts: Facts) -> R
 
 def inputs_are_finite(call: Call) -> Array:
     """Whether query, key and value are finite, as a 0-d array; a sum that overflows costs time alone."""
-    xp = call.xp
-    dtype = getattr(xp, compute_dtype_name(call.query.dtype))
-    query, key, value = (xp.sum(array, dtype=dtype) for array in call[:3])
+    return one_program(_sum_is_finite, call.xp)(*call[:3], xp=call.xp)
+
+
+def _sum_is_finite(*arrays: Array, xp: Namespace) -> Array:
+    dtype = getattr(xp, compute_dtype_name(arrays[0].dtype))
+    query, key, value = (xp.sum(array, dtype=dtype) for array in arrays)
     return xp.isfinite(xp.add(xp.add(query, key), value))
 
 
@@ -85,28 +88,28 @@ def repaired_unless_clean(results: tuple[Array, ...], repair: Callable[[], Any],
 
 def sanitized(call: Call, facts: Facts) -> Call:
     """The call with 0 for what is not finite, for which columns of values, and NaN in the bias, stand."""
-    call = call._replace(value=value_columns(call.value, call.xp))
+    call = call._replace(value=one_program(value_columns, call.xp)(call.value, xp=call.xp))
     return sanitized_keys(call, facts) if call.backend.differentiates else call
 
 
 def sanitized_keys(call: Call, facts: Facts) -> Call:
     """The call with 0 for what is not finite in queries and keys, for which NaN in the bias stands."""
     xp = call.xp
-    query, query_nan = _finite_vectors(call.query, xp)
-    key, key_nan = _finite_vectors(call.key, xp)
+    query, query_nan = one_program(_finite_vectors, xp)(call.query, xp=xp)
+    key, key_nan = one_program(_finite_vectors, xp)(call.key, xp=xp)
     key_nan = repeat_kv(xp.expand_dims(key_nan, axis=-2), facts.group, xp=xp)  # (..., H, 1, N)
     nan = xp.add(xp.expand_dims(query_nan, axis=-1), key_nan)
     bias = nan if call.bias is None else xp.add(nan, call.bias)
     return call._replace(query=query, key=key, bias=bias)
 
 
-def _finite_vectors(x: Array, xp: Namespace) -> tuple[Array, Array]:
+def _finite_vectors(x: Array, *, xp: Namespace) -> tuple[Array, Array]:
     """Vectors (..., D) with 0 for what is not finite, and (...) of NaN where there was any, else 0."""
     finite = xp.isfinite(x)
     return xp.where(finite, x, 0.0), xp.where(xp.all(finite, axis=-1), scalar_like(0.0, x, xp), math.nan)
 
 
-def value_columns(value: Array, xp: Namespace) -> Array:
+def value_columns(value: Array, *, xp: Namespace) -> Array:
     """Values (..., N, E) as (..., N, 3 E): 0 for what is not finite, and which are +inf or NaN, and -inf or NaN."""
     return xp.concat([xp.where(xp.isfinite(value), value, 0.0), *nonfinite_indicators(value, xp)], axis=-1)
 

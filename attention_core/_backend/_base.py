@@ -207,8 +207,9 @@ class Backend:
     Parameters
     ----------
     xp : module
-        The functions of the array API standard. Two more are used where they exist: ``erfc(x)`` and ``shape(x)``. The
-        shape holds integers, or 0-d integer arrays for dimensions that are unknown while a function is traced.
+        The functions of the array API standard. Three more are used where they exist: ``erfc(x)``, ``shape(x)`` and
+        ``one_program(function)``. The shape holds integers, or 0-d integer arrays for dimensions that are unknown while
+        a function is traced. ``one_program`` compiles a function of arrays and of keywords that are constants.
     loops : Loops, optional
         Loops over blocks, by default `PythonLoops`.
 

@@ -18,6 +18,7 @@ from attention_core._arrays import (
     dtypes_differ,
     has_sharding,
     index_dtype,
+    one_program,
     shape_text,
     shapes_differ,
     sizes,
@@ -137,8 +138,13 @@ def value_range(integers: Array) -> tuple[int, int]:
     if not len(integers.shape):
         return int(integers), int(integers)
     xp = array_namespace(integers)
+    least, greatest = one_program(_ends, xp)(integers, xp=xp)
+    return int(least), int(greatest)
+
+
+def _ends(integers: Array, *, xp: Namespace) -> tuple[Array, Array]:
     integers = xp.astype(integers, index_dtype(integers, xp=xp), copy=False)
-    return int(xp.min(integers)), int(xp.max(integers))
+    return xp.min(integers), xp.max(integers)
 
 
 def check_integer(name: str, array: Array) -> None:

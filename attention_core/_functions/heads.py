@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attention_core._arrays import Array, Namespace, shape, sizes
+from attention_core._arrays import Array, Namespace, one_program, shape, sizes
 from attention_core._backend import common_namespace
 from attention_core._checks import check_positive, check_rank
 
@@ -40,7 +40,7 @@ def split_heads(x: Array, num_heads: int, /, *, xp: Namespace | None = None) -> 
     channels = sizes(x)[-1]
     if channels is not None and channels % num_heads:
         raise ValueError(f"expected channels that {num_heads} heads share out evenly; got {channels} channels")
-    return split_channels(x, num_heads, xp)
+    return one_program(split_channels, xp)(x, num_heads=num_heads, xp=xp)
 
 
 def merge_heads(x: Array, /, *, xp: Namespace | None = None) -> Array:
@@ -70,16 +70,16 @@ def merge_heads(x: Array, /, *, xp: Namespace | None = None) -> Array:
     """
     xp = common_namespace(xp, {"x": x})
     check_rank("x", x, 3, "(..., H, L, D)")
-    return merge_channels(x, xp)
+    return one_program(merge_channels, xp)(x, xp=xp)
 
 
-def split_channels(x: Array, num_heads: int, xp: Namespace) -> Array:
+def split_channels(x: Array, *, num_heads: int, xp: Namespace) -> Array:
     """The body of `split_heads`: (..., L, H * D) -> (..., H, L, D)."""
     *leading, length, channels = shape(x, xp=xp)
     return move_axis(xp.reshape(x, (*leading, length, num_heads, channels // num_heads)), -2, -3, xp)
 
 
-def merge_channels(x: Array, xp: Namespace) -> Array:
+def merge_channels(x: Array, *, xp: Namespace) -> Array:
     """The body of `merge_heads`: (..., H, L, D) -> (..., L, H * D)."""
     *leading, heads, length, width = shape(x, xp=xp)
     return xp.reshape(move_axis(x, -3, -2, xp), (*leading, length, heads * width))

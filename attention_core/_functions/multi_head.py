@@ -12,6 +12,7 @@ from attention_core._arrays import (
     Namespace,
     cast_to,
     on_device_of,
+    one_program,
     shape,
     shape_text,
     shapes_differ,
@@ -197,10 +198,9 @@ def attend_heads(
     ops = ARITHMETICS[options.get("arithmetic", "fast")]
     uses = zip(fan_out(inputs, ops, xp), parameters[:3], strict=True)
     query, key, value = [ops.affine(x, *projection, xp=xp) for x, projection in uses]
-    query, key, value = (
-        split_channels(query, num_heads, xp),
-        *(split_channels(x, num_kv_heads, xp) for x in (key, value)),
-    )
+    split = one_program(split_channels, xp)
+    query = split(query, num_heads=num_heads, xp=xp)
+    key, value = [split(x, num_heads=num_kv_heads, xp=xp) for x in (key, value)]
     if prepare is not None:
         prepared = prepare(query, key, value)
         check_prepared(prepared)
@@ -213,7 +213,7 @@ def attend_heads(
         key = _append_extra(key, parameters.extra_key, num_kv_heads, ops, xp=xp)
         value = _append_extra(value, parameters.extra_value, num_kv_heads, ops, xp=xp)
     result = checked_attention(query, key, value, {"implementation": "auto", **options, "xp": xp})
-    output = merge_channels(result.output, xp)
+    output = one_program(merge_channels, xp)(result.output, xp=xp)
     if parameters.output is not None:
         output = ops.affine(output, *parameters.output, xp=xp)
     return result._replace(output=output)
@@ -222,7 +222,7 @@ def attend_heads(
 def _append_extra(heads: Array, extra: Array, num_kv_heads: int, ops: Any, xp: Namespace) -> Array:
     """Append a key or value (G * D,), the same for the whole batch, to heads (..., G, N, D)."""
     *leading, _, width = shape(heads, xp=xp)
-    last = split_channels(xp.reshape(extra, (1, -1)), num_kv_heads, xp)
+    last = split_channels(xp.reshape(extra, (1, -1)), num_heads=num_kv_heads, xp=xp)
     return xp.concat([heads, ops.broadcast_batch(last, (*leading, 1, width), xp=xp)], axis=-2)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -92,9 +92,13 @@ class JaxBackend(Backend):
 
         def convert(array: Any) -> jax.Array:
             floating = as_floating(array, dtype, self.dtypes, hint=f": {WIDE}")
-            return jnp.array(_narrowed(floating), device=placed, copy=True)
+            # A copy of our own, which JAX may take over: its own copying is a program for every shape.
+            return jax.device_put(np.array(_narrowed(floating), copy=True), placed)
 
         return map_arrays(convert, tree)
+
+    def array_of(self, numbers: Sequence[float], dtype: Any, like: Array, /) -> Array:
+        return jax.device_put(np.asarray(numbers, dtype=dtype))  # which is no program of its own
 
     def to_numpy(self, tree: Any, /) -> Any:
         return to_copies(tree)

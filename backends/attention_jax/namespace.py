@@ -1,11 +1,12 @@
-"""The array namespace of JAX: everything in ``jax.numpy``, four functions excepted, and those that broadcast.
+"""The array namespace of JAX: everything in ``jax.numpy``, five functions excepted, and those that broadcast.
 
-The latter give arrays one number of axes, so that they keep their meaning under any ``jax_numpy_rank_promotion``.
+The latter give arrays one number of axes where ``jax_numpy_rank_promotion`` does not let JAX do so.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from jax.sharding import AxisType
 
 from attention_core.backend import Array
 
-__all__ = ["erfc", "matmul", "repeat", "vecdot"]
+__all__ = ["erfc", "matmul", "one_program", "repeat", "vecdot"]
 
 
 def matmul(x1: Array, x2: Array, /) -> Array:
@@ -36,11 +37,23 @@ def erfc(x: Array, /) -> Array:
     return jax.scipy.special.erfc(x)
 
 
+@functools.cache
+def one_program(function: Callable[..., Any], /) -> Callable[..., Any]:
+    """Compile a function for its keywords: eager, each of its operations is a program, and one more dispatch."""
+    arguments = inspect.signature(function).parameters.values()
+    static = [each.name for each in arguments if each.kind is each.KEYWORD_ONLY]
+    compiled: Callable[..., Any] = jax.jit(function, static_argnames=static, inline=True)
+    return compiled
+
+
 def repeat(x: Array, repeats: int | Array, /, *, axis: int | None = None) -> Array:
     """Repeat elements; in a mesh of explicit axes they stay sharded as they are, for which JAX has no rule."""
     sharding = jax.typeof(x).sharding
     keeps = axis is not None and AxisType.Explicit in sharding.mesh.axis_types
-    return jax.numpy.repeat(x, repeats, axis=axis, out_sharding=sharding if keeps else None)
+    return _repeat(x, repeats, axis=axis, out_sharding=sharding if keeps else None)
+
+
+_repeat = jax.jit(jax.numpy.repeat, static_argnames=("repeats", "axis", "out_sharding"), inline=True)
 
 
 BROADCASTING = (
@@ -56,6 +69,8 @@ def _with_one_rank(name: str) -> Callable[..., Array]:
 
     @functools.wraps(function)
     def promoted(*arrays: Any, **options: Any) -> Array:
+        if jax.config.jax_numpy_rank_promotion == "allow":  # in the same program
+            return function(*arrays, **options)
         ranks = [getattr(array, "ndim", 0) for array in arrays]
         rank = max(ranks)
         if min(ranks) == rank or (name == "matmul" and min(ranks) < 2):  # of a vector, which is no stack

@@ -8,11 +8,13 @@ from pairwise import pairwise
 
 import attention_core as ac
 from attention_core._attention import memo
+from attention_core.backend import get_backend
 from attention_core.masks import And, Or
 from attention_core.masks._rules import rule_of
 from attention_core.scores import alibi
 
 attention = ac.scaled_dot_product_attention
+NUMPY = get_backend("numpy").namespace
 B, H, G, D, E = 3, 6, 2, 5, 4
 SIZES = [(1, 70), (2, 130), (5, 330), (33, 70)]
 
@@ -49,36 +51,30 @@ MASKS = {
 }
 
 
-def as_array(mask, rows, columns, like, backend):
-    """The mask of all scores."""
-    xp = backend.namespace
-    at = ac.masks.Positions(
-        xp.reshape(xp.arange(B, dtype=xp.int32), (B, 1, 1, 1)),
-        xp.reshape(xp.arange(H, dtype=xp.int32), (H, 1, 1)),
-        xp.reshape(xp.arange(rows, dtype=xp.int32), (rows, 1)),
-        xp.arange(columns, dtype=xp.int32),
-    )
-    return xp.broadcast_to(mask.allowed(at, xp=xp), (B, 1, rows, columns))
+def as_array(mask, rows, columns):
+    """The mask of all scores, on NumPy."""
+    counts = np.ix_(*(np.arange(count, dtype=np.int32) for count in (B, H, rows, columns)))
+    return np.broadcast_to(mask.allowed(ac.masks.Positions(*counts), xp=NUMPY), (B, 1, rows, columns))
 
 
-def inputs(rng, put, rows, columns, width=E, dtype="float64"):
+def inputs(rng, rows, columns, width=E):
     shapes = (B, H, rows, D), (B, G, columns, D), (B, G, columns, width)
-    return put([rng.standard_normal(shape) for shape in shapes], dtype=dtype)
+    return [rng.standard_normal(shape) for shape in shapes]
 
 
 @pytest.mark.needs(lambda sizes, backend: not backend.loops.traced or sizes in ((2, 130), (33, 70)))
 @pairwise(name=MASKS, sizes=SIZES, width=[D, E], implementation=["auto", "dense", "blockwise"], has_sinks=[False, True])
 def test_a_rule_is_its_array(name, sizes, width, implementation, has_sinks, backend, put, get, rng):
     rows, columns = sizes
-    arrays = inputs(rng, put, rows, columns, width)
-    mask = MASKS[name](put, rows, columns)
-    allowed = as_array(mask, rows, columns, arrays[0], backend)
-    options = {"sinks": put(rng.standard_normal(H))} if has_sinks else {}
+    arrays = inputs(rng, rows, columns, width)
+    allowed = as_array(MASKS[name](np.asarray, rows, columns), rows, columns)
+    options = {"sinks": rng.standard_normal(H)} if has_sinks else {}
     expected = attention(*arrays, mask=allowed, implementation="dense", return_logsumexp=True, **options)
-    options |= {"mask": mask, "implementation": implementation}
+    arrays, options = put((arrays, options))
+    options |= {"mask": MASKS[name](put, rows, columns), "implementation": implementation}
     found = attention(*arrays, return_logsumexp=True, **options)
-    np.testing.assert_allclose(get(found.output), get(expected.output), rtol=0, atol=1e-13)
-    np.testing.assert_allclose(get(found.logsumexp), get(expected.logsumexp), rtol=0, atol=1e-13)
+    np.testing.assert_allclose(get(found.output), expected.output, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(get(found.logsumexp), expected.logsumexp, rtol=0, atol=1e-13)
     if not backend.loops.traced:  # where this is another program
         np.testing.assert_array_equal(get(attention(*arrays, **options)), get(found.output))
 
@@ -108,11 +104,16 @@ def test_lengths_are_read_in_every_call(rule, backend, put, get, rng, monkeypatc
         return planned[-1]
 
     monkeypatch.setattr("attention_core._functions.attention.output_of", output)
-    arrays = inputs(rng, put, rows, columns, D)
-    for numbers in LENGTHS:
+    plain = inputs(rng, rows, columns, D)
+    expected = [
+        attention(*plain, mask=as_array(rule(np.asarray(numbers)), rows, columns), implementation="dense")
+        for numbers in LENGTHS
+    ]
+    made.clear()
+    arrays = put(plain)
+    for numbers, output_of_array in zip(LENGTHS, expected, strict=True):
         mask = rule(put(np.asarray(numbers)))
-        expected = attention(*arrays, mask=as_array(mask, rows, columns, None, backend), implementation="dense")
-        np.testing.assert_allclose(get(attention(*arrays, mask=mask)), get(expected), rtol=0, atol=1e-13)
+        np.testing.assert_allclose(get(attention(*arrays, mask=mask)), output_of_array, rtol=0, atol=1e-13)
         if numbers in ([40] * B, [99] * B) and not backend.loops.traced:
             assert planned[-1] is not None
     assert len(made) == (0 if backend.loops.traced else 4)  # of shared lengths that are not those of the last call
@@ -121,7 +122,7 @@ def test_lengths_are_read_in_every_call(rule, backend, put, get, rng, monkeypatc
 @pytest.mark.needs(lambda sizes, backend: not backend.loops.traced or sizes == (33, 70))
 @pytest.mark.parametrize(("sizes", "dtype"), [((1, 130), "int64"), ((8, 8), "int32"), ((33, 70), "int32")])
 def test_offsets_beyond_all_positions_hide_all_or_nothing(sizes, dtype, put, get, rng):
-    arrays = inputs(rng, put, *sizes, D)
+    arrays = put(inputs(rng, *sizes, D))
     whole, nothing = get(attention(*arrays)), np.zeros((B, H, sizes[0], D))
     for at, window, causal in ((2**31 - 1, nothing, whole), (2**31 - 5, nothing, whole), (-(2**31), whole, nothing)):
         offset = put(np.full(B, at, dtype=dtype))
@@ -147,21 +148,21 @@ def test_lengths_that_are_written_over_are_read(rng):
 
 
 @pytest.mark.parametrize("name", ["length", "offset", "window", "windows", "cache"])
-def test_positions_are_those_of_all_keys(name, backend, put, get, rng):
+def test_positions_are_those_of_all_keys(name, put, get, rng):
     """Bias, score modification and dropout know which keys were left."""
     rows, columns = 2, 130
-    arrays = inputs(rng, put, rows, columns)
-    mask = MASKS[name](put, rows, columns)
-    allowed = as_array(mask, rows, columns, arrays[0], backend)
+    arrays, mask = inputs(rng, rows, columns), MASKS[name](put, rows, columns)
+    allowed = as_array(MASKS[name](np.asarray, rows, columns), rows, columns)
     for options in (
-        {"bias": put(rng.standard_normal((H, rows, columns)))},
-        {"bias": put(rng.standard_normal((rows, 1)))},
+        {"bias": rng.standard_normal((H, rows, columns))},
+        {"bias": rng.standard_normal((rows, 1))},
         {"score_mod": alibi(H), "softcap": 2.0},
         {"dropout": ac.Dropout(0.4, 3)},
     ):
         expected = attention(*arrays, mask=allowed, implementation="dense", **options)
-        found = attention(*arrays, mask=mask, **options)
-        np.testing.assert_allclose(get(found), get(expected), rtol=0, atol=1e-13)
+        placed = {key: put(each) if key == "bias" else each for key, each in options.items()}
+        found = attention(*put(arrays), mask=mask, **placed)
+        np.testing.assert_allclose(get(found), expected, rtol=0, atol=1e-13)
 
 
 @pytest.mark.needs("jax")
@@ -176,8 +177,7 @@ def test_the_program_of_jax_transposes_no_key():
 @pytest.mark.needs(lambda sizes, backend: not backend.loops.traced or sizes == (9, 5))
 @pytest.mark.parametrize("sizes", [(5, 5), (5, 9), (9, 5)])
 def test_a_rule_says_that_no_row_is_empty_only_if_none_is(sizes, backend, put, xp, rng):
-    rows, columns = sizes
-    query, key = put(rng.standard_normal((1, 2, rows, D))), put(rng.standard_normal((1, 2, columns, D)))
+    query, key = put([rng.standard_normal((1, 2, length, D)) for length in sizes])
     rules = [ac.Causal(offset=offset) for offset in range(-10, 3)]
     rules += [
         ac.SlidingWindow(*reach, offset=offset)

@@ -5,6 +5,7 @@ import math
 import mpmath
 import numpy as np
 import pytest
+from blockwise_helpers import quickly
 
 import attention_core as ac
 from attention_core._arithmetic import ARITHMETICS, logistic as logistic_maps
@@ -100,7 +101,7 @@ def test_maps_by_tanh_and_their_gradients_are_right_at_all_magnitudes(name, arit
         ]
     np.testing.assert_allclose(value, np.asarray(exact, float), rtol=1e-5, atol=1e-35)  # of exp at large numbers
     if backend.differentiates:
-        function = backend.value_and_grad(lambda x: xp.sum(getattr(ops, name)(x, *options, xp=xp)))
+        function = quickly(backend, backend.value_and_grad(lambda x: xp.sum(getattr(ops, name)(x, *options, xp=xp))))
         ((gradient,),) = [backend.to_numpy(function(backend.from_numpy(x))[1])]
         np.testing.assert_allclose(gradient, np.asarray(derivative, float), rtol=4e-6, atol=1e-6)
 
@@ -128,7 +129,8 @@ def test_silu_is_exact_from_the_least_to_the_greatest_numbers(arithmetic, dtype,
 def test_the_gradient_of_silu(arithmetic, backend):
     x = np.asarray([-1e30, -200.0, -90.0, -3.0, -1e-3, 0.0, 1e-3, 3.0, 90.0, 200.0, 1e30], dtype=np.float32)
     xp = backend.namespace
-    function = backend.value_and_grad(lambda x: xp.sum(ac.functions.silu(x, arithmetic=arithmetic)))
+    silu = lambda x: xp.sum(ac.functions.silu(x, arithmetic=arithmetic))  # noqa: E731
+    function = quickly(backend, backend.value_and_grad(silu))
     ((gradient,),) = [backend.to_numpy(function(backend.from_numpy(x))[1])]
     with np.errstate(over="ignore", under="ignore"):
         share = 1 / (1 + np.exp(-x.astype(np.float64)))

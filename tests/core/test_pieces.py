@@ -4,10 +4,11 @@ import math
 
 import numpy as np
 import pytest
+from blockwise_helpers import quickly
 
 import attention_core as ac
 from attention_core._attention.softmax import merge_logsumexps
-from attention_core.backend import Tuning
+from attention_core.backend import Tuning, array_namespace
 from attention_core.masks import And, Given
 from attention_core.pieces import Partial, merge_partials, partial_attention
 from attention_core.scores import alibi
@@ -23,8 +24,13 @@ def small(backend, monkeypatch):
 
 
 @pytest.fixture
-def arrays(rng, put):
-    return put([rng.standard_normal(shape) for shape in ((B, H, M, D), (B, G, N, D), (B, G, N, E))])
+def plain(rng):
+    return [rng.standard_normal(shape) for shape in ((B, H, M, D), (B, G, N, D), (B, G, N, E))]
+
+
+@pytest.fixture
+def arrays(plain, put):
+    return put(plain)
 
 
 def whole(arrays, **options):
@@ -46,7 +52,7 @@ def piece(arrays, start, stop, rows=slice(None), **options):
 
 
 def same(actual, desired, get, close=1e-13):
-    for found, expected in zip(get(tuple(actual)[: len(desired)]), get(tuple(desired)), strict=True):
+    for found, expected in zip(get(tuple(actual)[: len(desired)]), desired, strict=True):
         np.testing.assert_allclose(found, expected, rtol=0, atol=close)
 
 
@@ -72,20 +78,19 @@ OPTIONS = {
 )
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_pieces_of_queries_and_keys_are_the_whole(name, implementation, arrays, backend, put, get, rng, xp):
+def test_pieces_of_queries_and_keys_are_the_whole(name, implementation, plain, arrays, put, get):
     """Masks and arrays are those of the whole; what is dropped depends on the position in it."""
-    options = OPTIONS[name](put, rng)
-    expected = whole(arrays, **options)
-    options["implementation"] = implementation
+    expected = whole(plain, **OPTIONS[name](np.asarray, np.random.default_rng(3)))
+    options = OPTIONS[name](put, np.random.default_rng(3)) | {"implementation": implementation}
     rows = slice(2, M)
     pieces = [piece(arrays, start, start + 4, rows, **options) for start in (8, 0, 4)]
     same(merge_partials(*pieces), [x[:, :, rows, ...] for x in expected], get)
 
 
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])
-def test_starts_may_be_arrays(implementation, arrays, backend, put, get):
+def test_starts_may_be_arrays(implementation, plain, arrays, backend, put, get):
     options = {"mask": ac.SlidingWindow(left=4, right=1), "dropout": ac.Dropout(0.2, 5)}
-    expected = whole(arrays, **options)
+    expected = whole(plain, **options)
 
     def found(first, second, *arrays):
         query, key, value = arrays
@@ -127,24 +132,25 @@ def test_attention_to_no_keys_is_neutral_to_the_last_bit(arrays, put, get):
 
 
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])
-def test_a_piece_whose_scores_are_all_infinitely_low_adds_nothing(arrays, implementation, get, xp):
-    options = {"score_mod": lambda scores, batch, head, query, key: xp.where(query >= key, scores, -math.inf)}
-    count = arrays[1].shape[-2]
+def test_a_piece_whose_scores_are_all_infinitely_low_adds_nothing(plain, arrays, implementation, get):
+    def behind(scores, batch, head, query, key):
+        return array_namespace(scores).where(query >= key, scores, -math.inf)
+
+    options, count = {"score_mod": behind}, arrays[1].shape[-2]
     parts = [piece(arrays, *at, **options, implementation=implementation) for at in ((0, 2), (2, 4), (4, count))]
     merged = merge_partials(*parts)
-    same((merged.output, merged.logsumexp), whole(arrays, **options), get)
+    same((merged.output, merged.logsumexp), whole(plain, **options), get)
 
 
 @pytest.mark.needs("dtype")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_pieces_of_16_bits_stay_float32(dtype, arrays, backend, get, rng):
-    rounded = [backend.from_numpy(get(x), dtype=dtype) for x in arrays]
+def test_pieces_of_16_bits_stay_float32(dtype, plain, backend, get):
+    rounded = backend.from_numpy(plain, dtype=dtype)
     pieces = [piece(rounded, start, start + 1, implementation="dense") for start in range(N)]
     for part in (*pieces, merge_partials(*pieces)):
         assert [x.dtype.name for x in get(tuple(part))] == ["float32"] * 3
 
-    wide = [backend.from_numpy(get(x).astype(np.float64)) for x in rounded]
-    same(merge_partials(*pieces), whole(wide), get, 2e-6)
+    same(merge_partials(*pieces), whole([get(x).astype(np.float64) for x in rounded]), get, 2e-6)
 
 
 @pytest.mark.needs("gradients")
@@ -167,7 +173,7 @@ def test_gradients_flow_through_merging(implementation, arrays, backend, put, rn
         return (backend.compile(differentiated) if backend.name == "jax" else differentiated)(*arrays)[1]
 
     expected = gradients(lambda *arrays: total(*whole(arrays, mask=mask)))
-    same(gradients(of_pieces), expected, get, 1e-12)
+    same(gradients(of_pieces), get(expected), get, 1e-12)
 
 
 @pytest.mark.needs("gradients")
@@ -181,7 +187,7 @@ def test_gradients_of_merging_nothing_are_exactly_zero(backend, put, get):
         logsumexp = xp.where(xp.equal(merged.logsumexp, -math.inf), 0.0, merged.logsumexp)
         return xp.add(xp.sum(merged.output), xp.sum(logsumexp))
 
-    _, found = backend.value_and_grad(total)(*ends, *outputs)
+    _, found = quickly(backend, backend.value_and_grad(total))(*ends, *outputs)
     first, second, *_ = get(found)
     np.testing.assert_array_equal(first, np.zeros((2, 3)))
     np.testing.assert_allclose(second, [[0.0, 1.0, 1.0]] * 2, atol=1e-15)
@@ -205,18 +211,24 @@ def test_a_logsumexp_without_place_for_the_number_of_keys_loses_no_digits(implem
     value = 1 + rng.random((1, 2, N, E)).astype(np.float32)
     weights = np.exp(bias.astype(np.float64) - bias.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    query, keys = (backend.from_numpy(np.zeros((1, 2, rows, D), np.float32)) for rows in (3, N))
-    pieces = [
-        partial_attention(
-            query,
-            keys[:, :, at, :],
-            backend.from_numpy(value[:, :, at]),
-            bias=backend.from_numpy(bias[..., at]),
-            implementation=implementation,
-        )
-        for at in (slice(0, 1), slice(1, 4), slice(4, N))
-    ]
-    np.testing.assert_allclose(get(merge_partials(*pieces).output), weights @ value, rtol=1e-6)
+    query, key = (np.zeros((1, 2, rows, D), np.float32) for rows in (3, N))
+
+    def merged(query, key, value, bias):
+        return merge_partials(
+            *(
+                partial_attention(
+                    query,
+                    key[:, :, at, :],
+                    value[:, :, at, :],
+                    bias=bias[:, :, :, at],
+                    implementation=implementation,
+                )
+                for at in (slice(0, 1), slice(1, 4), slice(4, N))
+            )
+        ).output
+
+    found = quickly(backend, merged)(*backend.from_numpy((query, key, value, bias)))
+    np.testing.assert_allclose(get(found), weights @ value, rtol=1e-6)
 
 
 def test_wrong_arguments_are_named(arrays, put, xp):

@@ -6,6 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from blockwise_helpers import quickly
 
 import attention_core as ac
 from attention_core.parameters import Linear, MultiHeadAttention
@@ -45,15 +46,11 @@ def placed(put, name, dtype="float32"):
     return {key: place(option) for key, option in OPTIONS[name].items()}
 
 
-def dense(put, options, dtype="float32"):
-    query, key = put([QUERY.astype(dtype), KEY.astype(dtype)])
-    return (
-        query,
-        key,
-        ac.scaled_dot_product_attention(
-            query, key, key, implementation="dense", return_weights=True, return_logsumexp=True, **options
-        ),
-    )
+def dense(name):
+    """Query and key, and attention by the definition on NumPy."""
+    query, key = QUERY.astype("float32"), KEY.astype("float32")
+    wanted = placed(np.asarray, name) | {"return_weights": True, "return_logsumexp": True}
+    return query, key, ac.scaled_dot_product_attention(query, key, key, implementation="dense", **wanted)
 
 
 def chosen_of(weights, heads=slice(None), queries=slice(None), keys=slice(None)):
@@ -64,17 +61,21 @@ def chosen_of(weights, heads=slice(None), queries=slice(None), keys=slice(None))
 @pytest.mark.needs(lambda backend, name: name != "reproducible" or backend.name != "array_api_strict")
 @pytest.mark.parametrize("name", OPTIONS)
 def test_they_are_those_of_the_dense_form(name, backend, put, get):
-    options = placed(put, name)
-    query, key, result = dense(put, options)
-    whole, unit = get(result.weights), np.finfo(np.float32).eps
+    query, key, (_, whole, logsumexp, *_) = dense(name)
+    unit, options = np.finfo(np.float32).eps, placed(put, name)
+    query, key, logsumexp = put([query, key, logsumexp])
     for choice in CHOICES[FEW.index(name) :: 3] if backend.loops.traced else CHOICES:
         expected = chosen_of(whole, **choice)
-        found = get(ac.weights.attention_weights(query, key, **choice, **options))
+
+        def chosen(query, key, choice=choice, **more):
+            return ac.weights.attention_weights(query, key, **choice, **options, **more)
+
+        found = get(quickly(backend, chosen)(query, key))
         assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
         if name == "reproducible":
             assert (found == expected).all()
             continue
-        again = get(ac.weights.attention_weights(query, key, logsumexp=result.logsumexp, **choice, **options))
+        again = get(quickly(backend, chosen)(query, key, logsumexp=logsumexp))
         assert abs(found - expected).max(initial=0) <= 2 * unit
         assert abs(again - expected).max(initial=0) <= 4 * unit
 
@@ -82,14 +83,18 @@ def test_they_are_those_of_the_dense_form(name, backend, put, get):
 @pytest.mark.needs(lambda backend, name: backend.name in ("numpy", "torch") or name in FEW)
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name != "reproducible"])
 @pytest.mark.parametrize("reduction", ["max", "mean"])
-def test_a_map_reduces_runs_of_queries_and_keys(name, reduction, put, get):
-    options = placed(put, name)
-    query, key, result = dense(put, options)
-    weights = get(result.weights)
+def test_a_map_reduces_runs_of_queries_and_keys(name, reduction, backend, put, get):
+    query, key, result = dense(name)
+    query, key = put([query, key])
+    weights, options = result.weights, placed(put, name)
     rows = [slice(first, first + 4) for first in range(0, M, 4)]
     columns = [slice(first, first + 3) for first in range(0, N, 3)]
     expected = [[getattr(weights[..., i, j], reduction)((-1, -2)) for j in columns] for i in rows]
-    found = get(ac.weights.attention_map(query, key, shape=(4, 4), reduction=reduction, **options))
+
+    def reduced(query, key):
+        return ac.weights.attention_map(query, key, shape=(4, 4), reduction=reduction, **options)
+
+    found = get(quickly(backend, reduced)(query, key))
     np.testing.assert_allclose(found, np.moveaxis(np.asarray(expected), (0, 1), (-2, -1)), rtol=1e-5, atol=1e-7)
 
 

@@ -164,7 +164,7 @@ def test_attention_to_nothing_at_all_has_gradients_exactly_zero(backend, mask):
         output, weights, logsumexp = attend(mask=mask_array, bias=bias)(query, key, value)
         return backend.namespace.sum(output) + backend.namespace.sum(weights) + backend.namespace.sum(logsumexp)
 
-    value, result = backend.value_and_grad(total)(*backend.from_numpy((*QKV, BIAS)))
+    value, result = quickly(backend, backend.value_and_grad(total))(*backend.from_numpy((*QKV, BIAS)))
     assert backend.to_numpy(value) == -math.inf
     for gradient in backend.to_numpy(result):
         np.testing.assert_array_equal(gradient, 0.0)

@@ -63,7 +63,7 @@ def masked():
 def trained():
     """Training moves every weight, advances the seeds, and gives finite losses; Keras's stateless call is the same."""
     model = functional()
-    model.compile("sgd", "mse", jit_compile=False)
+    model.compile("sgd", "mse", jit_compile=LIBRARY == "jax")
     before = [array(each) for each in model.trainable_variables]
     loss = model.fit(TOKENS, np.ones((2, 4, 8), "float32"), verbose=0, epochs=2).history["loss"]
     assert np.isfinite(loss).all()
@@ -73,7 +73,7 @@ def trained():
     layer.build()
     x = keras.ops.reshape(POINTS[:, :4], (2, 2, 2, 8))
     maps = keras.Sequential([ak.SaganAttention(8, seed=1)])  # whose state moves while gradients need it
-    maps.compile("sgd", "mse", jit_compile=False)
+    maps.compile("sgd", "mse", jit_compile=LIBRARY == "jax")
     assert np.isfinite(maps.fit(array(x), array(x), verbose=0, epochs=2).history["loss"]).all()
     trainable, fixed = (
         [each.value for each in group] for group in (layer.trainable_variables, layer.non_trainable_variables)

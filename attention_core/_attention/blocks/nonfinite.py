@@ -34,7 +34,7 @@ def with_nonfinite_values(grid: Grid, average: Callable[[Grid], Arrays], empty: 
 
 def _of_columns(grid: Grid, average: Any) -> Arrays:
     """The results by one pass over finite values and both indicators, side by side."""
-    averages, *rest = average(_with_values(grid, value_columns(grid.operands.value, grid.xp)))
+    averages, *rest = average(_with_values(grid, value_columns(grid.operands.value, xp=grid.xp)))
     return with_infinities(averages, grid.xp), *rest
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import attention_core as ac
-from attention_core.backend import Call
+from attention_core.backend import Call, get_backend
 
+NUMPY = get_backend("numpy")
 B, H, G, M, N, D = 1, 4, 2, 8, 9, 16
 SHAPES = (B, H, M, D), (B, G, N, D), (B, G, N, D)
 
@@ -170,17 +171,16 @@ def test_structure_is_handed_to_the_kernel(name, jax, backend, rng, put, monkeyp
     monkeypatch.setattr(jax.nn, "dot_product_attention", run)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     make, expected = STRUCTURES[name]
-    options = make(put)
-    arrays = [put(rng.standard_normal((2, heads, L, D)), dtype="bfloat16") for heads in (H, G, G)]
-    call = Call(*arrays, backend.namespace, backend, **options)
+    plain = NUMPY.from_numpy([rng.standard_normal((2, heads, L, D)) for heads in (H, G, G)], dtype="bfloat16")
+    call = Call(*put(plain), backend.namespace, backend, **make(put))
     assert kernels.DotProduct().judge(call).refusal is None
     with jax.disable_jit():
         found = kernels.DotProduct().attend(call)
     assert {key: handed[0].get(key) for key in expected} == expected
     assert ("key_value_seq_lengths" in handed[0]) == ("length" in name)
-    defined = ac.scaled_dot_product_attention(*arrays, **options, implementation="dense")
+    defined = ac.scaled_dot_product_attention(*plain, **make(NUMPY.from_numpy), implementation="dense")
     np.testing.assert_allclose(found.astype("float32"), defined.astype("float32"), rtol=0.02, atol=0.02)
-    empty = np.asarray(defined.astype("float32") == 0).all(axis=-1)
+    empty = (defined == 0).all(axis=-1)
     np.testing.assert_array_equal(np.asarray(found.astype("float32") == 0).all(axis=-1), empty)
 
 

@@ -26,15 +26,18 @@ calls = {
 }
 
 
-def loss(function, query, key, value, cotangent):
-    return jnp.sum(function(query, key, value) * cotangent)
+def output_and_gradients(function, *arrays):  # in one program, as each takes a second to compile
+    def loss(query, key, value, cotangent):
+        output = function(query, key, value)
+        return jnp.sum(output * cotangent), output
+
+    gradients, output = jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))(*arrays)
+    return output, *gradients
 
 
 @functools.cache
 def on_one_device(name):
-    plain = functools.partial(scaled_dot_product_attention, **calls[name])
-    gradients = jax.jit(jax.grad(functools.partial(loss, plain), argnums=(0, 1, 2)))
-    return jax.jit(plain)(*arrays), *gradients(*arrays, cotangent)
+    return output_and_gradients(functools.partial(scaled_dot_product_attention, **calls[name]), *arrays, cotangent)
 
 
 def check_calls(mesh, kind, way):
@@ -48,8 +51,7 @@ def check_calls(mesh, kind, way):
             attention = jax.shard_map(attention, mesh=mesh, in_specs=spec, out_specs=spec)
         with jax.set_mesh(mesh):
             sharded = [jax.device_put(array, NamedSharding(mesh, spec)) for array in (*arrays, cotangent)]
-            output = jax.jit(attention)(*sharded[:3])
-            gradients = jax.jit(jax.grad(functools.partial(loss, attention), argnums=(0, 1, 2)))(*sharded)
+            output, *gradients = output_and_gradients(attention, *sharded)
             if way == "shard_map" or kind is AxisType.Explicit:  # else XLA chooses
                 assert output.sharding.is_equivalent_to(sharded[0].sharding, 4), (name, output.sharding)
             if kind is AxisType.Explicit and way == "jit":
