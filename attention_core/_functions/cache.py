@@ -8,6 +8,7 @@ from attention_core._arrays import (
     Array,
     DType,
     Namespace,
+    clipped,
     index_dtype,
     on_device_of,
     positions,
@@ -246,7 +247,7 @@ def _written(old: Array, new: Array, length: Array, donate: bool, *, xp: Namespa
     # A row for each sequence would have to be gathered, which JAX refuses in a mesh with explicit axes.
     if update_rows is None or not is_known or len(length.shape):
         return _overlaid(old, new, xp.subtract(positions(capacity, old, xp=xp), xp.expand_dims(length, axis=-1)), xp=xp)
-    start = xp.clip(length, 0, capacity - count)  # of as many rows, all within the capacity
+    start = clipped(length, capacity - count + 1, xp=xp)  # of as many rows, all within the capacity
     index = xp.add(xp.expand_dims(start, axis=-1), positions(count, old, xp=xp))
     rows = _overlaid(_rows_at(old, index, xp), new, xp.subtract(index, xp.expand_dims(length, axis=-1)), xp=xp)
     return update_rows(old, rows, start, donate=donate)
@@ -258,7 +259,7 @@ def _overlaid(old: Array, new: Array, behind: Array, *, xp: Namespace) -> Array:
     if isinstance(count, int) and count == 1:
         return xp.where(_over_heads(xp.equal(behind, 0), xp), new, old)
     here = xp.logical_and(xp.greater_equal(behind, 0), xp.less(behind, count))
-    index = xp.clip(behind, 0, xp.subtract(count, 1) if hasattr(count, "dtype") else count - 1)
+    index = clipped(behind, count, xp=xp)
     return xp.where(_over_heads(here, xp), _rows_at(new, index, xp), old)
 
 
