@@ -17,7 +17,14 @@ from attention_core._arrays import (
     shapes_differ,
     sizes,
 )
-from attention_core._backend import backend_for, common_namespace, is_concrete, own_namespace, without_warnings
+from attention_core._backend import (
+    as_constant,
+    backend_for,
+    common_namespace,
+    is_concrete,
+    own_namespace,
+    without_warnings,
+)
 from attention_core._checks import (
     HEADS_FIRST,
     MAX_POSITIONS,
@@ -39,7 +46,6 @@ from attention_core._checks import (
     plain_integer,
     value_range,
 )
-from attention_core._functions.constants import as_constant
 from attention_core.masks import And, Causal, KeyLengths, Mask
 
 
@@ -230,6 +236,7 @@ def cache_mask(cache: KeyValueCache | Array, num_new: Any = 1, /) -> Mask:
         with without_warnings(length):
             return Causal(offset=xp.subtract(xp.astype(length, xp.int32), num_new))
     check_integer("num_new", num_new)
+    length, num_new = as_constant(length, num_new), as_constant(num_new, length)
     xp = common_namespace(None, {"length": length, "num_new": num_new})
     length, num_new = xp.astype(length, xp.int32), xp.astype(num_new, xp.int32)
     return And(Causal(offset=xp.subtract(length, num_new)), KeyLengths(length))

@@ -18,7 +18,7 @@ from attention_core._arrays import (
     shape_text,
     sizes,
 )
-from attention_core._backend import Backend, backend_for, common_namespace, is_concrete, without_warnings
+from attention_core._backend import Backend, as_constant, backend_for, common_namespace, is_concrete, without_warnings
 from attention_core._checks import (
     check_broadcastable,
     check_choice,
@@ -30,7 +30,6 @@ from attention_core._checks import (
     check_rank,
     value_range,
 )
-from attention_core._functions.constants import as_constant
 from attention_core._functions.decoder import DecoderCache, LayerProgram
 from attention_core._functions.sampling import check_sampling, sample_tokens
 from attention_core.layers._decoder import Decoder
