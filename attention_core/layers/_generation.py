@@ -339,7 +339,7 @@ def check_prompts(
         check_rank("prompt_lengths", prompt_lengths, 1, "(B,)")
         check_integer("prompt_lengths", prompt_lengths)
         check_broadcastable("prompt_lengths", prompt_lengths, dims[:1])
-        if is_concrete(prompt_lengths):
+        if is_concrete(prompt_lengths) and 0 not in prompt_lengths.shape:
             least, most = value_range(prompt_lengths)
             if least < 1 or most > dims[1]:
                 raise ValueError(f"expected prompt_lengths in 1..{dims[1]}; got {least if least < 1 else most}")
