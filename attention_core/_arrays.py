@@ -131,6 +131,14 @@ def positions(length: Any, like: Array, /, *, xp: Namespace) -> Array:
     return xp.arange(length, dtype=xp.int32, **on_device_of(like))
 
 
+def clipped(positions: Array, count: Any, /, *, xp: Namespace) -> Array:
+    """The nearest of 0..count - 1; array-api-compat's ``clip`` refuses a symbol of PyTorch's compiler."""
+    positions = xp.where(xp.less(positions, 0), 0, positions)
+    is_array = not isinstance(count, int) and hasattr(count, "dtype")  # a symbol cannot be asked the latter
+    last = xp.subtract(count, 1) if is_array else count - 1
+    return xp.where(xp.less(positions, count), positions, last)
+
+
 def sizes(array: Array, /) -> tuple[int | None, ...]:
     """The dimensions that are known before running; ``None`` stands for the others."""
     return tuple([dim if isinstance(dim, int) else None for dim in array.shape])

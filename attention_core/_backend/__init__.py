@@ -4,6 +4,7 @@
 from attention_core._backend._autocast import *
 from attention_core._backend._base import *
 from attention_core._backend._collectives import *
+from attention_core._backend._constants import *
 from attention_core._backend._find import *
 from attention_core._backend._loops import *
 from attention_core._backend._registry import *

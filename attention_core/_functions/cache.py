@@ -8,6 +8,7 @@ from attention_core._arrays import (
     Array,
     DType,
     Namespace,
+    clipped,
     index_dtype,
     on_device_of,
     positions,
@@ -16,7 +17,14 @@ from attention_core._arrays import (
     shapes_differ,
     sizes,
 )
-from attention_core._backend import backend_for, common_namespace, is_concrete, own_namespace, without_warnings
+from attention_core._backend import (
+    as_constant,
+    backend_for,
+    common_namespace,
+    is_concrete,
+    own_namespace,
+    without_warnings,
+)
 from attention_core._checks import (
     HEADS_FIRST,
     MAX_POSITIONS,
@@ -38,7 +46,6 @@ from attention_core._checks import (
     plain_integer,
     value_range,
 )
-from attention_core._functions.constants import as_constant
 from attention_core.masks import And, Causal, KeyLengths, Mask
 
 
@@ -229,6 +236,7 @@ def cache_mask(cache: KeyValueCache | Array, num_new: Any = 1, /) -> Mask:
         with without_warnings(length):
             return Causal(offset=xp.subtract(xp.astype(length, xp.int32), num_new))
     check_integer("num_new", num_new)
+    length, num_new = as_constant(length, num_new), as_constant(num_new, length)
     xp = common_namespace(None, {"length": length, "num_new": num_new})
     length, num_new = xp.astype(length, xp.int32), xp.astype(num_new, xp.int32)
     return And(Causal(offset=xp.subtract(length, num_new)), KeyLengths(length))
@@ -246,7 +254,7 @@ def _written(old: Array, new: Array, length: Array, donate: bool, *, xp: Namespa
     # A row for each sequence would have to be gathered, which JAX refuses in a mesh with explicit axes.
     if update_rows is None or not is_known or len(length.shape):
         return _overlaid(old, new, xp.subtract(positions(capacity, old, xp=xp), xp.expand_dims(length, axis=-1)), xp=xp)
-    start = xp.clip(length, 0, capacity - count)  # of as many rows, all within the capacity
+    start = clipped(length, capacity - count + 1, xp=xp)  # of as many rows, all within the capacity
     index = xp.add(xp.expand_dims(start, axis=-1), positions(count, old, xp=xp))
     rows = _overlaid(_rows_at(old, index, xp), new, xp.subtract(index, xp.expand_dims(length, axis=-1)), xp=xp)
     return update_rows(old, rows, start, donate=donate)
@@ -258,7 +266,7 @@ def _overlaid(old: Array, new: Array, behind: Array, *, xp: Namespace) -> Array:
     if isinstance(count, int) and count == 1:
         return xp.where(_over_heads(xp.equal(behind, 0), xp), new, old)
     here = xp.logical_and(xp.greater_equal(behind, 0), xp.less(behind, count))
-    index = xp.clip(behind, 0, xp.subtract(count, 1) if hasattr(count, "dtype") else count - 1)
+    index = clipped(behind, count, xp=xp)
     return xp.where(_over_heads(here, xp), _rows_at(new, index, xp), old)
 
 

@@ -22,7 +22,7 @@ from attention_core._arrays import (
     sizes_differ,
     upcast,
 )
-from attention_core._backend import can_be_read, with_autocast
+from attention_core._backend import as_constant, can_be_read, with_autocast
 from attention_core._checks import (
     check_broadcastable,
     check_device,
@@ -40,7 +40,6 @@ from attention_core._checks import (
     value_range,
 )
 from attention_core._functions.cache import KeyValueCache, check_cache, empty_cache
-from attention_core._functions.constants import as_constant
 from attention_core._functions.decoder_layer import all_options, apply_layer, check_inputs, check_layer, taken_positions
 from attention_core._functions.embeddings import check_id_table
 from attention_core._functions.encoder import derived_dropouts, hooked

@@ -6,7 +6,7 @@ import functools
 
 from attention_core._arithmetic import ARITHMETICS, check_arithmetic
 from attention_core._arrays import Array, Namespace, cast_to, positions, shape, shape_text, sizes, sizes_differ, upcast
-from attention_core._backend import can_be_read, common_namespace, with_autocast
+from attention_core._backend import as_constant, can_be_read, common_namespace, with_autocast
 from attention_core._checks import (
     check_floating,
     check_integer,
@@ -16,7 +16,6 @@ from attention_core._checks import (
     check_rank,
     value_range,
 )
-from attention_core._functions.constants import as_constant
 from attention_core._functions.normalization import check_layer_norm
 from attention_core.parameters import Embeddings, LayerNorm
 from attention_core.random import Dropout, check_dropout, seed_array, seeded

@@ -7,7 +7,7 @@ from typing import Any
 
 from attention_core._arithmetic import ARITHMETICS, check_input
 from attention_core._arrays import Array, Namespace, cast_to, shape, sizes, type_text, upcast
-from attention_core._backend import common_namespace, with_autocast
+from attention_core._backend import as_constant, common_namespace, with_autocast
 from attention_core._checks import (
     check_broadcastable,
     check_device,
@@ -20,7 +20,6 @@ from attention_core._checks import (
     once_per_signature,
     only_array,
 )
-from attention_core._functions.constants import as_constant
 from attention_core.parameters import DecoderLayer
 
 

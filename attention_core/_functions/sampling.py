@@ -19,9 +19,8 @@ from attention_core._arrays import (
     sizes,
     upcast,
 )
-from attention_core._backend import Backend, Operation, common_namespace, register, with_autocast
+from attention_core._backend import Backend, Operation, as_constant, common_namespace, register, with_autocast
 from attention_core._checks import check_floating, check_number, check_positive, check_rank, only_array, plain_integer
-from attention_core._functions.constants import as_constant
 from attention_core.random import check_seed, hash_words, seed_words, uniform_integers
 
 _SAMPLED = 3  # the purpose of this stream of random words, besides those of `attention_core.random`

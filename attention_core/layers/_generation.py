@@ -18,7 +18,7 @@ from attention_core._arrays import (
     shape_text,
     sizes,
 )
-from attention_core._backend import Backend, backend_for, common_namespace, is_concrete, without_warnings
+from attention_core._backend import Backend, as_constant, backend_for, common_namespace, is_concrete, without_warnings
 from attention_core._checks import (
     check_broadcastable,
     check_choice,
@@ -30,7 +30,6 @@ from attention_core._checks import (
     check_rank,
     value_range,
 )
-from attention_core._functions.constants import as_constant
 from attention_core._functions.decoder import DecoderCache, LayerProgram
 from attention_core._functions.sampling import check_sampling, sample_tokens
 from attention_core.layers._decoder import Decoder
@@ -340,7 +339,7 @@ def check_prompts(
         check_rank("prompt_lengths", prompt_lengths, 1, "(B,)")
         check_integer("prompt_lengths", prompt_lengths)
         check_broadcastable("prompt_lengths", prompt_lengths, dims[:1])
-        if is_concrete(prompt_lengths):
+        if is_concrete(prompt_lengths) and 0 not in prompt_lengths.shape:
             least, most = value_range(prompt_lengths)
             if least < 1 or most > dims[1]:
                 raise ValueError(f"expected prompt_lengths in 1..{dims[1]}; got {least if least < 1 else most}")

@@ -339,10 +339,12 @@ def save_arrays(
         When an array is of a dtype that the format lacks, or the file cannot be written.
     """
     path = _to_write(path)
+    if "__metadata__" in arrays:  # of which safetensors makes a file that it cannot read
+        raise FileError(f"expected arrays that safetensors can hold for {path}; got one named __metadata__")
     kept = {name: _array(path, name, array) for name, array in arrays.items()}
     try:
         data = serialized(kept, metadata=None if metadata is None else dict(metadata))
-    except (SafetensorError, TypeError) as error:
+    except (SafetensorError, TypeError, UnicodeEncodeError) as error:
         raise FileError(f"expected arrays that safetensors can hold for {path}; got {error}") from error
     write_file(path, data)
 

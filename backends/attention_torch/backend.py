@@ -233,7 +233,10 @@ class TorchBackend(Backend):
         if start.dim() == 0:
             return array.index_copy_(-2, index, rows) if donate else array.index_copy(-2, index, rows)
         sequences, new = (x.reshape(-1, *x.shape[-3:]).transpose(1, 2) for x in (array, rows))
-        places = torch.arange(len(sequences), device=start.device).unsqueeze(-1), index.reshape(len(sequences), -1)
+        places = (
+            torch.arange(len(sequences), device=start.device).unsqueeze(-1),
+            index.reshape(len(sequences), rows.shape[-2]),
+        )
         written = sequences.index_put_(places, new) if donate else sequences.index_put(places, new)
         return written.transpose(1, 2).reshape(array.shape)
 

@@ -172,6 +172,14 @@ def test_what_is_no_tree_of_arrays_is_not_written(path, tree, text):
     assert not path.exists()
 
 
+@pytest.mark.parametrize("name", ["__metadata__", "\ud800"])
+def test_names_that_no_file_can_have_are_not_written(path, name):
+    safetensors.save_arrays(path, {"old": np.ones(2)})
+    with pytest.raises(FileError, match=r"expected arrays that safetensors can hold for .*; got .*(name|surrogates)"):
+        safetensors.save_arrays(path, {name: np.ones(2)})
+    assert list(safetensors.load_arrays(path)[0]) == ["old"]
+
+
 def test_a_foreign_named_tuple_is_not_written(path):
     from collections import namedtuple
 

@@ -278,6 +278,23 @@ def test_without_the_libraries_of_the_command_it_says_what_to_install(monkeypatc
         assert str(caught.value) == f"attention-core: the command needs {name}: pip install 'attention-core[cli]'"
 
 
+def test_an_encoding_without_a_sign_shows_another(monkeypatch):
+    monkeypatch.setitem(sys.modules, "attention_cli.app", types.SimpleNamespace(app=lambda: print("error ≤ bound")))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    program.run()
+    sys.stdout.flush()
+    assert sys.stdout.buffer.getvalue() == b"error ? bound" + os.linesep.encode()
+
+
+def test_a_view_ends_quietly_where_nobody_reads_on():
+    closed, end = os.pipe()
+    os.close(closed)
+    words = [sys.executable, "-m", "attention_core", "view", "--mask", "causal"]
+    with os.fdopen(end, "w") as stream:
+        done = subprocess.run(words, stdout=stream, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
 def test_backends_run_in_processes_of_their_own():
     backends = ("--backend", "numpy", "--backend", "array_api_strict")
     result = invoke("conformance", "--case", "mask", "--dtype", "float64", *backends, "--details")

@@ -70,6 +70,12 @@ def test_generated_tokens_are_those_of_the_whole_text_on_either_side_of_padding(
     np.testing.assert_array_equal(get(again.token_ids), get(found.token_ids))
 
 
+def test_no_prompts_have_no_texts(put, get):
+    prompts, lengths = put(np.zeros((0, 4), dtype="int32")), put(np.zeros(0, dtype="int32"))
+    found = layers.generate(MODEL, put(MODEL.init(0, xp=np)), prompts, max_new_tokens=2, prompt_lengths=lengths)
+    assert [get(array).shape for array in found] == [(0, 2), (0,)]
+
+
 def test_a_stop_token_ends_its_text_alone(put, get):
     p, prompts = put(MODEL.init(0, xp=np)), put(np.asarray([[3, 14, 15, 9], [26, 5, 3, 3]]))
     free = get(layers.generate(MODEL, p, prompts, max_new_tokens=3).token_ids)

@@ -100,6 +100,10 @@ def test_numpy_masks_of_layers_and_pieces_are_constants(put, get, rng):
             ac.pieces.partial_attention(*3 * [x[:, None, ...]], mask=lengths, key_start=np.asarray(0)).logsumexp
         ),
         lambda x, make: ac.attention_scores(*2 * [x[:, None, ...]], mask=np.tril(np.ones((5, 5), bool))),
+        lambda x, make: ac.cache.cache_mask(make(np.asarray([4, 3])), np.asarray([2, 1])).to_array(
+            2, 5, like=x, xp=None
+        ),
+        lambda x, make: lengths.to_array(5, 5, like=x, xp=None),
     ):
         np.testing.assert_allclose(get(function(put(x), put)), function(x, lambda tree: tree), rtol=1e-5, atol=1e-6)
 

@@ -243,6 +243,21 @@ def test_torch_compile_with_open_lengths_takes_numbers_of_settings_as_symbols(to
         assert_same("torch", function(x, scale), attend(x, scale))
 
 
+@pytest.mark.parametrize("ragged", [False, True])
+def test_torch_compile_appends_any_number_of_positions(torch, ragged):
+    def step(cache, new):
+        cache = ac.cache.append(cache, new, new)
+        return ac.scaled_dot_product_attention(new, *cache[:2], mask=ac.cache.cache_mask(cache, new.shape[-2])), cache
+
+    function = compiled(torch, step, dynamic=True)
+    start = expected = ac.cache.empty_cache((2,), 3, 16, 4, ragged=ragged, xp=get_backend("torch").namespace)
+    for count in (3, 2, 7):
+        new = torch.linspace(-1, 1, 2 * 3 * count * 4).reshape(2, 3, count, 4)
+        (output, start), (other, expected) = function(start, new), step(expected, new)
+        assert_same("torch", (output, *start[:2]), (other, *expected[:2]))
+        assert torch.equal(start.length, expected.length)
+
+
 @pytest.mark.parametrize("name", FEW)
 def test_torch_export(torch, name):
     function, arrays = case(name, "torch")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import signal
 import sys
@@ -49,6 +50,9 @@ def run() -> None:
     """Run the command; without the libraries of the extra ``cli``, say how to install them."""
     for name, setting in SETTINGS.items():
         os.environ.setdefault(name, setting)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # whose encoding may have no ≤
     try:
         importlib.import_module("attention_cli.app").app()
     except ModuleNotFoundError as error:

@@ -52,12 +52,10 @@ def view(options: View, /) -> None:
         else:
             chosen |= {"heads": options.head, "query": _queries(options.query or [])}
             made = _of_files(files, _tokens(tokens), options.causal, chosen)
-        if output is None:
-            typer.echo(str(made))
-        else:
+        if output is not None:
             made.save(output)
-    if output is not None:
-        typer.echo(f"{made.title}: {output} ({output.stat().st_size / 1e6:.1f} MB)")
+        text = str(made) if output is None else f"{made.title}: {output} ({output.stat().st_size / 1e6:.1f} MB)"
+    typer.echo(text)  # as all commands, which end quietly where nobody reads on
 
 
 def _of_masks(masks: Sequence[str], versus: Sequence[str], length: Sequence[int], rules: Mapping[str, Any]) -> Picture:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from attention_core._arrays import Array, Namespace, on_device_of
+from attention_core._arrays import Array, Namespace, clipped, on_device_of
 from attention_core._attention.shards.splits import Place, own_heads
 from attention_core._backend import array_namespace, register
 from attention_core.masks import Mask, Positions, Spans, flatten, unflatten
@@ -28,7 +28,7 @@ class Within(Mask):
         inside = xp.logical_and(xp.less(at.query, self.queries), xp.less(at.key, self.keys))
         if self.mask is None:
             return inside
-        query, key = _clipped(at.query, self.queries, xp), _clipped(at.key, self.keys, xp)
+        query, key = clipped(at.query, self.queries, xp=xp), clipped(at.key, self.keys, xp=xp)
         return xp.logical_and(inside, self.mask.allowed(at._replace(query=query, key=key), xp=xp))
 
     def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
@@ -41,7 +41,7 @@ class Within(Mask):
         known = (
             span._replace(
                 **{
-                    name: _clipped(getattr(span, name), count, xp)
+                    name: clipped(getattr(span, name), count, xp=xp)
                     for name in ("first", "last", "at")
                     if getattr(span, name) is not None
                 }
@@ -54,11 +54,6 @@ class Within(Mask):
     def bands(self, leading: tuple[int, ...] | None = None, /) -> list[Band]:
         bands = [Band()] if self.mask is None else self.mask.bands(leading)
         return [band._replace(stop=min(band.stop, self.keys), is_exact=False) for band in bands]
-
-
-def _clipped(positions: Array, count: int, xp: Namespace) -> Array:
-    """Positions, of which those behind the last count as the last."""
-    return xp.clip(positions, 0, count - 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +88,7 @@ class AtOrigin:
         start: Any = self.head
         if start is None:
             *arrays, start = arrays  # type: ignore[assignment]
-        query, key = _clipped(query, self.queries, xp), _clipped(key, self.keys, xp)
+        query, key = clipped(query, self.queries, xp=xp), clipped(key, self.keys, xp=xp)
         return self.function(scores, batch, xp.add(head, start), query, key, *arrays)
 
 
