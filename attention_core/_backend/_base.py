@@ -76,6 +76,8 @@ class Operation(NamedTuple):
         Whether it computes in float64 inside, which a library may have to be told.
     refusal : str or None
         Why it has no gradient, if it has none. A library that knows before forward that it will go backward says so.
+    lasts : callable or None
+        Whether ``lasts(plan)`` both functions read nothing but their arguments: one program may then serve many calls.
     """
 
     forward: Callable[..., tuple[Array, ...]]
@@ -83,6 +85,7 @@ class Operation(NamedTuple):
     abstract: Callable[..., tuple[Array, ...]]
     needs_float64: bool = False
     refusal: str | None = None
+    lasts: Callable[[Any], bool] | None = None
 
 
 class Verdict(NamedTuple):

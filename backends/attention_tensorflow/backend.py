@@ -19,7 +19,7 @@ from attention_numpy.trees import (
     map_arrays,
     versions_of,
 )
-from attention_tensorflow import namespace as tensorflow_namespace
+from attention_tensorflow import namespace as tensorflow_namespace, programs
 from attention_tensorflow.collectives import TensorFlowCollectives
 from attention_tensorflow.loops import TensorFlowLoops
 
@@ -113,13 +113,13 @@ class TensorFlowBackend(Backend):
 
         @tf.custom_gradient  # type: ignore[untyped-decorator]
         def streamed(*arrays: Array) -> Any:
-            results = operation.forward(plan, arrays, self)
+            results = programs.run(self, operation, plan, arrays)
             ends = len(arrays), len(arrays) + len(results)
 
             @tf.custom_gradient  # type: ignore[untyped-decorator]
             def gradients(*tensors: Array) -> Any:
                 parts = tensors[: ends[0]], tensors[ends[0] : ends[1]], tensors[ends[1] :]
-                found = operation.backward(plan, *parts, self)
+                found = programs.run(self, operation, plan, *parts)
                 return [gradient for gradient in found if gradient is not None], _refused
 
             def gradients_of(*cotangents: Array) -> Any:

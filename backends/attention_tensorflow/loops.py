@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util  # no public name tells programs for XLA from others
 
 from attention_core.backend import Array, TracedLoops
 from attention_tensorflow import namespace as tensorflow_namespace
+from attention_tensorflow.programs import is_for_xla
 
 
 class _Cut(NamedTuple):
@@ -23,8 +23,7 @@ class TensorFlowLoops(TracedLoops):
     @property
     def softmax(self) -> Callable[[Array], Array] | None:  # type: ignore[override]
         """TensorFlow's own, but in programs for XLA, which fuses exponentials with what is done to them."""
-        compiled = control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
-        return None if compiled else _softmax
+        return None if is_for_xla() else _softmax
 
     def loop(
         self,

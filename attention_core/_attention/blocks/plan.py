@@ -16,7 +16,7 @@ from attention_core._backend import Backend, Tuning, can_be_read, is_on_host, re
 from attention_core._checks import only_array
 from attention_core.masks import flatten
 from attention_core.masks._mask import as_mask, band_of
-from attention_core.masks._tree import leaves
+from attention_core.masks._tree import leaves, may_count
 from attention_core.scores import ScoreMod
 
 DEVICE_QUERIES, DEVICE_KEYS = 4, 4  # times as many of a block on an accelerator, where each costs launches
@@ -189,6 +189,11 @@ def with_value_facts(plan: Plan, operands: Operands, backend: Backend) -> Plan:
         is_unmodified_product(plan, operands) and not backend.loops.traced and bool(scores_are_small(*arrays, backend))
     )
     return plan._replace(exp_without_max=exp_without_max, all_finite=plan.all_finite or exp_without_max)
+
+
+def holds_no_function(plan: Plan) -> bool:
+    """Whether a plan holds no function or class of users, which may read anything."""
+    return plan.score_mod is None and not may_count(plan.mask)
 
 
 def is_unmodified_product(plan: Plan, operands: Operands) -> bool:

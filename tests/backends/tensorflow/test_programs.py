@@ -1,0 +1,147 @@
+"""Blocks are traced once for all programs with such arguments, but where that would change what a program is."""
+
+import gc
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from attention_core import SlidingWindow, scaled_dot_product_attention
+from attention_core.masks import MaskFunction
+from attention_tensorflow import programs
+
+SHAPE = (2, 3, 70, 5)
+WINDOW = SlidingWindow(left=9, right=0)
+
+
+@pytest.fixture
+def arrays(rng):
+    programs._program.cache_clear()
+    return [tf.constant(rng.standard_normal(SHAPE, dtype=np.float32)) for _ in range(3)]
+
+
+def blocks(query, key, value, mask=WINDOW, **options):
+    return scaled_dot_product_attention(query, key, value, mask=mask, implementation="blockwise", **options)
+
+
+def output_and_gradients(query, key, value):
+    arrays = query, key, value
+    with tf.GradientTape() as tape:
+        tape.watch(arrays)
+        output = blocks(*arrays)
+        total = tf.reduce_sum(tf.sin(output))
+    return output, *tape.gradient(total, arrays)
+
+
+def num_traced():
+    return programs._program.cache_info().misses
+
+
+def assert_near(found, expected):
+    for x, y in zip(found, expected, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_two_programs_of_three_calls_trace_one_forward_and_one_backward(arrays):
+    def chain(query, key, value):
+        for _ in range(3):
+            query = output_and_gradients(query, key, value)[0]
+        return query
+
+    tf.function(chain)(*arrays)
+    tf.function(lambda *arrays: chain(*arrays) + 1)(*arrays)
+    assert num_traced() == 2
+    blocks(*arrays)
+    assert num_traced() == 2
+
+
+def test_a_program_is_that_of_its_shapes_and_outlives_what_is_kept(arrays):
+    program = tf.function(output_and_gradients)
+    for length in (70, 50):
+        some = [array[..., :length, :] for array in arrays]
+        found = program.get_concrete_function(*some)
+        assert [tuple(x.shape) for x in found.structured_outputs] == [(2, 3, length, 5)] * 4
+        programs._program.cache_clear()
+        gc.collect()
+        assert_near(program(*some), output_and_gradients(*some))
+
+
+def test_unknown_lengths_are_traced_with_their_program(arrays):
+    program = tf.function(output_and_gradients, input_signature=[tf.TensorSpec((None, 3, 70, 5))] * 3)
+    assert_near(program(*arrays), output_and_gradients(*arrays))
+    assert num_traced() == 0
+
+
+def test_programs_for_xla_hold_their_blocks(arrays):
+    program = tf.function(blocks, jit_compile=True)
+    operations = program.get_concrete_function(*arrays).graph.get_operations()
+    assert not any("PartitionedCall" in operation.type for operation in operations)
+    assert num_traced() == 0
+
+
+def test_forward_alone_every_call_is_replaced_by_its_blocks(arrays):
+    """As the converter of LiteRT needs it."""
+    definition = tf.function(blocks).get_concrete_function(*arrays).graph.as_graph_def()
+    assert num_traced() == 1
+    assert not any(function.attr["_noinline"].b for function in definition.library.function)
+    definition = tf.function(output_and_gradients).get_concrete_function(*arrays).graph.as_graph_def()
+    assert sum(function.attr["_noinline"].b for function in definition.library.function) == 2
+
+
+@pytest.mark.parametrize("option", ["mask", "score_mod"])
+def test_functions_of_users_are_read_anew_and_see_their_program(option, arrays):
+    def program(query, key, value, number):
+        function = {
+            "mask": MaskFunction(lambda batch, head, query, key: key < number),
+            "score_mod": lambda scores, batch, head, query, key: scores * tf.cast(number, scores.dtype),
+        }[option]
+        return blocks(query, key, value, **{option: function})
+
+    for number in (tf.constant(2), tf.constant(5)):
+        assert_near([tf.function(program)(*arrays, number)], [program(*arrays, number)])
+    assert num_traced() == 0
+
+
+def test_gradients_of_a_loop_and_of_a_variable(arrays):
+    query, key, value = arrays
+    variable = tf.Variable(query)
+
+    def gradient(loop):
+        with tf.GradientTape() as tape:
+            found = loop(lambda x: blocks(x, key, value), variable + 0)
+            total = tf.reduce_sum(found**2)
+        return tape.gradient(total, variable)
+
+    def unrolled(body, x):
+        return body(body(body(x)))
+
+    def traced(body, x):
+        return tf.while_loop(lambda index, x: index < 3, lambda index, x: (index + 1, body(x)), (0, x))[1]
+
+    assert_near([tf.function(gradient)(traced)], [gradient(unrolled)])
+
+
+def test_a_second_gradient_is_refused(arrays):
+    @tf.function
+    def second(query):
+        with tf.GradientTape() as outer:
+            outer.watch(query)
+            gradient = output_and_gradients(query, *arrays[1:])[1]
+            total = tf.reduce_sum(gradient**2)
+        return outer.gradient(total, query)
+
+    with pytest.raises(NotImplementedError, match="once"):
+        second(arrays[0])
+
+
+def test_a_saved_program_is_loaded_with_its_gradient(arrays, tmp_path):
+    module = tf.Module()
+    module.attend = tf.function(lambda *arrays: blocks(*arrays), input_signature=[tf.TensorSpec(SHAPE)] * 3)
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=True)
+    tf.saved_model.save(module, tmp_path, options=options)
+    loaded = tf.saved_model.load(tmp_path)
+    with tf.GradientTape() as tape:
+        tape.watch(arrays)
+        output = loaded.attend(*arrays)
+        total = tf.reduce_sum(tf.sin(output))
+    assert_near([output, *tape.gradient(total, arrays)], output_and_gradients(*arrays))
