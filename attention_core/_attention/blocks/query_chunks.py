@@ -18,7 +18,7 @@ from attention_core._attention.call import Call
 from attention_core._attention.parts import keys_of
 from attention_core._backend import Backend
 from attention_core.masks import Mask, Positions, unflatten
-from attention_core.masks._mask import Band, band_of
+from attention_core.masks._mask import ALL, band_of
 
 MAX_CHUNKS = 16  # each is a part of the program
 MAX_SCORE_BYTES = 2**27  # of the scores of all chunks, which a library may compute side by side
@@ -54,7 +54,7 @@ def _chunks(mask: Mask, arrays: Arrays, starts: tuple[Any, ...], backend: Backen
     if not min_queries or not all(isinstance(size, int) for size in sizes) or not mask.is_relative():
         return []
     band = band_of(mask)
-    if band == Band():
+    if band == ALL:
         return []
     *heads, length, _ = query.shape
     num_keys = key.shape[-2]

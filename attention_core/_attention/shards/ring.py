@@ -29,7 +29,7 @@ from attention_core._attention.softmax import merge_pieces
 from attention_core._attention.ways import taken_way
 from attention_core._backend import Backend, Operation, register
 from attention_core.masks import unflatten
-from attention_core.masks._mask import LIMIT, Band, band_of
+from attention_core.masks._mask import ALL, LIMIT, Band, band_of
 from attention_core.masks._rules import rule_of
 
 
@@ -145,7 +145,7 @@ class Ring(NamedTuple):
 
 def _ring(plan: RingPlan, arrays: Arrays, backend: Any) -> Ring:
     operands, count = unpack_operands(plan.plan, arrays), num_pieces(plan.split)
-    band = Band() if plan.plan.mask is None else band_of(unflatten(plan.plan.mask, operands.mask))
+    band = ALL if plan.plan.mask is None else band_of(unflatten(plan.plan.mask, operands.mask))
     rows = operands.query.shape[-2] // count, operands.key.shape[-2] // count
     return Ring(plan, operands, backend, backend.collectives.rank(plan.group), band, num_runs=count, rows=rows)
 
