@@ -14,7 +14,7 @@ from attention_core._arrays import Array, Arrays, Namespace, dtype_name, on_devi
 from attention_core._attention.blocks.grid import matmul_per_group
 from attention_core._attention.blocks.plan import Operands, Plan
 from attention_core._attention.blocks.scores import mask_limit
-from attention_core._attention.call import Call
+from attention_core._attention.call import Call, score_change
 from attention_core._attention.parts import keys_of
 from attention_core._backend import Backend
 from attention_core.masks import Mask, Positions, unflatten
@@ -40,7 +40,7 @@ def query_chunks(plan: Plan, operands: Operands, backend: Backend) -> list[Query
 
 def chunks_of_call(call: Call) -> list[QueryChunk]:
     """The same of a call."""
-    changed = call.softcap is not None or call.score_mod is not None or call.bias is not None
+    changed = score_change(call) is not None or call.bias is not None
     dropped = call.dropout is not None and call.dropout.rate
     if not isinstance(call.mask, Mask) or changed or dropped or call.backend.loops.softmax is None:
         return []
