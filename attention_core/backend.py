@@ -32,6 +32,7 @@ from attention_core._attention.call import (
     fold_group,
     group_size,
     repeat_kv,
+    score_change,
     score_positions,
 )
 from attention_core._attention.config import CONTEXTS, assumes_finite
@@ -136,6 +137,7 @@ __all__ = [
     "repeat_kv",
     "sample_cuts",
     "sample_ranges",
+    "score_change",
     "score_positions",
     "shape",
     "shape_text",

@@ -18,9 +18,8 @@ from attention_core._backend import Backend, can_be_read, is_compiling, is_of_ea
 from attention_core.masks import Mask, flatten
 from attention_core.masks._rules import rule_of
 
-_NUMBERS = (int, float, type(None))
-# What an output that is kept depends on, or takes from each call; with any other option, a call is judged.
-_PLANNED = {"mask", "is_causal", "scale", "softcap", "sinks", "assume_finite", "implementation", "arithmetic", "xp"}
+# What an output that is kept depends on, or takes from each call, besides numbers. With others, a call is judged.
+_PLANNED = {"mask", "is_causal", "sinks", "assume_finite", "implementation", "arithmetic", "xp"}
 
 
 class Known(NamedTuple):
@@ -38,14 +37,13 @@ def prepare(known: Known, arrays: tuple[Array, Array, Array], mask: Any, options
     """What is known, with the output of calls of this signature, if no option but sinks and lengths is an array."""
     if is_compiling(arrays[0]) or known.has_constants or not all(map(is_of_eager_type, arrays)):
         return known
-    scale, softcap = options.get("scale"), options.get("softcap")
-    if options.get("arithmetic", "fast") != "fast" or type(scale) not in _NUMBERS or type(softcap) not in _NUMBERS:
+    if options.get("arithmetic", "fast") != "fast" or not (mask is None or _is_of_bands(mask, arrays[0].shape[:-3])):
         return known
-    if not (mask is None or _is_of_bands(mask, arrays[0].shape[:-3])):
+    numbers = {name: value for name, value in options.items() if type(value) in (int, float)}
+    others = (value for name, value in options.items() if name not in _PLANNED | numbers.keys())
+    if any(not (value is None or value is False) for value in others):
         return known
-    if any(not (value is None or value is False) for name, value in options.items() if name not in _PLANNED):
-        return known
-    settings: dict[str, Any] = {name: options.get(name) for name in ("scale", "softcap", "sinks", "assume_finite")}
+    settings: dict[str, Any] = {name: options.get(name) for name in ("sinks", "assume_finite")} | numbers
     call = Call(*arrays, known.xp, known.backend, mask, **settings)
     implementation, kernels = options.get("implementation"), known.backend.kernels
     lasts = kernels[0].lasts if kernels and implementation == "auto" else None

@@ -28,7 +28,7 @@ from attention_core._checks import (
     only_array,
 )
 from attention_core._functions.constants import with_constants
-from attention_core._functions.options import DEFAULTS, FLAGS, Options, PlainOptions, options_but
+from attention_core._functions.options import DEFAULTS, FLAGS, NUMBERS, Options, PlainOptions, options_but
 from attention_core._functions.shards import check_same, check_shared, place_of, whole_lengths
 from attention_core.masks import And, Causal, Mask
 from attention_core.masks._mask import as_mask
@@ -313,11 +313,9 @@ def attention_scores(query: Array, key: Array, /, **options: Unpack[Options]) ->
     return cast_to(all_scores(call), query.dtype, xp=call.xp)
 
 
-def option_arrays(
-    *, scale: Any = None, softcap: Any = None, score_mod: Any = None, sinks: Any = None, dropout: Any = None, **_: Any
-) -> dict[str, Any]:
+def option_arrays(*, score_mod: Any = None, sinks: Any = None, dropout: Any = None, **others: Any) -> dict[str, Any]:
     """The arrays among options of attention, by name: they have to be of one library with the others."""
-    arrays = {"scale": only_array(scale), "softcap": only_array(softcap), "sinks": sinks, **seed_array(dropout)}
+    arrays = {name: only_array(others.get(name)) for name in NUMBERS} | {"sinks": sinks, **seed_array(dropout)}
     if isinstance(score_mod, ScoreMod):
         arrays |= {f"score_mod.arrays[{index}]": array for index, array in enumerate(score_mod.arrays)}
     return arrays
@@ -349,7 +347,7 @@ def _check_reproducible(options: dict[str, Any]) -> None:
             "expected another implementation with arithmetic='reproducible', as kernels add up in an order of their"
             f" own; got {implementation!r}"
         )
-    for name in ("scale", "softcap"):
+    for name in NUMBERS:
         number = options[name]
         if number is None:
             continue

@@ -48,7 +48,7 @@ from attention_core._functions.feed_forward import (
     gate_and_contract,
 )
 from attention_core._functions.multi_head import attend_heads, check_multi_head, check_projections
-from attention_core._functions.options import DECODER_DEFAULTS, DecoderOptions, options_but
+from attention_core._functions.options import DECODER_DEFAULTS, NUMBERS, DecoderOptions, options_but
 from attention_core._functions.rotary import check_rotation, rotations_of
 from attention_core._functions.shards import check_not_shared, place_of, shard_positions, whole_length
 from attention_core.masks import And, Causal, KeyLengths, Mask, SlidingWindow
@@ -198,8 +198,6 @@ def apply_layer(
     epsilon: float,
     dropout: Dropout | None,
     donate: bool,
-    scale: float | None,
-    softcap: float | None,
     arithmetic: str,
     xp: Namespace,
     hook: Callable[..., Any] | None = None,
@@ -211,6 +209,7 @@ def apply_layer(
         parameters = upcast(parameters, xp=xp)
     in_weights, *in_branches = derived_dropouts(dropout, 5, xp)
     options |= {"arithmetic": arithmetic, "xp": xp}
+    numbers = {name: options.pop(name) for name in NUMBERS}  # of self-attention
 
     normal = functools.partial(ops.normalize_rms, epsilon=float(epsilon), xp=xp)
 
@@ -228,8 +227,8 @@ def apply_layer(
         return query, key, value
 
     def attend(h: Array) -> Array:
-        heads: Any = {"mask": located.mask(window, mask), "scale": scale, "softcap": softcap, "dropout": in_weights}
-        output: Array = attend_heads(parameters.attention, (h, h, h), prepare=prepare, **options, **heads).output
+        heads: Any = {"mask": located.mask(window, mask), "dropout": in_weights, **numbers, **options}
+        output: Array = attend_heads(parameters.attention, (h, h, h), prepare=prepare, **heads).output
         return output
 
     def attend_to_memory(h: Array) -> Array:
@@ -366,9 +365,7 @@ def check_layer(
     heads = {"num_heads": num_heads, "num_kv_heads": settled["num_kv_heads"], "bias": None}
     check_floating("x", x)
     check_multi_head(layer.attention, (x, x, x), mask=None, **heads)
-    check_options(
-        x, num_heads, **{name: settled[name] for name in ("scale", "softcap", "implementation", "arithmetic")}
-    )
+    check_options(x, num_heads, **{name: settled[name] for name in (*NUMBERS, "implementation", "arithmetic")})
     if layer.attention.extra_key is not None:
         raise ValueError(f"expected {name}.attention without extra_key; got one")
     channels, width = sizes(x)[-1], sizes(layer.attention.query.weight)[1]

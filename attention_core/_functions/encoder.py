@@ -23,13 +23,13 @@ from attention_core._functions.constants import with_constants
 from attention_core._functions.feed_forward import check_feed_forward, expand_and_contract
 from attention_core._functions.multi_head import attend_heads, check_multi_head, check_projections
 from attention_core._functions.normalization import check_layer_norm
-from attention_core._functions.options import Options, options_but
+from attention_core._functions.options import NUMBERS, Options, options_but
 from attention_core._functions.shards import check_not_shared
 from attention_core.masks._tree import mask_arrays
 from attention_core.parameters import EncoderLayer, FeedForward
 from attention_core.random import Dropout, fold_in, seeded
 
-NOT_OF_LAYERS = ("scale", "softcap", "sinks", "return_logsumexp", "assume_finite")
+NOT_OF_LAYERS = (*NUMBERS, "sinks", "return_logsumexp", "assume_finite")
 
 
 @may_be_step

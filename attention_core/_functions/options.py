@@ -2,7 +2,7 @@
 
 Public functions take them as ``**options``, and so hold what a call gives, and nothing else. A new one is a line here,
 and a check. If it says how attention is computed, it is a field of `Call`, which each kernel has to take or to refuse.
-Layers name it in their settings, and `decoder_layer` hands it to self-attention by name.
+Layers have it as a setting, from which what hands options on takes their names.
 """
 
 from __future__ import annotations
@@ -84,10 +84,9 @@ class DecoderOptions(TypedDict, total=False):
 
 
 FLAGS = ("is_causal", "return_weights", "return_logsumexp")
-ARRAYS = (  # options that are some, or hold some
-    "mask", "bias", "scale", "softcap", "score_mod", "sinks", "dropout", "starts", "num_new", "position_ids",
-    "memory_mask",
-)  # fmt: skip
+NUMBERS = tuple(name for name, hint in OfOutput.__annotations__.items() if "float" in hint.__forward_arg__)
+_OF_OUTPUT = tuple(name for name in OfOutput.__annotations__ if name not in FLAGS)
+ARRAYS = (*_OF_OUTPUT, "starts", "num_new", "position_ids", "memory_mask")  # options that are some, or hold some
 WORDS = {"implementation": "auto", "arithmetic": "fast"}
 DEFAULTS: dict[str, Any] = dict.fromkeys(Options.__annotations__) | dict.fromkeys(FLAGS, False) | WORDS
 DECODER_DEFAULTS: dict[str, Any] = dict.fromkeys(DecoderOptions.__annotations__) | WORDS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from attention_core import parameters as trees
@@ -285,7 +285,7 @@ class MultiHeadAttention(Layer):
         )
 
 
-_SETTINGS = ("is_causal", "scale", "softcap", "implementation", "arithmetic")
+_SETTINGS = tuple(each.name for each in fields(DotProductAttention) if each.name != "dropout")
 _BIASES = ("query_bias", "key_bias", "value_bias", "output_bias")
 
 

@@ -15,6 +15,7 @@ from attention_core._functions.decoder import DecoderCache, decoder, empty_decod
 from attention_core._functions.decoder_layer import decoder_layer
 from attention_core._functions.feed_forward import gated_feed_forward
 from attention_core._functions.normalization import rms_norm
+from attention_core._functions.options import DECODER_DEFAULTS
 from attention_core._functions.rotary import check_rotation
 from attention_core.layers._attention import MultiHeadAttention
 from attention_core.layers._layer import Initial, Layer, all_masks, linear_spec
@@ -417,9 +418,9 @@ class Decoder(_DecoderSettings):
 
 _SETTINGS = tuple(each.name for each in fields(DecoderLayer))
 _OPTIONS = (
-    "num_heads", "num_key_value_heads", "rotary_base", "rotary_width", "rotary_divisors", "interleaved", "scale",
-    "softcap", "activation", "epsilon", "implementation", "arithmetic",
-)  # fmt: skip
+    "num_heads",
+    *(name for name in DECODER_DEFAULTS if name in _SETTINGS and name not in ("window", "dropout")),
+)
 
 
 def _cache_dims(layer: DecoderLayer) -> tuple[int, int]:

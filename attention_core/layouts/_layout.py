@@ -10,6 +10,7 @@ from attention_core import layers
 from attention_core._arrays import Array, Namespace, one_line, shape_text, type_text
 from attention_core._backend import common_namespace
 from attention_core._checks import check_positive
+from attention_core._functions.options import NUMBERS
 from attention_core.parameters import EncoderLayer, LayerNorm, Linear, MultiHeadAttention
 
 PROJECTIONS = ("query", "key", "value", "output")
@@ -239,7 +240,7 @@ def check_attention(
     """
     check_kind(layout, definition, layers.MultiHeadAttention)
     sizes = sizes_of(definition)
-    wanted = [("scale", None), ("softcap", None), ("is_causal", False), ("output", True)]
+    wanted = [*((name, None) for name in NUMBERS), ("is_causal", False), ("output", True)]
     wanted += [] if extra else [("extra_key_value", False), ("zero_attention", False)]
     check_settings(layout, *((name, getattr(definition, name), value) for name, value in wanted))
     if not grouped:

@@ -88,7 +88,7 @@ class Band(NamedTuple):
     low: int = -LIMIT  # no bound
     high: int = LIMIT  # none, as the next
     stop: int = LIMIT
-    is_exact: bool = True  # whether the rule allows all pairs within these bounds
+    is_exact: bool = False  # whether the rule is known to allow all pairs within these bounds
 
     @property
     def is_relative(self) -> bool:
@@ -96,7 +96,7 @@ class Band(NamedTuple):
         return self.is_exact and self.stop >= LIMIT
 
 
-UNKNOWN = Band(is_exact=False)
+UNKNOWN, ALL = Band(), Band(is_exact=True)
 
 
 def checked(allowed: Callable[..., Array], name: str, /) -> Callable[..., Array]:
@@ -325,7 +325,7 @@ class Or(_Pair):
 
 def _hull(a: Band, b: Band) -> Band:
     """The least band that holds two others, which is exact if it is one of them."""
-    hull = Band(min(a.low, b.low), max(a.high, b.high), max(a.stop, b.stop))
+    hull = Band(min(a.low, b.low), max(a.high, b.high), max(a.stop, b.stop), is_exact=True)
     return hull if hull in (a, b) else hull._replace(is_exact=False)
 
 

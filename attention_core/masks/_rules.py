@@ -83,7 +83,7 @@ class Causal(Mask):
 
     def bands(self, leading: tuple[int, ...] | None = None, /) -> list[Band]:
         offsets = _integers(self.offset, leading)
-        return [UNKNOWN] if offsets is None else [Band(high=at) for at in offsets]
+        return [UNKNOWN] if offsets is None else [Band(high=at, is_exact=True) for at in offsets]
 
     def check(self, target: Sizes, /) -> None:
         _check_leading("offset", self.offset, target)
@@ -135,7 +135,7 @@ class SlidingWindow(Mask):
         if offsets is None:
             return [UNKNOWN]
         left, right = (2 * LIMIT if reach is None else _clamped(reach) for reach in (self.left, self.right))
-        return [Band(_clamped(at - left), _clamped(at + right)) for at in offsets]
+        return [Band(_clamped(at - left), _clamped(at + right), is_exact=True) for at in offsets]
 
     def _within(self, query: Spans, lower: Array, upper: Array, xp: Namespace) -> Array:
         """Whether ``lower <= query.last + right`` and ``upper >= query.first - left``."""
@@ -190,7 +190,7 @@ class KeyLengths(Mask):
 
     def bands(self, leading: tuple[int, ...] | None = None, /) -> list[Band]:
         lengths = _integers(self.lengths, leading)
-        return [UNKNOWN] if lengths is None else [Band(stop=length) for length in lengths]
+        return [UNKNOWN] if lengths is None else [Band(stop=length, is_exact=True) for length in lengths]
 
     def check(self, target: Sizes, /) -> None:
         _check_leading("lengths", self.lengths, target)

@@ -19,6 +19,7 @@ from attention_core.backend import (
     default_scale,
     inputs_are_finite,
     is_top_left_causal,
+    score_change,
     shape,
 )
 from attention_core.masks import And, KeyLengths, SlidingWindow
@@ -50,9 +51,8 @@ class DotProduct(Kernel):
             return "needs a GPU"
         if call.query.dtype not in HALVES:
             return "computes in 16 bits only (line 8)"
-        for name in ("softcap", "score_mod"):
-            if getattr(call, name) is not None:
-                return f"has no {name} (line 7)"
+        if (change := score_change(call)) is not None:
+            return f"has no {change} (line 7)"
         if call.dropout is not None and call.dropout.rate:
             return "drops no weights (line 11)"
         structure = _structure(call.mask)

@@ -21,6 +21,7 @@ from attention_core.backend import (
     is_top_left_causal,
     key_ranges,
     sample_ranges,
+    score_change,
 )
 from attention_core.masks import And, Causal, Given, KeyLengths, Mask, Or, Segments, SlidingWindow
 
@@ -109,9 +110,8 @@ def has_open_sizes(call: Call) -> bool:
 
 def refusal(call: Call) -> str | None:
     """Why the kernel would not give the answer, or ``None``."""
-    for name in ("softcap", "score_mod"):
-        if getattr(call, name) is not None:
-            return f"has no {name}"
+    if (change := score_change(call)) is not None:
+        return f"has no {change}"
     if call.dropout is not None and call.dropout.rate:
         return "drops weights by a generator of its own (line 11)"
     if getattr(forward_ad, "_current_level", -1) >= 0:  # which no public function tells

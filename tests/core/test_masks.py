@@ -76,6 +76,25 @@ def test_what_a_rule_allows_is_within_its_band(name, get, xp):
     assert again is None or (get(again.to_array(M, N, xp=xp)) == within).all()
 
 
+class Even(ac.masks.Mask):
+    """Even keys up to the query. Its bounds are those of `Causal`, and it says no more of them."""
+
+    def allowed(self, at, /, *, xp):
+        return xp.logical_and(at.key <= at.query, xp.equal(xp.remainder(at.key, 2), 0))
+
+    def bands(self, leading=None, /):
+        return [Band(high=0)]
+
+
+def test_bounds_are_not_the_rule_unless_it_says_so(put, get, rng):
+    query, key, value = (put(rng.standard_normal((1, 1, rows, 4))) for rows in (M, N, N))
+    allowed = put(np.broadcast_to((J <= I) & (J % 2 == 0), (M, N)))
+    found, expected = (get(ac.scaled_dot_product_attention(query, key, value, mask=each)) for each in (Even(), allowed))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    assert not Even().is_relative()
+    assert not (Even() & ac.Causal()).is_relative()
+
+
 @pytest.mark.parametrize("high", [-3, 0, 2, LIMIT])
 @pytest.mark.parametrize("low", [-LIMIT, -4, 0, 1])
 def test_the_rule_of_a_band_allows_its_pairs(low, high, get, xp):

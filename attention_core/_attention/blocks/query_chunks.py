@@ -14,11 +14,11 @@ from attention_core._arrays import Array, Arrays, Namespace, dtype_name, on_devi
 from attention_core._attention.blocks.grid import matmul_per_group
 from attention_core._attention.blocks.plan import Operands, Plan
 from attention_core._attention.blocks.scores import mask_limit
-from attention_core._attention.call import Call
+from attention_core._attention.call import Call, score_change
 from attention_core._attention.parts import keys_of
 from attention_core._backend import Backend
 from attention_core.masks import Mask, Positions, unflatten
-from attention_core.masks._mask import Band, band_of
+from attention_core.masks._mask import ALL, band_of
 
 MAX_CHUNKS = 16  # each is a part of the program
 MAX_SCORE_BYTES = 2**27  # of the scores of all chunks, which a library may compute side by side
@@ -40,7 +40,7 @@ def query_chunks(plan: Plan, operands: Operands, backend: Backend) -> list[Query
 
 def chunks_of_call(call: Call) -> list[QueryChunk]:
     """The same of a call."""
-    changed = call.softcap is not None or call.score_mod is not None or call.bias is not None
+    changed = score_change(call) is not None or call.bias is not None
     dropped = call.dropout is not None and call.dropout.rate
     if not isinstance(call.mask, Mask) or changed or dropped or call.backend.loops.softmax is None:
         return []
@@ -54,7 +54,7 @@ def _chunks(mask: Mask, arrays: Arrays, starts: tuple[Any, ...], backend: Backen
     if not min_queries or not all(isinstance(size, int) for size in sizes) or not mask.is_relative():
         return []
     band = band_of(mask)
-    if band == Band():
+    if band == ALL:
         return []
     *heads, length, _ = query.shape
     num_keys = key.shape[-2]

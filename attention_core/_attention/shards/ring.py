@@ -22,14 +22,14 @@ from attention_core._attention.blocks.forward import empty_results, forward
 from attention_core._attention.blocks.grid import is_broadcast
 from attention_core._attention.blocks.plan import Operands, Plan, make_plan, unpack_operands
 from attention_core._attention.blocks.scores import check_score_mod_holds_no_variable
-from attention_core._attention.call import Call, Result, upcast_call
+from attention_core._attention.call import Call, Result, score_change, upcast_call
 from attention_core._attention.parts import KeyRange, Parts, key_ranges
 from attention_core._attention.shards.splits import Place, Runs, kept, num_pieces, runs_of
 from attention_core._attention.softmax import merge_pieces
 from attention_core._attention.ways import taken_way
 from attention_core._backend import Backend, Operation, register
 from attention_core.masks import unflatten
-from attention_core.masks._mask import LIMIT, Band, band_of
+from attention_core.masks._mask import ALL, LIMIT, Band, band_of
 from attention_core.masks._rules import rule_of
 
 
@@ -105,7 +105,7 @@ class RingPlan(NamedTuple):
 
 def takes_kernel(call: Call) -> bool:
     """Whether a hop that needs no mask takes a kernel, which has gradients of query, key and value alone."""
-    others = call.bias, call.softcap, call.score_mod, call.dropout
+    others = call.bias, score_change(call), call.dropout
     hop = upcast_call(call)._replace(mask=None, scale=1.0, sinks=None)
     return all(each is None for each in others) and _kernel_of(hop) is not None
 
@@ -145,7 +145,7 @@ class Ring(NamedTuple):
 
 def _ring(plan: RingPlan, arrays: Arrays, backend: Any) -> Ring:
     operands, count = unpack_operands(plan.plan, arrays), num_pieces(plan.split)
-    band = Band() if plan.plan.mask is None else band_of(unflatten(plan.plan.mask, operands.mask))
+    band = ALL if plan.plan.mask is None else band_of(unflatten(plan.plan.mask, operands.mask))
     rows = operands.query.shape[-2] // count, operands.key.shape[-2] // count
     return Ring(plan, operands, backend, backend.collectives.rank(plan.group), band, num_runs=count, rows=rows)
 

@@ -10,7 +10,7 @@ from attention_core._arrays import Array, Namespace, clipped, on_device_of
 from attention_core._attention.shards.splits import Place, own_heads
 from attention_core._backend import array_namespace, register
 from attention_core.masks import Mask, Positions, Spans, flatten, unflatten
-from attention_core.masks._mask import LIMIT, Band, as_mask, logical_and
+from attention_core.masks._mask import ALL, LIMIT, Band, as_mask, logical_and
 from attention_core.masks._tree import classes, is_of_users, leaves, may_count
 from attention_core.random import Dropout, seed_words
 from attention_core.scores import ScoreMod
@@ -52,7 +52,7 @@ class Within(Mask):
         return logical_and(some, other_some, xp), logical_and(every, other_every, xp)
 
     def bands(self, leading: tuple[int, ...] | None = None, /) -> list[Band]:
-        bands = [Band()] if self.mask is None else self.mask.bands(leading)
+        bands = [ALL] if self.mask is None else self.mask.bands(leading)
         return [band._replace(stop=min(band.stop, self.keys), is_exact=False) for band in bands]
 
 
