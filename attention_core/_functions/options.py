@@ -84,7 +84,7 @@ class DecoderOptions(TypedDict, total=False):
 
 
 FLAGS = ("is_causal", "return_weights", "return_logsumexp")
-NUMBERS = tuple(name for name, hint in OfOutput.__annotations__.items() if "float" in hint.__forward_arg__)
+NUMBERS = ("scale", "softcap")
 _OF_OUTPUT = tuple(name for name in OfOutput.__annotations__ if name not in FLAGS)
 ARRAYS = (*_OF_OUTPUT, "starts", "num_new", "position_ids", "memory_mask")  # options that are some, or hold some
 WORDS = {"implementation": "auto", "arithmetic": "fast"}
