@@ -122,8 +122,9 @@ class Mask(ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "allowed" in vars(cls) and "bands" not in vars(cls):
-            cls.bands = Mask.bands  # type: ignore[method-assign]
+        for name in ("bands", "blocks"):  # what they say is of the rule that this class replaces
+            if "allowed" in vars(cls) and name not in vars(cls):
+                setattr(cls, name, getattr(Mask, name))
         if "allowed" in vars(cls) and not cls.__module__.startswith("attention_core."):
             cls.allowed = checked(cls.allowed, f"the result of {cls.__name__}.allowed")  # type: ignore[method-assign]
 

@@ -353,7 +353,7 @@ def is_top_left_causal(mask: Any, /) -> bool:
     >>> is_top_left_causal(Causal()), is_top_left_causal(Causal(offset=2))
     (True, False)
     """
-    return isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset == 0
+    return type(mask) is Causal and isinstance(mask.offset, int) and mask.offset == 0
 
 
 def _check_leading(name: str, value: Any, target: Sizes) -> None:

@@ -50,7 +50,8 @@ def repeat(x: Array, repeats: int | Array, /, *, axis: int | None = None) -> Arr
     """Repeat elements; in a mesh of explicit axes they stay sharded as they are, for which JAX has no rule."""
     sharding = jax.typeof(x).sharding
     keeps = axis is not None and AxisType.Explicit in sharding.mesh.axis_types
-    return _repeat(x, repeats, axis=axis, out_sharding=sharding if keeps else None)
+    function = jax.numpy.repeat if hasattr(repeats, "dtype") else _repeat
+    return function(x, repeats, axis=axis, out_sharding=sharding if keeps else None)
 
 
 _repeat = jax.jit(jax.numpy.repeat, static_argnames=("repeats", "axis", "out_sharding"), inline=True)

@@ -128,8 +128,8 @@ def _refusal_of_mask(call: Call, later: bool) -> str | None:
         isinstance(query_start, int) and isinstance(key_start, int) and query_start == key_start == 0
     ):
         return "counts positions from 0 (line 3)"
-    is_later = later or (is_on_accelerator(call.query) and isinstance(call.mask, KeyLengths))
-    lengths_later = is_later and call.bias is None and isinstance(causal_part(call.mask)[1], KeyLengths)
+    is_later = later or (is_on_accelerator(call.query) and type(call.mask) is KeyLengths)
+    lengths_later = is_later and call.bias is None and type(causal_part(call.mask)[1]) is KeyLengths
     offset_later = type(call.mask) is Causal and call.bias is None and later and is_on_host(call.query)
     has_flag = has_array_or_flag or is_bottom_right(call)
     if not (has_flag or lengths_later or offset_later or as_array or has_key_lengths(call)):
@@ -163,7 +163,7 @@ def may_leak(call: Call) -> bool:
     mask: Any = call.mask
     if call.assume_finite:
         return False
-    if call.bias is not None or not isinstance(mask, KeyLengths):
+    if call.bias is not None or type(mask) is not KeyLengths:
         return call.bias is not None or mask is not None
     return not _can_read(mask.lengths)
 
@@ -188,7 +188,7 @@ def decides_at_run_time(call: Call) -> bool:
 def has_key_lengths(call: Call) -> bool:
     """Whether the mask says how many keys there are, in numbers that can be read, and perhaps is causal: no more."""
     _, mask = causal_part(call.mask)
-    if not isinstance(mask, KeyLengths) or call.bias is not None:
+    if type(mask) is not KeyLengths or call.bias is not None:
         return False
     return _can_read(mask.lengths)
 
@@ -231,7 +231,7 @@ def _is_rule_of_positions(mask: Any) -> bool:
     """Whether a rule is one of samples and positions, alike for all heads."""
     if isinstance(mask, And | Or):
         return _is_rule_of_positions(mask.first) and _is_rule_of_positions(mask.second)
-    return isinstance(mask, Causal | KeyLengths | Segments | SlidingWindow)
+    return type(mask) in (Causal, KeyLengths, Segments, SlidingWindow)
 
 
 def ranges_apart(call: Call) -> list[Any] | None:

@@ -78,7 +78,7 @@ def cuts_of(call: Call) -> list[KeyCut]:
     if call.bias is not None or not guards.is_rule_without_flag(mask):
         return [whole]
     causal, lengths = guards.causal_part(mask)
-    if isinstance(lengths, KeyLengths):
+    if type(lengths) is KeyLengths:
         ranges = key_ranges(call._replace(mask=lengths))
         if ranges is not None and (all(each == ranges[0] for each in ranges) or not guards.is_short(call)):
             ranges = ranges[:1] if all(each == ranges[0] for each in ranges) else ranges
@@ -116,7 +116,7 @@ def _added_to_scores(call: Call, query: torch.Tensor) -> torch.Tensor:
     """
     if not (isinstance(call.mask, Mask) and call.mask.is_relative()):
         return _added(call, query)
-    dims = call.query.shape[-3:-1], query.shape[-3:-1], call.key.shape[-2]
+    dims = call.query.shape[:-1], query.shape[:-1], call.key.shape[-2]
     key = flatten(call.mask, []), dims, call.starts, query.dtype
     kept = _kept.get(key)
     if kept is None:

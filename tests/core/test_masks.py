@@ -95,6 +95,30 @@ def test_bounds_are_not_the_rule_unless_it_says_so(put, get, rng):
     assert not (Even() & ac.Causal()).is_relative()
 
 
+@pytest.mark.parametrize("implementation", ["auto", "blockwise"])
+@pytest.mark.parametrize("name", ["causal", "offset", "window", "lengths", "segments"])
+def test_a_derived_rule_is_what_it_allows_and_not_its_base(name, implementation, put, get, rng):
+    rules = {
+        "causal": ac.Causal(),
+        "offset": ac.Causal(offset=2),
+        "window": ac.SlidingWindow(3, 1),
+        "lengths": ac.KeyLengths(2),
+        "segments": ac.Segments(put(np.zeros(M, int)), put(np.arange(N) // 4)),
+    }
+    base = type(rules[name])
+
+    class EvenSums(base):
+        def allowed(self, at, /, *, xp):
+            return xp.logical_and(super().allowed(at, xp=xp), xp.equal(xp.remainder(at.query + at.key, 2), 0))
+
+    rule = EvenSums(**vars(rules[name]))
+    query, key, value = (put(rng.standard_normal((1, 1, rows, 4))) for rows in (M, N, N))
+    allowed = put((rules[name].to_array(M, N, xp=np) if name != "segments" else J // 4 == 0 * I) & ((I + J) % 2 == 0))
+    found = ac.scaled_dot_product_attention(query, key, value, mask=rule, implementation=implementation)
+    expected = ac.scaled_dot_product_attention(query, key, value, mask=allowed, implementation="dense")
+    np.testing.assert_allclose(get(found), get(expected), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("high", [-3, 0, 2, LIMIT])
 @pytest.mark.parametrize("low", [-LIMIT, -4, 0, 1])
 def test_the_rule_of_a_band_allows_its_pairs(low, high, get, xp):

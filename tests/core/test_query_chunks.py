@@ -210,6 +210,7 @@ def test_what_has_open_lengths_takes_blocks_or_is_right(open_axis, backend, chun
 def test_chunks_are_no_more_and_hold_no_more_than_is_good(backend, chunks, rng, monkeypatch):
     def attend(rows):
         chunks.clear()
+        importlib.import_module("attention_tensorflow.programs")._program.cache_clear()
         results(backend, qkv(rng, rows=rows, columns=rows), "blockwise", gradients=False, is_causal=True)
         return len(chunks[0])
 

@@ -200,7 +200,9 @@ def opened(tf, tree):
 
 
 @pytest.mark.needs("tensorflow")
-@pytest.mark.parametrize("name", [name for name in CASES if name != "relative_bias"])  # whose table is to be known
+@pytest.mark.parametrize(
+    "name", sorted(set(CASES) - {"relative_bias", "weights", "map"})
+)  # whose sizes are to be known
 def test_tensorflow_with_every_dimension_open(tf, name):
     function, arrays = case(name, "tensorflow")
     signature = opened(tf, arrays)

@@ -28,8 +28,8 @@ from attention_core._attention.blocks.grid import Blocks, Grid, make_grid, matmu
 from attention_core._attention.blocks.nonfinite import with_nonfinite_values
 from attention_core._attention.blocks.plan import (
     Plan,
-    holds_no_function,
     is_unmodified_product,
+    lasts,
     make_plan,
     scores_are_small,
     unpack_operands,
@@ -211,4 +211,4 @@ def _finish(grid: Grid, state: Running) -> tuple[Array, Array]:
     return output, xp.concat([logsumexp, remainder], axis=-1)
 
 
-BLOCKWISE = register("blockwise", Operation(forward, backward, empty_results, lasts=holds_no_function))
+BLOCKWISE = register("blockwise", Operation(forward, backward, empty_results, lasts=lasts))

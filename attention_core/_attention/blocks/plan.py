@@ -191,9 +191,13 @@ def with_value_facts(plan: Plan, operands: Operands, backend: Backend) -> Plan:
     return plan._replace(exp_without_max=exp_without_max, all_finite=plan.all_finite or exp_without_max)
 
 
-def holds_no_function(plan: Plan) -> bool:
-    """Whether a plan holds no function or class of users, which may read anything."""
-    return plan.score_mod is None and not may_count(plan.mask)
+def lasts(plan: Plan) -> bool:
+    """Whether a plan holds no function or class of users, which may read anything, and scores are not changed.
+
+    Their gradient is found by a library, which may record nothing while it traces a program for others.
+    """
+    is_capped = plan.softcap is not None or plan.present[Operands._fields.index("softcap")]
+    return not is_capped and plan.score_mod is None and not may_count(plan.mask)
 
 
 def is_unmodified_product(plan: Plan, operands: Operands) -> bool:

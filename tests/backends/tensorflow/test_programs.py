@@ -102,6 +102,17 @@ def test_functions_of_users_are_read_anew_and_see_their_program(option, arrays):
     assert num_traced() == 0
 
 
+@pytest.mark.parametrize("softcap", [2.0, np.float32(2), tf.constant(2.0)])
+def test_scores_that_are_capped_have_their_gradients(softcap, arrays):
+    def program(*arrays):
+        with tf.GradientTape() as tape:
+            tape.watch(arrays)
+            total = tf.reduce_sum(tf.sin(blocks(*arrays, softcap=softcap)))
+        return tape.gradient(total, arrays)
+
+    assert_near(tf.function(program)(*arrays), program(*arrays))
+
+
 def test_gradients_of_a_loop_and_of_a_variable(arrays):
     query, key, value = arrays
     variable = tf.Variable(query)

@@ -185,6 +185,16 @@ def test_each_head_of_a_group_has_its_mask(word):
     torch.testing.assert_close(attention(*arrays, **{word: masked}), FORMULA(query, *repeated, attn_mask=masked))
 
 
+def test_what_is_kept_is_of_all_axes_of_a_batch(rng):
+    window = ac.SlidingWindow(1, 1, offset=1)
+    parts._kept.clear()
+    for batch in ((2, 2), (3,), (), (2, 3), (2, 2)):
+        arrays = [torch.from_numpy(rng.standard_normal((*batch, 1, rows, 4))) for rows in (3, 5, 5)]
+        expected = attention(*arrays, mask=window, implementation="dense")
+        torch.testing.assert_close(attention(*arrays, mask=window), expected)
+    assert parts._kept
+
+
 @needs_groups
 def test_no_large_mask_is_kept(monkeypatch):
     monkeypatch.setattr(parts, "MAX_KEPT_NUMBERS", 5)
