@@ -100,7 +100,7 @@ def test_bounds_are_not_the_rule_unless_it_says_so(put, get, rng):
 def test_a_derived_rule_is_what_it_allows_and_not_its_base(name, implementation, put, get, rng):
     rules = {
         "causal": ac.Causal(),
-        "offset": ac.Causal(offset=2),
+        "offset": ac.Causal(offset=6),  # all pairs, which its blocks would say
         "window": ac.SlidingWindow(3, 1),
         "lengths": ac.KeyLengths(2),
         "segments": ac.Segments(put(np.zeros(M, int)), put(np.arange(N) // 4)),
