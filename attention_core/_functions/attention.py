@@ -420,7 +420,7 @@ def _check_call(*, query: Array, key: Array, value: Array, starts: Any = None, *
         if starts is not None:
             check_covered(mask, starts, lengths)
     known = Known(xp, backend_for(query, xp), turned is not raw)
-    return prepare(known, (query, key, value), with_causal(mask, options.get("is_causal", False)), raw)
+    return prepare(known, (query, key, value), raw)
 
 
 def _check_score_mod(score_mod: Any, num_heads: int | None) -> None:
