@@ -1,6 +1,6 @@
 """The ways to compute attention, in the order in which they are asked, and which of them a call takes.
 
-`attend` takes the first way whose verdict is open and that nothing makes slower; `explanation` prints what it walks.
+`run_call` takes the first way whose verdict is open and that nothing makes slower; `explanation` prints what it walks.
 A verdict of the ways written here reads no query, key or value.
 """
 
@@ -261,7 +261,7 @@ def logsumexp_way(parts: Parts) -> Way:
     return DENSE if DENSE.judge(parts).is_faster else BLOCKS
 
 
-def attend(call: Call, implementation: str, *, weights: bool = False, logsumexp: bool = False) -> Result:
+def run_call(call: Call, implementation: str, *, weights: bool = False, logsumexp: bool = False) -> Result:
     """Run a call by the first of its ways, or the one of a name.
 
     What is returned besides the output does not decide how that is computed. If a way cannot give it, it is computed

@@ -96,7 +96,7 @@ class GuardedPlan(NamedTuple):
     logsumexp: bool  # whether the logsumexp is asked for, and has a gradient
 
 
-def attend(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
+def run(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Output (..., H, M, E) and logsumexp (..., H, M), which may be ``None`` if it is not asked for."""
     looks = not call.assume_finite
     if not logsumexp:
@@ -104,7 +104,7 @@ def attend(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.
             return _native(call, facts), None
         is_plain = not (facts.is_rule_without_flag or (looks and facts.may_leak))
         if is_plain and (not facts.is_alone or guards.records(call)):
-            return sdpa.attend(call), None
+            return sdpa.kernel_output(call), None
     width = call.value.shape[-1]
     factor, scale = sdpa.factors(call) if facts.factor is None else (facts.factor, 1.0)
     if not isinstance(factor, Real):
@@ -116,7 +116,7 @@ def attend(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.
         call = call._replace(key=key, value=value)
     plan = GuardedPlan(None, float(factor), scale, call.starts, call.bias is not None, looks, logsumexp)
     if facts.is_alone and not guards.records(call):
-        output, found = _attend(plan, call, facts.cuts)
+        output, found = _run_or_repair(plan, call, facts.cuts)
     else:
         output, found = _recorded(plan, call)
     return (output if output.shape[-1] == width else output[..., :width]), found
@@ -202,11 +202,14 @@ def _call(plan: GuardedPlan, arrays: tuple[torch.Tensor, ...], backend: Backend)
 def _forward(
     plan: GuardedPlan, arrays: tuple[torch.Tensor, ...], backend: Backend
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    output, found = _attend(plan, _call(plan, arrays, backend))
+    output, found = _run_or_repair(plan, _call(plan, arrays, backend))
     return _swapped(output), found.transpose(-2, -1)
 
 
-def _attend(plan: GuardedPlan, call: Call, cuts: list[KeyCut] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def _run_or_repair(
+    plan: GuardedPlan, call: Call, cuts: list[KeyCut] | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and logsumexp of the kernel, or of blocks if it turns out that something leaked, or was lost."""
     call = _multiplied(plan, call)
     parts = parts_of(call, cuts)
     results = None if parts is None else _by_kernel(plan, call, parts)

@@ -66,19 +66,19 @@ def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array,
         plan = plan._replace(block_sizes=(plan.block_sizes[0], min(plan.block_sizes)))
     empty = functools.partial(empty_results, plan, arrays, backend)
 
-    def attend(plan: Plan) -> Any:
+    def results_of(plan: Plan) -> Any:
         grid = make_grid(plan, operands, backend)
-        return _attend(grid) if plan.all_finite else with_nonfinite_values(grid, _attend, empty)
+        return _grid_results(grid) if plan.all_finite else with_nonfinite_values(grid, _grid_results, empty)
 
     if plan.exp_without_max is not None or backend.loops.softmax is None or not is_unmodified_product(plan, operands):
-        return attend(plan)  # type: ignore[no-any-return]
+        return results_of(plan)  # type: ignore[no-any-return]
     # Passes over scores cost so much on this library that the program decides when it runs.
-    otherwise = functools.partial(attend, plan)
+    otherwise = functools.partial(results_of, plan)
     chunks = query_chunks(plan, operands, backend)
     if chunks:
         of_chunks = attend_query_chunks(plan, operands, backend, chunks)
         return repaired_unless_clean(of_chunks, otherwise, backend.loops)  # type: ignore[no-any-return]
-    quick = functools.partial(attend, plan._replace(exp_without_max=True, all_finite=True))
+    quick = functools.partial(results_of, plan._replace(exp_without_max=True, all_finite=True))
     are_small = scores_are_small(*operands[:3], backend)
     return backend.loops.cond(are_small, quick, otherwise)  # type: ignore[no-any-return]
 
@@ -92,7 +92,7 @@ def empty_results(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, 
     return output, logsumexp, remainder
 
 
-def _attend(grid: Grid) -> tuple[Array, Array, Array]:
+def _grid_results(grid: Grid) -> tuple[Array, Array, Array]:
     """The results of one pass over the blocks."""
     if not grid.is_one_block:
         grid = grid._replace(visits=make_visits(grid, by_key=False, run_keys=grid.plan.max_keys_per_run))
