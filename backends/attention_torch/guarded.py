@@ -23,7 +23,6 @@ from attention_core.backend import (
     cast_to,
     default_scale,
     group_size,
-    is_concrete,
     merge_pieces,
     register,
     repeat_kv,
@@ -39,7 +38,7 @@ FLASH_CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_
 class Facts(NamedTuple):
     """What is known of a call for a host before anything is computed, and of all others of its signature."""
 
-    is_alone: bool  # whether values can be read, and nothing but autograd looks at what is called
+    is_alone: bool  # whether nothing but autograd looks at what is called
     is_rule_without_flag: bool  # whether the mask is one that the kernel has no flag for
     may_leak: bool  # whether something may leak, or be lost
     cuts: list[KeyCut] | None  # the keys of all samples, or of each; None if they are found when it is computed
@@ -52,7 +51,8 @@ class Facts(NamedTuple):
 
 def facts_of(call: Call) -> Facts:
     """What is known of a call."""
-    is_alone = all(type(x) in guards.TYPES and is_concrete(x) for x in call[:3])
+    is_plain = all(type(x) in guards.TYPES for x in call[:3])
+    is_alone = is_plain and not (torch.compiler.is_compiling() or guards.has_modes())
     may_leak = call.mask is not None or call.bias is not None or guards.overlooks_nan(call)
     facts = Facts(is_alone, guards.is_rule_without_flag(call.mask), may_leak, None)
     if not is_alone:
