@@ -49,7 +49,8 @@ def blockwise(call: Call) -> tuple[Array, Array, Array]:
     They are the logsumexp (..., H, M), and what is to be added to that to make it exact.
     """
     xp, call = call.xp, upcast_call(call)
-    check_score_mod_holds_no_variable(call)
+    if call.score_mod is not None:
+        check_score_mod_holds_no_variable(call)
     plan, operands = make_plan(call)
     output, logsumexp, remainder = call.backend.custom_gradient(BLOCKWISE, plan, operands.arrays())
     *dims, _ = shape(call.query, xp=xp)
@@ -96,8 +97,8 @@ def _grid_results(grid: Grid) -> tuple[Array, Array, Array]:
     """The results of one pass over the blocks."""
     if not grid.is_one_block:
         grid = grid._replace(visits=make_visits(grid, by_key=False, run_keys=grid.plan.max_keys_per_run))
-    stacks = grid.row_stacks(shape(grid.operands.value, xp=grid.xp)[-1], 2)
-    outputs, numbers = grid.for_each_sample(functools.partial(_attend_sample, grid), stacks)
+    attend = functools.partial(_attend_sample, grid)
+    outputs, numbers = grid.for_each_sample(attend, grid.row_stacks(grid.width, 2))
     output, rows = grid.concat_blocks((outputs, numbers), 0)
     return output, rows[..., 0], rows[..., 1]
 
@@ -117,7 +118,7 @@ def _attend_sample(grid: Grid, index: Any, stacks: Any) -> Any:
     queries, keys = loops.split(sample.query, num_rows), loops.split(sample.key, num_keys)
     blocks = Blocks(sample, queries, keys, loops.split(sample.value, num_keys))
     attend = functools.partial(_attend_rows, grid, blocks, index)
-    return loops.for_each(grid.counts[0], attend, stacks, grid.work(sample.query))
+    return loops.for_each(grid.counts[0], attend, stacks, grid.work)
 
 
 def _attend_rows(grid: Grid, blocks: Blocks, index: Any, i: Any, stacks: Any) -> Any:
@@ -188,7 +189,7 @@ def _empty_state(grid: Grid, rows: Array) -> Running:
     *dims, _ = shape(rows, xp=xp)
     total = zeros_with(rows, *dims, 1, xp=xp)
     return Running(
-        zeros_with(rows, *dims, shape(grid.operands.value, xp=xp)[-1], xp=xp),
+        zeros_with(rows, *dims, grid.width, xp=xp),
         total,
         None if grid.plan.exp_without_max else xp.full_like(total, _lowest(rows, xp)),
         xp.zeros_like(total, dtype=xp.bool) if grid.plan.may_mask else None,

@@ -86,7 +86,7 @@ def check_score_mod_holds_no_variable(call: Call) -> None:
     A backend that cannot tell either raises by itself, or its library does not know before a program is differentiated.
     """
     score_mod: Any = call.score_mod
-    if score_mod is None or call.backend.has_gradient is None:
+    if call.backend.has_gradient is None:
         return
     xp, like = call.xp, call.backend.stop_gradient(call.query)
     arrays: Arrays = ()
