@@ -22,17 +22,29 @@ from attention_core.masks._rules import rule_of
 _PLANNED = {"mask", "is_causal", "sinks", "assume_finite", "implementation", "arithmetic", "xp"}
 
 
+class Planned:
+    """The output of calls of one signature, planned at the first one that is in no mode of its library.
+
+    It is planned again where tuning or kernels of the backend were replaced. A context that assumes values to be finite
+    is one of single calls.
+    """
+
+    def __init__(self, implementation: str, assume_finite: bool | None) -> None:
+        self.implementation, self.assume_finite = implementation, assume_finite
+        self.made: tuple[Any, Any, OutputOf | None] = (None, None, None)  # for this tuning, and these kernels
+
+
 class Known(NamedTuple):
     """What is known of a signature. It holds no array of the user."""
 
     xp: Namespace
     backend: Backend
     has_constants: bool  # whether arrays of NumPy are among the options, next to those of another library
-    output: OutputOf | None = None  # of a call; it returns None where that is to be judged after all
+    planned: Planned | None = None
 
 
 def prepare(known: Known, arrays: tuple[Array, Array, Array], options: Mapping[str, Any]) -> Known:
-    """What is known, with the output of calls of this signature, if no option but mask and sinks is an array."""
+    """What is known, with a plan for calls of this signature, if no option but mask and sinks is an array."""
     if is_compiling(arrays[0]) or known.has_constants or not all(map(is_of_eager_type, arrays)):
         return known
     if options.get("arithmetic", "fast") != "fast" or options.get("implementation") not in ("auto", "dense"):
@@ -40,34 +52,19 @@ def prepare(known: Known, arrays: tuple[Array, Array, Array], options: Mapping[s
     others = (value for name, value in options.items() if name not in _PLANNED)
     if any(not (value is None or value is False or type(value) in (int, float)) for value in others):
         return known
-    return known._replace(output=_planned(options["implementation"], options.get("assume_finite")))
+    return known._replace(planned=Planned(options["implementation"], options.get("assume_finite")))
 
 
 def output_of(known: Known, call: Call) -> Array | None:
     """The output of a call of a known signature; ``None`` where it is to be judged."""
-    return None if known.output is None else known.output(call)
-
-
-def _planned(implementation: str, assume_finite: bool | None) -> OutputOf:
-    """The output of calls of one signature, planned at the first one that is in no mode of its library.
-
-    It is planned again where tuning or kernels of the backend were replaced. A context that assumes values to be finite
-    is one of single calls.
-    """
-    made: tuple[Any, Any, OutputOf | None] = (None, None, None)
-
-    def output(call: Call) -> Array | None:
-        nonlocal made
-        tuning, kernels = call.backend.tuning, call.backend.kernels
-        if kernels and implementation == "auto" and not kernels[0].lasts(call):
-            return None
-        made_for_tuning, made_for_kernels, planned = made
-        if tuning is not made_for_tuning or kernels is not made_for_kernels:
-            planned = _output_of(call._replace(assume_finite=assume_finite), implementation)
-            made = tuning, kernels, planned
-        return None if planned is None else planned(call)
-
-    return output
+    planned, tuning, kernels = known.planned, known.backend.tuning, known.backend.kernels
+    if planned is None or (kernels and planned.implementation == "auto" and not kernels[0].lasts(call)):
+        return None
+    made_for_tuning, made_for_kernels, output = planned.made
+    if tuning is not made_for_tuning or kernels is not made_for_kernels:
+        output = _output_of(call._replace(assume_finite=planned.assume_finite), planned.implementation)
+        planned.made = tuning, kernels, output
+    return None if output is None else output(call)
 
 
 def _output_of(call: Call, implementation: str) -> OutputOf | None:
