@@ -27,7 +27,7 @@ from attention_core._attention.shards.rules import (
     score_mod_at,
 )
 from attention_core._attention.shards.splits import Place, cut, own, own_heads, stack_of, whole_of
-from attention_core._attention.ways import is_dense_faster, run_call, with_sinks
+from attention_core._attention.ways import dense_advantage, run_call, with_sinks
 from attention_core._backend import Verdict, is_on_host
 from attention_core.masks import Mask
 from attention_core.masks._mask import LIMIT, band_of
@@ -272,7 +272,7 @@ class Merge(Strategy):
             output, found = merge_exactly(call, here)
             return Result(output, None, found if logsumexp else None)
         if implementation == "auto":  # few kernels return the logsumexp
-            implementation = "dense" if is_dense_faster(call) else "blockwise"
+            implementation = "dense" if dense_advantage(call) else "blockwise"
         result = merge(run_call(call, implementation, logsumexp=True), here, call)
         result = result if sharded.call.sinks is None else with_sinks(result, sharded.call)
         return result if logsumexp else result._replace(logsumexp=None)
