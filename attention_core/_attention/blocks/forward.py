@@ -36,7 +36,7 @@ from attention_core._attention.blocks.plan import (
     with_value_facts,
 )
 from attention_core._attention.blocks.query_chunks import attend_query_chunks, query_chunks
-from attention_core._attention.blocks.scores import ScoreBlock, check_score_mod_holds_no_variable, score_block
+from attention_core._attention.blocks.scores import ScoreBlock, score_block
 from attention_core._attention.blocks.visits import make_visits, visit_blocks
 from attention_core._attention.call import Call, upcast_call
 from attention_core._attention.finite import repaired_unless_clean
@@ -49,8 +49,6 @@ def blockwise(call: Call) -> tuple[Array, Array, Array]:
     They are the logsumexp (..., H, M), and what is to be added to that to make it exact.
     """
     xp, call = call.xp, upcast_call(call)
-    if call.score_mod is not None:
-        check_score_mod_holds_no_variable(call)
     plan, operands = make_plan(call)
     output, logsumexp, remainder = call.backend.custom_gradient(BLOCKWISE, plan, operands.arrays())
     *dims, _ = shape(call.query, xp=xp)
