@@ -59,7 +59,7 @@ def facts_of(call: Call) -> Facts:
         return facts
     facts = facts._replace(cuts=cuts_of(call))
     query, key, value = call[:3]
-    if not guards.reads_norms(call) or query.dtype in guards.HALVES:
+    if not (call.scale is None or isinstance(call.scale, Real)) or query.dtype in guards.HALVES:
         return facts
     scale = default_scale(query, call.xp) if call.scale is None else float(call.scale)
     is_short = guards.is_short(call)
