@@ -169,12 +169,12 @@ def join_carry(parts: tuple[Array, Array], xp: Namespace) -> Array:
     return xp.add(xp.multiply(parts[0], CARRY), parts[1])
 
 
-def power_above_max(x: Array, axis: Any, xp: Namespace) -> Array:
+def power_above_max(x: Array, axis: Any, xp: Namespace, at_once: bool | None = None) -> Array:
     """The power of two above all magnitudes along an axis of length 1 then: nan if one is not finite, 1 of none."""
     if 0 in x.shape:
         return xp.ones_like(xp.sum(x, axis=axis, keepdims=True))
     size = xp.abs(x)
-    if runs_at_once(x):  # a maximum that keeps nan
+    if runs_at_once(x) if at_once is None else at_once:  # a maximum that keeps nan
         largest = xp.max(size, axis=axis, keepdims=True)
         bounded = xp.less(largest, math.inf)
         return xp.where(bounded, power_above(xp.where(bounded, largest, 0.0), xp), math.nan)

@@ -69,7 +69,7 @@ class Explanation(NamedTuple):
 
 
 def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
-    """What `attend` walks, in words."""
+    """What `run_call` walks, in words."""
     notes = ["assume_finite: no value is looked at, and a masked NaN may leak"] if call.assume_finite else []
     kernels = call.backend.kernels
     if call.arithmetic == "reproducible":

@@ -7,7 +7,7 @@ every call, and what they decide is kept for the next one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Namespace
@@ -22,64 +22,67 @@ from attention_core.masks._rules import rule_of
 _PLANNED = {"mask", "is_causal", "sinks", "assume_finite", "implementation", "arithmetic", "xp"}
 
 
+class Planned:
+    """The output of calls of one signature, planned at the first one that is in no mode of its library.
+
+    It is planned again where tuning or kernels of the backend were replaced. A context that assumes values to be finite
+    is one of single calls.
+    """
+
+    def __init__(self, implementation: str, assume_finite: bool | None) -> None:
+        self.implementation, self.assume_finite = implementation, assume_finite
+        self.made: tuple[Any, Any, OutputOf | None] = (None, None, None)  # for this tuning, and these kernels
+
+
 class Known(NamedTuple):
     """What is known of a signature. It holds no array of the user."""
 
     xp: Namespace
     backend: Backend
     has_constants: bool  # whether arrays of NumPy are among the options, next to those of another library
-    output: OutputOf | None = None  # of a call; it returns None where that is to be judged after all
-    made_for: tuple[Any, Any] = (None, None)  # tuning and kernels of the backend, which may be replaced
-    lasts: Callable[[Call], bool] | None = None  # whether a verdict on kernels holds in the mode that this is in now
+    planned: Planned | None = None
 
 
-def prepare(known: Known, arrays: tuple[Array, Array, Array], mask: Any, options: Mapping[str, Any]) -> Known:
-    """What is known, with the output of calls of this signature, if no option but sinks and lengths is an array."""
+def prepare(known: Known, arrays: tuple[Array, Array, Array], options: Mapping[str, Any]) -> Known:
+    """What is known, with a plan for calls of this signature, if no option but mask and sinks is an array."""
     if is_compiling(arrays[0]) or known.has_constants or not all(map(is_of_eager_type, arrays)):
         return known
-    if options.get("arithmetic", "fast") != "fast" or not (mask is None or _is_of_bands(mask, arrays[0].shape[:-3])):
+    if options.get("arithmetic", "fast") != "fast" or options.get("implementation") not in ("auto", "dense"):
         return known
-    numbers = {name: value for name, value in options.items() if type(value) in (int, float)}
-    others = (value for name, value in options.items() if name not in _PLANNED | numbers.keys())
-    if any(not (value is None or value is False) for value in others):
+    others = (value for name, value in options.items() if name not in _PLANNED)
+    if any(not (value is None or value is False or type(value) in (int, float)) for value in others):
         return known
-    settings: dict[str, Any] = {name: options.get(name) for name in ("sinks", "assume_finite")} | numbers
-    call = Call(*arrays, known.xp, known.backend, mask, **settings)
-    implementation, kernels = options.get("implementation"), known.backend.kernels
-    lasts = kernels[0].lasts if kernels and implementation == "auto" else None
-    if lasts is not None and not lasts(call):
-        return known
-    made_for = known.backend.tuning, kernels
-    return known._replace(output=_output_of(call, implementation), made_for=made_for, lasts=lasts)
+    return known._replace(planned=Planned(options["implementation"], options.get("assume_finite")))
 
 
 def output_of(known: Known, call: Call) -> Array | None:
     """The output of a call of a known signature; ``None`` where it is to be judged."""
-    if known.output is None:
+    planned, tuning, kernels = known.planned, known.backend.tuning, known.backend.kernels
+    if planned is None or (kernels and planned.implementation == "auto" and not kernels[0].lasts(call)):
         return None
-    tuning, kernels = known.made_for
-    if tuning is not known.backend.tuning or kernels is not known.backend.kernels:
+    made_for_tuning, made_for_kernels, output = planned.made
+    if tuning is not made_for_tuning or kernels is not made_for_kernels:
+        output = _output_of(call._replace(assume_finite=planned.assume_finite), planned.implementation)
+        planned.made = tuning, kernels, output
+    return None if output is None else output(call)
+
+
+def _output_of(call: Call, implementation: str) -> OutputOf | None:
+    """The output as a function of calls such as this one, at whose values nothing looks here."""
+    if not (call.mask is None or _is_of_bands(call.mask, call.query.shape[:-3])):
         return None
-    return None if known.lasts is not None and not known.lasts(call) else known.output(call)
+    is_of_numbers = call.mask is None or call.mask.is_relative()
+    if implementation == "dense":
+        return DENSE.prepare(parts_of(call)) if is_of_numbers and call.sinks is None else None
+    if is_of_numbers:
+        return _of_taken(call)
+    return None if call.backend.loops.traced else _once_per_lengths(call)
 
 
 def _is_of_bands(mask: Any, leading: tuple[int, ...]) -> bool:
     """Whether a rule is one of numbers, which other calls are compared with, or of lengths that can be read."""
     is_rule = isinstance(mask, Mask) and bool(registered_name(type(mask)))
     return is_rule and all(band.is_exact for band in mask.bands(leading))
-
-
-def _output_of(call: Call, implementation: Any) -> OutputOf | None:
-    """The output as a function of calls such as this one, at whose values nothing looks here."""
-    if implementation not in ("auto", "dense"):
-        return None
-    if implementation == "dense":
-        if call.sinks is not None:
-            return None
-        return DENSE.prepare(parts_of(call)) if call.mask is None or call.mask.is_relative() else None
-    if call.mask is None or call.mask.is_relative():
-        return _of_taken(call)
-    return None if call.backend.loops.traced else _once_per_lengths(call)
 
 
 def _of_taken(call: Call) -> OutputOf | None:

@@ -1,6 +1,6 @@
 """The ways to compute attention, in the order in which they are asked, and which of them a call takes.
 
-`attend` takes the first way whose verdict is open and that nothing makes slower; `explanation` prints what it walks.
+`run_call` takes the first way whose verdict is open and that nothing makes slower; `explanation` prints what it walks.
 A verdict of the ways written here reads no query, key or value.
 """
 
@@ -46,8 +46,8 @@ class Way:
     kernel: Kernel | None = None
 
     def judge(self, parts: Parts) -> Verdict:
-        """Say whether the way gives the answer, and why another one is faster."""
-        raise NotImplementedError
+        """Say whether the way gives the answer, which it does by default, and why another one is faster."""
+        return OPEN
 
     def gives_logsumexp(self, parts: Parts) -> bool:
         """Whether the logsumexp comes with the output."""
@@ -88,8 +88,6 @@ class Fused(Way):
         return bool(self.kernel.has_logsumexp(parts.call))
 
     def run(self, parts: Parts, *, logsumexp: bool, weights: bool = False) -> Result:
-        if has_no_elements(parts.call):  # by whose sizes a kernel may divide
-            return guarded_dense(parts.call)
         if not (logsumexp and self.gives_logsumexp(parts)):
             return Result(self.kernel.attend(parts.call))
         output, found = self.kernel.attend_with_logsumexp(parts.call)
@@ -124,9 +122,8 @@ class Dense(Way):
         self.cuts = cuts
 
     def judge(self, parts: Parts) -> Verdict:
-        if self.cuts is not None or is_dense_faster(parts.call) or has_no_elements(parts.call):
-            return OPEN
-        return Verdict(None, False, "holds all scores at once")
+        is_open = self.cuts is not None or dense_advantage(parts.call) is not None
+        return OPEN if is_open else Verdict(None, False, "holds all scores at once")
 
     def run(self, parts: Parts, *, logsumexp: bool, weights: bool = False) -> Result:
         if self.cuts is not None:
@@ -174,29 +171,12 @@ class Blocks(Way):
     name = "blockwise"
 
     def judge(self, parts: Parts) -> Verdict:
-        """Blocks are open to all calls; where the dense form is faster, or safer, this says why."""
-        call = parts.call
-        rows, columns = sizes(call.query)[-2], sizes(call.key)[-2]
-        if has_no_elements(call):
-            return Verdict(None, False, "there is nothing to cut")
-        if not is_dense_faster(call):
-            return OPEN
-        if rows is None or columns is None:
-            slower = "lengths are not known before it runs"
-        elif is_exporting(call.query):
-            slower = "an exported program would need an operator of attention-core"
-        else:
-            slower = (
-                "saves nothing for so few queries" if has_few_queries(rows, columns) else "slower for so few scores"
-            )
-        return Verdict(None, False, slower)
+        slower = dense_advantage(parts.call)
+        return OPEN if slower is None else Verdict(None, False, slower)
 
     def run(self, parts: Parts, *, logsumexp: bool, weights: bool = False) -> Result:
-        call = parts.whole
-        if has_no_elements(call):
-            return guarded_dense(call)
-        _check_lengths(call, "implementation='blockwise'")
-        output, *found = blockwise(call)
+        _check_lengths(parts.whole, "implementation='blockwise'")
+        output, *found = blockwise(parts.whole)
         return Result(output, None, *found)
 
     def memory(self, parts: Parts) -> int | None:
@@ -208,9 +188,6 @@ class Reproducible(Way):
     """Reproducible arithmetic, in whose bits blocks do not show."""
 
     name = "blockwise"
-
-    def judge(self, parts: Parts) -> Verdict:
-        return OPEN
 
     def run(self, parts: Parts, *, logsumexp: bool, weights: bool = False) -> Result:
         call = parts.whole
@@ -239,7 +216,7 @@ def walk(parts: Parts) -> Iterator[tuple[Way, Verdict]]:
     for kernel in map(Fused, parts.call.backend.kernels):
         yield kernel, kernel.judge(parts)
     cuts = cuts_that_save(parts.whole)
-    takes_samples = cuts is not None and all(map(is_dense_faster, sample_calls(parts.whole, cuts)))
+    takes_samples = cuts is not None and all(map(dense_advantage, sample_calls(parts.whole, cuts)))
     dense = Dense(cuts) if takes_samples else DENSE
     yield dense, dense.judge(parts)
     yield BLOCKS, BLOCKS.judge(parts)
@@ -261,7 +238,7 @@ def logsumexp_way(parts: Parts) -> Way:
     return DENSE if DENSE.judge(parts).is_faster else BLOCKS
 
 
-def attend(call: Call, implementation: str, *, weights: bool = False, logsumexp: bool = False) -> Result:
+def run_call(call: Call, implementation: str, *, weights: bool = False, logsumexp: bool = False) -> Result:
     """Run a call by the first of its ways, or the one of a name.
 
     What is returned besides the output does not decide how that is computed. If a way cannot give it, it is computed
@@ -277,6 +254,8 @@ def attend(call: Call, implementation: str, *, weights: bool = False, logsumexp:
         way = taken_way(parts)
     else:
         way = _named(parts, implementation, weights=weights, logsumexp=inside)
+    if has_no_elements(call):  # by whose sizes a kernel may divide, and of which there are no blocks
+        way = DENSE
     result = way.run(parts, logsumexp=inside, weights=weights)
     if inside and result.logsumexp is None:
         found = logsumexp_way(parts).run(parts, logsumexp=True)
@@ -364,25 +343,30 @@ def has_no_elements(call: Call) -> bool:
     return 0 in (*sizes(call.query), *sizes(call.key), *sizes(call.value))
 
 
-def is_dense_faster(call: Call) -> bool:
-    """Whether the dense form is faster than blocks, or safer.
+def dense_advantage(call: Call) -> str | None:
+    """Why blocks are slower than the dense form, or less safe; ``None`` where they are faster.
 
-    It is safer in two places, where blocks are taken only by name. Lengths unknown while tracing may turn out 0, of
-    which XLA makes no blocks. An exported program would need an operator of attention-core.
+    They are less safe in two places, where they are taken only by name. Lengths unknown while tracing may turn out 0,
+    of which XLA makes no blocks. An exported program would need an operator of attention-core.
     """
+    if has_no_elements(call):
+        return "there is nothing to cut"
     *leading, rows, _ = sizes(call.query)
     columns, tuning = sizes(call.key)[-2], call.backend.tuning
-    if rows is None or columns is None or is_exporting(call.query):
-        return True
+    if rows is None or columns is None:
+        return "lengths are not known before it runs"
+    if is_exporting(call.query):
+        return "an exported program would need an operator of attention-core"
     num_scores = 0 if None in leading else math.prod(leading) * rows * columns  # type: ignore[arg-type]
     if num_scores > tuning.dense_most:
-        return False
+        return None
     if has_few_queries(rows, columns):
-        return True
+        return "saves nothing for so few queries"
     if num_scores > tuning.costly_most and _is_dense_costly(call, rows, columns):
-        return False
+        return None
     is_structured = isinstance(call.mask, Mask) and type(call.mask).blocks is not Mask.blocks
-    return bool(rows * columns <= (tuning.structured_below if is_structured else tuning.dense_below))
+    most = tuning.structured_below if is_structured else tuning.dense_below
+    return "slower for so few scores" if rows * columns <= most else None
 
 
 def _is_dense_costly(call: Call, rows: int, columns: int) -> bool:

@@ -14,7 +14,7 @@ from attention_core._attention.memo import Known, output_of, prepare
 from attention_core._attention.shards.explanation import explain_shards
 from attention_core._attention.shards.splits import Place
 from attention_core._attention.shards.strategies import Sharded, taken_strategy
-from attention_core._attention.ways import all_scores, attend, check_implementation
+from attention_core._attention.ways import all_scores, check_implementation, run_call
 from attention_core._backend import backend_for, common_namespace, may_be_step, with_autocast
 from attention_core._checks import (
     check_arity,
@@ -242,7 +242,7 @@ def rounded_attention(call: Call, implementation: str, *, weights: bool = False,
     """Run a call, and round output and weights to the dtype of the query."""
     if CONTEXTS.recorders:
         record(call)
-    result, dtype, xp = attend(call, implementation, weights=weights, logsumexp=logsumexp), call.query.dtype, call.xp
+    result, dtype, xp = run_call(call, implementation, weights=weights, logsumexp=logsumexp), call.query.dtype, call.xp
     return Attention(
         cast_to(result.output, dtype, xp=xp),
         cast_to(result.weights, dtype, xp=xp) if weights else None,
@@ -420,7 +420,7 @@ def _check_call(*, query: Array, key: Array, value: Array, starts: Any = None, *
         if starts is not None:
             check_covered(mask, starts, lengths)
     known = Known(xp, backend_for(query, xp), turned is not raw)
-    return prepare(known, (query, key, value), with_causal(mask, options.get("is_causal", False)), raw)
+    return prepare(known, (query, key, value), raw)
 
 
 def _check_score_mod(score_mod: Any, num_heads: int | None) -> None:

@@ -168,19 +168,17 @@ class NewPositions:
     def __init__(self, positions: Array, offset: Array | int, num_new: Array | None, lengths: Array | None) -> None:
         self.positions, self.offset, self.num_new, self.lengths = positions, offset, num_new, lengths
 
-    def mask(self, window: int | None, mask: Mask | Array | None) -> Mask:
-        """The keys that the new positions attend to."""
-        rules: list[Mask] = [
-            Causal(offset=self.offset)
-            if window is None
-            else SlidingWindow(left=window - 1, right=0, offset=self.offset)
-        ]
+    def mask_options(self, window: int | None, mask: Mask | Array | None) -> dict[str, Any]:
+        """The options of attention that say which keys the new positions attend to."""
+        is_causal = window is None and isinstance(self.offset, int) and self.offset == 0
+        rules: list[Mask] = []
+        if window is not None:
+            rules.append(SlidingWindow(left=window - 1, right=0, offset=self.offset))
+        elif not is_causal:
+            rules.append(Causal(offset=self.offset))
         rules += [] if self.lengths is None else [KeyLengths(self.lengths)]
         rules += [] if mask is None else [as_mask(mask)]
-        rule = rules[0]
-        for other in rules[1:]:
-            rule = And(rule, other)
-        return rule
+        return {"is_causal": is_causal, "mask": functools.reduce(And, rules) if rules else None}
 
 
 def apply_layer(
@@ -227,7 +225,7 @@ def apply_layer(
         return query, key, value
 
     def attend(h: Array) -> Array:
-        heads: Any = {"mask": located.mask(window, mask), "dropout": in_weights, **numbers, **options}
+        heads: Any = {**located.mask_options(window, mask), "dropout": in_weights, **numbers, **options}
         output: Array = attend_heads(parameters.attention, (h, h, h), prepare=prepare, **heads).output
         return output
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, Unpack, overload
 
@@ -175,6 +176,8 @@ def multi_head_attention(
     settled: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "prepare": prepare, **options}
     xp, has_constants = _check_call(query=query, key=key, value=value, parameters=parameters, **settled)
     settled = (with_constants(query, settled) if has_constants else settled) | {"xp": xp}
+    if prepare is not None:
+        settled["prepare"] = functools.partial(_checked_heads, prepare)
     result = attend_heads(upcast(parameters, xp=xp), upcast((query, key, value), xp=xp), **settled)
     output = cast_to(result.output, query.dtype, xp=xp)
     if not (settled.get("return_weights") or settled.get("return_logsumexp")):
@@ -199,12 +202,9 @@ def attend_heads(
     uses = zip(fan_out(inputs, ops, xp), parameters[:3], strict=True)
     query, key, value = [ops.affine(x, *projection, xp=xp) for x, projection in uses]
     split = one_program(split_channels, xp)
-    query = split(query, num_heads=num_heads, xp=xp)
-    key, value = [split(x, num_heads=num_kv_heads, xp=xp) for x in (key, value)]
-    if prepare is not None:
-        prepared = prepare(query, key, value)
-        check_prepared(prepared)
-        query, key, value = prepared
+    counts = num_heads, num_kv_heads, num_kv_heads
+    heads = [split(x, num_heads=count, xp=xp) for x, count in zip((query, key, value), counts, strict=True)]
+    query, key, value = heads if prepare is None else prepare(*heads)
     if parameters.extra_key is not None:
         length = shape(key, xp=xp)[-2]
         mask = _mask_with_extra_key(options.get("mask"), options.pop("is_causal", False), length)
@@ -217,6 +217,13 @@ def attend_heads(
     if parameters.output is not None:
         output = ops.affine(output, *parameters.output, xp=xp)
     return result._replace(output=output)
+
+
+def _checked_heads(prepare: Callable[..., tuple[Array, Array, Array]], *heads: Array) -> tuple[Array, Array, Array]:
+    """What a function of users makes of query, key and value."""
+    prepared = prepare(*heads)
+    check_prepared(prepared)
+    return prepared
 
 
 def _append_extra(heads: Array, extra: Array, num_kv_heads: int, ops: Any, xp: Namespace) -> Array:

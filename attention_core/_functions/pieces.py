@@ -25,7 +25,7 @@ from attention_core._attention.reproducible.pieces import (
     reproducible_partial,
 )
 from attention_core._attention.softmax import merge_pieces, with_remainder
-from attention_core._attention.ways import attend, is_dense_faster
+from attention_core._attention.ways import dense_advantage, run_call
 from attention_core._backend import can_be_read, common_namespace, with_autocast, without_warnings
 from attention_core._checks import check_start
 from attention_core._functions.attention import make_call
@@ -112,8 +112,8 @@ def partial_attention(
         return reproducible_partial(call, Extent(*extent))
     implementation = settled["implementation"]
     if implementation == "auto":  # few kernels return the logsumexp
-        implementation = "dense" if is_dense_faster(call) else "blockwise"
-    result = attend(call, implementation, weights=False, logsumexp=True)
+        implementation = "dense" if dense_advantage(call) else "blockwise"
+    result = run_call(call, implementation, weights=False, logsumexp=True)
     return Partial(result.output, result.logsumexp, result.remainder)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attention_core._arithmetic import ARITHMETICS, check_input
-from attention_core._arrays import Array, Namespace, cast_to, shape, sizes, type_text, upcast
+from attention_core._arrays import Array, Namespace, cast_to, sizes, type_text, upcast
 from attention_core._backend import as_constant, common_namespace, with_autocast
 from attention_core._checks import (
     check_broadcastable,
@@ -118,7 +118,7 @@ def rotations_of(
     """What rotates heads by positions (..., L), for each width of the layers' heads: layers share cosines and sines."""
     if rotary_base is None:
         return {}
-    widths = {shape(layer.attention.query.weight, xp=xp)[1] // num_heads for layer in layers}
+    widths = {layer.attention.query.weight.shape[1] // num_heads for layer in layers}
     places = xp.expand_dims(xp.expand_dims(positions, axis=-2), axis=-1)
     options = {"base": float(rotary_base), "divisors": rotary_divisors, "interleaved": interleaved, "xp": xp}
     return {width: ops.rotation(places, like, width=rotary_width or width, **options) for width in widths}

@@ -22,7 +22,7 @@ from attention_core._arrays import (
 from attention_core._attention.call import Call, group_size, score_positions, upcast_call
 from attention_core._attention.config import CONTEXTS
 from attention_core._attention.scores import allowed_by
-from attention_core._attention.ways import all_scores, attend
+from attention_core._attention.ways import all_scores, run_call
 from attention_core._backend import array_of, common_namespace, with_autocast
 from attention_core._checks import check_choice, check_floating, check_positive, number_text, plain_integer
 from attention_core._functions.attention import make_call
@@ -179,7 +179,7 @@ class RecordedAttention:
 
     def output(self) -> Array:
         """Compute the output (..., H, M, E) again."""
-        return cast_to(attend(self._call, "auto").output, self.query.dtype, xp=self._call.xp)
+        return cast_to(run_call(self._call, "auto").output, self.query.dtype, xp=self._call.xp)
 
 
 @contextlib.contextmanager
@@ -280,7 +280,7 @@ def _runs(x: Array, length: int, reduce: Callable[..., Array], *, axis: int, xp:
 
 def _weights(call: Call, chosen: _Chosen) -> Array:
     """The weights of chosen queries, from all of their keys, in the compute dtype."""
-    found = attend(_narrowed(call, chosen._replace(keys=None)), "dense", weights=True, logsumexp=False).weights
+    found = run_call(_narrowed(call, chosen._replace(keys=None)), "dense", weights=True, logsumexp=False).weights
     return _taken(found, chosen.keys, axis=-1, xp=call.xp)
 
 

@@ -38,7 +38,7 @@ from attention_torch.flex_functions import (
     score_function,
     with_one_batch_axis,
 )
-from attention_torch.guards import all_finite, as_looked_at, records
+from attention_torch.guards import all_finite, as_looked_at, records, refusal_of_bias
 from attention_torch.hidden import with_hidden_cleared
 from attention_torch.sdpa import differentiated_once, row_shift
 
@@ -97,7 +97,7 @@ class FlexAttention(Kernel):
             return f"takes heads of a width of at least {MIN_WIDTH}"
         if (call.mask is not None or call.bias is not None) and not all_finite(as_looked_at(call)):
             return "lets masked keys leak that are not seen to be finite (line 5)"
-        return _refusal_of_mask(call) or _refusal_of_scores(call)
+        return _refusal_of_mask(call) or refusal_of_bias(call) or _refusal_of_scores(call)
 
     def attend(self, call: Call) -> torch.Tensor:
         """Return the output of the kernel."""
@@ -198,8 +198,6 @@ def _refusal_of_mask(call: Call) -> str | None:
 
 
 def _refusal_of_scores(call: Call) -> str | None:
-    if call.bias is not None and (call.bias.requires_grad or call.bias.dtype != call.query.dtype):
-        return "takes no bias of another dtype than query, nor one that is to be differentiated"
     arrays = [call.softcap, *getattr(call.score_mod, "arrays", ())]
     if any(isinstance(array, torch.Tensor) and array.requires_grad for array in arrays):
         return "is not known to differentiate by arrays of functions of scores"

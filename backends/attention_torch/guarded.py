@@ -52,14 +52,14 @@ class Facts(NamedTuple):
 def facts_of(call: Call) -> Facts:
     """What is known of a call."""
     is_plain = all(type(x) in guards.TYPES for x in call[:3])
-    is_alone = is_plain and not torch.compiler.is_compiling()
+    is_alone = is_plain and not (torch.compiler.is_compiling() or guards.has_modes())
     may_leak = call.mask is not None or call.bias is not None or guards.overlooks_nan(call)
     facts = Facts(is_alone, guards.is_rule_without_flag(call.mask), may_leak, None)
     if not is_alone:
         return facts
     facts = facts._replace(cuts=cuts_of(call))
     query, key, value = call[:3]
-    if not guards.reads_norms(call) or query.dtype in guards.HALVES:
+    if not (call.scale is None or isinstance(call.scale, Real)) or query.dtype in guards.HALVES:
         return facts
     scale = default_scale(query, call.xp) if call.scale is None else float(call.scale)
     is_short = guards.is_short(call)
@@ -96,7 +96,7 @@ class GuardedPlan(NamedTuple):
     logsumexp: bool  # whether the logsumexp is asked for, and has a gradient
 
 
-def attend(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
+def run(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Output (..., H, M, E) and logsumexp (..., H, M), which may be ``None`` if it is not asked for."""
     looks = not call.assume_finite
     if not logsumexp:
@@ -104,7 +104,7 @@ def attend(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.
             return _native(call, facts), None
         is_plain = not (facts.is_rule_without_flag or (looks and facts.may_leak))
         if is_plain and (not facts.is_alone or guards.records(call)):
-            return sdpa.attend(call), None
+            return sdpa.kernel_output(call), None
     width = call.value.shape[-1]
     factor, scale = sdpa.factors(call) if facts.factor is None else (facts.factor, 1.0)
     if not isinstance(factor, Real):
@@ -116,7 +116,7 @@ def attend(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.
         call = call._replace(key=key, value=value)
     plan = GuardedPlan(None, float(factor), scale, call.starts, call.bias is not None, looks, logsumexp)
     if facts.is_alone and not guards.records(call):
-        output, found = _attend(plan, call, facts.cuts)
+        output, found = _run_or_repair(plan, call, facts.cuts)
     else:
         output, found = _recorded(plan, call)
     return (output if output.shape[-1] == width else output[..., :width]), found
@@ -202,11 +202,14 @@ def _call(plan: GuardedPlan, arrays: tuple[torch.Tensor, ...], backend: Backend)
 def _forward(
     plan: GuardedPlan, arrays: tuple[torch.Tensor, ...], backend: Backend
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    output, found = _attend(plan, _call(plan, arrays, backend))
+    output, found = _run_or_repair(plan, _call(plan, arrays, backend))
     return _swapped(output), found.transpose(-2, -1)
 
 
-def _attend(plan: GuardedPlan, call: Call, cuts: list[KeyCut] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def _run_or_repair(
+    plan: GuardedPlan, call: Call, cuts: list[KeyCut] | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and logsumexp of the kernel, or of blocks if it turns out that something leaked, or was lost."""
     call = _multiplied(plan, call)
     parts = parts_of(call, cuts)
     results = None if parts is None else _by_kernel(plan, call, parts)

@@ -116,8 +116,8 @@ def refusal(call: Call) -> str | None:
         return "drops weights by a generator of its own (line 11)"
     if getattr(forward_ad, "_current_level", -1) >= 0:  # which no public function tells
         return "is not differentiated in forward mode"
-    later = decides_at_run_time(call)
-    return _refusal_of_mask(call, later) or _refusal_of_bias(call) or _refusal_of_values(call, later)
+    of_mask = _refusal_of_mask(call, decides_at_run_time(call))
+    return of_mask or refusal_of_bias(call) or _refusal_of_values(call)
 
 
 def _refusal_of_mask(call: Call, later: bool) -> str | None:
@@ -142,7 +142,8 @@ def fits_mask(call: Call) -> bool:
     return _refusal_of_mask(call, later=False) is None
 
 
-def _refusal_of_bias(call: Call) -> str | None:
+def refusal_of_bias(call: Call) -> str | None:
+    """Why a kernel takes no bias such as this one, or ``None``."""
     bias = call.bias
     if bias is None:
         return None
@@ -151,10 +152,10 @@ def _refusal_of_bias(call: Call) -> str | None:
     return None
 
 
-def _refusal_of_values(call: Call, later: bool) -> str | None:
+def _refusal_of_values(call: Call) -> str | None:
     if not may_leak(call):
         return None
-    is_looked_at = later or all(map(is_concrete, call[:3])) if is_on_host(call.query) else all_finite(call)
+    is_looked_at = attends_later(call) if is_on_host(call.query) else all_finite(call)
     return None if is_looked_at else "lets masked keys leak that are not seen to be finite (line 5)"
 
 

@@ -60,12 +60,12 @@ class ScaledDotProduct(Kernel):
     def attend(self, call: Call) -> torch.Tensor:
         """Return the output of the kernel, or that of blocks if it turns out that something leaked, or was lost."""
         if self.facts is not None or guards.is_on_host(call.query):
-            return guarded.attend(call, self.facts or guarded.facts_of(call))[0]
+            return guarded.run(call, self.facts or guarded.facts_of(call))[0]
         looked_at = guards.as_looked_at(call)
         if looked_at is call:
-            return sdpa.attend(call)
+            return sdpa.kernel_output(call)
         scaled = sdpa.scaled(call)  # before it is assumed that no product overflows
-        return sdpa.attend(guards.as_looked_at(with_hidden_cleared(scaled)))
+        return sdpa.kernel_output(guards.as_looked_at(with_hidden_cleared(scaled)))
 
     def has_logsumexp(self, call: Call) -> bool:
         """Whether the operator of the kernel gives the same output, and the logsumexp of the definition."""
@@ -78,6 +78,6 @@ class ScaledDotProduct(Kernel):
 
     def attend_with_logsumexp(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the same output as `attend`, and logsumexp."""
-        output, logsumexp = guarded.attend(call, self.facts or guarded.facts_of(call), logsumexp=True)
+        output, logsumexp = guarded.run(call, self.facts or guarded.facts_of(call), logsumexp=True)
         assert logsumexp is not None
         return output, logsumexp

@@ -110,18 +110,18 @@ def _decode(part: Any) -> Any:
     return thing
 
 
-def _attend(arrays: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
+def _results(arrays: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
     """Compute the results of an operation."""
     operation, plan = _decode_text(text)
     return _in_memory_of_their_own(operation.forward(plan, tuple(arrays), _backend()), arrays)
 
 
-def _attend_abstract(arrays: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
+def _results_abstract(arrays: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
     operation, plan = _decode_text(text)
     return [result.contiguous() for result in operation.abstract(plan, tuple(arrays), _backend())]
 
 
-def _attend_backward(arrays: Sequence[torch.Tensor], results: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
+def _gradients(arrays: Sequence[torch.Tensor], results: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
     """Compute the gradients of the arrays of floating point, of results and their cotangents; NaN of one without."""
     operation, plan = _decode_text(text)
     middle = len(results) // 2
@@ -133,7 +133,7 @@ def _attend_backward(arrays: Sequence[torch.Tensor], results: Sequence[torch.Ten
     return _in_memory_of_their_own(found, [*arrays, *results])
 
 
-def _attend_backward_abstract(
+def _gradients_abstract(
     arrays: Sequence[torch.Tensor], results: Sequence[torch.Tensor], text: str
 ) -> list[torch.Tensor]:
     return [
@@ -224,16 +224,16 @@ def _operator(name: str, schema: str, compute: Callable[..., Any], abstract: Cal
 
 
 _library = Library("attention_core", "FRAGMENT")
-attend = _operator("attend", "(Tensor[] arrays, str text) -> Tensor[]", _attend, _attend_abstract)
+attend = _operator("attend", "(Tensor[] arrays, str text) -> Tensor[]", _results, _results_abstract)
 attend_backward = _operator(
     "attend_backward",
     "(Tensor[] arrays, Tensor[] results, str text) -> Tensor[]",
-    _attend_backward,
-    _attend_backward_abstract,
+    _gradients,
+    _gradients_abstract,
 )
 for _each, _compute, _error in (
-    (attend, _attend, NOT_OF_EXPORTED),
-    (attend_backward, _attend_backward, DIFFERENTIATED_ONCE),
+    (attend, _results, NOT_OF_EXPORTED),
+    (attend_backward, _gradients, DIFFERENTIATED_ONCE),
 ):
     _kernel = functools.partial(_with_autograd, _each, _compute, _error)
     _library.impl(_each, _kernel, "Autograd", with_keyset=True)

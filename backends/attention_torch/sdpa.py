@@ -74,10 +74,10 @@ def differentiated_once(output: torch.Tensor) -> torch.Tensor:
     return output
 
 
-def attend(call: Call) -> torch.Tensor:
+def kernel_output(call: Call) -> torch.Tensor:
     """The output of the kernel (..., H, M, E)."""
     if call.query.is_cuda and call.mask is not None and call.bias is None:
-        output = _attend_by_cudnn(call)
+        output = _cudnn_output(call)
         if output is not None:
             return output
     call = scaled(call)
@@ -98,7 +98,7 @@ def attend(call: Call) -> torch.Tensor:
     return with_batch_of(call, differentiated_once(output))
 
 
-def _attend_by_cudnn(call: Call) -> torch.Tensor | None:
+def _cudnn_output(call: Call) -> torch.Tensor | None:
     """The output of cuDNN under an array, of 16 bits and without a gradient; ``None`` where it takes none.
 
     It shares key heads, and splits keys of few queries. It averages all values where a mask leaves nothing.

@@ -111,9 +111,9 @@ class GradientSums(NamedTuple):
 
 def _accumulate(grid: Grid, rows: RowArrays) -> GradientSums:
     xp = grid.xp
-    depth, width = (shape(x, xp=xp)[-1] for x in (grid.operands.key, grid.operands.value))
+    depth = shape(grid.operands.key, xp=xp)[-1]
     variables = upcast(score_variables(grid), xp=xp) if grid.changes_scores else ()
-    d_query, d_key, d_value = grid.gradient_stacks(depth, depth, width, after=rows.delta)
+    d_query, d_key, d_value = grid.gradient_stacks(depth, depth, grid.width, after=rows.delta)
     d_variables = tuple(xp.zeros_like(x) for x in variables)
     sums = GradientSums(d_query, d_key, d_value, grid.bias_stack(), d_variables=d_variables)
     is_shared = sums.d_bias is not None or bool(d_variables)

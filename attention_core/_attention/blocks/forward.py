@@ -36,7 +36,7 @@ from attention_core._attention.blocks.plan import (
     with_value_facts,
 )
 from attention_core._attention.blocks.query_chunks import attend_query_chunks, query_chunks
-from attention_core._attention.blocks.scores import ScoreBlock, check_score_mod_holds_no_variable, score_block
+from attention_core._attention.blocks.scores import ScoreBlock, score_block
 from attention_core._attention.blocks.visits import make_visits, visit_blocks
 from attention_core._attention.call import Call, upcast_call
 from attention_core._attention.finite import repaired_unless_clean
@@ -49,7 +49,6 @@ def blockwise(call: Call) -> tuple[Array, Array, Array]:
     They are the logsumexp (..., H, M), and what is to be added to that to make it exact.
     """
     xp, call = call.xp, upcast_call(call)
-    check_score_mod_holds_no_variable(call)
     plan, operands = make_plan(call)
     output, logsumexp, remainder = call.backend.custom_gradient(BLOCKWISE, plan, operands.arrays())
     *dims, _ = shape(call.query, xp=xp)
@@ -66,19 +65,19 @@ def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array,
         plan = plan._replace(block_sizes=(plan.block_sizes[0], min(plan.block_sizes)))
     empty = functools.partial(empty_results, plan, arrays, backend)
 
-    def attend(plan: Plan) -> Any:
+    def results_of(plan: Plan) -> Any:
         grid = make_grid(plan, operands, backend)
-        return _attend(grid) if plan.all_finite else with_nonfinite_values(grid, _attend, empty)
+        return _grid_results(grid) if plan.all_finite else with_nonfinite_values(grid, _grid_results, empty)
 
     if plan.exp_without_max is not None or backend.loops.softmax is None or not is_unmodified_product(plan, operands):
-        return attend(plan)  # type: ignore[no-any-return]
+        return results_of(plan)  # type: ignore[no-any-return]
     # Passes over scores cost so much on this library that the program decides when it runs.
-    otherwise = functools.partial(attend, plan)
+    otherwise = functools.partial(results_of, plan)
     chunks = query_chunks(plan, operands, backend)
     if chunks:
         of_chunks = attend_query_chunks(plan, operands, backend, chunks)
         return repaired_unless_clean(of_chunks, otherwise, backend.loops)  # type: ignore[no-any-return]
-    quick = functools.partial(attend, plan._replace(exp_without_max=True, all_finite=True))
+    quick = functools.partial(results_of, plan._replace(exp_without_max=True, all_finite=True))
     are_small = scores_are_small(*operands[:3], backend)
     return backend.loops.cond(are_small, quick, otherwise)  # type: ignore[no-any-return]
 
@@ -92,12 +91,12 @@ def empty_results(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, 
     return output, logsumexp, remainder
 
 
-def _attend(grid: Grid) -> tuple[Array, Array, Array]:
+def _grid_results(grid: Grid) -> tuple[Array, Array, Array]:
     """The results of one pass over the blocks."""
     if not grid.is_one_block:
         grid = grid._replace(visits=make_visits(grid, by_key=False, run_keys=grid.plan.max_keys_per_run))
-    stacks = grid.row_stacks(shape(grid.operands.value, xp=grid.xp)[-1], 2)
-    outputs, numbers = grid.for_each_sample(functools.partial(_attend_sample, grid), stacks)
+    attend = functools.partial(_attend_sample, grid)
+    outputs, numbers = grid.for_each_sample(attend, grid.row_stacks(grid.width, 2))
     output, rows = grid.concat_blocks((outputs, numbers), 0)
     return output, rows[..., 0], rows[..., 1]
 
@@ -117,7 +116,7 @@ def _attend_sample(grid: Grid, index: Any, stacks: Any) -> Any:
     queries, keys = loops.split(sample.query, num_rows), loops.split(sample.key, num_keys)
     blocks = Blocks(sample, queries, keys, loops.split(sample.value, num_keys))
     attend = functools.partial(_attend_rows, grid, blocks, index)
-    return loops.for_each(grid.counts[0], attend, stacks, grid.work(sample.query))
+    return loops.for_each(grid.counts[0], attend, stacks, grid.work)
 
 
 def _attend_rows(grid: Grid, blocks: Blocks, index: Any, i: Any, stacks: Any) -> Any:
@@ -188,7 +187,7 @@ def _empty_state(grid: Grid, rows: Array) -> Running:
     *dims, _ = shape(rows, xp=xp)
     total = zeros_with(rows, *dims, 1, xp=xp)
     return Running(
-        zeros_with(rows, *dims, shape(grid.operands.value, xp=xp)[-1], xp=xp),
+        zeros_with(rows, *dims, grid.width, xp=xp),
         total,
         None if grid.plan.exp_without_max else xp.full_like(total, _lowest(rows, xp)),
         xp.zeros_like(total, dtype=xp.bool) if grid.plan.may_mask else None,

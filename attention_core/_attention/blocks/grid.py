@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from attention_core._arrays import Array, Arrays, Namespace, on_device_of, positions, shape, zeros_with
 from attention_core._attention.blocks.plan import Operands, Plan
 from attention_core._attention.call import apply_dropout, counted_from, flatten_group, is_listed
-from attention_core._backend import Backend, Loops, is_on_host
+from attention_core._backend import Backend, Loops, runs_at_once
 from attention_core.masks import Positions, Spans, unflatten
 from attention_core.masks._tree import leaves
 from attention_core.random import Dropout
@@ -52,13 +52,15 @@ class Grid(NamedTuple):
     counts: tuple[Any, Any]  # blocks of queries and of keys
     lengths: tuple[Any, Any]  # M, N
     dims: tuple[Any, Any, Any]  # B, G, R
+    width: Any  # of the values that are averaged
     num_rounds: Any  # samples, or key/value heads of all of them if these are taken one by one
     dropout: Dropout | None  # with its seed as a number or an array
     padded: bool  # whether the last block of keys is filled up with zeros
     may_mask: bool  # whether a block may hold masked scores
     changes_scores: bool  # whether there is a softcap or a score modification
-    is_one_block: bool  # whether there is one block of keys, so that a compiler needs no loop over them
-    work_per_query: int  # of a host, by the time of a score in fast arithmetic; 0 if it is not known
+    is_one_block: bool  # whether there is one block of keys, and no loop over them, nor a block to leave out
+    at_once: bool  # whether the library computes on the host at once
+    work: int  # of all scores of a round, by the time of one in fast arithmetic; 0 where it does not compute at once
     cache: dict[Any, Array] | None = None  # masks by distance, under a rule that looks at `key - query` alone
     visits: Any = None  # `Visits`, once they are known
 
@@ -66,11 +68,7 @@ class Grid(NamedTuple):
         """Run a body for each round; in turn, if they add to the same sums."""
         if is_shared:
             return self.loops.loop(0, self.num_rounds, body, state)
-        return self.loops.for_each(self.num_rounds, body, state, self.work(self.operands.query))
-
-    def work(self, query: Array) -> int:
-        """A host's work of all scores of queries; 0 if it is not known."""
-        return int(math.prod(query.shape[:-1])) * self.work_per_query if self.work_per_query else 0
+        return self.loops.for_each(self.num_rounds, body, state, self.num_rounds * self.work)
 
     def sample_at(self, index: Any) -> Sample:
         """The arrays of one sample, or of one of its key/value heads."""
@@ -250,7 +248,7 @@ def make_grid(plan: Plan, operands: Operands, backend: Backend) -> Grid:
     """Cut the operands of a plan into blocks; where loops are traced, fill the last block up with zeros."""
     xp, loops, seed = backend.namespace, backend.loops, operands.seed
     batch, num_kv_heads, group, rows, _ = shape(operands.query, xp=xp)
-    lengths = rows, shape(operands.key, xp=xp)[-2]
+    lengths, width = (rows, shape(operands.key, xp=xp)[-2]), shape(operands.value, xp=xp)[-1]
     sizes, counts = zip(*map(_split_evenly, lengths, plan.block_sizes), strict=True)
     padded = False
     if loops.traced:
@@ -260,7 +258,7 @@ def make_grid(plan: Plan, operands: Operands, backend: Backend) -> Grid:
     relative = plan.mask is not None and unflatten(plan.mask, operands.mask).is_relative()
     relative = relative and not any(map(is_listed, operands[6:8]))
     repeats = max(sizes) % max(min(sizes), 1) == 0  # else hardly any distance occurs twice
-    is_read = not loops.traced and is_on_host(operands.query)
+    at_once, num_heads = runs_at_once(operands.query), 1 if plan.per_head else num_kv_heads
     return Grid(
         plan,
         operands,
@@ -271,13 +269,15 @@ def make_grid(plan: Plan, operands: Operands, backend: Backend) -> Grid:
         counts=counts,
         lengths=lengths,
         dims=(batch, num_kv_heads, group),
+        width=width,
         num_rounds=batch * num_kv_heads if plan.per_head else batch,
         dropout=Dropout(plan.dropout_rate, plan.seed if seed is None else seed) if plan.dropout_rate else None,
         padded=padded,
         may_mask=plan.mask is not None or operands.bias is not None or padded,
         changes_scores=plan.softcap is not None or operands.softcap is not None or plan.score_mod is not None,
-        is_one_block=loops.traced and isinstance(counts[1], int) and counts[1] == 1,
-        work_per_query=int(lengths[1]) * (EXACT_WORK if plan.num_slices else 1) if is_read else 0,
+        is_one_block=isinstance(counts[1], int) and counts[1] == 1 and (loops.traced or plan.mask is None),
+        at_once=at_once,
+        work=math.prod((num_heads, group, *lengths)) * (EXACT_WORK if plan.num_slices else 1) if at_once else 0,
         cache={} if relative and repeats and operands.bias is None and not loops.traced else None,
     )
 

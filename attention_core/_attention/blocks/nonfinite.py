@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._arrays import Array, Arrays, Namespace
+from attention_core._arrays import Array, Arrays, Namespace, shape
 from attention_core._attention.blocks.grid import Grid
 from attention_core._attention.finite import repaired_unless_clean, value_columns, with_infinities
 from attention_core._backend import can_be_read
@@ -39,7 +39,7 @@ def _of_columns(grid: Grid, average: Any) -> Arrays:
 
 
 def _with_values(grid: Grid, value: Array) -> Grid:
-    return grid._replace(operands=grid.operands._replace(value=value))
+    return grid._replace(operands=grid.operands._replace(value=value), width=shape(value, xp=grid.xp)[-1])
 
 
 def _one_pass(grid: Grid, average: Any, number: Any, results: Arrays) -> Arrays:

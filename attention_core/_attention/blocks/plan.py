@@ -9,12 +9,12 @@ import itertools
 import math
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Arrays, Namespace, shape
+from attention_core._arrays import Array, Arrays, Namespace, positions, shape, zeros_with
 from attention_core._attention.call import Call, scale_like
 from attention_core._attention.finite import inputs_are_finite
 from attention_core._backend import Backend, Tuning, can_be_read, is_on_host, register
-from attention_core._checks import only_array
-from attention_core.masks import flatten
+from attention_core._checks import only_array, result_of
+from attention_core.masks import Positions, flatten
 from attention_core.masks._mask import as_mask, band_of
 from attention_core.masks._tree import leaves, may_count
 from attention_core.scores import ScoreMod
@@ -111,6 +111,8 @@ def make_plan(call: Call, *, num_slices: int = 0, score_scale: float = 1.0) -> t
     rate, seed = (0.0, 0) if dropout is None or not dropout.rate else dropout
     score_mod: Any = call.score_mod
     score_arrays: Arrays = ()
+    if score_mod is not None:
+        _check_score_mod(call)
     if isinstance(score_mod, ScoreMod):
         score_mod, score_arrays = flatten(score_mod.function, []), score_mod.arrays
     query_start, key_start = call.starts
@@ -156,6 +158,28 @@ def make_plan(call: Call, *, num_slices: int = 0, score_scale: float = 1.0) -> t
         assume_finite=bool(call.assume_finite),
     )
     return with_value_facts(plan, operands, call.backend), operands
+
+
+def _check_score_mod(call: Call) -> None:
+    """Raise where a function of scores closes over an array with a gradient: the gradient of blocks would not reach it.
+
+    A backend that cannot tell either raises by itself, or its library does not know before a program is differentiated.
+    """
+    score_mod: Any = call.score_mod
+    if call.backend.has_gradient is None:
+        return
+    xp, like = call.xp, call.backend.stop_gradient(call.query)
+    arrays: Arrays = ()
+    if isinstance(score_mod, ScoreMod):
+        score_mod, arrays = score_mod.function, tuple(map(call.backend.stop_gradient, score_mod.arrays))
+    first = positions(1, like, xp=xp)
+    at = Positions(xp.reshape(first, ()), xp.reshape(first, (1, 1, 1, 1)), xp.expand_dims(first, axis=-1), first)
+    new: Any = result_of("score_mod", score_mod, zeros_with(like, 1, 1, 1, 1, xp=xp), *at, *arrays)
+    if hasattr(new, "dtype") and call.backend.has_gradient(new):
+        raise ValueError(
+            "expected a score_mod whose arrays with a gradient are those of ScoreMod(function, arrays); "
+            "got one that closes over another"
+        )
 
 
 def _fits(dims: tuple[Any, ...], most: int) -> bool:

@@ -6,13 +6,10 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Arrays, Namespace, is_floating, positions, shape, zeros_with
+from attention_core._arrays import Array, Arrays, Namespace, is_floating, positions, shape
 from attention_core._attention.blocks.grid import Grid, Sample, is_broadcast, matmul_per_group
-from attention_core._attention.call import Call
 from attention_core._attention.scores import modify_scores
-from attention_core._checks import result_of
 from attention_core.masks import Positions, unflatten
-from attention_core.scores import ScoreMod
 
 
 class ScoreBlock(NamedTuple):
@@ -78,28 +75,6 @@ def _allowed_in_block(
 def mask_limit(allowed: Array, like: Array, xp: Namespace) -> Array:
     """Inf where allowed and -inf elsewhere: a minimum of this and scores is far faster than a choice."""
     return xp.multiply(xp.subtract(xp.astype(allowed, like.dtype), 0.5), math.inf)
-
-
-def check_score_mod_holds_no_variable(call: Call) -> None:
-    """Raise where a function of scores closes over an array with a gradient: the gradient of blocks would not reach it.
-
-    A backend that cannot tell either raises by itself, or its library does not know before a program is differentiated.
-    """
-    score_mod: Any = call.score_mod
-    if score_mod is None or call.backend.has_gradient is None:
-        return
-    xp, like = call.xp, call.backend.stop_gradient(call.query)
-    arrays: Arrays = ()
-    if isinstance(score_mod, ScoreMod):
-        score_mod, arrays = score_mod.function, tuple(map(call.backend.stop_gradient, score_mod.arrays))
-    first = positions(1, like, xp=xp)
-    at = Positions(xp.reshape(first, ()), xp.reshape(first, (1, 1, 1, 1)), xp.expand_dims(first, axis=-1), first)
-    new: Any = result_of("score_mod", score_mod, zeros_with(like, 1, 1, 1, 1, xp=xp), *at, *arrays)
-    if hasattr(new, "dtype") and call.backend.has_gradient(new):
-        raise ValueError(
-            "expected a score_mod whose arrays with a gradient are those of ScoreMod(function, arrays); "
-            "got one that closes over another"
-        )
 
 
 def score_variables(grid: Grid) -> Arrays:

@@ -84,8 +84,7 @@ def _forward(grid: Grid) -> tuple[Array, Array, Array]:
         count = grid.plan.num_slices
         return *weighted_totals(sums.values, weights, values.power, count=count, carry=carry, xp=xp), sums.anchor
 
-    width = shape(grid.operands.value, xp=xp)[-1]
-    total, weight, anchor = reduce_keys(grid, finish, grid.row_stacks(width, 1, 1, dtype="float64"))
+    total, weight, anchor = reduce_keys(grid, finish, grid.row_stacks(grid.width, 1, 1, dtype="float64"))
     output = divide_by_weight(total, weight, dropout_scale(grid.dropout), xp)
     none = xp.equal(weight, 0.0)
     power, exponent, fraction = split_log2(xp.where(none, 1.0, weight), xp)

@@ -70,7 +70,7 @@ def for_each_rows(
             row_blocks = itertools.repeat(index * grid.counts[0] + i, len(accumulators))
             return tuple(map(loops.add_block, accumulators, row_blocks, compute(rows, prepared)))
 
-        return loops.for_each(grid.counts[0], add_rows, accumulators, grid.work(sample.query))
+        return loops.for_each(grid.counts[0], add_rows, accumulators, grid.work)
 
     return tuple(grid.concat_blocks(grid.for_each_sample(add_sample, accumulators), 0))
 
@@ -139,7 +139,7 @@ def _slice_values(grid: Grid, extent: tuple[Array, Array] | None, sample: Sample
     xp, count = grid.xp, grid.plan.num_slices
     values = to_float64(sample.value, xp)
     if extent is None:
-        row_max, power = None, power_above_max(values, -2, xp)
+        row_max, power = None, power_above_max(values, -2, xp, grid.at_once)
     else:
         row_max, power = (grid.part_of(x, sample.index, sample.head) for x in extent)
     columns = slices.concat_slices(values, power, slices.VALUE_BITS[count], count, xp=xp)
@@ -170,8 +170,7 @@ def _zero_sums(rows: QueryRows, like: Array) -> tuple[Parts, ...]:
     grid, xp, count = rows.grid, rows.grid.xp, rows.grid.plan.num_slices
     carry = slices.needs_carry(grid, 1)
     *dims, _ = shape(rows.query, xp=xp)
-    width = shape(grid.operands.value, xp=xp)[-1]
-    widths = slices.value_widths(width, count, carry), [1] * (slices.WEIGHT_SLICES[count] * (2 if carry else 1))
+    widths = slices.value_widths(grid.width, count, carry), [1] * (slices.WEIGHT_SLICES[count] * (2 if carry else 1))
     return tuple(tuple(zeros_with(like, *dims, last, xp=xp) for last in lasts) for lasts in widths)
 
 

@@ -64,7 +64,7 @@ def pack_vectors(grid: Grid, x: Array, *, first_last: bool) -> Array:
     if not grid.plan.all_finite:
         finite, x = xp.all(xp.isfinite(x), axis=-1, keepdims=True), grid.finite_or_zero(x)
     bits = slice_bits(x.shape[-1])
-    power = power_above_max(x, -1, xp)
+    power = power_above_max(x, -1, xp, grid.at_once)
     parts = slices(x, power, bits=bits, count=count, xp=xp)
     scaled = [xp.multiply(part, xp.multiply(power, 2.0 ** (-bits * n))) for n, part in enumerate(parts, start=1)]
     if finite is not None:

@@ -7,7 +7,7 @@ from attention_core._attention.shards.strategies import RING, Sharded, taken_str
 
 
 def explain_shards(sharded: Sharded, name: str, *, logsumexp: bool) -> Explanation:
-    """What `taken_strategy` walks, and what `attend` walks for the local call, in words."""
+    """What `taken_strategy` walks, and what `run_call` walks for the local call, in words."""
     taken, notes = taken_strategy(sharded, name), []
     if taken is RING:
         local = Explanation("blockwise", "a ring attends to the keys of each hop in blocks", ())

@@ -21,7 +21,6 @@ from attention_core._attention.blocks.backward import backward
 from attention_core._attention.blocks.forward import empty_results, forward
 from attention_core._attention.blocks.grid import is_broadcast
 from attention_core._attention.blocks.plan import Operands, Plan, make_plan, unpack_operands
-from attention_core._attention.blocks.scores import check_score_mod_holds_no_variable
 from attention_core._attention.call import Call, Result, score_change, upcast_call
 from attention_core._attention.parts import KeyRange, Parts, key_ranges
 from attention_core._attention.shards.splits import Place, Runs, kept, num_pieces, runs_of
@@ -118,7 +117,6 @@ def _kernel_of(call: Call) -> Any:
 
 def ring_attention(call: Call, here: Place, hops: Hops, by_kernel: bool) -> Result:
     """Attention of the queries of this rank; a bias has the columns of rank after rank."""
-    check_score_mod_holds_no_variable(call)
     wide, xp = upcast_call(call), call.xp
     plan, operands = make_plan(wide)
     plan = plan._replace(  # of the keys of others, nothing is known

@@ -1,6 +1,6 @@
 """The strategies by which ranks share attention to a sequence, and which of them a call takes.
 
-They are judged as ways are: a refusal, or why another one is faster. Each calls `attend` with what this rank computes.
+They are judged as ways are: a refusal, or why another one is faster. Each runs the call that this rank computes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from attention_core._attention.shards.rules import (
     score_mod_at,
 )
 from attention_core._attention.shards.splits import Place, cut, own, own_heads, stack_of, whole_of
-from attention_core._attention.ways import attend, is_dense_faster, with_sinks
+from attention_core._attention.ways import dense_advantage, run_call, with_sinks
 from attention_core._backend import Verdict, is_on_host
 from attention_core.masks import Mask
 from attention_core.masks._mask import LIMIT, band_of
@@ -68,8 +68,8 @@ class Strategy:
     name: str
 
     def judge(self, sharded: Sharded) -> Verdict:
-        """Say whether this gives the answer, and why another one is faster."""
-        raise NotImplementedError
+        """Say whether this gives the answer, which it does by default, and why another one is faster."""
+        return Verdict(None)
 
     def sent(self, sharded: Sharded) -> int:
         """How many bytes each rank receives from others, forward."""
@@ -138,7 +138,7 @@ class Heads(Strategy):
             value=cut(value, -2, 0, lengths[1]),
             bias=cut(biases[0], -2, 0, lengths[0]) if biases else own_bias,
         )
-        result = attend(local, implementation, logsumexp=logsumexp)
+        result = run_call(local, implementation, logsumexp=logsumexp)
         back = [pad(cast_to(result.output, sharded.call.query.dtype, xp=xp), -2, rows - lengths[0], xp)]
         if logsumexp:
             back.append(pad(xp.expand_dims(result.logsumexp, axis=-1), -2, rows - lengths[0], xp, -math.inf))
@@ -159,9 +159,6 @@ class Gather(Strategy):
     """Gather keys and values: each rank has all of them, and its own queries."""
 
     name = "gather"
-
-    def judge(self, sharded: Sharded) -> Verdict:
-        return Verdict(None)
 
     def sent(self, sharded: Sharded) -> int:
         call, size = sharded.call, sharded.here.size
@@ -193,7 +190,7 @@ class Gather(Strategy):
             output, found, _ = reproducible_attention(call, here.group, rows * here.size)
         else:
             locals_ = _calls_of_runs(call, here.starts(rows, call.query, xp))
-            results = [attend(each, implementation, logsumexp=logsumexp) for each in locals_]
+            results = [run_call(each, implementation, logsumexp=logsumexp) for each in locals_]
             output = xp.concat([each.output for each in results], axis=-2)
             found = xp.concat([each.logsumexp for each in results], axis=-1) if logsumexp else None
         return Result(output, None, _without_padding(sharded, found) if logsumexp else None)
@@ -251,9 +248,6 @@ class Merge(Strategy):
 
     name = "merge"
 
-    def judge(self, sharded: Sharded) -> Verdict:
-        return Verdict(None)
-
     def sent(self, sharded: Sharded) -> int:
         call, size = sharded.call, sharded.here.size
         *dims, _ = call.query.shape
@@ -272,8 +266,8 @@ class Merge(Strategy):
             output, found = merge_exactly(call, here)
             return Result(output, None, found if logsumexp else None)
         if implementation == "auto":  # few kernels return the logsumexp
-            implementation = "dense" if is_dense_faster(call) else "blockwise"
-        result = merge(attend(call, implementation, logsumexp=True), here, call)
+            implementation = "dense" if dense_advantage(call) else "blockwise"
+        result = merge(run_call(call, implementation, logsumexp=True), here, call)
         result = result if sharded.call.sinks is None else with_sinks(result, sharded.call)
         return result if logsumexp else result._replace(logsumexp=None)
 

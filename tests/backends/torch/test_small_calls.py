@@ -5,6 +5,8 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import BaseTorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import attention_core as ac
 from attention_core._attention import memo
@@ -63,6 +65,58 @@ def test_transforms_and_traces_are_none_of_a_memo(options, small, remembered):
     remembered.clear()
     attention(*small, **options)
     assert remembered == [True]
+
+
+def in_vmap(function, arrays):
+    return torch.vmap(function)(*(array[None] for array in arrays))[0]
+
+
+def in_gradient(function, arrays):
+    torch.func.grad(lambda query: function(query, *arrays[1:]).sum())(arrays[0])
+    return function(*arrays)
+
+
+def in_dual_level(function, arrays):
+    with forward_ad.dual_level():
+        return function(*arrays)
+
+
+def in_dispatch_mode(function, arrays):
+    with FlopCounterMode(display=False):
+        return function(*arrays)
+
+
+def in_function_mode(function, arrays):
+    with BaseTorchFunctionMode():
+        return function(*arrays)
+
+
+def in_inference(function, arrays):
+    with torch.inference_mode():
+        return function(*arrays)
+
+
+def in_trace(function, arrays):
+    return make_fx(function)(*arrays)(*arrays)
+
+
+MODES = [in_vmap, in_gradient, in_dual_level, in_dispatch_mode, in_function_mode, in_inference, in_trace]
+MASKS = [{}, {"is_causal": True}, {"mask": ac.SlidingWindow(left=2)}, {"mask": ac.KeyLengths(torch.tensor([4, 6]))}]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("options", MASKS, ids=["full", "causal", "window", "lengths"])
+def test_a_signature_first_met_in_a_mode_is_remembered_outside(options, mode, remembered):
+    """The scale makes a signature of its own."""
+    options = options | {"scale": 0.5 + MODES.index(mode) / 8}
+    arrays = drawn(2, 3, 6, 8).unbind()
+    function = lambda *arrays: attention(*arrays, **options)  # noqa: E731
+    first = mode(function, arrays)
+    remembered.clear()
+    found = [function(*arrays) for _ in range(2)]
+    assert remembered == [True, True]
+    for each in (first, *found):
+        torch.testing.assert_close(each, attention(*arrays, implementation="blockwise", **options))
 
 
 @pytest.mark.parametrize("options", CAUSAL)
