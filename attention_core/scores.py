@@ -261,7 +261,8 @@ def _distance(
     """``key - (query + offset)`` as int32; the offset is a number, or an array of shape () or (...)."""
     if not arrays:
         return xp.subtract(xp.subtract(key, query), number)
-    offset = xp.astype(arrays[0], xp.int32)
+    wide = xp.astype(arrays[0], index_dtype(arrays[0], xp=xp))
+    offset = xp.astype(xp.clip(wide, -MAX_POSITIONS, MAX_POSITIONS), xp.int32)
     if len(offset.shape):
         expected, got = (None if None in sizes(x) else math.prod(sizes(x)) for x in (offset, batch))  # type: ignore[arg-type]
         if None not in (expected, got) and got not in (1, expected):

@@ -25,7 +25,15 @@ from attention_core._arrays import (
     sizes_differ,
     type_text,
 )
-from attention_core._backend import array_namespace, can_be_read, common_namespace, is_concrete, is_dense, library_name
+from attention_core._backend import (
+    array_namespace,
+    can_be_read,
+    common_namespace,
+    is_concrete,
+    is_dense,
+    is_of_numpy,
+    library_name,
+)
 from attention_core._keywords import choice_hint
 from attention_core.parameters import Linear, PreparedWeight
 
@@ -381,6 +389,9 @@ def check_offset(name: str, offset: Any) -> Any:
     offset = offset if type(offset) is int else plain_integer(offset)
     if only_array(offset) is not None:
         check_integer(name, offset)
+        if is_of_numpy(offset) and offset.dtype.itemsize == 8 and can_be_read(offset):
+            least = 0 if offset.dtype.kind == "u" else -MAX_POSITIONS - 1
+            offset = offset.clip(least, MAX_POSITIONS + 1)[...]  # which all libraries can hold
     elif isinstance(offset, bool) or not isinstance(offset, int):
         raise TypeError(f"expected {name} as an integer or an integer array; got {type_text(offset)}")
     return offset
