@@ -266,6 +266,9 @@ def _overlaid(old: Array, new: Array, behind: Array, *, xp: Namespace) -> Array:
     if isinstance(count, int) and count == 1:
         return xp.where(_over_heads(xp.equal(behind, 0), xp), new, old)
     here = xp.logical_and(xp.greater_equal(behind, 0), xp.less(behind, count))
+    if not isinstance(count, int) and hasattr(count, "dtype"):  # it may be 0 in a graph, and `take` needs a row
+        new = xp.concat([new, xp.zeros_like(old[..., :1, :])], axis=-2)
+        count = xp.add(count, 1)
     index = clipped(behind, count, xp=xp)
     return xp.where(_over_heads(here, xp), _rows_at(new, index, xp), old)
 
