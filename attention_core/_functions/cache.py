@@ -112,11 +112,11 @@ def empty_cache(
     """
     value_dim = head_dim if value_dim is None else value_dim
     check_flags(ragged=ragged)
-    check_sizes("leading", leading)
-    check_positive("num_heads", num_heads)
-    check_positive("capacity", capacity, most=MAX_POSITIONS)
-    check_positive("head_dim", head_dim)
-    check_positive("value_dim", value_dim)
+    leading = check_sizes("leading", leading)
+    num_heads = check_positive("num_heads", num_heads)
+    capacity = check_positive("capacity", capacity, most=MAX_POSITIONS)
+    head_dim = check_positive("head_dim", head_dim)
+    value_dim = check_positive("value_dim", value_dim)
     xp = own_namespace(xp)
     dtype = check_dtype("float32" if dtype is None else dtype, xp)
     on_device = check_placement(dtype, device, xp)

@@ -91,6 +91,7 @@ def sample_tokens(
     """
     step = as_constant(plain_integer(step), logits, wraps=True)
     xp = common_namespace(xp, {"logits": logits, "step": step if hasattr(step, "dtype") else None})
+    top_k = plain_integer(top_k)
     check_sampling(temperature, top_k, top_p)
     check_rank("logits", logits, 1, "(..., V)")
     check_floating("logits", logits)

@@ -215,9 +215,8 @@ class Mask(ABC):
         device = {} if like is None else on_device_of(like)
         rows, columns = (xp.arange(length, dtype=xp.int32, **device) for length in lengths)
         if num_heads is not None:
-            check_positive("num_heads", num_heads)
-        dims = () if leading is None else leading
-        check_sizes("leading", dims)
+            num_heads = check_positive("num_heads", num_heads)
+        dims = () if leading is None else check_sizes("leading", leading)
         self.check((*(OPEN_AXES if leading is None else dims), num_heads, *known))
         batch = xp.reshape(xp.arange(math.prod(dims), dtype=xp.int32, **device), (*dims, 1, 1, 1))
         head = xp.reshape(xp.arange(num_heads or 1, dtype=xp.int32, **device), (-1, 1, 1))
