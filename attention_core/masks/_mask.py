@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from attention_core._arrays import Array, Namespace, on_device_of, shape, sizes, take_rows
-from attention_core._backend import as_constant, common_namespace, own_namespace
+from attention_core._backend import as_constant, common_namespace, own_namespace, without_warnings
 from attention_core._checks import (
     HEADS_FIRST,
     OPEN_AXES,
@@ -222,7 +222,8 @@ class Mask(ABC):
         head = xp.reshape(xp.arange(num_heads or 1, dtype=xp.int32, **device), (-1, 1, 1))
         kind = PairPositions if num_heads is None else Positions
         mask: Mask = as_constant(self, rows)
-        return mask.allowed(kind(batch, head, xp.expand_dims(rows, axis=-1), columns), xp=xp)
+        with without_warnings(rows):
+            return mask.allowed(kind(batch, head, xp.expand_dims(rows, axis=-1), columns), xp=xp)
 
     def __and__(self, other: Mask | Array) -> Mask:
         return And(self, as_mask(other))
