@@ -242,10 +242,10 @@ def fold_in(seed: Any, number: int, /, *, xp: Namespace) -> Any:
 
 def check_elements(dims: Any) -> tuple[int, ...]:
     """Return a shape with integers of Python, once it is known to have no more elements than there are counters."""
-    dims = check_sizes("a shape", dims)
-    if math.prod(dims) >= 2**31:
-        raise ValueError(f"expected fewer than 2**31 elements, the counters there are; got {dims}")
-    return dims
+    found = check_sizes("a shape", dims)
+    if math.prod(found) >= 2**31:
+        raise ValueError(f"expected fewer than 2**31 elements, the counters there are; got {found}")
+    return found
 
 
 def random_bits(seed: Any, dims: tuple[int, ...], /, *, xp: Namespace, device: Any = None) -> Array:

@@ -128,8 +128,8 @@ def decoder_from_config(config: Mapping[str, Any], /) -> layers.Decoder:
     num_layers = _size(config, "num_hidden_layers")
     head_dim = _size(config, "head_dim") if config.get("head_dim") else family.head_dim
     num_kv_heads = config.get("num_key_value_heads", family.num_kv_heads)
-    tied, caps = config.get("tie_word_embeddings"), {}
-    tied = family.tied if tied is None else tied
+    caps: dict[str, Any] = {}
+    tied = family.tied if config.get("tie_word_embeddings") is None else config["tie_word_embeddings"]
     check_flags(**{f"tie_word_embeddings in the config of {CAUSAL_LM}": tied})
     width = head_dim or channels // num_heads
     scale = width**-0.5
