@@ -240,11 +240,12 @@ def fold_in(seed: Any, number: int, /, *, xp: Namespace) -> Any:
     return low | high << 32 if isinstance(seed, int) else xp.concat([low, high], axis=0)
 
 
-def check_elements(dims: Any) -> None:
-    """Raise unless this is a shape of no more elements than there are counters."""
-    check_sizes("a shape", dims)
-    if math.prod(dims) >= 2**31:
-        raise ValueError(f"expected fewer than 2**31 elements, the counters there are; got {dims}")
+def check_elements(dims: Any) -> tuple[int, ...]:
+    """Return a shape with integers of Python, once it is known to have no more elements than there are counters."""
+    found = check_sizes("a shape", dims)
+    if math.prod(found) >= 2**31:
+        raise ValueError(f"expected fewer than 2**31 elements, the counters there are; got {found}")
+    return found
 
 
 def random_bits(seed: Any, dims: tuple[int, ...], /, *, xp: Namespace, device: Any = None) -> Array:
@@ -262,7 +263,7 @@ def random_bits(seed: Any, dims: tuple[int, ...], /, *, xp: Namespace, device: A
     (2, 3)
     """
     xp = own_namespace(xp)
-    check_elements(dims)
+    dims = check_elements(dims)
     like = {} if device is None else {"device": device}
     index = xp.arange(math.prod(dims), dtype=xp.int32, **like)
     return xp.reshape(hash_words(*seed_words(seed, xp=xp), _FLAT, index, xp=xp), dims)

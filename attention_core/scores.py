@@ -72,7 +72,7 @@ class ScoreMod:
         check_function("function", self.function, self.arrays)
         check_arity("function", self.function, _ARGUMENTS, 5 + len(self.arrays))
         if self.num_heads is not None:
-            check_positive("num_heads", self.num_heads)
+            object.__setattr__(self, "num_heads", check_positive("num_heads", self.num_heads))
 
     def __call__(self, scores: Array, batch: Array, head: Array, query: Array, key: Array) -> Array:
         return self.function(scores, batch, head, query, key, *self.arrays)
@@ -109,7 +109,7 @@ def alibi(num_heads: int, /, *, offset: Any = 0) -> ScoreMod:
     Array([[ 0.        , -0.0625    ],
            [ 0.        , -0.00390625]], dtype=array_api_strict.float64)
     """
-    check_positive("num_heads", num_heads, most=MAX_HEADS)
+    num_heads = check_positive("num_heads", num_heads, most=MAX_HEADS)
     number, arrays = _split_offset(check_offset("offset", offset))
     return ScoreMod(_Alibi(num_heads, number), arrays, num_heads)
 
@@ -157,7 +157,7 @@ def relative_bias(table: Array, /, *, bidirectional: bool = True, max_distance: 
     Array([3., 3., 3., 2., 1., 0.], dtype=array_api_strict.float64)
     """
     check_flags(bidirectional=bidirectional)
-    check_positive("max_distance", max_distance, most=MAX_DISTANCE)
+    max_distance = check_positive("max_distance", max_distance, most=MAX_DISTANCE)
     offset = check_offset("offset", offset)
     buckets, heads = _table_sizes(table)
     numbers = tuple(_buckets(buckets, bidirectional, max_distance))
@@ -261,7 +261,8 @@ def _distance(
     """``key - (query + offset)`` as int32; the offset is a number, or an array of shape () or (...)."""
     if not arrays:
         return xp.subtract(xp.subtract(key, query), number)
-    offset = xp.astype(arrays[0], xp.int32)
+    wide = xp.astype(arrays[0], index_dtype(arrays[0], xp=xp))
+    offset = xp.astype(xp.clip(wide, -MAX_POSITIONS, MAX_POSITIONS), xp.int32)
     if len(offset.shape):
         expected, got = (None if None in sizes(x) else math.prod(sizes(x)) for x in (offset, batch))  # type: ignore[arg-type]
         if None not in (expected, got) and got not in (1, expected):

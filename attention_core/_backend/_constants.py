@@ -11,9 +11,9 @@ from attention_core._backend._find import array_namespace, is_compiling, is_of_n
 __all__ = ["as_constant", "constant", "holds_numpy"]
 
 
-def as_constant(value: Any, like: Array, /) -> Any:
+def as_constant(value: Any, like: Array, /, *, wraps: bool = False) -> Any:
     """One NumPy array as a constant of another array's library; anything else as it is."""
-    return constant(value, like) if hasattr(like, "dtype") and not is_of_numpy(like) else value
+    return constant(value, like, wraps=wraps) if hasattr(like, "dtype") and not is_of_numpy(like) else value
 
 
 def holds_numpy(value: Any) -> bool:
@@ -33,17 +33,32 @@ def _branches(value: Any) -> list[Any]:
     return []
 
 
-def constant(value: Any, like: Array, /) -> Any:
-    """Turn the NumPy arrays of a tree into constants of another array's library, on its device."""
+def constant(value: Any, like: Array, /, *, wraps: bool = False) -> Any:
+    """Turn the NumPy arrays of a tree into constants of another array's library, on its device.
+
+    Integers that a library cannot hold raise, unless only their last 32 bits count.
+    """
     if is_of_numpy(value):
         if not is_compiling(like):
             is_bfloat16 = dtype_name(value.dtype) == "bfloat16"  # which libraries do not take from NumPy
             native = "float32" if is_bfloat16 else value.dtype.newbyteorder("=")
             value = value.astype(native, order="C", copy=False)  # PyTorch takes no negative strides
-        return array_namespace(like).asarray(value, **on_device_of(like))
+        made = array_namespace(like).asarray(value, **on_device_of(like))
+        if not wraps and not is_compiling(like):
+            _check_fits(value, made)
+        return made
     if not holds_numpy(value):
         return value
-    parts = [constant(each, like) for each in _branches(value)]
+    parts = [constant(each, like, wraps=wraps) for each in _branches(value)]
     if not isinstance(value, tuple):
         return replace(value, **{field.name: part for field, part in zip(fields(value), parts, strict=True)})
     return tuple(parts) if type(value) is tuple else type(value)(*parts)
+
+
+def _check_fits(value: Any, made: Array) -> None:
+    """Raise if integers of NumPy are beyond those of an array that was made of them: JAX has none of 64 bits."""
+    kind = dtype_name(made.dtype)
+    if value.dtype.kind in "iu" and kind != dtype_name(value.dtype):
+        beyond = value[value != value.astype(kind)]
+        if beyond.size:
+            raise ValueError(f"expected integers within {kind}, the widest of the library; got {beyond[0]}")

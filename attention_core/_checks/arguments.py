@@ -25,7 +25,15 @@ from attention_core._arrays import (
     sizes_differ,
     type_text,
 )
-from attention_core._backend import array_namespace, can_be_read, common_namespace, is_concrete, is_dense, library_name
+from attention_core._backend import (
+    array_namespace,
+    can_be_read,
+    common_namespace,
+    is_concrete,
+    is_dense,
+    is_of_numpy,
+    library_name,
+)
 from attention_core._keywords import choice_hint
 from attention_core.parameters import Linear, PreparedWeight
 
@@ -60,25 +68,28 @@ def check_length(name: str, array: Array, axis: int, length: int | None, reason:
         raise ValueError(f"expected {name} ({', '.join(dims)}) {reason}; got {shape_text(array)}")
 
 
-def check_positive(name: str, value: Any, *, most: int = MAX_SIZE) -> None:
-    """Raise unless the value is a positive Python integer, and not so large that no array and no loop is as long."""
+def check_positive(name: str, value: Any, *, most: int = MAX_SIZE) -> int:
+    """Return a positive integer as one of Python, once no array and no loop is known to be too short for it."""
+    value = plain_integer(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        hint = f": int({name}) is one" if isinstance(value, Integral) and not isinstance(value, bool) else ""
-        raise TypeError(f"expected {name} as a positive integer; got {type_text(value)}{hint}")
+        raise TypeError(f"expected {name} as a positive integer; got {type_text(value)}")
     if value < 1:
         raise ValueError(f"expected {name} as a positive integer; got {number_text(value)}")
     if value > most:
         raise ValueError(f"expected {name} of at most {most}; got {number_text(value)}")
+    return value
 
 
-def check_sizes(name: str, dims: Any) -> None:
-    """Raise unless these are the sizes of an array that can be: a tuple of integers that are not negative."""
+def check_sizes(name: str, dims: Any) -> tuple[int, ...]:
+    """Return the sizes of an array as a tuple of Python's integers, once they are known not to be negative."""
+    dims = tuple(map(plain_integer, dims)) if isinstance(dims, tuple) else dims
     if not isinstance(dims, tuple) or not all(isinstance(dim, int) and not isinstance(dim, bool) for dim in dims):
         got = f"({', '.join(map(type_text, dims))})" if isinstance(dims, tuple) else type_text(dims)
         raise TypeError(f"expected {name} as a tuple of sizes; got {got}")
     for dim in dims:
         if not 0 <= dim <= MAX_SIZE:
             raise ValueError(f"expected {name} as a tuple of sizes in 0..{MAX_SIZE}; got {number_text(dim)}")
+    return dims
 
 
 def number_text(value: Any) -> str:
@@ -359,7 +370,7 @@ def check_added_dtype(name: str, array: Any, query: Array, *, hints: Mapping[str
 
 def plain_integer(value: Any) -> Any:
     """An integer of any library as one of Python, so that it is the same on all; anything else as it is."""
-    return int(value) if isinstance(value, Integral) and not isinstance(value, int) else value
+    return value if isinstance(value, int) or not isinstance(value, Integral) else int(value)
 
 
 def check_start(name: str, start: Any) -> Any:
@@ -378,9 +389,12 @@ def check_start(name: str, start: Any) -> Any:
 
 def check_offset(name: str, offset: Any) -> Any:
     """Return what is added to positions, once it is known to be an integer below 2**29, or an integer array."""
-    offset = offset if type(offset) is int else plain_integer(offset)
+    offset = plain_integer(offset)
     if only_array(offset) is not None:
         check_integer(name, offset)
+        if is_of_numpy(offset) and offset.dtype.itemsize == 8 and can_be_read(offset):
+            least = 0 if offset.dtype.kind == "u" else -MAX_POSITIONS - 1
+            offset = offset.clip(least, MAX_POSITIONS + 1)[...]  # which all libraries can hold
     elif isinstance(offset, bool) or not isinstance(offset, int):
         raise TypeError(f"expected {name} as an integer or an integer array; got {type_text(offset)}")
     return offset

@@ -112,11 +112,11 @@ def empty_cache(
     """
     value_dim = head_dim if value_dim is None else value_dim
     check_flags(ragged=ragged)
-    check_sizes("leading", leading)
-    check_positive("num_heads", num_heads)
-    check_positive("capacity", capacity, most=MAX_POSITIONS)
-    check_positive("head_dim", head_dim)
-    check_positive("value_dim", value_dim)
+    leading = check_sizes("leading", leading)
+    num_heads = check_positive("num_heads", num_heads)
+    capacity = check_positive("capacity", capacity, most=MAX_POSITIONS)
+    head_dim = check_positive("head_dim", head_dim)
+    value_dim = check_positive("value_dim", value_dim)
     xp = own_namespace(xp)
     dtype = check_dtype("float32" if dtype is None else dtype, xp)
     on_device = check_placement(dtype, device, xp)
@@ -266,6 +266,9 @@ def _overlaid(old: Array, new: Array, behind: Array, *, xp: Namespace) -> Array:
     if isinstance(count, int) and count == 1:
         return xp.where(_over_heads(xp.equal(behind, 0), xp), new, old)
     here = xp.logical_and(xp.greater_equal(behind, 0), xp.less(behind, count))
+    if not isinstance(count, int) and hasattr(count, "dtype"):  # it may be 0 in a graph, and `take` needs a row
+        new = xp.concat([new, xp.zeros_like(old[..., :1, :])], axis=-2)
+        count = xp.add(count, 1)
     index = clipped(behind, count, xp=xp)
     return xp.where(_over_heads(here, xp), _rows_at(new, index, xp), old)
 

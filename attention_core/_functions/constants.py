@@ -20,4 +20,6 @@ def with_constants(like: Array, options: dict[str, Any], /) -> dict[str, Any]:
     for name in () if is_compiling(like) else ("bias", "sinks"):  # before the library narrows their dtype
         if is_of_numpy(options.get(name)):
             check_added_dtype(name, options[name], like)
-    return options | {name: constant(options[name], like) for name in ARRAYS if name in options}
+    return options | {
+        name: constant(options[name], like, wraps=name == "dropout") for name in ARRAYS if name in options
+    }

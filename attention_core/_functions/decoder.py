@@ -93,7 +93,7 @@ def empty_decoder_cache(
     >>> len(empty_decoder_cache(3, (2,), 4, 16, 8, xp=xp).key)
     3
     """
-    check_positive("num_layers", num_layers)
+    num_layers = check_positive("num_layers", num_layers)
     options: dict[str, Any] = {"value_dim": value_dim, "ragged": ragged, "dtype": dtype, "device": device, "xp": xp}
     return _joined([empty_cache(leading, num_heads, capacity, head_dim, **options) for _ in range(num_layers)])
 

@@ -36,6 +36,7 @@ from attention_core._checks import (
     check_rank,
     check_vector,
     once_per_signature,
+    plain_integer,
 )
 from attention_core._functions.attention import check_options, option_arrays
 from attention_core._functions.cache import KeyValueCache, check_cache, check_num_new, check_room, extended
@@ -259,8 +260,9 @@ def apply_layer(
 
 def all_options(x: Array, num_heads: int, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a decoder or a layer, with defaults, and NumPy arrays as constants of the library of ``x``."""
+    num_heads = plain_integer(num_heads)
     settled = {**DECODER_DEFAULTS, **options, "num_heads": num_heads}
-    groups = settled.pop("num_key_value_heads")
+    groups = plain_integer(settled.pop("num_key_value_heads"))
     return with_constants(x, settled | {"num_kv_heads": num_heads if groups is None else groups})
 
 

@@ -17,6 +17,7 @@ from attention_core._checks import (
     check_number,
     check_parameters,
     once_per_signature,
+    plain_integer,
 )
 from attention_core._functions.attention import check_options, option_arrays
 from attention_core._functions.constants import with_constants
@@ -115,7 +116,8 @@ def encoder_layer(
     >>> bool(xp.all(encoder_layer(layer, x, num_heads=2) == x))
     True
     """
-    num_kv_heads = num_heads if num_key_value_heads is None else num_key_value_heads
+    num_heads, groups = plain_integer(num_heads), plain_integer(num_key_value_heads)
+    num_kv_heads = num_heads if groups is None else groups
     settled: dict[str, Any] = {**options, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
     more = {"epsilon": epsilon, "norm_first": norm_first, "activation": activation, "hook": hook}
     xp, has_constants = _check_call(x=x, parameters=parameters, **more, **settled)

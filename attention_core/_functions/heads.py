@@ -36,7 +36,7 @@ def split_heads(x: Array, num_heads: int, /, *, xp: Namespace | None = None) -> 
     """
     xp = common_namespace(xp, {"x": x})
     check_rank("x", x, 2, "(..., L, H * D)")
-    check_positive("num_heads", num_heads)
+    num_heads = check_positive("num_heads", num_heads)
     channels = sizes(x)[-1]
     if channels is not None and channels % num_heads:
         raise ValueError(f"expected channels that {num_heads} heads share out evenly; got {channels} channels")

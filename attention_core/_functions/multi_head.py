@@ -38,6 +38,7 @@ from attention_core._checks import (
     check_scaling,
     check_vector,
     once_per_signature,
+    plain_integer,
 )
 from attention_core._functions.attention import check_options, checked_attention, option_arrays, with_causal
 from attention_core._functions.constants import with_constants
@@ -172,7 +173,8 @@ def multi_head_attention(
     """
     key = query if key is None else key
     value = key if value is None else value
-    num_kv_heads = num_heads if num_key_value_heads is None else num_key_value_heads
+    num_heads, groups = plain_integer(num_heads), plain_integer(num_key_value_heads)
+    num_kv_heads = num_heads if groups is None else groups
     settled: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "prepare": prepare, **options}
     xp, has_constants = _check_call(query=query, key=key, value=value, parameters=parameters, **settled)
     settled = (with_constants(query, settled) if has_constants else settled) | {"xp": xp}

@@ -148,7 +148,7 @@ def check_rotation(channels: int | None, *, base: Any, interleaved: Any, width: 
     if base < 1:
         raise ValueError(f"expected base >= 1; got {number_text(base)}")
     if width is not None:
-        check_positive("width", width)
+        width = check_positive("width", width)
     rotated: int = channels if width is None else width
     if rotated % 2 or rotated > channels:
         raise ValueError(f"expected an even width of at most {channels} channels; got {rotated}")

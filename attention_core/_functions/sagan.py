@@ -171,7 +171,7 @@ def spectral_norm(
     check_vector("u", u, sizes(weight)[-1], "weight", model=weight)
     if 0 in sizes(weight):
         raise ValueError(f"expected weight with at least one element; got {shape_text(weight)}")
-    check_positive("iterations", iterations, most=MAX_ITERATIONS)
+    iterations = check_positive("iterations", iterations, most=MAX_ITERATIONS)
     check_number("epsilon", epsilon, positive=True)
     dtype, epsilon = weight.dtype, float(epsilon)
     weight, u = upcast((weight, u), xp=xp)

@@ -89,8 +89,9 @@ def sample_tokens(
     >>> [int(sample_tokens(logits, top_k=2, seed=7, step=step)) for step in range(8)]
     [1, 1, 1, 1, 1, 1, 1, 2]
     """
-    step = as_constant(plain_integer(step), logits)
+    step = as_constant(plain_integer(step), logits, wraps=True)
     xp = common_namespace(xp, {"logits": logits, "step": step if hasattr(step, "dtype") else None})
+    top_k = plain_integer(top_k)
     check_sampling(temperature, top_k, top_p)
     check_rank("logits", logits, 1, "(..., V)")
     check_floating("logits", logits)

@@ -227,11 +227,10 @@ def _checked_map(call: Call, shape: Any, reduction: Any) -> Array:
     check_choice("reduction", reduction, REDUCTIONS)
     if not isinstance(shape, tuple | list) or len(shape) != 2:
         raise TypeError(f"expected shape as (rows, columns); got {type_text(shape)}")
-    for number in shape:
-        check_positive("shape", number)
+    most = check_positive("shape", shape[0]), check_positive("shape", shape[1])
     if reduction == "mean" and call.arithmetic == "reproducible":
         raise ValueError("expected reduction='max' with arithmetic='reproducible', as libraries average; got 'mean'")
-    return _map(call, (shape[0], shape[1]), reduction)
+    return _map(call, most, reduction)
 
 
 def _map(call: Call, most: tuple[int, int], reduction: str) -> Array:

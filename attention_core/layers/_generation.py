@@ -28,6 +28,7 @@ from attention_core._checks import (
     check_parameters,
     check_positive,
     check_rank,
+    plain_integer,
     value_range,
 )
 from attention_core._functions.decoder import DecoderCache, LayerProgram
@@ -117,6 +118,7 @@ def generate(
     check_parameters("parameters", parameters, trees.Decoder)
     prompt_ids, prompt_lengths = (as_constant(each, parameters.token) for each in (prompt_ids, prompt_lengths))
     xp = common_namespace(xp, {"prompt_ids": prompt_ids, "parameters": parameters, "prompt_lengths": prompt_lengths})
+    max_new_tokens, top_k = plain_integer(max_new_tokens), plain_integer(top_k)
     capacity = check_prompts(model, prompt_ids, prompt_lengths, max_new_tokens=max_new_tokens, capacity=capacity)
     check_choice("padding", padding, ("right", "left"))
     check_sampling(temperature, top_k, top_p)
@@ -322,11 +324,9 @@ def check_prompts(
     dims = sizes(prompt_ids)
     if len(dims) != 2 or dims[1] is None or not dims[1]:
         raise ValueError(f"expected prompt_ids (B, L) of at least one token; got {shape_text(prompt_ids)}")
-    check_positive("max_new_tokens", max_new_tokens)
-    if capacity is not None:
-        check_positive("capacity", capacity)
+    max_new_tokens = check_positive("max_new_tokens", max_new_tokens)
     needed = dims[1] + max_new_tokens - 1
-    capacity = needed if capacity is None else capacity
+    capacity = needed if capacity is None else check_positive("capacity", capacity)
     if needed > capacity:
         raise ValueError(
             f"expected a capacity of at least {needed} for {dims[1]} tokens and {max_new_tokens} new ones;"
@@ -343,10 +343,11 @@ def check_prompts(
             least, most = value_range(prompt_lengths)
             if least < 1 or most > dims[1]:
                 raise ValueError(f"expected prompt_lengths in 1..{dims[1]}; got {least if least < 1 else most}")
-    return int(capacity)
+    return capacity
 
 
 def _checked_stops(stop_ids: Any) -> tuple[int, ...]:
-    if not isinstance(stop_ids, list | tuple) or any(isinstance(i, bool) or not isinstance(i, int) for i in stop_ids):
+    stops = tuple(map(plain_integer, stop_ids)) if isinstance(stop_ids, list | tuple) else (None,)
+    if any(isinstance(i, bool) or not isinstance(i, int) for i in stops):
         raise TypeError(f"expected stop_ids as a sequence of integers; got {stop_ids!r}")
-    return tuple(stop_ids)
+    return stops

@@ -14,7 +14,15 @@ from attention_core._arithmetic import check_activation, check_arithmetic_name
 from attention_core._arrays import Array, Namespace, shape_text
 from attention_core._attention.ways import check_implementation
 from attention_core._backend import common_namespace, own_namespace
-from attention_core._checks import check_boolean, check_flags, check_floating, check_number, check_positive, check_rank
+from attention_core._checks import (
+    check_boolean,
+    check_flags,
+    check_floating,
+    check_number,
+    check_positive,
+    check_rank,
+    plain_integer,
+)
 from attention_core._functions.rotary import check_divisors
 from attention_core._functions.sagan import check_data_format
 from attention_core._keywords import Names, keyword_error, our_word
@@ -63,7 +71,9 @@ class Layer(ABC):
             if value is not None or not optional:
                 check = _CHECKS.get(field.name, _CHECKS.get(kind))
                 if check is not None:  # fields of layers of users may be of any type
-                    check(field.name, value)
+                    plain = tuple(map(plain_integer, value)) if type(value) is tuple else plain_integer(value)
+                    check(field.name, plain)
+                    object.__setattr__(self, field.name, plain)
 
     @property
     @abstractmethod
@@ -187,7 +197,7 @@ def _check_window(name: str, window: Any) -> None:
             check_positive(name, each)
 
 
-_CHECKS: dict[str, Callable[[str, Any], None]] = {  # by the name of a setting, or else by its type
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {  # by the name of a setting, or else by its type
     "int": check_positive,
     "bool": lambda name, flag: check_flags(**{name: flag}),
     "scale": check_number,

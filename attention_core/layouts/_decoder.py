@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from attention_core import layers
 from attention_core._arrays import Array, Namespace, cast_to, dtype_name, shape_text, type_text, upcast
 from attention_core._backend import common_namespace
-from attention_core._checks import check_floating, check_number
+from attention_core._checks import check_flags, check_floating, check_number, check_positive
 from attention_core.layouts._layout import (
     ACTIVATIONS,
     Layout,
@@ -70,6 +70,7 @@ FAMILIES = {
     "phi3": Family(has_window=lambda *_: True, epsilon=1e-5, partial=True),
 }
 FIXED = {"use_bidirectional_attention": (None, False), "is_causal": (None, True)}
+SOFTCAPS = {"softcap": ("attn_logit_softcapping", 50.0), "logit_softcap": ("final_logit_softcapping", 30.0)}
 LAYER_TYPES = ("full_attention", "sliding_attention")
 MAPS = {
     "attention.query": "self_attn.q_proj",
@@ -127,15 +128,15 @@ def decoder_from_config(config: Mapping[str, Any], /) -> layers.Decoder:
     num_layers = _size(config, "num_hidden_layers")
     head_dim = _size(config, "head_dim") if config.get("head_dim") else family.head_dim
     num_kv_heads = config.get("num_key_value_heads", family.num_kv_heads)
-    tied, caps = config.get("tie_word_embeddings"), {}
+    caps: dict[str, Any] = {}
+    tied = family.tied if config.get("tie_word_embeddings") is None else config["tie_word_embeddings"]
+    check_flags(**{f"tie_word_embeddings in the config of {CAUSAL_LM}": tied})
     width = head_dim or channels // num_heads
     scale = width**-0.5
     if name == "gemma2":
-        over_scale = config.get("query_pre_attn_scalar", 256)
-        check_number(f"query_pre_attn_scalar in the config of {CAUSAL_LM}", over_scale, positive=True)
-        scale = over_scale**-0.5
-        caps = {"softcap": config.get("attn_logit_softcapping", 50.0)}
-        caps |= {"logit_softcap": config.get("final_logit_softcapping", 30.0)}
+        scale = _positive(config, "query_pre_attn_scalar", 256) ** -0.5
+        for cap, (theirs, default) in SOFTCAPS.items():
+            caps[cap] = None if config.get(theirs, default) is None else _positive(config, theirs, default)
     rotary, amplitude = _rotary(config, family, width)
     biases = {bias: bool(config.get(bias, False)) for bias in family.biases}
     return layers.Decoder(
@@ -144,7 +145,7 @@ def decoder_from_config(config: Mapping[str, Any], /) -> layers.Decoder:
         num_heads,
         _size(config, "intermediate_size"),
         num_layers,
-        tied=family.tied if tied is None else tied,
+        tied=tied,
         embedding_scale=math.sqrt(channels) if family.gemma else None,
         num_key_value_heads=None if num_kv_heads == num_heads else num_kv_heads,
         head_dim=None if head_dim is None or head_dim * num_heads == channels else head_dim,
@@ -154,12 +155,19 @@ def decoder_from_config(config: Mapping[str, Any], /) -> layers.Decoder:
         query_key_norm=family.query_key_norm,
         post_norm=family.post_norm,
         activation=_activation(config, name),
-        epsilon=config.get("rms_norm_eps", family.epsilon),
+        epsilon=_positive(config, "rms_norm_eps", family.epsilon),
         window=_window(config, family, num_layers),
         scale=scale * amplitude**2 if name == "gemma2" or amplitude != 1 else None,
         **caps,
         **rotary,
     )
+
+
+def _positive(config: Mapping[str, Any], name: str, default: float) -> float:
+    """A positive number of a config, which an error names by the word of the file."""
+    number: float = config.get(name, default)
+    check_number(f"{name} in the config of {CAUSAL_LM}", number, positive=True)
+    return number
 
 
 def _activation(config: Mapping[str, Any], family: str) -> str:
@@ -209,6 +217,7 @@ def _window(config: Mapping[str, Any], family: Family, num_layers: int) -> int |
     window, types = config.get("sliding_window", family.window), config.get("layer_types") if family.typed else None
     if window is None or family.has_window is None or (family.switched and not config.get("use_sliding_window")):
         return None
+    window = check_positive(f"sliding_window in the config of {CAUSAL_LM}", window)
     if types is None:
         has_window = [family.has_window(config, index) for index in range(num_layers)]
     else:

@@ -123,7 +123,7 @@ def separate_heads(
     >>> heads[1][0].weight.shape, output.weight.shape
     ((8, 4), (8, 8))
     """
-    check_positive("num_heads", num_heads)
+    num_heads = check_positive("num_heads", num_heads)
     if parameters.extra_key is not None or parameters.extra_value is not None:
         raise LayoutError("expected no extra_key and extra_value, which belong to no head alone; got both")
     widths = [each.weight.shape[1] for each in parameters[:3]]

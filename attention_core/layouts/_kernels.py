@@ -267,7 +267,7 @@ def _from_kernels(
 ) -> tuple[layers.MultiHeadAttention, MultiHeadAttention]:
     xp = reader.xp
     if num_heads is not None:
-        check_positive("num_heads", num_heads)
+        num_heads = check_positive("num_heads", num_heads)
 
     def projection(name: str, heads: int | None = None, width: int | None = None) -> tuple[Linear, int, int]:
         kernel = reader.take(f"{name}{names.dot}kernel", None, heads, width)

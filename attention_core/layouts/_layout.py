@@ -57,8 +57,7 @@ def config_size(layout: str, config: Mapping[str, Any], name: str) -> int:
     if name not in config:
         raise LayoutError(f"expected {name} in the config of {layout}; got {', '.join(sorted(config)) or 'nothing'}")
     most = {"most": MAX_LAYERS} if name == "num_hidden_layers" else {}
-    check_positive(f"{name} in the config of {layout}", config[name], **most)
-    return int(config[name])
+    return check_positive(f"{name} in the config of {layout}", config[name], **most)
 
 
 @dataclass(frozen=True)
@@ -183,7 +182,7 @@ def attention_of(
     layout: str, tree: MultiHeadAttention, num_heads: Any, num_kv_heads: Any, **settings: Any
 ) -> tuple[layers.MultiHeadAttention, MultiHeadAttention]:
     """Make the definition of parameters, with ``None`` for settings that equal their defaults."""
-    check_positive("num_heads", num_heads)
+    num_heads = check_positive("num_heads", num_heads)
     (channels, width), (key_channels, _), (value_channels, values) = (each.weight.shape for each in tree[:3])
     if width % num_heads:
         raise LayoutError(f"expected {layout} with a query that {num_heads} heads share out evenly; got {width}")

@@ -98,7 +98,7 @@ def mask_from_lengths(lengths: Array, key_length: int, /, *, xp: Namespace | Non
     (2, 1, 1, 3)
     """
     xp = common_namespace(xp, {"lengths": lengths})
-    check_positive("key_length", key_length, most=MAX_POSITIONS)
+    key_length = check_positive("key_length", key_length, most=MAX_POSITIONS)
     rule = KeyLengths(lengths)
     return rule.to_array(1, key_length, like=lengths, xp=xp)
 

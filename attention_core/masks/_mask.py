@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from attention_core._arrays import Array, Namespace, on_device_of, shape, sizes, take_rows
-from attention_core._backend import as_constant, common_namespace, own_namespace
+from attention_core._backend import as_constant, common_namespace, own_namespace, without_warnings
 from attention_core._checks import (
     HEADS_FIRST,
     OPEN_AXES,
@@ -215,15 +215,15 @@ class Mask(ABC):
         device = {} if like is None else on_device_of(like)
         rows, columns = (xp.arange(length, dtype=xp.int32, **device) for length in lengths)
         if num_heads is not None:
-            check_positive("num_heads", num_heads)
-        dims = () if leading is None else leading
-        check_sizes("leading", dims)
+            num_heads = check_positive("num_heads", num_heads)
+        dims = () if leading is None else check_sizes("leading", leading)
         self.check((*(OPEN_AXES if leading is None else dims), num_heads, *known))
         batch = xp.reshape(xp.arange(math.prod(dims), dtype=xp.int32, **device), (*dims, 1, 1, 1))
         head = xp.reshape(xp.arange(num_heads or 1, dtype=xp.int32, **device), (-1, 1, 1))
         kind = PairPositions if num_heads is None else Positions
         mask: Mask = as_constant(self, rows)
-        return mask.allowed(kind(batch, head, xp.expand_dims(rows, axis=-1), columns), xp=xp)
+        with without_warnings(rows):
+            return mask.allowed(kind(batch, head, xp.expand_dims(rows, axis=-1), columns), xp=xp)
 
     def __and__(self, other: Mask | Array) -> Mask:
         return And(self, as_mask(other))

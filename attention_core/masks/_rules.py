@@ -35,6 +35,7 @@ from attention_core._checks import (
     check_offset,
     check_rank,
     number_text,
+    plain_integer,
     result_of,
 )
 from attention_core.masks._mask import (
@@ -115,10 +116,12 @@ class SlidingWindow(Mask):
 
     def __post_init__(self) -> None:
         for name, reach in (("left", self.left), ("right", self.right)):
+            reach = plain_integer(reach)
             if reach is not None and (isinstance(reach, bool) or not isinstance(reach, int)):
                 raise TypeError(f"expected {name} as an integer or None; got {type(reach).__name__}")
             if reach is not None and reach < 0:
                 raise ValueError(f"expected {name} >= 0; got {number_text(reach)}")
+            object.__setattr__(self, name, reach)
         object.__setattr__(self, "offset", check_offset("offset", self.offset))
 
     def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:

@@ -16,7 +16,7 @@ from jax.sharding import AxisType
 
 from attention_core.backend import Array
 
-__all__ = ["erfc", "matmul", "one_program", "repeat", "vecdot"]
+__all__ = ["erfc", "matmul", "one_program", "repeat", "vecdot", "zeros_like"]
 
 
 def matmul(x1: Array, x2: Array, /) -> Array:
@@ -52,6 +52,13 @@ def repeat(x: Array, repeats: int | Array, /, *, axis: int | None = None) -> Arr
     keeps = axis is not None and AxisType.Explicit in sharding.mesh.axis_types
     function = jax.numpy.repeat if hasattr(repeats, "dtype") else _repeat
     return function(x, repeats, axis=axis, out_sharding=sharding if keeps else None)
+
+
+def zeros_like(x: Array, /, *, dtype: Any = None, device: Any = None) -> Array:
+    """Make zeros, sharded as an array in a mesh of explicit axes: in a branch, JAX forgets how a concrete one is."""
+    sharding = jax.typeof(x).sharding
+    keeps = device is None and AxisType.Explicit in sharding.mesh.axis_types
+    return jax.numpy.zeros_like(x, dtype, **{"out_sharding": sharding} if keeps else {"device": device})
 
 
 _repeat = jax.jit(jax.numpy.repeat, static_argnames=("repeats", "axis", "out_sharding"), inline=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.saved_model import save_context  # no public name tells that a program is being saved
 
 from attention_core.backend import DIFFERENTIATED_ONCE, Array, Backend, Operation, Tuning, explain_class
 from attention_numpy.trees import (
@@ -120,7 +121,7 @@ class TensorFlowBackend(Backend):
             def gradients(*tensors: Array) -> Any:
                 parts = tensors[: ends[0]], tensors[ends[0] : ends[1]], tensors[ends[1] :]
                 found = programs.run(self, operation, plan, *parts)
-                return [gradient for gradient in found if gradient is not None], _refused
+                return [gradient for gradient in found if gradient is not None], lambda *_: _refused(tensors)
 
             def gradients_of(*cotangents: Array) -> Any:
                 with self.without_warnings():
@@ -178,8 +179,12 @@ def _is_recorded(arrays: list[Array]) -> bool:
     return bool(should_record_backprop(arrays))
 
 
-def _refused(*_: Array) -> Any:
-    raise NotImplementedError(DIFFERENTIATED_ONCE)
+def _refused(tensors: tuple[Array, ...]) -> Any:
+    if not save_context.in_save_context():
+        raise NotImplementedError(DIFFERENTIATED_ONCE)
+    # To save a program is to trace the gradients of all that it holds, gradients included: that of those raises if run.
+    with tf.control_dependencies([tf.debugging.Assert(False, [DIFFERENTIATED_ONCE])]):
+        return [tf.zeros_like(tensor) for tensor in tensors]
 
 
 def _gradient(function: Callable[..., Array], arrays: list[Array], /) -> tuple[Array, Iterable[Array]]:

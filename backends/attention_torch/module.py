@@ -28,6 +28,17 @@ def _has_no_hooks(module: torch.nn.Module) -> bool:
     return all(not any(getattr(part, name) for name in hooks) and _has_no_hooks(part) for part in module.children())
 
 
+def _check_hooks(part: Tree) -> None:
+    """Raise if a hook of PyTorch would change a tensor when a part is called, as a layer reads its parts first."""
+    for hook in part._forward_pre_hooks.values():
+        kind = type(hook)
+        if kind.__module__.startswith("torch.nn.utils."):
+            raise TypeError(
+                f"expected tensors of {part._get_name()} that torch.nn.utils.parametrize changes; got a hook of"
+                f" {kind.__module__}, {kind.__name__}, which runs too late: remove it"
+            )
+
+
 class Tree(torch.nn.Module):  # type: ignore[misc]
     """A named tuple of tensors, with a module for every branch, so that names have dots."""
 
@@ -65,6 +76,8 @@ class Tree(torch.nn.Module):  # type: ignore[misc]
     def read(self) -> Any:
         """The tensors that are held now."""
         names = getattr(self.form, "_fields", None)
+        if self._forward_pre_hooks:
+            _check_hooks(self)
         branches = map(functools.partial(getattr, self), map(str, range(self.size)) if names is None else names)
         found = [branch.read() if isinstance(branch, Tree) else branch for branch in branches]
         return tuple(found) if names is None else self.form(*found)

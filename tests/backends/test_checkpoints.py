@@ -82,6 +82,10 @@ WRONG = {
     "base": {"rope_parameters": {"rope_theta": "1e4"}},
     "types": {"sliding_window": 3, "use_sliding_window": True, "layer_types": 2},
     "scale": {"model_type": "gemma2", "query_pre_attn_scalar": 0},
+    "epsilon": {"rms_norm_eps": None},
+    "cap": {"model_type": "gemma2", "attn_logit_softcapping": -1},
+    "window": {"model_type": "mistral", "sliding_window": [3]},
+    "tied": {"tie_word_embeddings": "no"},
 }
 OF_CONFIG = "in the config of transformers.AutoModelForCausalLM"
 
@@ -143,6 +147,10 @@ def spoil(folder, what):
         ("base", TypeError, f"expected rope_theta {OF_CONFIG} as a number; got str"),
         ("types", LayoutError, "expected layer_types of transformers.AutoModelForCausalLM as a list of 2; got int"),
         ("scale", ValueError, f"expected query_pre_attn_scalar {OF_CONFIG} as a positive finite number; got 0"),
+        ("epsilon", TypeError, f"expected rms_norm_eps {OF_CONFIG} as a number; got NoneType"),
+        ("cap", ValueError, f"expected attn_logit_softcapping {OF_CONFIG} as a positive finite number; got -1"),
+        ("window", TypeError, f"expected sliding_window {OF_CONFIG} as a positive integer; got list"),
+        ("tied", TypeError, f"expected tie_word_embeddings {OF_CONFIG} as True or False; got str"),
         ("ends", FileError, "expected a whole file of safetensors; got {}/model.safetensors: no such header"),
         ("absent", FileError, "expected a file of safetensors; got {}/model.safetensors: No such file or directory"),
         ("twice", FileError, "expected every array in one file of {}; got some in several"),

@@ -295,6 +295,16 @@ def test_a_view_ends_quietly_where_nobody_reads_on():
     assert (done.returncode, done.stderr) == (1, b"")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="writes to a device of Linux")
+@pytest.mark.parametrize("words", [["view", "--mask", "causal"], ["cases"]])
+def test_output_on_a_full_disk_is_told_in_a_line(words):
+    with open("/dev/full", "w") as stream:
+        command = [sys.executable, "-m", "attention_core", *words]
+        done = subprocess.run(command, stdout=stream, stderr=subprocess.PIPE, check=False)
+    expected = b"attention-core: expected output that can be written; got No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, expected)
+
+
 def test_backends_run_in_processes_of_their_own():
     backends = ("--backend", "numpy", "--backend", "array_api_strict")
     result = invoke("conformance", "--case", "mask", "--dtype", "float64", *backends, "--details")

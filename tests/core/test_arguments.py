@@ -1,6 +1,7 @@
 """Wrong arguments of all public functions: numbers without bound, namespaces, arrays of other libraries, names."""
 
 import inspect
+import json
 import types
 from fractions import Fraction
 
@@ -174,8 +175,40 @@ def test_integers_of_numpy_are_integers_on_every_library(put, get):
         assert get(partial.output).shape == X.shape
     length = put(np.asarray(5))
     np.testing.assert_array_equal(*(get(ac.cache.cache_mask(length, n).offset) for n in (np.int64(2), 2)))
-    with pytest.raises(TypeError, match="expected num_heads as a positive integer; got int64"):
-        ac.split_heads(put(X), three)
+    x, key_value = put(np.ones((2, 3, 6), "float32")), put(layers.MultiHeadAttention(6, 3).init(0, xp=np))
+    for n in (np.int32(3), np.uint8(3)):
+        assert ac.split_heads(x, n).shape == (2, 3, 3, 2)
+        assert ac.multi_head_attention(key_value, x, num_heads=n, num_key_value_heads=n).shape == x.shape
+        rotated = functions.rotary_embedding(
+            put(np.ones((1, 2, 6), "float32")), put(np.arange(2)), width=n + n.dtype.type(1)
+        )
+        assert rotated.shape == (1, 2, 6)
+
+
+def test_integers_of_numpy_are_sizes():
+    """Settings and rules hold Python's, so that they equal those, are written as JSON, and are told apart by type."""
+    n = np.int64
+    window = ac.SlidingWindow(n(4), n(1))
+    assert (type(window.left), type(window.right)) == (int, int)
+    layer = layers.DecoderLayer(n(8), n(2), n(16), window=n(3), rotary_width=n(2))
+    assert layer == layers.layer_from_settings(json.loads(json.dumps(layer.settings())))
+    model = layers.Decoder(n(50), n(8), n(2), n(16), num_layers=n(2), window=(n(2), None))
+    assert model == layers.layer_from_settings(json.loads(json.dumps(model.settings())))
+    assert type(scores.ScoreMod(lambda scores, *places: scores, num_heads=n(2)).num_heads) is int
+    assert ac.cache.empty_cache((n(2),), n(2), n(4), n(3), xp=np).key.shape == (2, 2, 4, 3)
+    assert random.random_bits(n(1), (n(2), n(3)), xp=np).shape == (2, 3)
+    prompt, options = np.asarray([[3, 14]]), {"stop_ids": [n(3)], "seed": n(2)}
+    found = layers.generate(
+        model, model.init(0, xp=np), prompt, max_new_tokens=n(3), top_k=n(4), capacity=n(9), **options
+    )
+    assert found.token_ids.shape == (1, 3)
+    for wrong in (True, 4.0, np.bool_(True), np.float64(4), np.asarray(4), "4"):
+        with pytest.raises(TypeError, match="expected left as an integer or None; got"):
+            ac.SlidingWindow(wrong)
+        with pytest.raises(TypeError, match="expected channels as a positive integer; got"):
+            layers.MultiHeadAttention(wrong, 2)
+        with pytest.raises(TypeError, match="expected stop_ids as a sequence of integers; got"):
+            layers.generate(model, model.init(0, xp=np), prompt, max_new_tokens=1, stop_ids=[wrong])
 
 
 def test_fractions_and_booleans_of_numpy_have_one_answer(put, get):

@@ -1,5 +1,6 @@
 """Finding the library of an array, and the facts that the standard leaves open."""
 
+import contextlib
 import importlib
 import inspect
 
@@ -80,6 +81,60 @@ def test_numpy_arrays_among_options_are_constants(name, implementation, backend,
 
     for function in (attend, traced(backend, attend))[: 1 + (implementation == "dense" and name != "segments")]:
         np.testing.assert_allclose(get(function(put(x))), attend(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture
+def narrowest(backend):
+    """A library with the narrowest types that it may have."""
+    with __import__("jax").enable_x64(False) if backend.name == "jax" else contextlib.nullcontext():
+        yield
+
+
+WIDE = {
+    "lengths": lambda: {"mask": ac.KeyLengths(np.asarray([2**32 + 3, 2]))},
+    "unsigned lengths": lambda: {"mask": ac.KeyLengths(np.asarray([2**64 - 1, 2], "uint64"))},
+    "offsets": lambda: {"mask": ac.Causal(offset=np.asarray([2**32, -(2**33)]))},
+    "a window": lambda: {"mask": ac.SlidingWindow(3, 0, offset=np.asarray(2**32 + 2))},
+    "ALiBi": lambda: {"score_mod": ac.scores.alibi(2, offset=np.asarray([2**32 + 1, 0]))},
+    "a seed": lambda: {"dropout": ac.Dropout(0.5, np.asarray([2**32 - 1, 7]))},
+}
+
+
+@pytest.mark.usefixtures("narrowest")
+@pytest.mark.parametrize("name", WIDE)
+def test_integers_of_numpy_beyond_those_of_a_library_do_not_wrap(name, put, get, rng):
+    x = rng.standard_normal((2, 2, 5, 4), "float32")
+
+    def attend(x):
+        return ac.scaled_dot_product_attention(x, x, x, **WIDE[name]())
+
+    np.testing.assert_allclose(get(attend(put(x))), attend(x), rtol=1e-5, atol=1e-6)
+    near = {"lengths": {"mask": ac.KeyLengths(np.asarray([5, 2]))}, "offsets": {"mask": ac.Causal(offset=2**29)}}
+    if name in near:
+        expected = ac.scaled_dot_product_attention(x, x, x, **near[name])
+        np.testing.assert_array_equal(attend(x)[0], expected[0])
+
+
+@pytest.mark.usefixtures("narrowest")
+@pytest.mark.parametrize("name", ["alibi", "relative_bias"])
+def test_offsets_of_score_functions_beyond_all_positions_do_not_wrap(name, put, get, rng):
+    x, table = rng.standard_normal((2, 2, 5, 4), "float32"), put(rng.standard_normal((8, 2), "float32"))
+    first = 2 if name == "alibi" else table
+
+    def attend(offset):
+        mod = getattr(ac.scores, name)(first, offset=offset)
+        return get(ac.scaled_dot_product_attention(*3 * [put(x)], score_mod=mod))
+
+    np.testing.assert_array_equal(attend(put(np.asarray(2**31 - 1, "int32"))), attend(2**29 - 1))
+    np.testing.assert_array_equal(attend(np.asarray(2**32 + 1)), attend(2**29 - 1))
+
+
+@pytest.mark.needs("jax")
+@pytest.mark.usefixtures("narrowest")
+def test_integers_that_a_library_cannot_hold_are_refused(put):
+    x, ids = put(np.ones((1, 2, 3), "float32")), np.asarray([0, 2**32])
+    with pytest.raises(ValueError, match="expected integers within int32, the widest of the library; got 4294967296"):
+        ac.scaled_dot_product_attention(x, x, x, mask=ac.Segments(ids, ids))
 
 
 def test_numpy_masks_of_layers_and_pieces_are_constants(put, get, rng):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from matplotlib.ticker import NullLocator
 
 from attention_benchmark.candidate import Candidate
 from attention_benchmark.measurement import Measurement
+from attention_files.writing import write_file
 
 OURS = {"dense": "tab:red", "blockwise": "tab:blue", "fused": "tab:orange", "auto": "black"}
 PEERS = ("tab:green", "tab:purple", "tab:brown", "tab:olive")
@@ -34,7 +36,10 @@ def write_plots(directory: Path, measurements: Sequence[Measurement], suffix: st
         with mpl.rc_context({"svg.hashsalt": "attention-core", "svg.fonttype": "none", "font.size": 9}):
             figure = _figure(group, f"{mask}, {direction}: {batch}×{heads}×length×{width}, {group[0].problem.dtype}")
             path = directory / f"{mask}-{direction}-{batch}x{heads}x{width}.{suffix}"
-            figure.savefig(path, bbox_inches="tight", dpi=110, metadata={"Date": None} if suffix == "svg" else None)
+            options: dict[str, Any] = {"metadata": {"Date": None}} if suffix == "svg" else {}
+            held = io.BytesIO()
+            figure.savefig(held, format=suffix, bbox_inches="tight", dpi=110, **options)
+            write_file(path, held.getvalue())
         written.append(path)
     return written
 

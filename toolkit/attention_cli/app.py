@@ -256,7 +256,7 @@ class Generate:
     chat: Annotated[bool, typer.Option("--chat", help="Ask in the format of ChatML, as instructed models do.")] = False
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the most probable token.")] = 0.0
     top_k: Annotated[int | None, typer.Option(min=1, help="Draw among so many tokens.")] = None
-    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Draw among tokens of so much probability.")] = None
+    top_p: Annotated[float | None, typer.Option(help="Draw among tokens of so much probability, in (0, 1].")] = None
     seed: Annotated[int, typer.Option(min=0, help="Of what is drawn.")] = 0
 
 

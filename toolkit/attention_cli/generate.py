@@ -44,6 +44,8 @@ ENDS = ("ggml.eos_token_id", "ggml.eot_token_id", "ggml.eom_token_id")
 def generate(options: Generate, /) -> None:
     """Print the text as it comes, then tokens per second, and the SHA-256 of the logits of each prompt."""
     model, mode = options.model, options.mode
+    if options.top_p is not None and not 0 < options.top_p <= 1:
+        raise refusal(f"expected --top-p in (0, 1]; got {options.top_p}")
     if model is None:
         raise refusal(SMALL)
     chosen = get_backend(chosen_backends([options.backend or "numpy"])[0])

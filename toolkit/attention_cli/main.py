@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import io
 import os
@@ -11,6 +12,8 @@ import sys
 from types import FrameType
 
 NEEDED = ("numpy", "ml_dtypes", "typer", "rich", "safetensors", "tokenizers", "junitparser", "jinja2", "packaging")
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 SETTINGS = {
     "TF_CPP_MIN_LOG_LEVEL": "3",  # TensorFlow is talkative
@@ -47,7 +50,7 @@ def main() -> None:
 
 
 def run() -> None:
-    """Run the command; without the libraries of the extra ``cli``, say how to install them."""
+    """Run the command; say in a line which libraries of the extra ``cli`` it lacks, or that a disk is full."""
     for name, setting in SETTINGS.items():
         os.environ.setdefault(name, setting)
     for stream in (sys.stdout, sys.stderr):
@@ -59,6 +62,13 @@ def run() -> None:
         if error.name not in NEEDED:
             raise
         sys.exit(f"attention-core: the command needs {error.name}: pip install 'attention-core[cli]'")
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        with contextlib.suppress(OSError):  # what is not written yet would raise again at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.write(2, f"attention-core: expected output that can be written; got {error.strerror}\n".encode())
+        sys.exit(2)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

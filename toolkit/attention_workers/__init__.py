@@ -22,7 +22,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 __all__ = ["THREADS", "Death", "Order", "Worker", "blocked_interrupts", "carried_out"]
 
@@ -35,6 +34,7 @@ THREADS = (
     "NPROC",
 )
 """Environment variables by which libraries limit their threads."""
+_STARTING = threading.Lock()  # of one process at a time, as each has an environment of its own
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Worker:
         os.close(file)
         arguments = (work, order, sender, self._stack)
         self.process: BaseProcess = context.Process(target=_child, args=arguments, daemon=True)
-        with mock.patch.dict(os.environ, order.environment):  # which the process finds
+        with _environment(order.environment):  # which the process finds
             self.process.start()
         sender.close()  # so that the end of the process is the end of the messages
 
@@ -137,6 +137,22 @@ class Worker:
         self.process.join()
         self.connection.close()
         Path(self._stack).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process for a while, and leave all others alone, which other threads may read or set."""
+    with _STARTING:
+        before = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
 
 
 def carried_out(

@@ -66,6 +66,15 @@ def test_a_cache_grows_where_the_user_brings_nothing_to_the_device():
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
 
 
+def test_masks_are_made_where_the_user_brings_nothing_to_the_device():
+    lengths = jnp.asarray([3, 20])
+    expected = ac.KeyLengths(lengths) & ac.SlidingWindow(2, 1)
+    with jax.transfer_guard("disallow"):
+        found = expected.to_array(20, 20, like=lengths, xp=None)
+        ac.masks.mask_from_lengths(lengths, 20)
+    np.testing.assert_array_equal(found, expected.to_array(20, 20, xp=jnp))
+
+
 @pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
 def test_an_encoder_layer_promotes_nothing(arithmetic, strictly):
     layer = attention_jax.EncoderLayer.init(0, 8, 2, 16, arithmetic=arithmetic)

@@ -4,6 +4,14 @@ import os
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from attention_core import KeyLengths, scaled_dot_product_attention
+
 SCRIPT = """
 import functools, warnings
 import jax, jax.numpy as jnp, numpy as np
@@ -114,3 +122,21 @@ def test_attention_over_eight_devices_is_that_on_one():
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    "options", [{"is_causal": True}, {"mask": KeyLengths(np.asarray([3, 5]))}], ids=["causal", "lengths"]
+)
+def test_eager_gradients_in_a_mesh_of_explicit_axes_are_those_outside(options):
+    def gradient(x):
+        def loss(x):
+            return jnp.sum(scaled_dot_product_attention(x, x, x, implementation="dense", **options) ** 2)
+
+        return jax.grad(loss)(x)
+
+    x = jnp.asarray(np.random.default_rng(5).standard_normal((2, 2, 8, 4)), jnp.float32)
+    expected = gradient(x)
+    mesh = jax.make_mesh((1,), ("batch",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        found = gradient(jax.device_put(x, NamedSharding(mesh, PartitionSpec("batch"))))
+    np.testing.assert_allclose(found, expected, atol=1e-6)

@@ -156,3 +156,18 @@ def test_a_saved_program_is_loaded_with_its_gradient(arrays, tmp_path):
         output = loaded.attend(*arrays)
         total = tf.reduce_sum(tf.sin(output))
     assert_near([output, *tape.gradient(total, arrays)], output_and_gradients(*arrays))
+
+
+def test_a_program_that_trains_is_saved_and_refuses_a_second_gradient(arrays, tmp_path):
+    """TensorFlow traces the gradients of all that it saves, gradients included."""
+    module = tf.Module()
+    specs = [tf.TensorSpec(SHAPE, name=name) for name in ("query", "key", "value")]
+    module.train = tf.function(lambda *arrays: output_and_gradients(*arrays), input_signature=specs)
+    tf.saved_model.save(module, tmp_path)
+    loaded = tf.saved_model.load(tmp_path)
+    assert_near(loaded.train(*arrays), output_and_gradients(*arrays))
+    with tf.GradientTape() as tape:
+        tape.watch(arrays)
+        total = tf.reduce_sum(loaded.train(*arrays)[1] ** 2)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="once"):
+        tape.gradient(total, arrays)

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import importlib
 import inspect
 
 import pytest
@@ -192,3 +193,23 @@ def test_projections_take_low_rank_changes_and_are_called_alone():
     assert sorted(layer.state_dict()) == sorted(names)
     torch.testing.assert_close(layer(x), tuned)
     attention_torch.Layer.from_numpy(layer.definition, *layer.to_numpy())
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("name", ["weight_norm", "spectral_norm", "prune.l1_unstructured"])
+def test_hooks_that_would_change_tensors_too_late_are_told(name):
+    """A layer reads its tensors before its parts are called, which is when these hooks write them."""
+    utils, (module, _, function) = torch.nn.utils, name.rpartition(".")
+    importlib.import_module("torch.nn.utils.prune")
+    layer, x = attention_torch.MultiHeadAttention(8, 2), torch.randn(1, 3, 8)
+    holder = utils.prune if module else utils
+    getattr(holder, function)(layer.value, "weight", **({"amount": 0.5} if module else {}))
+    with pytest.raises(
+        TypeError, match=r"expected tensors of Linear that torch.nn.utils.parametrize changes; got a hook"
+    ):
+        layer(x)
+    if module:
+        holder.remove(layer.value, "weight")
+    else:
+        getattr(holder, f"remove_{function}")(layer.value)
+    assert layer(x).shape == x.shape
