@@ -333,6 +333,16 @@ def test_torch_jit_trace_of_any_length(torch):
         torch.jit.trace(lambda q: ac.scaled_dot_product_attention(q, q, q, arithmetic="reproducible"), (q,))
 
 
+@pytest.mark.parametrize("implementation", ["auto", "dense", "blockwise"])
+@pytest.mark.parametrize("mask", [None, ac.Causal(), ac.KeyLengths(5), ac.SlidingWindow(left=3, right=0)])
+def test_tensors_without_values_have_the_shapes_of_results_and_gradients(torch, mask, implementation):
+    with torch._subclasses.fake_tensor.FakeTensorMode():
+        arrays = [torch.randn(2, 4, rows, 8, requires_grad=True) for rows in (6, 20, 20)]
+        output = ac.scaled_dot_product_attention(*arrays, mask=mask, implementation=implementation)
+        gradients = torch.autograd.grad(output.sum(), arrays)
+    assert [x.shape for x in (output, *gradients)] == [arrays[0].shape, *(x.shape for x in arrays)]
+
+
 def test_torch_fx_names_what_traces_attention(torch):
     fx = importlib.import_module("torch.fx")
     with pytest.raises(TypeError, match=r"got Proxy of torch\.fx: torch\.export traces attention"):
