@@ -290,6 +290,11 @@ class MaskFunction(Mask):
     TypeError
         When the function cannot be called, or one of the arrays is not an array.
 
+    Notes
+    -----
+    JAX compiles blocks once for each function, as ``jax.jit`` does, and does not see that what it reads has changed.
+    Arrays that change belong among ``arrays``.
+
     Examples
     --------
     >>> import array_api_strict as xp
