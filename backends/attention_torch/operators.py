@@ -80,8 +80,10 @@ def _encode(part: Any) -> Any:
     name = registered_name(part)
     if name is None:
         importable = isinstance(part, type | types.FunctionType) and "<" not in part.__qualname__
-        name = f"{part.__module__}:{part.__qualname__}" if importable else f"{PROCESS}:{id(part)}"
-        _local[name] = part
+        name = f"{part.__module__}:{part.__qualname__}" if importable else ""
+        if not name or _local.setdefault(name, part) is not part:  # of another, older or wrapped one
+            name = f"{PROCESS}:{id(part)}"
+            _local[name] = part
     return f"@{name}"
 
 

@@ -333,6 +333,23 @@ def test_torch_jit_trace_of_any_length(torch):
         torch.jit.trace(lambda q: ac.scaled_dot_product_attention(q, q, q, arithmetic="reproducible"), (q,))
 
 
+def plain(scores, batch, head, query, key):
+    return scores
+
+
+def named_alike(factor):
+    """A function with the name and the module of another, as one that is defined again in a notebook."""
+    return functools.wraps(plain)(lambda *arguments: plain(*arguments) * factor)
+
+
+def test_functions_of_one_name_are_not_confused(torch):
+    arrays = [torch.randn(1, 2, 70, 4) for _ in range(3)]
+    for score_mod in (named_alike(0.5), named_alike(2.0)):
+        attend = functools.partial(ac.scaled_dot_product_attention, score_mod=score_mod, implementation="blockwise")
+        torch._dynamo.reset()
+        assert_same("torch", torch.compile(attend, backend="eager")(*arrays), attend(*arrays))
+
+
 @pytest.mark.parametrize("implementation", ["auto", "dense", "blockwise"])
 @pytest.mark.parametrize("mask", [None, ac.Causal(), ac.KeyLengths(5), ac.SlidingWindow(left=3, right=0)])
 def test_tensors_without_values_have_the_shapes_of_results_and_gradients(torch, mask, implementation):
