@@ -1,5 +1,6 @@
 """What PyTorch compiles, exports or vectorizes gives what eager gives."""
 
+import dataclasses
 import functools
 import importlib
 import subprocess
@@ -348,6 +349,26 @@ def test_functions_of_one_name_are_not_confused(torch):
         attend = functools.partial(ac.scaled_dot_product_attention, score_mod=score_mod, implementation="blockwise")
         torch._dynamo.reset()
         assert_same("torch", torch.compile(attend, backend="eager")(*arrays), attend(*arrays))
+
+
+def ahead(distance):
+    """A rule of a class that is made anew, and named as before."""
+
+    @dataclasses.dataclass(frozen=True, eq=False)
+    class Ahead(ac.masks.Mask):
+        def allowed(self, at, /, *, xp):
+            return xp.less(at.key, at.query + distance)
+
+    return Ahead()
+
+
+def test_rules_whose_classes_have_one_name_are_not_confused(torch):
+    arrays = [torch.randn(1, 2, 20, 4) for _ in range(3)]
+    functions = [functools.partial(ac.scaled_dot_product_attention, mask=ahead(distance)) for distance in (1, 9)]
+    torch._dynamo.reset()
+    programs = [torch.compile(lambda *arrays, f=function: f(*arrays), backend="eager") for function in functions]
+    for program, function in zip(2 * programs, 2 * functions, strict=True):
+        assert_same("torch", program(*arrays), function(*arrays))
 
 
 @pytest.mark.parametrize("implementation", ["auto", "dense", "blockwise"])
