@@ -362,6 +362,23 @@ def ahead(distance):
     return Ahead()
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Near(ac.masks.Mask):
+    """Keys at most so far away."""
+
+    distance: float
+
+    def allowed(self, at, /, *, xp):
+        return abs(at.key - at.query) <= self.distance
+
+
+@pytest.mark.parametrize("distance", [2.5, float("inf")])
+def test_a_rule_may_hold_any_number(torch, distance):
+    arrays = [torch.randn(1, 2, 20, 4) for _ in range(3)]
+    attend = functools.partial(ac.scaled_dot_product_attention, mask=Near(distance), implementation="blockwise")
+    assert_same("torch", torch.compile(attend, backend="eager")(*arrays), attend(*arrays))
+
+
 def test_rules_whose_classes_have_one_name_are_not_confused(torch):
     arrays = [torch.randn(1, 2, 20, 4) for _ in range(3)]
     functions = [functools.partial(ac.scaled_dot_product_attention, mask=ahead(distance)) for distance in (1, 9)]
