@@ -293,7 +293,8 @@ class MaskFunction(Mask):
     Notes
     -----
     JAX compiles blocks once for each function, as ``jax.jit`` does, and does not see that what it reads has changed.
-    Arrays that change belong among ``arrays``.
+    A program of ``torch.compile`` that is given functions tells them apart by their code alone, in blocks. Arrays that
+    change belong among ``arrays``.
 
     Examples
     --------
