@@ -122,8 +122,8 @@ class Mask(ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        for name in ("bands", "blocks"):  # what they say is of the rule that this class replaces
-            if "allowed" in vars(cls) and name not in vars(cls):
+        for name in ("bands", "blocks"):  # what they say is of the rule that this class, or a mixin, replaces
+            if _depth(cls, "allowed") < _depth(cls, name):
                 setattr(cls, name, getattr(Mask, name))
         if "allowed" in vars(cls) and not cls.__module__.startswith("attention_core."):
             cls.allowed = checked(cls.allowed, f"the result of {cls.__name__}.allowed")  # type: ignore[method-assign]
@@ -240,6 +240,11 @@ class Mask(ABC):
     __rand__ = __and__
     __ror__ = __or__
     __array_ufunc__ = None  # so that NumPy leaves `array & mask` to the mask
+
+
+def _depth(kind: type, name: str) -> int:
+    """How many classes are asked for a method before the one that has it."""
+    return next(depth for depth, base in enumerate(kind.__mro__) if name in vars(base))
 
 
 @dataclass(frozen=True, eq=False)

@@ -293,6 +293,12 @@ class MaskFunction(Mask):
     TypeError
         When the function cannot be called, or one of the arrays is not an array.
 
+    Notes
+    -----
+    JAX compiles blocks once for each function, as ``jax.jit`` does, and does not see that what it reads has changed.
+    A program of ``torch.compile`` that is given functions tells them apart by their code alone, in blocks. Arrays that
+    change belong among ``arrays``.
+
     Examples
     --------
     >>> import array_api_strict as xp

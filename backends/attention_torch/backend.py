@@ -226,7 +226,11 @@ class TorchBackend(Backend):
         return source.next() if type(source).__name__ == "SeedGenerator" else source
 
     def update_rows(self, array: Array, rows: Array, start: Array, /, *, donate: bool) -> Array:
-        """Write rows into the tensor, or into a copy, without waiting for a device that holds the start."""
+        """Write rows into the tensor, or into a copy, without waiting for a device that holds the start.
+
+        What was expanded, such as a prompt for several beams, shares its memory, and is copied even if it is donated.
+        """
+        donate = donate and (torch.compiler.is_compiling() or 0 not in array.stride())
         index = start.long().unsqueeze(-1)
         if rows.shape[-2] > 1:
             index = index + torch.arange(rows.shape[-2], device=start.device)
@@ -256,7 +260,7 @@ class TorchBackend(Backend):
         return torch.nn.functional.silu(x)
 
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
-        if torch.compiler.is_compiling() or get_proxy_mode() is not None:
+        if torch.compiler.is_compiling() or get_proxy_mode() is not None or isinstance(arrays[0], FakeTensor):
             text = operators.encode(*operation, type(plan), *plan)
             # What torch.func.grad is asked about says that it is differentiated only once something is done with it.
             arrays = tuple(array.view_as(array) for array in arrays)

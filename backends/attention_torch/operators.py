@@ -66,7 +66,9 @@ def _with_names(part: Any) -> Any:
 
 
 def _encode(part: Any) -> Any:
-    """Names as text after ``@``, named tuples as (name, fields), plain tuples as lists."""
+    """Names as text after ``@``, named tuples as (name, fields), plain tuples as lists, inf and NaN after ``~``."""
+    if isinstance(part, float) and not math.isfinite(part):  # which no literal is
+        return f"~{part}"
     if part is None or isinstance(part, bool | int | float):
         return part
     if isinstance(part, str):
@@ -80,8 +82,10 @@ def _encode(part: Any) -> Any:
     name = registered_name(part)
     if name is None:
         importable = isinstance(part, type | types.FunctionType) and "<" not in part.__qualname__
-        name = f"{part.__module__}:{part.__qualname__}" if importable else f"{PROCESS}:{id(part)}"
-        _local[name] = part
+        name = f"{part.__module__}:{part.__qualname__}" if importable else ""
+        if not name or _local.setdefault(name, part) is not part:  # of another, older or wrapped one
+            name = f"{PROCESS}:{id(part)}"
+            _local[name] = part
     return f"@{name}"
 
 
@@ -100,8 +104,8 @@ def _decode(part: Any) -> Any:
     if not isinstance(part, str):
         return part
     mark, name = part[0], part[1:]
-    if mark == "=":
-        return name
+    if mark in "=~":
+        return name if mark == "=" else float(name)
     if name == "tuple":
         return tuple
     thing = _local.get(name, registered(name))

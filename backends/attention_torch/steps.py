@@ -102,7 +102,8 @@ def _kept(name: str, structure: Any) -> str:
     """Keep a structure, and return its name."""
     torch.compiler.allow_in_graph(_run)
     text = f"{name} {structure}"
-    _structures[text] = structure
+    while _structures.setdefault(text, structure) != structure:  # which holds another class of the same name
+        text += "'"
     return text
 
 

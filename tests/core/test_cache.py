@@ -149,6 +149,18 @@ def test_a_read_only_cache_is_not_donated():
         append(cache, np.ones((B, G, 1, D)), np.ones((B, G, 1, E)), donate=True)
 
 
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_prompt_that_beams_share_is_copied_though_it_is_donated(ragged, put, get, rng):
+    _, key, value = (x[:1] for x in drawn(rng, length=C))
+    _, new_key, new_value = map(put, drawn(rng, length=1))
+    lengths = put(np.full(B, 4) if ragged else np.asarray(4))
+    shared = KeyValueCache(*(put(x).expand(B, -1, -1, -1) for x in (key, value)), lengths)
+    expected = append(shared, new_key, new_value)
+    for found, wanted in zip(append(shared, new_key, new_value, donate=True), expected, strict=True):
+        np.testing.assert_array_equal(get(found), get(wanted))
+
+
 @pytest.mark.parametrize("ragged", [False, True])
 def test_what_does_not_fit_is_refused_before_anything_is_written(ragged, put, rng, xp):
     lengths = np.asarray([2, 7] if ragged else 7, dtype=np.int32)

@@ -119,6 +119,26 @@ def test_a_derived_rule_is_what_it_allows_and_not_its_base(name, implementation,
     np.testing.assert_allclose(get(found), get(expected), rtol=0, atol=1e-6)
 
 
+class Odd:
+    """What a rule is mixed with: odd keys."""
+
+    def allowed(self, at, /, *, xp):
+        return xp.equal(xp.remainder(at.key + 0 * at.query, 2), 1)
+
+
+class OddCausal(Odd, ac.Causal):
+    """Odd keys, of which the bounds of `Causal` are not."""
+
+
+@pytest.mark.parametrize("implementation", ["auto", "blockwise"])
+def test_what_a_rule_is_mixed_with_replaces_its_base(implementation, put, get, rng):
+    query, key, value = (put(rng.standard_normal((1, 1, rows, 4))) for rows in (M, N, N))
+    allowed = put(np.broadcast_to(J % 2 == 1, (M, N)))
+    found = ac.scaled_dot_product_attention(query, key, value, mask=OddCausal(), implementation=implementation)
+    expected = ac.scaled_dot_product_attention(query, key, value, mask=allowed, implementation="dense")
+    np.testing.assert_allclose(get(found), get(expected), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("high", [-3, 0, 2, LIMIT])
 @pytest.mark.parametrize("low", [-LIMIT, -4, 0, 1])
 def test_the_rule_of_a_band_allows_its_pairs(low, high, get, xp):

@@ -1,5 +1,6 @@
 """What PyTorch compiles, exports or vectorizes gives what eager gives."""
 
+import dataclasses
 import functools
 import importlib
 import subprocess
@@ -331,6 +332,70 @@ def test_torch_jit_trace_of_any_length(torch):
     q = x.unsqueeze(0)
     with pytest.raises(ValueError, match="expected known lengths with arithmetic='reproducible'"):
         torch.jit.trace(lambda q: ac.scaled_dot_product_attention(q, q, q, arithmetic="reproducible"), (q,))
+
+
+def plain(scores, batch, head, query, key):
+    return scores
+
+
+def named_alike(factor):
+    """A function with the name and the module of another, as one that is defined again in a notebook."""
+    return functools.wraps(plain)(lambda *arguments: plain(*arguments) * factor)
+
+
+def test_functions_of_one_name_are_not_confused(torch):
+    arrays = [torch.randn(1, 2, 70, 4) for _ in range(3)]
+    for score_mod in (named_alike(0.5), named_alike(2.0)):
+        attend = functools.partial(ac.scaled_dot_product_attention, score_mod=score_mod, implementation="blockwise")
+        torch._dynamo.reset()
+        assert_same("torch", torch.compile(attend, backend="eager")(*arrays), attend(*arrays))
+
+
+def ahead(distance):
+    """A rule of a class that is made anew, and named as before."""
+
+    @dataclasses.dataclass(frozen=True, eq=False)
+    class Ahead(ac.masks.Mask):
+        def allowed(self, at, /, *, xp):
+            return xp.less(at.key, at.query + distance)
+
+    return Ahead()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Near(ac.masks.Mask):
+    """Keys at most so far away."""
+
+    distance: float
+
+    def allowed(self, at, /, *, xp):
+        return abs(at.key - at.query) <= self.distance
+
+
+@pytest.mark.parametrize("distance", [2.5, float("inf")])
+def test_a_rule_may_hold_any_number(torch, distance):
+    arrays = [torch.randn(1, 2, 20, 4) for _ in range(3)]
+    attend = functools.partial(ac.scaled_dot_product_attention, mask=Near(distance), implementation="blockwise")
+    assert_same("torch", torch.compile(attend, backend="eager")(*arrays), attend(*arrays))
+
+
+def test_rules_whose_classes_have_one_name_are_not_confused(torch):
+    arrays = [torch.randn(1, 2, 20, 4) for _ in range(3)]
+    functions = [functools.partial(ac.scaled_dot_product_attention, mask=ahead(distance)) for distance in (1, 9)]
+    torch._dynamo.reset()
+    programs = [torch.compile(lambda *arrays, f=function: f(*arrays), backend="eager") for function in functions]
+    for program, function in zip(2 * programs, 2 * functions, strict=True):
+        assert_same("torch", program(*arrays), function(*arrays))
+
+
+@pytest.mark.parametrize("implementation", ["auto", "dense", "blockwise"])
+@pytest.mark.parametrize("mask", [None, ac.Causal(), ac.KeyLengths(5), ac.SlidingWindow(left=3, right=0)])
+def test_tensors_without_values_have_the_shapes_of_results_and_gradients(torch, mask, implementation):
+    with torch._subclasses.fake_tensor.FakeTensorMode():
+        arrays = [torch.randn(2, 4, rows, 8, requires_grad=True) for rows in (6, 20, 20)]
+        output = ac.scaled_dot_product_attention(*arrays, mask=mask, implementation=implementation)
+        gradients = torch.autograd.grad(output.sum(), arrays)
+    assert [x.shape for x in (output, *gradients)] == [arrays[0].shape, *(x.shape for x in arrays)]
 
 
 def test_torch_fx_names_what_traces_attention(torch):
