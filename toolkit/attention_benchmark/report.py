@@ -213,9 +213,8 @@ def markdown(measurements: Sequence[Measurement], about: Mapping[str, Any]) -> s
     """Write the tables of a run in Markdown, after its environment."""
     grids = [*overviews(measurements), *details(measurements)]
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
-    machine = (
-        f"{about['processor']}, {about['threads']} threads, Python {about['python']}, {about['date']}; {versions}."
-    )
+    told = (about["processor"], f"{about['threads']} threads", f"Python {about['python']}", about["date"])
+    machine = f"{', '.join(told)}; {versions}."
     return "\n\n".join([machine, LEGEND, *map(markdown_table, grids)]) + "\n"
 
 
