@@ -20,6 +20,8 @@ OF_COPY = (
     "and writes in the same rounds."
 )
 SEVERAL = 4  # numbers of queries that get columns of their own
+DETAILS = ("framework", "mode", "candidate", "median", "quartiles", "× peer", "× PyTorch", "of product", "of copy",
+           "memory", "first")  # fmt: skip
 DIRECTION = {"forward": "forward", "both": "forward and backward"}
 LEGEND = (
     "× peer: how many times as long as the fastest peer of the same framework, round by round. × PyTorch: as long as "
@@ -104,24 +106,10 @@ def _detail(problem: Problem, measurements: Sequence[Measurement]) -> TextTable:
         f"{_title(problem.operation)}, {DIRECTION[problem.direction]}: {_shape(problem)}, {_mask(problem)}, "
         f"{problem.dtype}, {problem.device}"
     )
-    headings = (
-        "framework",
-        "mode",
-        "candidate",
-        "median",
-        "quartiles",
-        "× peer",
-        "× PyTorch",
-        "of product",
-        "of copy",
-        "memory",
-    )
-    peers, common = (
-        fastest_peers(measurements),
-        next((each for each in measurements if each.candidate.name == COMMON), None),
-    )
+    common = next((each for each in measurements if each.candidate.name == COMMON), None)
+    peers = fastest_peers(measurements)
     rows = [(*_name(each.candidate), *_detail_cells(each, peers, common)) for each in measurements]
-    return TextTable(title, (*headings, "first"), rows, _reasons(measurements))
+    return TextTable(title, DETAILS, rows, _reasons(measurements))
 
 
 def _detail_cells(
