@@ -20,8 +20,8 @@ def encoder(folder):
     """The sentence through a real encoder."""
     model = load_model(Path(folder), [SENTENCE])
     with record_attention() as records:
-        token_vectors(model.bert.definitions, model.bert.parameters, model.token_ids, model.is_token)
-    tokenizer = model.bert.tokenizer
+        token_vectors(model.definitions, model.parameters, model.token_ids, model.is_token)
+    tokenizer = model.tokenizer
     tokens = [tokenizer.id_to_token(int(each)) for each in model.token_ids[0]]
     return view(records, tokens=tokens, title="all-MiniLM-L6-v2"), tokens
 

@@ -37,8 +37,8 @@ def encoder(folder, backend, arithmetic):
     model = load_model(Path(folder), [SENTENCE])
     with record_attention() as records:
         token_vectors(
-            [each.with_settings(arithmetic=arithmetic) for each in model.bert.definitions],
-            backend.from_numpy(model.bert.parameters),
+            [each.with_settings(arithmetic=arithmetic) for each in model.definitions],
+            backend.from_numpy(model.parameters),
             *(backend.from_numpy(each) for each in (model.token_ids, model.is_token)),
         )
     return [backend.to_numpy(each.weights()) for each in records]

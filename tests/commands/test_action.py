@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_helpers import ENVIRONMENT
 
 pytestmark = pytest.mark.needs("numpy")
 
@@ -26,13 +27,12 @@ def test_the_check_writes_the_summary_and_its_files_and_ends_with_the_status(tmp
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m attention_cli "$@"\n')
     command.chmod(0o755)
     summary, files = tmp_path / "summary.md", tmp_path / "attention-core.d"
-    environment = os.environ | {
+    environment = ENVIRONMENT | {
         "TARGET": "kernel.py:attention",
         "OPTIONS": "--case 'ladder-1x16-plain' --dtype float32 --jobs 0",
         "RUNNER_TEMP": str(files),
         "GITHUB_STEP_SUMMARY": str(summary),
         "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(sys.path),
     }
     # As GitHub runs a step whose shell is bash.
     words = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", check]

@@ -10,7 +10,7 @@ import types
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from command_helpers import invoke, refusal
 
 from attention_benchmark import CANDIDATES, Measurement, Problem, processes, report
 from attention_benchmark.measurement import fastest_peers, quartiles, ratio, read_json, write_json
@@ -19,7 +19,6 @@ from attention_benchmark.problem import DIRECTIONS, MASKS, OPERATIONS, PRESETS, 
 from attention_benchmark.processes import measurements_of, memory_of
 from attention_benchmark.reference import TOLERANCE, expected, worst_error
 from attention_cli import bench
-from attention_cli.app import app
 from attention_workers import Death
 
 ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
@@ -303,16 +302,9 @@ def test_plots_are_written_of_series_of_lengths(tmp_path):
 
 
 def test_a_device_that_no_framework_has_is_told_in_one_line_before_any_work(tmp_path):
-    result = invoke("--device", "cuda", "--preset", "accelerator", "--backend", "numpy", "--json", tmp_path / "x.json")
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    (line,) = result.stderr.splitlines()
-    assert line == "attention-core: expected a device of some framework; got 'cuda', and numpy has cpu"
+    words = ("--device", "cuda", "--preset", "accelerator", "--backend", "numpy", "--json", tmp_path / "x.json")
+    assert refusal("bench", *words) == "expected a device of some framework; got 'cuda', and numpy has cpu"
     assert not (tmp_path / "x.json").exists()
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, ["bench", *map(str, arguments)], env={"COLUMNS": "200"})
 
 
 @pytest.mark.parametrize("name", ["found.json", "found.json.gz"])
@@ -327,7 +319,7 @@ def test_the_command_measures_and_reads_what_it_wrote(name, tmp_path, monkeypatc
         return process
 
     monkeypatch.setattr(subprocess, "Popen", record)
-    result = invoke(*chosen, "--rounds", 2, "--no-memory", "--busy", 1, "--json", path)
+    result = invoke("bench", *chosen, "--rounds", 2, "--no-memory", "--busy", 1, "--json", path)
     assert result.exit_code == 0, result.output
     assert "1×2×8×4 causal" in result.stdout
     found, about = read_json(path)
@@ -338,7 +330,7 @@ def test_the_command_measures_and_reads_what_it_wrote(name, tmp_path, monkeypatc
     assert about["versions"]["numpy"] == np.__version__
     assert about["busy"] == len(started) == 1
     assert started[0].poll() is not None
-    assert invoke("--read", path, "--markdown", text).exit_code == 0
+    assert invoke("bench", "--read", path, "--markdown", text).exit_code == 0
     assert report.duration(found[0].median) in text.read_text()
 
 
@@ -368,19 +360,14 @@ def test_the_command_measures_and_reads_what_it_wrote(name, tmp_path, monkeypatc
     ],
 )  # fmt: skip
 def test_wrong_arguments_of_the_command_are_named_in_a_line(arguments, message):
-    result = invoke(*arguments)
-    assert (result.exit_code, result.stderr) == (2, f"attention-core: {message}\n")
+    assert refusal("bench", *arguments) == message
 
 
 @pytest.mark.parametrize("arguments", [("--shape", "1,1,99999999999,64"), ("--lengths", "8,16,99999999999")])
 def test_arrays_that_do_not_fit_are_refused_before_any_work(arguments, monkeypatch):
     monkeypatch.setattr(bench, "_measured", None)
-    result = invoke(*arguments)
-    assert result.exit_code == 2
-    assert re.fullmatch(
-        r"attention-core: expected a shape whose arrays fit into .*; got .*99999999999,64, whose arrays take \d+ \S+\n",
-        result.stderr,
-    )
+    told = r"expected a shape whose arrays fit into .*; got .*99999999999,64, whose arrays take \d+ \S+"
+    assert re.fullmatch(told, refusal("bench", *arguments))
 
 
 def broken(document, address, value):
@@ -414,9 +401,8 @@ def test_a_file_that_is_not_of_the_benchmark_is_told_in_a_line(tmp_path, address
     path = tmp_path / "found.json"
     write_json(path, made_up(), report.environment({"torch": "1"}, 2))
     path.write_text(broken(json.loads(path.read_text()), address, value))
-    result = invoke("--read", path, "--details", "--markdown", tmp_path / "tables.md")
-    told = f"attention-core: expected a file of bench --json; got {path}, which holds something else\n"
-    assert (result.exit_code, result.stdout, result.stderr) == (2, "", told)
+    line = refusal("bench", "--read", path, "--details", "--markdown", tmp_path / "tables.md")
+    assert line == f"expected a file of bench --json; got {path}, which holds something else"
     assert not (tmp_path / "tables.md").exists()
 
 
@@ -425,9 +411,7 @@ def test_a_file_that_is_not_of_the_benchmark_is_told_in_a_line(tmp_path, address
 def test_a_file_that_is_no_json_is_told_in_a_line(tmp_path, data, name):
     path = tmp_path / name
     path.write_bytes(data)
-    result = invoke("--read", path)
-    assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (2, "", 1)
-    assert result.stderr.startswith(f"attention-core: expected a file of bench --json; got {path}")
+    assert refusal("bench", "--read", path).startswith(f"expected a file of bench --json; got {path}")
 
 
 def test_a_process_that_fails_says_so_in_a_line():
@@ -442,7 +426,7 @@ def test_a_process_that_fails_says_so_in_a_line():
 def test_a_wrong_result_is_an_error(monkeypatch):
     wrong = [dataclasses.replace(made_up()[0], outcome="wrong", seconds=(), products=())]
     monkeypatch.setattr(bench, "_measured", lambda orders, memory, failures, without: [(wrong, {})])
-    assert invoke("--backend", "numpy").exit_code == 1
+    assert invoke("bench", "--backend", "numpy").exit_code == 1
 
 
 def test_keys_name_one_candidate_each():

@@ -1,25 +1,20 @@
 """Presets of the benchmark, and its options of heads, queries and lengths."""
 
 import pytest
-from typer.testing import CliRunner
+from command_helpers import invoke
 
 from attention_benchmark import CANDIDATES, Problem
 from attention_benchmark.problem import PRESETS
 from attention_cli import bench
-from attention_cli.app import app
 
 DENSE = next(each for each in CANDIDATES if each.key == "numpy:eager:attention:dense")
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, ["bench", *map(str, arguments)])
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_problems(name, monkeypatch):
     seen = []
     monkeypatch.setattr(bench, "_measured", lambda orders, memory, failures, without: (seen.extend(orders), [])[1])
-    assert invoke("--backend", "numpy", "--preset", name).exit_code == 0
+    assert invoke("bench", "--backend", "numpy", "--preset", name).exit_code == 0
     problems = [problem for order in seen for problem in order.problems]
     forward = [Problem(**each) for each in PRESETS[name] if each.get("direction") != "both"]
     assert problems == [each for each in forward if DENSE.takes(each)]
@@ -30,7 +25,7 @@ def test_queries_heads_and_lengths_are_options(monkeypatch):
     seen = []
     monkeypatch.setattr(bench, "_measured", lambda orders, memory, failures, without: (seen.extend(orders), [])[1])
     options = ("--kv-heads", 2, "--queries", "1,4", "--key-lengths", "30,20", "--offset", 9, "--window", 7)
-    assert invoke("--backend", "numpy", "--shape", "2,4,40,8", "--mask", "padded", *options).exit_code == 0
+    assert invoke("bench", "--backend", "numpy", "--shape", "2,4,40,8", "--mask", "padded", *options).exit_code == 0
     fields = {"kv_heads": 2, "key_lengths": (30, 20), "offset": 9, "window": 7}
     found = [problem for order in seen for problem in order.problems]
     assert found == [Problem((2, 4, 40, 8), "padded", queries=count, **fields) for count in (1, 4)]

@@ -1,7 +1,6 @@
 """The command ``check``: what is said of a kernel in a file, and of one that crashes or hangs."""
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -9,9 +8,8 @@ import sys
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from command_helpers import ENVIRONMENT, invoke
 
-from attention_cli.app import app
 from attention_conformance.cases.case import Draw
 from attention_conformance.cases.large import LARGE, selecting
 from attention_conformance.oracle.dense import answer, dense_of
@@ -62,12 +60,12 @@ def target(tmp_path):
 
 
 def in_this_process(*arguments):
-    return CliRunner().invoke(app, ["check", *map(str, arguments), "--jobs", "0"])
+    return invoke("check", *arguments, "--jobs", 0)
 
 
 def command(*arguments, **environment):
     words = [sys.executable, "-m", "attention_cli", "check", *map(str, arguments)]
-    return {"args": words, "env": os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment}
+    return {"args": words, "env": ENVIRONMENT | environment}
 
 
 def test_the_fault_is_told_in_words_and_conventions_are_accepted_by_name(target):
@@ -264,7 +262,7 @@ def test_the_least_wrong_of_drawn_calls_is_a_program_that_a_seed_replays(tmp_pat
     program = tmp_path / "program.py"
     program.write_text('"""' + drawn[0].stdout.partition('\n"""')[2].rpartition("\n\n")[0])
     assert "attention_conformance" not in program.read_text()
-    environment = {name: each for name, each in os.environ.items() if name != "PYTHONPATH"}
+    environment = {name: each for name, each in ENVIRONMENT.items() if name != "PYTHONPATH"}
     for text, status in ((source.read_text(), 1), (KERNEL, 0)):
         source.write_text(text)
         words = [sys.executable, "-P", program]

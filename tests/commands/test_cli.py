@@ -12,15 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_helpers import ENVIRONMENT, invoke, refusal
 from junitparser import JUnitXml
 from rich.console import Console
-from typer.testing import CliRunner
 
 import attention_core as ac
 from attention_benchmark import steps
 from attention_benchmark.problem import MASKS, OPERATIONS, PRESETS, WINDOW
 from attention_cli import app as command_line, main as program
-from attention_cli.app import app
 from attention_conformance import CASES
 from attention_conformance.cases.contract import LINES
 from attention_conformance.problem import DTYPES
@@ -34,10 +33,6 @@ from attention_core.layouts import LAYOUTS
 from attention_numpy.trees import devices_of_kind
 
 pytestmark = pytest.mark.needs("numpy")
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
 
 
 def conformance(*arguments):
@@ -150,11 +145,10 @@ def test_only_junit_needs_junitparser(tmp_path):
         "import sys\nsys.modules['junitparser'] = None\nsys.modules['tokenizers'] = None\n"
         "sys.argv = ['attention-core', *sys.argv[1:]]\nfrom attention_cli.main import main\nmain()"
     )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
 
     def run(*arguments):
         command = [sys.executable, "-c", script, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT)
 
     short = ("conformance", "--backend", "numpy", "--dtype", "float32", "--case", "mask", "--jobs", "0")
     assert run(*short).returncode == 0
@@ -173,9 +167,8 @@ def test_help_is_whole_and_imports_no_library(command):
         "import sys\nfrom attention_cli.main import run\nsys.argv = ['attention-core', *sys.argv[1:]]\n"
         "try:\n    run()\nfinally:\n    print({'numpy', 'rich.table', 'attention_core'} & set(sys.modules))"
     )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", script, *command, "--help"]
-    printed = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, env=environment).stdout
+    printed = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, env=ENVIRONMENT).stdout
     assert printed.splitlines()[-1] == "set()"
     assert "..." not in re.sub(r"(?i)\[args\]\.\.\.|\[?\{?files\}?\]?\.\.\.", "", printed)
     assert "…" not in printed
@@ -236,11 +229,7 @@ def test_results_are_written_as_junit_xml(tmp_path, monkeypatch):
 )  # fmt: skip
 def test_what_is_not_known_is_told_in_one_line_before_any_work(arguments, text, monkeypatch):
     monkeypatch.setattr("attention_cli.conformance.carried_out", None)
-    result = invoke("conformance", *arguments)
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    (line,) = result.stderr.splitlines()
-    assert line.startswith(f"attention-core: {text}")
+    assert refusal("conformance", *arguments).startswith(text)
 
 
 def test_a_kind_of_devices_is_all_of_them(tmp_path):
@@ -258,9 +247,8 @@ def test_backends_are_listed_with_those_that_are_not_installed(monkeypatch):
     assert result.exit_code == 0
     assert "bfloat16" in result.stdout
     assert "not installed: pip install 'attention-core[torch]'" in result.stdout
-    refused = invoke("conformance", "--backend", "torch")
-    assert refused.exit_code == 2
-    assert "backend torch is not installed: pip install 'attention-core[torch]'" in refused.stderr
+    told = "backend torch is not installed: pip install 'attention-core[torch]'"
+    assert told in refusal("conformance", "--backend", "torch")
 
 
 def test_without_the_libraries_of_the_command_it_says_what_to_install(monkeypatch):
@@ -397,10 +385,9 @@ def test_an_implementation_that_is_asked_for_is_run_in_full():
 
 
 def test_the_core_is_a_program_and_has_a_version():
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     for words in (["-m", "attention_core"], ["-c", "from attention_cli.main import main; main()"]):
         command = [sys.executable, *words, "--version"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT)
         assert (done.stdout, done.stderr) == (f"attention-core {ac.__version__}\n", "")
     with pytest.raises(AttributeError, match="has no attribute '__versions__'"):
         ac.__versions__  # noqa: B018  # to look it up raises

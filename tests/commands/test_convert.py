@@ -5,11 +5,10 @@ import re
 
 import numpy as np
 import pytest
+from command_helpers import invoke, refusal
 from gguf_helpers import write_gguf
 from safetensors.numpy import load_file, save_file
-from typer.testing import CliRunner
 
-from attention_cli.app import app
 from attention_core import layers
 from attention_core.layouts import LAYOUTS
 from attention_files.checkpoints import load_causal_lm
@@ -24,16 +23,12 @@ BERT = (
 )
 
 
-def invoke(*arguments):
-    return CliRunner().invoke(app, ["convert", *map(str, arguments)], env={"COLUMNS": "200"})
-
-
 def drawn(layer):
     return layer.init(1, xp=np, dtype="float64")
 
 
 def converted(*arguments):
-    result = invoke(*arguments)
+    result = invoke("convert", *arguments)
     assert (result.exit_code, result.stderr) == (0, "")
     return result.stdout
 
@@ -89,7 +84,7 @@ def test_a_gguf_file_becomes_a_file_or_a_folder_of_the_same_model(path_of, tmp_p
     assert model == definition
     same(layers.named_arrays(weights), layers.named_arrays(tree))
     (tmp_path / "a.gguf").write_bytes((tmp_path / "a.gguf").read_bytes()[:-70])
-    result = invoke(tmp_path / "a.gguf", path_of("b"), "--from", "gguf", "--to", "attention-core")
+    result = invoke("convert", tmp_path / "a.gguf", path_of("b"), "--from", "gguf", "--to", "attention-core")
     assert (result.exit_code, path_of("b").exists()) == (1, False)
     assert result.stderr.startswith("attention-core: expected a whole GGUF file")
 
@@ -118,7 +113,7 @@ def test_a_whole_bert_there_and_back(path_of, prefix):
         f"{prefix}{name}": np.array(array, order="C") for name, array in LAYOUTS["bert"].write(BERT, trees).items()
     }
     save_file({**arrays, f"{prefix}pooler.dense.bias": np.zeros(12)}, path_of("a"))
-    result = invoke(path_of("a"), path_of("b"), "--from", "bert", "--to", "attention-core", "--num-heads", 3)
+    result = invoke("convert", path_of("a"), path_of("b"), "--from", "bert", "--to", "attention-core", "--num-heads", 3)
     left = f"left out of transformers.BertModel: {prefix}pooler.dense.bias, no part of an encoder here"
     assert (result.exit_code, result.stderr) == (0, f"attention-core: {left}\n")
     path_of("b").unlink()
@@ -139,7 +134,16 @@ def test_one_layer_out_of_a_file_by_its_prefix(path_of):
     converted(path_of("a"), path_of("b"), "--from", "bert-layer", "--to", "attention-core", *options)
     assert load_layer(path_of("b"))[0] == layer
     result = invoke(
-        path_of("a"), path_of("c"), "--from", "bert-layer", "--to", "attention-core", *options[:2], "--prefix", "x."
+        "convert",
+        path_of("a"),
+        path_of("c"),
+        "--from",
+        "bert-layer",
+        "--to",
+        "attention-core",
+        *options[:2],
+        "--prefix",
+        "x.",
     )
     assert result.exit_code == 1
     assert "that begin with x.; got embeddings.LayerNorm.bias, encoder.layer.7." in result.stderr
@@ -150,7 +154,7 @@ def test_the_order_of_heads_is_asked_for(path_of, order):
     arrays = LAYOUTS["flax"].write(GROUPED, drawn(GROUPED), head_order=order)
     save_file({name: np.array(array, order="C") for name, array in arrays.items()}, path_of("a"))
     arguments = (path_of("a"), path_of("b"), "--from", "flax", "--to", "attention-core")
-    result = invoke(*arguments)
+    result = invoke("convert", *arguments)
     assert result.exit_code == 1
     assert "expected head_order for flax.nnx.MultiHeadAttention, as 6 heads share 2" in result.stderr
     converted(*arguments, "--head-order", order)
@@ -163,9 +167,8 @@ def test_nothing_is_replaced_without_force(path_of):
     save_layer(path_of("a"), ATTENTION, drawn(ATTENTION))
     path_of("b").write_text("precious")
     arguments = (path_of("a"), path_of("b"), "--from", "attention-core", "--to", "torch")
-    result = invoke(*arguments)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == f"attention-core: expected a target that is not there, or --force; got {path_of('b')}\n"
+    told = f"expected a target that is not there, or --force; got {path_of('b')}"
+    assert refusal("convert", *arguments) == told
     assert path_of("b").read_text() == "precious"
     converted(*arguments, "--force")
     assert "in_proj_weight" in load_file(path_of("b"))
@@ -188,10 +191,7 @@ def test_nothing_is_replaced_without_force(path_of):
 )  # fmt: skip
 def test_what_cannot_be_run_as_given_is_told_in_one_line(path_of, arguments, text):
     save_layer(path_of("a"), ATTENTION, drawn(ATTENTION))
-    result = invoke(path_of("a"), path_of("b"), *arguments)
-    assert (result.exit_code, result.stdout) == (2, "")
-    (line,) = result.stderr.splitlines()
-    assert re.match(f"attention-core: {text}", line)
+    assert re.match(text, refusal("convert", path_of("a"), path_of("b"), *arguments))
     assert not path_of("b").exists()
 
 
@@ -204,9 +204,7 @@ def test_a_source_that_is_not_there_and_a_target_that_cannot_be_are_told(path_of
         (path_of("a"), tmp_path),
         (path_of("a"), tmp_path / "no" / "b"),
     ):
-        result = invoke(source, target, *options)
-        assert (result.exit_code, result.stdout) == (2, "")
-        assert result.stderr.startswith("attention-core: expected a file")
+        assert refusal("convert", source, target, *options).startswith("expected a file")
 
 
 def test_what_cannot_be_converted_is_told_in_one_line_and_leaves_the_target(path_of):
@@ -228,8 +226,7 @@ def test_what_cannot_be_converted_is_told_in_one_line_and_leaves_the_target(path
         ("strange", ["keras", "--to", "torch", "--drop", "b"], "expected arrays in"),
         ("strange", ["keras", "--to", "torch", "--drop", "a"], "expected the arrays of keras.layers.MultiHeadAttention"),
     ):  # fmt: skip
-        result = invoke(path_of(source), path_of("b"), "--force", "--from", *arguments)
-        assert (result.exit_code, result.stdout) == (1, "")
-        (line,) = result.stderr.splitlines()
-        assert line.startswith(f"attention-core: {text}")
+        assert refusal("convert", path_of(source), path_of("b"), "--force", "--from", *arguments, status=1).startswith(
+            text
+        )
         assert path_of("b").read_text() == "precious"

@@ -6,10 +6,9 @@ import re
 import numpy as np
 import pytest
 import tokenizers
+from command_helpers import invoke, refusal
 from gguf_helpers import write_gguf
-from typer.testing import CliRunner
 
-from attention_cli.app import app
 from attention_cli.generate import _tokenizer, open_text_model
 from attention_core import layers
 from attention_core.backend import get_backend
@@ -24,23 +23,24 @@ WORDS = ["<unk>", "</s>", "a", "b", "c", "d", "e"]
 MODEL = layers.Decoder(len(WORDS), 8, 2, 6, 2, num_key_value_heads=1, tied=False)
 
 
+def save_tokenizer(folder, words):
+    """A tokenizer of whole words, by their order."""
+    numbers = {word: index for index, word in enumerate(words)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbers, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
 @pytest.fixture
 def folder(tmp_path):
     path = tmp_path / "model"
     save_causal_lm(path, MODEL, MODEL.init(4, xp=np))
-    words = {word: index for index, word in enumerate(WORDS)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer.save(str(path / "tokenizer.json"))
+    save_tokenizer(path, WORDS)
     return path
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, ["generate", *map(str, arguments)], env={"COLUMNS": "200"})
-
-
 def hashes(*arguments):
-    result = run(*arguments, "--arithmetic", "reproducible", "--max-new-tokens", 3)
+    result = invoke("generate", *arguments, "--arithmetic", "reproducible", "--max-new-tokens", 3)
     assert (result.exit_code, result.stderr) == (0, "")
     return re.findall("sha256 of all logits ([0-9a-f]{64})", result.stdout), result.stdout
 
@@ -55,22 +55,19 @@ def test_a_hash_is_that_of_the_prompt_alone_and_in_a_batch(folder):
 
 def test_a_prompt_longer_than_the_cache_is_told_before_weights_are_read(folder, monkeypatch):
     monkeypatch.setattr("attention_files.checkpoints.load_arrays", lambda path: pytest.fail("weights were read"))
-    result = run("a", "b c d", "--model", folder, "--max-new-tokens", 3, "--capacity", 4)
-    message = "expected a capacity of at least 5 for 3 tokens and 3 new ones; got 4"
-    assert (result.exit_code, result.stderr) == (2, f"attention-core: {message}\n")
+    told = refusal("generate", "a", "b c d", "--model", folder, "--max-new-tokens", 3, "--capacity", 4)
+    assert told == "expected a capacity of at least 5 for 3 tokens and 3 new ones; got 4"
 
 
 @pytest.mark.parametrize("limit", ["--capacity", "--max-new-tokens"])
 def test_a_cache_beyond_the_memory_is_told_before_weights_are_read(folder, monkeypatch, limit):
     monkeypatch.setattr("attention_files.checkpoints.load_arrays", lambda path: pytest.fail("weights were read"))
     monkeypatch.setattr("attention_cli.generate.available", lambda: 5 * 2**20)
-    result = run("a", "b c d", "--model", folder, limit, 100_000)
     told = re.fullmatch(
-        r"attention-core: expected a cache of at most (\d+) positions, which fill the 0.0 GiB of free memory; got 10000\d\n",
-        result.stderr,
+        r"expected a cache of at most (\d+) positions, which fill the 0.0 GiB of free memory; got 10000\d",
+        refusal("generate", "a", "b c d", "--model", folder, limit, 100_000),
     )
     bytes_of_position = 2 * 2 * 2 * 4 * 4  # prompts, layers, keys and values, channels, bytes
-    assert result.exit_code == 2
     assert int(told[1]) == pytest.approx(5 * 2**20 / bytes_of_position, rel=0.1)
 
 
@@ -81,13 +78,13 @@ def test_a_library_needs_no_float64(folder, monkeypatch):
 
     from_numpy = type(get_backend("numpy")).from_numpy
     monkeypatch.setattr(type(get_backend("numpy")), "from_numpy", narrow)
-    assert run("a b c", "--model", folder, "--max-new-tokens", 3).exit_code == 0
+    assert invoke("generate", "a b c", "--model", folder, "--max-new-tokens", 3).exit_code == 0
 
 
 def test_what_is_compiled_is_told_before_it_is(folder, monkeypatch):
-    eager = run("a b c", "--model", folder, "--max-new-tokens", 3)
+    eager = invoke("generate", "a b c", "--model", folder, "--max-new-tokens", 3)
     monkeypatch.setattr(type(get_backend("numpy")), "modes", ("eager", "compiled"))
-    compiled = run("a b c", "--model", folder, "--max-new-tokens", 3, "--mode", "compiled")
+    compiled = invoke("generate", "a b c", "--model", folder, "--max-new-tokens", 3, "--mode", "compiled")
     assert compiled.stdout.splitlines()[0] == eager.stdout.splitlines()[0]
     assert eager.stderr == ""
     assert compiled.stderr.splitlines() == [
@@ -96,20 +93,15 @@ def test_what_is_compiled_is_told_before_it_is(folder, monkeypatch):
 
 
 def test_a_token_beyond_the_vocabulary_is_told_before_weights_are_read(folder, monkeypatch):
-    words = {word: index for index, word in enumerate([*WORDS, "f"])}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
+    save_tokenizer(folder, [*WORDS, "f"])
     monkeypatch.setattr("attention_files.checkpoints.load_arrays", lambda path: pytest.fail("weights were read"))
-    result = run("a", "f b", "--model", folder)
-    assert result.exit_code == 2
-    assert result.stderr == "attention-core: expected a tokenizer of ids in 0..6; got 7 in a prompt\n"
+    told = refusal("generate", "a", "f b", "--model", folder)
+    assert told == "expected a tokenizer of ids in 0..6; got 7 in a prompt"
 
 
 def test_turns_are_written_for_a_model_that_has_their_token(folder):
-    result = run("a", "--model", folder, "--chat")
     message = f"expected a tokenizer with <|im_start|>, as --chat writes turns; got one without, in {folder}"
-    assert (result.exit_code, " ".join(result.stderr.split())) == (2, f"attention-core: {message}")
+    assert refusal("generate", "a", "--model", folder, "--chat") == message
 
 
 @pytest.mark.parametrize(
@@ -130,19 +122,15 @@ def test_a_text_ends_where_its_files_say(tmp_path, ends, texts):
     tree = model.init(4, xp=np)
     token, output = np.eye(8, 16, dtype=np.float32) * 99, np.roll(np.eye(16, 8, dtype=np.float32), 1, axis=1)
     save_causal_lm(tmp_path, model, tree._replace(token=token, output=tree.output._replace(weight=output)))
-    tokenizer = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel(dict(zip(words, range(8), strict=True)), unk_token="<unk>")
-    )
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    save_tokenizer(tmp_path, words)
     for name, values in ends.items():
         file = tmp_path / f"{name}.json"
         file.write_text(json.dumps((json.loads(file.read_text()) if file.exists() else {}) | values))
-    result = run("a", "--model", tmp_path, "--max-new-tokens", 5)
+    words = ("generate", "a", "--model", tmp_path, "--max-new-tokens", 5)
     if texts.startswith("expected"):
-        assert (result.exit_code, result.stderr) == (2, f"attention-core: {texts}\n".replace("{}", str(tmp_path)))
+        assert refusal(*words) == texts.replace("{}", str(tmp_path))
     else:
-        assert (result.exit_code, result.stdout.partition("\n")[0]) == (0, texts)
+        assert invoke(*words).stdout.partition("\n")[0] == texts
 
 
 def test_a_gguf_file_names_several_ends(tmp_path):
@@ -173,10 +161,8 @@ def test_a_model_that_is_not_whole_is_told(folder, spoil, message):
         file.write_text(json.dumps(json.loads(file.read_text()) | spoil))
     elif spoil:
         (folder / spoil).unlink()
-    result = run("a b", *(["--model", folder] if spoil else []))
-    assert result.exit_code == 2
-    assert result.stderr.startswith("attention-core: " + message.replace("{}", str(folder)))
-    assert result.stderr.count("\n") == 1
+    told = refusal("generate", "a b", *(["--model", folder] if spoil else []))
+    assert told.startswith(message.replace("{}", str(folder)))
 
 
 TOKENS = {"ggml.tokens": ["<s>", "a", "<", "<a>"], "ggml.merges": []}
@@ -219,9 +205,8 @@ def test_a_share_of_probability_is_in_its_range(share):
 
 
 def test_a_model_that_is_not_there_is_told(tmp_path):
-    result = run("a b", "--model", tmp_path / "none")
     words = f"expected --model, a folder of transformers or a GGUF file; got {tmp_path / 'none'}: no such file"
-    assert (result.exit_code, result.stderr) == (2, f"attention-core: {words}\n")
+    assert refusal("generate", "a b", "--model", tmp_path / "none") == words
 
 
 def test_a_gguf_file_is_its_tensors(tmp_path):

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from command_helpers import ENVIRONMENT
 
 pytestmark = [
     pytest.mark.needs("numpy"),
@@ -36,9 +37,8 @@ def start():
 
         def start(*arguments):
             command = [sys.executable, "-m", "attention_cli", *map(str, arguments)]
-            environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-            process = subprocess.Popen(command, **pipes, text=True, env=environment, start_new_session=True)
+            process = subprocess.Popen(command, **pipes, text=True, env=ENVIRONMENT, start_new_session=True)
             started.enter_context(process)
             started.callback(killed, process)
             return process
@@ -166,9 +166,8 @@ def test_an_interrupt_within_an_import_that_passes_over_exceptions_ends_the_comm
         "import sys; sys.path.insert(0, '.')\nfrom attention_cli import main as program\n"
         "def run(): import swallowing\nprogram.run = run\nprogram.main()"
     )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", script], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False
     )
     assert (ended.returncode, ended.stderr) == (130, "attention-core: interrupted\n")
     assert not (tmp_path / "went-on").exists()

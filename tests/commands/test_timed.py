@@ -1,16 +1,11 @@
 """The command ``bench --target``: anybody's attention among the peers of its library."""
 
 import pytest
-from typer.testing import CliRunner
+from command_helpers import invoke
 
 from attention_benchmark.measurement import read_json
-from attention_cli.app import app
 
 pytestmark = pytest.mark.needs("numpy")
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, ["bench", *map(str, arguments)])
 
 
 FOREIGN = """
@@ -34,14 +29,14 @@ def test_a_target_is_one_more_peer_of_its_library(tmp_path):
     target, path = f"{tmp_path / 'kernel.py'}:attention", tmp_path / "found.json"
     options = ("--direction", "forward", "--shape", "1,2,24,16", "--rounds", 2, "--no-memory", "--candidate", "naive")
     masks = [word for mask in ("full", "causal", "padded") for word in ("--mask", mask)]
-    result = invoke("--target", target, *options, *masks, "--json", path)
+    result = invoke("bench", "--target", target, *options, *masks, "--json", path)
     assert result.exit_code == 0, result.output
     found, _ = read_json(path)
     assert [(each.candidate.name, each.problem.mask, each.outcome) for each in found] == [
         (name, mask, "measured") for mask in ("full", "causal", "padded") for name in ("naive", target)
     ]
     assert all(each.error < 1e-5 and len(each.seconds) == 2 and each.candidate.is_peer for each in found)
-    told = invoke("--target", target.replace("attention", "wrong"), *options, "--json", path)
+    told = invoke("bench", "--target", target.replace("attention", "wrong"), *options, "--json", path)
     outcomes = {
         each.problem.mask: (each.outcome, each.reason) for each in read_json(path)[0] if each.candidate.name != "naive"
     }

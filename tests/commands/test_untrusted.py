@@ -3,9 +3,7 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
-
-from attention_cli.app import app
+from command_helpers import invoke
 
 pytestmark = pytest.mark.needs("torch")
 
@@ -33,8 +31,8 @@ def test_an_untrusted_kernel_is_compared_by_another_process_and_may_borrow_no_at
     told = {}
     for name in ("honest", "copied", "wrong"):
         cases = ("--case", "ladder-31*", "--case", "gradient-ladder-64*")
-        words = ["check", f"{tmp_path / 'cheating.py'}:{name}", *cases, "--untrusted", "--json", tmp_path / "out.json"]
-        done = CliRunner().invoke(app, [*map(str, words)])
+        target, options = f"{tmp_path / 'cheating.py'}:{name}", ("--untrusted", "--json", tmp_path / "out.json")
+        done = invoke("check", target, *cases, *options)
         document = json.loads((tmp_path / "out.json").read_text())
         rows = document["findings"]
         told[name] = (done.exit_code, {row["verdict"] for row in rows}, {row["variant"] for row in rows})

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from command_helpers import invoke, refusal
 
-from attention_cli.app import app
 from attention_conformance import compare
 from attention_core import layers
 from attention_files.safetensors import save_arrays, save_layer, save_layers
@@ -156,10 +155,6 @@ def test_modules_of_torch_agree_with_the_layers_made_of_them(kind, options):
     assert len([each for each in found.places if each.is_heads and each.other == each.name]) == 4
 
 
-def command(*arguments):
-    return CliRunner().invoke(app, ["compare", *map(str, arguments)], env={"COLUMNS": "200"})
-
-
 PORT = """
 import sys
 sys.path[:0] = {folders}
@@ -181,7 +176,7 @@ def port(tmp_path):
 
 def test_the_command_tells_places_and_cause_and_writes_a_page(encoder, port, tmp_path):
     files = "--json", tmp_path / "found.json", "--html", tmp_path / "found.html", "--jobs", 0
-    result = command(encoder, f"{port}:port", *files)
+    result = invoke("compare", encoder, f"{port}:port", *files)
     assert result.exit_code == 1, result.output
     assert "weights: 37 with the same bits, 0 others" in result.stdout
     assert "first to leave the bound: layers.0.feed_forward, by " in result.stdout
@@ -192,7 +187,7 @@ def test_the_command_tells_places_and_cause_and_writes_a_page(encoder, port, tmp
     page = (tmp_path / "found.html").read_text()
     assert cause in page
     assert "https://" not in page
-    result = command(encoder, encoder, "--jobs", 0)
+    result = invoke("compare", encoder, encoder, "--jobs", 0)
     assert (result.exit_code, result.stdout.splitlines()[-1][:38]) == (0, "all 20 places are within the bound; ne")
 
 
@@ -207,9 +202,8 @@ def test_the_command_tells_places_and_cause_and_writes_a_page(encoder, port, tmp
 def test_a_model_that_dies_or_hangs_is_told(encoder, tmp_path, does, timeout, says):
     (tmp_path / "port.py").write_text(f"import os, time\n\ndef port(): {does}\n")
     port = f"{tmp_path / 'port.py'}:port"
-    result = command(encoder, port, "--timeout", timeout)
-    assert result.exit_code == 3
-    assert result.stderr == f"attention-core: expected the end of loading {port}; got a process that {says}\n"
+    told = refusal("compare", encoder, port, "--timeout", timeout, status=3)
+    assert told == f"expected the end of loading {port}; got a process that {says}"
 
 
 @pytest.mark.parametrize(
@@ -225,10 +219,7 @@ def test_a_model_that_dies_or_hangs_is_told(encoder, tmp_path, does, timeout, sa
 )
 def test_what_cannot_be_compared_is_refused(encoder, decoder, port, tmp_path, second, says):
     (tmp_path / "cut.safetensors").write_bytes(encoder.read_bytes()[:5000])
-    result = command(encoder, tmp_path / second, "--jobs", 0)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"attention-core: {says}")
-    assert result.stderr.count("\n") == 1
+    assert refusal("compare", encoder, tmp_path / second, "--jobs", 0).startswith(says)
 
 
 def test_a_library_that_is_not_here_and_an_input_that_is_cut_are_told(encoder, tmp_path, monkeypatch):
@@ -237,14 +228,13 @@ def test_a_library_that_is_not_here_and_an_input_that_is_cut_are_told(encoder, t
     cut.write_bytes((tmp_path / "x.npz").read_bytes()[:-30])
     monkeypatch.setitem(sys.modules, "keras", None)
     for words, says in (
-        ((f"keras:{encoder}",), f"keras for keras:{encoder}; got none: pip install keras"),
+        ((encoder, f"keras:{encoder}"), f"keras for keras:{encoder}; got none: pip install keras"),
         (
-            (encoder, "--input", cut),
+            (encoder, encoder, "--input", cut),
             f"inputs as safetensors, npz or npy; got {cut}: BadZipFile: File is not a zip file",
         ),
     ):
-        result = command(encoder, *words, "--jobs", 0)
-        assert (result.exit_code, result.stderr) == (2, f"attention-core: expected {says}\n")
+        assert refusal("compare", *words, "--jobs", 0) == f"expected {says}"
 
 
 @pytest.mark.parametrize(
@@ -260,16 +250,14 @@ def test_a_library_that_is_not_here_and_an_input_that_is_cut_are_told(encoder, t
 )
 def test_inputs_that_do_not_fit_are_refused(encoder, tmp_path, arrays, says):
     np.savez(tmp_path / "inputs.npz", **arrays)
-    result = command(encoder, encoder, "--input", tmp_path / "inputs.npz", "--jobs", 0)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"attention-core: {says}")
+    assert refusal("compare", encoder, encoder, "--input", tmp_path / "inputs.npz", "--jobs", 0).startswith(says)
 
 
 # --- chains ---
 
 
 def chain(*arguments):
-    return CliRunner().invoke(app, ["digest", *map(str, arguments), "--backend", "numpy"])
+    return invoke("digest", *arguments, "--backend", "numpy")
 
 
 def test_chains_name_the_layer_and_the_token_where_two_machines_part(decoder, tmp_path):
@@ -307,6 +295,5 @@ def test_chains_name_the_layer_and_the_token_where_two_machines_part(decoder, tm
     ],
 )
 def test_chains_of_something_else_are_refused(encoder, decoder, tmp_path, arguments, says):
-    result = chain(*(tmp_path / each if each.endswith(("json", "safetensors")) else each for each in arguments))
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"attention-core: {says}")
+    words = (tmp_path / each if each.endswith(("json", "safetensors")) else each for each in arguments)
+    assert refusal("digest", *words, "--backend", "numpy").startswith(says)

@@ -3,7 +3,7 @@
 import numpy as np
 import planted_kernels as planted
 import pytest
-from planted_kernels import TAKES, found
+from planted_kernels import TAKES, found, verdict_of
 
 from attention_conformance import Subject
 from attention_conformance.named.related import seen_before
@@ -33,8 +33,7 @@ def masked_by_the_first_sample(query, key, value, mask=None):
 def test_a_mask_that_is_wrong_in_some_sample_is_a_boolean_mask_all_the_same():
     subject = settled(Subject(masked_by_the_first_sample))
     assert (subject.mask, subject.bias_name) == ("keep", "mask")
-    wrong = found(subject, "mask-of-keys")["mask-of-keys"]
-    assert (wrong.verdict, wrong.variant) == ("silently wrong", "mask-of-first-sample")
+    assert verdict_of(subject, "mask-of-keys") == ("silently wrong", "mask-of-first-sample")
 
 
 @pytest.mark.needs("numpy")
@@ -54,8 +53,7 @@ def test_a_cache_by_shape_is_told_by_the_array_that_it_keeps():
     def attention(query, key, value):
         return planted.attention(query, kept.setdefault(key.shape, key.copy()), value)
 
-    wrong = found(Subject(attention, **PLAIN), "after-other-values")["after-other-values"]
-    assert (wrong.verdict, wrong.variant) == ("silently wrong", "former-key")
+    assert verdict_of(Subject(attention, **PLAIN), "after-other-values") == ("silently wrong", "former-key")
 
 
 @pytest.mark.needs("numpy")
@@ -65,8 +63,7 @@ def test_arrays_that_are_read_without_their_strides_are_told():
             value = value.base.reshape(-1)[: value.size].reshape(value.shape)
         return planted.attention(query, key, value)
 
-    wrong = found(Subject(attention, **PLAIN), "memory-permuted-value")["memory-permuted-value"]
-    assert (wrong.verdict, wrong.variant) == ("silently wrong", "strides-ignored")
+    assert verdict_of(Subject(attention, **PLAIN), "memory-permuted-value") == ("silently wrong", "strides-ignored")
 
 
 @pytest.mark.needs("numpy")
@@ -99,8 +96,7 @@ def test_a_nan_of_one_query_in_the_row_before_it_spreads():
         output[..., :-1, :] += 0 * output[..., 1:, :]
         return output
 
-    wrong = found(Subject(attention, **PLAIN), "nan-query")["nan-query"]
-    assert (wrong.verdict, wrong.variant) == ("visibly wrong", "nan-spreads")
+    assert verdict_of(Subject(attention, **PLAIN), "nan-query") == ("visibly wrong", "nan-spreads")
 
 
 SLIPS = [
@@ -226,8 +222,7 @@ def test_a_backward_pass_without_causality_is_told():
 
     takes = PLAIN | {"backend": "torch", "causal": "top-left", "causal_name": "is_causal", "differentiates": True}
     case = "gradient-ladder-65x32-causal"
-    wrong = found(Subject(attention, **takes), case)[case]
-    assert (wrong.verdict, wrong.variant) == ("silently wrong", "gradient-without-mask")
+    assert verdict_of(Subject(attention, **takes), case) == ("silently wrong", "gradient-without-mask")
 
 
 @pytest.mark.needs("numpy")

@@ -4,9 +4,8 @@ from dataclasses import replace
 from fnmatch import fnmatch
 
 import pytest
-from typer.testing import CliRunner
+from command_helpers import invoke
 
-from attention_cli.app import app
 from attention_conformance import Finding
 from attention_conformance.named import named_cases
 from attention_conformance.oracle.diagnoses import DIAGNOSES
@@ -59,6 +58,5 @@ def test_an_entry_is_about_the_answers_that_equal_its_fault_on_its_library(tmp_p
 @pytest.mark.needs("torch")
 def test_what_is_shipped_for_a_preset_is_accepted():
     cases = [word for name in ("masked-nan-value", "negative-scale-causal", "scale") for word in ("--case", name)]
-    words = ["check", "torch.sdpa", *cases, "--dtype", "float32", "--jobs", "0", "--expected", "shipped"]
-    found = CliRunner().invoke(app, words)
+    found = invoke("check", "torch.sdpa", *cases, "--dtype", "float32", "--jobs", 0, "--expected", "shipped")
     assert (found.exit_code, found.stdout.splitlines()[-1]) == (0, "0 silently wrong, 2 accepted, 1 right")

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from command_helpers import invoke, refusal
 from gguf_helpers import write_gguf
-from typer.testing import CliRunner
 
-from attention_cli.app import app
 from attention_conformance.run import language_model
 from attention_conformance.run.identical import APART, computed, digest, work_on
 from attention_conformance.run.job import Order
@@ -115,17 +114,13 @@ def test_a_change_of_the_model_changes_the_hash(path, change):
     assert len(hashes) == 2
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, ["conformance", *map(str, arguments)], env={"COLUMNS": "200"})
-
-
 def test_the_command_runs_a_language_model(path):
     places = ("--model", path, "--backend", "numpy", "--jobs", "0")
-    told = run(*places, "--case", "model")
+    told = invoke("conformance", *places, "--case", "model")
     assert (told.exit_code, "1 passed, 0 failed" in told.stdout) == (0, True), told.output
-    both = run(*places, "--model", path, "--case", "model").stdout.splitlines()
+    both = invoke("conformance", *places, "--model", path, "--case", "model").stdout.splitlines()
     assert f"models {path.name}, {path.name} on 1 backend (numpy): 2 of 2 results within their bounds" in both
-    told = run(*places, "--identical", "--case", "model*")
+    told = invoke("conformance", *places, "--identical", "--case", "model*")
     assert told.exit_code == 0, told.output
     assert "1 identical, 0 not, 0 not run" in told.stdout
     assert published_model(path) == {"model": None}
@@ -134,13 +129,12 @@ def test_the_command_runs_a_language_model(path):
 def test_what_is_no_language_model_is_told(path, tmp_path):
     path.write_bytes(path.read_bytes()[:-70])
     for arguments in (("--model", path), ("--model", path, "--identical")):
-        told = run(*arguments, "--backend", "numpy", "--jobs", "0")
-        assert (told.exit_code, told.stderr.count("\n")) == (2, 1)
-        assert "expected a whole GGUF file" in told.stderr
+        told = refusal("conformance", *arguments, "--backend", "numpy", "--jobs", 0)
+        assert "expected a whole GGUF file" in told
     write_gguf(path)
-    told = run("--model", path, "--identical", "--sentence", "a b")
-    assert (told.exit_code, "expected an encoder with sentences" in told.stderr) == (2, True)
-    assert "expected --model with a language model for --long" in run("--long").stderr
+    told = refusal("conformance", "--model", path, "--identical", "--sentence", "a b")
+    assert "expected an encoder with sentences" in told
+    assert "expected --model with a language model for --long" in refusal("conformance", "--long")
 
 
 def test_prompts_that_are_known_have_different_lengths():

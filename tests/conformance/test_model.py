@@ -12,11 +12,10 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
+from command_helpers import invoke
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from typer.testing import CliRunner
 
-from attention_cli.app import app
 from attention_conformance import vectors
 from attention_conformance.run.identical import computed, digest
 from attention_conformance.run.job import Order
@@ -29,8 +28,8 @@ from attention_conformance.run.model import (
     Published,
     identical_case,
     load_any,
-    load_bert,
     load_model,
+    tokens_of,
 )
 from attention_conformance.run.runner import plan_model, run, work
 from attention_core.backend import get_backend
@@ -174,7 +173,7 @@ def test_sentences_are_padded_to_one_length_and_cut_to_the_positions_there_are(p
     assert model.is_token.sum(axis=1).tolist() == [min(length, 12) for length in lengths]
     assert model.token_ids.shape == (6, min(max(lengths), 12))
     assert not model.token_ids[~model.is_token].any()
-    assert len(model.bert.token_ids("food " * 50)) == 12
+    assert len(tokens_of(model.tokenizer, model.definitions, "food " * 50)) == 12
 
 
 @pytest.mark.parametrize(
@@ -185,7 +184,7 @@ def test_names_may_begin_with_bert_and_half_precision_is_widened(published, dire
     halved = {f"bert.{name}": x.astype(dtype) if x.dtype == np.float32 else x for name, x in tensors.items()}
     halved["cls.predictions.bias"] = np.zeros(40, dtype=np.float32)
     save_file(halved, directory / "model.safetensors")
-    loaded, original = load_bert(directory), load_bert(published)
+    loaded, original = load_model(directory), load_model(published)
     weight = loaded.parameters[2].feed_forward.expand.weight
     assert weight.dtype == np.float32
     assert weight.shape == (6, 10)
@@ -194,7 +193,7 @@ def test_names_may_begin_with_bert_and_half_precision_is_widened(published, dire
 
 def test_positions_of_roberta_begin_behind_its_padding(published, directory):
     (directory / "config.json").write_text(json.dumps({**CONFIG, "model_type": "roberta", "pad_token_id": 1}))
-    loaded, original = load_bert(directory), load_bert(published)
+    loaded, original = load_model(directory), load_model(published)
     assert loaded.definitions[0].num_positions == 10
     np.testing.assert_array_equal(loaded.parameters[0].position, original.parameters[0].position[2:])
     assert isinstance(load_any(directory), Model)
@@ -293,13 +292,13 @@ def test_spoilt_files_are_told(directory, name):
     spoil, *parts = SPOILT[name]
     spoil(directory)
     with pytest.raises(ModelError) as caught:
-        load_bert(directory)
+        load_model(directory)
     assert [part for part in parts if part not in str(caught.value)] == []
 
 
 def test_a_directory_that_is_none_is_told(tmp_path):
     with pytest.raises(ModelError, match=r"expected a model directory; got .*nowhere, which is none"):
-        load_bert(tmp_path / "nowhere")
+        load_model(tmp_path / "nowhere")
 
 
 def test_tokens_that_the_encoder_does_not_know_are_told(directory):
@@ -315,7 +314,7 @@ def test_tokens_that_the_encoder_does_not_know_are_told(directory):
 def test_what_is_known_of_a_published_model_must_hold(published):
     model = load_model(published)
     (result,) = run(plan_model(model, [get_backend("numpy")], dtypes=["float64"]))
-    ids = tuple(model.bert.token_ids("hello world"))
+    ids = tuple(tokens_of(model.tokenizer, model.definitions, "hello world"))
     for known, text in (
         (Published(ids, result.values), None),
         (
@@ -341,9 +340,8 @@ def test_the_published_model_is_told_by_its_weights():
 
 def identical(directory, *arguments):
     """A run of the case alone, on NumPy, in this process."""
-    options = ["--case", "model", "--backend", "numpy", "--jobs", "0", *map(str, arguments)]
-    command = ["conformance", "--identical", "--model", str(directory), *options]
-    return CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+    options = ("--case", "model", "--backend", "numpy", "--jobs", 0, *arguments)
+    return invoke("conformance", "--identical", "--model", directory, *options)
 
 
 def test_in_reproducible_arithmetic_a_model_gives_the_same_bits_compiled_or_not(backend, published):
@@ -378,7 +376,7 @@ def test_a_model_that_nobody_published_has_its_hash_shown(published, tmp_path):
     assert f"{found['sha256'][:16]} " in result.stdout
     assert "each other alone" in result.stdout
     words = shlex.split(written["environment"]["command"])
-    again = CliRunner().invoke(app, [*words[1:], "--json", str(tmp_path / "again.json")])
+    again = invoke(*words[1:], "--json", tmp_path / "again.json")
     assert (words[0], again.exit_code) == ("attention-core", 0)
     assert json.loads((tmp_path / "again.json").read_text())["cases"] == written["cases"]
 

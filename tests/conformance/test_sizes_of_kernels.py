@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import planted_kernels as planted
 import pytest
-from planted_kernels import TAKES, found
+from planted_kernels import TAKES, found, verdict_of
 
 from attention_conformance import Subject
 from attention_conformance.subjects.probe import settled
@@ -16,8 +16,10 @@ def test_a_kernel_that_counts_from_the_bottom_right_does_so_with_more_queries_to
     takes = TAKES | {"causal": "bottom-right"}
     case = "cross-130x65-causal"
     assert found(Subject(planted.Kernel("bottom right"), **takes), case)[case].verdict == "right"
-    told = found(Subject(planted.Kernel("bottom right of more keys alone"), **takes), case)[case]
-    assert (told.verdict, told.variant) == ("differs by convention", "top-left-causal")
+    assert verdict_of(Subject(planted.Kernel("bottom right of more keys alone"), **takes), case) == (
+        "differs by convention",
+        "top-left-causal",
+    )
 
 
 def capped(query, key, value, is_causal=False, softcap=None, sinks=None, *, fault=""):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import planted_kernels as planted
 import pytest
-from planted_kernels import TAKES, found
+from planted_kernels import TAKES, found, verdict_of
 
 from attention_conformance import CASES, Finding, Subject, load_target, problem_of
 from attention_conformance.oracle.attention import attention
@@ -50,12 +50,34 @@ def test_a_fault_planted_in_a_raw_backward_function_is_caught(fault, case):
     assert found(Subject(planted.forward, backward=planted.Backward(fault), **takes), case)[case].verdict in WRONG
 
 
+class Dropping:
+    """A kernel with dropout of its own generator, and one fault by its name."""
+
+    def __init__(self, fault=""):
+        self.fault, self.random = fault, np.random.default_rng(1)
+
+    def __call__(self, query, key, value, dropout_p=0.0):
+        if not dropout_p:
+            return planted.attention(query, key, value)
+        shape = (*key.shape[:2], key.shape[-2], key.shape[-2])
+        weights = planted.attention(query, key, np.broadcast_to(np.eye(key.shape[-2], dtype=key.dtype), shape))
+        fault = self.fault
+        random = np.random.default_rng(1) if fault == "same mask each call" else self.random
+        shape = weights.shape[2:] if fault == "one mask for all heads" else weights.shape
+        kept = random.random(shape) >= (dropout_p**2 if fault == "squared rate" else dropout_p)
+        factor = 1.0 if fault == "no factor" else 1 / (1 - dropout_p)
+        return (weights * kept * np.asarray(factor, weights.dtype)) @ value
+
+
+DROPPING = ("same mask each call", "one mask for all heads", "squared rate", "no factor")
+
+
 @pytest.mark.needs("numpy")
 def test_dropout_of_a_foreign_generator_is_checked_by_its_share_factor_and_masks():
     case = "dropout-of-its-own"
     verdicts = {}
-    for fault in ("", *planted.DROPPING):
-        subject = settled(Subject(planted.Dropping(fault)))
+    for fault in ("", *DROPPING):
+        subject = settled(Subject(Dropping(fault)))
         verdicts[fault] = found(subject, case)[case].verdict
     assert verdicts.pop("") == "right"
     assert set(verdicts.values()) == {"silently wrong"}
@@ -76,11 +98,23 @@ def test_gradients_of_dropout_are_those_of_what_was_dropped(is_wrong):
     assert (verdict in WRONG) == is_wrong
 
 
+def by_pieces(fault=""):
+    """A kernel that returns (output, logsumexp), with a fault of the second."""
+
+    def attention(query, key, value, mask=None, is_causal=False, scale=None):
+        output, logsumexp = planted.forward(query, key, value, mask, is_causal, scale)
+        if fault == "maximum for the logsumexp":
+            return output, np.floor(logsumexp)
+        return output, logsumexp / np.log(2).astype(np.float32) if fault == "base 2" else logsumexp
+
+    return attention
+
+
 @pytest.mark.needs("numpy")
 def test_pieces_are_merged_by_the_logsumexp_that_a_kernel_returns():
     case, verdicts = "merged-pieces", {}
     for fault in ("", "base 2", "maximum for the logsumexp"):
-        subject = settled(Subject(planted.by_pieces(fault)))
+        subject = settled(Subject(by_pieces(fault)))
         verdicts[fault] = {name: each.variant or each.verdict for name, each in found(subject, case, "scale").items()}
     assert verdicts[""] == {case: "right", "scale": "right"}
     assert verdicts["base 2"] == {case: "right", "scale": "logsumexp-of-base-2"}
@@ -131,16 +165,14 @@ def test_a_row_of_the_lowest_scores_is_no_masked_row():
 def test_a_difference_of_convention_is_told_by_its_name_and_can_be_accepted(habit, told):
     case, name = told
     subject = Subject(planted.Kernel(habit), **TAKES)
-    differs = found(subject, case)[case]
-    assert (differs.verdict, differs.variant) == ("differs by convention", name)
+    assert verdict_of(subject, case) == ("differs by convention", name)
     assert found(subject, case, accepted=[name])[case].verdict == "accepted"
 
 
 @pytest.mark.needs("numpy")
 def test_nan_where_there_is_no_key_is_that_of_a_masked_row():
     subject = Subject(planted.Kernel("nan of a masked row"), **TAKES)
-    told = found(subject, "no-keys")["no-keys"]
-    assert (told.verdict, told.variant) == ("differs by convention", "nan-of-masked-row")
+    assert verdict_of(subject, "no-keys") == ("differs by convention", "nan-of-masked-row")
 
 
 HIDDEN = (
@@ -196,8 +228,10 @@ def test_scores_of_16_bits_are_a_habit_of_plain_formulas_and_a_fault_of_kernels_
 @pytest.mark.needs("numpy")
 def test_nan_that_spreads_farther_than_0_times_nan_is_visibly_wrong(fault):
     case = planted.FORWARD[fault]
-    wrong = found(Subject(planted.Kernel(fault), **TAKES), case, accepted=["nan-through-mask"])[case]
-    assert (wrong.verdict, wrong.variant) == ("visibly wrong", "nan-spreads")
+    assert verdict_of(Subject(planted.Kernel(fault), **TAKES), case, accepted=["nan-through-mask"]) == (
+        "visibly wrong",
+        "nan-spreads",
+    )
 
 
 @pytest.mark.needs("numpy")
@@ -321,8 +355,10 @@ def test_a_logsumexp_in_float32_of_an_output_in_float64_is_a_convention():
         return np.exp(scores - logsumexp[..., None]) @ value, logsumexp.astype(np.float32)
 
     case = "ladder-65x32-plain"
-    told = found(settled(Subject(attention)), case, dtype="float64")[case]
-    assert (told.verdict, told.variant) == ("differs by convention", "float64-in-float32")
+    assert verdict_of(settled(Subject(attention)), case, dtype="float64") == (
+        "differs by convention",
+        "float64-in-float32",
+    )
 
 
 @pytest.mark.needs("numpy")

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import planted_kernels as planted
 import pytest
-from planted_kernels import TAKES, found
+from planted_kernels import TAKES, found, verdict_of
 
 from attention_conformance import Subject, check_subject
 from attention_conformance.run.causes import agreed
@@ -77,8 +77,7 @@ ODD = {
 def test_an_odd_kernel_differs_by_a_convention_that_can_be_accepted(kernel):
     case, dtype, name = ODD[kernel]
     subject = settled(Subject(kernel))
-    told = found(subject, case, dtype=dtype)[case]
-    assert (told.verdict, told.variant) == (CONVENTION, name)
+    assert verdict_of(subject, case, dtype=dtype) == (CONVENTION, name)
     assert found(subject, case, dtype=dtype, accepted=[name])[case].verdict == "accepted"
     cases = ("ladder-65*", "masked-nan-*", "attended-*", "nan-*", "twice", "mask", "same-memory")
     others = [each for dtype in ("float32", "float64") for each in found(subject, *cases, dtype=dtype).values()]
@@ -99,8 +98,7 @@ def test_a_leak_is_one_beyond_the_bound_of_16_bits_too():
         return (weights / weights.sum(axis=-1, keepdims=True)) @ value
 
     case, subject = "attended-nan-value", Subject(attention, mask_name="mask")
-    told = found(subject, case, dtype="float16", seed=3995310472)[case]
-    assert (told.verdict, told.variant) == (CONVENTION, "nan-through-mask")
+    assert verdict_of(subject, case, dtype="float16", seed=3995310472) == (CONVENTION, "nan-through-mask")
 
 
 @pytest.mark.needs("numpy")
@@ -196,8 +194,10 @@ def test_a_sum_of_1100_keys_in_16_bits_is_wrong_and_scores_in_16_bits_are_a_conv
         return output
 
     case, takes = "average-1100", PLAIN | {"dtypes": ("float32", dtype)}
-    wrong = found(Subject(attention, **takes), case, dtype=dtype, accepted=["narrow-scores"])[case]
-    assert (wrong.verdict, wrong.variant) == ("silently wrong", "")
+    assert verdict_of(Subject(attention, **takes), case, dtype=dtype, accepted=["narrow-scores"]) == (
+        "silently wrong",
+        "",
+    )
     honest = Subject(lambda query, key, value: attention(query, key, value, False), **takes)
     told = found(honest, case, "scores-above-100", "ladder-31x80-plain", dtype=dtype).values()
     assert {each.variant for each in told} <= {"", "narrow-scores"}
@@ -261,8 +261,7 @@ def test_every_float_type_that_a_kernel_takes_is_checked():
     subject = settled(Subject(widening))
     asked = {each.dtype for each in questions(subject, Job(""), None)}
     assert asked == set(subject.dtypes) > {"float32", "float64"}
-    told = found(subject, "scores-above-100", dtype="float64")["scores-above-100"]
-    assert (told.verdict, told.variant) == ("visibly wrong", "")
+    assert verdict_of(subject, "scores-above-100", dtype="float64") == ("visibly wrong", "")
 
 
 @pytest.mark.needs("torch")
@@ -276,8 +275,7 @@ def test_arrays_of_numpy_for_tensors_are_a_convention_and_their_numbers_count():
     (told,) = (each for each in surprises(subject.declared, ()) if each.verdict != "not understood")
     assert (subject.backend, told.verdict, told.variant) == ("torch", CONVENTION, "other-kind")
     assert found(subject, case)[case].verdict == "right"
-    doubled = found(replace(subject, options={"factor": 2}), case)[case]
-    assert (doubled.verdict, doubled.variant) == ("silently wrong", "doubled")
+    assert verdict_of(replace(subject, options={"factor": 2}), case) == ("silently wrong", "doubled")
     other = found(replace(subject, function=lambda query, key, value: "text"), case)[case]
     assert (other.verdict, other.detail) == ("visibly wrong", "expected arrays of torch; got str")
 

@@ -1,10 +1,14 @@
 """A kernel in NumPy, by blocks of 64 keys with a running maximum, right as it stands; and faults to plant in it."""
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 
 from attention_conformance import check_subject
+from attention_conformance.problem import put
 
 BLOCK = 64
+AT = np.s_
 
 
 def attention(query, key, value, mask=None, is_causal=False, scale=None):
@@ -49,14 +53,10 @@ class Kernel:
             order = self.kept.setdefault(value.shape, value.strides)
             value = np.lib.stride_tricks.as_strided(value, value.shape, order)
         output = self.whole(query, key, value, mask, is_causal, scale)
-        if fault == "bits that vary from 128 queries on" and query.shape[-2] >= 128:
-            output = output * np.asarray(1 + self.calls % 3 * 2.0**-23, output.dtype)
         if fault == "a last bit that counts the samples":
             output = np.nextafter(output, np.asarray(9, output.dtype)) if query.shape[0] > 3 else output
-        if fault == "NaN of one sample for all":
-            output = output + 0 * output.sum(axis=(0, 1, 2))
-        if fault == "NaN of one head for all":
-            output = output + 0 * output.sum(axis=1, keepdims=True)
+        if fault in OUTPUTS:
+            output = OUTPUTS[fault][1](output, Call(query, key, value, mask, is_causal, scale, self.calls))
         if fault == "clears the row after the cache" and key.base is not None and key.base.ndim == key.ndim:
             key.base[..., key.shape[-2] : key.shape[-2] + 1, :] = 0
         if fault == "one buffer for all results":
@@ -67,92 +67,37 @@ class Kernel:
         if fault == "adds to an old buffer":
             output = output + np.asarray(self.kept.get(output.shape, 0), output.dtype)
             self.kept[output.shape] = 0.5 * output
-        if fault == "other bits in one call of eight":
-            output = output * np.asarray(1 + (self.calls % 8 == 7) * 2.0**-22, output.dtype)
         if fault == "the value itself" and key.shape[-2] == query.shape[-2]:
             value[...] = output
             return value
         return output
 
     def whole(self, query, key, value, mask, is_causal, scale):
-        fault, dtype = self.fault, query.dtype
-        heads, groups = query.shape[1], key.shape[1]
-        rows, width = query.shape[-2], query.shape[-1]
+        fault, dtype, rows, width = self.fault, query.dtype, query.shape[-2], query.shape[-1]
         if fault == "plan of the first dtype":
             first = self.kept.setdefault((query.shape, key.shape), dtype)
             query, key, value = (each.astype(first).astype(dtype) for each in (query, key, value))
-        if fault == "a lone sample has the mask of one head" and query.shape[0] == 1 and mask is not None:
-            mask = mask[:, :1]
-        if fault == "the first mask in a large batch" and query.shape[0] > 5 and mask is not None:
-            mask = np.broadcast_to(mask[:1], mask.shape)
-        if fault == "8 bits count the samples" and query.shape[0] > 256:
-            key, value = (np.concatenate([each[:256], each[: each.shape[0] - 256]]) for each in (key, value))
-        if fault == "8 bits count the heads" and query.shape[1] > 256:
-            query = np.concatenate([query[:, :256], query[:, : query.shape[1] - 256]], axis=1)
-        if fault == "a stride of 0 taken for contiguous" and 0 in query.strides:
-            query = np.concatenate([query[:1], np.zeros_like(query[1:])])
-        if fault == "a mask's stride of 0 taken for contiguous" and mask is not None and 0 in mask.strides[:1]:
-            mask = np.concatenate([mask[:1], ~mask[1:]])
-        if fault in CONTIGUOUS:
-            query, key, value = (
-                np.ravel(each, "K").reshape(each.shape) if name in CONTIGUOUS[fault] else each
-                for name, each in (("query", query), ("key", key), ("value", value))
-            )
-        if fault == "reads past a stride" and value.strides[-1] != value.itemsize:
-            value = np.repeat(value[..., : (width + 1) // 2], 2, axis=-1)[..., :width]
-        if fault == "reads the buffer from its start" and key.base is not None and key.base.ndim == 1:
-            key = key.base[: key.size].reshape(key.shape)
-        if (
-            fault == "reads past the part of the cache"
-            and value.base is not None
-            and value.base.shape[-2:] != value.shape[-2:]
-        ):
-            value = value.base.reshape(-1)[: value.size].reshape(value.shape)
-        repeat = {"heads in turn": lambda x: np.tile(x, (1, heads // groups, 1, 1)),
-                  "first key head": lambda x: np.repeat(x[:, :1], heads, axis=1)}.get(
-                      fault, lambda x: np.repeat(x, heads // groups, axis=1))  # fmt: skip
-        key, value = repeat(key), repeat(value)
-        if fault == "keys of the first sample":
-            key = np.repeat(key[:1], key.shape[0], axis=0)
-        scale = self.scale(scale, width)
+        if fault in INPUTS:
+            call = Call(query, key, value, mask, is_causal, scale)
+            call = replace(call, **INPUTS[fault][1](call))
+            query, key, value, mask, is_causal, scale, _ = vars(call).values()
+        key, value = (np.repeat(each, query.shape[1] // each.shape[1], axis=1) for each in (key, value))
+        scale = width**-0.5 if scale is None else scale
         allowed = self.allowed(query, key, mask, is_causal)
         wide = np.float64 if dtype == np.float64 else np.float32
         q, k, v = (each.astype(wide) for each in (query, key, value))
-        if fault == "width beyond 128":
-            q, k = q[..., :128], k[..., :128]
         if fault == "query in 8 bits":
             q = (q.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32) if wide == np.float32 else q
         output = np.empty(q.shape[:-1] + v.shape[-1:], wide)
         stop = rows - rows % BLOCK if fault == "last rows unwritten" and rows > BLOCK else rows
         output[..., :stop, :] = self.rows(q * np.asarray(scale, wide), k, v, allowed)[..., :stop, :]
-        if fault == "last query lost":
-            output[..., -1:, :] = 0
-        if fault == "rows beyond 16 bits":
-            output[..., 2**16 - 1 :, :] = 0
-        if fault == "masks before a negative scale" and scale < 0 and is_causal:
-            output[...] = np.nan
-        if fault == "query 512 lost":
-            output[..., 512:513, :] = 0
-        if fault == "zeros":
-            output[...] = 0
-        if fault == "output of 10 bits":
-            output = output.astype(np.float16).astype(wide)
-        if fault == "other shape" and rows == 65:
-            return output.astype(dtype)[..., :64, :]
-        return output.astype(np.float64 if fault == "other dtype" and rows > 1 else dtype)
-
-    def scale(self, scale, width):
-        fault = self.fault
-        if fault == "scale ignored":
-            scale = None
-        scale = width**-0.5 if scale is None else scale
-        return {"sign of the scale lost": abs(scale), "no scale": 1.0, "scale of 64": 0.125}.get(fault, scale)
+        return output.astype(dtype)
 
     def allowed(self, query, key, mask, is_causal):
         fault, (rows, columns) = self.fault, (query.shape[-2], key.shape[-2])
         full = (*query.shape[:-1], columns)
         allowed = np.ones(full, bool)
-        if mask is not None and fault != "mask ignored" and not (fault == "decoding ignores the mask" and rows == 1):
+        if mask is not None:
             mask = np.broadcast_to(mask, full)
             first = {"mask of the first head": 1, "mask of the first sample": 0, "mask of the first query": 2}.get(
                 fault
@@ -160,8 +105,8 @@ class Kernel:
             mask = mask if first is None else np.broadcast_to(np.take(mask, [0], axis=first), full)
             if fault == "mask of the first head from 64":
                 mask = np.concatenate([mask[..., :64, :], np.broadcast_to(mask[:, :1], full)[..., 64:, :]], axis=-2)
-            allowed = allowed & (~mask if fault == "inverted mask" else mask)
-        if is_causal and fault != "causality ignored" and not (fault == "mask hides causality" and mask is not None):
+            allowed = allowed & mask
+        if is_causal:
             at, of = np.arange(rows)[:, None], np.arange(columns)[None, :]
             shift = {
                 "future key": 1, "no key at the position": -1, "future key from 64": at >= 64,
@@ -201,7 +146,8 @@ class Kernel:
                 new = np.maximum(new, new.max(axis=0, keepdims=True))
             if fault == "one maximum for all heads":
                 new = np.maximum(new, new.max(axis=1, keepdims=True))
-            new = np.zeros_like(new) if fault == "no maximum" else new
+            is_lost = fault == "no maximum" or (fault == "decoding without the maximum" and query.shape[-2] == 1)
+            new = np.zeros_like(new) if is_lost else new
             shift = new if fault == "nan of a masked row" else np.where(np.isfinite(new), new, 0)
             factor = 1 if fault == "old maximum" else np.exp(np.where(np.isfinite(top), top - shift, -np.inf))
             weights = np.exp(scores - shift)
@@ -238,42 +184,133 @@ class Kernel:
 
 LEAKS = {"nan leaks": None, "nan leaks to all channels": -1, "nan leaks to all heads": 1, "nan leaks to all samples": 0}
 
-CONTIGUOUS = {
-    "contiguous query taken for granted": ("query",),
-    "contiguous key taken for granted": ("key",),
-    "contiguous value taken for granted": ("value",),
-}
+
+@dataclass
+class Call:
+    """The arguments of a call, and its number."""
+
+    query: np.ndarray
+    key: np.ndarray
+    value: np.ndarray
+    mask: np.ndarray | None
+    is_causal: bool
+    scale: float | None
+    number: int = 0
+
+    def has_mask(self, *dims):
+        """Whether there is a mask, of so many samples, heads, queries and keys; 0 stands for any number."""
+        told = () if self.mask is None else zip(dims, self.mask.shape, strict=False)
+        return self.mask is not None and all(want in (0, size) for want, size in told)
+
+    def seen(self, shift=0):
+        """Causality off by some keys, and the mask."""
+        rows = np.tri(self.query.shape[-2], self.key.shape[-2], shift, dtype=bool)[None, None]
+        return rows if self.mask is None else self.mask & rows
+
+
+def read(x):
+    """The memory of an array from the start of its buffer on, as if it were contiguous."""
+    return np.ravel(x.base)[: x.size].reshape(x.shape)
+
+
+def in_turn(call):
+    size = call.query.shape[1] // call.key.shape[1]
+    return {"key": np.tile(call.key, (1, size, 1, 1)), "value": np.tile(call.value, (1, size, 1, 1))}
+
+
+def among(x, count, axis):
+    """An array whose indices along an axis are counted up to some number."""
+    return np.take(x, np.arange(x.shape[axis]) % count, axis=axis)
+
+
+def narrowed(call, width):
+    """Channels up to a multiple of 32."""
+    return {"query": put(call.query, AT[..., width // 32 * 32 :], 0)} if call.query.shape[-1] == width else {}
+
+
+def lost(part):
+    return lambda output, call: put(output, part, 0)
+
+
+INPUTS = {
+    # fault: the case that shows it, and what becomes of the arguments
+    "a lone sample has the mask of one head": ("sample-alone", lambda c: {"mask": c.mask[:, :1]} if c.has_mask() and len(c.query) == 1 else {}),
+    "the first mask in a large batch": ("batch-invariance", lambda c: {"mask": among(c.mask, 1, 0)} if c.has_mask() and len(c.query) > 5 else {}),
+    "8 bits count the samples": ("many-samples", lambda c: {"key": among(c.key, 256, 0), "value": among(c.value, 256, 0)}),
+    "8 bits count the heads": ("many-grouped-heads", lambda c: {"query": among(c.query, 256, 1)}),
+    "a stride of 0 taken for contiguous": ("memory-query-expanded", lambda c: {"query": put(c.query, AT[1:], 0)} if 0 in c.query.strides else {}),
+    "a mask's stride of 0 taken for contiguous": ("memory-mask-expanded", lambda c: {"mask": put(c.mask, AT[1:], ~c.mask[1:])} if c.has_mask() and 0 in c.mask.strides[:1] else {}),
+    "contiguous query taken for granted": ("memory-permuted-query", lambda c: {"query": np.ravel(c.query, "K").reshape(c.query.shape)}),
+    "contiguous key taken for granted": ("memory-permuted-key", lambda c: {"key": np.ravel(c.key, "K").reshape(c.key.shape)}),
+    "contiguous value taken for granted": ("memory-permuted-value", lambda c: {"value": np.ravel(c.value, "K").reshape(c.value.shape)}),
+    "reads past a stride": ("memory-inner-stride-value", lambda c: {"value": np.repeat(c.value, 2, axis=-1)[..., : c.value.shape[-1]]} if c.value.strides[-1] != c.value.itemsize else {}),
+    "reads the buffer from its start": ("memory-misaligned", lambda c: {"key": read(c.key)} if c.key.base is not None and c.key.base.ndim == 1 else {}),
+    "reads past the part of the cache": ("memory-part-of-cache", lambda c: {"value": read(c.value)} if c.value.base is not None and c.value.base.shape[-2:] != c.value.shape[-2:] else {}),
+    "heads in turn": ("grouped-heads", in_turn),
+    "first key head": ("grouped-heads", lambda c: {"key": among(c.key, 1, 1), "value": among(c.value, 1, 1)}),
+    "keys of the first sample": ("ladder-31x80-plain", lambda c: {"key": among(c.key, 1, 0)}),
+    "width beyond 128": ("ladder-40x256-plain", lambda c: {"query": put(c.query, AT[..., 128:], 0)}),
+    "key heads in turn for groups of 4": ("pair-65x200-head-keys", lambda c: in_turn(c) if c.query.shape[1] == 4 * c.key.shape[1] and c.query.shape[2] > 1 else {}),
+    "key heads in turn for one sample": ("pair-33x33-causal", lambda c: in_turn(c) if len(c.query) == 1 else {}),
+    "no causality for groups of 4": ("pair-256x256-causal", lambda c: {"is_causal": False} if c.query.shape[1] == 4 * c.key.shape[1] and c.query.shape[2] > 1 else {}),
+    "no causality from the third sample on": ("pair-65x200-causal", lambda c: {"mask": c.seen() | ((np.arange(len(c.query)) > 1)[:, None, None, None] & (True if c.mask is None else c.mask)), "is_causal": False} if c.is_causal else {}),
+    "one key of the future in whole blocks of 256": ("pair-256x256-causal", lambda c: {"mask": c.seen(1), "is_causal": False} if c.is_causal and c.query.shape[2] == c.key.shape[2] == 256 else {}),
+    "mask of the first head for all samples": ("pair-128x128-heads", lambda c: {"mask": c.mask[:, :1]} if c.has_mask(1, c.query.shape[1]) else {}),
+    "mask of keys of the first head": ("pair-65x200-head-keys", lambda c: {"mask": c.mask[:, :1]} if c.has_mask(0, 0, 1) and c.query.shape[2] > 1 else {}),
+    "mask of one sample for two alone": ("mask-of-samples", lambda c: {"mask": put(np.repeat(c.mask, len(c.query), axis=0), AT[2:], True)} if c.has_mask(1) else {}),
+    "mask of queries ignored": ("mask-of-queries", lambda c: {"mask": None} if c.has_mask(0, 0, 0, 1) else {}),
+    "decoding loses the mask of heads": ("pair-1x129-heads", lambda c: {"mask": c.mask[:, :1]} if c.has_mask() and c.query.shape[2] == 1 else {}),
+    "decoding ignores the mask": ("decode-stale-cache", lambda c: {"mask": None} if c.query.shape[2] == 1 else {}),
+    "stated scale lost in decoding": ("pair-1x129-plain", lambda c: {"scale": None} if c.query.shape[2] == 1 else {}),
+    "a part of a cache taken for contiguous in decoding": ("pair-1x129-plain", lambda c: {"value": read(c.value)} if c.query.shape[2] == 1 and c.value.base is not None else {}),
+    "the end of 40 channels lost": ("ladder-33x40-plain", lambda c: narrowed(c, 40)),
+    "the end of 48 channels lost": ("ladder-20x48-mask", lambda c: narrowed(c, 48)),
+    "the end of 112 channels lost": ("ladder-65x112-causal", lambda c: narrowed(c, 112)),
+    "mask ignored": ("mask", lambda c: {"mask": None}),
+    "inverted mask": ("mask", lambda c: {"mask": ~c.mask} if c.has_mask() else {}),
+    "mask hides causality": ("mask-and-causal-130", lambda c: {"is_causal": c.is_causal and not c.has_mask()}),
+    "causality ignored": ("ladder-13x32-causal", lambda c: {"is_causal": False}),
+    "scale ignored": ("scale", lambda c: {"scale": None}),
+    "sign of the scale lost": ("negative-scale", lambda c: {"scale": c.scale and abs(c.scale)}),
+    "no scale": ("ladder-13x32-causal", lambda c: {"scale": 1.0}),
+    "scale of 64": ("ladder-31x80-plain", lambda c: {"scale": 0.125}),
+}  # fmt: skip
+
+OUTPUTS = {
+    # fault: the case that shows it, and what becomes of the output
+    "zeros": ("mask", lambda o, c: np.zeros_like(o)),
+    "last query lost": ("ladder-31x80-plain", lost(AT[..., -1:, :])),
+    "query 512 lost": ("ladder-530x16-causal", lost(AT[..., 512:513, :])),
+    "rows beyond 16 bits": ("long-queries", lost(AT[..., 2**16 - 1 :, :])),
+    "masks before a negative scale": ("negative-scale-causal", lambda o, c: o * np.nan if c.is_causal and (c.scale or 1) < 0 else o),
+    "output of 10 bits": ("ladder-31x80-plain", lambda o, c: o.astype(np.float16).astype(o.dtype)),
+    "other shape": ("ladder-65x32-plain", lambda o, c: o[..., :64, :] if o.shape[-2] == 65 else o),
+    "other dtype": ("ladder-31x80-plain", lambda o, c: o.astype(np.float64) if o.shape[-2] > 1 else o),
+    "NaN of one sample for all": ("nan-sample-among-others", lambda o, c: o + 0 * o.sum(axis=(0, 1, 2))),
+    "NaN of one head for all": ("nan-head-among-others", lambda o, c: o + 0 * o.sum(axis=1, keepdims=True)),
+    "other bits in one call of eight": ("twice", lambda o, c: o * np.asarray(1 + (c.number % 8 == 7) * 2.0**-22, o.dtype)),
+    "bits that vary from 128 queries on": ("twice-of-200", lambda o, c: o * np.asarray(1 + (o.shape[-2] >= 128) * (c.number % 3) * 2.0**-23, o.dtype)),
+}  # fmt: skip
 
 FORWARD = {
     # fault: the case that shows it
-    "zeros": "mask",
-    "inverted mask": "mask",
-    "mask ignored": "mask",
+    **{fault: case for fault, (case, _) in (INPUTS | OUTPUTS).items()},
+    "decoding without the maximum": "pair-1x256-plain",
     "mask of the first head": "mask-of-heads",
     "mask of the first sample": "mask-of-keys",
     "mask of the first query": "mask",
-    "mask hides causality": "mask-and-causal-130",
-    "causality ignored": "ladder-13x32-causal",
     "future key": "ladder-13x32-causal",
     "no key at the position": "ladder-13x32-causal",
     "future key from 64": "ladder-128x64-causal",
     "future block": "ladder-65x64-causal",
-    "no scale": "ladder-13x32-causal",
-    "scale ignored": "scale",
-    "scale of 64": "ladder-31x80-plain",
-    "sign of the scale lost": "negative-scale",
     "last key lost": "ladder-31x80-plain",
     "ragged block lost": "ladder-65x32-plain",
     "first blocks alone": "ladder-300x64-plain",
-    "last query lost": "ladder-31x80-plain",
     "last rows unwritten": "ladder-65x32-plain",
     "old maximum": "ladder-128x32-plain",
     "no maximum": "scores-above-100",
     "finite lowest score": "scores-below-the-sentinel",
     "not divided": "ladder-31x80-plain",
-    "heads in turn": "grouped-heads",
-    "first key head": "grouped-heads",
-    "keys of the first sample": "ladder-31x80-plain",
     "nan leaks to all channels": "masked-nan-value",
     "nan leaks to all heads": "nan-head-among-others",
     "nan leaks to all samples": "nan-sample-among-others",
@@ -281,16 +318,6 @@ FORWARD = {
     "scores in 16 bits": "ladder-31x80-plain",
     "weights of 4 bits": "ladder-31x80-plain",
     "sums in 16 bits": "average-1100",
-    "output of 10 bits": "ladder-31x80-plain",
-    "other shape": "ladder-65x32-plain",
-    "other dtype": "ladder-31x80-plain",
-    "contiguous query taken for granted": "memory-permuted-query",
-    "contiguous key taken for granted": "memory-permuted-key",
-    "contiguous value taken for granted": "memory-permuted-value",
-    "reads past a stride": "memory-inner-stride-value",
-    "reads the buffer from its start": "memory-misaligned",
-    "reads past the part of the cache": "memory-part-of-cache",
-    "decoding ignores the mask": "decode-stale-cache",
     "causality kept by queries": "after-shorter",
     "keys in another order each call": "twice-of-200",
     "kept by shape": "after-other-values",
@@ -300,31 +327,17 @@ FORWARD = {
     "keeps all memory": "memory-is-freed",
     "one buffer for all results": "results-are-kept",
     "adds to an old buffer": "twice",
-    "other bits in one call of eight": "twice",
     "scales the query in place": "ladder-13x32-causal",
     "the value itself": "ladder-13x32-causal",
     "future key from 256": "ladder-300x32-causal",
-    "query 512 lost": "ladder-530x16-causal",
-    "width beyond 128": "ladder-40x256-plain",
     "decoding loses the first key of a block": "decoding-equals-prefill",
     "stops at a low block": "reordered-keys",
     "one maximum for all samples": "large-sample-among-others",
     "one maximum for all heads": "large-head-among-others",
-    "NaN of one sample for all": "nan-sample-among-others",
-    "NaN of one head for all": "nan-head-among-others",
-    "a lone sample has the mask of one head": "sample-alone",
-    "the first mask in a large batch": "batch-invariance",
-    "8 bits count the samples": "many-samples",
-    "8 bits count the heads": "many-grouped-heads",
     "mask of the first head from 64": "mask-of-heads",
-    "bits that vary from 128 queries on": "twice-of-200",
     "plan of the first dtype": "after-other-dtype",
     "clears the row after the cache": "memory-part-of-cache",
-    "a stride of 0 taken for contiguous": "memory-query-expanded",
-    "a mask's stride of 0 taken for contiguous": "memory-mask-expanded",
-    "masks before a negative scale": "negative-scale-causal",
     "keys beyond 16 bits": "long-keys",
-    "rows beyond 16 bits": "long-queries",
 }
 """Faults of the forward pass, each with the case that has to show it."""
 
@@ -345,7 +358,7 @@ class Backward:
     def __call__(self, d_output, query, key, value, output, logsumexp, mask=None, is_causal=False, scale=None):
         fault, dtype, kernel = self.fault, query.dtype, Kernel("")
         size = query.shape[1] // key.shape[1]
-        scale = kernel.scale(scale, query.shape[-1])
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
         if fault == "contiguous cotangent taken for granted":
             d_output = np.ravel(d_output, "K").reshape(d_output.shape)
         if fault == "cotangent of the first row" and 0 in d_output.strides:
@@ -405,7 +418,8 @@ def forward(query, key, value, mask=None, is_causal=False, scale=None):
     output = kernel(query, key, value, mask, is_causal, scale)
     k = np.repeat(key, query.shape[1] // key.shape[1], axis=1).astype(np.float32)
     allowed = kernel.allowed(query, k, mask, is_causal)
-    scores = kernel.scale(scale, query.shape[-1]) * query.astype(np.float32) @ np.swapaxes(np.nan_to_num(k), -1, -2)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = scale * query.astype(np.float32) @ np.swapaxes(np.nan_to_num(k), -1, -2)
     scores = np.where(allowed, scores, -np.inf)
     top = scores.max(axis=-1, initial=-np.inf)
     shift = np.where(np.isfinite(top), top, 0)
@@ -441,40 +455,6 @@ BACKWARD = {
 }
 
 
-class Dropping:
-    """A kernel with dropout of its own generator, and one fault by its name."""
-
-    def __init__(self, fault=""):
-        self.fault, self.random = fault, np.random.default_rng(1)
-
-    def __call__(self, query, key, value, dropout_p=0.0):
-        if not dropout_p:
-            return attention(query, key, value)
-        shape = (*key.shape[:2], key.shape[-2], key.shape[-2])
-        weights = attention(query, key, np.broadcast_to(np.eye(key.shape[-2], dtype=key.dtype), shape))
-        fault = self.fault
-        random = np.random.default_rng(1) if fault == "same mask each call" else self.random
-        shape = weights.shape[2:] if fault == "one mask for all heads" else weights.shape
-        kept = random.random(shape) >= (dropout_p**2 if fault == "squared rate" else dropout_p)
-        factor = 1.0 if fault == "no factor" else 1 / (1 - dropout_p)
-        return (weights * kept * np.asarray(factor, weights.dtype)) @ value
-
-
-DROPPING = ("same mask each call", "one mask for all heads", "squared rate", "no factor")
-
-
-def by_pieces(fault=""):
-    """A kernel that returns (output, logsumexp), with a fault of the second."""
-
-    def attention(query, key, value, mask=None, is_causal=False, scale=None):
-        output, logsumexp = forward(query, key, value, mask, is_causal, scale)
-        if fault == "maximum for the logsumexp":
-            return output, np.floor(logsumexp)
-        return output, logsumexp / np.log(2).astype(np.float32) if fault == "base 2" else logsumexp
-
-    return attention
-
-
 TAKES = {
     "backend": "numpy",
     "layout": "BHSD",
@@ -498,3 +478,9 @@ TAKES = {
 def found(subject, *cases, dtype="float32", **options):
     """The finding of each case, by its name."""
     return {x.case: x for x in check_subject(subject, cases=cases, dtypes=[dtype], **{"power": False} | options)}
+
+
+def verdict_of(subject, case, **options):
+    """The verdict of a case, and the name of what the answer equals."""
+    finding = found(subject, case, **options)[case]
+    return finding.verdict, finding.variant

@@ -7,13 +7,13 @@ import gzip
 import json
 import statistics
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from attention_benchmark.candidate import Candidate
-from attention_benchmark.problem import DIRECTIONS, Problem
+from attention_benchmark.problem import Problem
 from attention_files.writing import FileError, write_file
 
 SAMPLES = ("seconds", "products", "copies")
@@ -108,8 +108,8 @@ def write_json(path: Path, measurements: Sequence[Measurement], environment: Map
     write_file(path, gzip.compress(document.encode(), mtime=0) if is_packed else document.encode())
 
 
-def read_json(path: Path) -> tuple[list[Measurement], dict[str, Any]]:
-    """Read what `write_json` wrote. Raise FileError when the file cannot be read, or holds something else."""
+def read_json(path: Path, show: Callable[..., Any] = lambda *found: None) -> tuple[list[Measurement], dict[str, Any]]:
+    """Read what `write_json` wrote. Raise FileError when the file cannot be read, or holds what cannot be shown."""
     try:
         content = path.read_bytes()
         text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
@@ -119,32 +119,10 @@ def read_json(path: Path) -> tuple[list[Measurement], dict[str, Any]]:
     try:
         document = json.loads(text)
         found, about = [of_row(row) for row in document["measurements"]], document["environment"]
-        _check(found, about)
+        show(found, about)
     except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise FileError(f"expected a file of bench --json; got {path}, which holds something else") from error
     return found, about
-
-
-def _check(measurements: Sequence[Measurement], about: Any) -> None:
-    """Refuse what a table could not show."""
-    for name in ("date", "python", "processor"):
-        if not isinstance(about[name], str):
-            raise TypeError(name)
-    if not isinstance(about["versions"], dict) or "threads" not in about:
-        raise TypeError("versions")
-    for each in measurements:
-        named = dataclasses.asdict(each.candidate)
-        named.pop("is_peer")
-        texts = (*named.values(), each.outcome, each.reason, each.problem.dtype)
-        if not all(isinstance(text, str) for text in texts) or each.problem.direction not in DIRECTIONS:
-            raise TypeError(each)
-        if (
-            not all(seconds > 0 for seconds in (*each.seconds, *each.products, *each.copies))
-            or not each.problem.flops > 0
-        ):
-            raise ValueError(each)
-        if not (each.first or 0) >= 0 <= (each.memory or 0):
-            raise ValueError(each)
 
 
 def as_row(measurement: Measurement) -> dict[str, Any]:

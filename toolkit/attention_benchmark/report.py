@@ -20,6 +20,8 @@ OF_COPY = (
     "and writes in the same rounds."
 )
 SEVERAL = 4  # numbers of queries that get columns of their own
+DETAILS = ("framework", "mode", "candidate", "median", "quartiles", "× peer", "× PyTorch", "of product", "of copy",
+           "memory", "first")  # fmt: skip
 DIRECTION = {"forward": "forward", "both": "forward and backward"}
 LEGEND = (
     "× peer: how many times as long as the fastest peer of the same framework, round by round. × PyTorch: as long as "
@@ -104,24 +106,10 @@ def _detail(problem: Problem, measurements: Sequence[Measurement]) -> TextTable:
         f"{_title(problem.operation)}, {DIRECTION[problem.direction]}: {_shape(problem)}, {_mask(problem)}, "
         f"{problem.dtype}, {problem.device}"
     )
-    headings = (
-        "framework",
-        "mode",
-        "candidate",
-        "median",
-        "quartiles",
-        "× peer",
-        "× PyTorch",
-        "of product",
-        "of copy",
-        "memory",
-    )
-    peers, common = (
-        fastest_peers(measurements),
-        next((each for each in measurements if each.candidate.name == COMMON), None),
-    )
+    common = next((each for each in measurements if each.candidate.name == COMMON), None)
+    peers = fastest_peers(measurements)
     rows = [(*_name(each.candidate), *_detail_cells(each, peers, common)) for each in measurements]
-    return TextTable(title, (*headings, "first"), rows, _reasons(measurements))
+    return TextTable(title, DETAILS, rows, _reasons(measurements))
 
 
 def _detail_cells(
@@ -213,9 +201,8 @@ def markdown(measurements: Sequence[Measurement], about: Mapping[str, Any]) -> s
     """Write the tables of a run in Markdown, after its environment."""
     grids = [*overviews(measurements), *details(measurements)]
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
-    machine = (
-        f"{about['processor']}, {about['threads']} threads, Python {about['python']}, {about['date']}; {versions}."
-    )
+    told = (about["processor"], f"{about['threads']} threads", f"Python {about['python']}", about["date"])
+    machine = f"{', '.join(told)}; {versions}."
     return "\n\n".join([machine, LEGEND, *map(markdown_table, grids)]) + "\n"
 
 

@@ -75,7 +75,7 @@ def bench(options: Bench, /) -> None:
     _check_plots(options.plots)
     failures: list[str] = []
     if options.read is not None:
-        measurements, about = read_json(options.read)
+        measurements, about = read_json(options.read, report.markdown)
     else:
         order = Order(
             "",

@@ -29,17 +29,25 @@ import numpy as np
 
 from attention_conformance.cases import CASES
 from attention_conformance.cases.identical import IDENTICAL, Identical
-from attention_conformance.problem import DTYPES, Problem, Rule
+from attention_conformance.problem import DTYPES, NumpyArray, Problem, Rule
 from attention_conformance.run.catalogue import matching
 from attention_conformance.run.identical import Found, digest, run, verdicts
 from attention_conformance.run.implementations import bound_of
-from attention_conformance.run.language_model import load_language_model
+from attention_conformance.run.language_model import NEW, LanguageModel, load_language_model
 from attention_conformance.run.runner import check
-from attention_conformance.run.spread_cache import logits_over
 from attention_conformance.sharded import whole_of
 from attention_conformance.vectors import published
-from attention_core import Shards, scaled_dot_product_attention, shard, shard_positions
-from attention_core.backend import Backend, get_backend
+from attention_core import (
+    Causal,
+    Shards,
+    merge_heads,
+    scaled_dot_product_attention,
+    shard,
+    shard_positions,
+    split_heads,
+)
+from attention_core.backend import Backend, array_namespace, get_backend
+from attention_core.functions import linear, prepare_weights, rotary_embedding
 
 SIZES = (1, 2, 3, 4, 8)
 KINDS = {
@@ -217,6 +225,72 @@ def told_of_cases(engine: _Engine, patterns: list[str], dtype: str) -> bool:
             columns = [row.get(strategy, []) for strategy, _ in ASKED]
             print(f"| {name} |", *(f"{len(each)}: {max(each):.2f} |" if each else "– |" for each in columns))
     return are_right
+
+
+# A language model whose cache is shared: each rank holds the keys and values of some positions, in all layers.
+
+EXACT: dict[str, Any] = {"arithmetic": "reproducible"}
+
+
+def logits_over(model: LanguageModel, backend: Backend, device: str, shards: Shards | None) -> NumpyArray:
+    """The logits of the tokens after the question, most probable ones: without shards, by the cache of the model."""
+    definition = model.definition.with_settings(**EXACT)
+    parameters = prepare_weights(backend.from_numpy(model.parameters, device=device))
+    ids, found, xp = np.asarray([model.question], np.int32), [], backend.namespace
+    length = len(model.question) + NEW - 1
+    spread = None if shards is None else _Spread(definition, parameters, shards, length)
+    cache = definition.empty_cache((1,), length, dtype=xp.float32, device=parameters.token.device, xp=xp)
+    for _ in range(NEW):
+        tokens = backend.from_numpy(ids, device=device)
+        if spread is None:
+            logits, cache = definition(parameters, tokens, cache=cache)
+        else:
+            logits = definition(parameters, tokens, hook=spread)
+            spread.start += ids.shape[-1]
+        found.append(np.asarray(backend.to_numpy(logits))[0, -1])
+        ids = np.asarray([[np.argmax(found[-1])]], np.int32)
+    return np.stack(found)
+
+
+class _Spread:
+    """The hook of a decoder that attends to what all ranks hold of former positions."""
+
+    def __init__(self, definition: Any, parameters: Any, shards: Shards, length: int) -> None:
+        self.definition, self.layers = definition, parameters.layers
+        self.shards = shards._replace(strategy="merge", length=length)
+        self.length, self.start = length, 0
+        self.held: dict[str, tuple[Any, Any]] = {}
+
+    def __call__(self, name: str, function: Any, x: Any) -> Any:
+        if not name.endswith(".attention"):
+            return function(x)
+        told, maps = self.definition, self.layers[int(name.split(".")[1])].attention
+        xp, groups = array_namespace(x), told.layer.attention.groups
+        counts = (told.num_heads, groups, groups)
+        query, key, value = (
+            split_heads(linear(each, x, **EXACT), count) for each, count in zip(maps[:3], counts, strict=True)
+        )
+        positions = self.start + xp.arange(x.shape[-2], dtype=xp.int32, device=x.device)
+        if told.rotary_base is not None:
+            turned: dict[str, Any] = {"base": told.rotary_base, "width": told.rotary_width}
+            turned |= {"divisors": told.rotary_divisors, "interleaved": told.interleaved}
+            query, key = (rotary_embedding(each, positions, **turned, **EXACT) for each in (query, key))
+        self.held[name] = keys, values = self._written(name, (key, value), xp)
+        options: dict[str, Any] = {"mask": Causal(offset=self.start), "scale": told.scale, "softcap": told.softcap}
+        output = scaled_dot_product_attention(query, keys, values, shards=self.shards, **options, **EXACT)
+        return linear(maps.output, merge_heads(output), **EXACT)
+
+    def _written(self, name: str, new: tuple[Any, Any], xp: Any) -> tuple[Any, Any]:
+        """What this rank holds, with those of the new rows that are its own."""
+        like, count = new[0], new[0].shape[-2]
+        blank = xp.zeros((self.length, 1), dtype=like.dtype, device=like.device)
+        at = shard_positions(shard(blank, self.shards), self.shards) - self.start
+        inside, rows = (at >= 0) & (at < count), xp.clip(at, 0, count - 1)
+        held = self.held.get(name) or tuple(xp.zeros_like(x[..., :1, :]) for x in new)
+        key, value = (
+            xp.where(inside[:, None], xp.take(x, rows, axis=-2), old) for x, old in zip(new, held, strict=True)
+        )
+        return key, value
 
 
 def told_of_model(engine: _Engine, path: Path) -> bool:

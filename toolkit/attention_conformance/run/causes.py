@@ -12,7 +12,6 @@ import numpy as np
 from attention_conformance.oracle.attention import Exact
 from attention_conformance.oracle.dense import Answer, answer, as_exact, dense_of
 from attention_conformance.oracle.diagnoses import DIAGNOSES
-from attention_conformance.oracle.reach import reached
 from attention_conformance.oracle.variants import (
     ATTENDED,
     CONVENTIONS,
@@ -21,6 +20,7 @@ from attention_conformance.oracle.variants import (
     NARROW,
     SPREAD,
     Variant,
+    reached,
 )
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.run.finding import WRONG, Finding

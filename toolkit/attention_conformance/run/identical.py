@@ -237,10 +237,10 @@ def _entry(tree: Any, index: int) -> Any:
     return map_arrays(lambda array: array[index : index + 1], tree)
 
 
-def blank(case: Identical, backend: Backend, device: str, mode: str, *, variation: str = "") -> Found:
+def blank(case: Identical, backend: Backend, device: str, mode: str) -> Found:
     """What is found of a case in one way, before it is computed."""
     found = Found(case.name, case.dtype, 0, case.shows, "right", 0.0, 0.0, measure="identical")
-    return replace(found, backend=backend.name, device=device, mode=mode, variation=variation)
+    return replace(found, backend=backend.name, device=device, mode=mode)
 
 
 def run(

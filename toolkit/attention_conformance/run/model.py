@@ -64,10 +64,12 @@ PUBLISHED = {
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """An encoder with its sentences as tokens, padded to one length."""
+    """An encoder with its sentences as tokens, padded to one length; parameters are NumPy arrays in float32."""
 
     name: str
-    bert: Bert
+    definitions: tuple[Any, ...]
+    parameters: tuple[Any, ...]
+    tokenizer: Any
     token_ids: NumpyArray  # (sentences, L)
     is_token: NumpyArray  # (sentences, L): False where padded
     published: Published | None
@@ -96,14 +98,26 @@ def load_model(directory: Path, sentences: Sequence[str] = ()) -> Model:
 
     Raise ModelError when a file is missing, broken, or does not fit the others.
     """
-    bert = load_bert(directory)
-    rows = [bert.token_ids(sentence) for sentence in sentences or itertools.chain(*PAIRS)]
+    definitions, parameters, tokenizer = _encoder(directory)
+    rows = [tokens_of(tokenizer, definitions, sentence) for sentence in sentences or itertools.chain(*PAIRS)]
     length = max(map(len, rows))
     token_ids = np.array([row + [0] * (length - len(row)) for row in rows], dtype=np.int32)
     is_token = np.arange(length) < np.array([[len(row)] for row in rows])
     with (directory / "model.safetensors").open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return Model(directory.resolve().name, bert, token_ids, is_token, published=PUBLISHED.get(digest), sha256=digest)
+    name, known = directory.resolve().name, PUBLISHED.get(digest)
+    return Model(name, definitions, parameters, tokenizer, token_ids, is_token, published=known, sha256=digest)
+
+
+def tokens_of(tokenizer: Any, definitions: Sequence[Any], sentence: str) -> list[int]:
+    """The tokens of a sentence, with those that mark its beginning and end.
+
+    Raise ModelError when the tokenizer knows tokens that the encoder does not.
+    """
+    ids: list[int] = tokenizer.encode(sentence).ids
+    if max(ids, default=0) >= (count := definitions[0].num_tokens):
+        raise ModelError(f"expected token ids below vocab_size {count}; got {max(ids)}")
+    return ids
 
 
 def model_case(model: Model | LanguageModel) -> Case:
@@ -134,7 +148,7 @@ def _disagreement(model: Model, cosines: tuple[float, ...]) -> str:
     """What differs from what is known of a published model; empty where nothing does, or nothing is known."""
     if model.published is None:
         return ""
-    ids = tuple(model.bert.token_ids("hello world"))
+    ids = tuple(tokens_of(model.tokenizer, model.definitions, "hello world"))
     if ids != model.published.hello_world:
         return f"expected 'hello world' to be {model.published.hello_world}; got {ids}"
     pairs = zip(cosines, model.published.cosines, strict=True)
@@ -144,13 +158,13 @@ def _disagreement(model: Model, cosines: tuple[float, ...]) -> str:
 
 def _vectors(model: Model, backend: Backend, device: str, dtype: str, *, mode: str) -> NumpyArray:
     """One vector for every sentence, computed by the core."""
-    bert, xp = model.bert, backend.namespace
+    xp = backend.namespace
 
     def encode(parameters: Any, token_ids: Any, is_token: Any) -> Any:
-        return sentence_vectors(token_vectors(bert.definitions, parameters, token_ids, is_token), is_token, xp=xp)
+        return sentence_vectors(token_vectors(model.definitions, parameters, token_ids, is_token), is_token, xp=xp)
 
     put = functools.partial(backend.from_numpy, device=device)
-    arrays = put(bert.parameters, dtype=dtype), put(model.token_ids), put(model.is_token)
+    arrays = put(model.parameters, dtype=dtype), put(model.token_ids), put(model.is_token)
     return np.asarray(backend.to_numpy(backend.compile(encode, mode=mode)(*arrays)))
 
 
@@ -178,8 +192,8 @@ class Encoded(NamedTuple):
 
 def identical_case(model: Model) -> Identical:
     """The encoder and its sentences as a case of which every way of running must give the same bits."""
-    trees = {"parameters": model.bert.parameters, "token_ids": model.token_ids, "is_token": model.is_token}
-    definitions = [each.with_settings(arithmetic="reproducible") for each in model.bert.definitions]
+    trees = {"parameters": model.parameters, "token_ids": model.token_ids, "is_token": model.is_token}
+    definitions = [each.with_settings(arithmetic="reproducible") for each in model.definitions]
     encode = functools.partial(_encode, definitions)
     batched = ("token_ids", "is_token")
     return Identical("model", f"tokens and sentences by {model.name}", lambda _: dict(trees), encode, batched=batched)
@@ -201,27 +215,8 @@ def _reference(model: Model) -> NumpyArray:
     return _vectors(model, get_backend("numpy"), "cpu", "float64", mode="eager")
 
 
-@dataclass(frozen=True)
-class Bert:
-    """An encoder: embeddings and layers, their parameters as NumPy arrays in float32, and the tokenizer."""
-
-    definitions: tuple[Any, ...]
-    parameters: tuple[Any, ...]
-    tokenizer: Any
-
-    def token_ids(self, sentence: str) -> list[int]:
-        """The tokens of a sentence, with those that mark its beginning and end.
-
-        Raise ModelError when the tokenizer knows tokens that the encoder does not.
-        """
-        ids: list[int] = self.tokenizer.encode(sentence).ids
-        if max(ids, default=0) >= (count := self.definitions[0].num_tokens):
-            raise ModelError(f"expected token ids below vocab_size {count}; got {max(ids)}")
-        return ids
-
-
-def load_bert(directory: Path) -> Bert:
-    """Load an encoder."""
+def _encoder(directory: Path) -> tuple[Any, Any, Any]:
+    """Embeddings and layers, their parameters, and the tokenizer."""
     if not directory.is_dir():
         raise ModelError(f"expected a model directory; got {directory}, which is none")
     if not (directory / "model.safetensors").exists() and (directory / "pytorch_model.bin").exists():
@@ -237,7 +232,7 @@ def load_bert(directory: Path) -> Bert:
     except (TypeError, ValueError) as error:  # of a file, of the config, or of arrays that do not fit it
         raise ModelError(f"expected an encoder in {directory}; got others: {error}") from error
     widened = map_arrays(lambda array: np.ascontiguousarray(array, np.float32), parameters)
-    return Bert(definitions, widened, _tokenizer(directory / "tokenizer.json", definitions[0].num_positions))
+    return definitions, widened, _tokenizer(directory / "tokenizer.json", definitions[0].num_positions)
 
 
 def _tokenizer(path: Path, most: int) -> Any:

@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attention_conformance.named.case import NamedCase
-from attention_conformance.named.related import seen_before
 from attention_conformance.run.again import command_of, script_of
 from attention_conformance.run.changes import Change
 from attention_conformance.run.finding import QUIET, VERDICTS, Finding, counted
 from attention_conformance.templates import rendered
-from attention_conformance.written.story import MOST_THREADS, line_told, relation, threads_told
+from attention_conformance.written.story import MOST_THREADS, line_told, threads
 from attention_conformance.written.summary import MEANINGS, assumptions, power, summary
 from attention_files.writing import write_file
 
@@ -71,13 +69,8 @@ def _row(finding: Finding, about: Mapping[str, Any], before: Mapping[tuple[str, 
     if finding.verdict in ("right", "not offered") or finding.dtype == "-":
         return row
     again = (finding, about["target"], about.get("declared", {}), about.get("profile", "kernel"))
-    row |= {"command": command_of(*again), "script": script_of(*again), "threads": _threads(finding)}
+    row |= {"command": command_of(*again), "script": script_of(*again), "threads": threads(finding)[:MOST_THREADS]}
     return row | {"map": _map(finding)}
-
-
-def _threads(finding: Finding) -> list[tuple[str, NamedCase]]:
-    seen = seen_before(finding.case, finding.variant)[:MOST_THREADS] if threads_told(finding) else []
-    return [(relation(finding, each), each) for each in seen]
 
 
 def _told(number: float) -> str:

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attention_conformance.named.related import seen_before
 from attention_conformance.run.again import command_of
 from attention_conformance.run.changes import Change
 from attention_conformance.run.finding import QUIET, Finding, counted, grouped, most_telling
-from attention_conformance.written.story import MOST_THREADS, line_told, relation, threads_told
+from attention_conformance.written.story import MOST_THREADS, line_told, threads
 from attention_conformance.written.summary import MEANINGS, summary
 from attention_files.writing import write_file
 
@@ -70,8 +69,8 @@ def _section(group: Sequence[Finding], about: Mapping[str, Any]) -> list[str]:
     lines += [f"{line_told(first)}.", ""] if line_told(first) else []
     lines += [", ".join(names[:MOST_NAMES]) + (f", and {rest} more" if rest > 0 else ""), ""]
     lines += [f"`{first.case}`: {_text(first.detail)}", ""] if first.detail else []
-    seen = seen_before(first.case, first.variant)[:MOST_THREADS] if threads_told(first) else []
-    lines += [f"- {relation(first, each)}: [{each.thread}]({each.url}), {_text(each.title)}" for each in seen]
+    seen = threads(first)[:MOST_THREADS]
+    lines += [f"- {relation}: [{each.thread}]({each.url}), {_text(each.title)}" for relation, each in seen]
     again = command_of(first, about["target"], about.get("declared", {}), about.get("profile", "kernel"))
     return [*lines, "", "```console", f"$ {again}", "```"]
 

@@ -30,21 +30,24 @@ def story(finding: Finding) -> list[str]:
     return [*filter(None, lines), *threads_told(finding)]
 
 
-def threads_told(finding: Finding) -> list[str]:
-    """Threads about the same property, a line each; how to list the others."""
+def threads(finding: Finding) -> list[tuple[str, NamedCase]]:
+    """Threads about the same property, each with what it has to do with a finding."""
     if (
         finding.dtype == "-"
         or finding.case in VARIATIONS
         or finding.verdict not in (*WRONG, "differs by convention", "accepted")
     ):
         return []
-    seen = seen_before(finding.case, finding.variant)
-    lines = [f"{relation(finding, each)}: {each.thread}, {each.title}; {each.url}" for each in seen[:MOST_THREADS]]
+    return [
+        ("Seen before" if finding.case in each.like else f"Also about {each.property}", each)
+        for each in seen_before(finding.case, finding.variant)
+    ]
+
+
+def threads_told(finding: Finding) -> list[str]:
+    """The first of the threads, a line each; how to list the others."""
+    seen = threads(finding)
+    lines = [f"{relation}: {each.thread}, {each.title}; {each.url}" for relation, each in seen[:MOST_THREADS]]
     rest = len(seen) - MOST_THREADS
     command = f"attention-core cases --property {shlex.quote(property_of(finding.case, finding.variant))}"
     return lines + ([f"and {rest} more: {command}"] if rest > 0 else [])
-
-
-def relation(finding: Finding, named: NamedCase) -> str:
-    """What a thread has to do with a finding: the same case, or the same property."""
-    return "Seen before" if finding.case in named.like else f"Also about {named.property}"
