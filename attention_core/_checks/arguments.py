@@ -394,7 +394,8 @@ def check_offset(name: str, offset: Any) -> Any:
         check_integer(name, offset)
         if is_of_numpy(offset) and offset.dtype.itemsize == 8 and can_be_read(offset):
             least = 0 if offset.dtype.kind == "u" else -MAX_POSITIONS - 1
-            offset = offset.clip(least, MAX_POSITIONS + 1)[...]  # which all libraries can hold
+            held = offset.clip(least, MAX_POSITIONS + 1)[...]  # which all libraries can hold
+            offset = offset if (held == offset).all() else held  # and what changes in place is seen
     elif isinstance(offset, bool) or not isinstance(offset, int):
         raise TypeError(f"expected {name} as an integer or an integer array; got {type_text(offset)}")
     return offset

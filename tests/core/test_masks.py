@@ -139,6 +139,15 @@ def test_what_a_rule_is_mixed_with_replaces_its_base(implementation, put, get, r
     np.testing.assert_allclose(get(found), get(expected), rtol=0, atol=1e-6)
 
 
+def test_arrays_of_numpy_that_change_in_place_are_read_as_they_are_now():
+    lengths = np.asarray([2, 3])
+    rule = ac.KeyLengths(lengths)
+    lengths += 2
+    np.testing.assert_array_equal(rule.to_array(1, N, xp=np), ac.KeyLengths(np.asarray([4, 5])).to_array(1, N, xp=np))
+    with pytest.raises(ValueError, match="expected lengths >= 0; got -1099511627776"):
+        ac.KeyLengths(np.asarray([-(2**40), 2]))
+
+
 @pytest.mark.parametrize("high", [-3, 0, 2, LIMIT])
 @pytest.mark.parametrize("low", [-LIMIT, -4, 0, 1])
 def test_the_rule_of_a_band_allows_its_pairs(low, high, get, xp):
