@@ -46,8 +46,8 @@ def _of_finite_values(way: Callable[..., Result], call: Call, facts: Facts) -> R
     indicators, if there are any, and nothing is differentiated by it.
     """
     xp, backend = call.xp, call.backend
-    finite = xp.isfinite(call.value)
-    result = way(sanitized_keys(call, facts)._replace(value=xp.where(finite, call.value, 0.0)), weights=True)
+    value, nan = one_program(_finite_vectors, xp)(call.value, xp=xp)
+    result = way(sanitized_keys(call, facts)._replace(value=value), weights=True)
     weights, output = backend.stop_gradient(result.weights), backend.stop_gradient(result.output)
 
     def attended() -> Array:
@@ -57,7 +57,8 @@ def _of_finite_values(way: Callable[..., Result], call: Call, facts: Facts) -> R
         )
         return infinities(inf, minus_inf, output, xp)
 
-    added = backend.stop_gradient(backend.loops.cond(xp.all(finite), lambda: xp.zeros_like(output), attended))
+    is_finite = xp.isfinite(xp.sum(nan))
+    added = backend.stop_gradient(backend.loops.cond(is_finite, lambda: xp.zeros_like(output), attended))
     total = xp.sum(result.weights, axis=-1, keepdims=True)  # not the output: values that are masked would get 0 * inf
     one = xp.add(1.0, xp.subtract(total, backend.stop_gradient(total)))  # so that no gradient of infinities is finite
     return result._replace(output=xp.add(result.output, xp.multiply(added, one)))
@@ -106,7 +107,8 @@ def sanitized_keys(call: Call, facts: Facts) -> Call:
 def _finite_vectors(x: Array, *, xp: Namespace) -> tuple[Array, Array]:
     """Vectors (..., D) with 0 for what is not finite, and (...) of NaN where there was any, else 0."""
     finite = xp.isfinite(x)
-    return xp.where(finite, x, 0.0), xp.where(xp.all(finite, axis=-1), scalar_like(0.0, x, xp), math.nan)
+    nan = xp.where(finite, scalar_like(0.0, x, xp), math.nan)
+    return xp.where(finite, x, 0.0), xp.sum(nan, axis=-1)  # a sum is one loop to XLA, and `all` is three
 
 
 def value_columns(value: Array, *, xp: Namespace) -> Array:

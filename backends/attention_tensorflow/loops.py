@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
 
 from attention_core.backend import Array, TracedLoops
 from attention_tensorflow import namespace as tensorflow_namespace
@@ -54,7 +55,10 @@ class TensorFlowLoops(TracedLoops):
         return filled(values)
 
     def cond(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-        return tf.cond(condition, then, otherwise)
+        results = tf.cond(condition, then, otherwise)
+        if not tf.executing_eagerly():
+            _keep_whole(tf.nest.flatten(results)[0])
+        return results
 
     def block_at(self, x: Any, index: Any) -> Any:
         return self.block(x.array, index, x.size, -2) if isinstance(x, _Cut) else x[index]
@@ -114,6 +118,14 @@ def _softmax(x: Array) -> Array:
     dims = tf.shape(x)
     rows = tf.reshape(x, [tf.reduce_prod(dims[:-1]), dims[-1]])
     return tf.ensure_shape(tf.reshape(tf.nn.softmax(rows), dims), x.shape)
+
+
+def _keep_whole(result: Array) -> None:
+    """Have a graph call the branches of a condition, as each program with both of them in place is optimized anew."""
+    operation = result.op
+    while operation.type == "Identity":
+        operation = operation.inputs[0].op
+    operation._set_attr("_lower_using_switch_merge", attr_value_pb2.AttrValue(b=False))  # `tf.cond` has no option
 
 
 def _shaped(value: Any, before: Any) -> Any:

@@ -22,7 +22,7 @@ def run(
     if operation.lasts is None or not operation.lasts(plan) or not _may_call():
         return function(plan, *parts, backend)
     specs = tuple([tuple([tf.TensorSpec(array.shape, array.dtype) for array in part]) for part in parts])
-    if not all(spec.shape.is_fully_defined() for part in specs for spec in part):  # nor would those of results be
+    if not all(spec.shape[1:].is_fully_defined() for part in specs for spec in part):  # nor would results have theirs
         return function(plan, *parts, backend)
     is_whole = bool(backward) or record.should_record_backprop(forward)
     program = _program(function, plan, specs, backend, backend.tuning, is_whole)

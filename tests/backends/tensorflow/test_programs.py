@@ -1,5 +1,6 @@
 """Blocks are traced once for all programs with such arguments, but where that would change what a program is."""
 
+import functools
 import gc
 
 import numpy as np
@@ -67,9 +68,35 @@ def test_a_program_is_that_of_its_shapes_and_outlives_what_is_kept(arrays):
 
 
 def test_unknown_lengths_are_traced_with_their_program(arrays):
-    program = tf.function(output_and_gradients, input_signature=[tf.TensorSpec((None, 3, 70, 5))] * 3)
+    program = tf.function(output_and_gradients, input_signature=[tf.TensorSpec((2, 3, None, 5))] * 3)
     assert_near(program(*arrays), output_and_gradients(*arrays))
     assert num_traced() == 0
+
+
+def test_batches_of_any_number_are_traced_once_for_all_calls(arrays):
+    """As Keras builds models, and trains them after a last batch that is smaller."""
+    one = tf.TensorSpec((None, 3, 70, 5))
+
+    @functools.partial(tf.function, input_signature=[one] * 3)
+    def program(query, key, value):
+        output, *gradients = output_and_gradients(query, key, value)
+        return output_and_gradients(output, key, value)[0], *gradients
+
+    assert [tuple(x.shape) for x in program.get_concrete_function().structured_outputs] == [(None, 3, 70, 5)] * 4
+    assert num_traced() == 2
+    for batch in (2, 1, 0):
+        some = [array[:batch] for array in arrays]
+        output, *gradients = output_and_gradients(*some)
+        assert_near(program(*some), [blocks(output, *some[1:]), *gradients])
+
+
+def test_a_program_calls_the_branches_of_its_conditions(arrays):
+    """Each copy of a repair in a program would be optimized anew, and none runs."""
+    definition = tf.function(blocks).get_concrete_function(*arrays).graph.as_graph_def()
+    nodes = [node for function in definition.library.function for node in function.node_def]
+    conditions = [node for node in nodes if node.op in ("If", "StatelessIf")]
+    assert conditions
+    assert not any(node.attr["_lower_using_switch_merge"].b for node in conditions)
 
 
 def test_programs_for_xla_hold_their_blocks(arrays):
