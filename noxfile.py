@@ -357,9 +357,8 @@ def mutants(session):
     among_everything(
         session, "pip", "install", "--no-compile", "-c", CONSTRAINTS, *listed, "flax", "dask[array]", silent=True
     )
-    among_everything(
-        session, "python", "tests/mutants/plant.py", *session.posargs, env=QUIET | ONE_THREAD | COMPILED_ONCE
-    )
+    environment = QUIET | ONE_THREAD | COMPILED_ONCE | UNOPTIMIZED
+    among_everything(session, "python", "tests/mutants/plant.py", *session.posargs, env=environment)
 
 
 @nox.session
