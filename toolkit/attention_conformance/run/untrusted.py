@@ -84,8 +84,8 @@ def _functions(names: list[str]) -> Iterator[None]:
             function = getattr(sys.modules.get(module), name, None)
             if function is not None:
                 noted[id(function)] = _noting(function, f"{module}.{name}", names)
-    for module in list(sys.modules.values()):
-        namespace = getattr(module, "__dict__", None)
+    for holder in list(sys.modules.values()):
+        namespace = getattr(holder, "__dict__", None)
         if type(namespace) is not dict or namespace is globals():
             continue
         if noted.keys().isdisjoint(map(id, list(namespace.values()))):  # soon, as it is asked in every call
