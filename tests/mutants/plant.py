@@ -33,8 +33,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LISTS = sorted(Path(__file__).parent.glob("*.toml"))
-# What is imported before processes are forked: for all, and backend by backend. No array is made: no runtime survives a
-# fork.
+# What is imported before processes are forked, for all and by backend. No array is made: no runtime survives a fork.
 SHARED = (
     *("array_api_compat.numpy", "gguf", "ml_dtypes", "pdb", "safetensors.numpy", "statistics", "threadpoolctl"),
     *("typer.testing", "unittest.mock", "xml.etree.ElementTree"),
