@@ -8,6 +8,7 @@ import re
 import shutil
 import time
 import xml.etree.ElementTree as ElementTree
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nox
@@ -128,8 +129,8 @@ def tests(session, backend):
     """
     install(session, "-e", ".", backend)
     session.run("python", "tests/bare/check.py", backend, env=QUIET)
-    keras = "" if backend == "numpy" else ",keras"  # on the library of the session
-    install(session, "-e", f".[cli,array-api-strict,{backend}{keras}]", groups=("test",))
+    extras = ("cli", "array-api-strict", backend, *(() if backend == "numpy" else ("keras",)))  # on that library
+    install(session, *of_extras(*extras), groups=("test",))
     required = {"ATTENTION_CORE_BACKENDS": "array_api_strict,numpy" if backend == "numpy" else backend}
     words, environment = chosen(session.posargs, TESTS), QUIET | ONE_THREAD | COMPILED_ONCE | required
     optimized = OPTIMIZED if backend == "jax" else ()  # TensorFlow starts twice for as long as it compiles less
@@ -189,8 +190,7 @@ def conformance(session):
 @nox.parametrize("backend", BACKENDS, ids=BACKENDS)
 def lowest(session, backend):
     """Run the tests of the core and of commands on one backend, in the lowest versions that pyproject.toml allows."""
-    project, extras = PYPROJECT["project"], ("array-api-strict", "cli", backend)
-    allowed = {*project["dependencies"], *(each for name in extras for each in project["optional-dependencies"][name])}
+    allowed = {*PYPROJECT["project"]["dependencies"], *of_extras("array-api-strict", "cli", backend)}
     others = {*nox.project.dependency_groups(PYPROJECT, "test")} - allowed
     session.install("--no-compile", "-e", ".", *(each.replace(">=", "==") for each in allowed), *others)
     quickly(session, backend)
@@ -357,9 +357,8 @@ def mutants(session):
     among_everything(
         session, "pip", "install", "--no-compile", "-c", CONSTRAINTS, *listed, "flax", "dask[array]", silent=True
     )
-    among_everything(
-        session, "python", "tests/mutants/plant.py", *session.posargs, env=QUIET | ONE_THREAD | COMPILED_ONCE
-    )
+    environment = QUIET | ONE_THREAD | COMPILED_ONCE | UNOPTIMIZED
+    among_everything(session, "python", "tests/mutants/plant.py", *session.posargs, env=environment)
 
 
 @nox.session
@@ -370,8 +369,9 @@ def docs(session):
     `-- linkcheck` follows the links to other sites instead.
     """
     install(session, "-e", ".[cli,numpy,array-api-strict]", groups=("docs",))
+    read = ("-d", "site/doctrees")  # once, for all builders
     for builder in session.posargs or ("html", "doctest"):
-        session.run("sphinx-build", "-W", "--keep-going", "-b", builder, "docs", f"site/{builder}")
+        session.run("sphinx-build", "-W", "--keep-going", "-b", builder, *read, "docs", f"site/{builder}")
 
 
 @nox.session(venv_backend="none")
@@ -429,6 +429,11 @@ def install(session, *what, groups=()):
     session.install("--no-compile", "-c", CONSTRAINTS, *what, *listed)  # modules are compiled when they are imported
 
 
+def of_extras(*names):
+    """What extras of the project require, for an environment that holds it already."""
+    return {each for name in names for each in PYPROJECT["project"]["optional-dependencies"][name]}
+
+
 def alone(session, *command, **options):
     """Run a program of the environment of the session."""
     return session.run(*command, **options)
@@ -441,23 +446,25 @@ def among_everything(session, program, *words, env=None, **options):
     return session.run(str(programs / program), *words, env=(env or {}) | path, **options)
 
 
-def pytest(run, session, *words, env, part=""):
+def pytest(run, session, *words, env, part="", processes="auto", **options):
     """Run pytest in a process for each core, and keep what came of it for `report`."""
     kept = f"--junitxml={RESULTS / session.name}{part}.xml"
-    run(
-        session, "pytest", "-n", "auto", "--dist", "worksteal", kept, *words, env=env
-    )  # none is idle behind a long test
+    among = ("-n", processes, "--dist", "worksteal")  # none is idle behind a long test
+    return run(session, "pytest", *among, kept, *words, env=env, **options)
 
 
 def pytest_of_xla(run, session, *words, optimized, env):
-    """Run pytest twice, unless words name tests: XLA optimizes the programs of those alone that are marked so."""
+    """Run pytest twice at once, unless words name tests: XLA optimizes programs of those alone that are marked so."""
     if session.posargs or not optimized:
         pytest(run, session, *words, env=env)
         return
-    try:
-        pytest(run, session, *optimized, "-m", "optimized", env=env, part="-optimized")
-    finally:  # a failure in one part does not hide those of the other
-        pytest(run, session, *words, "-m", "not optimized", env=env | UNOPTIMIZED)
+    few = (*optimized, "-m", "optimized")  # one process beside those of the others, so that no core waits for the last
+    with ThreadPoolExecutor(1) as beside:
+        printed = beside.submit(pytest, run, session, *few, env=env, part="-optimized", processes="0", silent=True)
+        try:
+            pytest(run, session, *words, "-m", "not optimized", env=env | UNOPTIMIZED)
+        finally:  # a failure in one part does not hide those of the other
+            print(printed.result())
 
 
 def chosen(words, folders):

@@ -11,7 +11,7 @@ from attention_core.backend import available_backends
 ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
 LIBRARIES = [name for name in ASKED or available_backends() if name in ("numpy", "array_api_strict", "torch", "jax")]
 # The libraries are imported once, and each round is a process that forks from there. Threads that pause at every import
-# of ours meet in the middle of one, however fast the machine is.
+# of ours meet in the middle of one, however fast the machine is. While those of one round pause, others go on.
 ROUNDS = """
 import importlib, os, random, sys, threading, time, traceback, warnings
 warnings.simplefilter("ignore")
@@ -53,13 +53,12 @@ def run_round(number):
     print(*errors[:1], end="", flush=True)
     os._exit(bool(errors))
 
-failed = 0
+processes = []
 for number in range(int(rounds)):
-    process = os.fork()
-    if not process:
+    processes.append(os.fork())
+    if not processes[-1]:
         run_round(number)
-    failed += os.waitpid(process, 0)[1] != 0
-print(failed, "of", rounds)
+print(sum(os.waitpid(process, 0)[1] != 0 for process in processes), "of", rounds)
 """
 
 

@@ -203,15 +203,15 @@ def main():
     assert not LOADED, LOADED
     assert ADAPTERS == [LIBRARY], ADAPTERS
     found = {"others": [digest(keras.models.load_model(other)(TOKENS)) for other in OTHERS]}
-    if WHAT == "layers":
-        check_layers()
-        found["dropped"] = dropped()
     keras.utils.set_random_seed(1)
     model = functional("reproducible")
     model.layers[1].set_weights([np.arange(72, dtype="float32").reshape(9, 8) / 72])
     model.save(SAVED)
     found["saved"] = digest(model(TOKENS))
-    assert digest(keras.models.load_model(SAVED)(TOKENS)) == found["saved"]
+    if WHAT == "layers":
+        assert digest(keras.models.load_model(SAVED)(TOKENS)) == found["saved"]
+        check_layers()
+        found["dropped"] = dropped()
     print(json.dumps(found))
 
 

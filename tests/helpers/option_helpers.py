@@ -3,9 +3,10 @@
 import functools
 
 import numpy as np
+from fuzz_calls import VALID, built
 
 import attention_core as ac
-from attention_core import layers, layouts, scores
+from attention_core import layers, layouts
 from attention_core.parameters import FeedForward, LayerNorm, Linear, MultiHeadAttention
 
 C, L = 8, 6
@@ -18,15 +19,27 @@ def parameters(put):
     return MultiHeadAttention(same, same, same, same), FeedForward(same, same), norm, same
 
 
+def functions(put):
+    """Right calls of functions of arrays, as functions of options."""
+    for_library = functools.partial(built, put=put)
+    return {
+        valid.function.__name__: functools.partial(
+            valid.function,
+            *map(for_library, valid.positional),
+            **dict(zip(valid.options, map(for_library, valid.options.values()), strict=True)),
+        )
+        for valid in VALID.values()
+        if hasattr(valid.function, "__name__")  # others are of methods
+    }
+
+
 @functools.cache
 def calls(put, xp):
     """Every public function with a boolean option, as a function of options."""
     attention, feed, norm, same = parameters(put)
-    heads, x = put(np.ones((1, 2, L, 4), "float32")), put(np.ones((L, C), "float32"))
+    x, image = put(np.ones((L, C), "float32")), put(np.ones((2, 4, C), "float32"))
     layer = ac.parameters.EncoderLayer(attention, norm, feed, norm)
     sagan = ac.parameters.SaganAttention(same, same, same, same, put(np.zeros((), "float32")))
-    cache = ac.cache.KeyValueCache(heads, heads, put(np.zeros((), "int32")))
-    image = put(np.ones((2, 4, C), "float32"))
     weights = {
         "in_proj_weight": put(np.ones((3 * C, C), "float32")),
         "out_proj.weight": put(np.eye(C, dtype="float32")),
@@ -39,29 +52,12 @@ def calls(put, xp):
     encoder["self_attn.in_proj_bias"] = put(np.ones(3 * C, "float32"))
     decoder_layer, decoder = layers.DecoderLayer(C, 2, C), layers.Decoder(5, C, 2, C, 1)
     of_layer, of_decoder, ids = put((decoder_layer.init(0, xp=np), decoder.init(0, xp=np), np.zeros((1, L), "int32")))
-    attend = {
-        function.__name__: functools.partial(function, heads, heads, heads)
-        for function in (
-            ac.scaled_dot_product_attention,
-            ac.explain_attention,
-            ac.pieces.partial_attention,
-            ac.pieces.attention_extent,
-        )
-    }
-    return attend | {
+    return functions(put) | {
         "config_context": ac.config_context,
-        "multi_head_attention": lambda **options: ac.multi_head_attention(attention, x, num_heads=2, **options),
-        "encoder_layer": lambda **options: ac.functions.encoder_layer(layer, x, num_heads=2, **options),
         "decoder_layer": lambda **options: ac.functions.decoder_layer(of_layer, x, num_heads=2, **options),
         "decoder": lambda **options: ac.functions.decoder(of_decoder, ids, num_heads=2, **options),
         "generate": lambda **options: layers.generate(decoder, of_decoder, ids, max_new_tokens=1, **options),
         "empty_decoder_cache": lambda **options: ac.cache.empty_decoder_cache(1, (2,), 2, 4, 3, xp=xp, **options),
-        "attention_weights": lambda **options: ac.weights.attention_weights(heads, heads, **options),
-        "attention_map": lambda **options: ac.weights.attention_map(heads, heads, shape=(1, 1), **options),
-        "sagan_attention": lambda **options: ac.functions.sagan_attention(sagan, image, **options),
-        "rotary_embedding": lambda **options: ac.functions.rotary_embedding(heads, put(np.arange(L)), **options),
-        "relative_bias": lambda **options: scores.relative_bias(put(np.ones((8, 2), "float32")), **options),
-        "append": lambda **options: ac.cache.append(cache, cache.key, cache.value, **options),
         "empty_cache": lambda **options: ac.cache.empty_cache((2,), 2, 4, 3, xp=xp, **options),
         "from_torch_encoder_layer": lambda **options: layouts.from_torch_encoder_layer(encoder, num_heads=2, **options),
         "from_torch": lambda **options: layouts.from_torch(weights, num_heads=2, **options),

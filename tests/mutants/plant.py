@@ -33,9 +33,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LISTS = sorted(Path(__file__).parent.glob("*.toml"))
-# What is imported before processes are forked, backend by backend. No array is made: no runtime survives a fork.
+# What is imported before processes are forked, for all and by backend. No array is made: no runtime survives a fork.
+SHARED = (
+    *("array_api_compat.numpy", "gguf", "ml_dtypes", "pdb", "safetensors.numpy", "statistics", "threadpoolctl"),
+    *("typer.testing", "unittest.mock", "xml.etree.ElementTree"),
+)
 IMPORTED = {
-    "numpy": ("array_api_strict", "array_api_compat.numpy"),
+    "numpy": ("array_api_strict", "dask.array"),
     "torch": ("torch._dynamo", "array_api_compat.torch"),
     "jax": ("jax", "flax.nnx"),
     "tensorflow": ("tensorflow",),
@@ -86,8 +90,9 @@ def main(words: list[str]) -> int:
     for backend, modules in IMPORTED.items():
         of_backend = [fault for fault in chosen if fault.backend == backend]
         if of_backend:
-            for module in modules:
+            for module in (*SHARED, *modules):
                 importlib.import_module(module)
+            pytest.main(["--version", "--noconftest"])  # imports what pytest imports of itself
             gc.freeze()  # pytest collects garbage ten times, which walks through all that these modules hold
             caught = list(plant(of_backend, "--record" in words))
             num_survivors += len(of_backend) - len(caught)
@@ -146,7 +151,8 @@ def reason(fault: Fault, found: Verdict) -> str:
 def failing_without_fault(tests: Iterable[str], backend: str) -> int:
     """Run tests on unchanged sources, many in a process, and count those processes where one fails: it shows nothing."""
     ordered = sorted(set(tests))
-    parts = [ordered[start : start + AT_ONCE] for start in range(0, len(ordered), AT_ONCE)]
+    count = WORKERS * (1 + len(ordered) // (AT_ONCE * WORKERS))  # so that none is idle
+    parts = [ordered[start::count] for start in range(min(count, len(ordered)))]
     failing = [found for _, found in runs(("", backend, part) for part in parts) if found.code != 0]
     for found in failing:
         print(f"fails without a fault, too: {found.failed} (pytest ended with {found.code})", flush=True)
@@ -187,7 +193,7 @@ def run(subject: Fault | str, backend: str, tests: list[str], pipe: connection.C
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     failures = Failures()
-    options = "-x", "-q", "--assert=plain", "-p", "no:cacheprovider"
+    options = "-x", "-q", "--assert=plain", "--tb=no", "-p", "no:cacheprovider"
     code = pytest.main([*options, *tests], plugins=[failures])
     pipe.send(Verdict(failures.first, int(code), time.process_time() - start))
 

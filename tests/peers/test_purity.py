@@ -126,6 +126,7 @@ def exported(function, arrays, dims=None):
     ``dims`` gives shapes for the leaves in order, with names for the dimensions that are left open.
     """
     ndonnx, runtime = importlib.import_module("ndonnx"), importlib.import_module("onnxruntime")
+    spox = importlib.import_module("spox._future")
     values = leaves(arrays)
     shapes = [array.shape for array in values] if dims is None else dims
     traced = {
@@ -133,7 +134,8 @@ def exported(function, arrays, dims=None):
         for number, (array, shape) in enumerate(zip(values, shapes, strict=True))
     }
     arguments = iter(traced.values())
-    result = function(*map_arrays(lambda leaf: next(arguments), tuple(arrays)))
+    with spox.value_prop_backend(spox.ValuePropBackend.REFERENCE):  # else a session of onnxruntime for each node
+        result = function(*map_arrays(lambda leaf: next(arguments), tuple(arrays)))
     results = {f"y{number}": leaf for number, leaf in enumerate(leaves(result))}
     model = ndonnx.build(traced, results).SerializeToString()
     session = runtime.InferenceSession(model, providers=["CPUExecutionProvider"])

@@ -1,5 +1,6 @@
 """Processes of gloo that share a sequence: one start for all tests."""
 
+import multiprocessing
 import pickle
 
 import numpy as np
@@ -19,7 +20,9 @@ def folder(tmp_path_factory):
     import gloo_ranks
 
     folder = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.spawn(gloo_ranks.run, args=(str(folder / "store"), str(folder)), nprocs=4)
+    multiprocessing.set_forkserver_preload(["gloo_ranks"])  # PyTorch is imported once for all ranks
+    arguments = (str(folder / "store"), str(folder))
+    torch.multiprocessing.start_processes(gloo_ranks.run, arguments, nprocs=4, start_method="forkserver")
     return folder
 
 

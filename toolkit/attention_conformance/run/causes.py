@@ -64,6 +64,8 @@ class Variants:
         for variant in CONVENTIONS:
             yield variant, self.of(variant)
         question = bounds.question
+        if not question.causes:
+            return
         if self._dense is not None:
             for variant, problem in mistaken(question.case, bounds.problem, question.subject, question.seed):
                 yield variant, answer(dense_of(meant(problem, question.subject)))

@@ -15,6 +15,7 @@ from attention_conformance.cases.case import Case, hard
 from attention_conformance.drawn import Drawn, problems
 from attention_conformance.oracle.positions import passes
 from attention_conformance.problem import Problem
+from attention_conformance.run.causes import NARROW_TYPES
 from attention_conformance.run.finding import WRONG, Finding
 from attention_conformance.run.judge import judged
 from attention_conformance.run.question import Question
@@ -87,10 +88,10 @@ def _problem(drawn: Drawn) -> Problem:
     return problem.changed(arrays={}, mask=None).holding(**arrays)
 
 
-def _question(drawn: Drawn, subject: Subject, job: Any) -> Question:
+def _question(drawn: Drawn, subject: Subject, job: Any, causes: bool = True) -> Question:
     measure = "gradient" if drawn.gradient else "ulp"
     case = Case("fuzz", 0, "A drawn call is right.", lambda _: _problem(drawn), bound=hard, measure=measure)
-    told: dict[str, Any] = {"accepted": tuple(job.accepted), "power": False, "digits": False}
+    told: dict[str, Any] = {"accepted": tuple(job.accepted), "power": False, "digits": False, "causes": causes}
     return Question(subject, case, drawn.dtype, job.bounds, job.seed, **told)
 
 
@@ -127,7 +128,8 @@ def _round(subject: Subject, job: Any, dtypes: Sequence[str], number: int) -> tu
     def is_right(drawn: Drawn) -> None:
         nonlocal count
         count += 1
-        found = judged(_question(drawn, subject, job))
+        causes = bool(job.accepted) or drawn.dtype in NARROW_TYPES  # which may excuse what is wrong
+        found = judged(_question(drawn, subject, job, causes))
         if found.verdict in WRONG:
             seen.append((drawn, found))
             raise _Wrong
@@ -142,7 +144,9 @@ def _round(subject: Subject, job: Any, dtypes: Sequence[str], number: int) -> tu
     try:
         check()
     except _Wrong:
-        return seen[-1], count
+        drawn, found = seen[-1]
+        told = judged(_question(drawn, subject, job))
+        return (drawn, told if told.verdict in WRONG else found), count
     except hypothesis.errors.Flaky:  # right the second time
         drawn, found = seen[-1]
         return (drawn, replace(found, detail=f"{found.detail}; right when it was called again")), count

@@ -31,6 +31,7 @@ class Question:
     one program where it compiles each operation for itself otherwise.
     ``variables`` are the arrays whose gradients are asked for, by default all, and ``between`` is called before the
     backward pass.
+    Without ``causes``, a wrong answer is compared with conventions alone, so that it is soon known to be wrong.
     The core is asked on a ``library`` for an ``implementation``, unless there is a ``reason`` not to.
     """
 
@@ -43,6 +44,7 @@ class Question:
     like: Subject | None = None
     power: bool = True
     digits: bool = True
+    causes: bool = True
     is_trusted: bool = True
     variables: tuple[str, ...] = ()
     between: Problem | None = None

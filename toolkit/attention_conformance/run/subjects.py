@@ -304,7 +304,8 @@ def _graded(job: Job, facts: Mapping[str, Any], message: Returned) -> Finding:
     case = next(each for each in (*SUBJECT_CASES, *LARGE) if each.name == message.case)
     known = {name: tuple(each) if isinstance(each, list) else each for name, each in facts.items()}
     subject = Subject(_uncalled).learned({"device": "cpu", **known})  # no library is asked for its first device
-    return graded(Question(subject, case, message.dtype, job.bounds, job.seed, accepted=job.accepted), message.arrays)
+    told: dict[str, Any] = {"accepted": job.accepted, "power": job.power}
+    return graded(Question(subject, case, message.dtype, job.bounds, job.seed, **told), message.arrays)
 
 
 def _uncalled(*arguments: Any) -> None:

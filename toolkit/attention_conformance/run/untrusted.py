@@ -78,29 +78,27 @@ def _replaced() -> list[str]:
 @contextlib.contextmanager
 def _functions(names: list[str]) -> Iterator[None]:
     """Replace functions wherever a module holds them, also by another name."""
-    replaced = []
+    noted, replaced = {}, []
     for module, functions in ATTENTIONS.items():
         for name in functions:
             function = getattr(sys.modules.get(module), name, None)
             if function is not None:
-                replaced += _replace(function, _noting(function, f"{module}.{name}", names))
+                noted[id(function)] = _noting(function, f"{module}.{name}", names)
+    for holder in list(sys.modules.values()):
+        namespace = getattr(holder, "__dict__", None)
+        if type(namespace) is not dict or namespace is globals():
+            continue
+        if noted.keys().isdisjoint(map(id, list(namespace.values()))):  # soon, as it is asked in every call
+            continue
+        for name, function in list(namespace.items()):
+            if id(function) in noted:
+                namespace[name] = noted[id(function)]
+                replaced.append((namespace, name, function))
     try:
         yield
     finally:
         for namespace, name, function in replaced:
             namespace[name] = function
-
-
-def _replace(function: Any, other: Any) -> list[tuple[dict[str, Any], str, Any]]:
-    found = []
-    for module in list(sys.modules.values()):
-        namespace = getattr(module, "__dict__", None)
-        if type(namespace) is not dict or namespace is globals():
-            continue
-        for name in [name for name, each in list(namespace.items()) if each is function]:
-            namespace[name] = other
-            found.append((namespace, name, function))
-    return found
 
 
 def _noting(function: Callable[..., Any], name: str, names: list[str]) -> Callable[..., Any]:
