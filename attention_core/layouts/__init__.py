@@ -20,7 +20,8 @@ from attention_core.layouts._bert import (
     to_bert_embeddings,
     to_bert_layer,
 )
-from attention_core.layouts._decoder import check_causal_lm, decoder_from_config, from_causal_lm, to_causal_lm
+from attention_core.layouts._decoder import check_causal_lm, from_causal_lm, to_causal_lm
+from attention_core.layouts._decoder_config import decoder_from_config
 from attention_core.layouts._heads import join_heads, separate_heads
 from attention_core.layouts._kernels import (
     from_flax,
