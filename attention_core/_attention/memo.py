@@ -52,6 +52,8 @@ def prepare(known: Known, arrays: tuple[Array, Array, Array], options: Mapping[s
     others = (value for name, value in options.items() if name not in _PLANNED)
     if any(not (value is None or value is False or type(value) in (int, float)) for value in others):
         return known
+    if not isinstance(options.get("mask"), Mask | None):
+        return known
     return known._replace(planned=Planned(options["implementation"], options.get("assume_finite")))
 
 

@@ -254,7 +254,7 @@ def run_call(call: Call, implementation: str, *, weights: bool = False, logsumex
         way = taken_way(parts)
     else:
         way = _named(parts, implementation, weights=weights, logsumexp=inside)
-    if has_no_elements(call):  # by whose sizes a kernel may divide, and of which there are no blocks
+    if way is not DENSE and has_no_elements(call):  # by whose sizes a kernel may divide, and of which are no blocks
         way = DENSE
     result = way.run(parts, logsumexp=inside, weights=weights)
     if inside and result.logsumexp is None:
@@ -349,10 +349,11 @@ def dense_advantage(call: Call) -> str | None:
     They are less safe in two places, where they are taken only by name. Lengths unknown while tracing may turn out 0,
     of which XLA makes no blocks. An exported program would need an operator of attention-core.
     """
-    if has_no_elements(call):
+    query, key, value = map(sizes, call[:3])
+    if 0 in (*query, *key, *value):
         return "there is nothing to cut"
-    *leading, rows, _ = sizes(call.query)
-    columns, tuning = sizes(call.key)[-2], call.backend.tuning
+    *leading, rows, _ = query
+    columns, tuning = key[-2], call.backend.tuning
     if rows is None or columns is None:
         return "lengths are not known before it runs"
     if is_exporting(call.query):

@@ -392,10 +392,10 @@ def check_offset(name: str, offset: Any) -> Any:
     offset = plain_integer(offset)
     if only_array(offset) is not None:
         check_integer(name, offset)
-        if is_of_numpy(offset) and offset.dtype.itemsize == 8 and can_be_read(offset):
+        is_wide = is_of_numpy(offset) and offset.dtype.itemsize == 8 and can_be_read(offset)
+        if is_wide and not (offset.astype("int32") == offset).all():  # else what changes in place is seen
             least = 0 if offset.dtype.kind == "u" else -MAX_POSITIONS - 1
-            held = offset.clip(least, MAX_POSITIONS + 1)[...]  # which all libraries can hold
-            offset = offset if (held == offset).all() else held  # and what changes in place is seen
+            offset = offset.clip(least, MAX_POSITIONS + 1)[...]  # which all libraries can hold
     elif isinstance(offset, bool) or not isinstance(offset, int):
         raise TypeError(f"expected {name} as an integer or an integer array; got {type_text(offset)}")
     return offset
