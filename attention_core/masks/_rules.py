@@ -179,11 +179,11 @@ class KeyLengths(Mask):
     lengths: Any
 
     def __post_init__(self) -> None:
-        given = plain_integer(self.lengths)
-        object.__setattr__(self, "lengths", check_offset("lengths", given))
+        lengths = self.lengths
+        object.__setattr__(self, "lengths", check_offset("lengths", lengths))
         least = _minimum(self.lengths)
         if least is not None and least < 0:
-            raise ValueError(f"expected lengths >= 0; got {number_text(_minimum(given))}")
+            raise ValueError(f"expected lengths >= 0; got {number_text(_minimum(plain_integer(lengths)))}")
 
     def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
         return xp.less(at.key, _over_batch(self.lengths, at.key, xp))
