@@ -31,7 +31,6 @@ from attention_core._backend import (
     common_namespace,
     is_concrete,
     is_dense,
-    is_of_numpy,
     library_name,
 )
 from attention_core._keywords import choice_hint
@@ -392,10 +391,6 @@ def check_offset(name: str, offset: Any) -> Any:
     offset = plain_integer(offset)
     if only_array(offset) is not None:
         check_integer(name, offset)
-        is_wide = is_of_numpy(offset) and offset.dtype.itemsize == 8 and can_be_read(offset)
-        if is_wide and not (offset.astype("int32") == offset).all():  # else what changes in place is seen
-            least = 0 if offset.dtype.kind == "u" else -MAX_POSITIONS - 1
-            offset = offset.clip(least, MAX_POSITIONS + 1)[...]  # which all libraries can hold
     elif isinstance(offset, bool) or not isinstance(offset, int):
         raise TypeError(f"expected {name} as an integer or an integer array; got {type_text(offset)}")
     return offset

@@ -179,11 +179,10 @@ class KeyLengths(Mask):
     lengths: Any
 
     def __post_init__(self) -> None:
-        lengths = self.lengths
-        object.__setattr__(self, "lengths", check_offset("lengths", lengths))
+        object.__setattr__(self, "lengths", check_offset("lengths", self.lengths))
         least = _minimum(self.lengths)
         if least is not None and least < 0:
-            raise ValueError(f"expected lengths >= 0; got {number_text(_minimum(plain_integer(lengths)))}")
+            raise ValueError(f"expected lengths >= 0; got {number_text(least)}")
 
     def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
         return xp.less(at.key, _over_batch(self.lengths, at.key, xp))
