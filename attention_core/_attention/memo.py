@@ -23,7 +23,7 @@ _PLANNED = {"mask", "is_causal", "sinks", "assume_finite", "implementation", "ar
 
 
 class Planned:
-    """The output of calls of one signature, planned at the first one that is in no mode of its library.
+    """What computes the output of calls of one signature, planned at the first one that is in no mode of its library.
 
     It is planned again where tuning or kernels of the backend were replaced. A context that assumes values to be finite
     is one of single calls.

@@ -1,8 +1,13 @@
 """The options of attention, of which `scaled_dot_product_attention` says what they mean.
 
 Public functions take them as ``**options``, and so hold what a call gives, and nothing else. A new one is a line here,
-and a check. If it says how attention is computed, it is a field of `Call`, which each kernel has to take or to refuse.
-Layers have it as a setting, from which what hands options on takes their names.
+and a check. If it says how attention is computed, it is a field of `Call`, and each way takes or refuses it:
+
+* one that changes scores is in `modify_scores` and `score_change`, by which kernels, rings and query chunks refuse;
+* blocks hold it in `Plan`, or in `Operands` if it is an array; reproducible arithmetic refuses it in its checks;
+* FlexAttention and ``OF_EXTENTS`` of dask name the options that they take.
+
+Layers have it as a setting, by which functions of layers know its name.
 """
 
 from __future__ import annotations

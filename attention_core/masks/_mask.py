@@ -146,7 +146,8 @@ class Mask(ABC):
         """Classify blocks by the positions at their ends.
 
         A block is the scores of a run of queries against a run of keys. Blocks without an allowed pair are skipped, and
-        the mask is not applied where all pairs are allowed. The default, ``(True, False)``, is right for every mask.
+        the mask is not applied where all pairs are allowed. The default, ``(True, False)``, is right for every mask. It
+        skips nothing. PyTorch's blocks on an accelerator are skipped by `bands` alone.
 
         Returns
         -------

@@ -2,8 +2,8 @@
 
 A new rule is a class here, by the description of `Mask`, and an import and a name in `attention_core.masks`, which
 registers it. A band that says more than the rule allows is not exact. PyTorch's kernel takes the rule as an array where
-that is small, and others refuse it, until `attention_torch.flex_functions` and the guards of PyTorch know it. Of the
-kit, `oracle/positions.py` and `ranks.py` know rules by their names.
+that is small. Others refuse it until ``RULES`` of `attention_torch.flex`, `flex_functions` and the guards know it. In
+the kit, `problem.py`, `oracle/positions.py`, `drawn.py`, `ranks.py` and `sharded.py` know rules by their names.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """PyTorch's kernel for CPUs as one guarded operation: run it, look at what came out, and repair that by blocks.
 
 What leaks is seen in the results: in the output and the logsumexp, and going backward in the gradients. Small calls
-look at query, key and value instead, and others at norms of query and key, which say where the scale goes. A call
-without gradients runs the operation's forward pass itself. Compiled programs hold the operation, and look no further.
+look at norms of query, key and value instead: if they are small, PyTorch's function runs, with its own gradient. Calls
+without gradients run the operation's forward pass itself. Compiled programs hold the operation, and look no further.
 """
 
 from __future__ import annotations
