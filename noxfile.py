@@ -55,9 +55,8 @@ OPTIMIZED = (  # where tests are marked so
     "tests/frameworks/test_jax_tracing.py",
 )
 SURVEYED = ("torch", "jax", "tensorflow", "others")  # packages of the survey that install beside each other
-TESTS = tuple(
-    f"tests/{folder}" for folder in ("core", "backends", "frameworks", "conformance", "commands", "fuzz", "view")
-)
+FOLDERS = ("core", "models", "backends", "frameworks", "conformance", "commands", "fuzz", "view")
+TESTS = tuple(f"tests/{folder}" for folder in FOLDERS)
 INSTALLED = (  # read files of packages, and entry points
     "tests/commands/test_check.py::test_the_fault_is_told_in_words_and_conventions_are_accepted_by_name",
     "tests/commands/test_cli.py",
@@ -76,7 +75,8 @@ PEERS = (
     "tests/core/test_user_functions.py::test_a_frame_is_no_mask",  # of pandas
 )
 NOTEBOOKS = ("docs/tutorial.md", "docs/guides/masks.md", "docs/guides/checking-a-kernel.md", "docs/guides/weights.md")
-QUICK = ("tests/core", "tests/commands/test_cli.py", "tests/commands/test_check.py")  # no models, no other packages
+COMMANDS = ("tests/commands/test_cli.py", "tests/commands/test_check.py")
+QUICK = ("tests/core", "tests/models", *COMMANDS)  # nothing pretrained, no other packages
 ARM_TORCH = "torch==2.9.1"  # later wheels for that processor need the libraries of a GPU
 ARM = (  # what is computed on an emulated processor, on which library
     ("numpy",),
@@ -84,7 +84,10 @@ ARM = (  # what is computed on an emulated processor, on which library
     ("torch",),
     ("jax", "--case", "plain"),  # an emulated XLA compiles for minutes
 )
-DOCTESTS = ("--doctest-modules", "attention_core")
+DOCTESTS = (
+    *("--doctest-modules", "attention_core", "toolkit/attention_models"),
+    *(f"--ignore=toolkit/attention_models/{framework}" for framework in ("torch", "jax", "keras")),
+)
 LEFT_BEHIND = shutil.ignore_patterns(  # the packages, and the test that reads their sources
     "attention_core", "backends", "toolkit", "test_prose.py", "site", ".git", ".nox", ".venv", ".*_cache", ".hypothesis"
 )

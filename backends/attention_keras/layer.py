@@ -122,7 +122,7 @@ class Layer(Adapted, keras.layers.Layer):  # type: ignore[misc]
 
     def compute_output_shape(self, input_shape: Any, *others: Any) -> tuple[int | None, ...]:
         """The shape of the output, given those of the inputs."""
-        dtype = "int32" if self.kind in (definitions.Embeddings, definitions.Decoder) else self.compute_dtype
+        dtype = "int32" if self.kind.takes_ids else self.compute_dtype
         inputs = (
             keras.tree.map_shape_structure(lambda dims: keras.KerasTensor(dims, dtype), shape)
             for shape in (input_shape, *others)
@@ -250,7 +250,7 @@ class AttentionLayer(Layer):
         elif options["key_mask"] is None and options.get("cache") is None:  # Keras has none over the places of a cache
             options["key_mask"] = attached(inputs[0])
         if self.kind is not definitions.DotProductAttention:  # of which a mask has no axis of heads
-            mask = per_sample(mask, inputs[0], has_channels=self.kind is not definitions.Decoder)
+            mask = per_sample(mask, inputs[0], has_channels=not self.kind.takes_ids)
         return super()._call(*inputs, mask=mask, **options)
 
 

@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
-from layer_helpers import CASES, DROPPING, NUMPY, Layers, alike, perturbed
+from layer_helpers import CASES, DROPPING, NUMPY, Layers, alike, class_of, definition_of, perturbed
 
 from attention_core import layers
 from attention_core.layers import named_arrays
@@ -33,7 +33,7 @@ def adapter(backend):
 
 @of_types("float32", "SaganAttention")
 def test_first_weights_are_the_bits_of_the_definition_under_its_names(name, dtype, adapter):
-    settings, kind, seed = CASES[name][0], getattr(layers, name), 2**40 + 3
+    settings, kind, seed = CASES[name][0], definition_of(name), 2**40 + 3
     layer = adapter.new(name, seed, dtype, **settings)
     assert layer.definition == kind(**settings)
     drawn = "float32" if dtype == "bfloat16" else dtype  # which the namespace of NumPy does not have
@@ -90,7 +90,7 @@ def test_arrays_files_and_copies_hold_a_layer_bit_for_bit(name, dtype, adapter, 
     module.save(layer, path)
     again = type(layer).from_numpy(layer.definition, *layer.to_numpy())
     for each in (layer, again, module.load(path), copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        assert type(each) is getattr(module, name)
+        assert type(each) is class_of(name, module.__name__)
         assert each.definition == layer.definition
         alike(each.to_numpy(), trees)
     for each in (

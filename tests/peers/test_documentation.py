@@ -147,12 +147,14 @@ def test_readme_shows_code_before_line_15_and_ends_before_line_91():
 
 def test_reference_has_every_public_name():
     import attention_core
-    from attention_core import cache, functions, initializers, layers, layouts, parameters, pieces, scores, weights
+    import attention_models as models
+    from attention_core import cache, functions, initializers, layers, parameters, pieces, scores, weights
     from attention_files import safetensors
+    from attention_models import layouts
 
     reference = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs/reference").glob("*.md"))
     modules = (attention_core, cache, functions, initializers, layers, layouts, parameters, pieces, scores, weights)
-    for module in (*modules, safetensors):
+    for module in (*modules, safetensors, models, models.parameters):
         for name in module.__all__:
             assert f"{module.__name__}.{name}\n" in reference, f"{module.__name__}.{name} is missing"
 

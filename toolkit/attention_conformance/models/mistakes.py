@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+import attention_models as models
 from attention_conformance.models.records import Place
 from attention_conformance.models.sides import Side
 from attention_conformance.problem import NumpyArray
@@ -222,14 +223,14 @@ def _stages(side: Side, inputs: Inputs, places: Sequence[Place], name: str) -> I
     index = int(behind[0]) if behind and name != "embeddings" else 0
     before = arrays.get(f"layers.{index - 1}" if index else "embeddings")
     if behind and name != "embeddings" and before is not None:
-        if isinstance(whole, layers.Decoder):
+        if isinstance(whole, models.Decoder):
             definition = replace(whole.layer, window=whole.windows[index])
             yield stage(definition, side.parameters[0].layers[index], before)
         else:
             yield stage(side.definitions[index + 1], side.parameters[index + 1], before)
-    elif not isinstance(whole, layers.Decoder):
+    elif not isinstance(whole, models.Decoder):
         yield stage(whole, side.parameters[0], x)
-    if isinstance(whole, layers.Decoder) and x.size * whole.channels <= 2**16:
+    if isinstance(whole, models.Decoder) and x.size * whole.channels <= 2**16:
         yield stage(whole, side.parameters[0], x)
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from attention_conformance.models.sides import ComparisonError, read_inputs, read_model
 from attention_conformance.problem import NumpyArray
 from attention_core.backend import Backend
-from attention_core.layers import Decoder
 from attention_files.writing import write_file
+from attention_models import Decoder
 
 DIGITS = 16
 """Of a hash, in base 16."""

@@ -45,8 +45,9 @@ from attention_core._functions.embeddings import check_id_table
 from attention_core._functions.encoder import derived_dropouts, hooked
 from attention_core._functions.options import DECODER_DEFAULTS, DecoderOptions, options_but
 from attention_core._functions.rotary import rotations_of
-from attention_core.parameters import Decoder, DecoderLayer, Linear
+from attention_core.parameters import DecoderLayer, Linear
 from attention_core.random import seeded
+from attention_models.parameters import Decoder
 
 
 class DecoderCache(NamedTuple):
@@ -166,7 +167,7 @@ def decoder(
     Examples
     --------
     >>> import array_api_strict as xp
-    >>> from attention_core.layers import Decoder
+    >>> from attention_models import Decoder
     >>> model = Decoder(50, 8, 2, 16, num_layers=3)
     >>> decoder(model.init(0, xp=xp), xp.asarray([[3, 14, 15]]), num_heads=2).shape
     (1, 3, 50)

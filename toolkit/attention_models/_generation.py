@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from attention_core import parameters as trees
 from attention_core._arrays import (
     Array,
     Namespace,
@@ -31,10 +30,11 @@ from attention_core._checks import (
     plain_integer,
     value_range,
 )
-from attention_core._functions.decoder import DecoderCache, LayerProgram
-from attention_core._functions.sampling import check_sampling, sample_tokens
-from attention_core.layers._decoder import Decoder
 from attention_core.random import seed_words
+from attention_models import parameters as trees
+from attention_models._decoder import DecoderCache, LayerProgram
+from attention_models._definition import Decoder
+from attention_models._sampling import check_sampling, sample_tokens
 
 
 class Generated(NamedTuple):
@@ -77,7 +77,7 @@ def generate(
     Parameters
     ----------
     model : Decoder
-    parameters : attention_core.parameters.Decoder
+    parameters : attention_models.parameters.Decoder
     prompt_ids : Array of int, shape (B, L)
     max_new_tokens : int
     prompt_lengths : Array of int, shape (B,), optional
@@ -87,7 +87,7 @@ def generate(
     stop_ids : sequence of int
         Tokens that end a text.
     temperature, top_k, top_p, seed
-        As in `attention_core.functions.sample_tokens`. By default, the most probable token is chosen.
+        As in `attention_models.sample_tokens`. By default, the most probable token is chosen.
     capacity : int, optional
         Of the cache; by default as many positions as are needed.
     mode : str
