@@ -452,7 +452,7 @@ def _structure(path: Path, tree: Any, prefix: str, arrays: dict[str, NDArray[Any
     if type(tree) is tuple:
         return {"tuple": [below(index, branch) for index, branch in enumerate(tree)]}
     name = type(tree).__name__
-    if _kind(name) is type(tree):
+    if (KINDS.get(name) or announced(trees.__name__, name)) is type(tree):
         return {name: {field: below(field, branch) for field, branch in zip(tree._fields, tree, strict=True)}}
     if isinstance(tree, list | tuple):
         raise FileError(f"expected {prefix or 'the tree'} for {path} out of {', '.join(KINDS)}; got {name}")
@@ -480,7 +480,7 @@ def _tree(path: Path, structure: Any, arrays: dict[str, NDArray[Any]]) -> Any:
             return tuple(_tree(path, branch, arrays) for branch in branches)
         if isinstance(branches, dict) and kind == "dict":
             return {key: _tree(path, branch, arrays) for key, branch in branches.items()}
-        made = _kind(kind)
+        made = KINDS.get(kind) or announced(trees.__name__, kind)
         if isinstance(branches, dict) and made is not None:
             if list(branches) != list(made._fields):
                 fields = ", ".join(made._fields)
@@ -489,11 +489,6 @@ def _tree(path: Path, structure: Any, arrays: dict[str, NDArray[Any]]) -> Any:
         hint = ", a language model, which attention_models reads: it is not installed" if kind == "Decoder" else ""
         raise FileError(f"expected a tree out of list, tuple, dict, {', '.join(KINDS)} in {path}; got {kind}{hint}")
     raise FileError(f"expected a tree in the metadata of {path}; got {str(structure)[:60]}")
-
-
-def _kind(name: str) -> Any:
-    """The class of named tuples of a name, of the core or of a package that announces it."""
-    return KINDS.get(name) or announced("attention_core.parameters", name)
 
 
 def _few(names: Mapping[str, Any]) -> str:

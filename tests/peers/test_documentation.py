@@ -53,8 +53,8 @@ SECTIONS = [section for page in PAGES for section in sections(page) if BLOCK.sea
 
 def imported(section):
     """The frameworks that a section imports."""
-    libraries = {name: (name, f"attention_{name}") for name in FRAMEWORKS}
-    libraries |= {"keras": ("keras", "attention_keras"), "transformers": ("transformers",)}
+    libraries = {name: (name, f"attention_{name}", f"attention_models.{name}") for name in FRAMEWORKS}
+    libraries |= {"keras": ("keras", "attention_keras", "attention_models.keras"), "transformers": ("transformers",)}
     return {
         "tensorflow" if framework == "keras" else framework
         for framework, names in libraries.items()
