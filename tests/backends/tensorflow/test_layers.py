@@ -12,12 +12,8 @@ from layer_helpers import NUMPY
 import attention_models as models
 from attention_core.backend import get_backend
 from attention_core.layers import named_arrays
-from attention_keras.layers import (
-    Decoder,
-    DotProductAttention,
-    FeedForward,
-    MultiHeadAttention,
-)
+from attention_keras.layers import DotProductAttention, FeedForward, MultiHeadAttention
+from attention_models.keras import Decoder
 
 WITH_DROPOUT = [name for name in CASES if name != "sagan"]
 
