@@ -6,7 +6,8 @@ import math
 
 from attention_core._arrays import Array
 from attention_core._attention.call import Call, Result, apply_dropout
-from attention_core._attention.facts import Facts, averages, products
+from attention_core._attention.facts import Facts
+from attention_core._attention.products import averages, products
 from attention_core._attention.scores import modify_scores
 from attention_core._attention.softmax import softmax
 
@@ -23,7 +24,7 @@ def dense(call: Call, facts: Facts, *, weights: bool = True, logsumexp: bool = T
     # (..., H, M, N), their sums (..., H, M, 1), and twice (..., H, M)
     exponentials, total, *found = softmax(scores, call, facts, logsumexp=logsumexp)
     kept = exponentials if dropout is None else apply_dropout(exponentials, dropout, facts.at, facts.num_heads, xp)
-    output = xp.divide(averages(kept, call.value, facts, xp), total)  # (..., H, M, E)
+    output = xp.divide(averages(kept, call.value, facts, call.backend), total)  # (..., H, M, E)
     output = output if dropout is None else xp.multiply(output, dropout.scale)
     return Result(output, xp.divide(exponentials, total) if weights else None, *found)
 

@@ -331,6 +331,13 @@ class Backend:
         """Return the array as a constant of derivatives."""
         return array
 
+    def with_derivative_of(self, function: Callable[..., Array], other: Callable[..., Array], *arrays: Array) -> Array:
+        """Return ``y = function(*arrays)``, differentiated as ``other(*arrays, y)``, in which ``y`` is a constant.
+
+        By default it is differentiated as it is computed.
+        """
+        return function(*arrays)
+
     def draw_seed(self, source: Any, /) -> Any:
         """Return a seed, two words of 32 bits, from a key or a generator of the library; anything else as it is."""
         return source

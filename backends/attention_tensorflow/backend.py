@@ -99,6 +99,22 @@ class TensorFlowBackend(Backend):
     def stop_gradient(self, array: Array, /) -> Array:
         return tf.stop_gradient(array)
 
+    def with_derivative_of(self, function: Callable[..., Array], other: Callable[..., Array], *arrays: Array) -> Array:
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def computed(*arrays: Array) -> Any:
+            value = function(*arrays)
+
+            def gradients_of(cotangent: Array) -> Any:
+                with self.without_warnings(), tf.GradientTape() as tape:
+                    tape.watch(arrays)
+                    differentiated = other(*arrays, tf.stop_gradient(value))
+                return tape.gradient(differentiated, arrays, cotangent)
+
+            return value, gradients_of
+
+        return computed(*arrays)
+
     def without_warnings(self) -> contextlib.AbstractContextManager[Any]:
         """A context in which `tf.debugging.enable_check_numerics` raises for no number: a masked score is -inf."""
         return _without_callbacks()
