@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from attention_core._arrays import Array, scalar_like, sizes
+from attention_core._arrays import Array, Arrays, Namespace, scalar_like, sizes
 from attention_core._attention.call import fold_group, repeat_kv, unfold_group
 from attention_core._attention.facts import Facts
 from attention_core._attention.finite import is_clean, value_columns, with_infinities
@@ -18,7 +18,7 @@ from attention_core._backend import Backend
 def products(query: Array, key: Array, facts: Facts, backend: Backend) -> Array:
     """The products (..., H, M, N) of all queries (..., H, M, D) with the keys (..., G, N, D) of their group.
 
-    A product with a key that is not finite is chosen away where that is masked. Its derivatives are those of finite
+    A product with a key that is not finite is chosen away where that is masked. Its derivative is that of finite
     factors, as 0 times NaN would be NaN.
     """
     xp = backend.namespace
@@ -31,13 +31,11 @@ def products(query: Array, key: Array, facts: Facts, backend: Backend) -> Array:
             return xp.matrix_transpose(xp.matmul(key, xp.matrix_transpose(query)))
         return xp.matmul(query, xp.matrix_transpose(key))
 
-    def multiply_finite(query: Array, key: Array, _: Array) -> Array:
-        return multiply(*(xp.where(xp.isfinite(x), x, 0.0) for x in (query, key)))
+    def tangent(factors: Arrays, _: Array, tangents: Arrays) -> Array:
+        query, key = (finite_or_zero(x, xp) for x in factors)
+        return xp.add(multiply(tangents[0], key), multiply(query, tangents[1]))
 
-    if facts.is_guarded:
-        raw = backend.with_derivative_of(multiply, multiply_finite, query, key)
-    else:
-        raw = multiply(query, key)
+    raw = backend.with_tangent(multiply, tangent, query, key) if facts.is_guarded else multiply(query, key)
     return unfold_group(raw, facts.group, xp=xp) if facts.is_folded else raw
 
 
@@ -51,8 +49,8 @@ def _are_few(query: Array, key: Array) -> bool:
 def averages(weights: Array, value: Array, facts: Facts, backend: Backend) -> Array:
     """The sums (..., H, M, E) of the values (..., G, N, E) of each group, by weights (..., H, M, N).
 
-    Where a sum is not finite, a program averages finite values and indicators of infinities. An infinity that is
-    attended to has no finite gradient; one that is masked has none.
+    Where a sum is not finite, a program averages finite values and indicators of infinities. Then weights of that row
+    have no finite gradient, and a value that is not finite has none.
     """
     xp = backend.namespace
     weights = fold_group(weights, facts.group, xp=xp) if facts.is_folded else weights
@@ -66,13 +64,16 @@ def averages(weights: Array, value: Array, facts: Facts, backend: Backend) -> Ar
             lambda: with_infinities(xp.matmul(weights, value_columns(value, xp=xp)), xp),
         )
 
-    def average_finite(weights: Array, value: Array, found: Array) -> Array:
-        nan = xp.where(xp.isfinite(found), scalar_like(0.0, found, xp), math.nan)
-        total = xp.sum(weights, axis=-1, keepdims=True)
-        return xp.add(xp.matmul(weights, xp.where(xp.isfinite(value), value, 0.0)), xp.multiply(nan, total))
+    def tangent(factors: Arrays, found: Array, tangents: Arrays) -> Array:
+        weights, value = factors
+        shown = xp.where(xp.isfinite(found), scalar_like(1.0, found, xp), math.nan)
+        of_weights = xp.multiply(xp.matmul(tangents[0], finite_or_zero(value, xp)), shown)
+        return xp.add(of_weights, xp.matmul(weights, xp.where(xp.isfinite(value), tangents[1], 0.0)))
 
-    if facts.is_guarded:
-        output = backend.with_derivative_of(average, average_finite, weights, value)
-    else:
-        output = xp.matmul(weights, value)
+    output = backend.with_tangent(average, tangent, weights, value) if facts.is_guarded else xp.matmul(weights, value)
     return unfold_group(output, facts.group, xp=xp) if facts.is_folded else output
+
+
+def finite_or_zero(x: Array, xp: Namespace) -> Array:
+    """An array with 0 for what is not finite."""
+    return xp.where(xp.isfinite(x), x, 0.0)

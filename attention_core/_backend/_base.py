@@ -331,10 +331,11 @@ class Backend:
         """Return the array as a constant of derivatives."""
         return array
 
-    def with_derivative_of(self, function: Callable[..., Array], other: Callable[..., Array], *arrays: Array) -> Array:
-        """Return ``y = function(*arrays)``, differentiated as ``other(*arrays, y)``, in which ``y`` is a constant.
+    def with_tangent(self, function: Callable[..., Array], tangent: Callable[..., Array], *arrays: Array) -> Array:
+        """Return ``y = function(*arrays)``, whose directional derivative is ``tangent(arrays, y, tangents)``.
 
-        By default it is differentiated as it is computed.
+        That is linear in the tangents, and differentiable in the arrays. By default it is not asked for: the library
+        differentiates the function as it is.
         """
         return function(*arrays)
 

@@ -119,16 +119,16 @@ class JaxBackend(Backend):
     def stop_gradient(self, array: Array, /) -> Array:
         return jax.lax.stop_gradient(array)
 
-    def with_derivative_of(self, function: Callable[..., Array], other: Callable[..., Array], *arrays: Array) -> Array:
+    def with_tangent(self, function: Callable[..., Array], tangent: Callable[..., Array], *arrays: Array) -> Array:
 
         @jax.custom_jvp  # type: ignore[untyped-decorator]
         def computed(*arrays: Array) -> Array:
             return function(*arrays)
 
         @computed.defjvp  # type: ignore[untyped-decorator]
-        def differentiated(primals: Any, tangents: Any) -> Any:
-            value = jax.lax.stop_gradient(computed(*primals))
-            return value, jax.jvp(lambda *arrays: other(*arrays, value), primals, tangents)[1]
+        def differentiated(arrays: Any, tangents: Any) -> Any:
+            value = computed(*arrays)
+            return value, tangent(arrays, jax.lax.stop_gradient(value), tangents)
 
         return computed(*arrays)
 

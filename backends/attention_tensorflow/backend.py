@@ -99,17 +99,19 @@ class TensorFlowBackend(Backend):
     def stop_gradient(self, array: Array, /) -> Array:
         return tf.stop_gradient(array)
 
-    def with_derivative_of(self, function: Callable[..., Array], other: Callable[..., Array], *arrays: Array) -> Array:
+    def with_tangent(self, function: Callable[..., Array], tangent: Callable[..., Array], *arrays: Array) -> Array:
 
         @tf.custom_gradient  # type: ignore[untyped-decorator]
         def computed(*arrays: Array) -> Any:
             value = function(*arrays)
 
             def gradients_of(cotangent: Array) -> Any:
+                """A linear function is transposed by its gradient, wherever that is taken."""
+                zeros = list(map(tf.zeros_like, arrays))
                 with self.without_warnings(), tf.GradientTape() as tape:
-                    tape.watch(arrays)
-                    differentiated = other(*arrays, tf.stop_gradient(value))
-                return tape.gradient(differentiated, arrays, cotangent)
+                    tape.watch(zeros)
+                    directional = tangent(arrays, tf.stop_gradient(value), zeros)
+                return tape.gradient(directional, zeros, cotangent)
 
             return value, gradients_of
 
