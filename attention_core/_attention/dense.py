@@ -22,7 +22,7 @@ def dense(call: Call, facts: Facts, *, weights: bool = True, logsumexp: bool = T
     xp, dropout = call.xp, call.dropout
     scores = dense_scores(call, facts, 0.0 if library_softmax(call) else -math.inf)  # (..., H, M, N)
     # (..., H, M, N), their sums (..., H, M, 1), and twice (..., H, M)
-    exponentials, total, *found = softmax(scores, call, facts, logsumexp=logsumexp)
+    exponentials, total, *found = softmax(scores, call, facts, weights=weights, logsumexp=logsumexp)
     kept = exponentials if dropout is None else apply_dropout(exponentials, dropout, facts.at, facts.num_heads, xp)
     output = xp.divide(averages(kept, call.value, facts, call.backend), total)  # (..., H, M, E)
     output = output if dropout is None else xp.multiply(output, dropout.scale)

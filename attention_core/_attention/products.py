@@ -22,8 +22,7 @@ def products(query: Array, key: Array, facts: Facts, backend: Backend) -> Array:
     factors, as 0 times NaN would be NaN.
     """
     xp = backend.namespace
-    query = fold_group(query, facts.group, xp=xp) if facts.is_folded else query
-    key = repeat_kv(key, facts.group, xp=xp) if facts.is_repeated else key
+    query, key = _side_by_side(query, key, facts, xp)
 
     def multiply(query: Array, key: Array) -> Array:
         if backend.loops.traced and _are_few(query, key):
@@ -36,7 +35,7 @@ def products(query: Array, key: Array, facts: Facts, backend: Backend) -> Array:
         return xp.add(multiply(tangents[0], key), multiply(query, tangents[1]))
 
     raw = backend.with_tangent(multiply, tangent, query, key) if facts.is_guarded else multiply(query, key)
-    return unfold_group(raw, facts.group, xp=xp) if facts.is_folded else raw
+    return _per_head(raw, facts, xp)
 
 
 def _are_few(query: Array, key: Array) -> bool:
@@ -49,29 +48,54 @@ def _are_few(query: Array, key: Array) -> bool:
 def averages(weights: Array, value: Array, facts: Facts, backend: Backend) -> Array:
     """The sums (..., H, M, E) of the values (..., G, N, E) of each group, by weights (..., H, M, N).
 
-    Where a sum is not finite, a program averages finite values and indicators of infinities. Then weights of that row
-    have no finite gradient, and a value that is not finite has none.
+    A program looks at the sums. Where one is not finite, it averages finite values and indicators of infinities. Then
+    weights of that row have no finite gradient, and a value that is not finite has none. Fully masked rows are 0,
+    whatever their weights, and so are gradients of a value that is masked from a row of NaN.
     """
+    if facts.is_guarded:
+        return _guarded_averages(weights, value, facts, backend)
     xp = backend.namespace
-    weights = fold_group(weights, facts.group, xp=xp) if facts.is_folded else weights
-    value = repeat_kv(value, facts.group, xp=xp) if facts.is_repeated else value
+    weights, value = _side_by_side(weights, value, facts, xp)
+    return _per_head(xp.matmul(weights, value), facts, xp)
+
+
+def _guarded_averages(weights: Array, value: Array, facts: Facts, backend: Backend) -> Array:
+    xp, cond = backend.namespace, backend.loops.cond
 
     def average(weights: Array, value: Array) -> Array:
         found = xp.matmul(weights, value)
-        return backend.loops.cond(
+        return cond(
             is_clean(found, xp),
             lambda: found,
             lambda: with_infinities(xp.matmul(weights, value_columns(value, xp=xp)), xp),
         )
 
+    def allowed_weights(weights: Array) -> Array:
+        hidden = xp.where(facts.allowed, _per_head(weights, facts, xp), 0.0)
+        return fold_group(hidden, facts.group, xp=xp) if facts.is_folded else hidden
+
     def tangent(factors: Arrays, found: Array, tangents: Arrays) -> Array:
         weights, value = factors
         shown = xp.where(xp.isfinite(found), scalar_like(1.0, found, xp), math.nan)
         of_weights = xp.multiply(xp.matmul(tangents[0], finite_or_zero(value, xp)), shown)
+        weights = cond(is_clean(found, xp), lambda: weights, lambda: allowed_weights(weights))
         return xp.add(of_weights, xp.matmul(weights, xp.where(xp.isfinite(value), tangents[1], 0.0)))
 
-    output = backend.with_tangent(average, tangent, weights, value) if facts.is_guarded else xp.matmul(weights, value)
-    return unfold_group(output, facts.group, xp=xp) if facts.is_folded else output
+    output = _per_head(backend.with_tangent(average, tangent, *_side_by_side(weights, value, facts, xp)), facts, xp)
+    return output if facts.empty is None else xp.where(facts.empty, 0.0, output)
+
+
+def _side_by_side(x: Array, y: Array, facts: Facts, xp: Namespace) -> tuple[Array, Array]:
+    """Rows (..., H, M, C) and columns (..., G, N, C) of products, with the heads of a group folded, or repeated."""
+    return (
+        fold_group(x, facts.group, xp=xp) if facts.is_folded else x,
+        repeat_kv(y, facts.group, xp=xp) if facts.is_repeated else y,
+    )
+
+
+def _per_head(x: Array, facts: Facts, xp: Namespace) -> Array:
+    """A product of folded rows, with rows of all heads."""
+    return unfold_group(x, facts.group, xp=xp) if facts.is_folded else x
 
 
 def finite_or_zero(x: Array, xp: Namespace) -> Array:

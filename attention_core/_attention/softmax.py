@@ -13,7 +13,7 @@ from attention_core._attention.facts import Facts
 
 
 def softmax(
-    scores: Array, call: Call, facts: Facts, /, *, logsumexp: bool = True
+    scores: Array, call: Call, facts: Facts, /, *, weights: bool = True, logsumexp: bool = True
 ) -> tuple[Array, Any, Array | None, Array | None]:
     r"""Exponentials of the scores (..., M, N), their total (..., M, 1), and if it is asked for, the logsumexp.
 
@@ -29,7 +29,8 @@ def softmax(
 
     A softmax of the library, in one pass, gives the weights, with a total of 1. Its scores are 0 in a row that is empty
     of keys, as its gradient would be NaN otherwise, if only until the weights are chosen away. That gradient sums over
-    all keys of a row, so that no gradient may come from one that is not allowed.
+    all keys of a row, so that no gradient may come from one that is not allowed. Guarded averages take weights as they
+    are, unless the weights are asked for, too.
     """
     xp, backend, allowed, empty = call.xp, call.backend, facts.allowed, facts.empty
     num_keys = length(scores, -1, xp=xp)
@@ -42,7 +43,8 @@ def softmax(
     total: Any = 1.0
     if one_pass is not None:
         exponentials = one_pass(scores)
-        exponentials = exponentials if allowed is None else xp.where(allowed, exponentials, 0.0)
+        if allowed is not None and (weights or not facts.is_guarded):
+            exponentials = xp.where(allowed, exponentials, 0.0)
         log_total = None
         if logsumexp:
             most = xp.max(exponentials, axis=-1, keepdims=True)
