@@ -62,7 +62,7 @@ def averages(weights: Array, value: Array, facts: Facts, backend: Backend) -> Ar
 def _guarded_averages(weights: Array, value: Array, facts: Facts, backend: Backend) -> Array:
     xp, cond = backend.namespace, backend.loops.cond
 
-    def average(weights: Array, value: Array) -> Array:
+    def average(weights: Array, value: Array, _: Array) -> Array:
         found = xp.matmul(weights, value)
         return cond(
             is_clean(found, xp),
@@ -70,18 +70,19 @@ def _guarded_averages(weights: Array, value: Array, facts: Facts, backend: Backe
             lambda: with_infinities(xp.matmul(weights, value_columns(value, xp=xp)), xp),
         )
 
-    def allowed_weights(weights: Array) -> Array:
-        hidden = xp.where(facts.allowed, _per_head(weights, facts, xp), 0.0)
+    def allowed_weights(weights: Array, allowed: Array) -> Array:
+        hidden = xp.where(allowed, _per_head(weights, facts, xp), 0.0)
         return fold_group(hidden, facts.group, xp=xp) if facts.is_folded else hidden
 
     def tangent(factors: Arrays, found: Array, tangents: Arrays) -> Array:
-        weights, value = factors
+        weights, value, allowed = factors
         shown = xp.where(xp.isfinite(found), scalar_like(1.0, found, xp), math.nan)
         of_weights = xp.multiply(xp.matmul(tangents[0], finite_or_zero(value, xp)), shown)
-        weights = cond(is_clean(found, xp), lambda: weights, lambda: allowed_weights(weights))
+        weights = cond(is_clean(found, xp), lambda: weights, lambda: allowed_weights(weights, allowed))
         return xp.add(of_weights, xp.matmul(weights, xp.where(xp.isfinite(value), tangents[1], 0.0)))
 
-    output = _per_head(backend.with_tangent(average, tangent, *_side_by_side(weights, value, facts, xp)), facts, xp)
+    factors = *_side_by_side(weights, value, facts, xp), facts.allowed
+    output = _per_head(backend.with_tangent(average, tangent, *factors), facts, xp)
     return output if facts.empty is None else xp.where(facts.empty, 0.0, output)
 
 

@@ -334,8 +334,8 @@ class Backend:
     def with_tangent(self, function: Callable[..., Array], tangent: Callable[..., Array], *arrays: Array) -> Array:
         """Return ``y = function(*arrays)``, whose directional derivative is ``tangent(arrays, y, tangents)``.
 
-        That is linear in the tangents, and differentiable in the arrays. By default it is not asked for: the library
-        differentiates the function as it is.
+        That is linear in the tangents of floating-point arrays; others are constants. Neither function closes over an
+        array. By default the tangent is not asked for: the library differentiates the function as it is.
         """
         return function(*arrays)
 

@@ -107,11 +107,13 @@ class TensorFlowBackend(Backend):
 
             def gradients_of(cotangent: Array) -> Any:
                 """A linear function is transposed by its gradient, wherever that is taken."""
-                zeros = list(map(tf.zeros_like, arrays))
+                zeros = [tf.zeros_like(array) if array.dtype.is_floating else None for array in arrays]
+                watched = [zero for zero in zeros if zero is not None]
                 with self.without_warnings(), tf.GradientTape() as tape:
-                    tape.watch(zeros)
+                    tape.watch(watched)
                     directional = tangent(arrays, tf.stop_gradient(value), zeros)
-                return tape.gradient(directional, zeros, cotangent)
+                gradients = iter(tape.gradient(directional, watched, cotangent))
+                return [None if zero is None else next(gradients) for zero in zeros]
 
             return value, gradients_of
 
