@@ -187,7 +187,7 @@ def test_a_gguf_file_says_how_a_prompt_begins_and_which_words_are_whole(values, 
     [
         (
             {"ggml.model": "bert"},
-            "expected a tokenizer gpt2 of smollm in a.gguf, or --tokenizer with the tokenizer.json of the model; got bert of smollm",
+            "expected a tokenizer gpt2 of smollm in a.gguf, or --tokenizer with the model's tokenizer.json; got bert of smollm",
         ),
         ({"ggml.tokens": ["a", "b"]}, "expected tokenizer.ggml.merges in a.gguf; got no such value"),
         ({"ggml.tokens": ["a"], "ggml.merges": ["a b"]}, "expected a tokenizer in a.gguf; got "),
@@ -207,7 +207,7 @@ def test_a_broken_tokenizer_of_a_gguf_file_is_told(values, message):
 def test_a_model_whose_tokenizer_is_not_read_takes_a_file(tmp_path):
     path = tmp_path / "a.gguf"
     write_gguf(path, more_values={"tokenizer.ggml.model": "llama", "tokenizer.ggml.eos_token_id": 3})
-    told = "expected a tokenizer gpt2 of smollm in {}, or --tokenizer with the tokenizer.json of the model; got llama"
+    told = "expected a tokenizer gpt2 of smollm in {}, or --tokenizer with the model's tokenizer.json; got llama"
     assert refusal("generate", "a", "--model", path).startswith(told.format(path))
     save_tokenizer(tmp_path, WORDS)
     words = ("generate", "a b", "--model", path, "--max-new-tokens", 2, "--tokenizer", tmp_path / "tokenizer.json")

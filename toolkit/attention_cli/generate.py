@@ -211,8 +211,8 @@ def _tokenizer(path: Path, values: dict[str, Any]) -> Any:
     kind, split = values.get("ggml.model"), values.get("ggml.pre")
     if kind != "gpt2" or split not in PRE_TOKENIZERS:
         raise FileError(
-            f"expected a tokenizer gpt2 of {', '.join(PRE_TOKENIZERS)} in {path}, or --tokenizer with the tokenizer.json"
-            f" of the model; got {kind} of {split}"
+            f"expected a tokenizer gpt2 of {', '.join(PRE_TOKENIZERS)} in {path}, or --tokenizer with the model's"
+            f" tokenizer.json; got {kind} of {split}"
         )
     for name in ("ggml.tokens", "ggml.merges"):
         if name not in values:
