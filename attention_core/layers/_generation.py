@@ -145,7 +145,7 @@ def generate(
         if padding == "left" and prompt_lengths is not None:
             prompt_ids = _to_the_left(prompt_ids, lengths, xp)
         hook = None if mode == "eager" or backend.loops.traced else _layer_program(model, backend, mode)
-        sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         plan = _Plan(model, hook, max_new_tokens, capacity, cache_dtype, stop_ids=stops, **sampling)
         seed = seed if mode == "eager" else _seed_array(seed, prompt_ids, xp)
         functions = (_all_steps,) if compiled_loop else (_start, _advance)
