@@ -177,7 +177,8 @@ def _forward(plan: Sampling, arrays: Arrays, backend: Backend) -> Arrays:
         least = xp.multiply(xp.sum(weights, axis=-1, keepdims=True), plan.top_p)
         weights = _kept(weights, weights, xp.maximum(least, one), xp)
     total = xp.sum(weights, axis=-1, keepdims=True)
-    share = xp.add(xp.multiply(to_wide(high, xp), 2.0**-24), xp.multiply(to_wide(low, xp), 2.0**-48))
+    high, low = (xp.astype(word, xp.float64) for word in (high, low))
+    share = xp.add(xp.multiply(high, 2.0**-24), xp.multiply(low, 2.0**-48))
     goal = xp.floor(uncontracted(xp.multiply(xp.expand_dims(share, axis=-1), total), xp))
     goal = xp.minimum(goal, xp.subtract(total, 1.0))
     count = shape(weights, xp=xp)[-1]
@@ -188,10 +189,6 @@ def _forward(plan: Sampling, arrays: Arrays, backend: Backend) -> Arrays:
         sums = xp.sum(xp.where(xp.less(index, more), weights, 0.0), axis=-1, keepdims=True)
         before = xp.where(xp.less_equal(sums, goal), more, before)
     return (xp.astype(xp.squeeze(before, axis=-1), xp.int32),)
-
-
-def to_wide(integers: Array, xp: Namespace) -> Array:
-    return xp.astype(integers, xp.float64)
 
 
 def _kept(weights: Array, counted: Array, least: Array, xp: Namespace) -> Array:

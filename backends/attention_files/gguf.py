@@ -196,18 +196,17 @@ class _Reader:
         except UnicodeDecodeError as error:
             raise self.broken() from error
 
-    def value(self, kind: int) -> Any:
-        if kind == ARRAY:
-            kind, count = self.number("I"), self.number("Q")
-            if kind in NUMBERS:
-                return self.numbers(NUMBERS[kind], count)
-            if kind == TEXT:
-                return [self.text() for _ in range(count)]
-        elif kind in NUMBERS:
-            return self.number(NUMBERS[kind])
-        elif kind == TEXT:
-            return self.text()
-        raise self.broken()  # or an array of arrays, which no model has
+    def value(self) -> Any:
+        if (kind := self.number("I")) != ARRAY:
+            return self.values(kind, 1)[0]
+        return self.values(self.number("I"), self.number("Q"))
+
+    def values(self, kind: int, count: int) -> list[Any]:
+        if kind in NUMBERS:
+            return self.numbers(NUMBERS[kind], count)
+        if kind != TEXT:  # arrays of arrays are in no model
+            raise self.broken()
+        return [self.text() for _ in range(count)]
 
     def named(self, count: int, read: Callable[[], Any]) -> dict[str, Any]:
         """Pairs of a name and what is read after it."""
@@ -236,9 +235,8 @@ class _Reader:
         if 0 in dims or dims[-1] % block:
             raise FileError(f"expected rows of {block} numbers, or of several times as many, of {name}; got {dims}")
         end = start + math.prod(dims) // block * size
-        if end > len(self.bytes):
-            got = f"{self.path} of {len(self.bytes)}"
-            raise FileError(f"expected a whole GGUF file, of {end} bytes or more; got {got}")
+        if end > (found := len(self.bytes)):
+            raise FileError(f"expected a whole GGUF file, of {end} bytes or more; got {self.path} of {found}")
         return _Tensor(dims, known, self.bytes[start:end])
 
 
@@ -247,7 +245,7 @@ def _contents(path: Path) -> tuple[dict[str, Any], dict[str, _Tensor]]:
     _ = gguf.GGMLQuantizationType  # which tells where the package is not installed
     reader = _Reader(path)
     num_tensors, num_values = reader.numbers("Q", 2)
-    values = reader.named(num_values, lambda: reader.value(reader.number("I")))
+    values = reader.named(num_values, reader.value)
     facts = reader.named(num_tensors, reader.fact)
     unit = values.get("general.alignment", 32)
     if type(unit) is not int or unit < 1 or unit & unit - 1:
