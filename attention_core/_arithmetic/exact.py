@@ -78,7 +78,7 @@ def round_to_float32(x: Array, xp: Namespace, at_once: bool | None = None) -> Ar
     return xp.astype(xp.where(xp.isnan(short), math.nan, short), xp.float32)
 
 
-def round_to_half(x: Array, dtype: DType, xp: Namespace) -> Array:
+def round_to_half(x: Array, /, *, dtype: DType, xp: Namespace) -> Array:
     """Round float32 to the numbers that a type of 16 bits holds, and return float32: a cast to that type is then exact.
 
     A compiler may leave out a pair of conversions. So normal numbers are rounded as in `round_to_float32`, to the same

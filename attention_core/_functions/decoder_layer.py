@@ -14,6 +14,7 @@ from attention_core._arrays import (
     Namespace,
     cast_to,
     dtype_name,
+    one_program,
     positions,
     shape,
     shape_text,
@@ -223,7 +224,7 @@ def apply_layer(
             rotate = rotations[query.shape[-1]]
             query, key = rotate(query), rotate(key)
         if is_half:  # with a cache or without: so a cache of that dtype changes no number
-            key, value = (round_to_half(each, dtype, xp) for each in (key, value))
+            key, value = (one_program(round_to_half, xp)(each, dtype=dtype, xp=xp) for each in (key, value))
         if cache is not None:
             key, value = (cast_to(each, cache.key.dtype, xp=xp) for each in (key, value))
             cache = extended(cache, key, value, located.num_new, donate=donate, xp=xp)

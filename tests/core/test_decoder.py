@@ -238,14 +238,14 @@ def test_float32_is_rounded_to_16_bits_in_every_mode_and_keeps_its_gradient(dtyp
     is_normal = np.isfinite(x) & (np.abs(x) >= 2.0**-14) & (np.abs(x) < 6e4)
     for mode in backend.modes:
         with np.errstate(all="ignore"):
-            found = get(backend.compile(lambda x: round_to_half(x, kind, xp), mode=mode)(put(x)))
+            found = get(backend.compile(lambda x: round_to_half(x, dtype=kind, xp=xp), mode=mode)(put(x)))
         is_compared = is_normal | (mode == "eager")
         np.testing.assert_array_equal(found[is_compared], expected[is_compared])
     if backend.differentiates:
         numbers, factor = put(x[is_normal]), put(x[is_normal] + 1)
-        _, (gradient,) = backend.value_and_grad(lambda x: xp.sum(xp.multiply(round_to_half(x, kind, xp), factor)))(
-            numbers
-        )
+        _, (gradient,) = backend.value_and_grad(
+            lambda x: xp.sum(xp.multiply(round_to_half(x, dtype=kind, xp=xp), factor))
+        )(numbers)
         np.testing.assert_array_equal(get(gradient), get(factor))
 
 
