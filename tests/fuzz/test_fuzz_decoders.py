@@ -67,7 +67,8 @@ def check(case: Text, backend: Any) -> str:
         tolerance = 0 if exact else 2 * EPSILON[case.dtype] * np.abs(expected).max()
         np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=0, atol=tolerance)
 
-    cache = model.empty_cache((2,), LENGTH + 1, ragged=case.ragged, dtype=case.cache_dtype, xp=xp)
+    kind = case.cache_dtype if case.cache_dtype != case.dtype else p.token.dtype  # NumPy has no bfloat16 by its name
+    cache = model.empty_cache((2,), LENGTH + 1, ragged=case.ragged, dtype=kind, xp=xp)
     for first, last in itertools.pairwise((0, *case.ends)):
         logits, cache = model(p, backend.from_numpy(ids[:, first:last]), cache=cache)
         compare(get(logits), whole[:, first:last])
@@ -77,7 +78,7 @@ def check(case: Text, backend: Any) -> str:
         p,
         backend.from_numpy(ids[:, : case.prompt]),
         max_new_tokens=LENGTH - case.prompt,
-        cache_dtype=case.cache_dtype if case.cache_dtype != case.dtype else None,
+        cache_dtype=kind,
         on_step=lambda _, logits: steps.append(get(logits)),
     )
     text = np.concatenate([ids[:, : case.prompt], get(found.token_ids)], axis=1)
