@@ -32,7 +32,7 @@ LIMIT = 1.1  # of a ratio that is listed
 
 def environment(tree: Path, threads: int) -> dict[str, str]:
     """Variables of a process that measures a tree with so many threads."""
-    count = str(threads)
+    tree, count = tree.resolve(), str(threads)
     paths = os.pathsep.join(str(tree / folder) for folder in ("", "backends", "toolkit"))
     threaded = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC")
     threaded += ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
@@ -93,8 +93,9 @@ def measure(cells: list[Cell], base: Path, options: argparse.Namespace) -> Itera
         turns = len(range(number, options.turns, options.processes))
         for library in LIBRARIES:
             here = [cell for cell in cells if cell.library == library]
-            trees = {"base": base, "new": ROOT, "peer": ROOT}
-            pair = {side: Process(library, trees[side], options.threads) for side in ("base", "new")}
+            pair = {
+                side: Process(library, tree, options.threads) for side, tree in (("base", base), ("new", options.new))
+            }
             pair["peer"] = pair["new"]
             for cell in here:
                 answers: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
@@ -158,7 +159,9 @@ def print_table(found: dict[str, dict[str, Any]]) -> None:
 def conditions(options: argparse.Namespace) -> dict[str, Any]:
     """What the numbers depend on: versions, machine, load."""
     processor = None
-    commit = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True)
+    commit = subprocess.run(
+        ["git", "-C", str(options.new), "describe", "--always", "--dirty"], capture_output=True, text=True
+    )
     with contextlib.suppress(OSError):
         told = Path("/proc/cpuinfo").read_text(encoding="utf-8")
         processor = next((line.partition(": ")[2] for line in told.splitlines() if line.startswith("model name")), None)
@@ -180,6 +183,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "base", nargs="?", default=settings["reference"], help="a commit or a folder; by default %(default)s"
     )
+    parser.add_argument("--new", type=Path, default=ROOT, metavar="FOLDER", help="by default this working tree")
     parser.add_argument("--quick", action="store_true", help="twelve cells, in three minutes")
     parser.add_argument("--only", default="", metavar="TEXT", help="cells whose name contains a text")
     parser.add_argument("--libraries", nargs="+", choices=LIBRARIES, default=list(LIBRARIES))

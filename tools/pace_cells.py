@@ -182,7 +182,7 @@ class Library:
         return self.array(np.random.default_rng(sum(shape)).standard_normal(shape, dtype=np.float32))
 
     def bind(self, function: Callable[..., Any], arguments: list[Any], mode: str, leaves: int) -> Call:
-        """A call in a mode, done when it returns; with gradients by the first `leaves` arguments, unless these are 0."""
+        """A call in a mode, done when it returns; with gradients by the first `leaves` arguments if there are any."""
         return lambda: function(*arguments)
 
     def attend(self, problem: Problem, q: Any, k: Any, v: Any, allowed: Any, bias: Any) -> Any:
