@@ -3,14 +3,19 @@
 ``python tools/pace.py [BASE]`` times the cells of `tools/pace_cells.py` in fresh processes of both trees, which take
 turns: base, new, the library's own; then new, base, its own; and so on. It prints medians over turns, and ends with
 the cells that take more than 1.1 of the time of BASE or of the library. It is a benchmark: nothing fails by it.
+
+``--programs`` compares compiled programs with eager calls instead: time, peak memory, graphs and operations.
+``--page`` writes the tables of `docs/benchmark.md` from the last measurement that ``--json`` kept for it.
 """
 
 import argparse
 import contextlib
 import datetime
+import importlib.metadata
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -23,11 +28,21 @@ from typing import Any
 import pace_cells
 import rich.console
 import rich.table
-from pace_cells import CELLS, LIBRARIES, QUICK, Cell
+from pace_cells import CELLS, COMPILED, EVERY, FRAMEWORKS, OPEN, OPTIONS, PROBLEMS, QUICK, Cell
+from pace_libraries import LIBRARIES
 
 ROOT = Path(__file__).parents[1]
+PAGE, KEPT = ROOT / "docs" / "benchmark.md", ROOT / "docs" / "measurements" / "pace.json"
 SIDES = ("base", "new", "peer")
+Answers = dict[str, list[dict[str, Any]]]  # of each side, one of each turn
 LIMIT = 1.1  # of a ratio that is listed
+LENGTHS = (1024, 4096)  # of programs
+MIB = 2**20
+SECTIONS = (  # of the page: title, columns, direction
+    ("Forward", EVERY, "forward"),
+    ("With gradients", FRAMEWORKS, "both"),
+    ("Compiled for fixed and for open sizes, forward", (*COMPILED, *OPEN), "forward"),
+)
 
 
 def environment(tree: Path, threads: int) -> dict[str, str]:
@@ -47,7 +62,7 @@ def environment(tree: Path, threads: int) -> dict[str, str]:
 class Process:
     """A process of `pace_cells.py` that measures one tree, started when it is asked, and again if it died."""
 
-    def __init__(self, library: str, tree: Path, threads: int) -> None:
+    def __init__(self, library: str, threads: int, tree: Path) -> None:
         self.command = (sys.executable, str(Path(pace_cells.__file__).resolve()), library)
         self.environment, self.process = environment(tree, threads), None
 
@@ -64,10 +79,12 @@ class Process:
         self.process.wait()
         return {"error": f"died with status {self.process.returncode}"}
 
-    def end(self) -> None:
-        """Close the process, which ends when no more orders come."""
+    def __enter__(self) -> "Process":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self.process is not None:
-            self.process.stdin.close()
+            self.process.stdin.close()  # it ends when no more orders come
             self.process.wait()
 
 
@@ -87,40 +104,43 @@ def tree_of(base: str) -> Iterator[Path]:
             subprocess.run([*git, "remove", "--force", str(tree)], check=True)
 
 
-def measure(cells: list[Cell], base: Path, options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each cell after each pair of fresh processes: for each side, a list of answers, one of each turn."""
+def measure(cells: list[Cell], base: Path, options: argparse.Namespace) -> dict[str, Answers]:
+    """Time all cells in some pairs of fresh processes, and tell each as it comes."""
+    found: dict[str, Answers] = {str(cell): {side: [] for side in SIDES} for cell in cells}
     for number in range(options.processes):
         turns = len(range(number, options.turns, options.processes))
         for library in LIBRARIES:
-            here = [cell for cell in cells if cell.library == library]
-            pair = {
-                side: Process(library, tree, options.threads) for side, tree in (("base", base), ("new", options.new))
-            }
-            pair["peer"] = pair["new"]
-            for cell in here:
-                answers: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
-                for turn in range(turns):
-                    for side in SIDES if turn % 2 == 0 else ("new", "base", "peer"):
-                        if not answers[side] or "wall" in answers[side][0]:
-                            answers[side].append(pair[side].ask(cell=cell, peer=side == "peer"))
-                yield str(cell), answers
-            for side in ("base", "new"):
-                pair[side].end()
+            settled = (library, options.threads)
+            with Process(*settled, base) as old, Process(*settled, options.new) as new:
+                for cell in (cell for cell in cells if cell.library == library):
+                    answers = take_turns(cell, {"base": old, "new": new, "peer": new}, turns)
+                    for side in SIDES:
+                        found[str(cell)][side] += answers[side]
+                    ratios = (shown(ratio(answers, side)) or "none" for side in ("base", "peer"))
+                    print(f"{cell}: {' of BASE, '.join(ratios)} of its own", file=sys.stderr, flush=True)
+    return found
 
 
-def ratio(answers: dict[str, Any], other: str, clock: str) -> float | None:
+def take_turns(cell: Cell, processes: dict[str, Process], turns: int) -> Answers:
+    """Time a cell on each side, in turns; a side that cannot do it is asked once."""
+    answers: Answers = {side: [] for side in SIDES}
+    for turn in range(turns):
+        for side in SIDES if turn % 2 == 0 else ("new", "base", "peer"):
+            if not answers[side] or "wall" in answers[side][0]:
+                answers[side].append(processes[side].ask(cell=cell, peer=side == "peer"))
+    return answers
+
+
+def ratio(answers: Answers, other: str, clock: str = "processor") -> float | None:
     """The median over turns of our time, divided by that of the other side; None where one of them has none."""
-    pairs = [
-        (ours[clock], theirs[clock])
-        for ours, theirs in zip(answers["new"], answers[other], strict=False)
-        if clock in ours and clock in theirs
-    ]
-    return statistics.median(ours / max(theirs, 1e-9) for ours, theirs in pairs) if pairs else None
+    pairs = zip(answers["new"], answers[other], strict=False)
+    ratios = [ours[clock] / max(theirs[clock], 1e-9) for ours, theirs in pairs if clock in ours and clock in theirs]
+    return statistics.median(ratios) if ratios else None
 
 
-def milliseconds(answers: list[dict[str, Any]], clock: str = "processor") -> str:
-    """The median over turns, or nothing."""
-    found = [answer[clock] * 1e3 for answer in answers if clock in answer]
+def milliseconds(answers: list[dict[str, Any]]) -> str:
+    """The median over turns of the processor's time, or nothing."""
+    found = [answer["processor"] * 1e3 for answer in answers if "processor" in answer]
     return f"{statistics.median(found):.3g}" if found else ""
 
 
@@ -129,89 +149,147 @@ def shown(number: float | None) -> str:
     return "" if number is None else f"{number:.2f}"
 
 
-def print_table(found: dict[str, dict[str, Any]]) -> None:
+def grid(*headings: str) -> rich.table.Table:
+    """A table whose first column is a name, and the others numbers."""
+    numbers = (rich.table.Column(heading, justify="right") for heading in headings[1:])
+    return rich.table.Table(headings[0], *numbers, box=None)
+
+
+def tell(found: dict[str, Answers], console: rich.console.Console) -> None:
     """Print a row for each cell, why some have no number, and the cells above the limit."""
-    console = rich.console.Console(width=None if sys.stdout.isatty() else 132)
-    table = rich.table.Table(
-        "cell", "base ms", "ours ms", "own ms", "/ BASE", "/ own", "wall / BASE", "wall / own", box=None
-    )
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = grid("cell", "base ms", "ours ms", "own ms", "/ BASE", "/ own", "wall / BASE", "wall / own")
     for name, answers in found.items():
         times = [milliseconds(answers[side]) for side in SIDES]
         ratios = [shown(ratio(answers, side, clock)) for clock in ("processor", "wall") for side in ("base", "peer")]
         table.add_row(name, *times, *ratios)
     console.print(table)
     for name, answers in found.items():
-        for side, title in zip(SIDES, ("not in BASE", "not here", "not by its own"), strict=True):
+        for side, where in zip(SIDES, ("not in BASE", "not here", "not by its own"), strict=True):
             if errors := [answer["error"] for answer in answers[side] if "error" in answer]:
-                console.print(f"{name}: {title} ({errors[0]})", markup=False)
+                console.print(f"{name}: {where} ({errors[0]})")
     for side, title in (("base", "BASE"), ("peer", "the library's own")):
-        ratios = {name: ratio(answers, side, "processor") for name, answers in found.items()}
-        above = sorted(((number, name) for name, number in ratios.items() if number and number > LIMIT), reverse=True)
-        console.print(
-            f"\nabove {LIMIT} of {title}: {len(above)} of {sum(each is not None for each in ratios.values())}"
-        )
+        ratios = {name: number for name, answers in found.items() if (number := ratio(answers, side)) is not None}
+        above = sorted(((number, name) for name, number in ratios.items() if number > LIMIT), reverse=True)
+        console.print(f"\nabove {LIMIT} of {title}: {len(above)} of {len(ratios)}")
         for number, name in above:
-            console.print(f"  {number:6.2f}  {name}", markup=False)
+            console.print(f"  {number:6.2f}  {name}")
+
+
+def compare_programs(options: argparse.Namespace, console: rich.console.Console) -> None:
+    """Print programs next to eager calls, and which of them hold an array of queries × keys that eager has not."""
+    headings = ("program", "eager ms", "ms", "/ eager", "eager MiB", "MiB", "graphs", "operations")
+    table, larger = grid(*headings), []
+    for library in options.libraries:
+        modes = dict.fromkeys(cell.mode for cell in CELLS if cell.library == library and cell.mode != "eager")
+        wanted = [(direction, rule) for direction in ("forward", "both") for rule in OPTIONS if rule != "last"]
+        with Process(library, options.threads, options.new) as process:
+            for direction, rule in wanted:
+                names = {mode: f"{library} {mode} {direction} {rule}" for mode in modes}
+                names = {mode: name for mode, name in names.items() if options.only in name}
+                eager = names and process.ask(program=[library, "eager", direction, rule, LENGTHS])
+                for mode, name in names.items():
+                    rows = process.ask(program=[library, mode, direction, rule, LENGTHS])
+                    if "error" in rows or "error" in eager:
+                        console.print(f"{name}: {rows} {eager if 'error' in eager else ''}")
+                        continue
+                    for length, row, plain in zip(LENGTHS, rows, eager, strict=True):
+                        numbers = (plain["processor"] * 1e3, row["processor"] * 1e3)
+                        memory = (plain["memory"] / MIB, row["memory"] / MIB)
+                        texts = [f"{number:.3g}" for number in (*numbers, numbers[1] / numbers[0], *memory)]
+                        table.add_row(f"{name} {length}", *texts, str(row["graphs"]), str(row["operations"]))
+                        if row["memory"] - plain["memory"] >= length * length:  # of a byte or more for each pair
+                            larger.append(f"{name} {length}")
+    console.print(table)
+    console.print(f"\nan array of queries × keys that eager has not: {len(larger)}", *larger, sep="\n  ")
 
 
 def conditions(options: argparse.Namespace) -> dict[str, Any]:
     """What the numbers depend on: versions, machine, load."""
-    processor = None
-    commit = subprocess.run(
-        ["git", "-C", str(options.new), "describe", "--always", "--dirty"], capture_output=True, text=True
-    )
-    with contextlib.suppress(OSError):
-        told = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-        processor = next((line.partition(": ")[2] for line in told.splitlines() if line.startswith("model name")), None)
+    command = ("git", "-C", str(options.new), "describe", "--always", "--dirty")
+    processor = platform.processor()
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        processor = next(line.partition(": ")[2] for line in lines if line.startswith("model name"))
+    versions = {name: importlib.metadata.version(name) for name in (*LIBRARIES, "keras")}
     return {
         "date": datetime.date.today().isoformat(),
+        "commit": subprocess.run(command, capture_output=True, text=True).stdout.strip(),
         "base": options.base,
-        "commit": commit.stdout.strip(),
-        "processor": processor or platform.processor(),
-        "load": round(os.getloadavg()[0], 1),
+        "processor": processor,
+        "load": f"{os.getloadavg()[0]:.1f}",
         "threads": options.threads,
         "turns": options.turns,
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
     }
+
+
+def title_of(work: str) -> str:
+    """A call of attention by its sizes and rule, or the name of other work."""
+    if work not in PROBLEMS:
+        return work
+    batch, heads, kv_heads, queries, keys, width, rule = PROBLEMS[work][0]
+    grouped = f"{heads}/{kv_heads}" if heads != kv_heads else f"{heads}"
+    return f"{batch} × {grouped} × {queries if queries == keys else f'{queries} on {keys}'} × {width}, {rule}"
+
+
+def page_cell(answers: Answers | None) -> str:
+    """Our time, and in brackets its ratio to the library's own, bold above the limit."""
+    if answers is None or not (ours := milliseconds(answers["new"])):
+        return ""
+    number = ratio(answers, "peer")
+    mark = "**" if number and number > LIMIT else ""
+    return f"{ours} ({mark}{shown(number)}{mark})" if number else ours
+
+
+def write_page(kept: dict[str, Any]) -> None:
+    """Write the conditions and a table for each section between the two marks of the page."""
+    lines = ["| condition | |", "|---|---|", *(f"| {name} | {told} |" for name, told in kept["conditions"].items())]
+    for title, columns, direction in SECTIONS:
+        lines += ["", f"### {title}", "", f"| ms (ratio) | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
+        for work in dict.fromkeys(cell.work for cell in CELLS):
+            texts = [page_cell(kept["cells"].get(str(Cell(*column.split(), direction, work)))) for column in columns]
+            if any(texts):
+                lines.append(f"| {title_of(work)} | {' | '.join(texts)} |")
+    begin, end = "<!-- tools/pace.py writes from here -->\n", "\n<!-- to here -->"
+    text = PAGE.read_text(encoding="utf-8")
+    new = re.sub(f"{begin}.*?{end}", lambda _: begin + "\n".join(lines) + end, text, flags=re.DOTALL)
+    PAGE.write_text(new, encoding="utf-8")
 
 
 def parsed() -> argparse.Namespace:
     """The options of the command line."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pace"]
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "base", nargs="?", default=settings["reference"], help="a commit or a folder; by default %(default)s"
-    )
-    parser.add_argument("--new", type=Path, default=ROOT, metavar="FOLDER", help="by default this working tree")
-    parser.add_argument("--quick", action="store_true", help="twelve cells, in three minutes")
-    parser.add_argument("--only", default="", metavar="TEXT", help="cells whose name contains a text")
-    parser.add_argument("--libraries", nargs="+", choices=LIBRARIES, default=list(LIBRARIES))
-    parser.add_argument("--turns", type=int, default=6, help="how often each side is timed; by default %(default)s")
-    parser.add_argument(
-        "--processes", type=int, default=2, help="fresh processes of each tree, among which turns are divided"
-    )
-    parser.add_argument("--threads", type=int, choices=(1, 2), default=1)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep every turn")
+    add = parser.add_argument
+    add("base", nargs="?", default=settings["reference"], help="a commit or a folder; by default %(default)s")
+    add("--new", type=Path, default=ROOT, metavar="FOLDER", help="by default this working tree")
+    add("--quick", action="store_true", help="twelve cells, in three minutes")
+    add("--only", default="", metavar="TEXT", help="cells whose name contains a text")
+    add("--libraries", nargs="+", choices=LIBRARIES, default=list(LIBRARIES))
+    add("--turns", type=int, default=6, help="how often each side is timed; by default %(default)s")
+    add("--processes", type=int, default=2, help="fresh pairs of processes, among which turns are divided")
+    add("--threads", type=int, choices=(1, 2), default=1)
+    add("--json", type=Path, metavar="FILE", help="keep every turn")
+    add("--programs", action="store_true", help="compare programs with eager calls instead")
+    add("--page", action="store_true", help=f"write the tables of {PAGE.name} from {KEPT.name}, and measure nothing")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Measure and print."""
-    options = parsed()
-    names = {cell: str(cell) for cell in CELLS if cell.library in options.libraries}
-    cells = [cell for cell, name in names.items() if options.only in name and (name in QUICK or not options.quick)]
-    found: dict[str, dict[str, Any]] = {}
-    with tree_of(options.base) as base:
-        for name, answers in measure(cells, base, options):
-            kept = found.setdefault(name, {side: [] for side in SIDES})
-            for side in SIDES:
-                kept[side] += answers[side]
-            ratios = (f"{side} {shown(ratio(answers, side, 'processor'))}" for side in ("base", "peer"))
-            print(f"{name}: {', '.join(ratios)}", file=sys.stderr, flush=True)
-    if options.json:
-        options.json.write_text(json.dumps({"conditions": conditions(options), "cells": found}), encoding="utf-8")
-    print_table(found)
+    """Measure and print, or write the page."""
+    options, console = parsed(), rich.console.Console(width=None if sys.stdout.isatty() else 132, markup=False)
+    if options.page:
+        write_page(json.loads(KEPT.read_text(encoding="utf-8")))
+    elif options.programs:
+        compare_programs(options, console)
+    else:
+        cells = [cell for cell in CELLS if cell.library in options.libraries and options.only in str(cell)]
+        cells = [cell for cell in cells if str(cell) in QUICK or not options.quick]
+        with tree_of(options.base) as base:
+            found = measure(cells, base, options)
+        if options.json:
+            options.json.write_text(json.dumps({"conditions": conditions(options), "cells": found}), encoding="utf-8")
+        tell(found, console)
 
 
 if __name__ == "__main__":
