@@ -192,6 +192,7 @@ def compare_programs(options: argparse.Namespace, console: rich.console.Console)
                     if "error" in rows or "error" in eager:
                         console.print(f"{name}: {rows} {eager if 'error' in eager else ''}")
                         continue
+                    print(name, rows, file=sys.stderr, flush=True)
                     for length, row, plain in zip(LENGTHS, rows, eager, strict=True):
                         numbers = (plain["processor"] * 1e3, row["processor"] * 1e3)
                         memory = (plain["memory"] / MIB, row["memory"] / MIB)
@@ -227,9 +228,10 @@ def title_of(work: str) -> str:
     """A call of attention by its sizes and rule, or the name of other work."""
     if work not in PROBLEMS:
         return work
-    batch, heads, kv_heads, queries, keys, width, rule = PROBLEMS[work][0]
+    batch, heads, kv_heads, queries, keys, width, rule, dtype = PROBLEMS[work][0]
     grouped = f"{heads}/{kv_heads}" if heads != kv_heads else f"{heads}"
-    return f"{batch} × {grouped} × {queries if queries == keys else f'{queries} on {keys}'} × {width}, {rule}"
+    lengths = f"{queries}" if queries == keys else f"{queries} on {keys}"
+    return f"{batch} × {grouped} × {lengths} × {width}, {rule}" + (f", {dtype}" if dtype != "float32" else "")
 
 
 def page_cell(answers: Answers | None) -> str:

@@ -60,6 +60,8 @@ PROBLEMS: dict[str, tuple[Problem, tuple[str, ...], tuple[str, ...]]] = {
     "2048 window": (Problem(1, 4, 4, 2048, 2048, 64, "window"), EVERY, FRAMEWORKS),
     "4096 window": (Problem(1, 4, 4, 4096, 4096, 64, "window"), ("torch compiled", *OPEN), ()),
     "8192 window": (Problem(1, 1, 1, 8192, 8192, 64, "window"), EVERY, ()),
+    "512 bfloat16": (Problem(2, 12, 12, 512, 512, 64, "causal", "bfloat16"), LAYERS, FRAMEWORKS[:1]),
+    "1024 bfloat16": (Problem(1, 8, 8, 1024, 1024, 64, "causal", "bfloat16"), FRAMEWORKS[:1], FRAMEWORKS[:1]),
     "decode": (Problem(1, 16, 16, 1, 2048, 64, "full"), EVERY, ()),
     "decode grouped": (Problem(1, 32, 8, 1, 4096, 128, "full"), EVERY, ()),
     "decode lengths": (Problem(4, 16, 16, 1, 2048, 64, "lengths"), (*EVERY, *COMPILED), ()),
@@ -86,8 +88,8 @@ OTHERS: dict[str, tuple[Callable[[Library, bool], Work | None], tuple[str, ...],
     "DecoderLayer": (lambda lib, peer: lib.layer("DecoderLayer", peer), FRAMEWORKS[:2], FRAMEWORKS[:1]),
     "SaganAttention": (lambda lib, peer: lib.layer("SaganAttention", peer), FRAMEWORKS, FRAMEWORKS[:1]),
     "rotary_embedding": (lambda lib, peer: None if peer else rotary(lib), EVERY, ()),
-    "append": (lambda lib, peer: None if peer else cached(lib, attends=False), EVERY, ()),
-    "append and attend": (lambda lib, peer: None if peer else cached(lib, attends=True), EVERY, ()),
+    "append": (lambda lib, peer: None if peer else cached(lib, with_query=False), EVERY, ()),
+    "append and one query": (lambda lib, peer: None if peer else cached(lib, with_query=True), EVERY, ()),
 }
 # name: what makes a call that compiles, starts or writes text by itself, and where
 WHOLE: dict[str, tuple[Callable[[Library, str, bool], Call | None], tuple[str, ...]]] = {
@@ -123,7 +125,7 @@ def extra_of(problem: Problem) -> list[Any]:
     """The array of a rule, of NumPy: lengths, ids of segments, a bias or sinks; nothing where it has none."""
     import numpy as np
 
-    batch, heads, _, queries, keys, _, rule = problem
+    batch, heads, _, queries, keys, _, rule, _ = problem
     match rule:
         case "lengths":
             return [np.linspace(keys // 4, keys, batch).astype(np.int32)]
@@ -140,22 +142,25 @@ def attention(lib: Library, problem: Problem, peer: bool) -> Work | None:
     """Attention of this project, or the library's own; None where that cannot do it."""
     import numpy as np
 
-    batch, heads, kv_heads, queries, keys, width, rule = problem
+    batch, heads, kv_heads, queries, keys, width, rule, dtype = problem
     shapes = ((heads, queries), (kv_heads, keys), (kv_heads, keys))
     random, extra = np.random.default_rng(0), extra_of(problem)
     arrays = [random.standard_normal((batch, *shape, width), dtype=np.float32) for shape in shapes]
     options = OPTIONS[rule]
     if not peer:
         function = find("scaled_dot_product_attention")
-        return (lambda *x: function(*x[:3], **options(problem, *x[3:]))), [*map(lib.array, (*arrays, *extra))]
+        return (lambda *x: function(*x[:3], **options(problem, *x[3:]))), [
+            *(lib.array(x, dtype) for x in arrays),
+            *map(lib.array, extra),
+        ]
     if rule == "sinks" or (rule == "dropout" and lib.name != "torch"):
         return None
     mask = options(problem, *extra).get("mask")
     if mask is not None:
         allowed = mask.to_array(queries, keys, xp=np)
         extra = [allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape)]
-    arrays = [lib.layout(problem, x) for x in arrays]
-    return (lambda *x: lib.attend(problem, *x)), [*map(lib.array, (*arrays, *extra))]
+    arrays = [lib.array(lib.layout(problem, x), dtype) for x in arrays]
+    return (lambda *x: lib.attend(problem, *x)), [*arrays, *map(lib.array, extra)]
 
 
 def rotary(lib: Library) -> Work:
@@ -165,13 +170,13 @@ def rotary(lib: Library) -> Work:
     return find("rotary_embedding"), [lib.draw(1, 8, 512, 64), lib.array(np.arange(512, dtype=np.int32))]
 
 
-def cached(lib: Library, *, attends: bool) -> Work:
+def cached(lib: Library, *, with_query: bool) -> Work:
     """A position that is appended to a cache, and a query that attends to it."""
     append, mask_of, function = find("append"), find("cache_mask"), find("scaled_dot_product_attention")
 
     def step(cache: Any, x: Any) -> Any:
         cache = append(cache, x, x)
-        return function(x, cache.key, cache.value, mask=mask_of(cache)) if attends else cache
+        return function(x, cache.key, cache.value, mask=mask_of(cache)) if with_query else cache
 
     return step, [find("empty_cache")((2,), 8, 1024, 64, xp=lib.namespace), lib.draw(2, 8, 1, 64)]
 

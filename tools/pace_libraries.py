@@ -10,7 +10,7 @@ Work = tuple[Callable[..., Any], list[Any]]  # a function and its arguments
 
 
 class Problem(NamedTuple):
-    """Sizes of one call of attention, and its rule: a key of `OPTIONS`."""
+    """Sizes of one call of attention, its rule, a key of `OPTIONS`, and the dtype of its inputs."""
 
     batch: int
     heads: int
@@ -19,6 +19,7 @@ class Problem(NamedTuple):
     keys: int
     width: int
     rule: str
+    dtype: str = "float32"
 
 
 SUBMODULES = ("backend", "cache", "functions", "layers", "masks", "random")
@@ -45,8 +46,8 @@ class Library:
         """The functions of the library, as the core takes them."""
         return find("get_backend")(self.name).namespace
 
-    def array(self, x: Any) -> Any:
-        """An array of the library."""
+    def array(self, x: Any, dtype: str | None = None) -> Any:
+        """An array of the library; NumPy's keeps its dtype."""
         return x
 
     def draw(self, *shape: int) -> Any:
@@ -70,7 +71,7 @@ class Library:
         """Attention as the library has it, or the formula; `extra` is a mask as a boolean array, or a bias."""
         import numpy as np
 
-        batch, heads, kv_heads, queries, keys, width, rule = problem
+        batch, heads, kv_heads, queries, keys, width, rule, _ = problem
         rows = (q * np.float32(width**-0.5)).reshape(batch, kv_heads, -1, width)  # of all heads of a group
         scores = (rows @ np.swapaxes(k, -1, -2)).reshape(batch, heads, queries, keys)
         allowed = np.tri(queries, keys, dtype=bool) if rule == "causal" else extra
@@ -102,10 +103,10 @@ class Torch(Library):
 
     name = "torch"
 
-    def array(self, x: Any) -> Any:
+    def array(self, x: Any, dtype: str | None = None) -> Any:
         import torch
 
-        return torch.from_numpy(x)
+        return torch.from_numpy(x).to(dtype and getattr(torch, dtype))
 
     def program(self, function: Callable[..., Any], arguments: list[Any], mode: str, leaves: int) -> Callable[..., Any]:
         import torch
@@ -158,10 +159,10 @@ class Jax(Library):
 
     name = "jax"
 
-    def array(self, x: Any) -> Any:
+    def array(self, x: Any, dtype: str | None = None) -> Any:
         import jax.numpy as jnp
 
-        return jnp.asarray(x)
+        return jnp.asarray(x, dtype=dtype)
 
     def program(self, function: Callable[..., Any], arguments: list[Any], mode: str, leaves: int) -> Callable[..., Any]:
         import jax
@@ -201,10 +202,10 @@ class TensorFlow(Library):
 
     name = "tensorflow"
 
-    def array(self, x: Any) -> Any:
+    def array(self, x: Any, dtype: str | None = None) -> Any:
         import tensorflow as tf
 
-        return tf.constant(x)
+        return tf.constant(x) if dtype is None else tf.cast(x, dtype)
 
     def program(self, function: Callable[..., Any], arguments: list[Any], mode: str, leaves: int) -> Callable[..., Any]:
         import tensorflow as tf
