@@ -175,31 +175,39 @@ def tell(found: dict[str, Answers], console: rich.console.Console) -> None:
             console.print(f"  {number:6.2f}  {name}")
 
 
-def compare_programs(options: argparse.Namespace, console: rich.console.Console) -> None:
-    """Print programs next to eager calls, and which of them hold an array of queries × keys that eager has not."""
-    headings = ("program", "eager ms", "ms", "/ eager", "eager MiB", "MiB", "graphs", "operations")
-    table, larger = grid(*headings), []
+def programs(options: argparse.Namespace) -> Iterator[tuple[str, Any, Any]]:
+    """Yield names of programs, with what is told of eager calls and of them: a row for each length, or an error."""
+    wanted = [f"{direction} {rule}" for direction in ("forward", "both") for rule in OPTIONS if rule != "last"]
     for library in options.libraries:
         modes = dict.fromkeys(cell.mode for cell in CELLS if cell.library == library and cell.mode != "eager")
-        wanted = [(direction, rule) for direction in ("forward", "both") for rule in OPTIONS if rule != "last"]
         with Process(library, options.threads, options.new) as process:
-            for direction, rule in wanted:
-                names = {mode: f"{library} {mode} {direction} {rule}" for mode in modes}
-                names = {mode: name for mode, name in names.items() if options.only in name}
-                eager = names and process.ask(program=[library, "eager", direction, rule, LENGTHS])
-                for mode, name in names.items():
-                    rows = process.ask(program=[library, mode, direction, rule, LENGTHS])
-                    if "error" in rows or "error" in eager:
-                        console.print(f"{name}: {rows} {eager if 'error' in eager else ''}")
-                        continue
-                    print(name, rows, file=sys.stderr, flush=True)
-                    for length, row, plain in zip(LENGTHS, rows, eager, strict=True):
-                        numbers = (plain["processor"] * 1e3, row["processor"] * 1e3)
-                        memory = (plain["memory"] / MIB, row["memory"] / MIB)
-                        texts = [f"{number:.3g}" for number in (*numbers, numbers[1] / numbers[0], *memory)]
-                        table.add_row(f"{name} {length}", *texts, str(row["graphs"]), str(row["operations"]))
-                        if row["memory"] - plain["memory"] >= length * length:  # of a byte or more for each pair
-                            larger.append(f"{name} {length}")
+            for what in wanted:
+                chosen = ["eager", *(mode for mode in modes if options.only in f"{library} {mode} {what}")]
+                if len(chosen) == 1:
+                    continue
+                told = {mode: process.ask(program=(library, mode, *what.split(), LENGTHS)) for mode in chosen}
+                for mode in chosen[1:]:
+                    yield f"{library} {mode} {what}", told["eager"], told[mode]
+
+
+def compare_programs(options: argparse.Namespace, console: rich.console.Console) -> None:
+    """Print programs next to eager calls, and which of them hold an array of queries × keys that eager has not."""
+    table = grid("program", "eager ms", "ms", "/ eager", "eager MiB", "MiB", "graphs", "operations")
+    larger = []
+    for name, eager, rows in programs(options):
+        if "error" in rows or "error" in eager:
+            console.print(f"{name}: {rows}; eager: {eager}" if "error" in eager else f"{name}: {rows}")
+            continue
+        print(f"{name}: {milliseconds(rows)} ms", file=sys.stderr, flush=True)
+        for length, row, plain in zip(LENGTHS, rows, eager, strict=True):
+            times = (plain["processor"] * 1e3, row["processor"] * 1e3)
+            numbers = (*times, times[1] / times[0], plain["memory"] / MIB, row["memory"] / MIB)
+            table.add_row(
+                f"{name} {length}", *(f"{each:.3g}" for each in numbers), str(row["graphs"]), str(row["operations"])
+            )
+        grown, before = (each[-1]["memory"] - each[0]["memory"] for each in (rows, eager))
+        if grown - before > (LENGTHS[-1] ** 2 - LENGTHS[0] ** 2) / 2:  # less than a byte for each pair
+            larger.append(name)
     console.print(table)
     console.print(f"\nan array of queries × keys that eager has not: {len(larger)}", *larger, sep="\n  ")
 
