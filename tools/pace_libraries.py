@@ -28,10 +28,11 @@ MODULES = ("attention_core", *(f"attention_core.{name}" for name in SUBMODULES),
 
 def find(name: str, *modules: str) -> Any:
     """A public name of the tree that is measured, and of no other that is installed."""
+    tree = os.environ.get("PACE_TREE", "") + os.sep
     for each in modules or MODULES:
         with contextlib.suppress(ImportError):
             module = importlib.import_module(each)
-            if hasattr(module, name) and str(module.__file__).startswith(os.environ.get("PACE_TREE", "")):
+            if hasattr(module, name) and str(module.__file__).startswith(tree):
                 return getattr(module, name)
     raise LookupError(f"no {name}")
 

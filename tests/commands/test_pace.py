@@ -64,6 +64,13 @@ def test_cells_have_names_of_their_own_and_the_quick_ones_are_among_them(cells):
     assert {problem.rule for problem, *_ in cells.PROBLEMS.values()} == set(cells.OPTIONS)
 
 
+def test_a_name_of_another_tree_is_not_measured(cells, monkeypatch, tmp_path):
+    assert cells.find("Dropout").__module__.startswith("attention_core")
+    monkeypatch.setenv("PACE_TREE", str(tmp_path))
+    with pytest.raises(LookupError, match="no Dropout"):
+        cells.find("Dropout")
+
+
 def test_sides_take_turns_and_who_cannot_is_asked_once(pace):
     asked = []
     sides = {"base": Side("base", 1.0, asked), "new": Side("new", 3.0, asked), "peer": Side("peer", 0, asked)}
