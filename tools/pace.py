@@ -141,7 +141,8 @@ def ratio(answers: Answers, other: str, clock: str = "processor") -> float | Non
 def milliseconds(answers: list[dict[str, Any]]) -> str:
     """The median over turns of the processor's time, or nothing."""
     found = [answer["processor"] * 1e3 for answer in answers if "processor" in answer]
-    return f"{statistics.median(found):.3g}" if found else ""
+    middle = statistics.median(found) if found else 0.0
+    return (f"{middle:,.0f}" if middle >= 1000 else f"{middle:.3g}") if found else ""
 
 
 def shown(number: float | None) -> str:
@@ -260,9 +261,9 @@ def write_page(kept: dict[str, Any]) -> None:
             texts = [page_cell(kept["cells"].get(str(Cell(*column.split(), direction, work)))) for column in columns]
             if any(texts):
                 lines.append(f"| {title_of(work)} | {' | '.join(texts)} |")
-    begin, end = "<!-- tools/pace.py writes from here -->\n", "\n<!-- to here -->"
+    begin, end = "<!-- tools/pace.py writes from here -->\n", "<!-- to here -->"
     text = PAGE.read_text(encoding="utf-8")
-    new = re.sub(f"{begin}.*?{end}", lambda _: begin + "\n".join(lines) + end, text, flags=re.DOTALL)
+    new = re.sub(f"{begin}.*?{end}", lambda _: begin + "\n".join([*lines, end]), text, flags=re.DOTALL)
     PAGE.write_text(new, encoding="utf-8")
 
 
