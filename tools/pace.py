@@ -5,7 +5,7 @@ turns: base, new, the library's own; then new, base, its own; and so on. It prin
 the cells that take more than 1.1 of the time of BASE or of the library. It is a benchmark: nothing fails by it.
 
 ``--programs`` compares compiled programs with eager calls instead: time, peak memory, graphs and operations.
-``--page`` writes the tables of `docs/benchmark.md` from the last measurement that ``--json`` kept for it.
+``--json docs/measurements/pace.json --page`` measures all cells, and writes the tables of `docs/benchmark.md`.
 """
 
 import argparse
@@ -282,18 +282,16 @@ def parsed() -> argparse.Namespace:
     add("--threads", type=int, choices=(1, 2), default=1)
     add("--json", type=Path, metavar="FILE", help="keep every turn")
     add("--programs", action="store_true", help="compare programs with eager calls instead")
-    add("--page", action="store_true", help=f"write the tables of {PAGE.name} from {KEPT.name}, and measure nothing")
+    add("--page", action="store_true", help=f"write the tables of {PAGE.name} from {KEPT.name}; alone, measure nothing")
     return parser.parse_args()
 
 
 def main() -> None:
     """Measure and print, or write the page."""
     options, console = parsed(), rich.console.Console(width=None if sys.stdout.isatty() else 132, markup=False)
-    if options.page:
-        write_page(json.loads(KEPT.read_text(encoding="utf-8")))
-    elif options.programs:
+    if options.programs:
         compare_programs(options, console)
-    else:
+    elif options.json or not options.page:
         cells = [cell for cell in CELLS if cell.library in options.libraries and options.only in str(cell)]
         cells = [cell for cell in cells if str(cell) in QUICK or not options.quick]
         with tree_of(options.base) as base:
@@ -301,6 +299,8 @@ def main() -> None:
         if options.json:
             options.json.write_text(json.dumps({"conditions": conditions(options), "cells": found}), encoding="utf-8")
         tell(found, console)
+    if options.page:
+        write_page(json.loads(KEPT.read_text(encoding="utf-8")))
 
 
 if __name__ == "__main__":
