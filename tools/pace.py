@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,11 @@ Answers = dict[str, list[dict[str, Any]]]  # of each side, one of each turn
 LIMIT = 1.1  # of a ratio that is listed
 LENGTHS = (1024, 4096)  # of programs
 MIB = 2**20
+FREED = {  # what is freed goes back to the system at once; oneDNN has an allocator of its own, which keeps it
+    "MALLOC_MMAP_THRESHOLD_": "131072",
+    "MALLOC_TRIM_THRESHOLD_": "131072",
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+}
 SECTIONS = (  # of the page: title, columns, direction
     ("Forward", EVERY, "forward"),
     ("With gradients", FRAMEWORKS, "both"),
@@ -62,9 +67,9 @@ def environment(tree: Path, threads: int) -> dict[str, str]:
 class Process:
     """A process of `pace_cells.py` that measures one tree, started when it is asked, and again if it died."""
 
-    def __init__(self, library: str, threads: int, tree: Path) -> None:
+    def __init__(self, library: str, threads: int, tree: Path, further: Mapping[str, str] | None = None) -> None:
         self.command = (sys.executable, str(Path(pace_cells.__file__).resolve()), library)
-        self.environment, self.process = environment(tree, threads), None
+        self.environment, self.process = environment(tree, threads) | {**(further or {})}, None
 
     def ask(self, **order: Any) -> dict[str, Any]:
         """The answer to an order."""
@@ -181,7 +186,7 @@ def programs(options: argparse.Namespace) -> Iterator[tuple[str, Any, Any]]:
     wanted = [f"{direction} {rule}" for direction in ("forward", "both") for rule in OPTIONS if rule != "last"]
     for library in options.libraries:
         modes = dict.fromkeys(cell.mode for cell in CELLS if cell.library == library and cell.mode != "eager")
-        with Process(library, options.threads, options.new) as process:
+        with Process(library, options.threads, options.new, FREED) as process:
             for what in wanted:
                 chosen = ["eager", *(mode for mode in modes if options.only in f"{library} {mode} {what}")]
                 if len(chosen) == 1:
