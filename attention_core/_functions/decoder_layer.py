@@ -34,7 +34,6 @@ from attention_core._checks import (
     check_parameters,
     check_positive,
     check_rank,
-    check_vector,
     once_per_signature,
     plain_integer,
 )
@@ -49,6 +48,7 @@ from attention_core._functions.feed_forward import (
     gate_and_contract,
 )
 from attention_core._functions.multi_head import attend_heads, check_multi_head, check_projections
+from attention_core._functions.normalization import check_norm, normalized
 from attention_core._functions.options import DECODER_DEFAULTS, NUMBERS, DecoderOptions, options_but
 from attention_core._functions.rotary import check_rotation, rotations_of
 from attention_core._functions.shards import check_not_shared, place_of, shard_positions, whole_length
@@ -62,15 +62,17 @@ from attention_core.random import Dropout, seeded
 @may_be_step
 @with_autocast(position=1, lowers=False, options=options_but(kind=DecoderOptions, defaults=DECODER_DEFAULTS))
 def decoder_layer(parameters: DecoderLayer, x: Array, /, *, num_heads: int, **options: Unpack[DecoderOptions]) -> Any:
-    r"""Apply the decoder layer of a language model: causal self-attention and feed-forward, each on a residual branch.
+    r"""Apply the decoder layer of a transformer: causal self-attention and feed-forward, each on a residual branch.
 
     .. math::
 
-        h = x + \operatorname{norm}'_1(\operatorname{attention}(\operatorname{norm}_1(x))), \qquad
-        y = h + \operatorname{norm}'_2(\operatorname{feed\_forward}(\operatorname{norm}_2(h)))
+        \text{norm first:}\quad & h = x + \operatorname{norm}'_1(\operatorname{attention}(\operatorname{norm}_1(x))), &
+        y &= h + \operatorname{norm}'_2(\operatorname{feed\_forward}(\operatorname{norm}_2(h))) \\
+        \text{norm last:}\quad & h = \operatorname{norm}_1(x + \operatorname{norm}'_1(\operatorname{attention}(x))), &
+        y &= \operatorname{norm}_2(h + \operatorname{norm}'_2(\operatorname{feed\_forward}(h)))
 
-    All norms are `rms_norm`; those with a prime, of Gemma 2, are optional. Cross-attention, if there is any, is a third
-    branch between the two.
+    Norms are `rms_norm`, or `layer_norm` where the parameters of one are a `LayerNorm`. Those with a prime, of Gemma 2,
+    are optional. Cross-attention, if there is any, is a third branch between the two.
 
     Parameters
     ----------
@@ -93,6 +95,8 @@ def decoder_layer(parameters: DecoderLayer, x: Array, /, *, num_heads: int, **op
         As in `rotary_embedding`; with ``None``, nothing is rotated.
     rotary_width, rotary_divisors, interleaved
         ``width``, ``divisors`` and ``interleaved`` of `rotary_embedding`.
+    norm_first : bool
+        Whether to normalize the input of each branch, or the sum after it (the first transformer, BART).
     window : int, optional
         How many keys a query attends to at most, the newest ones with its own.
     mask : Mask or Array of bool, broadcastable to (..., H, L, N), optional
@@ -102,6 +106,7 @@ def decoder_layer(parameters: DecoderLayer, x: Array, /, *, num_heads: int, **op
     memory : Array, shape (..., M, C'), optional
         The output of an encoder, for cross-attention.
     memory_mask : Mask or Array of bool, broadcastable to (..., H, L, M), optional
+        True = may attend. Padding of the memory, (B, M), is a mask (B, 1, 1, M), or ``memory_key_mask`` of a layer.
     activation : {"silu", "gelu", "gelu_tanh", "relu"}
         Of the feed-forward.
     epsilon : float
@@ -133,7 +138,7 @@ def decoder_layer(parameters: DecoderLayer, x: Array, /, *, num_heads: int, **op
 
     References
     ----------
-    H. Touvron et al., "Llama", 2023. Gemma Team, "Gemma 2", 2024.
+    A. Vaswani et al., "Attention is all you need", 2017. H. Touvron et al., "Llama", 2023. Gemma Team, "Gemma 2", 2024.
 
     Examples
     --------
@@ -191,6 +196,7 @@ def apply_layer(
     rotations: dict[int, Callable[[Array], Array]],
     mask: Mask | Array | None,
     window: int | None,
+    norm_first: bool,
     memory: Array | None,
     memory_mask: Mask | Array | None,
     activation: str,
@@ -204,13 +210,13 @@ def apply_layer(
 ) -> tuple[Array, KeyValueCache | None]:
     """The body of `decoder_layer`, in the type of the computation."""
     ops = ARITHMETICS[arithmetic]
-    if dtype_name(parameters.attention_norm.dtype) in HALF:  # as all of them; a walk through the tree takes time
+    if dtype_name(parameters.attention.query.weight.dtype) in HALF:  # as all; a walk through the tree takes time
         parameters = upcast(parameters, xp=xp)
     in_weights, *in_branches = derived_dropouts(dropout, 5, xp)
     options |= {"arithmetic": arithmetic, "xp": xp}
     numbers = {name: options.pop(name) for name in NUMBERS}  # of self-attention
 
-    normal = functools.partial(ops.normalize_rms, epsilon=float(epsilon), xp=xp)
+    normal = functools.partial(normalized, epsilon=epsilon, ops=ops, xp=xp)
 
     def prepare(query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
         nonlocal cache
@@ -252,9 +258,11 @@ def apply_layer(
         if hook is not None:
             branch = functools.partial(hooked, hook, name, branch)
         x, h = ops.copies(x, 2, xp=xp)
-        y = branch(normal(h, getattr(parameters, f"{name}_norm")))
+        norm = getattr(parameters, f"{name}_norm")
+        y = branch(normal(h, norm) if norm_first else h)
         y = y if post_norm is None else normal(y, post_norm)
         x = ops.add(x, y if in_branch is None else ops.drop(y, in_branch, xp=xp), xp=xp)
+        x = x if norm_first else normal(x, norm)
     return x, cache
 
 
@@ -328,7 +336,7 @@ def check_inputs(name: str, x: Array, axis: int, arrays: dict[str, Any], *, sett
     check_rank(name, x, -axis, "(..., L)" if axis == -1 else "(..., L, C)")
     if settled["shards"] is not None:
         _check_shards(name, x, axis, settled)
-    check_flags(donate=settled["donate"])
+    check_flags(donate=settled["donate"], norm_first=settled["norm_first"])
     check_number("epsilon", settled["epsilon"], positive=True)
     check_activation(settled["activation"])
     if settled["hook"] is not None:
@@ -372,10 +380,10 @@ def check_layer(
     width = None if width is None else width // num_heads
     for norm in ("attention_norm", "feed_forward_norm", "attention_post_norm", "feed_forward_post_norm"):
         if getattr(layer, norm) is not None or "post" not in norm:
-            check_vector(f"{name}.{norm}", getattr(layer, norm), channels, "x", model=x)
+            check_norm(f"{name}.{norm}", getattr(layer, norm), channels, "x", x)
     for norm in ("query_norm", "key_norm"):
         if getattr(layer, norm) is not None:
-            check_vector(f"{name}.{norm}", getattr(layer, norm), width, "a head", model=x)
+            check_norm(f"{name}.{norm}", getattr(layer, norm), width, "a head", x)
     kind = FeedForward if isinstance(layer.feed_forward, FeedForward) else GatedFeedForward
     check_maps(f"{name}.feed_forward", layer.feed_forward, kind)
     check_feed_forward(f"{name}.feed_forward", layer.feed_forward, "x", x)
@@ -426,12 +434,22 @@ def _check_memory(
         if layer.cross_attention_norm is not None:
             raise ValueError(f"expected {name}.cross_attention besides {name}.cross_attention_norm; got None")
         if memory is not None or memory_mask is not None:
-            raise ValueError(f"expected no memory for {name} without cross_attention; got some")
+            raise ValueError(f"expected no memory for {name} without cross_attention, of memory_channels=...; got some")
         return
     if memory is None:
-        raise ValueError(f"expected memory for {name}.cross_attention; got None")
+        raise ValueError(f"expected memory for {name}.cross_attention, of memory_channels=...; got None")
     check_projections(f"{name}.cross_attention", layer.cross_attention)
-    check_vector(f"{name}.cross_attention_norm", layer.cross_attention_norm, sizes(x)[-1], "x", model=x)
+    check_norm(f"{name}.cross_attention_norm", layer.cross_attention_norm, sizes(x)[-1], "x", x)
     check_like("memory", memory, "x", x)
     check_rank("memory", memory, 2, "(..., M, C)")
+    _check_memory_mask(memory_mask, memory)
     check_multi_head(layer.cross_attention, (x, memory, memory), mask=memory_mask, **heads)
+
+
+def _check_memory_mask(mask: Any, memory: Array) -> None:
+    """Raise if an array has the shape of padding: its rows would be taken for queries, not for samples."""
+    if isinstance(mask, Mask) or not hasattr(mask, "dtype") or sizes(mask) != sizes(memory)[:-1]:
+        return
+    if set(sizes(mask)[:-1]) - {1}:  # where there is one sample, both are the same
+        got = f"memory_mask {shape_text(mask)}, which are the samples of memory"
+        raise ValueError(f"expected memory_mask (..., H, L, M), or memory_key_mask=... of a layer; got {got}")

@@ -23,7 +23,7 @@ from attention_core._functions.attention import check_options, option_arrays
 from attention_core._functions.constants import with_constants
 from attention_core._functions.feed_forward import check_feed_forward, expand_and_contract
 from attention_core._functions.multi_head import attend_heads, check_multi_head, check_projections
-from attention_core._functions.normalization import check_layer_norm
+from attention_core._functions.normalization import check_layer_norm, normalized
 from attention_core._functions.options import NUMBERS, Options, options_but
 from attention_core._functions.shards import check_not_shared
 from attention_core.masks._tree import mask_arrays
@@ -139,7 +139,7 @@ def encoder_layer(
 
     for name, branch, in_branch in (("attention", attend, in_attention), ("feed_forward", feed, in_feed_forward)):
         norm = getattr(parameters, f"{name}_norm")
-        normal = functools.partial(ops.normalize, scale=norm.scale, offset=norm.offset, epsilon=float(epsilon), xp=xp)
+        normal = functools.partial(normalized, norm=norm, epsilon=epsilon, ops=ops, xp=xp)
         if hook is not None:
             normal = functools.partial(hooked, hook, f"{name}_norm", normal)
             branch = functools.partial(hooked, hook, name, branch)

@@ -56,9 +56,21 @@ def layer_norm(
 def check_layer_norm(name: str, parameters: LayerNorm, x_name: str, x: Array) -> None:
     """Raise unless a `LayerNorm` fits the channels, dtype and device of its input."""
     check_parameters(name, parameters, LayerNorm)
-    channels = _checked_channels(x_name, x)
-    check_vector(f"{name}.scale", parameters.scale, channels, x_name, model=x)
-    check_vector(f"{name}.offset", parameters.offset, channels, x_name, model=x)
+    check_norm(name, parameters, _checked_channels(x_name, x), x_name, x)
+
+
+def check_norm(name: str, norm: LayerNorm | Array, channels: int | None, x_name: str, x: Array) -> None:
+    """Raise unless a `LayerNorm`, or the scale of `rms_norm`, fits channels, and the dtype and device of an array."""
+    fields = norm._asdict() if isinstance(norm, LayerNorm) else {"": norm}
+    for field, vector in fields.items():
+        check_vector(f"{name}.{field}" if field else name, vector, channels, x_name, model=x)
+
+
+def normalized(x: Array, norm: LayerNorm | Array, *, epsilon: float, ops: Any, xp: Namespace) -> Array:
+    """The body of `layer_norm`, or for a scale alone that of `rms_norm`, in the type of the computation."""
+    if isinstance(norm, LayerNorm):
+        return ops.normalize(x, norm.scale, norm.offset, float(epsilon), xp=xp)  # type: ignore[no-any-return]
+    return ops.normalize_rms(x, norm, float(epsilon), xp=xp)  # type: ignore[no-any-return]
 
 
 @once_per_signature

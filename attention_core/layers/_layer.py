@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 
 from attention_core import initializers, parameters as trees
 from attention_core._arithmetic import check_activation, check_arithmetic_name
-from attention_core._arrays import Array, Namespace, shape_text
+from attention_core._arrays import Array, Namespace, shape_text, sizes
 from attention_core._attention.ways import check_implementation
 from attention_core._backend import common_namespace, own_namespace
 from attention_core._checks import (
     check_boolean,
+    check_broadcastable,
     check_flags,
     check_floating,
     check_number,
@@ -221,18 +222,39 @@ def linear_spec(rows: int, columns: int, bias: bool) -> trees.Linear:
     return trees.Linear(Initial((rows, columns), "glorot_uniform"), Initial((columns,), "zeros") if bias else None)
 
 
-def all_masks(mask: Mask | Array | None, query_mask: Array | None, key_mask: Array | None, xp: Namespace | None) -> Any:
-    """Combine masks over pairs, over queries and over keys into one, or ``None``."""
+def all_masks(mask: Mask | Array | None, xp: Namespace | None, /, **places: tuple[Array | None, Any]) -> Any:
+    """Combine a mask over pairs with masks over queries or keys into one, or ``None``.
+
+    Those over places come by their names, each with the axes (..., length) of the places, as `places_of` gives them.
+    """
     rules = [] if mask is None else [mask]
-    for name, padding, axis in (("query_mask", query_mask, -1), ("key_mask", key_mask, -2)):
+    for name, (padding, dims) in places.items():
         if padding is not None:
             check_rank(name, padding, 1, "(..., length)")
             check_boolean(name, padding)
+            if dims is not None:
+                check_broadcastable(name, padding, dims)
             xp = common_namespace(xp, {name: padding})
+            axis = -1 if name.startswith("query") else -2
             rules.append(xp.expand_dims(xp.expand_dims(padding, axis=axis), axis=-3))
     if len(rules) < 2:
         return rules[0] if rules else None
     return functools.reduce(operator.and_, map(as_mask, rules))
+
+
+def places_of(array: Any, shards: Any = None, /, *, axes: int = 1) -> tuple[int | None, ...] | None:
+    """The axes (..., length) of an array with one or more axes behind, or ``None`` if it is none: ranks know no length."""
+    dims = sizes(array) if hasattr(array, "shape") else ()
+    if len(dims) <= axes:
+        return None
+    *leading, length = dims[: len(dims) - axes]
+    return (*leading, length if shards is None else None)
+
+
+def norm_spec(channels: int, kind: str = "layer") -> Any:
+    """The spec of a normalization: a `LayerNorm`, or the scale of one by the root of the mean square."""
+    scale = Initial((channels,), "ones")
+    return scale if kind == "rms" else trees.LayerNorm(scale, Initial((channels,), "zeros"))
 
 
 def named_arrays(tree: Any, prefix: str = "", /) -> dict[str, Any]:
