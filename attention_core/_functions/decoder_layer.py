@@ -442,14 +442,16 @@ def _check_memory(
     check_norm(f"{name}.cross_attention_norm", layer.cross_attention_norm, sizes(x)[-1], "x", x)
     check_like("memory", memory, "x", x)
     check_rank("memory", memory, 2, "(..., M, C)")
-    _check_memory_mask(memory_mask, memory)
+    _check_memory_mask(memory_mask, memory, (*sizes(x)[:-2], heads["num_heads"], sizes(x)[-2], sizes(memory)[-2]))
     check_multi_head(layer.cross_attention, (x, memory, memory), mask=memory_mask, **heads)
 
 
-def _check_memory_mask(mask: Any, memory: Array) -> None:
-    """Raise if an array has the shape of padding: its rows would be taken for queries, not for samples."""
-    if isinstance(mask, Mask) or not hasattr(mask, "dtype") or sizes(mask) != sizes(memory)[:-1]:
+def _check_memory_mask(mask: Any, memory: Array, target: tuple[int | None, ...]) -> None:
+    """Raise if an array does not fit, or has the shape of padding: its rows would be queries, and not samples."""
+    if isinstance(mask, Mask) or not hasattr(mask, "dtype"):
         return
-    if set(sizes(mask)[:-1]) - {1}:  # where there is one sample, both are the same
-        got = f"memory_mask {shape_text(mask)}, which are the samples of memory"
-        raise ValueError(f"expected memory_mask (..., H, L, M), or memory_key_mask=... of a layer; got {got}")
+    is_padding = sizes(mask) == sizes(memory)[:-1] and set(sizes(mask)[:-1]) != {1}  # of one sample, both are the same
+    if is_padding:
+        got = f"{shape_text(mask)}: memory_key_mask=... of a layer takes samples and keys"
+        raise ValueError(f"expected memory_mask (..., H, L, M); got {got}")
+    check_broadcastable("memory_mask", mask, target)

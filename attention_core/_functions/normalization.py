@@ -7,7 +7,7 @@ from typing import Any
 from attention_core._arithmetic import ARITHMETICS, check_input
 from attention_core._arrays import Array, Namespace, cast_to, shape_text, sizes, upcast
 from attention_core._backend import common_namespace, with_autocast
-from attention_core._checks import check_channels, check_number, check_parameters, check_vector, once_per_signature
+from attention_core._checks import check_channels, check_like, check_number, check_parameters, check_vector, once_per_signature
 from attention_core.parameters import LayerNorm
 
 
@@ -104,8 +104,9 @@ def _checked_channels(name: str, x: Array) -> int | None:
 
 
 def _check_taken(name: str, x: Array, scale_name: str, scale: Array) -> None:
-    """Raise unless an input has the channels of a scale, which is a vector."""
+    """Raise unless an input has the dtype, the device and the channels of a scale, which is a vector."""
     if len(getattr(scale, "shape", ())) == 1 and sizes(x)[-1] != 0:
+        check_like(name, x, scale_name, scale)
         check_channels(name, x, scale_name, scale)
 
 
