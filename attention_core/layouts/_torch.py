@@ -17,16 +17,18 @@ from attention_core.layouts._layout import (
     attention_of,
     check_attention,
     check_kind,
+    check_maps,
     check_settings,
     encoder_of,
     linear_arrays,
     namespace_of,
     norm_arrays,
 )
-from attention_core.parameters import EncoderLayer, FeedForward, Linear, MultiHeadAttention
+from attention_core.parameters import DecoderLayer, EncoderLayer, FeedForward, LayerNorm, Linear, MultiHeadAttention
 
 TORCH = "torch.nn.MultiheadAttention"
 TORCH_ENCODER_LAYER = "torch.nn.TransformerEncoderLayer"
+TORCH_DECODER_LAYER = "torch.nn.TransformerDecoderLayer"
 EQUINOX = "equinox.nn.MultiheadAttention"
 
 
@@ -164,36 +166,41 @@ def from_torch_encoder_layer(
     norm_first: bool = False,
     epsilon: float = 1e-5,
     activation: str = "relu",
+    dropout: float = 0.0,
     xp: Namespace | None = None,
 ) -> tuple[layers.EncoderLayer, EncoderLayer]:
-    """Read the weights of `torch.nn.TransformerEncoderLayer` with biases.
+    """Read the weights of `torch.nn.TransformerEncoderLayer`.
 
-    Dropout has no counterpart: in training the module also drops inside the feed-forward.
+    In training the module also drops inside the feed-forward, which has no counterpart.
 
     Parameters
     ----------
     arrays : mapping of str to Array
         ``self_attn.in_proj_weight`` and so on as in `from_torch`, ``linear1.weight`` (inner, C), ``linear1.bias``,
         ``linear2.weight`` (C, inner), ``linear2.bias``, ``norm1.weight``, ``norm1.bias``, ``norm2.weight``,
-        ``norm2.bias``.
+        ``norm2.bias``. Without biases, those of normalizations are 0.
     num_heads : int
     norm_first : bool
     epsilon : float
         ``layer_norm_eps``.
     activation : {"relu", "gelu"}
         By default that of the module; the arrays do not tell.
+    dropout : float
+        Of the weights of attention, and of both branches.
     xp : array namespace, optional
     """
     reader = Arrays(TORCH_ENCODER_LAYER, arrays, xp)
-    tree = EncoderLayer(
-        _torch_tree(reader, "self_attn."),
-        reader.norm("norm1"),
-        FeedForward(reader.linear("linear1"), reader.linear("linear2")),
-        reader.norm("norm2"),
-    )
+    attention = _torch_tree(reader, "self_attn.")
+    bias = attention.query.bias is not None
+    first, last = (reader.norm(f"norm{index}", bias=bias) for index in (1, 2))
+    tree = EncoderLayer(attention, first, _feed_forward(reader), last)
     reader.close()
     settings: dict[str, Any] = {"norm_first": norm_first, "epsilon": epsilon, "activation": activation}
-    return encoder_of(TORCH_ENCODER_LAYER, tree, num_heads=num_heads, **settings)
+    return encoder_of(TORCH_ENCODER_LAYER, tree, num_heads=num_heads, bias=bias, dropout=dropout, **settings)
+
+
+def _feed_forward(reader: Arrays) -> FeedForward:
+    return FeedForward(reader.linear("linear1"), reader.linear("linear2"))
 
 
 def to_torch_encoder_layer(
@@ -204,22 +211,34 @@ def to_torch_encoder_layer(
     Raises
     ------
     LayoutError
-        When the layer has dropout, ``is_causal``, grouped heads or no biases.
+        When the layer has dropout, ``is_causal`` or grouped heads, or offsets of normalizations, but no biases.
     """
     _check_torch_encoder(definition)
     layers.check_fit(definition, parameters)
     xp = namespace_of(parameters, xp)
+    norms = parameters.attention_norm, parameters.feed_forward_norm
     return {
         **_torch_arrays(parameters.attention, "self_attn.", xp),
-        **linear_arrays("linear1", parameters.feed_forward.expand, xp),
-        **linear_arrays("linear2", parameters.feed_forward.contract, xp),
-        **norm_arrays("norm1", parameters.attention_norm),
-        **norm_arrays("norm2", parameters.feed_forward_norm),
+        **_maps_and_norms(TORCH_ENCODER_LAYER, parameters.feed_forward, norms, xp),
     }
+
+
+def _maps_and_norms(layout: str, feed_forward: Any, norms: tuple[Any, ...], xp: Namespace) -> dict[str, Array]:
+    """The arrays of a feed-forward and of normalizations; where maps have no bias, these have none."""
+    arrays = linear_arrays("linear1", feed_forward.expand, xp) | linear_arrays("linear2", feed_forward.contract, xp)
+    for index, norm in enumerate(norms, start=1):
+        arrays |= norm_arrays(f"norm{index}", norm)
+        if feed_forward.expand.bias is None and bool(xp.any(xp.not_equal(arrays.pop(f"norm{index}.bias"), 0))):
+            raise LayoutError(f"expected norm{index} without offset for {layout} without bias; got one")
+    return arrays
 
 
 def torch_encoder_arguments(definition: layers.EncoderLayer) -> dict[str, Any]:
     _check_torch_encoder(definition)
+    return _layer_arguments(definition, definition.bias)
+
+
+def _layer_arguments(definition: Any, bias: bool) -> dict[str, Any]:
     return {
         "d_model": definition.channels,
         "nhead": definition.num_heads,
@@ -228,13 +247,88 @@ def torch_encoder_arguments(definition: layers.EncoderLayer) -> dict[str, Any]:
         "activation": definition.activation,
         "layer_norm_eps": definition.epsilon,
         "norm_first": definition.norm_first,
+        "bias": bias,
     }
 
 
 def _check_torch_encoder(definition: Any) -> None:
     check_kind(TORCH_ENCODER_LAYER, definition, layers.EncoderLayer)
-    check_settings(TORCH_ENCODER_LAYER, ("dropout", definition.dropout, 0.0), ("bias", definition.bias, True))
-    check_settings(TORCH_ENCODER_LAYER, *all_pairs(definition))
+    check_settings(TORCH_ENCODER_LAYER, ("dropout", definition.dropout, 0.0), *all_pairs(definition))
+
+
+def from_torch_decoder_layer(
+    arrays: Mapping[str, Array],
+    /,
+    *,
+    num_heads: int,
+    norm_first: bool = False,
+    epsilon: float = 1e-5,
+    activation: str = "relu",
+    dropout: float = 0.0,
+    xp: Namespace | None = None,
+) -> tuple[layers.DecoderLayer, DecoderLayer]:
+    """Read the weights of `torch.nn.TransformerDecoderLayer`, which is causal here without a ``tgt_mask``.
+
+    Parameters
+    ----------
+    arrays : mapping of str to Array
+        Those of `from_torch_encoder_layer`, ``multihead_attn.in_proj_weight`` and so on, of the attention to the memory,
+        and ``norm3.weight``, ``norm3.bias``.
+    num_heads, norm_first, epsilon, activation, dropout, xp
+        As in `from_torch_encoder_layer`.
+    """
+    reader = Arrays(TORCH_DECODER_LAYER, arrays, xp)
+    attention, cross = (_torch_tree(reader, f"{name}.") for name in ("self_attn", "multihead_attn"))
+    feed_forward, bias = _feed_forward(reader), attention.query.bias is not None
+    norm, cross_norm, last = (reader.norm(f"norm{index}", bias=bias) for index in (1, 2, 3))
+    reader.close()
+    check_maps(TORCH_DECODER_LAYER, attention, cross, *feed_forward, bias=bias)
+    tree = DecoderLayer(
+        attention, norm, feed_forward, last, cross_attention=cross, cross_attention_norm=cross_norm
+    )
+    channels, inner = feed_forward.expand.weight.shape
+    settings: dict[str, Any] = {"norm_first": norm_first, "epsilon": epsilon, "activation": activation}
+    definition = _decoder_layer(channels, num_heads, inner, bias=bias, dropout=dropout, **settings)
+    layers.check_fit(definition, tree)
+    return definition, tree
+
+
+def _decoder_layer(channels: int, num_heads: int, inner: int, *, bias: bool, **settings: Any) -> layers.DecoderLayer:
+    settings |= {"norm": "layer", "gated": False, "rotary_base": None, "memory_channels": channels}
+    return layers.DecoderLayer(
+        channels, num_heads, inner, attention_bias=bias, feed_forward_bias=bias, **settings
+    )
+
+
+def to_torch_decoder_layer(
+    definition: layers.DecoderLayer, parameters: DecoderLayer, /, *, xp: Namespace | None = None
+) -> dict[str, Array]:
+    """Write the weights for `torch.nn.TransformerDecoderLayer`: the inverse of `from_torch_decoder_layer`.
+
+    Raises
+    ------
+    LayoutError
+        When the layer has a setting that the module has not.
+    """
+    torch_decoder_arguments(definition)
+    layers.check_fit(definition, parameters)
+    xp = namespace_of(parameters, xp)
+    norms = parameters.attention_norm, parameters.cross_attention_norm, parameters.feed_forward_norm
+    return {
+        **_torch_arrays(parameters.attention, "self_attn.", xp),
+        **_torch_arrays(parameters.cross_attention, "multihead_attn.", xp),
+        **_maps_and_norms(TORCH_DECODER_LAYER, parameters.feed_forward, norms, xp),
+    }
+
+
+def torch_decoder_arguments(definition: layers.DecoderLayer) -> dict[str, Any]:
+    check_kind(TORCH_DECODER_LAYER, definition, layers.DecoderLayer)
+    d = definition
+    settings: dict[str, Any] = {"norm_first": d.norm_first, "epsilon": d.epsilon, "activation": d.activation}
+    there = _decoder_layer(d.channels, d.num_heads, d.inner, bias=d.attention_bias, **settings)
+    ours, theirs = d.with_settings(implementation="auto", arithmetic="fast").settings(), there.settings()
+    check_settings(TORCH_DECODER_LAYER, *((name, ours[name], theirs[name]) for name in ours))
+    return _layer_arguments(d, d.attention_bias)
 
 
 def from_equinox(
@@ -296,6 +390,9 @@ LAYOUTS = {
     "torch": Layout(TORCH, from_torch, to_torch, torch_arguments),
     "torch-encoder-layer": Layout(
         TORCH_ENCODER_LAYER, from_torch_encoder_layer, to_torch_encoder_layer, torch_encoder_arguments
+    ),
+    "torch-decoder-layer": Layout(
+        TORCH_DECODER_LAYER, from_torch_decoder_layer, to_torch_decoder_layer, torch_decoder_arguments
     ),
     "equinox": Layout(EQUINOX, from_equinox, to_equinox, equinox_arguments),
 }
