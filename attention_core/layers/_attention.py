@@ -14,7 +14,7 @@ from attention_core._backend import common_namespace
 from attention_core._checks import check_boolean, check_rank
 from attention_core._functions.attention import scaled_dot_product_attention
 from attention_core._functions.multi_head import multi_head_attention
-from attention_core.layers._layer import Initial, Layer, all_masks, linear_spec, places_of
+from attention_core.layers._layer import Initial, Layer, all_masks, linear_spec
 from attention_core.masks import Mask
 
 
@@ -103,13 +103,12 @@ class DotProductAttention(Layer):
         for name, array in (("query", query), ("key", key), ("value", value)):
             check_rank(name, array, 2, "(..., length, channels)")
         xp = common_namespace(xp, {"query": query, "key": key, "value": value})
-        places = {"query_mask": (query_mask, places_of(query)), "key_mask": (key_mask, places_of(key))}
         if mask is not None and not isinstance(mask, Mask):
             check_boolean("mask", mask)
         mask, bias = (_with_heads(array, xp) for array in (mask, bias))
         result = scaled_dot_product_attention(
             *(xp.expand_dims(array, axis=-3) for array in (query, key, value)),
-            mask=all_masks(mask, xp, **places),
+            mask=all_masks(mask, xp, query_mask=(query_mask, query), key_mask=(key_mask, key)),
             bias=bias,
             return_weights=return_weights,
             return_logsumexp=return_logsumexp,
@@ -262,10 +261,6 @@ class MultiHeadAttention(Layer):
             Or `Attention` if a return flag is set.
         """
         query, key, value = _query_key_value(query, key, value)
-        places = {
-            "query_mask": (query_mask, places_of(query, shards)),
-            "key_mask": (key_mask, places_of(key, shards)),
-        }
         sinks = None
         if self.zero_attention:
             xp = common_namespace(xp, {"query": query})
@@ -277,7 +272,7 @@ class MultiHeadAttention(Layer):
             value,
             num_heads=self.num_heads,
             num_key_value_heads=self.num_key_value_heads,
-            mask=all_masks(mask, xp, **places),
+            mask=all_masks(mask, xp, query_mask=(query_mask, query, shards), key_mask=(key_mask, key, shards)),
             bias=bias,
             score_mod=score_mod,
             sinks=sinks,

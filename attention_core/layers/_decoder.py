@@ -18,7 +18,7 @@ from attention_core._functions.normalization import rms_norm
 from attention_core._functions.options import DECODER_DEFAULTS
 from attention_core._functions.rotary import check_rotation
 from attention_core.layers._attention import MultiHeadAttention
-from attention_core.layers._layer import Initial, Layer, all_masks, linear_spec, norm_spec, places_of
+from attention_core.layers._layer import Initial, Layer, all_masks, linear_spec, norm_spec
 from attention_core.layers._transformer import FeedForward
 from attention_core.masks import Mask
 
@@ -280,9 +280,9 @@ class DecoderLayer(_DecoderSettings):
             cache=cache,
             num_new=num_new,
             position_ids=position_ids,
-            mask=all_masks(mask, xp, key_mask=(key_mask, _key_places(places_of(x), cache, shards))),
+            mask=all_masks(mask, xp, key_mask=(key_mask, x, shards, cache)),
             memory=memory,
-            memory_mask=all_masks(memory_mask, xp, memory_key_mask=(memory_key_mask, places_of(memory))),
+            memory_mask=all_masks(memory_mask, xp, memory_key_mask=(memory_key_mask, memory)),
             donate=donate,
             hook=hook,
             shards=shards,
@@ -414,9 +414,9 @@ class Decoder(_DecoderSettings):
             num_new=num_new,
             position_ids=position_ids,
             select=select,
-            mask=all_masks(mask, xp, key_mask=(key_mask, _key_places(places_of(token_ids, axes=0), cache, shards))),
+            mask=all_masks(mask, xp, key_mask=(key_mask, token_ids, shards, cache, False)),
             memory=memory,
-            memory_mask=all_masks(memory_mask, xp, memory_key_mask=(memory_key_mask, places_of(memory))),
+            memory_mask=all_masks(memory_mask, xp, memory_key_mask=(memory_key_mask, memory)),
             donate=donate,
             hook=hook,
             shards=shards,
@@ -433,15 +433,6 @@ _OPTIONS = (
     "num_heads",
     *(name for name in DECODER_DEFAULTS if name in _SETTINGS and name not in ("window", "dropout")),
 )
-
-
-def _key_places(places: Any, cache: Any, shards: Any) -> tuple[int | None, ...] | None:
-    """The axes (..., N) of the keys: those of a cache, or of the places, but for ranks, which know a part of them."""
-    if places is None or (cache is None and shards is None):
-        return places  # type: ignore[no-any-return]
-    key = getattr(cache, "key", None)
-    keys = places_of(key[0] if isinstance(key, tuple) and key else key)
-    return (*places[:-1], None if keys is None else keys[-1])
 
 
 def _cache_dims(layer: DecoderLayer) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from attention_core import initializers, parameters as trees
 from attention_core._arithmetic import check_activation, check_arithmetic_name
 from attention_core._arrays import Array, Namespace, shape_text, sizes
 from attention_core._attention.ways import check_implementation
-from attention_core._backend import common_namespace, own_namespace
+from attention_core._backend import common_namespace, is_dense, own_namespace
 from attention_core._checks import (
     check_boolean,
     check_broadcastable,
@@ -222,17 +222,17 @@ def linear_spec(rows: int, columns: int, bias: bool) -> trees.Linear:
     return trees.Linear(Initial((rows, columns), "glorot_uniform"), Initial((columns,), "zeros") if bias else None)
 
 
-def all_masks(mask: Mask | Array | None, xp: Namespace | None, /, **places: tuple[Array | None, Any]) -> Any:
+def all_masks(mask: Mask | Array | None, xp: Namespace | None, /, **places: tuple[Any, ...]) -> Any:
     """Combine a mask over pairs with masks over queries or keys into one, or ``None``.
 
-    Those over places come by their names, each with the axes (..., length) of the places, as `places_of` gives them.
+    Each of these comes by its name, with the array whose places it is over, and more that `_places_of` takes.
     """
     rules = [] if mask is None else [mask]
-    for name, (padding, dims) in places.items():
+    for name, (padding, *where) in places.items():
         if padding is not None:
             check_rank(name, padding, 1, "(..., length)")
             check_boolean(name, padding)
-            if dims is not None:
+            if (dims := _places_of(*where)) is not None:
                 check_broadcastable(name, padding, dims)
             xp = common_namespace(xp, {name: padding})
             axis = -1 if name.startswith("query") else -2
@@ -242,13 +242,18 @@ def all_masks(mask: Mask | Array | None, xp: Namespace | None, /, **places: tupl
     return functools.reduce(operator.and_, map(as_mask, rules))
 
 
-def places_of(array: Any, shards: Any = None, /, *, axes: int = 1) -> tuple[int | None, ...] | None:
-    """The axes (..., length) of an array with one or more axes behind, or ``None`` if it is none: ranks know no length."""
-    dims = sizes(array) if hasattr(array, "shape") else ()
-    if len(dims) <= axes:
-        return None
-    *leading, length = dims[: len(dims) - axes]
-    return (*leading, length if shards is None else None)
+def _places_of(
+    array: Any, shards: Any = None, cache: Any = None, has_channels: bool = True
+) -> tuple[int | None, ...] | None:
+    """The axes (..., length) of an array, or with a cache those of its keys; a rank does not know the whole length."""
+    key = getattr(cache, "key", array)
+    key = key[0] if isinstance(key, tuple) and key else key
+    arrays = array, key
+    if not all(hasattr(each, "shape") and is_dense(each) and len(each.shape) > has_channels for each in arrays):
+        return None  # what is no such array is refused in other words
+    leading = sizes(array)[: -1 - has_channels]
+    length = sizes(key)[-1 if cache is None and not has_channels else -2]
+    return (*leading, None if shards is not None else length)
 
 
 def norm_spec(channels: int, kind: str = "layer") -> Any:

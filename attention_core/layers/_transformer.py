@@ -13,7 +13,7 @@ from attention_core._functions.embeddings import embed_tokens
 from attention_core._functions.encoder import encoder_layer
 from attention_core._functions.feed_forward import feed_forward
 from attention_core.layers._attention import MultiHeadAttention
-from attention_core.layers._layer import Initial, Layer, all_masks, linear_spec, norm_spec, places_of
+from attention_core.layers._layer import Initial, Layer, all_masks, linear_spec, norm_spec
 from attention_core.masks import Mask
 
 
@@ -156,7 +156,7 @@ class EncoderLayer(Layer):
         return encoder_layer(
             parameters,
             x,
-            mask=all_masks(mask, xp, key_mask=(key_mask, places_of(x, shards))),
+            mask=all_masks(mask, xp, key_mask=(key_mask, x, shards)),
             bias=bias,
             score_mod=score_mod,
             hook=hook,
