@@ -7,7 +7,14 @@ from typing import Any
 from attention_core._arithmetic import ARITHMETICS, check_input
 from attention_core._arrays import Array, Namespace, cast_to, shape_text, sizes, upcast
 from attention_core._backend import common_namespace, with_autocast
-from attention_core._checks import check_channels, check_like, check_number, check_parameters, check_vector, once_per_signature
+from attention_core._checks import (
+    check_channels,
+    check_like,
+    check_number,
+    check_parameters,
+    check_vector,
+    once_per_signature,
+)
 from attention_core.parameters import LayerNorm
 
 
@@ -69,8 +76,8 @@ def check_norm(name: str, norm: LayerNorm | Array, channels: int | None, x_name:
 def normalized(x: Array, norm: LayerNorm | Array, *, epsilon: float, ops: Any, xp: Namespace) -> Array:
     """The body of `layer_norm`, or for a scale alone that of `rms_norm`, in the type of the computation."""
     if isinstance(norm, LayerNorm):
-        return ops.normalize(x, norm.scale, norm.offset, float(epsilon), xp=xp)  # type: ignore[no-any-return]
-    return ops.normalize_rms(x, norm, float(epsilon), xp=xp)  # type: ignore[no-any-return]
+        return ops.normalize(x, norm.scale, norm.offset, float(epsilon), xp=xp)
+    return ops.normalize_rms(x, norm, float(epsilon), xp=xp)
 
 
 @once_per_signature

@@ -58,7 +58,6 @@ class FixedSettings:
         """
         raise NotImplementedError
 
-
     def read(self) -> Any:
         """The parameters that are held now, as the definition takes them: a tree of arrays of the library."""
         raise NotImplementedError

@@ -24,7 +24,7 @@ from attention_core.layouts._layout import (
     namespace_of,
     norm_arrays,
 )
-from attention_core.parameters import DecoderLayer, EncoderLayer, FeedForward, LayerNorm, Linear, MultiHeadAttention
+from attention_core.parameters import DecoderLayer, EncoderLayer, FeedForward, Linear, MultiHeadAttention
 
 TORCH = "torch.nn.MultiheadAttention"
 TORCH_ENCODER_LAYER = "torch.nn.TransformerEncoderLayer"
@@ -272,8 +272,8 @@ def from_torch_decoder_layer(
     Parameters
     ----------
     arrays : mapping of str to Array
-        Those of `from_torch_encoder_layer`, ``multihead_attn.in_proj_weight`` and so on, of the attention to the memory,
-        and ``norm3.weight``, ``norm3.bias``.
+        Those of `from_torch_encoder_layer`, ``multihead_attn.in_proj_weight`` and so on, of attention to the memory, and
+        ``norm3.weight``, ``norm3.bias``.
     num_heads, norm_first, epsilon, activation, dropout, xp
         As in `from_torch_encoder_layer`.
     """
@@ -283,9 +283,7 @@ def from_torch_decoder_layer(
     norm, cross_norm, last = (reader.norm(f"norm{index}", bias=bias) for index in (1, 2, 3))
     reader.close()
     check_maps(TORCH_DECODER_LAYER, attention, cross, *feed_forward, bias=bias)
-    tree = DecoderLayer(
-        attention, norm, feed_forward, last, cross_attention=cross, cross_attention_norm=cross_norm
-    )
+    tree = DecoderLayer(attention, norm, feed_forward, last, cross_attention=cross, cross_attention_norm=cross_norm)
     channels, inner = feed_forward.expand.weight.shape
     settings: dict[str, Any] = {"norm_first": norm_first, "epsilon": epsilon, "activation": activation}
     definition = _decoder_layer(channels, num_heads, inner, bias=bias, dropout=dropout, **settings)
@@ -295,9 +293,7 @@ def from_torch_decoder_layer(
 
 def _decoder_layer(channels: int, num_heads: int, inner: int, *, bias: bool, **settings: Any) -> layers.DecoderLayer:
     settings |= {"norm": "layer", "gated": False, "rotary_base": None, "memory_channels": channels}
-    return layers.DecoderLayer(
-        channels, num_heads, inner, attention_bias=bias, feed_forward_bias=bias, **settings
-    )
+    return layers.DecoderLayer(channels, num_heads, inner, attention_bias=bias, feed_forward_bias=bias, **settings)
 
 
 def to_torch_decoder_layer(
@@ -313,10 +309,11 @@ def to_torch_decoder_layer(
     torch_decoder_arguments(definition)
     layers.check_fit(definition, parameters)
     xp = namespace_of(parameters, xp)
+    cross: Any = parameters.cross_attention
     norms = parameters.attention_norm, parameters.cross_attention_norm, parameters.feed_forward_norm
     return {
         **_torch_arrays(parameters.attention, "self_attn.", xp),
-        **_torch_arrays(parameters.cross_attention, "multihead_attn.", xp),
+        **_torch_arrays(cross, "multihead_attn.", xp),
         **_maps_and_norms(TORCH_DECODER_LAYER, parameters.feed_forward, norms, xp),
     }
 

@@ -91,9 +91,7 @@ def formula(p, x, d, window, memory=None):
         return rms(norm, x + rms(post_norm, branch(x), d.epsilon), d.epsilon)
 
     options = {"scale": d.scale, "softcap": d.softcap, "prepare": prepare}
-    x = residual(
-        x, p.attention_norm, p.attention_post_norm, lambda h: attention(p.attention, h, h, allowed, **options)
-    )
+    x = residual(x, p.attention_norm, p.attention_post_norm, lambda h: attention(p.attention, h, h, allowed, **options))
     if memory is not None:
         x = residual(x, p.cross_attention_norm, None, lambda h: attention(p.cross_attention, h, memory, np.True_))
     return residual(x, p.feed_forward_norm, p.feed_forward_post_norm, feed)
@@ -135,7 +133,8 @@ def _wide(tree):
 
 
 @pytest.mark.parametrize(
-    ("settings", "arithmetic"), [(ALL, "fast"), pytest.param(ALL, "reproducible", marks=COMPILED_LONG.marks), (FIRST, "fast")]
+    ("settings", "arithmetic"),
+    [(ALL, "fast"), pytest.param(ALL, "reproducible", marks=COMPILED_LONG.marks), (FIRST, "fast")],
 )
 def test_a_decoder_attends_to_the_memory_of_an_encoder(settings, arithmetic, backend, rng, put, get):
     """With all options of its own attention."""

@@ -183,7 +183,9 @@ def test_decoder_layer_of_encoder_decoder_models(torch, rng, family):
         arrays[".".join([*(names[each] for each in path), field])] = tensor.mT if tensor.ndim == 2 else tensor
     ours.load_state_dict(arrays)
     x, memory = (torch.from_numpy(rng.standard_normal((2, length, 12))) for length in (5, 7))
-    later = torch.zeros(5, 5, dtype=torch.float64).masked_fill(~torch.tril(torch.ones(5, 5, dtype=torch.bool)), -torch.inf)
+    later = torch.zeros(5, 5, dtype=torch.float64).masked_fill(
+        ~torch.tril(torch.ones(5, 5, dtype=torch.bool)), -torch.inf
+    )
     options = {"attention_mask": later[None, None], "encoder_hidden_states": memory}
     result = theirs(x, **options)
     expected = result if torch.is_tensor(result) else result[0]
@@ -199,7 +201,9 @@ def test_decoder_layer_of_encoder_decoder_models(torch, rng, family):
 @pytest.mark.parametrize("kind", ["TransformerEncoderLayer", "TransformerDecoderLayer"])
 def test_dropout_inside_of_a_feed_forward_is_left_out_of_evaluation_with_a_warning(torch, of_torch, rng, kind):
     theirs = getattr(torch.nn, kind)(12, 3, 20, batch_first=True, dtype=torch.float64)
-    with pytest.raises(LayoutError, match=f"expected no dropout inside the feed-forward of torch.nn.{kind} in training"):
+    with pytest.raises(
+        LayoutError, match=f"expected no dropout inside the feed-forward of torch.nn.{kind} in training"
+    ):
         of_torch.from_module(theirs)
     theirs.eval()
     with pytest.warns(UserWarning, match=f"left out: dropout inside the feed-forward of torch.nn.{kind}, 0.1, which"):

@@ -425,7 +425,9 @@ def test_sinks_of_each_token_are_a_key_without_a_value(hidden, adapter):
 def test_an_option_is_computed_or_refused_by_its_name(adapter):
     module, x = torch.nn.Module().eval(), torch.zeros((1, 2, 3, 4))
     for name in ("block_indices", "cache", "head_mask", "alibi", "cu_seq_lens_q", "key_padding_mask", "attention_bias"):
-        with pytest.raises(ValueError, match=f"^expected no {name}, an option that attention_core does not compute; got"):
+        with pytest.raises(
+            ValueError, match=f"^expected no {name}, an option that attention_core does not compute; got"
+        ):
             adapter.attend(module, x, x, x, None, **{name: torch.zeros(1)})
         for absent in (None, False):
             adapter.attend(module, x, x, x, None, **{name: absent})
