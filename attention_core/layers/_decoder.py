@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -121,6 +122,24 @@ class _DecoderSettings(Layer):
         super().__post_init__()
         check_choice("norm", self.norm, ("rms", "layer"))
 
+    def empty_cache(
+        self,
+        leading: tuple[Any, ...],
+        capacity: int,
+        /,
+        *,
+        ragged: bool = False,
+        dtype: DType | None = None,
+        device: Any = None,
+        xp: Namespace,
+    ) -> Any:
+        """Make an empty cache of a layer or of all: `empty_cache` or `empty_decoder_cache` of `attention_core.cache`."""
+        layer: Any = getattr(self, "layer", self)
+        make = empty_cache if layer is self else functools.partial(empty_decoder_cache, self.num_layers)
+        attention = layer.attention
+        heads, width = attention.groups, attention.parameters.query.weight.dims[1] // attention.num_heads
+        return make(leading, heads, capacity, width, ragged=ragged, dtype=dtype, device=device, xp=xp)
+
 
 @dataclass(frozen=True)
 class DecoderLayer(_DecoderSettings):
@@ -221,21 +240,6 @@ class DecoderLayer(_DecoderSettings):
             cross_attention=cross,
             cross_attention_norm=None if cross is None else norm,
         )
-
-    def empty_cache(
-        self,
-        leading: tuple[Any, ...],
-        capacity: int,
-        /,
-        *,
-        ragged: bool = False,
-        dtype: DType | None = None,
-        device: Any = None,
-        xp: Namespace,
-    ) -> KeyValueCache:
-        """Make an empty cache of this layer, as `attention_core.cache.empty_cache` does."""
-        heads, width = _cache_dims(self)
-        return empty_cache(leading, heads, capacity, width, ragged=ragged, dtype=dtype, device=device, xp=xp)
 
     def __call__(
         self,
@@ -355,22 +359,6 @@ class Decoder(_DecoderSettings):
             None if self.tied else linear_spec(self.channels, self.num_tokens, False),
         )
 
-    def empty_cache(
-        self,
-        leading: tuple[Any, ...],
-        capacity: int,
-        /,
-        *,
-        ragged: bool = False,
-        dtype: DType | None = None,
-        device: Any = None,
-        xp: Namespace,
-    ) -> DecoderCache:
-        """Make an empty cache of all layers, as `attention_core.cache.empty_decoder_cache` does."""
-        heads, width = _cache_dims(self.layer)
-        options: dict[str, Any] = {"ragged": ragged, "dtype": dtype, "device": device, "xp": xp}
-        return empty_decoder_cache(self.num_layers, leading, heads, capacity, width, **options)
-
     def __call__(
         self,
         parameters: trees.Decoder,
@@ -433,8 +421,3 @@ _OPTIONS = (
     "num_heads",
     *(name for name in DECODER_DEFAULTS if name in _SETTINGS and name not in ("window", "dropout")),
 )
-
-
-def _cache_dims(layer: DecoderLayer) -> tuple[int, int]:
-    """The number of key/value heads, and their width."""
-    return layer.attention.groups, layer.attention.parameters.query.weight.dims[1] // layer.num_heads

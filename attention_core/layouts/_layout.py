@@ -261,7 +261,7 @@ def encoder_of(
     layout: str, tree: EncoderLayer, /, *, num_heads: int, **settings: Any
 ) -> tuple[layers.EncoderLayer, EncoderLayer]:
     channels, inner = tree.feed_forward.expand.weight.shape
-    check_maps(layout, tree.attention, *tree.feed_forward, bias=settings.get("bias", True))
+    check_maps(layout, tree.attention, *tree.feed_forward, bias=True)
     definition = layers.EncoderLayer(channels, num_heads, inner, **settings)
     layers.check_fit(definition, tree)
     return definition, tree

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,13 +14,11 @@ from attention_core.layouts._layout import (
     Layout,
     LayoutError,
     Sizes,
-    all_pairs,
     attention_of,
     check_attention,
     check_kind,
     check_maps,
     check_settings,
-    encoder_of,
     linear_arrays,
     namespace_of,
     norm_arrays,
@@ -189,18 +188,8 @@ def from_torch_encoder_layer(
         Of the weights of attention, and of both branches.
     xp : array namespace, optional
     """
-    reader = Arrays(TORCH_ENCODER_LAYER, arrays, xp)
-    attention = _torch_tree(reader, "self_attn.")
-    bias = attention.query.bias is not None
-    first, last = (reader.norm(f"norm{index}", bias=bias) for index in (1, 2))
-    tree = EncoderLayer(attention, first, _feed_forward(reader), last)
-    reader.close()
     settings: dict[str, Any] = {"norm_first": norm_first, "epsilon": epsilon, "activation": activation}
-    return encoder_of(TORCH_ENCODER_LAYER, tree, num_heads=num_heads, bias=bias, dropout=dropout, **settings)
-
-
-def _feed_forward(reader: Arrays) -> FeedForward:
-    return FeedForward(reader.linear("linear1"), reader.linear("linear2"))
+    return _read_layer(TORCH_ENCODER_LAYER, arrays, xp, num_heads=num_heads, dropout=dropout, **settings)
 
 
 def to_torch_encoder_layer(
@@ -213,47 +202,7 @@ def to_torch_encoder_layer(
     LayoutError
         When the layer has dropout, ``is_causal`` or grouped heads, or offsets of normalizations, but no biases.
     """
-    _check_torch_encoder(definition)
-    layers.check_fit(definition, parameters)
-    xp = namespace_of(parameters, xp)
-    norms = parameters.attention_norm, parameters.feed_forward_norm
-    return {
-        **_torch_arrays(parameters.attention, "self_attn.", xp),
-        **_maps_and_norms(TORCH_ENCODER_LAYER, parameters.feed_forward, norms, xp),
-    }
-
-
-def _maps_and_norms(layout: str, feed_forward: Any, norms: tuple[Any, ...], xp: Namespace) -> dict[str, Array]:
-    """The arrays of a feed-forward and of normalizations; where maps have no bias, these have none."""
-    arrays = linear_arrays("linear1", feed_forward.expand, xp) | linear_arrays("linear2", feed_forward.contract, xp)
-    for index, norm in enumerate(norms, start=1):
-        arrays |= norm_arrays(f"norm{index}", norm)
-        if feed_forward.expand.bias is None and bool(xp.any(xp.not_equal(arrays.pop(f"norm{index}.bias"), 0))):
-            raise LayoutError(f"expected norm{index} without offset for {layout} without bias; got one")
-    return arrays
-
-
-def torch_encoder_arguments(definition: layers.EncoderLayer) -> dict[str, Any]:
-    _check_torch_encoder(definition)
-    return _layer_arguments(definition, definition.bias)
-
-
-def _layer_arguments(definition: Any, bias: bool) -> dict[str, Any]:
-    return {
-        "d_model": definition.channels,
-        "nhead": definition.num_heads,
-        "dim_feedforward": definition.inner,
-        "dropout": 0.0,
-        "activation": definition.activation,
-        "layer_norm_eps": definition.epsilon,
-        "norm_first": definition.norm_first,
-        "bias": bias,
-    }
-
-
-def _check_torch_encoder(definition: Any) -> None:
-    check_kind(TORCH_ENCODER_LAYER, definition, layers.EncoderLayer)
-    check_settings(TORCH_ENCODER_LAYER, ("dropout", definition.dropout, 0.0), *all_pairs(definition))
+    return _write_layer(TORCH_ENCODER_LAYER, definition, parameters, xp)
 
 
 def from_torch_decoder_layer(
@@ -272,28 +221,13 @@ def from_torch_decoder_layer(
     Parameters
     ----------
     arrays : mapping of str to Array
-        Those of `from_torch_encoder_layer`, ``multihead_attn.in_proj_weight`` and so on, of attention to the memory, and
+        Those of `from_torch_encoder_layer`, ``multihead_attn.in_proj_weight`` and so on, of the second attention, and
         ``norm3.weight``, ``norm3.bias``.
     num_heads, norm_first, epsilon, activation, dropout, xp
         As in `from_torch_encoder_layer`.
     """
-    reader = Arrays(TORCH_DECODER_LAYER, arrays, xp)
-    attention, cross = (_torch_tree(reader, f"{name}.") for name in ("self_attn", "multihead_attn"))
-    feed_forward, bias = _feed_forward(reader), attention.query.bias is not None
-    norm, cross_norm, last = (reader.norm(f"norm{index}", bias=bias) for index in (1, 2, 3))
-    reader.close()
-    check_maps(TORCH_DECODER_LAYER, attention, cross, *feed_forward, bias=bias)
-    tree = DecoderLayer(attention, norm, feed_forward, last, cross_attention=cross, cross_attention_norm=cross_norm)
-    channels, inner = feed_forward.expand.weight.shape
     settings: dict[str, Any] = {"norm_first": norm_first, "epsilon": epsilon, "activation": activation}
-    definition = _decoder_layer(channels, num_heads, inner, bias=bias, dropout=dropout, **settings)
-    layers.check_fit(definition, tree)
-    return definition, tree
-
-
-def _decoder_layer(channels: int, num_heads: int, inner: int, *, bias: bool, **settings: Any) -> layers.DecoderLayer:
-    settings |= {"norm": "layer", "gated": False, "rotary_base": None, "memory_channels": channels}
-    return layers.DecoderLayer(channels, num_heads, inner, attention_bias=bias, feed_forward_bias=bias, **settings)
+    return _read_layer(TORCH_DECODER_LAYER, arrays, xp, num_heads=num_heads, dropout=dropout, **settings)
 
 
 def to_torch_decoder_layer(
@@ -306,26 +240,80 @@ def to_torch_decoder_layer(
     LayoutError
         When the layer has a setting that the module has not.
     """
-    torch_decoder_arguments(definition)
+    return _write_layer(TORCH_DECODER_LAYER, definition, parameters, xp)
+
+
+FORMS: dict[str, tuple[Any, dict[str, str], tuple[str, ...]]] = {
+    TORCH_ENCODER_LAYER: (EncoderLayer, {"attention": "self_attn"}, ("attention_norm", "feed_forward_norm")),
+    TORCH_DECODER_LAYER: (
+        DecoderLayer,
+        {"attention": "self_attn", "cross_attention": "multihead_attn"},
+        ("attention_norm", "cross_attention_norm", "feed_forward_norm"),
+    ),
+}
+"""Trees of layers, the names of their attentions in PyTorch, and their normalizations in the order there."""
+
+
+def _read_layer(layout: str, arrays: Mapping[str, Array], xp: Namespace | None, **settings: Any) -> tuple[Any, Any]:
+    kind, attentions, norms = FORMS[layout]
+    reader = Arrays(layout, arrays, xp)
+    found: dict[str, Any] = {name: _torch_tree(reader, f"{prefix}.") for name, prefix in attentions.items()}
+    bias, feed_forward = (
+        found["attention"].query.bias is not None,
+        FeedForward(*map(reader.linear, ("linear1", "linear2"))),
+    )
+    check_maps(layout, *found.values(), *feed_forward, bias=bias)
+    found |= {name: reader.norm(f"norm{index}", bias=bias) for index, name in enumerate(norms, start=1)}
+    reader.close()
+    tree = kind(**found, feed_forward=feed_forward)
+    definition = _layer(layout, *feed_forward.expand.weight.shape, bias=bias, **settings)
+    layers.check_fit(definition, tree)
+    return definition, tree
+
+
+def _layer(layout: str, channels: int, inner: int, *, bias: bool, **settings: Any) -> Any:
+    if layout == TORCH_ENCODER_LAYER:
+        return layers.EncoderLayer(channels, inner=inner, bias=bias, **settings)
+    settings |= {"attention_bias": bias, "feed_forward_bias": bias, "memory_channels": channels}
+    return layers.DecoderLayer(channels, inner=inner, norm="layer", gated=False, rotary_base=None, **settings)
+
+
+def _write_layer(layout: str, definition: Any, parameters: Any, xp: Namespace | None) -> dict[str, Array]:
+    bias = _layer_arguments(layout, definition)["bias"]
     layers.check_fit(definition, parameters)
-    xp = namespace_of(parameters, xp)
-    cross: Any = parameters.cross_attention
-    norms = parameters.attention_norm, parameters.cross_attention_norm, parameters.feed_forward_norm
-    return {
-        **_torch_arrays(parameters.attention, "self_attn.", xp),
-        **_torch_arrays(cross, "multihead_attn.", xp),
-        **_maps_and_norms(TORCH_DECODER_LAYER, parameters.feed_forward, norms, xp),
-    }
+    (_, attentions, norms), xp = FORMS[layout], namespace_of(parameters, xp)
+    arrays: dict[str, Array] = {}
+    for name, prefix in attentions.items():
+        arrays |= _torch_arrays(getattr(parameters, name), f"{prefix}.", xp)
+    for name, linear in zip(("linear1", "linear2"), parameters.feed_forward, strict=True):
+        arrays |= linear_arrays(name, linear, xp)
+    for index, name in enumerate(norms, start=1):
+        arrays |= norm_arrays(f"norm{index}", getattr(parameters, name))
+        if not bias and bool(xp.any(xp.not_equal(arrays.pop(f"norm{index}.bias"), 0))):
+            raise LayoutError(f"expected norm{index} without offset for {layout} without bias; got one")
+    return arrays
 
 
-def torch_decoder_arguments(definition: layers.DecoderLayer) -> dict[str, Any]:
-    check_kind(TORCH_DECODER_LAYER, definition, layers.DecoderLayer)
+def _layer_arguments(layout: str, definition: Any) -> dict[str, Any]:
     d = definition
-    settings: dict[str, Any] = {"norm_first": d.norm_first, "epsilon": d.epsilon, "activation": d.activation}
-    there = _decoder_layer(d.channels, d.num_heads, d.inner, bias=d.attention_bias, **settings)
-    ours, theirs = d.with_settings(implementation="auto", arithmetic="fast").settings(), there.settings()
-    check_settings(TORCH_DECODER_LAYER, *((name, ours[name], theirs[name]) for name in ours))
-    return _layer_arguments(d, d.attention_bias)
+    check_kind(layout, d, layers.KINDS[FORMS[layout][0].__name__])
+    same = {name: getattr(d, name) for name in ("num_heads", "norm_first", "epsilon", "activation")}
+    bias = d.bias if layout == TORCH_ENCODER_LAYER else d.attention_bias
+    there = _layer(layout, d.channels, d.inner, bias=bias, **same)
+    groups = None if d.num_key_value_heads == d.num_heads else d.num_key_value_heads
+    ours, theirs = d.settings() | {"num_key_value_heads": groups}, there.settings()
+    chosen = "implementation", "arithmetic"
+    check_settings(layout, *((name, ours[name], theirs[name]) for name in ours if name not in chosen))
+    return {
+        "d_model": d.channels,
+        "nhead": d.num_heads,
+        "dim_feedforward": d.inner,
+        "dropout": 0.0,
+        "activation": d.activation,
+        "layer_norm_eps": d.epsilon,
+        "norm_first": d.norm_first,
+        "bias": bias,
+    }
 
 
 def from_equinox(
@@ -386,10 +374,16 @@ def equinox_arguments(definition: layers.MultiHeadAttention) -> dict[str, Any]:
 LAYOUTS = {
     "torch": Layout(TORCH, from_torch, to_torch, torch_arguments),
     "torch-encoder-layer": Layout(
-        TORCH_ENCODER_LAYER, from_torch_encoder_layer, to_torch_encoder_layer, torch_encoder_arguments
+        TORCH_ENCODER_LAYER,
+        from_torch_encoder_layer,
+        to_torch_encoder_layer,
+        functools.partial(_layer_arguments, TORCH_ENCODER_LAYER),
     ),
     "torch-decoder-layer": Layout(
-        TORCH_DECODER_LAYER, from_torch_decoder_layer, to_torch_decoder_layer, torch_decoder_arguments
+        TORCH_DECODER_LAYER,
+        from_torch_decoder_layer,
+        to_torch_decoder_layer,
+        functools.partial(_layer_arguments, TORCH_DECODER_LAYER),
     ),
     "equinox": Layout(EQUINOX, from_equinox, to_equinox, equinox_arguments),
 }

@@ -108,7 +108,9 @@ def test_generate_takes_a_layer_with_its_parameters(adapter, backend, get):
     expected = layers.generate(layer.definition, parameters, ids, max_new_tokens=3)
     np.testing.assert_array_equal(get(found.token_ids), get(expected.token_ids))
     assert not any(getattr(each, "requires_grad", False) for each in logits)
-    with pytest.raises(TypeError, match=r"expected generate\(layer, prompt_ids, ...\), as a layer holds its parameters"):
+    with pytest.raises(
+        TypeError, match=r"expected generate\(layer, prompt_ids, ...\), as a layer holds its parameters"
+    ):
         layers.generate(layer, parameters, ids, max_new_tokens=3)
     with pytest.raises(TypeError, match="expected model as Decoder; got FeedForward"):
         layers.generate(adapter.made("FeedForward"), ids, max_new_tokens=3)

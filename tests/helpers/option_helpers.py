@@ -62,7 +62,9 @@ def calls(put, xp):
         "empty_decoder_cache": lambda **options: ac.cache.empty_decoder_cache(1, (2,), 2, 4, 3, xp=xp, **options),
         "empty_cache": lambda **options: ac.cache.empty_cache((2,), 2, 4, 3, xp=xp, **options),
         "from_torch_encoder_layer": lambda **options: layouts.from_torch_encoder_layer(encoder, num_heads=2, **options),
-        "from_torch_decoder_layer": lambda **options: layouts.from_torch_decoder_layer(of_torch, num_heads=2, **options),
+        "from_torch_decoder_layer": lambda **options: layouts.from_torch_decoder_layer(
+            of_torch, num_heads=2, **options
+        ),
         "from_torch": lambda **options: layouts.from_torch(weights, num_heads=2, **options),
         "DotProductAttention": lambda **options: layers.DotProductAttention(**options),
         "MultiHeadAttention": lambda **options: layers.MultiHeadAttention(C, 2, **options),
