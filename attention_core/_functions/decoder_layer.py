@@ -18,7 +18,6 @@ from attention_core._arrays import (
     shape_text,
     shapes_differ,
     sizes,
-    sizes_differ,
     upcast,
 )
 from attention_core._backend import common_namespace, may_be_step, runs_at_once, with_autocast
@@ -40,7 +39,7 @@ from attention_core._checks import (
 from attention_core._functions.attention import check_options, option_arrays
 from attention_core._functions.cache import KeyValueCache, check_cache, check_num_new, check_room, extended
 from attention_core._functions.constants import with_constants
-from attention_core._functions.encoder import derived_dropouts, hooked
+from attention_core._functions.encoder import check_back, derived_dropouts, hooked
 from attention_core._functions.feed_forward import (
     check_feed_forward,
     check_maps,
@@ -55,7 +54,7 @@ from attention_core._functions.shards import check_not_shared, place_of, shard_p
 from attention_core.masks import And, Causal, KeyLengths, Mask, SlidingWindow
 from attention_core.masks._mask import as_mask
 from attention_core.masks._tree import check_mask, mask_arrays
-from attention_core.parameters import DecoderLayer, FeedForward, GatedFeedForward, Linear
+from attention_core.parameters import DecoderLayer, FeedForward, GatedFeedForward
 from attention_core.random import Dropout, seeded
 
 
@@ -387,7 +386,7 @@ def check_layer(
     kind = FeedForward if isinstance(layer.feed_forward, FeedForward) else GatedFeedForward
     check_maps(f"{name}.feed_forward", layer.feed_forward, kind)
     check_feed_forward(f"{name}.feed_forward", layer.feed_forward, "x", x)
-    _check_back(name, layer, channels)
+    check_back(f"{name}.", layer, channels)
     if rotary_base is not None:
         more = {"width": settled["rotary_width"], "divisors": settled["rotary_divisors"]}
         check_rotation(width, base=rotary_base, interleaved=settled["interleaved"], **more)
@@ -399,18 +398,6 @@ def check_layer(
     if mask is not None and settled["shards"] is None:
         check_mask(mask, (*sizes(x)[:-2], num_heads, sizes(x)[-2], keys), x)
     _check_memory(name, layer, x, settled["memory"], memory_mask=settled["memory_mask"], heads=heads)
-
-
-def _check_back(name: str, layer: DecoderLayer, channels: int | None) -> None:
-    """Raise unless all branches lead back to the channels of the input."""
-    for field in ("attention.output", "cross_attention.output", "feed_forward.contract"):
-        branch, _, last = field.partition(".")
-        if getattr(layer, branch) is None:
-            continue
-        check_parameters(f"{name}.{field}", getattr(getattr(layer, branch), last), Linear)
-        found = sizes(getattr(getattr(layer, branch), last).weight)[1]
-        if sizes_differ(found, channels):
-            raise ValueError(f"expected {name}.{field} back to {channels} channels; got {found}")
 
 
 def _check_layer_cache(name: str, layer: DecoderLayer, x: Array, cache: KeyValueCache, num_kv_heads: int) -> None:

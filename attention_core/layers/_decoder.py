@@ -133,7 +133,7 @@ class _DecoderSettings(Layer):
         device: Any = None,
         xp: Namespace,
     ) -> Any:
-        """Make an empty cache of a layer or of all: `empty_cache` or `empty_decoder_cache` of `attention_core.cache`."""
+        """Make an empty cache of the layer, or of all layers, as `attention_core.cache` does."""
         layer: Any = getattr(self, "layer", self)
         make = empty_cache if layer is self else functools.partial(empty_decoder_cache, self.num_layers)
         attention = layer.attention
