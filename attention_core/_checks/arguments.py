@@ -221,7 +221,7 @@ def check_linear(name: str, parameters: Any, x_name: str, x: Array, *, axis: int
     check_parameters(name, parameters, Linear)
     weight, bias = parameters
     check_rank(f"{name}.weight", weight, 2, "(in, out)")
-    check_like(f"{name}.weight", weight, x_name, x)
+    check_like(x_name, x, f"{name}.weight", weight)
     if len(weight.shape) != 2:
         raise ValueError(f"expected {name}.weight (in, out); got {shape_text(weight)}")
     check_channels(x_name, x, f"{name}.weight", weight, axis=axis, hint=hint)

@@ -27,8 +27,8 @@ Many = list[str] | None
 Options = TypeVar("Options")
 CPUS = os.cpu_count() or 1
 # Written out, as the rooms that know them import NumPy: a test compares.
-LAYOUTS = "attention-core, torch, torch-encoder-layer, equinox, keras, keras-grouped, flax, bert, bert-layer"
-LAYOUTS += ", bert-embeddings, causal-lm"
+LAYOUTS = "attention-core, torch, torch-encoder-layer, torch-decoder-layer, equinox, keras, keras-grouped, flax, bert"
+LAYOUTS += ", bert-layer, bert-embeddings, causal-lm"
 OPERATIONS = "attention, multi_head, linear, decode-loop, train-step, encoder, language-model"
 MASKS = "full, causal, window, packed, padded, padded-causal, ragged, softcap, alibi, bias, sinks"
 PRESETS = "training, prefill, decode, caches, masked, accelerator, small"

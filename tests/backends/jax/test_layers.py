@@ -69,7 +69,7 @@ def test_wrong_inputs_are_named():
     x, training = jnp.ones((5, 6), "float32"), "expected key=... in training, and none to evaluate, in"
     for call, message in (
         (lambda: attend("x"), "expected inputs as arrays of JAX or NumPy; got str"),
-        (lambda: attend(x.astype("bfloat16")), r"expected query projection.weight of dtype bfloat16 to match query; got float32"),
+        (lambda: attend(x.astype("bfloat16")), r"expected query of dtype float32 to match query projection.weight; got bfloat16"),
         (lambda: attend(x, masks=None), "unexpected keyword argument 'masks'"),
         (lambda: feed(x, None), r"expected x of FeedForward by position, .*; got 2 by position"),
         (lambda: feed(x, state=3), "expected the state in FeedForward itself; got the keyword state"),
