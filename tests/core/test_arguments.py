@@ -166,7 +166,11 @@ def test_caches_lie_on_a_device_of_the_library(xp):
 def test_integers_of_numpy_are_integers_on_every_library(put, get):
     """One answer everywhere: as positions, offsets, lengths and seeds, they are those of Python."""
     three = np.int64(3)
-    for make in (lambda n: ac.Causal(offset=n), lambda n: ac.KeyLengths(n), lambda n: ac.SlidingWindow(2, 1, offset=n)):
+    for make in (
+        lambda n: ac.Causal(offset=n),
+        lambda n: ac.KeyLengths(n),
+        lambda n: ac.SlidingWindow(left=2, right=1, offset=n),
+    ):
         np.testing.assert_array_equal(get(attend(put, mask=make(three))), get(attend(put, mask=make(3))))
     for make in (lambda n: {"dropout": ac.Dropout(0.5, n)}, lambda n: {"score_mod": scores.alibi(2, offset=n)}):
         np.testing.assert_array_equal(get(attend(put, **make(three))), get(attend(put, **make(3))))
@@ -188,7 +192,7 @@ def test_integers_of_numpy_are_integers_on_every_library(put, get):
 def test_integers_of_numpy_are_sizes():
     """Settings and rules hold Python's, so that they equal those, are written as JSON, and are told apart by type."""
     n = np.int64
-    window = ac.SlidingWindow(n(4), n(1))
+    window = ac.SlidingWindow(left=n(4), right=n(1))
     assert (type(window.left), type(window.right)) == (int, int)
     layer = layers.DecoderLayer(n(8), n(2), n(16), window=n(3), rotary_width=n(2))
     assert layer == layers.layer_from_settings(json.loads(json.dumps(layer.settings())))
@@ -204,7 +208,7 @@ def test_integers_of_numpy_are_sizes():
     assert found.token_ids.shape == (1, 3)
     for wrong in (True, 4.0, np.bool_(True), np.float64(4), np.asarray(4), "4"):
         with pytest.raises(TypeError, match="expected left as an integer or None; got"):
-            ac.SlidingWindow(wrong)
+            ac.SlidingWindow(left=wrong)
         with pytest.raises(TypeError, match="expected channels as a positive integer; got"):
             layers.MultiHeadAttention(wrong, 2)
         with pytest.raises(TypeError, match="expected stop_ids as a sequence of integers; got"):

@@ -94,7 +94,7 @@ WIDE = {
     "lengths": lambda: {"mask": ac.KeyLengths(np.asarray([2**32 + 3, 2]))},
     "offsets": lambda: {"mask": ac.Causal(offset=np.asarray([2**32, -(2**33)]))},
     "segments": lambda: {"mask": ac.Segments(*2 * [np.asarray([0, 2**32, 2**32, 0, 1])])},
-    "a window": lambda: {"mask": ac.SlidingWindow(3, 0, offset=np.asarray(2**32 + 2))},
+    "a window": lambda: {"mask": ac.SlidingWindow(left=3, right=0, offset=np.asarray(2**32 + 2))},
     "ALiBi": lambda: {"score_mod": ac.scores.alibi(2, offset=np.asarray([2**32 + 1, 0]))},
     "a seed": lambda: {"dropout": ac.Dropout(0.5, np.asarray([2**32 - 1, 7]))},
 }

@@ -117,7 +117,7 @@ def calls_that_differ(put):
     lengths = [np.asarray([9, count]) for count in (7, 8)]
     yield "query", {}, {"query": (2, 4, 7, 3)}
     yield "value", {}, {"value": (2, 4, 8, 5)}
-    yield "mask", {"mask": ac.Causal()}, {"mask": ac.SlidingWindow(3, 0)}
+    yield "mask", {"mask": ac.Causal()}, {"mask": ac.SlidingWindow(left=3, right=0)}
     yield "mask", *({"mask": ac.Causal() & ac.KeyLengths(put(each))} for each in lengths)
     yield "mask", *({"mask": put(each)} for each in allowed)
     yield "bias", {}, {"bias": put(np.zeros((8, 24)))}
@@ -190,7 +190,7 @@ def test_what_a_library_has_no_collectives_for_is_refused_by_name(backend, put, 
     x, ranks.lent.strategies = put(np.zeros((1, 4, 16, 3))), ("gather", "merge")
 
     def told(group):
-        options = {"mask": ac.SlidingWindow(1, 0)}
+        options = {"mask": ac.SlidingWindow(left=1, right=0)}
         for name in ("heads", "ring"):
             with pytest.raises(ValueError, match=f"ranks of {backend.name} cannot send to each other"):
                 ac.scaled_dot_product_attention(x, x, x, shards=ac.Shards(group, strategy=name), **options)
