@@ -295,9 +295,8 @@ class MaskFunction(Mask):
 
     Notes
     -----
-    JAX compiles blocks once for each function, as ``jax.jit`` does, and does not see that what it reads has changed.
-    A program of ``torch.compile`` that is given functions tells them apart by their code alone, in blocks. Arrays that
-    change belong among ``arrays``.
+    JAX compiles blocks once for each function, as ``jax.jit`` does, and so does ``torch.compile``: neither sees that
+    what the function reads has changed. Arrays that change belong among ``arrays``.
 
     Examples
     --------

@@ -406,3 +406,15 @@ def test_a_rule_behind_one_that_allows_more_may_ask_for_sample_and_head(way, put
         for mask in (ac.Causal() | (ac.Causal() & of_heads), ac.Causal())
     )
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("way", ["auto", "dense", "blockwise"])
+def test_functions_of_one_code_are_not_confused(way, put, get, rng):
+    x = put(rng.standard_normal((1, 2, 7, 4)))
+    for limit in (1, 3, 5):  # of one signature, of which calls are remembered
+        mask = ac.MaskFunction(lambda batch, head, query, key, limit=limit: key < limit)
+        found, wanted = (
+            get(ac.scaled_dot_product_attention(x, x, x, mask=each, implementation=way))
+            for each in (mask, ac.KeyLengths(limit))
+        )
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)
