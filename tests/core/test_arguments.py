@@ -1,7 +1,9 @@
 """Wrong arguments of all public functions: numbers without bound, namespaces, arrays of other libraries, names."""
 
+import copy
 import inspect
 import json
+import pickle
 import types
 from fractions import Fraction
 
@@ -136,6 +138,23 @@ def test_arrays_of_another_library_are_named(name, explicit, backend, put, xp):
         TypeError, match=rf"expected arrays of one library; got {backend.name} and array_api_strict \({name}\)"
     ):
         attend(put, **options)
+
+
+def test_copies_and_pickles_of_a_backend_are_this_one(backend):
+    for again in (
+        copy.copy(backend),
+        copy.deepcopy({"backend": backend})["backend"],
+        pickle.loads(pickle.dumps(backend)),
+    ):
+        assert again is backend
+
+
+def test_without_metadata_no_backend_is_announced(backend, monkeypatch):
+    monkeypatch.setattr("attention_core._backend._find.entries", dict)
+    with pytest.raises(
+        ImportError, match=r"announces backends, .*; got none: if attention_core is found by a path alone"
+    ):
+        ac.backend.get_backend(backend.name)
 
 
 def test_backends_are_named_by_text():
