@@ -247,10 +247,14 @@ def check_vector(name: str, vector: Array, length: int | None, model_name: str, 
         raise ValueError(f"expected {name} ({length},) to match {model_name}; got {shape_text(vector)}")
 
 
-def check_number(name: str, value: Any, *, positive: bool = False) -> None:
-    """Raise unless the value is a finite Python number, or a 0-d floating-point array, whose value is not read."""
+def check_number(name: str, value: Any, *, positive: bool = False, may_be_integer: bool = False) -> None:
+    """Raise unless the value is a finite Python number, or a 0-d floating-point array, whose value is not read.
+
+    It may be an array of integers where ``jax.jit`` makes one of a Python integer, and the caller converts it.
+    """
     if not isinstance(value, Real) and hasattr(value, "dtype"):
-        check_floating(name, value)
+        if not (may_be_integer and dtype_name(value.dtype).startswith(("int", "uint"))):
+            check_floating(name, value)
         if is_dense(value) and len(value.shape):  # a nested one has no shape
             raise ValueError(f"expected {name} as a number; got an array of shape {shape_text(value)}")
         return
@@ -285,9 +289,9 @@ def only_array(value: Any) -> Array | None:
 def check_scaling(scale: Any, softcap: Any) -> None:
     """Raise unless scale and softcap are numbers, or absent."""
     if scale is not None:
-        check_number("scale", scale)
+        check_number("scale", scale, may_be_integer=True)
     if softcap is not None:
-        check_number("softcap", softcap, positive=True)
+        check_number("softcap", softcap, positive=True, may_be_integer=True)
 
 
 def check_value(value: Array, key: Array) -> None:

@@ -289,3 +289,22 @@ def test_the_order_of_bytes_changes_nothing(options, rng):
     for found, expected in zip(attended("<><", ">"), attended("<<<", "<"), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert attended("><>", "<")[0].dtype == ">f4"
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+def test_integer_arrays_are_numbers_of_scores(implementation, put, get):
+    """As `jax.jit` makes one of a Python integer."""
+    found, wanted = (
+        attend(put, scale=scale, softcap=softcap, implementation=implementation)
+        for scale, softcap in (put([np.asarray(2, "int32"), np.asarray(3, "int32")]), (2, 3))
+    )
+    np.testing.assert_allclose(get(found), get(wanted), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [np.float32(0.25), np.float64(0.25), np.float16(0.25), Fraction(1, 4)])
+def test_a_number_of_any_library_is_a_rate(rate, put, get):
+    dropout = ac.Dropout(rate, 3)
+    assert (type(dropout.rate), dropout) == (float, ac.Dropout(0.25, 3))
+    np.testing.assert_array_equal(get(attend(put, dropout=dropout)), get(attend(put, dropout=ac.Dropout(0.25, 3))))
+    layer = layers.EncoderLayer(8, 2, 16, dropout=rate, epsilon=rate)
+    assert layers.layer_from_settings(json.loads(json.dumps(layer.settings()))) == layer
