@@ -49,6 +49,7 @@ HEADS_FIRST = ": heads come before positions; if they are after them, swap axes 
 
 def check_rank(name: str, array: Array, least: int, layout: str) -> None:
     """Raise unless the array has at least the axes that its layout names."""
+    _check_dense(name, array)
     if not hasattr(array, "shape"):
         raise TypeError(f"expected {name} {layout}; got {type(array).__name__}")
     try:
@@ -57,6 +58,11 @@ def check_rank(name: str, array: Array, least: int, layout: str) -> None:
         raise ValueError(f"expected {name} {layout}; got an array of an unknown number of axes") from error
     if rank < least:
         raise ValueError(f"expected {name} {layout}; got {shape_text(array)}")
+
+
+def _check_dense(name: str, array: Array) -> None:
+    if not is_dense(array):
+        common_namespace(None, {name: array})  # which says so
 
 
 def check_length(name: str, array: Array, axis: int, length: int | None, reason: str) -> None:
@@ -137,6 +143,7 @@ def check_floating(name: str, array: Array) -> None:
     """Raise unless the array has one of the floating-point types that are computed with."""
     if not hasattr(array, "dtype"):
         raise TypeError(f"expected {name} as an array; got {type_text(array)}")
+    _check_dense(name, array)
     if dtype_name(array.dtype) not in FLOATING:
         raise TypeError(f"expected {name} of dtype {', '.join(FLOATING)}; got {dtype_name(array.dtype)}")
 
@@ -161,6 +168,7 @@ def check_integer(name: str, array: Array) -> None:
     """Raise unless the array has an integer type."""
     if not hasattr(array, "dtype"):
         raise TypeError(f"expected {name} as an array; got {type_text(array)}")
+    _check_dense(name, array)
     if not dtype_name(array.dtype).startswith(("int", "uint")):
         raise TypeError(f"expected {name} of an integer dtype; got {dtype_name(array.dtype)}")
 
@@ -274,7 +282,7 @@ def check_scores(query: Array, key: Array, bias: Array | None, value: Any = None
     check_floating("query", query)
     check_like("key", key, "query", query)
     dims = sizes(query)
-    changed = getattr(value, "shape", None) is not None and not sizes_differ(sizes(value)[-1], dims[-1])
+    changed = bool(getattr(value, "shape", ())) and not sizes_differ(sizes(value)[-1], dims[-1])
     hint = ORDER if changed and sizes_differ(sizes(key)[-1], dims[-1]) else ""
     _check_heads("key", key, (None, dims[-1]), "query", model=query, hint=hint)
     if bias is not None:
