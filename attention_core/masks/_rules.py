@@ -162,7 +162,7 @@ class KeyLengths(Mask):
     Parameters
     ----------
     lengths : int, or Array of int, shape (...)
-        Not negative; one for each sequence of the batch (the axes before the heads).
+        Not negative; one for each sequence of the batch (the axes before the heads). One beyond the keys hides none.
 
     Raises
     ------
