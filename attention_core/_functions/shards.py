@@ -91,6 +91,9 @@ def unshard(x: Array, shards: Shards, /, *, axis: int = -2) -> Array:
     Notes
     -----
     The gradient is that of the sum of the losses of all ranks. Divide a loss that all of them compute by their number.
+
+    `jax.shard_map` does not see that all ranks get the same. To return the whole from there once, as by ``out_specs=P()``,
+    give it ``check_vma=False``: then the gradient is that of one loss.
     """
     here, backend = place_of(shards, x, axis)
     length = whole_length("x", x, axis, shards, here)
