@@ -36,8 +36,8 @@ class Shards(NamedTuple):
         The length of the whole, if `shard` padded it; under ``"merge"`` that of the keys.
     verify : bool
         Whether calls of attention first compare what ranks give: shapes, masks, seeds, options, and code of functions.
-        It takes one more collective, and an error on all ranks names the rank and the argument that differ. Not in
-        compiled programs.
+        It takes one more collective, and an error on all ranks names the rank and the argument that differ. All ranks
+        have to ask for it: one that asks alone waits for the others. Not in compiled programs.
 
     Examples
     --------
