@@ -1,7 +1,7 @@
 """The two products of attention: scores of queries and keys, and averages of values, each with the heads of its group.
 
 A program that cannot read values looks at products, not at what goes into them. A decoding step reads each key and
-value once; to look at them first, or to write them with 0 for what is not finite, would take longer than the step.
+value once. To look at them first, or to write them with 0 for what is not finite, would take longer than the step.
 """
 
 from __future__ import annotations
