@@ -80,7 +80,7 @@ def _new(_cls: type[Dropout], rate: float, seed: Any) -> Any:
     return tuple.__new__(_cls, (rate if is_whole else float(rate), seed))
 
 
-Dropout.__new__ = names_keywords(_new, "Dropout")  # type: ignore[method-assign]
+Dropout.__new__ = names_keywords(_new, "Dropout")  # type: ignore[method-assign, assignment]
 
 
 def check_dropout(dropout: Any) -> None:
@@ -94,7 +94,7 @@ def check_dropout_rate(rate: Any) -> None:
     """Raise unless this is a number in [0, 1)."""
     if isinstance(rate, bool) or not isinstance(rate, Real):
         raise TypeError(f"expected a dropout rate as a number; got {type(rate).__name__}")
-    if not 0 <= rate < 1:
+    if not 0 <= rate < 1:  # type: ignore[operator]
         raise ValueError(f"expected a dropout rate in [0, 1); got {number_text(rate)}")
 
 

@@ -92,7 +92,7 @@ def unshard(x: Array, shards: Shards, /, *, axis: int = -2) -> Array:
     -----
     The gradient is that of the sum of the losses of all ranks. Divide a loss that all of them compute by their number.
 
-    `jax.shard_map` does not see that all ranks get the same. To return the whole from there once, as by ``out_specs=P()``,
+    `jax.shard_map` does not see that all ranks get the same. To return the whole from there once, by ``out_specs=P()``,
     give it ``check_vma=False``: then the gradient is that of one loss.
     """
     here, backend = place_of(shards, x, axis)

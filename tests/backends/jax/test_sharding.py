@@ -159,5 +159,5 @@ def test_eager_gradients_of_arrays_that_were_made_before_an_explicit_mesh(name, 
     gradient = jax.grad(lambda x: jnp.sum(jnp.sin(call(x, arithmetic="reproducible"))))
     expected = gradient(x)
     with jax.set_mesh(jax.make_mesh((1,), ("batch",), axis_types=(AxisType.Explicit,))):
-        for given in (x, np.asarray(x)):
-            np.testing.assert_array_equal(gradient(given), expected)
+        for array in (x, np.asarray(x)):
+            np.testing.assert_array_equal(gradient(array), expected)
