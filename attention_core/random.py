@@ -76,8 +76,10 @@ class Dropout(NamedTuple):
 
 
 def _new(_cls: type[Dropout], rate: float, seed: Any) -> Any:
-    is_whole = isinstance(rate, int) or not isinstance(rate, Real)  # or no number, which is told when it is used
-    return tuple.__new__(_cls, (rate if is_whole else float(rate), seed))
+    may_be_rate = (
+        isinstance(rate, Real) and not isinstance(rate, int) and 0 <= rate < 1
+    )  # else it is told when it is used
+    return tuple.__new__(_cls, (float(rate) if may_be_rate else rate, seed))
 
 
 Dropout.__new__ = names_keywords(_new, "Dropout")  # type: ignore[method-assign, assignment]
