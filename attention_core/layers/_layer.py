@@ -7,6 +7,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from numbers import Real
 from typing import Any, TypeVar
 
 from attention_core import initializers, parameters as trees
@@ -189,7 +190,7 @@ def _plain(value: Any) -> Any:
     """A setting as JSON gives it back."""
     if isinstance(value, tuple):
         return [_plain(each) for each in value]
-    return float(value) if isinstance(value, float) else value
+    return float(value) if isinstance(value, Real) and not isinstance(value, int) else value
 
 
 def _check_window(name: str, window: Any) -> None:

@@ -290,14 +290,14 @@ def _all_parts(masks: Any, inside: Any, offset: int) -> list[Mask] | None:
 def _window(masks: Any, inside: Any, offset: int) -> list[Mask] | None:
     if inside["sliding_window"] < 1:
         return None  # as no rule hides all keys
-    return [SlidingWindow(inside["sliding_window"] - 1, offset=offset)]
+    return [SlidingWindow(left=inside["sliding_window"] - 1, offset=offset)]
 
 
 MADE_BY: dict[str, Callable[[Any, Any, int], list[Mask] | None]] = {
     "and_masks": _all_parts,
     "sliding_window_overlay": _window,
     "sliding_window_bidirectional_overlay": lambda masks, inside, offset: [
-        SlidingWindow(inside["sliding_window"], inside["sliding_window"], offset=offset)
+        SlidingWindow(left=inside["sliding_window"], right=inside["sliding_window"], offset=offset)
     ],
     "packed_sequence_mask_function": lambda masks, inside, offset: [Segments(*[inside["packed_sequence_mask"]] * 2)],
     # in one packed sequence, positions differ as indices do

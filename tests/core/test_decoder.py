@@ -341,7 +341,7 @@ def mistakes(d, p, put):
         (lambda: layers.DecoderLayer(C, H, INNER, window=(3, 2), head_dim=D), "expected window as a positive integer; got tuple"),
         (lambda: layers.Decoder(V, C, H, INNER, N, rotary_divisors=(2.0,), head_dim=D), "expected 2 divisors, one for each pair of channels; got 1"),
         (lambda: layers.Decoder(V, C, H, INNER, N, rotary_divisors=(2.0, 0), head_dim=D), r"expected rotary_divisors\[1\] as a positive finite number; got 0"),
-        (lambda: layers.Decoder(V, C, H, INNER, N, head_dim=3), "expected an even width of at most 3 channels; got 3"),
+        (lambda: layers.Decoder(V, C, H, INNER, N, head_dim=3), "expected heads of an even number of channels, or width=... for some; got 3 channels"),
     ]  # fmt: skip
 
 

@@ -168,7 +168,7 @@ def test_a_layer_is_exported_with_an_open_batch(name):
 
 def test_caches_and_masks_are_arguments_of_saved_programs():
     rows = jnp.asarray(np.random.default_rng(3).standard_normal((2, 3, 5, 4)))
-    mask = (ac.KeyLengths(jnp.asarray([4, 2])) & ~ac.SlidingWindow(0, 0)) | ac.Causal(offset=1)
+    mask = (ac.KeyLengths(jnp.asarray([4, 2])) & ~ac.SlidingWindow(left=0, right=0)) | ac.Causal(offset=1)
 
     def step(cache, mask):
         cache = ac.cache.append(cache, rows, rows)
