@@ -27,9 +27,10 @@ from attention_conformance.run.expected import (
 )
 from attention_conformance.run.finding import QUIET, Finding, Started, exit_status, most_telling
 from attention_conformance.run.fuzz import Script, has_hypothesis
-from attention_conformance.run.job import Asked, Described, Job, Refused
+from attention_conformance.run.job import Job
 from attention_conformance.run.kinds import never_computed, refusals
 from attention_conformance.run.memory import available_memory
+from attention_conformance.run.messages import Asked, Described, Refused
 from attention_conformance.run.names import no_case
 from attention_conformance.run.resumed import assumed_otherwise, differs, settings
 from attention_conformance.run.subjects import Message, supervised, work

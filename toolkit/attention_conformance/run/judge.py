@@ -28,10 +28,10 @@ from attention_conformance.run.finding import WRONG, Finding
 from attention_conformance.run.implementations import bound_of, in_way, refusal
 from attention_conformance.run.kinds import kinds_of
 from attention_conformance.run.measures import MEASURES, drawn, plain, result_of
+from attention_conformance.run.messages import Returned
 from attention_conformance.run.profiles import bound_for, of_narrow_weights
 from attention_conformance.run.properties import PROPERTY_MEASURES, refuse_gradients
 from attention_conformance.run.question import Question, Truth, truth_of
-from attention_conformance.run.untrusted import Returned
 from attention_conformance.run.where import located
 from attention_conformance.subjects.fit import fit, meant
 from attention_conformance.subjects.libraries import holds
