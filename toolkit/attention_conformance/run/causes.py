@@ -23,7 +23,7 @@ from attention_conformance.oracle.variants import (
     reached,
 )
 from attention_conformance.problem import NumpyArray, Problem
-from attention_conformance.run.finding import WRONG, Finding
+from attention_conformance.run.finding import CONVENTION, WRONG, Finding
 from attention_conformance.run.former import FORMER, MEMORY_OF, mistaken
 from attention_conformance.run.question import size_of
 from attention_conformance.subjects.fit import meant
@@ -140,6 +140,8 @@ class Variants:
             equal = [SPREAD] * _spreads(got, bounds)  # after the conventions of masked rows
         if equal[:1] and equal[0] not in CONVENTIONS and is_near:
             return narrow or equal, unlike
+        if equal and bounds.question.narrow_is_habit:
+            return list(dict.fromkeys([*equal, *narrow])), unlike
         return equal or narrow or self._of_narrow_convention(got, bounds, wrong), unlike
 
     def _is_other(
@@ -220,11 +222,12 @@ def _rounded(each: NumpyArray, problem: Problem) -> NumpyArray:
     return each.astype(np.float64).astype(problem.arrays["query"].dtype)
 
 
-def agreed(findings: Sequence[Finding]) -> list[Finding]:
+def agreed(findings: Sequence[Finding], accepted: Sequence[str] = ()) -> list[Finding]:
     """The findings with the cause that explains the most of them, where several equal what is wrong.
 
-    A cause that more of the wrong answers contradict than it explains, twice over, has no name. That the scale is
-    another, right answers contradict, too: there are few conditions for it.
+    A cause that more of the wrong answers contradict than it explains, twice over, is none: scores of 16 bits are it,
+    where they explain the error, and else the finding has no name. That the scale is another, right answers contradict,
+    too: there are few conditions for it.
     """
     named = {each.name: each for each in (*FAULTS, *DIAGNOSES, *FORMER)}
     wrong = [each for each in findings if each.verdict in WRONG]
@@ -239,7 +242,10 @@ def agreed(findings: Sequence[Finding]) -> list[Finding]:
             return finding
         best = max(names, key=lambda name: explained[name] - contradicted[name])
         if contradicted[best] > 2 * explained[best]:
-            return replace(finding, variant="", says="", line=0)
+            if NARROW.name not in finding.equals:
+                return replace(finding, variant="", says="", line=0)
+            verdict = "accepted" if {NARROW.name, finding.case} & set(accepted) else CONVENTION
+            return replace(finding, variant=NARROW.name, says=NARROW.says, line=NARROW.line, verdict=verdict)
         return replace(finding, variant=best, says=named[best].says, line=named[best].line)
 
     return [told(each) for each in findings]

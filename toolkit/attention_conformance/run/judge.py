@@ -241,16 +241,11 @@ def _told(found: Finding, question: Question, equal: Sequence[Variant]) -> Findi
     for variant in equal[:1]:
         is_poison = variant.name == "nan-of-masked-row" and question.case.measure == "gradient"
         is_convention = not is_poison and any(variant.name == each.name for each in CONVENTIONS)
-        is_convention = is_convention or (variant is NARROW and _is_habit_of_formulas(question))
+        is_convention = is_convention or (variant is NARROW and question.narrow_is_habit)
         verdict = "differs by convention" if is_convention else found.verdict
         found = replace(found, variant=variant.name, line=variant.line, says=variant.says, verdict=verdict)
     is_accepted = {found.variant, found.case} & set(question.accepted)
     return replace(found, verdict="accepted") if is_accepted else found
-
-
-def _is_habit_of_formulas(question: Question) -> bool:
-    """Whether scores of 16 bits are a habit of a plain formula, whose other faults float32 shows."""
-    return question.profile != "exact" and "float32" in (question.subject.dtypes or ())
 
 
 def _is_visible(got: Mapping[str, NumpyArray], truth: Truth, kinds: Mapping[str, Any]) -> bool:
