@@ -335,7 +335,7 @@ def test_a_cause_that_other_wrong_answers_contradict_is_not_told():
 
 
 @pytest.mark.needs("torch")
-def test_a_cause_that_other_answers_contradict_leaves_a_convention_behind():
+def test_a_fault_that_scores_of_16_bits_explain_as_well_is_a_convention():
     def attention(q, k, v):
         return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
 

@@ -24,6 +24,8 @@ class Attention(torch.nn.Module):
     def __init__(self, tree, heads, groups, mistake, rotary=None):
         super().__init__()
         self.q, self.k, self.v, self.o = (linear(each) for each in tree[:4])
+        if mistake == "query-key-swapped":
+            self.q, self.k = self.k, self.q
         self.heads, self.groups, self.mistake, self.rotary = heads, groups, mistake, rotary
         if mistake == "transposed-weight":
             self.o = linear(tree.output, transposed=True)
@@ -96,7 +98,7 @@ class Encoder(torch.nn.Module):
         mask = ~mask if self.mistake == "mask-sense" else mask
         x = (
             self.words(input_ids)
-            + self.places(torch.arange(input_ids.shape[1]))
+            + self.places(torch.arange(input_ids.shape[1]) + (self.mistake == "positions"))
             + self.types(torch.zeros_like(input_ids))
         )
         x = self.norm(x)
@@ -104,6 +106,22 @@ class Encoder(torch.nn.Module):
             for block in self.blocks:
                 x = block(x, mask)
         return x.float()
+
+
+class Bare(torch.nn.Module):
+    """A model of which nothing is seen but its output, as of functions of arrays."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.inside = [model.eval()]
+
+    def forward(self, input_ids, attention_mask):
+        return self.inside[0](input_ids, attention_mask)
+
+
+class BareDecoder(Bare):
+    def forward(self, input_ids):
+        return self.inside[0](input_ids)
 
 
 class RMSNorm(torch.nn.Module):

@@ -225,13 +225,14 @@ def _rounded(each: NumpyArray, problem: Problem) -> NumpyArray:
 def agreed(findings: Sequence[Finding], accepted: Sequence[str] = ()) -> list[Finding]:
     """The findings with the cause that explains the most of them, where several equal what is wrong.
 
-    A cause that more of the wrong answers contradict than it explains, twice over, is none: scores of 16 bits are it,
-    where they explain the error, and else the finding has no name. That the scale is another, right answers contradict,
-    too: there are few conditions for it.
+    A cause that more of the wrong answers contradict than it explains, twice over, has no name. That the scale is
+    another, right answers contradict, too: there are few conditions for it. Where scores of 16 bits explain the error
+    as well, they are the cause, unless the other explains an error that they do not.
     """
     named = {each.name: each for each in (*FAULTS, *DIAGNOSES, *FORMER)}
     wrong = [each for each in findings if each.verdict in WRONG]
     explained = Counter(name for each in wrong for name in each.equals)
+    certain = {name for each in wrong if NARROW.name not in each.equals for name in each.equals}
     contradicted = Counter(name for each in wrong for name in each.rejected)
     right = Counter(name for each in findings if each.verdict == "right" for name in each.rejected)
     contradicted += Counter({name: right[name] // 8 for name in OF_SCALE})
@@ -241,11 +242,12 @@ def agreed(findings: Sequence[Finding], accepted: Sequence[str] = ()) -> list[Fi
         if finding.verdict not in WRONG or not names:
             return finding
         best = max(names, key=lambda name: explained[name] - contradicted[name])
-        if contradicted[best] > 2 * explained[best]:
-            if NARROW.name not in finding.equals:
-                return replace(finding, variant="", says="", line=0)
+        is_refuted = contradicted[best] > 2 * explained[best]
+        if NARROW.name in finding.equals and (is_refuted or best not in certain):
             verdict = "accepted" if {NARROW.name, finding.case} & set(accepted) else CONVENTION
             return replace(finding, variant=NARROW.name, says=NARROW.says, line=NARROW.line, verdict=verdict)
+        if is_refuted:
+            return replace(finding, variant="", says="", line=0)
         return replace(finding, variant=best, says=named[best].says, line=named[best].line)
 
     return [told(each) for each in findings]
