@@ -95,20 +95,24 @@ def test_a_mistake_of_a_decoder_of_which_only_the_output_is_seen_is_named(decode
     assert (found.first.name, names(found)) == ("output", [OF_HEADS.get(mistake, mistake)])
 
 
+@pytest.mark.parametrize("is_fused", [False, True])
 @pytest.mark.parametrize(("mistake", "name"), [("scale", "scale"), ("transposed", "transposed-weight")])
-def test_of_two_mistakes_the_first_is_named_and_that_it_is_not_all(encoder, mistake, name):
+def test_of_two_mistakes_the_first_is_named_and_that_it_is_not_all(encoder, mistake, name, is_fused):
     """The epsilon behind the attention, which changes more of the output, cannot have changed the attention."""
     from ported_models import Encoder, linear
 
     made = Encoder(ENCODER, TREES)
     block = made.blocks[1]
     block.norm2.eps = 1e-1
+    for each in made.blocks:
+        each.attention.is_fused = is_fused
     if mistake == "scale":
         block.attention.mistake = "scale"
     else:
         block.attention.q = linear(TREES[2].attention.query, transposed=True)
     found = compare(encoder, made)
-    assert (found.first.name, names(found)) == ("layers.1.attention", [name])
+    place = {"scale": "attention 1: output", "transposed": "attention 1: query"}[mistake]
+    assert (found.first.name, names(found)) == (place if is_fused else "layers.1.attention", [name])
     assert found.causes[0].says.endswith("is, and layers.1 is not within the bound")
 
 
@@ -329,8 +333,21 @@ def test_chains_name_the_layer_and_the_token_where_two_machines_part(decoder, tm
     assert (
         "chain.json at embeddings, sequence 1, token 2: " in chain(*here, "--against", tmp_path / "chain.json").stdout
     )
-    result = chain(decoder, "--against", tmp_path / "chain.json")
-    assert "chain.json at other numbers of tokens, in embeddings" in result.stdout
+
+
+def test_chains_of_other_tokens_arithmetic_or_weights_are_not_compared_in_silence(decoder, tmp_path):
+    file, tokens = tmp_path / "chain.json", tmp_path / "tokens"
+    save_arrays(tokens, {"token_ids": np.asarray([[3, 1, 4, 1, 5]])})
+    assert chain(decoder, tokens, "--chain", file, "--arithmetic", "fast").exit_code == 0
+    assert chain(decoder, tokens, "--against", file, "--arithmetic", "fast").exit_code == 0
+    told = refusal("digest", decoder, tokens, "--against", file, "--backend", "numpy")
+    assert told == f"expected arithmetic fast, as in {file}; got reproducible"
+    told = refusal("digest", decoder, "--against", file, "--arithmetic", "fast", "--backend", "numpy")
+    assert told.startswith("expected token_ids ")
+    save_layer(decoder, DECODER, TREE._replace(norm=TREE.norm * np.float32(1.01)))
+    result = chain(decoder, tokens, "--against", file, "--arithmetic", "fast")
+    assert (result.exit_code, f"the model is not that of {file}: " in result.stdout) == (1, True)
+    assert "parts from" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ def layer_norm(tree, epsilon):
 
 
 class Attention(torch.nn.Module):
+    is_fused = False  # by a function whose heads can be seen
+
     def __init__(self, tree, heads, groups, mistake, rotary=None):
         super().__init__()
         self.q, self.k, self.v, self.o = (linear(each) for each in tree[:4])
@@ -49,8 +51,10 @@ class Attention(torch.nn.Module):
             each.repeat(1, count, 1, 1) if apart else each.repeat_interleave(count, 1) for each in (key, value)
         )
         scale = 1.0 if self.mistake == "scale" else 1 / math.sqrt(query.shape[-1])
-        weights = (query @ key.mT * scale).masked_fill(~mask, -1e9).softmax(-1)
-        heads = weights @ value
+        if self.is_fused:
+            heads = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+        else:
+            heads = (query @ key.mT * scale).masked_fill(~mask, -1e9).softmax(-1) @ value
         return self.o(
             heads.reshape((*x.shape[:-1], -1)) if self.mistake == "joined-heads" else heads.transpose(1, 2).flatten(2)
         )

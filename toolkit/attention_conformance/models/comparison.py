@@ -213,10 +213,11 @@ def _compared(
             known = [paired[name]] if name in paired else [each.array for each in kept[1 - told] if not each.is_heads]
             return [each for each in known if each.shape == array.shape]
 
-        def cleared(first: NumpyArray, second: NumpyArray) -> float:
-            return _ulps(_cleared(first, inputs), _cleared(second, inputs))
+        def clear(place: Place) -> NumpyArray:
+            return _cleared(place.array, inputs, place.is_heads)
 
-        causes += mistake_of(sides[told], inputs, places[told], targets, bounds, row.name, ulps=cleared)
+        where = (sides[told], inputs, places[told], targets, bounds)
+        causes += mistake_of(*where, row.name, ulps=_ulps, clear=clear)
     return replace(found, causes=tuple(dict.fromkeys(causes)))
 
 

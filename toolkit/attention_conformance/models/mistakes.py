@@ -159,12 +159,11 @@ class Stage(NamedTuple):
     inputs: Inputs
     twist: Callable[[Any, Any, NumpyArray], NumpyArray] | None = None
 
-    def places(self) -> dict[str, NumpyArray]:
-        """What NumPy computes on the way, by name."""
+    def places(self) -> list[Place]:
+        """What NumPy computes on the way."""
         modules = tuple(map(self._module, self.definitions, self.parameters))
         with np.errstate(all="ignore"):
-            found = record(Side("", "numpy", modules, True, self.definitions, self.parameters), self.inputs)
-        return {each.name: each.array for each in found}
+            return record(Side("", "numpy", modules, True, self.definitions, self.parameters), self.inputs)
 
     def _module(self, definition: Any, tree: Any) -> Callable[..., Any]:
         def run(x: Any, hook: Any = None, **options: Any) -> Any:
@@ -192,32 +191,33 @@ class Stage(NamedTuple):
 
 def mistake_of(
     side: Side, inputs: Inputs, places: Sequence[Place], targets: Callable[[str, NumpyArray], list[NumpyArray]],
-    bounds: Mapping[str, float], name: str, *, ulps: Callable[[NumpyArray, NumpyArray], float],
+    bounds: Mapping[str, float], name: str, *,
+    ulps: Callable[[NumpyArray, NumpyArray], float], clear: Callable[[Place], NumpyArray],
 ) -> list[Cause]:  # fmt: skip
     """The mistake with which a definition computes the results of another model, in one layer or in all of them.
 
     A mistake has to explain the first place that left its bound, which has this ``name``. Of several, it is the one
     that is nearest at the end of the layer. The side and the places have the definition and what it computed;
-    ``targets`` are the results of the other model that one of ours may be.
+    ``targets`` are the results of the other model that one of ours may be, without padding, as ``clear`` leaves them.
     """
     for stage, names in _stages(side, inputs, places, name) if side.definitions else ():
-        before = stage.places()
+        before = {each.name: clear(each) for each in stage.places()}
 
         def nearest(found: Inputs, here: str, names: Callable[[str], str] = names) -> tuple[float, float]:
-            """How far a place is from the other model's, in ulp and as a norm."""
+            """How far a place is from the other model's, as a norm and in ulp."""
             others = targets(names(here), found[here])
-            other = min(others, key=lambda each: distance(each, found[here]), default=None)
-            return (math.inf, math.inf) if other is None else (ulps(other, found[here]), distance(other, found[here]))
+            pairs = [(distance(other, found[here]), ulps(other, found[here])) for other in others]
+            return min(pairs, default=(math.inf, math.inf))
 
         first, last = [here for here in before if names(here) == name] or ["output"], "output"
-        off, parted = nearest(before, first[0])
+        parted, off = nearest(before, first[0])
         if off <= bounds[name] or not math.isfinite(parted):  # they do not part here
             continue
         found = list[tuple[float, Cause]]()
         for cause, changed in _mistakes(stage):
-            after = changed.places()
+            after = {each.name: clear(each) for each in changed.places()}
             here = first[0] if first[0] in after else last
-            (off, away), (off_last, _) = nearest(after, here), nearest(after, last)
+            (away, off), (_, off_last) = nearest(after, here), nearest(after, last)
             share = 1 - (away / parted) ** 2
             if off > bounds[names(here)] and share < EXPLAINED:
                 continue
@@ -256,7 +256,7 @@ def _stages(
         )
         others = {each: array for each, array in inputs.items() if each in ("key_mask", "mask", "position_ids")}
         stage = Stage((layer,), (tree,), {"x": arrays[before], **others})
-        calls = sum(bool(re.fullmatch(r"attention \d+: output", each)) for each in stage.places())
+        calls = sum(bool(re.fullmatch(r"attention \d+: output", each.name)) for each in stage.places())
 
         def in_model(local: str) -> str:
             call = re.fullmatch(r"attention (\d+): (.*)", local)
