@@ -111,8 +111,8 @@ def test_of_two_mistakes_the_first_is_named_and_that_it_is_not_all(encoder, mist
     else:
         block.attention.q = linear(TREES[2].attention.query, transposed=True)
     found = compare(encoder, made)
-    place = {"scale": "attention 1: output", "transposed": "attention 1: query"}[mistake]
-    assert (found.first.name, names(found)) == (place if is_fused else "layers.1.attention", [name])
+    heads = {"scale": "attention 1: output", "transposed": "attention 1: query"}[mistake]
+    assert (found.first.name, names(found)) == (heads if is_fused else "layers.1.attention", [name])
     assert found.causes[0].says.endswith("is, and layers.1 is not within the bound")
 
 

@@ -213,8 +213,8 @@ def _compared(
             known = [paired[name]] if name in paired else [each.array for each in kept[1 - told] if not each.is_heads]
             return [each for each in known if each.shape == array.shape]
 
-        def clear(place: Place) -> NumpyArray:
-            return _cleared(place.array, inputs, place.is_heads)
+        def clear(result: Place) -> NumpyArray:
+            return _cleared(result.array, inputs, result.is_heads)
 
         where = (sides[told], inputs, places[told], targets, bounds)
         causes += mistake_of(*where, row.name, ulps=_ulps, clear=clear)
@@ -282,11 +282,11 @@ def _rows(
     """
     named, known = {each.name: each for each in others}, {each.name for each in places}
     unnamed = [each for each in others if each.name not in known]
-    for place in places:
-        candidates = [named[place.name]] if place.name in named else unnamed
-        alike = [each for each in map(_as_heads(place), candidates) if each.array.shape == place.array.shape]
+    for first in places:
+        candidates = [named[first.name]] if first.name in named else unnamed
+        alike = [each for each in map(_as_heads(first), candidates) if each.array.shape == first.array.shape]
         if alike:
-            yield _row(place, min(alike, key=lambda each: distance(place.array, each.array)), bounds[place.name])
+            yield _row(first, min(alike, key=lambda each: distance(first.array, each.array)), bounds[first.name])
 
 
 def _row(ours: Place, other: Place, bound: float) -> tuple[PlaceRow, NumpyArray | None]:

@@ -197,8 +197,8 @@ def mistake_of(
     """The mistake with which a definition computes the results of another model, in one layer or in all of them.
 
     A mistake has to explain the first place that left its bound, which has this ``name``. Of several, it is the one
-    that is nearest at the end of the layer. The side and the places have the definition and what it computed;
-    ``targets`` are the results of the other model that one of ours may be, without padding, as ``clear`` leaves them.
+    that is nearest at the end of the layer. The side has the definition, and ``places`` what it computed. ``targets``
+    are the results of the other model that one of ours may be. ``clear`` leaves out padding.
     """
     for stage, names in _stages(side, inputs, places, name) if side.definitions else ():
         before = {each.name: clear(each) for each in stage.places()}
