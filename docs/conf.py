@@ -55,7 +55,9 @@ class Command(SphinxDirective):
 
     def run(self):
         """Print its help, as wide as a block of code."""
-        told = CliRunner().invoke(commands, [*self.arguments, "--help"], prog_name="attention-core", env={"COLUMNS": "100"})
+        told = CliRunner().invoke(
+            commands, [*self.arguments, "--help"], prog_name="attention-core", env={"COLUMNS": "100"}
+        )
         return [nodes.literal_block(told.output, told.output.strip(), language="text")]
 
 

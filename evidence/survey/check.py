@@ -24,8 +24,8 @@ from attention_conformance.subjects.fit import fit
 from attention_conformance.subjects.signature import read_signature
 from attention_conformance.subjects.subject import Subject
 from attention_conformance.subjects.target import load_target
-from attention_conformance.survey.rows import PROPERTIES, Row, property_of, read_remarks, remark_of
 from attention_conformance.written.summary import assumptions
+from survey.rows import PROPERTIES, Row, property_of, read_remarks, remark_of
 
 RED = (*WRONG, "crashed", "timed out")
 """Verdicts of cells that are published only after their script has shown them."""
