@@ -109,7 +109,7 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
         "lstrip_blocks": True,
         "keep_trailing_newline": True,
     }
-    return Template(template, **how).render(names=names, table=table, **values)
+    return str(Template(template, **how).render(names=names, table=table, **values))
 
 
 def _bits(row: Mapping[str, Any]) -> tuple[str, str, str]:

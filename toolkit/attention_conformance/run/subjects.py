@@ -11,12 +11,13 @@ from typing import Any, TypeAlias
 
 from attention_conformance.call import one_line
 from attention_conformance.cases.bits import BITS
+from attention_conformance.run.apart import distrusted
 from attention_conformance.run.bits import conventions, same_bits
 from attention_conformance.run.causes import agreed
-from attention_conformance.run.finding import QUIET, Finding, Started
+from attention_conformance.run.finding import Finding, Started
 from attention_conformance.run.fuzz import Script, fuzzed
 from attention_conformance.run.job import Job, unanswered
-from attention_conformance.run.judge import graded, judged, returned
+from attention_conformance.run.judge import judged, returned
 from attention_conformance.run.kinds import never_computed
 from attention_conformance.run.memory import available_memory, too_large
 from attention_conformance.run.messages import Asked, Described, Message as AnyMessage, Refused, Returned
@@ -279,38 +280,7 @@ def supervised(job: Job, limit: float = 60.0) -> Generator[Message, None, None]:
     """Do a job in a process; after a crash, or what takes more seconds than the limit, go on in another."""
     start = max(5 * limit, 60.0)  # libraries start slowly on a busy machine
     with contextlib.closing(carried_out([job], 1, _alone, limit=limit, start=start, most=MOST_CRASHES)) as messages:
-        yield from messages if job.is_trusted else _distrusted(job, messages)
-
-
-def _distrusted(job: Job, messages: Iterator[Message]) -> Iterator[Message]:
-    """The findings of a job whose process is not believed: arrays are compared, and each question has one answer.
-
-    What is asked is known by the facts that the process tells first; a question that it passes over has crashed.
-    """
-    owed: dict[tuple[str, str], Question] | None = None
-    for message in messages:
-        if isinstance(message, Described) and owed is None:
-            owed = {(each.case.name, each.dtype): each for each in questions(_told_of(message.facts), job, None)}
-        if not isinstance(message, Finding | Returned) or message.dtype == "-":
-            is_end = isinstance(message, Refused) or (isinstance(message, Finding) and message.case in ("start", "end"))
-            owed = {} if is_end else owed
-            yield _accepted(message, job) if isinstance(message, Finding) else message
-        elif (question := (owed or {}).pop((message.case, message.dtype), None)) is not None:
-            if isinstance(message, Returned):
-                yield graded(question, message.arrays)
-                continue
-            told = {
-                name: getattr(message, name)
-                for name in ("verdict", "detail", "variant", "says", "traceback", "kinds", "shapes")
-            }
-            yield _accepted(replace(question.blank, **told), job)
-    for question in (owed or {}).values():
-        yield replace(question.blank, verdict="crashed", detail="its process told nothing of it")
-
-
-def _accepted(found: Finding, job: Job) -> Finding:
-    is_named = found.verdict not in QUIET and {found.variant, found.case} & set(job.accepted)
-    return replace(found, verdict="accepted") if is_named else found
+        yield from messages if job.is_trusted else distrusted(job, messages)
 
 
 def _alone(job: Job) -> Iterator[Message]:
@@ -323,13 +293,3 @@ def _alone(job: Job) -> Iterator[Message]:
 
 def _has_broken_device(subject: Subject) -> bool:
     return subject.device is not None and not holds(_library(subject), subject.device, "float32")
-
-
-def _told_of(facts: Mapping[str, Any]) -> Subject:
-    """The subject of another process as that tells it, but for the dtype of its results: another is wrong."""
-    known = {name: each for name, each in facts.items() if name in Subject.__dataclass_fields__} | {"keeps_dtype": True}
-    return Subject(_uncalled).learned({"device": "cpu", **known})  # no library is asked for its first device
-
-
-def _uncalled(*arguments: Any) -> None:
-    """Stands for the subject, which another process calls."""
