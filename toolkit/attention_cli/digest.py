@@ -86,10 +86,9 @@ def _digest_chain(options: Digest) -> None:
         prompt = chains.read_prompt(model, tokens, options.arithmetic)
         here = prompt.settings
         for name in ("arithmetic", "token_ids") if there else ():
-            if getattr(here, name) != getattr(there, name):
-                raise ValueError(
-                    f"expected {name} {getattr(there, name)}, as in {options.against}; got {getattr(here, name)}"
-                )
+            wanted, got = getattr(there, name), getattr(here, name)
+            if wanted != got:
+                raise ValueError(f"expected {name} {wanted}, as in {options.against}; got {got}")
         for name in chosen_backends(options.backend):
             found = chains.chain_of(prompt, get_backend(name))
             places = sum(len(row) for rows in found.values() for row in rows)

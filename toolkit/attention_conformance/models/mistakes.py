@@ -247,7 +247,7 @@ def _stages(
     whole = side.definitions[0]
     ends = [each for each in names if re.fullmatch(r"embeddings|layers\.\d+", each)]
     end = next((each for each in ends if names.index(each) >= names.index(name)), None)
-    if end is not None and end != "embeddings":
+    if end is not None and end != ends[0]:
         index, before = int(end.split(".")[1]), ends[ends.index(end) - 1]
         layer, tree = (
             (side.definitions[index + 1], side.parameters[index + 1])
@@ -271,16 +271,16 @@ def _stages(
 
 def _mistakes(stage: Stage) -> Iterator[tuple[Cause, Stage]]:
     """Every stage with one mistake, in all of its layers; or in one of its weights."""
-    kinds = [type(each) for each in stage.definitions]
-    for (cause, name, values), chosen in itertools.product(SETTINGS, dict.fromkeys([*kinds, layers.Layer])):
-        having = [isinstance(each, chosen) and hasattr(each, name) for each in stage.definitions]
-        before = [getattr(each, name) for each, has in zip(stage.definitions, having, strict=True) if has]
-        for value in [each for each in values if any(each != other for other in before)]:
-            changed = (
-                replace(each, **{name: value}) if has else each
-                for each, has in zip(stage.definitions, having, strict=True)
-            )
-            yield Cause(cause, f"{name} {before[-1]} and {value}"), stage._replace(definitions=tuple(changed))
+    for (cause, name, values), kind in itertools.product(
+        SETTINGS, dict.fromkeys([*map(type, stage.definitions), layers.Layer])
+    ):
+        at = [i for i, each in enumerate(stage.definitions) if isinstance(each, kind) and hasattr(each, name)]
+        for value in values if at else ():
+            changed, before = [*stage.definitions], getattr(stage.definitions[at[-1]], name)
+            for i in at:
+                changed[i] = replace(changed[i], **{name: value})
+            if changed != [*stage.definitions]:
+                yield Cause(cause, f"{name} {before} and {value}"), stage._replace(definitions=tuple(changed))
     for name in ("key_mask", "mask"):
         if name in stage.inputs:
             others = {each: array for each, array in stage.inputs.items() if each != name}
