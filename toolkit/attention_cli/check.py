@@ -205,7 +205,7 @@ class _Run:
         self._about["interrupted"] = interrupted
         if not (interrupted or self.job.cases or self.job.fuzz or self.job.is_large or self.job.same_bits_as):
             self.findings += never_computed(self.findings, self.job.accepted)
-        found = agreed(self.findings, self.job.accepted)
+        found = agreed(self.findings)
         self.findings = [met(each, self._expected, self._origin) for each in found]
         if not (interrupted or self.job.cases or self.job.dtypes or self.reason):
             self.findings += unmatched(self.findings, self._expected, self._origin)

@@ -141,7 +141,7 @@ class Variants:
         if equal[:1] and equal[0] not in CONVENTIONS and is_near:
             return narrow or equal, unlike
         if equal and bounds.question.narrow_is_habit:
-            return list(dict.fromkeys([*equal, *narrow])), unlike
+            return list(dict.fromkeys([*narrow, *equal])), unlike
         return equal or narrow or self._of_narrow_convention(got, bounds, wrong), unlike
 
     def _is_other(
@@ -222,7 +222,7 @@ def _rounded(each: NumpyArray, problem: Problem) -> NumpyArray:
     return each.astype(np.float64).astype(problem.arrays["query"].dtype)
 
 
-def agreed(findings: Sequence[Finding], accepted: Sequence[str] = ()) -> list[Finding]:
+def agreed(findings: Sequence[Finding]) -> list[Finding]:
     """The findings with the cause that explains the most of them, where several equal what is wrong.
 
     A cause that more of the wrong answers contradict than it explains, twice over, has no name. That the scale is
@@ -239,15 +239,16 @@ def agreed(findings: Sequence[Finding], accepted: Sequence[str] = ()) -> list[Fi
 
     def told(finding: Finding) -> Finding:
         names = [name for name in finding.equals if name in named]
-        if finding.verdict not in WRONG or not names:
+        is_excused = (finding.verdict, finding.variant) == (CONVENTION, NARROW.name)
+        if not names or not (finding.verdict in WRONG or is_excused):
             return finding
         best = max(names, key=lambda name: explained[name] - contradicted[name])
         is_refuted = contradicted[best] > 2 * explained[best]
-        if NARROW.name in finding.equals and (is_refuted or best not in certain):
-            verdict = "accepted" if {NARROW.name, finding.case} & set(accepted) else CONVENTION
-            return replace(finding, variant=NARROW.name, says=NARROW.says, line=NARROW.line, verdict=verdict)
+        if is_excused and (is_refuted or best not in certain):
+            return finding
         if is_refuted:
             return replace(finding, variant="", says="", line=0)
-        return replace(finding, variant=best, says=named[best].says, line=named[best].line)
+        verdict = "silently wrong" if is_excused else finding.verdict
+        return replace(finding, variant=best, says=named[best].says, line=named[best].line, verdict=verdict)
 
     return [told(each) for each in findings]

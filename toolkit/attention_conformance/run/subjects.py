@@ -106,7 +106,7 @@ def check_subject(
     found = [answered(question) for question in asked]
     if same_bits_as is not None:
         return [*known, *found]
-    found = agreed(found, accepted)
+    found = agreed(found)
     return found if cases else [*known, *found, *never_computed(found, accepted)]
 
 
