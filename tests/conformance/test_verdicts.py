@@ -340,8 +340,8 @@ def test_a_fault_that_scores_of_16_bits_explain_as_well_is_a_convention():
         return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
 
     scores = {"cases": ["scores-*"], "dtypes": ["bfloat16"]}
-    found = check_subject(Subject(attention), **scores)
+    found = check_subject(Subject(attention, backend="torch"), **scores)
     assert {(each.verdict, each.variant) for each in found} == {(CONVENTION, "narrow-scores")}
     assert "uniform-weights" in next(each.equals for each in found if each.case == "scores-below-the-sentinel")
-    accepted = check_subject(Subject(attention), **scores, accepted=["narrow-scores"])
+    accepted = check_subject(Subject(attention, backend="torch"), **scores, accepted=["narrow-scores"])
     assert {each.verdict for each in accepted} == {"accepted"}
