@@ -165,7 +165,6 @@ class Check:
     compare: Annotated[Path | None, typer.Option(help="Compare with this file of --json, of a former run.")] = None
     expected: Annotated[str | None, typer.Option(help=OPTIONS["expected"].says)] = None
     write_expected: Annotated[Path | None, typer.Option(help="Write what is wrong to such a file.")] = None
-    resume: Annotated[Path | None, typer.Option(help="Leave out the cases that this file of --json holds.")] = None
     untrusted: Annotated[bool, typer.Option(help="For generated kernels: compared in another process.")] = False
     large: Annotated[bool, typer.Option(help="The large cases instead, as far as memory allows: minutes.")] = False
     strict: Annotated[bool, typer.Option(help="Status 1, too, where little was checked.")] = False
