@@ -308,9 +308,9 @@ def survey(session, group):
     """
     install(session, "-e", ".[cli]", groups=(f"survey-{group}",))
     folder = str(ROOT / ".nox" / "surveyed")
-    environment = QUIET | ONE_THREAD | COMPILED_ONCE
-    session.run("python", "-m", "attention_conformance.survey", group, folder, *session.posargs, env=environment)
-    session.run("python", "-m", "attention_conformance.survey.page", folder, "docs")
+    environment = QUIET | ONE_THREAD | COMPILED_ONCE | {"PYTHONPATH": "evidence"}
+    session.run("python", "-m", "survey", group, folder, *session.posargs, env=environment)
+    session.run("python", "-m", "survey.page", folder, "docs", env=environment)
 
 
 @nox.session(default=False)

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 from attention_core._arrays import Array, DType, Namespace
 from attention_core._attention.shards.splits import Shards
 from attention_core.layers import DecoderLayer
-from attention_core.layers._decoder import _OPTIONS, _SETTINGS, _cache_dims, _DecoderSettings
-from attention_core.layers._layer import Initial, all_masks, linear_spec
+from attention_core.layers._decoder import _OPTIONS, _SETTINGS, _DecoderSettings
+from attention_core.layers._layer import Initial, all_masks, linear_spec, norm_spec
 from attention_core.masks import Mask
 from attention_models import parameters as trees
-from attention_models._decoder import DecoderCache, decoder, empty_decoder_cache
+from attention_models._decoder import DecoderCache, decoder, joined
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Decoder(_DecoderSettings):
         return trees.Decoder(
             Initial((self.num_tokens, self.channels), "truncated_normal"),
             (self.layer.parameters,) * self.num_layers,
-            Initial((self.channels,), "ones"),
+            norm_spec(self.channels, self.norm),
             None if self.tied else linear_spec(self.channels, self.num_tokens, False),
         )
 
@@ -92,9 +92,8 @@ class Decoder(_DecoderSettings):
         xp: Namespace,
     ) -> DecoderCache:
         """Make an empty cache of all layers, as `attention_models.empty_decoder_cache` does."""
-        heads, width = _cache_dims(self.layer)
         options: dict[str, Any] = {"ragged": ragged, "dtype": dtype, "device": device, "xp": xp}
-        return empty_decoder_cache(self.num_layers, leading, heads, capacity, width, **options)
+        return joined([self.layer.empty_cache(leading, capacity, **options) for _ in range(self.num_layers)])
 
     def __call__(
         self,
@@ -110,6 +109,7 @@ class Decoder(_DecoderSettings):
         key_mask: Array | None = None,
         memory: Array | None = None,
         memory_mask: Mask | Array | None = None,
+        memory_key_mask: Array | None = None,
         donate: bool = False,
         seed: Any = None,
         hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
@@ -124,7 +124,7 @@ class Decoder(_DecoderSettings):
         token_ids : Array of int, shape (..., L)
         cache, num_new, position_ids, select, mask, memory, memory_mask, donate, hook, shards, xp
             As in `attention_models.decoder`; `empty_cache` makes a cache.
-        key_mask, seed
+        key_mask, memory_key_mask, seed
             As in `DecoderLayer`.
 
         Returns
@@ -138,9 +138,9 @@ class Decoder(_DecoderSettings):
             num_new=num_new,
             position_ids=position_ids,
             select=select,
-            mask=all_masks(mask, None, key_mask, xp),
+            mask=all_masks(mask, xp, key_mask=(key_mask, token_ids, shards, cache, False)),
             memory=memory,
-            memory_mask=memory_mask,
+            memory_mask=all_masks(memory_mask, xp, memory_key_mask=(memory_key_mask, memory)),
             donate=donate,
             hook=hook,
             shards=shards,

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from attention_core._arrays import Array
-from attention_core.parameters import DecoderLayer, Linear
+from attention_core.parameters import DecoderLayer, LayerNorm, Linear
 
 __all__ = ["Decoder"]
 
 
 class Decoder(NamedTuple):
-    """A language model: a table of tokens (V, C), layers, a scale (C,), and a map (C, V) to the logits.
+    """A language model: a table of tokens (V, C), layers, a normalization, and a map (C, V) to the logits.
 
     With ``output=None`` the map is the transposed table.
     """
 
     token: Array
     layers: tuple[DecoderLayer, ...]
-    norm: Array
+    norm: Array | LayerNorm
     output: Linear | None = None
