@@ -110,12 +110,13 @@ def timed(function):
 @nox.session
 @timed
 def lint(session):
-    """Check the format, the rules and the types of all code, and which room imports which."""
+    """Check the format, rules and types of all code, which room imports which, and the budgets of lines of code."""
     install(session, "-e", ".[cli]", groups=("lint",))
     session.run("ruff", "format", "--check", ".")
     session.run("ruff", "check", ".")
     session.run("mypy")
     session.run("lint-imports")
+    session.run("python", "tools/weigh.py")
 
 
 @nox.session
