@@ -192,7 +192,7 @@ def readme(session):
     """Do what the README says: install, run its blocks and commands, and compare what they print."""
     folder, page = Path(session.create_tmp()).resolve(), (ROOT / "README.md").read_text(encoding="utf-8")
     session.chdir(folder)
-    for count, extras in enumerate(re.findall(r'^\$ pip install "attention-core(.*)"$', page, re.MULTILINE), start=1):
+    for count, extras in enumerate(re.findall(r'^\$ pip install "\.(.*)"$', page, re.MULTILINE), start=1):
         install(session, f"attention-core{extras} @ {ROOT.as_uri()}")
         if count > 1:  # of the command that continues a text
             install(session, "--no-deps", LANGUAGE_MODEL)

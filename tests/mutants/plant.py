@@ -1,10 +1,10 @@
 """Plants faults, one at a time, and fails unless the tests catch every one of them.
 
-A suite that cannot fail proves nothing. The `.toml` files next to this one list faults by the backend whose tests catch
-them, and by file: what a fault breaks, a text that stands exactly once in the file, and what it becomes. A process that
-has imported pytest and a library, and nothing of ours, forks one for each fault, which reads the file wrongly and runs
-the test that `caught_by.txt` names. In the end these tests must pass without a fault. A process that a test starts sees
-no fault.
+A suite that cannot fail proves nothing. The `.toml` files next to this one list faults by backend and file. Each is what
+it breaks, a text that stands exactly once in the file, and what that becomes. `caught_by.txt` names the test that notices
+it on that backend. A process that has imported pytest and a library, and nothing of ours, forks one for each fault, which
+reads the file wrongly and runs that test. In the end these tests must pass without a fault. A process that a test starts
+sees no fault.
 """
 
 import argparse
