@@ -8,7 +8,7 @@ from pathlib import Path
 
 import nox
 
-nox.needs_version = ">=2025.5"
+nox.needs_version = ">=2026.10"  # the first that runs sessions at once
 nox.options.default_venv_backend = "venv"
 nox.options.error_on_external_run = True
 nox.options.error_on_missing_interpreters = True
@@ -71,11 +71,12 @@ NOTEBOOKS = ("docs/tutorial.md", "docs/guides/masks.md", "docs/guides/checking-a
 QUICK = ("tests/core", "tests/commands/test_cli.py", "tests/commands/test_check.py")  # no models, no other packages
 DOCTESTS = ("--doctest-modules", "attention_core")
 LEFT_BEHIND = shutil.ignore_patterns(  # the packages, and the test that reads their sources
-    "attention_core", "backends", "toolkit", "test_prose.py", "site", ".git", ".nox", ".venv", ".*_cache", ".hypothesis"
+    *("attention_core", "backends", "toolkit", "test_prose.py", "site"),
+    *(".git", ".nox", ".venv", ".*_cache", ".hypothesis", "__pycache__"),
 )
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 def lint(session):
     """Check the format, rules and types of all code, which room imports which, and the budgets of lines of code."""
     install(session, "-e", ".[cli]", groups=("lint",))
@@ -108,7 +109,7 @@ def tests(session, backend):
     pytest_of_xla(alone, session, *DOCTESTS, *words, optimized=optimized, env=environment)
 
 
-@nox.session(default=False)
+@nox.session(default=False, allow_parallel=True)
 def everything(session):
     """Install all libraries beside each other, for the sessions that need more than one."""
     install(session, "-e", f".[cli,gguf,array-api-strict,keras,{','.join(FRAMEWORKS)}]")
@@ -266,14 +267,14 @@ def benchmark(session):
     session.run("attention-core", "bench", *(session.posargs or ("--json", "benchmark.json")), env=QUIET)
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 def wheel(session):
     """Build the distribution, install it away from the sources, and test what reads its files and entry points."""
-    install(session, "build")
+    install(session, "build", *PYPROJECT["build-system"]["requires"])
     built, elsewhere = (Path(session.create_tmp()).resolve() / name for name in ("dist", "elsewhere"))
     for folder in (built, elsewhere):
         shutil.rmtree(folder, ignore_errors=True)
-    session.run("python", "-m", "build", "--outdir", str(built), silent=True)
+    session.run("python", "-m", "build", "--no-isolation", "--outdir", str(built), silent=True)
     (distribution,) = built.glob("*.whl")
     install(session, "--force-reinstall", "--no-deps", str(distribution))
     install(session, f"attention-core[cli,numpy,array-api-strict] @ {distribution.as_uri()}", groups=("test",))
@@ -298,7 +299,7 @@ def mutants(session):
     among_everything(session, "python", "tests/mutants/plant.py", *session.posargs, env=environment)
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 def docs(session):
     """Build the documentation, where every warning is an error, and run the examples of the reference.
 
