@@ -49,7 +49,6 @@ WORKERS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 
 LIMIT_S = 240
 AT_ONCE = 60  # tests in a process without a fault
 FORK = get_context("fork")
-NO_SUCH_TEST = {pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED}
 
 
 class Fault(NamedTuple):
@@ -183,10 +182,8 @@ def places(fault: Fault, every: list[Fault]) -> tuple[set[str], set[str], set[st
 
 def reason(fault: Fault, found: Verdict) -> str:
     """The test that noticed a fault, or why none did."""
-    if found.code in NO_SUCH_TEST:
-        return f"no test {fault.caught_by}; `--record` looks for another"
-    ended = "the process died" if found.code is None else f"pytest ended with {found.code}"
-    return found.failed or (f"{fault.caught_by} passes" if found.code == 0 else ended)
+    ended = "a dead process" if found.code is None else pytest.ExitCode(found.code).name
+    return found.failed or f"{fault.caught_by} ended with {ended}"
 
 
 def failing_without_fault(tests: Iterable[str], backend: str) -> int:
