@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from attention_core._arrays import Array, DType, Namespace
+from attention_core._arrays import Array, Namespace
 from attention_core._attention.shards.splits import Shards
 from attention_core.layers import DecoderLayer
 from attention_core.layers._decoder import _OPTIONS, _SETTINGS, _DecoderSettings
@@ -80,19 +80,8 @@ class Decoder(_DecoderSettings):
             None if self.tied else linear_spec(self.channels, self.num_tokens, False),
         )
 
-    def empty_cache(
-        self,
-        leading: tuple[Any, ...],
-        capacity: int,
-        /,
-        *,
-        ragged: bool = False,
-        dtype: DType | None = None,
-        device: Any = None,
-        xp: Namespace,
-    ) -> DecoderCache:
-        """Make an empty cache of all layers, as `attention_models.empty_decoder_cache` does."""
-        options: dict[str, Any] = {"ragged": ragged, "dtype": dtype, "device": device, "xp": xp}
+    def empty_cache(self, leading: tuple[Any, ...], capacity: int, /, **options: Any) -> DecoderCache:
+        """Make an empty cache of all layers; options are those of a `DecoderLayer`."""
         return joined([self.layer.empty_cache(leading, capacity, **options) for _ in range(self.num_layers)])
 
     def __call__(
