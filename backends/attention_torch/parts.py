@@ -44,7 +44,7 @@ def parts_of(call: Call, cuts: list[KeyCut] | None = None) -> list[Part] | None:
         return [Part(ALL, run, (query, key[..., run, :], value[..., run, :]), None, run.start > 0) for run in runs]
     if cuts is None:
         mask: Any = call.mask
-        if isinstance(mask, Mask) and not mask.is_relative() and not guards.fits_mask(call):
+        if isinstance(mask, Mask) and not guards.fits_mask(call):
             return None
         cuts = cuts_of(call)
     flag = next((cut.mask for cut in cuts if is_top_left_causal(cut.mask)), call.mask)
