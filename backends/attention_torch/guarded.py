@@ -1,8 +1,9 @@
 """PyTorch's kernel for CPUs, which is looked at: what is masked may leak through it, and scores may overflow in it.
 
-Norms of query, key and value are looked at first. If they show that nothing leaks or overflows, the kernel runs, with
-its own gradient; else blocks do. A step of decoding without gradient looks at its result instead, as it would read all
-keys twice. A compiler cannot look: its programs hold one operation, which does the same when it runs.
+It multiplies all keys and values by some number, so that its results show what leaks, and blocks repair that. Where a
+gradient is recorded under a mask, norms of query, key and value are looked at first: if they show that nothing leaks or
+overflows, the kernel runs with its own gradient. A compiler cannot look: its programs hold one operation, which looks
+when it runs, and at gradients, too.
 """
 
 from __future__ import annotations
@@ -39,40 +40,32 @@ class Facts(NamedTuple):
     """What is known of a call for a host before anything is computed, and of all others of its signature."""
 
     is_alone: bool  # whether nothing but autograd looks at what is called
-    may_leak: bool  # whether something may leak, or be lost
+    is_masked: bool  # whether something may leak
     cuts: list[KeyCut] | None = None  # the keys of all samples, or of each; None if they are found when it is computed
-    is_native: bool = False  # whether the kernel takes the call as it is
-    has_groups: bool = False  # whether some heads share keys
-    folded: tuple[int, ...] | None = None  # axes of the query with these heads as rows of one, where they are few
-    scale: float = 1.0  # what is left of the scale for the kernel to multiply by
-    factor: torch.Tensor | None = None  # the rest: a query is multiplied by a tensor in half the time of a number
+    scale: float | None = None  # of a call that the kernel takes as it is
+    folded: tuple[int, ...] | None = None  # axes of its query with heads that share keys as rows of one, if few
 
 
 def facts_of(call: Call) -> Facts:
     """What is known of a call."""
     is_plain = all(type(x) in guards.TYPES for x in call[:3])
     is_alone = is_plain and not (torch.compiler.is_compiling() or guards.has_modes())
-    may_leak = call.mask is not None or call.bias is not None or guards.overlooks_nan(call)
+    is_masked = call.mask is not None or call.bias is not None
     if not is_alone:
-        return Facts(is_alone, may_leak)
-    facts = Facts(is_alone, may_leak, cuts_of(call))
+        return Facts(is_alone, is_masked)
+    facts = Facts(is_alone, is_masked, cuts_of(call))
     query, key, value = call[:3]
     is_flag = call.mask is None or (is_top_left_causal(call.mask) and guards.counts_from_0(call.starts))
     is_number = call.scale is None or isinstance(call.scale, Real)
     if not (is_flag and is_number and call.bias is None and query.dim() == 4 and sdpa.TAKES_GROUPS):
         return facts
     factor, scale = sdpa.factors(call, is_looked_at=True)
-    is_short = guards.is_short(call)
-    if query.shape[-1] != value.shape[-1] or scale <= 0 or (is_short and may_leak):
+    if query.shape[-1] != value.shape[-1] or factor != 1.0:
         return facts
-    batch, num_heads, rows, width = query.shape
-    group = num_heads // key.shape[-3]
-    folded = (batch, key.shape[-3], group * rows, width) if group > 1 and guards.few_queries(call) else None
-    facts = facts._replace(is_native=True, has_groups=group > 1 and folded is None, folded=folded, scale=scale)
-    if factor == 1.0:
-        return facts
-    with torch.inference_mode(False):
-        return facts._replace(factor=torch.tensor(factor, dtype=query.dtype, device="cpu"))
+    group = query.shape[-3] // key.shape[-3]
+    if not is_masked and group > 1 and guards.few_queries(call):
+        facts = facts._replace(folded=(query.shape[0], key.shape[-3], group * query.shape[-2], query.shape[-1]))
+    return facts._replace(scale=scale)
 
 
 def lasting_facts(call: Call) -> Facts:
@@ -95,11 +88,12 @@ class GuardedPlan(NamedTuple):
 
 def run(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Output (..., H, M, E) and logsumexp (..., H, M), which may be ``None`` if it is not asked for."""
-    if facts.is_native and not logsumexp:
-        output = _native(call, facts)
-        if output is not None:
-            return output, None
-    is_left = call.assume_finite or not facts.may_leak  # and nobody has to look
+    by_operation = not facts.is_alone or (logsumexp and guards.records(call))
+    if facts.scale is not None and not by_operation:
+        found = _native(call, facts)
+        if found is not None:
+            return found
+    is_left = call.assume_finite or not (facts.is_masked or guards.overlooks_nan(call))  # and nobody has to look
     if is_left and not (logsumexp or facts.is_alone or guards.is_rule_without_flag(call.mask)):
         return sdpa.kernel_output(call), None
     width = call.value.shape[-1]
@@ -108,28 +102,34 @@ def run(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.Ten
         group = group_size(call.query, call.key, call.xp)
         key, value = (repeat_kv(array, group, xp=call.xp) for array in (call.key, call.value))
         call = call._replace(key=key, value=value)
-    if facts.is_alone and not (logsumexp and guards.records(call)):
-        output, found = _by_kernel_or_blocks(call, facts.cuts)
-    else:
+    if by_operation:
         output, found = _recorded(call, logsumexp=logsumexp)
+    else:
+        output, found = _by_kernel_or_blocks(call, facts.cuts)
     return (output if output.shape[-1] == width else output[..., :width]), found
 
 
-def _native(call: Call, facts: Facts) -> torch.Tensor | None:
-    """The output of the kernel, which takes the call as it is; ``None`` if norms are too large."""
-    query, key, value = call[:3]
-    if not (query.stride(-1) == key.stride(-1) == value.stride(-1) == 1):  # else it takes its dense form
-        query, key, value = map(sdpa.with_unit_stride, call[:3])
-    if facts.factor is not None:  # nothing leaks, and no product overflows before it is scaled
-        query = query * facts.factor
-    elif not guards.norms_are_small((query, key, value) if facts.may_leak else (query, key), facts.scale):
+def _native(call: Call, facts: Facts) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The results of the kernel, which takes the call as it is; ``None`` if something may have leaked."""
+    query, key, value = arrays = tuple(map(sdpa.with_unit_stride, call[:3]))
+    scale: Any = facts.scale
+    looks, looks_first = not call.assume_finite, facts.is_masked and guards.records(call)
+    if looks and looks_first and not guards.norms_are_small(arrays, scale):
         return None
+    query = query if facts.folded is None else query.reshape(facts.folded)
+    output, logsumexp = FLASH_CPU(query, key, value, 0.0, facts.is_masked, scale=scale)
+    if looks and not looks_first and not (_is_finite(output) and logsumexp.all()):
+        return None
+    output = sdpa.differentiated_again(output)
     if facts.folded is not None:
-        query = query.reshape(facts.folded)
-    output = sdpa.KERNEL(
-        query, key, value, is_causal=call.mask is not None, scale=facts.scale, enable_gqa=facts.has_groups
-    )
-    return sdpa.differentiated_again(output if facts.folded is None else output.reshape(call.query.shape))
+        return output.reshape(call.query.shape), logsumexp.reshape(call.query.shape[:-1])
+    return output, logsumexp
+
+
+def _is_finite(output: torch.Tensor) -> bool:
+    """Whether all numbers are; a sum of float16 would overflow."""
+    dtype = torch.float32 if output.dtype == torch.float16 else None
+    return math.isfinite(output.detach().sum(dtype=dtype).item())
 
 
 def attend_to_piece(call: Call) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -217,31 +217,34 @@ def _by_kernel_or_blocks(call: Call, cuts: list[KeyCut] | None = None) -> tuple[
 
 
 def _by_kernel(call: Call, cuts: list[KeyCut] | None = None) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Output and logsumexp of the kernel; ``None`` if something may leak or overflow, or has leaked.
+    """Output and logsumexp of the kernel; ``None`` if something may leak into gradients, or has leaked.
 
-    The kernel multiplies all keys and values by some number, so that they show what is not finite. But it takes a row
-    whose scores are NaN, among few keys or behind -inf, for a fully masked one: 0, and 0 as its logsumexp.
+    The kernel takes a row whose scores are NaN, among few keys or behind -inf, or -inf by overflow, for a fully masked
+    one: 0, and 0 as its logsumexp. Norms tell it from these.
     """
-    is_short, looks = guards.is_short(call), not call.assume_finite
-    looks_after = looks and is_short and not guards.records(call)
-    factor, scale = sdpa.factors(call, is_looked_at=looks)
+    looks, looks_first = not call.assume_finite, guards.records(call)
+    factor, scale = sdpa.factors(call, is_looked_at=True)
     parts = parts_of(call if factor == 1.0 else call._replace(query=call.query * factor), cuts)
-    if parts is None or (looks and call.bias is not None and not call.bias.amax().item() < math.inf):
-        return None
-    if looks and not looks_after and not all(guards.norms_are_small(part.arrays, scale) for part in parts):
+    if parts is None or (looks and looks_first and not _are_small(call, parts, scale)):
         return None
     if not parts:
         return of_no_key(call)
     found = [FLASH_CPU(*part.arrays, 0.0, part.is_causal, attn_mask=part.added, scale=scale) for part in parts]
     output = joined(call, parts, [sdpa.differentiated_again(each) for each, _ in found])
-    if looks_after:
-        may_be_0 = any(part.added is not None or part.arrays[1].shape[-2] < guards.VECTOR_LANES for part in parts)
-        if not math.isfinite(output.sum(dtype=torch.float32 if output.dtype in guards.HALVES else None).item()):
+    logsumexps, looks_now = [each for _, each in found], looks and not looks_first
+    if looks_now and not _is_finite(output):
+        return None
+    if not all(each.all() for each in logsumexps):
+        if looks_now and not _are_small(call, parts, scale):
             return None
-        if may_be_0 and not all(each.all() for _, each in found) and not guards.norms_are_small(call[:3], scale):
-            return None
-    logsumexps = [_with_empty_rows(part, each[1]) for part, each in zip(parts, found, strict=True)]
+        logsumexps = list(map(_with_empty_rows, parts, logsumexps))
     return output, joined(call, parts, logsumexps)
+
+
+def _are_small(call: Call, parts: list[Part], scale: float) -> bool:
+    """Whether norms show that no score is NaN or overflows, and no product with values does."""
+    is_number = call.bias is None or call.bias.amax().item() < math.inf
+    return is_number and all(guards.norms_are_small(part.arrays, scale) for part in parts)
 
 
 def _with_empty_rows(part: Part, logsumexp: torch.Tensor) -> torch.Tensor:
@@ -273,7 +276,7 @@ def _backward(
 
 def _gradients(plan: GuardedPlan, call: Call, ends: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
     """Gradients of query, key and value by the kernel; ``None`` if they are not finite, and somebody looks."""
-    factor, scale = sdpa.factors(call, is_looked_at=plan.looks)
+    factor, scale = sdpa.factors(call, is_looked_at=True)
     scaled = call if factor == 1.0 else call._replace(query=call.query * factor)
     parts = parts_of(scaled)
     if parts is None:

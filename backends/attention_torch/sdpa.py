@@ -27,7 +27,6 @@ from attention_torch.guards import (
     few_queries,
     is_on_accelerator,
     is_on_host,
-    is_short,
     records,
 )
 
@@ -37,6 +36,7 @@ KERNEL = torch._C._nn.scaled_dot_product_attention
 ANY_KERNEL = contextlib.nullcontext()
 DENSE = torch.ops.aten._scaled_dot_product_attention_math
 MAX_SCORES_AGAIN = 512 * 512  # of a head, up to which second derivatives take the dense form
+MIN_SCALE = 1e-28
 MAX_PLAIN_BIAS = 1024.0  # up to which a logsumexp loses no more of a row's sum than rounding scores does
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -246,21 +246,20 @@ def factors(call: Call, *, is_looked_at: bool = False) -> tuple[Any, float]:
     """The scale as a factor of the query, and what is left of it to the kernel.
 
     The query is multiplied, as scores that fit might overflow on the way; in 16 bits by a power of two alone, which
-    rounds nothing. Norms that are looked at tell that none overflows. To multiply few queries takes less time than to
-    look at all keys. The kernel multiplies what it has masked with -inf already, so that it gets no scale but a
-    positive one.
+    rounds nothing. Who looks sees where they became NaN; and by a scale of `MIN_SCALE` or more, weights underflow to 0
+    next to each other where they became -inf. The kernel multiplies what it has masked with -inf already, so that it
+    gets no scale but a positive one.
     """
     scale: Any = default_scale(call.query, call.xp) if call.scale is None else call.scale
     if isinstance(scale, torch.Tensor):
         return scale.to(call.query.dtype), 1.0
-    if call.assume_finite and is_on_accelerator(call.query) and isinstance(scale, Real) and float(scale) > 0:
+    is_left = is_looked_at or (call.assume_finite and is_on_accelerator(call.query))
+    if is_left and isinstance(scale, Real) and float(scale) >= (MIN_SCALE if is_looked_at else math.ulp(0.0)):
         return 1.0, float(scale)
     if call.query.dtype in HALVES and isinstance(scale, Real) and scale:  # not a symbol
         # Products of float16 are far from the largest float32; those of bfloat16 are not.
         fraction, exponent = math.frexp(scale) if call.query.dtype == torch.bfloat16 else (float(scale), 0)
         return math.copysign(2.0**exponent, fraction), abs(fraction)
-    if is_looked_at and scale > 0 and not (call.assume_finite or is_short(call)):
-        return 1.0, float(scale)
     return (scale if call.scale is None else float(scale)), 1.0  # of a Fraction, too
 
 
