@@ -330,6 +330,13 @@ def benchmark(session):
     session.run("attention-core", "bench", *(session.posargs or ("--json", "benchmark.json")), env=QUIET)
 
 
+@nox.session(default=False)
+def pace(session):
+    """Compare the speed of this tree with the commit of reference, and with the libraries' own; `-- HEAD --quick`."""
+    install(session, "-e", f".[cli,keras,{','.join(FRAMEWORKS)}]")
+    session.run("python", "tools/pace.py", *session.posargs)
+
+
 @nox.session
 @timed
 def wheel(session):

@@ -26,13 +26,15 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from attention_core._arrays import Array, Namespace, scalar_like
+from attention_core._arrays import Array, DType, Namespace, cast_to, dtype_name, scalar_like, upcast
 from attention_core._backend import runs_at_once
 
 PRECISION = 53  # bits of float64: integers up to 2**53 are added exactly
 LONGEST = 4096  # terms that one matrix product adds up; longer sums are added as two parts each
 CARRY = 2.0**26
 SMALLEST, FLOAT32_OVERFLOW = 2.0**-126, 2.0**128  # the least normal float32, and the first number above all
+# Bits, the least normal number, and one up to which sums of so many bits are float32.
+HALF_RANGES = {"bfloat16": (8, SMALLEST, 2.0**100), "float16": (11, 2.0**-14, 65504.0)}
 ROUNDED_TO_SMALLEST = SMALLEST - 2.0**-151  # rounding to 24 bits makes this and what is above at least the former
 FLOAT64_MAX = 1.7976931348623157e308
 LN_2, LOG2_E = 0.6931471805599453, 1.4426950408889634  # literals: C libraries may round differently
@@ -63,19 +65,34 @@ def round_to_float32(x: Array, xp: Namespace, at_once: bool | None = None) -> Ar
     if runs_at_once(x) if at_once is None else at_once:
         size = xp.abs(x)
         if bool(xp.all(xp.less(size, FLOAT32_OVERFLOW / 2))):  # nan is not, either
-            return xp.where(xp.less(size, ROUNDED_TO_SMALLEST), 0.0, xp.astype(_to_24_bits(x, xp), xp.float32))
+            return xp.where(
+                xp.less(size, ROUNDED_TO_SMALLEST), 0.0, xp.astype(_shortened(x, PRECISION - 24, xp), xp.float32)
+            )
     x = xp.minimum(
         xp.maximum(x, scalar_like(-2 * FLOAT32_OVERFLOW, x, xp)), scalar_like(2 * FLOAT32_OVERFLOW, x, xp)
     )  # the bounds also end a product, as in `uncontracted`
-    short = _to_24_bits(x, xp)
+    short = _shortened(x, PRECISION - 24, xp)
     short = xp.where(xp.less(xp.abs(short), SMALLEST), 0.0, short)  # also -0, whose sign depends on the order of a sum
     short = xp.where(xp.greater_equal(short, FLOAT32_OVERFLOW), math.inf, short)
     short = xp.where(xp.less_equal(short, -FLOAT32_OVERFLOW), -math.inf, short)
     return xp.astype(xp.where(xp.isnan(short), math.nan, short), xp.float32)
 
 
-def _to_24_bits(x: Array, xp: Namespace) -> Array:
-    short = xp.multiply(x, 2.0 ** (PRECISION - 24))
+def round_to_half(x: Array, /, *, dtype: DType, xp: Namespace) -> Array:
+    """Round float32 to the numbers that a type of 16 bits holds, and return float32: a cast to that type is then exact.
+
+    A compiler may leave out a pair of conversions. So normal numbers are rounded as in `round_to_float32`, to the same
+    bits; their gradient passes as it is, in float32.
+    """
+    bits, smallest, largest = HALF_RANGES[dtype_name(dtype)]
+    size = xp.abs(x)
+    is_normal = xp.logical_and(xp.greater_equal(size, smallest), xp.less(size, largest))
+    return xp.where(is_normal, _shortened(x, 24 - bits, xp), upcast(cast_to(x, dtype, xp=xp), xp=xp))
+
+
+def _shortened(x: Array, dropped: int, xp: Namespace) -> Array:
+    """Numbers without their last bits, so many of them: G. W. Veltkamp's splitting."""
+    short = xp.multiply(x, 2.0**dropped)
     short += x
     short -= xp.subtract(short, x)
     return short

@@ -24,5 +24,7 @@ def guarded_scores(call: Call) -> Array:
     facts = facts_of(call)
     if facts.allowed is None or not call.backend.differentiates:
         return dense_scores(call, facts)
+    if call.backend.loops.traced and not facts.is_readable:
+        return dense_scores(call, facts._replace(is_guarded=True))
     is_finite = facts.is_readable and bool(inputs_are_finite(call))
     return dense_scores(call if is_finite else sanitized_keys(call, facts), facts)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
-from attention_core._arrays import Array
+from attention_core._arrays import Array, scalar_like
 from attention_core._attention.call import Call, Result, apply_dropout
-from attention_core._attention.facts import Facts, averages, products
+from attention_core._attention.facts import Facts
+from attention_core._attention.products import averages, products
 from attention_core._attention.scores import modify_scores
-from attention_core._attention.softmax import softmax
+from attention_core._attention.softmax import library_softmax, softmax
 
 
 def dense(call: Call, facts: Facts, *, weights: bool = True, logsumexp: bool = True) -> Result:
@@ -19,20 +20,27 @@ def dense(call: Call, facts: Facts, *, weights: bool = True, logsumexp: bool = T
     over the keys that query i may attend to. Asking for weights or logsumexp never changes the output.
     """
     xp, dropout = call.xp, call.dropout
-    scores = dense_scores(call, facts)  # (..., H, M, N)
+    scores = dense_scores(call, facts, 0.0 if library_softmax(call) else -math.inf)  # (..., H, M, N)
     # (..., H, M, N), their sums (..., H, M, 1), and twice (..., H, M)
-    exponentials, total, *found = softmax(scores, call, facts, logsumexp=logsumexp)
+    exponentials, total, *found = softmax(scores, call, facts, weights=weights, logsumexp=logsumexp)
     kept = exponentials if dropout is None else apply_dropout(exponentials, dropout, facts.at, facts.num_heads, xp)
-    output = xp.divide(averages(kept, call.value, facts, xp), total)  # (..., H, M, E)
+    output = xp.divide(averages(kept, call.value, facts, call.backend), total)  # (..., H, M, E)
     output = output if dropout is None else xp.multiply(output, dropout.scale)
     return Result(output, xp.divide(exponentials, total) if weights else None, *found)
 
 
-def dense_scores(call: Call, facts: Facts) -> Array:
-    r"""Scores :math:`s_{ij} = f(c \tanh(\sigma q_i \cdot k_j / c)) + b_{ij}`, and -inf where i may not attend to j."""
+def dense_scores(call: Call, facts: Facts, of_empty: float = -math.inf) -> Array:
+    r"""Scores :math:`s_{ij} = f(c \tanh(\sigma q_i \cdot k_j / c)) + b_{ij}`, and -inf where i may not attend to j.
+
+    A fully masked row may have another number.
+    """
     xp, allowed = call.xp, facts.allowed  # (..., M, N) or None
     query = xp.multiply(call.query, facts.scale)  # so that a score that fits does not overflow on the way
     scores = products(query, call.key, facts, call.backend)  # (..., H, M, N)
     scores = modify_scores(scores, call.softcap, call.score_mod, facts.at, allowed, xp=xp)
     scores = scores if call.bias is None else xp.add(scores, call.bias)
-    return scores if allowed is None else xp.where(allowed, scores, -math.inf)
+    if allowed is None:
+        return scores
+    is_plain = facts.empty is None or of_empty == -math.inf
+    hidden = -math.inf if is_plain else xp.where(facts.empty, scalar_like(of_empty, scores, xp), -math.inf)
+    return xp.where(allowed, scores, hidden)

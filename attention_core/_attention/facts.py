@@ -1,4 +1,4 @@
-"""What is known of a call before its scores are computed, and products by it: query, key and value do not decide it."""
+"""What is known of a call before its scores are computed: query, key and value do not decide it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ from typing import Any, NamedTuple
 from attention_core._arrays import Array, Namespace, has_sharding, length, one_program, sizes
 from attention_core._attention.call import (
     Call,
-    fold_group,
     group_size,
-    repeat_kv,
     scale_like,
     score_positions,
-    unfold_group,
     upcast_call,
 )
 from attention_core._attention.parts import every_query_has_a_key, has_few_queries
 from attention_core._attention.scores import allowed_by
-from attention_core._backend import Backend, can_be_read, is_exporting
+from attention_core._backend import can_be_read, is_exporting
 from attention_core.masks import Mask, Positions
 
 MAX_KEPT = 2**16  # scores of a mask that is kept: making a larger one takes less time than what it masks
@@ -36,6 +33,7 @@ class Facts(NamedTuple):
     allowed: Array | None  # which pairs may attend, by mask and bias; None for all
     empty: Array | None  # which queries (..., M, 1) may not attend to any key; None if there is none
     is_readable: bool  # whether values can be read now, and no accelerator is waited for, if something is masked
+    is_guarded: bool = False  # whether a program looks at products, whose derivatives leave out what is not finite
     is_sanitized: bool = False  # whether rows may be NaN, and their gradients are to reach nothing that is masked
 
 
@@ -92,30 +90,3 @@ def folds_groups(call: Call, group: Any) -> bool:
     if not call.backend.owns(call.query) or is_exporting(call.query):
         return False
     return not has_sharding(call.query) or has_few_queries(sizes(call.query)[-2], sizes(call.key)[-2])
-
-
-def products(query: Array, key: Array, facts: Facts, backend: Backend) -> Array:
-    """The products (..., H, M, N) of all queries (..., H, M, D) with the keys (..., G, N, D) of their group."""
-    xp = backend.namespace
-    query = fold_group(query, facts.group, xp=xp) if facts.is_folded else query
-    key = repeat_kv(key, facts.group, xp=xp) if facts.is_repeated else key
-    if backend.loops.traced and _are_few(query, key):
-        # A compiler may write the transpose of all keys to memory. That of the product is smaller for a few queries.
-        raw = xp.matrix_transpose(xp.matmul(key, xp.matrix_transpose(query)))
-    else:
-        raw = xp.matmul(query, xp.matrix_transpose(key))
-    return unfold_group(raw, facts.group, xp=xp) if facts.is_folded else raw
-
-
-def _are_few(query: Array, key: Array) -> bool:
-    (rows, width), columns = sizes(query)[-2:], sizes(key)[-2]
-    if not (isinstance(rows, int) and isinstance(width, int) and isinstance(columns, int)):
-        return False
-    return rows <= min(width, columns // 2)
-
-
-def averages(weights: Array, value: Array, facts: Facts, xp: Namespace) -> Array:
-    """The sums (..., H, M, E) of the values (..., G, N, E) of each group, by weights (..., H, M, N)."""
-    if not facts.is_folded:
-        return xp.matmul(weights, repeat_kv(value, facts.group, xp=xp) if facts.is_repeated else value)
-    return unfold_group(xp.matmul(fold_group(weights, facts.group, xp=xp), value), facts.group, xp=xp)

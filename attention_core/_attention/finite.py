@@ -14,7 +14,7 @@ from typing import Any
 
 from attention_core._arrays import Array, Namespace, compute_dtype_name, one_program, scalar_like, shape
 from attention_core._attention.call import Call, Result, repeat_kv
-from attention_core._attention.facts import Facts, averages
+from attention_core._attention.facts import Facts
 from attention_core._backend import Loops, is_on_host
 
 
@@ -31,37 +31,11 @@ def guarded(way: Callable[..., Result], call: Call, facts: Facts, *, weights: bo
     if not facts.is_readable:
         if not call.backend.loops.traced:
             return repair()
-        result = _of_finite_values(way, call, facts)
-        return result if weights else result._replace(weights=None)
+        return way(call, facts=facts._replace(is_guarded=True), weights=weights)
     if call.backend.differentiates:
         return way(call, weights=weights) if bool(inputs_are_finite(call)) else repair()
     result = way(call, weights=weights)
     return result if bool(is_clean(result.output, call.xp)) else repair()
-
-
-def _of_finite_values(way: Callable[..., Result], call: Call, facts: Facts) -> Result:
-    """The result of finite values, plus the infinities that are attended to.
-
-    A program holds the way once, as to hold it twice would take twice as long to compile. A condition averages
-    indicators, if there are any, and nothing is differentiated by it.
-    """
-    xp, backend = call.xp, call.backend
-    value, nan = one_program(_finite_vectors, xp)(call.value, xp=xp)
-    result = way(sanitized_keys(call, facts)._replace(value=value), weights=True)
-    weights, output = backend.stop_gradient(result.weights), backend.stop_gradient(result.output)
-
-    def attended() -> Array:
-        inf, minus_inf = (
-            xp.greater(averages(weights, indicator, facts, xp), 0.0)
-            for indicator in nonfinite_indicators(call.value, xp)
-        )
-        return infinities(inf, minus_inf, output, xp)
-
-    is_finite = xp.isfinite(xp.sum(nan))
-    added = backend.stop_gradient(backend.loops.cond(is_finite, lambda: xp.zeros_like(output), attended))
-    total = xp.sum(result.weights, axis=-1, keepdims=True)  # not the output: values that are masked would get 0 * inf
-    one = xp.add(1.0, xp.subtract(total, backend.stop_gradient(total)))  # so that no gradient of infinities is finite
-    return result._replace(output=xp.add(result.output, xp.multiply(added, one)))
 
 
 def inputs_are_finite(call: Call) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from attention_core._arithmetic.exact import two_sum
@@ -12,7 +13,7 @@ from attention_core._attention.facts import Facts
 
 
 def softmax(
-    scores: Array, call: Call, facts: Facts, /, *, logsumexp: bool = True
+    scores: Array, call: Call, facts: Facts, /, *, weights: bool = True, logsumexp: bool = True
 ) -> tuple[Array, Any, Array | None, Array | None]:
     r"""Exponentials of the scores (..., M, N), their total (..., M, 1), and if it is asked for, the logsumexp.
 
@@ -26,9 +27,10 @@ def softmax(
     empty of keys has :math:`e_{ij} = 0`, :math:`z_i = 1` and :math:`\ell_i = -\infty`, with gradients exactly 0. Mask
     and bias decide which rows these are, never the scores. The scores may be written over.
 
-    A softmax of the library, in one pass, gives the weights, with a total of 1. It may give NaN to one key alone where
-    one of them is NaN, and dropout must not drop that key. Its gradient sums over all keys of a row, so that no
-    gradient may come from one that is not allowed.
+    A softmax of the library, in one pass, gives the weights, with a total of 1. Its scores are 0 in a row that is empty
+    of keys, as its gradient would be NaN otherwise, if only until the weights are chosen away. That gradient sums over
+    all keys of a row, so that no gradient may come from one that is not allowed. Guarded averages take weights as they
+    are, unless the weights are asked for, too.
     """
     xp, backend, allowed, empty = call.xp, call.backend, facts.allowed, facts.empty
     num_keys = length(scores, -1, xp=xp)
@@ -36,14 +38,13 @@ def softmax(
         one = xp.ones((*shape(scores, xp=xp)[:-1], 1), dtype=scores.dtype, **on_device_of(scores))
         row = xp.squeeze(one, axis=-1)
         return (scores, one, *((xp.multiply(row, -math.inf), xp.zeros_like(row)) if logsumexp else (None, None)))
-    one_pass = None if call.dropout is not None and call.dropout.rate else backend.loops.softmax
-    if one_pass is not None and empty is not None:
-        scores = xp.where(empty, 0.0, scores)  # its gradient would be nan, if only until the choice below
+    one_pass = library_softmax(call)
     top: Any = xp.max(scores, axis=-1, keepdims=True) if logsumexp or one_pass is None else None
     total: Any = 1.0
     if one_pass is not None:
         exponentials = one_pass(scores)
-        exponentials = exponentials if allowed is None else xp.where(allowed, exponentials, 0.0)
+        if allowed is not None and (weights or not facts.is_guarded):
+            exponentials = xp.where(allowed, exponentials, 0.0)
         log_total = None
         if logsumexp:
             most = xp.max(exponentials, axis=-1, keepdims=True)
@@ -72,6 +73,14 @@ def softmax(
     none = none if empty is None else xp.logical_or(none, empty)
     log_normalizer, remainder = xp.where(none, -math.inf, log_normalizer), xp.where(none, 0.0, remainder)
     return exponentials, total, xp.squeeze(log_normalizer, axis=-1), xp.squeeze(remainder, axis=-1)
+
+
+def library_softmax(call: Call) -> Callable[[Array], Array] | None:
+    """The softmax of the library, if it takes one pass.
+
+    It may give NaN to one key alone where one of them is NaN, and dropout must not drop that key.
+    """
+    return None if call.dropout is not None and call.dropout.rate else call.backend.loops.softmax
 
 
 def with_remainder(found: Any, xp: Namespace) -> Any:

@@ -331,6 +331,14 @@ class Backend:
         """Return the array as a constant of derivatives."""
         return array
 
+    def with_tangent(self, function: Callable[..., Array], tangent: Callable[..., Array], *arrays: Array) -> Array:
+        """Return ``y = function(*arrays)``, whose directional derivative is ``tangent(arrays, y, tangents)``.
+
+        That is linear in the tangents of floating-point arrays; others are constants. Neither function closes over an
+        array. By default the tangent is not asked for: the library differentiates the function as it is.
+        """
+        return function(*arrays)
+
     def draw_seed(self, source: Any, /) -> Any:
         """Return a seed, two words of 32 bits, from a key or a generator of the library; anything else as it is."""
         return source

@@ -157,7 +157,8 @@ def decoder(
 
     Notes
     -----
-    16-bit parameters are computed in float32, through all layers, and the logits are rounded once.
+    16-bit parameters are computed in float32, through all layers, and the logits are rounded once. Keys and values are
+    rounded to the dtype of the parameters, with a cache or without one: so the pieces of a text do not show.
 
     References
     ----------

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
 from attention_core._arithmetic import ARITHMETICS, check_activation
+from attention_core._arithmetic.exact import round_to_half
 from attention_core._arrays import (
     HALF,
     Array,
     Namespace,
     cast_to,
     dtype_name,
+    one_program,
     positions,
     shape,
     shape_text,
@@ -76,14 +78,15 @@ def decoder_layer(parameters: DecoderLayer, x: Array, /, *, num_heads: int, **op
     ----------
     parameters : DecoderLayer
     x : Array, shape (..., L, C)
-        16-bit types are computed in float32 and rounded once.
+        16-bit types are computed in float32 and rounded once. Keys and values of self-attention are rounded to the
+        dtype of the parameters, with a cache or without one.
     num_heads : int
         H.
     num_key_value_heads : int, optional
         G, a divisor of H; by default H.
     cache : KeyValueCache, optional
-        Keys and values of former positions, (..., G, capacity, D). The keys are stored rotated. A cache of another
-        dtype rounds keys and values to it.
+        Keys and values of former positions, (..., G, capacity, D). The keys are stored rotated. A cache of a narrower
+        dtype than the parameters rounds keys and values to it.
     num_new : Array of int, shape (...), optional
         How many of the L positions are no padding, which is at the end. With a ragged cache only those are kept, as in
         `append`.
@@ -204,8 +207,9 @@ def apply_layer(
 ) -> tuple[Array, KeyValueCache | None]:
     """The body of `decoder_layer`, in the type of the computation."""
     ops = ARITHMETICS[arithmetic]
-    if dtype_name(parameters.attention_norm.dtype) in HALF:  # as all of them; a walk through the tree takes time
-        parameters = upcast(parameters, xp=xp)
+    dtype = parameters.attention_norm.dtype  # as all of them; a walk through the tree takes time
+    is_half = dtype_name(dtype) in HALF
+    parameters = upcast(parameters, xp=xp) if is_half else parameters
     in_weights, *in_branches = derived_dropouts(dropout, 5, xp)
     options |= {"arithmetic": arithmetic, "xp": xp}
     numbers = {name: options.pop(name) for name in NUMBERS}  # of self-attention
@@ -219,6 +223,8 @@ def apply_layer(
         if rotations:
             rotate = rotations[query.shape[-1]]
             query, key = rotate(query), rotate(key)
+        if is_half:  # with a cache or without: so a cache of that dtype changes no number
+            key, value = (one_program(round_to_half, xp)(each, dtype=dtype, xp=xp) for each in (key, value))
         if cache is not None:
             key, value = (cast_to(each, cache.key.dtype, xp=xp) for each in (key, value))
             cache = extended(cache, key, value, located.num_new, donate=donate, xp=xp)

@@ -10,7 +10,9 @@ from attention_core._attention.call import Attention
 from attention_core._backend import common_namespace, with_autocast
 from attention_core._checks import (
     check_choice,
+    check_device,
     check_flags,
+    check_floating,
     check_like,
     check_linear,
     check_number,
@@ -139,7 +141,8 @@ def spectral_norm(
     weight : Array, shape (..., out)
         All axes but the last are flattened.
     u : Array, shape (out,)
-        The current estimate of the right singular vector; at first random.
+        The current estimate of the right singular vector; at first random. It keeps a floating-point dtype of its own,
+        as weights are cast for a call, and what is kept between calls is not.
     iterations : int
         Steps of power iteration, 1 to 1000.
     epsilon : float
@@ -168,13 +171,16 @@ def spectral_norm(
     """
     xp = common_namespace(xp, {"weight": weight, "u": u})
     check_input("weight", weight, 2, "(..., out)", arithmetic=arithmetic)
-    check_vector("u", u, sizes(weight)[-1], "weight", model=weight)
+    check_vector("u", u, sizes(weight)[-1], "weight", model=u)
+    check_floating("u", u)
+    check_device("u", u, "weight", weight)
     if 0 in sizes(weight):
         raise ValueError(f"expected weight with at least one element; got {shape_text(weight)}")
     iterations = check_positive("iterations", iterations, most=MAX_ITERATIONS)
     check_number("epsilon", epsilon, positive=True)
-    dtype, epsilon = weight.dtype, float(epsilon)
-    weight, u = upcast((weight, u), xp=xp)
+    dtype, dtype_of_u, epsilon = weight.dtype, u.dtype, float(epsilon)
+    weight = upcast(weight, xp=xp)
+    u = cast_to(u, weight.dtype, xp=xp)
     maps = ARITHMETICS[arithmetic]
     weight, matrix = maps.copies(weight, 2, xp=xp)
     matrices = iter(maps.copies(xp.reshape(matrix, (-1, shape(weight, xp=xp)[-1])), 2 * iterations + 1, xp=xp))
@@ -186,7 +192,7 @@ def spectral_norm(
     row, kept = maps.copies(row, 2, xp=xp)
     sigma = maps.affine(maps.affine(last, next(matrices), None, xp=xp), xp.matrix_transpose(row), None, xp=xp)
     normalized = maps.divide(weight, xp.reshape(sigma, ()), xp=xp)
-    return cast_to(normalized, dtype, xp=xp), cast_to(xp.reshape(kept, (-1,)), dtype, xp=xp)
+    return cast_to(normalized, dtype, xp=xp), cast_to(xp.reshape(kept, (-1,)), dtype_of_u, xp=xp)
 
 
 def _max_pool(maps: Array, arithmetic: Any, xp: Namespace) -> Array:

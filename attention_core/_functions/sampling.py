@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from attention_core._arithmetic.elementary import exp2
-from attention_core._arithmetic.exact import LN_2, to_float64, uncontracted
+from attention_core._arithmetic.exact import FLOAT64_MAX, LN_2, to_float64, uncontracted
 from attention_core._arithmetic.operations import run
 from attention_core._arrays import (
     Array,
@@ -19,7 +20,16 @@ from attention_core._arrays import (
     sizes,
     upcast,
 )
-from attention_core._backend import Backend, Operation, as_constant, common_namespace, register, with_autocast
+from attention_core._backend import (
+    Backend,
+    Operation,
+    array_namespace,
+    as_constant,
+    can_be_read,
+    common_namespace,
+    register,
+    with_autocast,
+)
 from attention_core._checks import check_floating, check_number, check_positive, check_rank, only_array, plain_integer
 from attention_core.random import check_seed, hash_words, seed_words, uniform_integers
 
@@ -74,8 +84,16 @@ def sample_tokens(
     -------
     Array of int32, shape (...)
 
+    Raises
+    ------
+    TypeError, ValueError
+        When arguments do not fit; and when a row has no greatest logit, as it holds NaN, or nothing but -inf. Where
+        logits cannot be read without waiting, in compiled functions and on accelerators, its token is -1.
+
     Notes
     -----
+    Infinite logits are the greatest: at any temperature one of them is chosen, each with the same probability.
+
     Seed, step and row decide. Probabilities are integers out of :math:`2^{30}` times the greatest, whose sums no order
     changes: so libraries that give the same logits choose the same token. A token that is :math:`2^{31}` times less
     probable than the most probable one is never drawn.
@@ -101,14 +119,25 @@ def sample_tokens(
         raise ValueError("expected logits of at least one token; got none")
     rows = xp.reshape(upcast(logits, xp=xp), (-1, count))
     if temperature == 0:
-        return xp.reshape(first_greatest(rows, xp), tuple(leading))
-    index = positions(shape(rows, xp=xp)[0], rows, xp=xp)
-    step = step if hasattr(step, "dtype") else int(step)
-    step = xp.reshape(xp.astype(step, xp.int32), (1,)) if hasattr(step, "dtype") else step
-    words = [hash_words(*seed_words(seed, xp=xp), _SAMPLED, word, step, index, xp=xp) for word in (0, 1)]
-    plan = Sampling(float(temperature), 0 if top_k is None else top_k, 1.0 if top_p is None else float(top_p))
-    (tokens,) = run(SAMPLE, plan, rows, *(uniform_integers(word, xp=xp) for word in words), xp=xp)
+        tokens = first_greatest(rows, xp)
+    else:
+        index = positions(shape(rows, xp=xp)[0], rows, xp=xp)
+        step = step if hasattr(step, "dtype") else int(step)
+        step = xp.reshape(xp.astype(step, xp.int32), (1,)) if hasattr(step, "dtype") else step
+        words = [hash_words(*seed_words(seed, xp=xp), _SAMPLED, word, step, index, xp=xp) for word in (0, 1)]
+        plan = Sampling(float(temperature), 0 if top_k is None else top_k, 1.0 if top_p is None else float(top_p))
+        (tokens,) = run(SAMPLE, plan, rows, *(uniform_integers(word, xp=xp) for word in words), xp=xp)
+    has_nan, is_possible = xp.any(xp.isnan(rows), axis=-1), xp.any(xp.greater(rows, -math.inf), axis=-1)
+    tokens = xp.where(xp.logical_and(is_possible, xp.logical_not(has_nan)), tokens, -1)
+    if can_be_read(tokens):
+        check_tokens(tokens)
     return xp.reshape(tokens, tuple(leading))
+
+
+def check_tokens(tokens: Array) -> None:
+    """Raise if one is missing, as the logits of its row have no greatest one."""
+    if 0 not in sizes(tokens) and int(array_namespace(tokens).min(tokens)) < 0:
+        raise ValueError("expected a greatest logit in every row; got NaN, or nothing but -inf")
 
 
 def check_sampling(temperature: Any, top_k: Any, top_p: Any) -> None:
@@ -136,8 +165,10 @@ def _forward(plan: Sampling, arrays: Arrays, backend: Backend) -> Arrays:
     xp = backend.namespace
     logits, high, low = arrays
     wide = to_float64(logits, xp)
-    distance = xp.subtract(wide, xp.max(wide, axis=-1, keepdims=True))
-    power = exp2(uncontracted(xp.multiply(distance, 1 / (LN_2 * plan.temperature)), xp), xp)
+    greatest = xp.max(wide, axis=-1, keepdims=True)
+    distance = xp.where(xp.equal(wide, greatest), 0.0, xp.subtract(wide, greatest))  # infinite ones, too
+    factor = min(1 / (LN_2 * plan.temperature), FLOAT64_MAX)
+    power = exp2(uncontracted(xp.multiply(distance, factor), xp), xp)
     weights = xp.round(xp.multiply(power, 2.0**_WEIGHT_BITS))
     one = scalar_like(1.0, wide, xp)
     if plan.top_k:
@@ -146,7 +177,8 @@ def _forward(plan: Sampling, arrays: Arrays, backend: Backend) -> Arrays:
         least = xp.multiply(xp.sum(weights, axis=-1, keepdims=True), plan.top_p)
         weights = _kept(weights, weights, xp.maximum(least, one), xp)
     total = xp.sum(weights, axis=-1, keepdims=True)
-    share = xp.add(xp.multiply(to_wide(high, xp), 2.0**-24), xp.multiply(to_wide(low, xp), 2.0**-48))
+    high, low = (xp.astype(word, xp.float64) for word in (high, low))
+    share = xp.add(xp.multiply(high, 2.0**-24), xp.multiply(low, 2.0**-48))
     goal = xp.floor(uncontracted(xp.multiply(xp.expand_dims(share, axis=-1), total), xp))
     goal = xp.minimum(goal, xp.subtract(total, 1.0))
     count = shape(weights, xp=xp)[-1]
@@ -157,10 +189,6 @@ def _forward(plan: Sampling, arrays: Arrays, backend: Backend) -> Arrays:
         sums = xp.sum(xp.where(xp.less(index, more), weights, 0.0), axis=-1, keepdims=True)
         before = xp.where(xp.less_equal(sums, goal), more, before)
     return (xp.astype(xp.squeeze(before, axis=-1), xp.int32),)
-
-
-def to_wide(integers: Array, xp: Namespace) -> Array:
-    return xp.astype(integers, xp.float64)
 
 
 def _kept(weights: Array, counted: Array, least: Array, xp: Namespace) -> Array:

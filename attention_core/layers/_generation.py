@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from attention_core import parameters as trees
 from attention_core._arrays import (
     Array,
+    DType,
     Namespace,
     cast_to,
     index_dtype,
@@ -22,17 +23,19 @@ from attention_core._backend import Backend, as_constant, backend_for, common_na
 from attention_core._checks import (
     check_broadcastable,
     check_choice,
+    check_dtype,
     check_flags,
     check_function,
     check_integer,
     check_parameters,
+    check_placement,
     check_positive,
     check_rank,
     plain_integer,
     value_range,
 )
 from attention_core._functions.decoder import DecoderCache, LayerProgram
-from attention_core._functions.sampling import check_sampling, sample_tokens
+from attention_core._functions.sampling import check_sampling, check_tokens, sample_tokens
 from attention_core.layers._decoder import Decoder
 from attention_core.random import seed_words
 
@@ -67,6 +70,7 @@ def generate(
     top_p: float | None = None,
     seed: Any = 0,
     capacity: int | None = None,
+    cache_dtype: DType | str | None = None,
     mode: str = "eager",
     compiled_loop: bool = False,
     on_step: Callable[[Array, Array], Any] | None = None,
@@ -90,6 +94,9 @@ def generate(
         As in `attention_core.functions.sample_tokens`. By default, the most probable token is chosen.
     capacity : int, optional
         Of the cache; by default as many positions as are needed.
+    cache_dtype : dtype or str, optional
+        Of the cache; by default that of the parameters, which gives the logits of one forward pass. A narrower one
+        rounds keys and values to it.
     mode : str
         How a step is run: one of `attention_core.backend.Backend.modes`. A step is compiled once, also for several
         calls with arrays of the same shapes. PyTorch compiles a layer, of which all that are alike share the program.
@@ -103,7 +110,8 @@ def generate(
     Raises
     ------
     TypeError, ValueError
-        When arguments do not fit, or prompt and new tokens are more than the cache holds: before any computation.
+        When arguments do not fit, or prompt and new tokens are more than the cache holds: before any computation. And
+        when logits have no greatest one, as in `attention_core.functions.sample_tokens`.
 
     Examples
     --------
@@ -122,6 +130,8 @@ def generate(
     capacity = check_prompts(model, prompt_ids, prompt_lengths, max_new_tokens=max_new_tokens, capacity=capacity)
     check_choice("padding", padding, ("right", "left"))
     check_sampling(temperature, top_k, top_p)
+    cache_dtype = parameters.token.dtype if cache_dtype is None else check_dtype(cache_dtype, xp)
+    check_placement(cache_dtype, None, xp)
     if on_step is not None:
         check_function("on_step", on_step)
     stops = _checked_stops(stop_ids)
@@ -135,7 +145,8 @@ def generate(
         if padding == "left" and prompt_lengths is not None:
             prompt_ids = _to_the_left(prompt_ids, lengths, xp)
         hook = None if mode == "eager" or backend.loops.traced else _layer_program(model, backend, mode)
-        plan = _Plan(model, hook, max_new_tokens, capacity, stops, temperature=temperature, top_k=top_k, top_p=top_p)
+        sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        plan = _Plan(model, hook, max_new_tokens, capacity, cache_dtype, stop_ids=stops, **sampling)
         seed = seed if mode == "eager" else _seed_array(seed, prompt_ids, xp)
         functions = (_all_steps,) if compiled_loop else (_start, _advance)
         first, *further = (_program(function, plan, backend, mode=mode) for function in functions)
@@ -149,6 +160,8 @@ def generate(
             step = xp.full((), index, dtype=xp.int32, **on_device_of(state.tokens))
             state = further[0](parameters, seed, step, state)
     token_ids = state.token_ids
+    if is_concrete(token_ids):
+        check_tokens(token_ids)
     if stops and batch and is_concrete(state.num_new):
         token_ids = token_ids[:, : int(xp.max(state.num_new))]
     return Generated(token_ids, state.num_new)
@@ -161,6 +174,7 @@ class _Plan(NamedTuple):
     hook: LayerProgram | None
     max_new_tokens: int
     capacity: int
+    cache_dtype: DType
     stop_ids: tuple[int, ...]
     temperature: float
     top_k: int | None
@@ -187,8 +201,8 @@ def _start(
 ) -> _State:
     """Take in the prompts, and choose the first token of each."""
     xp, (batch, _) = backend.namespace, shape(prompt_ids, xp=backend.namespace)
-    table, on_device = parameters.token, on_device_of(prompt_ids)
-    options = {"dtype": table.dtype, "device": on_device_of(table).get("device"), "xp": xp}
+    on_device = on_device_of(prompt_ids)
+    options = {"dtype": plan.cache_dtype, "device": on_device_of(parameters.token).get("device"), "xp": xp}
     cache = plan.model.empty_cache((batch,), plan.capacity, ragged=True, **options)
     new = {"num_new": lengths, "select": xp.expand_dims(xp.subtract(lengths, 1), axis=-1)}
     logits, cache = plan.model(parameters, prompt_ids, cache=cache, donate=True, hook=plan.hook, **new)
@@ -202,7 +216,7 @@ def _start(
 def _advance(plan: _Plan, backend: Backend, parameters: trees.Decoder, seed: Any, step: Any, state: _State) -> _State:
     """Choose another token of each text; those that have ended repeat their last."""
     xp = backend.namespace
-    tokens = xp.expand_dims(state.tokens, axis=-1)
+    tokens = xp.maximum(xp.expand_dims(state.tokens, axis=-1), 0)  # a missing one is told in the end
     logits, cache = plan.model(parameters, tokens, cache=state.cache, donate=True, hook=plan.hook)
     logits = xp.squeeze(logits, axis=-2)
     tokens = xp.where(state.ended, state.tokens, plan.sample(logits, seed, step, xp))

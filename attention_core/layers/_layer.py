@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from attention_core import initializers, parameters as trees
 from attention_core._arithmetic import check_activation, check_arithmetic_name
-from attention_core._arrays import Array, Namespace, shape_text
+from attention_core._arrays import Array, Namespace, dtype_name, shape_text
 from attention_core._attention.ways import check_implementation
 from attention_core._backend import common_namespace, own_namespace
 from attention_core._checks import (
@@ -282,7 +282,8 @@ def check_fit(definition: Layer, parameters: Any, state: Any = (), /) -> None:
     Raises
     ------
     TypeError, ValueError
-        When a tree is of another structure, or an array of another shape or not of floating point.
+        When a tree is of another structure, an array of another shape or not of floating point, or parameters are of
+        several dtypes, as no call takes them. A state has a dtype of its own.
 
     Examples
     --------
@@ -293,6 +294,10 @@ def check_fit(definition: Layer, parameters: Any, state: Any = (), /) -> None:
     """
     _check_tree("parameters", definition.parameters, parameters)
     _check_tree("state", definition.state, state)
+    found = {dtype_name(array.dtype): name for name, array in named_arrays(parameters).items()}
+    if len(found) > 1:
+        got = ", ".join(f"{name} of {dtype}" for dtype, name in found.items())
+        raise TypeError(f"expected parameters of one dtype; got {got}")
 
 
 def _check_tree(name: str, like: Any, tree: Any) -> None:

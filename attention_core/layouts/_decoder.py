@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from attention_core import layers
-from attention_core._arrays import Array, Namespace, cast_to, dtype_name, shape_text, upcast
+from attention_core._arrays import Array, Namespace, shape_text, upcast
 from attention_core._backend import common_namespace
 from attention_core._checks import check_floating
 from attention_core.layouts._decoder_config import CAUSAL_LM, causal_lm_arguments, decoder_from_config, is_gemma
@@ -15,6 +15,7 @@ from attention_core.layouts._layout import (
     Layout,
     LayoutError,
     checked_arrays,
+    widened,
 )
 from attention_core.parameters import Decoder
 
@@ -164,26 +165,18 @@ def from_causal_lm(
             for name in parts:
                 found[name] = whole[start : start + dims[name][0], ...]
                 start += dims[name][0]
+    for array in found.values():
+        check_floating("the arrays", array)
     xp, token, head = common_namespace(xp, found), found["model.embed_tokens.weight"], found.get("lm_head.weight")
     if definition.tied and head is not None and not bool(xp.all(xp.equal(head, token))):
         raise LayoutError(f"expected lm_head.weight equal to the tied embedding; got another {shape_text(head)}")
-    plus_one, named = is_gemma(definition), {}
-    dtype = _widest(list(found.values()), xp)
+    found, plus_one, named = widened(found, xp), is_gemma(definition), {}
     for name, foreign in names_of_decoder(definition).items():
-        array = cast_to(found[foreign], dtype, xp=xp)
-        array = upcast(array, xp=xp) if plus_one else array
+        array = upcast(found[foreign], xp=xp) if plus_one else found[foreign]
         if len(array.shape) == 1 and plus_one and "norm" in name:
             array = xp.add(array, 1.0)
         named[name] = xp.matrix_transpose(array) if _is_transposed(name, array.shape) else array
     return definition, layers.tree_from_names(definition.parameters, named)
-
-
-def _widest(arrays: Sequence[Array], xp: Namespace) -> Any:
-    """The dtype that holds the numbers of all arrays."""
-    for array in arrays:
-        check_floating("the arrays", array)
-    names = {dtype_name(array.dtype) for array in arrays}
-    return arrays[0].dtype if len(names) == 1 else xp.float64 if "float64" in names else xp.float32
 
 
 def to_causal_lm(

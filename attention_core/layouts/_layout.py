@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attention_core import layers
-from attention_core._arrays import Array, Namespace, one_line, shape_text, type_text
+from attention_core._arrays import Array, Namespace, cast_to, dtype_name, is_floating, one_line, shape_text, type_text
 from attention_core._backend import common_namespace
 from attention_core._checks import check_positive
 from attention_core._functions.options import NUMBERS
@@ -83,8 +83,17 @@ class Layout:
     arguments: Callable[[Any], dict[str, Any]]
 
 
+def widened(arrays: Mapping[str, Array], xp: Namespace) -> dict[str, Array]:
+    """The arrays, of which those of floating point are of the narrowest dtype that holds the numbers of all."""
+    dtypes = {dtype_name(array.dtype): array.dtype for array in arrays.values() if is_floating(array)}
+    if len(dtypes) < 2:
+        return dict(arrays)
+    dtype = xp.float64 if "float64" in dtypes else xp.float32
+    return {name: cast_to(each, dtype, xp=xp) if is_floating(each) else each for name, each in arrays.items()}
+
+
 class Arrays:
-    """Reads the arrays of a layout: each once, with its shape checked."""
+    """Reads the arrays of a layout: each once, with its shape checked, and all of the widest dtype."""
 
     def __init__(self, layout: str, arrays: Mapping[str, Array], xp: Namespace | None) -> None:
         self.layout = layout
@@ -92,6 +101,7 @@ class Arrays:
         if not self._left:
             raise LayoutError(f"expected the arrays of {layout}; got none")
         self.xp = common_namespace(xp, self._left)
+        self._left = widened({name: array for name, array in self._left.items() if array is not None}, self.xp)
 
     def find(self, name: str, *dims: int | None) -> Array | None:
         """Take an array that may be absent."""

@@ -7,7 +7,6 @@ read in one piece. Quantized weights become float32.
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import re
@@ -52,6 +51,10 @@ WITHOUT = {  # settings that change nothing
     "attention.causal": (True,), "expert_count": (0,), "expert_used_count": (0,),
     "tensor_data_layout": ("Meta AI original pth",),
 }  # fmt: skip
+VERSIONS = (2, 3)
+NUMBERS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "?", 10: "u8", 11: "i8", 12: "f8"}
+TEXT, ARRAY = 8, 9  # kinds of values, besides those of numbers
+MOST_AXES = 4  # of a tensor of ggml
 OTHERS = ("adapter", "clip", "diffusion", "xielu")  # of models with more than an architecture
 FREQUENCIES = "rope_freqs.weight"
 WHOLE = {"token": "token_embd.weight", "norm": "output_norm.weight", "output.weight": "output.weight"}
@@ -94,10 +97,8 @@ def load_gguf(path: str | os.PathLike[str], /) -> GgufModel:
 def open_gguf(path: str | os.PathLike[str], /) -> tuple[layers.Decoder, Callable[[], Decoder], dict[str, Any]]:
     """Check a file as `load_gguf` does; return the definition, what reads the weights, and values of the tokenizer."""
     path = Path(path)
-    reader = _reader(path)
-    values = {name: field.contents() for name, field in reader.fields.items()}
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    dims = {name: tuple(int(size) for size in tensor.shape[::-1]) for name, tensor in tensors.items()}
+    values, tensors = _contents(path)
+    dims = {name: tensor.dims for name, tensor in tensors.items()}
     definition = _definition(path, values, tensors, dims=dims)
     names = _names(definition)
     specs = layers.named_arrays(definition.parameters)
@@ -115,8 +116,11 @@ def open_gguf(path: str | os.PathLike[str], /) -> tuple[layers.Decoder, Callable
     def read() -> Decoder:
         arrays = {}
         for name, foreign in names.items():
-            values_of = gguf.dequantize(tensors[foreign].data, tensors[foreign].tensor_type)
-            array = np.ascontiguousarray(values_of, dtype=np.float32).reshape(dims[foreign])
+            try:
+                array = tensors[foreign].numbers()
+            except NotImplementedError as error:
+                known = f"{tensors[foreign].kind.name} of {foreign}"
+                raise LayoutError(f"expected weights of types that gguf reads in {path}; got {known}") from error
             array = _in_halves(array, definition) if ROTATED.search(foreign) else array
             arrays[name] = np.ascontiguousarray(array.T) if transposed[name] else array
         return layers.tree_from_names(definition.parameters, arrays)  # type: ignore[no-any-return]
@@ -137,28 +141,121 @@ def _in_halves(array: NDArray[Any], definition: layers.Decoder) -> NDArray[Any]:
     return np.concatenate([turned, heads[:, width:]], axis=1).reshape(array.shape)
 
 
-def _reader(path: Path) -> Any:
-    read = gguf.GGUFReader  # which tells where the package is not installed
-    try:
-        with path.open("rb") as file:
-            start = file.read(4)
-    except OSError as error:
-        raise FileError(f"expected a GGUF file; got {path}: {error.strerror}") from error
-    if start != b"GGUF":
-        raise FileError(f"expected a GGUF file; got {path}, which begins otherwise")
-    try:
-        reader = read(path)
-        end = max((int(tensor.data_offset) + int(tensor.n_bytes) for tensor in reader.tensors), default=0)
-    except (ValueError, IndexError, KeyError, OverflowError, OSError) as error:  # in NumPy's words, of no help here
-        got = f"{path} of {path.stat().st_size} bytes, which ends too early or is broken"
-        raise FileError(f"expected a whole GGUF file; got {got}") from error
-    if end > path.stat().st_size:
-        raise FileError(f"expected a whole GGUF file, of {end} bytes; got {path} of {path.stat().st_size}")
-    return reader
+class _Tensor(NamedTuple):
+    """Where the numbers of a tensor are in a file."""
+
+    dims: tuple[int, ...]
+    kind: Any
+    data: NDArray[Any]
+
+    def numbers(self) -> NDArray[Any]:
+        """The numbers as float32."""
+        found = gguf.dequantize(self.data.reshape(math.prod(self.dims[:-1]), -1), self.kind)
+        return np.ascontiguousarray(found, dtype=np.float32).reshape(self.dims)
+
+
+class _Reader:
+    """Takes one value after the other from the bytes of a file, each once it is known to be within them."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            with path.open("rb") as file:
+                start = file.read(4)
+        except OSError as error:
+            raise FileError(f"expected a GGUF file; got {path}: {error.strerror}") from error
+        if start != b"GGUF":
+            raise FileError(f"expected a GGUF file; got {path}, which begins otherwise")
+        self.path, self.bytes, self.at = path, np.memmap(path, mode="r"), len(start)
+        version = self.number("I")
+        if version not in VERSIONS:
+            is_swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
+            got = "one of the other order of bytes, big-endian" if is_swapped else f"version {version}"
+            raise FileError(f"expected a little-endian GGUF file of version 2 or 3; got {path}, {got}")
+
+    def broken(self) -> FileError:
+        got = f"{self.path} of {len(self.bytes)} bytes, which ends too early or is broken"
+        return FileError(f"expected a whole GGUF file; got {got}")
+
+    def take(self, count: int) -> NDArray[Any]:
+        start, self.at = self.at, self.at + count
+        if self.at > len(self.bytes):
+            raise self.broken()
+        return self.bytes[start : self.at]
+
+    def numbers(self, code: str, count: int) -> list[Any]:
+        dtype = np.dtype(f"<{code}")
+        found: list[Any] = self.take(count * dtype.itemsize).view(dtype).tolist()
+        return found
+
+    def number(self, code: str) -> Any:
+        return self.numbers(code, 1)[0]
+
+    def text(self) -> str:
+        try:
+            return self.take(self.number("Q")).tobytes().decode()
+        except UnicodeDecodeError as error:
+            raise self.broken() from error
+
+    def value(self) -> Any:
+        if (kind := self.number("I")) != ARRAY:
+            return self.values(kind, 1)[0]
+        return self.values(self.number("I"), self.number("Q"))
+
+    def values(self, kind: int, count: int) -> list[Any]:
+        if kind in NUMBERS:
+            return self.numbers(NUMBERS[kind], count)
+        if kind != TEXT:  # arrays of arrays are in no model
+            raise self.broken()
+        return [self.text() for _ in range(count)]
+
+    def named(self, count: int, read: Callable[[], Any]) -> dict[str, Any]:
+        """Pairs of a name and what is read after it."""
+        found: dict[str, Any] = {}
+        for _ in range(count):
+            name = self.text()
+            if name in found:
+                raise FileError(f"expected every name once in {self.path}; got {name} again")
+            found[name] = read()
+        return found
+
+    def fact(self) -> tuple[tuple[int, ...], int, int]:
+        """Of a tensor: its dimensions, the last axis first in the file, its type, and where it begins."""
+        rank = self.number("I")
+        if rank not in range(1, MOST_AXES + 1):
+            raise self.broken()
+        return tuple(self.numbers("Q", rank)[::-1]), self.number("I"), self.number("Q")
+
+    def tensor(self, name: str, dims: tuple[int, ...], kind: int, start: int) -> _Tensor:
+        """A tensor, once it is known to be within the file."""
+        try:
+            known = gguf.GGMLQuantizationType(kind)
+            block, size = gguf.GGML_QUANT_SIZES[known]
+        except (KeyError, ValueError) as error:
+            raise FileError(f"expected tensors of known types in {self.path}; got type {kind} of {name}") from error
+        if 0 in dims or dims[-1] % block:
+            raise FileError(f"expected rows of {block} numbers, or of several times as many, of {name}; got {dims}")
+        end = start + math.prod(dims) // block * size
+        if end > (found := len(self.bytes)):
+            raise FileError(f"expected a whole GGUF file, of {end} bytes or more; got {self.path} of {found}")
+        return _Tensor(dims, known, self.bytes[start:end])
+
+
+def _contents(path: Path) -> tuple[dict[str, Any], dict[str, _Tensor]]:
+    """All values and tensors of a file; no weight is read yet."""
+    _ = gguf.GGMLQuantizationType  # which tells where the package is not installed
+    reader = _Reader(path)
+    num_tensors, num_values = reader.numbers("Q", 2)
+    values = reader.named(num_values, reader.value)
+    facts = reader.named(num_tensors, reader.fact)
+    unit = values.get("general.alignment", 32)
+    if type(unit) is not int or unit < 1 or unit & unit - 1:
+        raise FileError(f"expected general.alignment in {path} as a power of two; got {unit!r}")
+    first = -(-reader.at // unit) * unit
+    return values, {name: reader.tensor(name, dims, kind, first + at) for name, (dims, kind, at) in facts.items()}
 
 
 def _definition(
-    path: Path, values: dict[str, Any], tensors: dict[str, Any], *, dims: dict[str, tuple[int, ...]]
+    path: Path, values: dict[str, Any], tensors: dict[str, _Tensor], *, dims: dict[str, tuple[int, ...]]
 ) -> layers.Decoder:
     architecture = values.get("general.architecture")
     if architecture not in ARCHITECTURES:
@@ -189,12 +286,18 @@ def _definition(
             raise LayoutError(f"expected {architecture}.{name} in {path} as a positive {what}; got {value!r}")
         return value if kind is int else float(value)
 
-    size = functools.partial(number, kind=int, what="integer")
+    def size(name: str, default: Any = None) -> int:
+        found: int = number(name, default, kind=int, what="integer")
+        most = len(dims) if name == "block_count" else max(map(max, dims.values()))
+        if found > most:  # of which a tree, or divisors, might fill the memory
+            raise LayoutError(
+                f"expected {architecture}.{name} in {path} of at most {most}, as its tensors; got {found}"
+            )
+        return found
+
     if len(dims.get("token_embd.weight", ())) != 2:
         raise LayoutError(f"expected token_embd.weight (V, C) in {path}; got {dims.get('token_embd.weight')}")
     channels, num_heads, num_layers = map(size, SIZES[:3])
-    if num_layers > len(dims):  # of which a tree might fill the memory
-        raise LayoutError(f"expected tensors of {num_layers} blocks in {path}; got {len(dims)} in all")
     num_kv_heads = size("attention.head_count_kv", num_heads)
     head_dim = size("attention.key_length", channels // num_heads)
     if size("attention.value_length", head_dim) != head_dim:
@@ -245,15 +348,15 @@ def _scaling(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _times_frequencies(
-    path: Path, divisors: tuple[float, ...] | None, tensors: dict[str, Any], *, width: int
+    path: Path, divisors: tuple[float, ...] | None, tensors: dict[str, _Tensor], *, width: int
 ) -> tuple[float, ...] | None:
     """Divisors times those that a tensor of the file has, as that of Llama 3.1 does."""
     if FREQUENCIES not in tensors:
         return divisors
     tensor = tensors[FREQUENCIES]
-    if tuple(tensor.shape) != (width // 2,):
-        raise LayoutError(f"expected {FREQUENCIES} ({width // 2},) in {path}; got {tuple(map(int, tensor.shape))}")
-    found = gguf.dequantize(tensor.data, tensor.tensor_type).tolist()
+    if tensor.dims != (width // 2,):
+        raise LayoutError(f"expected {FREQUENCIES} ({width // 2},) in {path}; got {tensor.dims}")
+    found = tensor.numbers().tolist()
     return tuple([a * b for a, b in zip(found, divisors or (1.0,) * len(found), strict=True)])
 
 

@@ -119,6 +119,19 @@ class JaxBackend(Backend):
     def stop_gradient(self, array: Array, /) -> Array:
         return jax.lax.stop_gradient(array)
 
+    def with_tangent(self, function: Callable[..., Array], tangent: Callable[..., Array], *arrays: Array) -> Array:
+
+        @jax.custom_jvp  # type: ignore[untyped-decorator]
+        def computed(*arrays: Array) -> Array:
+            return function(*arrays)
+
+        @computed.defjvp  # type: ignore[untyped-decorator]
+        def differentiated(arrays: Any, tangents: Any) -> Any:
+            value = computed(*arrays)
+            return value, tangent(arrays, jax.lax.stop_gradient(value), tangents)
+
+        return computed(*arrays)
+
     def without_warnings(self) -> contextlib.AbstractContextManager[Any]:
         """A context in which `jax.transfer_guard` lets Python numbers be brought to the device, as eager calls do."""
         guard = jax.config.jax_transfer_guard_host_to_device

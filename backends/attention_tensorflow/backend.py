@@ -99,6 +99,26 @@ class TensorFlowBackend(Backend):
     def stop_gradient(self, array: Array, /) -> Array:
         return tf.stop_gradient(array)
 
+    def with_tangent(self, function: Callable[..., Array], tangent: Callable[..., Array], *arrays: Array) -> Array:
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def computed(*arrays: Array) -> Any:
+            value = function(*arrays)
+
+            def gradients_of(cotangent: Array) -> Any:
+                """A linear function is transposed by its gradient, wherever that is taken."""
+                zeros = [tf.zeros_like(array) if array.dtype.is_floating else None for array in arrays]
+                watched = [zero for zero in zeros if zero is not None]
+                with self.without_warnings(), tf.GradientTape() as tape:
+                    tape.watch(watched)
+                    directional = tangent(arrays, tf.stop_gradient(value), zeros)
+                gradients = iter(tape.gradient(directional, watched, cotangent))
+                return [None if zero is None else next(gradients) for zero in zeros]
+
+            return value, gradients_of
+
+        return computed(*arrays)
+
     def without_warnings(self) -> contextlib.AbstractContextManager[Any]:
         """A context in which `tf.debugging.enable_check_numerics` raises for no number: a masked score is -inf."""
         return _without_callbacks()

@@ -56,6 +56,18 @@ def test_from_one_library_to_another_and_back_is_where_it_was(path_of, first, se
     same(load_file(path_of("b")), LAYOUTS[second].write(ATTENTION, drawn(ATTENTION)))
 
 
+@pytest.mark.parametrize("layout", ["torch", "keras", "flax", "equinox"])
+def test_arrays_of_several_dtypes_become_the_widest(path_of, layout):
+    arrays = LAYOUTS[layout].write(ATTENTION, drawn(ATTENTION))
+    narrow = {name: np.array(a, "f4" if n % 2 else "f2", order="C") for n, (name, a) in enumerate(arrays.items())}
+    save_file(narrow, path_of("a"))
+    heads = ["--num-heads", 3] if layout in ("torch", "equinox") else []
+    converted(path_of("a"), path_of("b"), "--from", layout, "--to", "attention-core", *heads)
+    definition, parameters, _ = load_layer(path_of("b"))
+    same(LAYOUTS[layout].write(definition, parameters), {name: a.astype("f4") for name, a in narrow.items()})
+    assert definition(parameters, np.ones((1, 2, 12), np.float32)).dtype == np.float32
+
+
 def test_our_own_files_need_no_options_and_keep_the_settings(path_of):
     save_layer(path_of("a"), ATTENTION, drawn(ATTENTION))
     out = converted(path_of("a"), path_of("b"), "--from", "attention-core", "--to", "torch")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import struct
 
 import numpy as np
 import pytest
@@ -185,9 +186,15 @@ def test_a_gguf_file_says_how_a_prompt_begins_and_which_words_are_whole(values, 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"ggml.model": "bert"}, "expected a tokenizer gpt2 of smollm in a.gguf; got bert of smollm"),
+        (
+            {"ggml.model": "bert"},
+            "expected a tokenizer gpt2 of smollm in a.gguf, or --tokenizer with the model's tokenizer.json; got bert of smollm",
+        ),
         ({"ggml.tokens": ["a", "b"]}, "expected tokenizer.ggml.merges in a.gguf; got no such value"),
         ({"ggml.tokens": ["a"], "ggml.merges": ["a b"]}, "expected a tokenizer in a.gguf; got "),
+        (TOKENS | {"ggml.tokens": 3}, "expected tokenizer.ggml.tokens in a.gguf as a list of texts; got others"),
+        (TOKENS | {"ggml.merges": [1]}, "expected tokenizer.ggml.merges in a.gguf as a list of texts; got others"),
+        (TOKENS | {"ggml.token_type": 3}, "expected tokenizer.ggml.token_type in a.gguf as a list; got 3"),
         (TOKENS | {"ggml.add_bos_token": True}, "expected tokenizer.ggml.bos_token_id in a.gguf below 4; got None"),
         (TOKENS | {"ggml.add_eos_token": True}, "expected prompts without a token at their end in a.gguf; got add_eos"),
     ],
@@ -196,6 +203,56 @@ def test_a_broken_tokenizer_of_a_gguf_file_is_told(values, message):
     with pytest.raises(FileError) as caught:
         _tokenizer("a.gguf", {"ggml.model": "gpt2", "ggml.pre": "smollm"} | values)
     assert str(caught.value).startswith(message)
+
+
+LIST = struct.pack("<QsI", 1, b"a", 9)  # the name a, whose value is a list
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        (struct.pack(">IQQ", 3, 0, 1), "expected a little-endian GGUF file of version 2 or 3; got {}, one of the other "),
+        (struct.pack("<IQQ", 1, 0, 1), "expected a little-endian GGUF file of version 2 or 3; got {}, version 1"),
+        (struct.pack("<IQQ", 3, 0, 1) + LIST + struct.pack("<IQ", 0, 2**63), "expected a whole GGUF file; got {} of 49 bytes"),
+        (struct.pack("<IQQ", 3, 0, 1) + LIST + struct.pack("<IQ", 9, 1) * 4000, "expected a whole GGUF file; got {} of "),
+        (struct.pack("<IQQ", 3, 2**63, 0), "expected a whole GGUF file; got {} of 24 bytes"),
+    ],
+    ids=["big-endian", "version", "length", "nested", "tensors"],
+)  # fmt: skip
+def test_the_first_bytes_of_a_gguf_file_are_not_believed(tmp_path, start, message):
+    path = tmp_path / "a.gguf"
+    path.write_bytes(b"GGUF" + start)
+    with pytest.raises(FileError) as caught:
+        load_gguf(path)
+    assert str(caught.value).startswith(message.replace("{}", str(path)))
+
+
+def test_a_model_whose_tokenizer_is_not_read_takes_a_file(tmp_path):
+    path = tmp_path / "a.gguf"
+    write_gguf(path, more_values={"tokenizer.ggml.model": "llama", "tokenizer.ggml.eos_token_id": 3})
+    told = "expected a tokenizer gpt2 of smollm in {}, or --tokenizer with the model's tokenizer.json; got llama"
+    assert refusal("generate", "a", "--model", path).startswith(told.format(path))
+    save_tokenizer(tmp_path, WORDS)
+    words = ("generate", "a b", "--model", path, "--max-new-tokens", 2, "--tokenizer", tmp_path / "tokenizer.json")
+    assert invoke(*words).exit_code == 0
+    assert refusal(*words[:-1], path).startswith(f"expected a tokenizer in {path}; got ")
+    assert (
+        refusal(*words[:-1], tmp_path / "b.json") == f"expected a tokenizer in {tmp_path / 'b.json'}; got no such file"
+    )
+
+
+def test_a_cache_is_of_the_dtype_that_is_asked_for(folder, monkeypatch):
+    plain, same = (hashes("a b c", "--model", folder, *more)[0] for more in ([], ["--cache-dtype", "float32"]))
+    assert plain == same != hashes("a b c", "--model", folder, "--cache-dtype", "float16")[0]
+    told = refusal("generate", "a", "--model", folder, "--cache-dtype", "int8")
+    assert told == "expected dtype out of float16, bfloat16, float32, float64; got 'int8'"
+    monkeypatch.setattr("attention_cli.generate.available", lambda: 2**20)
+    told = [
+        refusal("generate", "a", "--model", folder, "--capacity", 10**6, "--cache-dtype", d)
+        for d in ("bfloat16", "float32")
+    ]
+    most = [int(re.search(r"at most (\d+) positions", each)[1]) for each in told]
+    assert most[0] == pytest.approx(2 * most[1], rel=0.1)
 
 
 @pytest.mark.parametrize("share", ["0", "1.5", "nan"])
@@ -245,8 +302,8 @@ def test_a_gguf_file_says_how_many_channels_are_rotated_and_how_fast(tmp_path):
         ({"values": {"rope.scaling.type": "longrope"}}, LayoutError, "expected original_max_position_embeddings of rotary positions of type longrope of {}; got none"),
         ({"values": {"attention.head_count": 0}}, LayoutError, "expected llama.attention.head_count in {} as a positive integer; got 0"),
         ({"values": {"rope.scaling.type": 1}}, LayoutError, "expected rotary positions of {} of a type out of default, linear, llama3, yarn, longrope; got 1"),
-        ({"values": {"block_count": 2**31}}, LayoutError, "expected tensors of 2147483648 blocks in {}; got 11 in all"),
-        (-70, FileError, "expected a whole GGUF file; got {} of "),
+        ({"values": {"block_count": 2**31}}, LayoutError, "expected llama.block_count in {} of at most 11, as its tensors; got 2147483648"),
+        (-70, FileError, "expected a whole GGUF file, of "),
         (100, FileError, "expected a whole GGUF file; got {} of 100 bytes, which ends too early or is broken"),
         ("nothing", FileError, "expected a GGUF file; got {}: No such file"),
         ("other", FileError, "expected a GGUF file; got {}, which begins otherwise"),

@@ -8,6 +8,7 @@ from blockwise_helpers import quickly
 
 import attention_core as ac
 from attention_core import layers
+from attention_core._arithmetic.exact import round_to_half
 from attention_core.parameters import DecoderLayer, GatedFeedForward, Linear, MultiHeadAttention
 
 C, H, G, D, INNER, V, N = 10, 6, 2, 4, 13, 30, 2
@@ -211,16 +212,41 @@ def test_padding_on_either_side_does_not_show(arithmetic, backend, rng, xp, put,
 
 @pytest.mark.needs("dtype")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_16_bit_decoders_are_computed_in_float32_and_rounded_once(dtype, rng, xp, put, get):
-    d = layers.Decoder(V, C, H, INNER, N, **LLAMA)
+def test_16_bit_decoders_are_computed_in_float32_and_round_keys_values_and_logits_alone(dtype, rng, xp, put, get):
+    d = layers.Decoder(V, C, H, INNER, N, **LLAMA, arithmetic="reproducible")
     p, ids = put(filled(d, rng), dtype=dtype), put(rng.integers(0, V, (2, 5)))
     wide = layers.tree_from_names(p, {k: xp.astype(a, xp.float32) for k, a in layers.named_arrays(p).items()})
     found = d(p, ids)
-    expected = xp.astype(d(wide, ids), found.dtype)
-    np.testing.assert_array_equal(get(xp.astype(found, xp.float32)), get(xp.astype(expected, xp.float32)))
-    cached, cache = d(p, ids, cache=d.empty_cache((2,), 6, dtype=p.token.dtype, xp=xp))
-    assert cache.key[0].dtype == found.dtype
-    np.testing.assert_allclose(get(xp.astype(cached, xp.float32)), get(xp.astype(found, xp.float32)), atol=0.05)
+    for tree, kind in ((wide, p.token.dtype), (p, p.token.dtype), (p, xp.float32)):
+        logits, cache = d(tree, ids, cache=d.empty_cache((2,), 6, dtype=kind, xp=xp))
+        assert cache.key[0].dtype == kind
+        logits = xp.astype(logits, found.dtype)
+        np.testing.assert_array_equal(get(xp.astype(logits, xp.float32)), get(xp.astype(found, xp.float32)))
+
+
+@pytest.mark.needs("dtype")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_float32_is_rounded_to_16_bits_in_every_mode_and_keeps_its_gradient(dtype, backend, rng, xp, put, get):
+    """A pair of conversions alone is left out by compilers that may compute in more bits than are asked for."""
+    kind = put(np.zeros(1, np.float32), dtype=dtype).dtype
+    usual = rng.standard_normal(500) * 2.0 ** rng.integers(-30, 12, 500)
+    x = np.asarray(
+        [*usual, 0, -0.0, 65519, 65520, -7e4, 1e35, 2.0**-24, 1.01 * 2.0**-14, np.inf, -np.inf, np.nan], "f4"
+    )
+    with np.errstate(all="ignore"):
+        expected = get(xp.astype(xp.astype(put(x), kind), xp.float32))
+    is_normal = np.isfinite(x) & (np.abs(x) >= 2.0**-14) & (np.abs(x) < 6e4)
+    for mode in backend.modes:
+        with np.errstate(all="ignore"):
+            found = get(backend.compile(lambda x: round_to_half(x, dtype=kind, xp=xp), mode=mode)(put(x)))
+        is_compared = is_normal | (mode == "eager")
+        np.testing.assert_array_equal(found[is_compared], expected[is_compared])
+    if backend.differentiates:
+        numbers, factor = put(x[is_normal]), put(x[is_normal] + 1)
+        _, (gradient,) = backend.value_and_grad(
+            lambda x: xp.sum(xp.multiply(round_to_half(x, dtype=kind, xp=xp), factor))
+        )(numbers)
+        np.testing.assert_array_equal(get(gradient), get(factor))
 
 
 @pytest.mark.needs("torch")  # elsewhere, the operations have their gradients' tests, and compiling takes minutes

@@ -52,6 +52,59 @@ def test_the_first_of_the_greatest_logits_is_chosen(put, get):
     np.testing.assert_array_equal(get(ac.functions.sample_tokens(put(row), top_k=1, temperature=1e-3))[1:], [1])
 
 
+INFINITE, NAN = np.float32(np.inf), np.float32(np.nan)
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {}, {"temperature": 5e-324}, {"top_k": 1}, {"top_p": 0.5}])
+def test_infinite_logits_are_the_greatest_at_any_temperature(options, put, get):
+    rows = np.asarray([[1.0, INFINITE, 3.0, -INFINITE], [INFINITE, 0.0, INFINITE, INFINITE]] * 60, np.float32)
+    tokens = get(ac.functions.sample_tokens(put(rows), seed=3, **options))
+    assert set(tokens[::2].tolist()) == {1}
+    assert set(tokens[1::2].tolist()) == ({0} if options.get("temperature") == 0 else {0, 2, 3})
+
+
+@pytest.mark.parametrize("row", [[1.0, NAN, INFINITE], [NAN] * 3, [-INFINITE] * 3])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_without_a_greatest_are_told_where_they_can_be_read(row, temperature, backend, put, get):
+    rows = put(np.asarray([[0.0, 1.0, -INFINITE], row], np.float32))
+
+    def choose(rows):
+        return ac.functions.sample_tokens(rows, temperature=temperature)
+
+    with pytest.raises(ValueError, match="expected a greatest logit in every row; got NaN, or nothing but -inf"):
+        choose(rows)
+    if len(backend.modes) > 1 and backend.loops.traced:
+        assert get(backend.compile(choose, mode=backend.modes[1])(rows)).tolist()[1] == -1
+
+
+@pytest.mark.parametrize(
+    "compiled", [False, pytest.param(True, marks=pytest.mark.needs(lambda backend: backend.loops.traced))]
+)
+def test_a_model_of_numbers_that_are_none_has_no_text(compiled, backend, put):
+    p = MODEL.init(0, xp=np)
+    options = {"mode": backend.modes[1], "compiled_loop": True} if compiled else {}
+    with pytest.raises(ValueError, match="expected a greatest logit in every row; got NaN, or nothing but -inf"):
+        layers.generate(
+            MODEL, put(p._replace(norm=p.norm * NAN)), put(np.asarray([[3, 14]])), max_new_tokens=3, **options
+        )
+
+
+@pytest.mark.needs("float16")
+def test_a_cache_is_of_the_dtype_that_is_asked_for(put, get):
+    p, prompts, found = put(MODEL.init(0, xp=np)), put(np.asarray([[3, 14, 15]])), {}
+    for dtype in (None, "float32", "float16"):
+        logits = []
+        options = {"max_new_tokens": 2, "cache_dtype": dtype, "on_step": lambda _, y, kept=logits: kept.append(get(y))}
+        layers.generate(MODEL, p, prompts, **options)
+        found[dtype] = np.stack(logits)
+    np.testing.assert_array_equal(found["float32"], found[None])
+    assert (found["float16"] != found[None]).any()
+    np.testing.assert_allclose(found["float16"], found[None], rtol=0, atol=1e-2)
+    for dtype, kind in (("int8", ValueError), (int, TypeError)):
+        with pytest.raises(kind, match="expected dtype "):
+            layers.generate(MODEL, p, prompts, max_new_tokens=2, cache_dtype=dtype)
+
+
 def test_generated_tokens_are_those_of_the_whole_text_on_either_side_of_padding(put, get):
     p = put(MODEL.init(0, xp=np))
     right, left = np.asarray([[3, 14, 15, 9], [26, 5, 0, 0]]), np.asarray([[3, 14, 15, 9], [0, 0, 26, 5]])

@@ -261,3 +261,14 @@ def test_a_layer_of_users_may_have_settings_of_any_type():
     assert Mine().sizes == (3, 4)
     with pytest.raises(ValueError, match="width"):
         Mine(width=0)
+
+
+def test_parameters_of_several_dtypes_fit_no_layer(put):
+    layer = layers.FeedForward(5, 7)
+    p = layer.init(0, xp=np)
+    mixed = p._replace(contract=p.contract._replace(bias=np.zeros(5)))
+    layers.check_fit(layer, put(p))
+    with pytest.raises(
+        TypeError, match=r"expected parameters of one dtype; got .*weight of float32, contract.bias of float64"
+    ):
+        layers.check_fit(layer, put(mixed))

@@ -5,6 +5,7 @@ import pytest
 from blockwise_helpers import quickly
 
 import attention_core as ac
+from attention_core import layers
 from attention_core.layers import named_arrays
 from attention_core.parameters import Linear, SaganAttention
 
@@ -116,3 +117,18 @@ def test_gradients_of_both_arithmetics_agree(backend, rng):
     for name, fast in found[0].items():  # that of phi.bias is 0: of it there is only what rounding leaves
         bound = 1e-5 * np.abs(fast).max() + 1e-7 * largest
         np.testing.assert_allclose(found[1][name], fast, rtol=0, atol=bound, err_msg=name)
+
+
+@pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
+@pytest.mark.needs("float16")
+def test_a_state_keeps_a_dtype_of_its_own(arithmetic, xp, put, get):
+    """As under policies that cast parameters for a call, and nothing else."""
+    layer = layers.SaganAttention(8, arithmetic=arithmetic)
+    p, state, x = layer.init(0, xp=np), put(layer.init_state(0, xp=np)), np.ones((1, 4, 4, 8), np.float16)
+    p = put(p._replace(sigma=p.sigma + 0.5), dtype="float16")
+    assert layer(p, put(x), state=state).dtype == xp.float16
+    after = layers.named_arrays(layer.updated_state(p, state))
+    wide = layers.tree_from_names(p, {k: xp.astype(a, xp.float32) for k, a in layers.named_arrays(p).items()})
+    for name, expected in layers.named_arrays(layer.updated_state(wide, state)).items():
+        assert after[name].dtype == xp.float32
+        np.testing.assert_array_equal(get(after[name]), get(expected))

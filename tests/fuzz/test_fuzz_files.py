@@ -1,4 +1,4 @@
-"""Files of layers and trees whose bytes, header or metadata were changed: read whole, or refused by `FileError`."""
+"""Files of layers, trees and language models whose bytes, header or metadata were changed: read whole, or refused."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf_helpers import write_gguf
 from hypothesis import strategies as st
 
 from attention_core import layers
 from attention_core.layers import named_arrays
+from attention_core.layouts import LayoutError
 from attention_files import safetensors
+from attention_files.gguf import load_gguf
 
 LAYERS = (
     layers.MultiHeadAttention(6, 2, dropout=0.1, extra_key_value=True),
@@ -121,3 +124,49 @@ def check(case: tuple[int, str, Any], folder: Path, originals: list[bytes]) -> s
 def test_changed_files(fuzz, tmp_path):
     originals = [saved(index, tmp_path / "original.safetensors") for index in range(len(LAYERS))]
     fuzz(lambda case: check(case, tmp_path, originals), changes())
+
+
+SPANS = ("whole", "header", "counts")  # where changes begin: everywhere, before the tensors, in the first bytes
+WIDE = st.sampled_from([0, 1, 2, 2**31, 2**32 - 1, 2**48, 2**63, 2**64 - 1]) | st.integers(0, 2**64 - 1)
+
+
+@st.composite
+def gguf_changes(draw: Any) -> list[tuple[str, float, str, bytes]]:
+    """One change of a file, or several: how, how far into which span of it, and what comes there."""
+    numbers = WIDE.flatmap(lambda number: st.sampled_from([number.to_bytes(8, "little"), (number % 256).to_bytes(1)]))
+    nested = st.integers(1, 300).map(
+        lambda depth: (9).to_bytes(4, "little") + ((9).to_bytes(4, "little") + (1).to_bytes(8, "little")) * depth
+    )
+    change = st.tuples(
+        st.sampled_from(["bytes", "bytes", "bytes", "grow", "cut"]),
+        st.floats(0, 1, exclude_max=True),
+        st.sampled_from(SPANS),
+        st.binary(min_size=1, max_size=9) | numbers | numbers | nested,
+    )
+    return draw(st.lists(change, min_size=1, max_size=3))
+
+
+def check_gguf(case: list[tuple[str, float, str, bytes]], path: Path, data: bytes) -> str:
+    for kind, fraction, span, what in case:
+        size = {"whole": len(data), "header": min(1200, len(data)), "counts": min(32, len(data))}[span]
+        data = changed(data[:size], kind, fraction, what) + (b"" if kind == "cut" else data[size:])
+    path.write_bytes(data)
+    try:
+        with np.errstate(all="ignore"):
+            definition, parameters, _ = load_gguf(path)
+    except (safetensors.FileError, LayoutError) as error:
+        refusal = str(error)
+    else:
+        layers.check_fit(definition, parameters)
+        return "read"
+    assert re.fullmatch("expected .*", refusal), refusal
+    return "refused"
+
+
+@pytest.mark.cases(60)
+def test_changed_gguf_files(fuzz, tmp_path):
+    path = tmp_path / "original.gguf"
+    texts = {"tokenizer.ggml.tokens": [*"abcdefg"], "tokenizer.ggml.model": "gpt2", "general.alignment": 32}
+    write_gguf(path, more_values=texts)
+    original = path.read_bytes()
+    fuzz(lambda case: check_gguf(case, tmp_path / "changed.gguf", original), gguf_changes())

@@ -253,6 +253,10 @@ class Generate:
     capacity: Annotated[
         int | None, typer.Option(min=1, help="Positions of the cache, by default as many as are needed.")
     ] = None
+    cache_dtype: Annotated[
+        str | None, typer.Option(help="Of the cache, such as bfloat16; by default that of the weights.")
+    ] = None
+    tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer.json, in the place of that of the model.")] = None
     chat: Annotated[bool, typer.Option("--chat", help="Ask in the format of ChatML, as instructed models do.")] = False
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the most probable token.")] = 0.0
     top_k: Annotated[int | None, typer.Option(min=1, help="Draw among so many tokens.")] = None

@@ -53,7 +53,7 @@ def generate(options: Generate, /) -> None:
         raise refusal(f"expected --mode out of {', '.join(chosen.modes)} on {chosen.name}; got {mode!r}")
     with refusing(LayoutError, ModuleNotFoundError, TypeError, ValueError):
         with telling_warnings():
-            tokenizer, definition, read_weights, stop = open_text_model(model)
+            tokenizer, definition, read_weights, stop = open_text_model(model, options.tokenizer)
         if options.chat and tokenizer.token_to_id(TURN) is None:
             raise FileError(f"expected a tokenizer with {TURN}, as --chat writes turns; got one without, in {model}")
         definition = definition.with_settings(arithmetic=options.arithmetic)
@@ -65,18 +65,25 @@ def generate(options: Generate, /) -> None:
         arrays = _padded(ids)
         limits = {name: getattr(options, name) for name in ("max_new_tokens", "capacity")}
         sampling = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p", "seed")}
-        _check_memory(chosen, definition, len(ids), check_prompts(definition, *arrays, **limits))
-        steps = {"stop_ids": stop, "mode": mode, **limits, **sampling}
+        bytes_of_position = _bytes_of_position(definition, len(ids), options.cache_dtype)
+        _check_memory(chosen, bytes_of_position, check_prompts(definition, *arrays, **limits))
+        steps = {"stop_ids": stop, "mode": mode, "cache_dtype": options.cache_dtype, **limits, **sampling}
         _write_texts(chosen, definition, read_weights(), *arrays, tokenizer, **steps)
 
 
-def _check_memory(backend: Backend, definition: Decoder, batch: int, capacity: int) -> None:
+def _bytes_of_position(definition: Decoder, batch: int, dtype: str | None) -> int:
+    """The memory of one position of a cache, by default in float32."""
+    name, sizes = "float16" if dtype == "bfloat16" else dtype, list[int]()  # which NumPy has not by its name
+    map_arrays(lambda each: sizes.append(each.nbytes), definition.empty_cache((batch,), 1, dtype=name, xp=np))
+    return sum(sizes)
+
+
+def _check_memory(backend: Backend, bytes_of_position: int, capacity: int) -> None:
     """Raise where the cache alone is larger than the memory that is free; nothing is known of an accelerator's."""
     device = getattr(backend.from_numpy(np.zeros(1, np.float32)), "device", "cpu")
-    free, sizes = available(), list[int]()
-    map_arrays(lambda each: sizes.append(each.nbytes), definition.empty_cache((batch,), 1, dtype=np.float32, xp=np))
-    if free is not None and capacity * sum(sizes) > free and "cpu" in str(device).lower():
-        most = f"{free // sum(sizes)} positions, which fill the {free / 2**30:.1f} GiB of free memory"
+    free = available()
+    if free is not None and capacity * bytes_of_position > free and "cpu" in str(device).lower():
+        most = f"{free // bytes_of_position} positions, which fill the {free / 2**30:.1f} GiB of free memory"
         raise ValueError(f"expected a cache of at most {most}; got {capacity}")
 
 
@@ -169,38 +176,52 @@ def _told_compiling(mode: str) -> Iterator[Callable[[], bool]]:
         yield is_compiling
 
 
-def open_text_model(path: Path) -> tuple[Any, Decoder, Callable[[], Any], list[int]]:
+def open_text_model(
+    path: Path, tokenizer_path: Path | None = None
+) -> tuple[Any, Decoder, Callable[[], Any], list[int]]:
     """A tokenizer, which is looked for first, a model, what reads its weights, and the tokens that end a text."""
     if path.is_dir():
-        file = path / "tokenizer.json"
-        if not file.is_file():
-            raise FileError(f"expected a tokenizer in {file}; got no such file")
-        try:
-            tokenizer = tokenizers.Tokenizer.from_file(str(file))
-        except ModuleNotFoundError:
-            raise
-        except Exception as error:  # of no class of its own
-            raise FileError(f"expected a tokenizer in {file}; got {error}") from error
+        tokenizer = _tokenizer_of(tokenizer_path or path / "tokenizer.json")
         definition, read_weights = open_causal_lm(path)
         return tokenizer, definition, read_weights, end_tokens(path)
     if not path.exists():
         raise FileError(f"expected --model, a folder of transformers or a GGUF file; got {path}: no such file")
     definition, read_weights, values = open_gguf(path)
-    ends = [int(values[name]) for name in ENDS if name in values]
-    return _tokenizer(path, values), definition, read_weights, ends
+    tokenizer = _tokenizer(path, values) if tokenizer_path is None else _tokenizer_of(tokenizer_path)
+    ends = [values[name] for name in ENDS if name in values]
+    if not all(type(end) is int for end in ends):
+        raise FileError(f"expected tokens that end a text in {path} as integers; got {ends}")
+    return tokenizer, definition, read_weights, ends
+
+
+def _tokenizer_of(file: Path) -> Any:
+    """The tokenizer of a ``tokenizer.json``."""
+    if not file.is_file():
+        raise FileError(f"expected a tokenizer in {file}; got no such file")
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:  # of no class of its own
+        raise FileError(f"expected a tokenizer in {file}; got {error}") from error
 
 
 def _tokenizer(path: Path, values: dict[str, Any]) -> Any:
     """The byte-level tokenizer of a GGUF file."""
     kind, split = values.get("ggml.model"), values.get("ggml.pre")
     if kind != "gpt2" or split not in PRE_TOKENIZERS:
-        raise FileError(f"expected a tokenizer gpt2 of {', '.join(PRE_TOKENIZERS)} in {path}; got {kind} of {split}")
+        raise FileError(
+            f"expected a tokenizer gpt2 of {', '.join(PRE_TOKENIZERS)} in {path}, or --tokenizer with the model's"
+            f" tokenizer.json; got {kind} of {split}"
+        )
     for name in ("ggml.tokens", "ggml.merges"):
         if name not in values:
             raise FileError(f"expected tokenizer.{name} in {path}; got no such value")
-    tokens, merges = values["ggml.tokens"], [tuple(merge.split(" ")) for merge in values["ggml.merges"]]
-    byte_pairs = tokenizers.models.BPE
+        if not isinstance(values[name], list) or not all(isinstance(each, str) for each in values[name]):
+            raise FileError(f"expected tokenizer.{name} in {path} as a list of texts; got others")
+    tokens, byte_pairs = values["ggml.tokens"], tokenizers.models.BPE
     try:
+        merges = [tuple(merge.split(" ")) for merge in values["ggml.merges"]]
         model = byte_pairs({token: index for index, token in enumerate(tokens)}, merges)
     except Exception as error:  # of no class of its own
         raise FileError(f"expected a tokenizer in {path}; got {error}") from error
@@ -211,13 +232,15 @@ def _tokenizer(path: Path, values: dict[str, Any]) -> Any:
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     control, whole = 3, 4  # of the types of tokens: whole ones are never cut
     types = values.get("ggml.token_type", [])
+    if not isinstance(types, list):
+        raise FileError(f"expected tokenizer.ggml.token_type in {path} as a list; got {types!r}")
     tokenizer.add_special_tokens([token for token, each in zip(tokens, types, strict=False) if each == control])
     tokenizer.add_tokens([token for token, each in zip(tokens, types, strict=False) if each == whole])
     if any(values.get(name, False) for name in ("ggml.add_eos_token", "ggml.add_sep_token")):
         raise FileError(f"expected prompts without a token at their end in {path}; got add_eos_token or add_sep_token")
     if values.get("ggml.add_bos_token", False):
         first = values.get("ggml.bos_token_id")
-        if first not in range(len(tokens)):
+        if type(first) is not int or first not in range(len(tokens)):
             raise FileError(f"expected tokenizer.ggml.bos_token_id in {path} below {len(tokens)}; got {first}")
         start = (tokens[first], first)
         tokenizer.post_processor = tokenizers.processors.TemplateProcessing([start[0], "$A"], special_tokens=[start])

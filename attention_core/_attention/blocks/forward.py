@@ -114,7 +114,7 @@ def _attend_sample(grid: Grid, index: Any, stacks: Any) -> Any:
     """Attention of all queries of one sample of the batch."""
     loops, sample, (num_rows, num_keys) = grid.loops, grid.sample_at(index), grid.sizes
     queries, keys = loops.split(sample.query, num_rows), loops.split(sample.key, num_keys)
-    blocks = Blocks(sample, queries, keys, loops.split(sample.value, num_keys))
+    blocks = Blocks(sample, queries, keys, loops.split(sample.value, num_keys, grid.value_part))
     attend = functools.partial(_attend_rows, grid, blocks, index)
     return loops.for_each(grid.counts[0], attend, stacks, grid.work)
 

@@ -62,6 +62,7 @@ class Grid(NamedTuple):
     at_once: bool  # whether the library computes on the host at once
     work: int  # of all scores of a round, by the time of one in fast arithmetic; 0 where it does not compute at once
     cache: dict[Any, Array] | None = None  # masks by distance, under a rule that looks at `key - query` alone
+    value_part: Callable[[Array], Array] = lambda values: values  # of a block of values, what is averaged
     visits: Any = None  # `Visits`, once they are known
 
     def for_each_sample(self, body: Callable[[Any, Any], Any], state: Any, *, is_shared: bool = False) -> Any:

@@ -22,7 +22,7 @@ def with_nonfinite_values(grid: Grid, average: Callable[[Grid], Arrays], empty: 
     """
     xp, loops = grid.xp, grid.loops
     if loops.traced:
-        infinite = xp.logical_not(xp.all(xp.isfinite(grid.operands.value)))
+        infinite = xp.logical_not(xp.isfinite(xp.sum(grid.operands.value)))
         num_passes = xp.add(xp.multiply(xp.astype(infinite, xp.int32), 2), 1)
         return loops.loop(0, num_passes, functools.partial(_one_pass, grid, average), empty())  # type: ignore[no-any-return]
     repair = functools.partial(_of_columns, grid, average)
@@ -44,11 +44,14 @@ def _with_values(grid: Grid, value: Array) -> Grid:
 
 def _one_pass(grid: Grid, average: Any, number: Any, results: Arrays) -> Arrays:
     """Pass 0 averages finite values; pass 1 adds attended inf to the output, and pass 2 attended -inf."""
-    xp, before, values = grid.xp, results[0], grid.operands.value
+    xp, before = grid.xp, results[0]
     is_first, infinity = xp.equal(number, 0), xp.multiply(xp.astype(3 - 2 * number, before.dtype), math.inf)
-    is_indicated = xp.logical_or(xp.isnan(values), xp.equal(values, xp.astype(infinity, values.dtype)))
-    part = xp.where(is_first, grid.finite_or_zero(values), xp.astype(is_indicated, values.dtype))
-    found, *rest = average(_with_values(grid, part))
+
+    def part_of(block: Array) -> Array:
+        is_indicated = xp.logical_or(xp.isnan(block), xp.equal(block, xp.astype(infinity, block.dtype)))
+        return xp.where(is_first, grid.finite_or_zero(block), xp.astype(is_indicated, block.dtype))
+
+    found, *rest = average(grid._replace(value_part=part_of))
     attended = xp.greater(found, 0.0)
     both = xp.logical_and(attended, xp.equal(before, xp.negative(infinity)))
     after = xp.where(both, math.nan, xp.add(before, xp.where(attended, infinity, xp.zeros_like(found))))

@@ -137,7 +137,7 @@ def reduce_keys(
 
 def _slice_values(grid: Grid, extent: tuple[Array, Array] | None, sample: Sample) -> SlicedValues:
     xp, count = grid.xp, grid.plan.num_slices
-    values = to_float64(sample.value, xp)
+    values = to_float64(grid.value_part(sample.value), xp)
     if extent is None:
         row_max, power = None, power_above_max(values, -2, xp, grid.at_once)
     else:

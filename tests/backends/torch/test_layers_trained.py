@@ -151,20 +151,28 @@ def test_learned_key_and_value_have_names_and_gradients():
     assert bool(layer.extra_value.grad.any())
 
 
-def test_a_layer_with_sigma_is_sharded_fully():
-    from torch.distributed.fsdp import fully_shard
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
+def test_a_layer_with_sigma_and_buffers_is_sharded_fully(dtype):
+    """Parameters and inputs are cast for a call, and buffers are not."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     layer, x = attention_torch.SaganAttention(8, seed=0), torch.ones(1, 8, 3, 4, requires_grad=True)
-    expected = layer(x).detach()
-    layer = attention_torch.SaganAttention(8, seed=0)
+    torch.nn.init.constant_(layer.sigma, 0.5)
+    whole = copy.deepcopy(layer)
+    for parameter in whole.parameters():
+        parameter.data = parameter.data.to(dtype)
+    expected = whole(x.to(dtype)).detach()
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
-        output = fully_shard(layer, mesh=mesh)(x)
+        output = fully_shard(layer, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=dtype))(x)
         output.sum().backward()
         torch.testing.assert_close(output, expected)
     finally:
         torch.distributed.destroy_process_group()
+    for buffer, other in zip(layer.buffers(), whole.buffers(), strict=True):
+        assert buffer.dtype == torch.float32
+        torch.testing.assert_close(buffer, other)
 
 
 def test_integer_seeds_are_compiled_for_all_at_once():
