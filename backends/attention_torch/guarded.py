@@ -105,7 +105,7 @@ def run(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.Ten
     if by_operation:
         output, found = _recorded(call, logsumexp=logsumexp)
     else:
-        output, found = _by_kernel_or_blocks(call, facts.cuts)
+        output, found = _by_kernel_or_blocks(call, facts.cuts, logsumexp=logsumexp)
     return (output if output.shape[-1] == width else output[..., :width]), found
 
 
@@ -204,19 +204,23 @@ def _call(plan: GuardedPlan, arrays: tuple[torch.Tensor, ...], backend: Backend)
 def _forward(
     plan: GuardedPlan, arrays: tuple[torch.Tensor, ...], backend: Backend
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    output, found = _by_kernel_or_blocks(_call(plan, arrays, backend))
+    output, found = _by_kernel_or_blocks(_call(plan, arrays, backend), logsumexp=plan.logsumexp)
     return _swapped(output), found.transpose(-2, -1)
 
 
-def _by_kernel_or_blocks(call: Call, cuts: list[KeyCut] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    results = _by_kernel(call, cuts)
+def _by_kernel_or_blocks(
+    call: Call, cuts: list[KeyCut] | None = None, *, logsumexp: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    results = _by_kernel(call, cuts, logsumexp=logsumexp)
     if results is not None:
         return results
-    output, logsumexp, _ = blockwise(call)
-    return cast_to(output, call.query.dtype, xp=call.xp), logsumexp
+    output, rows, _ = blockwise(call)
+    return cast_to(output, call.query.dtype, xp=call.xp), rows
 
 
-def _by_kernel(call: Call, cuts: list[KeyCut] | None = None) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _by_kernel(
+    call: Call, cuts: list[KeyCut] | None = None, *, logsumexp: bool = True
+) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Output and logsumexp of the kernel; ``None`` if something may leak into gradients, or has leaked.
 
     The kernel takes a row whose scores are NaN, among few keys or behind -inf, or -inf by overflow, for a fully masked
@@ -234,9 +238,10 @@ def _by_kernel(call: Call, cuts: list[KeyCut] | None = None) -> tuple[torch.Tens
     logsumexps, looks_now = [each for _, each in found], looks and not looks_first
     if looks_now and not _is_finite(output):
         return None
-    if not all(each.all() for each in logsumexps):
-        if looks_now and not _are_small(call, parts, scale):
-            return None
+    has_0 = not (looks and all(each.all() for each in logsumexps))  # if nobody looks, there may be some
+    if looks_now and has_0 and not _are_small(call, parts, scale):
+        return None
+    if has_0 and logsumexp:
         logsumexps = list(map(_with_empty_rows, parts, logsumexps))
     return output, joined(call, parts, logsumexps)
 
