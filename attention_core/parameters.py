@@ -108,33 +108,34 @@ class EncoderLayer(NamedTuple):
 
 
 class DecoderLayer(NamedTuple):
-    """The decoder layer of a language model: attention and feed-forward, each normalized by the root mean square.
+    """The decoder layer of a transformer: attention and feed-forward, each with its normalization.
 
-    Scales of normalization have shape (C,), those of query and key heads (D,). Scales that are ``None`` stand for no
-    normalization. ``cross_attention``, to an encoder, comes with its norm.
+    A normalization is a `LayerNorm`, or the scale alone of one by the root of the mean square. Scales have shape (C,),
+    those of query and key heads (D,); ``None`` stands for no normalization. ``cross_attention``, to an encoder, comes
+    with its norm.
     """
 
     attention: MultiHeadAttention
-    attention_norm: Array
+    attention_norm: Array | LayerNorm
     feed_forward: GatedFeedForward | FeedForward
-    feed_forward_norm: Array
-    query_norm: Array | None = None
-    key_norm: Array | None = None
-    attention_post_norm: Array | None = None
-    feed_forward_post_norm: Array | None = None
+    feed_forward_norm: Array | LayerNorm
+    query_norm: Array | LayerNorm | None = None
+    key_norm: Array | LayerNorm | None = None
+    attention_post_norm: Array | LayerNorm | None = None
+    feed_forward_post_norm: Array | LayerNorm | None = None
     cross_attention: MultiHeadAttention | None = None
-    cross_attention_norm: Array | None = None
+    cross_attention_norm: Array | LayerNorm | None = None
 
 
 class Decoder(NamedTuple):
-    """A language model: a table of tokens (V, C), layers, a scale (C,), and a map (C, V) to the logits.
+    """A language model: a table of tokens (V, C), layers, a normalization, and a map (C, V) to the logits.
 
     With ``output=None`` the map is the transposed table.
     """
 
     token: Array
     layers: tuple[DecoderLayer, ...]
-    norm: Array
+    norm: Array | LayerNorm
     output: Linear | None = None
 
 

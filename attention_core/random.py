@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, NamedTuple
 
 from attention_core._arrays import (
@@ -74,7 +75,14 @@ class Dropout(NamedTuple):
         return 1 / (1 - self.rate)
 
 
-Dropout.__new__ = names_keywords(Dropout.__new__, "Dropout")  # type: ignore[method-assign]
+def _new(_cls: type[Dropout], rate: float, seed: Any) -> Any:
+    may_be_rate = (
+        isinstance(rate, Real) and not isinstance(rate, int) and 0 <= rate < 1
+    )  # else it is told when it is used
+    return tuple.__new__(_cls, (float(rate) if may_be_rate else rate, seed))
+
+
+Dropout.__new__ = names_keywords(_new, "Dropout")  # type: ignore[method-assign, assignment]
 
 
 def check_dropout(dropout: Any) -> None:
@@ -86,9 +94,9 @@ def check_dropout(dropout: Any) -> None:
 
 def check_dropout_rate(rate: Any) -> None:
     """Raise unless this is a number in [0, 1)."""
-    if isinstance(rate, bool) or not isinstance(rate, int | float):
+    if isinstance(rate, bool) or not isinstance(rate, Real):
         raise TypeError(f"expected a dropout rate as a number; got {type(rate).__name__}")
-    if not 0 <= rate < 1:
+    if not 0 <= rate < 1:  # type: ignore[operator]
         raise ValueError(f"expected a dropout rate in [0, 1); got {number_text(rate)}")
 
 

@@ -53,8 +53,8 @@ class ScoreMod:
     -----
     In blocks, no gradient reaches arrays that the function closes over. They raise an error where that is known. A
     graph of TensorFlow does not know it, if the tape is around its call: there the gradient of such a tensor is None.
-    JAX compiles blocks once for each function, as ``jax.jit`` does, and does not see that what it reads has changed.
-    A program of ``torch.compile`` that is given functions may tell them apart by their code alone, in blocks.
+    JAX compiles blocks once for each function, as ``jax.jit`` does, and so does ``torch.compile``: neither sees that
+    what the function reads has changed.
 
     Examples
     --------

@@ -2,7 +2,12 @@
 
 from importlib.metadata import version as version_of
 
+from docutils import nodes
 from sphinx.ext.autodoc.mock import _MockObject
+from sphinx.util.docutils import SphinxDirective
+from typer.testing import CliRunner
+
+from attention_cli.app import app as commands
 
 project = "attention-core"
 author = "The attention-core developers"
@@ -43,6 +48,19 @@ html_theme_options = {"navigation_with_keys": True}
 copybutton_prompt_text = ">>> "
 
 
+class Command(SphinxDirective):
+    """What a command of ``attention-core`` says of its options."""
+
+    required_arguments = 1
+
+    def run(self):
+        """Print its help, as wide as a block of code."""
+        told = CliRunner().invoke(
+            commands, [*self.arguments, "--help"], prog_name="attention-core", env={"COLUMNS": "100"}
+        )
+        return [nodes.literal_block(told.output, told.output.strip(), language="text")]
+
+
 def setup(app):
     """Leave the pages of frameworks out of the doctests, as their libraries are not here; link names across modules."""
 
@@ -59,5 +77,6 @@ def setup(app):
             app.config.exclude_patterns += [f"reference/{name}.md" for name in ("dask", "torch", "jax", "nnx")]
             app.config.suppress_warnings += ["toc.not_readable"]
 
+    app.add_directive("command", Command)
     app.connect("builder-inited", leave_out)
     app.connect("missing-reference", find)

@@ -143,7 +143,7 @@ def rules():
     segments = np.repeat([0, 1, 2], [3, 4, 5])
     masks = {
         "Causal()": Causal(),
-        "SlidingWindow(3, 0)": SlidingWindow(3, 0),
+        "SlidingWindow(left=3, right=0)": SlidingWindow(left=3, right=0),
         "KeyLengths(8)": KeyLengths(8),
         "Segments(ids, ids)": Segments(segments, segments),
         "Causal() & Segments(…)": Causal() & Segments(segments, segments),

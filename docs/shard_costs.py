@@ -16,7 +16,7 @@ from attention_core._attention.blocks.visits import make_visits
 from attention_core.backend import Collectives, get_backend
 
 LENGTH, COUNTED = 32768, 8  # positions, and heads
-MASKS = {"causal": Causal(), "window of 4,096": SlidingWindow(4095, 0)}
+MASKS = {"causal": Causal(), "window of 4,096": SlidingWindow(left=4095, right=0)}
 TOKENS, HEADS, KV_HEADS, WIDTH, BYTES = 2**20, 32, 8, 128, 2
 MACHINES = {  # FLOP/s of bfloat16, bytes a second inside of a node and between nodes, ranks of a node
     "H100, NVLink 450 GB/s, InfiniBand 50 GB/s": (989e12, 450e9, 50e9, 8),

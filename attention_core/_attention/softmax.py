@@ -109,8 +109,10 @@ def merge_logsumexps(logsumexp: Array, remainder: Array, /, *, xp: Namespace) ->
 def merge_pieces(output: Array, logsumexp: Array, remainder: Array, /, *, xp: Namespace) -> tuple[Array, Array, Array]:
     """Attention to all keys: outputs (P, ..., M, E) of pieces, logsumexps, and what makes these exact, merged.
 
-    A piece without a share adds nothing: where all of its scores are -inf, its output is NaN.
+    A piece without a share adds nothing: where all of its scores are -inf, its output is NaN. So is that of all pieces
+    where no piece has a share, as in one call.
     """
     shares, *rows = merge_logsumexps(logsumexp, remainder, xp=xp)
-    shares = xp.expand_dims(shares, axis=-1)
-    return (xp.sum(xp.where(xp.equal(shares, 0.0), 0.0, xp.multiply(output, shares)), axis=0), *rows)
+    adds_nothing = xp.logical_and(xp.equal(shares, 0.0), xp.not_equal(rows[0], -math.inf))
+    shares, adds_nothing = xp.expand_dims(shares, axis=-1), xp.expand_dims(adds_nothing, axis=-1)
+    return (xp.sum(xp.where(adds_nothing, 0.0, xp.multiply(output, shares)), axis=0), *rows)

@@ -16,6 +16,7 @@ from attention_core._keywords import Names, call_error, names_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _CAST_OPTIONS = ("key", "value", "bias", "sinks", "memory")
+STANDARD = "2024.12"  # from which on functions take Python numbers
 _known: dict[type, Any] = {}  # a table of its own: a compiler must not look into that of backends before it is filled
 
 
@@ -46,7 +47,7 @@ def with_autocast(
 
     def decorate(function: Function) -> Function:
         backends, find, cast_call = _known, _find, _cast_call
-        error_of, names = call_error, names_of(function, taken) or Names((), (), 0)
+        error_of, check, names = call_error, check_standard, names_of(function, taken) or Names((), (), 0)
         keywords = frozenset(names.keywords)
 
         def called(*arguments: Any, **options: Any) -> Any:
@@ -71,6 +72,9 @@ def with_autocast(
                 if error is not None:
                     raise error from None
                 raise
+            except AttributeError:
+                check(arguments)
+                raise
 
         # With the globals of the function, by which doctest knows in which module it is.
         wrapper = types.FunctionType(
@@ -85,6 +89,15 @@ def with_autocast(
         return wrapper  # type: ignore[return-value]
 
     return decorate
+
+
+def check_standard(arguments: tuple[Any, ...]) -> None:
+    """Raise if arrays are of a version of the standard that is older than the one which is needed."""
+    for array in arguments:
+        xp = array_namespace(array) if hasattr(array, "dtype") else None
+        version = getattr(xp, "__array_api_version__", STANDARD)
+        if version < STANDARD:
+            raise TypeError(f"expected arrays of version {STANDARD} of the array API standard; got {version}") from None
 
 
 def _find(array: Array) -> Any:

@@ -274,6 +274,13 @@ class Backend:
         self.loops: Loops = PythonLoops(xp) if loops is None else loops
         self.differentiates: bool = type(self).vjp is not Backend.vjp
 
+    def __reduce_ex__(self, protocol: Any, /) -> Any:
+        """Copies and pickles of an announced backend are this one, by its name."""
+        from attention_core._backend._find import entries, get_backend  # noqa: PLC0415 (which imports this file)
+
+        is_announced = self.name in entries() and get_backend(self.name) is self
+        return (get_backend, (self.name,)) if is_announced else super().__reduce_ex__(protocol)
+
     @property
     def dtypes(self) -> tuple[str, ...]:
         """The floating-point types that the library computes in as configured."""

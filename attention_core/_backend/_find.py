@@ -329,13 +329,18 @@ def get_backend(name: str, /) -> Backend:
     ValueError
         When no backend of that name is announced.
     ImportError
-        When its library is not installed; the message says what to install.
+        When its library is not installed, or no backend is announced at all; the message says what to install.
 
     Examples
     --------
     >>> get_backend("numpy").modes
     ('eager',)
     """
+    if not entries():
+        raise ImportError(
+            f"expected an installed distribution that announces backends, by entry points of the group {GROUP}; got"
+            " none: if attention_core is found by a path alone, its metadata is not, which pip install writes"
+        )
     if not isinstance(name, str) or name not in entries():
         got = repr(name) if isinstance(name, str) else type_text(name)
         raise ValueError(f"expected a backend out of {', '.join(entries())}; got {got}")

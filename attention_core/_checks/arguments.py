@@ -49,6 +49,7 @@ HEADS_FIRST = ": heads come before positions; if they are after them, swap axes 
 
 def check_rank(name: str, array: Array, least: int, layout: str) -> None:
     """Raise unless the array has at least the axes that its layout names."""
+    _check_dense(name, array)
     if not hasattr(array, "shape"):
         raise TypeError(f"expected {name} {layout}; got {type(array).__name__}")
     try:
@@ -57,6 +58,11 @@ def check_rank(name: str, array: Array, least: int, layout: str) -> None:
         raise ValueError(f"expected {name} {layout}; got an array of an unknown number of axes") from error
     if rank < least:
         raise ValueError(f"expected {name} {layout}; got {shape_text(array)}")
+
+
+def _check_dense(name: str, array: Array) -> None:
+    if not is_dense(array):
+        common_namespace(None, {name: array})  # which says so
 
 
 def check_length(name: str, array: Array, axis: int, length: int | None, reason: str) -> None:
@@ -137,6 +143,7 @@ def check_floating(name: str, array: Array) -> None:
     """Raise unless the array has one of the floating-point types that are computed with."""
     if not hasattr(array, "dtype"):
         raise TypeError(f"expected {name} as an array; got {type_text(array)}")
+    _check_dense(name, array)
     if dtype_name(array.dtype) not in FLOATING:
         raise TypeError(f"expected {name} of dtype {', '.join(FLOATING)}; got {dtype_name(array.dtype)}")
 
@@ -161,6 +168,7 @@ def check_integer(name: str, array: Array) -> None:
     """Raise unless the array has an integer type."""
     if not hasattr(array, "dtype"):
         raise TypeError(f"expected {name} as an array; got {type_text(array)}")
+    _check_dense(name, array)
     if not dtype_name(array.dtype).startswith(("int", "uint")):
         raise TypeError(f"expected {name} of an integer dtype; got {dtype_name(array.dtype)}")
 
@@ -221,7 +229,7 @@ def check_linear(name: str, parameters: Any, x_name: str, x: Array, *, axis: int
     check_parameters(name, parameters, Linear)
     weight, bias = parameters
     check_rank(f"{name}.weight", weight, 2, "(in, out)")
-    check_like(f"{name}.weight", weight, x_name, x)
+    check_like(x_name, x, f"{name}.weight", weight)
     if len(weight.shape) != 2:
         raise ValueError(f"expected {name}.weight (in, out); got {shape_text(weight)}")
     check_channels(x_name, x, f"{name}.weight", weight, axis=axis, hint=hint)
@@ -247,10 +255,14 @@ def check_vector(name: str, vector: Array, length: int | None, model_name: str, 
         raise ValueError(f"expected {name} ({length},) to match {model_name}; got {shape_text(vector)}")
 
 
-def check_number(name: str, value: Any, *, positive: bool = False) -> None:
-    """Raise unless the value is a finite Python number, or a 0-d floating-point array, whose value is not read."""
+def check_number(name: str, value: Any, *, positive: bool = False, may_be_integer: bool = False) -> None:
+    """Raise unless the value is a finite Python number, or a 0-d floating-point array, whose value is not read.
+
+    It may be an array of integers where ``jax.jit`` makes one of a Python integer, and the caller converts it.
+    """
     if not isinstance(value, Real) and hasattr(value, "dtype"):
-        check_floating(name, value)
+        if not (may_be_integer and dtype_name(value.dtype).startswith(("int", "uint"))):
+            check_floating(name, value)
         if is_dense(value) and len(value.shape):  # a nested one has no shape
             raise ValueError(f"expected {name} as a number; got an array of shape {shape_text(value)}")
         return
@@ -270,7 +282,7 @@ def check_scores(query: Array, key: Array, bias: Array | None, value: Any = None
     check_floating("query", query)
     check_like("key", key, "query", query)
     dims = sizes(query)
-    changed = getattr(value, "shape", None) is not None and not sizes_differ(sizes(value)[-1], dims[-1])
+    changed = bool(getattr(value, "shape", ())) and not sizes_differ(sizes(value)[-1], dims[-1])
     hint = ORDER if changed and sizes_differ(sizes(key)[-1], dims[-1]) else ""
     _check_heads("key", key, (None, dims[-1]), "query", model=query, hint=hint)
     if bias is not None:
@@ -285,9 +297,9 @@ def only_array(value: Any) -> Array | None:
 def check_scaling(scale: Any, softcap: Any) -> None:
     """Raise unless scale and softcap are numbers, or absent."""
     if scale is not None:
-        check_number("scale", scale)
+        check_number("scale", scale, may_be_integer=True)
     if softcap is not None:
-        check_number("softcap", softcap, positive=True)
+        check_number("softcap", softcap, positive=True, may_be_integer=True)
 
 
 def check_value(value: Array, key: Array) -> None:

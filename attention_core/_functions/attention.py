@@ -29,7 +29,7 @@ from attention_core._checks import (
 )
 from attention_core._functions.constants import with_constants
 from attention_core._functions.options import DEFAULTS, FLAGS, NUMBERS, Options, PlainOptions, options_but
-from attention_core._functions.shards import check_same, check_shared, place_of, whole_lengths
+from attention_core._functions.shards import check_shared, place_of, whole_lengths
 from attention_core.masks import And, Causal, Mask
 from attention_core.masks._mask import as_mask
 from attention_core.masks._tree import check_covered, check_mask, mask_arrays
@@ -194,8 +194,6 @@ def checked_attention(query: Array, key: Array, value: Array, options: dict[str,
 def _attend_shards(query: Array, key: Array, value: Array, options: dict[str, Any]) -> Attention:
     """Attention of a sequence of which this rank holds a shard, by a strategy of its group."""
     shards = options["shards"]
-    if getattr(shards, "verify", False):
-        check_same(shards, {"query": query, "key": key, "value": value}, options)
     known, here, lengths = _placed(query, key, value, options)
     if here.size == 1 and isinstance(here.split, str) and lengths[1] == key.shape[-2]:  # the whole, in order
         return checked_attention(query, key, value, {**options, "shards": None})

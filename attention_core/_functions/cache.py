@@ -236,6 +236,8 @@ def cache_mask(cache: KeyValueCache | Array, num_new: Any = 1, /) -> Mask:
         with without_warnings(length):
             return Causal(offset=xp.subtract(xp.astype(length, xp.int32), num_new))
     check_integer("num_new", num_new)
+    if len(length.shape):
+        check_broadcastable("num_new", num_new, sizes(length))
     length, num_new = as_constant(length, num_new), as_constant(num_new, length)
     xp = common_namespace(None, {"length": length, "num_new": num_new})
     length, num_new = xp.astype(length, xp.int32), xp.astype(num_new, xp.int32)

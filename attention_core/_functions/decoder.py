@@ -43,6 +43,7 @@ from attention_core._functions.cache import KeyValueCache, check_cache, empty_ca
 from attention_core._functions.decoder_layer import all_options, apply_layer, check_inputs, check_layer, taken_positions
 from attention_core._functions.embeddings import check_id_table
 from attention_core._functions.encoder import derived_dropouts, hooked
+from attention_core._functions.normalization import check_norm, normalized
 from attention_core._functions.options import DECODER_DEFAULTS, DecoderOptions, options_but
 from attention_core._functions.rotary import rotations_of
 from attention_core.parameters import Decoder, DecoderLayer, Linear
@@ -113,7 +114,7 @@ def decoder(
     r"""Compute the logits of a language model: for each position, a score for every token that may come next.
 
     .. math:: x_0 = c\, T_{t}, \qquad x_n = \operatorname{layer}_n(x_{n-1}), \qquad
-        y = \operatorname{rms\_norm}(x_N)\, W
+        y = \operatorname{norm}(x_N)\, W
 
     Parameters
     ----------
@@ -131,14 +132,16 @@ def decoder(
         Which of the L positions to compute logits for; by default all.
     window : int, or tuple of int or None, optional
         As in `decoder_layer`; a tuple has one for each layer.
-    rotary_base, rotary_width, rotary_divisors, interleaved, mask, scale, softcap, memory, memory_mask, activation
+    rotary_base, rotary_width, rotary_divisors, interleaved, norm_first, mask, scale, softcap, memory, memory_mask
+        As in `decoder_layer`, the same for all layers.
+    activation
         As in `decoder_layer`, the same for all layers.
     embedding_scale : float, optional
         c, the square root of C in Gemma.
     logit_softcap : float, optional
         Replaces logits :math:`y` by :math:`c \tanh(y / c)`.
     epsilon : float
-        Of all normalizations.
+        Of all normalizations, which are `rms_norm`, or `layer_norm` where the parameters of one are a `LayerNorm`.
     hook : callable, optional
         As in `decoder_layer`, of whole layers, such as ``"layers.0"``, and their parts, ``"layers.0.attention"``.
     dropout, donate, implementation, arithmetic, shards, xp
@@ -211,7 +214,7 @@ def decoder(
         x, kept = apply(x, _layer_cache(cache, index))
         filled.append(kept)
     x = x if select is None else _selected(x, select, ops, xp)
-    x = ops.normalize_rms(x, upcast(parameters.norm, xp=xp), float(epsilon), xp=xp)
+    x = normalized(x, upcast(parameters.norm, xp=xp), epsilon=epsilon, ops=ops, xp=xp)
     weight, bias = (xp.matrix_transpose(last[0]), None) if tied else upcast(parameters.output, xp=xp)
     logits = ops.affine(x, weight, bias, xp=xp)
     logits = logits if logit_softcap is None else ops.cap(logits, float(logit_softcap), xp=xp)
@@ -343,7 +346,7 @@ def _check_table(decoder: Decoder, token_ids: Array, arithmetic: Any) -> None:
     if len(token.shape) != 2:
         raise ValueError(f"expected decoder.token (V, C); got {shape_text(token)}")
     check_device("token_ids", token_ids, "decoder.token", token)
-    check_vector("decoder.norm", decoder.norm, sizes(token)[1], "decoder.token", model=token)
+    check_norm("decoder.norm", decoder.norm, sizes(token)[1], "decoder.token", token)
     if decoder.output is not None:
         check_parameters("decoder.output", decoder.output, Linear)
         weight, bias = decoder.output

@@ -20,7 +20,6 @@ from attention_core._arrays import (
     shape_text,
     shapes_differ,
     sizes,
-    sizes_differ,
     upcast,
 )
 from attention_core._backend import common_namespace, may_be_step, runs_at_once, with_autocast
@@ -36,14 +35,13 @@ from attention_core._checks import (
     check_parameters,
     check_positive,
     check_rank,
-    check_vector,
     once_per_signature,
     plain_integer,
 )
 from attention_core._functions.attention import check_options, option_arrays
 from attention_core._functions.cache import KeyValueCache, check_cache, check_num_new, check_room, extended
 from attention_core._functions.constants import with_constants
-from attention_core._functions.encoder import derived_dropouts, hooked
+from attention_core._functions.encoder import check_back, derived_dropouts, hooked
 from attention_core._functions.feed_forward import (
     check_feed_forward,
     check_maps,
@@ -51,28 +49,31 @@ from attention_core._functions.feed_forward import (
     gate_and_contract,
 )
 from attention_core._functions.multi_head import attend_heads, check_multi_head, check_projections
+from attention_core._functions.normalization import check_norm, normalized
 from attention_core._functions.options import DECODER_DEFAULTS, NUMBERS, DecoderOptions, options_but
 from attention_core._functions.rotary import check_rotation, rotations_of
 from attention_core._functions.shards import check_not_shared, place_of, shard_positions, whole_length
 from attention_core.masks import And, Causal, KeyLengths, Mask, SlidingWindow
 from attention_core.masks._mask import as_mask
 from attention_core.masks._tree import check_mask, mask_arrays
-from attention_core.parameters import DecoderLayer, FeedForward, GatedFeedForward, Linear
+from attention_core.parameters import DecoderLayer, FeedForward, GatedFeedForward
 from attention_core.random import Dropout, seeded
 
 
 @may_be_step
 @with_autocast(position=1, lowers=False, options=options_but(kind=DecoderOptions, defaults=DECODER_DEFAULTS))
 def decoder_layer(parameters: DecoderLayer, x: Array, /, *, num_heads: int, **options: Unpack[DecoderOptions]) -> Any:
-    r"""Apply the decoder layer of a language model: causal self-attention and feed-forward, each on a residual branch.
+    r"""Apply the decoder layer of a transformer: causal self-attention and feed-forward, each on a residual branch.
 
     .. math::
 
-        h = x + \operatorname{norm}'_1(\operatorname{attention}(\operatorname{norm}_1(x))), \qquad
-        y = h + \operatorname{norm}'_2(\operatorname{feed\_forward}(\operatorname{norm}_2(h)))
+        \text{norm first:}\quad & h = x + \operatorname{norm}'_1(\operatorname{attention}(\operatorname{norm}_1(x))), &
+        y &= h + \operatorname{norm}'_2(\operatorname{feed\_forward}(\operatorname{norm}_2(h))) \\
+        \text{norm last:}\quad & h = \operatorname{norm}_1(x + \operatorname{norm}'_1(\operatorname{attention}(x))), &
+        y &= \operatorname{norm}_2(h + \operatorname{norm}'_2(\operatorname{feed\_forward}(h)))
 
-    All norms are `rms_norm`; those with a prime, of Gemma 2, are optional. Cross-attention, if there is any, is a third
-    branch between the two.
+    Norms are `rms_norm`, or `layer_norm` where the parameters of one are a `LayerNorm`. Those with a prime, of Gemma 2,
+    are optional. Cross-attention, if there is any, is a third branch between the two.
 
     Parameters
     ----------
@@ -96,6 +97,8 @@ def decoder_layer(parameters: DecoderLayer, x: Array, /, *, num_heads: int, **op
         As in `rotary_embedding`; with ``None``, nothing is rotated.
     rotary_width, rotary_divisors, interleaved
         ``width``, ``divisors`` and ``interleaved`` of `rotary_embedding`.
+    norm_first : bool
+        Whether to normalize the input of each branch, or the sum after it (the first transformer, BART).
     window : int, optional
         How many keys a query attends to at most, the newest ones with its own.
     mask : Mask or Array of bool, broadcastable to (..., H, L, N), optional
@@ -105,6 +108,7 @@ def decoder_layer(parameters: DecoderLayer, x: Array, /, *, num_heads: int, **op
     memory : Array, shape (..., M, C'), optional
         The output of an encoder, for cross-attention.
     memory_mask : Mask or Array of bool, broadcastable to (..., H, L, M), optional
+        True = may attend. Padding of the memory, (B, M), is a mask (B, 1, 1, M), or ``memory_key_mask`` of a layer.
     activation : {"silu", "gelu", "gelu_tanh", "relu"}
         Of the feed-forward.
     epsilon : float
@@ -136,7 +140,7 @@ def decoder_layer(parameters: DecoderLayer, x: Array, /, *, num_heads: int, **op
 
     References
     ----------
-    H. Touvron et al., "Llama", 2023. Gemma Team, "Gemma 2", 2024.
+    A. Vaswani et al., "Attention is all you need", 2017. H. Touvron et al., "Llama", 2023. Gemma Team, "Gemma 2", 2024.
 
     Examples
     --------
@@ -194,6 +198,7 @@ def apply_layer(
     rotations: dict[int, Callable[[Array], Array]],
     mask: Mask | Array | None,
     window: int | None,
+    norm_first: bool,
     memory: Array | None,
     memory_mask: Mask | Array | None,
     activation: str,
@@ -207,14 +212,14 @@ def apply_layer(
 ) -> tuple[Array, KeyValueCache | None]:
     """The body of `decoder_layer`, in the type of the computation."""
     ops = ARITHMETICS[arithmetic]
-    dtype = parameters.attention_norm.dtype  # as all of them; a walk through the tree takes time
+    dtype = parameters.attention.query.weight.dtype  # as all of them; a walk through the tree takes time
     is_half = dtype_name(dtype) in HALF
     parameters = upcast(parameters, xp=xp) if is_half else parameters
     in_weights, *in_branches = derived_dropouts(dropout, 5, xp)
     options |= {"arithmetic": arithmetic, "xp": xp}
     numbers = {name: options.pop(name) for name in NUMBERS}  # of self-attention
 
-    normal = functools.partial(ops.normalize_rms, epsilon=float(epsilon), xp=xp)
+    normal = functools.partial(normalized, epsilon=epsilon, ops=ops, xp=xp)
 
     def prepare(query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
         nonlocal cache
@@ -258,9 +263,11 @@ def apply_layer(
         if hook is not None:
             branch = functools.partial(hooked, hook, name, branch)
         x, h = ops.copies(x, 2, xp=xp)
-        y = branch(normal(h, getattr(parameters, f"{name}_norm")))
+        norm = getattr(parameters, f"{name}_norm")
+        y = branch(normal(h, norm) if norm_first else h)
         y = y if post_norm is None else normal(y, post_norm)
         x = ops.add(x, y if in_branch is None else ops.drop(y, in_branch, xp=xp), xp=xp)
+        x = x if norm_first else normal(x, norm)
     return x, cache
 
 
@@ -334,7 +341,7 @@ def check_inputs(name: str, x: Array, axis: int, arrays: dict[str, Any], *, sett
     check_rank(name, x, -axis, "(..., L)" if axis == -1 else "(..., L, C)")
     if settled["shards"] is not None:
         _check_shards(name, x, axis, settled)
-    check_flags(donate=settled["donate"])
+    check_flags(donate=settled["donate"], norm_first=settled["norm_first"])
     check_number("epsilon", settled["epsilon"], positive=True)
     check_activation(settled["activation"])
     if settled["hook"] is not None:
@@ -378,14 +385,14 @@ def check_layer(
     width = None if width is None else width // num_heads
     for norm in ("attention_norm", "feed_forward_norm", "attention_post_norm", "feed_forward_post_norm"):
         if getattr(layer, norm) is not None or "post" not in norm:
-            check_vector(f"{name}.{norm}", getattr(layer, norm), channels, "x", model=x)
+            check_norm(f"{name}.{norm}", getattr(layer, norm), channels, "x", x)
     for norm in ("query_norm", "key_norm"):
         if getattr(layer, norm) is not None:
-            check_vector(f"{name}.{norm}", getattr(layer, norm), width, "a head", model=x)
+            check_norm(f"{name}.{norm}", getattr(layer, norm), width, "a head", x)
     kind = FeedForward if isinstance(layer.feed_forward, FeedForward) else GatedFeedForward
     check_maps(f"{name}.feed_forward", layer.feed_forward, kind)
     check_feed_forward(f"{name}.feed_forward", layer.feed_forward, "x", x)
-    _check_back(name, layer, channels)
+    check_back(f"{name}.", layer, channels)
     if rotary_base is not None:
         more = {"width": settled["rotary_width"], "divisors": settled["rotary_divisors"]}
         check_rotation(width, base=rotary_base, interleaved=settled["interleaved"], **more)
@@ -397,18 +404,6 @@ def check_layer(
     if mask is not None and settled["shards"] is None:
         check_mask(mask, (*sizes(x)[:-2], num_heads, sizes(x)[-2], keys), x)
     _check_memory(name, layer, x, settled["memory"], memory_mask=settled["memory_mask"], heads=heads)
-
-
-def _check_back(name: str, layer: DecoderLayer, channels: int | None) -> None:
-    """Raise unless all branches lead back to the channels of the input."""
-    for field in ("attention.output", "cross_attention.output", "feed_forward.contract"):
-        branch, _, last = field.partition(".")
-        if getattr(layer, branch) is None:
-            continue
-        check_parameters(f"{name}.{field}", getattr(getattr(layer, branch), last), Linear)
-        found = sizes(getattr(getattr(layer, branch), last).weight)[1]
-        if sizes_differ(found, channels):
-            raise ValueError(f"expected {name}.{field} back to {channels} channels; got {found}")
 
 
 def _check_layer_cache(name: str, layer: DecoderLayer, x: Array, cache: KeyValueCache, num_kv_heads: int) -> None:
@@ -432,12 +427,24 @@ def _check_memory(
         if layer.cross_attention_norm is not None:
             raise ValueError(f"expected {name}.cross_attention besides {name}.cross_attention_norm; got None")
         if memory is not None or memory_mask is not None:
-            raise ValueError(f"expected no memory for {name} without cross_attention; got some")
+            raise ValueError(f"expected no memory for {name} without cross_attention, of memory_channels=...; got some")
         return
     if memory is None:
-        raise ValueError(f"expected memory for {name}.cross_attention; got None")
+        raise ValueError(f"expected memory for {name}.cross_attention, of memory_channels=...; got None")
     check_projections(f"{name}.cross_attention", layer.cross_attention)
-    check_vector(f"{name}.cross_attention_norm", layer.cross_attention_norm, sizes(x)[-1], "x", model=x)
+    check_norm(f"{name}.cross_attention_norm", layer.cross_attention_norm, sizes(x)[-1], "x", x)
     check_like("memory", memory, "x", x)
     check_rank("memory", memory, 2, "(..., M, C)")
+    _check_memory_mask(memory_mask, memory, (*sizes(x)[:-2], heads["num_heads"], sizes(x)[-2], sizes(memory)[-2]))
     check_multi_head(layer.cross_attention, (x, memory, memory), mask=memory_mask, **heads)
+
+
+def _check_memory_mask(mask: Any, memory: Array, target: tuple[int | None, ...]) -> None:
+    """Raise if an array does not fit, or has the shape of padding: its rows would be queries, and not samples."""
+    if isinstance(mask, Mask) or not hasattr(mask, "dtype"):
+        return
+    is_padding = sizes(mask) == sizes(memory)[:-1] and set(sizes(mask)[:-1]) != {1}  # of one sample, both are the same
+    if is_padding:
+        got = f"{shape_text(mask)}: memory_key_mask=... of a layer takes samples and keys"
+        raise ValueError(f"expected memory_mask (..., H, L, M); got {got}")
+    check_broadcastable("memory_mask", mask, target)

@@ -16,7 +16,7 @@ from attention_core._checks import (
     check_rank,
     value_range,
 )
-from attention_core._functions.normalization import check_layer_norm
+from attention_core._functions.normalization import check_layer_norm, normalized
 from attention_core.parameters import Embeddings, LayerNorm
 from attention_core.random import Dropout, check_dropout, seed_array, seeded
 
@@ -105,8 +105,7 @@ def embed_tokens(
     ]
     x = functools.reduce(functools.partial(maps.add, xp=xp), found)
     if parameters.norm is not None:
-        scale, offset = upcast(parameters.norm, xp=xp)
-        x = maps.normalize(x, scale, offset, float(epsilon), xp=xp)
+        x = normalized(x, upcast(parameters.norm, xp=xp), epsilon=epsilon, ops=maps, xp=xp)
     return cast_to(maps.drop(x, dropout, xp=xp), dtype, xp=xp)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 from attention_core._arithmetic import ARITHMETICS, check_activation
-from attention_core._arrays import Array, Namespace, cast_to, dtypes_differ, sizes, upcast
+from attention_core._arrays import Array, Namespace, cast_to, dtypes_differ, sizes, sizes_differ, upcast
 from attention_core._attention.call import Attention
 from attention_core._backend import common_namespace, may_be_step, with_autocast
 from attention_core._checks import (
@@ -23,7 +23,7 @@ from attention_core._functions.attention import check_options, option_arrays
 from attention_core._functions.constants import with_constants
 from attention_core._functions.feed_forward import check_feed_forward, expand_and_contract
 from attention_core._functions.multi_head import attend_heads, check_multi_head, check_projections
-from attention_core._functions.normalization import check_layer_norm
+from attention_core._functions.normalization import check_layer_norm, normalized
 from attention_core._functions.options import NUMBERS, Options, options_but
 from attention_core._functions.shards import check_not_shared
 from attention_core.masks._tree import mask_arrays
@@ -139,7 +139,7 @@ def encoder_layer(
 
     for name, branch, in_branch in (("attention", attend, in_attention), ("feed_forward", feed, in_feed_forward)):
         norm = getattr(parameters, f"{name}_norm")
-        normal = functools.partial(ops.normalize, scale=norm.scale, offset=norm.offset, epsilon=float(epsilon), xp=xp)
+        normal = functools.partial(normalized, norm=norm, epsilon=epsilon, ops=ops, xp=xp)
         if hook is not None:
             normal = functools.partial(hooked, hook, f"{name}_norm", normal)
             branch = functools.partial(hooked, hook, name, branch)
@@ -205,14 +205,16 @@ def _check_call(
     check_layer_norm("attention_norm", parameters.attention_norm, "x", x)
     check_layer_norm("feed_forward_norm", parameters.feed_forward_norm, "x", x)
     check_feed_forward("feed_forward", parameters.feed_forward, "x", x)
-    _check_outputs(parameters, sizes(x)[-1])
+    check_back("", parameters, sizes(x)[-1])
     return xp, turned is not raw
 
 
-def _check_outputs(parameters: EncoderLayer, channels: int | None) -> None:
-    """Raise unless both branches lead back to the channels of the input."""
-    attention = parameters.attention
-    last = {"attention": attention.value} if attention.output is None else {"attention.output": attention.output}
-    for name, projection in {"feed_forward.contract": parameters.feed_forward.contract, **last}.items():
-        if sizes(projection.weight)[1] != channels:
-            raise ValueError(f"expected {name} back to {channels} channels; got {sizes(projection.weight)[1]}")
+def check_back(prefix: str, layer: Any, channels: int | None) -> None:
+    """Raise unless all branches of a layer lead back to the channels of the input."""
+    for name in ("attention", "cross_attention", "feed_forward"):
+        branch = getattr(layer, name, None)
+        if branch is not None:
+            last = "contract" if name == "feed_forward" else "value" if branch.output is None else "output"
+            found = sizes(getattr(branch, last).weight)[1]
+            if sizes_differ(found, channels):
+                raise ValueError(f"expected {prefix}{name}.{last} back to {channels} channels; got {found}")

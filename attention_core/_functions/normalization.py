@@ -7,7 +7,14 @@ from typing import Any
 from attention_core._arithmetic import ARITHMETICS, check_input
 from attention_core._arrays import Array, Namespace, cast_to, shape_text, sizes, upcast
 from attention_core._backend import common_namespace, with_autocast
-from attention_core._checks import check_channels, check_number, check_parameters, check_vector, once_per_signature
+from attention_core._checks import (
+    check_channels,
+    check_like,
+    check_number,
+    check_parameters,
+    check_vector,
+    once_per_signature,
+)
 from attention_core.parameters import LayerNorm
 
 
@@ -56,9 +63,21 @@ def layer_norm(
 def check_layer_norm(name: str, parameters: LayerNorm, x_name: str, x: Array) -> None:
     """Raise unless a `LayerNorm` fits the channels, dtype and device of its input."""
     check_parameters(name, parameters, LayerNorm)
-    channels = _checked_channels(x_name, x)
-    check_vector(f"{name}.scale", parameters.scale, channels, x_name, model=x)
-    check_vector(f"{name}.offset", parameters.offset, channels, x_name, model=x)
+    check_norm(name, parameters, _checked_channels(x_name, x), x_name, x)
+
+
+def check_norm(name: str, norm: LayerNorm | Array, channels: int | None, x_name: str, x: Array) -> None:
+    """Raise unless a `LayerNorm`, or the scale of `rms_norm`, fits channels, and the dtype and device of an array."""
+    fields = norm._asdict() if isinstance(norm, LayerNorm) else {"": norm}
+    for field, vector in fields.items():
+        check_vector(f"{name}.{field}" if field else name, vector, channels, x_name, model=x)
+
+
+def normalized(x: Array, norm: LayerNorm | Array, *, epsilon: float, ops: Any, xp: Namespace) -> Array:
+    """The body of `layer_norm`, or for a scale alone that of `rms_norm`, in the type of the computation."""
+    if isinstance(norm, LayerNorm):
+        return ops.normalize(x, norm.scale, norm.offset, float(epsilon), xp=xp)
+    return ops.normalize_rms(x, norm, float(epsilon), xp=xp)
 
 
 @once_per_signature
@@ -92,8 +111,9 @@ def _checked_channels(name: str, x: Array) -> int | None:
 
 
 def _check_taken(name: str, x: Array, scale_name: str, scale: Array) -> None:
-    """Raise unless an input has the channels of a scale, which is a vector."""
+    """Raise unless an input has the dtype, the device and the channels of a scale, which is a vector."""
     if len(getattr(scale, "shape", ())) == 1 and sizes(x)[-1] != 0:
+        check_like(name, x, scale_name, scale)
         check_channels(name, x, scale_name, scale)
 
 

@@ -71,6 +71,7 @@ class DecoderOptions(TypedDict, total=False):
     rotary_width: int | None
     rotary_divisors: tuple[float, ...] | None
     interleaved: bool
+    norm_first: bool
     window: int | tuple[int | None, ...] | None
     mask: Mask | Array | None
     scale: float | None
@@ -98,6 +99,7 @@ DECODER_DEFAULTS: dict[str, Any] = dict.fromkeys(DecoderOptions.__annotations__)
 DECODER_DEFAULTS |= {
     "rotary_base": 10000.0,
     "interleaved": False,
+    "norm_first": True,
     "activation": "silu",
     "epsilon": 1e-6,
     "donate": False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, cast
+from typing import Any
 
 from attention_core._arrays import Array, shape_text, sizes, type_text
 from attention_core._attention.blocks.grid import pad
@@ -20,10 +20,8 @@ from attention_core._attention.shards.splits import (
     wrong_position,
 )
 from attention_core._attention.shards.strategies import STRATEGIES
-from attention_core._backend import Backend, array_namespace, array_of, backend_for, is_concrete
-from attention_core._checks import check_bias, check_choice, check_flags, check_positive
-from attention_core._functions.digest import digest
-from attention_core._functions.options import DEFAULTS
+from attention_core._backend import Backend, array_namespace, backend_for
+from attention_core._checks import check_bias, check_choice, check_positive
 from attention_core.masks._tree import check_mask
 
 WITH_COLLECTIVES = "PyTorch, JAX and TensorFlow"
@@ -91,6 +89,9 @@ def unshard(x: Array, shards: Shards, /, *, axis: int = -2) -> Array:
     Notes
     -----
     The gradient is that of the sum of the losses of all ranks. Divide a loss that all of them compute by their number.
+
+    `jax.shard_map` does not see that all ranks get the same. To return the whole from there once, by ``out_specs=P()``,
+    give it ``check_vma=False``: then the gradient is that of one loss.
     """
     here, backend = place_of(shards, x, axis)
     length = whole_length("x", x, axis, shards, here)
@@ -141,7 +142,6 @@ def place_of(shards: Any, like: Array, axis: int = -2) -> tuple[Place, Backend]:
     else:
         split = _checked_runs(split)
     check_choice("a strategy of shards", shards.strategy, STRATEGIES)
-    check_flags(verify=shards.verify)
     if shards.length is not None:
         check_positive("the length of shards", shards.length)
     dims = getattr(like, "shape", None)
@@ -236,27 +236,3 @@ def check_shared(query: Array, mask: Any, bias: Any, lengths: tuple[int, int], h
         check_mask(mask, (*dims, *lengths), query)
     if bias is not None:
         check_bias(bias, query, (*dims, rows, lengths[1]))
-
-
-def check_same(shards: Shards, arrays: dict[str, Any], options: dict[str, Any]) -> None:
-    """Raise, on all ranks, unless they give the same: numbers, or of what is of a rank alone, shapes and types.
-
-    Raises
-    ------
-    ValueError
-        When an argument differs, or cannot be read while a program is traced.
-    """
-    query = arrays["query"]
-    here, backend = place_of(shards, query)
-    if not is_concrete(query):
-        raise ValueError("expected verify of shards in calls that no compiler traces; got it in one")
-    values = arrays | {name: options.get(name, default) for name, default in DEFAULTS.items() if name != "xp"}
-    values["shards"] = here.split, *shards[2:]
-    words = [digest(values[name], backend, with_numbers=name not in (*arrays, "bias")) for name in values]
-    xp, lent = backend.namespace, cast(Any, backend.collectives)
-    every = lent.all_gather(array_of(words, xp.int32, query, xp), here.group)
-    for name, column in zip(values, zip(*backend.to_numpy(every).tolist(), strict=True), strict=True):
-        usual = max(column, key=column.count)
-        rank = next((rank for rank, word in enumerate(column) if word != usual), None)
-        if rank is not None:
-            raise ValueError(f"expected the same {name} on all ranks of shards; got another on rank {rank}")

@@ -108,7 +108,7 @@ class DotProductAttention(Layer):
         mask, bias = (_with_heads(array, xp) for array in (mask, bias))
         result = scaled_dot_product_attention(
             *(xp.expand_dims(array, axis=-3) for array in (query, key, value)),
-            mask=all_masks(mask, query_mask, key_mask, xp),
+            mask=all_masks(mask, xp, query_mask=(query_mask, query), key_mask=(key_mask, key)),
             bias=bias,
             return_weights=return_weights,
             return_logsumexp=return_logsumexp,
@@ -272,7 +272,7 @@ class MultiHeadAttention(Layer):
             value,
             num_heads=self.num_heads,
             num_key_value_heads=self.num_key_value_heads,
-            mask=all_masks(mask, query_mask, key_mask, xp),
+            mask=all_masks(mask, xp, query_mask=(query_mask, query, shards), key_mask=(key_mask, key, shards)),
             bias=bias,
             score_mod=score_mod,
             sinks=sinks,

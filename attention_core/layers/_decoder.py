@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from attention_core import parameters as trees
 from attention_core._arrays import Array, DType, Namespace
 from attention_core._attention.shards.splits import Shards
-from attention_core._checks import check_positive
+from attention_core._checks import check_choice, check_positive
 from attention_core._functions.cache import KeyValueCache, empty_cache
 from attention_core._functions.decoder import DecoderCache, decoder, empty_decoder_cache
 from attention_core._functions.decoder_layer import decoder_layer
@@ -18,7 +19,7 @@ from attention_core._functions.normalization import rms_norm
 from attention_core._functions.options import DECODER_DEFAULTS
 from attention_core._functions.rotary import check_rotation
 from attention_core.layers._attention import MultiHeadAttention
-from attention_core.layers._layer import Initial, Layer, all_masks, linear_spec
+from attention_core.layers._layer import Initial, Layer, all_masks, linear_spec, norm_spec
 from attention_core.layers._transformer import FeedForward
 from attention_core.masks import Mask
 
@@ -98,6 +99,8 @@ class _DecoderSettings(Layer):
     attention_bias: bool = False
     output_bias: bool | None = None
     feed_forward_bias: bool = False
+    norm: str = "rms"
+    norm_first: bool = True
     query_key_norm: bool = False
     post_norm: bool = False
     gated: bool = True
@@ -115,10 +118,32 @@ class _DecoderSettings(Layer):
     implementation: str = "auto"
     arithmetic: str = "fast"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("norm", self.norm, ("rms", "layer"))
+
+    def empty_cache(
+        self,
+        leading: tuple[Any, ...],
+        capacity: int,
+        /,
+        *,
+        ragged: bool = False,
+        dtype: DType | None = None,
+        device: Any = None,
+        xp: Namespace,
+    ) -> Any:
+        """Make an empty cache of the layer, or of all layers, as `attention_core.cache` does."""
+        layer: Any = getattr(self, "layer", self)
+        make = empty_cache if layer is self else functools.partial(empty_decoder_cache, self.num_layers)
+        attention = layer.attention
+        heads, width = attention.groups, attention.parameters.query.weight.dims[1] // attention.num_heads
+        return make(leading, heads, capacity, width, ragged=ragged, dtype=dtype, device=device, xp=xp)
+
 
 @dataclass(frozen=True)
 class DecoderLayer(_DecoderSettings):
-    """Decoder layer of a language model: `attention_core.functions.decoder_layer`.
+    """Decoder layer of a transformer: `attention_core.functions.decoder_layer`.
 
     Parameters
     ----------
@@ -135,6 +160,10 @@ class DecoderLayer(_DecoderSettings):
     attention_bias, output_bias, feed_forward_bias : bool
         Whether query, key and value, the output of attention, and the feed-forward have biases. By default the output
         has one where query, key and value do.
+    norm : {"rms", "layer"}
+        The kind of all normalizations: by the root of the mean square (Llama), or by mean and variance.
+    norm_first : bool
+        Whether to normalize the input of each branch, or the sum after it (the first transformer, BART).
     query_key_norm : bool
         Whether query and key heads are normalized, as in Qwen 3.
     post_norm : bool
@@ -194,7 +223,7 @@ class DecoderLayer(_DecoderSettings):
         """Specs of attention, feed-forward and normalizations."""
         attention = self.attention.parameters
         width = attention.query.weight.dims[1] // self.num_heads
-        norm, head_norm = Initial((self.channels,), "ones"), Initial((width,), "ones")
+        norm, head_norm = norm_spec(self.channels, self.norm), norm_spec(width, self.norm)
         kind = GatedFeedForward if self.gated else FeedForward
         cross = None
         if self.memory_channels is not None:
@@ -212,21 +241,6 @@ class DecoderLayer(_DecoderSettings):
             cross_attention_norm=None if cross is None else norm,
         )
 
-    def empty_cache(
-        self,
-        leading: tuple[Any, ...],
-        capacity: int,
-        /,
-        *,
-        ragged: bool = False,
-        dtype: DType | None = None,
-        device: Any = None,
-        xp: Namespace,
-    ) -> KeyValueCache:
-        """Make an empty cache of this layer, as `attention_core.cache.empty_cache` does."""
-        heads, width = _cache_dims(self)
-        return empty_cache(leading, heads, capacity, width, ragged=ragged, dtype=dtype, device=device, xp=xp)
-
     def __call__(
         self,
         parameters: trees.DecoderLayer,
@@ -240,6 +254,7 @@ class DecoderLayer(_DecoderSettings):
         key_mask: Array | None = None,
         memory: Array | None = None,
         memory_mask: Mask | Array | None = None,
+        memory_key_mask: Array | None = None,
         donate: bool = False,
         seed: Any = None,
         hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
@@ -254,8 +269,8 @@ class DecoderLayer(_DecoderSettings):
         x : Array, shape (..., L, C)
         cache, num_new, position_ids, mask, memory, memory_mask, donate, hook, shards, xp
             As in `attention_core.functions.decoder_layer`; `empty_cache` makes a cache.
-        key_mask : Array of bool, shape (..., N), optional
-            False masks a key.
+        key_mask, memory_key_mask : Arrays of bool, shapes (..., N) and (..., M), optional
+            False masks a key, of the sequence or of the memory.
         seed : int or Array of int, optional
             Of the dropout; without it nothing is dropped.
 
@@ -269,9 +284,9 @@ class DecoderLayer(_DecoderSettings):
             cache=cache,
             num_new=num_new,
             position_ids=position_ids,
-            mask=all_masks(mask, None, key_mask, xp),
+            mask=all_masks(mask, xp, key_mask=(key_mask, x, shards, cache)),
             memory=memory,
-            memory_mask=memory_mask,
+            memory_mask=all_masks(memory_mask, xp, memory_key_mask=(memory_key_mask, memory)),
             donate=donate,
             hook=hook,
             shards=shards,
@@ -340,25 +355,9 @@ class Decoder(_DecoderSettings):
         return trees.Decoder(
             Initial((self.num_tokens, self.channels), "truncated_normal"),
             (self.layer.parameters,) * self.num_layers,
-            Initial((self.channels,), "ones"),
+            norm_spec(self.channels, self.norm),
             None if self.tied else linear_spec(self.channels, self.num_tokens, False),
         )
-
-    def empty_cache(
-        self,
-        leading: tuple[Any, ...],
-        capacity: int,
-        /,
-        *,
-        ragged: bool = False,
-        dtype: DType | None = None,
-        device: Any = None,
-        xp: Namespace,
-    ) -> DecoderCache:
-        """Make an empty cache of all layers, as `attention_core.cache.empty_decoder_cache` does."""
-        heads, width = _cache_dims(self.layer)
-        options: dict[str, Any] = {"ragged": ragged, "dtype": dtype, "device": device, "xp": xp}
-        return empty_decoder_cache(self.num_layers, leading, heads, capacity, width, **options)
 
     def __call__(
         self,
@@ -374,6 +373,7 @@ class Decoder(_DecoderSettings):
         key_mask: Array | None = None,
         memory: Array | None = None,
         memory_mask: Mask | Array | None = None,
+        memory_key_mask: Array | None = None,
         donate: bool = False,
         seed: Any = None,
         hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
@@ -388,7 +388,7 @@ class Decoder(_DecoderSettings):
         token_ids : Array of int, shape (..., L)
         cache, num_new, position_ids, select, mask, memory, memory_mask, donate, hook, shards, xp
             As in `attention_core.functions.decoder`; `empty_cache` makes a cache.
-        key_mask, seed
+        key_mask, memory_key_mask, seed
             As in `DecoderLayer`.
 
         Returns
@@ -402,9 +402,9 @@ class Decoder(_DecoderSettings):
             num_new=num_new,
             position_ids=position_ids,
             select=select,
-            mask=all_masks(mask, None, key_mask, xp),
+            mask=all_masks(mask, xp, key_mask=(key_mask, token_ids, shards, cache, False)),
             memory=memory,
-            memory_mask=memory_mask,
+            memory_mask=all_masks(memory_mask, xp, memory_key_mask=(memory_key_mask, memory)),
             donate=donate,
             hook=hook,
             shards=shards,
@@ -421,8 +421,3 @@ _OPTIONS = (
     "num_heads",
     *(name for name in DECODER_DEFAULTS if name in _SETTINGS and name not in ("window", "dropout")),
 )
-
-
-def _cache_dims(layer: DecoderLayer) -> tuple[int, int]:
-    """The number of key/value heads, and their width."""
-    return layer.attention.groups, layer.attention.parameters.query.weight.dims[1] // layer.num_heads

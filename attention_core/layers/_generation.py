@@ -37,6 +37,8 @@ from attention_core._checks import (
 from attention_core._functions.decoder import DecoderCache, LayerProgram
 from attention_core._functions.sampling import check_sampling, check_tokens, sample_tokens
 from attention_core.layers._decoder import Decoder
+from attention_core.layers._layer import named_arrays, tree_from_names
+from attention_core.layers.adapters import FixedSettings
 from attention_core.random import seed_words
 
 
@@ -56,9 +58,9 @@ class Generated(NamedTuple):
 
 
 def generate(
-    model: Decoder,
-    parameters: trees.Decoder,
-    prompt_ids: Array,
+    model: Any,
+    parameters: Any,
+    prompt_ids: Array | None = None,
     /,
     *,
     max_new_tokens: int,
@@ -76,12 +78,14 @@ def generate(
     on_step: Callable[[Array, Array], Any] | None = None,
     xp: Namespace | None = None,
 ) -> Generated:
-    """Continue prompts by a language model.
+    """Continue prompts by a language model: ``generate(model, parameters, prompt_ids)``, or ``(layer, prompt_ids)``.
 
     Parameters
     ----------
     model : Decoder
+        Or a layer of an adapter, which holds its parameters: nothing is dropped, and no gradient goes through them.
     parameters : attention_core.parameters.Decoder
+        Not for a layer.
     prompt_ids : Array of int, shape (B, L)
     max_new_tokens : int
     prompt_lengths : Array of int, shape (B,), optional
@@ -121,8 +125,14 @@ def generate(
     >>> found.token_ids.shape, int(found.num_new[0])
     ((1, 4), 4)
     """
+    layer = model if isinstance(model, FixedSettings) else None
+    model = model if layer is None else layer.definition
     if not isinstance(model, Decoder):
         raise TypeError(f"expected model as Decoder; got {type(model).__name__}")
+    if layer is not None:
+        if prompt_ids is not None:
+            raise TypeError("expected generate(layer, prompt_ids, ...), as a layer holds its parameters; got both")
+        parameters, prompt_ids = _held(layer), parameters
     check_parameters("parameters", parameters, trees.Decoder)
     prompt_ids, prompt_lengths = (as_constant(each, parameters.token) for each in (prompt_ids, prompt_lengths))
     xp = common_namespace(xp, {"prompt_ids": prompt_ids, "parameters": parameters, "prompt_lengths": prompt_lengths})
@@ -165,6 +175,14 @@ def generate(
     if stops and batch and is_concrete(state.num_new):
         token_ids = token_ids[:, : int(xp.max(state.num_new))]
     return Generated(token_ids, state.num_new)
+
+
+def _held(layer: FixedSettings) -> trees.Decoder:
+    """The parameters of a layer, through which no gradient goes."""
+    tree = layer.read()
+    backend = backend_for(tree.token, common_namespace(None, {"parameters": tree}))
+    held = {name: backend.stop_gradient(array) for name, array in named_arrays(tree).items()}
+    return tree_from_names(tree, held)  # type: ignore[no-any-return]
 
 
 class _Plan(NamedTuple):

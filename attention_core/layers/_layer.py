@@ -7,15 +7,17 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from numbers import Real
 from typing import Any, TypeVar
 
 from attention_core import initializers, parameters as trees
 from attention_core._arithmetic import check_activation, check_arithmetic_name
-from attention_core._arrays import Array, Namespace, dtype_name, shape_text
+from attention_core._arrays import Array, Namespace, dtype_name, shape_text, sizes
 from attention_core._attention.ways import check_implementation
-from attention_core._backend import common_namespace, own_namespace
+from attention_core._backend import common_namespace, is_dense, own_namespace
 from attention_core._checks import (
     check_boolean,
+    check_broadcastable,
     check_flags,
     check_floating,
     check_number,
@@ -188,7 +190,7 @@ def _plain(value: Any) -> Any:
     """A setting as JSON gives it back."""
     if isinstance(value, tuple):
         return [_plain(each) for each in value]
-    return float(value) if isinstance(value, float) else value
+    return float(value) if isinstance(value, Real) and not isinstance(value, int) else value
 
 
 def _check_window(name: str, window: Any) -> None:
@@ -221,18 +223,44 @@ def linear_spec(rows: int, columns: int, bias: bool) -> trees.Linear:
     return trees.Linear(Initial((rows, columns), "glorot_uniform"), Initial((columns,), "zeros") if bias else None)
 
 
-def all_masks(mask: Mask | Array | None, query_mask: Array | None, key_mask: Array | None, xp: Namespace | None) -> Any:
-    """Combine masks over pairs, over queries and over keys into one, or ``None``."""
+def all_masks(mask: Mask | Array | None, xp: Namespace | None, /, **places: tuple[Any, ...]) -> Any:
+    """Combine a mask over pairs with masks over queries or keys into one, or ``None``.
+
+    Each of these comes by its name, with the array whose places it is over, and more that `_places_of` takes.
+    """
     rules = [] if mask is None else [mask]
-    for name, padding, axis in (("query_mask", query_mask, -1), ("key_mask", key_mask, -2)):
+    for name, (padding, *where) in places.items():
         if padding is not None:
             check_rank(name, padding, 1, "(..., length)")
             check_boolean(name, padding)
+            if (dims := _places_of(*where)) is not None:
+                check_broadcastable(name, padding, dims)
             xp = common_namespace(xp, {name: padding})
+            axis = -1 if name.startswith("query") else -2
             rules.append(xp.expand_dims(xp.expand_dims(padding, axis=axis), axis=-3))
     if len(rules) < 2:
         return rules[0] if rules else None
     return functools.reduce(operator.and_, map(as_mask, rules))
+
+
+def _places_of(
+    array: Any, shards: Any = None, cache: Any = None, has_channels: bool = True
+) -> tuple[int | None, ...] | None:
+    """The axes (..., length) of an array, or with a cache those of its keys; a rank does not know the whole length."""
+    key = getattr(cache, "key", array)
+    key = key[0] if isinstance(key, tuple) and key else key
+    arrays = array, key
+    if not all(hasattr(each, "shape") and is_dense(each) and len(each.shape) > has_channels for each in arrays):
+        return None  # what is no such array is refused in other words
+    leading = sizes(array)[: -1 - has_channels]
+    length = sizes(key)[-1 if cache is None and not has_channels else -2]
+    return (*leading, None if shards is not None else length)
+
+
+def norm_spec(channels: int, kind: str = "layer") -> Any:
+    """The spec of a normalization: a `LayerNorm`, or the scale of one by the root of the mean square."""
+    scale = Initial((channels,), "ones")
+    return scale if kind == "rms" else trees.LayerNorm(scale, Initial((channels,), "zeros"))
 
 
 def named_arrays(tree: Any, prefix: str = "", /) -> dict[str, Any]:

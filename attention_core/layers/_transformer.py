@@ -13,7 +13,7 @@ from attention_core._functions.embeddings import embed_tokens
 from attention_core._functions.encoder import encoder_layer
 from attention_core._functions.feed_forward import feed_forward
 from attention_core.layers._attention import MultiHeadAttention
-from attention_core.layers._layer import Initial, Layer, all_masks, linear_spec
+from attention_core.layers._layer import Initial, Layer, all_masks, linear_spec, norm_spec
 from attention_core.masks import Mask
 
 
@@ -117,7 +117,7 @@ class EncoderLayer(Layer):
     @property
     def parameters(self) -> trees.EncoderLayer:
         """Specs of attention, feed-forward and their normalizations."""
-        norm = trees.LayerNorm(Initial((self.channels,), "ones"), Initial((self.channels,), "zeros"))
+        norm = norm_spec(self.channels)
         feed = FeedForward(self.channels, self.inner, bias=self.bias)
         return trees.EncoderLayer(self._attention.parameters, norm, feed.parameters, norm)
 
@@ -156,7 +156,7 @@ class EncoderLayer(Layer):
         return encoder_layer(
             parameters,
             x,
-            mask=all_masks(mask, None, key_mask, xp),
+            mask=all_masks(mask, xp, key_mask=(key_mask, x, shards)),
             bias=bias,
             score_mod=score_mod,
             hook=hook,
@@ -201,12 +201,11 @@ class Embeddings(Layer):
     @property
     def parameters(self) -> trees.Embeddings:
         """Specs of the tables and the normalization."""
-        norm = trees.LayerNorm(Initial((self.channels,), "ones"), Initial((self.channels,), "zeros"))
         token, position, segment = (
             None if rows is None else Initial((rows, self.channels), "truncated_normal")
             for rows in (self.num_tokens, self.num_positions, self.num_segments)
         )
-        return trees.Embeddings(token, position, segment, norm if self.norm else None)
+        return trees.Embeddings(token, position, segment, norm_spec(self.channels) if self.norm else None)
 
     def __call__(
         self,

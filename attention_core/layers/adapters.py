@@ -12,7 +12,9 @@ import re
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, ClassVar, Self
 
-from attention_core.layers._layer import Layer, check_fit
+from attention_core._arrays import on_device_of
+from attention_core._backend import common_namespace
+from attention_core.layers._layer import Layer, check_fit, named_arrays
 
 __all__ = ["Adapted", "FixedSettings", "call_of", "constructor", "described", "settings_signature"]
 
@@ -55,6 +57,35 @@ class FixedSettings:
             As `attention_core.layers.Layer.with_settings`.
         """
         raise NotImplementedError
+
+    def read(self) -> Any:
+        """The parameters that are held now, as the definition takes them: a tree of arrays of the library."""
+        raise NotImplementedError
+
+    def empty_cache(
+        self, leading: tuple[Any, ...], capacity: int, /, *, ragged: bool = False, dtype: Any = None, device: Any = None
+    ) -> Any:
+        """Make an empty cache for a `Decoder` or a `DecoderLayer`, as `attention_core.cache.empty_cache` does.
+
+        Parameters
+        ----------
+        leading : tuple of int
+            The sizes of the batch axes.
+        capacity : int
+        ragged : bool
+            Whether each sequence of the batch has its own length.
+        dtype, device : optional
+            By default those of the parameters.
+
+        Raises
+        ------
+        AttributeError
+            When the layer takes no cache.
+        """
+        make, like = self.definition.empty_cache, next(iter(named_arrays(self.read()).values()))
+        dtype, device = dtype or like.dtype, device or on_device_of(like).get("device")
+        xp = common_namespace(None, {"parameters": like})
+        return make(leading, capacity, ragged=ragged, dtype=dtype, device=device, xp=xp)
 
 
 class Adapted(FixedSettings):

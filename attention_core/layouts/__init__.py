@@ -36,9 +36,11 @@ from attention_core.layouts._rotary import rotary_divisors
 from attention_core.layouts._torch import (
     from_equinox,
     from_torch,
+    from_torch_decoder_layer,
     from_torch_encoder_layer,
     to_equinox,
     to_torch,
+    to_torch_decoder_layer,
     to_torch_encoder_layer,
 )
 
@@ -60,6 +62,7 @@ __all__ = [
     "from_keras",
     "from_keras_grouped",
     "from_torch",
+    "from_torch_decoder_layer",
     "from_torch_encoder_layer",
     "join_heads",
     "rotary_divisors",
@@ -73,6 +76,7 @@ __all__ = [
     "to_keras",
     "to_keras_grouped",
     "to_torch",
+    "to_torch_decoder_layer",
     "to_torch_encoder_layer",
 ]
 

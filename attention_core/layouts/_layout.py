@@ -126,10 +126,10 @@ class Arrays:
         weight = self.take(f"{name}.weight", None, None)
         return Linear(self.xp.matrix_transpose(weight), self.find(f"{name}.bias", weight.shape[0]))
 
-    def norm(self, name: str, channels: int | None = None) -> LayerNorm:
-        """Take a normalization, whose scale is called weight, and whose offset is called bias."""
+    def norm(self, name: str, channels: int | None = None, *, bias: bool = True) -> LayerNorm:
+        """Take a normalization, whose scale is called weight, and whose offset is called bias; without one it is 0."""
         scale = self.take(f"{name}.weight", channels)
-        return LayerNorm(scale, self.take(f"{name}.bias", *scale.shape))
+        return LayerNorm(scale, self.take(f"{name}.bias", *scale.shape) if bias else self.xp.zeros_like(scale))
 
     def close(self, hints: Mapping[str, str] = {}) -> None:
         """Raise if an array is left; hints explain names by their beginning."""
@@ -271,11 +271,19 @@ def encoder_of(
     layout: str, tree: EncoderLayer, /, *, num_heads: int, **settings: Any
 ) -> tuple[layers.EncoderLayer, EncoderLayer]:
     channels, inner = tree.feed_forward.expand.weight.shape
-    biases = [each is None or each.bias is not None for each in (*tree.attention[:4], *tree.feed_forward)]
-    if not all(biases):
-        raise LayoutError(f"expected a bias on every map of {layout}; got maps without")
-    if tree.attention.extra_key is not None:
-        raise LayoutError(f"expected no bias_k and bias_v of {layout}; got both")
+    check_maps(layout, tree.attention, *tree.feed_forward, bias=True)
     definition = layers.EncoderLayer(channels, num_heads, inner, **settings)
     layers.check_fit(definition, tree)
     return definition, tree
+
+
+def check_maps(layout: str, *maps: MultiHeadAttention | Linear, bias: bool) -> None:
+    """Raise unless all maps of a layer have a bias, or none has, and no attention has an extra key."""
+    linears: list[Any] = []
+    for each in maps:
+        if isinstance(each, MultiHeadAttention) and each.extra_key is not None:
+            raise LayoutError(f"expected no bias_k and bias_v of {layout}; got both")
+        linears += [each] if isinstance(each, Linear) else each[:4]
+    if any(each is not None and (each.bias is not None) != bias for each in linears):
+        got = "maps without" if bias else "some"
+        raise LayoutError(f"expected {'a bias on every map' if bias else 'no bias on any map'} of {layout}; got {got}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,20 +14,20 @@ from attention_core.layouts._layout import (
     Layout,
     LayoutError,
     Sizes,
-    all_pairs,
     attention_of,
     check_attention,
     check_kind,
+    check_maps,
     check_settings,
-    encoder_of,
     linear_arrays,
     namespace_of,
     norm_arrays,
 )
-from attention_core.parameters import EncoderLayer, FeedForward, Linear, MultiHeadAttention
+from attention_core.parameters import DecoderLayer, EncoderLayer, FeedForward, Linear, MultiHeadAttention
 
 TORCH = "torch.nn.MultiheadAttention"
 TORCH_ENCODER_LAYER = "torch.nn.TransformerEncoderLayer"
+TORCH_DECODER_LAYER = "torch.nn.TransformerDecoderLayer"
 EQUINOX = "equinox.nn.MultiheadAttention"
 
 
@@ -164,36 +165,31 @@ def from_torch_encoder_layer(
     norm_first: bool = False,
     epsilon: float = 1e-5,
     activation: str = "relu",
+    dropout: float = 0.0,
     xp: Namespace | None = None,
 ) -> tuple[layers.EncoderLayer, EncoderLayer]:
-    """Read the weights of `torch.nn.TransformerEncoderLayer` with biases.
+    """Read the weights of `torch.nn.TransformerEncoderLayer`.
 
-    Dropout has no counterpart: in training the module also drops inside the feed-forward.
+    In training the module also drops inside the feed-forward, which has no counterpart.
 
     Parameters
     ----------
     arrays : mapping of str to Array
         ``self_attn.in_proj_weight`` and so on as in `from_torch`, ``linear1.weight`` (inner, C), ``linear1.bias``,
         ``linear2.weight`` (C, inner), ``linear2.bias``, ``norm1.weight``, ``norm1.bias``, ``norm2.weight``,
-        ``norm2.bias``.
+        ``norm2.bias``. Without biases, those of normalizations are 0.
     num_heads : int
     norm_first : bool
     epsilon : float
         ``layer_norm_eps``.
     activation : {"relu", "gelu"}
         By default that of the module; the arrays do not tell.
+    dropout : float
+        Of the weights of attention, and of both branches.
     xp : array namespace, optional
     """
-    reader = Arrays(TORCH_ENCODER_LAYER, arrays, xp)
-    tree = EncoderLayer(
-        _torch_tree(reader, "self_attn."),
-        reader.norm("norm1"),
-        FeedForward(reader.linear("linear1"), reader.linear("linear2")),
-        reader.norm("norm2"),
-    )
-    reader.close()
     settings: dict[str, Any] = {"norm_first": norm_first, "epsilon": epsilon, "activation": activation}
-    return encoder_of(TORCH_ENCODER_LAYER, tree, num_heads=num_heads, **settings)
+    return _read_layer(TORCH_ENCODER_LAYER, arrays, xp, num_heads=num_heads, dropout=dropout, **settings)
 
 
 def to_torch_encoder_layer(
@@ -204,37 +200,120 @@ def to_torch_encoder_layer(
     Raises
     ------
     LayoutError
-        When the layer has dropout, ``is_causal``, grouped heads or no biases.
+        When the layer has dropout, ``is_causal`` or grouped heads, or offsets of normalizations, but no biases.
     """
-    _check_torch_encoder(definition)
+    return _write_layer(TORCH_ENCODER_LAYER, definition, parameters, xp)
+
+
+def from_torch_decoder_layer(
+    arrays: Mapping[str, Array],
+    /,
+    *,
+    num_heads: int,
+    norm_first: bool = False,
+    epsilon: float = 1e-5,
+    activation: str = "relu",
+    dropout: float = 0.0,
+    xp: Namespace | None = None,
+) -> tuple[layers.DecoderLayer, DecoderLayer]:
+    """Read the weights of `torch.nn.TransformerDecoderLayer`, which is causal here without a ``tgt_mask``.
+
+    Parameters
+    ----------
+    arrays : mapping of str to Array
+        Those of `from_torch_encoder_layer`, ``multihead_attn.in_proj_weight`` and so on, of the second attention, and
+        ``norm3.weight``, ``norm3.bias``.
+    num_heads, norm_first, epsilon, activation, dropout, xp
+        As in `from_torch_encoder_layer`.
+    """
+    settings: dict[str, Any] = {"norm_first": norm_first, "epsilon": epsilon, "activation": activation}
+    return _read_layer(TORCH_DECODER_LAYER, arrays, xp, num_heads=num_heads, dropout=dropout, **settings)
+
+
+def to_torch_decoder_layer(
+    definition: layers.DecoderLayer, parameters: DecoderLayer, /, *, xp: Namespace | None = None
+) -> dict[str, Array]:
+    """Write the weights for `torch.nn.TransformerDecoderLayer`: the inverse of `from_torch_decoder_layer`.
+
+    Raises
+    ------
+    LayoutError
+        When the layer has a setting that the module has not.
+    """
+    return _write_layer(TORCH_DECODER_LAYER, definition, parameters, xp)
+
+
+FORMS: dict[str, tuple[Any, dict[str, str], tuple[str, ...]]] = {
+    TORCH_ENCODER_LAYER: (EncoderLayer, {"attention": "self_attn"}, ("attention_norm", "feed_forward_norm")),
+    TORCH_DECODER_LAYER: (
+        DecoderLayer,
+        {"attention": "self_attn", "cross_attention": "multihead_attn"},
+        ("attention_norm", "cross_attention_norm", "feed_forward_norm"),
+    ),
+}
+"""Trees of layers, the names of their attentions in PyTorch, and their normalizations in the order there."""
+
+
+def _read_layer(layout: str, arrays: Mapping[str, Array], xp: Namespace | None, **settings: Any) -> tuple[Any, Any]:
+    kind, attentions, norms = FORMS[layout]
+    reader = Arrays(layout, arrays, xp)
+    found: dict[str, Any] = {name: _torch_tree(reader, f"{prefix}.") for name, prefix in attentions.items()}
+    bias, feed_forward = (
+        found["attention"].query.bias is not None,
+        FeedForward(*map(reader.linear, ("linear1", "linear2"))),
+    )
+    check_maps(layout, *found.values(), *feed_forward, bias=bias)
+    found |= {name: reader.norm(f"norm{index}", bias=bias) for index, name in enumerate(norms, start=1)}
+    reader.close()
+    tree = kind(**found, feed_forward=feed_forward)
+    definition = _layer(layout, *feed_forward.expand.weight.shape, bias=bias, **settings)
+    layers.check_fit(definition, tree)
+    return definition, tree
+
+
+def _layer(layout: str, channels: int, inner: int, *, bias: bool, **settings: Any) -> Any:
+    if layout == TORCH_ENCODER_LAYER:
+        return layers.EncoderLayer(channels, inner=inner, bias=bias, **settings)
+    settings |= {"attention_bias": bias, "feed_forward_bias": bias, "memory_channels": channels}
+    return layers.DecoderLayer(channels, inner=inner, norm="layer", gated=False, rotary_base=None, **settings)
+
+
+def _write_layer(layout: str, definition: Any, parameters: Any, xp: Namespace | None) -> dict[str, Array]:
+    bias = _layer_arguments(layout, definition)["bias"]
     layers.check_fit(definition, parameters)
-    xp = namespace_of(parameters, xp)
-    return {
-        **_torch_arrays(parameters.attention, "self_attn.", xp),
-        **linear_arrays("linear1", parameters.feed_forward.expand, xp),
-        **linear_arrays("linear2", parameters.feed_forward.contract, xp),
-        **norm_arrays("norm1", parameters.attention_norm),
-        **norm_arrays("norm2", parameters.feed_forward_norm),
-    }
+    (_, attentions, norms), xp = FORMS[layout], namespace_of(parameters, xp)
+    arrays: dict[str, Array] = {}
+    for name, prefix in attentions.items():
+        arrays |= _torch_arrays(getattr(parameters, name), f"{prefix}.", xp)
+    for name, linear in zip(("linear1", "linear2"), parameters.feed_forward, strict=True):
+        arrays |= linear_arrays(name, linear, xp)
+    for index, name in enumerate(norms, start=1):
+        arrays |= norm_arrays(f"norm{index}", getattr(parameters, name))
+        if not bias and bool(xp.any(xp.not_equal(arrays.pop(f"norm{index}.bias"), 0))):
+            raise LayoutError(f"expected norm{index} without offset for {layout} without bias; got one")
+    return arrays
 
 
-def torch_encoder_arguments(definition: layers.EncoderLayer) -> dict[str, Any]:
-    _check_torch_encoder(definition)
+def _layer_arguments(layout: str, definition: Any) -> dict[str, Any]:
+    d = definition
+    check_kind(layout, d, layers.KINDS[FORMS[layout][0].__name__])
+    same = {name: getattr(d, name) for name in ("num_heads", "norm_first", "epsilon", "activation")}
+    bias = d.bias if layout == TORCH_ENCODER_LAYER else d.attention_bias
+    there = _layer(layout, d.channels, d.inner, bias=bias, **same)
+    groups = None if d.num_key_value_heads == d.num_heads else d.num_key_value_heads
+    ours, theirs = d.settings() | {"num_key_value_heads": groups}, there.settings()
+    chosen = "implementation", "arithmetic"
+    check_settings(layout, *((name, ours[name], theirs[name]) for name in ours if name not in chosen))
     return {
-        "d_model": definition.channels,
-        "nhead": definition.num_heads,
-        "dim_feedforward": definition.inner,
+        "d_model": d.channels,
+        "nhead": d.num_heads,
+        "dim_feedforward": d.inner,
         "dropout": 0.0,
-        "activation": definition.activation,
-        "layer_norm_eps": definition.epsilon,
-        "norm_first": definition.norm_first,
+        "activation": d.activation,
+        "layer_norm_eps": d.epsilon,
+        "norm_first": d.norm_first,
+        "bias": bias,
     }
-
-
-def _check_torch_encoder(definition: Any) -> None:
-    check_kind(TORCH_ENCODER_LAYER, definition, layers.EncoderLayer)
-    check_settings(TORCH_ENCODER_LAYER, ("dropout", definition.dropout, 0.0), ("bias", definition.bias, True))
-    check_settings(TORCH_ENCODER_LAYER, *all_pairs(definition))
 
 
 def from_equinox(
@@ -295,7 +374,16 @@ def equinox_arguments(definition: layers.MultiHeadAttention) -> dict[str, Any]:
 LAYOUTS = {
     "torch": Layout(TORCH, from_torch, to_torch, torch_arguments),
     "torch-encoder-layer": Layout(
-        TORCH_ENCODER_LAYER, from_torch_encoder_layer, to_torch_encoder_layer, torch_encoder_arguments
+        TORCH_ENCODER_LAYER,
+        from_torch_encoder_layer,
+        to_torch_encoder_layer,
+        functools.partial(_layer_arguments, TORCH_ENCODER_LAYER),
+    ),
+    "torch-decoder-layer": Layout(
+        TORCH_DECODER_LAYER,
+        from_torch_decoder_layer,
+        to_torch_decoder_layer,
+        functools.partial(_layer_arguments, TORCH_DECODER_LAYER),
     ),
     "equinox": Layout(EQUINOX, from_equinox, to_equinox, equinox_arguments),
 }

@@ -97,7 +97,7 @@ class SlidingWindow(Mask):
     Parameters
     ----------
     left, right : int, optional
-        Number of positions before and after; ``None`` is without limit.
+        Number of positions before and after, by name; ``None`` is without limit.
     offset : int or Array of int, shape (...)
         As in `Causal`.
 
@@ -110,8 +110,8 @@ class SlidingWindow(Mask):
            [False,  True,  True]], dtype=array_api_strict.bool)
     """
 
-    left: int | None = None
-    right: int | None = None
+    left: int | None = field(default=None, kw_only=True)
+    right: int | None = field(default=None, kw_only=True)
     offset: Any = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -162,7 +162,7 @@ class KeyLengths(Mask):
     Parameters
     ----------
     lengths : int, or Array of int, shape (...)
-        Not negative; one for each sequence of the batch (the axes before the heads).
+        Not negative; one for each sequence of the batch (the axes before the heads). One beyond the keys hides none.
 
     Raises
     ------
@@ -295,9 +295,8 @@ class MaskFunction(Mask):
 
     Notes
     -----
-    JAX compiles blocks once for each function, as ``jax.jit`` does, and does not see that what it reads has changed.
-    A program of ``torch.compile`` that is given functions tells them apart by their code alone, in blocks. Arrays that
-    change belong among ``arrays``.
+    JAX compiles blocks once for each function, as ``jax.jit`` does, and so does ``torch.compile``: neither sees that
+    what the function reads has changed. Arrays that change belong among ``arrays``.
 
     Examples
     --------
@@ -386,7 +385,9 @@ def rule_of(band: Band) -> Mask | None:
     if low > high:
         return KeyLengths(0)
     left = min(high - low, LIMIT)
-    window = Causal(offset=high) if low == -LIMIT else SlidingWindow(left, high - low - left, offset=low + left)
+    window = (
+        Causal(offset=high) if low == -LIMIT else SlidingWindow(left=left, right=high - low - left, offset=low + left)
+    )
     rules: list[Mask] = [] if (low, high) == (-LIMIT, LIMIT) else [window]
     rules += [] if stop == LIMIT else [KeyLengths(stop)]
     return And(*rules) if len(rules) > 1 else next(iter(rules), None)

@@ -6,6 +6,7 @@ tree of tasks merges what they found. Tasks run wherever dask does: on threads, 
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import math
@@ -20,8 +21,8 @@ import numpy as np
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
-from attention_core import Attention, Causal, Mask, explain_attention
-from attention_core.backend import leaves, may_count
+from attention_core import Attention, Causal, Dropout, Mask, explain_attention
+from attention_core.backend import get_backend, leaves, may_count
 from attention_core.masks import Given, Spans, flatten, unflatten
 from attention_core.pieces import Partial, attention_extent, complete_partial, merge_partials, partial_attention
 
@@ -31,6 +32,8 @@ DaskArray: TypeAlias = "dask.array.Array"
 Chunks = tuple[tuple[int, ...], ...]
 COUNTED = ("score_mod", "dropout")  # what counts samples and heads from the first of a task
 NOT_TAKEN = ("return_weights", "shards", "xp")
+LAZY = ("bias", "sinks")
+IMPLEMENTATIONS = ("auto", "dense", "blockwise")
 OF_EXTENTS = ("mask", "bias", "query_start", "key_start", "scale", "softcap")
 
 
@@ -111,7 +114,9 @@ def attention(
         Over the whole.
     bias : dask.array.Array or numpy.ndarray, optional
         Broadcastable to (..., H, M, N).
-    is_causal, scale, softcap, score_mod, sinks, dropout, implementation, arithmetic, assume_finite
+    implementation : {"auto", "dense", "blockwise"}
+        Of each pair of chunks.
+    is_causal, scale, softcap, score_mod, sinks, dropout, arithmetic, assume_finite
         As in `attention_core.scaled_dot_product_attention`. In reproducible arithmetic all keys are in one chunk, and
         the output has the bits of an array in memory.
 
@@ -120,6 +125,9 @@ def attention(
     dask.array.Array or Attention
         The output, (..., H, M, E), in chunks as those of the query; with ``return_logsumexp`` a named tuple of output
         and logsumexp.
+
+    Arrays of options are copied, as `dask.array.from_array` copies: what is written into them later changes nothing. A
+    generator is drawn from once.
 
     Raises
     ------
@@ -133,9 +141,9 @@ def attention(
     >>> attention(x, x, x, is_causal=True)[0, 0].compute()
     array([1., 1., 1., 1.])
     """
-    _check((query, key, value), options, split_every)
+    options = _check((query, key, value), options, split_every)
     rule = _rule(options.pop("mask", None), options.pop("is_causal", False))
-    bias, sinks = (_lazy(options.pop(name, None)) for name in ("bias", "sinks"))
+    bias, sinks = (_lazy(options.pop(name, None)) for name in LAZY)
     arrays: list[Any] = []
     shared = Shared(flatten(rule, arrays), tuple(arrays), options)
     query, key, value = _aligned(query, key, value, shared)
@@ -169,8 +177,8 @@ def attention(
     return Attention(output, None, _array(whole, name, 1, query.chunks[:-1], _wide(query.dtype)))
 
 
-def _check(arrays: tuple[Any, ...], options: dict[str, Any], split_every: int) -> None:
-    """Raise where one array in memory would be refused, or has no chunks."""
+def _check(arrays: tuple[Any, ...], options: dict[str, Any], split_every: int) -> dict[str, Any]:
+    """Raise where one array in memory would be refused, or has no chunks; return options that nobody else holds."""
     for name, array in zip(("query", "key", "value"), arrays, strict=True):
         if not isinstance(array, dask.array.Array):
             raise TypeError(f"expected {name} as an array of dask; got {type(array).__name__}")
@@ -187,8 +195,15 @@ def _check(arrays: tuple[Any, ...], options: dict[str, Any], split_every: int) -
         raise TypeError(
             "expected mask as a rule or an array of NumPy, which each task reads a part of; got one of dask"
         )
-    told = {name: _like(each) if name in ("bias", "sinks") else each for name, each in options.items()}
+    implementation, dropout = options.get("implementation", "auto"), options.get("dropout")
+    if implementation not in IMPLEMENTATIONS:
+        expected = ", ".join(IMPLEMENTATIONS)
+        raise ValueError(f"expected an implementation out of {expected} with arrays of dask; got {implementation!r}")
+    if isinstance(dropout, Dropout):  # which all tasks are to see alike
+        options["dropout"] = dropout._replace(seed=get_backend("numpy").draw_seed(dropout.seed))
+    told = {name: _like(each) if name in LAZY else each for name, each in options.items() if name != "implementation"}
     explain_attention(*map(_like, arrays), **told)
+    return {name: each if name in LAZY else copy.deepcopy(each) for name, each in options.items()}
 
 
 def _like(array: Any) -> Any:

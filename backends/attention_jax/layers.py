@@ -121,6 +121,9 @@ class Layer(Adapted):
     def to_numpy(self) -> tuple[Any, Any]:
         return backend.to_numpy((self.parameters, self.state))  # type: ignore[no-any-return]
 
+    def read(self) -> Any:
+        return self.parameters
+
     def astype(self, dtype: Any, /) -> Self:
         """The layer with parameters and state of another floating-point type, through which gradients flow.
 

@@ -1,4 +1,4 @@
-"""The array namespace of JAX: everything in ``jax.numpy``, five functions excepted, and those that broadcast.
+"""The array namespace of JAX: everything in ``jax.numpy``, six functions excepted, and those that broadcast.
 
 The latter give arrays one number of axes where ``jax_numpy_rank_promotion`` does not let JAX do so.
 """
@@ -15,8 +15,9 @@ import jax.scipy.special
 from jax.sharding import AxisType
 
 from attention_core.backend import Array
+from attention_jax.sharding import in_one_mesh
 
-__all__ = ["erfc", "matmul", "one_program", "repeat", "vecdot", "zeros_like"]
+__all__ = ["erfc", "matmul", "one_program", "repeat", "reshape", "vecdot", "zeros_like"]
 
 
 def matmul(x1: Array, x2: Array, /) -> Array:
@@ -52,6 +53,13 @@ def repeat(x: Array, repeats: int | Array, /, *, axis: int | None = None) -> Arr
     keeps = axis is not None and AxisType.Explicit in sharding.mesh.axis_types
     function = jax.numpy.repeat if hasattr(repeats, "dtype") else _repeat
     return function(x, repeats, axis=axis, out_sharding=sharding if keeps else None)
+
+
+def reshape(x: Array, /, shape: Any, *, copy: bool | None = None) -> Array:
+    """Reshape; eager, under a mesh of explicit axes, an array in none would have its gradient in another mesh."""
+    if not jax.sharding.get_abstract_mesh().empty:
+        (x,) = in_one_mesh((x,))
+    return jax.numpy.reshape(x, shape, copy=copy)
 
 
 def zeros_like(x: Array, /, *, dtype: Any = None, device: Any = None) -> Array:

@@ -101,6 +101,9 @@ class Layer(FixedSettings, nnx.Module):  # type: ignore[misc]
         module.definition = definition
         return module
 
+    def read(self) -> Any:
+        return _promoted(self.layer, self.dtype).parameters
+
     def set_view(self, deterministic: bool | None = None) -> None:
         """Let `flax.nnx.view` say whether calls are those of evaluation.
 

@@ -133,6 +133,10 @@ class Layer(Adapted, keras.layers.Layer):  # type: ignore[misc]
         """The mask of the input, or of the query."""
         return previous_mask.get("query") if isinstance(previous_mask, Mapping) else previous_mask
 
+    def read(self) -> Any:
+        self._ensure_built()
+        return self._trees(self.compute_dtype)[0]
+
     def to_numpy(self) -> tuple[Any, Any]:
         self._ensure_built()
         return backend.to_numpy(self._trees(self.variable_dtype))  # type: ignore[no-any-return]
@@ -197,6 +201,8 @@ class Layer(Adapted, keras.layers.Layer):  # type: ignore[misc]
             By default the mask that Keras attached to the query, of which it makes fully masked rows.
         key_mask : bool tensor, shape (..., N), optional
             By default the masks that Keras attached to key and value, or without a cache to the one input.
+        memory_key_mask : bool tensor, shape (..., M), optional
+            By default the mask that Keras attached to the memory.
         seed : int or integer tensor, optional
             Of the dropout, instead of one drawn from the layer's generator.
         return_weights : bool
@@ -249,8 +255,13 @@ class AttentionLayer(Layer):
             options["query_mask"], options["key_mask"] = masks
         elif options["key_mask"] is None and options.get("cache") is None:  # Keras has none over the places of a cache
             options["key_mask"] = attached(inputs[0])
+        axes = functools.partial(per_sample, query=inputs[0], has_channels=self.kind is not definitions.Decoder)
         if self.kind is not definitions.DotProductAttention:  # of which a mask has no axis of heads
-            mask = per_sample(mask, inputs[0], has_channels=self.kind is not definitions.Decoder)
+            mask = axes(mask)
+        if options.get("memory") is not None:
+            options["memory_mask"] = axes(options["memory_mask"])
+            if options["memory_key_mask"] is None:
+                options["memory_key_mask"] = attached(options["memory"])
         return super()._call(*inputs, mask=mask, **options)
 
 

@@ -136,7 +136,17 @@ isfinite = _unless(tf.math.is_finite, INTEGRAL, _everywhere(True))
 isinf = _unless(tf.math.is_inf, INTEGRAL, _everywhere(False))
 isnan = _unless(tf.math.is_nan, INTEGRAL, _everywhere(False))
 
-add, subtract, multiply, divide = _binary(tf.add), _binary(tf.subtract), _binary(tf.multiply), _binary(tf.realdiv)
+
+def _multiply(x1: Array, x2: Array, /) -> Array:
+    """A product. In the gradient of one that repeats no elements, TensorFlow's optimizer of graphs divides by 0."""
+    if not tf.executing_eagerly() and 0 in (x1.shape.num_elements(), x2.shape.num_elements()):
+        dims = tf.broadcast_static_shape(x1.shape, x2.shape)
+        if dims.is_fully_defined():
+            return tf.multiply(tf.broadcast_to(x1, dims), tf.broadcast_to(x2, dims))
+    return tf.multiply(x1, x2)
+
+
+add, subtract, multiply, divide = _binary(tf.add), _binary(tf.subtract), _binary(_multiply), _binary(tf.realdiv)
 floor_divide, remainder = _binary(tf.math.floordiv), _binary(tf.math.floormod)
 pow = _binary(_unless(tf.pow, UNSIGNED, _in_int64(tf.pow)))
 # XLA on a CPU keeps the NaN of the first operand only here, and none in `max` and `min`, unless the XLA_FLAGS of the

@@ -16,6 +16,11 @@ from attention_torch.layers import Layer
 __all__ = ["from_module", "to_module"]
 
 BERTS = {"bert": "Bert", "roberta": "Roberta", "xlm_roberta": "XLMRoberta", "camembert": "Camembert"}
+MODULES: dict[type[Any], str] = {
+    torch.nn.MultiheadAttention: "torch",
+    torch.nn.TransformerEncoderLayer: "torch-encoder-layer",
+    torch.nn.TransformerDecoderLayer: "torch-decoder-layer",
+}
 PARTS = {"Layer": "bert-layer", "Embeddings": "bert-embeddings", "Model": "bert"}
 
 
@@ -25,10 +30,13 @@ def from_module(module: torch.nn.Module, /) -> Any:
     Parameters
     ----------
     module : torch.nn.Module
-        A `torch.nn.MultiheadAttention` or `torch.nn.TransformerEncoderLayer`, or of transformers a ``BertLayer``,
-        ``BertEmbeddings``, or ``BertModel``, whose pooler is left out with a warning. So for ``Roberta``,
-        ``XLMRoberta`` and ``Camembert``, whose positions begin behind ``padding_idx``. Theirs count tokens alone: give
-        ``position_ids`` for texts that are padded on the left.
+        A `torch.nn.MultiheadAttention`, `torch.nn.TransformerEncoderLayer` or `torch.nn.TransformerDecoderLayer`, or of
+        transformers a ``BertLayer``, ``BertEmbeddings``, or ``BertModel``, whose pooler is left out with a warning. So
+        for ``Roberta``, ``XLMRoberta`` and ``Camembert``, whose positions begin behind ``padding_idx``. Theirs count
+        tokens alone: give ``position_ids`` for texts that are padded on the left.
+
+        The layers of PyTorch also drop inside their feed-forward, in training. That is left out with a warning in
+        evaluation, and refused in training. A decoder layer is causal here, which there is up to the ``tgt_mask``.
 
     Returns
     -------
@@ -116,7 +124,7 @@ def _name(kind: type[Any], hint: str = "") -> str:
     """The layout of a class."""
     name = _layout_of(kind)
     if name is None:
-        known = [LAYOUTS[each].module for each in ("torch", "torch-encoder-layer", *PARTS.values())]
+        known = [LAYOUTS[each].module for each in (*MODULES.values(), *PARTS.values())]
         raise TypeError(f"expected a module out of {', '.join(known)}; got {getattr(kind, '__name__', kind)}{hint}")
     return name
 
@@ -135,41 +143,40 @@ def _hint(module: Any) -> str:
 
 def _layout_of(kind: type[Any]) -> str | None:
     """The layout of a class, if there is one."""
-    kinds: dict[type[Any], str] = {
-        torch.nn.MultiheadAttention: "torch",
-        torch.nn.TransformerEncoderLayer: "torch-encoder-layer",
-    }
     for family, start in BERTS.items():
         part = getattr(kind, "__name__", "").removeprefix(start)
         if getattr(kind, "__module__", "") == f"transformers.models.{family}.modeling_{family}" and part in PARTS:
             return PARTS[part]
-    return kinds.get(kind)
+    return MODULES.get(kind)
 
 
 def _torch(module: Any) -> dict[str, Any]:
     return {"num_heads": module.num_heads, "zero_attention": module.add_zero_attn, "dropout": module.dropout}
 
 
-def _torch_encoder_layer(module: Any) -> dict[str, Any]:
-    activation, layout = module.activation, LAYOUTS["torch-encoder-layer"].module
+def _torch_layer(module: Any) -> dict[str, Any]:
+    activation, layout = module.activation, LAYOUTS[MODULES[type(module)]].module
     exact = isinstance(activation, torch.nn.GELU) and activation.approximate == "none"
     known = {torch.nn.functional.gelu: "gelu", torch.nn.functional.relu: "relu"}
     name = "gelu" if exact else "relu" if isinstance(activation, torch.nn.ReLU) else known.get(activation)
     if name is None:
         raise LayoutError(f"expected activation gelu or relu of {layout}; got {activation}")
-    rates = (module.self_attn.dropout, module.dropout.p, module.dropout1.p, module.dropout2.p)
-    if any(rates):
-        raise LayoutError(
-            f"expected dropout 0 of {layout}, which also drops inside the feed-forward; got {max(rates)}: set p of its"
-            " dropout, dropout1 and dropout2, and self_attn.dropout, to 0, and then with_settings(dropout=...)"
-        )
-    if module.self_attn.add_zero_attn:
+    if module.dropout.p:
+        inside = f"dropout inside the feed-forward of {layout}"
+        if module.training:
+            raise LayoutError(f"expected no {inside} in training; got {module.dropout.p}: set p of its dropout to 0")
+        warnings.warn(f"left out: {inside}, {module.dropout.p}, which is nothing in evaluation", stacklevel=3)
+    parts = dict(module.named_children())
+    attentions = [parts[each] for each in ("self_attn", "multihead_attn") if each in parts]
+    if any(each.add_zero_attn for each in attentions):
         raise LayoutError(f"expected add_zero_attn False of {layout}; got True")
+    norms, drops = ([parts[f"{each}{n}"] for n in (1, 2, 3) if f"{each}{n}" in parts] for each in ("norm", "dropout"))
     return {
-        "num_heads": module.self_attn.num_heads,
+        "num_heads": _one("num_heads", *(each.num_heads for each in attentions)),
         "norm_first": module.norm_first,
         "activation": name,
-        "epsilon": _one("layer_norm_eps", module.norm1.eps, module.norm2.eps),
+        "epsilon": _one("layer_norm_eps", *(each.eps for each in norms)),
+        "dropout": _one("dropout", *(each.dropout for each in attentions), *(each.p for each in drops)),
     }
 
 
@@ -198,7 +205,8 @@ def _bert_embeddings(module: Any) -> dict[str, Any]:
 
 _SETTINGS = {
     "torch": _torch,
-    "torch-encoder-layer": _torch_encoder_layer,
+    "torch-encoder-layer": _torch_layer,
+    "torch-decoder-layer": _torch_layer,
     "bert-layer": _bert_layer,
     "bert-embeddings": _bert_embeddings,
 }

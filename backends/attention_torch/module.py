@@ -180,6 +180,8 @@ class Layer(Adapted, Tree):
                     values = start(seed, xp=backend.namespace, dtype=dtype_name(first.dtype), device=first.device)
                     _copy(part, named_arrays(values))
 
+    read = Tree.read
+
     def to_numpy(self) -> tuple[Any, Any]:
         return backend.to_numpy(self.read()), backend.to_numpy(self._state())
 

@@ -46,7 +46,14 @@ def _constant(part: Any) -> Any:
     if isinstance(part, float) and -math.inf < part < math.inf:  # torch.compile holds no ratio as a symbol
         numerator, denominator = part.as_integer_ratio()
         return numerator / denominator
+    if isinstance(part, types.FunctionType) and _holds_values(part):
+        id(part)  # by which torch.compile compares functions, not by their code
     return part
+
+
+def _holds_values(function: Any) -> bool:
+    """Whether functions of the same code may differ, as these do by what they close over, or by defaults."""
+    return bool(function.__closure__ or function.__defaults__ or function.__kwdefaults__ or vars(function))
 
 
 def _encode_constants(*parts: Any) -> str:
@@ -55,7 +62,9 @@ def _encode_constants(*parts: Any) -> str:
     return repr((_encode(operation), _encode(plan)))
 
 
-_encode_constants._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile runs it and does not trace it
+_each: Any
+for _each in (_holds_values, _encode_constants):
+    _each._dynamo_marked_constant = True  # torch.compile runs it and does not trace it
 
 
 def _with_names(part: Any) -> Any:

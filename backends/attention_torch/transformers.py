@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,11 +20,16 @@ from attention_core import Dropout, scaled_dot_product_attention
 from attention_core.masks import And, Causal, Mask, Segments, SlidingWindow
 from attention_torch.backend import backend
 
-__all__ = ["NAMES", "register"]
+__all__ = ["NAMES", "attention_modules", "register"]
 
 LEAST_VERSION = (5, 5)  # whose masks are made for offsets of the queries
 NAMES = {"attention_core": "fast", "attention_core:reproducible": "reproducible"}
-UNSUPPORTED = ("cache", "block_indices")  # of pages, and of sparse attention
+WITHOUT_EFFECT = frozenset({
+    "cache_position", "deterministic", "max_length_k", "max_length_q", "num_items_in_batch", "output_attentions",
+    "output_hidden_states", "output_router_logits", "position_ids", "return_dict", "seq_idx", "sliding_window",
+    "use_cache",
+})  # fmt: skip
+"""What reaches attention and changes nothing there: words for other parts of a model, or said by its mask, too."""
 
 
 def register() -> None:
@@ -51,6 +57,46 @@ def register() -> None:
         function = partial(attend, arithmetic=arithmetic, recorder=recorder)
         package.AttentionInterface.register(name, function)
         package.AttentionMaskInterface.register(name, partial(make_mask, masks))
+
+
+def attention_modules(model: torch.nn.Module, /, *inputs: Any, **named: Any) -> list[str]:
+    """Call a model once, and name its modules whose attention was computed here, in their order.
+
+    Some families take any ``attn_implementation``, and compute attention themselves.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Not compiled.
+    *inputs, **named
+        Those of its call, which computes no gradient.
+
+    Returns
+    -------
+    list of str
+        Their names in ``model.named_modules()``; empty where nothing was computed here.
+
+    Raises
+    ------
+    KeyError
+        Before `register` was called.
+    """
+    interface, called = _transformers().AttentionInterface, set()
+    functions = {name: interface()[name] for name in NAMES}
+
+    def noting(function: Callable[..., Any], module: torch.nn.Module, *rest: Any, **options: Any) -> Any:
+        called.add(module)
+        return function(module, *rest, **options)
+
+    try:
+        for name, function in functions.items():
+            interface.register(name, partial(noting, function))
+        with torch.no_grad():
+            model(*inputs, **named)
+    finally:
+        for name, function in functions.items():
+            interface.register(name, function)
+    return [name for name, module in model.named_modules() if module in called]
 
 
 def _transformers() -> Any:
@@ -81,13 +127,19 @@ def attend(
     is_causal: bool | None = None,
     position_bias: torch.Tensor | None = None,
     s_aux: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     indices: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute attention for a module of transformers: the output (B, M, H, E), and the weights if they are recorded."""
-    for name in UNSUPPORTED:
-        if options.get(name) is not None:
-            raise ValueError(f"expected no {name}, of attention that is paged or sparse; got one")
+    """Compute attention for a module of transformers: the output (B, M, H, E), and the weights if they are recorded.
+
+    Sinks are scores of a head (H,), ``s_aux``, or those of each token (B, H, M, 1), ``sinks``.
+    """
+    for name, option in options.items():
+        if option is not None and option is not False and name not in WITHOUT_EFFECT:
+            raise ValueError(f"expected no {name}, an option that attention_core does not compute; got one")
+    if sinks is not None:
+        _check_sinks(sinks, query, s_aux, arithmetic)
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     mask: Any
     bias: torch.Tensor | None
@@ -117,10 +169,22 @@ def attend(
         sinks=None if s_aux is None else s_aux.to(query.dtype),
         dropout=_dropout(dropout, query) if dropout and module.training else None,
         return_weights=weights,
+        return_logsumexp=sinks is not None,
         arithmetic=arithmetic,
     )
-    output, p = (result.output, result.weights) if weights else (result, None)
+    output, p = (result.output, result.weights) if weights or sinks is not None else (result, None)
+    if sinks is not None:  # which take their share of each row
+        share = torch.sigmoid(result.logsumexp[..., None] - sinks)
+        output, p = (each if each is None else (each * share).to(query.dtype) for each in (output, p))
     return output.transpose(1, 2).contiguous(), p
+
+
+def _check_sinks(sinks: torch.Tensor, query: torch.Tensor, s_aux: torch.Tensor | None, arithmetic: str) -> None:
+    if sinks.shape != (*query.shape[:-1], 1):
+        raise ValueError(f"expected sinks {(*query.shape[:-1], 1)}, one for each token; got {tuple(sinks.shape)}")
+    if s_aux is not None or arithmetic != "fast":
+        got = f"arithmetic={arithmetic!r}" if s_aux is None else "s_aux, too"
+        raise ValueError(f"expected sinks of each token without s_aux, in fast arithmetic; got {got}")
 
 
 class Carried(NamedTuple):
@@ -153,9 +217,16 @@ def make_mask(masks: Any, /, *, config: Any = None, **options: Any) -> torch.Ten
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # looking a model up imports its module
 def _adds_masks(config: type) -> bool:
-    """Whether the model of a class of configs was written for masks that are added to scores alone."""
+    """Whether the model of a class of configs was written for masks that are added to scores alone.
+
+    Such a model may take an implementation by name, and compute attention itself: that is said.
+    """
     kind = importlib.import_module("transformers").MODEL_MAPPING.get(config, None)
-    return not all(getattr(each, "_supports_sdpa", True) for each in (kind if isinstance(kind, tuple) else (kind,)))
+    kinds = [each for each in (kind if isinstance(kind, tuple) else (kind,)) if each is not None]
+    for each in kinds:
+        if not getattr(each, "_can_set_attn_implementation", lambda: True)():
+            warnings.warn(f"{each.__name__} computes attention itself: attention_core is not called", stacklevel=2)
+    return not all(getattr(each, "_supports_sdpa", True) for each in kinds)
 
 
 def _rule_of(mask: torch.Tensor | None, dims: tuple[int, ...]) -> Mask | torch.Tensor | None:
@@ -219,14 +290,14 @@ def _all_parts(masks: Any, inside: Any, offset: int) -> list[Mask] | None:
 def _window(masks: Any, inside: Any, offset: int) -> list[Mask] | None:
     if inside["sliding_window"] < 1:
         return None  # as no rule hides all keys
-    return [SlidingWindow(inside["sliding_window"] - 1, offset=offset)]
+    return [SlidingWindow(left=inside["sliding_window"] - 1, offset=offset)]
 
 
 MADE_BY: dict[str, Callable[[Any, Any, int], list[Mask] | None]] = {
     "and_masks": _all_parts,
     "sliding_window_overlay": _window,
     "sliding_window_bidirectional_overlay": lambda masks, inside, offset: [
-        SlidingWindow(inside["sliding_window"], inside["sliding_window"], offset=offset)
+        SlidingWindow(left=inside["sliding_window"], right=inside["sliding_window"], offset=offset)
     ],
     "packed_sequence_mask_function": lambda masks, inside, offset: [Segments(*[inside["packed_sequence_mask"]] * 2)],
     # in one packed sequence, positions differ as indices do

@@ -33,7 +33,7 @@ CASES = {
     "lengths and causal": lambda put: {"mask": ac.KeyLengths(put(LENGTHS)), "is_causal": True},
     "one length": lambda put: {"mask": ac.KeyLengths(3)},
     "segments": lambda put: {"mask": ac.Segments(put(QUERY_IDS), put(KEY_IDS))},
-    "window": lambda put: {"mask": ac.SlidingWindow(1, 0, offset=put(LENGTHS - 1))},
+    "window": lambda put: {"mask": ac.SlidingWindow(left=1, right=0, offset=put(LENGTHS - 1))},
     "combined": lambda put: {"mask": (ac.Causal(offset=1) | ~ac.KeyLengths(put(LENGTHS))) & put(BIAS > -1)},
     "bias": lambda put: {"bias": put(BIAS), "mask": put(np.ones((B, 1, 1, N), dtype=bool))},
     "numbers": lambda put: {"scale": put(np.float32(0.5)), "softcap": put(np.float32(2.0))},

@@ -83,6 +83,39 @@ def test_gradients_are_those_of_the_definition(name, adapter, backend, get, rng)
         assert np.any(get(gradient)) or key.endswith("key.bias")  # which moves all scores of a query alike
 
 
+@pytest.mark.parametrize("name", ["Decoder", "DecoderLayer"])
+def test_a_layer_makes_its_cache_of_its_own_dtype(name, adapter, get):
+    for dtype in ("float32", "bfloat16"):
+        layer, (inputs, _) = adapter.made(name, dtype), adapter.inputs(name, dtype)
+        cache, parts = layer.empty_cache((2,), 6, ragged=dtype == "bfloat16"), []
+        for part in (slice(3), slice(3, 5)):
+            output, cache = adapter.call(layer, inputs[0][:, part], cache=cache)
+            parts.append(get(output))
+        key = cache.key[0] if name == "Decoder" else cache.key
+        assert str(key.dtype).endswith(dtype if adapter.backend.name != "tensorflow" else f"{dtype}'>")
+        assert get(cache.length).tolist() == ([5, 5] if dtype == "bfloat16" else 5)
+        if dtype == "float32":
+            np.testing.assert_allclose(np.concatenate(parts, 1), get(adapter.call(layer, inputs[0])), rtol=0, atol=2e-5)
+    with pytest.raises(AttributeError, match="'FeedForward' object has no attribute 'empty_cache'"):
+        adapter.made("FeedForward").empty_cache((2,), 6)
+
+
+def test_generate_takes_a_layer_with_its_parameters(adapter, backend, get):
+    layer, (ids,) = adapter.made("Decoder"), adapter.inputs("Decoder", "float32")[0]
+    logits = []
+    found = layers.generate(layer, ids, max_new_tokens=3, on_step=lambda _, each: logits.append(each))
+    parameters = backend.from_numpy(layer.to_numpy()[0])
+    expected = layers.generate(layer.definition, parameters, ids, max_new_tokens=3)
+    np.testing.assert_array_equal(get(found.token_ids), get(expected.token_ids))
+    assert not any(getattr(each, "requires_grad", False) for each in logits)
+    with pytest.raises(
+        TypeError, match=r"expected generate\(layer, prompt_ids, ...\), as a layer holds its parameters"
+    ):
+        layers.generate(layer, parameters, ids, max_new_tokens=3)
+    with pytest.raises(TypeError, match="expected model as Decoder; got FeedForward"):
+        layers.generate(adapter.made("FeedForward"), ids, max_new_tokens=3)
+
+
 @of_types("float16", "MultiHeadAttention")
 def test_arrays_files_and_copies_hold_a_layer_bit_for_bit(name, dtype, adapter, tmp_path):
     module, layer, path = adapter.module, adapter.made(name, dtype), tmp_path / "layer.safetensors"

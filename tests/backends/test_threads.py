@@ -55,7 +55,7 @@ def small_blocks(monkeypatch):
 CASES = {
     "full": {},
     "causal": {"is_causal": True},
-    "window": {"mask": ac.SlidingWindow(5, 0)},
+    "window": {"mask": ac.SlidingWindow(left=5, right=0)},
     "lengths and a softcap": {"mask": ac.KeyLengths(np.array([31, 0, 17])), "softcap": 2.0},
     "bias of each head": {"bias": np.linspace(-1, 1, 4 * 37, dtype=np.float32).reshape(4, 1, 37)},
     "dropout": {"dropout": ac.Dropout(0.3, 5)},

@@ -15,7 +15,6 @@ from attention_conformance.cases.large import LARGE, selecting
 from attention_conformance.oracle.dense import answer, dense_of
 from attention_conformance.run.memory import too_large
 from attention_conformance.run.question import Question
-from attention_conformance.run.resumed import _catalogue
 from attention_conformance.subjects.probe import settled
 from attention_conformance.subjects.subject import Subject
 from attention_core.backend import get_backend
@@ -115,6 +114,42 @@ def test_expected_findings_pass_and_one_that_is_right_is_an_error(target, tmp_pa
     )
 
 
+LOW = """
+import os
+import numpy as np
+
+def attention(query, key, value, mask=None):
+    scores = query @ np.swapaxes(key, -1, -2) * query.dtype.type(query.shape[-1] ** -0.5)
+    if mask is not None:
+        scores = np.where(mask, scores, scores.dtype.type(os.environ["LOW"]))
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ value
+
+def more(query, key, value, mask=None):
+    return attention(query, key, value, mask) * query.dtype.type(os.environ["MORE"])
+"""
+
+
+def test_a_baseline_keeps_cause_and_error_and_another_is_no_baseline(tmp_path, monkeypatch):
+    (tmp_path / "low.py").write_text(LOW)
+    file, former = tmp_path / "expected.toml", tmp_path / "found.json"
+    monkeypatch.setenv("LOW", "-inf")
+    for name, case, variable, first, others in (
+        ("attention", "empty-row-mask", "LOW", "-inf", {"-inf": (0, "0 verdicts"), "-1e4": (1, "1 verdicts")}),
+        ("more", "ladder-65x32-plain", "MORE", "1.5", {"1.6": (0, "0 verdicts"), "9": (1, "1 verdicts")}),
+    ):
+        target, cases = f"{tmp_path / 'low.py'}:{name}", ("--case", case, "--dtype", "float32")
+        monkeypatch.setenv(variable, first)
+        in_this_process(target, *cases, "--write-expected", file, "--json", former)
+        for number, (status, told) in others.items():
+            monkeypatch.setenv(variable, number)
+            found = in_this_process(target, *cases, "--expected", file)
+            assert found.exit_code == status, (number, file.read_text())
+            assert f"{told} differ from the former run" in in_this_process(target, *cases, "--compare", former).stdout
+    monkeypatch.setenv("MORE", "1")  # what is right is told, though its entry names a cause or an error
+    assert "got the right one" in in_this_process(target, *cases, "--expected", file).stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -149,7 +184,7 @@ def test_a_wrong_argument_is_one_line_and_status_2(arguments, words, monkeypatch
     assert len(found.stderr.splitlines()) == 1
 
 
-def test_after_a_crash_and_a_hang_the_run_goes_on_and_can_be_resumed(target, tmp_path):
+def test_after_a_crash_and_a_hang_the_run_goes_on(target, tmp_path):
     cases = ("--case", "ladder-[13]?x*", "--case", "scale", "--dtype", "float32")
     written = tmp_path / "found.json"
     run = command(target, *cases, "--timeout", 5, "--json", written, HABIT="abort hang")
@@ -165,30 +200,6 @@ def test_after_a_crash_and_a_hang_the_run_goes_on_and_can_be_resumed(target, tmp
     assert "ladder-13x32-causal [float32] TIMED OUT no answer within 5 s, in line " in told
     assert found.returncode == 3
     assert found.stdout.splitlines()[-1] == f"0 silently wrong, 1 crashed, 1 timed out, {len(verdicts)} right"
-    resumed = in_this_process(target, *cases, "--resume", written)
-    assert (resumed.exit_code, resumed.stdout.splitlines()[-1]) == (3, found.stdout.splitlines()[-1])
-    resume = ("--resume", written, "--dtype", "float32")
-    for others, told in {
-        (target, "--seed", 3): "a run with --seed 3; got one with 0",
-        (f"{target}s",): f"a run of {target}s; got one of {target}",
-        (target, "--profile", "exact"): "a run with --profile exact; got one with kernel",
-        (target, "--layout", "BSHD"): "a run with --layout BSHD; got one with none",
-        (target, "--dtype", "float64"): "a run with --dtype float32, float64; got one with float32",
-        (target, "--accept", "future-key-from-64"): "a run with --accept future-key-from-64; got one with none",
-    }.items():
-        refused = in_this_process(*others, *resume)
-        assert refused.exit_code == 2
-        assert refused.stderr == f"attention-core: expected --resume {written} to be {told}\n"
-    document = json.loads(written.read_text())
-    for name, change, told in (
-        ("settings", {"catalogue": "another"}, "a run of the same cases; got those of attention-core "),
-        ("assumed", {"causal": "bottom-right"}, "a run that assumed causal top-left; got one with bottom-right"),
-    ):
-        document["about"] |= {name: document["about"][name] | change}
-        written.write_text(json.dumps(document))
-        refused = in_this_process(target, *cases, "--resume", written)
-        assert (refused.exit_code, told in refused.stderr.splitlines()[-1]) == (2, True), refused.stderr
-        document["about"]["settings"]["catalogue"] = _catalogue()
 
 
 @pytest.mark.parametrize(
@@ -277,8 +288,7 @@ def test_large_cases_count_heads_beyond_16_bits_and_ask_for_memory_first(tmp_pat
     wrong = "    if query.shape[0] * query.shape[1] > 65535:\n        return np.zeros_like(query)\n"
     (tmp_path / "honest.py").write_text(honest)
     (tmp_path / "wrong.py").write_text(honest.replace("    rows = query", wrong + "    rows = query"))
-    for room in ("questions", "subjects"):
-        monkeypatch.setattr(f"attention_conformance.run.{room}.LARGE", LARGE[:1])
+    monkeypatch.setattr("attention_conformance.run.questions.LARGE", LARGE[:1])
     words = ("--large", "--dtype", "float32")
     found = [in_this_process(f"{tmp_path / name}:attention", *words) for name in ("honest.py", "wrong.py")]
     assert found[0].stdout.splitlines()[-1] == "0 silently wrong, 1 right"

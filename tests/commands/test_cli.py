@@ -251,7 +251,7 @@ def test_backends_are_listed_with_those_that_are_not_installed(monkeypatch):
     assert told in refusal("conformance", "--backend", "torch")
 
 
-def test_without_the_libraries_of_the_command_it_says_what_to_install(monkeypatch):
+def test_without_the_libraries_of_the_command_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "attention_cli.app", None)
     with pytest.raises(ModuleNotFoundError):
         program.run()  # that is not one of them
@@ -263,7 +263,8 @@ def test_without_the_libraries_of_the_command_it_says_what_to_install(monkeypatc
         monkeypatch.setitem(sys.modules, "attention_cli.app", types.SimpleNamespace(app=app))
         with pytest.raises(SystemExit) as caught:
             program.run()
-        assert str(caught.value) == f"attention-core: the command needs {name}: pip install 'attention-core[cli]'"
+        told = f"attention-core: the command needs {name}: pip install 'attention-core[cli]'\n"
+        assert (caught.value.code, capsys.readouterr().err) == (2, told)
 
 
 def test_an_encoding_without_a_sign_shows_another(monkeypatch):

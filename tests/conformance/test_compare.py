@@ -59,6 +59,8 @@ MISTAKES = (
     "kind-of-gelu",
     "transposed-weight",
     "missing-bias",
+    "query-key-swapped",
+    "positions",
     "dtype",
 )
 OF_HEADS = {"grouped-heads": "head-order", "joined-heads": "head-order"}
@@ -69,11 +71,52 @@ def test_a_mistake_of_porting_an_encoder_is_named(encoder, mistake):
     from ported_models import Encoder
 
     found = compare(encoder, Encoder(ENCODER, TREES, mistake))
-    assert found.first.name.startswith(("attention 0", "layers.0."))
+    assert found.first.name.startswith(("embeddings", "attention 0", "layers.0."))
     assert names(found) == [mistake]
 
 
-@pytest.mark.parametrize("mistake", ["rotary-pairs", "mask-sense", "scale", "epsilon", "head-order", *OF_HEADS])
+OF_DECODERS = ["rotary-pairs", "mask-sense", "scale", "epsilon", "head-order", *OF_HEADS]
+
+
+@pytest.mark.parametrize("mistake", [each for each in MISTAKES if each != "dtype"])
+def test_a_mistake_of_an_encoder_of_which_only_the_output_is_seen_is_named(encoder, mistake):
+    from ported_models import Bare, Encoder
+
+    found = compare(encoder, Bare(Encoder(ENCODER, TREES, mistake)))
+    assert (found.first.name, names(found)) == ("output", [mistake])
+    assert found.causes[0].says.endswith(": then all numbers are within the bound")
+
+
+@pytest.mark.parametrize("mistake", OF_DECODERS)
+def test_a_mistake_of_a_decoder_of_which_only_the_output_is_seen_is_named(decoder, mistake):
+    from ported_models import BareDecoder, Decoder
+
+    found = compare(decoder, BareDecoder(Decoder(DECODER, TREE, mistake)))
+    assert (found.first.name, names(found)) == ("output", [OF_HEADS.get(mistake, mistake)])
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+@pytest.mark.parametrize(("mistake", "name"), [("scale", "scale"), ("transposed", "transposed-weight")])
+def test_of_two_mistakes_the_first_is_named_and_that_it_is_not_all(encoder, mistake, name, is_fused):
+    """The epsilon behind the attention, which changes more of the output, cannot have changed the attention."""
+    from ported_models import Encoder, linear
+
+    made = Encoder(ENCODER, TREES)
+    block = made.blocks[1]
+    block.norm2.eps = 1e-1
+    for each in made.blocks:
+        each.attention.is_fused = is_fused
+    if mistake == "scale":
+        block.attention.mistake = "scale"
+    else:
+        block.attention.q = linear(TREES[2].attention.query, transposed=True)
+    found = compare(encoder, made)
+    heads = {"scale": "attention 1: output", "transposed": "attention 1: query"}[mistake]
+    assert (found.first.name, names(found)) == (heads if is_fused else "layers.1.attention", [name])
+    assert found.causes[0].says.endswith("is, and layers.1 is not within the bound")
+
+
+@pytest.mark.parametrize("mistake", OF_DECODERS)
 def test_a_mistake_of_porting_a_decoder_is_named(decoder, mistake):
     from ported_models import Decoder
 
@@ -111,6 +154,7 @@ CHANGES = {
     "missing-bias": ("layers.1.feed_forward.expand.bias", np.zeros_like),
     "dtype": ("layers.1.feed_forward.contract.weight", lambda each: each.astype(np.float16).astype(np.float32)),
     "head-order": ("layers.0.attention.key.weight", lambda each: each.reshape(24, 4, 6).swapaxes(1, 2).reshape(24, 24)),
+    "positions": ("embeddings.position", lambda each: np.roll(each, -1, 0)),
 }
 
 
@@ -118,13 +162,22 @@ CHANGES = {
 def test_weights_are_compared_first(cause, tmp_path, encoder):
     name, change = CHANGES[cause]
     named = layers.named_arrays(TREES)
-    at = name.replace("layers.0", "1").replace("layers.1", "2")
+    at = name.replace("layers.0", "1").replace("layers.1", "2").removeprefix("embeddings.")
     trees = layers.tree_from_names(TREES, named | {at: change(named[at])})
     save_layers(tmp_path / "other.safetensors", ENCODER, trees)
     found = compare(encoder, tmp_path / "other.safetensors")
     assert [each.name for each in found.weights] == [name]
     assert found.causes[0].name == cause
     assert found.causes[0].says.startswith(f"{name}: one ")
+
+
+def test_queries_that_are_the_other_keys_are_told(tmp_path, encoder):
+    attention = TREES[1].attention
+    other = TREES[1]._replace(attention=attention._replace(query=attention.key, key=attention.query))
+    save_layers(tmp_path / "other.safetensors", ENCODER, (TREES[0], other, TREES[2]))
+    found = compare(encoder, tmp_path / "other.safetensors")
+    assert {*names(found)} == {"query-key-swapped"}
+    assert len(found.weights) == 4
 
 
 def test_settings_that_differ_are_told(tmp_path):
@@ -280,8 +333,21 @@ def test_chains_name_the_layer_and_the_token_where_two_machines_part(decoder, tm
     assert (
         "chain.json at embeddings, sequence 1, token 2: " in chain(*here, "--against", tmp_path / "chain.json").stdout
     )
-    result = chain(decoder, "--against", tmp_path / "chain.json")
-    assert "chain.json at other numbers of tokens, in embeddings" in result.stdout
+
+
+def test_chains_of_other_tokens_arithmetic_or_weights_are_not_compared_in_silence(decoder, tmp_path):
+    file, tokens = tmp_path / "chain.json", tmp_path / "tokens"
+    save_arrays(tokens, {"token_ids": np.asarray([[3, 1, 4, 1, 5]])})
+    assert chain(decoder, tokens, "--chain", file, "--arithmetic", "fast").exit_code == 0
+    assert chain(decoder, tokens, "--against", file, "--arithmetic", "fast").exit_code == 0
+    told = refusal("digest", decoder, tokens, "--against", file, "--backend", "numpy")
+    assert told == f"expected arithmetic fast, as in {file}; got reproducible"
+    told = refusal("digest", decoder, "--against", file, "--arithmetic", "fast", "--backend", "numpy")
+    assert told.startswith("expected token_ids ")
+    save_layer(decoder, DECODER, TREE._replace(norm=TREE.norm * np.float32(1.01)))
+    result = chain(decoder, tokens, "--against", file, "--arithmetic", "fast")
+    assert (result.exit_code, f"the model is not that of {file}: " in result.stdout) == (1, True)
+    assert "parts from" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from attention_conformance.run.catalogue import SUBJECT_CASES
 from attention_conformance.run.finding import VERDICTS
 from attention_conformance.subjects.presets import PRESETS, Preset
 from attention_conformance.subjects.probe import settled
-from attention_conformance.survey.check import RED, _causes, reproducer
-from attention_conformance.survey.page import details, joined, page, written
-from attention_conformance.survey.rows import PROPERTIES, ROWS, findings_of, property_of, read_remarks, remark_of
+from survey.check import RED, _causes, reproducer
+from survey.page import details, joined, page, written
+from survey.rows import PROPERTIES, ROWS, findings_of, property_of, read_remarks, remark_of
 
 pytestmark = pytest.mark.needs("numpy")
 

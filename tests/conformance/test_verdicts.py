@@ -332,3 +332,16 @@ def test_a_cause_that_other_wrong_answers_contradict_is_not_told():
     right = [replace(wrong(name, (), ("uniform-weights",)), verdict="right") for name in "abcdefghijklmnopqrstuvwx"]
     by_chance = wrong("y", ("uniform-weights",), ())
     assert [agreed([by_chance, *each])[0].variant for each in ([], right)] == ["uniform-weights", ""]
+
+
+@pytest.mark.needs("torch")
+def test_a_fault_that_scores_of_16_bits_explain_as_well_is_a_convention():
+    def attention(q, k, v):
+        return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+    scores = {"cases": ["scores-*"], "dtypes": ["bfloat16"]}
+    found = check_subject(Subject(attention, backend="torch"), **scores)
+    assert {(each.verdict, each.variant) for each in found} == {(CONVENTION, "narrow-scores")}
+    assert "uniform-weights" in next(each.equals for each in found if each.case == "scores-below-the-sentinel")
+    accepted = check_subject(Subject(attention, backend="torch"), **scores, accepted=["narrow-scores"])
+    assert {each.verdict for each in accepted} == {"accepted"}

@@ -9,7 +9,8 @@ from planted_kernels import found
 
 from attention_conformance import Finding, Subject
 from attention_conformance.run.finding import QUIET, WRONG, exit_status, little
-from attention_conformance.run.job import Job, Refused
+from attention_conformance.run.job import Job
+from attention_conformance.run.messages import Refused
 from attention_conformance.run.subjects import work
 from attention_conformance.run.surprises import surprises
 from attention_conformance.subjects.probe import settled

@@ -49,7 +49,7 @@ def test_junit_and_markdown_tell_each_verdict_and_how_to_see_it_again(found, tmp
     assert f"$ {again}" in text
     assert "[pytorch/pytorch#101967](https://github.com/pytorch/pytorch/issues/101967)" in text
     assert "<script>" not in text
-    assert "`ladder-128x64-causal` | float32 | right | silently wrong | newly wrong" in text
+    assert "`ladder-128x64-causal` | float32 | right | silently wrong (future-key-from-64) | newly wrong" in text
 
 
 def test_markdown_is_short_enough_for_an_issue_and_has_the_worst_first(found):

@@ -1,7 +1,9 @@
 """Wrong arguments of all public functions: numbers without bound, namespaces, arrays of other libraries, names."""
 
+import copy
 import inspect
 import json
+import pickle
 import types
 from fractions import Fraction
 
@@ -138,6 +140,23 @@ def test_arrays_of_another_library_are_named(name, explicit, backend, put, xp):
         attend(put, **options)
 
 
+def test_copies_and_pickles_of_a_backend_are_this_one(backend):
+    for again in (
+        copy.copy(backend),
+        copy.deepcopy({"backend": backend})["backend"],
+        pickle.loads(pickle.dumps(backend)),
+    ):
+        assert again is backend
+
+
+def test_without_metadata_no_backend_is_announced(backend, monkeypatch):
+    monkeypatch.setattr("attention_core._backend._find.entries", dict)
+    with pytest.raises(
+        ImportError, match=r"announces backends, .*; got none: if attention_core is found by a path alone"
+    ):
+        ac.backend.get_backend(backend.name)
+
+
 def test_backends_are_named_by_text():
     for wrong in ([], None, 3, {}, "no library"):
         with pytest.raises(
@@ -166,7 +185,11 @@ def test_caches_lie_on_a_device_of_the_library(xp):
 def test_integers_of_numpy_are_integers_on_every_library(put, get):
     """One answer everywhere: as positions, offsets, lengths and seeds, they are those of Python."""
     three = np.int64(3)
-    for make in (lambda n: ac.Causal(offset=n), lambda n: ac.KeyLengths(n), lambda n: ac.SlidingWindow(2, 1, offset=n)):
+    for make in (
+        lambda n: ac.Causal(offset=n),
+        lambda n: ac.KeyLengths(n),
+        lambda n: ac.SlidingWindow(left=2, right=1, offset=n),
+    ):
         np.testing.assert_array_equal(get(attend(put, mask=make(three))), get(attend(put, mask=make(3))))
     for make in (lambda n: {"dropout": ac.Dropout(0.5, n)}, lambda n: {"score_mod": scores.alibi(2, offset=n)}):
         np.testing.assert_array_equal(get(attend(put, **make(three))), get(attend(put, **make(3))))
@@ -188,7 +211,7 @@ def test_integers_of_numpy_are_integers_on_every_library(put, get):
 def test_integers_of_numpy_are_sizes():
     """Settings and rules hold Python's, so that they equal those, are written as JSON, and are told apart by type."""
     n = np.int64
-    window = ac.SlidingWindow(n(4), n(1))
+    window = ac.SlidingWindow(left=n(4), right=n(1))
     assert (type(window.left), type(window.right)) == (int, int)
     layer = layers.DecoderLayer(n(8), n(2), n(16), window=n(3), rotary_width=n(2))
     assert layer == layers.layer_from_settings(json.loads(json.dumps(layer.settings())))
@@ -204,7 +227,7 @@ def test_integers_of_numpy_are_sizes():
     assert found.token_ids.shape == (1, 3)
     for wrong in (True, 4.0, np.bool_(True), np.float64(4), np.asarray(4), "4"):
         with pytest.raises(TypeError, match="expected left as an integer or None; got"):
-            ac.SlidingWindow(wrong)
+            ac.SlidingWindow(left=wrong)
         with pytest.raises(TypeError, match="expected channels as a positive integer; got"):
             layers.MultiHeadAttention(wrong, 2)
         with pytest.raises(TypeError, match="expected stop_ids as a sequence of integers; got"):
@@ -266,3 +289,22 @@ def test_the_order_of_bytes_changes_nothing(options, rng):
     for found, expected in zip(attended("<><", ">"), attended("<<<", "<"), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert attended("><>", "<")[0].dtype == ">f4"
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+def test_integer_arrays_are_numbers_of_scores(implementation, put, get):
+    """As `jax.jit` makes one of a Python integer."""
+    found, wanted = (
+        attend(put, scale=scale, softcap=softcap, implementation=implementation)
+        for scale, softcap in (put([np.asarray(2, "int32"), np.asarray(3, "int32")]), (2, 3))
+    )
+    np.testing.assert_allclose(get(found), get(wanted), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [np.float32(0.25), np.float64(0.25), np.float16(0.25), Fraction(1, 4)])
+def test_a_number_of_any_library_is_a_rate(rate, put, get):
+    dropout = ac.Dropout(rate, 3)
+    assert (type(dropout.rate), dropout) == (float, ac.Dropout(0.25, 3))
+    np.testing.assert_array_equal(get(attend(put, dropout=dropout)), get(attend(put, dropout=ac.Dropout(0.25, 3))))
+    layer = layers.EncoderLayer(8, 2, 16, dropout=rate, epsilon=rate)
+    assert layers.layer_from_settings(json.loads(json.dumps(layer.settings()))) == layer

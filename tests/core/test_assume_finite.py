@@ -13,7 +13,7 @@ NOTE = "assume_finite: no value is looked at, and a masked NaN may leak"
 MASKS = {
     "causal": {"is_causal": True},
     "lengths": {"mask": ac.KeyLengths(5)},
-    "window": {"mask": ac.SlidingWindow(3)},
+    "window": {"mask": ac.SlidingWindow(left=3)},
     "array": {"mask": np.arange(7)[:, None] >= np.arange(9)},
     "bias": {"bias": np.where(np.arange(9) < 4, 0.5, -math.inf)},
 }

@@ -24,7 +24,7 @@ OPTIONS = {
     "scale beyond all floats": (lambda put: {"scale": 10**400}, ValueError, r"expected scale as a finite number; got about 2\*\*132\d"),
     "causality as a word": (lambda put: {"is_causal": "no"}, TypeError, "expected is_causal as True or False; got str"),
     "scale as a vector": (lambda put: {"scale": put(np.ones(3))}, ValueError, r"expected scale as a number; got an array of shape \(3,\)"),
-    "scale of integers": (lambda put: {"scale": put(np.asarray(1))}, TypeError, "expected scale of dtype float16, bfloat16, float32, float64; got int64"),
+    "scale as a truth value": (lambda put: {"scale": put(np.asarray(True))}, TypeError, "expected scale of dtype float16, bfloat16, float32, float64; got bool"),
     "softcap as a flag": (lambda put: {"softcap": True}, TypeError, "expected softcap as a number; got bool"),
     "mask in the place of an array": (lambda put: {"bias": ac.Causal()}, TypeError, "expected bias as an array; got Causal"),
 }  # fmt: skip

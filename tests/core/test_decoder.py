@@ -17,6 +17,11 @@ ALL = {
     "post_norm": True, "activation": "gelu_tanh", "epsilon": 1e-5, "rotary_base": 500.0, "window": (3, None),
     "rotary_divisors": (4.0, 1.25), "scale": 0.3, "softcap": 4.0, "tied": False, "embedding_scale": 1.5, "logit_softcap": 5.0,
 }  # fmt: skip
+FIRST = {
+    "head_dim": D, "num_key_value_heads": G, "norm": "layer", "norm_first": False, "gated": False, "activation": "relu",
+    "attention_bias": True, "feed_forward_bias": True, "rotary_base": None, "epsilon": 1e-5,
+}  # fmt: skip
+"""The decoder of the first transformer, but for its grouped heads."""
 
 
 def filled(definition, rng, dtype="float32"):
@@ -33,6 +38,9 @@ def apply(p, x):
 
 
 def rms(scale, x, epsilon):
+    """Or, of two arrays, with the mean taken off and an offset."""
+    if isinstance(scale, tuple):
+        return rms(scale.scale, x - x.mean(-1, keepdims=True), epsilon) + scale.offset
     return x if scale is None else x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * scale
 
 
@@ -58,6 +66,7 @@ def attention(p, q_input, kv_input, allowed, *, scale=None, softcap=None, prepar
 
 
 ACTIVATIONS = {
+    "relu": lambda x: np.maximum(x, 0),
     "silu": lambda x: x / (1 + np.exp(-x)),
     "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
 }
@@ -71,17 +80,22 @@ def formula(p, x, d, window, memory=None):
 
     def prepare(q, k):
         q, k = rms(p.query_norm, q, d.epsilon), rms(p.key_norm, k, d.epsilon)
-        return turned(q, index, d), turned(k, index, d)
+        return (q, k) if d.rotary_base is None else (turned(q, index, d), turned(k, index, d))
 
-    h = rms(p.attention_norm, x, d.epsilon)
-    y = attention(p.attention, h, h, allowed, scale=d.scale, softcap=d.softcap, prepare=prepare)
-    x = x + rms(p.attention_post_norm, y, d.epsilon)
+    def feed(h):
+        inner = ACTIVATIONS[d.activation](apply(p.feed_forward[0], h))  # of the gate, if there is one
+        return apply(p.feed_forward.contract, inner * apply(p.feed_forward.expand, h) if d.gated else inner)
+
+    def residual(x, norm, post_norm, branch):
+        if d.norm_first:
+            return x + rms(post_norm, branch(rms(norm, x, d.epsilon)), d.epsilon)
+        return rms(norm, x + rms(post_norm, branch(x), d.epsilon), d.epsilon)
+
+    options = {"scale": d.scale, "softcap": d.softcap, "prepare": prepare}
+    x = residual(x, p.attention_norm, p.attention_post_norm, lambda h: attention(p.attention, h, h, allowed, **options))
     if memory is not None:
-        h = rms(p.cross_attention_norm, x, d.epsilon)
-        x = x + attention(p.cross_attention, h, memory, np.True_)
-    h = rms(p.feed_forward_norm, x, d.epsilon)
-    gated = ACTIVATIONS[d.activation](apply(p.feed_forward.gate, h)) * apply(p.feed_forward.expand, h)
-    return x + rms(p.feed_forward_post_norm, apply(p.feed_forward.contract, gated), d.epsilon)
+        x = residual(x, p.cross_attention_norm, None, lambda h: attention(p.cross_attention, h, memory, np.True_))
+    return residual(x, p.feed_forward_norm, p.feed_forward_post_norm, feed)
 
 
 def logits(p, ids, d, memory=None):
@@ -99,7 +113,7 @@ COMPILED_LONG = pytest.param(
 
 
 @pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
-@pytest.mark.parametrize("settings", [LLAMA, ALL], ids=["llama", "all"])
+@pytest.mark.parametrize("settings", [LLAMA, ALL, FIRST], ids=["llama", "all", "first"])
 def test_a_decoder_is_its_formula(settings, arithmetic, backend, rng, put, get):
     d = layers.Decoder(V, C, H, INNER, N, **settings, arithmetic=arithmetic)
     p, ids = filled(d, rng), rng.integers(0, V, (3, 7))
@@ -119,21 +133,23 @@ def _wide(tree):
     return type(tree)(*branches) if hasattr(tree, "_fields") else tuple(branches)
 
 
-@pytest.mark.parametrize("arithmetic", ["fast", COMPILED_LONG])
-def test_a_decoder_attends_to_the_memory_of_an_encoder(arithmetic, backend, rng, put, get):
+@pytest.mark.parametrize(
+    ("settings", "arithmetic"),
+    [(ALL, "fast"), pytest.param(ALL, "reproducible", marks=COMPILED_LONG.marks), (FIRST, "fast")],
+)
+def test_a_decoder_attends_to_the_memory_of_an_encoder(settings, arithmetic, backend, rng, put, get):
     """With all options of its own attention."""
-    d = layers.Decoder(V, C, H, INNER, N, memory_channels=5, **ALL, arithmetic=arithmetic)
+    d = layers.Decoder(V, C, H, INNER, N, memory_channels=5, **settings, arithmetic=arithmetic)
     p, ids, memory = filled(d, rng), rng.integers(0, V, (2, 4)), rng.standard_normal((2, 6, 5)).astype("float32")
     wide = [logits(_wide(p), *each[:1], d, np.float64(each[1])) for each in zip(ids, memory, strict=True)]
     expected, padded = np.stack(wide), np.concatenate([memory, np.full((2, 2, 5), np.nan, "float32")], -2)
 
-    def run(p, memory, mask=None):
-        return get(
-            quickly(backend, lambda p, memory: d(p, put(ids), memory=memory, memory_mask=mask))(put(p), put(memory))
-        )
+    def run(p, memory, **masks):
+        return get(quickly(backend, lambda p, memory: d(p, put(ids), memory=memory, **masks))(put(p), put(memory)))
 
-    for each, mask in ((memory, None), (padded, ac.KeyLengths(6))):
-        found = run(p, each, mask)
+    keys = put(np.arange(8) < np.full((2, 1), 6))
+    for each, masks in ((memory, {}), (padded, {"memory_mask": ac.KeyLengths(6)}), (padded, {"memory_key_mask": keys})):
+        found = run(p, each, **masks)
         np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
     if arithmetic == "fast":
         found = run(_wide(p), np.float64(memory))
@@ -325,7 +341,7 @@ def mistakes(d, p, put):
         (lambda: layers.DecoderLayer(C, H, INNER, window=(3, 2), head_dim=D), "expected window as a positive integer; got tuple"),
         (lambda: layers.Decoder(V, C, H, INNER, N, rotary_divisors=(2.0,), head_dim=D), "expected 2 divisors, one for each pair of channels; got 1"),
         (lambda: layers.Decoder(V, C, H, INNER, N, rotary_divisors=(2.0, 0), head_dim=D), r"expected rotary_divisors\[1\] as a positive finite number; got 0"),
-        (lambda: layers.Decoder(V, C, H, INNER, N, head_dim=3), "expected an even width of at most 3 channels; got 3"),
+        (lambda: layers.Decoder(V, C, H, INNER, N, head_dim=3), "expected heads of an even number of channels, or width=... for some; got 3 channels"),
     ]  # fmt: skip
 
 

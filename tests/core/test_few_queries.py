@@ -180,8 +180,8 @@ def test_a_rule_says_that_no_row_is_empty_only_if_none_is(sizes, backend, put, x
     query, key = put([rng.standard_normal((1, 2, length, D)) for length in sizes])
     rules = [ac.Causal(offset=offset) for offset in range(-10, 3)]
     rules += [
-        ac.SlidingWindow(*reach, offset=offset)
-        for reach in ((2, 0), (0, 3), (9, 9), (None, 1))
+        ac.SlidingWindow(left=left, right=right, offset=offset)
+        for left, right in ((2, 0), (0, 3), (9, 9), (None, 1))
         for offset in (-6, 0, 6)
     ]
     for rule in (

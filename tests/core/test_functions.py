@@ -185,7 +185,7 @@ def test_wrong_parameters_are_named(rng, put):
     ones = np.ones
     for call, error, message in (
         (lambda: ac.functions.linear(put(Linear(ones((5, 7)), ones(6))), x), ValueError, r"expected linear.bias \(7,\) to match linear.weight; got \(6,\)"),
-        (lambda: ac.functions.linear(put(Linear(ones((5, 7), dtype=np.float32))), x), TypeError, "expected linear.weight of dtype float64 to match x; got float32"),
+        (lambda: ac.functions.linear(put(Linear(ones((5, 7), dtype=np.float32))), x), TypeError, "expected x of dtype float32 to match linear.weight; got float64"),
         (lambda: ac.functions.linear(put(Linear(ones(5))), x), ValueError, r"expected linear.weight \(in, out\); got \(5,\)"),
         (lambda: ac.functions.linear(put(Linear(ones((5, 7)))), put(np.ones((2, 5), dtype=int))), TypeError, "expected x of dtype float16, .*; got int64"),
         (lambda: ac.functions.layer_norm(put(LayerNorm(ones(4), ones(5))), x), ValueError, r"expected x with 4 channels at axis -1, those of layer_norm.scale \(4,\); got \(2, 3, 5\)"),

@@ -18,6 +18,9 @@ BERT = (
     layers.EncoderLayer(12, 3, 20, norm_first=False, epsilon=1e-12, dropout=0.1),
     layers.EncoderLayer(12, 3, 20, norm_first=False, epsilon=1e-12, dropout=0.1),
 )
+OF_TORCH = {
+    "norm": "layer", "gated": False, "attention_bias": True, "feed_forward_bias": True, "rotary_base": None, "memory_channels": 12,
+}  # fmt: skip
 # What each layout can say, and with which arguments arrays are read back.
 CASES = {
     "torch": [
@@ -52,6 +55,13 @@ CASES = {
     "torch-encoder-layer": [
         (
             layers.EncoderLayer(12, 3, 20, norm_first=first, epsilon=1e-6, activation=activation),
+            {"num_heads": 3, "norm_first": first, "epsilon": 1e-6} | ({} if activation == "relu" else {"activation": "gelu"}),
+        )
+        for first, activation in ((True, "gelu"), (False, "relu"))
+    ],
+    "torch-decoder-layer": [
+        (
+            layers.DecoderLayer(12, 3, 20, **OF_TORCH, norm_first=first, epsilon=1e-6, activation=activation),
             {"num_heads": 3, "norm_first": first, "epsilon": 1e-6} | ({} if activation == "relu" else {"activation": "gelu"}),
         )
         for first, activation in ((True, "gelu"), (False, "relu"))
@@ -214,7 +224,15 @@ MORE = {
         "extra_key_value": ATTENTION(12, 3, extra_key_value=True),
         "zero_attention": ATTENTION(12, 3, zero_attention=True),
     },
-    "torch-encoder-layer": {"dropout": layers.EncoderLayer(12, 3, 5, dropout=0.1), "bias": layers.EncoderLayer(12, 3, 5, bias=False)},
+    "torch-encoder-layer": {"dropout": layers.EncoderLayer(12, 3, 5, dropout=0.1), "norm1 without": layers.EncoderLayer(12, 3, 5, bias=False)},
+    "torch-decoder-layer": {
+        "norm layer": layers.DecoderLayer(12, 3, 5, **OF_TORCH | {"norm": "rms"}),
+        "gated False": layers.DecoderLayer(12, 3, 5, **OF_TORCH | {"gated": True}),
+        "memory_channels 12": layers.DecoderLayer(12, 3, 5, **OF_TORCH | {"memory_channels": 10}),
+        "feed_forward_bias True": layers.DecoderLayer(12, 3, 5, **OF_TORCH | {"feed_forward_bias": False}),
+        "window None": layers.DecoderLayer(12, 3, 5, **OF_TORCH, window=2),
+        "dropout": layers.DecoderLayer(12, 3, 5, **OF_TORCH, dropout=0.1),
+    },
     "bert-layer": {"norm_first": layers.EncoderLayer(12, 3, 5), "bias": layers.EncoderLayer(12, 3, 5, norm_first=False, bias=False)},
     "bert-embeddings": {"num_segments": layers.Embeddings(5, 4, 3), "norm": layers.Embeddings(5, 4, 3, 2, norm=False)},
 }  # fmt: skip
@@ -234,6 +252,8 @@ def test_a_setting_that_a_layout_has_no_place_for_is_named(rng, name, setting, d
     tree = drawn(definition.parameters, rng)
     with pytest.raises(LayoutError, match=f"expected {setting}.* for {LAYOUTS[name].module}.*; got "):
         LAYOUTS[name].write(definition, tree)
+    if setting == "norm1 without":  # an array that the module lacks, and no setting
+        return
     with pytest.raises(LayoutError, match=f"expected {setting}"):
         LAYOUTS[name].arguments(definition)
 

@@ -49,7 +49,7 @@ def test_a_rule_allows_what_its_formula_says(name, put, get, xp):
 
 def test_masks_that_small_calls_keep_are_not_confused(put, get, rng):
     query, key, value = (put(rng.standard_normal((1, 1, rows, 4))) for rows in (M, N, N))
-    rules = [(ac.SlidingWindow(left, offset=offset), None) for left in range(9) for offset in range(9)]
+    rules = [(ac.SlidingWindow(left=left, offset=offset), None) for left in range(9) for offset in range(9)]
     for _ in range(2):
         for rule, allowed in [*RULES.values(), *rules]:
             allowed = rule.to_array(M, N, xp=np) if allowed is None else allowed
@@ -101,7 +101,7 @@ def test_a_derived_rule_is_what_it_allows_and_not_its_base(name, implementation,
     rules = {
         "causal": ac.Causal(),
         "offset": ac.Causal(offset=6),  # all pairs, which its blocks would say
-        "window": ac.SlidingWindow(3, 1),
+        "window": ac.SlidingWindow(left=3, right=1),
         "lengths": ac.KeyLengths(2),
         "segments": ac.Segments(put(np.zeros(M, int)), put(np.arange(N) // 4)),
     }
@@ -406,3 +406,15 @@ def test_a_rule_behind_one_that_allows_more_may_ask_for_sample_and_head(way, put
         for mask in (ac.Causal() | (ac.Causal() & of_heads), ac.Causal())
     )
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("way", ["auto", "dense", "blockwise"])
+def test_functions_of_one_code_are_not_confused(way, put, get, rng):
+    x = put(rng.standard_normal((1, 2, 7, 4)))
+    for limit in (1, 3, 5):  # of one signature, of which calls are remembered
+        mask = ac.MaskFunction(lambda batch, head, query, key, limit=limit: key < limit)
+        found, wanted = (
+            get(ac.scaled_dot_product_attention(x, x, x, mask=each, implementation=way))
+            for each in (mask, ac.KeyLengths(limit))
+        )
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)

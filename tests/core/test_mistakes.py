@@ -25,6 +25,7 @@ def words(put, xp):
     x = np.ones((2, 6, 8), "float32")
     mha = layers.MultiHeadAttention(8, 2)
     encoder = layers.EncoderLayer(8, 2, 16)
+    cross = layers.DecoderLayer(8, 2, 16, memory_channels=8)
     made = {"heads": heads, "x": x, "image": np.ones((2, 4, 4, 8), "float32"), "ids": np.asarray([[1, 2, 3]])}
     made |= {"pairs": np.ones((6, 6), bool), "is_token": np.ones((2, 6), bool), "scale": np.ones(8, "float32")}
     put_in = put(made)
@@ -40,6 +41,7 @@ def words(put, xp):
         "parameters": parameters,
         "mha": mha,
         "encoder": encoder,
+        "cross": cross,
         "attend": ac.scaled_dot_product_attention,
         "explain": ac.explain_attention,
         **put_in,
@@ -50,6 +52,7 @@ def words(put, xp):
         "cache": ac.cache.empty_cache((2,), 4, 10, 8, xp=xp),
         "tree": put(mha.init(0, xp=np)),
         "encoder_tree": put(encoder.init(0, xp=np)),
+        "of_cross": put(cross.init(0, xp=np)),
         "kernels": put(sagan.init(0, xp=np)),
         "vectors": put(sagan.init_state(0, xp=np)),
     }

@@ -142,6 +142,25 @@ def test_a_piece_whose_scores_are_all_infinitely_low_adds_nothing(plain, arrays,
     same((merged.output, merged.logsumexp), whole(plain, **options), get)
 
 
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+def test_rows_whose_attended_scores_are_all_infinitely_low_are_those_of_one_call(implementation, plain, arrays, get):
+    """In any tree of merges, and unlike fully masked rows, which are 0."""
+
+    def never(scores, batch, head, query, key):
+        return array_namespace(scores).where(query > 1, scores, -math.inf)
+
+    options, count = {"score_mod": never, "mask": ac.Causal(offset=-1)}, arrays[1].shape[-2]
+    first, second, third = (
+        piece(arrays, *at, **options, implementation=implementation) for at in ((0, 1), (1, 3), (3, count))
+    )
+    expected = get(tuple(whole(arrays, **options)))[:2]
+    assert np.isnan(expected[0][..., 1, :]).all()
+    assert (expected[0][..., 0, :] == 0).all()
+    for merged in (merge_partials(merge_partials(first, second), third), merge_partials(third, first, second)):
+        for found, wanted in zip(get(tuple(merged)), expected, strict=False):
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)
+
+
 @pytest.mark.needs("dtype")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_pieces_of_16_bits_stay_float32(dtype, plain, backend, get):

@@ -23,10 +23,10 @@ MASKS = {
     "causal of nothing for some": ac.Causal(offset=-6),
     "causal of nothing at all": ac.Causal(offset=-40),
     "causal of everything": ac.Causal(offset=40),
-    "window": ac.SlidingWindow(2, 1),
-    "window far ahead": ac.SlidingWindow(1, 1, offset=9),
+    "window": ac.SlidingWindow(left=2, right=1),
+    "window far ahead": ac.SlidingWindow(left=1, right=1, offset=9),
     "window of one side": ac.SlidingWindow(left=3),
-    "and": And(ac.Causal(offset=1), ac.SlidingWindow(3, 4)),
+    "and": And(ac.Causal(offset=1), ac.SlidingWindow(left=3, right=4)),
     "or": Or(ac.Causal(offset=-7), ac.SlidingWindow(right=0, offset=-2)),
 }
 
@@ -129,7 +129,7 @@ def test_a_rule_that_looks_at_more_than_the_distance_leaves_no_chunks(mask, back
 
 
 def test_a_query_chunk_has_only_the_keys_within_reach(backend, rng):
-    chunks = cut(lent(backend), backend.from_numpy(qkv(rng)), ac.SlidingWindow(2, 1))[-1]
+    chunks = cut(lent(backend), backend.from_numpy(qkv(rng)), ac.SlidingWindow(left=2, right=1))[-1]
     assert chunks == [(range(4), range(5)), (range(4, 8), range(2, 9)), (range(8, 11), range(6, 12))]
 
 
@@ -181,7 +181,7 @@ def test_other_calls_take_blocks(backend, chunks, rng):
             {"is_causal": True, "score_mod": lambda scores, *at: scores},
         ]
         found = [attention(*arrays, **options, implementation="blockwise") for options in calls]
-        options = {"mask": ac.SlidingWindow(3, 2), "query_start": start, "key_start": 2}
+        options = {"mask": ac.SlidingWindow(left=3, right=2), "query_start": start, "key_start": 2}
         return *found, ac.pieces.partial_attention(*arrays, **options, implementation="blockwise").output
 
     start = np.asarray(3, dtype=np.int32)

@@ -172,9 +172,9 @@ def test_rows_in_blocks_have_the_bits_of_all_at_once(backend, put, get, rng, mon
         ((1, 64), {"dropout": ac.Dropout(0.5, 3)}),
         ((64, 2**12), {"mask": ac.Causal(offset=20)}),
         ((64, 2**12), {}),
-        ((128, 2**9), {"mask": ac.SlidingWindow(40, 3)}),
+        ((128, 2**9), {"mask": ac.SlidingWindow(left=40, right=3)}),
         ((128, 2**9), {"mask": ac.Causal(offset=20)}),
-        ((70, 2**14), {"mask": ac.SlidingWindow(40, 3), "dropout": ac.Dropout(0.5, 3)}),
+        ((70, 2**14), {"mask": ac.SlidingWindow(left=40, right=3), "dropout": ac.Dropout(0.5, 3)}),
     ],
 )
 def test_the_size_of_blocks_does_not_show(sizes, options, backend, put, get, rng, monkeypatch):
@@ -218,7 +218,7 @@ def test_scores_alone_are_correctly_rounded_and_have_the_gradients_of_float64(na
         options = {
             "plain": {},
             "capped": {"softcap": 2.0, "mask": ac.Causal(offset=60)},
-            "biased": {"bias": bias, "mask": ac.SlidingWindow(50, 70)},
+            "biased": {"bias": bias, "mask": ac.SlidingWindow(left=50, right=70)},
         }
         return ac.attention_scores(query, key, **options[name], arithmetic=arithmetic)
 

@@ -56,10 +56,10 @@ def shards_of(put, group, heads=(4, 2), length=64, **options):
 
 # The split, ranks, mask, and how often keys are sent; the first and the last hop are those of a rank itself or not.
 SENT = [
-    ("contiguous", 4, ac.SlidingWindow(7, 0), (0, 2)),
-    ("contiguous", 4, ac.SlidingWindow(17, 0), (0, 3)),
-    ("contiguous", 8, ac.SlidingWindow(3, 3), (7, 3)),
-    ("zigzag", 8, ac.SlidingWindow(3, 0), (7, 3)),
+    ("contiguous", 4, ac.SlidingWindow(left=7, right=0), (0, 2)),
+    ("contiguous", 4, ac.SlidingWindow(left=17, right=0), (0, 3)),
+    ("contiguous", 8, ac.SlidingWindow(left=3, right=3), (7, 3)),
+    ("zigzag", 8, ac.SlidingWindow(left=3, right=0), (7, 3)),
     ("zigzag", 4, ac.Causal(), (0, 4)),
     ("contiguous", 3, ac.Causal(), (0, 3)),
 ]
@@ -101,7 +101,7 @@ def test_a_ring_is_taken_where_a_window_leaves_fewer_than_half_of_its_hops(put, 
         (note,) = [note for note in notes if "not taken" not in note and "refused" not in note and "shards" in note]
         return note.split(": ")[1]
 
-    window, wide = ac.SlidingWindow(7, 0), ac.SlidingWindow(40, 0)
+    window, wide = ac.SlidingWindow(left=7, right=0), ac.SlidingWindow(left=40, right=0)
     for size, mask, heads, options, expected in (
         (4, window, (4, 4), {}, "ring"),
         (3, window, (4, 4), {}, "gather"),

@@ -23,7 +23,7 @@ OPTIONS = {
     "mask": {"mask": MASK},
     "lengths": {"mask": lambda put: ac.KeyLengths(put(np.asarray([7, 0], np.int32)))},
     "bias": {"bias": BIAS, "softcap": 3.0},
-    "alibi": {"score_mod": ac.scores.alibi(H), "mask": ac.SlidingWindow(3, 3)},
+    "alibi": {"score_mod": ac.scores.alibi(H), "mask": ac.SlidingWindow(left=3, right=3)},
     "sinks": {"sinks": RNG.standard_normal(H), "is_causal": True},
     "reproducible": {"mask": MASK, "arithmetic": "reproducible"},
 }
@@ -135,7 +135,7 @@ def test_recorded_calls_compute_what_they_would_compute_otherwise(put, get, xp, 
     def run():
         heads = ac.split_heads(x, 2)
         first = ac.multi_head_attention(parameters, x, num_heads=2, is_causal=True)
-        return first, ac.scaled_dot_product_attention(heads, heads, heads, mask=ac.SlidingWindow(1, 1))
+        return first, ac.scaled_dot_product_attention(heads, heads, heads, mask=ac.SlidingWindow(left=1, right=1))
 
     expected = run()
     with ac.weights.record_attention() as records, ac.weights.record_attention() as others:
@@ -145,7 +145,7 @@ def test_recorded_calls_compute_what_they_would_compute_otherwise(put, get, xp, 
     assert len(records) == len(others) == 2
     assert repr(records[1]) == "RecordedAttention(query (2, 2, 6, 4), key (2, 2, 6, 4))"
     weights = ac.scaled_dot_product_attention(
-        *[ac.split_heads(x, 2)] * 3, mask=ac.SlidingWindow(1, 1), return_weights=True, implementation="dense"
+        *[ac.split_heads(x, 2)] * 3, mask=ac.SlidingWindow(left=1, right=1), return_weights=True, implementation="dense"
     ).weights
     np.testing.assert_allclose(get(records[1].weights(queries=[4])), get(weights)[:, :, 4:5], rtol=1e-6)
     assert get(records[0].map(shape=(2, 2))).shape == (2, 2, 2, 2)

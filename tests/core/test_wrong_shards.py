@@ -9,6 +9,7 @@ import shard_helpers
 from shard_helpers import inputs
 
 import attention_core as ac
+from attention_conformance import check_same_call
 
 pytestmark = pytest.mark.needs(lambda backend: backend.name in ("torch", "numpy"))
 
@@ -117,7 +118,7 @@ def calls_that_differ(put):
     lengths = [np.asarray([9, count]) for count in (7, 8)]
     yield "query", {}, {"query": (2, 4, 7, 3)}
     yield "value", {}, {"value": (2, 4, 8, 5)}
-    yield "mask", {"mask": ac.Causal()}, {"mask": ac.SlidingWindow(3, 0)}
+    yield "mask", {"mask": ac.Causal()}, {"mask": ac.SlidingWindow(left=3, right=0)}
     yield "mask", *({"mask": ac.Causal() & ac.KeyLengths(put(each))} for each in lengths)
     yield "mask", *({"mask": put(each)} for each in allowed)
     yield "bias", {}, {"bias": put(np.zeros((8, 24)))}
@@ -143,11 +144,9 @@ def test_verified_calls_that_differ_are_told_on_every_rank_by_argument_and_rank(
                 options = dict(odd if backend.collectives.local.rank == wrong else usual)
                 shapes = [options.pop(each, (2, 4, 8, 3)) for each in ("query", "key", "value")]
                 settings = {each: options.pop(each) for each in ("strategy", "split") if each in options}
-                shards = ac.Shards(group, **settings, verify=True)
+                shards = ac.Shards(group, **settings)
                 with pytest.raises(ValueError, match="on all ranks of shards") as caught:
-                    ac.scaled_dot_product_attention(
-                        *(put(np.zeros(shape)) for shape in shapes), shards=shards, **options
-                    )
+                    check_same_call(shards, *(put(np.zeros(shape)) for shape in shapes), **options)
                 return str(caught.value)
 
             expected = f"expected the same {name} on all ranks of shards; got another on rank {wrong}"
@@ -156,11 +155,11 @@ def test_verified_calls_that_differ_are_told_on_every_rank_by_argument_and_rank(
             assert ranks.lent.calls == ["gather"] * 3
 
 
-def test_verified_calls_that_agree_have_the_numbers_of_others(put, get, ranks):
+def test_calls_that_agree_are_the_same(put, ranks):
     """Each rank makes its functions, which close over what holds itself, a module and a type."""
     wholes, bias = tuple(map(put, inputs(length=13)[:3])), put(np.random.default_rng(0).standard_normal((13, 13)))
 
-    def call(group, verify):
+    def call(group):
         box = [np, np.float32]
         box.append(box)
         score_mod = closing_over((box, len, frozenset(("a", "b")), with_default(0.5)))
@@ -169,12 +168,11 @@ def test_verified_calls_that_agree_have_the_numbers_of_others(put, get, ranks):
             "dropout": ac.Dropout(0.4, 11),
             "score_mod": score_mod,
         }
-        shards = ac.Shards(group, length=13, verify=verify)
+        shards = ac.Shards(group, length=13)
         parts, rows = [ac.shard(x, shards) for x in wholes], ac.shard(bias, shards)
-        return get(ac.scaled_dot_product_attention(*parts, **options, bias=rows, shards=shards))
+        return check_same_call(shards, *parts, **options, bias=rows)
 
-    pair = (ranks(3, lambda group, verify=verify: call(group, verify)) for verify in (True, False))
-    np.testing.assert_array_equal(*pair)
+    assert ranks(3, call) == [None] * 3
 
 
 def test_what_is_no_shards_and_a_library_without_collectives_are_named(backend, put, monkeypatch):
@@ -190,7 +188,7 @@ def test_what_a_library_has_no_collectives_for_is_refused_by_name(backend, put, 
     x, ranks.lent.strategies = put(np.zeros((1, 4, 16, 3))), ("gather", "merge")
 
     def told(group):
-        options = {"mask": ac.SlidingWindow(1, 0)}
+        options = {"mask": ac.SlidingWindow(left=1, right=0)}
         for name in ("heads", "ring"):
             with pytest.raises(ValueError, match=f"ranks of {backend.name} cannot send to each other"):
                 ac.scaled_dot_product_attention(x, x, x, shards=ac.Shards(group, strategy=name), **options)

@@ -153,7 +153,7 @@ def test_frameworks_agree_on_gradients(name):
 @pytest.mark.needs("gradients")
 @pytest.mark.parametrize(
     "mask",
-    [np.zeros((5, 7), dtype=bool), KeyLengths(0), Causal(offset=-5), SlidingWindow(0, 0, offset=-9)],
+    [np.zeros((5, 7), dtype=bool), KeyLengths(0), Causal(offset=-5), SlidingWindow(left=0, right=0, offset=-9)],
     ids=["array", "no_length", "causal", "window"],
 )
 def test_attention_to_nothing_at_all_has_gradients_exactly_zero(backend, mask):

@@ -314,7 +314,7 @@ def test_a_masked_program_holds_its_softmax_once(jax):
 def test_an_infinite_value_leaves_the_gradients_of_others_finite(jax, rng):
     query, key, value = (jax.numpy.asarray(rng.standard_normal((1, 1, 6, 4)), "float32") for _ in range(3))
     value = value.at[0, 0, 2, 0].set(jax.numpy.inf)
-    attend = jax.jit(lambda *each: ac.scaled_dot_product_attention(*each, mask=ac.SlidingWindow(1, 0)))
+    attend = jax.jit(lambda *each: ac.scaled_dot_product_attention(*each, mask=ac.SlidingWindow(left=1, right=0)))
     output, transposed = jax.vjp(attend, query, key, value)
     gradients = transposed(jax.numpy.ones_like(output))
     assert [np.isfinite(each).all() for each in gradients] == [False, False, True]

@@ -271,7 +271,7 @@ def test_an_exported_program_holds_no_address_of_a_file(torch, tmp_path):
     """Operations, plans and masks stand in it by registered names, so that private files may be renamed."""
 
     def attend(query, key, value):
-        mask = (ac.Causal(offset=2) | ac.SlidingWindow(2, 1)) & ~ac.KeyLengths(1)
+        mask = (ac.Causal(offset=2) | ac.SlidingWindow(left=2, right=1)) & ~ac.KeyLengths(1)
         return ac.scaled_dot_product_attention(
             query, key, value, mask=mask, score_mod=ac.scores.alibi(6), implementation="blockwise"
         )

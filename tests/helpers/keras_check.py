@@ -58,6 +58,14 @@ def masked():
         long, short = array(model(TOKENS))[1, :2], array(model(TOKENS[1:, :2]))[0]
         np.testing.assert_allclose(long, short, atol=1e-5)
         assert layer.supports_masking
+    layer, x = ak.DecoderLayer(8, 2, 12, memory_channels=8, seed=1), table(TOKENS[:, :2])
+    long, short = array(layer(x, memory=table(TOKENS)))[1], array(layer(x[1:], memory=table(TOKENS[1:, :2])))[0]
+    np.testing.assert_allclose(long, short, atol=1e-5)
+    pairs = np.tri(2, TOKENS.shape[1], dtype=bool)
+    pairs = np.stack([pairs, ~pairs])
+    found = layer(x, memory=table(TOKENS), memory_mask=pairs)  # one for each sample
+    expected = layer(x, memory=table(TOKENS), memory_mask=pairs[:, None])
+    np.testing.assert_array_equal(array(found), array(expected))
 
 
 def trained():

@@ -33,7 +33,11 @@ CASES = {
     "EncoderLayer": ({"channels": 6, "num_heads": 2, "inner": 10, "dropout": 0.4}, (x(2, 5, 6),), {"key_mask": KEPT}),
     "RMSNorm": ({"channels": 6, "epsilon": 1e-3}, (x(2, 6),), {}),
     "GatedFeedForward": ({"channels": 4, "inner": 7, "bias": True, "dropout": 0.4}, (x(2, 3, 4),), {}),
-    "DecoderLayer": (LANGUAGE | {"channels": 8, "dropout": 0.4}, (x(2, 5, 8),), {"position_ids": IDS}),
+    "DecoderLayer": (
+        LANGUAGE | {"channels": 8, "dropout": 0.4, "norm": "layer", "norm_first": False},
+        (x(2, 5, 8),),
+        {"position_ids": IDS},
+    ),
     "Decoder": (
         LANGUAGE | {"num_tokens": 11, "channels": 8, "num_layers": 2, "embedding_scale": 10.0, "dropout": 0.05},
         (IDS,),

@@ -50,6 +50,8 @@ def calls(put, xp):
     biased = (*biased, "self_attn.out_proj.bias")
     encoder |= {name: put(np.ones(C, "float32")) for name in biased}
     encoder["self_attn.in_proj_bias"] = put(np.ones(3 * C, "float32"))
+    of_torch = encoder | {name.replace("self", "multihead"): each for name, each in encoder.items() if "self" in name}
+    of_torch |= {name.replace("norm2", "norm3"): each for name, each in encoder.items() if "norm2" in name}
     decoder_layer, decoder = layers.DecoderLayer(C, 2, C), layers.Decoder(5, C, 2, C, 1)
     of_layer, of_decoder, ids = put((decoder_layer.init(0, xp=np), decoder.init(0, xp=np), np.zeros((1, L), "int32")))
     return functions(put) | {
@@ -60,6 +62,9 @@ def calls(put, xp):
         "empty_decoder_cache": lambda **options: ac.cache.empty_decoder_cache(1, (2,), 2, 4, 3, xp=xp, **options),
         "empty_cache": lambda **options: ac.cache.empty_cache((2,), 2, 4, 3, xp=xp, **options),
         "from_torch_encoder_layer": lambda **options: layouts.from_torch_encoder_layer(encoder, num_heads=2, **options),
+        "from_torch_decoder_layer": lambda **options: layouts.from_torch_decoder_layer(
+            of_torch, num_heads=2, **options
+        ),
         "from_torch": lambda **options: layouts.from_torch(weights, num_heads=2, **options),
         "DotProductAttention": lambda **options: layers.DotProductAttention(**options),
         "MultiHeadAttention": lambda **options: layers.MultiHeadAttention(C, 2, **options),

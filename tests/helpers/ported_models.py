@@ -21,9 +21,13 @@ def layer_norm(tree, epsilon):
 
 
 class Attention(torch.nn.Module):
+    is_fused = False  # by a function whose heads can be seen
+
     def __init__(self, tree, heads, groups, mistake, rotary=None):
         super().__init__()
         self.q, self.k, self.v, self.o = (linear(each) for each in tree[:4])
+        if mistake == "query-key-swapped":
+            self.q, self.k = self.k, self.q
         self.heads, self.groups, self.mistake, self.rotary = heads, groups, mistake, rotary
         if mistake == "transposed-weight":
             self.o = linear(tree.output, transposed=True)
@@ -47,8 +51,10 @@ class Attention(torch.nn.Module):
             each.repeat(1, count, 1, 1) if apart else each.repeat_interleave(count, 1) for each in (key, value)
         )
         scale = 1.0 if self.mistake == "scale" else 1 / math.sqrt(query.shape[-1])
-        weights = (query @ key.mT * scale).masked_fill(~mask, -1e9).softmax(-1)
-        heads = weights @ value
+        if self.is_fused:
+            heads = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+        else:
+            heads = (query @ key.mT * scale).masked_fill(~mask, -1e9).softmax(-1) @ value
         return self.o(
             heads.reshape((*x.shape[:-1], -1)) if self.mistake == "joined-heads" else heads.transpose(1, 2).flatten(2)
         )
@@ -96,7 +102,7 @@ class Encoder(torch.nn.Module):
         mask = ~mask if self.mistake == "mask-sense" else mask
         x = (
             self.words(input_ids)
-            + self.places(torch.arange(input_ids.shape[1]))
+            + self.places(torch.arange(input_ids.shape[1]) + (self.mistake == "positions"))
             + self.types(torch.zeros_like(input_ids))
         )
         x = self.norm(x)
@@ -104,6 +110,22 @@ class Encoder(torch.nn.Module):
             for block in self.blocks:
                 x = block(x, mask)
         return x.float()
+
+
+class Bare(torch.nn.Module):
+    """A model of which nothing is seen but its output, as of functions of arrays."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.inside = [model.eval()]
+
+    def forward(self, input_ids, attention_mask):
+        return self.inside[0](input_ids, attention_mask)
+
+
+class BareDecoder(Bare):
+    def forward(self, input_ids):
+        return self.inside[0](input_ids)
 
 
 class RMSNorm(torch.nn.Module):

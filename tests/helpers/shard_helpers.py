@@ -140,7 +140,7 @@ def options_of(name, put, heads=(4, 2), length=16, batch=2, dtype="float64", **_
     made = {
         "none": dict,
         "causal": lambda: {"is_causal": True},
-        "window": lambda: {"mask": ac.SlidingWindow(3, 1)},
+        "window": lambda: {"mask": ac.SlidingWindow(left=3, right=1)},
         "lengths": lambda: {"mask": ac.KeyLengths(put(lengths)), "is_causal": True},
         "no key": lambda: {"mask": ac.KeyLengths(put(lengths * 0))},
         "segments": lambda: {"mask": ac.Segments(put(ids), put(ids)), "is_causal": True},

@@ -78,7 +78,7 @@ def everything(query, key, value, mask, bias, seed):
 CASES = {
     "plain": (attend(), QKV),
     "causal": (attend(is_causal=True), QKV),
-    "window": (attend(mask=ac.SlidingWindow(1, 2)), QKV),
+    "window": (attend(mask=ac.SlidingWindow(left=1, right=2)), QKV),
     "softcap": (attend(softcap=2.0, scale=0.3), QKV),
     "flags": (lambda *qkv: tuple(attend(return_weights=True, return_logsumexp=True)(*qkv)), QKV),
     "mask": (masked(lambda mask: mask), (*QKV, MASK)),
@@ -89,13 +89,13 @@ CASES = {
     "combined": (
         masked(
             lambda lengths, offset: (
-                (ac.KeyLengths(lengths) | ac.Causal(offset=offset)) & ac.SlidingWindow(3, 2, offset=offset)
+                (ac.KeyLengths(lengths) | ac.Causal(offset=offset)) & ac.SlidingWindow(left=3, right=2, offset=offset)
             )
         ),
         (*QKV, LENGTHS, OFFSETS),
     ),
     "combined_with_array": (
-        masked(lambda mask, lengths: (mask | ac.KeyLengths(lengths)) & ~ac.SlidingWindow(0, 0)),
+        masked(lambda mask, lengths: (mask | ac.KeyLengths(lengths)) & ~ac.SlidingWindow(left=0, right=0)),
         (*QKV, MASK, LENGTHS),
     ),
     "length": (attend(mask=ac.KeyLengths(4)), QKV),

@@ -14,7 +14,7 @@ from attention_core import (
     SlidingWindow,
     scaled_dot_product_attention,
 )
-from attention_core.scores import alibi
+from attention_core.scores import ScoreMod, alibi
 
 pytestmark = pytest.mark.needs("dask", "numpy")
 RNG = np.random.default_rng(0)
@@ -42,6 +42,8 @@ OPTIONS = {
     "softcap": {"softcap": 2.0},
     "alibi": {"score_mod": alibi(4)},
     "dropout": {"dropout": Dropout(0.3, 7)},
+    "dense": {"implementation": "dense", "is_causal": True},
+    "blocks": {"implementation": "blockwise", "mask": ~Causal()},
 }
 
 
@@ -77,6 +79,46 @@ def test_chunks_have_the_bits_of_the_whole(name, attention):
     options |= {"bias": options["bias"].astype(np.float32)} if "bias" in options else {}
     found = attention(*lazy(arrays), **options).compute()
     assert found.tobytes() == scaled_dot_product_attention(*arrays, **options).tobytes()
+
+
+HELD = {  # options that hold arrays, made of these
+    "array": (lambda ids: {"mask": ids}, RNG.random((13, 17)) > 0.5),
+    "lengths": (lambda ids: {"mask": ~KeyLengths(ids)}, np.array([3, 9])),
+    "offset": (lambda ids: {"mask": Causal(offset=ids) | KeyLengths(4)}, np.array([3, -2])),
+    "window": (lambda ids: {"mask": SlidingWindow(left=2, right=1, offset=ids)}, np.array([3, -2])),
+    "documents": (
+        lambda ids: {"mask": Segments(ids[:, :13], ids) & Causal(offset=9)},
+        np.sort(RNG.integers(0, 4, (1, 17))),
+    ),
+    "function": (
+        lambda ids: {"mask": MaskFunction(lambda b, h, query, key, ids: (ids[query] > key) | (key == 1), (ids,))},
+        np.arange(13),
+    ),
+    "bias": (lambda ids: {"bias": ids}, RNG.normal(size=(4, 13, 17))),
+    "sinks": (lambda ids: {"sinks": ids}, RNG.normal(size=4)),
+    "scale": (lambda ids: {"scale": ids}, np.asarray(0.7)),
+    "score_mod": (
+        lambda ids: {"score_mod": ScoreMod(lambda scores, b, h, query, key, ids: scores * ids[key], (ids,))},
+        RNG.normal(size=17),
+    ),
+    "seed": (lambda ids: {"dropout": Dropout(0.5, ids)}, np.array([3, 4], np.int32)),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_what_is_written_after_the_call_changes_nothing(name, attention):
+    make, held = HELD[name]
+    held = held.copy()
+    want, found = scaled_dot_product_attention(*ARRAYS, **make(held)), attention(*lazy(ARRAYS), **make(held))
+    held[...] = 0
+    np.testing.assert_allclose(found.compute(), want, rtol=0, atol=1e-13)
+
+
+def test_all_tasks_see_one_draw_of_a_generator(attention):
+    found = attention(*lazy(ARRAYS), dropout=Dropout(0.5, np.random.default_rng(3)))
+    want = scaled_dot_product_attention(*ARRAYS, dropout=Dropout(0.5, np.random.default_rng(3)))
+    for _ in range(2):
+        np.testing.assert_allclose(found.compute(), want, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -137,6 +179,7 @@ def test_wrong_arguments_are_told_before_a_task_is_made(attention):
         ((query, key, value), {"mask": query > 0}, "expected mask as a rule or an array of NumPy"),
         ((query, key, value), {"bias": np.ones((4, 13, 16))}, "expected bias to broadcast to"),
         ((query, key, value), {"return_weights": True}, "expected no return_weights with arrays of dask"),
+        ((query, key, value), {"implementation": "fused"}, "expected an implementation out of auto, dense, blockwise"),
         ((query, key, value), {"split_every": 1}, "expected split_every >= 2; got 1"),
         ((query, key, value), {"is_causal": 1}, "expected is_causal as True or False; got int"),
     ):

@@ -105,6 +105,12 @@ def test_the_decoder_from_scratch_is_one_of_every_library(library):
     run_blocks(section._replace(text=text), names)
 
 
+def test_the_reference_prints_the_help_of_every_command():
+    page = (ROOT / "docs" / "reference" / "conformance.md").read_text(encoding="utf-8")
+    names = {each.name for each in importlib.import_module("attention_cli.app").app.registered_commands}
+    assert set(re.findall(r"^```\{command\} (\w+)$", page, re.MULTILINE)) == names
+
+
 def test_links_of_the_package_index_are_absolute():
     hook = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["metadata"]["hooks"][
         "fancy-pypi-readme"

@@ -72,7 +72,7 @@ def structured_masks(attributes, query_length, past_length, lengths):
         for side in ("left", "right")
     )
     masks = [ac.Causal(offset=offset)] if attributes.get("is_causal") else []
-    masks += [] if left is None and right is None else [ac.SlidingWindow(left, right, offset=offset)]
+    masks += [] if left is None and right is None else [ac.SlidingWindow(left=left, right=right, offset=offset)]
     return masks + ([] if lengths is None else [ac.KeyLengths(lengths)])
 
 

@@ -12,6 +12,7 @@ FOLDERS = (
     "attention_core",
     "backends",
     "toolkit",
+    "evidence",
     "docs",
     "examples",
     "tests",

@@ -395,14 +395,78 @@ def test_reproducible_attention_is_that_of_the_core(family, adapter, monkeypatch
     close(found, values_of(run(model, "attention_core", monkeypatch, **inputs)).detach(), atol=1e-4)
 
 
-def test_what_is_not_supported_is_refused(adapter):
-    module, x = torch.nn.Module(), torch.zeros((1, 2, 3, 4))
-    with pytest.raises(ValueError, match=r"^expected no block_indices, of attention that is paged or sparse; got one$"):
-        adapter.attend(module, x, x, x, None, block_indices=torch.zeros(1))
+@pytest.mark.parametrize("hidden", [0, 3])
+def test_sinks_of_each_token_are_a_key_without_a_value(hidden, adapter):
+    """As an extra column of the scores, in the output, the weights and the gradients, and with fully masked rows."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = (2, 4, 5, 6), (2, 2, 7, 6), (2, 2, 7, 3), (2, 4, 5, 1), (2, 4, 5, 7)
+    arrays = [torch.randn(dims, generator=generator, dtype=torch.float64).requires_grad_() for dims in shapes]
+    allowed = torch.rand((2, 1, 5, 7), generator=generator) < 0.6
+    allowed[0, 0, :hidden] = False
+
+    def expected(query, key, value, sinks, bias):
+        key, value = (each.repeat_interleave(2, dim=1) for each in (key, value))
+        scores = (1.5 * (0.3 * query @ key.mT / 1.5).tanh() + bias).masked_fill(~allowed, -torch.inf)
+        weights = torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
+        return (weights @ value).transpose(1, 2), weights
+
+    def found(query, key, value, sinks, bias):
+        options = {"scaling": 0.3, "softcap": 1.5, "sinks": sinks, "position_bias": bias, "output_attentions": True}
+        return adapter.attend(torch.nn.Module(), query, key, value, allowed, **options)
+
+    (output, weights), (right, right_weights) = found(*arrays), expected(*arrays)
+    close(output, right)
+    close(weights, right_weights)
+    gradients, right_gradients = (torch.autograd.grad(each.sin().sum(), arrays) for each in (output, right))
+    for ours, theirs in zip(gradients, right_gradients, strict=True):
+        close(ours, theirs)
+
+
+def test_an_option_is_computed_or_refused_by_its_name(adapter):
+    module, x = torch.nn.Module().eval(), torch.zeros((1, 2, 3, 4))
+    for name in ("block_indices", "cache", "head_mask", "alibi", "cu_seq_lens_q", "key_padding_mask", "attention_bias"):
+        with pytest.raises(
+            ValueError, match=f"^expected no {name}, an option that attention_core does not compute; got"
+        ):
+            adapter.attend(module, x, x, x, None, **{name: torch.zeros(1)})
+        for absent in (None, False):
+            adapter.attend(module, x, x, x, None, **{name: absent})
+    for name in adapter.WITHOUT_EFFECT:
+        adapter.attend(module, x, x, x, None, **{name: torch.ones(1, dtype=torch.int64)})
+    for sinks, options, text in (
+        (torch.zeros(2), {}, r"expected sinks \(1, 2, 3, 1\), one for each token; got \(2,\)"),
+        (torch.zeros(1, 2, 3, 1), {"s_aux": torch.zeros(2)}, "expected sinks of each token without s_aux"),
+        (torch.zeros(1, 2, 3, 1), {"arithmetic": "reproducible"}, "in fast arithmetic; got arithmetic='reproducible'"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            adapter.attend(module, x, x, x, None, sinks=sinks, **options)
+
+
+def test_sinks_beyond_arithmetic_are_refused():
     model, inputs = model_of("GptOss", torch.float32), inputs_of("GptOss")
     model.set_attn_implementation("attention_core:reproducible")
     with pytest.raises(ValueError, match="expected no sinks with arithmetic='reproducible'; got one"):
         model(**inputs)
+
+
+def test_it_is_said_whose_attention_is_computed_here(adapter):
+    transformers = importlib.import_module("transformers")
+    for family, names in (
+        ("Bart", ["encoder.layers.{}.self_attn", "decoder.layers.{}.self_attn", "decoder.layers.{}.encoder_attn"]),
+        ("Llama", ["layers.{}.self_attn"]),
+    ):
+        model, inputs = model_of(family), inputs_of(family)
+        model.set_attn_implementation("attention_core")
+        functions = [transformers.AttentionInterface()[name] for name in adapter.NAMES]
+        found = adapter.attention_modules(model, **inputs)
+        assert sorted(found) == sorted(f"model.{name.format(index)}" for name in names for index in range(2))
+        assert functions == [transformers.AttentionInterface()[name] for name in adapter.NAMES]
+        model.set_attn_implementation("sdpa")
+        assert adapter.attention_modules(model, **inputs) == []
+    config = transformers.BloomConfig(vocab_size=61, hidden_size=24, n_layer=1, n_head=4)
+    model = transformers.BloomModel._from_config(config, attn_implementation="attention_core").eval()
+    with pytest.warns(UserWarning, match="^BloomModel computes attention itself: attention_core is not called$"):
+        assert adapter.attention_modules(model, **inputs_of("Llama")) == []
 
 
 @pytest.mark.parametrize(

@@ -249,6 +249,36 @@ def test_layers_of_an_encoder_and_a_decoder_are_shown_with_their_own_tokens(tmp_
     assert made.figure(layer=2).axes[0].images[0].get_array().shape == (3, 4)
 
 
+def test_over_a_picture_the_weights_are_seen_and_the_bar_has_their_colours():
+    """Black and white beneath differ by less than 5 % of a scale; even weights show no shape of the picture."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    halves = np.zeros((8, 8), np.uint8)
+    halves[:, 4:] = 255
+    weights = np.full((2, 16, 16), 1 / 16)
+    weights[1] = np.eye(16)[[6]]  # all look at row 1, column 2
+    figure = view(weights, image=halves, query=(0, 0)).figure()
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    pixels = np.asarray(canvas.buffer_rgba())[..., :3] / 255
+
+    def colour(axes, x, y):
+        across, up = axes.transData.transform((x, y))
+        return pixels[round(pixels.shape[0] - up), round(across)]
+
+    even, sharp = [axes for axes in figure.axes if axes.get_title().startswith("layer")]
+    bars = [axes for axes in figure.axes if not axes.get_title()]
+    dark, light = (colour(even, x, 3.5) for x in (1.5, 3.5))
+    assert 0 < abs(light - dark).max() < 0.05
+    for axes, bar, places in (
+        (even, bars[0], {(1.5, 3.5): 1 / 16}),
+        (sharp, bars[1], {(2.5, 1.5): 1.0, (1.5, 2.5): 0.0}),
+    ):
+        for at, weight in places.items():
+            assert abs(colour(axes, *at) - colour(bar, 0.5, np.clip(weight, 0.015, 0.985))).max() < 0.06, (at, weight)
+
+
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
 def test_figures_are_written(kind, tmp_path):
     pytest.importorskip("matplotlib")

@@ -27,8 +27,8 @@ Many = list[str] | None
 Options = TypeVar("Options")
 CPUS = os.cpu_count() or 1
 # Written out, as the rooms that know them import NumPy: a test compares.
-LAYOUTS = "attention-core, torch, torch-encoder-layer, equinox, keras, keras-grouped, flax, bert, bert-layer"
-LAYOUTS += ", bert-embeddings, causal-lm"
+LAYOUTS = "attention-core, torch, torch-encoder-layer, torch-decoder-layer, equinox, keras, keras-grouped, flax, bert"
+LAYOUTS += ", bert-layer, bert-embeddings, causal-lm"
 OPERATIONS = "attention, multi_head, linear, decode-loop, train-step, encoder, language-model"
 MASKS = "full, causal, window, packed, padded, padded-causal, ragged, softcap, alibi, bias, sinks"
 PRESETS = "training, prefill, decode, caches, masked, accelerator, small"
@@ -165,7 +165,6 @@ class Check:
     compare: Annotated[Path | None, typer.Option(help="Compare with this file of --json, of a former run.")] = None
     expected: Annotated[str | None, typer.Option(help=OPTIONS["expected"].says)] = None
     write_expected: Annotated[Path | None, typer.Option(help="Write what is wrong to such a file.")] = None
-    resume: Annotated[Path | None, typer.Option(help="Leave out the cases that this file of --json holds.")] = None
     untrusted: Annotated[bool, typer.Option(help="For generated kernels: compared in another process.")] = False
     large: Annotated[bool, typer.Option(help="The large cases instead, as far as memory allows: minutes.")] = False
     strict: Annotated[bool, typer.Option(help="Status 1, too, where little was checked.")] = False

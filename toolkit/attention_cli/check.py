@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +25,13 @@ from attention_conformance.run.expected import (
     met,
     unmatched,
 )
-from attention_conformance.run.finding import QUIET, Finding, Started, exit_status, most_telling
+from attention_conformance.run.finding import ENDED, WRONG, Finding, Started, exit_status, most_telling
 from attention_conformance.run.fuzz import Script, has_hypothesis
-from attention_conformance.run.job import Asked, Described, Job, Refused
+from attention_conformance.run.job import Job
 from attention_conformance.run.kinds import never_computed, refusals
 from attention_conformance.run.memory import available_memory
+from attention_conformance.run.messages import Asked, Described, Refused
 from attention_conformance.run.names import no_case
-from attention_conformance.run.resumed import assumed_otherwise, differs, settings
 from attention_conformance.run.subjects import Message, supervised, work
 from attention_conformance.subjects.options import OPTIONS, named_keywords
 from attention_conformance.subjects.presets import PRESETS
@@ -81,7 +81,7 @@ def check(options: Check, /) -> None:
         raise refusal("expected hypothesis for --fuzz; got none: pip install 'attention-core[fuzz]'")
     for path in files.values():
         check_file(path)
-    (former, about), (before, _) = _former("resume", options.resume), _former("compare", options.compare)
+    before = _former(options.compare)
     seed = secrets.randbits(32) if untrusted and options.seed is None else options.seed or 0
     job = Job(
         options.target,
@@ -95,13 +95,10 @@ def check(options: Check, /) -> None:
         fuzz=fuzz,
         is_trusted=not untrusted,
         is_large=large,
-        done=frozenset((each.case, each.dtype) for each in former),
     )
     if job.complaint:
         raise refusal(job.complaint)
-    if options.resume and (wrong := differs(job, about)):
-        raise refusal(f"expected --resume {options.resume} to be {wrong}")
-    run = _Run(job, former, before, _expected(options.expected, options.target), about.get("assumed"))
+    run = _Run(job, before, _expected(options.expected, options.target))
     try:
         limit = max(options.timeout, SHRINKING) if fuzz or large else options.timeout
         with contextlib.closing(supervised(job, limit) if options.jobs else work(job)) as messages:  # type: ignore[type-var]
@@ -117,15 +114,15 @@ def check(options: Check, /) -> None:
     raise typer.Exit(exit_status(run.findings, options.strict))
 
 
-def _former(option: str, path: Path | None) -> tuple[list[Finding], dict[str, Any]]:
-    """The findings about cases of a former run, and what its file tells of it."""
+def _former(path: Path | None) -> list[Finding]:
+    """The findings about cases of a former run."""
     if path is None:
-        return [], {}
+        return []
     try:
-        found, about = report.read_findings(path)
-        return [each for each in found if each.case != "end" and not each.case.startswith("kind: ")], about
+        found, _ = report.read_findings(path)
+        return [each for each in found if each.case != "end" and not each.case.startswith("kind: ")]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise refusal(f"expected a file that --json wrote for --{option}; got {str(path)!r}") from error
+        raise refusal(f"expected a file that --json wrote for --compare; got {str(path)!r}") from error
 
 
 def _expected(expected: str | None, target: str) -> tuple[Expected, ...]:
@@ -140,14 +137,11 @@ def _expected(expected: str | None, target: str) -> tuple[Expected, ...]:
 class _Run:
     """Follows the messages of a run, and tells of them."""
 
-    def __init__(self, job: Job, former: list[Finding], before: list[Finding], expected: tuple[Expected, ...],
-                 assumed: Mapping[str, Any] | None = None) -> None:  # fmt: skip
-        self.job, self.findings, self.reason, self.script = job, [], "", ""
-        self._before, self._expected = before, expected
-        self._has_verdict, self._assumed = False, assumed
+    def __init__(self, job: Job, before: list[Finding], expected: tuple[Expected, ...]) -> None:
+        self.job, self.findings, self.reason, self.script = job, list[Finding](), "", ""
+        self._before, self._expected, self._has_verdict = before, expected, False
         self._about: dict[str, Any] = {"target": job.target, "profile": self.job.how, "seed": job.seed}
-        self._about |= {"declared": dict(job.declared), "machine": environment({}), "settings": settings(job)}
-        self.findings += [met(each, expected, self._origin) for each in former]
+        self._about |= {"declared": dict(job.declared), "machine": environment({})}
         self._screen, self._errors = console(), console(stderr=True)
         for each in (self._screen, self._errors):
             if not each.is_terminal:
@@ -171,8 +165,6 @@ class _Run:
                     progress.update(task, description=f"asking about: {message.question}")
                 elif isinstance(message, Described):
                     self._describe(message)
-                    if self.reason:
-                        return
                     progress.update(task, total=message.count + len(self.findings), completed=len(self.findings))
                 elif isinstance(message, Script):
                     self.script = message.text
@@ -195,33 +187,26 @@ class _Run:
         self._errors.print(f"{message.target or self.job.target} ({versions}), assumed:", style="bold", highlight=False)
         for line in report.assumptions(message.facts, message.sources):
             self._errors.print(f"  {line}", highlight=False)
-        if (
-            self._assumed is not None
-            and not message.target
-            and (other := assumed_otherwise(message.facts, self._assumed))
-        ):
-            self.reason = f"expected --resume of {other}"
 
     def _note(self, finding: Finding) -> None:
-        finding = met(finding, self._expected, self._origin)
         if finding.dtype != "-" and finding.verdict != "not offered" and not self._has_verdict:
             self._has_verdict = True
             self._errors.print(f"first verdict: {finding.case} {finding.dtype} is {finding.verdict}", style="dim")
-        self.findings.append(finding)
+        self.findings.append(finding)  # judged by what is expected at the end, when all causes are known
         if self.job.is_large and finding.verdict == "not offered":
             self._errors.print(f"left out: {finding.case} {finding.dtype}: {finding.detail}", soft_wrap=True)
         if self.job.same_bits_as:
             self._screen.print(report.line_of(finding), highlight=False, soft_wrap=True)
-        elif finding.verdict not in QUIET:
+        elif met(finding, self._expected, self._origin).verdict in (*WRONG, *ENDED):
             self._errors.print(report.line_of(finding), highlight=False, soft_wrap=True)
 
     def finish(self, files: dict[str, Path | None], *, interrupted: bool = False) -> None:
         """Show what was found, and write it."""
         self._about["interrupted"] = interrupted
         if not (interrupted or self.job.cases or self.job.fuzz or self.job.is_large or self.job.same_bits_as):
-            kinds = never_computed(self.findings, self.job.accepted)
-            self.findings += [met(each, self._expected, self._origin) for each in kinds]
-        self.findings = agreed(self.findings)
+            self.findings += never_computed(self.findings, self.job.accepted)
+        found = agreed(self.findings)
+        self.findings = [met(each, self._expected, self._origin) for each in found]
         if not (interrupted or self.job.cases or self.job.dtypes or self.reason):
             self.findings += unmatched(self.findings, self._expected, self._origin)
         for each in report.tables(self.findings, self._screen.width):

@@ -29,8 +29,9 @@ from attention_conformance.problem import DTYPES
 from attention_conformance.run import identical as bits
 from attention_conformance.run.finding import Finding, Started
 from attention_conformance.run.implementations import IMPLEMENTATIONS
-from attention_conformance.run.job import Described, Ended, Message, Order
+from attention_conformance.run.job import Order
 from attention_conformance.run.language_model import ModelError
+from attention_conformance.run.messages import Described, Ended, Message
 from attention_conformance.run.model import load_any
 from attention_conformance.run.runner import carried_out, work
 from attention_conformance.subjects.libraries import devices_of

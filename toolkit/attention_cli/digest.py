@@ -80,20 +80,28 @@ def _digest_chain(options: Digest) -> None:
     if len(options.files) > 2 or options.sha256 or options.causal or options.json:
         raise refusal("expected a language model, and at most a file of token_ids, with --chain or --against; got more")
     model, tokens = options.files[0], options.files[1] if len(options.files) == 2 else None
-    unlike = ""
-    chain: chains.Chain = {}
+    unlike, chain = "", chains.Chain()
     with refusing(TypeError, ValueError):
-        other = None if options.against is None else chains.read_chain(options.against)
+        other, there = ({}, None) if options.against is None else chains.read_chain(options.against)
+        prompt = chains.read_prompt(model, tokens, options.arithmetic)
+        here = prompt.settings
+        for name in ("arithmetic", "token_ids") if there else ():
+            wanted, got = getattr(there, name), getattr(here, name)
+            if wanted != got:
+                raise ValueError(f"expected {name} {wanted}, as in {options.against}; got {got}")
         for name in chosen_backends(options.backend):
-            found = chains.chain_of(model, tokens, get_backend(name), options.arithmetic)
+            found = chains.chain_of(prompt, get_backend(name))
             places = sum(len(row) for rows in found.values() for row in rows)
             typer.echo(f"{name}: {len(found)} places, {places} hashes, in {options.arithmetic} arithmetic")
             told = chains.first_unlike(chain or found, found)
             unlike = unlike or (told and f"{name} parts from the backend before at {told}")
             chain = chain or found
-        told = "" if other is None else chains.first_unlike(other, chain)
+        told = chains.first_unlike(other, chain) if there else ""
         unlike = unlike or (told and f"parts from {options.against} at {told}")
+    if there and there.model != here.model:
+        typer.echo(f"the model is not that of {options.against}: {here.model} and {there.model}")
+        unlike = unlike or "no place differs, of these tokens"
     if options.chain is not None:
-        chains.write_chain(options.chain, chain, {"model": str(model), "arithmetic": options.arithmetic})
+        chains.write_chain(options.chain, chain, here)
     typer.echo(unlike or "no place differs")
     raise typer.Exit(bool(unlike))

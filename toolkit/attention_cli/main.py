@@ -61,7 +61,8 @@ def run() -> None:
     except ModuleNotFoundError as error:
         if error.name not in NEEDED:
             raise
-        sys.exit(f"attention-core: the command needs {error.name}: pip install 'attention-core[cli]'")
+        print(f"attention-core: the command needs {error.name}: pip install 'attention-core[cli]'", file=sys.stderr)
+        sys.exit(2)
     except OSError as error:
         if error.errno not in FULL:
             raise

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from attention_conformance.run.identical import Verdict as Verdict
     from attention_conformance.run.runner import check as check
     from attention_conformance.run.subjects import check_subject as check_subject
+    from attention_conformance.same_call import check_same_call as check_same_call
     from attention_conformance.sharded import check_sharded as check_sharded
     from attention_conformance.subjects.subject import Subject as Subject
     from attention_conformance.subjects.target import load_target as load_target
@@ -35,6 +36,7 @@ _HOMES = {
     "Verdict": "run.identical",
     "attention_cases": "pytest_cases",
     "check": "run.runner",
+    "check_same_call": "same_call",
     "check_sharded": "sharded",
     "check_subject": "run.subjects",
     "compare": "models.comparison",

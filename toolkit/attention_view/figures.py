@@ -18,6 +18,8 @@ FORMATS = ("png", "svg", "pdf")
 CLASS_COLOURS = ("#ffffff", "#9aa5b1", "#0072b2", "#d55e00", "#cc79a7")
 COLOURS = {"weights": "viridis", "difference": "inferno", "share": "Greys"}
 LABELS = {"weights": "weight", "difference": "absolute difference", "share": "share of pairs that are allowed"}
+COVER, CONTRAST = 0.8, 0.2
+"""How opaque weights are over a picture, and what share of its contrast the picture keeps there, next to white."""
 MOST_LABELS = 48
 MOST_PIXELS = 1024
 PER_ROW = 4
@@ -83,8 +85,14 @@ def _draw_map(axes: Any, view: ViewData, found: Map) -> None:
 
 def _draw_values(axes: Any, view: ViewData, found: Map, values: Any, top: float, options: dict[str, Any]) -> None:
     """Numbers as colours from 0 to the end of their scale, with the bar that says so."""
+    from matplotlib.cm import ScalarMappable  # noqa: PLC0415 (an extra)
+    from matplotlib.colors import ListedColormap  # noqa: PLC0415 (an extra)
+
     kind = view.shows[found.show].kind
     drawn = axes.imshow(values, cmap=COLOURS[kind], vmin=0, vmax=top, **options)
+    if "alpha" in options:  # the bar has the colours that are seen, over grey in the middle of what lies beneath
+        colours = COVER * drawn.cmap(np.linspace(0, 1, 256))[:, :3] + (1 - COVER) * (1 - CONTRAST / 2)
+        drawn = ScalarMappable(drawn.norm, ListedColormap(colours))
     bar = axes.figure.colorbar(drawn, ax=axes, label=LABELS[kind], shrink=0.8)
     bar.ax.tick_params(labelsize=8)
 
@@ -108,8 +116,8 @@ def _on_picture(view: ViewData, found: Map, query: Any, how: str, make: Any) -> 
     extent = (0, columns, rows, 0)
     for index, each in enumerate([None, *maps], start=1):
         axes = drawn.add_subplot(down, across, index)
-        under = pixels if each is None or pixels.ndim == 2 else pixels[..., :3].mean(-1)  # colours are of weights alone
-        axes.imshow(under, extent=extent, cmap="gray")
+        under = pixels if each is None else 1 - CONTRAST + CONTRAST * _grey(pixels)  # what is seen is the weights
+        axes.imshow(under, extent=extent, cmap="gray", **({} if each is None else {"vmin": 0, "vmax": 1}))
         axes.set_axis_off()
         if picture.places[at] >= 0:
             y, x = divmod(picture.places[at], columns)
@@ -119,10 +127,15 @@ def _on_picture(view: ViewData, found: Map, query: Any, how: str, make: Any) -> 
             axes.set_title(picture.name(at), fontsize=9)
             continue
         codes = picture.keys(each, at)
-        options = {"extent": extent, "alpha": 0.68, "interpolation": how}
+        options = {"extent": extent, "alpha": COVER, "interpolation": how}
         _draw_values(axes, view, each, view.values(each, codes), view.top(each, codes), options)
         axes.set_title(f"layer {each.layer}, head {each.head}", fontsize=9)
     return drawn
+
+
+def _grey(pixels: Any) -> Any:
+    """The brightness of pixels, from 0 to 1."""
+    return (pixels if pixels.ndim == 2 else pixels[..., :3].mean(-1)) / np.iinfo(pixels.dtype).max
 
 
 def _pixels(picture: Picture) -> Any:

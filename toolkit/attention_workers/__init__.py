@@ -8,6 +8,7 @@ import logging
 import math
 import multiprocessing
 import os
+import pickle
 import signal
 import tempfile
 import threading
@@ -53,6 +54,14 @@ class Order:
     def environment(self) -> Mapping[str, str]:
         """Variables that a process finds, as libraries read them when they are imported."""
         return {} if self.threads is None else dict.fromkeys(THREADS, str(self.threads))
+
+    def packed(self, message: Any) -> bytes:
+        """A message as the process sends it."""
+        return pickle.dumps(message)
+
+    def unpacked(self, data: bytes) -> Any:
+        """The message that was sent, by a process that is trusted as this one is."""
+        return pickle.loads(data)
 
 
 @dataclass(frozen=True)
@@ -107,7 +116,7 @@ class Worker:
         """The next message; a `Death` where none can come, and None after the last."""
         if self.connection.poll():
             with contextlib.suppress(EOFError):
-                return self.connection.recv()
+                return self.order.unpacked(self.connection.recv_bytes())
         elif self.left <= 0 and self.process.is_alive():
             return Death(f"no answer within {self.limit:g} s", self._asked())
         self.process.join(5)  # a child that it leaves may hold the connection open
@@ -257,11 +266,11 @@ def _child(work: Callable[[Any], Iterable[Any]], order: Order, connection: Conne
     os.dup2(2, 1)  # the standard output is the report's
     try:
         for message in work(order):
-            connection.send(message)
+            connection.send_bytes(order.packed(message))
     except Exception:
         traceback.print_exc(file=told)
         raise
-    connection.send(None)
+    connection.send_bytes(order.packed(None))
 
 
 def _signal(code: int) -> str:

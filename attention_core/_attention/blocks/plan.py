@@ -9,7 +9,7 @@ import itertools
 import math
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Arrays, Namespace, positions, shape, zeros_with
+from attention_core._arrays import Array, Arrays, Namespace, number_like, positions, shape, zeros_with
 from attention_core._attention.call import Call, scale_like
 from attention_core._attention.finite import inputs_are_finite
 from attention_core._backend import Backend, Tuning, can_be_read, is_on_host, register
@@ -121,7 +121,7 @@ def make_plan(call: Call, *, num_slices: int = 0, score_scale: float = 1.0) -> t
         key=xp.reshape(call.key, (batch, num_kv_heads, columns, width)),
         value=xp.reshape(call.value, (batch, num_kv_heads, columns, value_width)),
         bias=None if call.bias is None else _flatten_batch(call.bias, 3, leading, target, xp=xp),
-        softcap=None if call.softcap is None else only_array(call.softcap),
+        softcap=None if only_array(call.softcap) is None else number_like(call.softcap, call.query, xp),
         seed=only_array(seed) if rate else None,
         query_start=None if isinstance(query_start, int) else query_start,
         key_start=None if isinstance(key_start, int) else key_start,

@@ -34,22 +34,17 @@ class Shards(NamedTuple):
         queries, and get all of the output. It has no gradient.
     length : int, optional
         The length of the whole, if `shard` padded it; under ``"merge"`` that of the keys.
-    verify : bool
-        Whether calls of attention first compare what ranks give: shapes, masks, seeds, options, and code of functions.
-        It takes one more collective, and an error on all ranks names the rank and the argument that differ. Not in
-        compiled programs.
 
     Examples
     --------
     >>> Shards("positions", length=7)
-    Shards(group='positions', split='zigzag', strategy='auto', length=7, verify=False)
+    Shards(group='positions', split='zigzag', strategy='auto', length=7)
     """
 
     group: Any
     split: str = "zigzag"
     strategy: str = "auto"
     length: int | None = None
-    verify: bool = False
 
 
 class Place(NamedTuple):

@@ -9,11 +9,11 @@ import attention_core as ac
 MASKS = {
     "full": lambda length: {},
     "causal": lambda length: {"is_causal": True},
-    "window": lambda length: {"mask": ac.SlidingWindow(200, 0)},
+    "window": lambda length: {"mask": ac.SlidingWindow(left=200, right=0)},
     "documents": lambda length: {"mask": ac.Segments(np.arange(length) // 100, np.arange(length) // 100)},
     "alibi": lambda length: {"score_mod": ac.scores.alibi(4)},
     "everything": lambda length: {
-        "mask": ac.SlidingWindow(100) & ac.KeyLengths(77),
+        "mask": ac.SlidingWindow(left=100) & ac.KeyLengths(77),
         "score_mod": ac.scores.ScoreMod(weighted, (ac.backend.get_backend("jax").from_numpy(np.float32(1.5)),)),
         "softcap": 3.0,
     },

@@ -69,7 +69,7 @@ def test_wrong_inputs_are_named():
     x, training = jnp.ones((5, 6), "float32"), "expected key=... in training, and none to evaluate, in"
     for call, message in (
         (lambda: attend("x"), "expected inputs as arrays of JAX or NumPy; got str"),
-        (lambda: attend(x.astype("bfloat16")), r"expected query projection.weight of dtype bfloat16 to match query; got float32"),
+        (lambda: attend(x.astype("bfloat16")), r"expected query of dtype float32 to match query projection.weight; got bfloat16"),
         (lambda: attend(x, masks=None), "unexpected keyword argument 'masks'"),
         (lambda: feed(x, None), r"expected x of FeedForward by position, .*; got 2 by position"),
         (lambda: feed(x, state=3), "expected the state in FeedForward itself; got the keyword state"),
@@ -168,7 +168,7 @@ def test_a_layer_is_exported_with_an_open_batch(name):
 
 def test_caches_and_masks_are_arguments_of_saved_programs():
     rows = jnp.asarray(np.random.default_rng(3).standard_normal((2, 3, 5, 4)))
-    mask = (ac.KeyLengths(jnp.asarray([4, 2])) & ~ac.SlidingWindow(0, 0)) | ac.Causal(offset=1)
+    mask = (ac.KeyLengths(jnp.asarray([4, 2])) & ~ac.SlidingWindow(left=0, right=0)) | ac.Causal(offset=1)
 
     def step(cache, mask):
         cache = ac.cache.append(cache, rows, rows)

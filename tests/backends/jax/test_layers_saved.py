@@ -74,12 +74,12 @@ MASKS = {
     "causal": (Causal(offset=LENGTHS - 3), 1),
     "causal of a number": (Causal(offset=1), 0),
     "lengths": (KeyLengths(LENGTHS), 1),
-    "window": (SlidingWindow(2, None, offset=LENGTHS - 4), 1),
+    "window": (SlidingWindow(left=2, right=None, offset=LENGTHS - 4), 1),
     "segments": (Segments(IDS_ := jnp.asarray(IDS % 3), IDS_), 2),
     "function": (MaskFunction(lambda batch, head, query, key, even: even[query % 2, key % 3], (SEEN[0, 0],)), 1),
     "array": (Given(SEEN), 1),
     "appended": (Appended(KeyLengths(LENGTHS), 4), 1),
-    "combined": ((Causal() | ~KeyLengths(LENGTHS)) & Given(SEEN) & SlidingWindow(3, 1), 2),
+    "combined": ((Causal() | ~KeyLengths(LENGTHS)) & Given(SEEN) & SlidingWindow(left=3, right=1), 2),
 }
 
 masks = pytest.mark.parametrize("name", MASKS)

@@ -13,7 +13,7 @@ HALVES = jnp.asarray([0, 1]).repeat(10)
 CALLS = {
     "plain": {},
     "causal": {"is_causal": True},
-    "window": {"mask": ac.SlidingWindow(8, 0)},
+    "window": {"mask": ac.SlidingWindow(left=8, right=0)},
     "lengths": {"mask": ac.KeyLengths(jnp.asarray([3, 20])) & ac.Causal()},
     "segments": {"mask": ac.Segments(HALVES, HALVES)},
     "mask and bias": {"mask": jnp.ones((2, 1, 1, 20), bool), "bias": jnp.linspace(0, 1, 20, dtype=jnp.float32)},
@@ -68,7 +68,7 @@ def test_a_cache_grows_where_the_user_brings_nothing_to_the_device():
 
 def test_masks_are_made_where_the_user_brings_nothing_to_the_device():
     lengths = jnp.asarray([3, 20])
-    expected = ac.KeyLengths(lengths) & ac.SlidingWindow(2, 1)
+    expected = ac.KeyLengths(lengths) & ac.SlidingWindow(left=2, right=1)
     with jax.transfer_guard("disallow"):
         found = expected.to_array(20, 20, like=lengths, xp=None)
         ac.masks.mask_from_lengths(lengths, 20)

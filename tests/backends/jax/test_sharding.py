@@ -11,6 +11,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from attention_core import KeyLengths, scaled_dot_product_attention
+from attention_core.functions import layer_norm, linear, rms_norm
+from attention_core.parameters import LayerNorm, Linear
 
 SCRIPT = """
 import functools, warnings
@@ -28,7 +30,7 @@ cotangent = jnp.asarray(random.standard_normal((8, 4, 40, 6)), jnp.float32)
 calls = {
     "dense": {"implementation": "dense", "is_causal": True},
     "blocks": {"implementation": "blockwise"},
-    "window": {"implementation": "blockwise", "mask": SlidingWindow(8, 0)},
+    "window": {"implementation": "blockwise", "mask": SlidingWindow(left=8, right=0)},
     "reproducible": {"arithmetic": "reproducible", "is_causal": True},
     "dropout": {"implementation": "blockwise", "dropout": Dropout(0.2, seed=1)},
 }
@@ -140,3 +142,22 @@ def test_eager_gradients_in_a_mesh_of_explicit_axes_are_those_outside(options):
     with jax.set_mesh(mesh):
         found = gradient(jax.device_put(x, NamedSharding(mesh, PartitionSpec("batch"))))
     np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["linear", "layer_norm", "rms_norm", "grouped heads"])
+def test_eager_gradients_of_arrays_that_were_made_before_an_explicit_mesh(name, rng):
+    """Such an array is in no mesh, and its gradient is not to be in another one than its results."""
+    x, weight, scale, key = (
+        jnp.asarray(rng.standard_normal(shape), "float32") for shape in ((1, 4, 3, 8), (8, 8), (8,), (1, 2, 5, 8))
+    )
+    call = {
+        "linear": lambda x, **options: linear(Linear(weight, scale), x, **options),
+        "layer_norm": lambda x, **options: layer_norm(LayerNorm(scale, scale), x, **options),
+        "rms_norm": lambda x, **options: rms_norm(scale, x, **options),
+        "grouped heads": lambda x, **options: scaled_dot_product_attention(x, key, key, **options),
+    }[name]
+    gradient = jax.grad(lambda x: jnp.sum(jnp.sin(call(x, arithmetic="reproducible"))))
+    expected = gradient(x)
+    with jax.set_mesh(jax.make_mesh((1,), ("batch",), axis_types=(AxisType.Explicit,))):
+        for array in (x, np.asarray(x)):
+            np.testing.assert_array_equal(gradient(array), expected)

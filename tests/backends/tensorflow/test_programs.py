@@ -198,3 +198,25 @@ def test_a_program_that_trains_is_saved_and_refuses_a_second_gradient(arrays, tm
         total = tf.reduce_sum(loaded.train(*arrays)[1] ** 2)
     with pytest.raises(tf.errors.InvalidArgumentError, match="once"):
         tape.gradient(total, arrays)
+
+
+EMPTY = {"no samples": ((0, 2, 3, 4), (0, 2, 5, 4)), "no queries": ((1, 2, 0, 4), (1, 2, 5, 4))}
+
+
+@pytest.mark.parametrize("implementation", ["auto", "blockwise"])
+@pytest.mark.parametrize("dims", EMPTY.values(), ids=EMPTY)
+def test_of_no_rows_sinks_have_the_gradient_0(dims, implementation):
+    """TensorFlow's optimizer of graphs ends the process where a product of them is differentiated as it stands."""
+    query, key, sinks = tf.zeros(dims[0]), tf.zeros(dims[1]), tf.ones(2)
+
+    @tf.function
+    def gradients(*arrays):
+        with tf.GradientTape() as tape:
+            tape.watch(arrays)
+            query, key, sinks = arrays
+            options = {"sinks": sinks, "implementation": implementation}
+            total = tf.reduce_sum(scaled_dot_product_attention(query, key, key, **options))
+        return tape.gradient(total, arrays)
+
+    for found, array in zip(gradients(query, key, sinks), (query, key, sinks), strict=True):
+        np.testing.assert_array_equal(found, tf.zeros_like(array))

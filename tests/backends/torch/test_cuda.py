@@ -21,7 +21,7 @@ MASKS = {
     "causal": lambda torch: {"is_causal": True},
     "offset": lambda torch: {"mask": ac.Causal(offset=2)},
     "offsets": lambda torch: {"mask": ac.Causal(offset=torch.tensor([1, 3]))},
-    "window": lambda torch: {"mask": ac.SlidingWindow(3, 2)},
+    "window": lambda torch: {"mask": ac.SlidingWindow(left=3, right=2)},
     "lengths": lambda torch: {"mask": ac.KeyLengths(torch.tensor([4, 8]))},
     "no keys": lambda torch: {"mask": ac.KeyLengths(torch.tensor([0, 8]))},
     "causal and lengths": lambda torch: {"mask": ac.Causal() & ac.KeyLengths(torch.tensor([4, 8]))},
@@ -176,7 +176,7 @@ def test_flex_attention_is_a_part_of_a_compiled_program(documents, torch):
     ids, graphs = torch.arange(256, device="cuda") // 100, []
 
     def attend(ids):
-        mask = ac.Segments(ids, ids) if documents else ac.SlidingWindow(33, 0)
+        mask = ac.Segments(ids, ids) if documents else ac.SlidingWindow(left=33, right=0)
         return ac.scaled_dot_product_attention(query, key, value, mask=mask)
 
     def keep(graph, _):

@@ -207,7 +207,7 @@ def test_each_head_of_a_group_has_its_mask(word):
 
 
 def test_what_is_kept_is_of_all_axes_of_a_batch(rng):
-    window = ac.SlidingWindow(1, 1, offset=1)
+    window = ac.SlidingWindow(left=1, right=1, offset=1)
     parts._kept.clear()
     for batch in ((2, 2), (3,), (), (2, 3), (2, 2)):
         arrays = [torch.from_numpy(rng.standard_normal((*batch, 1, rows, 4))) for rows in (3, 5, 5)]

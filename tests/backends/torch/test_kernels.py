@@ -289,7 +289,7 @@ def test_a_chunk_of_a_prompt_takes_the_kernel_if_its_mask_is_small(batch, chosen
     dims = (batch, 8, 64, 8), (batch, 1, 512, 8), (batch, 1, 512, 8)
     arrays, options = (
         put([rng.standard_normal(shape) for shape in dims]),
-        {"mask": ac.SlidingWindow(500, 0, offset=448)},
+        {"mask": ac.SlidingWindow(left=500, right=0, offset=448)},
     )
     assert explain_attention(*arrays, **options).chosen == chosen
     close(results(torch, arrays, "auto", options), results(torch, arrays, "dense", options))

@@ -111,7 +111,7 @@ def test_a_plan_inside_of_another_is_compiled(split, strategy, arithmetic):
     try:
         shards = ac.Shards(torch.distributed.group.WORLD, split, strategy, 7)
         x = torch.arange(32, dtype=torch.float32).reshape(1, 1, 8, 4)[..., : 8 if split == "zigzag" else 7, :] / 16
-        options = {"mask": ac.SlidingWindow(2, 0), "arithmetic": arithmetic, "shards": shards}
+        options = {"mask": ac.SlidingWindow(left=2, right=0), "arithmetic": arithmetic, "shards": shards}
 
         def attend(x):
             return ac.scaled_dot_product_attention(x, x, x, **options)

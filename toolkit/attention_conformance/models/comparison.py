@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -191,7 +190,8 @@ def _compared(
     errors = _errors(sides[told], inputs)
     most = max(errors.values(), default=(UNKNOWN - 1) * bound / ROUNDING)
     bounds = {each.name: bound + ROUNDING * errors.get(each.name, most) for each in kept[told]}
-    rows = _paired([_row(each, kept[1 - told], bounds[each.name]) for each in kept[told]])
+    pairs = list(_rows(kept[told], kept[1 - told], bounds))
+    rows = _paired([row for row, _ in pairs])
     weights, same, causes = causes_of_weights(sides)
     found = Comparison(
         (sides[0].name, sides[1].name),
@@ -202,13 +202,22 @@ def _compared(
         tuple(rows),
     )
     if found.first is not None:
-        arrays, row = {each.name: each.array for each in kept[1 - told]}, found.first
+        paired, row = {each.name: other for each, other in pairs if other is not None}, found.first
         if row.other:
-            first = next(each.array for each in kept[told] if each.name == row.name)
-            causes += dtype_cause(first, arrays[row.other.removeprefix("≈ ")], row.name)
-        clear = functools.partial(_cleared, inputs=inputs)
-        others = [each.array for each in kept[1 - told] if not each.is_heads]
-        causes += mistake_of(sides[told], inputs, places[told], others, row.name, clear, _ulps, bound=row.bound)
+            causes += dtype_cause(
+                next(each.array for each in kept[told] if each.name == row.name), paired[row.name], row.name
+            )
+
+        def targets(name: str, array: NumpyArray) -> list[NumpyArray]:
+            """The other's results that one of ours may be: of its place, or any of its shape."""
+            known = [paired[name]] if name in paired else [each.array for each in kept[1 - told] if not each.is_heads]
+            return [each for each in known if each.shape == array.shape]
+
+        def clear(result: Place) -> NumpyArray:
+            return _cleared(result.array, inputs, result.is_heads)
+
+        where = (sides[told], inputs, places[told], targets, bounds)
+        causes += mistake_of(*where, row.name, ulps=_ulps, clear=clear)
     return replace(found, causes=tuple(dict.fromkeys(causes)))
 
 
@@ -264,24 +273,36 @@ def _as_heads(ours: Place) -> Callable[[Place], Place]:
     return split
 
 
-def _row(ours: Place, others: Sequence[Place], bound: float) -> PlaceRow:
-    """A place compared with that of its name, or with the place of the nearest numbers."""
-    alike = [each for each in map(_as_heads(ours), others) if each.array.shape == ours.array.shape]
-    other = next((each for each in alike if each.name == ours.name), None)
-    name = ours.name if other else ""
-    if other is None and alike:
-        other = min(alike, key=lambda each: distance(ours.array, each.array))
-        is_near = distance(ours.array, other.array) <= NEAR * distance(ours.array, np.zeros_like(ours.array))
-        name = f"≈ {other.name}" if is_near else ""
+def _rows(
+    places: Sequence[Place], others: Sequence[Place], bounds: Mapping[str, float]
+) -> Iterator[tuple[PlaceRow, NumpyArray | None]]:
+    """Each place that the other model may have, and what it has there.
+
+    A place is compared with that of its name, or with the nearest numbers of those that have no name in common.
+    """
+    named, known = {each.name: each for each in others}, {each.name for each in places}
+    unnamed = [each for each in others if each.name not in known]
+    for first in places:
+        candidates = [named[first.name]] if first.name in named else unnamed
+        alike = [each for each in map(_as_heads(first), candidates) if each.array.shape == first.array.shape]
+        if alike:
+            yield _row(first, min(alike, key=lambda each: distance(first.array, each.array)), bounds[first.name])
+
+
+def _row(ours: Place, other: Place, bound: float) -> tuple[PlaceRow, NumpyArray | None]:
+    """How a place differs from another, which is the same if it has its name, or if its numbers are near."""
+    is_near = distance(ours.array, other.array) <= NEAR * distance(ours.array, np.zeros_like(ours.array))
+    name = ours.name if other.name == ours.name else f"≈ {other.name}" if is_near else ""
     row = PlaceRow(ours.name, name, 0.0, bound, ours.is_heads)
-    if not name or other is None:
+    if not name:
         told = f"no place of the other has the numbers of {ours.name}"
-        return replace(row, ulps=math.inf, told=told)
+        return replace(row, ulps=math.inf, told=told), None
     first, second = ours.array, other.array
     found = _difference(first, second)
     heads = range(first.shape[-3]) if ours.is_heads else ()
     distances = tuple(_ulps(first[..., at, :, :], second[..., at, :, :]) for at in heads)
-    return row if found is None else replace(row, ulps=found.ulps, heads=distances, told=found.told(ours.name))
+    row = row if found is None else replace(row, ulps=found.ulps, heads=distances, told=found.told(ours.name))
+    return row, second
 
 
 def _difference(first: NumpyArray, second: NumpyArray) -> Difference | None:

@@ -23,7 +23,7 @@ from attention_conformance.oracle.variants import (
     reached,
 )
 from attention_conformance.problem import NumpyArray, Problem
-from attention_conformance.run.finding import WRONG, Finding
+from attention_conformance.run.finding import CONVENTION, WRONG, Finding
 from attention_conformance.run.former import FORMER, MEMORY_OF, mistaken
 from attention_conformance.run.question import size_of
 from attention_conformance.subjects.fit import meant
@@ -140,6 +140,8 @@ class Variants:
             equal = [SPREAD] * _spreads(got, bounds)  # after the conventions of masked rows
         if equal[:1] and equal[0] not in CONVENTIONS and is_near:
             return narrow or equal, unlike
+        if equal and bounds.question.narrow_is_habit:
+            return list(dict.fromkeys([*narrow, *equal])), unlike
         return equal or narrow or self._of_narrow_convention(got, bounds, wrong), unlike
 
     def _is_other(
@@ -224,22 +226,29 @@ def agreed(findings: Sequence[Finding]) -> list[Finding]:
     """The findings with the cause that explains the most of them, where several equal what is wrong.
 
     A cause that more of the wrong answers contradict than it explains, twice over, has no name. That the scale is
-    another, right answers contradict, too: there are few conditions for it.
+    another, right answers contradict, too: there are few conditions for it. Where scores of 16 bits explain the error
+    as well, they are the cause, unless the other explains an error that they do not.
     """
     named = {each.name: each for each in (*FAULTS, *DIAGNOSES, *FORMER)}
     wrong = [each for each in findings if each.verdict in WRONG]
     explained = Counter(name for each in wrong for name in each.equals)
+    certain = {name for each in wrong if NARROW.name not in each.equals for name in each.equals}
     contradicted = Counter(name for each in wrong for name in each.rejected)
     right = Counter(name for each in findings if each.verdict == "right" for name in each.rejected)
     contradicted += Counter({name: right[name] // 8 for name in OF_SCALE})
 
     def told(finding: Finding) -> Finding:
         names = [name for name in finding.equals if name in named]
-        if finding.verdict not in WRONG or not names:
+        is_excused = (finding.verdict, finding.variant) == (CONVENTION, NARROW.name)
+        if not names or not (finding.verdict in WRONG or is_excused):
             return finding
         best = max(names, key=lambda name: explained[name] - contradicted[name])
-        if contradicted[best] > 2 * explained[best]:
+        is_refuted = contradicted[best] > 2 * explained[best]
+        if is_excused and (is_refuted or best not in certain):
+            return finding
+        if is_refuted:
             return replace(finding, variant="", says="", line=0)
-        return replace(finding, variant=best, says=named[best].says, line=named[best].line)
+        verdict = "silently wrong" if is_excused else finding.verdict
+        return replace(finding, variant=best, says=named[best].says, line=named[best].line, verdict=verdict)
 
     return [told(each) for each in findings]

@@ -17,7 +17,8 @@ from attention_conformance.cases.source import Trees
 from attention_conformance.problem import NumpyArray
 from attention_conformance.run.finding import Finding
 from attention_conformance.run.identical import Verdict, arrays_of, verdicts, work_on
-from attention_conformance.run.job import Described, Message, Order
+from attention_conformance.run.job import Order
+from attention_conformance.run.messages import Described, Message
 from attention_conformance.run.runner import carried_out
 from attention_core import scaled_dot_product_attention
 from attention_core.backend import available_backends

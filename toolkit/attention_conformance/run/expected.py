@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -13,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from attention_conformance.run.changes import AGAIN
 from attention_conformance.run.finding import QUIET, VERDICTS, Finding
 from attention_workers.machine import machine
 
@@ -48,7 +50,9 @@ class Expected:
         The verdict that is expected; any that is wrong, if empty.
     variant : str
         A convention or fault by name, such as ``narrow-scores``. The entry is then about the answers that equal it, and
-        about no case that is right.
+        about no case that is right, unless it names its case and its dtype without ``*`` and ``?``.
+    error : float
+        In units in the last place; twice as much is accepted, and by default any.
     reason, link : str
     """
 
@@ -61,12 +65,16 @@ class Expected:
     versions: Mapping[str, str] = field(default_factory=dict)
     verdict: str = ""
     variant: str = ""
+    error: float = math.nan
     reason: str = ""
     link: str = ""
 
     def matches(self, finding: Finding, origin: Origin) -> bool:
         """Whether it is about this finding, here."""
-        if self.variant not in ("", finding.variant) or not fnmatch(finding.implementation, self.implementation):
+        is_named = finding.verdict == "right" and (self.case, self.dtype) == (finding.case, finding.dtype)
+        if not (is_named or self.variant in ("", finding.variant, *finding.equals)):
+            return False
+        if not fnmatch(finding.implementation, self.implementation):
             return False
         return fnmatch(finding.case, self.case) and fnmatch(finding.dtype, self.dtype) and self.is_here(origin)
 
@@ -145,6 +153,8 @@ def _entry(row: dict[str, Any], path: Path) -> Expected:
             raise ExpectedError(f"expected {name} as text in {path}, or as a list of some; got {row[name]!r}")
     if not row.get("case") or not row.get("reason"):
         raise ExpectedError(f"expected a case and a reason in each table of {path}; got {row}")
+    if not isinstance(row.get("error", 0.0), int | float):
+        raise ExpectedError(f"expected error as a number in {path}; got {row['error']!r}")
     if row.get("verdict", "") not in ("", *VERDICTS):
         raise ExpectedError(f"expected a verdict out of {', '.join(VERDICTS)} in {path}; got {row['verdict']!r}")
     try:
@@ -164,7 +174,8 @@ def met(finding: Finding, entries: Iterable[Expected], origin: Origin) -> Findin
         if finding.verdict == "right":
             detail = f"expected {entry.verdict or 'a wrong answer'} ({entry.reason}); got the right one"
             return replace(finding, verdict="unexpectedly right", detail=detail, reason=reason)
-        if finding.verdict not in QUIET and entry.verdict in ("", finding.verdict):
+        is_worse = finding.error > AGAIN * entry.error
+        if finding.verdict not in QUIET and entry.verdict in ("", finding.verdict) and not is_worse:
             return replace(finding, verdict="accepted", reason=reason)
     return finding
 
@@ -195,28 +206,31 @@ def expected_text(
         if not each.is_here(origin) or any(each.matches(found, origin) and found.reason for found in findings
                                         if found.verdict == "accepted")
     ]  # fmt: skip
-    groups: dict[tuple[str, str, str], list[str]] = {}
-    for each in findings:
-        if each.verdict not in (*QUIET, "unexpectedly right"):
-            reason = each.says or each.detail
-            groups.setdefault((each.case, each.verdict, reason), []).append(each.dtype)
     versions = {package: f">={version(package)}"} if package else {}
     device = "*" if origin.device == "cpu" else origin.device
-    for (case, verdict, reason), dtypes in groups.items():
-        for dtype in dtypes:
-            kept.append(Expected(case, dtype, device, versions=versions, verdict=verdict, reason=reason))
+    for each in findings:
+        if each.verdict not in (*QUIET, "unexpectedly right"):
+            is_known = each.variant or not math.isfinite(each.error)
+            how: dict[str, Any] = {
+                "variant": each.variant,
+                "error": math.nan if is_known else float(f"{each.error:.6g}"),
+            }
+            reason = each.says or each.detail or each.verdict
+            kept.append(
+                Expected(each.case, each.dtype, device, versions=versions, verdict=each.verdict, reason=reason, **how)
+            )
     return "\n".join(map(_table, kept))
 
 
 def _table(entry: Expected) -> str:
     lines = ["[[expected]]"]
     told = {each.name: getattr(entry, each.name) for each in fields(Expected) if each.name != "versions"}
-    lines += [f"{name} = {_quoted(text)}" for name, text in told.items() if text not in ("", "*")]
+    lines += [
+        f"{name} = {json.dumps(each, ensure_ascii=False)}".replace("\x7f", "\\u007f")
+        for name, each in told.items()
+        if each not in ("", "*") and each == each
+    ]
     if entry.versions:
-        versions = ", ".join(f"{_quoted(name)} = {_quoted(each)}" for name, each in entry.versions.items())
+        versions = ", ".join(f"{json.dumps(name)} = {json.dumps(each)}" for name, each in entry.versions.items())
         lines.append(f"versions = {{ {versions} }}")
     return "\n".join(lines) + "\n"
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

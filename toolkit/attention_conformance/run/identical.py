@@ -31,7 +31,8 @@ from attention_conformance.cases.source import Trees
 from attention_conformance.problem import NumpyArray
 from attention_conformance.run.finding import Finding, Started
 from attention_conformance.run.implementations import tuned
-from attention_conformance.run.job import Described, Ended, Message, Order
+from attention_conformance.run.job import Order
+from attention_conformance.run.messages import Described, Ended, Message
 from attention_conformance.run.model import model_cases
 from attention_conformance.subjects.libraries import devices_of, holds, quiet_start, threads_of
 from attention_core.backend import Backend, get_backend

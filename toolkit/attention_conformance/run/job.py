@@ -1,4 +1,4 @@
-"""What a process is to run, on a backend of the core or on a target, and what it tells besides findings."""
+"""What a process is to run, on a backend of the core or on a target."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import attention_workers as workers
+from attention_conformance.call import one_line
 from attention_conformance.problem import DTYPES
 from attention_conformance.run.finding import Finding, Started
+from attention_conformance.run.messages import Asked, Message, Returned, packed, unpacked
 from attention_conformance.run.names import no_case, not_accepted
 from attention_conformance.run.profiles import PROFILES
-from attention_conformance.run.untrusted import Returned
 from attention_conformance.subjects.probe import AFTER_A_CRASH
 
 
@@ -138,6 +139,19 @@ class Job(workers.Order):
             return f"expected a profile out of {', '.join(PROFILES)}, 'like TARGET'; got {self.profile!r}"
         return next((wrong for wrong in (not_accepted(self.accepted), *map(no_case, self.cases)) if wrong), "")
 
+    def packed(self, message: Any) -> bytes:
+        """A message as bytes; from a process that nobody trusts as text and numbers alone."""
+        return super().packed(message) if self.is_trusted else packed(message)
+
+    def unpacked(self, data: bytes) -> Any:
+        """The message that bytes hold; a `Death` where a process that nobody trusts sent anything else."""
+        if self.is_trusted:
+            return super().unpacked(data)
+        try:
+            return unpacked(data)
+        except Exception as error:  # whatever the bytes are taken for
+            return workers.Death(f"its process sent what is no answer: {one_line(error)}", code=1)
+
     def noted(self, message: Message, at: Any) -> tuple[Job, Any]:
         """What another process would not have to do again, and where this one is."""
         if isinstance(message, Asked) and message.facts is not None:
@@ -172,61 +186,3 @@ def _frame(stack: str, target: str) -> str:
         return ""
     found = re.search(rf'File "[^"]*{re.escape(Path(file).name)}", line (\d+) in (\S+)', stack)
     return "" if found is None else f", in line {found[1]} of {Path(file).name} ({found[2]})"
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A question about the subject: before its answer, and with it."""
-
-    question: str
-    facts: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True)
-class Described:
-    """What is run, before its findings.
-
-    Attributes
-    ----------
-    facts, sources : mapping
-        What is supposed of a subject, and how each fact is known.
-    count : int
-        How many cases there are to run, in how many ways.
-    target : str
-        The backend of the core, or the other subject, where this is about it.
-    threads : mapping
-        What a library uses.
-    left_out : tuple of (str, str, str)
-        A case, a way and a reason for all that cannot be run.
-    """
-
-    facts: Mapping[str, Any]
-    sources: Mapping[str, str]
-    versions: Mapping[str, str]
-    count: int
-    target: str = ""
-    threads: Mapping[str, Any] = field(default_factory=dict)
-    left_out: tuple[tuple[str, str, str], ...] = ()
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The message after the last way of a case, where bits are compared.
-
-    ``threads`` is empty for those that a library has; ``hashes`` are those of all ways, empty for one that failed.
-    """
-
-    case: str
-    backend: str
-    threads: str
-    hashes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Refused:
-    """Why a target cannot be checked at all."""
-
-    reason: str
-
-
-Message: TypeAlias = Asked | Described | Ended | Refused | Started | Finding

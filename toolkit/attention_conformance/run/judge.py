@@ -28,10 +28,10 @@ from attention_conformance.run.finding import WRONG, Finding
 from attention_conformance.run.implementations import bound_of, in_way, refusal
 from attention_conformance.run.kinds import kinds_of
 from attention_conformance.run.measures import MEASURES, drawn, plain, result_of
+from attention_conformance.run.messages import Returned
 from attention_conformance.run.profiles import bound_for, of_narrow_weights
 from attention_conformance.run.properties import PROPERTY_MEASURES, refuse_gradients
 from attention_conformance.run.question import Question, Truth, truth_of
-from attention_conformance.run.untrusted import Returned
 from attention_conformance.run.where import located
 from attention_conformance.subjects.fit import fit, meant
 from attention_conformance.subjects.libraries import holds
@@ -241,16 +241,11 @@ def _told(found: Finding, question: Question, equal: Sequence[Variant]) -> Findi
     for variant in equal[:1]:
         is_poison = variant.name == "nan-of-masked-row" and question.case.measure == "gradient"
         is_convention = not is_poison and any(variant.name == each.name for each in CONVENTIONS)
-        is_convention = is_convention or (variant is NARROW and _is_habit_of_formulas(question))
+        is_convention = is_convention or (variant is NARROW and question.narrow_is_habit)
         verdict = "differs by convention" if is_convention else found.verdict
         found = replace(found, variant=variant.name, line=variant.line, says=variant.says, verdict=verdict)
     is_accepted = {found.variant, found.case} & set(question.accepted)
     return replace(found, verdict="accepted") if is_accepted else found
-
-
-def _is_habit_of_formulas(question: Question) -> bool:
-    """Whether scores of 16 bits are a habit of a plain formula, whose other faults float32 shows."""
-    return question.profile != "exact" and "float32" in (question.subject.dtypes or ())
 
 
 def _is_visible(got: Mapping[str, NumpyArray], truth: Truth, kinds: Mapping[str, Any]) -> bool:

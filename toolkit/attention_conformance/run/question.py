@@ -64,6 +64,11 @@ class Question:
         """The device that the subject computes on."""
         return self.subject.device or self.backend.devices()[0]
 
+    @property
+    def narrow_is_habit(self) -> bool:
+        """Whether scores of 16 bits are a habit of a plain formula, whose other faults float32 shows."""
+        return self.profile != "exact" and "float32" in (self.subject.dtypes or ())
+
     def in_precision(self) -> AbstractContextManager[Any]:
         """The context in which its library computes in the dtype."""
         return in_precision(self.backend, self.dtype)

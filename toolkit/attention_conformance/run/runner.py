@@ -17,9 +17,10 @@ from attention_conformance.cases import CASES
 from attention_conformance.cases.case import Case
 from attention_conformance.run.finding import Finding, Started
 from attention_conformance.run.implementations import IMPLEMENTATIONS as LISTED, is_quick, left_out
-from attention_conformance.run.job import Described, Message, Order
+from attention_conformance.run.job import Order
 from attention_conformance.run.judge import judged
 from attention_conformance.run.language_model import LanguageModel
+from attention_conformance.run.messages import Described, Message
 from attention_conformance.run.model import Model, load_any, model_case
 from attention_conformance.run.question import Question
 from attention_conformance.subjects.libraries import devices_of, holds, quiet_start

@@ -11,21 +11,20 @@ from typing import Any, TypeAlias
 
 from attention_conformance.call import one_line
 from attention_conformance.cases.bits import BITS
-from attention_conformance.cases.large import LARGE
+from attention_conformance.run.apart import distrusted
 from attention_conformance.run.bits import conventions, same_bits
-from attention_conformance.run.catalogue import SUBJECT_CASES
 from attention_conformance.run.causes import agreed
 from attention_conformance.run.finding import Finding, Started
 from attention_conformance.run.fuzz import Script, fuzzed
-from attention_conformance.run.job import Asked, Described, Job, Message as AnyMessage, Refused, unanswered
-from attention_conformance.run.judge import graded, judged, returned
+from attention_conformance.run.job import Job, unanswered
+from attention_conformance.run.judge import judged, returned
 from attention_conformance.run.kinds import never_computed
 from attention_conformance.run.memory import available_memory, too_large
+from attention_conformance.run.messages import Asked, Described, Message as AnyMessage, Refused, Returned
 from attention_conformance.run.question import Question
 from attention_conformance.run.questions import pair_questions, questions, usual_dtypes
 from attention_conformance.run.runner import carried_out
 from attention_conformance.run.surprises import surprises
-from attention_conformance.run.untrusted import Returned
 from attention_conformance.subjects.libraries import devices_of, holds, quiet_start
 from attention_conformance.subjects.probe import AFTER_A_CRASH, Witness, probed, settled
 from attention_conformance.subjects.signature import read_signature
@@ -279,17 +278,14 @@ def _pair(subject: Subject, job: Job) -> Iterator[Message]:
 
 def supervised(job: Job, limit: float = 60.0) -> Generator[Message, None, None]:
     """Do a job in a process; after a crash, or what takes more seconds than the limit, go on in another."""
-    facts: Mapping[str, Any] = {}
     start = max(5 * limit, 60.0)  # libraries start slowly on a busy machine
     with contextlib.closing(carried_out([job], 1, _alone, limit=limit, start=start, most=MOST_CRASHES)) as messages:
-        for message in messages:
-            facts = message.facts if isinstance(message, Described) else facts
-            yield _graded(job, facts, message) if isinstance(message, Returned) else message
+        yield from messages if job.is_trusted else distrusted(job, messages)
 
 
 def _alone(job: Job) -> Iterator[Message]:
     """Do a job in a process of its own, up to a case that breaks the device for all calls that would follow."""
-    for message in work(job):
+    for message in work(job if job.is_trusted else replace(job, accepted=())):
         yield message
         if isinstance(message, Finding) and message.verdict == "crashed":
             os._exit(1)  # it may hang otherwise
@@ -297,16 +293,3 @@ def _alone(job: Job) -> Iterator[Message]:
 
 def _has_broken_device(subject: Subject) -> bool:
     return subject.device is not None and not holds(_library(subject), subject.device, "float32")
-
-
-def _graded(job: Job, facts: Mapping[str, Any], message: Returned) -> Finding:
-    """Compare what came from the process of the subject, of which nothing but these arrays is taken."""
-    case = next(each for each in (*SUBJECT_CASES, *LARGE) if each.name == message.case)
-    known = {name: tuple(each) if isinstance(each, list) else each for name, each in facts.items()}
-    subject = Subject(_uncalled).learned({"device": "cpu", **known})  # no library is asked for its first device
-    told: dict[str, Any] = {"accepted": job.accepted, "power": job.power}
-    return graded(Question(subject, case, message.dtype, job.bounds, job.seed, **told), message.arrays)
-
-
-def _uncalled(*arguments: Any) -> None:
-    """Stands for the subject, which another process calls."""

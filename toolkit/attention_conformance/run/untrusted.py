@@ -7,11 +7,9 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
-from attention_conformance.problem import NumpyArray
 from attention_conformance.subjects.watch import Touched
 
 ATTENTIONS = {
@@ -34,15 +32,6 @@ TRUSTED = {
     "torch": ("allclose", "equal", "testing.assert_close", "cuda.synchronize", "cuda.Event"),
 }
 """Functions that measure and compare, by the module whose own they are."""
-
-
-@dataclass(frozen=True)
-class Returned:
-    """What a subject returned, to be compared by another process."""
-
-    case: str
-    dtype: str
-    arrays: dict[str, NumpyArray] = field(repr=False)
 
 
 @contextlib.contextmanager

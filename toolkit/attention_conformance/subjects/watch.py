@@ -29,6 +29,7 @@ TOUCHED = {
     "kept-memory": "memory of former calls is never freed",
     "borrowed-attention": "it calls an attention that is there already",
     "patched-function": "it replaces functions that measure or compare",
+    "unlike-alone": "a process that has not imported the kit gets another answer",
 }
 """What `Touched` tells by name."""
 

@@ -104,10 +104,10 @@ function showLegend() {
 }
 
 // The scale of a picture of a map: its colours, the numbers at its ends, 0, and NaN.
-function scaleOf(show, top) {
+function scaleOf(show, top, seen = (colour) => colour) {
   const bar = document.createElement("span");
   bar.className = "bar";
-  bar.style.background = `linear-gradient(to right, ${d3.range(0, 1.01, 0.1).map(interpolated(show.kind)).join(",")})`;
+  bar.style.background = `linear-gradient(to right, ${d3.range(0, 1.01, 0.1).map((at) => seen(interpolated(show.kind)(at))).join(",")})`;
   const low = state.scale === "log" ? `logarithmic, 1e-${show.decades}` : "0";
   return [low, bar, written(top, 3), box(null, show.kind === "difference" ? "equal" : "0: masked"), box("#ff00ff", "NaN")];
 }

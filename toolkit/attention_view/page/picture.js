@@ -1,5 +1,8 @@
 // A picture: a query is chosen on it, and the keys that it looks at are blocks over it, one map for each head.
 const picture = { image: null };
+// How opaque weights are over it, and what share of its contrast it keeps there, next to white: what is seen is the weights.
+const [COVER, CONTRAST] = [0.8, 0.2];
+const seen = (colour) => d3.interpolateRgb(d3.gray(100 - 50 * CONTRAST), colour)(COVER);
 
 async function makePicture() {
   if (!data.picture) return;
@@ -77,6 +80,10 @@ function drawPictures() {
     context.filter = figure.className === "plain" ? "none" : "grayscale(1)"; // colours are of weights alone
     context.drawImage(picture.image, 0, 0, canvas.width, canvas.height);
     context.filter = "none";
+    if (figure.className !== "plain") {
+      context.fillStyle = `rgb(255 255 255 / ${1 - CONTRAST})`;
+      context.fillRect(0, 0, canvas.width, canvas.height);
+    }
     const map = figure.className === "plain" ? null : mapOf(state.layer, Number(figure.dataset.head ?? state.head), state.show);
     figure.hidden = map === undefined; // layers may have other numbers of heads
     if (map === undefined) continue;
@@ -87,7 +94,7 @@ function drawPictures() {
       caption.textContent = `head ${map.head}: from 0 to ${written(top, 3)}; ${found}`;
       if (canvas.id) {
         caption.textContent = `${said}. Click a query, or move it by the arrow keys.`;
-        byId("picture-legend").replaceChildren(...scaleOf(showOf(), top));
+        byId("picture-legend").replaceChildren(...scaleOf(showOf(), top, seen));
       } else figure.toggleAttribute("data-chosen", map.head === state.head);
     }
     canvas.setAttribute("aria-label", said);
@@ -122,7 +129,7 @@ function drawKeys(canvas, context, map) {
   for (let j = 0; j < pixels.length; j++) pixels[j] = colour(codes[first + j]) || ZERO_BYTES;
   small.putImageData(image, 0, 0);
   context.imageSmoothingEnabled = byId("smooth").checked;
-  context.globalAlpha = 0.68;
+  context.globalAlpha = COVER;
   context.drawImage(keyImage, 0, 0, canvas.width, canvas.height);
   context.globalAlpha = 1;
   if (isEmpty(map, state.row) && show.kind !== "difference") return { top, found: "fully masked" };

@@ -1,4 +1,4 @@
-"""Checks the rows of a group: ``python -m attention_conformance.survey GROUP FOLDER [ROW...]``."""
+"""Checks the rows of a group: ``python -m survey GROUP FOLDER [ROW...]``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 import sys
 from pathlib import Path
 
-from attention_conformance.survey.check import checked
-from attention_conformance.survey.rows import ROWS
+from survey.check import checked
+from survey.rows import ROWS
 
 
 def main(group: str, folder: Path, names: list[str]) -> None:

@@ -1,6 +1,6 @@
 """The JSON of the survey, a line for each row, and the page from the JSON.
 
-``python -m attention_conformance.survey.page docs/survey.json SUBJECT`` prints all about one row, or about every row.
+``python -m survey.page docs/survey.json SUBJECT`` prints all about one row, or about every row.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2 import StrictUndefined, Template
+
 from attention_conformance.cases.bits import VARIATIONS
 from attention_conformance.named.case import NamedCase
 from attention_conformance.named.related import related
 from attention_conformance.run.bits import OTHER_BITS
 from attention_conformance.run.finding import VERDICTS, WRONG
-from attention_conformance.survey.rows import (
+from survey.rows import (
     ABSENT,
     PROPERTIES,
     ROWS,
@@ -27,7 +29,6 @@ from attention_conformance.survey.rows import (
     read_remarks,
     remark_of,
 )
-from attention_conformance.templates import rendered
 
 SHORT = {
     "silently wrong": "**silent**",
@@ -101,7 +102,14 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
         table.append((row, sum(sum(cell["counts"].values()) for cell in row["cells"].values()), words))
     told = [(each["mark"], _said(each)) for each in remarks if "mark" in each]
     values = {"bits": map(_bits, rows), "remarks": told, "absent": ABSENT, "columns": PROPERTIES}
-    return rendered("survey.md.jinja", names=names, table=table, **values)
+    template = Path(__file__).with_name("survey.md.jinja").read_text(encoding="utf-8")
+    how: dict[str, Any] = {
+        "undefined": StrictUndefined,
+        "trim_blocks": True,
+        "lstrip_blocks": True,
+        "keep_trailing_newline": True,
+    }
+    return str(Template(template, **how).render(names=names, table=table, **values))
 
 
 def _bits(row: Mapping[str, Any]) -> tuple[str, str, str]:

@@ -24,8 +24,8 @@ from attention_conformance.subjects.fit import fit
 from attention_conformance.subjects.signature import read_signature
 from attention_conformance.subjects.subject import Subject
 from attention_conformance.subjects.target import load_target
-from attention_conformance.survey.rows import PROPERTIES, Row, property_of, read_remarks, remark_of
 from attention_conformance.written.summary import assumptions
+from survey.rows import PROPERTIES, Row, property_of, read_remarks, remark_of
 
 RED = (*WRONG, "crashed", "timed out")
 """Verdicts of cells that are published only after their script has shown them."""
@@ -57,11 +57,10 @@ def checked(row: Row, folder: Path) -> dict[str, Any]:
 
 
 def _found(row: Row, path: Path, words: Iterable[str]) -> dict[str, Any]:
-    """The document of a check, which goes on where it was interrupted."""
+    """The document of a check that was not interrupted."""
     if not path.exists() or json.loads(path.read_text())["about"].get("interrupted"):
         command = [sys.executable, "-m", "attention_cli", "check", row.preset, *words]
         command += ["--timeout", "300", "--json", str(path)]
-        command += ["--resume", str(path)] if path.exists() else []
         done = subprocess.run(command, env=_environment(row), check=False, capture_output=True, text=True)
         print(done.stderr, file=sys.stderr, end="")
         if not path.exists():  # as no call returns

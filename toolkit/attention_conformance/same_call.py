@@ -1,30 +1,87 @@
-"""A number that tells arguments apart: by structure, types, numbers, and the code of functions."""
+"""Whether all ranks of a group make the same call of attention: structure, types, numbers, and code of functions."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import sys
 import types
 import zlib
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from attention_core._arrays import Array, dtype_name, shape_text
-from attention_core._backend import Backend, backend_of
-from attention_core.masks import Mask
+import numpy as np
+
+from attention_core import Mask, Shards, scaled_dot_product_attention
+from attention_core.backend import (
+    Array,
+    Backend,
+    available_backends,
+    dtype_name,
+    get_backend,
+    is_concrete,
+    on_device_of,
+    shape_text,
+)
 
 PLAIN = (int, float, complex, str, bytes, type(None), type(...), slice, range)
 
 
-def digest(value: Any, backend: Backend, *, with_numbers: bool) -> int:
+def check_same_call(shards: Shards, query: Array, key: Array, value: Array, /, **options: Any) -> None:
+    """Raise, on all ranks of a group, unless they are about to make the same call of attention.
+
+    It is a collective, which all ranks call. Of what is of a rank alone, shapes and types are compared, and of anything
+    else the numbers.
+
+    Parameters
+    ----------
+    shards : Shards
+    query, key, value : Array
+        The shards of this rank.
+    **options
+        Those of `attention_core.scaled_dot_product_attention`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When an argument differs, which is named with the rank; when a compiler traces the call, or the library has no
+        collectives.
+    """
+    backend = _owner_of(query)
+    if backend is None or backend.collectives is None:
+        raise TypeError(f"expected arrays of a library with collectives; got {type(query).__name__}")
+    if not is_concrete(query):
+        raise ValueError("expected a call that no compiler traces; got one that is traced")
+    parameters = inspect.signature(scaled_dot_product_attention).parameters.values()
+    defaults = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+    arrays = {"query": query, "key": key, "value": value}
+    values = arrays | defaults | options | {"shards": tuple(shards[1:])}
+    words = [_digest(each, with_numbers=name not in (*arrays, "bias")) for name, each in values.items() if name != "xp"]
+    lent: Any = backend.collectives
+    mine = backend.namespace.asarray(np.asarray(words, np.int32), **on_device_of(query))
+    columns = backend.to_numpy(lent.all_gather(mine, lent.name_of(shards.group))).T.tolist()
+    for name, column in zip((name for name in values if name != "xp"), columns, strict=True):
+        usual = max(column, key=column.count)
+        rank = next((rank for rank, word in enumerate(column) if word != usual), None)
+        if rank is not None:
+            raise ValueError(f"expected the same {name} on all ranks of shards; got another on rank {rank}")
+
+
+def _owner_of(array: Any) -> Backend | None:
+    backends = (get_backend(name) for name in available_backends() if name in sys.modules)
+    return next((backend for backend in backends if backend.owns(array)), None)
+
+
+def _digest(value: Any, *, with_numbers: bool) -> int:
     """An int32 of a value: of arrays shapes and types, and perhaps all numbers."""
     arrays: list[Array] = []
     parts = [repr(_plain(value, arrays, {})).encode()]
     for x in arrays:
         parts.append(f"{shape_text(x)} {dtype_name(x.dtype)}".encode())
-        lender = backend_of(x)
+        owner = _owner_of(x)
         with contextlib.suppress(TypeError):  # a typed key of JAX is no array of NumPy
-            parts.append(lender.to_numpy(x).tobytes() if with_numbers and lender is not None else b"")
+            parts.append(owner.to_numpy(x).tobytes() if with_numbers and owner is not None else b"")
     return zlib.crc32(b";".join(parts)) >> 1
 
 
