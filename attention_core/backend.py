@@ -47,7 +47,6 @@ from attention_core._attention.parts import (
     sample_ranges,
     with_cut,
 )
-from attention_core._attention.softmax import merge_pieces
 from attention_core._backend import (
     DIFFERENTIATED_ONCE,
     STEPS,
@@ -125,7 +124,6 @@ __all__ = [
     "leaves",
     "masked_columns",
     "may_count",
-    "merge_pieces",
     "missing_error",
     "names_keywords",
     "names_of",

@@ -121,6 +121,10 @@ class TorchLoops(PythonLoops):
 FLEX = FlexAttention()
 
 
+def _has_autocast(device: str) -> bool:
+    return device in AUTOCAST or torch.amp.is_autocast_available(device)  # which older compilers do not trace
+
+
 class TorchAutocast(Autocast):
     """`torch.autocast`."""
 
@@ -128,8 +132,7 @@ class TorchAutocast(Autocast):
 
     def dtype(self, array: Array, /) -> torch.dtype | None:
         device = array.device.type
-        is_known = device in AUTOCAST or torch.amp.is_autocast_available(device)  # which older compilers do not trace
-        if is_known and torch.is_autocast_enabled(device):
+        if _has_autocast(device) and torch.is_autocast_enabled(device):
             return torch.get_autocast_dtype(device)
         return None
 
@@ -137,7 +140,8 @@ class TorchAutocast(Autocast):
         return torch.autocast(array.device.type, getattr(torch, dtype))  # type: ignore[no-any-return]
 
     def off(self, array: Array, /) -> contextlib.AbstractContextManager[Any]:
-        return torch.autocast(array.device.type, enabled=False)  # type: ignore[no-any-return]
+        device = array.device.type
+        return torch.autocast(device, enabled=False) if _has_autocast(device) else contextlib.nullcontext()
 
 
 class TorchBackend(Backend):
@@ -260,7 +264,7 @@ class TorchBackend(Backend):
         return torch.nn.functional.silu(x)
 
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
-        if torch.compiler.is_compiling() or get_proxy_mode() is not None or isinstance(arrays[0], FakeTensor):
+        if torch.compiler.is_compiling() or get_proxy_mode() is not None:
             text = operators.encode(*operation, type(plan), *plan)
             # What torch.func.grad is asked about says that it is differentiated only once something is done with it.
             arrays = tuple(array.view_as(array) for array in arrays)

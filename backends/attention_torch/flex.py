@@ -40,7 +40,7 @@ from attention_torch.flex_functions import (
 )
 from attention_torch.guards import all_finite, as_looked_at, records, refusal_of_bias
 from attention_torch.hidden import with_hidden_cleared
-from attention_torch.sdpa import differentiated_once, row_shift
+from attention_torch.sdpa import differentiated_again, row_shift
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -103,7 +103,7 @@ class FlexAttention(Kernel):
         """Return the output of the kernel."""
         call = prepared(call)
         output = self._kernel(call, score_function(call), block_mask(call), *with_one_batch_axis(call))
-        return differentiated_once(output).reshape(*call.query.shape[:-3], *output.shape[1:])
+        return differentiated_again(output).reshape(*call.query.shape[:-3], *output.shape[1:])
 
     def has_logsumexp(self, call: Call) -> bool:
         """Whether it returns the logsumexp, which it always does."""
@@ -118,7 +118,7 @@ class FlexAttention(Kernel):
         logsumexp = found.lse
         if call.bias is not None:
             logsumexp = logsumexp + all_of(row_shift(call.bias), call)[..., 0]
-        output = differentiated_once(output)
+        output = differentiated_again(output)
         return output.reshape(*leading, *output.shape[1:]), logsumexp.reshape(*leading, *logsumexp.shape[1:])
 
     def _kernel(self, call: Call, scores: Any, blocks: BlockMask | None, *arrays: torch.Tensor, **options: Any) -> Any:

@@ -1,8 +1,9 @@
-"""PyTorch's kernel for CPUs as one guarded operation: run it, look at what came out, and repair that by blocks.
+"""PyTorch's kernel for CPUs, which is looked at: what is masked may leak through it, and scores may overflow in it.
 
-What leaks is seen in the results: in the output and the logsumexp, and going backward in the gradients. Small calls
-look at norms of query, key and value instead: if they are small, PyTorch's function runs, with its own gradient. Calls
-without gradients run the operation's forward pass itself. Compiled programs hold the operation, and look no further.
+It multiplies all keys and values by some number, so that its results show what leaks, and blocks repair that. Where a
+gradient is recorded under a mask, norms of query, key and value are looked at first: if they show that nothing leaks or
+overflows, the kernel runs with its own gradient. A compiler cannot look: its programs hold one operation, which looks
+when it runs, and at gradients, too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from attention_core.backend import (
     cast_to,
     default_scale,
     group_size,
-    merge_pieces,
+    is_top_left_causal,
     register,
     repeat_kv,
 )
@@ -39,42 +40,32 @@ class Facts(NamedTuple):
     """What is known of a call for a host before anything is computed, and of all others of its signature."""
 
     is_alone: bool  # whether nothing but autograd looks at what is called
-    is_rule_without_flag: bool  # whether the mask is one that the kernel has no flag for
-    may_leak: bool  # whether something may leak, or be lost
-    cuts: list[KeyCut] | None  # the keys of all samples, or of each; None if they are found when it is computed
-    is_native: bool = False  # whether the kernel takes the call as it is
-    has_groups: bool = False  # whether some heads share keys
-    folded: tuple[int, ...] | None = None  # axes of the query with these heads as rows of one, where they are few
-    scale: float = 1.0  # what is left of the scale for the kernel to multiply by
-    factor: torch.Tensor | None = None  # the rest: a query is multiplied by a tensor in half the time of a number
+    is_masked: bool  # whether something may leak
+    cuts: list[KeyCut] | None = None  # the keys of all samples, or of each; None if they are found when it is computed
+    scale: float | None = None  # of a call that the kernel takes as it is
+    folded: tuple[int, ...] | None = None  # axes of its query with heads that share keys as rows of one, if few
 
 
 def facts_of(call: Call) -> Facts:
     """What is known of a call."""
     is_plain = all(type(x) in guards.TYPES for x in call[:3])
     is_alone = is_plain and not (torch.compiler.is_compiling() or guards.has_modes())
-    may_leak = call.mask is not None or call.bias is not None or guards.overlooks_nan(call)
-    facts = Facts(is_alone, guards.is_rule_without_flag(call.mask), may_leak, None)
+    is_masked = call.mask is not None or call.bias is not None
     if not is_alone:
-        return facts
-    facts = facts._replace(cuts=cuts_of(call))
+        return Facts(is_alone, is_masked)
+    facts = Facts(is_alone, is_masked, cuts_of(call))
     query, key, value = call[:3]
-    if not (call.scale is None or isinstance(call.scale, Real)) or query.dtype in guards.HALVES:
+    is_flag = call.mask is None or (is_top_left_causal(call.mask) and guards.counts_from_0(call.starts))
+    is_number = call.scale is None or isinstance(call.scale, Real)
+    if not (is_flag and is_number and call.bias is None and query.dim() == 4 and sdpa.TAKES_GROUPS):
         return facts
-    scale = default_scale(query, call.xp) if call.scale is None else float(call.scale)
-    is_short = guards.is_short(call)
-    if is_short or call.assume_finite:  # nobody looks whether a product overflows before it is scaled
-        with torch.inference_mode(False):
-            facts = facts._replace(factor=torch.tensor(scale, dtype=query.dtype, device="cpu"))
-    else:
-        facts = facts._replace(scale=scale)
-    is_native = not may_leak if is_short else guards.is_small(call) and (facts.factor is not None or scale > 0)
-    if not is_native or query.dim() != 4 or query.shape[-1] != value.shape[-1] or not sdpa.TAKES_GROUPS:
+    factor, scale = sdpa.factors(call, is_looked_at=True)
+    if query.shape[-1] != value.shape[-1] or factor != 1.0:
         return facts
-    batch, num_heads, rows, width = query.shape
-    group = num_heads // key.shape[-3]
-    folded = (batch, key.shape[-3], group * rows, width) if group > 1 and guards.few_queries(call) else None
-    return facts._replace(is_native=True, has_groups=group > 1 and folded is None, folded=folded)
+    group = query.shape[-3] // key.shape[-3]
+    if not is_masked and group > 1 and guards.few_queries(call):
+        facts = facts._replace(folded=(query.shape[0], key.shape[-3], group * query.shape[-2], query.shape[-1]))
+    return facts._replace(scale=scale)
 
 
 def lasting_facts(call: Call) -> Facts:
@@ -88,79 +79,82 @@ class GuardedPlan(NamedTuple):
     """What is known of a call besides its arrays."""
 
     mask: Any  # a tree definition
-    factor: float  # what the query is multiplied by, inside of the operation
-    scale: float  # what is left to the kernel
+    scale: Any
     starts: tuple[int, int]
     has_bias: bool  # whether the last array is a bias, which holds the mask, too
-    looks: bool  # whether results are looked at
+    looks: bool  # whether somebody looks
     logsumexp: bool  # whether the logsumexp is asked for, and has a gradient
 
 
 def run(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Output (..., H, M, E) and logsumexp (..., H, M), which may be ``None`` if it is not asked for."""
-    looks = not call.assume_finite
-    if not logsumexp:
-        if facts.is_native and (facts.factor is not None or guards.norms_are_small(call, values=True)):
-            return _native(call, facts), None
-        is_plain = not (facts.is_rule_without_flag or (looks and facts.may_leak))
-        if is_plain and (not facts.is_alone or guards.records(call)):
-            return sdpa.kernel_output(call), None
+    by_operation = not facts.is_alone or (logsumexp and guards.records(call))
+    if facts.scale is not None and not by_operation:
+        found = _native(call, facts)
+        if found is not None:
+            return found
+    is_left = call.assume_finite or not (facts.is_masked or guards.overlooks_nan(call))  # and nobody has to look
+    if is_left and not (logsumexp or facts.is_alone or guards.is_rule_without_flag(call.mask)):
+        return sdpa.kernel_output(call), None
     width = call.value.shape[-1]
-    factor, scale = sdpa.factors(call) if facts.factor is None else (facts.factor, 1.0)
-    if not isinstance(factor, Real):
-        factor, call = 1.0, call._replace(query=call.query * factor)
-    call = _with_one_width(_with_mask_in_bias(call._replace(scale=scale)))
+    call = _with_one_width(_with_mask_in_bias(_with_number_as_scale(call)))
     if not sdpa.TAKES_GROUPS:
         group = group_size(call.query, call.key, call.xp)
         key, value = (repeat_kv(array, group, xp=call.xp) for array in (call.key, call.value))
         call = call._replace(key=key, value=value)
-    plan = GuardedPlan(None, float(factor), scale, call.starts, call.bias is not None, looks, logsumexp)
-    if facts.is_alone and not guards.records(call):
-        output, found = _run_or_repair(plan, call, facts.cuts)
+    if by_operation:
+        output, found = _recorded(call, logsumexp=logsumexp)
     else:
-        output, found = _recorded(plan, call)
+        output, found = _by_kernel_or_blocks(call, facts.cuts, logsumexp=logsumexp)
     return (output if output.shape[-1] == width else output[..., :width]), found
+
+
+def _native(call: Call, facts: Facts) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The results of the kernel, which takes the call as it is; ``None`` if something may have leaked."""
+    query, key, value = arrays = tuple(map(sdpa.with_unit_stride, call[:3]))
+    scale: Any = facts.scale
+    looks, looks_first = not call.assume_finite, facts.is_masked and guards.records(call)
+    if looks and looks_first and not guards.norms_are_small(arrays, scale):
+        return None
+    query = query if facts.folded is None else query.reshape(facts.folded)
+    output, logsumexp = FLASH_CPU(query, key, value, 0.0, facts.is_masked, scale=scale)
+    if looks and not looks_first and not (_is_finite(output) and logsumexp.all()):
+        return None
+    output = sdpa.differentiated_again(output)
+    if facts.folded is not None:
+        return output.reshape(call.query.shape), logsumexp.reshape(call.query.shape[:-1])
+    return output, logsumexp
+
+
+def _is_finite(output: torch.Tensor) -> bool:
+    """Whether all numbers are; a sum of float16 would overflow."""
+    dtype = torch.float32 if output.dtype == torch.float16 else None
+    return math.isfinite(output.detach().sum(dtype=dtype).item())
 
 
 def attend_to_piece(call: Call) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Output and logsumexp, if these are those of the kernel, and lose no digits where they are merged with others."""
-    parts = parts_of(call)
-    found = None if parts is None else _by_kernel(_plan_of_piece(call), call, parts)
-    return None if found is None or _is_rounded(found[1].nan_to_num(neginf=0.0)) else found
+    found = _by_kernel(call)
+    return None if found is None or _is_rounded(found[1]) else found
 
 
 def piece_gradients(
     call: Call, results: tuple[torch.Tensor, ...], cotangents: tuple[torch.Tensor, ...]
 ) -> tuple[torch.Tensor, ...] | None:
     """Gradients of query, key and value by the kernel, if they are finite and precise, given results to all keys."""
-    plan = _plan_of_piece(call, logsumexp=bool(cotangents[1].any()))
-    parts = None if _is_rounded(results[1].nan_to_num(neginf=0.0)) else parts_of(call)
-    found = None if parts is None else _gradients(plan, call, parts, (*results, *cotangents[::-1]))
-    return None if found is None or (plan.looks and not _are_finite(found)) else found
+    plan = GuardedPlan(None, 1.0, call.starts, False, not call.assume_finite, bool(cotangents[1].any()))
+    return None if _is_rounded(results[1]) else _gradients(plan, call, (*results, *cotangents[::-1]))
 
 
-def _plan_of_piece(call: Call, *, logsumexp: bool = True) -> GuardedPlan:
-    return GuardedPlan(None, 1.0, 1.0, call.starts, False, not call.assume_finite, logsumexp)
+def _is_rounded(logsumexp: torch.Tensor) -> bool:
+    """Whether a logsumexp is so large that the kernel, which gives no remainder, loses digits of the sum."""
+    return bool(logsumexp.nan_to_num(neginf=0.0).abs().max().item() > sdpa.MAX_PLAIN_BIAS)
 
 
-def _native(call: Call, facts: Facts) -> torch.Tensor:
-    """The output of the kernel, whose gradient is PyTorch's own."""
-    query, key, value = call[:3]
-    if not (query.stride(-1) == key.stride(-1) == value.stride(-1) == 1):  # else it takes its dense form
-        query, key, value = map(sdpa.with_unit_stride, call[:3])
-    if facts.factor is not None:
-        query = query * facts.factor
-    if facts.folded is not None:
-        query = query.reshape(facts.folded)
-    output = sdpa.KERNEL(
-        query, key, value, is_causal=call.mask is not None, scale=facts.scale, enable_gqa=facts.has_groups
-    )
-    return sdpa.differentiated_once(output if facts.folded is None else output.reshape(call.query.shape))
-
-
-def _recorded(plan: GuardedPlan, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+def _recorded(call: Call, *, logsumexp: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and logsumexp by the operation, which autograd or a compiler records."""
     mask_arrays: list[torch.Tensor] = []
+    plan = GuardedPlan(None, call.scale, call.starts, call.bias is not None, not call.assume_finite, logsumexp)
     if call.mask is not None:
         mask = call.mask if isinstance(call.mask, Mask) else Given(call.mask)
         plan = plan._replace(mask=flatten(mask, mask_arrays))
@@ -168,6 +162,14 @@ def _recorded(plan: GuardedPlan, call: Call) -> tuple[torch.Tensor, torch.Tensor
         mask_arrays.append(call.bias)
     results = call.backend.custom_gradient(GUARDED, plan, (*map(_swapped, call[:3]), *mask_arrays))
     return _swapped(results[0]), results[1].transpose(-2, -1)
+
+
+def _with_number_as_scale(call: Call) -> Call:
+    """The call with its query multiplied by a scale that is an array."""
+    scale: Any = default_scale(call.query, call.xp) if call.scale is None else call.scale
+    if isinstance(scale, torch.Tensor):
+        return call._replace(query=call.query * scale.to(call.query.dtype), scale=1.0)
+    return call._replace(scale=scale if call.scale is None else float(scale))  # of a Fraction, too
 
 
 def _with_mask_in_bias(call: Call) -> Call:
@@ -202,64 +204,52 @@ def _call(plan: GuardedPlan, arrays: tuple[torch.Tensor, ...], backend: Backend)
 def _forward(
     plan: GuardedPlan, arrays: tuple[torch.Tensor, ...], backend: Backend
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    output, found = _run_or_repair(plan, _call(plan, arrays, backend))
+    output, found = _by_kernel_or_blocks(_call(plan, arrays, backend), logsumexp=plan.logsumexp)
     return _swapped(output), found.transpose(-2, -1)
 
 
-def _run_or_repair(
-    plan: GuardedPlan, call: Call, cuts: list[KeyCut] | None = None
+def _by_kernel_or_blocks(
+    call: Call, cuts: list[KeyCut] | None = None, *, logsumexp: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and logsumexp of the kernel, or of blocks if it turns out that something leaked, or was lost."""
-    call = _multiplied(plan, call)
-    parts = parts_of(call, cuts)
-    results = None if parts is None else _by_kernel(plan, call, parts)
+    results = _by_kernel(call, cuts, logsumexp=logsumexp)
     if results is not None:
         return results
-    output, logsumexp, _ = blockwise(call)
-    return cast_to(output, call.query.dtype, xp=call.xp), logsumexp
+    output, rows, _ = blockwise(call)
+    return cast_to(output, call.query.dtype, xp=call.xp), rows
 
 
-def _multiplied(plan: GuardedPlan, call: Call) -> Call:
-    """The call with its query times the factor of the plan."""
-    return call if plan.factor == 1.0 else call._replace(query=call.query * plan.factor)
+def _by_kernel(
+    call: Call, cuts: list[KeyCut] | None = None, *, logsumexp: bool = True
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Output and logsumexp of the kernel; ``None`` if something may leak into gradients, or has leaked.
 
-
-def _by_kernel(plan: GuardedPlan, call: Call, parts: list[Part]) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Output and logsumexp, or ``None`` if they show that something leaked, or was lost.
-
-    The kernel multiplies all keys and values by some number, so that they show what is not finite. But it takes a row
-    whose scores are NaN, among few keys or behind -inf, for a fully masked one: 0, and 0 as its logsumexp.
+    The kernel takes a row whose scores are NaN, among few keys or behind -inf, or -inf by overflow, for a fully masked
+    one: 0, and 0 as its logsumexp. Norms tell it from these.
     """
-    found = [FLASH_CPU(*part.arrays, 0.0, part.is_causal, attn_mask=part.added, scale=plan.scale) for part in parts]
-    if _share_rows(parts):
-        outputs, logsumexps = map(torch.stack, zip(*found, strict=True))
-        if _is_rounded(logsumexps):
-            return None
-        found = [merge_pieces(outputs, logsumexps, torch.zeros_like(logsumexps), xp=call.xp)[:2]]
-    output, logsumexp = (joined(call, parts, each) for each in zip(*found, strict=True)) if parts else of_no_key(call)
-    # Whether the kernel may have taken a row of NaN for a masked one.
-    may_be_0 = any(part.added is not None or part.arrays[1].shape[-2] < guards.VECTOR_LANES for part in parts)
-    if plan.looks and (may_be_0 or plan.logsumexp or any(part.is_causal for part in parts)):
-        total = output.sum(dtype=logsumexp.dtype)
-        if math.isfinite(total.item()) and not (may_be_0 and not logsumexp.all()):
-            return output, logsumexp  # finite, and no row has the logsumexp of a row that the kernel takes for masked
-        if not (may_be_0 and math.isfinite((total + call.query.sum() + call.key.sum()).item())):
-            return None  # something leaked, or a score may be NaN; where neither is so, rows are masked indeed
-    if not may_be_0 or not (plan.looks or plan.logsumexp):
-        return output, logsumexp
-    return output, joined(
-        call, parts, [_with_empty_rows(part, each[1]) for part, each in zip(parts, found, strict=True)]
-    )
+    looks, looks_first = not call.assume_finite, guards.records(call)
+    factor, scale = sdpa.factors(call, is_looked_at=True)
+    parts = parts_of(call if factor == 1.0 else call._replace(query=call.query * factor), cuts)
+    if parts is None or (looks and looks_first and not _are_small(call, parts, scale)):
+        return None
+    if not parts:
+        return of_no_key(call)
+    found = [FLASH_CPU(*part.arrays, 0.0, part.is_causal, attn_mask=part.added, scale=scale) for part in parts]
+    output = joined(call, parts, [sdpa.differentiated_again(each) for each, _ in found])
+    logsumexps, looks_now = [each for _, each in found], looks and not looks_first
+    if looks_now and not _is_finite(output):
+        return None
+    has_0 = not (looks and all(each.all() for each in logsumexps))  # if nobody looks, there may be some
+    if looks_now and has_0 and not _are_small(call, parts, scale):
+        return None
+    if has_0 and logsumexp:
+        logsumexps = list(map(_with_empty_rows, parts, logsumexps))
+    return output, joined(call, parts, logsumexps)
 
 
-def _share_rows(parts: list[Part]) -> bool:
-    """Whether parts have the same rows, and other keys."""
-    return len(parts) > 1 and parts[0].at == ALL
-
-
-def _is_rounded(logsumexp: torch.Tensor) -> bool:
-    """Whether a logsumexp is so large that the kernel, which gives no remainder, loses digits of the sum."""
-    return bool(logsumexp.abs().max().item() > sdpa.MAX_PLAIN_BIAS)
+def _are_small(call: Call, parts: list[Part], scale: float) -> bool:
+    """Whether norms show that no score is NaN or overflows, and no product with values does."""
+    is_number = call.bias is None or call.bias.amax().item() < math.inf
+    return is_number and all(guards.norms_are_small(part.arrays, scale) for part in parts)
 
 
 def _with_empty_rows(part: Part, logsumexp: torch.Tensor) -> torch.Tensor:
@@ -280,41 +270,38 @@ def _backward(
 
     Where the output is of blocks, what leaked shows in the gradients of the kernel, too.
     """
-    call = _multiplied(plan, _call(plan, arrays, backend))
+    call = _call(plan, arrays, backend)
     output, d_output = _swapped(results[0]), _swapped(cotangents[0])
     rows = [x.transpose(-2, -1) for x in (results[1], cotangents[1])]
-    parts = parts_of(call)
-    if parts is not None and _share_rows(parts) and _is_rounded(results[1]):
-        parts = None
-    gradients: Any = None if parts is None else _gradients(plan, call, parts, (output, *rows, d_output))
-    if gradients is None or (plan.looks and not _are_finite(gradients)):
+    gradients = _gradients(plan, call, (output, *rows, d_output))
+    if gradients is None:
         gradients = _gradients_of_blocks(plan, call, d_output, rows[1])
-    of_query, *others = gradients
-    of_query = of_query if plan.factor == 1.0 else of_query * plan.factor
-    return *map(_swapped, (of_query, *others)), *(None for _ in arrays[3:])
+    return *map(_swapped, gradients), *(None for _ in arrays[3:])
 
 
-def _are_finite(gradients: tuple[torch.Tensor, ...]) -> bool:
-    total: Any = sum(each.sum() for each in gradients)
-    return math.isfinite(total.item())
-
-
-def _gradients(
-    plan: GuardedPlan, call: Call, parts: list[Part], ends: tuple[torch.Tensor, ...]
-) -> tuple[torch.Tensor, ...]:
-    """Gradients of query, key and value by the kernel."""
-    if not parts:
-        return tuple(map(torch.zeros_like, call[:3]))
+def _gradients(plan: GuardedPlan, call: Call, ends: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
+    """Gradients of query, key and value by the kernel; ``None`` if they are not finite, and somebody looks."""
+    factor, scale = sdpa.factors(call, is_looked_at=True)
+    scaled = call if factor == 1.0 else call._replace(query=call.query * factor)
+    parts = parts_of(scaled)
+    if parts is None:
+        return None
     flat = [x.reshape(-1, *x.shape[call.query.dim() - 3 :]) for x in ends]
+    plan = plan._replace(scale=scale)
     if len(parts) == 1 and parts[0].at == ALL and parts[0].keys == slice(0, call.key.shape[-2]):
         found = _gradients_of_part(plan, parts[0], flat)
-        return tuple(x.reshape(like.shape) for x, like in zip(found, call[:3], strict=True))
-    query, key, value = (torch.zeros_like(x.reshape(-1, *x.shape[-3:])) for x in call[:3])
-    for part in parts:
-        of_query, of_key, of_value = _gradients_of_part(plan, part, [x[part.at] for x in flat])
-        query[part.at] += of_query.reshape(query[part.at].shape)
-        key[part.at, :, part.keys], value[part.at, :, part.keys] = of_key, of_value
-    return tuple(x.reshape(like.shape) for x, like in zip((query, key, value), call[:3], strict=True))
+    else:
+        found = tuple(torch.zeros_like(x.reshape(-1, *x.shape[-3:])) for x in call[:3])
+        query, key, value = found
+        for part in parts:
+            of_query, of_key, of_value = _gradients_of_part(plan, part, [x[part.at] for x in flat])
+            query[part.at] = of_query.reshape(query[part.at].shape)
+            key[part.at, :, part.keys], value[part.at, :, part.keys] = of_key, of_value
+    total: Any = sum(each.sum() for each in found) if plan.looks else 0.0
+    if not math.isfinite(total):
+        return None
+    found = (found[0] if factor == 1.0 else found[0] * factor, *found[1:])
+    return tuple(x.reshape(like.shape) for x, like in zip(found, call[:3], strict=True))
 
 
 def _gradients_of_part(plan: GuardedPlan, part: Part, ends: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:

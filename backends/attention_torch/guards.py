@@ -26,6 +26,7 @@ from attention_core.backend import (
 from attention_core.masks import And, Causal, Given, KeyLengths, Mask, Or, Segments, SlidingWindow
 
 HALVES = (torch.float16, torch.bfloat16)
+MULTIPLIED = {torch.bfloat16} if torch.cpu._is_avx512_bf16_supported() else set()  # types of 16 bits, by a processor
 MIN_ELEMENTS = 2**16  # of a sample of a batch, from which on a call of its own takes less time than a mask
 VECTOR_LANES = 16  # numbers in the longest vectors of a processor
 MASK_PER_INPUT = 8  # on an accelerator, numbers of a mask for each of query, key and value
@@ -78,8 +79,8 @@ def _requires_grad(array: torch.Tensor) -> bool:
 def slower(call: Call) -> str | None:
     """Why the kernel is slower than blocks, or than the dense form where a compiler fuses that; else ``None``."""
     query, value = call.query, call.value
-    if is_on_host(query) and query.dtype in HALVES:
-        return "rounds weights of 16 bits on a CPU, which blocks do not round"
+    if is_on_host(query) and query.dtype in HALVES and (reason := _slower_in_16_bits(call)):
+        return reason
     if query.shape[-1] != value.shape[-1]:
         return "is PyTorch's dense form where values have another width than keys"
     if decides_at_run_time(call) and may_leak(call):
@@ -90,6 +91,20 @@ def slower(call: Call) -> str | None:
     if not (is_plain and is_on_host(query) and _has_few_keys(call)) or all(map(is_concrete, call[:3])):
         return None
     return "loses NaN where there are few keys, which cannot be read now"
+
+
+def _slower_in_16_bits(call: Call) -> str | None:
+    """Why the kernel for CPUs is slower in 16 bits, whose weights it rounds, or ``None``."""
+    if call.query.dtype not in MULTIPLIED:
+        return "rounds weights of 16 bits, and this processor does not multiply them"
+    if isinstance(call.scale, torch.Tensor):
+        return "rounds a query of 16 bits that an array scales"
+    if few_queries(call):
+        return "reads keys of 16 bits for a few queries as fast as others, and rounds weights"
+    if not records(call) or has_open_sizes(call):
+        return None
+    is_small = call.query.shape[-2] * call.key.shape[-2] <= call.backend.tuning.dense_below
+    return "is differentiated slower than the dense form of so few scores in 16 bits" if is_small else None
 
 
 def few_queries(call: Call) -> bool:
@@ -131,8 +146,7 @@ def _refusal_of_mask(call: Call, later: bool) -> str | None:
     is_later = later or (is_on_accelerator(call.query) and type(call.mask) is KeyLengths)
     lengths_later = is_later and call.bias is None and type(causal_part(call.mask)[1]) is KeyLengths
     offset_later = type(call.mask) is Causal and call.bias is None and later and is_on_host(call.query)
-    has_flag = has_array_or_flag or is_bottom_right(call)
-    if not (has_flag or lengths_later or offset_later or as_array or has_key_lengths(call)):
+    if not (has_array_or_flag or lengths_later or offset_later or as_array or has_key_lengths(call)):
         return "would need this mask as an array of all M x N (line 2)"
     return None
 
@@ -214,20 +228,6 @@ def _fits_as_array(call: Call) -> bool:
     return 2 * rows <= columns and rows * columns <= 2 * inputs and key_ranges(call) is not None
 
 
-def is_bottom_right(call: Call) -> bool:
-    """Whether the last query attends to all keys, and each before it to one less, so that the kernel takes two calls.
-
-    One has the keys that all queries attend to, and the other has the flag. Both have enough keys to show what is NaN.
-    """
-    mask, rows, columns = call.mask, call.query.shape[-2], call.key.shape[-2]
-    if type(mask) is not Causal or not isinstance(mask.offset, int) or has_open_sizes(call) or call.bias is not None:
-        return False
-    is_bottom_right = mask.offset == columns - rows >= VECTOR_LANES and counts_from_0(call.starts)
-    if not (is_bottom_right and is_on_host(call.query) and call.query.dtype not in HALVES):
-        return False
-    return not few_queries(call) and rows * columns > call.backend.tuning.structured_below
-
-
 def _is_rule_of_positions(mask: Any) -> bool:
     """Whether a rule is one of samples and positions, alike for all heads."""
     if isinstance(mask, And | Or):
@@ -290,25 +290,15 @@ def overlooks_nan(call: Call) -> bool:
     return _has_few_keys(call) and all(map(is_concrete, call[:2]))
 
 
-def norms_are_small(call: Call, *, values: bool = False) -> bool:
-    """Whether norms show that no score overflows before it is scaled, nor a product with values."""
-    query, key, *value = call.backend.loops.whole_norms(call[: 3 if values else 2])
-    factor = 1.0 if call.scale is None else max(1.0, abs(float(call.scale)))
-    largest = torch.finfo(call.query.dtype).max
-    return bool(query * factor * key < largest and (not value or value[0] < math.sqrt(largest) / 16))
+def norms_are_small(arrays: tuple[torch.Tensor, ...], scale: float) -> bool:
+    """Whether norms of query, key, and value if there is one, show that no score overflows, nor a product with values.
 
-
-def reads_norms(call: Call) -> bool:
-    """Whether norms of the arrays can be read, of a call whose scale is a number."""
-    arrays = call[:3]
-    is_read = is_on_host(call.query) and not torch.compiler.is_compiling() and not has_modes()
-    return is_read and (call.scale is None or isinstance(call.scale, Real)) and all(type(x) in TYPES for x in arrays)
-
-
-def is_small(call: Call) -> bool:
-    """Whether the kernel takes a call as it is, and it takes less time to read its few numbers than what comes out."""
-    is_flag = call.mask is None or (is_top_left_causal(call.mask) and counts_from_0(call.starts))
-    return is_flag and call.bias is None and all(0 < x.numel() < MIN_ELEMENTS for x in call[:3])
+    No number is then non-finite. Norms of 16 bits are taken in float32.
+    """
+    dtype = torch.float32 if arrays[0].dtype in HALVES else arrays[0].dtype
+    query, key, *value = (torch.linalg.vector_norm(x.detach(), dtype=dtype).item() for x in arrays)
+    largest = torch.finfo(dtype).max
+    return query * max(1.0, scale) * key < largest and not (value and not value[0] < math.sqrt(largest) / 16)
 
 
 def counts_from_0(starts: tuple[Any, Any]) -> bool:

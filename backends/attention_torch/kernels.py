@@ -42,7 +42,7 @@ class ScaledDotProduct(Kernel):
         if guards.has_modes():
             return False
         if guards.is_on_host(call.query):
-            return True
+            return not (call.query.dtype in guards.HALVES and guards.records(call))
         is_flag = call.mask is None or is_top_left_causal(call.mask)
         return guards.is_on_accelerator(call.query) and is_flag and call.assume_finite is not False
 

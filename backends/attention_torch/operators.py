@@ -21,7 +21,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.library import Library, register_fake
 
-from attention_core.backend import DIFFERENTIATED_ONCE, Backend, Operation, get_backend, registered, registered_name
+from attention_core.backend import DIFFERENTIATED_ONCE, Operation, get_backend, registered, registered_name
 from attention_torch.guards import TYPES, has_modes
 
 STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)  # of older versions
@@ -139,7 +139,7 @@ def _gradients(arrays: Sequence[torch.Tensor], results: Sequence[torch.Tensor], 
     operation, plan = _decode_text(text)
     middle = len(results) // 2
     ends = tuple(results[:middle]), tuple(results[middle:])
-    with torch.autocast(arrays[0].device.type, enabled=False):  # it may be on again where one goes backward
+    with _backend().autocast.off(arrays[0]):  # it may be on again where one goes backward
         gradients = operation.backward(plan, tuple(arrays), *ends, _backend())
     pairs = [pair for pair in zip(arrays, gradients, strict=True) if pair[0].is_floating_point()]
     found = [torch.full_like(array, math.nan) if gradient is None else gradient for array, gradient in pairs]
@@ -189,7 +189,7 @@ def _clone(x: torch.Tensor) -> torch.Tensor:
     return x.clone()
 
 
-def _backend() -> Backend:
+def _backend() -> Any:
     return get_backend("torch")
 
 

@@ -37,26 +37,25 @@ class Part(NamedTuple):
 
 def parts_of(call: Call, cuts: list[KeyCut] | None = None) -> list[Part] | None:
     """The calls of the kernel; ``None`` if it turns out that the mask is left to blocks."""
-    if guards.is_bottom_right(call):
-        query, key, value = sdpa.kernel_arrays(call)
-        columns, first = key.shape[-2], key.shape[-2] - call.query.shape[-2]
-        runs = slice(0, first), slice(first, columns)
-        return [Part(ALL, run, (query, key[..., run, :], value[..., run, :]), None, run.start > 0) for run in runs]
     if cuts is None:
         mask: Any = call.mask
-        if isinstance(mask, Mask) and not mask.is_relative() and not guards.fits_mask(call):
+        if isinstance(mask, Mask) and not guards.fits_mask(call):
             return None
         cuts = cuts_of(call)
     flag = next((cut.mask for cut in cuts if is_top_left_causal(cut.mask)), call.mask)
-    query, key, value = arrays = sdpa.kernel_arrays(call if flag is call.mask else call._replace(mask=flag))
+    arrays = sdpa.kernel_arrays(call if flag is call.mask else call._replace(mask=flag))
+    query, key, _ = arrays
     parts = []
+    samples = [x.split(1) for x in arrays] if len(cuts) > 1 else []  # whose gradients are joined at once
     for index, cut in enumerate(cuts):
         at = slice(index, index + 1) if len(cuts) > 1 else ALL
         keys, is_causal, added = slice(cut.first, cut.stop), False, None
         if cut.first >= cut.stop:
             continue
-        if at != ALL or keys != slice(0, key.shape[-2]):
-            arrays = query[at], key[at, :, keys], value[at, :, keys]
+        if at != ALL:
+            arrays = tuple(x[index] for x in samples)
+        if keys != slice(0, key.shape[-2]):
+            arrays = arrays[0], arrays[1][:, :, keys], arrays[2][:, :, keys]
         if call.bias is not None:
             added = sdpa.with_axes_of(query, call, call.bias)
         elif cut.mask is not None:

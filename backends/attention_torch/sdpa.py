@@ -27,9 +27,6 @@ from attention_torch.guards import (
     few_queries,
     is_on_accelerator,
     is_on_host,
-    is_short,
-    norms_are_small,
-    reads_norms,
     records,
 )
 
@@ -37,40 +34,70 @@ TAKES_GROUPS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # th
 # Bound here: who replaces the function of torch.nn.functional by one that calls ours must not be called back.
 KERNEL = torch._C._nn.scaled_dot_product_attention
 ANY_KERNEL = contextlib.nullcontext()
+DENSE = torch.ops.aten._scaled_dot_product_attention_math
+MAX_SCORES_AGAIN = 512 * 512  # of a head, up to which second derivatives take the dense form
+MIN_SCALE = 1e-28
 MAX_PLAIN_BIAS = 1024.0  # up to which a logsumexp loses no more of a row's sum than rounding scores does
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-class Refused(torch.autograd.Function):  # type: ignore[misc]
-    """Gradients that are not differentiated again: most kernels of PyTorch have none of it."""
+class Again(torch.autograd.Function):  # type: ignore[misc]
+    """Gradients of a kernel, which are differentiated as those of PyTorch's dense form are, if these are known."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(gradient.view_as(gradient) for gradient in gradients)
+    def forward(options: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return gradients, which stand behind the gradient of the output, query, key and value."""
+        return tuple(gradient.view_as(gradient) for gradient in tensors[4:])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keep nothing."""
+        ctx.options, *tensors = inputs
+        ctx.save_for_backward(*tensors[:4])
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        raise NotImplementedError(DIFFERENTIATED_ONCE)
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[Any, ...]:
+        if ctx.options is None:
+            raise NotImplementedError(DIFFERENTIATED_ONCE)
+        records = torch.is_grad_enabled()
+        with torch.enable_grad():
+            tensors = [
+                x.view_as(x) if records and x.requires_grad else x.detach().requires_grad_() for x in ctx.saved_tensors
+            ]
+            output = DENSE(*tensors[1:], **ctx.options)[0]
+            gradients = torch.autograd.grad(output, tensors[1:], tensors[0], create_graph=True)
+            again = torch.autograd.grad(gradients, tensors, cotangents, create_graph=records, materialize_grads=True)
+        return None, *again, *(None for _ in cotangents)
 
 
-def _refuse_again(gradients: tuple[torch.Tensor | None, ...], _: Any) -> tuple[torch.Tensor | None, ...] | None:
-    """Gradients of a kernel that refuse to be differentiated, where somebody records how they are computed."""
+def _recorded_again(
+    gradients: tuple[torch.Tensor | None, ...], d_output: tuple[torch.Tensor | None, ...]
+) -> tuple[torch.Tensor | None, ...] | None:
+    """Gradients of a kernel to be differentiated again, where somebody records how they are computed.
+
+    Most kernels of PyTorch do not know how. That for CPUs tells its arguments, unless a transform of functions asks.
+    """
     if not torch.is_grad_enabled():
         return None
-    refused = iter(Refused.apply(*(gradient for gradient in gradients if gradient is not None)))
-    return tuple(None if gradient is None else next(refused) for gradient in gradients)
+    found = [gradient for gradient in gradients if gradient is not None]
+    node: Any = torch._C._current_autograd_node()
+    options, arrays = None, found[:1] * 4
+    is_seen = torch._C._functorch.peek_interpreter_stack() is not None
+    if node.name().startswith("ScaledDotProductFlashAttentionForCpu") and not is_seen:
+        arrays = [d_output[0], node._saved_query, node._saved_key, node._saved_value]
+        if arrays[1].shape[-2] * arrays[2].shape[-2] <= MAX_SCORES_AGAIN:
+            names = "attn_mask", "is_causal", "scale"
+            options = {name: getattr(node, f"_saved_{name}") for name in names}
+            options["enable_gqa"] = arrays[1].shape[-3] != arrays[2].shape[-3]
+    again = iter(Again.apply(options, *arrays, *(gradient.detach() for gradient in found)))
+    return tuple(None if gradient is None else next(again) for gradient in gradients)
 
 
-def differentiated_once(output: torch.Tensor) -> torch.Tensor:
-    """The output of a kernel, whose gradients then refuse to be differentiated again."""
+def differentiated_again(output: torch.Tensor) -> torch.Tensor:
+    """The output of a kernel, whose gradients are then differentiated by the dense form, or refuse to be."""
     if output.requires_grad and not torch.compiler.is_compiling():
-        output.grad_fn.register_hook(_refuse_again)
+        output.grad_fn.register_hook(_recorded_again)
     return output
 
 
@@ -95,7 +122,7 @@ def kernel_output(call: Call) -> torch.Tensor:
         output = KERNEL(query, key, value, attn_mask=mask, enable_gqa=has_groups, **options)
     if is_on_gpu and output.requires_grad and not torch.compiler.is_compiling():
         output.register_hook(_as_gpus_read_gradients)
-    return with_batch_of(call, differentiated_once(output))
+    return with_batch_of(call, differentiated_again(output))
 
 
 def _cudnn_output(call: Call) -> torch.Tensor | None:
@@ -215,25 +242,24 @@ def scaled(call: Call) -> Call:
     return call._replace(query=query, scale=scale)
 
 
-def factors(call: Call) -> tuple[Any, float]:
+def factors(call: Call, *, is_looked_at: bool = False) -> tuple[Any, float]:
     """The scale as a factor of the query, and what is left of it to the kernel.
 
     The query is multiplied, as scores that fit might overflow on the way; in 16 bits by a power of two alone, which
-    rounds nothing. The kernel multiplies what it has masked with -inf already, so that it gets no scale but a positive
-    one.
+    rounds nothing. Who looks sees where they became NaN; and by a scale of `MIN_SCALE` or more, weights underflow to 0
+    next to each other where they became -inf. The kernel multiplies what it has masked with -inf already, so that it
+    gets no scale but a positive one.
     """
     scale: Any = default_scale(call.query, call.xp) if call.scale is None else call.scale
     if isinstance(scale, torch.Tensor):
         return scale.to(call.query.dtype), 1.0
-    if call.assume_finite and is_on_accelerator(call.query) and isinstance(scale, Real) and float(scale) > 0:
+    is_left = is_looked_at or (call.assume_finite and is_on_accelerator(call.query))
+    if is_left and isinstance(scale, Real) and float(scale) >= (MIN_SCALE if is_looked_at else math.ulp(0.0)):
         return 1.0, float(scale)
     if call.query.dtype in HALVES and isinstance(scale, Real) and scale:  # not a symbol
         # Products of float16 are far from the largest float32; those of bfloat16 are not.
         fraction, exponent = math.frexp(scale) if call.query.dtype == torch.bfloat16 else (float(scale), 0)
         return math.copysign(2.0**exponent, fraction), abs(fraction)
-    # To multiply few queries takes less time than to look at all keys.
-    if scale > 0 and not is_short(call) and reads_norms(call) and norms_are_small(call):
-        return 1.0, float(scale)
     return (scale if call.scale is None else float(scale)), 1.0  # of a Fraction, too
 
 

@@ -110,14 +110,22 @@ def test_contract_04_is_decided_by_the_mask_never_by_the_scores(put, get):
 @pytest.mark.needs("dtype")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_contract_08_sixteen_bits_are_computed_wide_and_rounded_once(qkv, mask, backend, put, get, dtype):
+    """A kernel that ``"auto"`` takes rounds weights, too, which costs at most a unit of the sum of p |v|."""
     narrow = put(qkv, dtype=dtype)
-    result = attention(*narrow, mask=put(mask), return_weights=True, return_logsumexp=True)
     wide = put([np.asarray(x, dtype=np.float32) for x in get(narrow)])
-    expected = attention(*wide, mask=put(mask), return_weights=True, return_logsumexp=True)
-    for got, exact in zip(result[:2], expected[:2], strict=True):
+    options = {"mask": put(mask), "return_weights": True, "return_logsumexp": True}
+    expected = attention(*wide, **options)
+    exact = attention(*narrow, **options, implementation="dense")
+    for got, wanted in zip(exact[:2], expected[:2], strict=True):
         assert str(get(got).dtype) == dtype
-        np.testing.assert_array_equal(get(got), get(exact).astype(get(got).dtype))
-    np.testing.assert_array_equal(get(result.logsumexp), get(expected.logsumexp))
+        np.testing.assert_array_equal(get(got), get(wanted).astype(get(got).dtype))
+    np.testing.assert_allclose(get(exact.logsumexp), get(expected.logsumexp), rtol=2e-6, atol=1e-6)
+    result = attention(*narrow, **options)
+    scale = get(attention(*wide[:2], abs(wide[2]), mask=put(mask), implementation="dense"))
+    units = 2.0 ** (np.floor(np.log2(np.maximum(scale, 2.0**-14))) - (7 if dtype == "bfloat16" else 10))
+    difference = get(result.output).astype(np.float64) - get(expected.output)
+    assert (np.abs(difference) <= 1.51 * units).all()
+    np.testing.assert_array_equal(get(result.weights), get(exact.weights))
     assert get(result.logsumexp).dtype == np.float32
 
 

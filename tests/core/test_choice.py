@@ -287,7 +287,7 @@ def test_a_kernel_that_is_right_and_not_taken_is_told_why(backend, put, rng):
     """It rounds in 16 bits; has no kernel for other widths; and there is nothing to compute."""
     x = put(rng.standard_normal((1, 2, 20, 8)).astype("float32"))
     for arrays, reason in (
-        ((x.half(),) * 3, "rounds weights of 16 bits on a CPU, which blocks do not round"),
+        ((x.half(),) * 3, "rounds weights of 16 bits, and this processor does not multiply them"),
         ((x, x, x[..., :4]), "is PyTorch's dense form where values have another width than keys"),
         ((x, x[:, :, :0], x[:, :, :0]), "query, key or value is empty"),
     ):

@@ -1,5 +1,6 @@
 """What PyTorch compiles, exports or vectorizes gives what eager gives."""
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -390,9 +391,13 @@ def test_rules_whose_classes_have_one_name_are_not_confused(torch):
 
 @pytest.mark.parametrize("implementation", ["auto", "dense", "blockwise"])
 @pytest.mark.parametrize("mask", [None, ac.Causal(), ac.KeyLengths(5), ac.SlidingWindow(left=3, right=0)])
-def test_tensors_without_values_have_the_shapes_of_results_and_gradients(torch, mask, implementation):
-    with torch._subclasses.fake_tensor.FakeTensorMode():
-        arrays = [torch.randn(2, 4, rows, 8, requires_grad=True) for rows in (6, 20, 20)]
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("lengths", [(6, 20), (700, 800)])
+def test_tensors_without_values_have_the_shapes_of_results_and_gradients(torch, mask, implementation, device, lengths):
+    mode = torch._subclasses.fake_tensor.FakeTensorMode() if device == "cpu" else contextlib.nullcontext()
+    with mode:
+        shapes = [(2, 4, lengths[0], 8), *[(2, 4, lengths[1], 8)] * 2]
+        arrays = [torch.zeros(shape, device=device, requires_grad=True) for shape in shapes]
         output = ac.scaled_dot_product_attention(*arrays, mask=mask, implementation=implementation)
         gradients = torch.autograd.grad(output.sum(), arrays)
     assert [x.shape for x in (output, *gradients)] == [arrays[0].shape, *(x.shape for x in arrays)]

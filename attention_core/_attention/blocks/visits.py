@@ -32,10 +32,9 @@ def make_visits(grid: Grid, *, by_key: bool, run_keys: int = 0) -> Visits:
         return Visits(None, 0 if plan.may_mask else along, along)
     if not loops.traced and not is_on_host(operands.query):
         return _visits_within_reach(grid, by_key=by_key, longest=max(1, run_keys // grid.sizes[1]))
-    asked = (*operands.mask, *(start for start in operands[6:8] if start is not None))
-    if not loops.traced and not all(map(is_concrete, asked)):
-        return Visits(None, 0, along)
     some, every = _block_kinds(grid)
+    if not loops.traced and not (is_concrete(some) and is_concrete(every)):
+        return Visits(None, 0, along)
     if by_key:
         some, every = xp.matrix_transpose(some), xp.matrix_transpose(every)
     if not loops.traced:

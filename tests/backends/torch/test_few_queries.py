@@ -132,6 +132,27 @@ def test_samples_apart_are_those_of_the_batch(name, rows, monkeypatch):
     torch.testing.assert_close(found[1, H // G :], expected.output[1, H // G :])
 
 
+@pytest.mark.parametrize("name", [name for name in MASKS if name.endswith("apart")])
+def test_gradients_of_samples_apart_are_those_of_their_keys(name, monkeypatch):
+    """With those of the logsumexp, and without: by one operation, or by the kernel itself."""
+    take_apart(name, monkeypatch)
+    arrays, mask = drawn(3), MASKS[name](3)
+
+    def gradients(implementation, weight):
+        leaves = [x.clone().requires_grad_() for x in arrays]
+        options = {"mask": mask, "implementation": implementation, "return_logsumexp": bool(weight)}
+        found = attention(*leaves, **options)
+        loss = (
+            (found.output**3).sum() + weight * found.logsumexp.nan_to_num(neginf=0.0).sum()
+            if weight
+            else (found**3).sum()
+        )
+        return torch.autograd.grad(loss, leaves)
+
+    for weight in (0.0, 0.5):
+        torch.testing.assert_close(gradients("auto", weight), gradients("dense", weight), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("assume_finite", [False, True])
 @pytest.mark.parametrize(
     ("dims", "dtype", "offsets"),

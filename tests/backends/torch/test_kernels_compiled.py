@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
+from torch.profiler import profile
 from torch_kernel_helpers import TAKEN, B, D, G, H, M, N, attention, close, compiled, refusal, results
 
 import attention_core as ac
@@ -216,6 +217,37 @@ def test_compiled_sizes_may_change(heads_first, dynamic, put, rng):
         found, expected = function(*arrays), attend(*arrays, implementation="dense")
         close([found], [expected])
         assert heads_first or found.transpose(1, 2).is_contiguous()
+
+
+RULES = {
+    "causal": lambda n: ac.Causal(),
+    "offset": lambda n: ac.Causal(offset=-3),
+    "window": lambda n: ac.SlidingWindow(left=255, right=0),
+    "no window": lambda n: ~ac.SlidingWindow(left=255, right=0),
+    "lengths": lambda n: ac.KeyLengths(torch.tensor([n - 100])),
+    "causal lengths": lambda n: ac.Causal() & ac.KeyLengths(torch.tensor([n - 100])),
+    "documents": lambda n: ac.Segments(torch.arange(n) // 700, torch.arange(n) // 700),
+}
+
+
+@pytest.mark.parametrize(("name", "dynamic"), [*((name, True) for name in RULES), ("offset", False)])
+def test_compiled_programs_make_no_larger_arrays_than_eager_calls(name, dynamic):
+    """Of no rule all M x N scores, nor its mask, whether sizes are fixed or open."""
+
+    def largest(function, *arguments):
+        with profile(profile_memory=True) as profiled:
+            function(*arguments)
+        return max(event.self_cpu_memory_usage for event in profiled.events())
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, mask: attention(x, x, x, mask=mask), backend="aot_eager", dynamic=dynamic)
+    for length in (2048, 2500):
+        x, mask = torch.randn(1, 2, length, 16), RULES[name](length)
+        expected = attention(x, x, x, mask=mask)
+        torch.testing.assert_close(compiled(x, mask), expected)
+        most = largest(lambda x, mask: attention(x, x, x, mask=mask), x, mask)
+        assert largest(compiled, x, mask) <= 1.25 * most
+        assert most < length * length  # bytes, of which a boolean takes one
 
 
 def test_compiled_with_its_gradient(backend, arrays):

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import attention_core as ac
 from attention_core._attention import memo
-from attention_torch import program_guards
+from attention_torch import guards, program_guards
 
 attention = ac.scaled_dot_product_attention
 CAUSAL = [{}, {"is_causal": True}]
@@ -117,6 +117,25 @@ def test_a_signature_first_met_in_a_mode_is_remembered_outside(options, mode, re
     assert remembered == [True, True]
     for each in (first, *found):
         torch.testing.assert_close(each, attention(*arrays, implementation="blockwise", **options))
+
+
+def test_a_plan_without_gradients_in_16_bits_is_none_with_them(remembered):
+    """A few scores are differentiated faster in the dense form."""
+    arrays = drawn(2, 3, 6, 8, dtype=torch.bfloat16).unbind()
+    for _ in range(2):
+        attention(*arrays)
+    variables = [array.clone().requires_grad_() for array in arrays]
+    output = attention(*variables)
+    assert remembered[1:] == [True, False]
+    assert torch.equal(output, attention(*arrays, implementation="dense"))
+
+
+def test_norms_of_16_bits_are_taken_in_float32():
+    large = torch.full((1, 2, 512, 100), 300.0).half()
+    assert large.norm().isinf()
+    assert guards.norms_are_small((large, large, large), 1.0)
+    assert not guards.norms_are_small((large, large.clone().fill_(torch.nan), large), 1.0)
+    assert not guards.norms_are_small((large, large, torch.full_like(large, torch.inf)), 1.0)
 
 
 @pytest.mark.parametrize("options", CAUSAL)
