@@ -47,9 +47,8 @@ OPTIMIZED = (  # where tests are marked so
     "tests/frameworks/test_jax_tracing.py",
 )
 SURVEYED = ("torch", "jax", "tensorflow", "others")  # packages of the survey that install beside each other
-TESTS = tuple(
-    f"tests/{folder}" for folder in ("core", "backends", "frameworks", "conformance", "commands", "fuzz", "view")
-)
+FOLDERS = ("core", "models", "backends", "frameworks", "conformance", "commands", "fuzz", "view")
+TESTS = tuple(f"tests/{folder}" for folder in FOLDERS)
 INSTALLED = (  # read files of packages, and entry points
     "tests/commands/test_check.py::test_the_fault_is_told_in_words_and_conventions_are_accepted_by_name",
     "tests/commands/test_cli.py",
@@ -68,8 +67,9 @@ PEERS = (
     "tests/core/test_user_functions.py::test_a_frame_is_no_mask",  # of pandas
 )
 NOTEBOOKS = ("docs/tutorial.md", "docs/guides/masks.md", "docs/guides/checking-a-kernel.md", "docs/guides/weights.md")
-QUICK = ("tests/core", "tests/commands/test_cli.py", "tests/commands/test_check.py")  # no models, no other packages
-DOCTESTS = ("--doctest-modules", "attention_core")
+COMMANDS = ("tests/commands/test_cli.py", "tests/commands/test_check.py")
+QUICK = ("tests/core", "tests/models", *COMMANDS)  # nothing pretrained, no other packages
+DOCTESTS = ("--doctest-modules", "attention_core", "toolkit/attention_models", "--ignore-glob=*_models/[jkt]*")
 LEFT_BEHIND = shutil.ignore_patterns(  # the packages, and the test that reads their sources
     *("attention_core", "backends", "toolkit", "test_prose.py", "site"),
     *(".git", ".nox", ".venv", ".*_cache", ".hypothesis", "__pycache__"),

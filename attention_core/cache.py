@@ -1,9 +1,8 @@
 """Caches of keys and values, for decoding."""
 
 from attention_core._functions.cache import KeyValueCache, append, cache_mask, empty_cache
-from attention_core._functions.decoder import DecoderCache, empty_decoder_cache
 from attention_core._keywords import publish
 
-__all__ = ["DecoderCache", "KeyValueCache", "append", "cache_mask", "empty_cache", "empty_decoder_cache"]
+__all__ = ["KeyValueCache", "append", "cache_mask", "empty_cache"]
 
 publish(vars(), __all__)

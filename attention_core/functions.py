@@ -3,20 +3,16 @@
 They raise `TypeError` and `ValueError` where dtypes, shapes, devices or numbers do not fit, before any computation.
 """
 
-from attention_core._functions.decoder import decoder
 from attention_core._functions.decoder_layer import decoder_layer
 from attention_core._functions.embeddings import embed_tokens
 from attention_core._functions.encoder import encoder_layer
 from attention_core._functions.feed_forward import feed_forward, gated_feed_forward, gelu, linear, silu
 from attention_core._functions.normalization import layer_norm, rms_norm
-from attention_core._functions.prepared import prepare_weights
 from attention_core._functions.rotary import rotary_embedding
 from attention_core._functions.sagan import sagan_attention, spectral_norm
-from attention_core._functions.sampling import sample_tokens
 from attention_core._keywords import publish
 
 __all__ = [
-    "decoder",
     "decoder_layer",
     "embed_tokens",
     "encoder_layer",
@@ -25,11 +21,9 @@ __all__ = [
     "gelu",
     "layer_norm",
     "linear",
-    "prepare_weights",
     "rms_norm",
     "rotary_embedding",
     "sagan_attention",
-    "sample_tokens",
     "silu",
     "spectral_norm",
 ]

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from attention_core._arrays import Array
 
 __all__ = [
-    "Decoder",
     "DecoderLayer",
     "Embeddings",
     "EncoderLayer",
@@ -33,7 +32,7 @@ class Linear(NamedTuple):
 
 
 class PreparedWeight(NamedTuple):
-    """The weight (in, out) of a `Linear`, cut into slices by `attention_core.functions.prepare_weights`.
+    """The weight (in, out) of a `Linear`, cut into slices for reproducible arithmetic.
 
     ``high`` and ``low`` (in, out) are integers in float64, relative to ``power`` (1, out). ``like``, of shape (0,), has
     the dtype of the weight.
@@ -125,18 +124,6 @@ class DecoderLayer(NamedTuple):
     feed_forward_post_norm: Array | LayerNorm | None = None
     cross_attention: MultiHeadAttention | None = None
     cross_attention_norm: Array | LayerNorm | None = None
-
-
-class Decoder(NamedTuple):
-    """A language model: a table of tokens (V, C), layers, a normalization, and a map (C, V) to the logits.
-
-    With ``output=None`` the map is the transposed table.
-    """
-
-    token: Array
-    layers: tuple[DecoderLayer, ...]
-    norm: Array | LayerNorm
-    output: Linear | None = None
 
 
 class Embeddings(NamedTuple):

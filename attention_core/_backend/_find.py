@@ -308,6 +308,17 @@ def entries() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)}
 
 
+@functools.cache
+def announced(group: str, name: str, /) -> Any:
+    """What another package announces under a group of entry points and a name; ``None`` if none does.
+
+    A group has the name of the module that does not hold it: ``attention_core.layers``, or ``attention_torch.layers``.
+    """
+    from importlib.metadata import entry_points  # noqa: PLC0415 (as above)
+
+    return next((entry.load() for entry in entry_points(group=group, name=name)), None)
+
+
 @unconverted
 def available_backends() -> list[str]:
     """Names of the backends whose library is installed. Nothing is imported.

@@ -16,24 +16,22 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from attention_core._backend import announced
 from attention_core._keywords import publish
 from attention_core.layers._attention import DotProductAttention, MultiHeadAttention
-from attention_core.layers._decoder import Decoder, DecoderLayer, GatedFeedForward, RMSNorm
-from attention_core.layers._generation import Generated, check_prompts, generate
+from attention_core.layers._decoder import DecoderLayer, GatedFeedForward, RMSNorm
 from attention_core.layers._layer import Initial, Layer, check_fit, named_arrays, tree_from_names
 from attention_core.layers._sagan import SaganAttention, SpectralVectors
 from attention_core.layers._transformer import Embeddings, EncoderLayer, FeedForward
 
 __all__ = [
     "KINDS",
-    "Decoder",
     "DecoderLayer",
     "DotProductAttention",
     "Embeddings",
     "EncoderLayer",
     "FeedForward",
     "GatedFeedForward",
-    "Generated",
     "Initial",
     "Layer",
     "MultiHeadAttention",
@@ -41,8 +39,6 @@ __all__ = [
     "SaganAttention",
     "SpectralVectors",
     "check_fit",
-    "check_prompts",
-    "generate",
     "layer_from_settings",
     "named_arrays",
     "tree_from_names",
@@ -63,9 +59,9 @@ def layer_from_settings(settings: Mapping[str, Any], /) -> Layer:
     16
     """
     name = settings.get("layer")
-    if name not in KINDS:
+    kind = KINDS.get(name) or announced(__name__, name)
+    if kind is None:
         raise ValueError(f"expected a layer out of {', '.join(KINDS)}; got {name!r}")
-    kind = KINDS[name]
     values = {
         key: tuple(value) if isinstance(value, list) else value for key, value in settings.items() if key != "layer"
     }
@@ -90,7 +86,6 @@ KINDS: dict[Any, type[Layer]] = {
         RMSNorm,
         GatedFeedForward,
         DecoderLayer,
-        Decoder,
     )
 }
 """The classes of layers by name."""

@@ -1,10 +1,9 @@
-"""The gated feed-forward, the normalization, the layer and the whole of a decoder."""
+"""The gated feed-forward, the normalization and the layer of a decoder."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from attention_core import parameters as trees
@@ -12,7 +11,6 @@ from attention_core._arrays import Array, DType, Namespace
 from attention_core._attention.shards.splits import Shards
 from attention_core._checks import check_choice, check_positive
 from attention_core._functions.cache import KeyValueCache, empty_cache
-from attention_core._functions.decoder import DecoderCache, decoder, empty_decoder_cache
 from attention_core._functions.decoder_layer import decoder_layer
 from attention_core._functions.feed_forward import gated_feed_forward
 from attention_core._functions.normalization import rms_norm
@@ -122,24 +120,6 @@ class _DecoderSettings(Layer):
         super().__post_init__()
         check_choice("norm", self.norm, ("rms", "layer"))
 
-    def empty_cache(
-        self,
-        leading: tuple[Any, ...],
-        capacity: int,
-        /,
-        *,
-        ragged: bool = False,
-        dtype: DType | None = None,
-        device: Any = None,
-        xp: Namespace,
-    ) -> Any:
-        """Make an empty cache of the layer, or of all layers, as `attention_core.cache` does."""
-        layer: Any = getattr(self, "layer", self)
-        make = empty_cache if layer is self else functools.partial(empty_decoder_cache, self.num_layers)
-        attention = layer.attention
-        heads, width = attention.groups, attention.parameters.query.weight.dims[1] // attention.num_heads
-        return make(leading, heads, capacity, width, ragged=ragged, dtype=dtype, device=device, xp=xp)
-
 
 @dataclass(frozen=True)
 class DecoderLayer(_DecoderSettings):
@@ -241,6 +221,22 @@ class DecoderLayer(_DecoderSettings):
             cross_attention_norm=None if cross is None else norm,
         )
 
+    def empty_cache(
+        self,
+        leading: tuple[Any, ...],
+        capacity: int,
+        /,
+        *,
+        ragged: bool = False,
+        dtype: DType | None = None,
+        device: Any = None,
+        xp: Namespace,
+    ) -> KeyValueCache:
+        """Make an empty cache of the layer, as `attention_core.cache.empty_cache` does."""
+        attention = self.attention
+        heads, width = attention.groups, attention.parameters.query.weight.dims[1] // attention.num_heads
+        return empty_cache(leading, heads, capacity, width, ragged=ragged, dtype=dtype, device=device, xp=xp)
+
     def __call__(
         self,
         parameters: trees.DecoderLayer,
@@ -291,126 +287,6 @@ class DecoderLayer(_DecoderSettings):
             hook=hook,
             shards=shards,
             window=self.window,
-            xp=xp,
-            **self._options(seed, *_OPTIONS),
-        )
-
-
-@dataclass(frozen=True)
-class Decoder(_DecoderSettings):
-    """Language model: token embedding, decoder layers, normalization and logits, as `attention_core.functions.decoder`.
-
-    Parameters
-    ----------
-    num_tokens : int
-        V.
-    channels : int
-        C.
-    num_heads : int
-        H.
-    inner : int
-        Channels inside the feed-forward.
-    num_layers : int
-    tied : bool
-        Whether the logits are computed with the transposed table of tokens.
-    embedding_scale, logit_softcap : float, optional
-        As in `attention_core.functions.decoder`.
-    window : int, or tuple of int or None, optional
-        As in `attention_core.functions.decoder`: a tuple has one for each layer, as in Gemma.
-    **settings
-        The others of `DecoderLayer`, the same for all layers.
-    """
-
-    num_tokens: int
-    channels: int
-    num_heads: int
-    inner: int
-    num_layers: int
-    tied: bool = True
-    embedding_scale: float | None = None
-    logit_softcap: float | None = None
-    window: int | tuple[int | None, ...] | None = field(  # type: ignore[assignment]
-        default=None, kw_only=True
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if len(self.windows) != self.num_layers:
-            raise ValueError(f"expected window for {self.num_layers} layers; got {len(self.windows)}")
-        _ = self.layer
-
-    @property
-    def layer(self) -> DecoderLayer:
-        """The definition of one layer; the first, where their windows differ."""
-        return DecoderLayer(**{name: getattr(self, name) for name in _SETTINGS} | {"window": self.windows[0]})
-
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """The window of each layer."""
-        return self.window if isinstance(self.window, tuple) else (self.window,) * self.num_layers
-
-    @property
-    def parameters(self) -> trees.Decoder:
-        """Specs of the table, the layers, the last normalization, and the map to logits unless it is tied."""
-        return trees.Decoder(
-            Initial((self.num_tokens, self.channels), "truncated_normal"),
-            (self.layer.parameters,) * self.num_layers,
-            norm_spec(self.channels, self.norm),
-            None if self.tied else linear_spec(self.channels, self.num_tokens, False),
-        )
-
-    def __call__(
-        self,
-        parameters: trees.Decoder,
-        token_ids: Array,
-        /,
-        *,
-        cache: DecoderCache | None = None,
-        num_new: Array | None = None,
-        position_ids: Array | None = None,
-        select: Array | None = None,
-        mask: Mask | Array | None = None,
-        key_mask: Array | None = None,
-        memory: Array | None = None,
-        memory_mask: Mask | Array | None = None,
-        memory_key_mask: Array | None = None,
-        donate: bool = False,
-        seed: Any = None,
-        hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
-        shards: Shards | None = None,
-        xp: Namespace | None = None,
-    ) -> Any:
-        """Compute logits: integers (..., L) -> (..., L, V), and the cache if there is one.
-
-        Parameters
-        ----------
-        parameters : attention_core.parameters.Decoder
-        token_ids : Array of int, shape (..., L)
-        cache, num_new, position_ids, select, mask, memory, memory_mask, donate, hook, shards, xp
-            As in `attention_core.functions.decoder`; `empty_cache` makes a cache.
-        key_mask, memory_key_mask, seed
-            As in `DecoderLayer`.
-
-        Returns
-        -------
-        Array, shape (..., L, V), or a pair of it and the cache
-        """
-        return decoder(
-            parameters,
-            token_ids,
-            cache=cache,
-            num_new=num_new,
-            position_ids=position_ids,
-            select=select,
-            mask=all_masks(mask, xp, key_mask=(key_mask, token_ids, shards, cache, False)),
-            memory=memory,
-            memory_mask=all_masks(memory_mask, xp, memory_key_mask=(memory_key_mask, memory)),
-            donate=donate,
-            hook=hook,
-            shards=shards,
-            window=self.windows,
-            embedding_scale=self.embedding_scale,
-            logit_softcap=self.logit_softcap,
             xp=xp,
             **self._options(seed, *_OPTIONS),
         )

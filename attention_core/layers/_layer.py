@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Real
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from attention_core import initializers, parameters as trees
 from attention_core._arithmetic import check_activation, check_arithmetic_name
@@ -64,6 +64,8 @@ _STDDEV = {"truncated_normal": 0.02, "normal": 1.0}  # of embedding tables, as i
 @dataclass(frozen=True)
 class Layer(ABC):
     """The settings of a layer, checked when it is made."""
+
+    takes_ids: ClassVar[bool] = False  # of tokens, and not numbers in channels
 
     def __post_init__(self) -> None:
         """Raise unless each setting is valid by itself; all integers are sizes, which are positive."""

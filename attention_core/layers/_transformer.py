@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from attention_core import parameters as trees
 from attention_core._arrays import Array, Namespace
@@ -189,6 +189,7 @@ class Embeddings(Layer):
     arithmetic : {"fast", "reproducible"}
     """
 
+    takes_ids: ClassVar[bool] = True
     num_tokens: int
     num_positions: int
     channels: int

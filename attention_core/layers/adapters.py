@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, ClassVar, Self
 
 from attention_core._arrays import on_device_of
-from attention_core._backend import common_namespace
+from attention_core._backend import announced, common_namespace
 from attention_core.layers._layer import Layer, check_fit, named_arrays
 
 __all__ = ["Adapted", "FixedSettings", "call_of", "constructor", "described", "settings_signature"]
@@ -131,11 +131,12 @@ class Adapted(FixedSettings):
     @classmethod
     def _class_of(cls, definition: Layer, parameters: Any, state: Any, /) -> type[Self]:
         """The class that holds these arrays: this one, or on the base of all layers that of the definition."""
-        found: Any = cls if hasattr(cls, "kind") else cls._classes.get(type(definition))
-        if found is None or type(definition) is not found.kind:
+        kind = type(definition)
+        found: Any = cls if hasattr(cls, "kind") else cls._classes.get(kind) or announced(cls.__module__, kind.__name__)
+        if found is None or kind is not found.kind:
             known = [cls.kind] if hasattr(cls, "kind") else cls._classes
             names = " or ".join(each.__name__ for each in known)
-            raise TypeError(f"expected a definition of {names}; got {type(definition).__name__}")
+            raise TypeError(f"expected a definition of {names}; got {kind.__name__}")
         check_fit(definition, parameters, state)
         return found  # type: ignore[no-any-return]
 

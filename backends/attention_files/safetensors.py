@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from attention_core import layers, parameters as trees
+from attention_core.backend import announced
 from attention_core.layers import check_fit
 from attention_files.optional import missing
 from attention_files.writing import FileError, write_file
@@ -68,7 +69,7 @@ FOREIGN = {
     b"\x80": "a pickle, which can run any code and is never read",
     b"PK": "a zip archive, as torch.save writes it with a pickle inside, which can run any code and is never read",
     b"\x89HDF": "HDF5: keras.Model.load_weights, or keras.models.load_model of a whole model, reads what Keras wrote",
-    b"GGUF": "GGUF, which attention_files.gguf reads",
+    b"GGUF": "GGUF, which attention_models.gguf reads",
     b"\x93NUMPY": "an array that numpy.load reads",
     b"version https://git-lfs": "a pointer of Git LFS, which has not brought the file yet",
     b"<": "a page of HTML or XML, perhaps of a failed download",
@@ -451,7 +452,7 @@ def _structure(path: Path, tree: Any, prefix: str, arrays: dict[str, NDArray[Any
     if type(tree) is tuple:
         return {"tuple": [below(index, branch) for index, branch in enumerate(tree)]}
     name = type(tree).__name__
-    if KINDS.get(name) is type(tree):
+    if (KINDS.get(name) or announced(trees.__name__, name)) is type(tree):
         return {name: {field: below(field, branch) for field, branch in zip(tree._fields, tree, strict=True)}}
     if isinstance(tree, list | tuple):
         raise FileError(f"expected {prefix or 'the tree'} for {path} out of {', '.join(KINDS)}; got {name}")
@@ -479,12 +480,14 @@ def _tree(path: Path, structure: Any, arrays: dict[str, NDArray[Any]]) -> Any:
             return tuple(_tree(path, branch, arrays) for branch in branches)
         if isinstance(branches, dict) and kind == "dict":
             return {key: _tree(path, branch, arrays) for key, branch in branches.items()}
-        if isinstance(branches, dict) and kind in KINDS:
-            if list(branches) != list(KINDS[kind]._fields):
-                fields = ", ".join(KINDS[kind]._fields)
+        made = KINDS.get(kind) or announced(trees.__name__, kind)
+        if isinstance(branches, dict) and made is not None:
+            if list(branches) != list(made._fields):
+                fields = ", ".join(made._fields)
                 raise FileError(f"expected {kind}({fields}) in {path}; got {', '.join(branches) or 'no fields'}")
-            return KINDS[kind](*(_tree(path, branch, arrays) for branch in branches.values()))
-        raise FileError(f"expected a tree out of list, tuple, dict, {', '.join(KINDS)} in {path}; got {kind}")
+            return made(*(_tree(path, branch, arrays) for branch in branches.values()))
+        hint = ", a language model, which attention_models reads: it is not installed" if kind == "Decoder" else ""
+        raise FileError(f"expected a tree out of list, tuple, dict, {', '.join(KINDS)} in {path}; got {kind}{hint}")
     raise FileError(f"expected a tree in the metadata of {path}; got {str(structure)[:60]}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from types import ModuleType
 from typing import Any
 
 from jax import export
@@ -79,8 +80,13 @@ def _form(plain: Any) -> Any:
     return kind
 
 
-for _room in (attention_core, cache, pieces, parameters, layers):
-    for _kind in vars(_room).values():
-        if isinstance(_kind, type) and issubclass(_kind, tuple) and "._" not in _kind.__module__:
+def register_tuples(room: ModuleType, /) -> None:
+    """Let programs take the named tuples of a public module as arguments."""
+    for kind in vars(room).values():
+        if isinstance(kind, type) and issubclass(kind, tuple) and "._" not in kind.__module__:
             with contextlib.suppress(ValueError):  # some stand in two rooms
-                export.register_namedtuple_serialization(_kind, serialized_name=_name(_kind))
+                export.register_namedtuple_serialization(kind, serialized_name=_name(kind))
+
+
+for _room in (attention_core, cache, pieces, parameters, layers):
+    register_tuples(_room)

@@ -32,7 +32,6 @@ from attention_jax.exporting import register_layer
 from attention_numpy.trees import known_device
 
 __all__ = [
-    "Decoder",
     "DecoderLayer",
     "DotProductAttention",
     "Embeddings",
@@ -341,19 +340,6 @@ class DecoderLayer(Layer):
     """Decoder layer of a language model: `attention_core.layers.DecoderLayer`."""
 
     kind = layers.DecoderLayer
-
-
-class Decoder(Layer):
-    """Language model: `attention_core.layers.Decoder`.
-
-    Examples
-    --------
-    >>> model = Decoder.init(0, 50, 8, 2, 16, num_layers=2)
-    >>> jax.jit(model)(jnp.asarray([[3, 14, 15]])).shape
-    (1, 3, 50)
-    """
-
-    kind = layers.Decoder
 
 
 class Embeddings(Layer):

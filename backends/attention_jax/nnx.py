@@ -23,7 +23,6 @@ from attention_core.layers.adapters import FixedSettings, settings_signature
 from attention_jax import layers as pytrees
 
 __all__ = [
-    "Decoder",
     "DecoderLayer",
     "DotProductAttention",
     "Embeddings",
@@ -253,18 +252,6 @@ class DecoderLayer(_Made):
     """Decoder layer of a language model: `attention_jax.DecoderLayer` as a module."""
 
     kind = pytrees.DecoderLayer
-
-
-class Decoder(_Made):
-    """Language model: `attention_jax.Decoder` as a module.
-
-    Examples
-    --------
-    >>> Decoder(50, 8, 2, 16, num_layers=2, rngs=nnx.Rngs(0))(jnp.asarray([[3, 14, 15]])).shape
-    (1, 3, 50)
-    """
-
-    kind = pytrees.Decoder
 
 
 class Embeddings(_Made):

@@ -122,7 +122,7 @@ class Layer(Adapted, keras.layers.Layer):  # type: ignore[misc]
 
     def compute_output_shape(self, input_shape: Any, *others: Any) -> tuple[int | None, ...]:
         """The shape of the output, given those of the inputs."""
-        dtype = "int32" if self.kind in (definitions.Embeddings, definitions.Decoder) else self.compute_dtype
+        dtype = "int32" if self.kind.takes_ids else self.compute_dtype
         inputs = (
             keras.tree.map_shape_structure(lambda dims: keras.KerasTensor(dims, dtype), shape)
             for shape in (input_shape, *others)
@@ -255,7 +255,7 @@ class AttentionLayer(Layer):
             options["query_mask"], options["key_mask"] = masks
         elif options["key_mask"] is None and options.get("cache") is None:  # Keras has none over the places of a cache
             options["key_mask"] = attached(inputs[0])
-        axes = functools.partial(per_sample, query=inputs[0], has_channels=self.kind is not definitions.Decoder)
+        axes = functools.partial(per_sample, query=inputs[0], has_channels=not self.kind.takes_ids)
         if self.kind is not definitions.DotProductAttention:  # of which a mask has no axis of heads
             mask = axes(mask)
         if options.get("memory") is not None:

@@ -16,7 +16,6 @@ from attention_core import layers as definitions
 from attention_keras.layer import AttentionLayer, Layer
 
 __all__ = [
-    "Decoder",
     "DecoderLayer",
     "DotProductAttention",
     "Embeddings",
@@ -153,19 +152,6 @@ class DecoderLayer(AttentionLayer):
     """
 
     kind = definitions.DecoderLayer
-
-
-class Decoder(AttentionLayer):
-    """Language model, as a layer of Keras: from tokens to logits.
-
-    Examples
-    --------
-    >>> model = Decoder(50, 8, 2, 16, num_layers=2)
-    >>> tuple(model(keras.ops.array([[3, 14, 15]])).shape)
-    (1, 3, 50)
-    """
-
-    kind = definitions.Decoder
 
 
 def save(layer: Layer, path: str | Path) -> None:

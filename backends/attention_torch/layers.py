@@ -26,7 +26,6 @@ from attention_torch.module import (
 )
 
 __all__ = [
-    "Decoder",
     "DecoderLayer",
     "DotProductAttention",
     "Embeddings",
@@ -135,19 +134,6 @@ class DecoderLayer(Layer):
     """
 
     kind = layers.DecoderLayer
-
-
-class Decoder(Layer):
-    """Language model: `attention_core.layers.Decoder`.
-
-    Examples
-    --------
-    >>> model = Decoder(50, 8, 2, 16, num_layers=2)
-    >>> model(torch.tensor([[3, 14, 15]])).shape
-    torch.Size([1, 3, 50])
-    """
-
-    kind = layers.Decoder
 
 
 class Embeddings(Layer):

@@ -185,7 +185,7 @@ def test_a_foreign_named_tuple_is_not_written(path):
 
     for name in ("Foreign", "Linear"):
         foreign = namedtuple(name, ["weight", "bias"])
-        with pytest.raises(FileError, match=f"expected the tree for .* out of Decoder, .*; got {name}"):
+        with pytest.raises(FileError, match=f"expected the tree for .* out of DecoderLayer, .*; got {name}"):
             save_tree(path, foreign(np.zeros(1), None))
 
 
@@ -297,7 +297,7 @@ def archive(name):
             "a pointer of Git LFS, which has not brought the file yet",
         ),
         (b"<!DOCTYPE html>", "a page of HTML or XML, perhaps of a failed download"),
-        (b"GGUF" + b"\0" * 99, "GGUF, which attention_files.gguf reads"),
+        (b"GGUF" + b"\0" * 99, "GGUF, which attention_models.gguf reads"),
         (archive("model.weights.h5"), "a model of Keras, which keras.models.load_model reads"),
         (archive("query.npy"), "arrays that numpy.load reads"),
         (archive("layer/data.pkl"), "a zip archive, as torch.save writes it"),

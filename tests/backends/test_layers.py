@@ -6,8 +6,9 @@ import pickle
 
 import numpy as np
 import pytest
-from layer_helpers import CASES, DROPPING, NUMPY, Layers, alike, perturbed
+from layer_helpers import CASES, DROPPING, NUMPY, Layers, alike, class_of, definition_of, perturbed
 
+import attention_models as models
 from attention_core import layers
 from attention_core.layers import named_arrays
 
@@ -33,7 +34,7 @@ def adapter(backend):
 
 @of_types("float32", "SaganAttention")
 def test_first_weights_are_the_bits_of_the_definition_under_its_names(name, dtype, adapter):
-    settings, kind, seed = CASES[name][0], getattr(layers, name), 2**40 + 3
+    settings, kind, seed = CASES[name][0], definition_of(name), 2**40 + 3
     layer = adapter.new(name, seed, dtype, **settings)
     assert layer.definition == kind(**settings)
     drawn = "float32" if dtype == "bfloat16" else dtype  # which the namespace of NumPy does not have
@@ -103,17 +104,17 @@ def test_a_layer_makes_its_cache_of_its_own_dtype(name, adapter, get):
 def test_generate_takes_a_layer_with_its_parameters(adapter, backend, get):
     layer, (ids,) = adapter.made("Decoder"), adapter.inputs("Decoder", "float32")[0]
     logits = []
-    found = layers.generate(layer, ids, max_new_tokens=3, on_step=lambda _, each: logits.append(each))
+    found = models.generate(layer, ids, max_new_tokens=3, on_step=lambda _, each: logits.append(each))
     parameters = backend.from_numpy(layer.to_numpy()[0])
-    expected = layers.generate(layer.definition, parameters, ids, max_new_tokens=3)
+    expected = models.generate(layer.definition, parameters, ids, max_new_tokens=3)
     np.testing.assert_array_equal(get(found.token_ids), get(expected.token_ids))
     assert not any(getattr(each, "requires_grad", False) for each in logits)
     with pytest.raises(
         TypeError, match=r"expected generate\(layer, prompt_ids, ...\), as a layer holds its parameters"
     ):
-        layers.generate(layer, parameters, ids, max_new_tokens=3)
+        models.generate(layer, parameters, ids, max_new_tokens=3)
     with pytest.raises(TypeError, match="expected model as Decoder; got FeedForward"):
-        layers.generate(adapter.made("FeedForward"), ids, max_new_tokens=3)
+        models.generate(adapter.made("FeedForward"), ids, max_new_tokens=3)
 
 
 @of_types("float16", "MultiHeadAttention")
@@ -123,7 +124,7 @@ def test_arrays_files_and_copies_hold_a_layer_bit_for_bit(name, dtype, adapter, 
     module.save(layer, path)
     again = type(layer).from_numpy(layer.definition, *layer.to_numpy())
     for each in (layer, again, module.load(path), copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        assert type(each) is getattr(module, name)
+        assert type(each) is class_of(name, module.__name__)
         assert each.definition == layer.definition
         alike(each.to_numpy(), trees)
     for each in (

@@ -7,7 +7,7 @@ import pytest
 from command_helpers import refusal
 
 from attention_benchmark import decoding_loop, language_model, steps
-from attention_core.layers import Decoder
+from attention_models import Decoder
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from attention_conformance.run.job import Order
 from attention_conformance.run.runner import carried_out
 from attention_conformance.written import junit, report
 from attention_core.backend import get_backend
-from attention_core.layouts import LAYOUTS
+from attention_models.layouts import LAYOUTS
 from attention_numpy.trees import devices_of_kind
 
 pytestmark = pytest.mark.needs("numpy")

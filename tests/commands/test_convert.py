@@ -10,10 +10,10 @@ from gguf_helpers import write_gguf
 from safetensors.numpy import load_file, save_file
 
 from attention_core import layers
-from attention_core.layouts import LAYOUTS
-from attention_files.checkpoints import load_causal_lm
-from attention_files.gguf import load_gguf
 from attention_files.safetensors import load_layer, load_layers, save_layer, save_layers
+from attention_models.checkpoints import load_causal_lm
+from attention_models.gguf import load_gguf
+from attention_models.layouts import LAYOUTS
 
 ATTENTION = layers.MultiHeadAttention(12, 3, dropout=0.5)
 GROUPED = layers.MultiHeadAttention(12, 6, 2)

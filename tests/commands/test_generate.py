@@ -10,18 +10,18 @@ import tokenizers
 from command_helpers import invoke, refusal
 from gguf_helpers import write_gguf
 
+import attention_models as models
 from attention_cli.generate import _tokenizer, open_text_model
-from attention_core import layers
 from attention_core.backend import get_backend
-from attention_core.layouts import LayoutError
-from attention_files.checkpoints import save_causal_lm
-from attention_files.gguf import load_gguf
 from attention_files.safetensors import FileError
+from attention_models.checkpoints import save_causal_lm
+from attention_models.gguf import load_gguf
+from attention_models.layouts import LayoutError
 from attention_numpy.trees import map_arrays
 
 pytestmark = pytest.mark.needs("numpy")
 WORDS = ["<unk>", "</s>", "a", "b", "c", "d", "e"]
-MODEL = layers.Decoder(len(WORDS), 8, 2, 6, 2, num_key_value_heads=1, tied=False)
+MODEL = models.Decoder(len(WORDS), 8, 2, 6, 2, num_key_value_heads=1, tied=False)
 
 
 def save_tokenizer(folder, words):
@@ -55,14 +55,14 @@ def test_a_hash_is_that_of_the_prompt_alone_and_in_a_batch(folder):
 
 
 def test_a_prompt_longer_than_the_cache_is_told_before_weights_are_read(folder, monkeypatch):
-    monkeypatch.setattr("attention_files.checkpoints.load_arrays", lambda path: pytest.fail("weights were read"))
+    monkeypatch.setattr("attention_models.checkpoints.load_arrays", lambda path: pytest.fail("weights were read"))
     told = refusal("generate", "a", "b c d", "--model", folder, "--max-new-tokens", 3, "--capacity", 4)
     assert told == "expected a capacity of at least 5 for 3 tokens and 3 new ones; got 4"
 
 
 @pytest.mark.parametrize("limit", ["--capacity", "--max-new-tokens"])
 def test_a_cache_beyond_the_memory_is_told_before_weights_are_read(folder, monkeypatch, limit):
-    monkeypatch.setattr("attention_files.checkpoints.load_arrays", lambda path: pytest.fail("weights were read"))
+    monkeypatch.setattr("attention_models.checkpoints.load_arrays", lambda path: pytest.fail("weights were read"))
     monkeypatch.setattr("attention_cli.generate.available", lambda: 5 * 2**20)
     told = re.fullmatch(
         r"expected a cache of at most (\d+) positions, which fill the 0.0 GiB of free memory; got 10000\d",
@@ -95,7 +95,7 @@ def test_what_is_compiled_is_told_before_it_is(folder, monkeypatch):
 
 def test_a_token_beyond_the_vocabulary_is_told_before_weights_are_read(folder, monkeypatch):
     save_tokenizer(folder, [*WORDS, "f"])
-    monkeypatch.setattr("attention_files.checkpoints.load_arrays", lambda path: pytest.fail("weights were read"))
+    monkeypatch.setattr("attention_models.checkpoints.load_arrays", lambda path: pytest.fail("weights were read"))
     told = refusal("generate", "a", "f b", "--model", folder)
     assert told == "expected a tokenizer of ids in 0..6; got 7 in a prompt"
 
@@ -119,7 +119,7 @@ def test_turns_are_written_for_a_model_that_has_their_token(folder):
 def test_a_text_ends_where_its_files_say(tmp_path, ends, texts):
     """Of a model that counts; a word that looks like an end is a word."""
     words = ["</s>", "<unk>", "a", "b", "c", "d", "e", "f"]
-    model = layers.Decoder(8, 16, 2, 6, 1, tied=False)
+    model = models.Decoder(8, 16, 2, 6, 1, tied=False)
     tree = model.init(4, xp=np)
     token, output = np.eye(8, 16, dtype=np.float32) * 99, np.roll(np.eye(16, 8, dtype=np.float32), 1, axis=1)
     save_causal_lm(tmp_path, model, tree._replace(token=token, output=tree.output._replace(weight=output)))
@@ -269,7 +269,7 @@ def test_a_gguf_file_is_its_tensors(tmp_path):
     arrays = write_gguf(tmp_path / "a.gguf")
     definition, tree, _ = load_gguf(tmp_path / "a.gguf")
     epsilon = float(np.float32(1e-5))
-    assert definition == layers.Decoder(7, 8, 2, 6, 1, num_key_value_heads=1, epsilon=epsilon)
+    assert definition == models.Decoder(7, 8, 2, 6, 1, num_key_value_heads=1, epsilon=epsilon)
     key = arrays["blk.0.attn_k.weight"][[0, 2, 1, 3]]  # one head, whose rotary pairs were neighbours
     np.testing.assert_array_equal(tree.layers[0].attention.key.weight, key.T)
     np.testing.assert_array_equal(tree.layers[0].attention.value.weight, arrays["blk.0.attn_v.weight"].T)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from command_helpers import invoke, refusal
 
+import attention_models as models
 from attention_conformance import compare
 from attention_core import layers
 from attention_files.safetensors import save_arrays, save_layer, save_layers
@@ -20,7 +21,7 @@ ENCODER = (
     layers.Embeddings(31, 12, 24, num_segments=2),
     *[layers.EncoderLayer(24, 4, 40, norm_first=False, epsilon=1e-12)] * 2,
 )
-DECODER = layers.Decoder(37, 24, 6, 28, 2, num_key_value_heads=2, head_dim=8, attention_bias=True)
+DECODER = models.Decoder(37, 24, 6, 28, 2, num_key_value_heads=2, head_dim=8, attention_bias=True)
 
 
 def drawn(definition, seed):
@@ -193,7 +194,7 @@ def test_settings_that_differ_are_told(tmp_path):
 def test_modules_of_torch_agree_with_the_layers_made_of_them(kind, options):
     import torch
 
-    from attention_torch.conversion import from_module
+    from attention_models.torch.conversion import from_module
 
     made = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)[kind]
     theirs = made(24, 4, dropout=0.0, **({"dim_feedforward": 40} if kind else {}), **options).eval()

@@ -24,7 +24,7 @@ from attention_conformance.run.runner import plan_model, run as judged
 from attention_conformance.subjects.libraries import devices_of
 from attention_conformance.vectors import published_model
 from attention_core.backend import get_backend
-from attention_files.checkpoints import save_causal_lm
+from attention_models.checkpoints import save_causal_lm
 
 
 @pytest.fixture

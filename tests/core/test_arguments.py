@@ -13,6 +13,7 @@ import pytest
 from option_helpers import calls
 
 import attention_core as ac
+import attention_models as models
 from attention_core import cache, functions, initializers, layers, masks, pieces, random, scores, weights
 from attention_core._backend import common_namespace
 from attention_core.parameters import Linear
@@ -20,7 +21,7 @@ from attention_core.parameters import Linear
 HUGE = 2**70
 GIANT = 2**1100
 X = np.ones((1, 2, 4, 6), "float32")
-MODULES = (ac, cache, functions, initializers, masks, pieces, random, scores, weights)
+MODULES = (ac, cache, functions, initializers, masks, models, pieces, random, scores, weights)
 
 
 def attend(put, **options):
@@ -215,13 +216,13 @@ def test_integers_of_numpy_are_sizes():
     assert (type(window.left), type(window.right)) == (int, int)
     layer = layers.DecoderLayer(n(8), n(2), n(16), window=n(3), rotary_width=n(2))
     assert layer == layers.layer_from_settings(json.loads(json.dumps(layer.settings())))
-    model = layers.Decoder(n(50), n(8), n(2), n(16), num_layers=n(2), window=(n(2), None))
+    model = models.Decoder(n(50), n(8), n(2), n(16), num_layers=n(2), window=(n(2), None))
     assert model == layers.layer_from_settings(json.loads(json.dumps(model.settings())))
     assert type(scores.ScoreMod(lambda scores, *places: scores, num_heads=n(2)).num_heads) is int
     assert ac.cache.empty_cache((n(2),), n(2), n(4), n(3), xp=np).key.shape == (2, 2, 4, 3)
     assert random.random_bits(n(1), (n(2), n(3)), xp=np).shape == (2, 3)
     prompt, options = np.asarray([[3, 14]]), {"stop_ids": [n(3)], "seed": n(2)}
-    found = layers.generate(
+    found = models.generate(
         model, model.init(0, xp=np), prompt, max_new_tokens=n(3), top_k=n(4), capacity=n(9), **options
     )
     assert found.token_ids.shape == (1, 3)
@@ -231,7 +232,7 @@ def test_integers_of_numpy_are_sizes():
         with pytest.raises(TypeError, match="expected channels as a positive integer; got"):
             layers.MultiHeadAttention(wrong, 2)
         with pytest.raises(TypeError, match="expected stop_ids as a sequence of integers; got"):
-            layers.generate(model, model.init(0, xp=np), prompt, max_new_tokens=1, stop_ids=[wrong])
+            models.generate(model, model.init(0, xp=np), prompt, max_new_tokens=1, stop_ids=[wrong])
 
 
 def test_fractions_and_booleans_of_numpy_have_one_answer(put, get):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import attention_core as ac
+import attention_models as models
 from attention_core import layers, parameters
 from attention_core.layers.adapters import call_of, described
 from attention_core.random import Dropout, dropout_mask, plain_seed
@@ -24,7 +25,7 @@ LAYERS = {
     "norm": layers.RMSNorm(6, epsilon=1e-3),
     "gated feed-forward": layers.GatedFeedForward(4, 8, bias=True, activation="gelu_tanh"),
     "decoder layer": layers.DecoderLayer(12, 6, 8, num_key_value_heads=2, query_key_norm=True, memory_channels=5),
-    "decoder": layers.Decoder(
+    "decoder": models.Decoder(
         7, 8, 2, 6, 2, attention_bias=True, post_norm=True, tied=False, window=(3, None), rotary_divisors=(2.0, 1.5)
     ),
     "feature maps": layers.SaganAttention(16),
@@ -193,7 +194,7 @@ def test_parameters_have_the_shapes_of_the_settings():
 
 
 def test_kinds_are_the_layers_by_name():
-    assert {type(layer).__name__ for layer in LAYERS.values()} == set(layers.KINDS)
+    assert {type(layer).__name__ for layer in LAYERS.values()} == {*layers.KINDS, "Decoder"}
     assert all(kind.__name__ == name and issubclass(kind, layers.Layer) for name, kind in layers.KINDS.items())
 
 
@@ -207,7 +208,7 @@ WORDS = """Call.
     """
 
 
-@pytest.mark.parametrize("kind", layers.KINDS.values())
+@pytest.mark.parametrize("kind", [*layers.KINDS.values(), models.Decoder])
 def test_a_call_of_an_adapter_hands_on_what_its_definition_takes_and_documents_it(kind):
     class Adapted:
         def _call(self, *arrays, **options):
@@ -235,7 +236,7 @@ def test_a_call_of_an_adapter_hands_on_what_its_definition_takes_and_documents_i
     )
 
 
-@pytest.mark.parametrize("kind", layers.KINDS.values())
+@pytest.mark.parametrize("kind", [*layers.KINDS.values(), models.Decoder])
 def test_a_class_of_an_adapter_documents_each_setting(kind):
     class_doc = "Ours.\n\n    More.\n\n    Examples\n    --------\n    >>> 1\n    1\n    "
     told = described(

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 import attention_core as ac
+import attention_models as models
 from attention_conformance import check
-from attention_core import initializers, layers, layouts, masks, parameters, random, scores
+from attention_core import initializers, layers, masks, parameters, random, scores
 from attention_files import safetensors
+from attention_models import layouts
 
 TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
@@ -32,6 +34,7 @@ def words(put, xp):
     sagan = layers.SaganAttention(8)
     return {
         **{each.__name__.rpartition(".")[2]: each for each in (initializers, layers, layouts, masks, random, scores)},
+        "models": models,
         "check": check,
         "files": safetensors,
         "ac": ac,
@@ -68,7 +71,7 @@ def words_alone(backend):
     adapter, library = map(importlib.import_module, (home, backend.name))
     kind = adapter.MultiHeadAttention
     layer = kind.init(0, 8, 2) if backend.name == "jax" else kind(8, 2)
-    conversion = importlib.import_module(f"{home}.conversion")
+    conversion = importlib.import_module(f"{home.replace('attention_', 'attention_models.')}.conversion")
     made = {backend.name: library, "adapter": adapter, "layer": layer, "from_module": conversion.from_module}
     if backend.name == "torch":
         for module in ("flex_attention", "bias"):

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import attention_core as ac
-from attention_core import cache, functions, layers, layouts, masks, pieces, weights
+import attention_models as models
+from attention_core import cache, functions, layers, masks, pieces, weights
 from attention_core.backend import array_namespace, explain_class
 from attention_core.parameters import Embeddings
+from attention_models import layouts
 
 
 def test_the_namespace_is_the_backends_own(backend, put):
@@ -177,7 +179,9 @@ def test_adapters_say_which_classes_are_no_arrays_and_what_to_write():
 
 
 @pytest.mark.parametrize(
-    "module", [ac, cache, functions, layers, layouts, masks, pieces, weights], ids=lambda module: module.__name__
+    "module",
+    [ac, cache, functions, layers, layouts, masks, models, pieces, weights],
+    ids=lambda module: module.__name__,
 )
 def test_public_objects_have_public_addresses(module):
     """By which pickles know them."""

@@ -9,10 +9,12 @@ import pytest
 from option_helpers import calls
 
 import attention_core as ac
-from attention_core import cache, functions, initializers, layers, layouts, masks, pieces, random, scores, weights
+import attention_models as models
+from attention_core import cache, functions, initializers, layers, masks, pieces, random, scores, weights
 from attention_core.parameters import Linear, MultiHeadAttention
+from attention_models import layouts
 
-MODULES = (ac, cache, functions, initializers, layers, layouts, masks, pieces, random, scores, weights)
+MODULES = (ac, cache, functions, initializers, layers, layouts, models, masks, pieces, random, scores, weights)
 
 
 def flags_of(function):

@@ -12,6 +12,7 @@ from hypothesis import given, strategies as st
 from reproducible_helpers import EXACTLY, LAYERS, NUMPY, B, D, E, G, H, M, N, float32, of_numpy, qkv, same
 
 import attention_core as ac
+import attention_models as models
 from attention_core import scaled_dot_product_attention as attention
 from attention_core._arithmetic import elementary, exact, operations, prepared, reproducible
 from attention_core._attention.blocks import plan as _plan
@@ -147,7 +148,7 @@ def test_rows_in_blocks_have_the_bits_of_all_at_once(backend, put, get, rng, mon
     def results():
         first, second = put((x, y))
         maps = ac.parameters.Linear(*put((weight, bias)))
-        found = [ac.functions.linear(each, first, **EXACTLY) for each in (maps, ac.functions.prepare_weights(maps))]
+        found = [ac.functions.linear(each, first, **EXACTLY) for each in (maps, models.prepare_weights(maps))]
         found.append(reproducible.normalize_rms(first, put(scale), 1e-6, xp=xp))
         found += [function(first, second, xp=xp) for function in (reproducible.add, reproducible.multiply)]
         found += [function(first, xp=xp) for function in (reproducible.silu, reproducible.gelu_tanh, reproducible.gelu)]

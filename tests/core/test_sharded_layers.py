@@ -5,6 +5,7 @@ import pytest
 from shard_helpers import in_order
 
 import attention_core as ac
+import attention_models as models
 from attention_core import layers
 
 pytestmark = pytest.mark.needs(lambda backend: backend.name in ("torch", "numpy"))  # numbers, and gradients
@@ -16,7 +17,7 @@ LAYERS = {
     "encoder, bias": (layers.EncoderLayer(8, 4, 12), {"bias": True}),
     "decoder layer": (layers.DecoderLayer(8, 4, 12, **DECODER), {"key_mask": True}),
     "decoder layer, window": (layers.DecoderLayer(8, 4, 12, window=3, **DECODER), {}),
-    "decoder": (layers.Decoder(11, 8, 4, 12, num_layers=2, window=(3, None), **DECODER), {}),
+    "decoder": (models.Decoder(11, 8, 4, 12, num_layers=2, window=(3, None), **DECODER), {}),
 }
 WAYS = (
     (3, "contiguous", "gather", 13),
@@ -29,7 +30,7 @@ WAYS = (
 def problem(layer, length, put, asked):
     """Parameters, an input, its options, and a cotangent of the output."""
     rng = np.random.default_rng(3)
-    of_tokens = isinstance(layer, layers.Decoder)
+    of_tokens = isinstance(layer, models.Decoder)
     x = rng.integers(0, 11, (2, length)) if of_tokens else rng.normal(size=(2, length, 8))
     masked = np.arange(length) < np.asarray([[length], [length - 4]])
     options = {name: put(masked if name == "key_mask" else rng.normal(size=(4, length, length))) for name in asked}
@@ -110,7 +111,7 @@ def test_the_loss_of_a_decoder_and_its_gradients_are_those_of_one_process(backen
 
 
 def test_layers_in_reproducible_arithmetic_have_the_bits_of_the_whole(backend, put, ranks):
-    layer = layers.Decoder(11, 8, 4, 12, num_layers=2, arithmetic="reproducible")
+    layer = models.Decoder(11, 8, 4, 12, num_layers=2, arithmetic="reproducible")
     parameters = layer.init(0, xp=backend.namespace)
     x, _, _ = problem(layer, 13, put, {})
 

@@ -29,7 +29,7 @@ import attention_core as ac
 from attention_core._arithmetic import ARITHMETICS
 from attention_core._backend import _find, _steps
 from attention_core.backend import get_backend
-from attention_core.layers import Decoder, generate
+from attention_models import Decoder, generate
 
 pytestmark = [
     pytest.mark.needs("torch"),

@@ -10,6 +10,7 @@ import pytest
 from fuzz_problems import dtypes_of
 from hypothesis import strategies as st
 
+import attention_models as models
 from attention_core import layers
 
 V, C, LENGTH = 23, 12, 9
@@ -55,7 +56,7 @@ def texts(draw: Any, dtypes: tuple[str, ...]) -> Text:
 
 def check(case: Text, backend: Any) -> str:
     rng, xp, get = np.random.default_rng(case.seed), backend.namespace, backend.to_numpy
-    model = layers.Decoder(V, C, 2, 7, 2, **case.settings)
+    model = models.Decoder(V, C, 2, 7, 2, **case.settings)
     start = model.init(case.seed, xp=np)
     named = {name: 3 * each if each.ndim == 2 else each for name, each in layers.named_arrays(start).items()}
     p = backend.from_numpy(layers.tree_from_names(start, named), dtype=case.dtype)
@@ -73,7 +74,7 @@ def check(case: Text, backend: Any) -> str:
         logits, cache = model(p, backend.from_numpy(ids[:, first:last]), cache=cache)
         compare(get(logits), whole[:, first:last])
     steps: list[Any] = []
-    found = layers.generate(
+    found = models.generate(
         model,
         p,
         backend.from_numpy(ids[:, : case.prompt]),

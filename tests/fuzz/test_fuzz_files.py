@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from attention_core import layers
 from attention_core.layers import named_arrays
-from attention_core.layouts import LayoutError
 from attention_files import safetensors
-from attention_files.gguf import load_gguf
+from attention_models.gguf import load_gguf
+from attention_models.layouts import LayoutError
 
 LAYERS = (
     layers.MultiHeadAttention(6, 2, dropout=0.1, extra_key_value=True),

@@ -114,7 +114,7 @@ def configured():
         assert spec.shape == (None, 5, 8)
         assert keras.backend.standardize_dtype(output.dtype) == spec.dtype == "bfloat16"
         assert layer.to_numpy()[0]._fields
-    model, ids = ak.Decoder(9, 8, 2, 12, 1, seed=1), TOKENS[:, :3]
+    model, ids = importlib.import_module("attention_models.keras").Decoder(9, 8, 2, 12, 1, seed=1), TOKENS[:, :3]
     cache = model.definition.empty_cache((2,), 3, xp=ak.backend.namespace)
     parts = [model(ids[:, :1], cache=cache)]
     parts.append(model(ids[:, 1:], cache=parts[0][1]))
@@ -151,8 +151,8 @@ def converted(dtype="float32"):
         theirs = kind(**settings, dtype=dtype, bias_initializer="random_normal")
         query, key, value = inputs
         expected = array(theirs(query, value, key, attention_mask=mask))
-        for package in ("attention_keras", "attention_jax") if LIBRARY == "jax" else ("attention_keras",):
-            conversion = importlib.import_module(f"{package}.conversion")
+        for adapter in ("keras", "jax") if LIBRARY == "jax" else ("keras",):
+            conversion = importlib.import_module(f"attention_models.{adapter}.conversion")
             ours = conversion.from_module(theirs)
             found = array(ours(query, key, value, mask=mask[:, None]))
             assert found.dtype == dtype
@@ -194,7 +194,7 @@ def recorded():
         assert len(attention_view.view(each).maps) == 2
     theirs = keras.layers.MultiHeadAttention(2, 4)
     _, weights = theirs(POINTS, POINTS, return_attention_scores=True)
-    ours = importlib.import_module("attention_keras.conversion").from_module(theirs)
+    ours = importlib.import_module("attention_models.keras.conversion").from_module(theirs)
     with attention_core.weights.record_attention() as records:
         ours(POINTS, POINTS, POINTS)
     np.testing.assert_allclose(array(records[0].weights()), array(weights), atol=1e-6)

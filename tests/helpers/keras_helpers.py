@@ -6,7 +6,6 @@ import tensorflow as tf
 from layer_helpers import perturbed
 
 from attention_keras.layers import (
-    Decoder,
     DotProductAttention,
     Embeddings,
     EncoderLayer,
@@ -14,6 +13,7 @@ from attention_keras.layers import (
     MultiHeadAttention,
     SaganAttention,
 )
+from attention_models.keras import Decoder
 
 CASES = {
     "dot_product": (DotProductAttention, {"dropout": 0.25}, (2, 5, 6)),

@@ -6,6 +6,7 @@ import importlib
 import numpy as np
 
 import attention_core as ac
+import attention_models as models
 from attention_core import layers
 from attention_core.backend import get_backend
 from attention_core.layers import named_arrays, tree_from_names
@@ -13,6 +14,17 @@ from attention_core.layers import named_arrays, tree_from_names
 NUMPY = get_backend("numpy")
 RNG = np.random.default_rng(5)
 MODULES = {"torch": "attention_torch", "jax": "attention_jax", "tensorflow": "attention_keras"}
+
+
+def definition_of(name):
+    """The class of a definition, of the core or of the models."""
+    return getattr(models if name == "Decoder" else layers, name)
+
+
+def class_of(name, adapter):
+    """The class of a layer in an adapter, or on it."""
+    home = adapter.replace("attention_", "attention_models.") if name == "Decoder" else adapter
+    return getattr(importlib.import_module(home), name)
 
 
 def x(*dims):
@@ -104,14 +116,14 @@ class Layers:
 
     def new(self, name, seed=3, dtype="float32", **settings):
         """A layer with its first weights."""
-        kind = getattr(self.module, name)
+        kind = class_of(name, self.module.__name__)
         if self.backend.name == "jax":
             return kind.init(seed, **settings, dtype=dtype)
         return kind(**settings, seed=seed, dtype=self.dtype(dtype))
 
     def made(self, name, dtype="float32"):
         """A layer in which nothing is zero."""
-        definition = getattr(layers, name)(**CASES[name][0])
+        definition = definition_of(name)(**CASES[name][0])
         return self.module.Layer.from_numpy(definition, *perturbed(definition, dtype), dtype=self.dtype(dtype))
 
     def inputs(self, name, dtype):

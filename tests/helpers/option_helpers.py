@@ -6,8 +6,10 @@ import numpy as np
 from fuzz_calls import VALID, built
 
 import attention_core as ac
-from attention_core import layers, layouts
+import attention_models as models
+from attention_core import layers
 from attention_core.parameters import FeedForward, LayerNorm, Linear, MultiHeadAttention
+from attention_models import layouts
 
 C, L = 8, 6
 
@@ -52,14 +54,14 @@ def calls(put, xp):
     encoder["self_attn.in_proj_bias"] = put(np.ones(3 * C, "float32"))
     of_torch = encoder | {name.replace("self", "multihead"): each for name, each in encoder.items() if "self" in name}
     of_torch |= {name.replace("norm2", "norm3"): each for name, each in encoder.items() if "norm2" in name}
-    decoder_layer, decoder = layers.DecoderLayer(C, 2, C), layers.Decoder(5, C, 2, C, 1)
+    decoder_layer, decoder = layers.DecoderLayer(C, 2, C), models.Decoder(5, C, 2, C, 1)
     of_layer, of_decoder, ids = put((decoder_layer.init(0, xp=np), decoder.init(0, xp=np), np.zeros((1, L), "int32")))
     return functions(put) | {
         "config_context": ac.config_context,
         "decoder_layer": lambda **options: ac.functions.decoder_layer(of_layer, x, num_heads=2, **options),
-        "decoder": lambda **options: ac.functions.decoder(of_decoder, ids, num_heads=2, **options),
-        "generate": lambda **options: layers.generate(decoder, of_decoder, ids, max_new_tokens=1, **options),
-        "empty_decoder_cache": lambda **options: ac.cache.empty_decoder_cache(1, (2,), 2, 4, 3, xp=xp, **options),
+        "decoder": lambda **options: models.decoder(of_decoder, ids, num_heads=2, **options),
+        "generate": lambda **options: models.generate(decoder, of_decoder, ids, max_new_tokens=1, **options),
+        "empty_decoder_cache": lambda **options: models.empty_decoder_cache(1, (2,), 2, 4, 3, xp=xp, **options),
         "empty_cache": lambda **options: ac.cache.empty_cache((2,), 2, 4, 3, xp=xp, **options),
         "from_torch_encoder_layer": lambda **options: layouts.from_torch_encoder_layer(encoder, num_heads=2, **options),
         "from_torch_decoder_layer": lambda **options: layouts.from_torch_decoder_layer(
@@ -70,7 +72,7 @@ def calls(put, xp):
         "MultiHeadAttention": lambda **options: layers.MultiHeadAttention(C, 2, **options),
         "EncoderLayer": lambda **options: layers.EncoderLayer(C, 2, 4, **options),
         "DecoderLayer": lambda **options: layers.DecoderLayer(C, 2, C, **options),
-        "Decoder": lambda **options: layers.Decoder(5, C, 2, C, 1, **options),
+        "Decoder": lambda **options: models.Decoder(5, C, 2, C, 1, **options),
         "GatedFeedForward": lambda **options: layers.GatedFeedForward(C, C, **options),
         "FeedForward": lambda **options: layers.FeedForward(C, 4, **options),
         "Embeddings": lambda **options: layers.Embeddings(5, 5, C, **options),

@@ -59,9 +59,9 @@ def test_attention_of_keras_and_flax_agrees_with_the_layers_made_of_it():
     keras, nnx = importlib.import_module("keras"), importlib.import_module("flax.nnx")
     theirs = keras.layers.MultiHeadAttention(4, 6)
     theirs.build((None, None, 24), (None, None, 24))
-    ours = importlib.import_module("attention_keras.conversion").from_module(theirs)
+    ours = importlib.import_module("attention_models.keras.conversion").from_module(theirs)
     module = nnx.MultiHeadAttention(4, 24, 24, 24, decode=False, rngs=nnx.Rngs(0))
-    layer = importlib.import_module("attention_jax.conversion").from_module(module)
+    layer = importlib.import_module("attention_models.jax.conversion").from_module(module)
     for pair in ((theirs, ours), (layer, module)):
         found = compare(*pair)
         assert found.agrees

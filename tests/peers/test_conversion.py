@@ -9,7 +9,7 @@ import itertools
 import pytest
 from conversion_helpers import agree, perturbed, same, same_layer, state
 
-from attention_core.layouts import LAYOUTS, LayoutError
+from attention_models.layouts import LAYOUTS, LayoutError
 
 # The libraries announce what they deprecate in one another; none of it is about these numbers.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -22,7 +22,7 @@ def torch():
 
 @pytest.fixture(scope="module")
 def of_torch(torch):
-    return importlib.import_module("attention_torch.conversion")
+    return importlib.import_module("attention_models.torch.conversion")
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +249,7 @@ def test_a_model_is_told_what_reads_it_or_its_parts(bert, of_torch):
     known = "expected a module out of torch.nn.MultiheadAttention, .*, transformers.Bert.*; got "
     sizes = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1}
     llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_attention_heads=2))
-    with pytest.raises(TypeError, match=known + "LlamaForCausalLM: attention_files.checkpoints.load_causal_lm reads"):
+    with pytest.raises(TypeError, match=known + "LlamaForCausalLM: attention_models.checkpoints.load_causal_lm reads"):
         of_torch.from_module(llama)
     classifier = transformers.BertForSequenceClassification(config(bert))
     with pytest.raises(TypeError, match=known + ".*: from_module takes parts of it, such as its bert"):

@@ -7,8 +7,8 @@ import pytest
 from conversion_helpers import agree, perturbed, same, same_layer, state, weights
 
 from attention_core import layers
-from attention_core.layouts import LayoutError, from_flax, to_flax
 from attention_core.parameters import Linear, MultiHeadAttention
+from attention_models.layouts import LayoutError, from_flax, to_flax
 
 # The libraries announce what they deprecate in one another; none of it is about these numbers.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -21,7 +21,7 @@ def torch():
 
 @pytest.fixture(scope="module")
 def of_torch(torch):
-    return importlib.import_module("attention_torch.conversion")
+    return importlib.import_module("attention_models.torch.conversion")
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def keras():
 
 @pytest.fixture(scope="module")
 def of_keras(keras):
-    return importlib.import_module("attention_keras.conversion")
+    return importlib.import_module("attention_models.keras.conversion")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def equinox():
 
 @pytest.fixture(scope="module")
 def of_jax():
-    return importlib.import_module("attention_jax.conversion")
+    return importlib.import_module("attention_models.jax.conversion")
 
 
 KERAS = [
@@ -338,7 +338,7 @@ def test_settings_without_a_place_are_named_by_every_framework(torch, of_torch, 
 @pytest.mark.needs("torch")
 def test_one_projection_per_head_is_a_module_of_torch(torch, of_torch, rng):
     """Heads kept apart, each a triple of linear maps, joined and passed on."""
-    from attention_core.layouts import join_heads, separate_heads
+    from attention_models.layouts import join_heads, separate_heads
     from attention_torch import Layer
 
     heads = [tuple(Linear(rng.standard_normal((8, 4)), rng.standard_normal(4)) for _ in range(3)) for _ in range(2)]

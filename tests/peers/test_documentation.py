@@ -53,8 +53,8 @@ SECTIONS = [section for page in PAGES for section in sections(page) if BLOCK.sea
 
 def imported(section):
     """The frameworks that a section imports."""
-    libraries = {name: (name, f"attention_{name}") for name in FRAMEWORKS}
-    libraries |= {"keras": ("keras", "attention_keras"), "transformers": ("transformers",)}
+    libraries = {name: (name, f"attention_{name}", f"attention_models.{name}") for name in FRAMEWORKS}
+    libraries |= {"keras": ("keras", "attention_keras", "attention_models.keras"), "transformers": ("transformers",)}
     return {
         "tensorflow" if framework == "keras" else framework
         for framework, names in libraries.items()
@@ -153,12 +153,14 @@ def test_readme_shows_code_before_line_15_and_ends_before_line_91():
 
 def test_reference_has_every_public_name():
     import attention_core
-    from attention_core import cache, functions, initializers, layers, layouts, parameters, pieces, scores, weights
+    import attention_models as models
+    from attention_core import cache, functions, initializers, layers, parameters, pieces, scores, weights
     from attention_files import safetensors
+    from attention_models import layouts
 
     reference = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs/reference").glob("*.md"))
     modules = (attention_core, cache, functions, initializers, layers, layouts, parameters, pieces, scores, weights)
-    for module in (*modules, safetensors):
+    for module in (*modules, safetensors, models, models.parameters):
         for name in module.__all__:
             assert f"{module.__name__}.{name}\n" in reference, f"{module.__name__}.{name} is missing"
 

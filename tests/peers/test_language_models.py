@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from attention_core import layers, layouts
+from attention_core import layers
 from attention_core.backend import get_backend
-from attention_files.gguf import load_gguf
+from attention_models import layouts
+from attention_models.gguf import load_gguf
 
 pytestmark = pytest.mark.needs("torch", "transformers")
 SIZES = {

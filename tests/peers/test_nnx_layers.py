@@ -8,7 +8,7 @@ import os
 
 import numpy as np
 import pytest
-from layer_helpers import CASES as LAYERS
+from layer_helpers import CASES as LAYERS, class_of, definition_of
 
 from attention_core import KeyLengths, layers
 
@@ -59,9 +59,10 @@ def close(actual, desired):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_module_is_the_layer_of_its_name(name):
-    module = nnx.eval_shape(lambda: getattr(modules, name)(**LAYERS[name][0], rngs=nnx.Rngs(0)))
-    assert module.kind is getattr(attention_jax, name)
-    assert module.definition == getattr(layers, name)(**LAYERS[name][0])
+    kind = class_of(name, "attention_jax.nnx")
+    module = nnx.eval_shape(lambda: kind(**LAYERS[name][0], rngs=nnx.Rngs(0)))
+    assert module.kind is class_of(name, "attention_jax")
+    assert module.definition == definition_of(name)(**LAYERS[name][0])
 
 
 @kinds
@@ -265,9 +266,10 @@ def test_deterministic_is_true_or_false(wrong):
             use()
 
 
-def test_examples_of_the_documentation_run():
+@pytest.mark.parametrize("home", ["attention_jax.nnx", "attention_models.jax.nnx"])
+def test_examples_of_the_documentation_run(home):
     with jax.enable_x64(False):
-        found = doctest.testmod(modules)
+        found = doctest.testmod(importlib.import_module(home))
     assert found.attempted > 0
     assert found.failed == 0
 

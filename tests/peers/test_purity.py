@@ -22,8 +22,9 @@ from attention_core.backend import get_backend
 from attention_numpy.trees import map_arrays
 
 CORE = pathlib.Path(attention_core.__file__).parent
-PUBLIC = ("masks", "parameters", "random", "initializers", "backend", "layers", "layouts")
+PUBLIC = ("masks", "parameters", "random", "initializers", "backend", "layers")
 PUBLIC += ("cache", "functions", "pieces", "scores", "weights")
+MODELS = ("attention_models", "attention_models.layouts", "attention_models.parameters")
 # float64 results of other orders of summation, relative to the largest element.
 CLOSE = 1e-14
 
@@ -257,7 +258,8 @@ def test_a_core_file_imports_the_standard_library_and_array_api_compat_alone(pat
 
 
 def modules():
-    return [attention_core, *(importlib.import_module(f"attention_core.{name}") for name in PUBLIC)]
+    of_core = [attention_core, *(importlib.import_module(f"attention_core.{name}") for name in PUBLIC)]
+    return [*of_core, *map(importlib.import_module, MODELS)]
 
 
 @pytest.mark.parametrize("module", modules(), ids=lambda module: module.__name__)

@@ -20,7 +20,7 @@ def of_torch():
 
 def of_transformers():
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
-    importlib.import_module("attention_torch.transformers").register()
+    importlib.import_module("attention_models.torch.transformers").register()
     sizes = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = transformers.BertConfig(vocab_size=61, **sizes, attn_implementation="attention_core")
     model = transformers.BertModel(config).eval()

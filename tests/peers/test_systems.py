@@ -22,7 +22,7 @@ import pytest
 import attention_core as ac
 from attention_core import layers
 from attention_core.backend import get_backend
-from attention_core.layouts import join_heads
+from attention_models.layouts import join_heads
 
 LAYERS = {"torch": "attention_torch", "jax": "attention_jax", "tensorflow": "attention_keras"}
 BOUND = 1e-12

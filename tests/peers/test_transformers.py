@@ -136,7 +136,7 @@ ATOL = 1e-12
 def adapter():
     transformers = importlib.import_module("transformers")
     transformers.utils.logging.set_verbosity_error()
-    module = importlib.import_module("attention_torch.transformers")
+    module = importlib.import_module("attention_models.torch.transformers")
     module.register()
     return module
 
@@ -362,7 +362,7 @@ def test_dropout_draws_its_seed_from_the_generator_of_torch(monkeypatch):
     assert all(map(torch.equal, outcome_of(1)[1], gradients))
     values = run(model.eval(), "attention_core", monkeypatch, **inputs).logits
     close(values, run(model, "eager", monkeypatch, **inputs).logits)
-    attend, module = importlib.import_module("attention_torch.transformers").attend, torch.nn.Identity().eval()
+    attend, module = importlib.import_module("attention_models.torch.transformers").attend, torch.nn.Identity().eval()
     heads = [torch.linspace(-1, 1, 24).reshape(1, 2, 3, 4)] * 3
     assert torch.equal(attend(module, *heads, None, dropout=0.5)[0], attend(module, *heads, None)[0])
 

@@ -14,10 +14,9 @@ import numpy as np
 
 from attention_benchmark.steps import Pair, StepsOrder
 from attention_core.backend import get_backend
-from attention_core.functions import prepare_weights, sample_tokens
-from attention_core.layers import Decoder
-from attention_core.layouts import LAYOUTS
-from attention_files.gguf import load_gguf
+from attention_models import Decoder, prepare_weights, sample_tokens
+from attention_models.gguf import load_gguf
+from attention_models.layouts import LAYOUTS
 
 PROMPT, STEPS = 512, 16
 
@@ -76,9 +75,9 @@ def _transformers(model: Model, implementation: str) -> Tasks:
     import torch  # noqa: PLC0415 (who times no PyTorch does without)
     import transformers  # noqa: PLC0415
 
-    import attention_torch.transformers  # noqa: PLC0415
+    import attention_models.torch.transformers  # noqa: PLC0415
 
-    attention_torch.transformers.register()
+    attention_models.torch.transformers.register()
     config = transformers.AutoConfig.for_model(**LAYOUTS["causal-lm"].arguments(model.definition))
     with torch.device("meta"):
         theirs = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=implementation)

@@ -20,9 +20,9 @@ def forwards(batch: int = BATCH, length: int = LENGTH, **settings: Any) -> dict[
     import torch  # noqa: PLC0415 (who times no PyTorch does without)
     from transformers import BertConfig, BertModel  # noqa: PLC0415
 
-    import attention_torch.transformers  # noqa: PLC0415
+    import attention_models.torch.transformers  # noqa: PLC0415
 
-    attention_torch.transformers.register()
+    attention_models.torch.transformers.register()
     model = BertModel(BertConfig(**{"num_hidden_layers": LAYERS} | settings)).eval()
     lengths = torch.linspace(length // 4, length, batch).long().unsqueeze(-1)
     full = torch.ones((batch, length), dtype=torch.int64)

@@ -11,10 +11,10 @@ import numpy as np
 import typer
 
 from attention_cli.terminal import check_file, refusal, telling_warnings
-from attention_core.layouts import LAYOUTS
-from attention_files.checkpoints import load_causal_lm, save_causal_lm
-from attention_files.gguf import load_gguf
 from attention_files.safetensors import FileError, load_arrays, load_layers, save_arrays, save_layer, save_layers
+from attention_models.checkpoints import load_causal_lm, save_causal_lm
+from attention_models.gguf import load_gguf
+from attention_models.layouts import LAYOUTS
 
 if TYPE_CHECKING:
     from attention_cli.app import Convert

@@ -13,17 +13,16 @@ import numpy as np
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+import attention_models as generation
 from attention_cli.backends import chosen_backends
 from attention_cli.terminal import console, refusal, refusing, telling_warnings
-from attention_core import layers as generation
 from attention_core.backend import Backend, get_backend
-from attention_core.functions import prepare_weights
-from attention_core.layers import Decoder, check_prompts
-from attention_core.layouts import LayoutError
-from attention_files.checkpoints import end_tokens, open_causal_lm
-from attention_files.gguf import open_gguf
 from attention_files.optional import optional
 from attention_files.safetensors import FileError
+from attention_models import Decoder, check_prompts, prepare_weights
+from attention_models.checkpoints import end_tokens, open_causal_lm
+from attention_models.gguf import open_gguf
+from attention_models.layouts import LayoutError
 from attention_numpy.trees import map_arrays
 from attention_workers.memory import available
 

@@ -47,7 +47,8 @@ from attention_core import (
     split_heads,
 )
 from attention_core.backend import Backend, array_namespace, get_backend
-from attention_core.functions import linear, prepare_weights, rotary_embedding
+from attention_core.functions import linear, rotary_embedding
+from attention_models import prepare_weights
 
 SIZES = (1, 2, 3, 4, 8)
 KINDS = {

@@ -156,7 +156,7 @@ def _descendants(kind):
 
 
 def test_a_cache_is_carried_through_scan():
-    model = attention_jax.Decoder.init(3, 11, 8, 2, 6, 1, num_key_value_heads=1)
+    model = importlib.import_module("attention_models.jax").Decoder.init(3, 11, 8, 2, 6, 1, num_key_value_heads=1)
     ids = jnp.asarray([[3, 1, 4, 1], [5, 9, 2, 6]])
 
     def step(cache, token):

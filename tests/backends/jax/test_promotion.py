@@ -7,6 +7,7 @@ import pytest
 
 import attention_core as ac
 import attention_jax
+import attention_models as models
 
 QUERY, KEY = (jnp.asarray(np.random.default_rng(3).standard_normal((2, h, 20, 4)), jnp.float32) for h in (2, 1))
 HALVES = jnp.asarray([0, 1]).repeat(10)
@@ -83,11 +84,11 @@ def test_an_encoder_layer_promotes_nothing(arithmetic, strictly):
 
 @pytest.mark.parametrize("mode", ["eager", "jit"])
 def test_texts_are_generated_where_the_user_brings_nothing_to_the_device(mode):
-    model = ac.layers.Decoder(7, 8, 2, 6, 1)
+    model = models.Decoder(7, 8, 2, 6, 1)
     prompts, lengths = jnp.asarray([[1, 2, 3], [4, 5, 0]]), jnp.asarray([3, 2])
     parameters = model.init(0, xp=jnp)
     options = {"prompt_lengths": lengths, "stop_ids": (6,), "mode": mode, "max_new_tokens": 3}
-    expected = ac.layers.generate(model, parameters, prompts, **options)
+    expected = models.generate(model, parameters, prompts, **options)
     with jax.transfer_guard("disallow"):
-        found = ac.layers.generate(model, parameters, prompts, **options)
+        found = models.generate(model, parameters, prompts, **options)
     np.testing.assert_array_equal(found.token_ids, expected.token_ids)

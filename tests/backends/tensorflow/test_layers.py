@@ -9,15 +9,11 @@ import tensorflow as tf
 from keras_helpers import CASES, MODES, OF_TOKENS, close, compiled, example, made, placeholder, same
 from layer_helpers import NUMPY
 
-from attention_core import layers
+import attention_models as models
 from attention_core.backend import get_backend
 from attention_core.layers import named_arrays
-from attention_keras.layers import (
-    Decoder,
-    DotProductAttention,
-    FeedForward,
-    MultiHeadAttention,
-)
+from attention_keras.layers import DotProductAttention, FeedForward, MultiHeadAttention
+from attention_models.keras import Decoder
 
 WITH_DROPOUT = [name for name in CASES if name != "sagan"]
 
@@ -49,7 +45,7 @@ def test_sizes_may_be_unknown_while_a_graph_is_traced(rng, name, mode):
 
 def test_a_module_may_hold_the_parameters_of_a_decoder():
     """TensorFlow wraps tuples that are attributes of a module."""
-    definition = layers.Decoder(9, 8, 2, 8, num_layers=2)
+    definition = models.Decoder(9, 8, 2, 8, num_layers=2)
     module, parameters = tf.Module(), definition.init(0, xp=NUMPY.namespace)
     module.parameters = tf.nest.map_structure(lambda x: None if x is None else tf.Variable(x), parameters)
     ids = np.asarray([[1, 2]])

@@ -139,7 +139,7 @@ def note(called, name, part, inputs, output):
 
 def test_the_modules_of_decoders_call_their_hooks():
     layer = attention_torch.DecoderLayer(8, 2, 10, post_norm=True, memory_channels=7, seed=3).eval()
-    model = attention_torch.Decoder(11, 8, 2, 10, num_layers=2, seed=3).eval()
+    model = importlib.import_module("attention_models.torch").Decoder(11, 8, 2, 10, num_layers=2, seed=3).eval()
     memory, ids = torch.randn(2, 4, 7), torch.tensor([[1, 2, 3]])
     cache = model.definition.empty_cache((1,), 3, xp=get_backend("torch").namespace)
     for module, call, names in (

@@ -1,6 +1,5 @@
 """Calls of PyTorch in which the host reads no value: as is asked for, and on an accelerator, which a CPU plays."""
 
-import importlib
 import math
 import threading
 
@@ -8,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 from flex_helpers import OPTIONS
+from layer_helpers import class_of
 from torch_kernel_helpers import accelerator, unread
 
 import attention_core as ac
+import attention_models as models
 
 attention = ac.scaled_dot_product_attention
 
@@ -125,8 +126,8 @@ FUNCTIONS = {
     "weights": lambda x: ac.weights.attention_weights(x[0], x[1], queries=[1, 3]),
     "map": lambda x: ac.weights.attention_map(x[0], x[1], shape=(3, 4)),
     "additive mask": lambda x: ac.masks.mask_from_additive(torch.tensor([[0.0, -math.inf]])),
-    "tokens": lambda x: ac.functions.sample_tokens(x[0], top_k=5, seed=3, step=torch.tensor(4)),
-    "tokens by share": lambda x: ac.functions.sample_tokens(x[0], top_p=0.5, seed=3),
+    "tokens": lambda x: models.sample_tokens(x[0], top_k=5, seed=3, step=torch.tensor(4)),
+    "tokens by share": lambda x: models.sample_tokens(x[0], top_p=0.5, seed=3),
 }
 
 
@@ -137,7 +138,7 @@ def test_an_accelerator_waits_for_no_function(name, rng):
 
 @pytest.mark.parametrize(("name", "more"), [("EncoderLayer", ()), ("DecoderLayer", ()), ("Decoder", (2,))])
 def test_an_accelerator_waits_for_no_layer(name, more):
-    kind = getattr(importlib.import_module("attention_torch"), name)
+    kind = class_of(name, "attention_torch")
     layer = (kind(50, 16, 4, 32, *more, seed=0) if more else kind(16, 4, 32, seed=0)).eval()
     x = torch.tensor([[1, 2, 3], [4, 5, 6]]) if more else torch.linspace(-1, 1, 160).reshape(2, 5, 16)
     check(lambda arrays: torch.autograd.grad(layer(*arrays).sum(), [*layer.parameters()]), [x])

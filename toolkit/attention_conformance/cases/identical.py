@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import attention_core as ac
+import attention_models as models
 from attention_conformance.call import output_function
 from attention_conformance.cases import identical_inputs as drawn
 from attention_conformance.cases.source import Blank, Source, Trees
@@ -196,11 +197,11 @@ def _decode(trees: Trees) -> Any:
     parameters, ids = trees["parameters"], trees["ids"]
     xp, batch = array_namespace(ids), ids.shape[0]
     options: dict[str, Any] = {"arithmetic": "reproducible", **GROUPS}
-    cache = ac.cache.empty_decoder_cache(2, (batch,), 2, 7, 4, ragged=True, xp=xp, **on_device_of(ids))
-    logits, cache = functions.decoder(parameters, ids[:, :4], cache=cache, num_new=trees["lengths"], **options)
+    cache = models.empty_decoder_cache(2, (batch,), 2, 7, 4, ragged=True, xp=xp, **on_device_of(ids))
+    logits, cache = models.decoder(parameters, ids[:, :4], cache=cache, num_new=trees["lengths"], **options)
     found = [xp.where((xp.arange(4, **on_device_of(ids)) < trees["lengths"][:, None])[..., None], logits, 0.0)]
     for position in (4, 5, 6):
-        logits, cache = functions.decoder(parameters, ids[:, position : position + 1], cache=cache, **options)
+        logits, cache = models.decoder(parameters, ids[:, position : position + 1], cache=cache, **options)
         found.append(logits)
     return xp.concat(found, axis=1)
 
@@ -260,7 +261,7 @@ LAYERS = [
     _layer("encoder-norm-last", "norms last, dropout", functions.encoder_layer, drawn.encoder, norm_first=False,
            dropout=DROPOUT, **HEADS),
     replace(
-        _layer("decoder", "a language model", functions.decoder, drawn.language, names=("parameters", "ids"), **GROUPS),
+        _layer("decoder", "a language model", models.decoder, drawn.language, names=("parameters", "ids"), **GROUPS),
         modes=("eager", "jit", "graph", "compiled"),  # XLA compiles its exact sums for minutes in TensorFlow
     ),
     Identical("decoder-cache", "its prompts at once, then token by token", drawn.language, _decode,

@@ -8,15 +8,8 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.cases.source import Source, Trees
-from attention_core.parameters import (
-    Decoder,
-    DecoderLayer,
-    Embeddings,
-    EncoderLayer,
-    GatedFeedForward,
-    Linear,
-    SaganAttention,
-)
+from attention_core.parameters import DecoderLayer, Embeddings, EncoderLayer, GatedFeedForward, Linear, SaganAttention
+from attention_models.parameters import Decoder
 
 EXTREMES = (0.0, -0.0, np.inf, -np.inf, np.nan)
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+import attention_models as models
 from attention_conformance.models.records import Place, record
 from attention_conformance.models.sides import Side
 from attention_conformance.problem import NumpyArray
@@ -289,7 +290,7 @@ def _mistakes(stage: Stage) -> Iterator[tuple[Cause, Stage]]:
     with_heads = [each for each in stage.definitions if hasattr(each, "num_heads")]
     if with_heads:
         yield from _heads(stage, with_heads[-1])
-    if with_heads and isinstance(with_heads[-1], layers.EncoderLayer | layers.DecoderLayer | layers.Decoder):
+    if with_heads and isinstance(with_heads[-1], layers.EncoderLayer | layers.DecoderLayer | models.Decoder):
         yield from _calls(stage, with_heads[-1])
     yield from _weights(stage)
 

@@ -22,10 +22,10 @@ from attention_conformance.subjects.target import TargetError, load_object
 from attention_core import layers
 from attention_core.backend import get_backend
 from attention_core.layers.adapters import Adapted
-from attention_core.layouts import ENCODERS, LAYOUTS, from_encoder
-from attention_files.checkpoints import load_causal_lm
-from attention_files.gguf import load_gguf
 from attention_files.safetensors import FileError, load_arrays, load_layers
+from attention_models.checkpoints import load_causal_lm
+from attention_models.gguf import load_gguf
+from attention_models.layouts import ENCODERS, LAYOUTS, from_encoder
 
 FRAMEWORKS = ("numpy", "torch", "jax", "tensorflow", "keras")
 INPUTS = ("token_ids", "x", "query", "key_mask", "mask", "position_ids")
@@ -215,7 +215,7 @@ def _framework_of(made: Any) -> str | None:
 
 def _definition(made: Any, framework: str) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """What a module of another library is here; nothing where no layout knows it."""
-    adapter = importlib.import_module(f"attention_{'jax' if framework == 'nnx' else framework}.conversion")
+    adapter = importlib.import_module(f"attention_models.{'jax' if framework == 'nnx' else framework}.conversion")
     try:
         found = adapter.from_module(made)
     except (TypeError, ValueError):

@@ -14,8 +14,9 @@ import numpy as np
 from attention_conformance.models.sides import ComparisonError, read_inputs, read_model
 from attention_conformance.problem import NumpyArray
 from attention_core.backend import Backend
-from attention_core.layers import Decoder, named_arrays
+from attention_core.layers import named_arrays
 from attention_files.writing import write_file
+from attention_models import Decoder
 
 DIGITS = 16
 """Of a hash, in base 16."""
@@ -47,7 +48,7 @@ class Prompt:
     Attributes
     ----------
     definition : Decoder
-    parameters : attention_core.parameters.Decoder
+    parameters : attention_models.parameters.Decoder
     token_ids : numpy.ndarray
     settings : Settings
     """

@@ -19,13 +19,12 @@ from attention_conformance.oracle.ulps import spacing
 from attention_conformance.problem import NumpyArray
 from attention_conformance.subjects.libraries import in_precision
 from attention_core.backend import Backend, array_namespace, get_backend, on_device_of
-from attention_core.functions import prepare_weights, sample_tokens
-from attention_core.layers import Decoder, generate
-from attention_core.layouts import ENCODERS, LayoutError
-from attention_core.parameters import Decoder as Parameters
-from attention_files.checkpoints import load_causal_lm
-from attention_files.gguf import load_gguf
 from attention_files.writing import FileError
+from attention_models import Decoder, generate, prepare_weights, sample_tokens
+from attention_models.checkpoints import load_causal_lm
+from attention_models.gguf import load_gguf
+from attention_models.layouts import ENCODERS, LayoutError
+from attention_models.parameters import Decoder as Parameters
 
 BOUNDS = {"float32": 64.0, "float64": 64.0}
 """In units in the last place of the largest logit."""

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from attention_core import layers
-from attention_core.layouts import LAYOUTS, check_causal_lm, decoder_from_config
-from attention_core.parameters import Decoder
+import attention_models as models
 from attention_files.safetensors import DTYPES, FileError, foreign_kind, load_arrays, save_arrays
 from attention_files.writing import write_file
+from attention_models.layouts import LAYOUTS, check_causal_lm, decoder_from_config
+from attention_models.parameters import Decoder
 
 __all__ = ["end_tokens", "load_causal_lm", "open_causal_lm", "save_causal_lm"]
 
@@ -26,7 +26,7 @@ INDEX = f"{WEIGHTS}.index.json"
 FLOATING = ("F16", "BF16", "F32", "F64")
 
 
-def load_causal_lm(folder: str | os.PathLike[str], /) -> tuple[layers.Decoder, Decoder]:
+def load_causal_lm(folder: str | os.PathLike[str], /) -> tuple[models.Decoder, Decoder]:
     """Read a language model of Llama, SmolLM, Mistral, Qwen 2 or 3, Gemma 1 or 2, or Phi 3.
 
     Parameters
@@ -36,8 +36,8 @@ def load_causal_lm(folder: str | os.PathLike[str], /) -> tuple[layers.Decoder, D
 
     Returns
     -------
-    definition : attention_core.layers.Decoder
-    parameters : attention_core.parameters.Decoder
+    definition : attention_models.Decoder
+    parameters : attention_models.parameters.Decoder
         Of NumPy arrays, of the dtype of the files, the widest if there are several.
 
     Raises
@@ -51,7 +51,7 @@ def load_causal_lm(folder: str | os.PathLike[str], /) -> tuple[layers.Decoder, D
     --------
     >>> import tempfile
     >>> import numpy as np
-    >>> model = layers.Decoder(50, 8, 2, 16, num_layers=2)
+    >>> model = models.Decoder(50, 8, 2, 16, num_layers=2)
     >>> folder = tempfile.mkdtemp()
     >>> save_causal_lm(folder, model, model.init(0, xp=np))
     >>> load_causal_lm(folder)[0] == model
@@ -61,7 +61,7 @@ def load_causal_lm(folder: str | os.PathLike[str], /) -> tuple[layers.Decoder, D
     return definition, read()
 
 
-def open_causal_lm(folder: str | os.PathLike[str], /) -> tuple[layers.Decoder, Callable[[], Decoder]]:
+def open_causal_lm(folder: str | os.PathLike[str], /) -> tuple[models.Decoder, Callable[[], Decoder]]:
     """Check a folder as `load_causal_lm` does; return the definition of the model, and what reads its weights."""
     folder = Path(folder)
     config = _json(folder / CONFIG)
@@ -84,15 +84,15 @@ def open_causal_lm(folder: str | os.PathLike[str], /) -> tuple[layers.Decoder, C
     return definition, read
 
 
-def save_causal_lm(folder: str | os.PathLike[str], definition: layers.Decoder, parameters: Decoder, /) -> None:
+def save_causal_lm(folder: str | os.PathLike[str], definition: models.Decoder, parameters: Decoder, /) -> None:
     """Write a language model, which transformers then loads: ``config.json`` and ``model.safetensors``.
 
     Parameters
     ----------
     folder : path-like
         Made if it is not there.
-    definition : attention_core.layers.Decoder
-    parameters : attention_core.parameters.Decoder
+    definition : attention_models.Decoder
+    parameters : attention_models.parameters.Decoder
         Of NumPy arrays.
 
     Raises

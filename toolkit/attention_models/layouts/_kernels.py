@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from attention_core import layers
 from attention_core._arrays import Array, Namespace
 from attention_core._checks import check_positive
-from attention_core.layouts._heads import check_order, in_order
-from attention_core.layouts._layout import (
+from attention_core.parameters import Linear, MultiHeadAttention
+from attention_models.layouts._heads import check_order, in_order
+from attention_models.layouts._layout import (
     Arrays,
     Layout,
     LayoutError,
@@ -20,7 +21,6 @@ from attention_core.layouts._layout import (
     present,
     sizes_of,
 )
-from attention_core.parameters import Linear, MultiHeadAttention
 
 KERAS = "keras.layers.MultiHeadAttention"
 KERAS_GROUPED = "keras.layers.GroupQueryAttention"

@@ -5,9 +5,10 @@ import pytest
 
 from attention_core import multi_head_attention
 from attention_core._arithmetic import reproducible
-from attention_core.functions import linear, prepare_weights
-from attention_core.layers import Decoder, EncoderLayer, generate, named_arrays
+from attention_core.functions import linear
+from attention_core.layers import EncoderLayer, named_arrays
 from attention_core.parameters import Linear
+from attention_models import Decoder, generate, prepare_weights
 
 EXACT = {"arithmetic": "reproducible"}
 SETTINGS = {"num_layers": 2, "num_key_value_heads": 2, **EXACT}

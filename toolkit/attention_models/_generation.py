@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from attention_core import parameters as trees
 from attention_core._arrays import (
     Array,
     DType,
@@ -34,12 +33,13 @@ from attention_core._checks import (
     plain_integer,
     value_range,
 )
-from attention_core._functions.decoder import DecoderCache, LayerProgram
-from attention_core._functions.sampling import check_sampling, check_tokens, sample_tokens
-from attention_core.layers._decoder import Decoder
 from attention_core.layers._layer import named_arrays, tree_from_names
 from attention_core.layers.adapters import FixedSettings
 from attention_core.random import seed_words
+from attention_models import parameters as trees
+from attention_models._decoder import DecoderCache, LayerProgram
+from attention_models._definition import Decoder
+from attention_models._sampling import check_sampling, check_tokens, sample_tokens
 
 
 class Generated(NamedTuple):
@@ -84,7 +84,7 @@ def generate(
     ----------
     model : Decoder
         Or a layer of an adapter, which holds its parameters: nothing is dropped, and no gradient goes through them.
-    parameters : attention_core.parameters.Decoder
+    parameters : attention_models.parameters.Decoder
         Not for a layer.
     prompt_ids : Array of int, shape (B, L)
     max_new_tokens : int
@@ -95,7 +95,7 @@ def generate(
     stop_ids : sequence of int
         Tokens that end a text.
     temperature, top_k, top_p, seed
-        As in `attention_core.functions.sample_tokens`. By default, the most probable token is chosen.
+        As in `attention_models.sample_tokens`. By default, the most probable token is chosen.
     capacity : int, optional
         Of the cache; by default as many positions as are needed.
     cache_dtype : dtype or str, optional
@@ -115,7 +115,7 @@ def generate(
     ------
     TypeError, ValueError
         When arguments do not fit, or prompt and new tokens are more than the cache holds: before any computation. And
-        when logits have no greatest one, as in `attention_core.functions.sample_tokens`.
+        when logits have no greatest one, as in `attention_models.sample_tokens`.
 
     Examples
     --------

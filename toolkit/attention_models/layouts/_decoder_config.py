@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from attention_core import layers
+import attention_models as models
 from attention_core._arrays import type_text
 from attention_core._checks import check_flags, check_number, check_positive
-from attention_core.layouts._layout import (
+from attention_models.layouts._layout import (
     ACTIVATIONS,
     LayoutError,
     check_kind,
     checked_kind,
     config_size,
 )
-from attention_core.layouts._rotary import rotary_divisors
+from attention_models.layouts._rotary import rotary_divisors
 
 CAUSAL_LM = "transformers.AutoModelForCausalLM"
 _size = partial(config_size, CAUSAL_LM)
@@ -69,7 +69,7 @@ SOFTCAPS = {"softcap": ("attn_logit_softcapping", 50.0), "logit_softcap": ("fina
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
-def decoder_from_config(config: Mapping[str, Any], /) -> layers.Decoder:
+def decoder_from_config(config: Mapping[str, Any], /) -> models.Decoder:
     """Read the settings of a language model from its ``config.json``.
 
     Parameters
@@ -106,7 +106,7 @@ def decoder_from_config(config: Mapping[str, Any], /) -> layers.Decoder:
             caps[cap] = None if config.get(theirs, default) is None else _positive(config, theirs, default)
     rotary, amplitude = _rotary(config, family, width)
     biases = {bias: bool(config.get(bias, False)) for bias in family.biases}
-    return layers.Decoder(
+    return models.Decoder(
         _size(config, "vocab_size"),
         channels,
         num_heads,
@@ -200,9 +200,9 @@ def _window(config: Mapping[str, Any], family: Family, num_layers: int) -> int |
     return windows[0] if len(set(windows)) == 1 else windows
 
 
-def causal_lm_arguments(definition: layers.Decoder) -> dict[str, Any]:
+def causal_lm_arguments(definition: models.Decoder) -> dict[str, Any]:
     """The config of a model of transformers with the same settings."""
-    check_kind(CAUSAL_LM, definition, layers.Decoder)
+    check_kind(CAUSAL_LM, definition, models.Decoder)
     d = definition
     name, width = _family_of(d), d.head_dim or d.channels // d.num_heads
     family, windows = FAMILIES[name], set(d.windows)
@@ -250,7 +250,7 @@ def causal_lm_arguments(definition: layers.Decoder) -> dict[str, Any]:
     return config
 
 
-def _family_of(d: layers.Decoder) -> str:
+def _family_of(d: models.Decoder) -> str:
     """The type of model with most of the settings."""
     if is_gemma(d):
         return "gemma2" if d.post_norm else "gemma"
@@ -263,5 +263,5 @@ def _family_of(d: layers.Decoder) -> str:
     return "llama" if set(d.windows) == {None} else "mistral"
 
 
-def is_gemma(definition: layers.Decoder) -> bool:
+def is_gemma(definition: models.Decoder) -> bool:
     return definition.embedding_scale is not None

@@ -6,18 +6,19 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import attention_models as models
 from attention_core import layers
 from attention_core._arrays import Array, Namespace, shape_text, upcast
 from attention_core._backend import common_namespace
 from attention_core._checks import check_floating
-from attention_core.layouts._decoder_config import CAUSAL_LM, causal_lm_arguments, decoder_from_config, is_gemma
-from attention_core.layouts._layout import (
+from attention_models.layouts._decoder_config import CAUSAL_LM, causal_lm_arguments, decoder_from_config, is_gemma
+from attention_models.layouts._layout import (
     Layout,
     LayoutError,
     checked_arrays,
     widened,
 )
-from attention_core.parameters import Decoder
+from attention_models.parameters import Decoder
 
 MAPS = {
     "attention.query": "self_attn.q_proj",
@@ -49,7 +50,7 @@ IGNORED = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 """What files of former versions repeat of the config."""
 
 
-def names_of_decoder(definition: layers.Decoder) -> dict[str, str]:
+def names_of_decoder(definition: models.Decoder) -> dict[str, str]:
     """The names of all arrays in transformers, by those here."""
     layer = MAPS | (POST_NORM if definition.post_norm else {})
     names = {"token": "model.embed_tokens.weight", "norm": "model.norm.weight", "output.weight": "lm_head.weight"}
@@ -64,14 +65,14 @@ def names_of_decoder(definition: layers.Decoder) -> dict[str, str]:
     return found
 
 
-def check_causal_lm(definition: layers.Decoder, shapes: Mapping[str, Sequence[int]], /) -> None:
+def check_causal_lm(definition: models.Decoder, shapes: Mapping[str, Sequence[int]], /) -> None:
     """Raise unless arrays of these names and shapes are those of a model, as `from_causal_lm` takes them.
 
     A reader of files can call it with what stands in their headers, before it reads any array.
 
     Parameters
     ----------
-    definition : attention_core.layers.Decoder
+    definition : attention_models.Decoder
     shapes : mapping of str to sequence of int
 
     Raises
@@ -81,11 +82,11 @@ def check_causal_lm(definition: layers.Decoder, shapes: Mapping[str, Sequence[in
 
     Examples
     --------
-    >>> from attention_core.layers import Decoder
+    >>> from attention_models import Decoder
     >>> check_causal_lm(Decoder(50, 8, 2, 16, num_layers=1), {})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    attention_core.layouts.LayoutError: expected model.embed_tokens.weight of transformers...; got no such array
+    attention_models.layouts.LayoutError: expected model.embed_tokens.weight of transformers...; got no such array
     """
     wanted = _foreign_dims(definition)
     for fused, parts in _fused(wanted).items():
@@ -104,7 +105,7 @@ def check_causal_lm(definition: layers.Decoder, shapes: Mapping[str, Sequence[in
         raise LayoutError(f"expected nothing else of {CAUSAL_LM}; got {', '.join(left[:3])}{more}")
 
 
-def _foreign_dims(definition: layers.Decoder) -> dict[str, tuple[int, ...]]:
+def _foreign_dims(definition: models.Decoder) -> dict[str, tuple[int, ...]]:
     """The shapes of all arrays in transformers, by their names there."""
     names, specs = names_of_decoder(definition), layers.named_arrays(definition.parameters)
     return {
@@ -128,7 +129,7 @@ def _is_transposed(name: str, dims: Sequence[int]) -> bool:
 
 def from_causal_lm(
     arrays: Mapping[str, Array], /, *, config: Mapping[str, Any], xp: Namespace | None = None
-) -> tuple[layers.Decoder, Decoder]:
+) -> tuple[models.Decoder, Decoder]:
     """Read the weights of a language model, as Hugging Face transformers names them.
 
     Parameters
@@ -142,8 +143,8 @@ def from_causal_lm(
 
     Returns
     -------
-    definition : attention_core.layers.Decoder
-    parameters : attention_core.parameters.Decoder
+    definition : attention_models.Decoder
+    parameters : attention_models.parameters.Decoder
         Of the dtype of the arrays, the widest if they differ. Those of Gemma in 16 bits become float32, as their
         scales are stored less 1.
 
@@ -180,14 +181,14 @@ def from_causal_lm(
 
 
 def to_causal_lm(
-    definition: layers.Decoder, parameters: Decoder, /, *, xp: Namespace | None = None
+    definition: models.Decoder, parameters: Decoder, /, *, xp: Namespace | None = None
 ) -> dict[str, Array]:
     """Write the weights of a language model, as Hugging Face transformers names them: the inverse of `from_causal_lm`.
 
     Parameters
     ----------
-    definition : attention_core.layers.Decoder
-    parameters : attention_core.parameters.Decoder
+    definition : attention_models.Decoder
+    parameters : attention_models.parameters.Decoder
     xp : array namespace, optional
 
     Raises

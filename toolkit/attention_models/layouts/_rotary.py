@@ -9,7 +9,7 @@ from typing import Any
 
 from attention_core._arrays import type_text
 from attention_core._checks import check_number
-from attention_core.layouts._layout import LayoutError
+from attention_models.layouts._layout import LayoutError
 
 DIGITS = decimal.Context(prec=40)  # with logarithms and powers that are the same on every machine, unlike those of C
 TURN = Decimal("6.283185307179586476925286766559005768394")

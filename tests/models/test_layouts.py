@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from pairwise import covering
 
+import attention_models as models
 from attention_core import layers, multi_head_attention
 from attention_core.layers import check_fit
-from attention_core.layouts import LAYOUTS, LayoutError, join_heads, separate_heads
 from attention_core.parameters import Linear, MultiHeadAttention
+from attention_models.layouts import LAYOUTS, LayoutError, join_heads, separate_heads
 
 ATTENTION = layers.MultiHeadAttention
 BERT = (
@@ -71,7 +72,7 @@ CASES = {
     "bert": [(BERT, {"num_heads": 3, "dropout": 0.1})],
     "causal-lm": [
         (
-            layers.Decoder(11, 12, 6, 20, 2, num_key_value_heads=3, tied=False),
+            models.Decoder(11, 12, 6, 20, 2, num_key_value_heads=3, tied=False),
             {"config": {"model_type": "llama", "vocab_size": 11, "hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2,
                         "num_attention_heads": 6, "num_key_value_heads": 3}},
         )

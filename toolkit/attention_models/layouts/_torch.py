@@ -8,7 +8,8 @@ from typing import Any
 
 from attention_core import layers
 from attention_core._arrays import Array, Namespace
-from attention_core.layouts._layout import (
+from attention_core.parameters import DecoderLayer, EncoderLayer, FeedForward, Linear, MultiHeadAttention
+from attention_models.layouts._layout import (
     PROJECTIONS,
     Arrays,
     Layout,
@@ -23,7 +24,6 @@ from attention_core.layouts._layout import (
     namespace_of,
     norm_arrays,
 )
-from attention_core.parameters import DecoderLayer, EncoderLayer, FeedForward, Linear, MultiHeadAttention
 
 TORCH = "torch.nn.MultiheadAttention"
 TORCH_ENCODER_LAYER = "torch.nn.TransformerEncoderLayer"

@@ -10,7 +10,8 @@ from attention_core import layers
 from attention_core._arrays import Array, Namespace, type_text
 from attention_core._backend import can_be_read
 from attention_core._checks import check_number
-from attention_core.layouts._layout import (
+from attention_core.parameters import Embeddings, EncoderLayer, FeedForward, Linear, MultiHeadAttention
+from attention_models.layouts._layout import (
     ACTIVATIONS,
     Arrays,
     Layout,
@@ -26,7 +27,6 @@ from attention_core.layouts._layout import (
     namespace_of,
     norm_arrays,
 )
-from attention_core.parameters import Embeddings, EncoderLayer, FeedForward, Linear, MultiHeadAttention
 
 BERT_LAYER = "transformers.BertLayer"
 BERT_EMBEDDINGS = "transformers.BertEmbeddings"

@@ -9,7 +9,8 @@ from attention_core._arithmetic.prepared import prepare
 from attention_core._arrays import Namespace, shape_text
 from attention_core._backend import array_namespace, common_namespace, without_warnings
 from attention_core._checks import check_floating, check_rank
-from attention_core.parameters import Decoder, Linear, PreparedWeight
+from attention_core.parameters import Linear, PreparedWeight
+from attention_models.parameters import Decoder
 
 
 def prepare_weights(parameters: Any, /, *, xp: Namespace | None = None) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from attention_core.layouts import LAYOUTS, LayoutError
+from attention_models.layouts import LAYOUTS, LayoutError
 from attention_torch.backend import backend
 from attention_torch.layers import Layer
 
@@ -48,7 +48,7 @@ def from_module(module: torch.nn.Module, /) -> Any:
     ------
     TypeError
         When the module is of another class; classes derived from these may compute something else.
-    attention_core.layouts.LayoutError
+    attention_models.layouts.LayoutError
         When it has a setting that cannot be carried over; the message names it.
 
     Examples
@@ -86,7 +86,7 @@ def to_module(layer: Any, kind: type[torch.nn.Module], /) -> torch.nn.Module:
     ------
     TypeError
         When the class is another one.
-    attention_core.layouts.LayoutError
+    attention_models.layouts.LayoutError
         When the layer has a setting that the class has not; the message names it.
 
     Examples
@@ -136,7 +136,7 @@ def _hint(module: Any) -> str:
     if isinstance(module, Layer):
         return ", which is a layer already"
     if hasattr(module, "generate"):
-        return ": attention_files.checkpoints.load_causal_lm reads what its save_pretrained writes, of some families"
+        return ": attention_models.checkpoints.load_causal_lm reads what its save_pretrained writes, of some families"
     parts = [name for name, each in getattr(module, "named_modules", list)() if _layout_of(type(each)) is not None]
     return f": from_module takes parts of it, such as its {parts[0]}" if parts else ""
 

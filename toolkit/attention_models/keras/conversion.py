@@ -6,9 +6,9 @@ from typing import Any
 
 import keras
 
-from attention_core.layouts import LAYOUTS, LayoutError
 from attention_keras.layers import Layer
 from attention_keras.library import backend
+from attention_models.layouts import LAYOUTS, LayoutError
 
 __all__ = ["from_module", "read_module", "to_module", "write_module"]
 
@@ -40,7 +40,7 @@ def from_module(module: keras.layers.Layer, /) -> Any:
     ------
     TypeError
         When the layer is of another class; classes derived from these may compute something else.
-    attention_core.layouts.LayoutError
+    attention_models.layouts.LayoutError
         When it has no weights yet, or a setting that cannot be carried over; the message names it.
 
     Examples
@@ -94,7 +94,7 @@ def to_module(layer: Layer, kind: type[keras.layers.Layer], /) -> keras.layers.L
     ------
     TypeError
         When the class is another one.
-    attention_core.layouts.LayoutError
+    attention_models.layouts.LayoutError
         When the layer has a setting that the class has not; the message names it.
 
     Examples

@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+import attention_models as models
 from attention_core import layers
-from attention_core.layouts import LayoutError, rotary_divisors
-from attention_core.parameters import Decoder
 from attention_files.optional import optional
 from attention_files.writing import FileError
+from attention_models.layouts import LayoutError, rotary_divisors
+from attention_models.parameters import Decoder
 
 gguf = optional("gguf", "GGUF files")
 
@@ -63,7 +64,7 @@ WHOLE = {"token": "token_embd.weight", "norm": "output_norm.weight", "output.wei
 class GgufModel(NamedTuple):
     """A language model of a GGUF file, with what the file says of its tokenizer."""
 
-    definition: layers.Decoder
+    definition: models.Decoder
     parameters: Decoder
     tokenizer: dict[str, Any]
 
@@ -94,7 +95,7 @@ def load_gguf(path: str | os.PathLike[str], /) -> GgufModel:
     return GgufModel(definition, read(), tokenizer)
 
 
-def open_gguf(path: str | os.PathLike[str], /) -> tuple[layers.Decoder, Callable[[], Decoder], dict[str, Any]]:
+def open_gguf(path: str | os.PathLike[str], /) -> tuple[models.Decoder, Callable[[], Decoder], dict[str, Any]]:
     """Check a file as `load_gguf` does; return the definition, what reads the weights, and values of the tokenizer."""
     path = Path(path)
     values, tensors = _contents(path)
@@ -131,7 +132,7 @@ def open_gguf(path: str | os.PathLike[str], /) -> tuple[layers.Decoder, Callable
     return definition, read, tokenizer
 
 
-def _in_halves(array: NDArray[Any], definition: layers.Decoder) -> NDArray[Any]:
+def _in_halves(array: NDArray[Any], definition: models.Decoder) -> NDArray[Any]:
     """Rows of heads, the first axis, with pairs (2 i, 2 i + 1) as (i, i + W/2), of the W channels that are rotated."""
     size = definition.head_dim or definition.channels // definition.num_heads
     width = definition.rotary_width or size
@@ -256,7 +257,7 @@ def _contents(path: Path) -> tuple[dict[str, Any], dict[str, _Tensor]]:
 
 def _definition(
     path: Path, values: dict[str, Any], tensors: dict[str, _Tensor], *, dims: dict[str, tuple[int, ...]]
-) -> layers.Decoder:
+) -> models.Decoder:
     architecture = values.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise LayoutError(f"expected an architecture out of {', '.join(ARCHITECTURES)} in {path}; got {architecture!r}")
@@ -307,7 +308,7 @@ def _definition(
     width, base = size("rope.dimension_count", head_dim), number("rope.freq_base", 10000.0)
     divisors, amplitude = rotary_divisors(str(path), _scaling(settings), base=base, width=width)
     divisors = _times_frequencies(path, divisors, tensors, width=width)
-    return layers.Decoder(
+    return models.Decoder(
         dims["token_embd.weight"][0],
         channels,
         num_heads,
@@ -360,7 +361,7 @@ def _times_frequencies(
     return tuple([a * b for a, b in zip(found, divisors or (1.0,) * len(found), strict=True)])
 
 
-def _names(definition: layers.Decoder) -> dict[str, str]:
+def _names(definition: models.Decoder) -> dict[str, str]:
     """The names of all tensors in the file, by those of the parameters."""
     found = {}
     for name in layers.named_arrays(definition.parameters):

@@ -7,6 +7,7 @@ import pytest
 from blockwise_helpers import quickly
 
 import attention_core as ac
+import attention_models as models
 from attention_core import layers
 from attention_core._arithmetic.exact import round_to_half
 from attention_core.parameters import DecoderLayer, GatedFeedForward, Linear, MultiHeadAttention
@@ -115,7 +116,7 @@ COMPILED_LONG = pytest.param(
 @pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
 @pytest.mark.parametrize("settings", [LLAMA, ALL, FIRST], ids=["llama", "all", "first"])
 def test_a_decoder_is_its_formula(settings, arithmetic, backend, rng, put, get):
-    d = layers.Decoder(V, C, H, INNER, N, **settings, arithmetic=arithmetic)
+    d = models.Decoder(V, C, H, INNER, N, **settings, arithmetic=arithmetic)
     p, ids = filled(d, rng), rng.integers(0, V, (3, 7))
     expected = np.stack([logits(_wide(p), each, d) for each in ids])
     found = get(quickly(backend, d)(put(p), put(ids)))
@@ -139,7 +140,7 @@ def _wide(tree):
 )
 def test_a_decoder_attends_to_the_memory_of_an_encoder(settings, arithmetic, backend, rng, put, get):
     """With all options of its own attention."""
-    d = layers.Decoder(V, C, H, INNER, N, memory_channels=5, **settings, arithmetic=arithmetic)
+    d = models.Decoder(V, C, H, INNER, N, memory_channels=5, **settings, arithmetic=arithmetic)
     p, ids, memory = filled(d, rng), rng.integers(0, V, (2, 4)), rng.standard_normal((2, 6, 5)).astype("float32")
     wide = [logits(_wide(p), *each[:1], d, np.float64(each[1])) for each in zip(ids, memory, strict=True)]
     expected, padded = np.stack(wide), np.concatenate([memory, np.full((2, 2, 5), np.nan, "float32")], -2)
@@ -185,7 +186,7 @@ def close_by_arithmetic(arithmetic):
 @pytest.mark.needs("untraced loops")  # elsewhere, every shape is compiled
 @pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
 def test_a_cache_in_chunks_and_a_batch_do_not_show(arithmetic, rng, xp, put, get):
-    d = layers.Decoder(V, C, H, INNER, N, **ALL, arithmetic=arithmetic)
+    d = models.Decoder(V, C, H, INNER, N, **ALL, arithmetic=arithmetic)
     p, ids = put(filled(d, rng)), rng.integers(0, V, (3, 7)).astype(np.int32)
     whole, same = get(d(p, put(ids))), close_by_arithmetic(arithmetic)
     same(get(d(p, put(ids[1]))), whole[1])
@@ -200,7 +201,7 @@ def test_a_cache_in_chunks_and_a_batch_do_not_show(arithmetic, rng, xp, put, get
 @pytest.mark.parametrize("arithmetic", ["fast", COMPILED_LONG])
 def test_padding_on_either_side_does_not_show(arithmetic, backend, rng, xp, put, get):
     """With a cache of what was never written, and without one."""
-    d = layers.Decoder(V, C, H, INNER, N, **ALL, arithmetic=arithmetic)
+    d = models.Decoder(V, C, H, INNER, N, **ALL, arithmetic=arithmetic)
     p, ids = put(filled(d, rng)), rng.integers(0, V, (3, 7)).astype(np.int32)
 
     def run(ids, **options):
@@ -229,7 +230,7 @@ def test_padding_on_either_side_does_not_show(arithmetic, backend, rng, xp, put,
 @pytest.mark.needs("dtype")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_16_bit_decoders_are_computed_in_float32_and_round_keys_values_and_logits_alone(dtype, rng, xp, put, get):
-    d = layers.Decoder(V, C, H, INNER, N, **LLAMA, arithmetic="reproducible")
+    d = models.Decoder(V, C, H, INNER, N, **LLAMA, arithmetic="reproducible")
     p, ids = put(filled(d, rng), dtype=dtype), put(rng.integers(0, V, (2, 5)))
     wide = layers.tree_from_names(p, {k: xp.astype(a, xp.float32) for k, a in layers.named_arrays(p).items()})
     found = d(p, ids)
@@ -270,7 +271,7 @@ def test_gradients_of_both_arithmetics_agree(backend):
     """Those of the fast one are compared with other models in `tests/peers`."""
     xp, found = backend.namespace, []
     for arithmetic in ("fast", "reproducible"):
-        d = layers.Decoder(V, C, H, INNER, N, **{**ALL, "tied": True}, arithmetic=arithmetic)
+        d = models.Decoder(V, C, H, INNER, N, **{**ALL, "tied": True}, arithmetic=arithmetic)
         p, ids = filled(d, np.random.default_rng(5)), np.asarray([[0, 1, 2, 3, 1]])
         named = layers.named_arrays(p)
 
@@ -289,7 +290,7 @@ def test_gradients_of_both_arithmetics_agree(backend):
 
 def test_a_hook_sees_layers_and_their_parts(rng, put, get):
     """Before the second norms; what it returns takes the place of what it was given to compute."""
-    definition, seen = layers.Decoder(V, C, H, INNER, num_layers=2, **ALL), {}
+    definition, seen = models.Decoder(V, C, H, INNER, num_layers=2, **ALL), {}
     model, ids = put(filled(definition, rng)), put(rng.integers(0, V, (2, 3)))
 
     def hook(name, function, h):
@@ -304,7 +305,7 @@ def test_a_hook_sees_layers_and_their_parts(rng, put, get):
     x += rms(get(model.layers[0].feed_forward_post_norm), get(seen["layers.0.feed_forward"]), definition.epsilon)
     np.testing.assert_allclose(get(seen["layers.0"]), x, rtol=1e-4, atol=1e-4)
     kept = get(definition(model, ids, hook=lambda name, function, h: h if name == "layers.1" else function(h)))
-    shorter = layers.Decoder(V, C, H, INNER, num_layers=1, **ALL | {"window": 3})
+    shorter = models.Decoder(V, C, H, INNER, num_layers=1, **ALL | {"window": 3})
     np.testing.assert_array_equal(kept, get(shorter(model._replace(layers=model.layers[:1]), ids)))
 
 
@@ -332,16 +333,16 @@ def mistakes(d, p, put):
         (lambda: d(first(query_norm=layer.attention_norm), ids), rf"expected decoder.layers\[0\].query_norm \({D},\) to match a head; got \({C},\)"),
         (lambda: d(p._replace(layers=()), ids), "expected decoder.layers as a tuple of at least one; got tuple"),
         (lambda: d(p._replace(norm=short), ids), rf"expected decoder.norm \({C},\) to match decoder.token; got \({C - 1},\)"),
-        (lambda: ac.functions.decoder(p, ids, num_heads=H, num_key_value_heads=G, window=(1,)), "expected window for 2 layers; got 1"),
-        (lambda: ac.functions.decoder(p, ids, num_heads=H, num_key_value_heads=G, window=0), "expected window as a positive integer; got 0"),
-        (lambda: ac.functions.decoder(p, ids, num_heads=H, num_key_value_heads=G, logit_softcap=0), "expected logit_softcap as a positive finite number; got 0"),
-        (lambda: ac.functions.decoder(p.layers[0], ids, num_heads=H), r"expected decoder as Decoder\(token, layers, norm, output\); got DecoderLayer"),
-        (lambda: layers.Decoder(V, C, H, INNER, N, window=(3,), head_dim=D), "expected window for 2 layers; got 1"),
-        (lambda: layers.Decoder(V, C, H, INNER, N, window=(3, 0), head_dim=D), "expected window as a positive integer; got 0"),
+        (lambda: models.decoder(p, ids, num_heads=H, num_key_value_heads=G, window=(1,)), "expected window for 2 layers; got 1"),
+        (lambda: models.decoder(p, ids, num_heads=H, num_key_value_heads=G, window=0), "expected window as a positive integer; got 0"),
+        (lambda: models.decoder(p, ids, num_heads=H, num_key_value_heads=G, logit_softcap=0), "expected logit_softcap as a positive finite number; got 0"),
+        (lambda: models.decoder(p.layers[0], ids, num_heads=H), r"expected decoder as Decoder\(token, layers, norm, output\); got DecoderLayer"),
+        (lambda: models.Decoder(V, C, H, INNER, N, window=(3,), head_dim=D), "expected window for 2 layers; got 1"),
+        (lambda: models.Decoder(V, C, H, INNER, N, window=(3, 0), head_dim=D), "expected window as a positive integer; got 0"),
         (lambda: layers.DecoderLayer(C, H, INNER, window=(3, 2), head_dim=D), "expected window as a positive integer; got tuple"),
-        (lambda: layers.Decoder(V, C, H, INNER, N, rotary_divisors=(2.0,), head_dim=D), "expected 2 divisors, one for each pair of channels; got 1"),
-        (lambda: layers.Decoder(V, C, H, INNER, N, rotary_divisors=(2.0, 0), head_dim=D), r"expected rotary_divisors\[1\] as a positive finite number; got 0"),
-        (lambda: layers.Decoder(V, C, H, INNER, N, head_dim=3), "expected heads of an even number of channels, or width=... for some; got 3 channels"),
+        (lambda: models.Decoder(V, C, H, INNER, N, rotary_divisors=(2.0,), head_dim=D), "expected 2 divisors, one for each pair of channels; got 1"),
+        (lambda: models.Decoder(V, C, H, INNER, N, rotary_divisors=(2.0, 0), head_dim=D), r"expected rotary_divisors\[1\] as a positive finite number; got 0"),
+        (lambda: models.Decoder(V, C, H, INNER, N, head_dim=3), "expected heads of an even number of channels, or width=... for some; got 3 channels"),
     ]  # fmt: skip
 
 
@@ -350,14 +351,14 @@ def ids_of(p):
 
 
 def test_what_does_not_fit_is_refused_before_any_computation(rng, put):
-    d = layers.Decoder(V, C, H, INNER, N, **LLAMA)
+    d = models.Decoder(V, C, H, INNER, N, **LLAMA)
     for call, message in mistakes(d, put(filled(d, rng, "float64")), put):
         with pytest.raises((TypeError, ValueError), match=message):
             call()
 
 
 def test_trees_name_their_layers(rng):
-    d = layers.Decoder(V, C, H, INNER, N, **LLAMA)
+    d = models.Decoder(V, C, H, INNER, N, **LLAMA)
     names = list(layers.named_arrays(d.parameters))
     assert names[:2] == ["token", "layers.0.attention.query.weight"]
     assert names[-1] == "norm"
@@ -369,4 +370,4 @@ def test_trees_name_their_layers(rng):
     assert isinstance(d.parameters.layers[0].feed_forward, GatedFeedForward)
     assert isinstance(d.parameters.layers[0].attention, MultiHeadAttention)
     assert d.parameters.output is None
-    assert isinstance(layers.Decoder(V, C, H, INNER, N, **ALL).parameters.output, Linear)
+    assert isinstance(models.Decoder(V, C, H, INNER, N, **ALL).parameters.output, Linear)

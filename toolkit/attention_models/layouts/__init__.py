@@ -8,8 +8,8 @@ and its parameters.
 """
 
 from attention_core._keywords import publish
-from attention_core.layouts import _bert, _decoder, _kernels, _torch
-from attention_core.layouts._bert import (
+from attention_models.layouts import _bert, _decoder, _kernels, _torch
+from attention_models.layouts._bert import (
     ENCODERS,
     encoder_from_config,
     from_bert,
@@ -20,10 +20,10 @@ from attention_core.layouts._bert import (
     to_bert_embeddings,
     to_bert_layer,
 )
-from attention_core.layouts._decoder import check_causal_lm, from_causal_lm, to_causal_lm
-from attention_core.layouts._decoder_config import decoder_from_config
-from attention_core.layouts._heads import join_heads, separate_heads
-from attention_core.layouts._kernels import (
+from attention_models.layouts._decoder import check_causal_lm, from_causal_lm, to_causal_lm
+from attention_models.layouts._decoder_config import decoder_from_config
+from attention_models.layouts._heads import join_heads, separate_heads
+from attention_models.layouts._kernels import (
     from_flax,
     from_keras,
     from_keras_grouped,
@@ -31,9 +31,9 @@ from attention_core.layouts._kernels import (
     to_keras,
     to_keras_grouped,
 )
-from attention_core.layouts._layout import Layout, LayoutError
-from attention_core.layouts._rotary import rotary_divisors
-from attention_core.layouts._torch import (
+from attention_models.layouts._layout import Layout, LayoutError
+from attention_models.layouts._rotary import rotary_divisors
+from attention_models.layouts._torch import (
     from_equinox,
     from_torch,
     from_torch_decoder_layer,

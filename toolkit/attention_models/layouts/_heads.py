@@ -8,8 +8,8 @@ from typing import Any
 from attention_core._arrays import Array, Namespace, type_text
 from attention_core._backend import common_namespace
 from attention_core._checks import check_positive, check_rank
-from attention_core.layouts._layout import PROJECTIONS, LayoutError
 from attention_core.parameters import Linear, MultiHeadAttention
+from attention_models.layouts._layout import PROJECTIONS, LayoutError
 
 ORDERS = ("repeat", "tile")
 

@@ -46,8 +46,9 @@ from attention_core._functions.encoder import derived_dropouts, hooked
 from attention_core._functions.normalization import check_norm, normalized
 from attention_core._functions.options import DECODER_DEFAULTS, DecoderOptions, options_but
 from attention_core._functions.rotary import rotations_of
-from attention_core.parameters import Decoder, DecoderLayer, Linear
+from attention_core.parameters import DecoderLayer, Linear
 from attention_core.random import seeded
+from attention_models.parameters import Decoder
 
 
 class DecoderCache(NamedTuple):
@@ -96,7 +97,7 @@ def empty_decoder_cache(
     """
     num_layers = check_positive("num_layers", num_layers)
     options: dict[str, Any] = {"value_dim": value_dim, "ragged": ragged, "dtype": dtype, "device": device, "xp": xp}
-    return _joined([empty_cache(leading, num_heads, capacity, head_dim, **options) for _ in range(num_layers)])
+    return joined([empty_cache(leading, num_heads, capacity, head_dim, **options) for _ in range(num_layers)])
 
 
 @with_autocast(position=1, lowers=False, options=options_but(kind=DecoderOptions, defaults=DECODER_DEFAULTS))
@@ -170,7 +171,7 @@ def decoder(
     Examples
     --------
     >>> import array_api_strict as xp
-    >>> from attention_core.layers import Decoder
+    >>> from attention_models import Decoder
     >>> model = Decoder(50, 8, 2, 16, num_layers=3)
     >>> decoder(model.init(0, xp=xp), xp.asarray([[3, 14, 15]]), num_heads=2).shape
     (1, 3, 50)
@@ -219,7 +220,7 @@ def decoder(
     logits = ops.affine(x, weight, bias, xp=xp)
     logits = logits if logit_softcap is None else ops.cap(logits, float(logit_softcap), xp=xp)
     logits = cast_to(logits, token.dtype, xp=xp)
-    return logits if cache is None else (logits, _joined(filled))
+    return logits if cache is None else (logits, joined(filled))
 
 
 class LayerProgram:
@@ -254,7 +255,7 @@ def _layer_cache(cache: DecoderCache | None, index: int) -> KeyValueCache | None
     return None if cache is None else KeyValueCache(cache.key[index], cache.value[index], cache.length)
 
 
-def _joined(caches: list[Any]) -> DecoderCache:
+def joined(caches: list[Any]) -> DecoderCache:
     """The caches of all layers as one, whose lengths are those of the first."""
     return DecoderCache(tuple([each.key for each in caches]), tuple([each.value for each in caches]), caches[0].length)
 

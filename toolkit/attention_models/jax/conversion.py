@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 
-from attention_core.layouts import LAYOUTS, LayoutError
 from attention_jax.backend import backend
 from attention_jax.layers import Layer
+from attention_models.layouts import LAYOUTS, LayoutError
 
 __all__ = ["from_module", "to_module"]
 
@@ -24,7 +24,7 @@ def from_module(module: Any, /) -> Layer:
     ----------
     module : flax.nnx.MultiHeadAttention, equinox.nn.MultiheadAttention, or either attention of Keras
         Whether it is in training is no matter of a layer here, which drops weights where it is given a key. For the
-        parameters of a module of flax.linen there is `attention_core.layouts.from_flax`.
+        parameters of a module of flax.linen there is `attention_models.layouts.from_flax`.
 
     Returns
     -------
@@ -34,7 +34,7 @@ def from_module(module: Any, /) -> Layer:
     ------
     TypeError
         When the module is of another class; classes derived from these may compute something else.
-    attention_core.layouts.LayoutError
+    attention_models.layouts.LayoutError
         When it has a setting that cannot be carried over; the message names it.
 
     Examples
@@ -46,7 +46,7 @@ def from_module(module: Any, /) -> Layer:
     True
     """
     if _is_of_keras(type(module)):
-        from attention_keras import conversion  # noqa: PLC0415 (who converts no such layer does without)
+        from attention_models.keras import conversion  # noqa: PLC0415 (who converts no such layer does without)
 
         return Layer.from_numpy(*conversion.read_module(module))
     if isinstance(module, Layer):
@@ -77,7 +77,7 @@ def to_module(layer: Any, kind: type[Any], /) -> Any:
     ------
     TypeError
         When the class is another one.
-    attention_core.layouts.LayoutError
+    attention_models.layouts.LayoutError
         When the layer has a setting that the class has not; the message names it.
 
     Examples
@@ -92,7 +92,7 @@ def to_module(layer: Any, kind: type[Any], /) -> Any:
         raise TypeError(f"expected a layer of attention_jax; got {type(layer).__name__}")
     definition, parameters = layer.definition, layer.to_numpy()[0]
     if name == "keras":
-        from attention_keras import conversion  # noqa: PLC0415 (who converts no such layer does without)
+        from attention_models.keras import conversion  # noqa: PLC0415 (who converts no such layer does without)
 
         return conversion.write_module(definition, parameters, kind, dtype=parameters.query.weight.dtype.name)
     order = {"head_order": "repeat"} if name == "flax" else {}
@@ -118,7 +118,9 @@ def _name(kind: type[Any]) -> str:
         if kind is equinox.nn.MultiheadAttention:
             return "equinox"
     known = ", ".join(LAYOUTS[name].module for name in ("flax", "equinox", "keras", "keras-grouped"))
-    hint = ": attention_core.layouts.from_flax reads its params" if ".linen." in getattr(kind, "__module__", "") else ""
+    hint = (
+        ": attention_models.layouts.from_flax reads its params" if ".linen." in getattr(kind, "__module__", "") else ""
+    )
     raise TypeError(f"expected a module out of {known}; got {getattr(kind, '__name__', kind)}{hint}")
 
 

@@ -8,13 +8,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
+import attention_models as models
 from attention_cli.app import app
 from attention_core import layers
-from attention_core.layouts import LayoutError
-from attention_files.checkpoints import load_causal_lm, save_causal_lm
 from attention_files.safetensors import FileError, load_layer
+from attention_models.checkpoints import load_causal_lm, save_causal_lm
+from attention_models.layouts import LayoutError
 
-MODEL = layers.Decoder(11, 8, 2, 6, 2, num_key_value_heads=1, attention_bias=True, output_bias=False)
+MODEL = models.Decoder(11, 8, 2, 6, 2, num_key_value_heads=1, attention_bias=True, output_bias=False)
 
 
 @pytest.fixture
@@ -160,7 +161,7 @@ def spoil(folder, what):
 )  # fmt: skip
 def test_a_spoiled_folder_is_told_before_weights_are_read(folder, monkeypatch, what, kind, message):
     spoil(folder, what)
-    monkeypatch.setattr("attention_files.checkpoints.load_arrays", None)
+    monkeypatch.setattr("attention_models.checkpoints.load_arrays", None)
     with pytest.raises(kind) as caught:
         load_causal_lm(folder)
     assert str(caught.value).startswith(message.replace("{}", str(folder)))
