@@ -1,7 +1,7 @@
 """PyTorch's kernel for CPUs, which is looked at: what is masked may leak through it, and scores may overflow in it.
 
 It multiplies all keys and values by some number, so that its results show what leaks, and blocks repair that. Where a
-gradient is recorded under a mask, norms of query, key and value are looked at first: if they show that nothing leaks or
+gradient is recorded under a mask, norms of query, key and value are looked at first. If they show that nothing leaks or
 overflows, the kernel runs with its own gradient. A compiler cannot look: its programs hold one operation, which looks
 when it runs, and at gradients, too.
 """

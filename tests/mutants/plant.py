@@ -1,25 +1,25 @@
 """Plants faults, one at a time, and fails unless the tests catch every one of them.
 
-A suite that cannot fail proves nothing. The `.toml` files next to this one list faults: lines that somebody could get
-wrong, and for each the test that notices. A process that has imported pytest and a library, and nothing of ours, forks
-one for each fault, which reads the line wrongly and runs that test. In the end these tests must pass without a fault.
-
-Words choose the faults whose file or description contains one of them. `--record` looks further where the recorded
-test notices nothing, or is gone: in its file, then in the other files of its folder. It writes down what it finds.
-A process that a test starts sees no fault.
+A suite that cannot fail proves nothing. The `.toml` files next to this one list faults by backend and file. Each is what
+it breaks, a text that stands exactly once in the file, and what that becomes. `caught_by.txt` names the test that notices
+it on that backend. A process that has imported pytest and a library, and nothing of ours, forks one for each fault, which
+reads the file wrongly and runs that test. In the end these tests must pass without a fault. A process that a test starts
+sees no fault.
 """
 
+import argparse
 import gc
 import importlib
-import json
 import linecache
 import os
-import re
 import signal
+import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterable, Iterator
+import zlib
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from importlib.machinery import SourceFileLoader
 from itertools import islice
 from multiprocessing import connection, get_context
@@ -32,7 +32,7 @@ import numpy as np  # noqa: F401
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LISTS = sorted(Path(__file__).parent.glob("*.toml"))
+INDEX = Path(__file__).with_name("caught_by.txt")
 # What is imported before processes are forked, for all and by backend. No array is made: no runtime survives a fork.
 SHARED = (
     *("array_api_compat.numpy", "gguf", "ml_dtypes", "pdb", "safetensors.numpy", "statistics", "threadpoolctl"),
@@ -49,7 +49,6 @@ WORKERS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 
 LIMIT_S = 240
 AT_ONCE = 60  # tests in a process without a fault
 FORK = get_context("fork")
-NO_SUCH_TEST = {pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED}
 
 
 class Fault(NamedTuple):
@@ -59,8 +58,8 @@ class Fault(NamedTuple):
     file: str
     old: str
     new: str
+    backend: str
     caught_by: str
-    backend: str = "numpy"
 
 
 class Verdict(NamedTuple):
@@ -73,19 +72,21 @@ class Verdict(NamedTuple):
 
 def main(words: list[str]) -> int:
     """Plant the faults that are asked for; return 0 if all are caught."""
-    asked = [word for word in words if word != "--record"]
-    chosen = [each for each in faults() if not asked or any(word in f"{each.file} {each.breaks}" for word in asked)]
-    misplaced = [each for each in chosen if (ROOT / each.file).read_text(encoding="utf-8").count(each.old) != 1]
-    for fault in misplaced:
-        print(f"misplaced  {fault.breaks}: the old text must stand exactly once in {fault.file}: {fault.old!r}")
-    if misplaced or not chosen:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("word", nargs="*", help="plant the faults with one of these words in their file or description")
+    parser.add_argument("--all", action="store_true", help="plant all faults")
+    parser.add_argument("--changed", metavar="BASE", help="plant the faults of files that changed since this commit")
+    parser.add_argument("--record", action="store_true", help="look further for tests, and write the index")
+    asked = parser.parse_args(words)
+    index = dict(line.split("\t") for line in INDEX.read_text(encoding="utf-8").splitlines())
+    every = faults(index)
+    chosen = choose(every, asked)
+    if wrong := [*mistakes(every, {fault.breaks for fault in every} if asked.record else index)]:
+        print(*wrong, sep="\n")
         return 1
+    index = {fault.breaks: fault.caught_by for fault in every}
     os.environ.update(JAX_ENABLE_X64="1", TF_CPP_MIN_LOG_LEVEL="3")  # as tests/conftest.py says, which comes too late
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # of which tests need none, and one is the kit's
-    if "--record" not in words:
-        unrecorded = [each for each in chosen if "::" not in each.caught_by]
-        print(f"{len(unrecorded)} faults have no recorded test yet, and are not planted: `--record` looks for one")
-        chosen = [each for each in chosen if each not in unrecorded]
     num_survivors = num_failing = 0
     for backend, modules in IMPORTED.items():
         of_backend = [fault for fault in chosen if fault.backend == backend]
@@ -94,58 +95,95 @@ def main(words: list[str]) -> int:
                 importlib.import_module(module)
             pytest.main(["--version", "--noconftest"])  # imports what pytest imports of itself
             gc.freeze()  # pytest collects garbage ten times, which walks through all that these modules hold
-            caught = list(plant(of_backend, "--record" in words))
+            caught = {}
+            for fault, test in plant(of_backend, every if asked.record else []):
+                caught[fault] = index[fault.breaks] = test
+                if asked.record:
+                    lines = (f"{breaks}\t{found}\n" for breaks, found in sorted(index.items()) if found)
+                    INDEX.write_text("".join(lines), encoding="utf-8")
             num_survivors += len(of_backend) - len(caught)
-            num_failing += failing_without_fault(caught, backend)
-    print(f"{len(chosen)} faults: {num_survivors} survived, {num_failing} tests fail without a fault, too")
-    return 1 if num_survivors or num_failing else 0
+            num_failing += failing_without_fault(caught.values(), backend)
+    print(f"{len(chosen)} of {len(every)} faults: {num_survivors} survived; {num_failing} tests fail without one, too")
+    return 1 if num_survivors or num_failing or (asked.word and not chosen) else 0
 
 
-def faults() -> list[Fault]:
-    """The faults of all lists."""
-    return [Fault(**fault) for path in LISTS for fault in tomllib.loads(path.read_text(encoding="utf-8"))["fault"]]
+def faults(index: dict[str, str]) -> list[Fault]:
+    """The faults of all lists, each with the test of the index."""
+    lists = {backend: INDEX.with_name(f"{backend}.toml").read_text(encoding="utf-8") for backend in IMPORTED}
+    return [
+        Fault(breaks, file, old, new, backend, index.get(breaks, ""))
+        for backend, text in lists.items()
+        for file, rows in tomllib.loads(text).items()
+        for breaks, (old, new) in rows.items()
+    ]
 
 
-def plant(chosen: list[Fault], record: bool) -> Iterator[str]:
-    """Plant faults, and give the tests that noticed them."""
-    looks = (recorded, in_its_file, in_its_folder) if record else (recorded,)
-    for look in looks:
+def mistakes(every: list[Fault], index: Collection[str]) -> Iterator[str]:
+    """Say which faults name a text that does not stand once in their file, or have a name that does not stand once."""
+    texts = {file: (ROOT / file).read_text(encoding="utf-8") for file in {fault.file for fault in every}}
+    for fault in every:
+        if texts[fault.file].count(fault.old) != 1:
+            yield f"misplaced  {fault.breaks}: the old text must stand exactly once in {fault.file}: {fault.old!r}"
+    names = Counter(fault.breaks for fault in every)
+    for name in sorted(names.keys() | index):
+        if names[name] != 1 or name not in index:
+            yield f"misnamed   {name}: must stand once in the lists, and in {INDEX.name}, which `--record` writes"
+
+
+def choose(every: list[Fault], asked: argparse.Namespace) -> list[Fault]:
+    """The faults that are asked for, or those of files that the last commit or merge changed, and a tenth of all.
+
+    The tenth is another for each commit. Without a repository all faults are planted.
+    """
+    if asked.all or asked.word:
+        return [each for each in every if asked.all or any(word in f"{each.file} {each.breaks}" for word in asked.word)]
+    try:
+        commits = git("rev-list", "--first-parent", "--max-count=2", "HEAD")
+        changed = set(git("diff", "--name-only", asked.changed or commits[-1], "--"))
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"all faults are planted: {error}")
+        return every
+    return [
+        each
+        for each in every
+        if not changed.isdisjoint((each.file, each.caught_by.split("::")[0]))
+        or (asked.record and "::" not in each.caught_by)
+        or (not asked.changed and zlib.crc32(f"{commits[0]} {each.breaks}".encode()) % 10 == 0)
+    ]
+
+
+def git(*words: str) -> list[str]:
+    """The words that git prints."""
+    return subprocess.run(("git", *words), cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+
+
+def plant(chosen: list[Fault], every: list[Fault]) -> Iterator[tuple[Fault, str]]:
+    """Plant faults, and give those that tests noticed; where there are neighbours, look for tests near theirs."""
+    for depth in range(3 if every else 1):
         missed = []
-        for fault, found in runs((fault, fault.backend, look(fault)) for fault in chosen):
-            if found.failed is None and look is not looks[-1]:
+        for fault, found in runs((fault, fault.backend, places(fault, every)[depth]) for fault in chosen):
+            if found.failed is None and every and depth < 2:
                 missed.append(fault)
                 continue
             if found.failed is not None:
-                yield found.failed
-                if found.failed != fault.caught_by and record:
-                    write(fault, found.failed)
+                yield fault, found.failed
             word = "SURVIVED" if found.failed is None else "caught"
             print(f"{word:8}  {found.seconds:5.1f} s  {fault.breaks}: {reason(fault, found)}", flush=True)
         chosen = missed
 
 
-def recorded(fault: Fault) -> list[str]:
-    """The test that noticed a fault when it was recorded, or the file where somebody expects one."""
-    return [fault.caught_by]
-
-
-def in_its_file(fault: Fault) -> list[str]:
-    """The file of that test."""
-    return [fault.caught_by.split("::")[0]]
-
-
-def in_its_folder(fault: Fault) -> list[str]:
-    """The other files of its folder."""
-    path = ROOT / fault.caught_by.split("::")[0]
-    return [str(test.relative_to(ROOT)) for test in sorted(path.parent.glob("test_*.py")) if test != path]
+def places(fault: Fault, every: list[Fault]) -> tuple[set[str], set[str], set[str]]:
+    """Where a test may notice a fault: as recorded, in files that catch faults of its file, in others of their folders."""
+    near = {each.caught_by.split("::")[0] for each in every if each.file == fault.file} - {""}
+    folders = {(ROOT / test).parent for test in near} or (ROOT / "tests").iterdir()
+    tests = {path.relative_to(ROOT).as_posix() for folder in folders for path in folder.glob("test_*.py")}
+    return {fault.caught_by} - {""}, near, tests - near
 
 
 def reason(fault: Fault, found: Verdict) -> str:
     """The test that noticed a fault, or why none did."""
-    if found.code in NO_SUCH_TEST:
-        return f"no test {fault.caught_by}; `--record` looks for another"
-    ended = "the process died" if found.code is None else f"pytest ended with {found.code}"
-    return found.failed or (f"{fault.caught_by} passes" if found.code == 0 else ended)
+    ended = "a dead process" if found.code is None else pytest.ExitCode(found.code).name
+    return found.failed or f"{fault.caught_by} ended with {ended}"
 
 
 def failing_without_fault(tests: Iterable[str], backend: str) -> int:
@@ -194,7 +232,7 @@ def run(subject: Fault | str, backend: str, tests: list[str], pipe: connection.C
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     failures = Failures()
     options = "-x", "-q", "--assert=plain", "--tb=no", "-p", "no:cacheprovider"
-    code = pytest.main([*options, *tests], plugins=[failures])
+    code = pytest.main([*options, *tests], plugins=[failures]) if tests else pytest.ExitCode.NO_TESTS_COLLECTED
     pipe.send(Verdict(failures.first, int(code), time.process_time() - start))
 
 
@@ -225,16 +263,6 @@ class Failures:
         """Keep a file that cannot be imported."""
         if report.failed and self.first is None:
             self.first = report.nodeid
-
-
-def write(fault: Fault, test: str) -> None:
-    """Record the test that noticed a fault."""
-    for path in LISTS:
-        head, *blocks = path.read_text(encoding="utf-8").split("[[fault]]\n")
-        for index, block in enumerate(blocks):
-            if tomllib.loads(block)["breaks"] == fault.breaks:
-                blocks[index] = re.sub(r"(?m)^caught_by = .*$", lambda _: f"caught_by = {json.dumps(test)}", block)
-                path.write_text("[[fault]]\n".join([head, *blocks]), encoding="utf-8")
 
 
 if __name__ == "__main__":
