@@ -62,10 +62,11 @@ def softmax(
             total = xp.where(xp.equal(total, 0.0), 1.0, total)
         total = total if empty is None else xp.where(empty, 1.0, total)  # 0 / 0 and log(0)
         log_total = xp.log(total) if logsumexp else None
-        if facts.is_sanitized and call.dropout is None:  # which could drop all that shows that a row is NaN
+        if (facts.is_sanitized or facts.is_guarded) and call.dropout is None:  # which could drop all that shows NaN
             nan = xp.isnan(total)  # 0 divided by it would be NaN in the gradient of any value
-            of_row = xp.where(nan, total, 1.0)
-            exponentials, total = xp.where(allowed, xp.multiply(exponentials, of_row), 0.0), xp.where(nan, 1.0, total)
+            if facts.is_sanitized or weights:
+                exponentials = xp.where(allowed, xp.multiply(exponentials, xp.where(nan, total, 1.0)), 0.0)
+            total = xp.where(nan, 1.0, total)
     if log_total is None:
         return exponentials, total, None, None
     log_normalizer, remainder = two_sum(top, log_total, xp)
