@@ -112,10 +112,10 @@ def test_programs_have_the_gradients_of_finite_numbers_but_of_what_attends_to_ot
     rows, columns = SIZES[0]
     arrays = [rng.standard_normal(dims) for dims in ((B, H, rows, D), (B, G, columns, D), (B, G, columns, D))]
     options = MASKS[name](put, rows, columns) | {"implementation": "dense"}
-    place = (..., -1 if hidden and argument != "query" else 1 if hidden else 0, 0)  # the last key, the second query
+    position = (..., -1 if hidden and argument != "query" else 1 if hidden else 0, 0)  # the last key, the second query
     index = ("query", "key", "value").index(argument)
     spoilt = [array.copy() for array in arrays]
-    spoilt[index][place] = number
+    spoilt[index][position] = number
     xp, factor = backend.namespace, put(rng.standard_normal((B, H, rows, D)), dtype="float32")
 
     def loss(*arrays):
@@ -126,10 +126,10 @@ def test_programs_have_the_gradients_of_finite_numbers_but_of_what_attends_to_ot
     seen = allowed_pairs(options, backend, rows, columns)
     hit = np.zeros((B, H, rows), bool)
     if argument == "query":
-        hit[..., place[1]] = True
+        hit[..., position[1]] = True
         hit &= seen.any(axis=-1)
     else:
-        hit |= seen[..., place[1]]
+        hit |= seen[..., position[1]]
     reached = (seen & hit[..., None]).reshape(B, G, -1, columns).any(axis=-2)
     clean = get(backend.value_and_grad(loss)(*put(arrays, dtype="float32"))[1])
     for mode in backend.modes[1:]:
