@@ -19,10 +19,10 @@ def dense(call: Call, facts: Facts, *, weights: bool = True, logsumexp: bool = T
 
     over the keys that query i may attend to. Asking for weights or logsumexp never changes the output.
     """
-    xp, dropout = call.xp, call.dropout
-    scores = dense_scores(call, facts, 0.0 if library_softmax(call) else -math.inf)  # (..., H, M, N)
+    xp, dropout, one_pass = call.xp, call.dropout, library_softmax(call)
+    scores = dense_scores(call, facts, 0.0 if one_pass else -math.inf)  # (..., H, M, N)
     # (..., H, M, N), their sums (..., H, M, 1), and twice (..., H, M)
-    exponentials, total, *found = softmax(scores, call, facts, weights=weights, logsumexp=logsumexp)
+    exponentials, total, *found = softmax(scores, call, facts, one_pass, weights=weights, logsumexp=logsumexp)
     kept = exponentials if dropout is None else apply_dropout(exponentials, dropout, facts.at, facts.num_heads, xp)
     output = xp.divide(averages(kept, call.value, facts, call.backend), total)  # (..., H, M, E)
     output = output if dropout is None else xp.multiply(output, dropout.scale)

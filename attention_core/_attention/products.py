@@ -22,20 +22,33 @@ def products(query: Array, key: Array, facts: Facts, backend: Backend) -> Array:
     factors, as 0 times NaN would be NaN.
     """
     xp = backend.namespace
-    query, key = _side_by_side(query, key, facts, xp)
+    query = fold_group(query, facts.group, xp=xp) if facts.is_folded else query
+    key = repeat_kv(key, facts.group, xp=xp) if facts.is_repeated else key
+    if facts.is_guarded:
+        raw = _guarded_products(query, key, backend)
+    else:
+        raw = _in_program(query, key, xp) if backend.loops.traced else xp.matmul(query, xp.matrix_transpose(key))
+    return unfold_group(raw, facts.group, xp=xp) if facts.is_folded else raw
+
+
+def _guarded_products(query: Array, key: Array, backend: Backend) -> Array:
+    xp = backend.namespace
 
     def multiply(query: Array, key: Array) -> Array:
-        if backend.loops.traced and _are_few(query, key):
-            # A compiler may write the transpose of all keys to memory; for a few queries, the product's is smaller.
-            return xp.matrix_transpose(xp.matmul(key, xp.matrix_transpose(query)))
-        return xp.matmul(query, xp.matrix_transpose(key))
+        return _in_program(query, key, xp)
 
     def tangent(factors: Arrays, _: Array, tangents: Arrays) -> Array:
         query, key = (finite_or_zero(x, xp) for x in factors)
         return xp.add(multiply(tangents[0], key), multiply(query, tangents[1]))
 
-    raw = backend.with_tangent(multiply, tangent, query, key) if facts.is_guarded else multiply(query, key)
-    return _per_head(raw, facts, xp)
+    return backend.with_tangent(multiply, tangent, query, key)
+
+
+def _in_program(query: Array, key: Array, xp: Namespace) -> Array:
+    """Products whose transpose a compiler need not write to memory: for a few queries, that of the product is small."""
+    if _are_few(query, key):
+        return xp.matrix_transpose(xp.matmul(key, xp.matrix_transpose(query)))
+    return xp.matmul(query, xp.matrix_transpose(key))
 
 
 def _are_few(query: Array, key: Array) -> bool:
@@ -52,11 +65,12 @@ def averages(weights: Array, value: Array, facts: Facts, backend: Backend) -> Ar
     weights of that row have no finite gradient, and a value that is not finite has none. Fully masked rows are 0,
     whatever their weights, and so are gradients of a value that is masked from a row of NaN.
     """
-    if facts.is_guarded:
-        return _guarded_averages(weights, value, facts, backend)
     xp = backend.namespace
-    weights, value = _side_by_side(weights, value, facts, xp)
-    return _per_head(xp.matmul(weights, value), facts, xp)
+    weights = fold_group(weights, facts.group, xp=xp) if facts.is_folded else weights
+    value = repeat_kv(value, facts.group, xp=xp) if facts.is_repeated else value
+    output = _guarded_averages(weights, value, facts, backend) if facts.is_guarded else xp.matmul(weights, value)
+    output = unfold_group(output, facts.group, xp=xp) if facts.is_folded else output
+    return xp.where(facts.empty, 0.0, output) if facts.is_guarded and facts.empty is not None else output
 
 
 def _guarded_averages(weights: Array, value: Array, facts: Facts, backend: Backend) -> Array:
@@ -71,8 +85,9 @@ def _guarded_averages(weights: Array, value: Array, facts: Facts, backend: Backe
         )
 
     def allowed_weights(weights: Array, allowed: Array) -> Array:
-        hidden = xp.where(allowed, _per_head(weights, facts, xp), 0.0)
-        return fold_group(hidden, facts.group, xp=xp) if facts.is_folded else hidden
+        if not facts.is_folded:
+            return xp.where(allowed, weights, 0.0)
+        return fold_group(xp.where(allowed, unfold_group(weights, facts.group, xp=xp), 0.0), facts.group, xp=xp)
 
     def tangent(factors: Arrays, found: Array, tangents: Arrays) -> Array:
         weights, value, allowed = factors
@@ -81,22 +96,7 @@ def _guarded_averages(weights: Array, value: Array, facts: Facts, backend: Backe
         weights = cond(is_clean(found, xp), lambda: weights, lambda: allowed_weights(weights, allowed))
         return xp.add(of_weights, xp.matmul(weights, xp.where(xp.isfinite(value), tangents[1], 0.0)))
 
-    factors = *_side_by_side(weights, value, facts, xp), facts.allowed
-    output = _per_head(backend.with_tangent(average, tangent, *factors), facts, xp)
-    return output if facts.empty is None else xp.where(facts.empty, 0.0, output)
-
-
-def _side_by_side(x: Array, y: Array, facts: Facts, xp: Namespace) -> tuple[Array, Array]:
-    """Rows (..., H, M, C) and columns (..., G, N, C) of products, with the heads of a group folded, or repeated."""
-    return (
-        fold_group(x, facts.group, xp=xp) if facts.is_folded else x,
-        repeat_kv(y, facts.group, xp=xp) if facts.is_repeated else y,
-    )
-
-
-def _per_head(x: Array, facts: Facts, xp: Namespace) -> Array:
-    """A product of folded rows, with rows of all heads."""
-    return unfold_group(x, facts.group, xp=xp) if facts.is_folded else x
+    return backend.with_tangent(average, tangent, weights, value, facts.allowed)
 
 
 def finite_or_zero(x: Array, xp: Namespace) -> Array:

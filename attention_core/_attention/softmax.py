@@ -13,7 +13,7 @@ from attention_core._attention.facts import Facts
 
 
 def softmax(
-    scores: Array, call: Call, facts: Facts, /, *, weights: bool = True, logsumexp: bool = True
+    scores: Array, call: Call, facts: Facts, one_pass: Any, /, *, weights: bool = True, logsumexp: bool = True
 ) -> tuple[Array, Any, Array | None, Array | None]:
     r"""Exponentials of the scores (..., M, N), their total (..., M, 1), and if it is asked for, the logsumexp.
 
@@ -27,10 +27,10 @@ def softmax(
     empty of keys has :math:`e_{ij} = 0`, :math:`z_i = 1` and :math:`\ell_i = -\infty`, with gradients exactly 0. Mask
     and bias decide which rows these are, never the scores. The scores may be written over.
 
-    A softmax of the library, in one pass, gives the weights, with a total of 1. Its scores are 0 in a row that is empty
-    of keys, as its gradient would be NaN otherwise, if only until the weights are chosen away. That gradient sums over
-    all keys of a row, so that no gradient may come from one that is not allowed. Guarded averages take weights as they
-    are, unless the weights are asked for, too.
+    A softmax of the library, ``one_pass``, gives the weights, with a total of 1. Its scores are 0 in a row that is
+    empty of keys, as its gradient would be NaN otherwise, if only until the weights are chosen away. That gradient sums
+    over all keys of a row, so that no gradient may come from one that is not allowed. Guarded averages take weights as
+    they are, unless the weights are asked for, too.
     """
     xp, backend, allowed, empty = call.xp, call.backend, facts.allowed, facts.empty
     num_keys = length(scores, -1, xp=xp)
@@ -38,7 +38,6 @@ def softmax(
         one = xp.ones((*shape(scores, xp=xp)[:-1], 1), dtype=scores.dtype, **on_device_of(scores))
         row = xp.squeeze(one, axis=-1)
         return (scores, one, *((xp.multiply(row, -math.inf), xp.zeros_like(row)) if logsumexp else (None, None)))
-    one_pass = library_softmax(call)
     top: Any = xp.max(scores, axis=-1, keepdims=True) if logsumexp or one_pass is None else None
     total: Any = 1.0
     if one_pass is not None:
@@ -62,10 +61,11 @@ def softmax(
             total = xp.where(xp.equal(total, 0.0), 1.0, total)
         total = total if empty is None else xp.where(empty, 1.0, total)  # 0 / 0 and log(0)
         log_total = xp.log(total) if logsumexp else None
-        if facts.is_sanitized and call.dropout is None:  # which could drop all that shows that a row is NaN
+        if (facts.is_sanitized or facts.is_guarded) and call.dropout is None:  # which could drop all that shows NaN
             nan = xp.isnan(total)  # 0 divided by it would be NaN in the gradient of any value
-            of_row = xp.where(nan, total, 1.0)
-            exponentials, total = xp.where(allowed, xp.multiply(exponentials, of_row), 0.0), xp.where(nan, 1.0, total)
+            if facts.is_sanitized or weights:
+                exponentials = xp.where(allowed, xp.multiply(exponentials, xp.where(nan, total, 1.0)), 0.0)
+            total = xp.where(nan, 1.0, total)
     if log_total is None:
         return exponentials, total, None, None
     log_normalizer, remainder = two_sum(top, log_total, xp)

@@ -97,6 +97,50 @@ def test_what_is_masked_reaches_nothing_and_what_is_attended_shows(
         assert not hidden or not gradients[list(shapes).index(argument)][places].any()
 
 
+@pytest.mark.needs("compilation", "gradients", lambda backend: backend.loops.traced)
+@pairwise(
+    number=[math.nan, math.inf],
+    name=["array", "lengths", "no keys"],
+    argument=["query", "key", "value"],
+    hidden=[True, False],
+    both=[True, False],
+)
+def test_programs_have_the_gradients_of_finite_numbers_but_of_what_attends_to_others(
+    number, name, argument, hidden, both, backend, put, get, rng
+):
+    """Of the dense form, which looks inside of a program; with weights or without them."""
+    rows, columns = SIZES[0]
+    arrays = [rng.standard_normal(dims) for dims in ((B, H, rows, D), (B, G, columns, D), (B, G, columns, D))]
+    options = MASKS[name](put, rows, columns) | {"implementation": "dense"}
+    position = (..., -1 if hidden and argument != "query" else 1 if hidden else 0, 0)  # the last key, the second query
+    index = ("query", "key", "value").index(argument)
+    spoilt = [array.copy() for array in arrays]
+    spoilt[index][position] = number
+    xp, factor = backend.namespace, put(rng.standard_normal((B, H, rows, D)), dtype="float32")
+
+    def loss(*arrays):
+        found = attention(*arrays, **options, return_weights=both)
+        total = xp.sum(xp.multiply(found.output if both else found, factor))
+        return xp.add(total, xp.sum(xp.multiply(found.weights, found.weights))) if both else total
+
+    seen = allowed_pairs(options, backend, rows, columns)
+    hit = np.zeros((B, H, rows), bool)
+    if argument == "query":
+        hit[..., position[1]] = True
+        hit &= seen.any(axis=-1)
+    else:
+        hit |= seen[..., position[1]]
+    reached = (seen & hit[..., None]).reshape(B, G, -1, columns).any(axis=-2)
+    clean = get(backend.value_and_grad(loss)(*put(arrays, dtype="float32"))[1])
+    for mode in backend.modes[1:]:
+        program = backend.compile(backend.value_and_grad(loss), mode=mode)
+        found = get(program(*put(spoilt, dtype="float32"))[1])
+        for one, other, of_rows in zip(found, clean, (hit, reached, reached), strict=True):
+            np.testing.assert_allclose(one[~of_rows], other[~of_rows], rtol=0, atol=1e-5)
+        if hit.any() and (math.isnan(number) or argument == "value"):  # a score of -inf has the weight 0
+            assert not np.isfinite(found[0][hit]).all(axis=-1).any()
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 3e38])
 def test_a_bias_behind_a_mask_reaches_nothing(number, way, put, get, rng):
