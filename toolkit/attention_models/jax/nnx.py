@@ -11,6 +11,8 @@ class Decoder(_Made):
 
     Examples
     --------
+    >>> import jax.numpy as jnp
+    >>> from flax import nnx
     >>> Decoder(50, 8, 2, 16, num_layers=2, rngs=nnx.Rngs(0))(jnp.asarray([[3, 14, 15]])).shape
     (1, 3, 50)
     """
