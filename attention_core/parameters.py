@@ -68,18 +68,12 @@ class RMSNorm(NamedTuple):
 
 
 class MultiHeadAttention(NamedTuple):
-    """Projections of multi-head attention; if ``output`` is ``None``, the merged heads are the result.
-
-    ``extra_key`` (G * D,) and ``extra_value`` (G * E,), both or neither, are a learned key and value that are appended
-    to those projected, and that no mask hides.
-    """
+    """Projections of multi-head attention; if ``output`` is ``None``, the merged heads are the result."""
 
     query: Linear
     key: Linear
     value: Linear
     output: Linear | None = None
-    extra_key: Array | None = None
-    extra_value: Array | None = None
 
 
 class FeedForward(NamedTuple):

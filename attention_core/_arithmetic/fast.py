@@ -153,11 +153,6 @@ def lookup(table: Array, ids: Array, dims: tuple[Any, ...], /, *, xp: Namespace)
     return xp.reshape(rows, (*shape(ids, xp=xp), shape(table, xp=xp)[1]))
 
 
-def broadcast_batch(x: Array, dims: tuple[Any, ...], /, *, xp: Namespace) -> Array:
-    """The same array for the whole batch."""
-    return xp.broadcast_to(x, dims)
-
-
 def max_pool(x: Array, /, *, xp: Namespace) -> Array:
     """The maximum of each window, (..., window, C) -> (..., C)."""
     return xp.max(x, axis=-2)

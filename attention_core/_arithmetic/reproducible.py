@@ -38,7 +38,7 @@ from attention_core._arithmetic.products import (
     matmul_over_positions,
     row_dots,
 )
-from attention_core._arrays import Array, Arrays, Gradients, Namespace, on_device_of, scalar_like, shape, take_rows
+from attention_core._arrays import Array, Arrays, Gradients, Namespace, scalar_like, shape, take_rows
 from attention_core._backend import Backend, Operation, register
 from attention_core.parameters import PreparedWeight
 from attention_core.random import Dropout, dropout_mask
@@ -354,14 +354,6 @@ def lookup(table: Array, ids: Array, dims: tuple[Any, ...], /, *, xp: Namespace)
     """Rows of a table, (rows, C), for ids of these dimensions; the gradient of a row is an exact sum."""
     (output,) = run(LOOKUP, Constants(), table, xp.reshape(xp.broadcast_to(ids, dims), (-1,)), xp=xp)
     return xp.reshape(output, (*dims, shape(table, xp=xp)[1]))
-
-
-def broadcast_batch(x: Array, dims: tuple[Any, ...], /, *, xp: Namespace) -> Array:
-    """The same array, (G, 1, D), for the whole batch: looked up as the only row of a table."""
-    *leading, num_kv_heads, length, width = dims
-    ids = xp.zeros((1,) * len(leading), dtype=xp.int32, **on_device_of(x))
-    rows = lookup(xp.reshape(x, (1, -1)), ids, tuple(leading), xp=xp)
-    return xp.reshape(rows, (*leading, num_kv_heads, length, width))
 
 
 def _lookup_forward(plan: Constants, arrays: Arrays, backend: Backend) -> Arrays:

@@ -195,7 +195,7 @@ def _attend_shards(query: Array, key: Array, value: Array, options: dict[str, An
     """Attention of a sequence of which this rank holds a shard, by a strategy of its group."""
     shards = options["shards"]
     known, here, lengths = _placed(query, key, value, options)
-    if here.size == 1 and isinstance(here.split, str) and lengths[1] == key.shape[-2]:  # the whole, in order
+    if here.size == 1 and lengths[1] == key.shape[-2]:  # the whole, in order
         return checked_attention(query, key, value, {**options, "shards": None})
     sharded = _sharded(query, key, value, options, known, here, lengths)
     strategy, wants_logsumexp = taken_strategy(sharded, shards.strategy), options.get("return_logsumexp", False)

@@ -379,8 +379,6 @@ def check_layer(
     check_floating("x", x)
     check_multi_head(layer.attention, (x, x, x), mask=None, **heads)
     check_options(x, num_heads, **{name: settled[name] for name in (*NUMBERS, "implementation", "arithmetic")})
-    if layer.attention.extra_key is not None:
-        raise ValueError(f"expected {name}.attention without extra_key; got one")
     channels, width = sizes(x)[-1], sizes(layer.attention.query.weight)[1]
     width = None if width is None else width // num_heads
     for norm in ("attention_norm", "feed_forward_norm", "attention_post_norm", "feed_forward_post_norm"):

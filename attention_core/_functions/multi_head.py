@@ -12,9 +12,7 @@ from attention_core._arrays import (
     ArrayT,
     Namespace,
     cast_to,
-    on_device_of,
     one_program,
-    shape,
     shape_text,
     shapes_differ,
     sizes,
@@ -40,13 +38,12 @@ from attention_core._checks import (
     once_per_signature,
     plain_integer,
 )
-from attention_core._functions.attention import check_options, checked_attention, option_arrays, with_causal
+from attention_core._functions.attention import check_options, checked_attention, option_arrays
 from attention_core._functions.constants import with_constants
 from attention_core._functions.heads import merge_channels, split_channels
 from attention_core._functions.options import Options, PlainOptions, options_but
 from attention_core._functions.shards import check_shared, place_of, whole_lengths
-from attention_core.masks import Appended, Mask
-from attention_core.masks._mask import as_mask
+from attention_core.masks import Mask
 from attention_core.masks._tree import check_mask, mask_arrays
 from attention_core.parameters import Linear, MultiHeadAttention
 
@@ -134,7 +131,7 @@ def multi_head_attention(
     ----------
     parameters : MultiHeadAttention
         ``query`` of shape (C, H * D), ``key`` of shape (C', G * D), ``value`` of shape (C'', G * E), and ``output`` of
-        shape (H * E, C) or ``None``. With an extra key and value there are N + 1 keys; no mask hides the last.
+        shape (H * E, C) or ``None``.
     query : Array, shape (..., M, C)
         16-bit types are computed in float32 and rounded once.
     key : Array, shape (..., N, C'), optional
@@ -207,13 +204,6 @@ def attend_heads(
     counts = num_heads, num_kv_heads, num_kv_heads
     heads = [split(x, num_heads=count, xp=xp) for x, count in zip((query, key, value), counts, strict=True)]
     query, key, value = heads if prepare is None else prepare(*heads)
-    if parameters.extra_key is not None:
-        length = shape(key, xp=xp)[-2]
-        mask = _mask_with_extra_key(options.get("mask"), options.pop("is_causal", False), length)
-        bias = options.get("bias")
-        options |= {"mask": mask, "bias": None if bias is None else _bias_with_extra_key(bias, length, xp)}
-        key = _append_extra(key, parameters.extra_key, num_kv_heads, ops, xp=xp)
-        value = _append_extra(value, parameters.extra_value, num_kv_heads, ops, xp=xp)
     result = checked_attention(query, key, value, {"implementation": "auto", **options, "xp": xp})
     output = one_program(merge_channels, xp)(result.output, xp=xp)
     if parameters.output is not None:
@@ -226,28 +216,6 @@ def _checked_heads(prepare: Callable[..., tuple[Array, Array, Array]], *heads: A
     prepared = prepare(*heads)
     check_prepared(prepared)
     return prepared
-
-
-def _append_extra(heads: Array, extra: Array, num_kv_heads: int, ops: Any, xp: Namespace) -> Array:
-    """Append a key or value (G * D,), the same for the whole batch, to heads (..., G, N, D)."""
-    *leading, _, width = shape(heads, xp=xp)
-    last = split_channels(xp.reshape(extra, (1, -1)), num_heads=num_kv_heads, xp=xp)
-    return xp.concat([heads, ops.broadcast_batch(last, (*leading, 1, width), xp=xp)], axis=-2)
-
-
-def _mask_with_extra_key(mask: Mask | Array | None, is_causal: bool, length: Any) -> Mask | None:
-    """Extend a mask by one key, to which all queries may attend."""
-    if isinstance(length, int) and length == 0:
-        return None
-    rule = with_causal(mask, is_causal)
-    return None if rule is None else Appended(as_mask(rule), length)
-
-
-def _bias_with_extra_key(bias: Array, length: Any, xp: Namespace) -> Array:
-    """A bias over one key more than there are, which is 0 for the last."""
-    dims = shape(bias, xp=xp)[:-1]
-    last = xp.zeros((*dims, 1), dtype=bias.dtype, **on_device_of(bias))
-    return xp.concat([xp.broadcast_to(bias, (*dims, length)), last], axis=-1)
 
 
 @once_per_signature
@@ -283,12 +251,9 @@ def _check_call(
 def check_projections(name: str, parameters: MultiHeadAttention) -> None:
     """Raise unless the parameters are projections."""
     check_parameters(name, parameters, MultiHeadAttention)
-    for field, projection in zip(parameters._fields[:4], parameters[:4], strict=True):
+    for field, projection in parameters._asdict().items():
         if not (projection is None and field == "output"):
             check_parameters(f"{name}.{field}", projection, Linear)
-    if (parameters.extra_key is None) != (parameters.extra_value is None):
-        present, absent = ("key", "value") if parameters.extra_value is None else ("value", "key")
-        raise ValueError(f"expected {name}.extra_{absent} besides {name}.extra_{present}; got None")
 
 
 def check_multi_head(
@@ -315,27 +280,15 @@ def check_multi_head(
         )
     _check_sequences(query, key, value)
     _check_widths(parameters, num_heads, num_kv_heads)
-    for name in ("key", "value"):
-        extra, weight = getattr(parameters, f"extra_{name}"), getattr(parameters, name).weight
-        if extra is not None:
-            check_vector(f"extra_{name}", extra, sizes(weight)[1], f"the {name} projection", model=weight)
     if shards is not None:
-        _check_shards(parameters, (query, key, mask, bias), num_heads, shards)
+        here, _ = place_of(shards, query)
+        check_shared(query, mask, bias, whole_lengths(shards, here, query, key), num_heads)
         return
     target = (*sizes(query)[:-2], num_heads, sizes(query)[-2], sizes(key)[-2])
     if mask is not None:
         check_mask(mask, target, query)
     if bias is not None:
         check_bias(bias, query, target)
-
-
-def _check_shards(parameters: MultiHeadAttention, arrays: tuple[Any, ...], num_heads: int, shards: Any) -> None:
-    """Raise unless inputs, mask and bias fit what ranks share."""
-    query, key, mask, bias = arrays
-    if parameters.extra_key is not None:
-        raise ValueError("expected parameters without an extra key with shards; got one")
-    here, _ = place_of(shards, query)
-    check_shared(query, mask, bias, whole_lengths(shards, here, query, key), num_heads)
 
 
 def _check_sequences(query: Array, key: Array, value: Array) -> None:

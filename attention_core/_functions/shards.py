@@ -8,17 +8,7 @@ from typing import Any
 from attention_core._arrays import Array, shape_text, sizes, type_text
 from attention_core._attention.blocks.grid import pad
 from attention_core._attention.shards.operations import gather
-from attention_core._attention.shards.splits import (
-    SPLITS,
-    Place,
-    Runs,
-    Shards,
-    count_of,
-    cut,
-    own,
-    stack_of,
-    wrong_position,
-)
+from attention_core._attention.shards.splits import SPLITS, Place, Shards, cut, own, stack_of
 from attention_core._attention.shards.strategies import STRATEGIES
 from attention_core._backend import Backend, array_namespace, backend_for
 from attention_core._checks import check_bias, check_choice, check_positive
@@ -59,9 +49,9 @@ def shard(x: Array, shards: Shards, /, *, axis: int = -2) -> Array:
     >>> torch.distributed.destroy_process_group()  # doctest: +SKIP
     """
     here, backend = place_of(shards, x, axis)
-    xp, length, expected = backend.namespace, x.shape[axis], _length(shards, here)
-    if expected not in (None, length):
-        raise ValueError(f"expected {expected} positions, the length of shards; got {shape_text(x)}")
+    xp, length = backend.namespace, x.shape[axis]
+    if shards.length not in (None, length):
+        raise ValueError(f"expected {shards.length} positions, the length of shards; got {shape_text(x)}")
     fill = here.padded(length) - length
     return own(stack_of(pad(x, axis, fill, xp), axis, here.split, here.size, xp), here.rank, xp)
 
@@ -136,11 +126,7 @@ def place_of(shards: Any, like: Array, axis: int = -2) -> tuple[Place, Backend]:
     """
     if not isinstance(shards, Shards):
         raise TypeError(f"expected shards as Shards(group, ...); got {type_text(shards)}")
-    split = shards.split
-    if isinstance(split, str):
-        check_choice("a split of shards", split, SPLITS)
-    else:
-        split = _checked_runs(split)
+    check_choice("a split of shards", shards.split, SPLITS)
     check_choice("a strategy of shards", shards.strategy, STRATEGIES)
     if shards.length is not None:
         check_positive("the length of shards", shards.length)
@@ -155,39 +141,7 @@ def place_of(shards: Any, like: Array, axis: int = -2) -> tuple[Place, Backend]:
             f"expected shards with arrays of {WITH_COLLECTIVES}, on groups of which they run; got {backend.name}"
         )
     group = lent.name_of(shards.group)
-    here = Place(group, lent.size(group), lent.rank(group), split)
-    if not isinstance(split, str):
-        if len(split) != here.size:
-            raise ValueError(f"expected runs of shards for each of {here.size} ranks; got them for {len(split)}")
-        if shards.length not in (None, _length(shards, here)):
-            raise ValueError(f"expected runs of shards for {shards.length} positions; got {_length(shards, here)}")
-    return here, backend
-
-
-def _checked_runs(split: Any) -> tuple[Runs, ...]:
-    """Runs for each rank, as tuples, once they are known to hold each position once."""
-    try:
-        index = operator.index
-        runs = tuple(
-            [tuple([(index(first), index(step), index(count)) for first, step, count in each]) for each in split]
-        )
-        is_right = all(first >= 0 and step > 0 and count > 0 for each in runs for first, step, count in each)
-    except (TypeError, ValueError):
-        is_right = False
-    if not is_right:
-        raise TypeError(
-            f"expected a split of shards out of {', '.join(SPLITS)}, or for each rank a sequence of runs"
-            f" (first, step, length); got {type_text(split)}"
-        )
-    wrong = wrong_position(runs)
-    if wrong is not None:
-        raise ValueError(f"expected runs of shards that hold each position once; got runs that do not hold {wrong} so")
-    return runs
-
-
-def _length(shards: Shards, here: Place) -> int | None:
-    """The length of the whole, where it is told."""
-    return shards.length if isinstance(here.split, str) else sum(map(count_of, here.split))
+    return Place(group, lent.size(group), lent.rank(group), shards.split), backend
 
 
 def whole_length(name: str, x: Array, axis: int, shards: Shards, here: Place) -> int:
@@ -198,7 +152,7 @@ def whole_length(name: str, x: Array, axis: int, shards: Shards, here: Place) ->
     ValueError
         When ranks do not share it out evenly, or it is not that of the shards.
     """
-    rows, length = x.shape[axis], _length(shards, here)
+    rows, length = x.shape[axis], shards.length
     whole = rows * here.size
     hint = "shard(x, shards) pads to it, and Shards(length=...) tells the length"
     padded = here.padded(whole if length is None else length)

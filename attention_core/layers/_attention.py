@@ -14,7 +14,7 @@ from attention_core._backend import common_namespace
 from attention_core._checks import check_boolean, check_rank
 from attention_core._functions.attention import scaled_dot_product_attention
 from attention_core._functions.multi_head import multi_head_attention
-from attention_core.layers._layer import Initial, Layer, all_masks, linear_spec
+from attention_core.layers._layer import Layer, all_masks, linear_spec
 from attention_core.masks import Mask
 
 
@@ -147,8 +147,6 @@ class MultiHeadAttention(Layer):
     bias : bool
         Whether projections have a bias, unless the next four say otherwise.
     query_bias, key_bias, value_bias, output_bias : bool, optional
-    extra_key_value : bool
-        Whether to append a learned key and value, as ``add_bias_kv`` in PyTorch.
     zero_attention : bool
         Whether to append a key and a value of zeros, as ``add_zero_attn`` in PyTorch: a sink of score 0.
     scale, softcap, is_causal, dropout, implementation, arithmetic
@@ -176,7 +174,6 @@ class MultiHeadAttention(Layer):
     key_bias: bool | None = None
     value_bias: bool | None = None
     output_bias: bool | None = None
-    extra_key_value: bool = False
     zero_attention: bool = False
     scale: float | None = None
     softcap: float | None = None
@@ -203,7 +200,7 @@ class MultiHeadAttention(Layer):
 
     @property
     def parameters(self) -> trees.MultiHeadAttention:
-        """Specs of the projections, and of the extra key and value."""
+        """Specs of the projections."""
         key_channels = self.channels if self.key_channels is None else self.key_channels
         value_channels = key_channels if self.value_channels is None else self.value_channels
         head_dim = self.channels // self.num_heads if self.head_dim is None else self.head_dim
@@ -218,8 +215,7 @@ class MultiHeadAttention(Layer):
         settings = (getattr(self, name) for name in _BIASES)
         biases = (self.bias if setting is None else setting for setting in settings)
         query, key, value, output = (linear_spec(*dims, bias) for dims, bias in zip(widths, biases, strict=True))
-        extra = (Initial((dims[1],), "truncated_normal") for dims in widths[1:3]) if self.extra_key_value else ()
-        return trees.MultiHeadAttention(query, key, value, output if self.output else None, *extra)
+        return trees.MultiHeadAttention(query, key, value, output if self.output else None)
 
     def __call__(
         self,

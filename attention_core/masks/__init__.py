@@ -17,7 +17,6 @@ from attention_core.masks._converters import (
 )
 from attention_core.masks._mask import And, Given, Mask, Not, Or, Positions, Spans
 from attention_core.masks._rules import (
-    Appended,
     Causal,
     KeyLengths,
     MaskFunction,
@@ -29,7 +28,6 @@ from attention_core.masks._tree import Leaf, flatten, unflatten
 
 __all__ = [
     "And",
-    "Appended",
     "Causal",
     "Given",
     "KeyLengths",

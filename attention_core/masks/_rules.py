@@ -48,7 +48,6 @@ from attention_core.masks._mask import (
     Positions,
     Sizes,
     Spans,
-    logical_or,
 )
 
 
@@ -319,38 +318,6 @@ class MaskFunction(Mask):
         if isinstance(at, PairPositions) and len(result.shape) > 2:
             _ = at.head  # raises: an axis more than those of queries and keys comes from batch or head
         return result
-
-
-@dataclass(frozen=True, eq=False)
-class Appended(Mask):
-    """The pairs that a mask allows among the first ``length`` keys, and all keys that were appended to them.
-
-    Parameters
-    ----------
-    mask : Mask
-    length : int or Array of int, shape ()
-        Positive.
-    """
-
-    mask: Mask
-    length: Any
-
-    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
-        inner = self.mask.allowed(at._replace(key=self._among(at.key, xp)), xp=xp)
-        return xp.logical_or(inner, xp.greater_equal(at.key, self.length))
-
-    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
-        among = Spans(self._among(key.first, xp), self._among(key.last, xp), key.size)
-        some, every = self.mask.blocks(query, among, xp=xp)
-        # A block that has both kinds of keys is classified by the last of the first ones, too: `_among` clamps to it.
-        appended = xp.greater_equal(key.last, self.length), xp.greater_equal(key.first, self.length)
-        return logical_or(some, appended[0], xp), logical_or(every, appended[1], xp)
-
-    def _among(self, positions: Array, xp: Namespace) -> Array:
-        return xp.minimum(positions, xp.subtract(self.length, 1) if hasattr(self.length, "dtype") else self.length - 1)
-
-    def check(self, target: Sizes, /) -> None:
-        self.mask.check((*target[:-1], self.length if isinstance(self.length, int) else None))
 
 
 def is_top_left_causal(mask: Any, /) -> bool:

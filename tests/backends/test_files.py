@@ -45,9 +45,7 @@ DTYPES = [
 ]
 LAYERS = [
     layers.DotProductAttention(softcap=3.0),
-    layers.MultiHeadAttention(
-        12, 3, key_channels=5, value_channels=7, extra_key_value=True, query_bias=False, dropout=0.1
-    ),
+    layers.MultiHeadAttention(12, 3, key_channels=5, value_channels=7, query_bias=False, dropout=0.1),
     layers.MultiHeadAttention(12, 6, 2, bias=False, output=False),
     layers.FeedForward(4, 9, output_channels=3),
     layers.EncoderLayer(8, 2, 16, epsilon=1e-12),

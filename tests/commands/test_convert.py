@@ -73,8 +73,8 @@ def test_our_own_files_need_no_options_and_keep_the_settings(path_of):
     out = converted(path_of("a"), path_of("b"), "--from", "attention-core", "--to", "torch")
     assert out.splitlines() == [
         f"{path_of('b')}: 624 values",
-        "torch.nn.MultiheadAttention(embed_dim=12, num_heads=3, dropout=0.5, bias=True, add_bias_kv=False, "
-        "add_zero_attn=False, kdim=12, vdim=12)",
+        "torch.nn.MultiheadAttention(embed_dim=12, num_heads=3, dropout=0.5, bias=True, add_zero_attn=False, "
+        "kdim=12, vdim=12)",
     ]
     converted(
         path_of("b"), path_of("c"), "--from", "torch", "--to", "attention-core", "--num-heads", 3, "--dropout", 0.5

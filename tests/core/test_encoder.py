@@ -103,41 +103,6 @@ def test_options_of_attention_are_passed_on(parameters, inputs, rng, put, get):
     assert got.weights is None
 
 
-@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
-@pytest.mark.parametrize("columns", [N, 0])
-def test_an_extra_key_is_seen_by_all_queries(columns, implementation, rng, put, get):
-    """As if it stood behind the others, with no mask and no bias there."""
-    p = MultiHeadAttention(*(affine(rng, C, heads * D) for heads in (H, G, G)))
-    p = p._replace(extra_key=rng.standard_normal(G * D), extra_value=rng.standard_normal(G * D))
-    query, key = rng.standard_normal((2, M, C)), rng.standard_normal((2, columns, C))
-    lengths, bias = np.array([columns // 2, 0]), rng.standard_normal((H, M, 1))
-    allowed = np.arange(columns + 1) < lengths[:, None, None, None]
-    allowed = (allowed & (np.arange(columns + 1) <= np.arange(M)[:, None])) | (np.arange(columns + 1) == columns)
-
-    def head(h):
-        of_head, shared = slice(h * D, (h + 1) * D), slice(h // (H // G) * D, (h // (H // G) + 1) * D)
-        keys, values = (
-            np.concatenate([apply(projection, key), np.broadcast_to(extra, (2, 1, G * D))], -2)[..., shared]
-            for projection, extra in ((p.key, p.extra_key), (p.value, p.extra_value))
-        )
-        added = np.where(np.arange(columns + 1) < columns, bias[h], 0.0)
-        s = apply(p.query, query)[..., of_head] @ np.swapaxes(keys, -1, -2) / math.sqrt(D) + added
-        return softmax(np.where(allowed[:, 0], s, -np.inf)) @ values
-
-    found = ac.multi_head_attention(
-        put(p),
-        put(query),
-        put(key),
-        num_heads=H,
-        num_key_value_heads=G,
-        mask=ac.KeyLengths(put(lengths)),
-        is_causal=True,
-        bias=put(bias),
-        implementation=implementation,
-    )
-    close(get(found), np.concatenate([head(h) for h in range(H)], -1))
-
-
 def encoder(rng):
     attention = MultiHeadAttention(*(affine(rng, C, C) for _ in range(4)))
     norms = [LayerNorm(rng.standard_normal(C), rng.standard_normal(C)) for _ in range(2)]
@@ -246,7 +211,7 @@ def test_wrong_inputs_and_heads_are_named(parameters, inputs, rng, put):
         (lambda: ac.multi_head_attention(p, put(inputs[0][:1]), k, v, **heads), ValueError, r"expected key with the leading axes of query \(1, 6, 10\); got \(2, 7, 8\)"),
         (lambda: ac.multi_head_attention(put(parameters._replace(output=Linear(np.ones((19, C))))), q, k, v, **heads), ValueError, r"expected output projection.weight \(20, out\)"),
         (lambda: ac.multi_head_attention(put(parameters._replace(output=Linear(np.ones((20, C)), np.ones(3)))), q, k, v, **heads), ValueError, r"expected output projection.bias \(10,\)"),
-        (lambda: ac.multi_head_attention(None, q, k, v, **heads), TypeError, r"expected attention as MultiHeadAttention\(query, key, value, output, extra_key, extra_value\); got NoneType"),
+        (lambda: ac.multi_head_attention(None, q, k, v, **heads), TypeError, r"expected attention as MultiHeadAttention\(query, key, value, output\); got NoneType"),
         (lambda: ac.multi_head_attention(MultiHeadAttention(q, q, q), q, **heads), TypeError, r"expected attention.query as Linear\(weight, bias\); got"),
         (lambda: ac.functions.encoder_layer(put(e)._replace(attention_norm=None), x, num_heads=2), TypeError, r"expected attention_norm as LayerNorm\(scale, offset\); got NoneType"),
         (lambda: ac.functions.encoder_layer(put(e), x, num_heads=3), ValueError, "share out evenly; got 10"),

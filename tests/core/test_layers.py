@@ -16,7 +16,7 @@ from attention_core.random import Dropout, dropout_mask, plain_seed
 
 LAYERS = {
     "dot product": layers.DotProductAttention(scale=0.5, dropout=0.1),
-    "multi-head": layers.MultiHeadAttention(12, 3, key_bias=False, extra_key_value=True),
+    "multi-head": layers.MultiHeadAttention(12, 3, key_bias=False),
     "grouped": layers.MultiHeadAttention(12, 6, num_key_value_heads=2, value_head_dim=3, output_channels=5),
     "feed-forward": layers.FeedForward(4, 8, bias=False),
     "encoder": layers.EncoderLayer(12, 3, 8, norm_first=False),

@@ -9,7 +9,7 @@ import pytest
 import attention_core as ac
 from attention_core._attention.call import score_positions
 from attention_core._attention.scores import allowed_by
-from attention_core.masks import Appended, Given, Spans, is_top_left_causal
+from attention_core.masks import Given, Spans, is_top_left_causal
 from attention_core.masks._mask import LIMIT, Band
 from attention_core.masks._rules import rule_of
 
@@ -30,8 +30,6 @@ RULES = {
     "and": (ac.Causal(offset=1) & ac.SlidingWindow(left=1), (J <= I + 1) & (J >= I - 1)),
     "or": (ac.Causal(offset=-1) | ac.KeyLengths(2), (J <= I - 1) | (J < 2)),
     "not": (~ac.Causal(), J > I),
-    "appended": (Appended(ac.Causal(offset=-1) & ac.KeyLengths(3), 5), ((J <= I - 1) & (J < 3)) | (J >= 5)),
-    "appended to few": (Appended(~ac.KeyLengths(1), 1), (J >= 1) & (I >= 0)),
     "nested": (~(ac.Causal() & ~ac.KeyLengths(1)), ~((J <= I) & (J >= 1))),
 }
 

@@ -11,7 +11,6 @@ from option_helpers import calls
 import attention_core as ac
 import attention_models as models
 from attention_core import cache, functions, initializers, layers, masks, pieces, random, scores, weights
-from attention_core.parameters import Linear, MultiHeadAttention
 from attention_models import layouts
 
 MODULES = (ac, cache, functions, initializers, layers, layouts, models, masks, pieces, random, scores, weights)
@@ -71,15 +70,3 @@ def test_the_options_above_are_those_that_there_are():
     names = {flag for _, flag in OPTIONS}
     assert {"is_causal", "return_weights", "return_logsumexp", "norm_first", "pool", "ragged", "interleaved"} <= names
     assert len(OPTIONS) > 25
-
-
-def test_a_bias_may_be_a_number_in_an_array_next_to_an_extra_key(put, get, rng):
-    weight = put(rng.standard_normal((4, 4)))
-    one = Linear(weight)
-    extra = put(rng.standard_normal(4))
-    heads = MultiHeadAttention(one, one, one, one, extra, extra)
-    x = put(rng.standard_normal((3, 4)))
-    found, expected = (
-        get(ac.multi_head_attention(heads, x, num_heads=2, bias=put(np.full(dims, 0.5)))) for dims in ((), (3, 3))
-    )
-    np.testing.assert_allclose(found, expected, rtol=1e-13)

@@ -139,7 +139,7 @@ def test_layers_take_the_setting(kind, backend, rng):
     definition = {
         "EncoderLayer": layers.EncoderLayer(16, 2, 32, dropout=0.1),
         "FeedForward": layers.FeedForward(16, 32, dropout=0.1),
-        "MultiHeadAttention": layers.MultiHeadAttention(16, 2, extra_key_value=True, dropout=0.1),
+        "MultiHeadAttention": layers.MultiHeadAttention(16, 2, dropout=0.1),
         "Embeddings": layers.Embeddings(11, 9, 16, 2, dropout=0.1),
         "SaganAttention": layers.SaganAttention(16, data_format="channels_first"),
     }[kind]

@@ -23,7 +23,7 @@ WAYS = (
     (3, "contiguous", "gather", 13),
     (4, "zigzag", "ring", 13),
     (2, "zigzag", "heads", 16),
-    (2, "striped", "auto", 16),
+    (2, "contiguous", "auto", 16),
 )
 
 

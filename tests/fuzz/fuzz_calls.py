@@ -79,9 +79,7 @@ TABLE = Made(
 OPTIONS: dict[str, Any] = {"mask": MASK, "bias": _floats(4, 3, 6), "is_causal": False, "scale": 0.5, "softcap": 2.0}
 FAST = {"score_mod": TABLE, "sinks": _floats(4), "dropout": DROPOUT, "implementation": "auto", "arithmetic": "fast"}
 RETURNS = {"return_weights": False, "return_logsumexp": True}
-HEADS = parameters.MultiHeadAttention(
-    _linear(6, 20), _linear(7, 10), _linear(5, 6), _linear(12, 4), _floats(10), _floats(6)
-)
+HEADS = parameters.MultiHeadAttention(_linear(6, 20), _linear(7, 10), _linear(5, 6), _linear(12, 4))
 SELF = parameters.MultiHeadAttention(_linear(8, 8), _linear(8, 8), _linear(8, 8), _linear(8, 8))
 FORWARD = parameters.FeedForward(_linear(8, 5), _linear(5, 8))
 GATED = parameters.GatedFeedForward(_linear(8, 5), _linear(8, 5), _linear(5, 8))

@@ -20,7 +20,7 @@ from attention_models.gguf import load_gguf
 from attention_models.layouts import LayoutError
 
 LAYERS = (
-    layers.MultiHeadAttention(6, 2, dropout=0.1, extra_key_value=True),
+    layers.MultiHeadAttention(6, 2, dropout=0.1),
     layers.SaganAttention(8, head_channels=2),
     layers.Embeddings(5, 4, 6, num_segments=2),
     layers.DotProductAttention(softcap=2.0),

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, PartitionSpec
-from shard_helpers import differentiated, in_order, inputs, loss_of, options_of, pages, with_arrays
+from shard_helpers import differentiated, in_order, inputs, loss_of, options_of, with_arrays
 
 import attention_core as ac
 from attention_conformance.cases.identical import IDENTICAL
@@ -21,7 +21,7 @@ from attention_jax.collectives import JaxCollectives
 CASES = [
     ("segments", 4, "zigzag", "gather", 13, "fast", "float64"),
     ("dropout and score_mod", 4, "zigzag", "heads", 13, "fast", "float64"),
-    ("sinks", 8, "striped", "gather", 16, "fast", "float64"),
+    ("sinks", 8, "contiguous", "gather", 16, "fast", "float64"),
     ("bias", 4, "zigzag", "ring", 13, "fast", "float64"),
     ("window", 8, "contiguous", "ring", 32, "fast", "float64"),
 ]
@@ -136,13 +136,13 @@ def published_bits(name, *way):
 def main(path):
     """Run all cases."""
     exact = {"mask": ac.Causal(offset=11), "arithmetic": "reproducible"}
-    found = {"merge": decoded(8, ac.Shards("ranks", pages(8, 13, 1), "merge"), **exact)}
+    found = {"merge": decoded(8, ac.Shards("ranks", "zigzag", "merge", 13), **exact)}
     for case in CASES:
         name, size, split, strategy, length, arithmetic, dtype = case
         shards = ac.Shards("ranks", split, strategy, length)
         settings = name, length, arithmetic, dtype, (4, 4) if strategy == "heads" else (4, 2)
         found[case] = results(*settings, shards, size), results(*settings)
-    shards = ac.Shards("ranks", ((((0, 1, 3), (8, 1, 5))), (((3, 1, 5),))), "gather")
+    shards = ac.Shards("ranks", "contiguous", "gather", 13)
     settings = "causal", 13, "fast", "float64", (4, 2)
     found["checkpoint"] = results(*settings, shards, 2, wrap=jax.checkpoint), results(*settings)
     found["published"] = published_bits("shared-spread-gradient", 3, "gather", "zigzag")

@@ -27,16 +27,12 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from shard_helpers import NAMES, RUNS, inputs, joined, of_rank, options_of, whole
+from shard_helpers import NAMES, inputs, joined, of_rank, options_of, whole
 
 import attention_core as ac
 
 LENGTH = 13
-WAYS = [
-    *itertools.product(("gather", "ring"), ("contiguous", "zigzag", "striped", RUNS)),
-    *itertools.product(("heads",), ("contiguous", "zigzag", "striped")),
-    *itertools.product(("merge",), ("contiguous", "striped", RUNS)),
-]
+WAYS = [*itertools.product(("gather", "ring", "heads"), ("contiguous", "zigzag")), ("merge", "contiguous")]
 
 
 def largest_error(pair):
@@ -60,7 +56,7 @@ def of_gloo(dtype):
         dist.init_process_group("gloo")
     groups = {size: dist.new_group(list(range(size))) for size in (2, 3, 4)}
     for name, (strategy, split) in itertools.product(NAMES, WAYS):
-        sizes = (3,) if split == RUNS else (2, 4) if strategy == "heads" else (2, 3, 4)
+        sizes = (2, 4) if strategy == "heads" else (2, 3, 4)
         cases = [(name, size, split, strategy, LENGTH) for size in sizes]
         pairs = [compared(dist.get_rank(), groups[case[1]], case, "fast", dtype) for case in cases]
         if not dist.get_rank():
@@ -91,7 +87,6 @@ def of_devices(dtype):
 
     ways = [way for way in WAYS if way[0] != "merge"]
     for name, (strategy, split), size in zip(NAMES, itertools.cycle(ways), itertools.cycle((4, 2, 8)), strict=False):
-        size = 3 if split == RUNS else size
         settings = name, LENGTH, "fast", dtype, (8, 8) if strategy == "heads" else (4, 2)
         shards = ac.Shards("ranks", split, strategy, LENGTH)
         yield name, (strategy, split), largest_error((results(*settings, shards, size), results(*settings)))
@@ -104,7 +99,7 @@ def of_few(size, dtype, **options):
 
     if not dist.is_initialized():
         dist.init_process_group("gloo")
-    for name, (strategy, split) in zip(NAMES, itertools.cycle(way for way in WAYS if way[1] != RUNS), strict=False):
+    for name, (strategy, split) in zip(NAMES, itertools.cycle(WAYS), strict=False):
         heads = (8, 8) if strategy == "heads" else (4, 2)
         case = name, size, split, strategy, LENGTH
         pair = compared(dist.get_rank(), dist.group.WORLD, case, "fast", dtype, heads=heads, **options)
@@ -130,7 +125,7 @@ def of_processes(dtype, *arguments):
     import jax
     from jax_ranks import results
 
-    ways = [way for way in WAYS if way[0] != "merge" and way[1] != RUNS]
+    ways = [way for way in WAYS if way[0] != "merge"]
     if arguments:
         port, process, path = arguments
         jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(process))
@@ -164,7 +159,7 @@ def of_tensorflow(dtype):
     from tensorflow_ranks import two_replicas
 
     strategy, backend = two_replicas(), ac.backend.get_backend("tensorflow")
-    ways = [way for way in WAYS if way[0] in ("gather", "merge") and way[1] != RUNS]
+    ways = [way for way in WAYS if way[0] in ("gather", "merge")]
     for name, (way, split) in zip(NAMES, itertools.cycle(ways), strict=False):
         more, ranks = {"length": LENGTH, "dtype": dtype, "put": tf.constant}, [None, None]
         shards = ac.Shards(strategy, split, way, LENGTH)
@@ -212,7 +207,7 @@ def main(engine="gloo", *arguments):
     cells, ways = {}, {}
     for dtype in ("float64", "float32"):
         for name, (strategy, split), error in ENGINES[engine](dtype):
-            ways[name] = strategy, split if isinstance(split, str) else "runs"
+            ways[name] = strategy, split
             for row in ways[name][1], name:
                 found = cells.setdefault((row, strategy), {})
                 found[dtype] = max(error, found.get(dtype, 0))
@@ -220,13 +215,13 @@ def main(engine="gloo", *arguments):
         for name, (strategy, split) in ways.items():
             print(f"| {name} | {strategy} {split} | {', '.join(f'{x:.1e}' for x in cells[name, strategy].values())} |")
         cells = {}
-    for title, rows in (("option", NAMES), ("split", ("contiguous", "zigzag", "striped", "runs"))) if cells else ():
+    for title, rows in (("option", NAMES), ("split", ("contiguous", "zigzag"))) if cells else ():
         print(f"| {title} | gather | heads | ring | merge |\n|---|---|---|---|---|")
         for row in rows:
             found = (cells.get((row, strategy), {}).values() for strategy in ("gather", "heads", "ring", "merge"))
             print(f"| {row} |", *(f"{', '.join(f'{x:.1e}' for x in each) or '–'} |" for each in found))
-    scalars = of_scalars() if cells else {}
-    for name in ("scale", "softcap") if scalars else ():
+    scalars = of_scalars() if engine == "gloo" else {}  # by all ranks, of which the first prints
+    for name in ("scale", "softcap") if cells else ():
         true = scalars["float64", name, "one process"]
         errors = {way: scalars["float32", name, way] - true for way in ("one process", "gather", "heads", "ring")}
         print(f"| {name} |", *(f"{np.sqrt(np.mean(each**2) / np.mean(true**2)):.1e} |" for each in errors.values()))

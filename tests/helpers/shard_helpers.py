@@ -279,24 +279,5 @@ def places(size, split, rows):
     every = np.arange(size * rows)
     if split == "contiguous":
         return every
-    if split == "zigzag":
-        chunks = np.split(every, 2 * size)
-        return np.concatenate([np.append(chunks[r], chunks[2 * size - 1 - r]) for r in range(size)])
-    if split == "striped":
-        return np.concatenate([every[r::size] for r in range(size)])
-    held = [[first + step * n for first, step, count in runs for n in range(count)] for runs in split]
-    padding, at = sum(map(len, held)), []
-    for each in held:
-        at += [*each, *range(padding, padding + rows - len(each))]
-        padding += rows - len(each)
-    return np.asarray(at)
-
-
-def pages(size, length, page):
-    """Runs of so many positions, dealt out to ranks; the second rank has its last page first."""
-    runs = [[(n, 1, min(page, length - n)) for n in range(r * page, length, size * page)] for r in range(size)]
-    runs[1].reverse()
-    return tuple(map(tuple, runs))
-
-
-RUNS = ((4, 1, 2), (0, 1, 2)), ((2, 1, 2), (8, 2, 2), (12, 1, 1)), ((6, 1, 1), (7, 2, 3))  # of 13 positions
+    chunks = np.split(every, 2 * size)
+    return np.concatenate([np.append(chunks[r], chunks[2 * size - 1 - r]) for r in range(size)])

@@ -26,10 +26,10 @@ OF_TORCH = {
 CASES = {
     "torch": [
         (
-            ATTENTION(12, 3, key_channels=key, value_channels=value, bias=bias, extra_key_value=extra, zero_attention=zero, dropout=0.1),
+            ATTENTION(12, 3, key_channels=key, value_channels=value, bias=bias, zero_attention=zero, dropout=0.1),
             {"num_heads": 3, "zero_attention": zero, "dropout": 0.1},
         )
-        for key, value, bias, extra, zero in covering((None, 5), (None, 7), (True, False), (True, False), (True, False))
+        for key, value, bias, zero in covering((None, 5), (None, 7), (True, False), (True, False))
     ],
     "keras": [
         (ATTENTION(12, 3), {}),
@@ -202,27 +202,23 @@ MORE = {
     },
     "keras": {
         "num_key_value_heads": ATTENTION(12, 6, 2),
-        "extra_key_value": ATTENTION(12, 3, extra_key_value=True),
         "zero_attention": ATTENTION(12, 3, zero_attention=True),
         "a bias on all": ATTENTION(12, 3, output_bias=False),
     },
     "keras-grouped": {
         "value_head_dim": ATTENTION(12, 6, 2, value_head_dim=3),
         "output_channels": ATTENTION(12, 6, 2, output_channels=5),
-        "extra_key_value": ATTENTION(12, 3, extra_key_value=True),
         "zero_attention": ATTENTION(12, 3, zero_attention=True),
         "a bias on all": ATTENTION(12, 3, query_bias=False),
     },
     "flax": {
         "value_head_dim": ATTENTION(12, 6, 2, value_head_dim=3),
         "value_channels": ATTENTION(12, 6, 2, value_channels=5),
-        "extra_key_value": ATTENTION(12, 3, extra_key_value=True),
         "zero_attention": ATTENTION(12, 3, zero_attention=True),
         "a bias on all": ATTENTION(12, 3, value_bias=False),
     },
     "equinox": {
         "num_key_value_heads": ATTENTION(12, 6, 2),
-        "extra_key_value": ATTENTION(12, 3, extra_key_value=True),
         "zero_attention": ATTENTION(12, 3, zero_attention=True),
     },
     "torch-encoder-layer": {"dropout": layers.EncoderLayer(12, 3, 5, dropout=0.1), "norm1 without": layers.EncoderLayer(12, 3, 5, bias=False)},
@@ -279,12 +275,12 @@ def test_a_layout_says_its_arguments_and_refuses_what_does_not_fit(rng, name):
         ("flax", {"query_ln.scale": np.zeros(4), "key_ln.scale": np.zeros(4)}, "normalize_qk"),
         ("bert", {"encoder.layer.0.attention.self.distance_embedding.weight": np.zeros((7, 4))}, "got encoder.layer.0.attention.self.distance"),
         ("bert", {"embeddings.LayerNorm.gamma": np.zeros(12)}, "expected embeddings.LayerNorm.weight of transformers.BertModel once; got it under two names"),
-        ("torch-encoder-layer", {"self_attn.bias_k": np.zeros((1, 1, 12)), "self_attn.bias_v": np.zeros((1, 1, 12))}, "no bias_k and bias_v"),
-        ("torch", {"bias_k": np.zeros((1, 1, 12))}, "expected both bias_k and bias_v"),
+        *((name, {f"{prefix}bias_k": np.zeros((1, 1, 12)), f"{prefix}bias_v": np.zeros((1, 1, 12))}, f"got {prefix}bias_k, {prefix}bias_v: add_bias_kv")
+          for name, prefix in (("torch", ""), ("torch-encoder-layer", "self_attn."), ("torch-decoder-layer", "multihead_attn."))),
     ],
 )  # fmt: skip
 def test_arrays_that_have_no_place_here_are_named(rng, name, extra, text):
-    definition, options = next(case for case in CASES[name] if not getattr(case[0], "extra_key_value", False))
+    definition, options = CASES[name][0]
     arrays = write(name, definition, drawn(wanted(definition), rng), options)
     with pytest.raises(LayoutError, match=text):
         LAYOUTS[name].read({**arrays, **extra}, **options)
@@ -414,8 +410,6 @@ def test_heads_that_cannot_be_joined_or_separated_are_told(rng):
         separate_heads(tree, 6)
     with pytest.raises(LayoutError, match="expected query to channels that 5 heads share out evenly; got 12"):
         separate_heads(drawn(ATTENTION(12, 6).parameters, rng), 5)
-    with pytest.raises(LayoutError, match="expected no extra_key and extra_value"):
-        separate_heads(drawn(ATTENTION(12, 3, extra_key_value=True).parameters, rng), 3)
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ class Grid(NamedTuple):
         if is_listed(self.first(side)):
             at = self.absolute(side, positions(count * size, self.operands.query, xp=xp))
             at = xp.reshape(at, (count, size))
-            first, last = xp.min(at, axis=-1), xp.max(at, axis=-1)
+            first, last = at[:, 0], at[:, -1]  # those of a rank ascend
         else:
             at, counted = None, xp.multiply(positions(count, self.operands.query, xp=xp), size)
             first, last = (self.absolute(side, x) for x in (counted, xp.add(counted, size - 1)))

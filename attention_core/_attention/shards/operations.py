@@ -21,7 +21,7 @@ class CollectivePlan(NamedTuple):
 
     group: str
     size: int
-    split: Any
+    split: str
     axis: int = -2  # along which a gather puts together
     is_summed: bool = False  # whether each rank has the gradient of all that was gathered already
     is_wide: bool = False  # whether 16-bit types leave a gather as float32, so that gradients are summed in it

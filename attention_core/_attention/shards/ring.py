@@ -11,10 +11,12 @@ H. Liu, M. Zaharia, P. Abbeel, "Ring attention with blockwise transformers for n
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 from attention_core._arrays import Array, Arrays, Gradients, Namespace, cast_to, is_floating, shape, upcast
 from attention_core._attention.blocks.backward import backward
@@ -23,13 +25,15 @@ from attention_core._attention.blocks.grid import is_broadcast
 from attention_core._attention.blocks.plan import Operands, Plan, make_plan, unpack_operands
 from attention_core._attention.call import Call, Result, score_change, upcast_call
 from attention_core._attention.parts import KeyRange, Parts, key_ranges
-from attention_core._attention.shards.splits import Place, Runs, kept, num_pieces, runs_of
+from attention_core._attention.shards.splits import SPLITS, Place, start_of
 from attention_core._attention.softmax import merge_pieces
 from attention_core._attention.ways import taken_way
 from attention_core._backend import Backend, Operation, register
 from attention_core.masks import unflatten
 from attention_core.masks._mask import ALL, LIMIT, Band, band_of
 from attention_core.masks._rules import rule_of
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Hops(NamedTuple):
@@ -50,38 +54,45 @@ class Hops(NamedTuple):
         return self.length - 1 + (self.first > 0)
 
 
-def hops_of(band: Band, size: int, split: Any, rows: tuple[int, int]) -> Hops:
+def hops_of(band: Band, size: int, split: str, rows: tuple[int, int]) -> Hops:
     """The shortest way round that brings all ranks the keys that a band leaves, of so many queries and keys on each."""
     queries, keys = map(operator.index, rows)  # no symbols of a compiler
     return Hops(*_shortest_way(tuple(band), size, split, (queries, keys)))
 
 
-@kept
-def _shortest_way(bounds: tuple[Any, ...], size: int, split: Any, rows: tuple[int, int]) -> tuple[int, int]:
+def _kept(function: Function) -> Function:
+    """A function of plain values whose results are kept; torch.compile calls it, and does not trace it."""
+    cached = functools.lru_cache(maxsize=256)(function)
+
+    @functools.wraps(function)
+    def known(*values: Any) -> Any:
+        return cached(*values)
+
+    known._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return cast(Function, known)
+
+
+@_kept
+def _shortest_way(bounds: tuple[Any, ...], size: int, split: str, rows: tuple[int, int]) -> tuple[int, int]:
     band = Band(*bounds)
     if (band.low, band.high) == (-LIMIT, LIMIT):
         return 0, size
-    queries, keys = (runs_of(split, size, count) for count in rows)
+    queries, keys = ([Place("", size, rank, split).chunks(count) for rank in range(size)] for count in rows)
 
     def is_needed(hop: int) -> bool:
-        return any(is_in_sight(band, queries[rank], keys[rank - hop]) for rank in range(size))
+        pairs = (itertools.product(queries[rank], keys[rank - hop]) for rank in range(size))
+        return any(is_in_sight(band, *pair) for pair in itertools.chain.from_iterable(pairs))
 
     needed = [hop for hop in range(size) if is_needed(hop)]
     ways = [Hops(first, 1 + max([0, *((hop - first) % size for hop in needed)])) for first in range(size)]
     return min(ways, key=lambda way: way.rotations)[:2]
 
 
-def is_in_sight(band: Band, queries: Runs, keys: Runs) -> bool:
-    """Whether a band leaves anything of runs of queries and runs of keys."""
-    return any(_sees(band, query, key) for query in queries for key in keys)
-
-
-def _sees(band: Band, query: tuple[int, int, int], key: tuple[int, int, int]) -> bool:
-    """The same of two runs; where their steps differ, of all positions from the first to the last."""
-    query, key = (run if query[1] == key[1] else (run[0], 1, run[1] * (run[2] - 1) + 1) for run in (query, key))
-    distance, step = key[0] - query[0], key[1]
-    nearest = max(1 - query[2], -((distance - band.low) // step))  # as many steps from that to the least that is seen
-    return nearest < key[2] and distance + step * nearest <= band.high and key[0] < band.stop
+def is_in_sight(band: Band, query: tuple[int, int], key: tuple[int, int]) -> bool:
+    """Whether a band leaves anything of a chunk of queries and one of keys, each by its first position and length."""
+    (first, rows), (start, columns) = query, key
+    nearest = max(start - first + 1 - rows, band.low)  # of the distances that there are, the least that is seen
+    return nearest < start - first + columns and nearest <= band.high and start < band.stop
 
 
 def moved(band: Band, query: int, key: int) -> Band:
@@ -97,7 +108,7 @@ class RingPlan(NamedTuple):
     plan: Plan
     group: str
     size: int
-    split: Any
+    split: str
     hops: Hops
     by_kernel: bool
 
@@ -137,15 +148,15 @@ class Ring(NamedTuple):
     backend: Any
     rank: Any
     band: Band
-    num_runs: int
-    rows: tuple[int, int]  # the queries and keys of a run
+    num_chunks: int
+    rows: tuple[int, int]  # the queries and keys of a chunk
 
 
 def _ring(plan: RingPlan, arrays: Arrays, backend: Any) -> Ring:
-    operands, count = unpack_operands(plan.plan, arrays), num_pieces(plan.split)
+    operands, count = unpack_operands(plan.plan, arrays), SPLITS[plan.split]
     band = ALL if plan.plan.mask is None else band_of(unflatten(plan.plan.mask, operands.mask))
     rows = operands.query.shape[-2] // count, operands.key.shape[-2] // count
-    return Ring(plan, operands, backend, backend.collectives.rank(plan.group), band, num_runs=count, rows=rows)
+    return Ring(plan, operands, backend, backend.collectives.rank(plan.group), band, count, rows)
 
 
 def _go_round(ring: Ring, visit: Callable[..., Any], keys: Arrays, state: Any) -> Any:
@@ -171,17 +182,14 @@ def _source(ring: Ring, hop: Any) -> Any:
 
 
 def _piece(ring: Ring, keys: Arrays, hop: Any, index: Any) -> tuple[Plan, Operands] | None:
-    """A pair of runs, of queries and of keys, as plan and operands of blocks; ``None`` if no query sees a key."""
+    """A pair of chunks, of queries and of keys, as plan and operands of blocks; ``None`` if no query sees a key."""
     plan, operands, loops, xp = ring.plan.plan, ring.operands, ring.backend.loops, ring.backend.namespace
-    (i, j), source = _runs_of(ring, index), _source(ring, hop)
+    (i, j), source = _chunks_of(ring, index), _source(ring, hop)
     sides = (ring.rank, i, ring.rows[0]), (source, j, ring.rows[1])
+    starts = tuple(start_of(rank, chunk, ring.plan.size, rows) for rank, chunk, rows in sides)
     if isinstance(source, int):
-        of_ranks = (runs_of(ring.plan.split, ring.plan.size, rows * ring.num_runs)[rank] for rank, _, rows in sides)
-        pieces = (runs if ring.num_runs == 1 else (runs[n],) for runs, (_, n, _) in zip(of_ranks, sides, strict=True))
-        if not is_in_sight(ring.band, *pieces):
+        if not is_in_sight(ring.band, *zip(starts, ring.rows, strict=True)):
             return None
-    starts = tuple(_start(ring, *side) for side in sides)
-    if isinstance(starts[0], int):
         plan = plan._replace(starts=starts)
     else:
         operands = operands._replace(query_start=starts[0], key_start=starts[1])
@@ -190,7 +198,7 @@ def _piece(ring: Ring, keys: Arrays, hop: Any, index: Any) -> tuple[Plan, Operan
     if bias is not None and not is_broadcast(bias, -2):
         bias = loops.block(bias, i, ring.rows[0], -2)
     if bias is not None and not is_broadcast(bias, -1):
-        bias = loops.block(bias, source * ring.num_runs + j, ring.rows[1], -1)
+        bias = loops.block(bias, source * ring.num_chunks + j, ring.rows[1], -1)
     key, value = (upcast(loops.block(x, j, ring.rows[1], -2), xp=xp) for x in keys)
     query = loops.block(operands.query, i, ring.rows[0], -2)
     return plan, operands._replace(query=query, key=key, value=value, bias=bias)
@@ -239,16 +247,8 @@ def _gradients_of_piece(ring: Ring, plan: Plan, operands: Operands, results: Arr
     return _leaves(unpack_operands(plan, backward(plan, operands.arrays(), results, cotangents, ring.backend)))
 
 
-def _start(ring: Ring, rank: Any, run: Any, count: int) -> Any:
-    """The first position of a run of a rank, or all of them."""
-    _, group, size, split, *_ = ring.plan
-    if split in ("contiguous", "zigzag"):  # a zigzag rank has the chunks r and 2 R - 1 - r
-        return (rank + run * (2 * size - 1 - 2 * rank)) * count
-    return Place(group, size, rank, split).positions(count, ring.operands.query, ring.backend.namespace)
-
-
-def _runs_of(ring: Ring, index: Any) -> tuple[Any, Any]:
-    return index // ring.num_runs, index % ring.num_runs
+def _chunks_of(ring: Ring, index: Any) -> tuple[Any, Any]:
+    return index // ring.num_chunks, index % ring.num_chunks
 
 
 def _among(x: Array, index: Any, count: int, axis: int, number: float, xp: Namespace) -> Array:
@@ -270,13 +270,13 @@ def _forward(plan: RingPlan, arrays: Arrays, backend: Backend) -> Arrays:
             piece = _piece(ring, keys, hop, index)
             if piece is None:
                 return results
-            run, _ = _runs_of(ring, index)
+            chunk, _ = _chunks_of(ring, index)
             found = zip(_attend_to_piece(ring, *piece), (-2, -1, -1), (0.0, -math.inf, 0.0), strict=True)
-            others = (_among(x, run, ring.num_runs, axis, number, xp) for x, axis, number in found)
+            others = (_among(x, chunk, ring.num_chunks, axis, number, xp) for x, axis, number in found)
             output, logsumexp, remainder = (xp.stack(pair) for pair in zip(results, others, strict=True))
             return merge_pieces(output, logsumexp, remainder, xp=xp)
 
-        return backend.loops.loop(0, ring.num_runs**2, add, results)
+        return backend.loops.loop(0, ring.num_chunks**2, add, results)
 
     output, logsumexp, remainder = empty_results(plan.plan, arrays, backend)
     nothing = output, xp.full_like(logsumexp, -math.inf), remainder
@@ -292,27 +292,27 @@ def _backward(plan: RingPlan, arrays: Arrays, results: Arrays, cotangents: Array
     cotangents = xp.multiply(cotangents[0], xp.expand_dims(factor, axis=-1)), xp.multiply(cotangents[1], factor), factor
     results = *results[:2], xp.zeros_like(factor)
 
-    def of_run(arrays: Arrays, run: Any) -> Any:
-        return tuple(loops.block(x, run, ring.rows[0], axis) for x, axis in zip(arrays, (-2, -1, -1), strict=True))
+    def of_chunk(arrays: Arrays, chunk: Any) -> Any:
+        return tuple(loops.block(x, chunk, ring.rows[0], axis) for x, axis in zip(arrays, (-2, -1, -1), strict=True))
 
     def visit(hop: Any, keys: Arrays, sums: Any, by: int) -> Any:
         def add(index: Any, sums: Any) -> Any:
             piece = _piece(ring, keys, hop, index)
             if piece is None:
                 return sums
-            i, j = _runs_of(ring, index)
-            found = _gradients_of_piece(ring, *piece, of_run(results, i), of_run(cotangents, i))
-            for side, run in enumerate((i, j, j)):
-                found[side] = _among(found[side], run, ring.num_runs, -2, 0.0, xp)
+            i, j = _chunks_of(ring, index)
+            found = _gradients_of_piece(ring, *piece, of_chunk(results, i), of_chunk(cotangents, i))
+            for side, chunk in enumerate((i, j, j)):
+                found[side] = _among(found[side], chunk, ring.num_chunks, -2, 0.0, xp)
             if bias is not None and not is_broadcast(bias, -2):
-                found[3] = _among(found[3], i, ring.num_runs, -2, 0.0, xp)
+                found[3] = _among(found[3], i, ring.num_chunks, -2, 0.0, xp)
             if bias is not None and not is_broadcast(bias, -1):
-                column = _source(ring, hop) * ring.num_runs + j
-                found[3] = _among(found[3], column, ring.num_runs * plan.size, -1, 0.0, xp)
+                column = _source(ring, hop) * ring.num_chunks + j
+                found[3] = _among(found[3], column, ring.num_chunks * plan.size, -1, 0.0, xp)
             pairs = zip(sums, found, strict=True)
             return tuple(total if x is None else xp.add(total, upcast(x, xp=xp)) for total, x in pairs)
 
-        sums = loops.loop(0, ring.num_runs**2, add, sums)
+        sums = loops.loop(0, ring.num_chunks**2, add, sums)
         if by:
             sums = sums[0], *backend.collectives.rotate(sums[1:3], plan.group, by)(), *sums[3:]
         return sums

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Namespace, positions, take_rows
-from attention_core._backend import array_of
 
-SPLITS = {"contiguous": 1, "zigzag": 2, "striped": 1}  # and how many pieces a rank computes one by one
-Function = TypeVar("Function", bound=Callable[..., Any])
-Runs = tuple[tuple[int, int, int], ...]  # of each the first position, the step and the length
+SPLITS = {"contiguous": 1, "zigzag": 2}  # and how many chunks a rank has
 
 
 class Shards(NamedTuple):
@@ -22,10 +17,9 @@ class Shards(NamedTuple):
     group : group of ranks
         In PyTorch a ``ProcessGroup``, or a ``DeviceMesh`` of one axis. In JAX the name of an axis under
         `jax.shard_map`. In TensorFlow a ``tf.distribute.Strategy``, within its ``run``.
-    split : {"zigzag", "contiguous", "striped"} or sequence of runs for each rank
+    split : {"zigzag", "contiguous"}
         Of R ranks, rank r holds the chunks r and 2 R - 1 - r out of 2 R, or chunk r out of R. Under a causal mask, the
-        first gives all as much work. Striped, it holds the positions r, r + R and so on. A run is (first, step,
-        length). All runs together hold each position once, and those of a rank are in the order of its rows.
+        first gives all as much work.
     strategy : {"auto", "gather", "heads", "ring", "merge"}
         ``"gather"`` gathers keys and values, and queries stay. ``"heads"`` exchanges positions for heads and back, and
         repeats key/value heads where the ranks do not share them out evenly. ``"ring"`` passes keys and values on from
@@ -53,104 +47,31 @@ class Place(NamedTuple):
     group: str
     size: int
     rank: Any  # an integer, or a 0-d array
-    split: Any  # a word, or runs for each rank
+    split: str
 
     def padded(self, length: int) -> int:
         """The number of positions of all ranks together that hold so many: as many on each, and on none of them 0."""
-        if not isinstance(self.split, str):
-            return self.size * max(1, *map(count_of, self.split))
         chunks = self.size * SPLITS[self.split]
         return max(1, -(-length // chunks)) * chunks
 
-    def starts(self, rows: int, like: Array, xp: Namespace) -> list[tuple[Any, int]]:
-        """Of each piece of so many rows of this rank, the length and the first position, or all of them."""
-        rank, count = self.rank, rows // num_pieces(self.split)
-        if self.split == "contiguous":
-            return [(_times(rank, count, xp), count)]
-        if self.split == "zigzag":
-            last = 2 * self.size - 1
-            mirrored = last - rank if isinstance(rank, int) else xp.subtract(last, rank)
-            return [(_times(rank, count, xp), count), (_times(mirrored, count, xp), count)]
-        return [(self.positions(rows, like, xp), rows)]
+    def chunks(self, rows: int) -> list[tuple[Any, int]]:
+        """Of each chunk of so many rows of this rank, the first position and the length."""
+        count = SPLITS[self.split]
+        return [(start_of(self.rank, chunk, self.size, rows // count), rows // count) for chunk in range(count)]
 
     def start(self, rows: int, like: Array, xp: Namespace) -> Any:
         """The first position of so many rows of this rank, if they are neighbours, or all of them."""
-        pieces = self.starts(rows, like, xp)
-        return pieces[0][0] if len(pieces) == 1 else self.positions(rows, like, xp)
+        chunks = self.chunks(rows)
+        return chunks[0][0] if len(chunks) == 1 else self.positions(rows, like, xp)
 
     def positions(self, rows: int, like: Array, xp: Namespace) -> Array:
         """The positions of so many rows of this rank, (rows,)."""
-        if self.split == "striped":
-            return xp.add(xp.multiply(positions(rows, like, xp=xp), self.size), self.rank)
-        if isinstance(self.split, str):
-            pieces = self.starts(rows, like, xp)
-            return xp.concat([xp.add(positions(count, like, xp=xp), start) for start, count in pieces])
-        order, rank = _order(self.split), self.rank
-        if isinstance(rank, int):
-            return array_of(order[rank * rows : (rank + 1) * rows], xp.int32, like, xp)
-        return own(xp.reshape(array_of(order, xp.int32, like, xp), (self.size, rows)), rank, xp)
+        return xp.concat([xp.add(positions(count, like, xp=xp), start) for start, count in self.chunks(rows)])
 
 
-def kept(function: Function) -> Function:
-    """A function of plain values whose results are kept; torch.compile calls it, and does not trace it."""
-    cached = functools.lru_cache(maxsize=256)(function)
-
-    @functools.wraps(function)
-    def known(*values: Any) -> Any:
-        return cached(*values)
-
-    known._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return cast(Function, known)
-
-
-def num_pieces(split: Any) -> int:
-    """How many pieces a shard has that start somewhere and go on with neighbours; 1 if it is none of such pieces."""
-    return SPLITS.get(split, 1)
-
-
-@kept
-def runs_of(split: Any, size: int, rows: int) -> tuple[Runs, ...]:
-    """The runs of each rank, of so many rows each; what pads runs that are given comes behind the last position."""
-    if split == "contiguous":
-        return tuple([((rank * rows, 1, rows),) for rank in range(size)])
-    if split == "zigzag":
-        half, last = rows // 2, 2 * size - 1
-        return tuple([((rank * half, 1, half), ((last - rank) * half, 1, half)) for rank in range(size)])
-    if split == "striped":
-        return tuple([((rank, size, rows),) for rank in range(size)])
-    end, every = sum(map(count_of, split)), []
-    for runs in split:
-        fill = rows - count_of(runs)
-        every.append((*runs, (end, 1, fill)) if fill else runs)
-        end += fill
-    return tuple(every)
-
-
-def count_of(runs: Runs) -> int:
-    """How many positions runs hold."""
-    return sum([length for _, _, length in runs])
-
-
-@kept
-def _order(split: tuple[Runs, ...], is_inverse: bool = False) -> tuple[int, ...]:
-    """The positions of the rows of rank after rank; or inversely, the row that holds each position."""
-    ranks = runs_of(split, len(split), max(1, *map(count_of, split)))
-    order = [first + step * n for runs in ranks for first, step, length in runs for n in range(length)]
-    if is_inverse:
-        rows = dict(zip(order, range(len(order)), strict=True))
-        order = [rows[position] for position in range(len(order))]
-    return tuple(order)
-
-
-@kept
-def wrong_position(split: tuple[Runs, ...]) -> int | None:
-    """The first position that runs do not hold once; ``None`` if they hold each of their number once."""
-    order = sorted([first + step * n for runs in split for first, step, length in runs for n in range(length)])
-    return next((count for count, position in enumerate(order) if position != count), None)
-
-
-def _times(index: Any, count: int, xp: Namespace) -> Any:
-    return index * count if isinstance(index, int) else xp.multiply(index, count)
+def start_of(rank: Any, chunk: Any, size: int, count: int) -> Any:
+    """The first position of a chunk of so many: a zigzag rank has the chunks r and 2 R - 1 - r."""
+    return (rank + chunk * (2 * size - 1 - 2 * rank)) * count
 
 
 def cut(x: Array, axis: int, start: int, stop: int) -> Array:
@@ -158,7 +79,7 @@ def cut(x: Array, axis: int, start: int, stop: int) -> Array:
     return x[(..., slice(start, stop), *(slice(None),) * (-axis - 1))]
 
 
-def whole_of(stack: Array, axis: int, split: Any, xp: Namespace) -> Array:
+def whole_of(stack: Array, axis: int, split: str, xp: Namespace) -> Array:
     """Shards (R, ..., n, ...) of all ranks as one array (..., R n, ...) in the order of positions."""
     if split == "zigzag":
         half = stack.shape[axis] // 2
@@ -167,30 +88,22 @@ def whole_of(stack: Array, axis: int, split: Any, xp: Namespace) -> Array:
     count, *dims = stack.shape
     at = len(dims) + axis
     order = [*range(1, len(dims) + 1)]
-    order.insert(at + (split == "striped"), 0)  # ranks before rows, or after
+    order.insert(at, 0)
     dims[at] *= count
-    whole = xp.reshape(xp.permute_dims(stack, tuple(order)), tuple(dims))
-    return whole if isinstance(split, str) else take_rows(whole, _rows(split, whole, xp, True), axis=axis, xp=xp)
+    return xp.reshape(xp.permute_dims(stack, tuple(order)), tuple(dims))
 
 
-def stack_of(whole: Array, axis: int, split: Any, size: int, xp: Namespace) -> Array:
+def stack_of(whole: Array, axis: int, split: str, size: int, xp: Namespace) -> Array:
     """The inverse of `whole_of`."""
-    if not isinstance(split, str):
-        whole = take_rows(whole, _rows(split, whole, xp), axis=axis, xp=xp)
     dims = list(whole.shape)
-    at, count = len(dims) + axis, size * num_pieces(split)
-    rows = dims[at] // count
-    chunks = xp.reshape(whole, (*dims[:at], *((rows, count) if split == "striped" else (count, rows)), *dims[at + 1 :]))
+    at, count = len(dims) + axis, size * SPLITS[split]
+    chunks = xp.reshape(whole, (*dims[:at], count, dims[at] // count, *dims[at + 1 :]))
     order = [*range(len(dims) + 1)]
-    order.insert(0, order.pop(at + (split == "striped")))
+    order.insert(0, order.pop(at))
     chunks = xp.permute_dims(chunks, tuple(order))
     if split != "zigzag":
         return chunks
     return xp.concat([chunks[:size, ...], xp.flip(chunks[size:, ...], axis=0)], axis=axis)
-
-
-def _rows(split: tuple[Runs, ...], like: Array, xp: Namespace, is_inverse: bool = False) -> Array:
-    return array_of(_order(split, is_inverse), xp.int32, like, xp)
 
 
 def own(stack: Array, rank: Any, xp: Namespace) -> Array:

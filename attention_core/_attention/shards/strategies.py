@@ -189,7 +189,7 @@ class Gather(Strategy):
             call = call._replace(starts=(here.start(rows, call.query, xp), 0))
             output, found, _ = reproducible_attention(call, here.group, rows * here.size)
         else:
-            locals_ = _calls_of_runs(call, here.starts(rows, call.query, xp))
+            locals_ = _calls_of_chunks(call, here.chunks(rows))
             results = [run_call(each, implementation, logsumexp=logsumexp) for each in locals_]
             output = xp.concat([each.output for each in results], axis=-2)
             found = xp.concat([each.logsumexp for each in results], axis=-1) if logsumexp else None
@@ -197,9 +197,9 @@ class Gather(Strategy):
 
     def local_call(self, sharded: Sharded) -> Call:
         call, here, lengths, _ = _turns(sharded)[0]
-        runs = here.starts(call.query.shape[-2], call.query, call.xp)
+        chunks = here.chunks(call.query.shape[-2])
         key, value = (_like(x, x.shape[-3], lengths[1], call.xp) for x in call[1:3])
-        return _calls_of_runs(_within(call._replace(key=key, value=value), queries=sharded.stop), runs)[0]
+        return _calls_of_chunks(_within(call._replace(key=key, value=value), queries=sharded.stop), chunks)[0]
 
 
 class Ring(Strategy):
@@ -361,10 +361,10 @@ def _turns(sharded: Sharded) -> list[Sharded]:
     return turns or [sharded]
 
 
-def _calls_of_runs(call: Call, runs: list[tuple[Any, int]]) -> list[Call]:
-    """A call for each run of queries."""
+def _calls_of_chunks(call: Call, chunks: list[tuple[Any, int]]) -> list[Call]:
+    """A call for each chunk of queries."""
     calls, first = [], 0
-    for start, count in runs:
+    for start, count in chunks:
         stop = first + count
         bias = call.bias
         if bias is not None and _has_axis(bias, -2):

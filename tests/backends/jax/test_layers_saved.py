@@ -9,7 +9,7 @@ import pytest
 from jax_layer_helpers import IDS, RNG, X, attention_jax, close, equal, jax, jnp, made
 
 from attention_core import Causal, KeyLengths, Mask, MaskFunction, Segments, SlidingWindow, layers
-from attention_core.masks import And, Appended, Given, Not, Or
+from attention_core.masks import And, Given, Not, Or
 
 
 @pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
@@ -78,7 +78,6 @@ MASKS = {
     "segments": (Segments(IDS_ := jnp.asarray(IDS % 3), IDS_), 2),
     "function": (MaskFunction(lambda batch, head, query, key, even: even[query % 2, key % 3], (SEEN[0, 0],)), 1),
     "array": (Given(SEEN), 1),
-    "appended": (Appended(KeyLengths(LENGTHS), 4), 1),
     "combined": ((Causal() | ~KeyLengths(LENGTHS)) & Given(SEEN) & SlidingWindow(left=3, right=1), 2),
 }
 
@@ -97,7 +96,7 @@ def test_masks_are_pytrees_of_their_arrays(name):
         assert jax.tree.flatten(holding) == ([placeholder] * count, form)
 
 
-@pytest.mark.parametrize("name", ["lengths", "function", "appended", "combined"])
+@pytest.mark.parametrize("name", ["lengths", "function", "combined"])
 def test_masks_go_through_jit_as_arguments(name):
     mask, _ = MASKS[name]
     layer = attention_jax.MultiHeadAttention.init(0, 6, 2, dtype="float64")
@@ -127,7 +126,7 @@ def test_masks_go_through_vmap_with_their_leading_axes(name):
 
 
 def test_every_mask_is_registered_and_one_of_your_own_can_be():
-    known = {And, Appended, Causal, Given, KeyLengths, MaskFunction, Not, Or, Segments, SlidingWindow}
+    known = {And, Causal, Given, KeyLengths, MaskFunction, Not, Or, Segments, SlidingWindow}
     kinds = {
         kind
         for kind in _descendants(Mask)

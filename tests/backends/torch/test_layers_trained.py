@@ -144,13 +144,6 @@ def test_power_iteration_advances_in_training_alone():
     torch.testing.assert_close(sigma, torch.linalg.matrix_norm(kernel, 2), rtol=0, atol=1e-6)
 
 
-def test_learned_key_and_value_have_names_and_gradients():
-    layer = attention_torch.MultiHeadAttention(6, 2, extra_key_value=True, zero_attention=True, seed=0)
-    layer(torch.linspace(-1, 1, 60).reshape(2, 5, 6)).square().sum().backward()
-    assert bool(layer.extra_key.grad.any())
-    assert bool(layer.extra_value.grad.any())
-
-
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
 def test_a_layer_with_sigma_and_buffers_is_sharded_fully(dtype):
     """Parameters and inputs are cast for a call, and buffers are not."""

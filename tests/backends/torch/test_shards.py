@@ -43,7 +43,7 @@ def check(pair, most):
 
 def test_processes_have_the_numbers_of_one(found):
     cases = [case for case in found if isinstance(case, tuple) and len(case) == 5]
-    assert len(cases) == 16
+    assert len(cases) == 14
     for case in cases:
         check(found[case], 1e-13)
 
@@ -94,16 +94,12 @@ def test_a_differentiated_merge_is_refused_before_anything_is_sent(found):
         assert "expected strategy='merge' of shards, which is for decoding, not to be differentiated" in told[0]
 
 
-RUNS = (((4, 1, 3), (0, 1, 4)),)
-
-
 @pytest.mark.parametrize(
     ("split", "strategy", "arithmetic"),
-    [("zigzag", "gather", "reproducible"), (RUNS, "ring", "fast"), ("contiguous", "ring", "fast")],
-    ids=str,
+    [("zigzag", "gather", "reproducible"), ("zigzag", "ring", "fast"), ("contiguous", "ring", "fast")],
 )
 def test_a_plan_inside_of_another_is_compiled(split, strategy, arithmetic):
-    """A group of one, whose shard is padded or in runs: a ring holds the plan of its blocks in its own.
+    """A group of one, whose shard is padded or not: a ring holds the plan of its blocks in its own.
 
     Of the last, a hop takes the kernel.
     """

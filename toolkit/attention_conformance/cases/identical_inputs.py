@@ -125,9 +125,9 @@ def placed_spread(source: Source) -> Trees:
     return {**trees, "x": source.array(x)}
 
 
-def multi_head(groups: int, *, extra: bool) -> Callable[[Source], Trees]:
+def multi_head(source: Source) -> Trees:
     """Projections and their input."""
-    return holding(parameters=lambda s: s.projections(16, groups, extra=extra), x=lambda s: s.normal(2, 6, 16))
+    return {"parameters": source.projections(16, 4), "x": source.normal(2, 6, 16)}
 
 
 def encoder(source: Source) -> Trees:

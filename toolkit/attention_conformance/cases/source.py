@@ -55,13 +55,12 @@ class Source:
         """Draw the two maps of a feed-forward network."""
         return FeedForward(self.linear(channels, inner), self.linear(inner, channels))
 
-    def projections(self, channels: int, groups: int, *, extra: bool = False) -> MultiHeadAttention:
+    def projections(self, channels: int, groups: int) -> MultiHeadAttention:
         """Draw projections to 4 query heads and so many key/value heads."""
         shared = channels // 4 * groups
         query, key, value = (self.linear(channels, out) for out in (channels, shared, shared))
         output = self.linear(channels, channels)
-        key_and_value = (self.normal(shared), self.normal(shared)) if extra else (None, None)
-        return MultiHeadAttention(query, key, value, output, *key_and_value)
+        return MultiHeadAttention(query, key, value, output)
 
     def attention(
         self,

@@ -113,7 +113,7 @@ def separate_heads(
     Raises
     ------
     LayoutError
-        When the number of heads does not divide the channels, heads share keys, or there is an extra key.
+        When the number of heads does not divide the channels, or heads share keys.
 
     Examples
     --------
@@ -124,8 +124,6 @@ def separate_heads(
     ((8, 4), (8, 8))
     """
     num_heads = check_positive("num_heads", num_heads)
-    if parameters.extra_key is not None or parameters.extra_value is not None:
-        raise LayoutError("expected no extra_key and extra_value, which belong to no head alone; got both")
     widths = [each.weight.shape[1] for each in parameters[:3]]
     if widths[0] != widths[1]:
         raise LayoutError(

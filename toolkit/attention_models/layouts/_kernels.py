@@ -168,8 +168,8 @@ def to_keras(
     Raises
     ------
     LayoutError
-        When the layer has a scale, a softcap, grouped heads, no output, extra keys, or a bias on some projections only.
-        So with ``is_causal``, which is an argument of the module's call.
+        When the layer has a scale, a softcap, grouped heads, no output, ``zero_attention``, or a bias on some
+        projections only. So with ``is_causal``, which is an argument of the module's call.
     """
     check_attention(KERAS, definition)
     return _to_kernels(KERAS_NAMES, definition, parameters, head_order=None, xp=xp)

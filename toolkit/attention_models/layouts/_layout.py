@@ -214,7 +214,6 @@ def attention_of(
         output_channels=None if output_channels == channels else output_channels,
         bias=any(biases),
         **without,
-        extra_key_value=tree.extra_key is not None,
         **settings,
     )
     layers.check_fit(definition, tree)
@@ -240,7 +239,7 @@ def check_attention(
     *,
     grouped: bool = False,
     biases: str = "all or none",
-    extra: bool = False,
+    zero_attention: bool = False,
     equal: Mapping[str, str] = {},
 ) -> Sizes:
     """Raise unless a module of the layout can compute the attention of a definition; return its sizes.
@@ -250,7 +249,7 @@ def check_attention(
     check_kind(layout, definition, layers.MultiHeadAttention)
     sizes = sizes_of(definition)
     wanted = [*((name, None) for name in NUMBERS), ("is_causal", False), ("output", True)]
-    wanted += [] if extra else [("extra_key_value", False), ("zero_attention", False)]
+    wanted += [] if zero_attention else [("zero_attention", False)]
     check_settings(layout, *((name, getattr(definition, name), value) for name, value in wanted))
     if not grouped:
         check_settings(layout, ("num_key_value_heads", definition.groups, definition.num_heads))
@@ -278,12 +277,10 @@ def encoder_of(
 
 
 def check_maps(layout: str, *maps: MultiHeadAttention | Linear, bias: bool) -> None:
-    """Raise unless all maps of a layer have a bias, or none has, and no attention has an extra key."""
+    """Raise unless all maps of a layer have a bias, or none has."""
     linears: list[Any] = []
     for each in maps:
-        if isinstance(each, MultiHeadAttention) and each.extra_key is not None:
-            raise LayoutError(f"expected no bias_k and bias_v of {layout}; got both")
-        linears += [each] if isinstance(each, Linear) else each[:4]
+        linears += [each] if isinstance(each, Linear) else each
     if any(each is not None and (each.bias is not None) != bias for each in linears):
         got = "maps without" if bias else "some"
         raise LayoutError(f"expected {'a bias on every map' if bias else 'no bias on any map'} of {layout}; got {got}")

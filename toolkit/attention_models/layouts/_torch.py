@@ -29,6 +29,7 @@ TORCH = "torch.nn.MultiheadAttention"
 TORCH_ENCODER_LAYER = "torch.nn.TransformerEncoderLayer"
 TORCH_DECODER_LAYER = "torch.nn.TransformerDecoderLayer"
 EQUINOX = "equinox.nn.MultiheadAttention"
+_HINTS = {f"{prefix}bias_": "add_bias_kv has no counterpart here" for prefix in ("", "self_attn.", "multihead_attn.")}
 
 
 def from_torch(
@@ -48,8 +49,8 @@ def from_torch(
     ----------
     arrays : mapping of str to Array
         ``in_proj_weight`` (3 C, C), the rows of query, key and value, or ``q_proj_weight``, ``k_proj_weight``,
-        ``v_proj_weight`` (C, in). ``out_proj.weight`` (C, C). Optionally ``in_proj_bias`` (3 C,), ``out_proj.bias``
-        (C,), and ``bias_k``, ``bias_v`` (1, 1, C).
+        ``v_proj_weight`` (C, in). ``out_proj.weight`` (C, C). Optionally ``in_proj_bias`` (3 C,) and
+        ``out_proj.bias`` (C,).
     num_heads : int
     zero_attention : bool
         ``add_zero_attn``.
@@ -59,7 +60,7 @@ def from_torch(
     Raises
     ------
     LayoutError
-        When an array is missing, of another shape, or unknown.
+        When an array is missing, of another shape, or unknown, as ``bias_k`` and ``bias_v`` of ``add_bias_kv``.
 
     Examples
     --------
@@ -71,7 +72,7 @@ def from_torch(
     """
     reader = Arrays(TORCH, arrays, xp)
     tree = _torch_tree(reader, "")
-    reader.close()
+    reader.close(_HINTS)
     return attention_of(TORCH, tree, num_heads, num_heads, zero_attention=zero_attention, dropout=dropout)
 
 
@@ -98,7 +99,6 @@ def torch_arguments(definition: layers.MultiHeadAttention) -> dict[str, Any]:
         "num_heads": definition.num_heads,
         "dropout": definition.dropout,
         "bias": all(sizes.biases),
-        "add_bias_kv": definition.extra_key_value,
         "add_zero_attn": definition.zero_attention,
         "kdim": sizes.key_channels,
         "vdim": sizes.value_channels,
@@ -106,7 +106,7 @@ def torch_arguments(definition: layers.MultiHeadAttention) -> dict[str, Any]:
 
 
 def _check_torch(definition: Any) -> Sizes:
-    sizes = check_attention(TORCH, definition, extra=True)
+    sizes = check_attention(TORCH, definition, zero_attention=True)
     width = sizes.channels / definition.num_heads
     check_settings(
         TORCH,
@@ -130,12 +130,7 @@ def _torch_tree(reader: Arrays, prefix: str) -> MultiHeadAttention:
     biases = [None] * 3 if bias is None else _thirds(bias, channels)
     query, key, value = (Linear(xp.matrix_transpose(each), bias) for each, bias in zip(weights, biases, strict=True))
     output = Linear(xp.matrix_transpose(weight), reader.find(f"{prefix}out_proj.bias", channels))
-    extra = [reader.find(f"{prefix}bias_{name}", 1, 1, channels) for name in "kv"]
-    if (extra[0] is None) != (extra[1] is None):
-        raise LayoutError(f"expected both bias_k and bias_v of {reader.layout}, or neither; got one")
-    return MultiHeadAttention(
-        query, key, value, output, *(each if each is None else xp.reshape(each, (-1,)) for each in extra)
-    )
+    return MultiHeadAttention(query, key, value, output)
 
 
 def _torch_arrays(tree: MultiHeadAttention, prefix: str, xp: Namespace) -> dict[str, Array]:
@@ -146,9 +141,6 @@ def _torch_arrays(tree: MultiHeadAttention, prefix: str, xp: Namespace) -> dict[
         arrays = {f"{name}_proj_weight": weight for name, weight in zip("qkv", weights, strict=True)}
     if tree.query.bias is not None:
         arrays["in_proj_bias"] = xp.concat([each.bias for each in tree[:3]], axis=0)
-    for name, extra in (("k", tree.extra_key), ("v", tree.extra_value)):
-        if extra is not None:
-            arrays[f"bias_{name}"] = xp.reshape(extra, (1, 1, -1))
     arrays |= linear_arrays("out_proj", tree.output, xp)
     return {f"{prefix}{name}": array for name, array in arrays.items()}
 
@@ -264,7 +256,7 @@ def _read_layer(layout: str, arrays: Mapping[str, Array], xp: Namespace | None, 
     )
     check_maps(layout, *found.values(), *feed_forward, bias=bias)
     found |= {name: reader.norm(f"norm{index}", bias=bias) for index, name in enumerate(norms, start=1)}
-    reader.close()
+    reader.close(_HINTS)
     tree = kind(**found, feed_forward=feed_forward)
     definition = _layer(layout, *feed_forward.expand.weight.shape, bias=bias, **settings)
     layers.check_fit(definition, tree)
@@ -344,7 +336,7 @@ def to_equinox(
     Raises
     ------
     LayoutError
-        When the layer has a scale, a softcap, ``is_causal``, grouped heads, no output, or extra keys.
+        When the layer has a scale, a softcap, ``is_causal``, grouped heads, no output, or ``zero_attention``.
     """
     check_attention(EQUINOX, definition, biases="each")
     layers.check_fit(definition, parameters)
