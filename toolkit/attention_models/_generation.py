@@ -141,7 +141,8 @@ def generate(
     check_choice("padding", padding, ("right", "left"))
     check_sampling(temperature, top_k, top_p)
     cache_dtype = parameters.token.dtype if cache_dtype is None else check_dtype(cache_dtype, xp)
-    check_placement(cache_dtype, None, xp)
+    with without_warnings(parameters.token):
+        check_placement(cache_dtype, None, xp)
     if on_step is not None:
         check_function("on_step", on_step)
     stops = _checked_stops(stop_ids)
