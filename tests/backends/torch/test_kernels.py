@@ -381,6 +381,14 @@ def test_gradients_of_the_kernel_have_gradients(name, arrays, put, rng):
     close(twice("fused", arrays, **options), twice("dense", arrays, **options), 1e-11)
 
 
+@pytest.mark.parametrize("mask", [ac.KeyLengths(torch.zeros(2, dtype=torch.int32)), ac.Causal(offset=-20)])
+def test_gradients_of_a_batch_without_a_key_are_0(mask):
+    leaves = [torch.ones(2, 2, 17, 4).requires_grad_() for _ in range(3)]
+    output = attention(*leaves, mask=mask & ac.Causal(), implementation="fused")
+    for gradient in torch.autograd.grad(output.sum(), leaves):
+        assert not gradient.any()
+
+
 def test_gradients_of_gradients_have_gradients(put, rng):
     arrays = put([rng.standard_normal((1, 1, 5, 3)) for _ in range(3)])
     third = []
