@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from numbers import Real
 from typing import Any
@@ -60,13 +61,14 @@ class Again(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[Any, ...]:
         if ctx.options is None:
             raise NotImplementedError(DIFFERENTIATED_ONCE)
-        records = torch.is_grad_enabled()
-        with torch.enable_grad():
+        records, (is_found, options) = torch.is_grad_enabled(), ctx.options
+        with torch.enable_grad(), torch.autocast("cpu", enabled=False):  # it may be on where one goes backward
             tensors = [
                 x.view_as(x) if records and x.requires_grad else x.detach().requires_grad_() for x in ctx.saved_tensors
             ]
-            output = DENSE(*tensors[1:], **ctx.options)[0]
-            gradients = torch.autograd.grad(output, tensors[1:], tensors[0], create_graph=True)
+            output = DENSE(*tensors[1:], **options)[0]
+            inputs = list(itertools.compress(tensors[1:], is_found))
+            gradients = torch.autograd.grad(output, inputs, tensors[0], create_graph=True)
             again = torch.autograd.grad(gradients, tensors, cotangents, create_graph=records, materialize_grads=True)
         return None, *again, *(None for _ in cotangents)
 
@@ -76,7 +78,8 @@ def _recorded_again(
 ) -> tuple[torch.Tensor | None, ...] | None:
     """Gradients of a kernel to be differentiated again, where somebody records how they are computed.
 
-    Most kernels of PyTorch do not know how. That for CPUs tells its arguments, unless a transform of functions asks.
+    Most kernels of PyTorch do not know how. That for CPUs tells its arguments, unless a transform of functions asks, or
+    `torch.utils.checkpoint`, which tells them once.
     """
     if not torch.is_grad_enabled():
         return None
@@ -85,11 +88,13 @@ def _recorded_again(
     options, arrays = None, found[:1] * 4
     is_seen = torch._C._functorch.peek_interpreter_stack() is not None
     if node.name().startswith("ScaledDotProductFlashAttentionForCpu") and not is_seen:
-        arrays = [d_output[0], node._saved_query, node._saved_key, node._saved_value]
-        if arrays[1].shape[-2] * arrays[2].shape[-2] <= MAX_SCORES_AGAIN:
-            names = "attn_mask", "is_causal", "scale"
-            options = {name: getattr(node, f"_saved_{name}") for name in names}
-            options["enable_gqa"] = arrays[1].shape[-3] != arrays[2].shape[-3]
+        with contextlib.suppress(torch.utils.checkpoint.CheckpointError):
+            arrays = [d_output[0], node._saved_query, node._saved_key, node._saved_value]
+            if arrays[1].shape[-2] * arrays[2].shape[-2] <= MAX_SCORES_AGAIN:
+                names = "attn_mask", "is_causal", "scale"
+                kept = {name: getattr(node, f"_saved_{name}") for name in names}
+                kept["enable_gqa"] = arrays[1].shape[-3] != arrays[2].shape[-3]
+                options = [gradient is not None for gradient in gradients[:3]], kept
     again = iter(Again.apply(options, *arrays, *(gradient.detach() for gradient in found)))
     return tuple(None if gradient is None else next(again) for gradient in gradients)
 
