@@ -119,12 +119,13 @@ def kernel_output(call: Call) -> torch.Tensor:
         mask = with_axes_of(query, call, mask)
         mask = mask if mask.dtype == torch.bool else shifted(mask, call)
     is_on_gpu, options = query.is_cuda, {"is_causal": is_causal, "scale": call.scale}
+    if query.shape[-3] != key.shape[-3]:  # which a compiler of symbols tells by a branch alone
+        options["enable_gqa"] = True
     if is_on_gpu:
         query, key, value, mask = _as_gpus_read(query, key, value, mask)
     # cuDNN gives nan gradients with a mask and some lengths (pytorch#196678).
     with sdpa_kernel(WITHOUT_CUDNN) if mask is not None and is_on_gpu else ANY_KERNEL:
-        has_groups = query.shape[-3] != key.shape[-3]
-        output = KERNEL(query, key, value, attn_mask=mask, enable_gqa=has_groups, **options)
+        output = KERNEL(query, key, value, attn_mask=mask, **options)
     if is_on_gpu and output.requires_grad and not torch.compiler.is_compiling():
         output.register_hook(_as_gpus_read_gradients)
     return with_batch_of(call, differentiated_again(output))

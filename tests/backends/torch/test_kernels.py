@@ -381,6 +381,16 @@ def test_gradients_of_the_kernel_have_gradients(name, arrays, put, rng):
     close(twice("fused", arrays, **options), twice("dense", arrays, **options), 1e-11)
 
 
+def test_a_program_for_many_sizes_shares_key_heads():
+    """Whether heads are shared is a symbol to a compiler, and the kernel takes none."""
+    torch._dynamo.reset()
+    program = torch.compile(attention, dynamic=True, backend="aot_eager", fullgraph=True)
+    key = torch.linspace(-1, 1, 640).reshape(2, 2, 20, 8)
+    for rows in (5, 4):
+        query = torch.linspace(-1, 2, 64 * rows).reshape(2, 4, rows, 8)
+        close([program(query, key, key)], [attention(query, key, key, implementation="dense")], 1e-5)
+
+
 @pytest.mark.parametrize("places", [[0], [1], [2], [0, 2], [1, 2]])
 @pytest.mark.parametrize("mask", [None, ac.Causal()])
 def test_gradients_of_some_arguments_have_gradients(places, mask, put, rng):
