@@ -104,6 +104,7 @@ class TensorFlowBackend(Backend):
         @tf.custom_gradient  # type: ignore[untyped-decorator]
         def computed(*arrays: Array) -> Any:
             value = function(*arrays)
+            found = tf.stop_gradient(value)  # here, as an outer tape differentiates by all that goes backward from here
 
             def gradients_of(cotangent: Array) -> Any:
                 """A linear function is transposed by its gradient, wherever that is taken."""
@@ -111,7 +112,7 @@ class TensorFlowBackend(Backend):
                 watched = [zero for zero in zeros if zero is not None]
                 with self.without_warnings(), tf.GradientTape() as tape:
                     tape.watch(watched)
-                    directional = tangent(arrays, tf.stop_gradient(value), zeros)
+                    directional = tangent(arrays, found, zeros)
                 gradients = iter(tape.gradient(directional, watched, cotangent))
                 return [None if zero is None else next(gradients) for zero in zeros]
 

@@ -232,7 +232,7 @@ def _by_kernel(
     if parts is None or (looks and looks_first and not _are_small(call, parts, scale)):
         return None
     if not parts:
-        return of_no_key(call)
+        return None if looks_first else of_no_key(call)  # of which autograd would not know where it is from
     found = [FLASH_CPU(*part.arrays, 0.0, part.is_causal, attn_mask=part.added, scale=scale) for part in parts]
     output = joined(call, parts, [sdpa.differentiated_again(each) for each, _ in found])
     logsumexps, looks_now = [each for _, each in found], looks and not looks_first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from numbers import Real
 from typing import Any
@@ -60,13 +61,14 @@ class Again(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[Any, ...]:
         if ctx.options is None:
             raise NotImplementedError(DIFFERENTIATED_ONCE)
-        records = torch.is_grad_enabled()
-        with torch.enable_grad():
+        records, (is_found, options) = torch.is_grad_enabled(), ctx.options
+        with torch.enable_grad(), torch.autocast("cpu", enabled=False):  # it may be on where one goes backward
             tensors = [
                 x.view_as(x) if records and x.requires_grad else x.detach().requires_grad_() for x in ctx.saved_tensors
             ]
-            output = DENSE(*tensors[1:], **ctx.options)[0]
-            gradients = torch.autograd.grad(output, tensors[1:], tensors[0], create_graph=True)
+            output = DENSE(*tensors[1:], **options)[0]
+            inputs = list(itertools.compress(tensors[1:], is_found))
+            gradients = torch.autograd.grad(output, inputs, tensors[0], create_graph=True)
             again = torch.autograd.grad(gradients, tensors, cotangents, create_graph=records, materialize_grads=True)
         return None, *again, *(None for _ in cotangents)
 
@@ -76,7 +78,8 @@ def _recorded_again(
 ) -> tuple[torch.Tensor | None, ...] | None:
     """Gradients of a kernel to be differentiated again, where somebody records how they are computed.
 
-    Most kernels of PyTorch do not know how. That for CPUs tells its arguments, unless a transform of functions asks.
+    Most kernels of PyTorch do not know how. That for CPUs tells its arguments, unless a transform of functions asks, or
+    `torch.utils.checkpoint`, which tells them once.
     """
     if not torch.is_grad_enabled():
         return None
@@ -85,11 +88,13 @@ def _recorded_again(
     options, arrays = None, found[:1] * 4
     is_seen = torch._C._functorch.peek_interpreter_stack() is not None
     if node.name().startswith("ScaledDotProductFlashAttentionForCpu") and not is_seen:
-        arrays = [d_output[0], node._saved_query, node._saved_key, node._saved_value]
-        if arrays[1].shape[-2] * arrays[2].shape[-2] <= MAX_SCORES_AGAIN:
-            names = "attn_mask", "is_causal", "scale"
-            options = {name: getattr(node, f"_saved_{name}") for name in names}
-            options["enable_gqa"] = arrays[1].shape[-3] != arrays[2].shape[-3]
+        with contextlib.suppress(torch.utils.checkpoint.CheckpointError):
+            arrays = [d_output[0], node._saved_query, node._saved_key, node._saved_value]
+            if arrays[1].shape[-2] * arrays[2].shape[-2] <= MAX_SCORES_AGAIN:
+                names = "attn_mask", "is_causal", "scale"
+                kept = {name: getattr(node, f"_saved_{name}") for name in names}
+                kept["enable_gqa"] = arrays[1].shape[-3] != arrays[2].shape[-3]
+                options = [gradient is not None for gradient in gradients[:3]], kept
     again = iter(Again.apply(options, *arrays, *(gradient.detach() for gradient in found)))
     return tuple(None if gradient is None else next(again) for gradient in gradients)
 
@@ -114,12 +119,13 @@ def kernel_output(call: Call) -> torch.Tensor:
         mask = with_axes_of(query, call, mask)
         mask = mask if mask.dtype == torch.bool else shifted(mask, call)
     is_on_gpu, options = query.is_cuda, {"is_causal": is_causal, "scale": call.scale}
+    if query.shape[-3] != key.shape[-3]:  # which a compiler of symbols tells by a branch alone
+        options["enable_gqa"] = True
     if is_on_gpu:
         query, key, value, mask = _as_gpus_read(query, key, value, mask)
     # cuDNN gives nan gradients with a mask and some lengths (pytorch#196678).
     with sdpa_kernel(WITHOUT_CUDNN) if mask is not None and is_on_gpu else ANY_KERNEL:
-        has_groups = query.shape[-3] != key.shape[-3]
-        output = KERNEL(query, key, value, attn_mask=mask, enable_gqa=has_groups, **options)
+        output = KERNEL(query, key, value, attn_mask=mask, **options)
     if is_on_gpu and output.requires_grad and not torch.compiler.is_compiling():
         output.register_hook(_as_gpus_read_gradients)
     return with_batch_of(call, differentiated_again(output))

@@ -172,6 +172,29 @@ def test_a_second_gradient_is_refused(arrays):
         second(arrays[0])
 
 
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_second_gradient_outside_of_a_program_gets_nothing_masked(jit_compile):
+    """TensorFlow then differentiates by each number that a program keeps for its gradient."""
+    query, key, value = (tf.reshape(tf.linspace(start, 1.0, 12), (1, 1, 3, 4)) for start in (-1.0, 0.0, 0.5))
+    hidden = tf.constant([0.0, 0.0, 1.0])[:, None] > 0
+
+    @functools.partial(tf.function, jit_compile=jit_compile)
+    def program(*arrays):
+        return scaled_dot_product_attention(*arrays, mask=tf.constant([True, True, False]), implementation="dense")
+
+    def second(number):
+        arrays = query, tf.where(hidden, number, key), tf.where(hidden, number, value)
+        with tf.GradientTape() as outer:
+            outer.watch(arrays)
+            with tf.GradientTape() as inner:
+                inner.watch(arrays)
+                total = tf.reduce_sum(tf.sin(program(*arrays)))
+            total = sum(tf.reduce_sum(x**2) for x in inner.gradient(total, arrays))
+        return outer.gradient(total, arrays)
+
+    assert_near(second(np.nan), second(0.0))
+
+
 def test_a_saved_program_is_loaded_with_its_gradient(arrays, tmp_path):
     module = tf.Module()
     module.attend = tf.function(lambda *arrays: blocks(*arrays), input_signature=[tf.TensorSpec(SHAPE)] * 3)

@@ -381,6 +381,63 @@ def test_gradients_of_the_kernel_have_gradients(name, arrays, put, rng):
     close(twice("fused", arrays, **options), twice("dense", arrays, **options), 1e-11)
 
 
+def test_a_program_for_many_sizes_shares_key_heads():
+    """Whether heads are shared is a symbol to a compiler, and the kernel takes none."""
+    torch._dynamo.reset()
+    program = torch.compile(attention, dynamic=True, backend="aot_eager", fullgraph=True)
+    key = torch.linspace(-1, 1, 640).reshape(2, 2, 20, 8)
+    for rows in (5, 4):
+        query = torch.linspace(-1, 2, 64 * rows).reshape(2, 4, rows, 8)
+        close([program(query, key, key)], [attention(query, key, key, implementation="dense")], 1e-5)
+
+
+@pytest.mark.parametrize("places", [[0], [1], [2], [0, 2], [1, 2]])
+@pytest.mark.parametrize("mask", [None, ac.Causal()])
+def test_gradients_of_some_arguments_have_gradients(places, mask, put, rng):
+    arrays = put([rng.standard_normal((1, 2, 20, 4)) for _ in range(4)])
+
+    def second(implementation):
+        leaves = [x.clone().requires_grad_(place in places) for place, x in enumerate(arrays[:3])]
+        watched, d_output = [leaves[place] for place in places], arrays[3].clone().requires_grad_()
+        output = attention(*leaves, mask=mask, implementation=implementation)
+        gradients = torch.autograd.grad(output, watched, d_output, create_graph=True)
+        return torch.autograd.grad(sum((x**2).sum() for x in gradients), [*watched, d_output], materialize_grads=True)
+
+    close(second("fused"), second("dense"), 1e-11)
+
+
+def test_autocast_rounds_no_second_derivative():
+    """It may be on where one goes backward alone."""
+
+    def second(context):
+        x = torch.linspace(-1, 1, 1280).reshape(1, 2, 40, 16).requires_grad_()
+        output = attention(x, x, x, implementation="fused")
+        with context:
+            (gradient,) = torch.autograd.grad(output.sin().sum(), x, create_graph=True)
+            return torch.autograd.grad(gradient.square().sum(), x)
+
+    close(second(torch.autocast("cpu", torch.bfloat16)), second(contextlib.nullcontext()), 1e-5)
+
+
+@pytest.mark.parametrize("mask", [None, ac.Causal()])
+def test_a_checkpoint_tells_arguments_once(mask):
+    x = torch.linspace(-1, 1, 160).reshape(1, 2, 20, 4).requires_grad_()
+    attend = functools.partial(attention, mask=mask, implementation="fused")
+    output = torch.utils.checkpoint.checkpoint(attend, x, x, x, use_reentrant=False)
+    (gradient,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+    close([gradient.detach()], torch.autograd.grad(attend(x, x, x).sum(), x), 1e-5)
+    with pytest.raises(NotImplementedError, match="implementation='dense' for attention"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("mask", [ac.KeyLengths(torch.zeros(2, dtype=torch.int32)), ac.Causal(offset=-20)])
+def test_gradients_of_a_batch_without_a_key_are_0(mask):
+    leaves = [torch.ones(2, 2, 17, 4).requires_grad_() for _ in range(3)]
+    output = attention(*leaves, mask=mask & ac.Causal(), implementation="fused")
+    for gradient in torch.autograd.grad(output.sum(), leaves):
+        assert not gradient.any()
+
+
 def test_gradients_of_gradients_have_gradients(put, rng):
     arrays = put([rng.standard_normal((1, 1, 5, 3)) for _ in range(3)])
     third = []
