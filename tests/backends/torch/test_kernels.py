@@ -397,8 +397,8 @@ def test_gradients_of_some_arguments_have_gradients(places, mask, put, rng):
     arrays = put([rng.standard_normal((1, 2, 20, 4)) for _ in range(4)])
 
     def second(implementation):
-        leaves = [x.clone().requires_grad_(place in places) for place, x in enumerate(arrays[:3])]
-        watched, d_output = [leaves[place] for place in places], arrays[3].clone().requires_grad_()
+        leaves = [x.clone().requires_grad_(index in places) for index, x in enumerate(arrays[:3])]
+        watched, d_output = [leaves[index] for index in places], arrays[3].clone().requires_grad_()
         output = attention(*leaves, mask=mask, implementation=implementation)
         gradients = torch.autograd.grad(output, watched, d_output, create_graph=True)
         return torch.autograd.grad(sum((x**2).sum() for x in gradients), [*watched, d_output], materialize_grads=True)
