@@ -37,7 +37,6 @@ KERNEL = torch._C._nn.scaled_dot_product_attention
 ANY_KERNEL = contextlib.nullcontext()
 DENSE = torch.ops.aten._scaled_dot_product_attention_math
 MAX_SCORES_AGAIN = 512 * 512  # of a head, up to which second derivatives take the dense form
-MIN_SCALE = 1e-28
 MAX_PLAIN_BIAS = 1024.0  # up to which a logsumexp loses no more of a row's sum than rounding scores does
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -248,19 +247,18 @@ def scaled(call: Call) -> Call:
     return call._replace(query=query, scale=scale)
 
 
-def factors(call: Call, *, is_looked_at: bool = False) -> tuple[Any, float]:
+def factors(call: Call, *, is_small: bool = False) -> tuple[Any, float]:
     """The scale as a factor of the query, and what is left of it to the kernel.
 
-    The query is multiplied, as scores that fit might overflow on the way; in 16 bits by a power of two alone, which
-    rounds nothing. Who looks sees where they became NaN; and by a scale of `MIN_SCALE` or more, weights underflow to 0
-    next to each other where they became -inf. The kernel multiplies what it has masked with -inf already, so that it
-    gets no scale but a positive one.
+    The query is multiplied, as scores that fit might overflow on the way, unless norms are known to be small; in 16
+    bits by a power of two alone, which rounds nothing. The kernel multiplies what it has masked with -inf already, so
+    that it gets no scale but a positive one.
     """
     scale: Any = default_scale(call.query, call.xp) if call.scale is None else call.scale
     if isinstance(scale, torch.Tensor):
         return scale.to(call.query.dtype), 1.0
-    is_left = is_looked_at or (call.assume_finite and is_on_accelerator(call.query))
-    if is_left and isinstance(scale, Real) and float(scale) >= (MIN_SCALE if is_looked_at else math.ulp(0.0)):
+    is_left = is_small or (call.assume_finite and is_on_accelerator(call.query))
+    if is_left and isinstance(scale, Real) and float(scale) > 0:
         return 1.0, float(scale)
     if call.query.dtype in HALVES and isinstance(scale, Real) and scale:  # not a symbol
         # Products of float16 are far from the largest float32; those of bfloat16 are not.

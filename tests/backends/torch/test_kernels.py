@@ -381,6 +381,20 @@ def test_gradients_of_the_kernel_have_gradients(name, arrays, put, rng):
     close(twice("fused", arrays, **options), twice("dense", arrays, **options), 1e-11)
 
 
+@pytest.mark.parametrize("records", [False, True])
+@pytest.mark.parametrize("mask", [None, ac.Causal(), ac.KeyLengths(20), ac.SlidingWindow(left=30, right=0)])
+@pytest.mark.parametrize("scale", [0.5, 1e-20])
+def test_a_score_that_fits_does_not_overflow_on_the_way(scale, mask, records):
+    """Some products of its channels are beyond float32 before they are scaled."""
+    query = torch.tensor([2.5e19, 1.5e19, 1.5e19, 0.0]).expand(1, 1, 20, 4).clone().requires_grad_(records)
+    key, value = torch.zeros(1, 1, 20, 4), torch.arange(80.0).reshape(1, 1, 20, 4)
+    key[..., 0, :] = torch.tensor([-2e19, 2e19, 2e19, 0.0])
+    close(
+        *([attention(query, key, value, mask=mask, scale=scale, **way)] for way in ({}, {"implementation": "dense"})),
+        1e-5,
+    )
+
+
 def test_a_program_for_many_sizes_shares_key_heads():
     """Whether heads are shared is a symbol to a compiler, and the kernel takes none."""
     torch._dynamo.reset()
