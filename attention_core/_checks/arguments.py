@@ -282,7 +282,8 @@ def check_scores(query: Array, key: Array, bias: Array | None, value: Any = None
     check_floating("query", query)
     check_like("key", key, "query", query)
     dims = sizes(query)
-    changed = bool(getattr(value, "shape", ())) and not sizes_differ(sizes(value)[-1], dims[-1])
+    of_value = () if getattr(value, "shape", None) is None else sizes(value)
+    changed = bool(of_value) and not sizes_differ(of_value[-1], dims[-1])
     hint = ORDER if changed and sizes_differ(sizes(key)[-1], dims[-1]) else ""
     _check_heads("key", key, (None, dims[-1]), "query", model=query, hint=hint)
     if bias is not None:

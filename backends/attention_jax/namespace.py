@@ -1,4 +1,4 @@
-"""The array namespace of JAX: everything in ``jax.numpy``, six functions excepted, and those that broadcast.
+"""The array namespace of JAX: everything in ``jax.numpy``, five functions excepted, and those that broadcast.
 
 The latter give arrays one number of axes where ``jax_numpy_rank_promotion`` does not let JAX do so.
 """
@@ -17,7 +17,7 @@ from jax.sharding import AxisType
 from attention_core.backend import Array
 from attention_jax.sharding import in_one_mesh
 
-__all__ = ["erfc", "matmul", "one_program", "repeat", "reshape", "vecdot", "zeros_like"]
+__all__ = ["erfc", "matmul", "one_program", "repeat", "reshape", "vecdot"]
 
 
 def matmul(x1: Array, x2: Array, /) -> Array:
@@ -60,13 +60,6 @@ def reshape(x: Array, /, shape: Any, *, copy: bool | None = None) -> Array:
     if not jax.sharding.get_abstract_mesh().empty:
         (x,) = in_one_mesh((x,))
     return jax.numpy.reshape(x, shape, copy=copy)
-
-
-def zeros_like(x: Array, /, *, dtype: Any = None, device: Any = None) -> Array:
-    """Make zeros, sharded as an array in a mesh of explicit axes: in a branch, JAX forgets how a concrete one is."""
-    sharding = jax.typeof(x).sharding
-    keeps = device is None and AxisType.Explicit in sharding.mesh.axis_types
-    return jax.numpy.zeros_like(x, dtype, **{"out_sharding": sharding} if keeps else {"device": device})
 
 
 _repeat = jax.jit(jax.numpy.repeat, static_argnames=("repeats", "axis", "out_sharding"), inline=True)
