@@ -250,9 +250,9 @@ def scaled(call: Call) -> Call:
 def factors(call: Call, *, is_small: bool = False) -> tuple[Any, float]:
     """The scale as a factor of the query, and what is left of it to the kernel.
 
-    The query is multiplied, as scores that fit might overflow on the way, unless norms are known to be small; in 16
-    bits by a power of two alone, which rounds nothing. The kernel multiplies what it has masked with -inf already, so
-    that it gets no scale but a positive one.
+    The query is multiplied, as scores that fit might overflow on the way, unless norms are known to be small. In 16
+    bits it is multiplied by a power of two alone, which rounds nothing. The kernel multiplies what it has masked with
+    -inf already, so that it gets no scale but a positive one.
     """
     scale: Any = default_scale(call.query, call.xp) if call.scale is None else call.scale
     if isinstance(scale, torch.Tensor):

@@ -132,7 +132,7 @@ def test_arrays_that_do_not_fit_are_named(rng):
     with pytest.raises(ValueError, match="got 'moon'"):
         Layer.from_numpy(definition, parameters, device="moon")
     mixed = parameters._replace(contract=perturbed(definition, "float64")[0].contract)
-    with pytest.raises(TypeError, match="of one dtype; got .* of float32, .* of float64"):
+    with pytest.raises(TypeError, match=r"of one dtype; got .* of float32, .* of float64"):
         Layer.from_numpy(definition, mixed)
     with pytest.raises(TypeError, match="multiple values"):
         FeedForward(4, 5, inner=6)
