@@ -124,7 +124,7 @@ def scaled_dot_product_attention(query: Array, key: Array, value: Array, /, **op
         same answer, and a name such as ``"torch.nn.attention.flex_attention"`` that kernel. ``"auto"`` takes the
         fastest of all; `explain_attention` tells which, and the names of the kernels. Only ``"dense"`` can be
         differentiated in forward mode, or twice on every library. In 16 bits, a kernel rounds weights, too: errors are
-        at most 2 units in the last place of S = sum p |v|, instead of half a unit.
+        at most 2 units in the last place of :math:`\sum_j p_{ij} |v_j|`, instead of half a unit.
     arithmetic : {"fast", "reproducible"}
         ``"fast"`` uses the products and functions of the library. ``"reproducible"`` gives the same bits on every
         library and device, compiled or not, for any batch and block size, in the output and all gradients. It takes

@@ -42,9 +42,8 @@ class Facts(NamedTuple):
     is_alone: bool  # whether nothing but autograd looks at what is called
     is_masked: bool  # whether something may leak
     cuts: list[KeyCut] | None = None  # the keys of all samples, or of each; None if they are found when it is computed
-    scale: float | None = None  # of a call that the kernel takes as it is, where norms of its arrays are small
-    factor: torch.Tensor | None = None  # of its query otherwise: a tensor takes half the time of a number
-    rest: float = 1.0  # what the factor leaves to the kernel
+    factor: torch.Tensor | None = None  # of the query of a call that the kernel takes: half the time of a number
+    scale: float = 1.0  # what is left of its scale to the kernel
     folded: tuple[int, ...] | None = None  # axes of its query with heads that share keys as rows of one, if few
 
 
@@ -61,16 +60,15 @@ def facts_of(call: Call) -> Facts:
     is_number = call.scale is None or isinstance(call.scale, Real)
     if not (is_flag and is_number and call.bias is None and query.dim() == 4 and sdpa.TAKES_GROUPS):
         return facts
-    left, scale = sdpa.factors(call, is_small=True)
-    if query.shape[-1] != value.shape[-1] or left != 1.0:
+    if query.shape[-1] != value.shape[-1]:
         return facts
-    factor, rest = sdpa.factors(call)
+    factor, scale = sdpa.factors(call)
     with torch.inference_mode(False):
-        facts = facts._replace(factor=torch.tensor(factor, dtype=query.dtype, device="cpu"), rest=rest)
+        facts = facts._replace(factor=torch.tensor(factor, dtype=query.dtype, device="cpu"), scale=scale)
     group = query.shape[-3] // key.shape[-3]
     if not is_masked and group > 1 and guards.few_queries(call):
         facts = facts._replace(folded=(query.shape[0], key.shape[-3], group * query.shape[-2], query.shape[-1]))
-    return facts._replace(scale=scale)
+    return facts
 
 
 def lasting_facts(call: Call) -> Facts:
@@ -94,7 +92,7 @@ class GuardedPlan(NamedTuple):
 def run(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Output (..., H, M, E) and logsumexp (..., H, M), which may be ``None`` if it is not asked for."""
     by_operation = not facts.is_alone or (logsumexp and guards.records(call))
-    if facts.scale is not None and not by_operation:
+    if facts.factor is not None and not by_operation:
         found = _native(call, facts)
         if found is not None:
             return found
@@ -116,14 +114,11 @@ def run(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.Ten
 
 def _native(call: Call, facts: Facts) -> tuple[torch.Tensor, torch.Tensor] | None:
     """The results of the kernel, which takes the call as it is; ``None`` if something may have leaked."""
-    query, key, value = arrays = tuple(map(sdpa.with_unit_stride, call[:3]))
-    scale: Any = facts.scale
+    query, key, value = map(sdpa.with_unit_stride, call[:3])
+    query, scale = query * facts.factor, facts.scale
     looks, looks_first = not call.assume_finite, facts.is_masked and guards.records(call)
-    if looks and looks_first:
-        if not guards.norms_are_small(arrays, scale):
-            return None
-    else:
-        query, scale = query * facts.factor, facts.rest
+    if looks and looks_first and not guards.norms_are_small((query, key, value), scale):
+        return None
     query = query if facts.folded is None else query.reshape(facts.folded)
     output, logsumexp = FLASH_CPU(query, key, value, 0.0, facts.is_masked, scale=scale)
     if looks and not looks_first and not (_is_finite(output) and logsumexp.all()):
@@ -235,7 +230,7 @@ def _by_kernel(
     one: 0, and 0 as its logsumexp. Norms tell it from these.
     """
     looks, looks_first = not call.assume_finite, guards.records(call)
-    factor, scale = sdpa.factors(call, is_small=looks and looks_first)
+    factor, scale = sdpa.factors(call)
     parts = parts_of(call if factor == 1.0 else call._replace(query=call.query * factor), cuts)
     if parts is None or (looks and looks_first and not _are_small(call, parts, scale)):
         return None

@@ -247,18 +247,17 @@ def scaled(call: Call) -> Call:
     return call._replace(query=query, scale=scale)
 
 
-def factors(call: Call, *, is_small: bool = False) -> tuple[Any, float]:
+def factors(call: Call) -> tuple[Any, float]:
     """The scale as a factor of the query, and what is left of it to the kernel.
 
-    The query is multiplied, as scores that fit might overflow on the way, unless norms are known to be small. In 16
-    bits it is multiplied by a power of two alone, which rounds nothing. The kernel multiplies what it has masked with
-    -inf already, so that it gets no scale but a positive one.
+    The query is multiplied, as scores that fit might overflow on the way; in 16 bits by a power of two alone, which
+    rounds nothing. The kernel multiplies what it has masked with -inf already, so that it gets no scale but a positive
+    one.
     """
     scale: Any = default_scale(call.query, call.xp) if call.scale is None else call.scale
     if isinstance(scale, torch.Tensor):
         return scale.to(call.query.dtype), 1.0
-    is_left = is_small or (call.assume_finite and is_on_accelerator(call.query))
-    if is_left and isinstance(scale, Real) and float(scale) > 0:
+    if call.assume_finite and is_on_accelerator(call.query) and isinstance(scale, Real) and float(scale) > 0:
         return 1.0, float(scale)
     if call.query.dtype in HALVES and isinstance(scale, Real) and scale:  # not a symbol
         # Products of float16 are far from the largest float32; those of bfloat16 are not.
