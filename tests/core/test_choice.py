@@ -111,26 +111,6 @@ def test_asking_for_more_changes_no_bit(name, streaming, arrays, backend, put, g
                 np.testing.assert_allclose(get(found), get(expected), rtol=0, atol=1e-13)
 
 
-@pytest.mark.needs("gradients")
-def test_gradients_flow_to_what_is_asked_for(streaming, arrays, backend, put, get, rng):
-    """The kernel's output, the logsumexp of blocks and the weights of the dense form are one function."""
-    xp = backend.namespace
-    factors = put([rng.standard_normal(shape) for shape in ((B, H, M, D), (B, H, M, N), (B, H, M))])
-
-    def gradients(implementation):
-        def measure(*arrays):
-            options = {"is_causal": True, "return_weights": True, "return_logsumexp": True}
-            results = attention(*arrays, **options, implementation=implementation)
-            parts = [xp.sum(xp.multiply(*each)) for each in zip(results, factors, strict=True)]
-            return xp.add(xp.add(parts[0], parts[1]), parts[2])
-
-        differentiated = backend.value_and_grad(measure)
-        return get((backend.compile(differentiated) if backend.name == "jax" else differentiated)(*arrays)[1])
-
-    for found, expected in zip(gradients("auto"), gradients("dense"), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
-
-
 def test_what_is_small_is_dense(arrays, backend, ran, monkeypatch):
     mask = ac.SlidingWindow(left=2)
     monkeypatch.setattr(backend, "kernels", ())

@@ -26,19 +26,6 @@ RULES = {  # of four samples, for so many queries
 }
 
 
-@pytest.mark.parametrize("leading", [(2,), (1, 2)])
-def test_a_ragged_batch_of_every_library(leading, put, get, rng):
-    """Of so many keys that samples are taken apart where that is done."""
-    query, key, value = (rng.standard_normal((*leading, *dims)) for dims in ((4, 1, 64), (2, 2048, 64), (2, 2048, 64)))
-    lengths = np.asarray([2000, 10]).reshape(leading)
-    rule = ac.KeyLengths(put(lengths))
-    array = put(np.arange(2048) < lengths[..., None, None, None])
-    arrays = put([query, key, value])
-    expected = attention(*arrays, mask=array, implementation="dense")
-    np.testing.assert_allclose(get(attention(*arrays, mask=rule)), get(expected), rtol=1e-12, atol=1e-12)
-    assert ac.explain_attention(*arrays, mask=rule).chosen in ("dense", "fused")
-
-
 @pytest.fixture
 def calls(monkeypatch):
     """How many samples were attended to one by one, in each call that was; whatever that saves."""
@@ -63,27 +50,6 @@ def as_array(rule, rows, leading=(4,)):
     return np.broadcast_to(
         rule.to_array(rows, COLUMNS, leading=leading, num_heads=H, xp=np), (*leading, H, rows, COLUMNS)
     )
-
-
-@numpy_alone
-@pytest.mark.parametrize("dtype", ["float64", "float16"])
-@pytest.mark.parametrize("rows", [1, 3, 20])
-@pytest.mark.parametrize("name", RULES)
-def test_samples_one_by_one_are_the_batch(name, rows, dtype, calls, rng):
-    arrays, rule = inputs(rng, rows, dtype=dtype), RULES[name](rows)
-    error = 1e-13 if dtype == "float64" else 2e-3
-    for options in ({}, {"sinks": rng.standard_normal(H).astype(dtype)}, {"scale": 0.3, "softcap": 2.0}):
-        expected = attention(
-            *arrays, mask=as_array(rule, rows), implementation="dense", return_logsumexp=True, **options
-        )
-        calls.clear()
-        found = attention(*arrays, mask=rule, return_logsumexp=True, **options)
-        assert calls == [4]
-        assert found.output.dtype == expected.output.dtype
-        for one, other in zip(found[::2], expected[::2], strict=True):
-            np.testing.assert_allclose(one, other, rtol=error, atol=error)
-        np.testing.assert_array_equal(attention(*arrays, mask=rule, **options), found.output)
-        assert calls == [4, 4]
 
 
 @numpy_alone
