@@ -2,12 +2,11 @@
 
 import functools
 import importlib
-import math
 
 import numpy as np
 import pytest
 from blockwise_helpers import RUNS, TUNING, assert_same, quickly
-from call_table import NAMES, Sizes, options_of
+from call_table import NAMES, Sizes, hide, options_of
 from pairwise import covering
 from shard_helpers import differentiated, with_arrays
 
@@ -91,18 +90,6 @@ def is_possible(row):
 
 
 ROWS = covering(NAMES, WAYS, VALUES, SIZES, where=lambda row: len(row) < 2 or is_possible(row))
-
-
-def hide(arrays, options, sizes):
-    """NaN in keys and values that no query attends to, and in queries that attend to none."""
-    query, key, value = map(np.copy, arrays)
-    told = {name: each for name, each in options.items() if name != "dropout"}
-    weights = attention(query, key, value, **told, implementation="dense", return_weights=True).weights
-    of_groups = weights.reshape(*sizes.leading, sizes.groups, -1, sizes.columns)
-    unseen = ~(of_groups != 0).any(axis=-2)
-    key[unseen], value[unseen] = math.nan, math.inf
-    query[~(weights != 0).any(axis=-1)] = math.nan
-    return query, key, value
 
 
 def prepare(way, backend, monkeypatch):

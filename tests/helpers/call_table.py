@@ -168,6 +168,9 @@ RULES = {
     "array of keys": lambda of, m, n: of.flags("n"),
     "array of rows": lambda of, m, n: of.flags("m"),
     "array of samples": lambda of, m, n: of.flags("bn"),
+    "array of hidden keys": lambda of, m, n: of.put(
+        (np.arange(n) != 5) & ((np.arange(n) + np.arange(of.sizes.heads)[:, None, None]) % 3 > 0)
+    ),
     "array of heads": lambda of, m, n: of.flags("hmn"),
     "array in a rule": lambda of, m, n: ac.masks.Given(of.flags("mn")),
     "array and rule": lambda of, m, n: ac.Causal(offset=4) & of.flags("bmn"),
@@ -197,6 +200,8 @@ OTHERS = {
     "bias with infinities": lambda of: {"bias": of.floats("hmn", infinite=True)},
     "bias of no row": lambda of: {"bias": of.put(np.where(np.arange(of.sizes.rows)[:, None] == 2, -math.inf, np.ones(of.sizes.columns)))},
     "bias of a mask": lambda of: {"bias": of.put(np.where(of.rng.random(of.sizes.columns) < 0.5, -1e30, 0.0))},
+    "bias of hidden keys": lambda of: {"bias": of.put(np.where(np.arange(of.sizes.columns) % 3 == 1, -math.inf, 0.5))},
+    "bias of hidden keys and lengths": lambda of: {**OTHERS["bias of hidden keys"](of), **rule(of, "lengths")},
     "bias and mask": lambda of: {"bias": of.floats("hn"), "mask": of.flags("bmn")},
     "bias and rule": lambda of: {"bias": of.floats("hn"), "mask": ac.KeyLengths(of.numbers(of.sizes.columns, 0, 6))},
     "causal bias": lambda of: {"bias": of.floats("hn"), "is_causal": True},
@@ -246,3 +251,17 @@ def options_of(name, sizes, put, seed=7):
     """The options of a name, the same numbers for every library."""
     of = Maker(sizes, put, np.random.default_rng(seed))
     return OTHERS[name](of) if name in OTHERS else rule(of, name)
+
+
+def hide(arrays, options, sizes):
+    """NaN in keys and values that no query attends to, and in queries that attend to none."""
+    query, key, value = map(np.copy, arrays)
+    told = {name: each for name, each in options.items() if name != "dropout"}
+    weights = ac.scaled_dot_product_attention(
+        query, key, value, **told, implementation="dense", return_weights=True
+    ).weights
+    of_groups = weights.reshape(*sizes.leading, sizes.groups, -1, sizes.columns)
+    unseen = ~(of_groups != 0).any(axis=-2)
+    key[unseen], value[unseen] = math.nan, math.inf
+    query[~(weights != 0).any(axis=-1)] = math.nan
+    return query, key, value
