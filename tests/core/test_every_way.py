@@ -78,18 +78,19 @@ VALUES = ["ordinary", "steep", "hidden"]
 
 
 def is_possible(row):
-    """Pieces have no sinks; hidden numbers are looked at, and no function of scores hides them."""
+    """Pieces have no sinks; who does not look, a product and functions of scores show what is hidden."""
     name, way, values, *_ = (*row, "", "")
-    return not (
-        ("sinks" in name and "pieces" in way)
-        or (
-            values == "hidden"
-            and (way == "assumed finite" or "score_mod" in name or name.startswith(("every", "bias of a mask")))
-        )
+    shows = (
+        way in ("assumed finite", "by weights") or "score_mod" in name or name.startswith(("every", "bias of a mask"))
     )
+    return not (("sinks" in name and "pieces" in way) or (values == "hidden" and shows))
 
 
-ROWS = covering(NAMES, WAYS, VALUES, SIZES, where=lambda row: len(row) < 2 or is_possible(row))
+RAGGED = ("lengths", "lengths of uint8", "offsets to the end", "windows of two sides", "cache", "sinks and cache",
+          "window and lengths", "one holds the other")  # fmt: skip
+ROWS = [(name, "by samples", "ordinary", sizes) for name in RAGGED for sizes in SIZES] + covering(
+    NAMES, WAYS, VALUES, SIZES, where=lambda row: len(row) < 2 or is_possible(row)
+)
 
 
 def prepare(way, backend, monkeypatch):

@@ -1,5 +1,6 @@
 """Mistakes of newcomers in five roles, as a table of inputs and messages: the same words on every library."""
 
+import fractions
 import functools
 import importlib
 import inspect
@@ -28,7 +29,9 @@ def words(put, xp):
     mha = layers.MultiHeadAttention(8, 2)
     encoder = layers.EncoderLayer(8, 2, 16)
     cross = layers.DecoderLayer(8, 2, 16, memory_channels=8)
+    model = models.Decoder(50, 8, 2, 16, 1)
     made = {"heads": heads, "x": x, "image": np.ones((2, 4, 4, 8), "float32"), "ids": np.asarray([[1, 2, 3]])}
+    made["ids_of_two"] = np.asarray([[0, 1, 1], [0, 0, 1]])
     made |= {"pairs": np.ones((6, 6), bool), "is_token": np.ones((2, 6), bool), "scale": np.ones(8, "float32")}
     put_in = put(made)
     sagan = layers.SaganAttention(8)
@@ -52,7 +55,12 @@ def words(put, xp):
         "k": put_in["heads"],
         "v": put_in["heads"],
         "sagan": sagan,
+        "fractions": fractions,
         "cache": ac.cache.empty_cache((2,), 4, 10, 8, xp=xp),
+        "part": ac.pieces.partial_attention(*[put_in["heads"]] * 3),
+        "rows": put(layers.Embeddings(11, 7, 4, num_segments=3).init(0, xp=np)),
+        "model": model,
+        "of_model": put(model.init(0, xp=np)),
         "tree": put(mha.init(0, xp=np)),
         "encoder_tree": put(encoder.init(0, xp=np)),
         "of_cross": put(cross.init(0, xp=np)),

@@ -181,27 +181,3 @@ def test_a_logsumexp_without_place_for_the_number_of_keys_loses_no_digits(implem
 
     found = quickly(backend, merged)(*backend.from_numpy((query, key, value, bias)))
     np.testing.assert_allclose(get(found), weights @ value, rtol=1e-6)
-
-
-def test_wrong_arguments_are_named(arrays, put, xp):
-    part = piece(arrays, 0, 3)
-    other = piece(arrays, 0, 3, slice(0, 2))
-    with pytest.raises(TypeError, match=r"expected Partial\(output, logsumexp, remainder\); got int"):
-        merge_partials(part, 3)
-    with pytest.raises(ValueError, match=r"expected the output of all partials \(3, 4, 7, 6\); got \(3, 4, 2, 6\)"):
-        merge_partials(part, other)
-    with pytest.raises(ValueError, match=r"expected the remainder of all partials \(3, 4, 7\); got \(3, 4, 2\)"):
-        merge_partials(part, part._replace(remainder=other.remainder))
-    narrow = Partial(*(xp.astype(x, xp.float32) for x in part))
-    with pytest.raises(TypeError, match=r"expected the output of all partials of one dtype, float64; got float32$"):
-        merge_partials(part, narrow)
-    with pytest.raises(ValueError, match=r"expected key_start in \[0, 2\*\*29\); got -1"):
-        partial_attention(*arrays, key_start=-1)
-    with pytest.raises(TypeError, match="expected query_start as an integer; got float"):
-        partial_attention(*arrays, query_start=0.5)
-    with pytest.raises(ValueError, match="expected key_start as an integer; got an array of shape"):
-        partial_attention(*arrays, key_start=put(np.array([1, 2])))
-    with pytest.raises(ValueError, match="implementation='fused'"):
-        partial_attention(*arrays, implementation="fused")
-    with pytest.raises(ValueError, match="expected an implementation out of"):
-        partial_attention(*arrays, implementation="fast")

@@ -127,10 +127,14 @@ RULES = {
     "offsets": lambda of, m, n: ac.Causal(offset=of.numbers(0, 3, -4)),
     "offsets to the end": lambda of, m, n: ac.Causal(offset=of.numbers(n - m, 2, -m)),
     "offsets beyond": lambda of, m, n: ac.Causal(offset=of.numbers(2**31 - 1, -(2**31), 2**31 - 5)),
+    "offsets of int32 beyond": lambda of, m, n: ac.Causal(offset=of.numbers(2**31 - 1, -(2**31), dtype="int32")),
     "window": lambda of, m, n: ac.SlidingWindow(left=2, right=1),
     "window at the end": lambda of, m, n: ac.SlidingWindow(left=12, right=0, offset=n - m),
     "window far ahead": lambda of, m, n: ac.SlidingWindow(left=1, right=1, offset=9),
-    "window beyond": lambda of, m, n: ac.SlidingWindow(left=5, offset=of.numbers(2**31 - 5, -(2**31))),
+    "window beyond": lambda of, m, n: ac.SlidingWindow(left=5, offset=of.numbers(2**31 - 5, -(2**31), dtype="int32")),
+    "window beyond to the right": lambda of, m, n: ac.SlidingWindow(
+        right=5, offset=of.numbers(-(2**31), 2**31 - 1, dtype="int32")
+    ),
     "window to the right": lambda of, m, n: ac.SlidingWindow(right=3, offset=2),
     "windows": lambda of, m, n: ac.SlidingWindow(left=3, offset=of.numbers(0, n - m, -4)),
     "windows of two sides": lambda of, m, n: ac.SlidingWindow(left=9, right=0, offset=of.numbers(7, n - m, 0)),
@@ -213,6 +217,7 @@ OTHERS = {
     "alibi": lambda of: {"score_mod": alibi(of.sizes.heads, offset=of.numbers(0, 3, -4)), "softcap": 2.0},
     "alibi of a window": lambda of: {"score_mod": alibi(of.sizes.heads), **rule(of, "window at the end")},
     "bias of a cache": lambda of: {"bias": of.floats("hmn"), **rule(of, "cache")},
+    "bias of a window": lambda of: {"bias": of.floats("hmn"), **rule(of, "window at the end")},
     "bias of windows": lambda of: {"bias": of.floats("m"), **rule(of, "windows")},
     "relative bias": lambda of: {
         "score_mod": relative_bias(of.put(of.rng.standard_normal((8, of.sizes.heads))), max_distance=9),
