@@ -3,7 +3,6 @@
 import copy
 import doctest
 import importlib
-import inspect
 import os
 
 import numpy as np
@@ -82,17 +81,6 @@ def test_a_module_computes_what_its_layer_does_split_merged_and_copied(name):
     again = modules.Layer(module.layer, deterministic=True)
     equal(again.layer, module.layer)
     equal(again(*inputs), expected)
-
-
-def test_settings_are_shown():
-    names = inspect.signature(layers.FeedForward).parameters
-    assert [*inspect.signature(modules.FeedForward).parameters] == [
-        *names,
-        "dtype",
-        "param_dtype",
-        "deterministic",
-        "rngs",
-    ]
 
 
 def test_settings_are_changed_in_a_copy_and_not_by_assignment():

@@ -8,7 +8,6 @@ import inspect
 import pytest
 from torch_layer_helpers import SETTINGS, attention_torch, equal, inputs_of, layer_of, torch
 
-from attention_core import layers as definitions
 from attention_core.backend import get_backend
 
 parametrize = torch.nn.utils.parametrize
@@ -27,22 +26,6 @@ def layer(name):
 @pytest.fixture(autouse=True)
 def fresh_compiler():
     torch.compiler.reset()
-
-
-def test_constructor_shows_the_settings_and_the_habit_of_pytorch(name):
-    kind, definition = getattr(attention_torch, name), getattr(definitions, name)
-    shown = inspect.signature(kind).parameters
-    assert list(shown) == [*inspect.signature(definition).parameters, "device", "dtype", "seed"]
-    for each, parameter in inspect.signature(definition).parameters.items():
-        default = kind.defaults.get(each, parameter.default)
-        assert (shown[each].kind, shown[each].default) == (parameter.kind, default)
-    assert kind(**SETTINGS[name]).definition == definition(**{**kind.defaults, **SETTINGS[name]})
-
-
-def test_settings_go_by_position_and_by_name():
-    by_position = attention_torch.FeedForward(5, 7, 3, False, device="cpu").definition
-    assert by_position == attention_torch.FeedForward(5, bias=False, inner=7, output_channels=3).definition
-    assert by_position == definitions.FeedForward(5, 7, 3, bias=False)
 
 
 def test_feature_maps_have_the_layout_of_convolutions():

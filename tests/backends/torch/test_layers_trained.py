@@ -1,16 +1,14 @@
 """Layers of PyTorch in training, under autocast, compiled, exported and extended."""
 
 import copy
-import doctest
 import functools
 import inspect
 
 import numpy as np
 import pytest
-from torch_layer_helpers import SETTINGS, attention_torch, equal, inputs_of, layer_of, same_bits, torch
+from torch_layer_helpers import SETTINGS, attention_torch, equal, inputs_of, layer_of, torch
 
 from attention_core import layers as definitions
-from attention_core.layers import named_arrays
 from attention_numpy.trees import map_arrays
 
 
@@ -69,16 +67,6 @@ def test_autocast_brings_a_mapping_and_a_bias_along():
     assert found.dtype == torch.bfloat16
 
 
-def test_nothing_is_dropped_in_evaluation(name, layer):
-    plain = {key: value for key, value in SETTINGS[name].items() if key != "dropout"}
-    other = getattr(attention_torch, name)(**plain)
-    other.load_state_dict(layer.state_dict())
-    layer.eval(), other.eval()
-    equal(layer(*inputs_of(name)), other(*inputs_of(name)))
-    if name != "SaganAttention":
-        equal(layer(*inputs_of(name), seed=1), other(*inputs_of(name)))
-
-
 @pytest.mark.parametrize("name", [name for name in SETTINGS if "dropout" in SETTINGS[name]])
 def test_training_drops_by_the_seed_or_by_the_default_generator(name, layer):
     inputs = inputs_of(name)
@@ -115,33 +103,6 @@ def test_a_compiled_step_goes_backward_from_the_state_that_it_started_with():
         torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=0, msg=name)
     for one, other in zip(layer.buffers(), twin.buffers(), strict=True):
         equal(one, other)
-
-
-def test_power_iteration_advances_in_training_alone():
-    layer, inputs = layer_of("SaganAttention", torch.float64), inputs_of("SaganAttention", torch.float64)
-    parameters, before = layer.to_numpy()
-    layer.eval()
-    expected = layer(*inputs)
-    same_bits([layer.to_numpy()[1]], [before])
-    layer.train()
-    places = [buffer.data_ptr() for buffer in layer.buffers()]
-    found = layer(*inputs)
-    equal(found, expected)  # which takes the step too, but does not keep it
-    after = named_arrays(layer.to_numpy()[1])
-    for name, vector in named_arrays(layer.definition.updated_state(parameters, before)).items():
-        np.testing.assert_allclose(after[name], vector, rtol=0, atol=1e-14)
-        assert not np.allclose(after[name], named_arrays(before)[name], rtol=0, atol=1e-3)
-    assert [buffer.data_ptr() for buffer in layer.buffers()] == places
-    assert not any(buffer.requires_grad for buffer in layer.buffers())
-    wanted = torch.autograd.grad(expected.sum(), [*layer.parameters()])
-    for gradient, other in zip(torch.autograd.grad(found.sum(), [*layer.parameters()]), wanted, strict=True):
-        equal(gradient, other)
-    with torch.no_grad():
-        for _ in range(60):
-            layer(*inputs)
-    kernel = layer.theta.weight.detach()
-    sigma = torch.linalg.vector_norm(kernel @ layer.state.theta)
-    torch.testing.assert_close(sigma, torch.linalg.matrix_norm(kernel, 2), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
@@ -250,12 +211,6 @@ def test_subclass_of_a_user_keeps_its_own_constructor():
 
     assert list(inspect.signature(Causal).parameters) == ["channels", "heads"]
     assert Causal(8, heads=2).definition == definitions.MultiHeadAttention(8, 2, is_causal=True)
-
-
-def test_examples_of_the_layers_print_what_they_say():
-    found = doctest.testmod(attention_torch.layers)
-    assert found.attempted > 10
-    assert not found.failed
 
 
 def test_what_is_of_numpy_is_named_or_taken():

@@ -2,19 +2,19 @@
 
 They are those of output, logsumexp and gradients, each relative to its largest number. 2, 3 and 4 ranks share 13
 positions. A dash was not run. The last two rows are errors of the gradients of two numbers against float64, of one
-process and of 4 ranks, as root mean squares over draws::
+process and of 4 ranks, as root mean squares over draws. With ``PYTHONPATH=tests/helpers``::
 
-    torchrun --nproc-per-node 4 tests/helpers/shard_errors.py
+    torchrun --nproc-per-node 4 docs/shard_errors.py
 
 Other engines have one way for each option, as each takes long, and print a column. JAX compiles all that it runs. dask
 has no gradients, and TensorFlow gathers or merges::
 
-    torchrun --nproc-per-node 8 tests/helpers/shard_errors.py eight
-    torchrun --nproc-per-node 2 tests/helpers/shard_errors.py compiled
-    JAX_ENABLE_X64=1 XLA_FLAGS=--xla_force_host_platform_device_count=8 python tests/helpers/shard_errors.py jax
-    JAX_ENABLE_X64=1 XLA_FLAGS=--xla_force_host_platform_device_count=2 python tests/helpers/shard_errors.py processes
-    python tests/helpers/shard_errors.py tensorflow
-    python tests/helpers/shard_errors.py dask
+    torchrun --nproc-per-node 8 docs/shard_errors.py eight
+    torchrun --nproc-per-node 2 docs/shard_errors.py compiled
+    JAX_ENABLE_X64=1 XLA_FLAGS=--xla_force_host_platform_device_count=8 python docs/shard_errors.py jax
+    JAX_ENABLE_X64=1 XLA_FLAGS=--xla_force_host_platform_device_count=2 python docs/shard_errors.py processes
+    python docs/shard_errors.py tensorflow
+    python docs/shard_errors.py dask
 """
 
 import functools
