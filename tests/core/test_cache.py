@@ -9,9 +9,9 @@ from blockwise_helpers import quickly
 from pairwise import pairwise
 
 from attention_core import scaled_dot_product_attention
-from attention_core._functions.cache import KeyValueCache, append, cache_mask, empty_cache
-from attention_core._functions.rotary import rotary_embedding
 from attention_core.backend import get_backend
+from attention_core.cache import KeyValueCache, append, cache_mask, empty_cache
+from attention_core.functions import rotary_embedding
 
 NUMPY = get_backend("numpy").namespace
 B, H, G, L, C, D, E = 2, 6, 3, 5, 8, 4, 7

@@ -10,7 +10,6 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import attention_core as ac
-from attention_core.backend import sample_cuts
 from attention_core.masks import And
 from attention_torch import guards, operators, parts, sdpa
 
@@ -77,36 +76,6 @@ def test_what_is_remembered_gives_the_output_of_a_judged_call(name, rows, monkey
         torch.testing.assert_close(result, formula(arrays, mask))
     monkeypatch.setattr("attention_core._functions.attention.output_of", lambda *_, **__: None)
     torch.testing.assert_close(result, attention(*arrays, mask=mask), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("rows", [1, 31, 40])
-@pytest.mark.parametrize("name", [name for name in MASKS if name.endswith("apart")])
-def test_samples_apart_are_those_of_the_batch(name, rows, monkeypatch):
-    """Of more queries than are planned, too, and with a batch of two axes; what is masked does not leak."""
-    calls = []
-    monkeypatch.setattr(parts, "sample_cuts", lambda *a: calls.append(1) or sample_cuts(*a))
-    take_apart(name, monkeypatch)
-    arrays, mask = drawn(rows), MASKS[name](rows)
-    hidden = ~allowed(mask, rows).any(dim=-2)[:, 0]
-    expected = attention(*arrays, mask=allowed(mask, rows), implementation="dense", return_logsumexp=True)
-    for number in (0.5, math.nan, math.inf):
-        spoilt = [x.clone() for x in arrays]
-        for array in spoilt[1:]:
-            array.transpose(1, 2)[hidden] = number
-        for assume_finite in (False, True) if number == 0.5 else (False,):
-            found = attention(*spoilt, mask=mask, return_logsumexp=True, assume_finite=assume_finite)
-            torch.testing.assert_close(found[::2], expected[::2])
-            torch.testing.assert_close(attention(*spoilt, mask=mask, assume_finite=assume_finite), expected.output)
-    with_axes = [x.reshape(1, *x.shape) for x in arrays]
-    torch.testing.assert_close(attention(*with_axes, mask=mask)[0], expected.output)
-    seen = (~hidden).any(dim=0).nonzero()
-    assert bool(calls) == (2 * H * rows <= G * int(seen[-1] - seen[0] + 1))  # next to the keys that are left for all
-    value = arrays[2].clone()
-    value[1, 0, 39, 3] = math.inf  # attended to by the last query, in a batch of which one sample is infinite
-    found = attention(*arrays[:2], value, mask=mask)
-    assert bool((found[1, : H // G, -1, 3] == math.inf).all()) == bool(allowed(mask, rows)[1, 0, -1, 39])
-    torch.testing.assert_close(found[0], expected.output[0])
-    torch.testing.assert_close(found[1, H // G :], expected.output[1, H // G :])
 
 
 @pytest.mark.parametrize("assume_finite", [False, True])
