@@ -95,22 +95,6 @@ def test_what_is_explained_is_what_runs(name, large, ran, arrays, backend, put, 
     assert str(explanation).startswith(f"{explanation.chosen}: {explanation.reason}\n")
 
 
-@pytest.mark.needs(lambda name, backend: not (backend.loops.traced and name != "rule"))
-@pytest.mark.parametrize("name", OPTIONS)
-def test_asking_for_more_changes_no_bit(name, streaming, arrays, backend, put, get):
-    """And what is asked for is that of the definition."""
-    options = OPTIONS[name](put)
-    alone = get(attention(*arrays, **options))
-    dense = attention(*arrays, **options, implementation="dense", return_weights=True, return_logsumexp=True)
-    for weights, logsumexp in ((True, False), (False, True), (True, True)):
-        result = attention(*arrays, **options, return_weights=weights, return_logsumexp=logsumexp)
-        np.testing.assert_array_equal(get(result.output), alone)
-        assert (result.weights is not None, result.logsumexp is not None) == (weights, logsumexp)
-        for asked, found, expected in zip((weights, logsumexp), result[1:], dense[1:], strict=True):
-            if asked:
-                np.testing.assert_allclose(get(found), get(expected), rtol=0, atol=1e-13)
-
-
 @pytest.fixture
 def chosen(arrays, backend, monkeypatch):
     """What a call takes without kernels, under a tuning; of so many rows and heads."""

@@ -10,8 +10,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import attention_core as ac
-from attention_core.masks import And
-from attention_torch import guards, operators, parts, sdpa
+from attention_torch import operators, parts, sdpa
 
 attention = ac.scaled_dot_product_attention
 B, H, G, N, D = 2, 6, 2, 300, 8
@@ -21,19 +20,8 @@ MASKS = {
     "one offset": lambda rows: ac.Causal(offset=N - rows),
     "offset of a part": lambda rows: ac.Causal(offset=200),
     "window": lambda rows: ac.SlidingWindow(left=99, right=0, offset=N - rows),
-    "length": lambda rows: ac.KeyLengths(150),
     "lengths": lambda rows: ac.KeyLengths(torch.tensor([150, 40])),
-    "lengths apart": lambda rows: ac.KeyLengths(torch.tensor([151, 41])),  # plans are kept by these numbers
-    "equal lengths": lambda rows: ac.KeyLengths(torch.tensor([150, 150])),
     "offsets": lambda rows: ac.Causal(offset=torch.tensor([200, 40])),
-    "one offset of all": lambda rows: ac.Causal(offset=torch.tensor(200)),
-    "cache": lambda rows: And(ac.Causal(offset=torch.tensor([200, 40])), ac.KeyLengths(torch.tensor([201, 42]))),
-    "offsets apart": lambda rows: ac.Causal(offset=torch.tensor([201, 41])),
-    "offsets from 0 apart": lambda rows: ac.Causal(offset=torch.tensor([202, 0])),
-    "windows apart": lambda rows: ac.SlidingWindow(left=60, right=0, offset=torch.tensor([200, 70])),
-    "cache apart": lambda rows: And(ac.Causal(offset=torch.tensor([201, 41])), ac.KeyLengths(torch.tensor([202, 43]))),
-    "length of none": lambda rows: ac.KeyLengths(torch.tensor([150, 0])),
-    "rows without a key": lambda rows: ac.Causal(offset=-1),
 }
 needs_groups = pytest.mark.skipif(not sdpa.TAKES_GROUPS, reason="the kernel of this version takes no groups")
 
@@ -57,25 +45,6 @@ def formula(arrays, mask, **options):
     query, key, value = arrays
     key, value = (x.repeat_interleave(H // G, dim=1) for x in (key, value))
     return FORMULA(query, key, value, attn_mask=allowed(mask, query.shape[-2]), **options)
-
-
-def take_apart(name, monkeypatch):
-    """Let each sample be a call of its own, as where there are many keys."""
-    if name.endswith("apart"):
-        monkeypatch.setattr(guards, "MIN_ELEMENTS", 1)
-
-
-@needs_groups
-@pytest.mark.parametrize("rows", [1, 4, 16, 32])
-@pytest.mark.parametrize("name", MASKS)
-def test_what_is_remembered_gives_the_output_of_a_judged_call(name, rows, monkeypatch):
-    take_apart(name, monkeypatch)
-    arrays, mask = drawn(rows), MASKS[name](rows)
-    for _ in range(2):
-        result = attention(*arrays, mask=mask)
-        torch.testing.assert_close(result, formula(arrays, mask))
-    monkeypatch.setattr("attention_core._functions.attention.output_of", lambda *_, **__: None)
-    torch.testing.assert_close(result, attention(*arrays, mask=mask), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("assume_finite", [False, True])
