@@ -133,7 +133,7 @@ RULES = {
     "window far ahead": lambda of, m, n: ac.SlidingWindow(left=1, right=1, offset=9),
     "window beyond": lambda of, m, n: ac.SlidingWindow(left=5, offset=of.numbers(2**31 - 5, -(2**31), dtype="int32")),
     "window beyond to the right": lambda of, m, n: ac.SlidingWindow(
-        right=5, offset=of.numbers(-(2**31), 2**31 - 1, dtype="int32")
+        right=5, offset=of.numbers(2**31 - 1, dtype="int32")
     ),
     "window to the right": lambda of, m, n: ac.SlidingWindow(right=3, offset=2),
     "windows": lambda of, m, n: ac.SlidingWindow(left=3, offset=of.numbers(0, n - m, -4)),

@@ -32,6 +32,12 @@ def test_a_key_of_jax_is_a_seed(implementation):
     assert ((each[0] == 0) != (each[1] == 0)).any()
 
 
+def test_a_refreshed_state_has_no_gradient():
+    layer, *_ = made("SaganAttention")
+    gradients = jax.grad(lambda layer: sum(jnp.sum(leaf) for leaf in layer.refreshed().state))(layer)
+    assert not any(leaf.any() for leaf in jax.tree.leaves(gradients))
+
+
 def test_a_class_of_your_own_is_a_layer():
     class Mine(attention_jax.FeedForward):
         pass

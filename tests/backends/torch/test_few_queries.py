@@ -90,6 +90,16 @@ def test_the_numbers_of_a_mask_are_those_of_the_call():
     assert 0 < len(parts._kept) <= parts.MAX_KEPT
 
 
+def test_what_is_kept_is_of_all_axes_of_a_batch(rng):
+    window = ac.SlidingWindow(left=1, right=1, offset=1)
+    parts._kept.clear()
+    for batch in ((2, 2), (3,), (), (2, 3), (2, 2)):
+        arrays = [torch.from_numpy(rng.standard_normal((*batch, 1, rows, 4))) for rows in (3, 5, 5)]
+        expected = attention(*arrays, mask=window, implementation="dense")
+        torch.testing.assert_close(attention(*arrays, mask=window), expected)
+    assert parts._kept
+
+
 @needs_groups
 def test_no_large_mask_is_kept(monkeypatch):
     monkeypatch.setattr(parts, "MAX_KEPT_NUMBERS", 5)
