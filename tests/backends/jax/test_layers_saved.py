@@ -5,7 +5,7 @@ import importlib
 
 import numpy as np
 import pytest
-from jax_layer_helpers import IDS, RNG, X, attention_jax, close, equal, jax, jnp
+from jax_layer_helpers import IDS, RNG, X, attention_jax, close, equal, jax, jnp, made
 
 from attention_core import Causal, KeyLengths, Mask, MaskFunction, Segments, SlidingWindow
 from attention_core.masks import And, Given, Not, Or
