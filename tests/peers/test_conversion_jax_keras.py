@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
-from conversion_helpers import agree, perturbed, same, same_layer, state, weights
+from conversion_helpers import agree, perturbed, same, state, there_and_back, weights
 
 from attention_core import layers
 from attention_core.parameters import Linear, MultiHeadAttention
@@ -197,20 +197,10 @@ def rows(field):
     ]
 
 
-def there_and_back(peer, theirs):
-    """A module as a layer, and as a module again, which has the same bits, as has the layer that is made of that."""
-    conversion = importlib.import_module(peer.conversion)
-    ours = conversion.from_module(theirs)
-    back = conversion.to_module(ours, type(theirs))
-    same(peer.arrays(back), peer.arrays(theirs))
-    same_layer(conversion.from_module(back), ours)
-    return ours, back
-
-
 @pytest.mark.parametrize(("peer", "options"), rows("options"))
 def test_attention_of_other_libraries_is_a_layer_and_a_module_again(peer, options, rng):
     theirs = peer.made(**options)
-    ours, back = there_and_back(peer, theirs)
+    ours, back = there_and_back(importlib.import_module(peer.conversion), theirs, peer.arrays)
     assert ours.definition.dropout == options.get(peer.dropout, 0.0)
     inputs = [rng.standard_normal(shape) for shape in peer.shapes(options)]
     mask = rng.random((2, 5, 7)) < 0.6
@@ -228,7 +218,7 @@ def test_weights_of_any_dtype_keep_their_bits(peer, dtype):
     theirs = peer.made(dtype)
     if isinstance(peer, Keras):
         theirs.trainable = dtype != "float16"
-    ours, back = there_and_back(peer, theirs)
+    ours, back = there_and_back(importlib.import_module(peer.conversion), theirs, peer.arrays)
     if isinstance(peer, Keras):
         assert ours.trainable == theirs.trainable
         assert ours.dtype_policy.name == back.dtype_policy.name == dtype

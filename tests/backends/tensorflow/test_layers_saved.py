@@ -9,7 +9,6 @@ import tensorflow as tf
 from keras_helpers import CASES, close, compiled, example, made, placeholder, same
 from layer_helpers import NUMPY, alike, perturbed
 
-import attention_core
 from attention_core import layers
 from attention_core.layers import named_arrays, tree_from_names
 from attention_keras.layers import (
@@ -182,8 +181,3 @@ def test_a_seed_generator_of_keras_is_a_source_of_seeds():
     for each in found:
         np.testing.assert_array_equal(each, layer(x, training=True, seed=same.next()))
     assert not np.array_equal(*found)
-    arrays = [tf.ones((1, 2, 3, 4))] * 3
-    dropped = attention_core.scaled_dot_product_attention(*arrays, dropout=attention_core.Dropout(0.5, source))
-    np.testing.assert_array_equal(
-        dropped, attention_core.scaled_dot_product_attention(*arrays, dropout=attention_core.Dropout(0.5, same.next()))
-    )

@@ -5,7 +5,7 @@ import importlib
 import math
 
 import pytest
-from call_table import NAMES, Sizes, options_of
+from call_table import Sizes, options_of
 from flex_helpers import BLOCKS
 
 import attention_core as ac
@@ -19,6 +19,11 @@ pytestmark = [
 SMALL = Sizes((2,), 4, 2, 9, 11, 8, 8)
 MASKS = ("causal", "causal later", "offsets", "window", "lengths", "and lengths", "segments", "array of keys", "array",
          "bias of hidden keys", "causal bias")  # fmt: skip
+
+
+FLEX = ("causal later", "offsets", "window", "window to the right", "lengths", "segments", "segments of samples", "array",
+        "array and rule", "or lengths", "function", "softcap", "alibi", "relative bias", "score_mod with arrays", "bias of mn",
+        "bias with infinities", "sinks", "scale", "number")  # fmt: skip
 
 
 def options_on_gpu(torch, name, sizes, dtype):
@@ -244,7 +249,7 @@ def test_nothing_is_read_that_is_assumed_to_be_finite(name, torch):
     close(torch, found, expected, torch.bfloat16)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if "beyond" not in name and "slope" not in name])
+@pytest.mark.parametrize("name", FLEX)
 def test_rules_and_functions_of_scores_wait_for_nothing(name, torch, rng):
     """By FlexAttention, of which the first call is compiled."""
     options = options_on_gpu(torch, name, BLOCKS, torch.float32)

@@ -49,16 +49,6 @@ def test_a_scale_above_1_makes_no_query_of_float16_overflow():
             assert torch.equal(attention(query, key, key, scale=4.0, implementation="fused"), key)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_the_kernel_in_16_bits_rounds_weights_too(dtype, arrays, backend, get):
-    arrays = [backend.from_numpy(get(x), dtype=dtype) for x in arrays]
-    step = 2.0 ** (-8 if dtype == "bfloat16" else -11)
-    found, expected = (
-        results(torch, arrays, implementation, {"is_causal": True}) for implementation in ("fused", "dense")
-    )
-    close([x.double() for x in found], [x.double() for x in expected], 16 * step)
-
-
 @pytest.mark.parametrize(
     ("rows", "columns", "recorded", "chosen"),
     [
@@ -149,19 +139,6 @@ def test_a_query_that_is_nan_is_not_lost_among_the_few_keys_of_a_length(lengths,
         found = attention(*arrays, **options)
         assert torch.isnan(found[:, :, 5]).all()
         close([found], [attention(*arrays, **options, implementation="dense")])
-
-
-@pytest.mark.parametrize("nonfinite", [math.nan, math.inf])
-@pytest.mark.parametrize("word", ["mask", "bias"])
-def test_what_is_masked_does_not_leak_through_the_kernel(word, nonfinite, arrays, put):
-    """Neither into the output nor into gradients, which are looked at, and then of blocks."""
-    allowed = np.arange(N) < N - 1
-    masked = put(allowed if word == "mask" else np.where(allowed, 0.0, -math.inf))[None, :]
-    for argument in (1, 2):
-        spoilt = [x.clone() for x in arrays]
-        spoilt[argument][:, :, -1] = nonfinite
-        assert torch.isnan(kernel(torch, spoilt, attn_mask=masked)).any()
-        close(results(torch, spoilt, "fused", {word: masked}), results(torch, arrays, "dense", {word: masked}))
 
 
 @pytest.mark.parametrize("rows", [5, 2])
@@ -342,14 +319,6 @@ def test_a_checkpoint_tells_arguments_once(mask):
     close([gradient.detach()], torch.autograd.grad(attend(x, x, x).sum(), x), 1e-5)
     with pytest.raises(NotImplementedError, match="implementation='dense' for attention"):
         gradient.sum().backward()
-
-
-@pytest.mark.parametrize("mask", [ac.KeyLengths(torch.zeros(2, dtype=torch.int32)), ac.Causal(offset=-20)])
-def test_gradients_of_a_batch_without_a_key_are_0(mask):
-    leaves = [torch.ones(2, 2, 17, 4).requires_grad_() for _ in range(3)]
-    output = attention(*leaves, mask=mask & ac.Causal(), implementation="fused")
-    for gradient in torch.autograd.grad(output.sum(), leaves):
-        assert not gradient.any()
 
 
 @pytest.mark.parametrize(("implementation", "length"), [("auto", 600), ("blockwise", 20)])
