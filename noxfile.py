@@ -66,7 +66,7 @@ PEERS = (
     "tests/commands/test_benchmark_of_steps.py",
     "tests/core/test_user_functions.py::test_a_frame_is_no_mask",  # of pandas
 )
-NOTEBOOKS = ("docs/tutorial.md", "docs/guides/masks.md", "docs/guides/checking-a-kernel.md", "docs/guides/weights.md")
+NOTEBOOKS = ("docs/tutorial.md", "docs/guides/masks.md", "docs/guides/kernels.md", "docs/guides/moving-weights.md")
 COMMANDS = ("tests/commands/test_cli.py", "tests/commands/test_check.py")
 QUICK = ("tests/core", "tests/models", *COMMANDS)  # nothing pretrained, no other packages
 DOCTESTS = ("--doctest-modules", "attention_core", "toolkit/attention_models", "--ignore-glob=*_models/[jkt]*")

@@ -74,7 +74,7 @@ def setup(app):
 
     def leave_out(app):
         if app.builder.name == "doctest":
-            app.config.exclude_patterns += [f"reference/{name}.md" for name in ("dask", "torch", "jax", "nnx")]
+            app.config.exclude_patterns += ["reference/frameworks.md"]
             app.config.suppress_warnings += ["toc.not_readable"]
 
     app.add_directive("command", Command)
