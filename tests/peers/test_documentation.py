@@ -19,6 +19,11 @@ from attention_core.backend import get_backend
 
 ROOT = Path(__file__).parents[2]
 FRAMEWORKS = ("torch", "jax", "tensorflow")
+FIELD = (
+    *("KV cache", "GQA", "MQA", "MLA", "varlen", "padding mask", "sliding window", "half precision", "split-KV"),
+    *("context parallelism", "tensor parallelism", "all-gather KV", "Ulysses", "flash-decoding", "no host sync"),
+    *("bitwise equal", "batch invariant", "deterministic", "fully masked", "differential attention", "post-norm"),
+)
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$(?:\s*^```text\n(?P<printed>.*?)^```$)?", re.DOTALL | re.MULTILINE)
 
 # Python shows no other warnings of libraries.
@@ -109,6 +114,16 @@ def test_the_reference_prints_the_help_of_every_command():
     page = (ROOT / "docs" / "reference" / "conformance.md").read_text(encoding="utf-8")
     names = {each.name for each in importlib.import_module("attention_cli.app").app.registered_commands}
     assert set(re.findall(r"^```\{command\} (\w+)$", page, re.MULTILINE)) == names
+
+
+def test_pages_written_by_hand_are_few_and_have_the_words_that_users_look_for():
+    """Reference and evidence are made by commands."""
+    made = {"reference", "benchmark.md", "conformance.md", "named-cases.md", "survey.md"}
+    texts = [page.read_text(encoding="utf-8") for page in PAGES if not made & set(page.parts)]
+    assert len(texts) <= 30
+    assert sum(len(text.split()) for text in texts) <= 30_000
+    text = " ".join(" ".join(texts).split()).lower()
+    assert not [word for word in FIELD if word.lower() not in text]
 
 
 def test_links_of_the_package_index_are_absolute():
