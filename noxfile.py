@@ -195,9 +195,6 @@ def readme(session):
     session.chdir(folder)
     for count, extras in enumerate(re.findall(r'^\$ pip install "\.(.*)"$', page, re.MULTILINE), start=1):
         install(session, f"attention-core{extras} @ {ROOT.as_uri()}")
-        if count > 1:  # of the command that continues a text
-            install(session, "--no-deps", LANGUAGE_MODEL)
-            shutil.copy(pretrained(session, LANGUAGE_MODEL, alone), folder)
         session.run("python", str(ROOT / "tests" / "bare" / "readme.py"), str(count), env=QUIET)
 
 
