@@ -130,19 +130,19 @@ def test_every_way_is_the_definition(name, way, values, sizes, backend, rng, mon
     arrays = [query * 40.0, *others] if values == "steep" else arrays
     plain, options = (options_of(name, sizes, put) for put in (np.asarray, backend.from_numpy))
     expected = WAYS["dense"](*arrays, **plain)
-    given = backend.from_numpy(hide(arrays, plain, sizes) if values == "hidden" else arrays)
+    inputs = backend.from_numpy(hide(arrays, plain, sizes) if values == "hidden" else arrays)
     close = 1e-11 if values == "steep" else 1e-13
     with np.errstate(invalid="ignore", over="ignore"):
-        assert_same(backend.to_numpy(WAYS[way](*given, **options)), expected, close)
+        assert_same(backend.to_numpy(WAYS[way](*inputs, **options)), expected, close)
     if way == "remembered" and values != "hidden" and not backend.loops.traced:  # asking for more changes no bit
         with np.errstate(invalid="ignore", over="ignore"):
-            asked_twice = backend.to_numpy([attention(*given, **options), asked(*given, **options)[0]])
+            asked_twice = backend.to_numpy([attention(*inputs, **options), asked(*inputs, **options)[0]])
         np.testing.assert_array_equal(*asked_twice)
     if not backend.differentiates or way == "dense" or (name == "score_mod of infinities" and "pieces" in way):
         return  # of the last, a piece has no number, and gradients through it are NaN
     wanted = gradients(backend, WAYS["dense"], backend.from_numpy(arrays), options)
     assert all(np.isfinite(each).all() for each in wanted)
-    assert_same(gradients(backend, WAYS[way], given, options), wanted, 10 * close)
+    assert_same(gradients(backend, WAYS[way], inputs, options), wanted, 10 * close)
 
 
 @pytest.mark.needs("compilation", lambda mode_number, backend: len(backend.modes) > mode_number)

@@ -212,7 +212,7 @@ OTHERS = {
     "score_mod": lambda of: {"score_mod": quadratic},
     "score_mod of infinities": lambda of: {"score_mod": behind},
     "score_mod of what is masked": lambda of: {"score_mod": age_logarithm, "is_causal": True},
-    "score_mod without a slope": lambda of: {"score_mod": root, "mask": ac.Causal()},
+    "score_mod of a root": lambda of: {"score_mod": root, "mask": ac.Causal()},
     "score_mod with arrays": lambda of: {"score_mod": of.curve(), "softcap": 2.0, "mask": ac.SlidingWindow(left=4)},
     "alibi": lambda of: {"score_mod": alibi(of.sizes.heads, offset=of.numbers(0, 3, -4)), "softcap": 2.0},
     "alibi of a window": lambda of: {"score_mod": alibi(of.sizes.heads), **rule(of, "window at the end")},
