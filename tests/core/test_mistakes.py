@@ -2,7 +2,7 @@
 
 import fractions
 import functools
-import importlib
+import importlib.util
 import inspect
 import pickle
 import tomllib
@@ -70,7 +70,8 @@ def words(put, xp):
 
 
 LAYERS = {"torch": "attention_torch", "jax": "attention_jax", "tensorflow": "attention_keras"}
-ALONE = {"PyTorch alone": "torch", "JAX alone": "jax", "Keras alone": "tensorflow"}  # roles with one library
+# Roles with one library.
+ALONE = {"PyTorch alone": "torch", "JAX alone": "jax", "Flax alone": "jax", "Keras alone": "tensorflow"}
 
 
 def words_alone(backend):
@@ -86,6 +87,10 @@ def words_alone(backend):
             importlib.import_module(f"torch.nn.attention.{module}")
     if backend.name == "jax":
         made["sparse"] = importlib.import_module("jax.experimental.sparse")
+    if backend.name == "jax" and importlib.util.find_spec("flax"):
+        modules, nnx = importlib.import_module("attention_jax.nnx"), importlib.import_module("flax.nnx")
+        module = modules.FeedForward(8, 7, dropout=0.4, rngs=nnx.Rngs(0))
+        made |= {"modules": modules, "nnx": nnx, "module": module}
     if backend.name == "tensorflow":
         made["keras"] = importlib.import_module("keras")
     return made
@@ -101,7 +106,10 @@ def said(mistake, names):
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
-@pytest.mark.needs(lambda backend, role: ALONE.get(role, backend.name) == backend.name)
+@pytest.mark.needs(
+    lambda backend, role: ALONE.get(role, backend.name) == backend.name,
+    lambda role: role != "Flax alone" or importlib.util.find_spec("flax"),
+)
 @pytest.mark.parametrize("role", TABLE)
 def test_a_mistake_is_told_what_to_write(role, backend, put, xp):
     names = words(put, xp) | (words_alone(backend) if role in ALONE else {})
