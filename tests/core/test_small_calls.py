@@ -10,7 +10,6 @@ from call_table import NAMES, Sizes, options_of
 
 import attention_core as ac
 from attention_core._arrays import dtype_name
-from attention_core._attention import memo
 
 attention = ac.scaled_dot_product_attention
 M, N, D, E = 5, 7, 3, 4
@@ -28,20 +27,6 @@ def square(rng):
 
 def defined(arrays):
     return attention(*arrays, implementation="dense")
-
-
-@pytest.fixture
-def planned(monkeypatch):
-    """Whether each call was computed by what was known of its signature, in order."""
-    found = []
-
-    def output(known, *arguments, **options):
-        result = memo.output_of(known, *arguments, **options)
-        found.append(result is not None)
-        return result
-
-    monkeypatch.setattr("attention_core._functions.attention.output_of", output)
-    return found
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
@@ -96,23 +81,23 @@ def test_settings_and_recorders_are_read_in_every_call(square, put, get):
     assert len(record) == 1
 
 
-def test_a_backend_that_is_tuned_anew_is_asked_anew(square, backend, put, get, planned, monkeypatch):
+def test_a_backend_that_is_tuned_anew_is_asked_anew(square, backend, put, get, remembered, monkeypatch):
     want = get(attention(*put(square)))
     monkeypatch.setattr(backend, "tuning", backend.tuning._replace(dense_below=0, structured_below=0))
     monkeypatch.setattr(backend, "kernels", ())
     np.testing.assert_allclose(get(attention(*put(square))), want, rtol=1e-6, atol=1e-7)
-    assert not planned[-1]
+    assert not remembered[-1]
 
 
 @pytest.mark.needs(lambda backend: backend.name in ("numpy", "torch"))
-def test_small_calls_are_planned(square, put, planned):
+def test_small_calls_are_remembered(square, put, remembered):
     for options in ({}, {"is_causal": True}, {"scale": 0.5}, {"implementation": "dense"}):
         attention(*put(square), **options)
         attention(*put(square), **options)
-    assert planned == [True] * 8
+    assert remembered == [True] * 8
     attention(*put(square), mask=put(np.tril(np.ones((M, M), bool))))
     attention(*put(square), return_logsumexp=True)
-    assert planned[8:] == [False, False]
+    assert remembered[8:] == [False, False]
 
 
 def test_plans_are_shared_by_threads(square, put, get):

@@ -9,7 +9,6 @@ from torch.overrides import BaseTorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import attention_core as ac
-from attention_core._attention import memo
 from attention_torch import guards, program_guards
 
 attention = ac.scaled_dot_product_attention
@@ -27,20 +26,6 @@ def small():
     for options in CAUSAL:
         attention(*arrays, **options)
     return arrays
-
-
-@pytest.fixture
-def remembered(monkeypatch):
-    """Whether each call took a verdict that was remembered, in order."""
-    found = []
-
-    def output(known, *arguments, **options):
-        result = memo.output_of(known, *arguments, **options)
-        found.append(result is not None)
-        return result
-
-    monkeypatch.setattr("attention_core._functions.attention.output_of", output)
-    return found
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.torch.jit.trace:DeprecationWarning")
