@@ -229,7 +229,7 @@ def fuzz(session):
 def reproducers(session):
     """Run the script of every named case that a CPU can run, and compare with what it showed last."""
     install(session, "-e", ".[cli]", groups=("reproducers",))
-    session.run("attention-core", "cases", "--cpu", "--run", *session.posargs, env=QUIET)
+    session.run("python", "-m", "reproducers", *session.posargs, env=QUIET | {"PYTHONPATH": "evidence"})
 
 
 @nox.session(default=False)

@@ -400,10 +400,7 @@ class Conformance:
 @command("List mistakes of published attentions.", "attention_cli.named:cases")
 @dataclass(frozen=True)
 class Cases:
-    """List the named cases: each is a mistake from a public thread, with a reproducer.
-
-    With --run, the exit status is 1 if a reproducer shows something else than when it was run last.
-    """
+    """List the named cases: each is a mistake from a public thread, with its story."""
 
     word: Annotated[Many, typer.Option(help="A word of the name, the story or the title; repeatable.")] = None
     property_: Annotated[
@@ -414,17 +411,11 @@ class Cases:
     line: Annotated[int | None, typer.Option(min=0, max=12, help="A line of the contract; 0 for none of them.")] = None
     on_cpu: Annotated[bool, typer.Option("--cpu", help="Those whose reproducer runs on a CPU.")] = False
     failing: Annotated[bool, typer.Option("--failing", help="Those that were wrong when last run.")] = False
-    run: Annotated[bool, typer.Option("--run", help="Run them all, and compare with what they showed last.")] = False
 
 
-@command("Tell one of them, with a script that shows it.", "attention_cli.named:case")
+@command("Tell one of them.", "attention_cli.named:case")
 @dataclass(frozen=True)
 class Case:
-    """Print the story, the thread, the versions and the reproducer of a named case.
-
-    With --run, the exit status is 0 if the result is right, and 1 if it is wrong. It is 3 if the script crashed, and
-    77 if a package or a device is not here.
-    """
+    """Print the story, the thread and the versions of a named case, and where its reproducer is."""
 
     name: Annotated[str, typer.Argument(help="The name, or a part of it, such as the number of the thread.")]
-    run: Annotated[bool, typer.Option("--run", help="Run the script instead.")] = False
