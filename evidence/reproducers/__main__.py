@@ -36,7 +36,7 @@ def main(words: list[str]) -> int:
 
 
 def run(script: Path, packages: tuple[str, ...] = (), seconds: float = SECONDS) -> tuple[int, str]:
-    """Run a script with this Python: its status, 77 where a package is not here and 3 after a crash; what it printed."""
+    """Run a script with this Python: its status, 77 without a package and 3 after a crash, and what it printed."""
     if absent := [name for name in (re.split(r"[\[<>=!~ ]", each)[0] for each in packages) if not _is_installed(name)]:
         return 77, f"not here: {', '.join(absent)}\n"
     words = [sys.executable, "-P", str(script)]  # safe path: the folder of the scripts is no place to import from

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from command_helpers import ENVIRONMENT, invoke, refusal
-from junitparser import JUnitXml
 from rich.console import Console
 
 import attention_core as ac
@@ -27,7 +26,7 @@ from attention_conformance.run.finding import Finding
 from attention_conformance.run.implementations import is_quick
 from attention_conformance.run.job import Order
 from attention_conformance.run.runner import carried_out
-from attention_conformance.written import junit, report
+from attention_conformance.written import report
 from attention_core.backend import get_backend
 from attention_models.layouts import LAYOUTS
 from attention_numpy.trees import devices_of_kind
@@ -140,24 +139,6 @@ def test_a_quick_run_is_eager_in_float32_on_one_device(tmp_path):
     assert not is_quick(backend, "eager", "float16", "dense")
 
 
-def test_only_junit_needs_junitparser(tmp_path):
-    script = (
-        "import sys\nsys.modules['junitparser'] = None\nsys.modules['tokenizers'] = None\n"
-        "sys.argv = ['attention-core', *sys.argv[1:]]\nfrom attention_cli.main import main\nmain()"
-    )
-
-    def run(*arguments):
-        command = [sys.executable, "-c", script, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT)
-
-    short = ("conformance", "--backend", "numpy", "--dtype", "float32", "--case", "mask", "--jobs", "0")
-    assert run(*short).returncode == 0
-    assert run("convert", "--help").returncode == 0
-    refused = run(*short, "--junit", str(tmp_path / "results.xml"))
-    told = "attention-core: expected junitparser for --junit; got none: pip install junitparser\n"
-    assert (refused.returncode, refused.stdout, refused.stderr) == (2, "", told)
-
-
 COMMANDS = ("conformance", "digest", "case", "cases", "bench", "convert", "backends", "view")
 
 
@@ -196,21 +177,6 @@ def test_results_are_written_as_json(tmp_path):
     assert rows["gradient"]["detail"] == "numpy does not differentiate"
 
 
-def test_results_are_written_as_junit_xml(tmp_path, monkeypatch):
-    path = tmp_path / "results.xml"
-    monkeypatch.setattr("attention_conformance.run.runner.run.__defaults__", (wrong_by_a_percent,))
-    assert conformance("--junit", path, "--case", "gradient").exit_code == 1
-    (suite,) = JUnitXml.fromfile(str(path))
-    assert suite.name == "numpy"
-    assert suite.failures == suite.tests - 2 > 5
-    assert suite.skipped == 2
-    case = next(case for case in suite if case.name == "mask [cpu, float32, eager, blockwise]")
-    assert case.classname == "numpy.eager.blockwise"
-    assert case.result[0].message.startswith("silently wrong: output at ")
-    again = "attention-core conformance --case=mask --backend=numpy --device=cpu --dtype=float32 --mode=eager"
-    assert f"{again} --implementation=blockwise" in case.result[0].text
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -221,7 +187,7 @@ def test_results_are_written_as_junit_xml(tmp_path, monkeypatch):
         (["--device", "cuda:9", "--backend", "numpy"], "expected a device out of cpu; got 'cuda:9'"),
         (["--case", "mask", "--case", "softpac"], "expected a case out of those of --list; got 'softpac', which none matches"),
         (["--json", "/no/such/folder/results.json"], "expected a file that can be written; got /no/such/folder/results.json"),
-        (["--junit", "."], "expected a file to write; got ., a directory"),
+        (["--json", "."], "expected a file to write; got ., a directory"),
         (["--json", "/dev/null"], "expected a file to write; got /dev/null, no regular file"),
         (["--backend", "numpy", "--model", "/no/such/model"], "expected a model directory; got /no/such/model"),
     ],
@@ -255,7 +221,7 @@ def test_without_the_libraries_of_the_command_it_says_what_to_install(monkeypatc
     monkeypatch.setitem(sys.modules, "attention_cli.app", None)
     with pytest.raises(ModuleNotFoundError):
         program.run()  # that is not one of them
-    for name in ("junitparser", "jinja2", "typer"):
+    for name in ("jinja2", "typer"):
 
         def app(name=name):
             raise ModuleNotFoundError(name=name)
@@ -372,9 +338,6 @@ def test_what_is_refused_is_counted_apart(tmp_path):
     written = json.loads((tmp_path / "results.json").read_text())
     assert written["summary"] == {"passed": 1, "failed": 0, "refused": 1, "skipped": 1}
     assert [row["refused"] for row in written["results"]] == [True, False, False]
-    junit.write_junit(tmp_path / "results.xml", [refused], {"target": "attention-core"})
-    ((case,),) = JUnitXml.fromfile(str(tmp_path / "results.xml"))
-    assert case.result[0].message == "refused: kernel has no masks; none at all"
 
 
 def test_an_implementation_that_is_asked_for_is_run_in_full():

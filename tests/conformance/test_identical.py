@@ -290,7 +290,6 @@ def test_hashes_are_written_as_json(tmp_path):
         (["--model", "a", "--model", "b"], "expected one --model with --identical; got 2"),
         (["--case", "model"], "expected a case out of those of --list; got 'model', which none matches"),
         (["--sentence", "Hello."], "expected --model with --sentence; got none"),
-        (["--junit", "results.xml"], "expected no --junit with --identical; got one"),
     ],
 )
 def test_what_cannot_be_run_as_given_has_status_2(arguments, told):

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from command_helpers import invoke, refusal
-from reproducers import __main__ as reproducers
 
 from attention_conformance import CASES as CATALOGUE
 from attention_conformance.cases.contract import LINES
 from attention_conformance.named import PROPERTIES, RESULTS, find_case, named_cases
+from reproducers import __main__ as reproducers
 
 ROOT = Path(__file__).parents[2]
 CASES = named_cases()

@@ -159,10 +159,7 @@ class Check:
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each case.")] = 60.0
     jobs: Annotated[int, typer.Option(min=0, max=1, help="0: in this process, which a crash then ends.")] = 1
     json: Annotated[Path | None, typer.Option(help="Write what was found to this file.")] = None
-    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML for a build server.")] = None
-    markdown: Annotated[Path | None, typer.Option(help="Write Markdown, for an issue or a build's summary.")] = None
     html: Annotated[Path | None, typer.Option(help="Write one page of HTML, which needs no network.")] = None
-    compare: Annotated[Path | None, typer.Option(help="Compare with this file of --json, of a former run.")] = None
     expected: Annotated[str | None, typer.Option(help=OPTIONS["expected"].says)] = None
     write_expected: Annotated[Path | None, typer.Option(help="Write what is wrong to such a file.")] = None
     untrusted: Annotated[bool, typer.Option(help="For generated kernels: compared in another process.")] = False
@@ -374,9 +371,6 @@ class Conformance:
         ),
     ] = None
     json: Annotated[Path | None, typer.Option(help="Write environment and results to this file.")] = None
-    junit: Annotated[
-        Path | None, typer.Option(help="Write results to this file as JUnit XML, which needs junitparser.")
-    ] = None
     jobs: Annotated[int, typer.Option(min=0, help="Backends at a time, each in a process; 0: all in this one.")] = CPUS
     list_: Annotated[bool, typer.Option("--list", help="List the cases and what they show, and run none.")] = False
     details: Annotated[

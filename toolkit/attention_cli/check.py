@@ -15,7 +15,6 @@ from attention_cli.terminal import check_file, check_known, console, refusal, re
 from attention_conformance.cases.large import LARGE
 from attention_conformance.run.again import command_of, script_of
 from attention_conformance.run.causes import agreed
-from attention_conformance.run.changes import Change, changes
 from attention_conformance.run.expected import (
     Expected,
     ExpectedError,
@@ -37,8 +36,6 @@ from attention_conformance.subjects.options import OPTIONS, named_keywords
 from attention_conformance.subjects.presets import PRESETS
 from attention_conformance.written import summary as report
 from attention_conformance.written.html import write_html
-from attention_conformance.written.junit import write_junit
-from attention_conformance.written.markdown import write_markdown
 from attention_conformance.written.report import environment
 from attention_files.writing import write_file
 
@@ -59,8 +56,7 @@ def check(options: Check, /) -> None:
     told["batch_invariant"] = options.batch_invariant or None
     declared = {name: each for name, each in told.items() if each is not None}
     profile, untrusted, fuzz, large = options.profile, options.untrusted, options.fuzz, options.large
-    files = {"json": options.json, "junit": options.junit, "markdown": options.markdown, "html": options.html}
-    files["expected"] = options.write_expected
+    files = {"json": options.json, "html": options.html, "expected": options.write_expected}
     with refusing(ValueError):
         declared |= named_keywords(options.keyword or ())
     for name, option in OPTIONS.items():
@@ -81,7 +77,6 @@ def check(options: Check, /) -> None:
         raise refusal("expected hypothesis for --fuzz; got none: pip install 'attention-core[fuzz]'")
     for path in files.values():
         check_file(path)
-    before = _former(options.compare)
     seed = secrets.randbits(32) if untrusted and options.seed is None else options.seed or 0
     job = Job(
         options.target,
@@ -98,7 +93,7 @@ def check(options: Check, /) -> None:
     )
     if job.complaint:
         raise refusal(job.complaint)
-    run = _Run(job, before, _expected(options.expected, options.target))
+    run = _Run(job, _expected(options.expected, options.target))
     try:
         limit = max(options.timeout, SHRINKING) if fuzz or large else options.timeout
         with contextlib.closing(supervised(job, limit) if options.jobs else work(job)) as messages:  # type: ignore[type-var]
@@ -114,17 +109,6 @@ def check(options: Check, /) -> None:
     raise typer.Exit(exit_status(run.findings, options.strict))
 
 
-def _former(path: Path | None) -> list[Finding]:
-    """The findings about cases of a former run."""
-    if path is None:
-        return []
-    try:
-        found, _ = report.read_findings(path)
-        return [each for each in found if each.case != "end" and not each.case.startswith("kind: ")]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise refusal(f"expected a file that --json wrote for --compare; got {str(path)!r}") from error
-
-
 def _expected(expected: str | None, target: str) -> tuple[Expected, ...]:
     with refusing(ExpectedError):
         found = expected_of(target, expected)
@@ -137,9 +121,9 @@ def _expected(expected: str | None, target: str) -> tuple[Expected, ...]:
 class _Run:
     """Follows the messages of a run, and tells of them."""
 
-    def __init__(self, job: Job, before: list[Finding], expected: tuple[Expected, ...]) -> None:
+    def __init__(self, job: Job, expected: tuple[Expected, ...]) -> None:
         self.job, self.findings, self.reason, self.script = job, list[Finding](), "", ""
-        self._before, self._expected, self._has_verdict = before, expected, False
+        self._expected, self._has_verdict = expected, False
         self._about: dict[str, Any] = {"target": job.target, "profile": self.job.how, "seed": job.seed}
         self._about |= {"declared": dict(job.declared), "machine": environment({})}
         self._screen, self._errors = console(), console(stderr=True)
@@ -213,9 +197,6 @@ class _Run:
             self._screen.print(each, highlight=False)
         for line in report.power(self.findings, self.job.how):
             self._screen.print(line, highlight=False)
-        changed = changes(self._before, self.findings) if self._before else []
-        if self._before:
-            self._compare(changed)
         telling = most_telling(self.findings)
         if self.script:
             self._screen.print(
@@ -231,21 +212,13 @@ class _Run:
         if told := refusals(self.findings):
             self._screen.print(told, highlight=False, soft_wrap=True)
         typer.echo(report.summary(self.findings))
-        self._write(files, changed)
+        self._write(files)
 
-    def _compare(self, changed: list[Change]) -> None:
-        self._screen.print(f"\n{len(changed)} verdicts differ from the former run", style="bold")
-        for each in changed:
-            told = f"  {each.says}: {each.case} [{each.dtype}], {each.before or 'not run'} → {each.after or 'not run'}"
-            self._screen.print(told, highlight=False)
-
-    def _write(self, files: dict[str, Path | None], changed: list[Change]) -> None:
+    def _write(self, files: dict[str, Path | None]) -> None:
         found, about = self.findings, self._about
         writers: dict[str, Callable[[Path], None]] = {
             "json": lambda path: report.write_findings(path, found, about),
-            "junit": lambda path: write_junit(path, found, about),
-            "markdown": lambda path: write_markdown(path, found, about, changed),
-            "html": lambda path: write_html(path, found, about, changed),
+            "html": lambda path: write_html(path, found, about),
             "expected": self._write_expected,
         }
         for name, path in files.items():

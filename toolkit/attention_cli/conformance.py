@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import importlib.util
 import itertools
 import math
 import os
@@ -60,7 +59,7 @@ def conformance(options: Conformance, /) -> None:
         return
     if options.sentence:
         raise refusal("expected --identical with --sentence; got none")
-    models, json, junit, mode = options.model or [], options.json, options.junit, options.mode
+    models, json, mode = options.model or [], options.json, options.mode
     dtype, implementation = options.dtype, options.implementation
     _check_models(models, options.long)
     cases = _chosen_cases(options.case, CASES, besides=("model",) if models else ())
@@ -70,10 +69,7 @@ def conformance(options: Conformance, /) -> None:
             ((c.name, str(c.line or "-"), c.shows, " ".join(c.dtypes)) for c in cases),
         )
         return
-    if junit is not None and importlib.util.find_spec("junitparser") is None:  # which it alone needs
-        raise refusal("expected junitparser for --junit; got none: pip install junitparser")
-    for path in (json, junit):
-        check_file(path)
+    check_file(json)
     names = chosen_backends(options.backend)
     check_known("dtype", dtype, DTYPES)
     check_known("implementation", implementation, IMPLEMENTATIONS)
@@ -89,9 +85,6 @@ def conformance(options: Conformance, /) -> None:
     _show(results, options.details)
     if json:
         report.write_json(json, results, environment_of(described))
-    if junit:
-        about = {"target": "attention-core", "profile": "exact", "seed": 0}
-        importlib.import_module("attention_conformance.written.junit").write_junit(junit, results, about)
     for line in report.proved(results, models, is_quick=options.quick):
         typer.echo(line)
     typer.echo(report.summary(results))
@@ -101,7 +94,7 @@ def conformance(options: Conformance, /) -> None:
 
 def _identical(options: Conformance, /) -> None:
     """Run the cases of which all ways must give the same bits."""
-    for option in ("dtype", "implementation", "junit", "details"):
+    for option in ("dtype", "implementation", "details"):
         if getattr(options, option):
             raise refusal(f"expected no --{option} with --identical; got one")
     models, mode, case, jobs = options.model or [], options.mode, options.case, options.jobs

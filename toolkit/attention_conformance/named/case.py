@@ -118,7 +118,9 @@ def named_cases() -> tuple[NamedCase, ...]:
     return tuple(_case(name, **row) for name, row in rows.items())
 
 
-def _case(name: str, *, shown: Mapping[str, str], packages: list[str], like: Iterable[str] = (), **row: Any) -> NamedCase:
+def _case(
+    name: str, *, shown: Mapping[str, str], packages: list[str], like: Iterable[str] = (), **row: Any
+) -> NamedCase:
     return NamedCase(name, shown=Shown(**shown), packages=tuple(packages), like=tuple(like), **row)
 
 

@@ -20,7 +20,6 @@ from attention_conformance.run.finding import (
     VERDICTS_TOLD,
     Finding,
     counted,
-    finding_from,
     grouped,
     little,
     to_row,
@@ -205,9 +204,3 @@ def write_findings(path: Path, findings: Sequence[Finding], about: Mapping[str, 
     """Write what a run found, also one that was interrupted, so that another can go on from it."""
     document = {"about": about, "summary": counted(findings), "findings": [to_row(each) for each in findings]}
     write_file(path, (json.dumps(document, indent=1, allow_nan=False, default=str) + "\n").encode())
-
-
-def read_findings(path: Path) -> tuple[list[Finding], dict[str, Any]]:
-    """The findings of a former run, and what its file tells of it."""
-    document = json.loads(path.read_text())
-    return [finding_from(row) for row in document["findings"]], dict(document["about"])
