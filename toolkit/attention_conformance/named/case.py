@@ -96,12 +96,12 @@ class NamedCase:
     shown: Shown
     needs: str = "cpu"
 
-    @property
+    @functools.cached_property
     def url(self) -> str:
         """The address of the thread; GitHub leads to a request for changes by the number, too."""
         return "https://github.com/" + self.thread.replace("#", "/issues/")
 
-    @property
+    @functools.cached_property
     def script(self) -> str:
         """The path of the reproducer in the repository."""
         return f"evidence/reproducers/scripts/{self.name.replace('-', '_')}.py"
