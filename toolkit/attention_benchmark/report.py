@@ -197,24 +197,6 @@ def rich_table(grid: TextTable) -> Table:
     return table
 
 
-def markdown(measurements: Sequence[Measurement], about: Mapping[str, Any]) -> str:
-    """Write the tables of a run in Markdown, after its environment."""
-    grids = [*overviews(measurements), *details(measurements)]
-    versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
-    told = (about["processor"], f"{about['threads']} threads", f"Python {about['python']}", about["date"])
-    machine = f"{', '.join(told)}; {versions}."
-    return "\n\n".join([machine, LEGEND, *map(markdown_table, grids)]) + "\n"
-
-
-def markdown_table(grid: TextTable) -> str:
-    """Write a table in Markdown."""
-    lines = [f"**{grid.title}**", ""]
-    for row in (grid.headings, ("---",) * 3 + ("---:",) * (len(grid.headings) - 3), *grid.rows):
-        lines.append(f"| {' | '.join(row)} |")
-    lines += [""] + [f"* {' '.join(note.replace('`', '').split())}" for note in grid.notes] if grid.notes else []
-    return "\n".join(lines)
-
-
 def environment(versions: Mapping[str, str], threads: int) -> dict[str, Any]:
     """Describe date, machine and the versions of all libraries."""
     about = environment_of_machine()

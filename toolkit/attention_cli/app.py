@@ -29,7 +29,7 @@ CPUS = os.cpu_count() or 1
 # Written out, as the rooms that know them import NumPy: a test compares.
 LAYOUTS = "attention-core, torch, torch-encoder-layer, torch-decoder-layer, equinox, keras, keras-grouped, flax, bert"
 LAYOUTS += ", bert-layer, bert-embeddings, causal-lm"
-OPERATIONS = "attention, multi_head, linear, decode-loop, train-step, encoder, language-model"
+OPERATIONS = "attention, linear"
 MASKS = "full, causal, window, packed, padded, padded-causal, ragged, softcap, alibi, bias, sinks"
 PRESETS = "training, prefill, decode, caches, masked, accelerator, small"
 WINDOW = 256
@@ -91,8 +91,7 @@ class Bench:
     candidate: Annotated[
         Many, typer.Option("--candidate", "--implementation", help="Candidates by name, * allowed; repeatable.")
     ] = None
-    operation: Annotated[Many, typer.Option(help=f"{OPERATIONS}; repeatable. By default the first two.")] = None
-    model: Annotated[Path | None, typer.Option(help="A GGUF file, of language-model.")] = None
+    operation: Annotated[Many, typer.Option(help=f"{OPERATIONS}; repeatable. By default the first.")] = None
     shape: Annotated[Many, typer.Option(help="Batch, heads, length, head dimension, as in 4,12,512,64.")] = None
     preset: Annotated[Many, typer.Option(help=f"{PRESETS}: shapes and masks; repeatable.")] = None
     kv_heads: Annotated[int | None, typer.Option(min=1, help="Key/value heads. By default as many as heads.")] = None
@@ -109,14 +108,9 @@ class Bench:
     seconds: Annotated[float, typer.Option(help="Time for the samples of a candidate, by default.")] = 2.0
     limit: Annotated[float, typer.Option(help="Skip calls that would take more than these seconds.")] = 60.0
     threads: Annotated[int, typer.Option(min=1, help="Threads of each framework.")] = 2
-    busy: Annotated[int, typer.Option(min=0, help="Other processes, each of which keeps a core busy meanwhile.")] = 0
     memory: Annotated[bool, typer.Option(help="Measure peak memory as well, each candidate in a process.")] = True
     json: Annotated[Path | None, typer.Option(help="Write the environment and all samples to this file.")] = None
-    markdown: Annotated[Path | None, typer.Option(help="Write the tables to this file.")] = None
-    plots: Annotated[Path | None, typer.Option(help="Draw series of lengths into this directory.")] = None
-    png: Annotated[bool, typer.Option("--png", help="Draw PNG and not SVG.")] = False
     details: Annotated[bool, typer.Option("--details", help="Print a table for every single problem, too.")] = False
-    read: Annotated[Path | None, typer.Option(help="Measure nothing: read what --json wrote.")] = None
     target: Annotated[
         str | None,
         typer.Option(help="Time this, too, as check takes it: file.py:callable. The options below are of it."),

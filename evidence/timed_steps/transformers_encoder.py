@@ -1,4 +1,4 @@
-"""An encoder of transformers on this attention, against its own ``sdpa``: `bench --operation encoder`.
+"""An encoder of transformers on this attention, against its own ``sdpa``: ``python -m timed_steps encoder``.
 
 It is a BERT of random weights, as wide as BERT-base, of four layers: a batch of 32 × 128 tokens in float32, without
 gradients.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from attention_benchmark.steps import Pair, StepsOrder
+from timed_steps import Order, Pair
 
 BATCH, LENGTH, LAYERS = 32, 128, 4
 Forward = Callable[[], Any]
@@ -40,7 +40,7 @@ def forwards(batch: int = BATCH, length: int = LENGTH, **settings: Any) -> dict[
     return {name: (forward("attention_core", mask), forward("sdpa", mask)) for name, mask in masks.items()}
 
 
-def pairs(order: StepsOrder) -> Iterator[Pair]:
+def pairs(order: Order) -> Iterator[Pair]:
     """The passes of both."""
     for name, both in forwards().items():
         if order.takes(name):

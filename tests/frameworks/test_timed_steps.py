@@ -1,13 +1,12 @@
-"""Whole steps of the benchmark: what is timed, and in which pairs."""
+"""Whole steps that are timed: in which pairs, and that both do the same."""
 
 import re
 
 import numpy as np
 import pytest
-from command_helpers import refusal
 
-from attention_benchmark import decoding_loop, language_model, steps
 from attention_models import Decoder
+from timed_steps import __main__ as timed, decoding_loop, language_model, measured
 
 
 @pytest.mark.parametrize(
@@ -26,7 +25,7 @@ def test_a_row_of_the_table_of_language_models_is_of_the_same_logits(name):
     found = list(language_model.pairs_of(name, model))
     assert [pair.name.split(",")[-2].split()[-1] for pair in found] == ["prefill", "decode"]
     for pair in found:
-        time, quartiles = steps.measured(pair.ours, pair.other, turns=2)
+        time, quartiles = measured(pair.ours, pair.other, turns=2)
         assert time > 0
         assert quartiles == sorted(quartiles)
 
@@ -42,25 +41,10 @@ def test_every_library_times_the_same_tokens_of_a_language_model(backend):
     assert len(ours.decode()) == 3  # over the same cache again
 
 
-def test_steps_take_turns(monkeypatch):
+def test_steps_take_turns(monkeypatch, capsys):
     sizes = {"LAYERS": 1, "HEADS": 2, "KV_HEADS": 1, "CAPACITY": 16, "WIDTH": 4, "STEPS": 3}
     for name, size in sizes.items():
         monkeypatch.setattr(decoding_loop, name, size)
-    ((name, time, ratio, *memory),) = steps.work(steps.StepsOrder("decode-loop", "numpy", turns=2))
-    assert name == "numpy, eager"
-    assert re.fullmatch(r"\d+\.\d\d ms", time)
-    assert re.fullmatch(r"\d+\.\d\d \(\d+\.\d\d to \d+\.\d\d\)", ratio)
-    assert len(memory) == 2
-    assert not list(steps.work(steps.StepsOrder("decode-loop", "numpy", names=("torch*",))))
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--operation", "language-model"], "expected --model with --operation language-model, and with no other"),
-        (["--operation", "encoder", "--operation", "attention"], "expected other operations apart from encoder"),
-        (["--operation", "train-step", "--backend", "numpy"], "expected a library out of torch, tensorflow"),
-    ],
-)
-def test_steps_that_are_asked_for_wrongly(words, message):
-    assert message in refusal("bench", *words)
+    timed.main(["decode-loop", "numpy", "--turns", "2"])
+    row = r"\| numpy, eager \| \d+\.\d\d ms \| \d+\.\d\d \(\d+\.\d\d to \d+\.\d\d\) \| \d+ MiB \| \d+ MiB \|"
+    assert re.fullmatch(row, capsys.readouterr().out.splitlines()[-1])

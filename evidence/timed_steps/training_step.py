@@ -1,7 +1,6 @@
-"""A training step of the layers, against those of the frameworks: `bench --operation train-step`.
+"""A training step of the layers, against those of the frameworks: ``python -m timed_steps train-step``.
 
-A step computes the output, the sum of its squares, and the gradients of parameters and input. The operation
-``multi_head`` times multi-head attention so.
+A step computes the output, the sum of its squares, and the gradients of parameters and input.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from attention_benchmark.steps import Pair, Step, StepsOrder
+from timed_steps import Order, Pair, Step
 
 SHAPE, HEADS, INNER = (32, 128, 512), 8, 2048
 
 
-def pairs(order: StepsOrder) -> Iterator[Pair]:
+def pairs(order: Order) -> Iterator[Pair]:
     """The steps of a framework by layer: ours, and that of the framework."""
     x = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
     for name, both in {"torch": _torch, "tensorflow": _tensorflow}[order.library](x).items():

@@ -1,4 +1,4 @@
-"""A language model: prefill and decoding steps of every library, `bench --operation language-model --model PATH`.
+"""A language model: prefill and decoding steps of every library, ``python -m timed_steps language-model``.
 
 The model is a GGUF file of architecture llama. PyTorch and NumPy run next to transformers with the same weights, and so
 does transformers on this attention. JAX and TensorFlow run next to ours compiled on PyTorch, and reproducible
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attention_benchmark.steps import Pair, StepsOrder
 from attention_core.backend import get_backend
 from attention_models import Decoder, prepare_weights, sample_tokens
 from attention_models.gguf import load_gguf
 from attention_models.layouts import LAYOUTS
+from timed_steps import Order, Pair
 
 PROMPT, STEPS = 512, 16
 
@@ -147,7 +147,7 @@ def pairs_of(name: str, model: Model) -> Iterator[Pair]:
         yield Pair(f"{name}: {task}, next to {' '.join(ROWS[name][1])}", one, other, count)
 
 
-def pairs(order: StepsOrder) -> Iterator[Pair]:
+def pairs(order: Order) -> Iterator[Pair]:
     """The pairs of a library; transformers is one of PyTorch."""
     assert order.model is not None
     library, found = order.library, load_gguf(order.model)

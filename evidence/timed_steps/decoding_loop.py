@@ -1,4 +1,4 @@
-"""A loop of decoding, against the same loop in a library's own functions: `bench --operation decode-loop`.
+"""A loop of decoding, against the same loop in a library's own functions: ``python -m timed_steps decode-loop``.
 
 A step appends one position to the cache of each layer, and attends to what is there. The peers write into arrays that
 are there: PyTorch's by ``index_copy_``, JAX's by ``dynamic_update_slice`` in ``lax.scan``, NumPy's by slices. PyTorch's
@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from attention_benchmark.steps import Pair, StepsOrder
 from attention_core import scaled_dot_product_attention
 from attention_core.cache import KeyValueCache, append, cache_mask
+from timed_steps import Order, Pair
 
 LAYERS, HEADS, KV_HEADS, CAPACITY, WIDTH, STEPS = 4, 32, 8, 4096, 128, 256
 Loop = Callable[[], Any]
@@ -144,7 +144,7 @@ def _jax(past: Any, new: Any, steps: int) -> dict[str, tuple[Loop, Loop]]:
     return {"scan": (loop(ours, lambda x: x), loop(theirs, lambda x: x.swapaxes(1, 2)))}
 
 
-def pairs(order: StepsOrder) -> Iterator[Pair]:
+def pairs(order: Order) -> Iterator[Pair]:
     """The loops of a library, once both have given the same."""
     library = order.library
     for mode, (ours, theirs) in loops(library, CAPACITY, STEPS).items() if order.takes(library) else ():
