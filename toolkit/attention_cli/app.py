@@ -129,7 +129,8 @@ class Check:
 
     The signature and small calls tell what the target expects, and that is printed. Options say it where it is found
     wrong. The exit status is 0 if all is right or accepted, and 1 if something is wrong or of another convention. It is
-    2 if the command cannot be run as given, and 3 if a case crashed or took too long.
+    2 if the command cannot be run as given, and 3 if a case crashed or took too long. It is 4 if nothing else is wrong,
+    and a parameter of the target is not understood.
     """
 
     target: Annotated[

@@ -178,7 +178,8 @@ def met(finding: Finding, entries: Iterable[Expected], origin: Origin) -> Findin
             detail = f"expected {entry.verdict or 'a wrong answer'} ({entry.reason}); got the right one"
             return replace(finding, verdict="unexpectedly right", detail=detail, reason=reason)
         is_worse = finding.error > AGAIN * entry.error
-        if finding.verdict not in QUIET and entry.verdict in ("", finding.verdict) and not is_worse:
+        is_told = finding.verdict not in QUIET or finding.verdict == "not understood"
+        if is_told and entry.verdict in ("", finding.verdict) and not is_worse:
             return replace(finding, verdict="accepted", reason=reason)
     return finding
 

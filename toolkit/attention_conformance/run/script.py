@@ -139,7 +139,7 @@ def script(
         stored=_stored(arrays), memory={name: kind for name, kind in memory.items() if kind != "contiguous"},
         device=f".to({subject.device!r})" if is_elsewhere else "", order=subject.order or ("query", "key", "value"),
         turn="" if axes == sorted(axes) else turns[0], turn_back=turns[1], places=places, words=words,
-        array_names=list(subject.array_names or ()), given=_given(problem, subject),
+        adapter=_adapter(subject), array_names=list(subject.array_names or ()), given=_given(problem, subject),
         is_gradient=problem.cotangent is not None, options=_options(problem, subject),
         bits=finfo(dtype).nmant, bound=f"{bound if math.isfinite(bound) and bound > 0 else 1.0:.6g}",
     )  # fmt: skip
@@ -159,6 +159,13 @@ def _preset(target: str) -> dict[str, Any]:
     _gather(function, needed)
     told = ", ".join([*map(repr, made.args), *(f"{name}={each!r}" for name, each in made.keywords.items())])
     return {"sources": _sources(*reversed(needed.values())), "call": f"{function.__name__}({told})"}
+
+
+def _adapter(subject: Subject) -> dict[str, Any] | None:
+    """The source of what stands between the kit and the callable, and how it is called; None where nothing does."""
+    adapter, names = getattr(subject.function, "adapter", (None, ()))
+    call = "" if adapter is None else f"{adapter.__name__}(attention, {', '.join(map(repr, names))})"
+    return {"source": _sources(adapter)[0], "call": call} if adapter else None
 
 
 def _gather(function: Any, into: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ from attention_conformance.run.question import Question
 from attention_conformance.run.questions import pair_questions, questions, usual_dtypes
 from attention_conformance.run.runner import carried_out
 from attention_conformance.run.surprises import surprises
+from attention_conformance.subjects.adapters import adapted
 from attention_conformance.subjects.libraries import devices_of, holds, quiet_start
 from attention_conformance.subjects.probe import AFTER_A_CRASH, Witness, probed, settled
 from attention_conformance.subjects.signature import read_signature
@@ -114,12 +115,13 @@ def asked_of(
     subject: Subject, job: Job, like: Subject | None, same_bits_as: Subject | None
 ) -> tuple[Subject, list[Finding], list[Question]]:
     """A subject as small calls tell it, what these find, and what a job asks of it, or of it and another."""
+    subject = adapted(subject)
     declared, target = told(subject), subject
     subject = settled(on_device(subject))
     if same_bits_as is not None:
-        other = subject if same_bits_as is target else settled(on_device(same_bits_as))
+        other = subject if same_bits_as is target else settled(on_device(adapted(same_bits_as)))
         return subject, conventions(subject, other, job.accepted), pair_questions(subject, other, job)
-    like = None if like is None else settled(like)
+    like = None if like is None else settled(adapted(like))
     return subject, surprises(subject.declared, declared, job.accepted), questions(subject, job, like)
 
 
@@ -177,8 +179,8 @@ def work(job: Job) -> Iterator[Message]:
     """Do a job in this process."""
     try:
         with quiet_start():
-            subject: Subject = load_target(job.target, **job.declared)
-            like = settled(load_target(job.like)) if job.like else None
+            subject = adapted(load_target(job.target, **job.declared))
+            like = settled(adapted(load_target(job.like))) if job.like else None
         subject = on_device(subject)
     except TargetError as error:
         yield Refused(str(error))
@@ -254,7 +256,7 @@ def _pair(subject: Subject, job: Job) -> Iterator[Message]:
         yield Started(replace(OTHER, seed=job.seed))
         try:
             with quiet_start():
-                other = on_device(load_target(job.same_bits_as))
+                other = on_device(adapted(load_target(job.same_bits_as)))
         except Exception as error:  # of the module of the target, too
             told = f"expected {job.same_bits_as} to load; got {one_line(error)}"
             yield Refused(str(error) if isinstance(error, TargetError) else told)

@@ -76,7 +76,8 @@ def _torch_mha() -> Subject:
 
 def _jax_nn() -> Subject:
     function = importlib.import_module("jax").nn.dot_product_attention
-    return Subject(function, backend="jax", layout="BSHD", mask="keep", same_width=True, asks={})
+    # Lengths are asked for by masks, and the choice of a kernel by none.
+    return Subject(function, backend="jax", layout="BSHD", mask="keep", same_width=True, asks={}, unknown=())
 
 
 def _keras_ops() -> Subject:

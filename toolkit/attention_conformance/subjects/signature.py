@@ -15,7 +15,7 @@ Parameters: TypeAlias = dict[str, inspect.Parameter]
 KEYWORDS = {
     "mask_name": ("attn_mask", "mask", "attention_mask"),
     "bias_name": ("bias", "attn_bias", "attention_bias"),
-    "causal_name": ("is_causal", "causal", "use_causal_mask"),
+    "causal_name": ("is_causal", "causal", "use_causal_mask", "causal_flag", "causality"),
     "scale_name": ("scale", "sm_scale", "softmax_scale", "scaling"),
     "softcap_name": ("softcap", "soft_cap", "logits_soft_cap", "attn_logits_soft_cap"),
     "sinks_name": ("sinks", "sink", "s_aux"),
