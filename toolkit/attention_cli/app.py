@@ -368,9 +368,6 @@ class Conformance:
     json: Annotated[Path | None, typer.Option(help="Write environment and results to this file.")] = None
     jobs: Annotated[int, typer.Option(min=0, help="Backends at a time, each in a process; 0: all in this one.")] = CPUS
     list_: Annotated[bool, typer.Option("--list", help="List the cases and what they show, and run none.")] = False
-    details: Annotated[
-        bool, typer.Option("--details", help="Print every case on every backend, and why some were not run.")
-    ] = False
     quick: Annotated[
         bool,
         typer.Option("--quick", help="Run eager calls in float32 alone, or one eager call where bits are compared."),

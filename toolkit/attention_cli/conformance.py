@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import itertools
-import math
 import os
 import shlex
 import warnings
@@ -43,11 +42,6 @@ if TYPE_CHECKING:
     from attention_cli.app import Conformance
 
 _LONGEST = {"jax": 0, "torch": 1, "tensorflow": 2}  # whose compilers take longest
-CPUS = os.cpu_count() or 1
-STARTING = 8.0
-SECONDS = {"numpy": (0.01, 0.0), "torch": (0.1, 2.5), "jax": (1.0, 1.0), "tensorflow": (0.5, 2.5)}
-"""Of a processor, for one case of identical bits in eager mode, and in all others; ``STARTING`` is of each process."""
-VARIATIONS = 2
 
 AnyCase = TypeVar("AnyCase", Case, Identical)
 
@@ -82,7 +76,7 @@ def conformance(options: Conformance, /) -> None:
         for name in names
     ]
     results, described = run_all(orders, options.jobs)
-    _show(results, options.details)
+    _show(results)
     if json:
         report.write_json(json, results, environment_of(described))
     for line in report.proved(results, models, is_quick=options.quick):
@@ -94,7 +88,7 @@ def conformance(options: Conformance, /) -> None:
 
 def _identical(options: Conformance, /) -> None:
     """Run the cases of which all ways must give the same bits."""
-    for option in ("dtype", "implementation", "details"):
+    for option in ("dtype", "implementation"):
         if getattr(options, option):
             raise refusal(f"expected no --{option} with --identical; got one")
     models, mode, case, jobs = options.model or [], options.mode, options.case, options.jobs
@@ -120,7 +114,6 @@ def _identical(options: Conformance, /) -> None:
     if jobs and not quick and len(available_threads()) > 1 and (modes is None or "eager" in modes):
         orders += [replace(each, modes=("eager",), threads=1) for each in orders]
     known = published() | ({"model": None} if texts else published_model(model, long=long))
-    _tell_estimate(orders, jobs)
     results, described = run_all(orders, jobs, bits.work, known)
     left_out = [
         *(each for backend in described for each in backend.left_out),
@@ -243,20 +236,6 @@ def command_of(words: Sequence[str], options: Mapping[str, Iterable[Any]], jobs:
     return shlex.join(["attention-core", *words, *told, *([] if jobs else ["--jobs=0"])])
 
 
-def _tell_estimate(orders: Sequence[Order], jobs: int) -> None:
-    """Tell on the standard error stream what is run, and about how long it takes; models are not counted."""
-    seconds = 0.0
-    for order in orders:
-        eager, compiled = SECONDS.get(order.backend, SECONDS["numpy"])
-        is_eager = order.quick or order.modes == ("eager",)
-        seconds += STARTING + len(order.cases) * (eager if is_eager else VARIATIONS * eager + compiled)
-    names = list(dict.fromkeys(order.backend for order in orders))
-    count = len(orders[0].cases)
-    about = f"about {max(1, math.ceil(seconds / 60 / max(1, min(jobs, len(orders), CPUS))))} min"
-    cases = f"{count} case{'s' * (count != 1)} on {', '.join(names)}"
-    console(stderr=True).print(f"{cases}: {about}", highlight=False, soft_wrap=True)
-
-
 def _told_case(ended: Ended, known: Mapping[str, str | None]) -> str:
     """What came of a case in one process."""
     expected, found = known.get(ended.case), set(ended.hashes)
@@ -271,14 +250,8 @@ def _way(found: Finding) -> str:
     return f"{found.backend} {found.device} {found.mode} {found.implementation}".rstrip()
 
 
-def _show(results: Sequence[Finding], details: bool) -> None:
+def _show(results: Sequence[Finding]) -> None:
     screen = console()
-    if details:
-        for table in report.result_tables(results, screen.width):
-            screen.print(table)
-        screen.print(report.LEGEND, style="dim")
-        for line in report.reasons(results):
-            screen.print(line, style="dim", highlight=False, soft_wrap=True)
     if any(result.case != "model" for result in results):
         screen.print(report.line_table(results, screen.width))
         screen.print(report.LINE_LEGEND, style="dim")
