@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, make_dataclass
 from importlib.metadata import version
 from pathlib import Path
 from pkgutil import resolve_name
@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from attention_conformance.subjects.options import OPTIONS
+from attention_conformance.subjects.options import OPTIONS, Option
 
 app = typer.Typer(
     name="attention-core",
@@ -122,9 +122,29 @@ class Bench:
     grouped: Annotated[bool | None, typer.Option("--grouped/--no-grouped", help=OPTIONS["grouped"].says)] = None
 
 
+KINDS = {
+    "text": (str | None, None),
+    "many": (Many, None),
+    "flag": (bool, "--{}"),
+    "flag or not": (bool | None, "--{0}/--no-{0}"),
+    "number": (int | None, None),
+}
+
+
+def _shared(name: str, option: Option) -> tuple[str, Any, Any]:
+    """An option that the command shares with pytest, as a field."""
+    kind, words = KINDS[option.kind]
+    told = typer.Option(*([words.format(name)] if words else []), help=option.says)
+    default = False if option.kind == "flag" else None
+    return name.replace("-", "_"), Annotated[kind, told], field(default=default, kw_only=True)
+
+
+Shared: Any = make_dataclass("Shared", [_shared(*each) for each in OPTIONS.items()], frozen=True)
+
+
 @command("Check anybody's attention.", "attention_cli.check:check")
 @dataclass(frozen=True)
-class Check:
+class Check(Shared):  # type: ignore[misc]
     """Check anybody's attention: say what is right, silently wrong, visibly wrong or refused.
 
     The signature and small calls tell what the target expects, and that is printed. Options say it where it is found
@@ -136,31 +156,14 @@ class Check:
     target: Annotated[
         str, typer.Argument(help="module:callable, file.py:callable, model.onnx, or a preset such as torch.sdpa.")
     ]
-    backend: Annotated[str | None, typer.Option(help=OPTIONS["backend"].says)] = None
-    device: Annotated[str | None, typer.Option(help=OPTIONS["device"].says)] = None
-    layout: Annotated[str | None, typer.Option(help=OPTIONS["layout"].says)] = None
-    mask: Annotated[str | None, typer.Option(help=OPTIONS["mask"].says)] = None
-    causal: Annotated[str | None, typer.Option(help=OPTIONS["causal"].says)] = None
-    scale: Annotated[str | None, typer.Option(help=OPTIONS["scale"].says)] = None
-    grouped: Annotated[bool | None, typer.Option("--grouped/--no-grouped", help=OPTIONS["grouped"].says)] = None
-    batch_invariant: Annotated[bool, typer.Option("--batch-invariant", help=OPTIONS["batch-invariant"].says)] = False
-    backward: Annotated[str | None, typer.Option(help=OPTIONS["backward"].says)] = None
-    dtype: Annotated[Many, typer.Option(help=OPTIONS["dtype"].says)] = None
-    profile: Annotated[str, typer.Option(help=OPTIONS["profile"].says)] = "kernel"
-    same_bits_as: Annotated[str | None, typer.Option(help=OPTIONS["same-bits-as"].says)] = None
-    case: Annotated[Many, typer.Option(help=OPTIONS["case"].says)] = None
-    accept: Annotated[Many, typer.Option(help=OPTIONS["accept"].says)] = None
-    seed: Annotated[int | None, typer.Option(min=0, help=OPTIONS["seed"].says)] = None
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each case.")] = 60.0
     jobs: Annotated[int, typer.Option(min=0, max=1, help="0: in this process, which a crash then ends.")] = 1
     json: Annotated[Path | None, typer.Option(help="Write what was found to this file.")] = None
     html: Annotated[Path | None, typer.Option(help="Write one page of HTML, which needs no network.")] = None
-    expected: Annotated[str | None, typer.Option(help=OPTIONS["expected"].says)] = None
     write_expected: Annotated[Path | None, typer.Option(help="Write what is wrong to such a file.")] = None
     untrusted: Annotated[bool, typer.Option(help="For generated kernels: compared in another process.")] = False
     large: Annotated[bool, typer.Option(help="The large cases instead, as far as memory allows: minutes.")] = False
     strict: Annotated[bool, typer.Option(help="Status 1, too, where little was checked.")] = False
-    keyword: Annotated[Many, typer.Option(help=OPTIONS["keyword"].says)] = None
     fuzz: Annotated[float, typer.Option(min=0, help="Draw calls for so many minutes instead, and shrink.")] = 0.0
 
 

@@ -55,7 +55,7 @@ def check(options: Check, /) -> None:
     told = {name: getattr(options, name) for name in facts} | {"default_scale": options.scale}
     told["batch_invariant"] = options.batch_invariant or None
     declared = {name: each for name, each in told.items() if each is not None}
-    profile, untrusted, fuzz, large = options.profile, options.untrusted, options.fuzz, options.large
+    profile, untrusted, fuzz, large = options.profile or "kernel", options.untrusted, options.fuzz, options.large
     files = {"json": options.json, "html": options.html, "expected": options.write_expected}
     with refusing(ValueError):
         declared |= named_keywords(options.keyword or ())

@@ -135,6 +135,8 @@ class Job(workers.Order):
         for dtype in self.dtypes:
             if dtype not in DTYPES:
                 return f"expected a dtype out of {', '.join(DTYPES)}; got {dtype!r}"
+        if self.seed < 0:
+            return f"expected a seed from 0; got {self.seed}"
         if self.bounds not in PROFILES:
             return f"expected a profile out of {', '.join(PROFILES)}, 'like TARGET'; got {self.profile!r}"
         return next((wrong for wrong in (not_accepted(self.accepted), *map(no_case, self.cases)) if wrong), "")
