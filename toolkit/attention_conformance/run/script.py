@@ -17,7 +17,7 @@ from ml_dtypes import finfo
 
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.subjects.call import by_place, keywords
-from attention_conformance.subjects.presets import PRESETS
+from attention_conformance.subjects.presets import PRESETS, Preset
 from attention_conformance.subjects.subject import Subject
 
 TURNS = {"torch": "each.permute({})", "tensorflow": "tensorflow.transpose(each, ({}))"}
@@ -135,7 +135,7 @@ def script(
     rendered = importlib.import_module("attention_conformance.templates").rendered  # whose library few have need of
     text: str = rendered(
         "script.py.jinja", says=says, library=library, layout=layout, dtype=dtype, file=file, name=name,
-        preset=_preset(target) if target in PRESETS else None, sources=_sources(laid, truth, compared),
+        preset=_preset(target), sources=_sources(laid, truth, compared),
         stored=_stored(arrays), memory={name: kind for name, kind in memory.items() if kind != "contiguous"},
         device=f".to({subject.device!r})" if is_elsewhere else "", order=subject.order or ("query", "key", "value"),
         turn="" if axes == sorted(axes) else turns[0], turn_back=turns[1], places=places, words=words,
@@ -150,9 +150,13 @@ def _sources(*functions: Any) -> list[str]:
     return [inspect.getsource(function).rstrip().replace("  # fmt: skip", "") for function in functions]
 
 
-def _preset(target: str) -> dict[str, Any]:
-    """How the preset is called, as the source of the function that makes it."""
-    make = PRESETS[target].make
+def _preset(target: str) -> dict[str, Any] | None:
+    """How a preset is called, as the source of the function that makes it; None for a target that is none."""
+    module, _, word = target.partition(":")
+    preset = getattr(sys.modules.get(module), word, None) if word else PRESETS.get(target)
+    if not isinstance(preset, Preset):
+        return None
+    make = preset.make
     made = make if isinstance(make, functools.partial) else functools.partial(make)
     function: Any = made.func
     needed: dict[str, Any] = {}
@@ -181,7 +185,7 @@ def _gather(function: Any, into: dict[str, Any]) -> None:
         waiting += [each for each in code.co_consts if isinstance(each, types.CodeType)]
         for name in code.co_names:
             each = getattr(module, name, None)
-            if getattr(each, "__module__", None) == function.__module__ and name != "Subject":
+            if getattr(each, "__module__", None) in (function.__module__, Preset.__module__) and name != "Subject":
                 _gather(each, into)
 
 
