@@ -14,8 +14,6 @@ from attention_benchmark.candidate import Candidate
 from attention_benchmark.problem import Problem
 from attention_files.writing import write_file
 
-SAMPLES = ("seconds", "products", "copies")
-
 
 @dataclass(frozen=True)
 class Measurement:
@@ -33,12 +31,8 @@ class Measurement:
         Seconds of the first call, which compiles.
     seconds : tuple of float
         Seconds of a call, for each round.
-    products : tuple of float
-        Operations per second of a product of large matrices, for each round.
     memory : int, optional
         Peak memory of a call in bytes, without its arguments.
-    copies : tuple of float
-        Bytes per second, read and written, of a copy of keys and values, for each round; of one query alone.
     """
 
     problem: Problem
@@ -48,30 +42,12 @@ class Measurement:
     error: float | None = None
     first: float | None = None
     seconds: tuple[float, ...] = ()
-    products: tuple[float, ...] = ()
     memory: int | None = None
-    copies: tuple[float, ...] = ()
 
     @property
     def median(self) -> float:
         """Median seconds of a call."""
         return statistics.median(self.seconds)
-
-    @property
-    def share(self) -> float | None:
-        """Operations per second relative to a product of large matrices in the same rounds."""
-        if not self.products:
-            return None
-        pairs = zip(self.seconds, self.products, strict=True)
-        return statistics.median(self.problem.flops / seconds / rate for seconds, rate in pairs)
-
-    @property
-    def bandwidth(self) -> float | None:
-        """Bytes of keys and values that a call reads per second, relative to a copy of them in the same rounds."""
-        if not self.copies:
-            return None
-        pairs = zip(self.seconds, self.copies, strict=True)
-        return statistics.median(self.problem.cache_nbytes / seconds / rate for seconds, rate in pairs)
 
 
 def quartiles(samples: Sequence[float]) -> tuple[float, float]:
@@ -102,5 +78,5 @@ def write_json(path: Path, measurements: Sequence[Measurement], environment: Map
     """Write the environment and all samples."""
     rows = [dataclasses.asdict(each) for each in measurements]
     for row in rows:
-        row |= {name: [float(f"{each:.4g}") for each in row[name]] for name in SAMPLES}
+        row["seconds"] = [float(f"{each:.4g}") for each in row["seconds"]]
     write_file(path, (json.dumps({"environment": environment, "measurements": rows}, indent=1) + "\n").encode())

@@ -24,10 +24,10 @@ OPERATIONS = ("attention", "linear")
 
 
 class MaskKind(NamedTuple):
-    """A mask: its arrays, the core's mask of a problem and these, a rule of NumPy, and the number of keys of a query.
+    """A mask: its arrays, the core's mask of a problem and these, and a rule of NumPy.
 
-    The rule does not use the core, so that it can check the core and its peers alike. Rule and number take the problem
-    last, and positions of queries, to which the offset has been added.
+    The rule does not use the core, so that it can check the core and its peers alike. It takes the problem last, and
+    positions of queries, to which the offset has been added.
 
     A change of the scores is one, too. Its options are those of the core. Its function of NumPy takes scores, positions
     of queries and keys, arrays and problem, and returns new scores and their derivative.
@@ -36,7 +36,6 @@ class MaskKind(NamedTuple):
     arrays: Callable[[Problem], tuple[NumpyArray, ...]] = lambda problem: ()
     mask: Callable[..., attention_core.Mask | None] = lambda problem, *arrays: None
     rule: Callable[..., NumpyArray] | None = None
-    keys: Callable[[NumpyArray, int, Problem], Any] = lambda i, n, problem: n
     options: Callable[..., dict[str, Any]] = lambda problem, *arrays: {}
     scores: Callable[..., tuple[NumpyArray, Any]] | None = None
 
@@ -94,36 +93,30 @@ MASKS = {
     "causal": MaskKind(
         mask=lambda problem: attention_core.Causal(offset=problem.ahead),
         rule=lambda i, j, problem: j <= i,
-        keys=lambda i, n, problem: np.minimum(i + 1, n),
     ),
     "window": MaskKind(
         mask=lambda problem: attention_core.SlidingWindow(left=problem.window - 1, right=0, offset=problem.ahead),
         rule=lambda i, j, problem: (j <= i) & (j > i - problem.window),
-        keys=lambda i, n, problem: np.minimum(i + 1, problem.window),
     ),
     "packed": MaskKind(
         _documents,
         lambda problem, query_ids, key_ids: attention_core.Segments(query_ids, key_ids),
         lambda i, j, query_ids, key_ids, problem: key_ids[i] == key_ids[j],
-        lambda i, n, problem: np.minimum(n - i // problem.document * problem.document, problem.document),
     ),
     "padded": MaskKind(
         _lengths,
         lambda problem, lengths: attention_core.KeyLengths(lengths),
         lambda i, j, lengths, problem: j < lengths[:, None, None, None],
-        lambda i, n, problem: np.mean(np.minimum(_lengths(problem)[0], n)) if problem.key_lengths else n / 2,
     ),
     "padded-causal": MaskKind(
         _lengths,
         lambda problem, lengths: attention_core.KeyLengths(lengths) & attention_core.Causal(offset=problem.ahead),
         lambda i, j, lengths, problem: (j <= i) & (j < lengths[:, None, None, None]),
-        lambda i, n, problem: np.mean(np.minimum(i + 1, _lengths(problem)[0][:, None])),
     ),
     "ragged": MaskKind(
         _cached,
         lambda problem, lengths: attention_core.Causal(offset=lengths - problem.num_queries),
         lambda i, j, lengths, problem: j <= _last_keys(i, lengths[:, None, None, None], problem),
-        lambda i, n, problem: np.mean(_last_keys(i, _cached(problem)[0][:, None], problem) + 1),
     ),
     "softcap": MaskKind(options=lambda problem: {"softcap": SOFTCAP}, scores=_capped),
     "alibi": MaskKind(
@@ -203,31 +196,6 @@ class Problem:
     def is_causal(self) -> bool:
         """Whether the mask is causal from the first query and key on, for which all frameworks have a flag."""
         return self.mask == "causal" and self.ahead == 0
-
-    @property
-    def share(self) -> float:
-        """The fraction of pairs that the mask allows."""
-        length = self.shape[2]
-        positions = np.arange(self.num_queries) + self.ahead
-        return float(np.mean(MASKS[self.mask].keys(positions, length, self)) / length)
-
-    @property
-    def flops(self) -> float:
-        """Floating-point operations of the matrix products, over the pairs that the mask allows."""
-        batch, heads, length, width = self.shape
-        projection = (6.0 if self.direction == "both" else 2.0) * batch * length * (heads * width) ** 2
-        if self.operation == "linear":
-            return projection
-        count = 4.0 * batch * heads * self.num_queries * length * width * self.share
-        factor = 3.5 if self.direction == "both" else 1.0  # five more products of that size, one of them recomputed
-        return factor * count
-
-    @property
-    def cache_nbytes(self) -> float:
-        """Bytes of the keys and values that the mask allows, as a step of decoding has to read them."""
-        batch, heads, length, width = self.shape
-        size = {"float64": 8, "float32": 4}.get(self.dtype, 2)
-        return 2.0 * batch * (self.kv_heads or heads) * length * width * size * self.share
 
     @property
     def nbytes(self) -> int:
