@@ -173,7 +173,7 @@ def run_all(
                 continue
             if isinstance(message, Ended):
                 if not screen.is_terminal:
-                    screen.print(_told_case(message, known or {}), highlight=False, soft_wrap=True)
+                    screen.print(_case_line(message, known or {}), highlight=False, soft_wrap=True)
                 continue
             found = message.finding if isinstance(message, Started) else message
             progress.update(bars[found.backend], description=f"{_way(found)}: {found.case}")
@@ -236,7 +236,7 @@ def command_of(words: Sequence[str], options: Mapping[str, Iterable[Any]], jobs:
     return shlex.join(["attention-core", *words, *told, *([] if jobs else ["--jobs=0"])])
 
 
-def _told_case(ended: Ended, known: Mapping[str, str | None]) -> str:
+def _case_line(ended: Ended, known: Mapping[str, str | None]) -> str:
     """What came of a case in one process."""
     expected, found = known.get(ended.case), set(ended.hashes)
     same = "the same bits" if len(found) == 1 else "not the same bits"

@@ -17,7 +17,7 @@ from attention_conformance.run.finding import Finding
 from attention_conformance.run.job import Job
 from attention_conformance.run.judge import offered
 from attention_conformance.run.question import Question
-from attention_conformance.run.subjects import answered, asked_of
+from attention_conformance.run.subjects import finding_of, questions_of
 from attention_conformance.subjects.options import OPTIONS, named_keywords
 from attention_conformance.subjects.subject import NotOffered, Subject
 from attention_conformance.subjects.target import load_target
@@ -54,7 +54,7 @@ class CaseTest:
         if finding.verdict == "accepted" and finding.reason:
             pytest.xfail(finding.reason)
         if finding.verdict not in ("right", "accepted"):
-            pytest.fail("\n".join([*_told(finding), *self._again(finding)]), pytrace=False)
+            pytest.fail("\n".join([*_lines(finding), *self._again(finding)]), pytrace=False)
         return finding
 
 
@@ -77,7 +77,7 @@ def _tests(subject: Subject, job: Job, expected: Sequence[Expected], same_bits_a
         raise ValueError(job.complaint)
     again = functools.partial(_again, job)
     with warnings.catch_warnings(action="ignore"):
-        subject, known, asked = asked_of(subject, job, load_target(job.like) if job.like else None, same_bits_as)
+        subject, known, asked = questions_of(subject, job, load_target(job.like) if job.like else None, same_bits_as)
         offers = [each for each in asked if same_bits_as is not None or _is_offered(each)]
     origin = Origin(subject.device or "cpu", subject.backend or "")
     if same_bits_as is None and (job.cases or job.dtypes):
@@ -88,7 +88,7 @@ def _tests(subject: Subject, job: Job, expected: Sequence[Expected], same_bits_a
         known += unmatched([*known, *blanks], named, origin)
 
     def judge(question: Question) -> Finding:
-        return met(answered(question), expected, origin)
+        return met(finding_of(question), expected, origin)
 
     tests = [CaseTest("any-answer", functools.partial(_any_answer, offers), again)]
     tests += [CaseTest(_slug(each), functools.partial(met, each, expected, origin), again) for each in known]
@@ -109,7 +109,7 @@ def _any_answer(asked: Iterable[Question]) -> Finding:
     blank = Finding("any-answer", "-", 0, "Some case has an answer.", "right")
     reason = "none is offered"
     for each in asked:
-        finding = answered(each)
+        finding = finding_of(each)
         if finding.verdict not in ("refused", "not offered"):
             return blank
         reason = finding.detail
@@ -122,7 +122,7 @@ def _slug(finding: Finding) -> str:
     return name if finding.dtype in ("-", "*") else f"{name}-{finding.dtype}"
 
 
-def _told(finding: Finding) -> list[str]:
+def _lines(finding: Finding) -> list[str]:
     """What is wrong, in words."""
     where = "" if finding.dtype == "-" else f", {finding.dtype}"
     return [f"{finding.verdict}: {finding.case}{where}", *(f"  {line}" for line in story(finding))]

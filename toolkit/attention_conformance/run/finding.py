@@ -10,7 +10,7 @@ from typing import Any
 
 from attention_conformance.run.where import Blocks, Worst
 
-VERDICTS_TOLD = {
+VERDICT_TEXTS = {
     "silently wrong": ("bold red", "finite numbers that are not the answer"),
     "visibly wrong": ("red", "NaN for a number, or a wrong shape or dtype"),
     "crashed": ("bold magenta", "the process ended"),
@@ -27,7 +27,7 @@ VERDICTS_TOLD = {
 }
 """All verdicts, the worst first: the style of each in the terminal, and what it means."""
 
-VERDICTS = tuple(VERDICTS_TOLD)
+VERDICTS = tuple(VERDICT_TEXTS)
 
 CONVENTION = "differs by convention"
 

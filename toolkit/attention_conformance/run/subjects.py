@@ -103,20 +103,20 @@ def check_subject(
     )
     if job.complaint:
         raise ValueError(job.complaint)
-    _, known, asked = asked_of(subject, job, like, same_bits_as)
-    found = [answered(question) for question in asked]
+    _, known, asked = questions_of(subject, job, like, same_bits_as)
+    found = [finding_of(question) for question in asked]
     if same_bits_as is not None:
         return [*known, *found]
     found = agreed(found)
     return found if cases else [*known, *found, *never_computed(found, accepted)]
 
 
-def asked_of(
+def questions_of(
     subject: Subject, job: Job, like: Subject | None, same_bits_as: Subject | None
 ) -> tuple[Subject, list[Finding], list[Question]]:
     """A subject as small calls tell it, what these find, and what a job asks of it, or of it and another."""
     subject = adapted(subject)
-    declared, target = told(subject), subject
+    declared, target = stated_facts(subject), subject
     subject = settled(on_device(subject))
     if same_bits_as is not None:
         other = subject if same_bits_as is target else settled(on_device(adapted(same_bits_as)))
@@ -125,7 +125,7 @@ def asked_of(
     return subject, surprises(subject.declared, declared, job.accepted), questions(subject, job, like)
 
 
-def answered(question: Question) -> Finding:
+def finding_of(question: Question) -> Finding:
     """The finding of a question, about one subject or about two."""
     return judged(question) if question.other is None else same_bits(question)
 
@@ -170,7 +170,7 @@ def _lacks_keyword(subject: Subject, declared: Mapping[str, Any]) -> str:
     return ""
 
 
-def told(subject: Subject) -> frozenset[str]:
+def stated_facts(subject: Subject) -> frozenset[str]:
     """The facts that its author, or its signature, tells of a subject."""
     return frozenset({**read_signature(subject), **subject.declared})
 
@@ -188,7 +188,7 @@ def work(job: Job) -> Iterator[Message]:
     except Exception as error:  # of the module of the target
         yield Refused(f"expected {job.target} to load; got {one_line(error)}")
         return
-    answers, declared, sources = [], told(subject), _sources(subject)
+    answers, declared, sources = [], stated_facts(subject), _sources(subject)
     witness = Witness(subject)
     with warnings.catch_warnings(action="ignore"):
         for question, facts in probed(witness.subject, job.known):
@@ -219,9 +219,9 @@ def work(job: Job) -> Iterator[Message]:
         hint = "those of bits need --same-bits-as, large ones --large"
         yield Refused(f"expected a case that is asked of {job.target}; got {', '.join(job.cases)}: {hint}")
         return
-    told_of = surprises(facts, declared, job.accepted) if not job.done else []
+    known = surprises(facts, declared, job.accepted) if not job.done else []
     is_part = bool(job.cases or job.fuzz or job.is_large)  # of which a parameter that is not understood is told, too
-    yield from (each for each in told_of if not is_part or each.verdict == "not understood")
+    yield from (each for each in known if not is_part or each.verdict == "not understood")
     if job.fuzz:
         yield Started(Finding("fuzz", "-", 0, "Drawn calls are right.", "right", seed=job.seed))
         yield from fuzzed(subject, job, job.dtypes or usual_dtypes(subject))

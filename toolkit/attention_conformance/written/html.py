@@ -10,7 +10,7 @@ from typing import Any
 from attention_conformance.run.again import command_of, script_of
 from attention_conformance.run.finding import QUIET, VERDICTS, Finding, counted
 from attention_conformance.templates import rendered
-from attention_conformance.written.story import MOST_THREADS, line_told, threads
+from attention_conformance.written.story import MOST_THREADS, contract_line, threads
 from attention_conformance.written.summary import MEANINGS, assumptions, power, summary
 from attention_files.writing import write_file
 
@@ -56,8 +56,8 @@ def html(findings: Sequence[Finding], about: Mapping[str, Any]) -> str:
 
 def _row(finding: Finding, about: Mapping[str, Any]) -> dict[str, Any]:
     """What the page shows of a finding."""
-    row: dict[str, Any] = {"finding": finding, "line": line_told(finding), "threads": [], "map": None}
-    row |= {"error": _told(finding.error), "bound": _told(finding.bound), "command": "", "script": ""}
+    row: dict[str, Any] = {"finding": finding, "line": contract_line(finding), "threads": [], "map": None}
+    row |= {"error": _number(finding.error), "bound": _number(finding.bound), "command": "", "script": ""}
     if finding.verdict in ("right", "not offered") or finding.dtype == "-":
         return row
     again = (finding, about["target"], about.get("declared", {}), about.get("profile", "kernel"))
@@ -65,7 +65,7 @@ def _row(finding: Finding, about: Mapping[str, Any]) -> dict[str, Any]:
     return row | {"map": _map(finding)}
 
 
-def _told(number: float) -> str:
+def _number(number: float) -> str:
     return "" if math.isnan(number) else "∞" if math.isinf(number) else f"{number:.3g}"
 
 

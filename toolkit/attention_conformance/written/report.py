@@ -46,7 +46,7 @@ def line_table(results: Iterable[Finding], width: int) -> Table:
             passed = sum(bool(result.passed) for result in group)
             count, style = f"{passed} of {len(group)}", "green" if passed == len(group) else "bold red"
             told_error = f"{worst.error:.3g} of {worst.bound:.3g}" if worst.bound > 0 else f"{worst.error:.3g}"
-            where = f"{worst.case} {worst.backend} {told(worst)}"
+            where = f"{worst.case} {worst.backend} {way_text(worst)}"
             table.add_row(str(line or "-"), LINES[line], told_error, Text(count, style=style), where)
     return table
 
@@ -84,14 +84,14 @@ def model_tables(results: Iterable[Finding]) -> list[Table]:
 def failures(results: Iterable[Finding]) -> list[str]:
     """A line for every result that failed."""
     return [
-        f"{result.case} on {result.backend} ({told(result)}): "
+        f"{result.case} on {result.backend} ({way_text(result)}): "
         f"error {result.error:.3g}, bound {result.bound:.3g}; {'; '.join(filter(None, (result.detail, result.says)))}"
         for result in results
         if result.passed is False
     ]
 
 
-def told(result: Finding) -> str:
+def way_text(result: Finding) -> str:
     """In which way a result was come by, but for the backend."""
     return ", ".join(filter(None, (result.device, result.dtype, result.mode, result.implementation)))
 
@@ -114,7 +114,7 @@ def proved(results: Sequence[Finding], models: Sequence[Path], *, is_quick: bool
             )
             lines.append(
                 f"  nearest to its bound: {worst.error:.3g} of {worst.bound:.3g} units in the last place,"
-                f" {worst.case} on {worst.backend} ({told(worst)})"
+                f" {worst.case} on {worst.backend} ({way_text(worst)})"
             )
     all_of_it = ", without --quick all dtypes, modes and devices" * is_quick
     return [*lines, f"more: --json FILE for each result, --list for what cases show, --identical for bits{all_of_it}"]
