@@ -10,6 +10,7 @@ import pytest
 
 from attention_conformance import Subject, check_subject, problem_of
 from attention_conformance.pytest_cases import case_tests
+from attention_conformance.subjects.options import OPTIONS
 from attention_core import scaled_dot_product_attention
 
 pytestmark = pytest.mark.needs("numpy")
@@ -253,7 +254,11 @@ FIRST, SECOND = planted(), planted(block=64)
 
 
 def test_each_row_is_a_test_of_pytest():
-    options = {"case": ["bits-whole"], "dtype": ["float32"], "same-bits-as": f"{__file__}:SECOND"}
+    options = dict.fromkeys(OPTIONS) | {
+        "case": ["bits-whole"],
+        "dtype": ["float32"],
+        "same-bits-as": f"{__file__}:SECOND",
+    }
     answer, whole = case_tests(f"{__file__}:FIRST", options)
     assert (answer.name, whole.name) == ("any-answer", "bits-whole-float32")
     answer.check()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from attention_cli.terminal import check_file, check_known, console, refusal, refusing
+from attention_cli.terminal import check_file, console, refusal, refusing
 from attention_conformance.cases.large import LARGE
 from attention_conformance.run.again import command_of, script_of
 from attention_conformance.run.causes import agreed
@@ -26,13 +26,13 @@ from attention_conformance.run.expected import (
 )
 from attention_conformance.run.finding import ENDED, WRONG, Finding, Started, exit_status, most_telling
 from attention_conformance.run.fuzz import Script, has_hypothesis
-from attention_conformance.run.job import Job
+from attention_conformance.run.job import Job, job_of
 from attention_conformance.run.kinds import never_computed, refusals
 from attention_conformance.run.memory import available_memory
 from attention_conformance.run.messages import Asked, Described, Refused
 from attention_conformance.run.names import no_case
 from attention_conformance.run.subjects import Message, supervised, work
-from attention_conformance.subjects.options import OPTIONS, named_keywords
+from attention_conformance.subjects.options import OPTIONS
 from attention_conformance.subjects.presets import PRESETS
 from attention_conformance.written import summary as report
 from attention_conformance.written.html import write_html
@@ -51,17 +51,8 @@ SHRINKING = 600.0
 
 def check(options: Check, /) -> None:
     """Check a target, show what was found, and exit with its status."""
-    facts = ("backend", "device", "layout", "mask", "causal", "grouped", "backward")
-    told = {name: getattr(options, name) for name in facts} | {"default_scale": options.scale}
-    told["batch_invariant"] = options.batch_invariant or None
-    declared = {name: each for name, each in told.items() if each is not None}
     profile, untrusted, fuzz, large = options.profile or "kernel", options.untrusted, options.fuzz, options.large
     files = {"json": options.json, "html": options.html, "expected": options.write_expected}
-    with refusing(ValueError):
-        declared |= named_keywords(options.keyword or ())
-    for name, option in OPTIONS.items():
-        if option.values and option.fact in declared:
-            check_known(name, [declared[option.fact]], option.values)
     like = profile.startswith("like ")
     if untrusted and (fuzz or not options.jobs or like):
         raise refusal("expected --untrusted without --fuzz, --jobs 0 and --profile 'like TARGET'; got one of them")
@@ -77,20 +68,11 @@ def check(options: Check, /) -> None:
         raise refusal("expected hypothesis for --fuzz; got none: pip install 'attention-core[fuzz]'")
     for path in files.values():
         check_file(path)
-    seed = secrets.randbits(32) if untrusted and options.seed is None else options.seed or 0
-    job = Job(
-        options.target,
-        declared,
-        cases=tuple(options.case or ()),
-        dtypes=tuple(options.dtype or ()),
-        profile=profile,
-        same_bits_as=options.same_bits_as or "",
-        accepted=tuple(options.accept or ()),
-        seed=seed,
-        fuzz=fuzz,
-        is_trusted=not untrusted,
-        is_large=large,
-    )
+    asked = {name: getattr(options, name.replace("-", "_")) for name in OPTIONS}
+    asked |= {"batch-invariant": options.batch_invariant or None}
+    asked |= {"seed": secrets.randbits(32)} if untrusted and options.seed is None else {}
+    with refusing(ValueError):
+        job = job_of(options.target, asked, fuzz=fuzz, is_trusted=not untrusted, is_large=large)
     if job.complaint:
         raise refusal(job.complaint)
     run = _Run(job, _expected(options.expected, options.target))

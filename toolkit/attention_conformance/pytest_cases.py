@@ -14,11 +14,10 @@ import pytest
 from attention_conformance.run.again import command_of, script_of
 from attention_conformance.run.expected import Expected, Origin, expected_of, met, unmatched
 from attention_conformance.run.finding import Finding
-from attention_conformance.run.job import Job
+from attention_conformance.run.job import Job, job_of
 from attention_conformance.run.judge import offered
 from attention_conformance.run.question import Question
 from attention_conformance.run.subjects import finding_of, questions_of
-from attention_conformance.subjects.options import OPTIONS, named_keywords
 from attention_conformance.subjects.subject import NotOffered, Subject
 from attention_conformance.subjects.target import load_target
 from attention_conformance.written.story import story
@@ -60,15 +59,10 @@ class CaseTest:
 
 def case_tests(target: str, options: Mapping[str, Any]) -> list[CaseTest]:
     """The tests of a target, by the options of `OPTIONS` that were chosen."""
-    chosen = {name: each for name, each in options.items() if each is not None}
-    declared = {each.fact: chosen[name] for name, each in OPTIONS.items() if each.fact and name in chosen}
-    declared |= named_keywords(chosen.get("keyword", ()))
-    cases, dtypes, accepted = (tuple(chosen.get(name, ())) for name in ("case", "dtype", "accept"))
-    how = {"profile": chosen.get("profile", "kernel"), "same_bits_as": chosen.get("same-bits-as", "")}
-    job = Job(target, declared, cases, dtypes, accepted=accepted, seed=chosen.get("seed", 0), power=False, **how)
-    subject = load_target(target, **declared)
+    job = job_of(target, options, power=False)  # tests say nothing of planted faults
+    subject = load_target(target, **job.declared)
     other = subject if job.same_bits_as == target else load_target(job.same_bits_as) if job.same_bits_as else None
-    return _tests(subject, job, expected_of(target, chosen.get("expected")), other)
+    return _tests(subject, job, expected_of(target, options["expected"]), other)
 
 
 def _tests(subject: Subject, job: Job, expected: Sequence[Expected], same_bits_as: Subject | None) -> list[CaseTest]:
