@@ -230,6 +230,10 @@ def packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, caus
     return output
 
 
+def packed_alike(q, k, v, cu_seqlens):
+    return packed(q, k, v, cu_seqlens, cu_seqlens, 0, 0)
+
+
 @pytest.mark.needs("numpy")
 @pytest.mark.parametrize(
     ("kernel", "facts", "cases"),
@@ -237,6 +241,7 @@ def packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, caus
         (hidden_keys, ("BHSD", "drop", "top-left"), ("key-lengths", "ladder-65x64-causal")),
         (first_keys, ("BHSD", "keep", "none"), ("key-lengths", "ladder-65x32-plain")),
         (packed, ("BSHD", "none", "top-left"), ("ladder-65x64-causal", "ladder-65x32-plain")),
+        (packed_alike, ("BSHD", "none", "none"), ("ladder-65x32-plain", "ladder-1x16-plain")),
     ],
 )
 def test_masks_of_keys_lengths_and_packed_sequences_are_understood(kernel, facts, cases):

@@ -134,9 +134,9 @@ KINDS = {
 def _shared(name: str, option: Option) -> tuple[str, Any, Any]:
     """An option that the command shares with pytest, as a field."""
     kind, words = KINDS[option.kind]
-    told = typer.Option(*([words.format(name)] if words else []), help=option.says)
+    declaration = typer.Option(*([words.format(name)] if words else []), help=option.says)
     default = False if option.kind == "flag" else None
-    return name.replace("-", "_"), Annotated[kind, told], field(default=default, kw_only=True)
+    return name.replace("-", "_"), Annotated[kind, declaration], field(default=default, kw_only=True)
 
 
 Shared: Any = make_dataclass("Shared", [_shared(*each) for each in OPTIONS.items()], frozen=True)

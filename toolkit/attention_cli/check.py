@@ -191,8 +191,8 @@ class _Run:
             self._screen.print(f"To see the most telling again: {command_of(*again)}", **AS_IT_IS)
         if interrupted:
             self._screen.print("Interrupted: the cases after these were not run.", highlight=False)
-        if told := refusals(self.findings):
-            self._screen.print(told, highlight=False, soft_wrap=True)
+        if line := refusals(self.findings):
+            self._screen.print(line, highlight=False, soft_wrap=True)
         typer.echo(report.summary(self.findings))
         self._write(files)
 

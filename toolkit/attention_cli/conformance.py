@@ -125,13 +125,13 @@ def _identical(options: Conformance, /) -> None:
     complaints = [line for each in judged for line in each.complaints]
     for line in complaints:
         screen.print(line, style="red", highlight=False, soft_wrap=True)
-    told = {name: bits.told_left_out(name, left_out) for name in chosen}
-    tell_left_out(told.values())
+    reasons = {name: bits.told_left_out(name, left_out) for name in chosen}
+    tell_left_out(reasons.values())
     if json:
         places: dict[str, Any] = {"backend": run_on(results), "device": device, "mode": mode, "case": case}
         places |= {"sentence": sentences, "model": models}
         command = command_of(["conformance", "--identical", *["--quick"] * quick], places, jobs)
-        bits.write_json(json, judged, {**bits_environment(described), "command": command, "left out": told})
+        bits.write_json(json, judged, {**bits_environment(described), "command": command, "left out": reasons})
     for line in bits.proved(judged, model, is_quick=quick):
         typer.echo(line)
     differing = sum(bool(each.complaints) for each in judged)
@@ -232,8 +232,8 @@ def tell_left_out(cases: Iterable[Sequence[str]]) -> None:
 
 def command_of(words: Sequence[str], options: Mapping[str, Iterable[Any]], jobs: int) -> str:
     """The text of a command with repeatable options."""
-    told = [f"--{name}={value}" for name, values in options.items() for value in values or ()]
-    return shlex.join(["attention-core", *words, *told, *([] if jobs else ["--jobs=0"])])
+    chosen = [f"--{name}={value}" for name, values in options.items() for value in values or ()]
+    return shlex.join(["attention-core", *words, *chosen, *([] if jobs else ["--jobs=0"])])
 
 
 def _case_line(ended: Ended, known: Mapping[str, str | None]) -> str:

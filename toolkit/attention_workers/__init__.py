@@ -237,10 +237,10 @@ def _child(work: Callable[[Any], Iterable[Any]], order: Order, connection: Conne
         os.setpgrp()  # so that what it starts ends with it
     if order.threads is not None and hasattr(os, "sched_setaffinity"):  # some libraries ignore the variables
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: order.threads])
-    told = open(stack, "w")  # noqa: SIM115 (until the process ends)
-    faulthandler.enable(told)
+    file = open(stack, "w")  # noqa: SIM115 (until the process ends)
+    faulthandler.enable(file)
     if hasattr(signal, "SIGUSR1"):
-        faulthandler.register(signal.SIGUSR1, told)
+        faulthandler.register(signal.SIGUSR1, file)
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")  # of libraries, about themselves
     os.dup2(2, 1)  # the standard output is the report's
@@ -248,7 +248,7 @@ def _child(work: Callable[[Any], Iterable[Any]], order: Order, connection: Conne
         for message in work(order):
             connection.send_bytes(order.packed(message))
     except Exception:
-        traceback.print_exc(file=told)
+        traceback.print_exc(file=file)
         raise
     connection.send_bytes(order.packed(None))
 

@@ -39,5 +39,5 @@ def peak_growth(function: Callable[[], Any]) -> int | None:
 
 def _bytes_of(path: str, name: str) -> int:
     """A number of bytes that the system tells in KiB, by name."""
-    with open(path) as told:
-        return int(next(line for line in told if line.startswith(f"{name}:")).split()[1]) * 1024
+    with open(path) as lines:
+        return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1]) * 1024

@@ -161,8 +161,8 @@ def _preset(target: str) -> dict[str, Any] | None:
     function: Any = made.func
     needed: dict[str, Any] = {}
     _gather(function, needed)
-    told = ", ".join([*map(repr, made.args), *(f"{name}={each!r}" for name, each in made.keywords.items())])
-    return {"sources": _sources(*reversed(needed.values())), "call": f"{function.__name__}({told})"}
+    arguments = ", ".join([*map(repr, made.args), *(f"{name}={each!r}" for name, each in made.keywords.items())])
+    return {"sources": _sources(*reversed(needed.values())), "call": f"{function.__name__}({arguments})"}
 
 
 def _adapter(subject: Subject) -> dict[str, Any] | None:
@@ -215,10 +215,10 @@ class _Name(str):
 
 def _given(problem: Problem, subject: Subject) -> str:
     """The other arrays of a call, as the subject takes them."""
-    told = {name: f'placed(arrays["{name}"])' for name in ("mask", "bias", "sinks") if name in problem.arrays}
-    if "mask" in told and subject.mask in ("drop", "integer"):
-        told["mask"] = f"placed({'~' if subject.mask == 'drop' else 'np.int32(1) * '}arrays['mask'])"
-    return "".join(f", {name}={each}" for name, each in told.items())
+    given = {name: f'placed(arrays["{name}"])' for name in ("mask", "bias", "sinks") if name in problem.arrays}
+    if "mask" in given and subject.mask in ("drop", "integer"):
+        given["mask"] = f"placed({'~' if subject.mask == 'drop' else 'np.int32(1) * '}arrays['mask'])"
+    return "".join(f", {name}={each}" for name, each in given.items())
 
 
 def _options(problem: Problem, subject: Subject) -> dict[str, Any]:

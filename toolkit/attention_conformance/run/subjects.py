@@ -258,8 +258,8 @@ def _pair(subject: Subject, job: Job) -> Iterator[Message]:
             with quiet_start():
                 other = on_device(adapted(load_target(job.same_bits_as)))
         except Exception as error:  # of the module of the target, too
-            told = f"expected {job.same_bits_as} to load; got {one_line(error)}"
-            yield Refused(str(error) if isinstance(error, TargetError) else told)
+            detail = f"expected {job.same_bits_as} to load; got {one_line(error)}"
+            yield Refused(str(error) if isinstance(error, TargetError) else detail)
             return
         witness = Witness(other)
         other = replace(settled(witness.subject), function=other.function)

@@ -55,6 +55,8 @@ def unpacked(attention: Callable[..., Any], *names: str) -> Callable[..., Any]:
     """An attention of sequences one behind the other, (T, H, D), as one of a batch (B, S, H, D)."""
 
     def called(query: Any, key: Any, value: Any, **options: Any) -> Any:
+        if query.shape[1] != key.shape[1] and not any(name.endswith("q") for name in names):
+            raise NotImplementedError(f"expected as many queries as keys, for {names[0]}; got others")
         for name in names:
             batch, length = (query if name.endswith("q") else key).shape[:2]
             options[name] = length

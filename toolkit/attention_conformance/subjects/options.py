@@ -63,10 +63,10 @@ OPTIONS = {
 """The options that the command and pytest share, by name."""
 
 
-def named_keywords(told: Iterable[str]) -> dict[str, str]:
+def named_keywords(texts: Iterable[str]) -> dict[str, str]:
     """The fields of `Subject` that texts as ``mask=NAME`` declare; a ValueError for another text."""
     found = {}
-    for each in told:
+    for each in texts:
         what, _, word = each.partition("=")
         if f"{what}_name" not in KEYWORDS or not word:
             names = ", ".join(name.removesuffix("_name") for name in KEYWORDS)

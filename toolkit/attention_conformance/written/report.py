@@ -123,8 +123,8 @@ def proved(results: Sequence[Finding], models: Sequence[Path], *, is_quick: bool
 def summary(results: Sequence[Finding]) -> str:
     """How many passed, failed, were refused, and were not run or are exempt."""
     counts = _counts(results)
-    told = [f"{counts[name]} {name}" for name in ("refused", "skipped") if counts[name]]
-    return ", ".join([f"{counts['passed']} passed", f"{counts['failed']} failed", *told])
+    others = [f"{counts[name]} {name}" for name in ("refused", "skipped") if counts[name]]
+    return ", ".join([f"{counts['passed']} passed", f"{counts['failed']} failed", *others])
 
 
 def _counts(results: Sequence[Finding]) -> dict[str, int]:

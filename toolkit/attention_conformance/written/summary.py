@@ -68,10 +68,10 @@ def assumptions(facts: Mapping[str, Any], sources: Mapping[str, str]) -> list[st
     for name, fact in facts.items():
         if name in HIDDEN or (name.endswith(("_name", "unknown")) and not fact):
             continue
-        told = ", ".join(fact) if isinstance(fact, tuple) else WORDS.get(str(fact), str(fact))
-        told = {"True": "yes", "False": "no"}.get(told, told)
+        text = ", ".join(fact) if isinstance(fact, tuple) else WORDS.get(str(fact), str(fact))
+        text = {"True": "yes", "False": "no"}.get(text, text)
         label = f"keyword of {name.removesuffix('_name')}" if name.endswith("_name") else name.replace("_", " ")
-        lines.append(f"{LABELS.get(name, label)}: {told} ({sources.get(name, 'found by a call')})")
+        lines.append(f"{LABELS.get(name, label)}: {text} ({sources.get(name, 'found by a call')})")
     return lines
 
 
@@ -80,8 +80,8 @@ def line_of(finding: Finding) -> Text:
     is_same = finding.verdict == "right" and finding.bound == 0
     text = Text(f"{'same bits' if is_same else finding.verdict}: ", style=VERDICT_TEXTS[finding.verdict][0])
     text.append(finding.case if finding.dtype == "-" else f"{finding.case} {finding.dtype}", style="bold")
-    told = "; ".join(each for each in (finding.says, finding.detail) if each)
-    text.append(f": {told}", style="default")
+    line = "; ".join(each for each in (finding.says, finding.detail) if each)
+    text.append(f": {line}", style="default")
     return text
 
 
@@ -112,9 +112,9 @@ def tables(findings: Sequence[Finding], width: int) -> Iterable[Table | Text | P
     lacking = Counter(part for each in findings if each.verdict == "not offered" for part in each.detail.split(", "))
     if lacking:
         count = sum(each.verdict == "not offered" for each in findings)
-        told = ", ".join(f"{part} {count}" for part, count in lacking.most_common())
+        parts = ", ".join(f"{part} {count}" for part, count in lacking.most_common())
         yield Text(f"\nNOT OFFERED ({count} cases)", style="bold")
-        yield _indented(Text(told, style="dim"), 2)
+        yield _indented(Text(parts, style="dim"), 2)
     yield Text("")
     yield _counts(findings)
 
@@ -196,8 +196,8 @@ def summary(findings: Sequence[Finding]) -> str:
     """All verdicts with their numbers, the worst first."""
     counts = counted(findings)
     leading = [] if "silently wrong" in counts else ["0 silently wrong"]
-    told = ", ".join([*leading, *(f"{count} {verdict}" for verdict, count in counts.items())])
-    return f"{told}; little was checked: {few}" if (few := little(findings)) else told
+    line = ", ".join([*leading, *(f"{count} {verdict}" for verdict, count in counts.items())])
+    return f"{line}; little was checked: {few}" if (few := little(findings)) else line
 
 
 def write_findings(path: Path, findings: Sequence[Finding], about: Mapping[str, Any]) -> None:
