@@ -21,7 +21,7 @@ from attention_conformance.run.question import Question
 from attention_conformance.run.script import script
 from attention_conformance.run.subjects import work
 from attention_conformance.run.surprises import surprises
-from attention_conformance.subjects.adapters import adapted
+from attention_conformance.subjects.adapters import adapted, masked_by_lengths, unpacked
 from attention_conformance.subjects.probe import settled
 from attention_conformance.subjects.signature import parameters_of
 
@@ -254,6 +254,15 @@ def test_masks_of_keys_lengths_and_packed_sequences_are_understood(kernel, facts
     kept = {"input": text, "capture_output": True, "text": True, "env": ENVIRONMENT}
     ran = subprocess.run([sys.executable, "-"], **kept, check=False)
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.needs("numpy")
+def test_what_lengths_and_packed_sequences_do_not_say_is_refused():
+    arrays = [np.ones((1, 1, rows, 4), np.float32) for rows in (2, 3, 3)]
+    with pytest.raises(NotImplementedError, match="expected a mask of the first keys"):
+        masked_by_lengths(first_keys, "seqlens_k")(*arrays, mask=np.array([[[[True, False, True]]]]))
+    with pytest.raises(NotImplementedError, match="expected as many queries as keys"):
+        unpacked(packed_alike, "cu_seqlens")(*(np.swapaxes(each, 1, 2) for each in arrays))
 
 
 @pytest.mark.needs("numpy")
