@@ -76,6 +76,8 @@ from attention_core._backend import (
 from attention_core._checks import check_flags, remember
 from attention_core._keywords import keyword_error, missing_error, names_keywords, names_of, unconverted, words_of
 from attention_core.masks import is_top_left_causal
+from attention_core.masks._mask import bounds_of
+from attention_core.masks._rules import rule_of
 from attention_core.masks._tree import leaves, may_count
 
 __all__ = [
@@ -104,6 +106,7 @@ __all__ = [
     "assumes_finite",
     "available_backends",
     "blockwise",
+    "bounds_of",
     "cast_to",
     "check_flags",
     "default_scale",
@@ -135,6 +138,7 @@ __all__ = [
     "registered_name",
     "remember",
     "repeat_kv",
+    "rule_of",
     "sample_cuts",
     "sample_ranges",
     "score_change",

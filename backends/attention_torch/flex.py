@@ -15,20 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attention_core.backend import Call, Kernel, Verdict, default_scale, is_concrete, is_exporting, remember
-from attention_core.masks import (
-    And,
-    Causal,
-    Given,
-    KeyLengths,
-    Mask,
-    MaskFunction,
-    Not,
-    Or,
-    Segments,
-    SlidingWindow,
-    Spans,
-    flatten,
-)
+from attention_core.masks import And, Given, Mask, MaskFunction, Not, Or, Segments, Spans, flatten
 from attention_torch.flex_functions import (
     KEPT,
     all_of,
@@ -54,7 +41,7 @@ BLOCK = 128  # queries, and keys, of a block of FlexAttention
 MIN_WIDTH = 16  # of a product on tensor cores
 MIN_ROWS = 128  # from which on a kernel that is compiled for the call is worth it
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-RULES = (And, Causal, Given, KeyLengths, MaskFunction, Not, Or, Segments, SlidingWindow)
+RULES = (And, Given, MaskFunction, Not, Or, Segments)  # and those that their bounds say
 
 
 def _library() -> Any:
@@ -190,7 +177,7 @@ def _can_be_given(array: torch.Tensor) -> bool:
 
 def _refusal_of_mask(call: Call) -> str | None:
     for rule in _rules(call.mask):
-        if type(rule) not in RULES:
+        if type(rule) not in RULES and not rule.bounds().is_exact:
             return f"is not known to follow the rule {type(rule).__name__} (line 2)"
         if isinstance(rule, MaskFunction) and not _takes_positions(mask_function(call._replace(mask=rule)), 4, call):
             return "calls a mask function with single positions, which this one does not take (line 2)"
