@@ -366,9 +366,8 @@ def dense_advantage(call: Call) -> str | None:
         return "saves nothing for so few queries"
     if num_scores > tuning.costly_most and _is_dense_costly(call, rows, columns):
         return None
-    is_structured = isinstance(call.mask, Mask) and any(
-        getattr(type(call.mask), name) is not getattr(Mask, name) for name in ("bounds", "blocks")
-    )
+    kind: Any = type(call.mask)
+    is_structured = issubclass(kind, Mask) and (kind.bounds, kind.blocks) != (Mask.bounds, Mask.blocks)
     most = tuning.structured_below if is_structured else tuning.dense_below
     return "slower for so few scores" if rows * columns <= most else None
 

@@ -290,10 +290,9 @@ class _Pair(Mask):
 
 
 def logical_and(first: Array | bool, second: Array | bool, xp: Namespace) -> Array | bool:
-    if isinstance(first, bool):
-        return second if first else False
-    if isinstance(second, bool):
-        return first if second else False
+    for one, other in ((first, second), (second, first)):
+        if isinstance(one, bool):
+            return other if one else False
     return xp.logical_and(first, second)
 
 

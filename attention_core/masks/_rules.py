@@ -16,8 +16,6 @@ from typing import Any, ClassVar
 from attention_core._arrays import (
     Array,
     Namespace,
-    dtype_name,
-    dtypes_differ,
     index_dtype,
     on_device_of,
     shape,
@@ -32,6 +30,7 @@ from attention_core._checks import (
     check_broadcastable,
     check_function,
     check_integer,
+    check_like,
     check_offset,
     check_rank,
     number_text,
@@ -186,9 +185,7 @@ class Segments(Mask):
         for name, ids in (("query_ids", self.query_ids), ("key_ids", self.key_ids)):
             check_rank(name, ids, 1, "(..., length)")
             check_integer(name, ids)
-        if dtypes_differ(self.query_ids, self.key_ids):
-            expected, got = dtype_name(self.query_ids.dtype), dtype_name(self.key_ids.dtype)
-            raise TypeError(f"expected key_ids of dtype {expected} to match query_ids; got {got}")
+        check_like("key_ids", self.key_ids, "query_ids", self.query_ids)
         first, second = (sizes(ids)[:-1] for ids in (self.query_ids, self.key_ids))
         if any(1 not in pair and sizes_differ(*pair) for pair in zip(reversed(first), reversed(second), strict=False)):
             expected, got = shape_text(self.query_ids), shape_text(self.key_ids)

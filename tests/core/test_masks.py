@@ -295,7 +295,7 @@ def test_conventions_come_in_by_name(put, get):
         (lambda put: ac.masks.mask_from_integers(put(np.ones(3))), TypeError, "expected mask of an integer dtype; got float64"),
         (lambda put: ac.masks.mask_from_additive(put(np.zeros(3)), threshold=0.5), ValueError, "expected threshold < 0; got 0.5"),
         (lambda put: ac.masks.mask_from_additive(put(np.ones(3)), threshold="a"), TypeError, "expected threshold as a number; got str"),
-        (lambda put: ac.masks.mask_from_query_key(*put([np.ones((2, 3), dtype=bool), np.ones((1, 3), dtype=bool)])), ValueError, r"expected key_mask with the leading axes of query_mask \(2, 3\); got \(1, 3\)"),
+        (lambda put: ac.masks.mask_from_query_key(*put([np.ones((2, 3), dtype=bool), np.ones((1, 3), dtype=bool)])), ValueError, r"expected key_mask \(2, N\) to match query_mask \(2, 3\); got \(1, 3\)"),
         (lambda put: ac.Segments(put(np.zeros(3, dtype=np.int32)), put(np.zeros(3, dtype=np.int8))), TypeError, "expected key_ids of dtype int32 to match query_ids; got int8"),
         (lambda put: ac.Segments(put(np.zeros((2, M), dtype=int)), put(np.zeros((3, N), dtype=int))), ValueError, r"expected key_ids of the batch of query_ids \(2, 5\); got \(3, 7\)"),
         (lambda put: ac.masks.mask_from_additive(put(np.zeros(3)), threshold=put(np.asarray(-5.0))), TypeError, r"expected threshold as a number; got \w+$"),
