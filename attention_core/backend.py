@@ -32,7 +32,6 @@ from attention_core._attention.call import (
     fold_group,
     group_size,
     repeat_kv,
-    score_change,
     score_positions,
 )
 from attention_core._attention.config import CONTEXTS, assumes_finite
@@ -47,6 +46,7 @@ from attention_core._attention.parts import (
     sample_ranges,
     with_cut,
 )
+from attention_core._attention.takes import Takes
 from attention_core._backend import (
     DIFFERENTIATED_ONCE,
     STEPS,
@@ -97,6 +97,7 @@ __all__ = [
     "Namespace",
     "Operation",
     "PythonLoops",
+    "Takes",
     "TracedLoops",
     "Tuning",
     "Verdict",
@@ -141,7 +142,6 @@ __all__ = [
     "rule_of",
     "sample_cuts",
     "sample_ranges",
-    "score_change",
     "score_positions",
     "shape",
     "shape_text",
@@ -161,6 +161,7 @@ _PUBLIC = (
     "Kernel",
     "Loops",
     "Operation",
+    "Takes",
     "Tuning",
     "Verdict",
     "available_backends",

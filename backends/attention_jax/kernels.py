@@ -14,17 +14,16 @@ import jax.numpy as jnp
 from attention_core.backend import (
     Call,
     Kernel,
+    Takes,
     Verdict,
     blockwise,
     bounds_of,
     default_scale,
     inputs_are_finite,
-    score_change,
     shape,
 )
 from attention_core.masks import Band
 
-HALVES = (jnp.float16, jnp.bfloat16)
 EXCLUDED = float(-2 << 40)  # added for -inf, as cuDNN subtracts such numbers from each other; JAX takes this one, too
 BOUND = 1e11  # of scores and biases, to which EXCLUDED is as good as -inf
 
@@ -34,34 +33,23 @@ class DotProduct(Kernel):
 
     name = "jax.nn.dot_product_attention, implementation='cudnn'"
 
+    takes = Takes(("float16", "bfloat16"), options=("bias",), masks=("causal", "window", "lengths"))
+
     def judge(self, call: Call) -> Verdict:
         """Say why the kernel would not give the answer, from shapes and dtypes alone."""
-        return Verdict(self._refusal(call))
+        return super().judge(call) if jax.default_backend() == "gpu" else Verdict("needs a GPU")
 
-    def _refusal(self, call: Call) -> str | None:
-        if jax.default_backend() != "gpu":
-            return "needs a GPU"
-        if call.query.dtype not in HALVES:
-            return "computes in 16 bits only (line 8)"
-        if (change := score_change(call)) is not None:
-            return f"has no {change} (line 7)"
-        if call.dropout is not None and call.dropout.rate:
-            return "drops no weights (line 11)"
-        band = bounds_of(call.mask)
-        if not _has_flags(band):
-            return "averages all values where a mask leaves nothing, and would need it as an array (line 4)"
+    def refusal(self, call: Call) -> str | None:
+        """Why the kernel does not give the answer to a call that it takes."""
         if not all(isinstance(start, int) and start == 0 for start in call.starts):
             return "counts positions from 0 (line 3)"
         query, key, value = (shape(x, xp=call.xp) for x in (call.query, call.key, call.value))
-        known = all(isinstance(size, int) for size in (*query, *key, *value))
-        if (
-            not known
-            or query[-1] != value[-1]
-            or query[-1] % 8
-            or not 0 < query[-1] <= 128
-            or 0 in (query[-2], key[-2])
-        ):
+        are_known = all(isinstance(size, int) for size in (*query, *key, *value))
+        if not are_known or query[-1] != value[-1] or query[-1] not in range(8, 129, 8) or 0 in (query[-2], key[-2]):
             return "takes keys and values of one width, a multiple of 8 up to 128, and known lengths"
+        band = bounds_of(call.mask)
+        if band.ends[0] is not None and band.has_stop:
+            return "is not known to count windows and lengths (line 3)"
         if band.ends[0] is not None and query[-2] != key[-2]:
             return "is not known to count windows as line 3 does where there are more keys than queries, or fewer"
         if band.has_stop and call.bias is not None:
@@ -76,11 +64,6 @@ class DotProduct(Kernel):
         if call.bias is None and (call.mask is None or call.assume_finite is not False):
             return _cudnn(call if call.assume_finite else _with_hidden_cleared(call))
         return jax.lax.cond(_is_safe(call), lambda: _cudnn(call), lambda: _blocks(call))
-
-
-def _has_flags(band: Band) -> bool:
-    """Whether the kernel has flags for a mask: causal, also with keys to the left, or with numbers of keys."""
-    return band.is_plain and (band.ends in ((None, None), (None, 0)) or (band.high == 0 and not band.has_stop))
 
 
 def _refusal_of_bias(call: Call) -> str | None:

@@ -24,7 +24,6 @@ from attention_core.backend import (
     leaves,
     may_count,
     sample_ranges,
-    score_change,
 )
 from attention_core.masks import Given, Mask, flatten
 
@@ -128,10 +127,6 @@ def has_open_sizes(call: Call) -> bool:
 
 def refusal(call: Call) -> str | None:
     """Why the kernel would not give the answer, or ``None``."""
-    if (change := score_change(call)) is not None:
-        return f"has no {change}"
-    if call.dropout is not None and call.dropout.rate:
-        return "drops weights by a generator of its own (line 11)"
     if getattr(forward_ad, "_current_level", -1) >= 0:  # which no public function tells
         return "is not differentiated in forward mode"
     of_mask = _refusal_of_mask(call, decides_at_run_time(call))
