@@ -53,8 +53,8 @@ def _strategy(subject: Subject, dtypes: Sequence[str]) -> Any:
         groups = draw(st.integers(1, 3)) if "H" in layout else 1
         share = draw(st.integers(1, 4)) if subject.grouped and "H" in layout else 1
         leading = (draw(st.integers(1, 4)) if "B" in layout else 1,)
-        told = {"queries": draw(length), "keys": draw(length), "width": draw(st.sampled_from(WIDTHS))}
-        return told | {"value_width": told["width"], "leading": leading, "heads": groups * share, "groups": groups}
+        sizes = {"queries": draw(length), "keys": draw(length), "width": draw(st.sampled_from(WIDTHS))}
+        return sizes | {"value_width": sizes["width"], "leading": leading, "heads": groups * share, "groups": groups}
 
     offers = {
         "shift": True,
@@ -91,8 +91,8 @@ def _problem(drawn: Drawn) -> Problem:
 def _question(drawn: Drawn, subject: Subject, job: Any, causes: bool = True) -> Question:
     measure = "gradient" if drawn.gradient else "ulp"
     case = Case("fuzz", 0, "A drawn call is right.", lambda _: _problem(drawn), bound=hard, measure=measure)
-    told: dict[str, Any] = {"accepted": tuple(job.accepted), "power": False, "digits": False, "causes": causes}
-    return Question(subject, case, drawn.dtype, job.bounds, job.seed, **told)
+    how: dict[str, Any] = {"accepted": tuple(job.accepted), "power": False, "digits": False, "causes": causes}
+    return Question(subject, case, drawn.dtype, job.bounds, job.seed, **how)
 
 
 class _Wrong(Exception):  # noqa: N818 (a finding about the subject)
