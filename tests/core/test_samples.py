@@ -17,8 +17,7 @@ H, G, D, E, COLUMNS = 6, 2, 5, 4, 200
 LENGTHS = np.asarray([7, 200, 0, 64])
 
 SIZES = Sizes((4,), H, G, 2, COLUMNS, D, E)
-RAGGED = ("lengths", "lengths of uint8", "offsets to the end", "windows of two sides", "cache", "window and lengths",
-          "one holds the other")  # fmt: skip
+RAGGED = ("lengths", "lengths of uint8", "offsets to the end", "windows of two sides", "cache", "window and lengths")
 
 
 @pytest.fixture
