@@ -30,6 +30,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from attention_core._attention import memo
 from attention_core.backend import available_backends, get_backend
 
 ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
@@ -141,6 +142,20 @@ def put(backend):
 def get(backend):
     """The backend's arrays to NumPy's."""
     return backend.to_numpy
+
+
+@pytest.fixture
+def remembered(monkeypatch):
+    """Whether each call was computed by what was known of its signature, in order."""
+    found = []
+
+    def output(known, *arguments, **options):
+        result = memo.output_of(known, *arguments, **options)
+        found.append(result is not None)
+        return result
+
+    monkeypatch.setattr("attention_core._functions.attention.output_of", output)
+    return found
 
 
 def pytest_report_header():

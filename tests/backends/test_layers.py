@@ -1,6 +1,10 @@
 """The layers of every framework are their definitions: first weights, calls, gradients, files and mistakes."""
 
+import contextlib
 import copy
+import doctest
+import importlib
+import inspect
 import itertools
 import pickle
 
@@ -30,6 +34,35 @@ def of_types(dtype, name):
 @pytest.fixture
 def adapter(backend):
     return Layers(backend)
+
+
+@every
+def test_constructors_show_the_settings_and_what_the_framework_is_used_to(name, adapter):
+    kind, definition = class_of(name, adapter.module.__name__), definition_of(name)
+    before, after, function = {
+        "torch": ([], ["device", "dtype", "seed"], kind),
+        "jax": (["key"], ["dtype", "device"], getattr(kind, "init", None)),
+        "tensorflow": ([], ["seed", "kwargs"], kind),
+    }[adapter.backend.name]
+    settings, shown = inspect.signature(definition).parameters, inspect.signature(function).parameters
+    assert list(shown) == [*before, *settings, *after]
+    defaults = getattr(kind, "defaults", {})
+    for each, parameter in settings.items():
+        assert (shown[each].kind, shown[each].default) == (parameter.kind, defaults.get(each, parameter.default))
+    assert (kind.__name__, name) == (name, definition.__name__)
+
+
+DOCUMENTED = [("torch", "attention_torch.layers"), ("jax", "attention_jax.layers"), ("jax", "attention_jax.masks"),
+              ("tensorflow", "attention_keras.layers")]  # fmt: skip
+
+
+@pytest.mark.needs(lambda backend, owner: backend.name == owner)
+@pytest.mark.parametrize(("owner", "home"), DOCUMENTED)
+def test_examples_of_the_documentation_print_what_they_say(owner, home, backend):
+    with importlib.import_module("jax").enable_x64(False) if owner == "jax" else contextlib.nullcontext():
+        found = doctest.testmod(importlib.import_module(home))
+    assert found.attempted > 0
+    assert not found.failed
 
 
 @of_types("float32", "SaganAttention")

@@ -166,17 +166,6 @@ def test_backends_are_named_by_text():
             ac.backend.get_backend(wrong)
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    ["int32", "bool", object(), 3, None.__class__],
-    ids=lambda dtype: dtype if isinstance(dtype, str) else type(dtype).__name__,
-)
-def test_caches_are_of_a_floating_point_dtype(dtype, xp):
-    dtype = getattr(xp, dtype) if dtype in ("int32", "bool") else dtype
-    with pytest.raises(TypeError, match=r"expected dtype as one of .*; got "):
-        ac.cache.empty_cache((2,), 2, 4, 3, dtype=dtype, xp=xp)
-
-
 def test_caches_lie_on_a_device_of_the_library(xp):
     for device in ("no device", object(), 10**6):
         with pytest.raises(ValueError, match=r"expected device as one of .*; got "):

@@ -16,27 +16,6 @@ def arrays(**shapes):
     return [np.ones(size) for size in sizes.values()]
 
 
-OPTIONS = {
-    "mask of key heads": (lambda put: {"mask": put(np.ones((G, M, N), dtype=bool))}, ValueError, r"got \(3, 4, 5\)"),
-    "bias of another dtype": (lambda put: {"bias": put(np.ones((M, N), dtype=np.float32))}, TypeError, "expected bias of dtype float64 to match query; got float32"),
-    "number as bias": (lambda put: {"bias": 1.0}, TypeError, "expected bias as a floating-point array; got float"),
-    "scale beyond all floats, as a fraction": (lambda put: {"scale": Fraction(10**400, 3)}, ValueError, r"expected scale as a finite number; got about 2\*\*132\d"),
-    "scale beyond all floats": (lambda put: {"scale": 10**400}, ValueError, r"expected scale as a finite number; got about 2\*\*132\d"),
-    "causality as a word": (lambda put: {"is_causal": "no"}, TypeError, "expected is_causal as True or False; got str"),
-    "scale as a vector": (lambda put: {"scale": put(np.ones(3))}, ValueError, r"expected scale as a number; got an array of shape \(3,\)"),
-    "scale as a truth value": (lambda put: {"scale": put(np.asarray(True))}, TypeError, "expected scale of dtype float16, bfloat16, float32, float64; got bool"),
-    "softcap as a flag": (lambda put: {"softcap": True}, TypeError, "expected softcap as a number; got bool"),
-    "mask in the place of an array": (lambda put: {"bias": ac.Causal()}, TypeError, "expected bias as an array; got Causal"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_wrong_options_are_named(name, put):
-    options, error, message = OPTIONS[name]
-    with pytest.raises(error, match=message):
-        ac.scaled_dot_product_attention(*put(arrays()), **options(put))
-
-
 def test_devices_are_not_mixed(backend, put):
     others = backend.devices()[1:]
     if not others:
@@ -55,14 +34,6 @@ def test_nothing_is_computed_before_the_arguments_are_checked(put, monkeypatch, 
     for options in ({"mask": put(np.ones((M, 6), dtype=bool))}, {"softcap": -1.0}, {"dropout": 2}, {"scale": "x"}):
         with pytest.raises((TypeError, ValueError), match="expected"):
             ac.scaled_dot_product_attention(*put(arrays()), **options, xp=Bare())
-
-
-def test_what_one_function_accepted_is_checked_by_the_next(put):
-    """Checks are remembered by the names of options, for each of which a value is right or wrong."""
-    q, k, v = put(arrays())
-    ac.pieces.partial_attention(q, k, v)  # with starts of (0, 0)
-    with pytest.raises(TypeError, match=r"expected dropout as Dropout\(rate, seed\); got tuple"):
-        ac.scaled_dot_product_attention(q, k, v, dropout=(0, 0))
 
 
 def test_what_was_right_once_is_checked_again_with_another_value(put):

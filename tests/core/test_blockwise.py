@@ -5,157 +5,27 @@ import math
 import numpy as np
 import pytest
 from blockwise_helpers import (
-    KEY_IDS,
-    LENGTHS,
-    OFFSETS,
-    QUERY_IDS,
     RUNS,
     TUNING,
-    B,
     D,
     E,
-    H,
     M,
     N,
-    assert_equal,
     attention,
     qkv,
     quickly,
     weighted,
 )
+from call_table import quadratic
 
-import attention_core as ac
 from attention_core._attention.blocks import plan as _plan
-from attention_core.backend import array_namespace
-from attention_core.masks import And, Not, Or
-from attention_core.scores import ScoreMod, alibi
+from attention_core.scores import ScoreMod
 
 
 @pytest.fixture(autouse=True)
 def small(backend, monkeypatch):
     """Blocks so small that there are several."""
     monkeypatch.setattr(backend, "tuning", TUNING if backend.loops.traced else RUNS)
-
-
-MASKS = {
-    "full": (dict, ()),
-    "causal": (lambda: {"is_causal": True}, ()),
-    "causal later": (lambda: {"mask": ac.Causal(offset=2)}, ()),
-    "causal earlier": (lambda: {"mask": ac.Causal(offset=-5)}, ()),
-    "causal offsets": (lambda offset: {"mask": ac.Causal(offset=offset)}, (OFFSETS,)),
-    "window": (lambda: {"mask": ac.SlidingWindow(left=2, right=1)}, ()),
-    "window one-sided": (lambda offset: {"mask": ac.SlidingWindow(left=3, offset=offset)}, (OFFSETS,)),
-    "lengths": (lambda lengths: {"mask": ac.KeyLengths(lengths)}, (LENGTHS,)),
-    "segments": (lambda *ids: {"mask": ac.Segments(*ids)}, (QUERY_IDS[:, :M], KEY_IDS)),
-    "segments shared": (lambda *ids: {"mask": ac.Segments(*ids)}, (QUERY_IDS[0, :M], KEY_IDS[1])),
-    "function": (lambda: {"mask": ac.MaskFunction(lambda b, h, q, k: (q + 2 * k + h + b) % 3 > 0)}, ()),
-    "function of an array": (
-        lambda ends: {"mask": ac.MaskFunction(lambda b, h, q, k, ends: (q + k) % 3 < ends[2, 1], (ends,))},
-        (np.asarray([[0, 0], [0, 0], [0, 2]]),),  # as many rows as there are samples
-    ),
-    "and": (lambda lengths: {"mask": And(ac.KeyLengths(lengths), ac.Causal(offset=1))}, (LENGTHS,)),
-    "or": (lambda lengths: {"mask": Or(ac.Causal(offset=-3), ac.KeyLengths(lengths)), "is_causal": True}, (LENGTHS,)),
-    "not": (lambda offset: {"mask": Not(ac.SlidingWindow(left=4, right=4, offset=offset))}, (OFFSETS,)),
-    "lengths and function": (
-        lambda lengths: {"mask": And(ac.KeyLengths(lengths), ac.MaskFunction(lambda b, h, q, k: k != q))},
-        (LENGTHS,),
-    ),
-    "lengths and bias": (
-        lambda lengths, bias: {"mask": ac.KeyLengths(lengths), "bias": bias},
-        (LENGTHS, np.random.default_rng(3).standard_normal((H, 1, N))),
-    ),
-}
-
-
-@pytest.mark.needs(
-    lambda name, backend: not backend.loops.traced or name in ("causal offsets", "segments", "lengths and bias")
-)
-@pytest.mark.parametrize("name", MASKS)
-def test_blocks_give_what_all_scores_at_once_give(name, backend, rng):
-    options, arrays = MASKS[name]
-    assert_equal(backend, options, [*qkv(rng), *arrays])
-
-
-@pytest.mark.needs(lambda name, backend: not backend.loops.traced or name in ("causal offsets",))
-@pytest.mark.parametrize("name", MASKS)
-def test_so_they_do_where_exponentials_need_a_maximum(name, backend, rng):
-    options, arrays = MASKS[name]
-    query, *others = qkv(rng)
-    assert_equal(backend, options, [query * 40.0, *others, *arrays], close=1e-11)
-
-
-SHAPES = [(), (N,), (1,), (M, 1), (M, N), (1, 1, N), (H, 1, 1), (H, M, 1), (B, 1, 1, 1), (B, 1, M, N), (B, H, M, N)]
-
-
-def of_shape(rng, shape, other):
-    """A bias of one shape, with some of it -inf, and a mask of another shape."""
-    bias, mask = rng.standard_normal(shape), rng.random(other) < 0.7
-    return [np.where(rng.random(shape) < 0.1, -math.inf, bias) if len(shape) > 1 else bias, np.asarray(mask)]
-
-
-@pytest.mark.needs(lambda number, backend: not backend.loops.traced or number in (7,))
-@pytest.mark.parametrize("number", range(len(SHAPES)))
-def test_biases_and_masks_of_every_shape(number, backend, rng):
-    arrays = of_shape(rng, SHAPES[number], SHAPES[-1 - number])
-    assert_equal(backend, lambda bias, mask: {"bias": bias, "mask": mask}, [*qkv(rng), *arrays])
-
-
-def curved(scores, batch, head, query, key, weight, table, places):
-    """A score modification of all positions, with arrays of floating point and of integers."""
-    xp = array_namespace(scores)
-    distance = xp.subtract(xp.add(key, head), xp.add(query, batch))
-    steepness = xp.add(xp.astype(distance, scores.dtype), xp.astype(places[0], scores.dtype))
-    change = xp.multiply(xp.multiply(steepness, 0.1), xp.astype(weight, scores.dtype))
-    return xp.add(xp.multiply(scores, xp.astype(table[1], scores.dtype)), change)
-
-
-def plain(scores, batch, head, query, key):
-    xp = array_namespace(scores)
-    return xp.subtract(scores, xp.multiply(xp.multiply(scores, scores), 0.1))
-
-
-def lowered(scores, batch, head, query, key):
-    """A whole block, and more, of minus infinity."""
-    xp = array_namespace(scores)
-    return xp.where(xp.less(key, 10), -math.inf, scores)
-
-
-CURVED = np.array(0.7), np.array([0.2, -1.3]), np.array([2, 5])
-
-CHANGES = {
-    "softcap": (lambda: {"softcap": 1.5, "scale": 0.9, "is_causal": True}, ()),
-    "arrays of softcap and scale": (
-        lambda softcap, scale: {"softcap": softcap, "scale": scale, "is_causal": True},
-        (np.array(1.25), np.array(0.8)),
-    ),
-    "score_mod": (lambda: {"score_mod": plain}, ()),
-    "minus infinity": (lambda: {"score_mod": lowered}, ()),
-    "score_mod with arrays": (
-        lambda *arrays: {"score_mod": ScoreMod(curved, arrays), "softcap": 2.0, "mask": ac.SlidingWindow(left=4)},
-        CURVED,
-    ),
-    "alibi": (lambda offset: {"score_mod": alibi(H, offset=offset)}, (OFFSETS,)),
-    "dropout": (lambda: {"dropout": ac.Dropout(0.3, 2**40 + 5), "mask": ac.Causal(offset=1)}, ()),
-    "dropout with a seed of words": (lambda seed: {"dropout": ac.Dropout(0.4, seed)}, (np.array([5, 7]),)),
-    "sinks": (lambda sinks: {"sinks": sinks, "mask": ac.Causal(offset=-3)}, (np.array([0.3, -2.0, 1.0, 0.0]),)),
-    "everything": (
-        lambda bias, mask, lengths, softcap, *arrays: {
-            "bias": bias,
-            "mask": And(ac.KeyLengths(lengths), ac.masks.Given(mask)),
-            "is_causal": True,
-            "softcap": softcap,
-            "score_mod": ScoreMod(curved, arrays),
-            "dropout": ac.Dropout(0.2, 3),
-        },
-        (
-            np.random.default_rng(3).standard_normal((H, 1, N)),
-            np.random.default_rng(4).random((B, 1, M, N)) < 0.8,
-            LENGTHS,
-            np.array(3.0),
-            *CURVED,
-        ),
-    ),
-}
 
 
 def plan_of(backend, monkeypatch, query, key, value, **options):
@@ -213,7 +83,7 @@ def test_a_row_of_small_values_with_large_ones_loses_nothing(backend):
     np.testing.assert_allclose(found[0, 0, 0], value[0, 0, 0], rtol=2e-7)
 
 
-@pytest.mark.parametrize("options", [{"softcap": 5.0}, {"score_mod": plain}, {"bias": None}])
+@pytest.mark.parametrize("options", [{"softcap": 5.0}, {"score_mod": quadratic}, {"bias": None}])
 def test_changed_scores_are_not_small(options, backend, rng, monkeypatch):
     arrays = qkv(rng)
     if "bias" in options:
@@ -235,38 +105,6 @@ def test_small_scores_at_their_limit_lose_nothing(sign, size, backend, rng):
         for dtype, name in (("float32", "blockwise"), ("float64", "dense"))
     )
     np.testing.assert_allclose(found / size, exact / size, rtol=0, atol=2e-5)
-
-
-@pytest.mark.needs(lambda name, backend: not backend.loops.traced or name in ("everything",))
-@pytest.mark.parametrize("name", CHANGES)
-def test_changes_of_the_scores_and_their_gradients(name, backend, rng):
-    options, arrays = CHANGES[name]
-    assert_equal(backend, options, [*qkv(rng), *arrays])
-
-
-@pytest.mark.needs(lambda leading, backend: not backend.loops.traced or leading in ((2, 3),))
-@pytest.mark.parametrize("leading", [(), (2,), (2, 3)])
-def test_any_number_of_leading_axes(leading, backend, rng):
-    shared = leading[1:]
-    arrays = [*qkv(rng, leading), rng.integers(0, N, shared), rng.integers(-2, 5, leading), rng.standard_normal((N,))]
-    assert_equal(
-        backend,
-        lambda lengths, offset, bias: {
-            "mask": And(ac.KeyLengths(lengths), ac.Causal(offset=offset)),
-            "bias": bias,
-            "dropout": ac.Dropout(0.1, 2),
-            "score_mod": alibi(H, offset=offset),
-        },
-        arrays,
-    )
-
-
-@pytest.mark.needs(lambda rows, columns, backend: not backend.loops.traced or (rows, columns) in ((5, 6),))
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 7), (7, 1), (4, 5), (5, 6), (8, 10), (3, 4), (13, 17)])
-def test_any_lengths(rows, columns, backend, rng):
-    """One, a prime, exactly one block, one more than a block, several blocks, and less than one."""
-    arrays = [*qkv(rng, (2,), rows=rows, columns=columns), rng.standard_normal((H, rows, columns))]
-    assert_equal(backend, lambda bias: {"bias": bias, "mask": ac.SlidingWindow(left=6, right=2)}, arrays)
 
 
 @pytest.mark.needs("gradients")

@@ -1,10 +1,8 @@
 """Attention in blocks as compiled and transformed by the libraries, and differentiated again."""
 
-import dataclasses
 import functools
 import importlib
 import math
-from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,20 +15,15 @@ from blockwise_helpers import (
     H,
     M,
     N,
-    assert_equal,
     assert_same,
     attention,
-    derivatives,
     qkv,
-    weighted,
 )
 
 import attention_core as ac
-from attention_core._arrays import take_rows
 from attention_core._attention.blocks import backward as _backward
-from attention_core.backend import array_namespace, get_backend
-from attention_core.masks import And, Mask
-from attention_core.scores import ScoreMod
+from attention_core.backend import get_backend
+from attention_core.masks import And
 
 
 @pytest.fixture(autouse=True)
@@ -39,116 +32,18 @@ def small(backend, monkeypatch):
     monkeypatch.setattr(backend, "tuning", TUNING if backend.loops.traced else RUNS)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Phased(Mask):
-    """A rule of a user's own: numbers, arrays of two kinds, and another rule."""
-
-    stride: int
-    phases: Any
-    shifts: Any
-    inner: Mask
-    axes: ClassVar[dict[str, int]] = {"phases": 1}
-
-    def allowed(self, at, /, *, xp):
-        phases = xp.astype(take_rows(self.phases, xp.reshape(at.query, (-1,)), axis=-1, xp=xp), xp.int32)
-        shifts = xp.astype(self.shifts, xp.int32)
-        if len(phases.shape) > 1:  # an axis for heads
-            phases = xp.expand_dims(phases, axis=-2)
-        if len(shifts.shape):
-            shifts = xp.reshape(shifts, (-1, 1, 1, 1))
-        behind = xp.add(xp.subtract(at.key, xp.expand_dims(phases, axis=-1)), shifts)
-        return xp.logical_and(xp.not_equal(xp.remainder(behind, self.stride), 0), self.inner.allowed(at, xp=xp))
-
-
-PHASES = np.random.default_rng(9).integers(0, 3, (B, M))
-
-
-def with_own_rule(query, key, value, phases, shifts, bias, weight):
-    return {
-        "mask": Phased(3, phases, shifts, And(ac.Causal(offset=3), ac.KeyLengths(12))),
-        "bias": bias,
-        "score_mod": ScoreMod(weighted, (weight,)),
-        "dropout": ac.Dropout(0.1, 4),
-    }
-
-
-OWN = PHASES, np.array([0, 1, 5]), np.random.default_rng(8).standard_normal((H, M, 1)), np.array(1.5)
-
-
-def own_options(*arrays):
-    return with_own_rule(None, None, None, *arrays)
-
-
-@pytest.mark.needs("untraced loops")
-def test_a_rule_of_ones_own(backend, rng):
-    assert_equal(backend, own_options, [*qkv(rng), *OWN])
-
-
-@pytest.mark.needs(lambda mode_number, backend: len(backend.modes) > mode_number)
-@pytest.mark.parametrize("mode_number", [1, 2])
-def test_compiled_blocks(mode_number, backend, rng):
-    """All of it in every mode that compiles: a rule of one's own, a score modification with an array, bias, dropout."""
-    arrays = [*qkv(rng), *OWN]
-    (expected,) = derivatives(backend, own_options, arrays, ("dense",))
-
-    def compiled(backend, function):
-        return backend.compile(function, mode=backend.modes[mode_number])
-
-    if backend.name == "torch":  # whose compiler differentiates what it has compiled
-        (found,) = derivatives(backend, own_options, arrays, ("blockwise",), inner=graph_of_torch)
-    else:
-        (found,) = derivatives(backend, own_options, arrays, ("blockwise",), compiled=compiled)
-    assert_same(found, expected)
-
-
-@pytest.mark.needs(lambda mode_number, backend: len(backend.modes) > mode_number)
-@pytest.mark.parametrize("mode_number", [1, 2])
-def test_a_single_query_of_one_head_and_a_key_compiled(mode_number, backend, rng, put, get):
-    """The results and the gradients are single rows, each contiguous where it is a part of another array."""
-    arrays = put(list(map(rng.standard_normal, [(1, 1, 1, 4), (1, 1, 1, 4), (1, 1, 1, 1)])))
-
-    def compiled(function):
-        return backend.compile(function, mode=backend.modes[mode_number])
-
-    def attend(implementation):
-        return lambda *arrays: attention(*arrays, return_logsumexp=True, implementation=implementation)[::2]
-
-    def total(implementation, *arrays):
-        output, logsumexp = attend(implementation)(*arrays)
-        xp = array_namespace(output)
-        return xp.sum(xp.add(output[..., 0], logsumexp))
-
-    assert_same(get(compiled(attend("blockwise"))(*arrays)), get(attend("dense")(*arrays)))
-    if backend.differentiates:
-        dense, blocks = (functools.partial(total, implementation) for implementation in ("dense", "blockwise"))
-        if backend.name == "torch":  # whose compiler differentiates what it has compiled
-            found = backend.value_and_grad(compiled(blocks))(*arrays)
-        else:
-            found = compiled(backend.value_and_grad(blocks))(*arrays)
-        assert_same(get(found[1]), get(backend.value_and_grad(dense)(*arrays)[1]))
-
-
-def graph_of_torch(function):
-    """One graph; machine code is made of the same one."""
-    torch = importlib.import_module("torch")
-    torch._dynamo.reset()
-    return torch.compile(function, fullgraph=True, dynamic=False, backend="aot_eager")
-
-
-def attend_some(query, key, value, lengths):
+def attend_some(query, key, value, lengths, implementation="blockwise"):
     mask = And(ac.KeyLengths(lengths), ac.Causal(offset=1))
-    return attention(query, key, value, mask=mask, bias=value[0, 0, 0, 0], implementation="blockwise")
+    return attention(query, key, value, mask=mask, bias=value[0, 0, 0, 0], implementation=implementation)
+
+
+dense_some = functools.partial(attend_some, implementation="dense")
 
 
 def sized(batch, length, put):
     rng = np.random.default_rng(batch * 100 + length)
     shapes = (batch, 6, length, 4), (batch, 3, length + 2, 4), (batch, 3, length + 2, 3)
     return put([*map(rng.standard_normal, shapes), rng.integers(0, length + 1, batch)])
-
-
-def dense_some(query, key, value, lengths):
-    mask = And(ac.KeyLengths(lengths), ac.Causal(offset=1))
-    return attention(query, key, value, mask=mask, bias=value[0, 0, 0, 0], implementation="dense")
 
 
 @pytest.mark.needs("tensorflow")
@@ -281,21 +176,3 @@ def test_going_backward_needs_the_array_api_alone(name, shape, backend, rng, mon
 
     difference = (value(1e-5) - value(-1e-5)) / 2e-5
     np.testing.assert_allclose(sum(np.sum(f * d) for f, d in zip(found, direction, strict=True)), difference, rtol=1e-7)
-
-
-def age_logarithm(scores, batch, head, query, key):
-    """What is nan, or -inf, where the key comes after the query."""
-    xp = array_namespace(scores)
-    age = xp.astype(xp.subtract(query, key), scores.dtype)
-    return xp.add(scores, xp.where(xp.less(age, 0.0), math.nan, age))
-
-
-def root(scores, batch, head, query, key):
-    """A function without a derivative at 0, which stands for a masked score."""
-    xp = array_namespace(scores)
-    return xp.multiply(xp.sign(scores), xp.sqrt(xp.abs(scores)))
-
-
-@pytest.mark.parametrize("change", [age_logarithm, root])
-def test_what_a_change_makes_of_masked_scores_does_not_leak(change, backend, rng):
-    assert_equal(backend, lambda: {"mask": ac.Causal(), "score_mod": change}, qkv(rng))

@@ -110,21 +110,6 @@ def test_a_block_is_visited_once(by_key, backend, rng, monkeypatch):
 
 
 @pytest.mark.needs("untraced loops")
-def test_neighbours_that_a_mask_leaves_are_computed_at_once(backend, rng, monkeypatch):
-    """Of four blocks of keys, a causal mask leaves one, two or three to the blocks of queries."""
-    found, score_block = [], _forward.score_block
-
-    def recorded(*arguments, masked, **index):
-        result = score_block(*arguments, masked=masked, **index)
-        found.append((result.scores.shape[-1], masked))
-        return result
-
-    monkeypatch.setattr(_forward, "score_block", recorded)
-    attention(*backend.from_numpy(qkv(rng)), mask=ac.Causal(), implementation="blockwise")
-    assert found == [(4, True), (8, True), (8, False), (4, True)] * B
-
-
-@pytest.mark.needs("untraced loops")
 def test_a_rule_about_distance_is_asked_once_for_each(backend, rng, monkeypatch):
     """Blocks at the same distance from the diagonal, in all batches and heads, share what was found for one."""
     asked, allowed = [], ac.Causal.allowed
@@ -179,20 +164,6 @@ def test_a_function_that_makes_a_number_of_nan_makes_it_backward_too(backend, rn
         gradients(arrays, lambda scores, *at: xp.where(xp.isnan(scores), 0.0, scores)), expected, strict=True
     ):
         np.testing.assert_allclose(*each, rtol=0, atol=1e-12)
-
-
-@pytest.mark.needs("untraced loops")
-def test_what_is_kept_of_blocks_does_not_grow(backend, monkeypatch):
-    """Nor where blocks of queries and keys differ."""
-    monkeypatch.setattr(backend, "tuning", RUNS._replace(min_queries=64, keys=200))
-    kept, make_grid = [], _forward.make_grid
-    monkeypatch.setattr(_forward, "make_grid", lambda *arguments: kept.append(make_grid(*arguments)) or kept[-1])
-    for mask, keys in ((ac.Causal(), 400), (ac.Causal(), 470)):
-        x, y = (backend.namespace.zeros((1, 1, length, 2)) for length in (400, keys))
-        attention(x, y, y, mask=mask, implementation="blockwise")
-    sizes = [0 if grid.cache is None else len(grid.cache) for grid in kept]
-    assert 0 < sizes[0] <= 12
-    assert sizes[1] == 0
 
 
 @pytest.mark.needs(

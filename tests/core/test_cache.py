@@ -9,9 +9,9 @@ from blockwise_helpers import quickly
 from pairwise import pairwise
 
 from attention_core import scaled_dot_product_attention
-from attention_core._functions.cache import KeyValueCache, append, cache_mask, empty_cache
-from attention_core._functions.rotary import rotary_embedding
 from attention_core.backend import get_backend
+from attention_core.cache import KeyValueCache, append, cache_mask, empty_cache
+from attention_core.functions import rotary_embedding
 
 NUMPY = get_backend("numpy").namespace
 B, H, G, L, C, D, E = 2, 6, 3, 5, 8, 4, 7
@@ -161,16 +161,6 @@ def test_a_prompt_that_beams_share_is_copied_though_it_is_donated(ragged, put, g
         np.testing.assert_array_equal(get(found), get(wanted))
 
 
-@pytest.mark.parametrize("ragged", [False, True])
-def test_what_does_not_fit_is_refused_before_anything_is_written(ragged, put, rng, xp):
-    lengths = np.asarray([2, 7] if ragged else 7, dtype=np.int32)
-    _, key, value = drawn(rng, length=C)
-    cache = KeyValueCache(*map(put, (key, value, lengths)))
-    _, key, value = map(put, drawn(rng, length=2))
-    with pytest.raises(ValueError, match="expected room for 2 more positions in a cache of 8; got 7 filled"):
-        append(cache, key, value)
-
-
 @pytest.mark.needs("compilation")
 @pytest.mark.parametrize("count", [1, 3])
 def test_what_does_not_fit_is_dropped_where_lengths_cannot_be_read(count, backend, rng):
@@ -245,27 +235,3 @@ def test_the_mask_shows_what_is_filled(put, get, xp):
     shown.append(get(cache_mask(length, count).to_array(3, 4, xp=xp))[:, 0].sum(axis=-1))
     np.testing.assert_array_equal(shown[0], [3, 1])
     np.testing.assert_array_equal(shown[1], [[2, 3, 3], [1, 1, 1]])
-
-
-K, V = np.zeros((B, G, C, D)), np.zeros((B, G, C, E))
-NONE = np.zeros((), dtype=np.int32)
-
-
-@pytest.mark.parametrize(
-    ("cache", "key", "value", "options", "error", "message"),
-    [
-        (KeyValueCache(K[0, 0], V, NONE), K, V, {}, ValueError, r"expected cache.key \(..., G, C, D\); got \(8, 4\)"),
-        (KeyValueCache(K, V[:, :, :3], NONE), K, V, {}, ValueError, r"expected cache.value \(2, 3, 8, E\) to match cache.key"),
-        (KeyValueCache(K, V, np.zeros(())), K, V, {}, TypeError, "expected cache.length of an integer dtype"),
-        (KeyValueCache(K, V, np.zeros(3, int)), K, V, {}, ValueError, r"expected cache.length \(\) or \(2\); got \(3,\)"),
-        (KeyValueCache(K, V, NONE), K.astype("float32"), V, {}, TypeError, "expected key of dtype float64 to match cache"),
-        (KeyValueCache(K, V, NONE), K[:, :, :3], V[:, :, :2], {}, ValueError, r"expected value \(2, 3, 3, 7\) to match cache.value"),
-        (KeyValueCache(K, V, NONE), np.concatenate([K, K], -2), np.concatenate([V, V], -2), {}, ValueError, "expected room for 16 more positions in a cache of 8; got 0 filled"),
-        (KeyValueCache(K, V, NONE), K, V, {"num_new": np.ones(2, int)}, ValueError, r"expected num_new to broadcast to \(\); got \(2,\)"),
-        (KeyValueCache(K, V, np.zeros(2, int)), K[:, :, :3], V[:, :, :3], {"num_new": np.asarray([1, 4])}, ValueError, r"expected num_new in 0..3; got 4"),
-    ],
-)  # fmt: skip
-def test_wrong_arguments_are_named(cache, key, value, options, error, message, backend):
-    cache, key, value, options = backend.from_numpy((cache, key, value, options))
-    with pytest.raises(error, match=message):
-        append(cache, key, value, **options)

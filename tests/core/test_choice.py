@@ -95,106 +95,49 @@ def test_what_is_explained_is_what_runs(name, large, ran, arrays, backend, put, 
     assert str(explanation).startswith(f"{explanation.chosen}: {explanation.reason}\n")
 
 
-@pytest.mark.needs(lambda name, backend: not (backend.loops.traced and name != "rule"))
-@pytest.mark.parametrize("name", OPTIONS)
-def test_asking_for_more_changes_no_bit(name, streaming, arrays, backend, put, get):
-    """And what is asked for is that of the definition."""
-    options = OPTIONS[name](put)
-    alone = get(attention(*arrays, **options))
-    dense = attention(*arrays, **options, implementation="dense", return_weights=True, return_logsumexp=True)
-    for weights, logsumexp in ((True, False), (False, True), (True, True)):
-        result = attention(*arrays, **options, return_weights=weights, return_logsumexp=logsumexp)
-        np.testing.assert_array_equal(get(result.output), alone)
-        assert (result.weights is not None, result.logsumexp is not None) == (weights, logsumexp)
-        for asked, found, expected in zip((weights, logsumexp), result[1:], dense[1:], strict=True):
-            if asked:
-                np.testing.assert_allclose(get(found), get(expected), rtol=0, atol=1e-13)
-
-
-@pytest.mark.needs("gradients")
-def test_gradients_flow_to_what_is_asked_for(streaming, arrays, backend, put, get, rng):
-    """The kernel's output, the logsumexp of blocks and the weights of the dense form are one function."""
-    xp = backend.namespace
-    factors = put([rng.standard_normal(shape) for shape in ((B, H, M, D), (B, H, M, N), (B, H, M))])
-
-    def gradients(implementation):
-        def measure(*arrays):
-            options = {"is_causal": True, "return_weights": True, "return_logsumexp": True}
-            results = attention(*arrays, **options, implementation=implementation)
-            parts = [xp.sum(xp.multiply(*each)) for each in zip(results, factors, strict=True)]
-            return xp.add(xp.add(parts[0], parts[1]), parts[2])
-
-        differentiated = backend.value_and_grad(measure)
-        return get((backend.compile(differentiated) if backend.name == "jax" else differentiated)(*arrays)[1])
-
-    for found, expected in zip(gradients("auto"), gradients("dense"), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
-
-
-def test_what_is_small_is_dense(arrays, backend, ran, monkeypatch):
-    mask = ac.SlidingWindow(left=2)
+@pytest.fixture
+def chosen(arrays, backend, monkeypatch):
+    """What a call takes without kernels, under a tuning; of so many rows and heads."""
     monkeypatch.setattr(backend, "kernels", ())
-    for below, expected in ((M * N, "dense"), (M * N - 1, "blockwise")):
-        monkeypatch.setattr(
-            backend,
-            "tuning",
-            Tuning(queries=1, keys=5, min_queries=4, dense_below=below, structured_below=below),
-        )
-        assert explain_attention(*arrays, mask=mask).chosen == expected
+
+    def choice(rows=M, heads=H, key=None, options=None, **tuning):
+        limits = {"dense_below": M * N, "structured_below": M * N} | tuning
+        monkeypatch.setattr(backend, "tuning", Tuning(queries=1, keys=5, min_queries=4, **limits))
+        query, *others = arrays if key is None else (arrays[0], key, key)
+        return explain_attention(query[:, :heads, :rows, :], *others, **options or {}).chosen
+
+    return choice
 
 
-def test_what_is_held_at_once_is_bounded(arrays, backend, monkeypatch):
-    monkeypatch.setattr(backend, "kernels", ())
-    for most, expected in ((B * H * M * N, "dense"), (B * H * M * N - 1, "blockwise")):
-        tuning = Tuning(queries=1, keys=5, min_queries=4, dense_below=M * N, structured_below=M * N, dense_most=most)
-        monkeypatch.setattr(backend, "tuning", tuning)
-        assert explain_attention(*arrays).chosen == expected
-
-
-def test_what_is_held_at_once_under_a_mask_is_bounded(arrays, backend, put, monkeypatch):
-    """By the scores of all heads, and not for a few queries."""
-    monkeypatch.setattr(backend, "kernels", ())
-    some = put(np.ones((M, N), dtype=bool))
-    query, key, _ = arrays
-    for most, expected in ((B * H * M * N, "dense"), (B * H * M * N - 1, "blockwise")):
-        tuning = Tuning(queries=1, keys=5, min_queries=4, dense_below=M * N, structured_below=M * N, costly_most=most)
-        monkeypatch.setattr(backend, "tuning", tuning)
-        for options in ({"mask": ac.Causal(offset=N - M)}, {"mask": some}, {"bias": put(np.zeros((M, N)))}):
-            assert explain_attention(*arrays, **options).chosen == expected
-        assert explain_attention(*arrays).chosen == "dense"
-        many = (put(np.zeros((*key.shape[:-2], 64, key.shape[-1]))),) * 2
-        assert explain_attention(query[..., :1, :], *many, bias=put(np.zeros((1, 64)))).chosen == "dense"
+def test_a_call_is_dense_up_to_a_bound(chosen, put):
+    """Of all scores; under a mask, of those of all heads at once, but not for a few queries."""
+    some, many = put(np.ones((M, N), dtype=bool)), put(np.zeros((B, G, 64, D)))
+    masked = ({"mask": ac.Causal(offset=N - M)}, {"mask": some}, {"bias": put(np.zeros((M, N)))})
+    for less, expected in ((0, "dense"), (1, "blockwise")):
+        most, window = B * H * M * N - less, {"mask": ac.SlidingWindow(left=2)}
+        assert chosen(options=window, dense_below=M * N - less, structured_below=M * N - less) == expected
+        assert chosen(dense_most=most) == expected
+        assert [chosen(options=options, costly_most=most) for options in masked] == [expected] * 3
+        assert chosen(costly_most=most) == "dense"
+        assert chosen(1, key=many, options={"bias": put(np.zeros((1, 64)))}, costly_most=most) == "dense"
 
 
 @pytest.mark.parametrize("repeats", [True, False])
-def test_repeated_keys_are_bounded_where_they_are_many(repeats, arrays, backend, monkeypatch):
-    monkeypatch.setattr(backend, "kernels", ())
+def test_repeated_keys_are_bounded_where_they_are_many(repeats, chosen, monkeypatch):
     monkeypatch.setattr("attention_core._attention.facts.has_sharding", lambda array: repeats)
-    query, key, value = arrays
     for rows, most, expected in ((3, B * H * 3 * N, "dense"), (3, B * H * 3 * N - 1, "blockwise"), (4, 0, "dense")):
-        tuning = Tuning(queries=1, keys=5, min_queries=4, dense_below=M * N, structured_below=M * N, costly_most=most)
-        monkeypatch.setattr(backend, "tuning", tuning)
-        assert explain_attention(query[..., :rows, :], key, value).chosen == (expected if repeats else "dense")
-        assert explain_attention(query[..., :G, :rows, :], key, value).chosen == "dense"
+        assert chosen(rows, costly_most=most) == (expected if repeats else "dense")
+        assert chosen(rows, G, costly_most=most) == "dense"
 
 
-def test_a_mask_with_structure_takes_blocks_earlier(arrays, backend, put, monkeypatch):
-    monkeypatch.setattr(backend, "kernels", ())
-    tuning = Tuning(queries=1, keys=5, min_queries=4, dense_below=M * N, structured_below=0)
-    monkeypatch.setattr(backend, "tuning", tuning)
+def test_a_mask_with_structure_takes_blocks_earlier(chosen, put):
     causal, other = ac.Causal(), ac.MaskFunction(lambda batch, head, query, key: key >= 0)
-    masks = [
-        (None, "dense"),
-        (put(np.ones((M, N), dtype=bool)), "dense"),
-        (other, "dense"),
-        (causal, "blockwise"),
-        (~causal, "blockwise"),
-        (causal & other, "blockwise"),
-        (other & causal, "blockwise"),
-        (causal | ac.KeyLengths(3), "blockwise"),
-    ]
-    for mask, expected in masks:
-        assert explain_attention(*arrays, mask=mask).chosen == expected
+    for masks, expected in (
+        ((None, put(np.ones((M, N), dtype=bool)), other), "dense"),
+        ((causal, ~causal, causal & other, other & causal, causal | ac.KeyLengths(3)), "blockwise"),
+    ):
+        for mask in masks:
+            assert chosen(options={"mask": mask}, structured_below=0) == expected
 
 
 @pytest.mark.parametrize("empty", [0, 1, 2, 3])

@@ -197,31 +197,3 @@ def test_encoder_dropout_has_a_seed_of_its_own_for_every_place(backend, put, get
     assert {0.0, 2.0, 4.0} == set(np.unique(both))
     np.testing.assert_array_equal(both, again)
     assert (other != both).any()
-
-
-def test_wrong_inputs_and_heads_are_named(parameters, inputs, rng, put):
-    heads = {"num_heads": H, "num_key_value_heads": G}
-    p, (q, k, v) = put(parameters), put(inputs)
-    e, x = encoder(rng), put(rng.standard_normal((2, M, C)))
-    for call, error, message in (
-        (lambda: ac.multi_head_attention(p, q, k, v, num_heads=5), ValueError, "expected query projection to channels that 5 heads share out evenly; got 12"),
-        (lambda: ac.multi_head_attention(p, q, k, v, num_heads=H, num_key_value_heads=3), ValueError, "expected num_key_value_heads that divide num_heads 4; got 3"),
-        (lambda: ac.multi_head_attention(p, q, k, v, num_heads=2.0), TypeError, "expected num_heads as a positive integer; got float"),
-        (lambda: ac.multi_head_attention(p, q, k, v, num_heads=2, num_key_value_heads=2), ValueError, "expected key heads of width 6 to match query heads; got 3"),
-        (lambda: ac.multi_head_attention(p, put(inputs[0][:1]), k, v, **heads), ValueError, r"expected key \(1, N, K\) to match query \(1, 6, 10\); got \(2, 7, 8\)"),
-        (lambda: ac.multi_head_attention(put(parameters._replace(output=Linear(np.ones((19, C))))), q, k, v, **heads), ValueError, r"expected output projection.weight \(20, out\)"),
-        (lambda: ac.multi_head_attention(put(parameters._replace(output=Linear(np.ones((20, C)), np.ones(3)))), q, k, v, **heads), ValueError, r"expected output projection.bias \(10,\)"),
-        (lambda: ac.multi_head_attention(None, q, k, v, **heads), TypeError, r"expected attention as MultiHeadAttention\(query, key, value, output\); got NoneType"),
-        (lambda: ac.multi_head_attention(MultiHeadAttention(q, q, q), q, **heads), TypeError, r"expected attention.query as Linear\(weight, bias\); got"),
-        (lambda: ac.functions.encoder_layer(put(e)._replace(attention_norm=None), x, num_heads=2), TypeError, r"expected attention_norm as LayerNorm\(scale, offset\); got NoneType"),
-        (lambda: ac.functions.encoder_layer(put(e), x, num_heads=3), ValueError, "share out evenly; got 10"),
-        (lambda: ac.functions.encoder_layer(put(e), x, num_heads=2, mask=put(np.ones((N, N), dtype=bool))), ValueError, "expected mask to broadcast"),
-        (lambda: ac.functions.encoder_layer(put(e._replace(attention_norm=LayerNorm(np.ones(3), np.ones(C)))), x, num_heads=2), ValueError, r"expected attention_norm.scale \(10,\)"),
-        (lambda: ac.functions.encoder_layer(put(e._replace(feed_forward=FeedForward(Linear(np.ones((C, 3))), Linear(np.ones((3, 4)))))), x, num_heads=2), ValueError, "expected feed_forward.contract back to 10 channels; got 4"),
-        (lambda: ac.functions.encoder_layer(put(e), x, num_heads=2, hook=lambda name, function, h: h, return_weights=True), TypeError, r"expected the result of hook for attention as Attention\(output, weights, logsumexp\); got"),
-        (lambda: ac.functions.encoder_layer(put(e), x, num_heads=2, hook=lambda name, function, h: None), TypeError, "expected the result of hook for attention_norm as an array; got NoneType"),
-        (lambda: ac.functions.encoder_layer(put(e), x, num_heads=2, hook=lambda name, function, h: function(h)[..., :2]), ValueError, r"expected the result of hook for attention_norm \(2, 6, 10\), as its input; got \(2, 6, 2\)"),
-        (lambda: ac.functions.encoder_layer(put(e), x, num_heads=2, epsilon=-1.0), ValueError, "expected epsilon as a positive finite number; got -1.0"),
-    ):  # fmt: skip
-        with pytest.raises(error, match=message):
-            call()

@@ -282,59 +282,6 @@ def test_conventions_come_in_by_name(put, get):
     np.testing.assert_array_equal(outer, (queries[:, :, None] & keep[:, None, :])[:, None])
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda put: ac.KeyLengths(put(np.array([3, -2]))), ValueError, "expected lengths >= 0; got -2"),
-        (lambda put: ac.KeyLengths(True), TypeError, "expected lengths as an integer or an integer array; got bool"),
-        (lambda put: ac.KeyLengths(put(np.ones(2))), TypeError, "expected lengths of an integer dtype; got float64"),
-        (lambda put: ac.Segments(put(np.ones(3)), put(np.ones(3))), TypeError, "expected query_ids of an integer dtype"),
-        (lambda put: ac.Segments(3, 4), TypeError, r"expected query_ids \(..., length\); got int"),
-        (lambda put: ac.Causal() & put(np.ones(3)), TypeError, "expected mask of dtype bool, True = may attend; got float64"),
-        (lambda put: ac.Causal() & 1, TypeError, "expected mask as a boolean array or a Mask; got int"),
-        (lambda put: ac.masks.mask_from_integers(put(np.ones(3))), TypeError, "expected mask of an integer dtype; got float64"),
-        (lambda put: ac.masks.mask_from_additive(put(np.zeros(3)), threshold=0.5), ValueError, "expected threshold < 0; got 0.5"),
-        (lambda put: ac.masks.mask_from_additive(put(np.ones(3)), threshold="a"), TypeError, "expected threshold as a number; got str"),
-        (lambda put: ac.masks.mask_from_query_key(*put([np.ones((2, 3), dtype=bool), np.ones((1, 3), dtype=bool)])), ValueError, r"expected key_mask \(2, N\) to match query_mask \(2, 3\); got \(1, 3\)"),
-        (lambda put: ac.Segments(put(np.zeros(3, dtype=np.int32)), put(np.zeros(3, dtype=np.int8))), TypeError, "expected key_ids of dtype int32 to match query_ids; got int8"),
-        (lambda put: ac.Segments(put(np.zeros((2, M), dtype=int)), put(np.zeros((3, N), dtype=int))), ValueError, r"expected key_ids of the batch of query_ids \(2, 5\); got \(3, 7\)"),
-        (lambda put: ac.masks.mask_from_additive(put(np.zeros(3)), threshold=put(np.asarray(-5.0))), TypeError, r"expected threshold as a number; got \w+$"),
-    ],
-)  # fmt: skip
-def test_wrong_masks_are_named(make, error, message, put):
-    with pytest.raises(error, match=message):
-        make(put)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda put: ac.KeyLengths(put(np.array([1, 2, 3]))), r"expected lengths to broadcast to \(2\); got \(3,\)"),
-        (lambda put: ac.Causal(offset=put(np.array([1, 2, 3]))), r"expected offset to broadcast to \(2\); got \(3,\)"),
-        (lambda put: ac.Segments(put(np.zeros(4, dtype=int)), put(np.zeros(N, dtype=int))), r"expected query_ids to broadcast to \(2, 5\); got \(4,\)"),
-        (lambda put: ac.Segments(put(np.zeros(M, dtype=int)), put(np.zeros(1, dtype=int))), r"expected key_ids \(..., 7\); got \(..., 1\)"),
-        (lambda put: put(np.ones((3, N), dtype=bool)), r"expected mask to broadcast to \(2, 3, 5, 7\); got \(3, 7\)"),
-        (lambda put: put(np.ones((1, 2, 3, M, N), dtype=bool)), r"expected mask to broadcast to \(2, 3, 5, 7\)"),
-        (lambda put: ac.Causal() & put(np.ones((M, 2), dtype=bool)), r"expected mask to broadcast to \(2, 3, 5, 7\)"),
-        (lambda put: ~ac.KeyLengths(put(np.array([1, 2, 3]))), r"expected lengths to broadcast"),
-    ],
-)  # fmt: skip
-def test_masks_that_do_not_fit_are_named(make, message, put):
-    q, k = put([np.zeros((2, 3, M, 4)), np.zeros((2, 3, N, 4))])
-    with pytest.raises(ValueError, match=message):
-        ac.scaled_dot_product_attention(q, k, k, mask=make(put))
-
-
-def test_arrays_of_a_rule_fit_the_array_that_is_made_of_it(put, xp):
-    ids = put(np.zeros((2, N), dtype=int))
-    for mask in (ac.Segments(ids, ids), ~ac.Segments(ids, ids) | ac.Causal()):
-        assert mask.to_array(N, N, xp=xp).shape == (2, 1, N, N)
-        with pytest.raises(ValueError, match=r"expected query_ids to broadcast to \(..., 5\); got \(2, 7\)"):
-            mask.to_array(M, N, xp=xp)
-        with pytest.raises(ValueError, match=r"expected query_ids to broadcast to \(3, 7\); got \(2, 7\)"):
-            mask.to_array(N, N, num_heads=1, leading=(3,), xp=xp)
-
-
 def test_only_a_causal_mask_without_offset_is_top_left_causal(xp):
     rule = ac.Causal()
     others = (ac.Causal(offset=1), ac.Causal(offset=xp.asarray(0)), ~rule, ac.SlidingWindow(left=9, right=0), None)
@@ -370,27 +317,6 @@ def test_a_rule_of_batch_or_head_is_no_array_of_pairs(name, put, get, xp):
         array = mask.to_array(M, N, num_heads=3, leading=(2,), like=q, xp=xp)
         results = (ac.scaled_dot_product_attention(q, k, k, mask=each, return_weights=True) for each in (mask, array))
         np.testing.assert_array_equal(*(get(result.weights) for result in results))
-
-
-def test_masks_have_no_truth_value(put):
-    array = put(np.ones((M, N), dtype=bool))
-    for use in (lambda: ac.Causal() and array, lambda: ac.Causal() or ac.KeyLengths(3), lambda: not ac.Causal()):
-        with pytest.raises(TypeError, match=r"expected masks combined by &, . and ~; got `and`, `or`, `not` or `if`"):
-            use()
-
-
-@pytest.mark.parametrize("numbers", [[0, -5, 3], [0, -0.5], [1, 0], [np.nan, 0], [0, -999]])
-def test_additive_masks_hold_nothing_else(numbers, put):
-    with pytest.raises(
-        ValueError, match=r"expected mask of 0 and numbers of at most -1000.0: other biases are for bias="
-    ):
-        ac.masks.mask_from_additive(put(np.asarray(numbers, "float32")))
-
-
-@pytest.mark.parametrize("numbers", [[0, 1, 2, -1], [0, 255], [-1, 0]])
-def test_integer_masks_hold_nothing_but_0_and_1(numbers, put):
-    with pytest.raises(ValueError, match="expected mask of 0 and 1; got "):
-        ac.masks.mask_from_integers(put(np.asarray(numbers, "int64")))
 
 
 def test_numbers_on_an_accelerator_are_not_read(put, get, monkeypatch):

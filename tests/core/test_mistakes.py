@@ -1,7 +1,8 @@
 """Mistakes of newcomers in five roles, as a table of inputs and messages: the same words on every library."""
 
+import fractions
 import functools
-import importlib
+import importlib.util
 import inspect
 import pickle
 import tomllib
@@ -28,7 +29,9 @@ def words(put, xp):
     mha = layers.MultiHeadAttention(8, 2)
     encoder = layers.EncoderLayer(8, 2, 16)
     cross = layers.DecoderLayer(8, 2, 16, memory_channels=8)
+    model = models.Decoder(50, 8, 2, 16, 1)
     made = {"heads": heads, "x": x, "image": np.ones((2, 4, 4, 8), "float32"), "ids": np.asarray([[1, 2, 3]])}
+    made["ids_of_two"] = np.asarray([[0, 1, 1], [0, 0, 1]])
     made |= {"pairs": np.ones((6, 6), bool), "is_token": np.ones((2, 6), bool), "scale": np.ones(8, "float32")}
     put_in = put(made)
     sagan = layers.SaganAttention(8)
@@ -52,7 +55,12 @@ def words(put, xp):
         "k": put_in["heads"],
         "v": put_in["heads"],
         "sagan": sagan,
+        "fractions": fractions,
         "cache": ac.cache.empty_cache((2,), 4, 10, 8, xp=xp),
+        "part": ac.pieces.partial_attention(*[put_in["heads"]] * 3),
+        "rows": put(layers.Embeddings(11, 7, 4, num_segments=3).init(0, xp=np)),
+        "model": model,
+        "of_model": put(model.init(0, xp=np)),
         "tree": put(mha.init(0, xp=np)),
         "encoder_tree": put(encoder.init(0, xp=np)),
         "of_cross": put(cross.init(0, xp=np)),
@@ -62,7 +70,8 @@ def words(put, xp):
 
 
 LAYERS = {"torch": "attention_torch", "jax": "attention_jax", "tensorflow": "attention_keras"}
-ALONE = {"PyTorch alone": "torch", "JAX alone": "jax", "Keras alone": "tensorflow"}  # roles with one library
+# Roles with one library.
+ALONE = {"PyTorch alone": "torch", "JAX alone": "jax", "Flax alone": "jax", "Keras alone": "tensorflow"}
 
 
 def words_alone(backend):
@@ -78,6 +87,10 @@ def words_alone(backend):
             importlib.import_module(f"torch.nn.attention.{module}")
     if backend.name == "jax":
         made["sparse"] = importlib.import_module("jax.experimental.sparse")
+    if backend.name == "jax" and importlib.util.find_spec("flax"):
+        modules, nnx = importlib.import_module("attention_jax.nnx"), importlib.import_module("flax.nnx")
+        module = modules.FeedForward(8, 7, dropout=0.4, rngs=nnx.Rngs(0))
+        made |= {"modules": modules, "nnx": nnx, "module": module}
     if backend.name == "tensorflow":
         made["keras"] = importlib.import_module("keras")
     return made
@@ -93,7 +106,10 @@ def said(mistake, names):
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
-@pytest.mark.needs(lambda backend, role: ALONE.get(role, backend.name) == backend.name)
+@pytest.mark.needs(
+    lambda backend, role: ALONE.get(role, backend.name) == backend.name,
+    lambda role: role != "Flax alone" or importlib.util.find_spec("flax"),
+)
 @pytest.mark.parametrize("role", TABLE)
 def test_a_mistake_is_told_what_to_write(role, backend, put, xp):
     names = words(put, xp) | (words_alone(backend) if role in ALONE else {})

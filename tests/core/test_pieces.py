@@ -9,9 +9,7 @@ from blockwise_helpers import quickly
 import attention_core as ac
 from attention_core._attention.softmax import merge_logsumexps
 from attention_core.backend import Tuning, array_namespace
-from attention_core.masks import And, Given
 from attention_core.pieces import Partial, merge_partials, partial_attention
-from attention_core.scores import alibi
 
 attention = ac.scaled_dot_product_attention
 B, H, G, M, N, D, E = 3, 4, 2, 7, 12, 5, 6
@@ -54,37 +52,6 @@ def piece(arrays, start, stop, rows=slice(None), **options):
 def same(actual, desired, get, close=1e-13):
     for found, expected in zip(get(tuple(actual)[: len(desired)]), desired, strict=True):
         np.testing.assert_allclose(found, expected, rtol=0, atol=close)
-
-
-OPTIONS = {
-    "full": lambda put, rng: {},
-    "causal": lambda put, rng: {"is_causal": True},
-    "window": lambda put, rng: {"mask": ac.SlidingWindow(left=2, right=3, offset=2)},
-    "lengths": lambda put, rng: {"mask": ac.KeyLengths(put(LENGTHS))},
-    "segments": lambda put, rng: {"mask": ac.Segments(put(np.arange(M) // 2), put(np.arange(N) // 3))},
-    "array": lambda put, rng: {"mask": put(rng.random((B, 1, M, N)) < 0.6)},
-    "array of keys": lambda put, rng: {"mask": put(rng.random((N,)) < 0.6)},
-    "array and rule": lambda put, rng: {"mask": And(Given(put(rng.random((M, N)) < 0.8)), ac.Causal(offset=4))},
-    "function": lambda put, rng: {"mask": ac.MaskFunction(lambda b, h, q, k: (q + k + h + b) % 4 > 0)},
-    "dropout": lambda put, rng: {"dropout": ac.Dropout(0.4, 11)},
-    "score_mod": lambda put, rng: {"score_mod": alibi(H, offset=put(np.array([0, 4, 9]))), "softcap": 2.0},
-}
-
-
-@pytest.mark.needs(  # programs take long to compile
-    lambda name, implementation, backend: (
-        not backend.loops.traced or (name, implementation) in (("score_mod", "dense"), ("array and rule", "blockwise"))
-    )
-)
-@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
-@pytest.mark.parametrize("name", OPTIONS)
-def test_pieces_of_queries_and_keys_are_the_whole(name, implementation, plain, arrays, put, get):
-    """Masks and arrays are those of the whole; what is dropped depends on the position in it."""
-    expected = whole(plain, **OPTIONS[name](np.asarray, np.random.default_rng(3)))
-    options = OPTIONS[name](put, np.random.default_rng(3)) | {"implementation": implementation}
-    rows = slice(2, M)
-    pieces = [piece(arrays, start, start + 4, rows, **options) for start in (8, 0, 4)]
-    same(merge_partials(*pieces), [x[:, :, rows, ...] for x in expected], get)
 
 
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])
@@ -132,17 +99,6 @@ def test_attention_to_no_keys_is_neutral_to_the_last_bit(arrays, put, get):
 
 
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])
-def test_a_piece_whose_scores_are_all_infinitely_low_adds_nothing(plain, arrays, implementation, get):
-    def behind(scores, batch, head, query, key):
-        return array_namespace(scores).where(query >= key, scores, -math.inf)
-
-    options, count = {"score_mod": behind}, arrays[1].shape[-2]
-    parts = [piece(arrays, *at, **options, implementation=implementation) for at in ((0, 2), (2, 4), (4, count))]
-    merged = merge_partials(*parts)
-    same((merged.output, merged.logsumexp), whole(plain, **options), get)
-
-
-@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
 def test_rows_whose_attended_scores_are_all_infinitely_low_are_those_of_one_call(implementation, plain, arrays, get):
     """In any tree of merges, and unlike fully masked rows, which are 0."""
 
@@ -170,29 +126,6 @@ def test_pieces_of_16_bits_stay_float32(dtype, plain, backend, get):
         assert [x.dtype.name for x in get(tuple(part))] == ["float32"] * 3
 
     same(merge_partials(*pieces), whole([get(x).astype(np.float64) for x in rounded]), get, 2e-6)
-
-
-@pytest.mark.needs("gradients")
-@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
-def test_gradients_flow_through_merging(implementation, arrays, backend, put, rng, get):
-    xp = backend.namespace
-    factors = put([rng.standard_normal((B, H, M, E)), rng.standard_normal((B, H, M))])
-    mask = ac.SlidingWindow(left=3, right=2)  # of which a piece sees some queries with no keys
-
-    def total(output, logsumexp):
-        return xp.add(*(xp.sum(xp.multiply(*each)) for each in zip((output, logsumexp), factors, strict=True)))
-
-    def of_pieces(*arrays):
-        options = {"mask": mask, "implementation": implementation}
-        merged = merge_partials(*(piece(arrays, start, start + 4, **options) for start in (4, 8, 0)))
-        return total(merged.output, merged.logsumexp)
-
-    def gradients(function):
-        differentiated = backend.value_and_grad(function)
-        return (backend.compile(differentiated) if backend.name == "jax" else differentiated)(*arrays)[1]
-
-    expected = gradients(lambda *arrays: total(*whole(arrays, mask=mask)))
-    same(gradients(of_pieces), get(expected), get, 1e-12)
 
 
 @pytest.mark.needs("gradients")
@@ -248,27 +181,3 @@ def test_a_logsumexp_without_place_for_the_number_of_keys_loses_no_digits(implem
 
     found = quickly(backend, merged)(*backend.from_numpy((query, key, value, bias)))
     np.testing.assert_allclose(get(found), weights @ value, rtol=1e-6)
-
-
-def test_wrong_arguments_are_named(arrays, put, xp):
-    part = piece(arrays, 0, 3)
-    other = piece(arrays, 0, 3, slice(0, 2))
-    with pytest.raises(TypeError, match=r"expected Partial\(output, logsumexp, remainder\); got int"):
-        merge_partials(part, 3)
-    with pytest.raises(ValueError, match=r"expected the output of all partials \(3, 4, 7, 6\); got \(3, 4, 2, 6\)"):
-        merge_partials(part, other)
-    with pytest.raises(ValueError, match=r"expected the remainder of all partials \(3, 4, 7\); got \(3, 4, 2\)"):
-        merge_partials(part, part._replace(remainder=other.remainder))
-    narrow = Partial(*(xp.astype(x, xp.float32) for x in part))
-    with pytest.raises(TypeError, match=r"expected the output of all partials of one dtype, float64; got float32$"):
-        merge_partials(part, narrow)
-    with pytest.raises(ValueError, match=r"expected key_start in \[0, 2\*\*29\); got -1"):
-        partial_attention(*arrays, key_start=-1)
-    with pytest.raises(TypeError, match="expected query_start as an integer; got float"):
-        partial_attention(*arrays, query_start=0.5)
-    with pytest.raises(ValueError, match="expected key_start as an integer; got an array of shape"):
-        partial_attention(*arrays, key_start=put(np.array([1, 2])))
-    with pytest.raises(ValueError, match="implementation='fused'"):
-        partial_attention(*arrays, implementation="fused")
-    with pytest.raises(ValueError, match="expected an implementation out of"):
-        partial_attention(*arrays, implementation="fast")

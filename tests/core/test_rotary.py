@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from blockwise_helpers import quickly
 
-from attention_core._functions.rotary import rotary_embedding
+from attention_core.functions import rotary_embedding
 
 FAR = np.asarray(
     [0, 1, -1, 5, 1000, -4097, 2**16 - 1, 2**17 + 3, 2**20 - 7, 2**24 + 1, 2**31 - 1, -(2**31)], dtype=np.int32

@@ -6,10 +6,10 @@ import weakref
 
 import numpy as np
 import pytest
+from call_table import NAMES, Sizes, options_of
 
 import attention_core as ac
 from attention_core._arrays import dtype_name
-from attention_core._attention import memo
 
 attention = ac.scaled_dot_product_attention
 M, N, D, E = 5, 7, 3, 4
@@ -25,62 +25,23 @@ def square(rng):
     return [rng.standard_normal((1, 2, M, D)) for _ in range(3)]
 
 
-@pytest.fixture
-def planned(monkeypatch):
-    """Whether each call was computed by what was known of its signature, in order."""
-    found = []
-
-    def output(known, *arguments, **options):
-        result = memo.output_of(known, *arguments, **options)
-        found.append(result is not None)
-        return result
-
-    monkeypatch.setattr("attention_core._functions.attention.output_of", output)
-    return found
-
-
-def formula(query, key, value, mask=None, scale=None, softcap=None):
-    scores = query @ np.swapaxes(key, -1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    scores = scores if softcap is None else softcap * np.tanh(scores / softcap)
-    scores = scores if mask is None else np.where(mask, scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True) @ value
-
-
-LOWER = np.tril(np.ones((M, M), bool))
-# In turn, each after all others.
-OPTIONS = [
-    ({}, {}),
-    ({"is_causal": True}, {"mask": LOWER}),
-    ({"scale": 0.25}, {"scale": 0.25}),
-    ({"scale": 1}, {"scale": 1.0}),
-    ({"softcap": 2.0}, {"softcap": 2.0}),
-    ({"mask": ac.Causal(offset=-1)}, {"mask": np.tril(LOWER, -1)}),
-    ({"mask": ac.Causal(offset=1)}, {"mask": np.tril(np.ones((M, M), bool), 1)}),
-    ({"mask": ac.SlidingWindow(left=1), "is_causal": True}, {"mask": LOWER & ~np.tril(LOWER, -2)}),
-    ({"is_causal": True, "scale": -0.5}, {"mask": LOWER, "scale": -0.5}),
-    ({"implementation": "dense"}, {}),
-    ({"implementation": "dense", "is_causal": True}, {"mask": LOWER}),
-]
+def defined(arrays):
+    return attention(*arrays, implementation="dense")
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
-def test_a_signature_does_not_answer_for_another(square, put, get):
-    query, key, value = square
+@pytest.mark.needs(lambda backend: not backend.loops.traced)
+def test_a_signature_does_not_answer_for_another(put, get, rng):
+    """All options in turn, each after all others."""
+    sizes = Sizes((1,), 2, 2, M, M, D, D)
+    arrays = sizes.arrays(rng)
+    more = [(name, {}) for name in NAMES] + [("none", {"scale": 1}), ("causal", {"implementation": "dense"})]
+    wanted = [attention(*arrays, **options_of(name, sizes, np.asarray), implementation="dense") for name, _ in more]
+    wanted[-2] = attention(*arrays, scale=1.0, implementation="dense")
     for _ in range(2):
-        for options, changes in OPTIONS:
-            want = formula(query, key, value, **changes)
-            want = np.where(np.isnan(want), 0.0, want)  # of a fully masked row
-            np.testing.assert_allclose(get(attention(*put(square), **options)), want, rtol=1e-5, atol=1e-6)
-
-
-def test_sinks_take_their_share_in_every_call(square, put, get):
-    query, key, value = square
-    sinks, powers = np.asarray([0.5, -1.0]), np.exp(query @ np.swapaxes(key, -1, -2) * D**-0.5)
-    want = powers @ value / (powers.sum(axis=-1, keepdims=True) + np.exp(sinks)[:, None, None])
-    for _ in range(2):
-        found = get(attention(*put(square), sinks=put(sinks)))
-        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+        for (name, options), want in zip(more, wanted, strict=True):
+            found = attention(*put(arrays), **options_of(name, sizes, put), **options)
+            np.testing.assert_allclose(get(found), want, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"implementation": "dense", "is_causal": True}])
@@ -105,13 +66,9 @@ def test_dtypes_and_widths_have_plans_of_their_own(arrays, backend, put, get):
         result = attention(*(backend.from_numpy(array, dtype=dtype) for array in arrays))
         assert dtype_name(result.dtype) == dtype
         bound = {"float16": 3e-3, "bfloat16": 3e-2, "float32": 1e-5, "float64": 1e-12}[dtype]
-        np.testing.assert_allclose(get(result).astype("float64"), formula(query, key, value), rtol=bound, atol=bound)
-    np.testing.assert_allclose(
-        get(attention(*put([query[..., :2], key[..., :2], value[..., :1]]))),
-        formula(query[..., :2], key[..., :2], value[..., :1]),
-        rtol=1e-5,
-        atol=1e-6,
-    )
+        np.testing.assert_allclose(get(result).astype("float64"), defined(arrays), rtol=bound, atol=bound)
+    narrow = [query[..., :2], key[..., :2], value[..., :1]]
+    np.testing.assert_allclose(get(attention(*put(narrow))), defined(narrow), rtol=1e-5, atol=1e-6)
 
 
 def test_settings_and_recorders_are_read_in_every_call(square, put, get):
@@ -124,23 +81,23 @@ def test_settings_and_recorders_are_read_in_every_call(square, put, get):
     assert len(record) == 1
 
 
-def test_a_backend_that_is_tuned_anew_is_asked_anew(square, backend, put, get, planned, monkeypatch):
+def test_a_backend_that_is_tuned_anew_is_asked_anew(square, backend, put, get, remembered, monkeypatch):
     want = get(attention(*put(square)))
     monkeypatch.setattr(backend, "tuning", backend.tuning._replace(dense_below=0, structured_below=0))
     monkeypatch.setattr(backend, "kernels", ())
     np.testing.assert_allclose(get(attention(*put(square))), want, rtol=1e-6, atol=1e-7)
-    assert not planned[-1]
+    assert not remembered[-1]
 
 
 @pytest.mark.needs(lambda backend: backend.name in ("numpy", "torch"))
-def test_small_calls_are_planned(square, put, planned):
+def test_small_calls_are_remembered(square, put, remembered):
     for options in ({}, {"is_causal": True}, {"scale": 0.5}, {"implementation": "dense"}):
         attention(*put(square), **options)
         attention(*put(square), **options)
-    assert planned == [True] * 8
-    attention(*put(square), mask=put(LOWER))
+    assert remembered == [True] * 8
+    attention(*put(square), mask=put(np.tril(np.ones((M, M), bool))))
     attention(*put(square), return_logsumexp=True)
-    assert planned[8:] == [False, False]
+    assert remembered[8:] == [False, False]
 
 
 def test_plans_are_shared_by_threads(square, put, get):

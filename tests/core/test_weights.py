@@ -7,6 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from blockwise_helpers import quickly
+from call_table import Sizes, options_of
 
 import attention_core as ac
 from attention_core.parameters import Linear, MultiHeadAttention
@@ -14,20 +15,9 @@ from attention_core.parameters import Linear, MultiHeadAttention
 B, H, G, M, N, D = 2, 4, 2, 13, 11, 8
 RNG = np.random.default_rng(5)
 QUERY, KEY = RNG.standard_normal((B, H, M, D)), RNG.standard_normal((B, G, N, D))
-MASK = RNG.random((B, 1, M, N)) > 0.3
-MASK[0, 0, 3] = False  # a fully masked row
-BIAS = RNG.standard_normal((H, M, N))
-BIAS[:, :, 5] = -np.inf
-OPTIONS = {
-    "none": {},
-    "mask": {"mask": MASK},
-    "lengths": {"mask": lambda put: ac.KeyLengths(put(np.asarray([7, 0], np.int32)))},
-    "bias": {"bias": BIAS, "softcap": 3.0},
-    "alibi": {"score_mod": ac.scores.alibi(H), "mask": ac.SlidingWindow(left=3, right=3)},
-    "sinks": {"sinks": RNG.standard_normal(H), "is_causal": True},
-    "reproducible": {"mask": MASK, "arithmetic": "reproducible"},
-}
-FEW = ("mask", "alibi", "sinks")  # where every shape is compiled
+SIZES = Sizes((B,), H, G, M, N, D, D)
+OPTIONS = ("none", "array of samples", "lengths", "bias with infinities", "alibi of a window", "sinks", "reproducible")
+FEW = ("array of samples", "alibi of a window", "sinks")  # where every shape is compiled
 CHOICES = [
     {"queries": [3, 1, -1], "heads": [1, 3]},
     {"queries": slice(4, 9), "keys": [0, -1, 4]},
@@ -37,13 +27,10 @@ CHOICES = [
 ]
 
 
-def placed(put, name, dtype="float32"):
-    def place(option):
-        if isinstance(option, np.ndarray):
-            return put(option.astype(dtype) if option.dtype == np.float64 else option)
-        return option(put) if callable(option) and not isinstance(option, ac.scores.ScoreMod) else option
-
-    return {key: place(option) for key, option in OPTIONS[name].items()}
+def placed(put, name):
+    if name == "reproducible":
+        return placed(put, "array of samples") | {"arithmetic": "reproducible"}
+    return options_of(name, SIZES, lambda x: put(x.astype("float32") if x.dtype == np.float64 else x))
 
 
 def dense(name):

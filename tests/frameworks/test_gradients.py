@@ -42,8 +42,7 @@ def attend(**options):
     return lambda query, key, value: tuple(ac.scaled_dot_product_attention(query, key, value, **options))
 
 
-OF_INTEGERS = {"causal_and_mask", "combined_with_array", "mask", "length", "mask_from_lengths"}  # in others
-OF_INTEGERS |= {"offset", "offsets", "segments"}
+OF_INTEGERS = {"combined_with_array", "mask", "length", "mask_from_lengths", "offsets", "segments"}  # in others
 
 # Functions of floating-point trees; the arrays of integers in between are passed on as they are.
 CASES = {name: tracing_helpers.CASES[name] for name in tracing_helpers.CASES if name not in OF_INTEGERS} | {

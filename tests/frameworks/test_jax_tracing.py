@@ -59,18 +59,17 @@ def expected(name, dtype=None):
     return function(*arrays)
 
 
-@pytest.mark.needs("jax")
-@pytest.mark.parametrize("name", CASES)
-def test_jax_jit(jax, name):
-    function, arrays = case(name, "jax")
-    assert_same("jax", jax.jit(function)(*arrays), expected(name))
-
-
-@pytest.mark.needs("jax")
-@pytest.mark.parametrize(("name", "dtype"), SIXTEEN)
-def test_jax_jit_of_16_bits(jax, name, dtype):
-    function, arrays = case(name, "jax", dtype)
-    assert_same("jax", jax.jit(function)(*arrays), expected(name, dtype))
+@pytest.mark.needs(lambda backend: backend.name in ("jax", "tensorflow"))
+@pytest.mark.parametrize(("name", "dtype"), [*((name, None) for name in CASES), *SIXTEEN])
+def test_programs_of_xla_are_what_is_called(name, dtype, backend):
+    """And graphs of TensorFlow, of 16 bits."""
+    function, arrays = case(name, backend.name, dtype)
+    if backend.name == "jax":
+        assert_same("jax", importlib.import_module("jax").jit(function)(*arrays), expected(name, dtype))
+        return
+    for jit_compile in (True,) if dtype is None else (True, False):
+        program = importlib.import_module("tensorflow").function(function, jit_compile=jit_compile)
+        assert_same("tensorflow", program(*arrays), function(*arrays))
 
 
 @pytest.mark.needs("jax")
@@ -173,21 +172,6 @@ def test_autograph_rewrites_the_function_of_a_user_and_leaves_ours_as_they_are(t
     tf.function(step)(tf.ones((2, 3, 6)), tf.constant([7, 9]))
     assert step in rewritten
     assert not [each.__qualname__ for each in rewritten if each.__module__.startswith("attention_")]
-
-
-@pytest.mark.needs("tensorflow")
-@pytest.mark.parametrize("name", CASES)
-def test_tensorflow_compiled_by_xla(tf, name):
-    function, arrays = case(name, "tensorflow")
-    assert_same("tensorflow", tf.function(function, jit_compile=True)(*arrays), function(*arrays))
-
-
-@pytest.mark.needs("tensorflow")
-@pytest.mark.parametrize(("name", "dtype"), SIXTEEN)
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_tensorflow_of_16_bits(tf, name, dtype, jit_compile):
-    function, arrays = case(name, "tensorflow", dtype)
-    assert_same("tensorflow", tf.function(function, jit_compile=jit_compile)(*arrays), function(*arrays))
 
 
 def opened(tf, tree):

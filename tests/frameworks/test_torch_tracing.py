@@ -48,7 +48,7 @@ def torch():
 # torch.compile knows what & and | do to a tensor, and does not ask the mask; nor does it know ~ of a mask.
 UNSEEN = {"combined_with_array"}
 INSIDE = {  # of other cases, of those of 16 bits, or of machine code below
-    "everything", "mask", "causal_and_mask", "softcap", "flags", "gelu", "silu", "linear", "layer_norm", "feed_forward",
+    "everything", "mask", "softcap", "flags", "gelu", "silu", "linear", "layer_norm", "feed_forward",
     "encoder_layer", "embed_tokens",
 }  # fmt: skip
 

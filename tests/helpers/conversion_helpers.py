@@ -39,6 +39,15 @@ def same_layer(layer, other):
     same(layers.named_arrays(layer.to_numpy()[0]), layers.named_arrays(other.to_numpy()[0]))
 
 
+def there_and_back(conversion, theirs, arrays):
+    """A module as a layer, and as a module again, which has the same bits, as has the layer that is made of that."""
+    ours = conversion.from_module(theirs)
+    back = conversion.to_module(ours, type(theirs))
+    same(arrays(back), arrays(theirs))
+    same_layer(conversion.from_module(back), ours)
+    return ours, back
+
+
 def perturbed(torch, module):
     """Every parameter random, biases and normalizations too."""
     generator = torch.Generator().manual_seed(3)

@@ -180,8 +180,9 @@ def differentiated(options):
     arrays = {
         name: options[name] for name in ("bias", "scale", "softcap", "sinks") if hasattr(options.get(name), "dtype")
     }
-    if isinstance(options.get("score_mod"), ac.scores.ScoreMod) and options["score_mod"].arrays:
-        arrays["score_mod"] = options["score_mod"].arrays[0]
+    held = getattr(options.get("score_mod"), "arrays", ())
+    if held and "float" in str(held[0].dtype):
+        arrays["score_mod"] = held[0]
     return arrays
 
 

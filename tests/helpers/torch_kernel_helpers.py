@@ -1,14 +1,14 @@
 """Calls that PyTorch's kernel takes, and comparisons with the definition."""
 
 import contextlib
-import math
 
 import numpy as np
 import pytest
+from call_table import Sizes, options_of
 
 import attention_core as ac
 from attention_core import explain_attention
-from attention_core.masks import Given
+from attention_core.backend import get_backend
 
 attention = ac.scaled_dot_product_attention
 
@@ -32,30 +32,9 @@ def results(torch, arrays, implementation, options):
     return output, *torch.autograd.grad((output.to(torch.float64) * factor).sum(), leaves)
 
 
-TAKEN = {
-    "plain": lambda put, rng: {},
-    "causal": lambda put, rng: {"is_causal": True},
-    "scale": lambda put, rng: {"scale": 0.3},
-    "scale of an array": lambda put, rng: {"scale": put(np.array(0.3))},
-    "array and rule of it": lambda put, rng: {"mask": Given(put(rng.random((M, N)) < 0.5))},
-    "no dropout": lambda put, rng: {"dropout": ac.Dropout(0.0, 3)},
-    "causal bias": lambda put, rng: {"is_causal": True, "bias": put(rng.standard_normal((H, 1, N)))},
-    "bias of minus infinity": lambda put, rng: {
-        "bias": put(np.where(np.arange(M)[:, None] == 2, -math.inf, np.ones(N)))
-    },
-    "empty rows": lambda put, rng: {"mask": put((np.arange(M) != 3)[:, None] & (np.arange(N) > 4))},
-    "mask and bias": lambda put, rng: {
-        "mask": put(rng.random((B, 1, M, N)) < 0.6),
-        "bias": put(rng.standard_normal((M, 1))),
-    },
-    "lengths": lambda put, rng: {"mask": ac.KeyLengths(put(np.asarray([0, 2, N + 3])))},
-    "lengths of a causal mask": lambda put, rng: {
-        "mask": ac.KeyLengths(put(np.asarray([N, 0, 3]))),
-        "is_causal": True,
-    },
-    "length of all": lambda put, rng: {"mask": ac.Causal() & ac.KeyLengths(4)},
-    "numbers of a mask": lambda put, rng: {"bias": put(np.where(rng.random(N) < 0.5, -1e30, 0.0))},
-}
+def taken(name):
+    """Options of a name for calls of these sizes."""
+    return options_of(name, Sizes((B,), H, G, M, N, D, D), get_backend("torch").from_numpy)
 
 
 def compiled(torch, function, backend="aot_eager"):

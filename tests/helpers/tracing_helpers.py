@@ -76,16 +76,11 @@ def everything(query, key, value, mask, bias, seed):
 
 
 CASES = {
-    "plain": (attend(), QKV),
     "causal": (attend(is_causal=True), QKV),
     "window": (attend(mask=ac.SlidingWindow(left=1, right=2)), QKV),
     "softcap": (attend(softcap=2.0, scale=0.3), QKV),
     "flags": (lambda *qkv: tuple(attend(return_weights=True, return_logsumexp=True)(*qkv)), QKV),
     "mask": (masked(lambda mask: mask), (*QKV, MASK)),
-    "causal_and_mask": (
-        lambda q, k, v, mask: ac.scaled_dot_product_attention(q, k, v, mask=mask, is_causal=True),
-        (*QKV, MASK),
-    ),
     "combined": (
         masked(
             lambda lengths, offset: (
@@ -101,7 +96,6 @@ CASES = {
     "length": (attend(mask=ac.KeyLengths(4)), QKV),
     "lengths": (masked(ac.KeyLengths), (*QKV, LENGTHS)),
     "offsets": (masked(lambda offset: ac.Causal(offset=offset)), (*QKV, OFFSETS)),
-    "offset": (masked(lambda offset: ac.Causal(offset=offset)), (*QKV, np.asarray(1))),
     "segments": (masked(ac.Segments), (*QKV, *SEGMENTS)),
     "bias": (lambda q, k, v, bias: ac.scaled_dot_product_attention(q, k, v, bias=bias, is_causal=True), (*QKV, BIAS)),
     "scale_and_softcap": (

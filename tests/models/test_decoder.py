@@ -309,54 +309,6 @@ def test_a_hook_sees_layers_and_their_parts(rng, put, get):
     np.testing.assert_array_equal(kept, get(shorter(model._replace(layers=model.layers[:1]), ids)))
 
 
-def mistakes(d, p, put):
-    ids, cache = (
-        put(np.asarray([[1, 2, 3]])),
-        d.empty_cache((1,), 4, ragged=True, xp=ac.backend.array_namespace(ids_of(p))),
-    )
-    full = cache._replace(length=put(np.asarray([2], np.int32)))
-    layer = p.layers[0]
-
-    def first(**changes):
-        return p._replace(layers=(layer._replace(**changes), *p.layers[1:]))
-
-    short = layer.attention_norm[:-1]
-    return [
-        (lambda: d(p, put(np.asarray([[1, V]]))), rf"expected token_ids in 0..{V - 1}; got {V}"),
-        (lambda: d(p, put(np.asarray([1.0]))), "expected token_ids of an integer dtype; got float64"),
-        (lambda: d(p, ids, cache=full), "expected room for 3 more positions in a cache of 4; got 2 filled"),
-        (lambda: d(p, ids, cache=cache._replace(key=cache.key[:1])), "expected cache.key as a tuple of 2 arrays, one for each layer; got 1"),
-        (lambda: d(p, ids, select=put(np.asarray([3]))), "expected select in 0..2; got 3"),
-        (lambda: d(p, ids, cache=cache, num_new=put(np.asarray([4]))), "expected num_new in 0..3; got 4"),
-        (lambda: d(p, ids, position_ids=put(np.asarray([[1, 2]]))), r"expected position_ids to broadcast to \(1, 3\); got \(1, 2\)"),
-        (lambda: d(first(attention_norm=short), ids), rf"expected decoder.layers\[0\].attention_norm \({C},\) to match x; got \({C - 1},\)"),
-        (lambda: d(first(query_norm=layer.attention_norm), ids), rf"expected decoder.layers\[0\].query_norm \({D},\) to match a head; got \({C},\)"),
-        (lambda: d(p._replace(layers=()), ids), "expected decoder.layers as a tuple of at least one; got tuple"),
-        (lambda: d(p._replace(norm=short), ids), rf"expected decoder.norm \({C},\) to match decoder.token; got \({C - 1},\)"),
-        (lambda: models.decoder(p, ids, num_heads=H, num_key_value_heads=G, window=(1,)), "expected window for 2 layers; got 1"),
-        (lambda: models.decoder(p, ids, num_heads=H, num_key_value_heads=G, window=0), "expected window as a positive integer; got 0"),
-        (lambda: models.decoder(p, ids, num_heads=H, num_key_value_heads=G, logit_softcap=0), "expected logit_softcap as a positive finite number; got 0"),
-        (lambda: models.decoder(p.layers[0], ids, num_heads=H), r"expected decoder as Decoder\(token, layers, norm, output\); got DecoderLayer"),
-        (lambda: models.Decoder(V, C, H, INNER, N, window=(3,), head_dim=D), "expected window for 2 layers; got 1"),
-        (lambda: models.Decoder(V, C, H, INNER, N, window=(3, 0), head_dim=D), "expected window as a positive integer; got 0"),
-        (lambda: layers.DecoderLayer(C, H, INNER, window=(3, 2), head_dim=D), "expected window as a positive integer; got tuple"),
-        (lambda: models.Decoder(V, C, H, INNER, N, rotary_divisors=(2.0,), head_dim=D), "expected 2 divisors, one for each pair of channels; got 1"),
-        (lambda: models.Decoder(V, C, H, INNER, N, rotary_divisors=(2.0, 0), head_dim=D), r"expected rotary_divisors\[1\] as a positive finite number; got 0"),
-        (lambda: models.Decoder(V, C, H, INNER, N, head_dim=3), "expected heads of an even number of channels, or width=... for some; got 3 channels"),
-    ]  # fmt: skip
-
-
-def ids_of(p):
-    return p.token
-
-
-def test_what_does_not_fit_is_refused_before_any_computation(rng, put):
-    d = models.Decoder(V, C, H, INNER, N, **LLAMA)
-    for call, message in mistakes(d, put(filled(d, rng, "float64")), put):
-        with pytest.raises((TypeError, ValueError), match=message):
-            call()
-
-
 def test_trees_name_their_layers(rng):
     d = models.Decoder(V, C, H, INNER, N, **LLAMA)
     names = list(layers.named_arrays(d.parameters))

@@ -7,7 +7,7 @@ import importlib
 import itertools
 
 import pytest
-from conversion_helpers import agree, perturbed, same, same_layer, state
+from conversion_helpers import agree, perturbed, same, same_layer, state, there_and_back
 
 from attention_models.layouts import LAYOUTS, LayoutError
 
@@ -39,11 +39,8 @@ def test_multi_head_attention_of_torch(torch, of_torch, rng, kdim, vdim, bias, a
     options = {"kdim": kdim, "vdim": vdim, "bias": bias, "add_zero_attn": add_zero_attn}
     theirs = torch.nn.MultiheadAttention(12, 3, dropout=0.25, **options, batch_first=batch_first, dtype=torch.float64)
     perturbed(torch, theirs)
-    ours = of_torch.from_module(theirs)
+    ours, back = there_and_back(of_torch, theirs, state)
     assert (ours.training, ours.definition.dropout) == (False, 0.25)
-    back = of_torch.to_module(ours, torch.nn.MultiheadAttention)
-    same(state(back), state(theirs))
-    same_layer(of_torch.from_module(back), ours)
     assert back.batch_first
     shapes = ((2, 5, 12), (2, 7, kdim or 12), (2, 7, vdim or 12))
     inputs = [torch.from_numpy(rng.standard_normal(shape)) for shape in shapes]
@@ -105,10 +102,7 @@ def test_encoder_layer_of_torch(torch, of_torch, rng, norm_first, activation, bi
     options = {"activation": activation, "layer_norm_eps": 1e-6, "norm_first": norm_first, "bias": bias}
     theirs = torch.nn.TransformerEncoderLayer(12, 3, 20, 0.0, batch_first=True, dtype=torch.float64, **options)
     perturbed(torch, theirs)
-    ours = of_torch.from_module(theirs)
-    back = of_torch.to_module(ours, torch.nn.TransformerEncoderLayer)
-    same(state(back), state(theirs))
-    same_layer(of_torch.from_module(back), ours)
+    ours, back = there_and_back(of_torch, theirs, state)
     x, ignored = (
         torch.from_numpy(rng.standard_normal((2, 5, 12))),
         torch.tensor([[False] * 5, [False] * 3 + [True] * 2]),
@@ -136,10 +130,7 @@ def test_decoder_layer_of_torch(torch, of_torch, rng, norm_first, activation, bi
     options = {"activation": activation, "layer_norm_eps": 1e-6, "norm_first": norm_first, "bias": bias}
     theirs = torch.nn.TransformerDecoderLayer(12, 3, 20, 0.0, batch_first=True, dtype=torch.float64, **options)
     perturbed(torch, theirs)
-    ours = of_torch.from_module(theirs)
-    back = of_torch.to_module(ours, torch.nn.TransformerDecoderLayer)
-    same(state(back), state(theirs))
-    same_layer(of_torch.from_module(back), ours)
+    ours, back = there_and_back(of_torch, theirs, state)
     x, memory = (torch.from_numpy(rng.standard_normal((2, length, 12))) for length in (5, 7))
     ignored = torch.tensor([[False] * 7, [False] * 4 + [True] * 3])
     pairs = torch.from_numpy(rng.random((5, 7)) < 0.4)
@@ -344,11 +335,8 @@ def test_what_is_frozen_stays_so(trained, torch, of_torch):
 def test_parts_of_bert(torch, of_torch, bert, rng):
     x = torch.from_numpy(rng.standard_normal((2, 5, 12)))
     theirs = perturbed(torch, bert.BertLayer(config(bert, layer_norm_eps=1e-7)).double())
-    ours = of_torch.from_module(theirs)
+    ours, back = there_and_back(of_torch, theirs, state)
     assert (ours.definition.epsilon, ours.definition.dropout) == (1e-7, 0.1)
-    back = of_torch.to_module(ours, bert.BertLayer)
-    same(state(back), state(theirs))
-    same_layer(of_torch.from_module(back), ours)
     for module in (theirs, back):
         found = module(x)
         found = found[0] if isinstance(found, tuple) else found

@@ -1,10 +1,11 @@
 """Modules of Keras, flax and equinox as layers here and back: the same bits and outputs."""
 
 import importlib
+import itertools
 
 import numpy as np
 import pytest
-from conversion_helpers import agree, perturbed, same, same_layer, state, weights
+from conversion_helpers import agree, perturbed, same, state, there_and_back, weights
 
 from attention_core import layers
 from attention_core.parameters import Linear, MultiHeadAttention
@@ -49,77 +50,186 @@ def of_jax():
     return importlib.import_module("attention_models.jax.conversion")
 
 
-KERAS = [
-    {"num_heads": 3, "key_dim": 4},
-    {"num_heads": 3, "key_dim": 4, "value_dim": 5, "use_bias": False, "output_shape": 6, "dropout": 0.25},
-    {"num_heads": 3, "key_dim": 5},
-    {"num_query_heads": 6, "num_key_value_heads": 2, "head_dim": 4},
-    {"num_query_heads": 6, "num_key_value_heads": 1, "head_dim": 16, "use_bias": False},
-    {"num_query_heads": 6, "num_key_value_heads": 3, "head_dim": 5, "dropout": 0.25},
-]
+class Keras:
+    """`keras.layers.MultiHeadAttention`, or with ``head_dim`` `keras.layers.GroupQueryAttention`."""
 
-
-@pytest.mark.needs("tensorflow")
-@pytest.mark.parametrize("options", KERAS, ids=lambda options: "-".join(map(str, options.values())))
-def test_multi_head_attention_of_keras(keras, of_keras, rng, options):
-    grouped = "head_dim" in options
-    kind = keras.layers.GroupQueryAttention if grouped else keras.layers.MultiHeadAttention
-    theirs = kind(**options, dtype="float64", bias_initializer="random_normal")
-    query, key, value = (rng.standard_normal(shape) for shape in ((2, 5, 12), (2, 7, 10), (2, 7, 14)))
-    theirs.build(query.shape, value.shape, key.shape)
-    ours = of_keras.from_module(theirs)
-    assert ours.definition.dropout == options.get("dropout", 0.0)
-    back = of_keras.to_module(ours, kind)
-    same(weights(back), weights(theirs))
-    same_layer(of_keras.from_module(back), ours)
-    mask = rng.random((2, 5, 7)) < 0.6
-    mask[..., 0] = True
-    causal = {"attention_mask": mask, "use_causal_mask": True}
-    width = options.get("head_dim", options.get("key_dim"))
-    what = "keras.layers.*, 1/√key_dim exact in float32" if width in (4, 16) else "keras.layers.*"
-    for masks, our_masks in (
-        ({}, {}),
-        ({"attention_mask": mask}, {"mask": mask[:, None]}),
-        (causal, {"mask": mask[:, None] & np.tri(5, 7, dtype=bool)}),
-    ):
-        found = np.asarray(ours(query, key, value, **our_masks))
-        for module in (theirs, back):
-            agree(found, module(query, value, key, **masks), what)
-
-
-@pytest.mark.needs("tensorflow")
-def test_dtype_policies_and_bits_of_keras(keras, of_keras):
-    for dtype in ("float16", "bfloat16", "float32", "mixed_bfloat16"):
-        theirs = keras.layers.MultiHeadAttention(2, 4, dtype=dtype)
-        theirs.build((None, None, 8), (None, None, 8))
-        theirs.trainable = dtype != "float16"
-        ours = of_keras.from_module(theirs)
-        assert ours.trainable == theirs.trainable
-        back = of_keras.to_module(ours, keras.layers.MultiHeadAttention)
-        assert ours.dtype_policy.name == back.dtype_policy.name == dtype
-        same(weights(back), weights(theirs))
-
-
-@pytest.mark.needs("tensorflow")
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
+    conversion, dropout = "attention_models.keras.conversion", "dropout"
+    options = (
+        {"num_heads": 3, "key_dim": 4},
+        {"num_heads": 3, "key_dim": 4, "value_dim": 5, "use_bias": False, "output_shape": 6, "dropout": 0.25},
+        {"num_heads": 3, "key_dim": 5},
+        {"num_query_heads": 6, "num_key_value_heads": 2, "head_dim": 4},
+        {"num_query_heads": 6, "num_key_value_heads": 1, "head_dim": 16, "use_bias": False},
+        {"num_query_heads": 6, "num_key_value_heads": 3, "head_dim": 5, "dropout": 0.25},
+    )
+    wrong = (
         ({"use_gate": True}, "use_gate"),
         ({"sliding_window": 3}, "expected no sliding_window"),
         ({"kernel_regularizer": "l2"}, "expected no kernel_regularizer"),
         ({"bias_constraint": "non_neg"}, "expected no bias_constraint"),
         ({"attention_axes": (1, 2)}, "expected attention_axes"),
         ({"output_shape": (3, 4)}, "expected attention_output/kernel"),
-    ],
-    ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
-)
-def test_what_layers_of_keras_have_and_ours_have_not_is_named(keras, of_keras, options, text):
-    theirs = keras.layers.MultiHeadAttention(2, 4, **options)
-    theirs.build((None, None, None, 8), (None, None, None, 8)) if "attention_axes" in options else theirs.build(
-        (None, None, 8), (None, None, 8)
     )
+    dtypes = ("float16", "bfloat16", "float32", "mixed_bfloat16")
+
+    def made(self, dtype="float64", **options):
+        layers_of_keras = importlib.import_module("keras").layers
+        kind = layers_of_keras.GroupQueryAttention if "head_dim" in options else layers_of_keras.MultiHeadAttention
+        sizes = {} if "head_dim" in options or "num_heads" in options else {"num_heads": 2, "key_dim": 4}
+        module = kind(**sizes, **options, dtype=dtype, bias_initializer="random_normal")
+        axes = [None] * (len(options.get("attention_axes", (1,))) + 1)
+        module.build((*axes, 12), (*axes, 14), (*axes, 10))
+        return module
+
+    def shapes(self, options):
+        return (2, 5, 12), (2, 7, 10), (2, 7, 14)
+
+    def called(self, module, query, key, value, mask):
+        return module(query, value, key, attention_mask=mask)
+
+    def exactness(self, options):
+        width = options.get("head_dim", options.get("key_dim"))
+        return "keras.layers.*, 1/√key_dim exact in float32" if width in (4, 16) else "keras.layers.*"
+
+    arrays = staticmethod(weights)
+
+
+class Flax:
+    """`flax.nnx.MultiHeadAttention`."""
+
+    conversion, dropout = "attention_models.jax.conversion", "dropout_rate"
+    options = (
+        {"num_heads": 3, "in_features": 12},
+        {
+            "num_heads": 3,
+            "in_features": 12,
+            "qkv_features": 15,
+            "out_features": 8,
+            "in_kv_features": 10,
+            "use_bias": False,
+        },
+        {"num_heads": 6, "in_features": 12, "num_kv_heads": 2, "dropout_rate": 0.25, "broadcast_dropout": False},
+        {"num_heads": 6, "in_features": 12, "num_kv_heads": 3, "qkv_features": 24, "in_kv_features": 10},
+    )
+    wrong = (
+        ({"normalize_qk": True}, "normalize_qk"),
+        ({"dropout_rate": 0.1}, "expected broadcast_dropout False"),
+        ({"attention_fn": len}, "expected attention_fn nnx.dot_product_attention"),
+        ({"qkv_dot_general": len}, "expected qkv_dot_general None"),
+        ({"precision": "highest"}, "expected precision None"),
+        ({"decode": True}, "expected decode False"),
+        ({"dtype": "bfloat16"}, "expected dtype None or"),
+    )
+    dtypes = ("float16", "bfloat16", "float32")
+
+    def made(self, param_dtype="float64", **options):
+        nnx = importlib.import_module("flax.nnx")
+        sizes = {"num_heads": 2, "in_features": 8, "decode": False} | options
+        bias = nnx.initializers.normal(0.3)
+        return nnx.MultiHeadAttention(**sizes, param_dtype=param_dtype, bias_init=bias, rngs=nnx.Rngs(0))
+
+    def shapes(self, options):
+        width = options.get("in_kv_features", 12)
+        return (2, 5, 12), (2, 7, width), (2, 7, width)
+
+    def called(self, module, query, key, value, mask):
+        mask = None if mask is None else np.repeat(mask[:, None], module.num_heads, axis=1)
+        agree(
+            module(query, key, value, mask=mask, deterministic=True),
+            exact := module(query, key, value, mask=mask, deterministic=True, sow_weights=True),
+            "flax.nnx.MultiHeadAttention",
+        )
+        return exact
+
+    def exactness(self, options):
+        return "flax.nnx.MultiHeadAttention(sow_weights=True)"
+
+    def arrays(self, module):
+        nnx = importlib.import_module("flax.nnx")
+        flat = nnx.to_pure_dict(nnx.state(module, nnx.Param))
+        return {f"{name}.{part}": np.asarray(flat[name][part]) for name in sorted(flat) for part in sorted(flat[name])}
+
+
+class Equinox:
+    """`equinox.nn.MultiheadAttention`, which has no axis for samples."""
+
+    conversion, dropout = "attention_models.jax.conversion", "dropout_p"
+    options = (
+        {},
+        {"use_query_bias": True, "use_key_bias": True, "use_value_bias": True, "use_output_bias": True},
+        {"use_query_bias": True, "key_size": 10, "value_size": 14, "output_size": 8, "qk_size": 5, "vo_size": 6},
+        {"use_output_bias": True, "dropout_p": 0.25},
+    )
+    wrong = ()
+    dtypes = ("float16", "bfloat16", "float32")
+
+    def made(self, dtype="float64", **options):
+        equinox, jax = importlib.import_module("equinox"), importlib.import_module("jax")
+        module = equinox.nn.MultiheadAttention(3, 12, **options, dtype=dtype, key=jax.random.key(1))
+        return equinox.nn.inference_mode(module)
+
+    def shapes(self, options):
+        return (5, 12), (7, options.get("key_size", 12)), (7, options.get("value_size", 12))
+
+    def called(self, module, query, key, value, mask):
+        module = importlib.import_module("equinox").nn.inference_mode(module)
+        return module(query, key, value, None if mask is None else mask[0])
+
+    def exactness(self, options):
+        return "equinox.nn.MultiheadAttention"
+
+    def arrays(self, module):
+        parts = itertools.product(("query_proj", "key_proj", "value_proj", "output_proj"), ("weight", "bias"))
+        found = {f"{name}.{part}": getattr(getattr(module, name), part) for name, part in parts}
+        return {name: np.asarray(array) for name, array in found.items() if array is not None}
+
+
+PEERS = {"tensorflow": Keras(), "flax": Flax(), "equinox": Equinox()}
+
+
+def rows(field):
+    """Every peer with each of a field, as far as the library is there."""
+    marks = {name: pytest.mark.needs(name, *(() if name == "tensorflow" else ("jax",))) for name in PEERS}
+    return [
+        pytest.param(peer, each, marks=marks[name], id=f"{name}-{each}")
+        for name, peer in PEERS.items()
+        for each in getattr(peer, field)
+    ]
+
+
+@pytest.mark.parametrize(("peer", "options"), rows("options"))
+def test_attention_of_other_libraries_is_a_layer_and_a_module_again(peer, options, rng):
+    theirs = peer.made(**options)
+    ours, back = there_and_back(importlib.import_module(peer.conversion), theirs, peer.arrays)
+    assert ours.definition.dropout == options.get(peer.dropout, 0.0)
+    inputs = [rng.standard_normal(shape) for shape in peer.shapes(options)]
+    mask = rng.random((2, 5, 7)) < 0.6
+    mask[..., 0] = True
+    for each in (None, mask, mask & np.tri(5, 7, dtype=bool)):
+        our_mask = each if each is None or len(inputs[0].shape) == 2 else each[:, None]
+        our_mask = our_mask[0] if each is not None and len(inputs[0].shape) == 2 else our_mask
+        found = np.asarray(ours(*inputs, **({} if our_mask is None else {"mask": our_mask})))
+        for module in (theirs, back):
+            agree(found, peer.called(module, *inputs, each), peer.exactness(options))
+
+
+@pytest.mark.parametrize(("peer", "dtype"), rows("dtypes"))
+def test_weights_of_any_dtype_keep_their_bits(peer, dtype):
+    theirs = peer.made(dtype)
+    if isinstance(peer, Keras):
+        theirs.trainable = dtype != "float16"
+    ours, back = there_and_back(importlib.import_module(peer.conversion), theirs, peer.arrays)
+    if isinstance(peer, Keras):
+        assert ours.trainable == theirs.trainable
+        assert ours.dtype_policy.name == back.dtype_policy.name == dtype
+
+
+@pytest.mark.parametrize(("peer", "mistake"), rows("wrong"))
+def test_what_other_libraries_have_and_layers_have_not_is_named(peer, mistake):
+    options, text = mistake
+    theirs = peer.made(**options)
     with pytest.raises(LayoutError, match=text):
-        of_keras.from_module(theirs)
+        importlib.import_module(peer.conversion).from_module(theirs)
 
 
 @pytest.mark.needs("tensorflow")
@@ -137,123 +247,6 @@ def test_a_layer_of_keras_without_weights_and_other_layers_are_told(keras, of_ke
         of_keras.from_module(keras.layers.MultiHeadAttention(2, 4))
     with pytest.raises(TypeError, match=r"expected a layer out of keras.layers.MultiHeadAttention, .*; got Dense"):
         of_keras.from_module(keras.layers.Dense(3))
-
-
-FLAX = [
-    {"num_heads": 3, "in_features": 12},
-    {"num_heads": 3, "in_features": 12, "qkv_features": 15, "out_features": 8, "in_kv_features": 10, "use_bias": False},
-    {"num_heads": 6, "in_features": 12, "num_kv_heads": 2},
-    {"num_heads": 6, "in_features": 12, "num_kv_heads": 3, "qkv_features": 24, "in_kv_features": 10},
-]
-
-
-def variables(nnx, module):
-    flat = nnx.to_pure_dict(nnx.state(module, nnx.Param))
-    return {f"{name}.{part}": np.asarray(flat[name][part]) for name in sorted(flat) for part in sorted(flat[name])}
-
-
-@pytest.mark.needs("jax", "flax")
-@pytest.mark.parametrize("options", FLAX, ids=lambda options: "-".join(map(str, options.values())))
-def test_multi_head_attention_of_flax(nnx, of_jax, rng, options):
-    import jax
-
-    theirs = nnx.MultiHeadAttention(
-        **options, param_dtype="float64", decode=False, bias_init=nnx.initializers.normal(0.3), rngs=nnx.Rngs(0)
-    )
-    ours = of_jax.from_module(theirs)
-    back = of_jax.to_module(ours, nnx.MultiHeadAttention)
-    same(variables(nnx, back), variables(nnx, theirs))
-    same_layer(of_jax.from_module(back), ours)
-    width = options.get("in_kv_features", 12)
-    query, key, value = (
-        jax.numpy.asarray(rng.standard_normal(shape)) for shape in ((2, 5, 12), (2, 7, width), (2, 7, width))
-    )
-    mask = rng.random((2, 1, 5, 7)) < 0.6
-    mask[..., 0] = True
-    for our_mask in (None, np.broadcast_to(mask, (2, options["num_heads"], 5, 7))):
-        found = ours(query, key, value, **({} if our_mask is None else {"mask": our_mask}))
-        exact = theirs(query, key, value, mask=our_mask, sow_weights=True)
-        agree(found, exact, "flax.nnx.MultiHeadAttention(sow_weights=True)")
-        agree(found, theirs(query, key, value, mask=our_mask), "flax.nnx.MultiHeadAttention")
-    agree(found, back(query, key, value, mask=our_mask), "flax.nnx.MultiHeadAttention")
-
-
-@pytest.mark.needs("jax", "flax")
-def test_dropout_and_bits_of_flax(nnx, of_jax):
-    for dtype in ("float16", "bfloat16", "float32"):
-        theirs = nnx.MultiHeadAttention(
-            2, 8, param_dtype=dtype, dropout_rate=0.25, broadcast_dropout=False, decode=False, rngs=nnx.Rngs(0)
-        )
-        ours = of_jax.from_module(theirs)
-        back = of_jax.to_module(ours, nnx.MultiHeadAttention)
-        assert ours.definition.dropout == back.dropout_rate == 0.25
-        same(variables(nnx, back), variables(nnx, theirs))
-
-
-@pytest.mark.needs("jax", "flax")
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"normalize_qk": True}, "normalize_qk"),
-        ({"dropout_rate": 0.1}, "expected broadcast_dropout False"),
-        ({"attention_fn": len}, "expected attention_fn nnx.dot_product_attention"),
-        ({"qkv_dot_general": len}, "expected qkv_dot_general None"),
-        ({"precision": "highest"}, "expected precision None"),
-        ({"decode": True}, "expected decode False"),
-        ({"dtype": "bfloat16"}, "expected dtype None or"),
-    ],
-    ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
-)
-def test_what_flax_has_and_layers_have_not_is_named(nnx, of_jax, options, text):
-    with pytest.raises(LayoutError, match=text):
-        of_jax.from_module(nnx.MultiHeadAttention(2, 8, **options, rngs=nnx.Rngs(0)))
-
-
-EQUINOX = [
-    {},
-    {"use_query_bias": True, "use_key_bias": True, "use_value_bias": True, "use_output_bias": True},
-    {"use_query_bias": True, "key_size": 10, "value_size": 14, "output_size": 8, "qk_size": 5, "vo_size": 6},
-    {"use_output_bias": True, "dropout_p": 0.25},
-]
-
-
-def leaves(module):
-    parts = ((f"{name}_proj", part) for name in ("query", "key", "value", "output") for part in ("weight", "bias"))
-    found = {f"{name}.{part}": getattr(getattr(module, name), part) for name, part in parts}
-    return {name: np.asarray(array) for name, array in found.items() if array is not None}
-
-
-@pytest.mark.needs("jax", "equinox")
-@pytest.mark.parametrize("options", EQUINOX, ids=lambda options: "-".join(options))
-def test_multi_head_attention_of_equinox(equinox, of_jax, rng, options):
-    import jax
-
-    kind = equinox.nn.MultiheadAttention
-    theirs = equinox.nn.inference_mode(kind(3, 12, **options, dtype="float64", key=jax.random.key(1)))
-    ours = of_jax.from_module(theirs)
-    back = of_jax.to_module(ours, kind)
-    assert ours.definition.dropout == back.dropout.p == options.get("dropout_p", 0.0)
-    back = equinox.nn.inference_mode(back)
-    same(leaves(back), leaves(theirs))
-    same_layer(of_jax.from_module(back), ours)
-    sizes = ((5, 12), (7, options.get("key_size", 12)), (7, options.get("value_size", 12)))
-    inputs = [jax.numpy.asarray(rng.standard_normal(shape)) for shape in sizes]
-    mask = rng.random((3, 5, 7)) < 0.6
-    mask[..., 0] = True
-    for our_mask in (None, mask[0], mask):
-        found = ours(*inputs, **({} if our_mask is None else {"mask": our_mask}))
-        their_mask = None if our_mask is None else jax.numpy.asarray(our_mask)
-        agree(found, theirs(*inputs, their_mask), "equinox.nn.MultiheadAttention")
-    agree(found, back(*inputs, their_mask), "equinox.nn.MultiheadAttention")
-
-
-@pytest.mark.needs("jax", "equinox")
-def test_bits_of_equinox(equinox, of_jax):
-    import jax
-
-    for dtype in ("float16", "bfloat16", "float32"):
-        theirs = equinox.nn.MultiheadAttention(2, 8, use_key_bias=True, dtype=dtype, key=jax.random.key(1))
-        same(leaves(of_jax.to_module(of_jax.from_module(theirs), type(theirs))), leaves(theirs))
 
 
 @pytest.mark.needs("jax", "flax")

@@ -3,7 +3,6 @@
 import copy
 import doctest
 import importlib
-import inspect
 import os
 
 import numpy as np
@@ -82,17 +81,6 @@ def test_a_module_computes_what_its_layer_does_split_merged_and_copied(name):
     again = modules.Layer(module.layer, deterministic=True)
     equal(again.layer, module.layer)
     equal(again(*inputs), expected)
-
-
-def test_settings_are_shown():
-    names = inspect.signature(layers.FeedForward).parameters
-    assert [*inspect.signature(modules.FeedForward).parameters] == [
-        *names,
-        "dtype",
-        "param_dtype",
-        "deterministic",
-        "rngs",
-    ]
 
 
 def test_settings_are_changed_in_a_copy_and_not_by_assignment():
@@ -272,28 +260,3 @@ def test_examples_of_the_documentation_run(home):
         found = doctest.testmod(importlib.import_module(home))
     assert found.attempted > 0
     assert found.failed == 0
-
-
-IN_TRAINING = "rngs=... in training, and deterministic=True to evaluate"
-
-
-@pytest.mark.parametrize(
-    ("mistake", "message"),
-    [
-        (lambda module: module(X, key=3), f"expected {IN_TRAINING}, in FeedForward; got the keyword key"),
-        (lambda module: module(X, training=True), f"expected {IN_TRAINING}, in FeedForward; got the keyword training"),
-        (lambda module: module(X, dropout_rate=0.1), f"expected dropout as a setting, and {IN_TRAINING}, in FeedForward; got the keyword dropout_rate"),
-        (lambda module: module(X, X), "expected x of FeedForward by position, and options by keyword; got 2 by position"),
-        (lambda module: module(X, rngs=0.5), "expected rngs as flax.nnx.Rngs, such as flax.nnx.Rngs(0); got float"),
-        (lambda module: module(X, rngs=nnx.Rngs(params=0)), "expected rngs with a stream dropout; got params"),
-        (lambda module: module(X, rngs=jax.random.split(jax.random.key(0))), "expected rngs as one key of jax.random; got keys (2,): jax.vmap takes them"),
-        (lambda _: modules.FeedForward(6, 7), "expected rngs as flax.nnx.Rngs, such as rngs=flax.nnx.Rngs(0); got none by keyword"),
-        (lambda _: modules.FeedForward(6, 7, rngs=0), "expected rngs as flax.nnx.Rngs, such as rngs=flax.nnx.Rngs(0); got int"),
-        (lambda module: modules.Layer(module.definition), "expected a layer of attention_jax; got attention_core.layers.FeedForward"),
-    ],
-)  # fmt: skip
-def test_messages_name_what_a_user_of_flax_writes(mistake, message):
-    module = modules.FeedForward(6, 7, dropout=0.4, param_dtype="float64", rngs=nnx.Rngs(0))
-    with pytest.raises((TypeError, ValueError)) as raised:
-        mistake(module)
-    assert str(raised.value) == message

@@ -5,7 +5,8 @@ import importlib
 import math
 
 import pytest
-from flex_helpers import OPTIONS, SHAPES
+from call_table import Sizes, options_of
+from flex_helpers import BLOCKS
 
 import attention_core as ac
 
@@ -15,25 +16,23 @@ pytestmark = [
 ]
 
 
-B, H, G, M, N, D = 2, 4, 2, 9, 11, 8
+SMALL = Sizes((2,), 4, 2, 9, 11, 8, 8)
+MASKS = ("causal", "causal later", "offsets", "window", "lengths", "and lengths", "segments", "array of keys", "array",
+         "bias of hidden keys", "causal bias")  # fmt: skip
 
-MASKS = {
-    "causal": lambda torch: {"is_causal": True},
-    "offset": lambda torch: {"mask": ac.Causal(offset=2)},
-    "offsets": lambda torch: {"mask": ac.Causal(offset=torch.tensor([1, 3]))},
-    "window": lambda torch: {"mask": ac.SlidingWindow(left=3, right=2)},
-    "lengths": lambda torch: {"mask": ac.KeyLengths(torch.tensor([4, 8]))},
-    "no keys": lambda torch: {"mask": ac.KeyLengths(torch.tensor([0, 8]))},
-    "causal and lengths": lambda torch: {"mask": ac.Causal() & ac.KeyLengths(torch.tensor([4, 8]))},
-    "documents": lambda torch: {"mask": ac.Segments(torch.arange(M) // 4, torch.arange(N) // 4)},
-    "array": lambda torch: {"mask": torch.arange(M)[:, None] * 5 % 7 > torch.arange(N) % 5},
-    "array of heads": lambda torch: {"mask": torch.arange(B * H * M * N).reshape(B, H, M, N) * 5 % 7 > 3},
-    "bias": lambda torch: {"bias": torch.where(torch.arange(N) % 3 == 1, -math.inf, 0.5).to(torch.float64)},
-    "bias and causal": lambda torch: {
-        "bias": torch.linspace(-1, 1, H * N).reshape(H, 1, N).double(),
-        "is_causal": True,
-    },
-}
+
+FLEX = ("causal later", "offsets", "window", "window to the right", "lengths", "segments", "segments of samples", "array",
+        "array and rule", "or lengths", "function", "softcap", "alibi", "relative bias", "score_mod with arrays", "bias of mn",
+        "bias with infinities", "sinks", "scale", "number")  # fmt: skip
+
+
+def options_on_gpu(torch, name, sizes, dtype):
+    """The options of a name, in the type of the arrays."""
+
+    def put(x):
+        return torch.asarray(x, device="cuda", dtype=dtype if x.dtype.kind == "f" else None)
+
+    return options_of(name, sizes, put)
 
 
 def results(torch, arrays, options, d_output=None):
@@ -70,12 +69,8 @@ def unsynchronized(torch):
 def make(torch, name, dtype):
     """Arrays and options on the GPU."""
     torch.manual_seed(0)
-    arrays = [torch.randn(dims, device="cuda").to(dtype) for dims in ((B, H, M, D), (B, G, N, D), (B, G, N, D))]
-    with torch.device("cuda"):
-        options = MASKS[name](torch)
-    if "bias" in options:
-        options["bias"] = options["bias"].to(dtype)
-    return arrays, options
+    arrays = [torch.randn(dims, device="cuda").to(dtype) for dims in ((2, 4, 9, 8), (2, 2, 11, 8), (2, 2, 11, 8))]
+    return arrays, options_on_gpu(torch, name, SMALL, dtype)
 
 
 def close(torch, found, expected, dtype):
@@ -143,7 +138,7 @@ def test_few_queries_that_share_key_heads(name, dtype, torch):
     options = (
         {}
         if name == "plain"
-        else MASKS[name](torch)
+        else {"is_causal": True}
         if name == "causal"
         else {
             "lengths": {"mask": ac.KeyLengths(torch.tensor([0, 133], device="cuda"))},
@@ -189,7 +184,7 @@ def test_flex_attention_is_a_part_of_a_compiled_program(documents, torch):
 
 def test_a_mask_of_queries_alone(torch):
     arrays, _ = make(torch, "causal", torch.bfloat16)
-    mask = torch.arange(M, device="cuda")[:, None] % 3 > 0
+    mask = torch.arange(9, device="cuda")[:, None] % 3 > 0
     expected = ac.scaled_dot_product_attention(*(x.float() for x in arrays), mask=mask, implementation="dense")
     close(torch, [ac.scaled_dot_product_attention(*arrays, mask=mask)], [expected], torch.bfloat16)
 
@@ -254,15 +249,11 @@ def test_nothing_is_read_that_is_assumed_to_be_finite(name, torch):
     close(torch, found, expected, torch.bfloat16)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", FLEX)
 def test_rules_and_functions_of_scores_wait_for_nothing(name, torch, rng):
     """By FlexAttention, of which the first call is compiled."""
-
-    def put(x, dtype=None):
-        return torch.asarray(x, device="cuda", dtype=None if dtype is None else getattr(torch, dtype))
-
-    options = OPTIONS[name](put, rng)
-    arrays = [put(rng.standard_normal(dims), "float32") for dims in SHAPES]
+    options = options_on_gpu(torch, name, BLOCKS, torch.float32)
+    arrays = [torch.asarray(x, device="cuda", dtype=torch.float32) for x in BLOCKS.arrays(rng)]
     expected = results(torch, arrays, options | {"implementation": "dense"})
     results(torch, arrays, options)
     with unsynchronized(torch):

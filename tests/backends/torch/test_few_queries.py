@@ -8,12 +8,9 @@ import torch
 from pairwise import pairwise
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch_kernel_helpers import compiled
 
 import attention_core as ac
-from attention_core.backend import sample_cuts
-from attention_core.masks import And
-from attention_torch import guards, operators, parts, sdpa
+from attention_torch import operators, parts, sdpa
 
 attention = ac.scaled_dot_product_attention
 B, H, G, N, D = 2, 6, 2, 300, 8
@@ -23,19 +20,8 @@ MASKS = {
     "one offset": lambda rows: ac.Causal(offset=N - rows),
     "offset of a part": lambda rows: ac.Causal(offset=200),
     "window": lambda rows: ac.SlidingWindow(left=99, right=0, offset=N - rows),
-    "length": lambda rows: ac.KeyLengths(150),
     "lengths": lambda rows: ac.KeyLengths(torch.tensor([150, 40])),
-    "lengths apart": lambda rows: ac.KeyLengths(torch.tensor([151, 41])),  # plans are kept by these numbers
-    "equal lengths": lambda rows: ac.KeyLengths(torch.tensor([150, 150])),
     "offsets": lambda rows: ac.Causal(offset=torch.tensor([200, 40])),
-    "one offset of all": lambda rows: ac.Causal(offset=torch.tensor(200)),
-    "cache": lambda rows: And(ac.Causal(offset=torch.tensor([200, 40])), ac.KeyLengths(torch.tensor([201, 42]))),
-    "offsets apart": lambda rows: ac.Causal(offset=torch.tensor([201, 41])),
-    "offsets from 0 apart": lambda rows: ac.Causal(offset=torch.tensor([202, 0])),
-    "windows apart": lambda rows: ac.SlidingWindow(left=60, right=0, offset=torch.tensor([200, 70])),
-    "cache apart": lambda rows: And(ac.Causal(offset=torch.tensor([201, 41])), ac.KeyLengths(torch.tensor([202, 43]))),
-    "length of none": lambda rows: ac.KeyLengths(torch.tensor([150, 0])),
-    "rows without a key": lambda rows: ac.Causal(offset=-1),
 }
 needs_groups = pytest.mark.skipif(not sdpa.TAKES_GROUPS, reason="the kernel of this version takes no groups")
 
@@ -59,98 +45,6 @@ def formula(arrays, mask, **options):
     query, key, value = arrays
     key, value = (x.repeat_interleave(H // G, dim=1) for x in (key, value))
     return FORMULA(query, key, value, attn_mask=allowed(mask, query.shape[-2]), **options)
-
-
-def take_apart(name, monkeypatch):
-    """Let each sample be a call of its own, as where there are many keys."""
-    if name.endswith("apart"):
-        monkeypatch.setattr(guards, "MIN_ELEMENTS", 1)
-
-
-@needs_groups
-@pytest.mark.parametrize("rows", [1, 4, 16, 32])
-@pytest.mark.parametrize("name", MASKS)
-def test_what_is_remembered_gives_the_output_of_a_judged_call(name, rows, monkeypatch):
-    take_apart(name, monkeypatch)
-    arrays, mask = drawn(rows), MASKS[name](rows)
-    for _ in range(2):
-        result = attention(*arrays, mask=mask)
-        torch.testing.assert_close(result, formula(arrays, mask))
-    monkeypatch.setattr("attention_core._functions.attention.output_of", lambda *_, **__: None)
-    torch.testing.assert_close(result, attention(*arrays, mask=mask), rtol=0, atol=0)
-
-
-@needs_groups
-@pytest.mark.parametrize(
-    "name", ["none", "window", "length", "lengths", "lengths apart", "offsets", "offsets apart", "length of none"]
-)
-def test_sinks_are_those_of_the_call(name, monkeypatch):
-    take_apart(name, monkeypatch)
-    arrays, mask = drawn(4), MASKS[name](4)
-    for shift in (0.0, 3.0, -math.inf):
-        sinks = torch.linspace(-1.0, 2.0, H) + shift
-        result = attention(*arrays, mask=mask, sinks=sinks)
-        torch.testing.assert_close(result, attention(*arrays, mask=mask, sinks=sinks, implementation="dense"))
-        with monkeypatch.context() as context:
-            context.setattr("attention_core._functions.attention.output_of", lambda *_, **__: None)
-            torch.testing.assert_close(result, attention(*arrays, mask=mask, sinks=sinks), rtol=0, atol=0)
-        finite = attention(*arrays, mask=mask, sinks=sinks, assume_finite=True)
-        torch.testing.assert_close(finite, result)
-        key = arrays[1].clone()
-        key[..., 130, 0] = math.nan
-        spoilt = attention(arrays[0], key, arrays[2], mask=mask, sinks=sinks)
-        assert spoilt.isnan().any() == bool(allowed(mask, 4)[..., 130].any())
-
-
-@pytest.mark.parametrize("rows", [1, 31, 40])
-@pytest.mark.parametrize("name", [name for name in MASKS if name.endswith("apart")])
-def test_samples_apart_are_those_of_the_batch(name, rows, monkeypatch):
-    """Of more queries than are planned, too, and with a batch of two axes; what is masked does not leak."""
-    calls = []
-    monkeypatch.setattr(parts, "sample_cuts", lambda *a: calls.append(1) or sample_cuts(*a))
-    take_apart(name, monkeypatch)
-    arrays, mask = drawn(rows), MASKS[name](rows)
-    hidden = ~allowed(mask, rows).any(dim=-2)[:, 0]
-    expected = attention(*arrays, mask=allowed(mask, rows), implementation="dense", return_logsumexp=True)
-    for number in (0.5, math.nan, math.inf):
-        spoilt = [x.clone() for x in arrays]
-        for array in spoilt[1:]:
-            array.transpose(1, 2)[hidden] = number
-        for assume_finite in (False, True) if number == 0.5 else (False,):
-            found = attention(*spoilt, mask=mask, return_logsumexp=True, assume_finite=assume_finite)
-            torch.testing.assert_close(found[::2], expected[::2])
-            torch.testing.assert_close(attention(*spoilt, mask=mask, assume_finite=assume_finite), expected.output)
-    with_axes = [x.reshape(1, *x.shape) for x in arrays]
-    torch.testing.assert_close(attention(*with_axes, mask=mask)[0], expected.output)
-    seen = (~hidden).any(dim=0).nonzero()
-    assert bool(calls) == (2 * H * rows <= G * int(seen[-1] - seen[0] + 1))  # next to the keys that are left for all
-    value = arrays[2].clone()
-    value[1, 0, 39, 3] = math.inf  # attended to by the last query, in a batch of which one sample is infinite
-    found = attention(*arrays[:2], value, mask=mask)
-    assert bool((found[1, : H // G, -1, 3] == math.inf).all()) == bool(allowed(mask, rows)[1, 0, -1, 39])
-    torch.testing.assert_close(found[0], expected.output[0])
-    torch.testing.assert_close(found[1, H // G :], expected.output[1, H // G :])
-
-
-@pytest.mark.parametrize("name", [name for name in MASKS if name.endswith("apart")])
-def test_gradients_of_samples_apart_are_those_of_their_keys(name, monkeypatch):
-    """With those of the logsumexp, and without: by one operation, or by the kernel itself."""
-    take_apart(name, monkeypatch)
-    arrays, mask = drawn(3), MASKS[name](3)
-
-    def gradients(implementation, weight):
-        leaves = [x.clone().requires_grad_() for x in arrays]
-        options = {"mask": mask, "implementation": implementation, "return_logsumexp": bool(weight)}
-        found = attention(*leaves, **options)
-        loss = (
-            (found.output**3).sum() + weight * found.logsumexp.nan_to_num(neginf=0.0).sum()
-            if weight
-            else (found**3).sum()
-        )
-        return torch.autograd.grad(loss, leaves)
-
-    for weight in (0.0, 0.5):
-        torch.testing.assert_close(gradients("auto", weight), gradients("dense", weight), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("assume_finite", [False, True])
@@ -194,16 +88,6 @@ def test_the_numbers_of_a_mask_are_those_of_the_call():
                 typed = [x.to(dtype) for x in arrays]
                 torch.testing.assert_close(attention(*typed, mask=mask), formula(typed, mask))
     assert 0 < len(parts._kept) <= parts.MAX_KEPT
-
-
-@needs_groups
-@pytest.mark.parametrize("word", ["mask", "bias"])
-def test_each_head_of_a_group_has_its_mask(word):
-    query, *others = arrays = drawn(4)
-    kept = torch.from_numpy(np.random.default_rng(7).random((B, H, 4, N)) < 0.7)
-    masked = kept if word == "mask" else torch.where(kept, 0.5, -math.inf)
-    repeated = (x.repeat_interleave(H // G, dim=1) for x in others)
-    torch.testing.assert_close(attention(*arrays, **{word: masked}), FORMULA(query, *repeated, attn_mask=masked))
 
 
 def test_what_is_kept_is_of_all_axes_of_a_batch(rng):
@@ -304,18 +188,6 @@ def test_what_is_not_finite_leaks_nowhere_and_is_lost_nowhere(name, rows, mode):
         torch.testing.assert_close(found[kept], expected[kept])
         if (which, number) == (2, math.inf) or (which == 1 and math.isnan(number)):  # a score of -inf has no weight
             assert not found[seen].isfinite().all(dim=-1).any()
-
-
-@pytest.mark.parametrize(("name", "rows"), [("window", 16), ("rows without a key", 64)])
-def test_compiled_programs_return_sinks_and_logsumexp(name, rows):
-    arrays, mask = drawn(rows), MASKS[name](rows)
-    sinks = torch.linspace(-1.0, 2.0, H)
-    attend = compiled(torch, lambda *x, **o: tuple(attention(*x, mask=mask, return_logsumexp=True, **o))[::2])
-    for options in ({}, {"sinks": sinks}):
-        expected = attention(*arrays, mask=mask, implementation="dense", return_logsumexp=True, **options)
-        output, logsumexp = attend(*arrays, **options)
-        torch.testing.assert_close(output, expected.output)
-        torch.testing.assert_close(logsumexp, expected.logsumexp)
 
 
 def test_a_compiled_program_calls_one_operator():

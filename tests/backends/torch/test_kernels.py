@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from torch_kernel_helpers import TAKEN, B, D, G, H, M, N, attention, close, compiled, refusal, results
+from torch_kernel_helpers import B, D, G, H, M, N, attention, close, compiled, refusal, results
 
 import attention_core as ac
 from attention_core import explain_attention
@@ -32,76 +32,6 @@ def kernel(torch, arrays, **options):
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=True, **options)
 
 
-@pytest.mark.parametrize("scale", [-0.5, 0.0])
-@pytest.mark.parametrize("mask", [None, ac.Causal(), ac.KeyLengths(5), ac.Causal() & ac.KeyLengths(5)], ids=str)
-def test_a_scale_that_is_not_positive(mask, scale, rng):
-    """The kernel multiplies scores that it has masked with -inf already."""
-    arrays = [torch.asarray(rng.standard_normal((2, 2, 96, 16))) for _ in range(3)]
-    options = {"mask": mask, "scale": scale}
-    close(results(torch, arrays, "auto", options), results(torch, arrays, "dense", options), 1e-12)
-    torch._dynamo.reset()  # a number that differs from that of the last test would be traced
-    compiled = torch.compile(lambda *arrays: attention(*arrays, **options), backend="aot_eager", fullgraph=True)
-    close([compiled(*arrays)], [attention(*arrays, **options, implementation="dense")], 1e-12)
-
-
-SHAPES = [(), (N,), (1,), (M, 1), (M, N), (1, 1, N), (H, 1, 1), (H, M, 1), (B, 1, 1, 1), (B, 1, M, N), (B, H, M, N)]
-
-
-@pytest.mark.parametrize("name", TAKEN)
-def test_the_kernel_equals_the_definition(name, arrays, put, rng):
-    """In output and gradients."""
-    options = TAKEN[name](put, rng)
-    assert refusal(arrays, **options) is None
-    assert explain_attention(*arrays, **options).chosen == "fused"
-    found, expected = (results(torch, arrays, implementation, options) for implementation in ("fused", "dense"))
-    close(found, expected)
-    if name in ("empty rows", "bias of minus infinity"):
-        row = 3 if name == "empty rows" else 2
-        assert not found[0][:, :, row].any()
-        assert not found[1][:, :, row].any()
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", ["mask", "bias"])
-def test_the_kernel_takes_masks_and_biases_of_every_shape(kind, shape, arrays, put, rng):
-    bias_or_mask = rng.random(shape) < 0.6 if kind == "mask" else rng.standard_normal(shape)
-    options = {kind: put(np.asarray(bias_or_mask))}
-    assert refusal(arrays, **options) is None
-    close(*(results(torch, arrays, implementation, options) for implementation in ("fused", "dense")))
-
-
-@pytest.mark.parametrize("leading", [(), (2, 3)])
-@pytest.mark.parametrize("kind", ["mask", "bias"])
-def test_the_kernel_takes_any_number_of_leading_axes(kind, leading, put, rng):
-    arrays = put([rng.standard_normal((*leading, *shape)) for shape in ((H, M, D), (G, N, D), (G, N, D))])
-    options = {
-        "mask": {"mask": put(rng.random((*leading[1:], 1, M, N)) < 0.6)},
-        "bias": {"bias": put(rng.standard_normal((*leading, H, 1, N)))},
-    }[kind]
-    assert refusal(arrays, **options) is None
-    close(*(results(torch, arrays, implementation, options) for implementation in ("fused", "dense")))
-
-
-@pytest.mark.parametrize("last_key", [0.0, math.nan])
-def test_queries_at_the_end_of_the_keys_take_the_kernel(last_key, rng):
-    """Under an array, with gradients of the logsumexp."""
-    arrays = [
-        torch.asarray(rng.standard_normal((2, heads, length, 64))) for heads, length in ((4, 300), (2, 700), (2, 700))
-    ]
-    options = {"mask": ac.Causal(offset=400), "return_logsumexp": True}
-    assert explain_attention(*arrays, mask=options["mask"]).chosen == "fused"
-    arrays[1][0, 0, -1] = arrays[2][0, 0, -1] = last_key  # which the last query alone attends to
-
-    def found(implementation):
-        leaves = [x.detach().requires_grad_() for x in arrays]
-        output, _, logsumexp = attention(*leaves, **options, implementation=implementation)
-        loss = (output[..., :-1, :] ** 3).sum() + (logsumexp[..., :-1] ** 2).sum()
-        return output, logsumexp, *torch.autograd.grad(loss, leaves)
-
-    for one, other in zip(found("auto"), found("blockwise"), strict=True):
-        np.testing.assert_allclose(one.detach(), other.detach(), rtol=0, atol=1e-11)
-
-
 @pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.parametrize("scale", [0.1, -0.3, 4.0])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -117,16 +47,6 @@ def test_a_scale_above_1_makes_no_query_of_float16_overflow():
     for context in (contextlib.nullcontext(), FlopCounterMode(display=False)):  # the second is one that sees operators
         with context:
             assert torch.equal(attention(query, key, key, scale=4.0, implementation="fused"), key)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_the_kernel_in_16_bits_rounds_weights_too(dtype, arrays, backend, get):
-    arrays = [backend.from_numpy(get(x), dtype=dtype) for x in arrays]
-    step = 2.0 ** (-8 if dtype == "bfloat16" else -11)
-    found, expected = (
-        results(torch, arrays, implementation, {"is_causal": True}) for implementation in ("fused", "dense")
-    )
-    close([x.double() for x in found], [x.double() for x in expected], 16 * step)
 
 
 @pytest.mark.parametrize(
@@ -221,19 +141,6 @@ def test_a_query_that_is_nan_is_not_lost_among_the_few_keys_of_a_length(lengths,
         close([found], [attention(*arrays, **options, implementation="dense")])
 
 
-@pytest.mark.parametrize("nonfinite", [math.nan, math.inf])
-@pytest.mark.parametrize("word", ["mask", "bias"])
-def test_what_is_masked_does_not_leak_through_the_kernel(word, nonfinite, arrays, put):
-    """Neither into the output nor into gradients, which are looked at, and then of blocks."""
-    allowed = np.arange(N) < N - 1
-    masked = put(allowed if word == "mask" else np.where(allowed, 0.0, -math.inf))[None, :]
-    for argument in (1, 2):
-        spoilt = [x.clone() for x in arrays]
-        spoilt[argument][:, :, -1] = nonfinite
-        assert torch.isnan(kernel(torch, spoilt, attn_mask=masked)).any()
-        close(results(torch, spoilt, "fused", {word: masked}), results(torch, arrays, "dense", {word: masked}))
-
-
 @pytest.mark.parametrize("rows", [5, 2])
 def test_a_gradient_that_overflows_behind_a_mask_is_none(rows, put, rng):
     """Of a masked value that is finite, as is the output. Queries are few next to keys, or not."""
@@ -243,13 +150,6 @@ def test_a_gradient_that_overflows_behind_a_mask_is_none(rows, put, rng):
     output = attention(*leaves, mask=allowed, implementation="fused")
     for gradient in torch.autograd.grad(output, leaves, torch.full_like(output, 1e10)):
         assert gradient.isfinite().all()
-
-
-@pytest.mark.parametrize("width", [3, 8])
-def test_under_a_mask_values_may_have_another_width_than_keys(width, put, rng):
-    arrays = put([rng.standard_normal((2, 2, count, last)) for count, last in ((7, 5), (11, 5), (11, width))])
-    options = {"mask": put(rng.random((7, 11)) < 0.6)}
-    close(results(torch, arrays, "fused", options), results(torch, arrays, "dense", options))
 
 
 def test_refused_as_dropout_is_another(arrays):
@@ -347,14 +247,6 @@ def test_refused_while_values_cannot_be_seen(word, arrays):
     close([compiled(*spoilt)], [attention(*arrays, **options)])
 
 
-@pytest.mark.parametrize("assume_finite", [False, True])
-def test_a_fully_masked_row_has_the_logsumexp_of_no_key(assume_finite, arrays):
-    """The kernel has 0 for it."""
-    allowed = torch.arange(M)[:, None] > torch.arange(N)
-    found = attention(*arrays, mask=allowed, return_logsumexp=True, assume_finite=assume_finite).logsumexp
-    close([found], [attention(*arrays, mask=allowed, return_logsumexp=True, implementation="dense").logsumexp])
-
-
 def test_the_function_of_pytorch_may_be_replaced_by_one_that_calls_this(monkeypatch):
     def replacement(query, key, value, **options):
         return ac.scaled_dot_product_attention(query, key, value, implementation="fused")
@@ -364,21 +256,6 @@ def test_the_function_of_pytorch_may_be_replaced_by_one_that_calls_this(monkeypa
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", replacement)
     found = torch.nn.functional.scaled_dot_product_attention(x, x, x)
     assert torch.equal(found, expected)
-
-
-def twice(implementation, arrays, **options):
-    """Gradients by the query, key and value of what their gradients add up to."""
-    leaves = [x.detach().requires_grad_() for x in arrays]
-    output = attention(*leaves, **options, implementation=implementation)
-    gradients = torch.autograd.grad((output**3).sum(), leaves, create_graph=True)
-    return torch.autograd.grad(sum((x * x.detach().cos()).sum() for x in gradients), leaves, create_graph=True)
-
-
-@pytest.mark.parametrize("name", TAKEN)
-def test_gradients_of_the_kernel_have_gradients(name, arrays, put, rng):
-    """Those of the dense form, in any order, which holds all scores for them alone."""
-    options = TAKEN[name](put, rng)
-    close(twice("fused", arrays, **options), twice("dense", arrays, **options), 1e-11)
 
 
 @pytest.mark.parametrize("records", [False, True])
@@ -442,26 +319,6 @@ def test_a_checkpoint_tells_arguments_once(mask):
     close([gradient.detach()], torch.autograd.grad(attend(x, x, x).sum(), x), 1e-5)
     with pytest.raises(NotImplementedError, match="implementation='dense' for attention"):
         gradient.sum().backward()
-
-
-@pytest.mark.parametrize("mask", [ac.KeyLengths(torch.zeros(2, dtype=torch.int32)), ac.Causal(offset=-20)])
-def test_gradients_of_a_batch_without_a_key_are_0(mask):
-    leaves = [torch.ones(2, 2, 17, 4).requires_grad_() for _ in range(3)]
-    output = attention(*leaves, mask=mask & ac.Causal(), implementation="fused")
-    for gradient in torch.autograd.grad(output.sum(), leaves):
-        assert not gradient.any()
-
-
-def test_gradients_of_gradients_have_gradients(put, rng):
-    arrays = put([rng.standard_normal((1, 1, 5, 3)) for _ in range(3)])
-    third = []
-    for implementation in ("fused", "dense"):
-        leaves = [x.clone().requires_grad_() for x in arrays]
-        output = attention(*leaves, is_causal=True, implementation=implementation)
-        for _ in range(2):
-            output = sum((x**2).sum() for x in torch.autograd.grad(output.sin().sum(), leaves, create_graph=True))
-        third.append(torch.autograd.grad(output, leaves))
-    close(*third, 1e-11)
 
 
 @pytest.mark.parametrize(("implementation", "length"), [("auto", 600), ("blockwise", 20)])

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from flex_helpers import OPTIONS
+from call_table import Sizes, options_of
 from layer_helpers import class_of
 from torch_kernel_helpers import accelerator, unread
 
@@ -26,35 +26,19 @@ def test_reading_is_an_error():
         ac.scaled_dot_product_attention(big, big, big, is_causal=True)
 
 
-KNOWN = {
-    "full": dict,
-    "causal": lambda: {"is_causal": True},
-    "offset": lambda: {"mask": ac.Causal(offset=2)},
-    "length": lambda: {"mask": ac.KeyLengths(5)},
-    "causal and length": lambda: {"mask": ac.Causal() & ac.KeyLengths(5)},
-    "array": lambda: {"mask": torch.arange(300)[:, None] > torch.arange(300) - 3},
-    "bias": lambda: {"bias": torch.where(torch.arange(300) < 7, 0.5, -math.inf)},
-    "scale": lambda: {"is_causal": True, "scale": torch.tensor(0.3)},
-}
+KNOWN = ("none", "causal", "causal later", "length", "array", "bias of hidden keys", "number")
 
 
 @pytest.mark.parametrize("logsumexp", [False, True])
 @pytest.mark.parametrize("implementation", ["auto", "blockwise", "dense"])
 @pytest.mark.parametrize("name", KNOWN)
-def test_nothing_is_read_that_is_assumed_to_be_finite(name, implementation, logsumexp):
-    leaves = [torch.randn(1, heads, 300, 8, requires_grad=True) for heads in (4, 2, 2)]
-    options = KNOWN[name]() | {"implementation": implementation, "return_logsumexp": logsumexp}
+def test_nothing_is_read_that_is_assumed_to_be_finite(name, implementation, logsumexp, put, rng):
+    sizes = Sizes((1,), 4, 2, 300, 300, 8, 8)
+    leaves = [x.requires_grad_() for x in put(sizes.arrays(rng))]
+    options = options_of(name, sizes, put) | {"implementation": implementation, "return_logsumexp": logsumexp}
     with unread(torch, structure=True):
         result = ac.scaled_dot_product_attention(*leaves, **options, assume_finite=True)
         torch.autograd.grad((result.output if logsumexp else result).sum(), leaves)
-
-
-CALLS = {
-    **OPTIONS,
-    "plain": lambda put, rng: {},
-    "lengths and causal": lambda put, rng: {"mask": ac.Causal() & ac.KeyLengths(put(np.asarray([9, 130])))},
-    "seed": lambda put, rng: {"dropout": ac.Dropout(0.3, put(np.asarray([5, 6], dtype=np.int32)))},
-}
 
 
 def check(function, arrays):
@@ -72,25 +56,6 @@ def check(function, arrays):
 def made(rng, queries=150, keys=261):
     dims = (2, 4, queries, 16), (2, 2, keys, 16), (2, 2, keys, 20)
     return [torch.asarray(rng.standard_normal(each), dtype=torch.float32) for each in dims]
-
-
-def differentiated(options, implementation="auto"):
-    def function(arrays):
-        result = attention(*arrays, **options, implementation=implementation, return_logsumexp=True)
-        return result, torch.autograd.grad(result.output.square().sum(), arrays)
-
-    return function
-
-
-@pytest.mark.parametrize("implementation", ["auto", "blockwise", "dense"])
-@pytest.mark.parametrize("name", CALLS)
-def test_an_accelerator_waits_for_no_call(name, implementation, put, rng):
-    check(differentiated(CALLS[name](put, rng), implementation), made(rng))
-
-
-@pytest.mark.parametrize("name", ["plain", "mask causal", "mask offset", "mask window", "mask lengths", "softcap"])
-def test_an_accelerator_waits_for_no_few_queries(name, put, rng):
-    check(differentiated(CALLS[name](put, rng)), made(rng, 1, 600))
 
 
 @pytest.mark.parametrize("donate", [False, True])
