@@ -14,7 +14,7 @@ from attention_conformance.subjects.probe import settled
 @pytest.mark.needs("numpy")
 def test_a_kernel_that_counts_from_the_bottom_right_does_so_with_more_queries_too():
     takes = TAKES | {"causal": "bottom-right"}
-    case = "cross-130x65-causal"
+    case = "shape-130x65-causal"
     assert found(Subject(planted.Kernel("bottom right"), **takes), case)[case].verdict == "right"
     assert verdict_of(Subject(planted.Kernel("bottom right of more keys alone"), **takes), case) == (
         "differs by convention",
@@ -64,4 +64,4 @@ def test_a_bias_of_later_blocks_of_queries_is_checked():
 
     for stale, verdict in ((False, "right"), (True, "silently wrong")):
         subject = settled(Subject(functools.partial(attention, stale=stale), backend="numpy"))
-        assert found(subject, "bias-130x65")["bias-130x65"].verdict == verdict
+        assert found(subject, "shape-130x65-bias")["shape-130x65-bias"].verdict == verdict

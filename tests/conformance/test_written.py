@@ -26,7 +26,7 @@ BAD = "<script>alert(1)</script> & | `x`"
 def found():
     subject = Subject(planted.Kernel("future key from 64"))
     options = {"dtypes": ["float32"], "seed": 7, "power": False}
-    cases = ["ladder-128x64-causal", "scale", "bias"]
+    cases = ["shape-128x128-d64-causal", "scale", "bias"]
     found = check_subject(subject, cases=cases, **options)
     found.append(Finding("masked-nan-value", "float32", 5, BAD, "visibly wrong", detail=BAD))
     return sorted(found, key=lambda each: VERDICTS.index(each.verdict))
@@ -38,18 +38,16 @@ def test_junit_and_markdown_tell_each_verdict_and_how_to_see_it_again(found, tmp
     write_junit(tmp_path / "found.xml", found, ABOUT)
     (suite,) = junit.JUnitXml.fromfile(str(tmp_path / "found.xml"))
     kinds = {case.name: [type(each).__name__ for each in case.result] for case in suite}
-    assert kinds["ladder-128x64-causal [float32]"] == kinds["masked-nan-value [float32]"] == ["Failure"]
+    assert kinds["shape-128x128-d64-causal [float32]"] == kinds["masked-nan-value [float32]"] == ["Failure"]
     assert (kinds["scale [float32]"], kinds["bias [float32]"]) == ([], ["Skipped"])
-    again = (
-        "attention-core check kernel.py:attention --layout BHSD --case ladder-128x64-causal --dtype float32 --seed 7"
-    )
-    failure = next(case.result[0] for case in suite if case.name.startswith("ladder"))
+    again = "attention-core check kernel.py:attention --layout BHSD --case shape-128x128-d64-causal --dtype float32 --seed 7"
+    failure = next(case.result[0] for case in suite if case.name.startswith("shape"))
     assert again in failure.text
     text = markdown(found, ABOUT, changes([replace(found[0], verdict="right")], found[:1]))
     assert f"$ {again}" in text
     assert "[pytorch/pytorch#101967](https://github.com/pytorch/pytorch/issues/101967)" in text
     assert "<script>" not in text
-    assert "`ladder-128x64-causal` | float32 | right | silently wrong (future-key-from-64) | newly wrong" in text
+    assert "`shape-128x128-d64-causal` | float32 | right | silently wrong (future-key-from-64) | newly wrong" in text
 
 
 def test_markdown_is_short_enough_for_an_issue_and_has_the_worst_first(found):
@@ -104,11 +102,11 @@ def test_the_page_filters_opens_and_copies_by_keyboard_and_asks_no_network(page)
     page.get_by_label("right 1").check()
     assert shown() == 3
     page.keyboard.press("/")
-    page.keyboard.type("ladder future-key")
+    page.keyboard.type("shape future-key")
     assert (shown(), page.get_by_role("status").text_content()) == (1, "1 of 4 findings")
     page.keyboard.press("Enter")
     page.keyboard.press("Enter")
-    button = page.get_by_role("button", name="ladder-128x64-causal")
+    button = page.get_by_role("button", name="shape-128x128-d64-causal")
     assert button.get_attribute("aria-expanded") == "true"
     assert page.locator(".worst:visible").count() == 1
     levels = (

@@ -61,6 +61,12 @@ def _expanded(array: NumpyArray) -> tuple[NumpyArray, View]:
     return np.ascontiguousarray(array[:1]), lambda x, xp: xp.broadcast_to(x, shape)
 
 
+def _expanded_heads(array: NumpyArray) -> tuple[NumpyArray, View]:
+    """The second axis with a stride of 0, as one head that others share is expanded."""
+    shape = array.shape
+    return np.ascontiguousarray(array[:, :1]), lambda x, xp: xp.broadcast_to(x, shape)
+
+
 def _far(array: NumpyArray) -> tuple[NumpyArray, View]:
     """Rows 2**20 elements apart in a buffer of zeros, most of whose pages are never touched."""
     rows, width = array.shape[-2:]
@@ -87,6 +93,7 @@ MEMORY: dict[str, Callable[[NumpyArray], tuple[NumpyArray, View]]] = {
     "part": _part,
     "offset": _offset,
     "expanded": _expanded,
+    "expanded-heads": _expanded_heads,
     "interleaved": _interleaved,
     "far": _far,
 }

@@ -15,7 +15,6 @@ import numpy as np
 
 from attention_conformance.cases.case import Case, Draw, hard, long, ordinary
 from attention_conformance.cases.kernels import (
-    ARRAYS,
     AT,
     attention,
     cached,
@@ -124,7 +123,6 @@ def _rolled(problem: Problem, draw: Draw) -> Sequence[Problem]:
 PROPERTIES: tuple[Case, ...] = (
     row("decoding-equals-prefill", 3, "A query alone with the keys up to its own gives its row of the whole.", _steps,
         measure="decoded"),
-    row("sample-alone", 10, "A sample alone gives what it gives among others.", _alone, measure="batch"),
     row("large-sample-among-others", 10, "A sample of large numbers changes no other.",
         lambda d: _among_others(d, 24.0), hard),
     row("large-head-among-others", 10, "A head of large numbers changes no other.",
@@ -146,27 +144,18 @@ PROPERTIES: tuple[Case, ...] = (
         measure="by distance"),
     row("dropout-of-its-own", 11, "Dropout leaves out the share it should, scales the rest, and differs by call.",
         sized(64, 64, 64), measure="dropped"),
-    row("twice-of-200", 10, "Equal calls with several blocks of queries and keys: the same bits.", sized(200, 200, 64),
-        measure="twice"),
     row("after-other-dtype", 10, "A call after others of the same shapes in another dtype.", sized(21, 35, 32),
         before=_other_dtype),
     row("as-the-first-call", 10, "A call of the shapes that the first call of the run had.",
         sized(64, 64, 64, heads=4)),
-    row("many-samples", 10, "270 samples.", sized(2, 3, 16, heads=1, batch=270)),
     row("long-decode", 5, "One query sees 40,000 keys of a cache of 65,536 whose rest is NaN.",
         lambda d: cached(d, 1, 65536, 40000, width=16, heads=1, batch=1), hard),
-    row("long-stale-cache", 1, "One query sees 40,000 keys of a cache of 65,536 whose rest is another text's.",
-        lambda d: cached(d, 1, 65536, 40000, 1.0, width=16, heads=1, batch=1), hard),
     row("memory-bias", 10, "The bias is a transposed view.",
         lambda d: in_memory(attention(d, 18, 34, 32).holding(bias=d.normal(2, 2, 18, 34)), "transposed", "bias")),
     row("memory-mask-expanded", 10, "The mask is expanded over the batch, with a stride of 0.",
         lambda d: in_memory(attention(d, 18, 34, 32, "mask"), "expanded", "mask")),
     row("memory-query-expanded", 10, "The query is expanded over the batch, with a stride of 0.",
         lambda d: in_memory(attention(d, 18, 34, 32), "expanded", "query")),
-    gradient("gradient-memory-stride", 10, "Gradients of arrays whose last axis has a stride.",
-             lambda d: in_memory(attention(d, 18, 34, 32, gradient=True), "every-second", *ARRAYS)),
-    gradient("gradient-memory-misaligned", 10, "Gradients of arrays that start one element after their buffers.",
-             lambda d: in_memory(attention(d, 18, 34, 32, gradient=True), "offset", *ARRAYS, "cotangent")),
     row("gradient-of-one-array", 10, "The gradient of one array alone is that among the others.",
         sized(20, 34, 32, gradient=True), measure="apart"),
     row("gradient-after-other-forward", 10, "Gradients of a call, after another call came between.",
@@ -176,9 +165,6 @@ PROPERTIES: tuple[Case, ...] = (
     row("memory-one-array", 10, "Query, key and value are one array.", _one_array),
     gradient("gradient-memory-one-array", 10, "Gradients where query, key and value are one array.",
              partial(_one_array, gradient=True)),
-    gradient("gradient-samples", 10, "Gradients of five samples of lengths of their own.",
-             sized(20, 34, 32, "lengths", batch=5, gradient=True)),
-    gradient("gradient-more-queries", 10, "Gradients with more queries than keys.", sized(130, 34, 32, gradient=True)),
 )  # fmt: skip
 """Properties, for subjects."""
 
@@ -188,13 +174,9 @@ CORNERS: tuple[Case, ...] = (
         lambda d: attention(d, 20, 130, 32).put("value", (..., 66, 2), math.inf)),
     row("small-weights", 8, "2,099 small weights are a twentieth of the sum.", _small_weights, long),
     row("steeply-falling-scores", 0, "The maximum of the first block is 180 above that of the next.", _steep, hard),
-    row("narrow-values-128", 10, "D = 192 and E = 128.", partial(_value_width, width=192, value_width=128)),
-    row("wide-values-128", 10, "D = 64 and E = 128.", partial(_value_width, width=64, value_width=128)),
     row("mask-of-heads-and-causal", 3, "A mask of every head, and causality.", partial(_of_heads, is_causal=True)),
     row("memory-mask-misaligned", 10, "The mask starts one element after its buffer.",
         lambda d: in_memory(_of_heads(d), "offset", "mask")),
-    row("same-memory-mask", 10, "New numbers in the same memory, and a new mask.", sized(20, 34, 32, "mask"),
-        measure="overwritten"),
     row("after-rolled-mask", 10, "A call after another whose mask hides as many keys.", sized(20, 34, 32, "mask"),
         before=_rolled),
 )  # fmt: skip

@@ -40,7 +40,7 @@ def distrusted(job: Job, messages: Iterator[Message | Returned]) -> Iterator[Mes
             question = (owed or {}).pop((message.case, message.dtype), None)
             if question is not None and isinstance(message, Returned):
                 found = graded(question, message.arrays)
-                plain += [question] * (found.verdict == "right" and question.case.name.startswith("ladder"))
+                plain += [question] * (found.verdict == "right" and question.case.name == "shape-128x128-d64-causal")
                 yield found
             elif question is not None and isinstance(message, Finding):
                 told = {name: getattr(message, name) for name in TOLD}

@@ -27,7 +27,7 @@ MEMORY_OF = Variant("former-memory", 10, "an equal call again gives another answ
 FORMER = (MEMORY_OF, CALL, *OF_ARRAY.values(), STRIDES, *OF_STRIDES.values())
 """All that `mistaken` may tell."""
 
-OWN = {"overwritten", "kept"}
+OWN = {"overwritten", "again"}
 """Measures whose other call has the samples in the other order."""
 
 

@@ -14,6 +14,10 @@ class NotOffered(Exception):  # noqa: N818 (a fact, no error)
     """A subject does not declare what a case needs."""
 
 
+STRIDED = ("numpy", "torch")
+"""Libraries whose arrays have strides."""
+
+
 @dataclass(frozen=True, eq=False)
 class Subject:
     """An attention, and what it expects. What is None is found by its signature and by small calls.
@@ -130,6 +134,11 @@ class Subject:
     def has_logsumexp(self) -> bool:
         """Whether a call gives the logsumexp, asked or unasked."""
         return bool(self.native) or "logsumexp" in {*(self.asks or ()), *(self.returns or ())}
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether a call gives the weights, asked or unasked."""
+        return bool(self.native) or "weights" in {*(self.asks or ()), *(self.returns or ())}
 
     @property
     def mask_is_bias(self) -> bool:
