@@ -30,7 +30,7 @@ from survey.rows import PROPERTIES, Row, property_of, read_remarks, remark_of
 RED = (*WRONG, "crashed", "timed out")
 """Verdicts of cells that are published only after their script has shown them."""
 
-NARROW = ("mask", "grouped-heads", "shape-65x65-d64-causal", "scores-above-100", "average-1100",
+NARROW = ("mask", "grouped-heads", "shape-65x65-d64-causal", "scores-above-100", "average-32768",
           "shape-64x64-d64-plain-gradient")  # fmt: skip
 """Cases in 16 bits where a compiler takes most of the time."""
 

@@ -292,7 +292,7 @@ def test_sums_of_one_term_after_the_other_are_not_called_wrong():
         sums = [np.cumsum(each, axis=2, dtype=each.dtype)[:, :, -1] for each in rows]
         return np.stack(sums, axis=2) / total
 
-    findings = found(Subject(attention, **TAKES), "average-1100")
+    findings = found(Subject(attention, **TAKES), "average-32768")
     assert {each.verdict for each in findings.values()} == {"right"}
 
 

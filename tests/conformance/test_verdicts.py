@@ -202,7 +202,7 @@ def test_a_sum_of_1100_keys_in_16_bits_is_wrong_and_scores_in_16_bits_are_a_conv
             output = (output + weights[..., at : at + 1] * value[..., at : at + 1, :].astype(np.float32)).astype(kind)
         return output
 
-    case, takes = "average-1100", PLAIN | {"dtypes": ("float32", dtype)}
+    case, takes = "average-32768", PLAIN | {"dtypes": ("float32", dtype)}
     assert verdict_of(Subject(attention, **takes), case, dtype=dtype, accepted=["narrow-scores"]) == (
         "silently wrong",
         "",

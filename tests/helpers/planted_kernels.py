@@ -317,7 +317,7 @@ FORWARD = {
     "query in 8 bits": "shape-31x31-d80-plain",
     "scores in 16 bits": "shape-31x31-d80-plain",
     "weights of 4 bits": "shape-31x31-d80-plain",
-    "sums in 16 bits": "average-1100",
+    "sums in 16 bits": "average-32768",
     "causality kept by queries": "after-shorter",
     "keys in another order each call": "shape-200x200-d64-plain-again",
     "kept by shape": "shape-33x33-plain-again",

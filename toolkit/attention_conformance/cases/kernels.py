@@ -121,9 +121,9 @@ def _sentinel(draw: Draw) -> Problem:
 
 
 def _one_sign(draw: Draw) -> Problem:
-    """Values about 1 with small scores, so that sums grow with every key."""
-    problem = attention(draw, 4, 1100, 32, deviation=0.5)
-    return problem.holding(value=draw.array(1.0 + 0.25 * problem.arrays["value"].astype(np.float64)))
+    """Equal weights of values about 1, so that sums grow with every key."""
+    problem = attention(draw, 1, 32768, 16, heads=1, batch=1, deviation=0.25).put("query", ..., 0.0)
+    return problem.holding(value=draw.array(1.0 + problem.arrays["value"].astype(np.float64)))
 
 
 def in_memory(problem: Problem, kind: str, *names: str) -> Problem:
@@ -214,7 +214,7 @@ KERNELS: tuple[Case, ...] = (
     row("negative-scale-mask", 7, "The same with a mask.", sized(20, 34, 32, "mask", scale=-0.25)),
     row("scale-of-65", 7, "A scale of its own across the edge of a block.", sized(33, 65, 32, scale=0.5)),
     gradient("gradient-scale", 7, "Gradients with a scale of its own.", sized(20, 34, 32, scale=0.5, gradient=True)),
-    row("average-1100", 8, "1,100 values of one sign: sums in a narrow type lose digits.", _one_sign, long),
+    row("average-32768", 8, "32,768 values of one sign: sums in a narrow type lose digits.", _one_sign, long),
     row("memory-mask", 10, "The mask is a transposed view.",
         lambda d: in_memory(attention(d, 18, 34, 32, "mask"), "transposed", "mask")),
     gradient("gradient-memory-cotangent", 10, "The gradient of the output is a permuted view.",

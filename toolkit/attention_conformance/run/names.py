@@ -14,6 +14,8 @@ from attention_conformance.oracle.emulated import AXES
 from attention_conformance.oracle.variants import CONVENTIONS, FAULTS, NARROW, SPREAD
 from attention_conformance.run.bits import AS_WHOLE, FACTS
 from attention_conformance.run.catalogue import SUBJECT_CASES, shapes
+from attention_conformance.run.causes import MIXED
+from attention_conformance.run.experiments import EXPERIMENTS
 from attention_conformance.run.former import FORMER
 from attention_conformance.run.kinds import NAMES
 from attention_conformance.run.surprises import SURPRISES
@@ -22,7 +24,7 @@ from attention_conformance.subjects.watch import TOUCHED
 
 
 def _variants() -> list[str]:
-    known = [each.name for each in (*CONVENTIONS, *FAULTS, *DIAGNOSES, *FORMER, NARROW, SPREAD)]
+    known = [each.name for each in (*CONVENTIONS, *FAULTS, *DIAGNOSES, *FORMER, *EXPERIMENTS, MIXED, NARROW, SPREAD)]
     known += [*(f"other-{name}" for name in AXES), *(name for name, _ in FACTS.values()), AS_WHOLE[0]]
     return [*known, *TOUCHED, *(name for _, name, _ in SURPRISES.values()), *NAMES.values()]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -129,6 +130,11 @@ class Subject:
         """Everything that is not None, by name."""
         names = [each.name for each in fields(self) if each.name not in ("function", "backward")]
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    @functools.cached_property
+    def known(self) -> dict[Any, Any]:
+        """What calls have shown of it in this process, by what was asked."""
+        return {}
 
     @property
     def has_logsumexp(self) -> bool:
