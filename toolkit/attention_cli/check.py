@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from attention_cli.terminal import check_file, check_known, console, refusal, refusing
 from attention_conformance.cases.large import LARGE
 from attention_conformance.run.again import command_of, script_of
+from attention_conformance.run.alone import confirmed
 from attention_conformance.run.causes import agreed
 from attention_conformance.run.changes import Change, changes
 from attention_conformance.run.expected import (
@@ -206,6 +207,8 @@ class _Run:
         if not (interrupted or self.job.cases or self.job.fuzz or self.job.is_large or self.job.same_bits_as):
             self.findings += never_computed(self.findings, self.job.accepted)
         found = agreed(self.findings)
+        if self.job.is_trusted and not (interrupted or self.job.same_bits_as or self.job.fuzz or self.job.is_large):
+            found = confirmed(found, self.job)
         self.findings = [met(each, self._expected, self._origin) for each in found]
         if not (interrupted or self.job.cases or self.job.dtypes or self.reason):
             self.findings += unmatched(self.findings, self._expected, self._origin)

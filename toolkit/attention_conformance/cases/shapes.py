@@ -1,10 +1,10 @@
-r"""Cases of drawn shapes, of whose settings any three meet: a kernel has paths for one query, for grouped heads, for masks.
+r"""Cases of drawn shapes, of whose settings any three meet: kernels have paths for one query, grouped heads, and masks.
 
-A row is a point :math:`(a, b, c)` of :math:`\mathbb{F}_7^3`. The level of axis :math:`x` is :math:`a + b x + c x^2`, and
-the last axis has the level `c`. Three axes determine the point, so each three levels of three axes meet in one row. A
-row that is too large loses samples, then queries, then heads.
+A row is a point :math:`(a, b, c)` of :math:`\mathbb{F}_7^3`. The level of axis :math:`x` is :math:`a + b x + c x^2`,
+and the last axis has the level `c`. Three axes determine the point, so each three levels of three axes meet in one
+row. A row that is too large loses samples, then queries, then heads.
 
-The name of a case tells all of it, as in ``shape-17x1025-h8on2-d64-causal-permuted``: who writes such a name has a case.
+The name of a case tells all of it, as ``shape-17x1025-h8on2-d64-causal-permuted`` does; a written name makes it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ LAWS = ("", "gradient", "shuffled", "hidden", "parts", "again", "rewritten")
 
 ARRAYS = ("query", "key", "value")
 KINDS = {"permuted": "permuted", "part": "part", "expanded": "expanded", "shared": "expanded-heads",
-         "offset": "offset", "strided": "every-second", "interleaved": "interleaved", "transposed": "transposed"}  # fmt: skip
+         "offset": "offset", "strided": "every-second", "interleaved": "interleaved",
+         "transposed": "transposed"}  # fmt: skip
 """Kinds of memory, as `attention_conformance.strides` calls them, by the words of names."""
 
 OF_LAWS = {
@@ -138,7 +139,7 @@ class Shape:
 
     @classmethod
     def published(cls, geometry: Mapping[str, int], broken: str) -> Shape | None:
-        """The shape of a named case, with the setting of the property that it breaks; None where it is small, or large."""
+        """The shape of a named case, with the setting of what it breaks; None where it is small, or large."""
         if not {"B", "H", "M", "N", "D"} <= {*geometry} or geometry["N"] < LEAST or 0 in geometry.values():
             return None
         batch, heads, queries, keys, width = (geometry[each] for each in "BHMND")
@@ -196,7 +197,8 @@ def in_memory(problem: Problem, word: str) -> Problem:
 _NAME = re.compile(
     r"shape-(?P<queries>\d+)x(?P<keys>\d+)(?:-b(?P<batch>\d+))?(?:-h(?P<heads>\d+)on(?P<groups>\d+))?"
     r"(?:-d(?P<width>\d+)(?:e(?P<value_width>\d+))?)?"
-    rf"(?:-(?P<rule>{'|'.join(itertools.chain(*RULES))}))?(?:-(?P<memory>{'|'.join(filter(None, itertools.chain(*MEMORY)))}))?"
+    rf"(?:-(?P<rule>{'|'.join(itertools.chain(*RULES))}))?"
+    rf"(?:-(?P<memory>{'|'.join(filter(None, itertools.chain(*MEMORY)))}))?"
     rf"(?:-(?P<scale>scaled))?(?:-(?P<scores>high))?(?:-(?P<law>{'|'.join(LAWS[1:])}))?"
 )
 
@@ -204,9 +206,8 @@ _NAME = re.compile(
 def shape_of(name: str) -> Shape | None:
     """The shape that a name tells; None where it is no such name.
 
-    >>> shape_of("shape-1x1024-h8on2-d64-plain")
-    Shape(queries=1, keys=1024, batch=2, heads=8, groups=2, width=64, value_width=0, rule='plain', memory='', scale='', \
-scores='', law='')
+    >>> shape_of("shape-1x1024-h8on2-d64-plain") == Shape(1, 1024, heads=8, groups=2, width=64)
+    True
     """
     found = _NAME.fullmatch(name)
     if found is None:
@@ -236,15 +237,12 @@ def _rows(seed: int) -> Iterator[tuple[Shape, bool]]:
     for number, (a, b, c) in enumerate(itertools.product(range(LEVELS), repeat=3)):
         levels = [*((a + b * x + c * x * x) % LEVELS for x in range(LEVELS)), c]
         turn = number // LEVELS + number + seed
-        keys, queries, heads, width, rule, memory, batch, law = (
-            axis[level]
-            for axis, level in zip((KEYS, QUERIES, HEADS, WIDTHS, RULES, MEMORY, BATCHES, LAWS), levels, strict=True)
-        )
-        samples, narrow = batch
-        shape = Shape(
-            _turned(queries, turn), _turned(keys, turn + turn // 5), samples, *heads, _turned(width, turn), rule=_turned(rule, turn),
-            memory=_turned(memory, turn), law=law, scale="scaled" * (turn % 5 == 1), scores="high" * (turn % 4 == 2),
-        )  # fmt: skip
+        axes = zip((KEYS, QUERIES, HEADS, WIDTHS, RULES, MEMORY, BATCHES, LAWS), levels, strict=True)
+        keys, queries, heads, width, rule, memory, (samples, narrow), law = (axis[level] for axis, level in axes)
+        rule, memory = _turned(rule, turn), _turned(memory, turn)
+        queries, keys, width = _turned(queries, turn), _turned(keys, turn + turn // 5), _turned(width, turn)
+        scale, scores = "scaled" * (turn % 5 == 1), "high" * (turn % 4 == 2)
+        shape = Shape(queries, keys, samples, *heads, width, 0, rule, memory, scale, scores, law)
         yield replace(shape, queries=shape.queries or shape.keys, value_width=turn % 9 == 4), narrow
 
 

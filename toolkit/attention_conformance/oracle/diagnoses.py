@@ -264,7 +264,7 @@ def _finite_bias(dense: Dense) -> NumpyArray | float:
     return 0.0 if dense.bias is None else np.where(np.isfinite(dense.bias), dense.bias, 0)
 
 
-FINITE = Variant("bias-of-minus-10000", 4, "a bias of about −10,000 stands for the mask: a fully masked row attends to all",
+FINITE = Variant("bias-of-minus-10000", 4, "a bias of −10,000 stands for the mask: a fully masked row attends to all",
                  _unhidden)  # fmt: skip
 
 DIAGNOSES = (

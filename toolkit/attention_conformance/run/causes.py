@@ -66,11 +66,9 @@ class Variants:
         question = bounds.question
         if not question.causes:
             return
-        if self._dense is not None:
-            for variant, problem in mistaken(question.case, bounds.problem, question.subject, question.seed):
-                yield variant, answer(dense_of(meant(problem, question.subject)))
         yield MEMORY_OF, None
-        for variant in (*FAULTS, *DIAGNOSES):
+        is_large = size_of(bounds.problem) > MOST_PLANTED
+        for variant in (*FAULTS, *(() if is_large else DIAGNOSES)):
             yield variant, self.of(variant)
 
     def of_nonfinite(self, got: Mapping[str, NumpyArray], bounds: Bounds) -> Variant | None:
@@ -149,6 +147,15 @@ class Variants:
         except Exception:  # whatever a subject raises the second time
             return False
         return not bounds.measure(got, other).passes
+
+    def former(self, got: Mapping[str, NumpyArray], bounds: Bounds) -> list[Variant]:
+        """The arrays of a call before that explain a result in place of its own."""
+        question, found = bounds.question, []
+        for variant, problem in mistaken(question.case, bounds.problem, question.seed):
+            other = answer(dense_of(meant(problem, question.subject)))
+            expected = {name: as_exact(each, other.scales[name]) for name, each in other.arrays.items() if name in got}
+            found += [variant] * bounds.measure(got, expected).passes
+        return found
 
     def explain_narrow(self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str) -> bool:
         """Whether scores of 16 bits explain the error of a result."""

@@ -1,4 +1,4 @@
-"""Why an answer is wrong, found by asking again: without a setting of the call, or with values that show the weights."""
+"""Why an answer is wrong, found by asking again: without a setting, or with values that show the weights."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import numpy as np
 from attention_conformance.cases.kernels import KERNELS
 from attention_conformance.cases.shapes import NARROW as NARROW_TYPES
 from attention_conformance.oracle.dense import answer, dense_of
+from attention_conformance.oracle.positions import passes
 from attention_conformance.oracle.variants import Variant
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.run.finding import CONVENTION, WRONG, Finding
 from attention_conformance.run.former import CALL, STRIDES
 from attention_conformance.run.measures import drawn
+from attention_conformance.run.properties import positioned, taken
 from attention_conformance.run.question import Question
-from attention_conformance.subjects.fit import meant
+from attention_conformance.subjects.fit import fit, meant
 
 Ask = Callable[[Problem], dict[str, NumpyArray]]
 
@@ -32,19 +34,27 @@ UNLIKE = {
 SUMS = Variant("narrow-sums", 8, "sums are rounded to 16 bits, which loses what many keys add up to")
 LOST = Variant("lost-keys", 10, "keys {} to {} of {} are not attended to")
 SEEN = Variant("hidden-keys", 1, "hidden keys from {} on have weights")
-SUM = Variant(
-    "other-sum", 8, "all weights are {:.3g} times what they should be: the sum counts more, or less, than the keys"
+SUM = Variant("other-sum", 8, "all weights are {:.3g} times what they should be: the sum {}")
+MORE, LESS = "counts more than the keys, as where padding or a sink adds to it", "lacks some of the keys"
+STALE = Variant(
+    "unscaled-maximum", 8, "it is right where scores fall from key to key: not all is scaled to a new maximum"
 )
-SCALED = Variant("stale-blocks", 8, "weights of the keys before {} are {:.3g} times, and of others {:.3g} times, what they "
-                 "should be: a block counts twice, or is not scaled to a new maximum")  # fmt: skip
+SCALED = Variant("other-weights", 8, "weights of the keys before {} are {:.3g} times, and others {:.3g} times, what "
+                 "they should be: some block has another scale, or counts twice")  # fmt: skip
 OTHER = Variant("other-values", 9, "head {} of sample {} reads the values of head {} of sample {}")
 
-EXPERIMENTS = (*UNLIKE.values(), SUMS, LOST, SEEN, SUM, SCALED, OTHER)
+STATE = Variant("state", 10, "right in a process of its own: what is kept of calls before, or their order, matters")
+THREADS = Variant("threads", 10, "right with one thread, and wrong with several: threads race")
+
+EXPERIMENTS = (*UNLIKE.values(), SUMS, STATE, THREADS, LOST, SEEN, SUM, STALE, SCALED, OTHER)
 """All that is told here."""
 
 AVERAGE = next(case for case in KERNELS if case.name == "average-32768")
 MOST_UNITS = 3.0
 """Units of 16 bits within which an average of one sign is."""
+
+ALIKE = 1e-2
+"""How far ratios of weights that are right lie apart."""
 
 TOLD = ("variant", "says", "line", "equals", "rejected")
 
@@ -95,12 +105,11 @@ def read(question: Question, problem: Problem, row: tuple[int, ...], ask: Ask) -
     """What the weights of a row are, and of which head, as values that are indicators show it."""
     if problem.cotangent is not None or problem.score_mod is not None or len(problem.sizes[0]) != 1:
         return None
-    sample, head, query = row
+    sample, head, _ = row
     value, shared = problem.arrays["value"], problem.sizes[1] // problem.arrays["value"].shape[1]
     groups, keys, width = value.shape[1:]
-    weights = (
-        answer(dense_of(meant(problem, question.subject))).arrays["weights"][sample, head, query].astype(np.float64)
-    )
+    truth = answer(dense_of(meant(problem, question.subject)))
+    weights = truth.arrays["weights"][row].astype(np.float64)
     plain = problem.changed(memory={name: each for name, each in problem.memory.items() if name != "value"})
 
     def shown(codes: NumpyArray) -> NumpyArray:
@@ -125,32 +134,50 @@ def read(question: Question, problem: Problem, row: tuple[int, ...], ask: Ask) -
         return _worded(OTHER, head, sample, other % groups, other // groups)
     size = -(-keys // width)
     got, expected = sums(0, size)
-    if not np.isfinite(got).all():
-        return None
     least = 1e-3 / width
-    if ((expected == 0) & (got > least)).any():
-        return _worded(SEEN, int(np.argmax((expected == 0) & (got > least))) * size)
-    lost = (expected > least) & (got < expected / 2)
-    ratios = got[expected > least] / expected[expected > least]
-    if not ratios.size or abs(ratios - 1).max() < 1e-2:
+    hidden, attended = (expected == 0) & (got > least), expected > least
+    if not (np.isfinite(got).all() and attended.any()):
         return None
-    if ratios.max() - ratios.min() < 1e-2 * ratios.max():
-        return _worded(SUM, ratios.mean())
-    if lost.any() and (got[lost] < 0.9 * expected[lost]).all() and got[~lost].size:
-        edges = []
-        for block, last in ((int(np.flatnonzero(lost)[0]), False), (int(np.flatnonzero(lost)[-1]), True)):
-            start = block * size
-            got_each, each = sums(start, 1) if size <= width else (got, expected)
-            gone = np.flatnonzero((got_each < each / 10) & (each > 0)) if size <= width else np.asarray([0, size - 1])
-            gone = gone[gone < size]
-            edges.append(start + int(gone[-1 if last else 0]) if gone.size else -1)
-        if min(edges) >= 0:
-            return _worded(LOST, *edges, keys)
-    steps = np.flatnonzero(abs(np.diff(ratios)) > 1e-2 * ratios.max())
-    if steps.size and ratios.size > 2:
-        cut = int(steps[0]) + 1
-        return _worded(SCALED, cut * size, ratios[:cut].mean(), ratios[cut:].mean())
-    return None
+    if hidden.any():
+        return _worded(SEEN, int(hidden.argmax()) * size)
+    ratios, (blocks,) = got[attended] / expected[attended], np.nonzero(attended)
+    if abs(ratios - 1).max() < ALIKE:
+        return None
+    lost = blocks[ratios < 0.1]
+    if lost.size and size <= width:
+        first, last = int(lost[0]) * size, int(lost[-1]) * size
+        before = max(0, first - size + 1)
+        gone = [start + np.flatnonzero(_gone(*sums(start, 1))) for start in (before, last)]
+        return _worded(LOST, gone[0][0], gone[1][-1] if size == 1 else _end(gone[1]), keys)
+    if _falls_right(question, problem, row, weights, ask):
+        return STALE
+    if np.ptp(ratios) < ALIKE * ratios.max():
+        return _worded(SUM, ratios.mean(), MORE if ratios.mean() < 1 else LESS)
+    (steps,) = np.nonzero(abs(np.diff(ratios)) > ALIKE * ratios.max())
+    cut = int(steps[0]) + 1
+    return _worded(SCALED, int(blocks[cut]) * size, ratios[:cut].mean(), ratios[cut:].mean())
+
+
+def _gone(got: NumpyArray, expected: NumpyArray) -> NumpyArray:
+    return np.asarray((expected > 0) & (got < expected / 10))
+
+
+def _end(gone: NumpyArray) -> int:
+    """The last of the first run of numbers."""
+    return int(gone[np.flatnonzero(np.diff(gone, append=gone[-1] + 2) > 1)[0]])
+
+
+def _falls_right(
+    question: Question, problem: Problem, row: tuple[int, ...], weights: NumpyArray, ask: Ask
+) -> bool:  # fmt: skip
+    """Whether a row is right once the keys are in the order of its weights, so that the first block has the maximum."""
+    changed = taken(positioned(problem, question.subject), -1, np.argsort(-weights, kind="stable"))
+    if changed.mask is not None and changed.mask.kind != "array":
+        through = passes(positioned(problem, question.subject).mask, problem)
+        changed = taken(problem.changed(options={}).holding(mask=through), -1, np.argsort(-weights, kind="stable"))
+    changed = fit(changed.changed(memory={}), question.subject)
+    truth = answer(dense_of(meant(changed, question.subject))).arrays["output"][row]
+    return bool(abs(ask(changed)["output"][row] - truth).max() < ALIKE * abs(truth).max())
 
 
 def _worded(variant: Variant, *facts: object) -> Variant:

@@ -22,7 +22,7 @@ from attention_conformance.oracle.attention import Exact
 from attention_conformance.oracle.ulps import worst_error
 from attention_conformance.oracle.variants import CONVENTIONS, NARROW, SINGLE, TF32, Variant
 from attention_conformance.problem import NumpyArray, Problem
-from attention_conformance.run.causes import Variants, power
+from attention_conformance.run.causes import NARROW_TYPES, Variants, power
 from attention_conformance.run.expected import Expected, Origin, met, read_expected
 from attention_conformance.run.experiments import SUMS, TOLD, Ask, has_narrow_sums, read, simplest
 from attention_conformance.run.finding import CONVENTION, WRONG, Finding
@@ -208,15 +208,17 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
     found = replace(found, verdict=verdict, **bounds.located(measured, got))
     equal: list[Variant] = []
     unlike: list[str] = []
-    is_wide_right = False
-    if question.causes and question.library is None:
+    may_ask = question.causes and question.library is None and question.is_trusted
+    is_wide_right = question.narrow_is_habit and not may_ask
+    if may_ask:
         simpler, setting, is_wide_right = simplest(question, judged)
         if simpler is not None:
             return _as(found, simpler, question)
-        equal = [setting] * (setting is not None)
-        if is_wide_right and has_narrow_sums(question, judged):
+        equal = [] if setting is None else variants.former(got, bounds) or [setting]
+    if is_wide_right and question.dtype in NARROW_TYPES:
+        if may_ask and has_narrow_sums(question, judged):
             equal = [SUMS]
-        elif is_wide_right and variants.explain_narrow(got, bounds, measured.result):
+        elif variants.explain_narrow(got, bounds, measured.result):
             equal = [NARROW]
     for inaccurate, allowed in () if equal else _precisions(bounds):
         if inaccurate is not None and allowed.measure(got, truth.arrays).passes:
@@ -225,7 +227,7 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
             equal, unlike = variants.equal(got, allowed, measured.result, again)
         if equal:
             break
-    if not equal and ask is not None and found.worst is not None and question.causes and question.library is None:
+    if not equal and ask is not None and may_ask:
         equal = [each for each in [_shown(question, problem, found, ask)] if each is not None]
     found = replace(found, equals=tuple(each.name for each in equal), rejected=tuple(unlike))
     return _told(found, question, equal)

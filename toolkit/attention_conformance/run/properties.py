@@ -74,7 +74,7 @@ def in_equal_bits(question: Question, problem: Problem, call: Call) -> Arrays:
     return found
 
 
-def _positioned(problem: Problem, subject: Subject) -> Problem:
+def positioned(problem: Problem, subject: Subject) -> Problem:
     """The problem whose mask is one array, or one rule of positions, so that its parts mean what the whole does."""
     problem = meant(problem, subject)
     rules = [problem.mask] * (problem.mask is not None) + [Rule("Causal")] * bool(problem.options.get("is_causal"))
@@ -87,7 +87,7 @@ def _positioned(problem: Problem, subject: Subject) -> Problem:
     return problem.changed(options=options).holding(mask=through)
 
 
-def _taken(problem: Problem, axis: int, at: NumpyArray) -> Problem:
+def taken(problem: Problem, axis: int, at: NumpyArray) -> Problem:
     """The same with some of the samples, heads, queries or keys: the axes -4 to -1 of the scores."""
     shared, arrays = problem.sizes[1] // problem.arrays["key"].shape[-3], dict(problem.arrays)
     for name, each in arrays.items():
@@ -106,20 +106,20 @@ def _taken(problem: Problem, axis: int, at: NumpyArray) -> Problem:
 def shuffled(question: Question, problem: Problem, call: Call) -> Arrays:
     """Samples, heads, and keys where no position counts, from last to first; the output in the first order."""
     (batch,), heads, _, columns = problem.sizes
-    whole = _positioned(problem, question.subject)
+    whole = positioned(problem, question.subject)
     axes = {-4: batch, -3: heads, -1: columns}
     if whole.mask is not None and (whole.mask.kind == "Causal" or problem.options.get("is_causal")):
         axes.pop(-1)
         whole = problem
     for axis, size in axes.items():
-        whole = _taken(whole, axis, np.arange(size)[::-1])
+        whole = taken(whole, axis, np.arange(size)[::-1])
     return {"output": call(question, fit(whole, question.subject))["output"][::-1, ::-1]}
 
 
 def hidden(question: Question, problem: Problem, call: Call) -> Arrays:
     """Large finite keys and values behind the others, which no query may attend to."""
     _, _, rows, columns = problem.sizes
-    more, longer = 1 + columns // 4, _positioned(problem, question.subject)
+    more, longer = 1 + columns // 4, positioned(problem, question.subject)
     rule, arrays = longer.mask, dict(longer.arrays)
     for name in ("key", "value"):
         behind = arrays[name][..., np.arange(more) % columns, :] * arrays[name].dtype.type(32)
@@ -137,9 +137,9 @@ def in_parts(question: Question, problem: Problem, call: Call) -> Arrays:
     groups = problem.arrays["key"].shape[-3]
     axis = -4 if batch > 1 else -3 if groups > 1 else -2
     size, count = {-4: (batch, batch), -3: (heads, groups), -2: (rows, min(rows, 2))}[axis]
-    whole, found = _positioned(problem, question.subject), []
+    whole, found = positioned(problem, question.subject), []
     for at in np.array_split(np.arange(size), count):
-        part = _taken(whole if axis == -2 else problem, axis, at)
+        part = taken(whole if axis == -2 else problem, axis, at)
         if axis == -2 and part.mask is not None and part.mask.kind == "Causal":
             part = part.changed(mask=Rule("Causal", {"offset": part.mask.arguments.get("offset", 0) + int(at[0])}))
         found.append(call(question, fit(part, question.subject))["output"])
