@@ -296,7 +296,7 @@ def test_the_least_wrong_of_drawn_calls_is_a_program_that_a_seed_replays(tmp_pat
     drawn = [in_this_process(*words) for _ in range(2)]
     assert drawn[0].stdout == drawn[1].stdout
     assert drawn[0].exit_code == 1
-    assert "queries=1, keys=1, width=16" in " ".join(drawn[0].stdout.split())
+    assert "shape-1x1-b1-h1on1-d16-plain" in drawn[0].stdout
     program = tmp_path / "program.py"
     program.write_text('"""' + drawn[0].stdout.partition('\n"""')[2].rpartition("\n\n")[0])
     assert "attention_conformance" not in program.read_text()

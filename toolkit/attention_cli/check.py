@@ -27,7 +27,7 @@ from attention_conformance.run.expected import (
     unmatched,
 )
 from attention_conformance.run.finding import ENDED, WRONG, Finding, Started, exit_status, most_telling
-from attention_conformance.run.fuzz import Script, has_hypothesis
+from attention_conformance.run.fuzz import Script
 from attention_conformance.run.job import Job
 from attention_conformance.run.kinds import never_computed, refusals
 from attention_conformance.run.memory import available_memory
@@ -78,8 +78,6 @@ def check(options: Check, /) -> None:
     least = min(each.memory for each in LARGE)
     if large and free is not None and free < least:
         raise refusal(f"expected {least:g} GiB of free memory for --large; got {free:.1f}")
-    if fuzz and not has_hypothesis():
-        raise refusal("expected hypothesis for --fuzz; got none: pip install 'attention-core[fuzz]'")
     for path in files.values():
         check_file(path)
     before = _former(options.compare)

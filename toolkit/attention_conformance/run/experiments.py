@@ -36,9 +36,7 @@ LOST = Variant("lost-keys", 10, "keys {} to {} of {} are not attended to")
 SEEN = Variant("hidden-keys", 1, "hidden keys from {} on have weights")
 SUM = Variant("other-sum", 8, "all weights are {:.3g} times what they should be: the sum {}")
 MORE, LESS = "counts more than the keys, as where padding or a sink adds to it", "lacks some of the keys"
-STALE = Variant(
-    "unscaled-maximum", 8, "it is right where scores fall from key to key: not all is scaled to a new maximum"
-)
+STALE = Variant("unscaled-maximum", 8, "right where scores fall from key to key: not all is scaled to a new maximum")
 SCALED = Variant("other-weights", 8, "weights of the keys before {} are {:.3g} times, and others {:.3g} times, what "
                  "they should be: some block has another scale, or counts twice")  # fmt: skip
 OTHER = Variant("other-values", 9, "head {} of sample {} reads the values of head {} of sample {}")
