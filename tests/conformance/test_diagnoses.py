@@ -107,7 +107,7 @@ def test_a_nan_of_one_query_in_the_row_before_it_spreads():
 SLIPS = [
     "softmax-over-queries", "softmax-over-heads", "masked-after-softmax", "powers-of-2", "powers-of-e",
     "key-and-value-swapped", "width-from-64-lost", "reversed-causality", "causality-by-blocks-of-32",
-    "ragged-block-of-8-lost", "causality-of-first-query", "sink-of-zero", "mask-transposed", "keys-after-hidden-lost",
+    "lost-keys", "causality-of-first-query", "sink-of-zero", "mask-transposed", "keys-after-hidden-lost",
     "keys-beyond-queries-lost", "heads-not-transposed",
 ]  # fmt: skip
 
@@ -132,7 +132,7 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
             mask = np.swapaxes(mask, -1, -2) if slip == "mask-transposed" and mask.shape[-1] == mask.shape[-2] else mask
             seen = seen & (np.logical_and.accumulate(mask, axis=-1) if slip == "keys-after-hidden-lost" else mask)
         seen = seen & (columns < rows.size) if slip == "keys-beyond-queries-lost" else seen
-        seen = seen & (columns < columns.size // 8 * 8) if slip == "ragged-block-of-8-lost" else seen
+        seen = seen & (columns < columns.size // 8 * 8) if slip == "lost-keys" else seen
         axis = {"softmax-over-queries": -2, "softmax-over-heads": -3}.get(slip, -1)
         powers = (np.exp2 if slip == "powers-of-2" else np.exp)(scores - scores.max(axis=axis, keepdims=True))
         powers = powers if slip == "masked-after-softmax" else np.where(seen, powers, 0)

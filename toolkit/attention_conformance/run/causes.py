@@ -67,7 +67,7 @@ class Variants:
         if not question.causes:
             return
         yield MEMORY_OF, None
-        is_large = size_of(bounds.problem) > MOST_PLANTED
+        is_large = size_of(bounds.problem) > 2 * MOST_PLANTED
         for variant in (*FAULTS, *(() if is_large else DIAGNOSES)):
             yield variant, self.of(variant)
 

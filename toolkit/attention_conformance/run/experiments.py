@@ -35,7 +35,7 @@ SUMS = Variant("narrow-sums", 8, "sums are rounded to 16 bits, which loses what 
 LOST = Variant("lost-keys", 10, "keys {} to {} of {} are not attended to")
 SEEN = Variant("hidden-keys", 1, "hidden keys from {} on have weights")
 SUM = Variant("other-sum", 8, "all weights are {:.3g} times what they should be: the sum {}")
-MORE, LESS = "counts more than the keys, as where padding or a sink adds to it", "lacks some of the keys"
+MORE, LESS = "counts more than the keys, as where padding or a sink adds to it", "lacks keys, or does not divide"
 STALE = Variant("unscaled-maximum", 8, "right where scores fall from key to key: not all is scaled to a new maximum")
 SCALED = Variant("other-weights", 8, "weights of the keys before {} are {:.3g} times, and others {:.3g} times, what "
                  "they should be: some block has another scale, or counts twice")  # fmt: skip
@@ -51,7 +51,7 @@ AVERAGE = next(case for case in KERNELS if case.name == "average-32768")
 MOST_UNITS = 3.0
 """Units of 16 bits within which an average of one sign is."""
 
-ALIKE = 1e-2
+ALIKE = 0.02
 """How far ratios of weights that are right lie apart."""
 
 TOLD = ("variant", "says", "line", "equals", "rejected")
@@ -147,7 +147,7 @@ def read(question: Question, problem: Problem, row: tuple[int, ...], ask: Ask) -
         before = max(0, first - size + 1)
         gone = [start + np.flatnonzero(_gone(*sums(start, 1))) for start in (before, last)]
         return _worded(LOST, gone[0][0], gone[1][-1] if size == 1 else _end(gone[1]), keys)
-    if _falls_right(question, problem, row, weights, ask):
+    if _falling(question, problem, row, weights, ask) < abs(ratios - 1).max() / 10:
         return STALE
     if np.ptp(ratios) < ALIKE * ratios.max():
         return _worded(SUM, ratios.mean(), MORE if ratios.mean() < 1 else LESS)
@@ -165,17 +165,15 @@ def _end(gone: NumpyArray) -> int:
     return int(gone[np.flatnonzero(np.diff(gone, append=gone[-1] + 2) > 1)[0]])
 
 
-def _falls_right(
-    question: Question, problem: Problem, row: tuple[int, ...], weights: NumpyArray, ask: Ask
-) -> bool:  # fmt: skip
-    """Whether a row is right once the keys are in the order of its weights, so that the first block has the maximum."""
+def _falling(question: Question, problem: Problem, row: tuple[int, ...], weights: NumpyArray, ask: Ask) -> float:
+    """The error of a row once the keys are in the order of its weights, so that the first block has the maximum."""
     changed = taken(positioned(problem, question.subject), -1, np.argsort(-weights, kind="stable"))
     if changed.mask is not None and changed.mask.kind != "array":
         through = passes(positioned(problem, question.subject).mask, problem)
         changed = taken(problem.changed(options={}).holding(mask=through), -1, np.argsort(-weights, kind="stable"))
     changed = fit(changed.changed(memory={}), question.subject)
     truth = answer(dense_of(meant(changed, question.subject))).arrays["output"][row]
-    return bool(abs(ask(changed)["output"][row] - truth).max() < ALIKE * abs(truth).max())
+    return float(abs(ask(changed)["output"][row] - truth).max() / abs(truth).max())
 
 
 def _worded(variant: Variant, *facts: object) -> Variant:

@@ -206,15 +206,15 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
         return replace(found, **power(question, problem, bounds, variants))
     verdict = "visibly wrong" if _is_visible(got, truth, kinds) else "silently wrong"
     found = replace(found, verdict=verdict, **bounds.located(measured, got))
-    equal: list[Variant] = []
     unlike: list[str] = []
     may_ask = question.causes and question.library is None and question.is_trusted
     is_wide_right = question.narrow_is_habit and not may_ask
-    if may_ask:
+    equal = variants.former(got, bounds)
+    if may_ask and not equal:
         simpler, setting, is_wide_right = simplest(question, judged)
         if simpler is not None:
             return _as(found, simpler, question)
-        equal = [] if setting is None else variants.former(got, bounds) or [setting]
+        equal = [setting] * (setting is not None)
     if is_wide_right and question.dtype in NARROW_TYPES:
         if may_ask and has_narrow_sums(question, judged):
             equal = [SUMS]
@@ -227,6 +227,9 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
             equal, unlike = variants.equal(got, allowed, measured.result, again)
         if equal:
             break
+    is_narrow_alone = question.dtype in NARROW_TYPES and not question.narrow_is_habit
+    if not equal and is_narrow_alone and variants.explain_narrow(got, bounds, measured.result):
+        equal = [NARROW]
     if not equal and ask is not None and may_ask:
         equal = [each for each in [_shown(question, problem, found, ask)] if each is not None]
     found = replace(found, equals=tuple(each.name for each in equal), rejected=tuple(unlike))
