@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from attention_conformance.run.experiments import is_exact
 from attention_conformance.run.finding import QUIET, VERDICTS, Finding
 
 AGAIN = 2.0
@@ -47,12 +48,12 @@ def changes(before: Sequence[Finding], after: Sequence[Finding]) -> list[Change]
 
 
 def is_same(finding: Finding, verdict: str, variant: str, error: float) -> bool:
-    """Whether a finding has this verdict, and this cause; without one, at most twice this error, if it is a number."""
+    """Whether a finding has this verdict, and this cause; unless that is exact, at most twice this error, if it is a number."""
     if finding.verdict != verdict or finding.verdict in ("right", "refused", "not offered"):
         return finding.verdict == verdict
-    if variant:
+    if is_exact(variant):
         return variant in (finding.variant, *finding.equals)
-    return not finding.variant and not finding.error > AGAIN * error
+    return variant == finding.variant and not finding.error > AGAIN * error
 
 
 def _told(finding: Finding) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from attention_conformance.run.changes import AGAIN
+from attention_conformance.run.experiments import is_exact
 from attention_conformance.run.finding import QUIET, VERDICTS, Finding
 from attention_workers.machine import machine
 
@@ -210,7 +211,7 @@ def expected_text(
     device = "*" if origin.device == "cpu" else origin.device
     for each in findings:
         if each.verdict not in (*QUIET, "unexpectedly right"):
-            is_known = each.variant or not math.isfinite(each.error)
+            is_known = is_exact(each.variant) or not math.isfinite(each.error)
             how: dict[str, Any] = {
                 "variant": each.variant,
                 "error": math.nan if is_known else float(f"{each.error:.6g}"),

@@ -57,6 +57,11 @@ ALIKE = 0.02
 TOLD = ("variant", "says", "line", "equals", "rejected")
 
 
+def is_exact(cause: str) -> bool:
+    """Whether a cause gives the numbers that were wrong, and not their kind alone."""
+    return bool(cause) and cause not in {each.name for each in EXPERIMENTS}
+
+
 def simplest(question: Question, judge: Callable[[Question], Finding]) -> tuple[Finding | None, Variant | None, bool]:
     """The finding of a simpler question that is wrong, too, or what is wrong as a simpler one is right.
 
