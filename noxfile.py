@@ -66,7 +66,7 @@ PEERS = (
     "tests/commands/test_benchmark_of_steps.py",
     "tests/core/test_user_functions.py::test_a_frame_is_no_mask",  # of pandas
 )
-NOTEBOOKS = ("docs/tutorial.md", "docs/guides/masks.md", "docs/guides/checking-a-kernel.md", "docs/guides/weights.md")
+NOTEBOOKS = ("docs/tutorial.md", "docs/guides/masks.md", "docs/guides/kernels.md", "docs/guides/moving-weights.md")
 COMMANDS = ("tests/commands/test_cli.py", "tests/commands/test_check.py")
 QUICK = ("tests/core", "tests/models", *COMMANDS)  # nothing pretrained, no other packages
 DOCTESTS = ("--doctest-modules", "attention_core", "toolkit/attention_models", "--ignore-glob=*_models/[jkt]*")
@@ -195,9 +195,6 @@ def readme(session):
     session.chdir(folder)
     for count, extras in enumerate(re.findall(r'^\$ pip install "\.(.*)"$', page, re.MULTILINE), start=1):
         install(session, f"attention-core{extras} @ {ROOT.as_uri()}")
-        if count > 1:  # of the command that continues a text
-            install(session, "--no-deps", LANGUAGE_MODEL)
-            shutil.copy(pretrained(session, LANGUAGE_MODEL, alone), folder)
         session.run("python", str(ROOT / "tests" / "bare" / "readme.py"), str(count), env=QUIET)
 
 

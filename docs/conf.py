@@ -30,6 +30,7 @@ default_role = "py:obj"  # `scaled_dot_product_attention` in a docstring is a li
 
 autodoc_typehints = "none"  # the docstrings say it with shapes
 autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False  # what overrides is described where it is first defined
 numpydoc_show_class_members = False
 autodoc_mock_imports = ["dask", "flax", "jax", "torch"]  # of which the pages need only the words that we write
 _MockObject.__signature__ = None  # of functions that an adapter asks for theirs
@@ -74,9 +75,14 @@ def setup(app):
 
     def leave_out(app):
         if app.builder.name == "doctest":
-            app.config.exclude_patterns += [f"reference/{name}.md" for name in ("dask", "torch", "jax", "nnx")]
+            app.config.exclude_patterns += ["reference/frameworks.md"]
             app.config.suppress_warnings += ["toc.not_readable"]
 
+    def is_field(app, what, name, member, skip, options):
+        """Leave out fields of named tuples, which the class describes."""
+        return True if type(member).__name__ == "_tuplegetter" else None
+
     app.add_directive("command", Command)
+    app.connect("autodoc-skip-member", is_field)
     app.connect("builder-inited", leave_out)
     app.connect("missing-reference", find)

@@ -13,7 +13,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import sync_playwright
 
 SERIOUS = ("serious", "critical")
-SHOWN = ("index.html", "explanation/contract.html", "gallery.html", "guides/what-to-do-when.html")
+SHOWN = ("index.html", "explanation/contract.html", "guides/models.html", "guides/troubleshooting.html")
 ANSWERS = {  # a question, and the words of its answer
     "how to mask padding from a tokenizer": "mask_from_integers(attention_mask)",
     "why the output has NaN in PyTorch and 0 here": "PyTorch gives NaN, and this gives 0",

@@ -1,6 +1,6 @@
 """Counts the Python calls that a small call of attention makes inside the packages of this repository.
 
-``python tools/count_calls.py`` prints the table of `docs/explanation/numerics.md`: calls, their files, and how often a
+``python tools/count_calls.py`` prints a table: calls, their files, and how often a
 call is in another file than the one before. With a name of a case, it prints the functions in the order of the calls.
 """
 

@@ -61,11 +61,11 @@ ROWS: tuple[Row, ...] = (
 
 ABSENT = {
     "xformers 0.0.35": "its operators for a CPU are not built: `memory_efficient_attention` refuses every array there",
-    "timm, open-clip": "both import torchvision, whose wheels refuse a PyTorch that is built for a CPU alone",
-    "torchtune, keras-hub": "hundreds of MB, for attentions that call `torch.sdpa` and `keras.ops`",
+    "timm, open-clip": "both import torchvision, whose wheels refuse a PyTorch for CPUs alone",
+    "torchtune, keras-hub": "hundreds of MB, and their attention is `torch.sdpa` or `keras.ops`",
     "paddlepaddle": "no version installs with the other versions of the survey",
     "flash-attn, TransformerEngine, cuDNN": "they need a GPU",
-    "jax decode_attention.gqa": "it takes one query, and no case of the kit can be asked with one query alone",
+    "jax decode_attention.gqa": "it takes one query alone, and no case of the kit has one",
 }
 """Attentions that could not be had, and why."""
 
@@ -73,7 +73,7 @@ PROPERTIES = {
     "numbers": "ordinary and extreme numbers",
     "mask, bias": "masks are boolean and True means may attend; biases are added",
     "rules": "lengths, segments and combined masks, made into arrays",
-    "causal": "causality counts from where the subject says, also next to a mask, in windows and in decoding",
+    "causal": "causal alignment as declared, also with a mask, a window or a cache",
     "empty rows": "a fully masked row gives 0",
     "masked NaN": "NaN and infinities that are masked reach nothing",
     "weights": "asking for weights or logsumexp changes nothing",
@@ -81,11 +81,11 @@ PROPERTIES = {
     "dtype": "the output has the dtype of the query",
     "heads": "grouped heads repeat in order",
     "sizes": "lengths and widths at the edges of blocks, empty axes, many samples",
-    "dropout": "dropout leaves out the share that it should",
+    "dropout": "dropout drops the right share",
     "strides": "strides of arguments and cotangents change nothing",
     "calls": "equal calls, earlier calls, samples alone, and decoding as prefill",
     "gradients": "gradients are those of the definition",
-    "bits": "other calls have the bits of the whole: batches, shards of heads, chunks, decoding, strides, threads",
+    "bits": "bitwise equal in batches, shards of heads, chunks, decoding, strides, threads",
     "16 bits": "all of these in bfloat16 or float16",
 }
 """The columns, with what each asks."""

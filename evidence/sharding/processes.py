@@ -3,10 +3,10 @@
 Memory is the most that one process grows by, a way for each start. Time is the median of the sum over ranks, with all
 ways in alternation, on the processors that there are::
 
-    python docs/shard_processes.py memory auto
-    torchrun --nproc-per-node 4 docs/shard_processes.py memory ring
-    torchrun --nproc-per-node 4 docs/shard_processes.py time
-    torchrun --nproc-per-node 4 docs/shard_processes.py time blockwise
+    python evidence/sharding/processes.py memory auto
+    torchrun --nproc-per-node 4 evidence/sharding/processes.py memory ring
+    torchrun --nproc-per-node 4 evidence/sharding/processes.py time
+    torchrun --nproc-per-node 4 evidence/sharding/processes.py time blockwise
 
 The last has the ways of that word alone. With ``--nproc-per-node 1``, the time is that of a group of one.
 """

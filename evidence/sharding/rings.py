@@ -1,4 +1,4 @@
-"""Check the rings of others on gloo: ``torchrun --nproc-per-node 2 docs/check_rings.py ring-attention-pytorch``.
+"""Check the rings of others on gloo: ``torchrun --nproc-per-node 2 evidence/sharding/rings.py ring-attention-pytorch``.
 
 The others are ``context-parallel``, that of PyTorch, and ``attention-core``. A table of verdicts is printed.
 """
