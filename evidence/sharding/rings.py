@@ -57,18 +57,18 @@ SUBJECTS = {
 
 
 ROWS = {
-    "lengths that divide": "shape-128x128-plain shape-128x128-b1-h1on1-d64-causal-part-high shape-64x64-d16-causal shape-192x192-d64-lengths",
+    "lengths that divide": "shape-128x128-plain shape-128x128-causal shape-64x64-d16-causal shape-192x192-lengths",
     "lengths that do not": "shape-1x1-d16-plain shape-13x13-causal shape-31x31-d80-plain shape-65x65-d64-causal",
-    "masks of keys": "shape-128x128-b1-h1on1-d64-maskb-part-scaled shape-33x33-b5-h6on6-d64-maskb-scaled-high shape-127x127-d64-lengths mask-of-keys",
-    "masks with causality": "shape-128x128-h1on1-d128-ragged-part-scaled shape-33x33-h1on1-d64-ragged-permuted-scaled-high shape-130x130-ragged",
-    "masks of queries and heads": "shape-128x128-b1-h10on5-d64-maskhm-permuted-scaled shape-96x96-d72-mask mask-of-queries mask-of-heads band-300",
-    "a bias": "shape-128x128-b5-h8on1-d64-bias-high bias-130",
+    "masks of keys": "shape-128x128-maskb shape-33x33-maskb shape-127x127-d64-lengths shape-70x130-h3on3-maskb",
+    "masks with causality": "shape-128x128-ragged shape-33x33-ragged shape-130x130-ragged",
+    "masks of queries and heads": "shape-128x128-maskhm shape-96x96-mask mask-of-queries shape-70x130-maskbhm band-300",
+    "a bias": "shape-128x128-bias bias-130",
     "fully masked rows": "empty-rows-130 gradient-empty-rows-130 padding-nan",
-    "grouped heads": "shape-64x128-h4on2-d64-plain shape-65x70-h6on2-plain shape-3x5-b1-h258on2-d16-plain shape-33x65-h6on2-causal-gradient",
+    "grouped heads": "shape-64x128-h4on2-plain shape-65x70-h6on2-plain shape-33x65-h6on2-causal-gradient",
     "sinks": "sinks-grouped-130 gradient-sinks-grouped-130",
-    "gradients": "shape-64x64-d64-plain-gradient shape-128x128-b1-h1on1-d64-causal-part-high-gradient shape-256x256-b1-h8on2-d64-causal-high-gradient",
-    "gradients, odd lengths": "shape-5x5-d16-plain-gradient shape-65x65-causal-gradient shape-33x33-b1-h10on5-d128-causal-permuted-high-gradient",
-    "gradients, masks": "shape-130x130-d64-mask-gradient shape-128x128-b1-h10on5-d64-maskhm-permuted-scaled-gradient shape-130x130-ragged-gradient",
+    "gradients": "shape-64x64-d64-plain-gradient shape-128x128-causal-gradient shape-256x256-causal-gradient",
+    "gradients, odd lengths": "shape-5x5-d16-plain-gradient shape-65x65-causal-gradient shape-33x33-causal-gradient",
+    "gradients, masks": "shape-130x130-mask-gradient shape-128x128-maskhm-gradient shape-130x130-ragged-gradient",
 }
 
 

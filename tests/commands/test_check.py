@@ -288,9 +288,31 @@ def test_a_kernel_that_refuses_a_kind_of_call_throughout_or_every_call_does_not_
     assert "the first RuntimeError: no device at all; --backend, --device, --layout, --mask" in last
 
 
+STALE = (
+    KERNEL
+    + """
+KEPT = {}
+
+def stale(query, key, value):
+    last = KEPT.setdefault(key.shape, key.copy())  # whose last rows are never written again
+    last[..., :-3, :] = key[..., :-3, :]
+    return attention(query, last, value)
+"""
+)
+
+
+def test_what_is_right_in_a_process_of_its_own_is_told_as_of_state(tmp_path):
+    (tmp_path / "stale.py").write_text(STALE)
+    cases = ("--case", "scale", "--case", "shape-31x31-d80-plain", "--case", "causal-more-keys", "--dtype", "float32")
+    found = in_this_process(f"{tmp_path / 'stale.py'}:stale", *cases, "--layout", "BHSD")
+    assert "what is kept of calls before, or their order, matters (state)" in " ".join(found.stdout.split())
+
+
 def test_the_least_wrong_of_drawn_calls_is_a_program_that_a_seed_replays(tmp_path):
     source = tmp_path / "kernel.py"
-    source.write_text("import numpy as np\n\ndef attention(query, key, value):\n    return 0 * query @ key.mT @ value\n")
+    source.write_text(
+        "import numpy as np\n\ndef attention(query, key, value):\n    return 0 * query @ key.mT @ value\n"
+    )
     words = (f"{source}:attention", "--fuzz", 1, "--seed", 3, "--dtype", "float32", "--layout", "SD")
     assert in_this_process(*words, "--fuzz", 0.001, "--accept", "zeros").exit_code == 0
     drawn = [in_this_process(*words) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Cases of drawn shapes, their laws, and corners: faults that no other case shows."""
+"""Cases of drawn shapes, their relations, and corners: faults that no other case shows."""
 
 import functools
 import itertools
@@ -9,7 +9,7 @@ import pytest
 from planted_kernels import TAKES, found
 
 from attention_conformance import Subject
-from attention_conformance.cases.shapes import KEYS, LAWS, MEMORY, RULES, case_of, drawn, shape_of
+from attention_conformance.cases.shapes import KEYS, MEMORY, RELATIONS, RULES, case_of, drawn, shape_of
 from attention_conformance.run.job import Job
 from attention_conformance.run.questions import questions
 
@@ -68,7 +68,13 @@ def level(classes, value):
 def test_any_three_settings_of_a_call_meet_in_a_drawn_shape(seed):
     """But for heads, queries and samples, of which large calls have fewer."""
     rows = [
-        (level(KEYS, each.keys), level(RULES, each.rule), level(MEMORY, each.memory), LAWS.index(each.law), narrow)
+        (
+            level(KEYS, each.keys),
+            level(RULES, each.rule),
+            level(MEMORY, each.memory),
+            RELATIONS.index(each.relation),
+            narrow,
+        )
         for each, narrow in drawn(seed)
     ]
     for axes in itertools.combinations(zip(*rows, strict=True), 3):

@@ -222,7 +222,7 @@ def test_scores_of_16_bits_are_a_habit_of_plain_formulas_and_a_fault_of_kernels_
 
     for dtypes, verdict in ((("float32", "bfloat16"), "differs by convention"), (("bfloat16",), "silently wrong")):
         subject = settled(Subject(attention, backend="torch", dtypes=dtypes))
-        findings = found(subject, "scale-of-65", "shape-31x31-d80-plain", dtype="bfloat16").values()
+        findings = found(subject, "shape-33x65-plain-scaled", "shape-31x31-d80-plain", dtype="bfloat16").values()
         assert {(each.verdict, each.variant) for each in findings} - {("right", "")} == {(verdict, "narrow-scores")}
 
 
@@ -448,8 +448,10 @@ def test_autograd_of_a_framework_is_checked_and_a_wrong_backward_function_is_cau
     for function, verdict in ((honest, "right"), (wrong, "silently wrong")):
         subject = settled(Subject(function, backend="torch"))
         assert subject.differentiates
-        findings = found(subject, "mask", "shape-130x130-d64-mask-gradient", "gradient-memory-cotangent")
-        assert findings["mask"].verdict == findings["gradient-memory-cotangent"].verdict == "right"
+        findings = found(
+            subject, "mask", "shape-130x130-d64-mask-gradient", "shape-18x34-h3on3-plain-permuted-gradient"
+        )
+        assert findings["mask"].verdict == findings["shape-18x34-h3on3-plain-permuted-gradient"].verdict == "right"
         assert findings["shape-130x130-d64-mask-gradient"].verdict == verdict
     verdicts = {}
     for function in (honest, together, F.scaled_dot_product_attention, other_weights):

@@ -238,7 +238,7 @@ INPUTS = {
     "the first mask in a large batch": ("batch-invariance", lambda c: {"mask": among(c.mask, 1, 0)} if c.has_mask() and len(c.query) > 5 else {}),
     "8 bits count the samples": ("shape-2x3-b270-h1on1-d16-plain", lambda c: {"key": among(c.key, 256, 0), "value": among(c.value, 256, 0)}),
     "8 bits count the heads": ("shape-3x5-b1-h258on2-d16-plain", lambda c: {"query": among(c.query, 256, 1)}),
-    "a stride of 0 taken for contiguous": ("memory-query-expanded", lambda c: {"query": put(c.query, AT[1:], 0)} if 0 in c.query.strides else {}),
+    "a stride of 0 taken for contiguous": ("shape-18x34-plain-expandedquery", lambda c: {"query": put(c.query, AT[1:], 0)} if 0 in c.query.strides else {}),
     "a mask's stride of 0 taken for contiguous": ("memory-mask-expanded", lambda c: {"mask": put(c.mask, AT[1:], ~c.mask[1:])} if c.has_mask() and 0 in c.mask.strides[:1] else {}),
     "contiguous query taken for granted": ("shape-18x34-h3on3-plain-permutedquery", lambda c: {"query": np.ravel(c.query, "K").reshape(c.query.shape)}),
     "contiguous key taken for granted": ("shape-18x34-h3on3-plain-permutedkey", lambda c: {"key": np.ravel(c.key, "K").reshape(c.key.shape)}),
@@ -257,7 +257,7 @@ INPUTS = {
     "one key of the future in whole blocks of 256": ("shape-256x256-b1-h8on2-d64-causal-high", lambda c: {"mask": c.seen(1), "is_causal": False} if c.is_causal and c.query.shape[2] == c.key.shape[2] == 256 else {}),
     "mask of the first head for all samples": ("shape-128x128-b1-h10on5-d64-maskhm-permuted-scaled", lambda c: {"mask": c.mask[:, :1]} if c.has_mask(1, c.query.shape[1]) else {}),
     "mask of keys of the first head": ("shape-65x200-b1-h8on2-d64-maskbh-permuted-scaled", lambda c: {"mask": c.mask[:, :1]} if c.has_mask(0, 0, 1) and c.query.shape[2] > 1 else {}),
-    "mask of one sample for two alone": ("mask-of-samples", lambda c: {"mask": put(np.repeat(c.mask, len(c.query), axis=0), AT[2:], True)} if c.has_mask(1) else {}),
+    "mask of one sample for two alone": ("shape-70x130-b3-h3on3-maskm", lambda c: {"mask": put(np.repeat(c.mask, len(c.query), axis=0), AT[2:], True)} if c.has_mask(1) else {}),
     "mask of queries ignored": ("mask-of-queries", lambda c: {"mask": None} if c.has_mask(0, 0, 0, 1) else {}),
     "decoding loses the mask of heads": ("shape-1x129-b5-h8on2-d128-maskhm-permuted-scaled-high", lambda c: {"mask": c.mask[:, :1]} if c.has_mask() and c.query.shape[2] == 1 else {}),
     "decoding ignores the mask": ("shape-1x66-plain-hidden", lambda c: {"mask": None} if c.query.shape[2] == 1 else {}),
@@ -296,8 +296,8 @@ FORWARD = {
     # fault: the case that shows it
     **{fault: case for fault, (case, _) in (INPUTS | OUTPUTS).items()},
     "decoding without the maximum": "shape-1x256-b5-h1on1-d64-plain-part-high",
-    "mask of the first head": "mask-of-heads",
-    "mask of the first sample": "mask-of-keys",
+    "mask of the first head": "shape-70x130-h3on3-maskbhm",
+    "mask of the first sample": "shape-70x130-h3on3-maskb",
     "mask of the first query": "mask",
     "future key": "shape-13x13-causal",
     "no key at the position": "shape-13x13-causal",
@@ -334,7 +334,7 @@ FORWARD = {
     "stops at a low block": "reordered-keys",
     "one maximum for all samples": "large-sample-among-others",
     "one maximum for all heads": "large-head-among-others",
-    "mask of the first head from 64": "mask-of-heads",
+    "mask of the first head from 64": "shape-70x130-h3on3-maskbhm",
     "plan of the first dtype": "after-other-dtype",
     "clears the row after the cache": "shape-18x34-h3on3-plain-part",
     "keys beyond 16 bits": "shape-2x66000-b1-h1on1-d16-plain",
@@ -430,7 +430,7 @@ def forward(query, key, value, mask=None, is_causal=False, scale=None):
 
 
 BACKWARD = {
-    "contiguous cotangent taken for granted": "gradient-memory-cotangent",
+    "contiguous cotangent taken for granted": "shape-18x34-h3on3-plain-permuted-gradient",
     "cotangent of the first row": "gradient-memory-cotangent-expanded",
     "backward ignores the mask": "gradient-empty-lengths",
     "backward ignores causality": "gradient-causal",
@@ -441,7 +441,7 @@ BACKWARD = {
     "no delta": "gradient",
     "no scale backward": "gradient",
     "sign of the scale lost backward": "gradient-negative-scale",
-    "backward has the mask of the first head": "gradient-mask-of-heads",
+    "backward has the mask of the first head": "shape-70x130-h3on3-maskbhm-gradient",
     "key and value gradients swapped": "gradient",
     "first head of a group": "gradient-grouped",
     "adds to old gradients": "gradient-twice",
@@ -451,7 +451,7 @@ BACKWARD = {
     "value gradient of as many queries as keys": "shape-130x34-plain-gradient",
     "query of the last forward call": "gradient-after-other-forward",
     "reads the buffer of the cotangent": "shape-18x34-plain-offset-gradient",
-    "a cotangent's stride taken for 1": "gradient-memory-cotangent-stride",
+    "a cotangent's stride taken for 1": "shape-18x34-plain-strided-gradient",
 }
 
 

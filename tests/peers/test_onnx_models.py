@@ -9,7 +9,7 @@ from attention_conformance.subjects.target import TargetError, load_target
 
 onnx = peer("onnx")
 peer("onnxruntime")
-CASES = ("mask", "shape-65x65-plain", "shape-16x16-d64-mask", "scale-of-65", "empty-row-mask")
+CASES = ("mask", "shape-65x65-plain", "shape-16x16-d64-mask", "shape-33x65-plain-scaled", "empty-row-mask")
 
 
 def model(folder, nodes, masked):

@@ -158,7 +158,7 @@ class Case:
         * ``twice``: whether a second call of a subject gives the same bits.
         * ``overwritten``: whether it reads new numbers in the same memory.
         * ``freed``: whether many calls keep no memory.
-        * ``shuffled``, ``hidden``, ``parts``, ``again``: laws of `attention_conformance.cases.shapes`.
+        * ``shuffled``, ``hidden``, ``parts``, ``again``: relations of `attention_conformance.cases.shapes`.
         * ``message``: whether wrong arguments raise the error that the core raises on NumPy.
     compiled : tuple of str
         The dtypes in which compiled modes run the case unless others are asked for: compilers take seconds for each.

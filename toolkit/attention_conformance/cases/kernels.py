@@ -127,13 +127,14 @@ def _one_sign(draw: Draw) -> Problem:
 
 
 def in_memory(problem: Problem, kind: str, *names: str) -> Problem:
-    """Arrays that lie otherwise in memory; as a stride of 0 has them, all samples are the first."""
-    if kind == "expanded":
-        equal = {name: np.repeat(each[:1], each.shape[0], axis=0) for name, each in problem.arrays.items()}
-        problem = problem.changed(arrays={**problem.arrays, **{n: equal[n] for n in names if n in equal}})
-        if "cotangent" in names and problem.cotangent is not None:
-            problem = problem.changed(cotangent=np.repeat(problem.cotangent[:1], len(problem.cotangent), axis=0))
-    return problem.changed(memory=dict.fromkeys(names, kind))
+    """Arrays that lie otherwise in memory; as a stride of 0 has them, all samples, or heads, are the first."""
+    axis = {"expanded": 0, "expanded-heads": 1}.get(kind)
+    if axis is None:
+        return problem.changed(memory=dict.fromkeys(names, kind))
+    arrays = {**problem.arrays, **({} if problem.cotangent is None else {"cotangent": problem.cotangent})}
+    arrays |= {n: np.repeat(arrays[n].take([0], axis), arrays[n].shape[axis], axis) for n in names if n in arrays}
+    cotangent = arrays.pop("cotangent", None)
+    return problem.changed(arrays=arrays, cotangent=cotangent, memory=dict.fromkeys(names, kind))
 
 
 def asking(case: Case, problem: Problem, seed: int) -> Sequence[Problem]:
@@ -171,17 +172,11 @@ KERNELS: tuple[Case, ...] = (
              sized(70, 130, 32, "causal", softcap=1.5, gradient=True)),
     gradient("gradient-negative-scale", 7, "The gradients with a scale below 0.",
              sized(20, 34, 32, scale=-0.25, gradient=True), hard),
-    gradient("gradient-mask-of-heads", 1, "The gradients with a mask for every sample and head.",
-             lambda d: _mask_of(d, 2, 3, 70, 130, gradient=True), hard),
     row("padding-nan", 5, "Keys after the first 70 are NaN and masked.", lambda d: cached(d, 20, 130, 70)),
     row("mask-all-true", 1, "A mask of True alone changes nothing.",
         lambda d: attention(d, 20, 66, 32).holding(mask=np.ones((2, 1, 20, 66), dtype=bool))),
-    row("mask-of-keys", 1, "A mask (B, 1, 1, N) is broadcast over heads and queries.",
-        lambda d: _mask_of(d, 2, 1, 1, 130)),
-    row("mask-of-samples", 1, "A mask (1, 1, M, N) is broadcast over samples.", lambda d: _mask_of(d, 1, 1, 70, 130)),
     row("mask-of-queries", 4, "A mask (B, 1, M, 1) hides all keys from some queries.",
         lambda d: _mask_of(d, 2, 1, 70, 1).put("mask", AT[:, :, [0, 5, 63, 64]], False)),
-    row("mask-of-heads", 1, "Every head has a mask.", lambda d: _mask_of(d, 2, 3, 70, 130)),
     row("bias-130", 1, "A bias of large numbers on 130 keys.",
         lambda d: attention(d, 40, 130, 32).holding(bias=d.normal(2, 2, 40, 130, deviation=3.0))),
     row("first-block-hidden", 1, "The first blocks of some rows are hidden, and all other scores are low.",
@@ -212,15 +207,9 @@ KERNELS: tuple[Case, ...] = (
     row("negative-scale-causal", 7, "A negative scale turns no masked score into the largest.",
         sized(20, 20, 32, "causal", scale=-0.25)),
     row("negative-scale-mask", 7, "The same with a mask.", sized(20, 34, 32, "mask", scale=-0.25)),
-    row("scale-of-65", 7, "A scale of its own across the edge of a block.", sized(33, 65, 32, scale=0.5)),
-    gradient("gradient-scale", 7, "Gradients with a scale of its own.", sized(20, 34, 32, scale=0.5, gradient=True)),
     row("average-32768", 8, "32,768 values of one sign: sums in a narrow type lose digits.", _one_sign, long),
     row("memory-mask", 10, "The mask is a transposed view.",
         lambda d: in_memory(attention(d, 18, 34, 32, "mask"), "transposed", "mask")),
-    gradient("gradient-memory-cotangent", 10, "The gradient of the output is a permuted view.",
-             lambda d: in_memory(attention(d, 18, 34, 32, heads=3, gradient=True), "permuted", "cotangent")),
-    gradient("gradient-memory-cotangent-stride", 10, "The last axis of the output's gradient has a stride.",
-             lambda d: in_memory(attention(d, 18, 34, 32, gradient=True), "every-second", "cotangent")),
     gradient("gradient-memory-cotangent-expanded", 10, "The gradient of the output is expanded, as that of a sum.",
              lambda d: in_memory(attention(d, 18, 34, 32, gradient=True), "expanded", "cotangent")),
     row("twice", 10, "The same call, twice: the same bits.", sized(33, 70, 32, "causal"), measure="twice"),

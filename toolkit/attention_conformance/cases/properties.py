@@ -154,8 +154,6 @@ PROPERTIES: tuple[Case, ...] = (
         lambda d: in_memory(attention(d, 18, 34, 32).holding(bias=d.normal(2, 2, 18, 34)), "transposed", "bias")),
     row("memory-mask-expanded", 10, "The mask is expanded over the batch, with a stride of 0.",
         lambda d: in_memory(attention(d, 18, 34, 32, "mask"), "expanded", "mask")),
-    row("memory-query-expanded", 10, "The query is expanded over the batch, with a stride of 0.",
-        lambda d: in_memory(attention(d, 18, 34, 32), "expanded", "query")),
     row("gradient-of-one-array", 10, "The gradient of one array alone is that among the others.",
         sized(20, 34, 32, gradient=True), measure="apart"),
     row("gradient-after-other-forward", 10, "Gradients of a call, after another call came between.",

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.cases.case import Case, Draw, hard
+from attention_conformance.cases.kernels import ARRAYS, in_memory
 from attention_conformance.problem import Problem, Rule, array
-from attention_conformance.subjects.subject import STRIDED, Subject
 
 LEVELS = 7
 
@@ -39,20 +39,22 @@ MASKS = ("maskbhm", "mask", "maskhm", "maskm", "maskbh", "maskb", "maskh")
 RULES = (("plain",), ("causal",), ("chunk",), ("lengths",), MASKS, ("bias",), ("ragged",))
 """Rules; a chunk is causal from the last key, and ragged samples have lengths under causality."""
 
-MEMORY = (("",), ("permuted",), ("part",), ("expanded",), ("shared",), ("offset", "strided", "stridedvalue"),
+MEMORY = (("",), ("permuted",), ("part",), ("expanded", "expandedquery"), ("shared",),
+          ("offset", "strided", "stridedvalue"),
           ("interleaved", "transposedkey", "permutedquery", "permutedkey", "permutedvalue"))  # fmt: skip
 BATCHES = ((1, False), (2, False), (3, False), (1, True), (2, True), (3, True), (5, False))
 """Samples, and whether the type has 16 bits."""
 
-LAWS = ("", "gradient", "shuffled", "hidden", "parts", "again", "rewritten")
+RELATIONS = ("", "gradient", "shuffled", "hidden", "parts", "again", "rewritten")
 
-ARRAYS = ("query", "key", "value")
+AXES: tuple[Any, ...] = (KEYS, QUERIES, HEADS, WIDTHS, RULES, MEMORY, BATCHES, RELATIONS)
+
 KINDS = {"permuted": "permuted", "part": "part", "expanded": "expanded", "shared": "expanded-heads",
          "offset": "offset", "strided": "every-second", "interleaved": "interleaved",
          "transposed": "transposed"}  # fmt: skip
 """Kinds of memory, as `attention_conformance.strides` calls them, by the words of names."""
 
-OF_LAWS = {
+OF_RELATIONS = {
     "": "",
     "gradient": "; its gradients",
     "shuffled": "; samples, heads and keys in another order give the same in that order",
@@ -68,10 +70,10 @@ NARROW, WIDE = ("float16", "bfloat16"), ("float32", "float64")
 LEAST = 16
 """Keys of a named case whose shape is worth a call of its own."""
 
-OF_PROPERTIES: dict[str, dict[str, str]] = {
+OF_PROPERTIES = {
     "causal": {"rule": "causal"}, "mask": {"rule": "mask"}, "combined rules": {"rule": "ragged"},
-    "masked non-finite": {"law": "hidden"}, "fully masked row": {"rule": "mask"}, "gradient": {"law": "gradient"},
-    "memory layout": {"memory": "permuted"}, "repetition": {"law": "again"}, "decode": {"rule": "lengths"},
+    "masked non-finite": {"relation": "hidden"}, "fully masked row": {"rule": "mask"}, "decode": {"rule": "lengths"},
+    "memory layout": {"memory": "permuted"}, "repetition": {"relation": "again"}, "gradient": {"relation": "gradient"},
 }  # fmt: skip
 """The setting of a shape that shows a property of a named case."""
 
@@ -84,7 +86,7 @@ SCORE = 100.0
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes and settings of one call; ``value_width`` 0 stands for the width, and ``law`` for what `OF_LAWS` says."""
+    """Sizes and settings of a call; ``value_width`` 0 stands for the width, ``relation`` for what is asked besides."""
 
     queries: int
     keys: int
@@ -97,7 +99,7 @@ class Shape:
     memory: str = ""
     scale: str = ""
     scores: str = ""
-    law: str = ""
+    relation: str = ""
 
     @property
     def name(self) -> str:
@@ -106,7 +108,7 @@ class Shape:
         sizes = {"b": self.batch != 2, "h": (self.heads, self.groups) != (2, 2), "d": self.width != 32 or values}
         told = {"b": f"b{self.batch}", "h": f"h{self.heads}on{self.groups}", "d": f"d{self.width}{values}"}
         words = [told[each] for each, is_told in sizes.items() if is_told]
-        words += filter(None, (self.rule, self.memory, self.scale, self.scores, self.law))
+        words += filter(None, (self.rule, self.memory, self.scale, self.scores, self.relation))
         return "-".join([f"shape-{self.queries}x{self.keys}", *words])
 
     def problem(self, draw: Draw) -> Problem:
@@ -131,11 +133,11 @@ class Shape:
         mask = array("mask") if "mask" in arrays else None
         if self.rule == "chunk":
             mask = Rule("Causal", {"offset": max(columns - rows, 0)})
-        cotangent = draw.normal(batch, heads, rows, dims["value"][-1]) if self.law == "gradient" else None
+        cotangent = draw.normal(batch, heads, rows, dims["value"][-1]) if self.relation == "gradient" else None
         if self.scores:  # in a channel of their own
             arrays["query"][..., 0] = 8.0
             arrays["key"][..., 0] = draw.array(SCORE / 8.0 / (0.3 if self.scale else self.width**-0.5))
-        return in_memory(Problem(arrays, mask, options, cotangent), self.memory)
+        return _in_memory(Problem(arrays, mask, options, cotangent), self.memory)
 
     @classmethod
     def published(cls, geometry: Mapping[str, int], broken: str) -> Shape | None:
@@ -143,27 +145,13 @@ class Shape:
         if not {"B", "H", "M", "N", "D"} <= {*geometry} or geometry["N"] < LEAST or 0 in geometry.values():
             return None
         batch, heads, queries, keys, width = (geometry[each] for each in "BHMND")
-        shape = cls(queries, keys, batch, heads, geometry.get("G", heads), width, **OF_PROPERTIES.get(broken, {}))
+        shape = cls(queries, keys, batch, heads, geometry.get("G", heads), width, **OF_PROPERTIES.get(broken, {}))  # type: ignore[arg-type]
         return shape if _cost(shape) <= 4 else None
-
-    def offered(self, subject: Subject) -> Shape:
-        """The shape with the settings that a subject takes, in place of those that it does not."""
-        rule, masks, law = self.rule, subject.native or subject.mask != "none" or subject.bias_name, self.law
-        if rule == "bias" and not (subject.native or subject.bias_name):
-            rule = "mask"
-        if rule not in ("plain", "causal") and not masks:
-            rule = "plain" if subject.causal == "none" else "causal"
-        if (law == "gradient" and not (subject.differentiates or subject.backward)) or (law == "hidden" and not masks):
-            law = ""
-        memory = self.memory if subject.backend in STRIDED else ""
-        heads = self.heads if subject.grouped is not False else self.groups
-        width = self.value_width if subject.same_width is False else 0
-        return replace(self, rule=rule, law=law, memory=memory, heads=heads, value_width=width)
 
     def bound(self, dtype: str, kappa: float) -> float:
         """Bound the error: a product of 1,000 that becomes a score costs more, as sums of many terms do."""
         factor = 16 if self.scores and dtype == "float32" else 1
-        terms = math.sqrt(max(self.keys, self.queries if self.law == "gradient" else 0))
+        terms = math.sqrt(max(self.keys, self.queries if self.relation == "gradient" else 0))
         return max(factor * hard(dtype, kappa), terms / 2 if dtype == "float32" else 0.0)
 
     @property
@@ -172,26 +160,17 @@ class Shape:
         words = " ".join(filter(None, (self.rule, self.memory, self.scale, self.scores and "high scores")))
         return (
             f"{self.batch} × {self.heads} heads on {self.groups}, {self.queries} queries, {self.keys} keys, "
-            f"D = {self.width}, {words}{OF_LAWS[self.law]}."
+            f"D = {self.width}, {words}{OF_RELATIONS[self.relation]}."
         )
 
 
-def in_memory(problem: Problem, word: str) -> Problem:
-    """The problem with arrays that lie as a word of a name says; as a stride of 0 has them, they are the first."""
+def _in_memory(problem: Problem, word: str) -> Problem:
+    """The problem with arrays that lie as a word of a name says: those that it ends with, or all that have the kind."""
     kind = next((each for each in KINDS if word.startswith(each)), "")
     if not kind:
         return problem
-    names = (word.removeprefix(kind),) if word != kind else ARRAYS if kind not in ("part", "expanded", "shared") else (
-        "key", "value")  # fmt: skip
-    axis = {"expanded": 0, "shared": 1}.get(kind)
-    arrays = dict(problem.arrays)
-    if axis is not None:
-        for name in names:
-            first = np.take(arrays[name], [0], axis=axis)
-            arrays[name] = np.repeat(first, arrays[name].shape[axis], axis=axis)
-    if problem.cotangent is not None and word == kind and axis is None and kind != "part":
-        names = (*names, "cotangent")
-    return problem.changed(arrays=arrays, memory=dict.fromkeys(names, KINDS[kind]))
+    names = ("key", "value") if kind in ("part", "expanded", "shared") else (*ARRAYS, "cotangent")
+    return in_memory(problem, KINDS[kind], *((word.removeprefix(kind),) if word != kind else names))
 
 
 _NAME = re.compile(
@@ -199,7 +178,7 @@ _NAME = re.compile(
     r"(?:-d(?P<width>\d+)(?:e(?P<value_width>\d+))?)?"
     rf"(?:-(?P<rule>{'|'.join(itertools.chain(*RULES))}))?"
     rf"(?:-(?P<memory>{'|'.join(filter(None, itertools.chain(*MEMORY)))}))?"
-    rf"(?:-(?P<scale>scaled))?(?:-(?P<scores>high))?(?:-(?P<law>{'|'.join(LAWS[1:])}))?"
+    rf"(?:-(?P<scale>scaled))?(?:-(?P<scores>high))?(?:-(?P<relation>{'|'.join(RELATIONS[1:])}))?"
 )
 
 
@@ -220,10 +199,16 @@ def shape_of(name: str) -> Shape | None:
 @functools.cache
 def case_of(shape: Shape) -> Case:
     """The case of a shape."""
-    measure = {"": "ulp", "rewritten": "overwritten"}.get(shape.law, shape.law)
+    measure = {"": "ulp", "rewritten": "overwritten"}.get(shape.relation, shape.relation)
     line = 3 if shape.rule in ("causal", "chunk", "ragged") else 1 if shape.rule in (*MASKS, "lengths", "bias") else 10
     return Case(
-        shape.name, 10 if shape.law else line, shape.shows, shape.problem, shape.bound, measure=measure, compiled=()
+        shape.name,
+        10 if shape.relation else line,
+        shape.shows,
+        shape.problem,
+        shape.bound,
+        measure=measure,
+        compiled=(),
     )
 
 
@@ -237,12 +222,12 @@ def _rows(seed: int) -> Iterator[tuple[Shape, bool]]:
     for number, (a, b, c) in enumerate(itertools.product(range(LEVELS), repeat=3)):
         levels = [*((a + b * x + c * x * x) % LEVELS for x in range(LEVELS)), c]
         turn = number // LEVELS + number + seed
-        axes = zip((KEYS, QUERIES, HEADS, WIDTHS, RULES, MEMORY, BATCHES, LAWS), levels, strict=True)
-        keys, queries, heads, width, rule, memory, (samples, narrow), law = (axis[level] for axis, level in axes)
+        drawn_levels: list[Any] = [axis[level] for axis, level in zip(AXES, levels, strict=True)]
+        keys, queries, heads, width, rule, memory, (samples, narrow), relation = drawn_levels
         rule, memory = _turned(rule, turn), _turned(memory, turn)
         queries, keys, width = _turned(queries, turn), _turned(keys, turn + turn // 5), _turned(width, turn)
         scale, scores = "scaled" * (turn % 5 == 1), "high" * (turn % 4 == 2)
-        shape = Shape(queries, keys, samples, *heads, width, 0, rule, memory, scale, scores, law)
+        shape = Shape(queries, keys, samples, heads[0], heads[1], width, 0, rule, memory, scale, scores, relation)
         yield replace(shape, queries=shape.queries or shape.keys, value_width=turn % 9 == 4), narrow
 
 
@@ -252,8 +237,8 @@ def _turned(values: tuple[Any, ...], turn: int) -> Any:
 
 def _fitting(shape: Shape, share: float) -> Shape:
     """A shape whose memory is no word alone, and that is small enough: with fewer samples, queries, and heads."""
-    if shape.law == "rewritten" and shape.memory in ("expanded", "shared"):  # into which nobody writes
-        shape = replace(shape, law="again")
+    if shape.relation == "rewritten" and shape.memory in ("expanded", "shared"):  # into which nobody writes
+        shape = replace(shape, relation="again")
     needs_heads = shape.memory not in ("", "offset", "part", "expanded")
     if shape.memory == "expanded":
         shape = replace(shape, batch=max(shape.batch, 2))

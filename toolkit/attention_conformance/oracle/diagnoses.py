@@ -6,6 +6,7 @@ where it equals that answer within the bound of the case, in each of its results
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -102,6 +103,10 @@ def _causal_by(dense: Dense, see: Callable[[NumpyArray, NumpyArray], NumpyArray]
     if dense.causal is None:
         return None
     return dense.changed(causal=None).hiding(see(dense.positions[0] + dense.causal, dense.positions[1]))
+
+
+def _by_blocks(block: int, rows: NumpyArray, columns: NumpyArray) -> NumpyArray:
+    return np.asarray(columns // block <= rows // block)
 
 
 def _mask_transposed(dense: Dense) -> Dense | None:
@@ -244,12 +249,12 @@ def _edges() -> Iterator[Variant]:
         )
     for width in (64, 128):
         says = f"the scores lack channels from {width} on"
-        yield Variant(f"width-from-{width}-lost", 10, says, _narrowed(lambda size, width=width: width))
+        yield Variant(f"width-from-{width}-lost", 10, says, _narrowed(functools.partial(min, width)))
     yield Variant("last-channels-lost", 10, "the scores lack the channels after the last 16 that are whole",
                   _narrowed(lambda size: size // 16 * 16 or size))  # fmt: skip
     for block in BLOCKS:
         yield Variant(f"causality-by-blocks-of-{block}", 3, f"causality counts whole blocks of {block}",
-                      _causal_by(lambda rows, columns, block=block: columns // block <= rows // block))  # fmt: skip
+                      _causal_by(functools.partial(_by_blocks, block)))  # fmt: skip
 
 
 def _unhidden(dense: Dense) -> Dense | None:

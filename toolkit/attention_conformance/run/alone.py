@@ -42,12 +42,12 @@ def confirmed(findings: Sequence[Finding], job: Job) -> list[Finding]:
     others = cause if len(found) == len(causes) else None
 
     def told(number: int, finding: Finding) -> Finding:
-        own = causes.get(id(finding), others if finding.variant in UNSURE else None)
-        if finding.verdict not in WRONG or own is None:
+        reason = causes.get(id(finding), others if finding.variant in UNSURE else None)
+        if finding.verdict not in WRONG or reason is None:
             return finding
         before = f"; before it came {findings[number - 1].case}" if number else ""
-        detail = finding.detail + before * (own is STATE)
-        return replace(finding, variant=own.name, says=own.says, line=own.line, detail=detail)
+        detail = finding.detail + before * (reason is STATE)
+        return replace(finding, variant=reason.name, says=reason.says, line=reason.line, detail=detail)
 
     return [told(number, each) for number, each in enumerate(findings)]
 

@@ -13,7 +13,7 @@ from attention_conformance.cases.properties import CORNERS, PROPERTIES
 from attention_conformance.cases.shapes import NARROW, WIDE, Shape, case_of, drawn, shape_of
 from attention_conformance.named.case import named_cases
 from attention_conformance.run.profiles import is_asked
-from attention_conformance.subjects.subject import Subject
+from attention_conformance.subjects.subject import STRIDED, Subject
 
 SUBJECT_CASES: tuple[Case, ...] = (
     *(case for case in CASES if case.measure not in ("message", "autocast")),
@@ -49,5 +49,23 @@ def shapes(subject: Subject | None = None, seed: int = 0) -> list[Case]:
     """The cases of drawn shapes, and of those at which published attentions were wrong, as a subject takes them."""
     published = [Shape.published(each.geometry, each.property) for each in named_cases()]
     rows = [*drawn(seed), *((shape, narrow) for shape in published if shape for narrow in (False, True))]
-    asked = dict.fromkeys((shape if subject is None else shape.offered(subject), narrow) for shape, narrow in rows)
+    asked = dict.fromkeys((offered(shape, subject), narrow) for shape, narrow in rows)
     return [replace(case_of(shape), dtypes=NARROW if narrow else WIDE) for shape, narrow in asked]
+
+
+def offered(shape: Shape, subject: Subject | None) -> Shape:
+    """The shape with the settings that a subject takes, in place of those that it does not."""
+    if subject is None:
+        return shape
+    rule, relation, masks = shape.rule, shape.relation, subject.native or subject.mask != "none" or subject.bias_name
+    if rule == "bias" and not (subject.native or subject.bias_name):
+        rule = "mask"
+    if rule not in ("plain", "causal") and not masks:
+        rule = "plain" if subject.causal == "none" else "causal"
+    differentiates = subject.differentiates or subject.backward
+    if (relation == "gradient" and not differentiates) or (relation == "hidden" and not masks):
+        relation = ""
+    memory = shape.memory if subject.backend in STRIDED else ""
+    heads = shape.heads if subject.grouped is not False else shape.groups
+    width = shape.value_width if subject.same_width is False else 0
+    return replace(shape, rule=rule, relation=relation, memory=memory, heads=heads, value_width=width)

@@ -48,7 +48,7 @@ def changes(before: Sequence[Finding], after: Sequence[Finding]) -> list[Change]
 
 
 def is_same(finding: Finding, verdict: str, variant: str, error: float) -> bool:
-    """Whether a finding has this verdict and cause; unless that is exact, at most twice this error, if it is a number."""
+    """Whether a finding has this verdict and cause, and at most twice this error unless the cause is exact."""
     if finding.verdict != verdict or finding.verdict in ("right", "refused", "not offered"):
         return finding.verdict == verdict
     if is_exact(variant):

@@ -87,7 +87,7 @@ def _simpler(question: Question) -> Iterator[tuple[str, Question, Variant | None
     if question.dtype in NARROW_TYPES and question.narrow_is_habit:
         yield "wide", replace(question, dtype="float32"), None
     if case.measure in UNLIKE:
-        yield "law", replace(question, case=replace(case, measure="ulp")), UNLIKE[case.measure]
+        yield "relation", replace(question, case=replace(case, measure="ulp")), UNLIKE[case.measure]
     kinds = set(drawn(question).memory.values()) - {"contiguous", "query"}
     if kinds and not case.memory:
         plain = replace(case, inputs=lambda draw: inputs(draw).changed(memory={}))
@@ -129,10 +129,10 @@ def read(question: Question, problem: Problem, row: tuple[int, ...], ask: Ask) -
         codes = (at[:, None] == np.arange(width)).astype(np.float64)
         return shown(codes), weights @ codes
 
-    own = sample * groups + head // shared
+    entry = sample * groups + head // shared
     of_heads = np.arange(value.shape[0] * groups).reshape(-1, groups, 1, 1) % width == np.arange(width)
     got = shown(of_heads.astype(np.float64))
-    if weights.sum() > 0.5 and got.argmax() != own % width and got.max() > 0.9:
+    if weights.sum() > 0.5 and got.argmax() != entry % width and got.max() > 0.9:
         other = int(got.argmax())
         return _worded(OTHER, head, sample, other % groups, other // groups)
     size = -(-keys // width)
@@ -172,11 +172,10 @@ def _end(gone: NumpyArray) -> int:
 
 def _falling(question: Question, problem: Problem, row: tuple[int, ...], weights: NumpyArray, ask: Ask) -> float:
     """The error of a row once the keys are in the order of its weights, so that the first block has the maximum."""
-    changed = taken(positioned(problem, question.subject), -1, np.argsort(-weights, kind="stable"))
-    if changed.mask is not None and changed.mask.kind != "array":
-        through = passes(positioned(problem, question.subject).mask, problem)
-        changed = taken(problem.changed(options={}).holding(mask=through), -1, np.argsort(-weights, kind="stable"))
-    changed = fit(changed.changed(memory={}), question.subject)
+    whole = positioned(problem, question.subject).changed(memory={})
+    if whole.mask is not None:
+        whole = whole.holding(mask=passes(whole.mask, whole))
+    changed = fit(taken(whole, -1, np.argsort(-weights, kind="stable")), question.subject)
     truth = answer(dense_of(meant(changed, question.subject))).arrays["output"][row]
     return float(abs(ask(changed)["output"][row] - truth).max() / abs(truth).max())
 

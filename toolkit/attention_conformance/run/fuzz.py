@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from attention_conformance.cases.shapes import NARROW, Shape, case_of, drawn
+from attention_conformance.run.catalogue import offered
 from attention_conformance.run.finding import WRONG, Finding
 from attention_conformance.run.judge import judged
 from attention_conformance.run.question import Question
@@ -19,7 +20,7 @@ LEAST = 40
 """Shapes that are drawn, whatever the time."""
 
 SIMPLEST = (
-    {"law": ""}, {"memory": ""}, {"scores": ""}, {"scale": ""}, {"value_width": 0}, {"rule": "plain"},
+    {"relation": ""}, {"memory": ""}, {"scores": ""}, {"scale": ""}, {"value_width": 0}, {"rule": "plain"},
     {"rule": "causal"}, {"batch": 1}, {"heads": 1, "groups": 1}, {"heads": 2, "groups": 1}, {"width": 16},
 )  # fmt: skip
 """Settings that are tried in place of those of a wrong call."""
@@ -43,7 +44,7 @@ def fuzzed(subject: Subject, job: Any, dtypes: Sequence[str]) -> Iterator[Findin
         for shape, narrow in drawn(seed):
             if count >= LEAST and time.monotonic() > until:
                 break
-            taken, count = shape.offered(subject), count + 1
+            taken, count = offered(shape, subject), count + 1
             dtype = next((each for each in dtypes if (each in NARROW) == narrow), dtypes[0])
             if _wrong(taken, dtype, subject, job, seed) is not None:
                 yield from _told(taken, dtype, subject, job, seed)
@@ -72,7 +73,7 @@ def _told(shape: Shape, dtype: str, subject: Subject, job: Any, seed: int) -> It
         halves = [{name: getattr(shape, name) // 2} for name in sizes] + [{name: 1} for name in sizes[:2]]
         less = [{name: getattr(shape, name) - 1} for name in sizes[:2]]
         for change in (*SIMPLEST, *reversed(halves), *less):
-            other = replace(shape, **change)  # type: ignore[arg-type]
+            other = replace(shape, **change)
             if other == shape or min(other.queries, other.keys, other.batch) < 1 or other.width < 16:
                 continue
             if _size(other) < _size(shape) and _wrong(other, dtype, subject, job, seed) is not None:
@@ -80,7 +81,7 @@ def _told(shape: Shape, dtype: str, subject: Subject, job: Any, seed: int) -> It
     question = _question(shape, dtype, subject, job, seed, causes=True)
     found = judged(question)
     yield replace(found, detail=f"{found.detail}; {shape.name}")
-    if shape.law in ("", "gradient"):
+    if shape.relation in ("", "gradient"):
         says, problem = (
             f"{found.verdict.capitalize()}: {found.detail}.",
             fit(question.case.problem(dtype, seed), subject),
@@ -90,5 +91,5 @@ def _told(shape: Shape, dtype: str, subject: Subject, job: Any, seed: int) -> It
 
 def _size(shape: Shape) -> tuple[int, int]:
     """Products, and settings that are not the simplest: what gets less with every step."""
-    settings = (shape.law, shape.memory, shape.scores, shape.scale, shape.value_width, shape.rule != "plain")
+    settings = (shape.relation, shape.memory, shape.scores, shape.scale, shape.value_width, shape.rule != "plain")
     return shape.batch * shape.heads * shape.queries * shape.keys * shape.width, sum(map(bool, settings))

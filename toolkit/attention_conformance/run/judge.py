@@ -214,7 +214,7 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
         simpler, setting, is_wide_right = simplest(question, judged)
         if simpler is not None:
             return _as(found, simpler, question)
-        equal = [setting] * (setting is not None)
+        equal = [] if setting is None else [setting]
     if is_wide_right and question.dtype in NARROW_TYPES:
         if may_ask and has_narrow_sums(question, judged):
             equal = [SUMS]

@@ -79,11 +79,11 @@ def positioned(problem: Problem, subject: Subject) -> Problem:
     problem = meant(problem, subject)
     rules = [problem.mask] * (problem.mask is not None) + [Rule("Causal")] * bool(problem.options.get("is_causal"))
     options = {name: each for name, each in problem.options.items() if name != "is_causal"}
-    if len(rules) == 1 and rules[0].kind in ("Causal", "array"):
+    if len(rules) == 1 and rules[0] and rules[0].kind in ("Causal", "array"):
         return problem.changed(options=options, mask=rules[0])
     if not rules:
         return problem
-    through = functools.reduce(np.logical_and, (passes(rule, problem) for rule in rules))
+    through = functools.reduce(np.logical_and, (passes(rule, problem) for rule in rules if rule))
     return problem.changed(options=options).holding(mask=through)
 
 
