@@ -303,7 +303,7 @@ def stale(query, key, value):
 
 def test_what_is_right_in_a_process_of_its_own_is_told_as_of_state(tmp_path):
     (tmp_path / "stale.py").write_text(STALE)
-    cases = ("--case", "scale", "--case", "shape-31x31-d80-plain", "--case", "causal-more-keys", "--dtype", "float32")
+    cases = ("--case", "shape-31x31-plain", "--case", "shape-31x31-plain-high", "--dtype", "float32")
     found = in_this_process(f"{tmp_path / 'stale.py'}:stale", *cases, "--layout", "BHSD")
     assert "what is kept of calls before, or their order, matters (state)" in " ".join(found.stdout.split())
 
