@@ -50,7 +50,7 @@ def formula(fault=""):
 
 FORMULA = {
     "causality lost next to a mask of heads": "mask-of-heads-and-causal",
-    "a mask's buffer read from its start": "memory-mask-misaligned",
+    "a mask's buffer read from its start": "shape-70x130-h3on3-maskbhm-offsetmask",
     "masks kept by their sum": "after-rolled-mask",
     "masks kept by their memory": "shape-20x34-mask-rewritten",
     "masked scores 30 below the others": "masked-large-value",

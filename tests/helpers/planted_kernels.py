@@ -239,7 +239,7 @@ INPUTS = {
     "8 bits count the samples": ("shape-2x3-b270-h1on1-d16-plain", lambda c: {"key": among(c.key, 256, 0), "value": among(c.value, 256, 0)}),
     "8 bits count the heads": ("shape-3x5-b1-h258on2-d16-plain", lambda c: {"query": among(c.query, 256, 1)}),
     "a stride of 0 taken for contiguous": ("shape-18x34-plain-expandedquery", lambda c: {"query": put(c.query, AT[1:], 0)} if 0 in c.query.strides else {}),
-    "a mask's stride of 0 taken for contiguous": ("memory-mask-expanded", lambda c: {"mask": put(c.mask, AT[1:], ~c.mask[1:])} if c.has_mask() and 0 in c.mask.strides[:1] else {}),
+    "a mask's stride of 0 taken for contiguous": ("shape-18x34-mask-expandedmask", lambda c: {"mask": put(c.mask, AT[1:], ~c.mask[1:])} if c.has_mask() and 0 in c.mask.strides[:1] else {}),
     "contiguous query taken for granted": ("shape-18x34-h3on3-plain-permutedquery", lambda c: {"query": np.ravel(c.query, "K").reshape(c.query.shape)}),
     "contiguous key taken for granted": ("shape-18x34-h3on3-plain-permutedkey", lambda c: {"key": np.ravel(c.key, "K").reshape(c.key.shape)}),
     "contiguous value taken for granted": ("shape-18x34-h3on3-plain-permutedvalue", lambda c: {"value": np.ravel(c.value, "K").reshape(c.value.shape)}),

@@ -43,6 +43,11 @@ def _every_second(array: NumpyArray) -> tuple[NumpyArray, View]:
     return _within(array, (*array.shape[:-1], 2 * array.shape[-1]), ..., slice(None, None, 2))
 
 
+def _padded(array: NumpyArray) -> tuple[NumpyArray, View]:
+    """Rows that are longer in memory than they are."""
+    return _within(array, (*array.shape[:-1], array.shape[-1] + 5), ..., slice(array.shape[-1]))
+
+
 def _part(array: NumpyArray) -> tuple[NumpyArray, View]:
     """The first rows of a longer buffer."""
     *leading, rows, width = array.shape
@@ -90,6 +95,7 @@ MEMORY: dict[str, Callable[[NumpyArray], tuple[NumpyArray, View]]] = {
     "permuted": _permuted,
     "transposed": _transposed,
     "every-second": _every_second,
+    "padded": _padded,
     "part": _part,
     "offset": _offset,
     "expanded": _expanded,

@@ -208,8 +208,6 @@ KERNELS: tuple[Case, ...] = (
         sized(20, 20, 32, "causal", scale=-0.25)),
     row("negative-scale-mask", 7, "The same with a mask.", sized(20, 34, 32, "mask", scale=-0.25)),
     row("average-32768", 8, "32,768 values of one sign: sums in a narrow type lose digits.", _one_sign, long),
-    row("memory-mask", 10, "The mask is a transposed view.",
-        lambda d: in_memory(attention(d, 18, 34, 32, "mask"), "transposed", "mask")),
     gradient("gradient-memory-cotangent-expanded", 10, "The gradient of the output is expanded, as that of a sum.",
              lambda d: in_memory(attention(d, 18, 34, 32, gradient=True), "expanded", "cotangent")),
     row("twice", 10, "The same call, twice: the same bits.", sized(33, 70, 32, "causal"), measure="twice"),

@@ -39,9 +39,14 @@ MASKS = ("maskbhm", "mask", "maskhm", "maskm", "maskbh", "maskb", "maskh")
 RULES = (("plain",), ("causal",), ("chunk",), ("lengths",), MASKS, ("bias",), ("ragged",))
 """Rules; a chunk is causal from the last key, and ragged samples have lengths under causality."""
 
-MEMORY = (("",), ("permuted",), ("part",), ("expanded", "expandedquery"), ("shared",),
-          ("offset", "strided", "stridedvalue"),
-          ("interleaved", "transposedkey", "permutedquery", "permutedkey", "permutedvalue"))  # fmt: skip
+MEMORY = (
+    ("",), ("permuted",), ("part",), ("expanded", "expandedquery", "expandedmask"), ("shared",),
+    ("offset", "strided", "stridedvalue", "offsetmask"),
+    ("interleaved", "padded", "transposedkey", "permutedquery", "permutedkey", "permutedvalue", "transposedmask",
+     "transposedbias"),
+)  # fmt: skip
+"""How arrays lie: a word for the kind, and one for the array where it is one alone."""
+
 BATCHES = ((1, False), (2, False), (3, False), (1, True), (2, True), (3, True), (5, False))
 """Samples, and whether the type has 16 bits."""
 
@@ -51,7 +56,7 @@ AXES: tuple[Any, ...] = (KEYS, QUERIES, HEADS, WIDTHS, RULES, MEMORY, BATCHES, R
 
 KINDS = {"permuted": "permuted", "part": "part", "expanded": "expanded", "shared": "expanded-heads",
          "offset": "offset", "strided": "every-second", "interleaved": "interleaved",
-         "transposed": "transposed"}  # fmt: skip
+         "transposed": "transposed", "padded": "padded"}  # fmt: skip
 """Kinds of memory, as `attention_conformance.strides` calls them, by the words of names."""
 
 OF_RELATIONS = {
@@ -169,7 +174,7 @@ def _in_memory(problem: Problem, word: str) -> Problem:
     kind = next((each for each in KINDS if word.startswith(each)), "")
     if not kind:
         return problem
-    names = ("key", "value") if kind in ("part", "expanded", "shared") else (*ARRAYS, "cotangent")
+    names = ("key", "value") if kind in ("part", "expanded", "shared") else (*ARRAYS, "mask", "bias", "cotangent")
     return in_memory(problem, KINDS[kind], *((word.removeprefix(kind),) if word != kind else names))
 
 
@@ -228,7 +233,7 @@ def _rows(seed: int) -> Iterator[tuple[Shape, bool]]:
         queries, keys, width = _turned(queries, turn), _turned(keys, turn + turn // 5), _turned(width, turn)
         scale, scores = "scaled" * (turn % 5 == 1), "high" * (turn % 4 == 2)
         shape = Shape(queries, keys, samples, heads[0], heads[1], width, 0, rule, memory, scale, scores, relation)
-        yield replace(shape, queries=shape.queries or shape.keys, value_width=turn % 9 == 4), narrow
+        yield replace(shape, queries=shape.queries or shape.keys, value_width=max(0, turn % 9 - 6)), narrow
 
 
 def _turned(values: tuple[Any, ...], turn: int) -> Any:
@@ -237,24 +242,24 @@ def _turned(values: tuple[Any, ...], turn: int) -> Any:
 
 def _fitting(shape: Shape, share: float) -> Shape:
     """A shape whose memory is no word alone, and that is small enough: with fewer samples, queries, and heads."""
-    if shape.relation == "rewritten" and shape.memory in ("expanded", "shared"):  # into which nobody writes
+    if shape.relation == "rewritten" and shape.memory.startswith(("expanded", "shared")):  # into which nobody writes
         shape = replace(shape, relation="again")
-    needs_heads = shape.memory not in ("", "offset", "part", "expanded")
-    if shape.memory == "expanded":
+    needs_heads = shape.memory.startswith(("permuted", "shared", "interleaved"))
+    if shape.memory.startswith("expanded"):
         shape = replace(shape, batch=max(shape.batch, 2))
     if needs_heads and shape.groups == 1:
         shape = replace(shape, heads=2 * shape.heads, groups=2)
     ratio, least = shape.heads // shape.groups, 2 if needs_heads else 1
     queries = {"queries": 64 + shape.keys % 2}
     heads = [{"heads": size * ratio, "groups": size} for size in (2, least)]
-    samples = {"batch": 2 if shape.memory == "expanded" else 1}
+    samples = {"batch": 2 if shape.memory.startswith("expanded") else 1}
     is_square = shape.queries == shape.keys  # of which the lengths are kept for longer
     changes = [samples, *heads, {"queries": 511}, queries] if is_square else [{"batch": 2}, queries, *heads, samples]
     for change in (*changes, {"queries": 17}, {"width": 32}, {"queries": 1}):
         if _cost(shape) <= share * (4 if is_square else 1):
             break
         shape = replace(shape, **{name: min(getattr(shape, name), size) for name, size in change.items()})
-    return replace(shape, value_width=2 * shape.width // 3 if shape.value_width else 0)
+    return replace(shape, value_width=(0, 2 * shape.width // 3, 3 * shape.width // 2)[shape.value_width])
 
 
 def _cost(shape: Shape) -> float:

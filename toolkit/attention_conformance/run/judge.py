@@ -322,7 +322,10 @@ class Bounds:
         if name not in got:
             return {}
         found, where = located(name, got[name], self.truth.arrays[name], self.dtype(name), measured.bound)
-        return {**found, "says": where}
+        return {
+            **found,
+            "says": where or f"the gradient of {name} is wrong" * (self.question.case.measure == "gradient"),
+        }
 
     def dtype(self, name: str) -> str:
         """The dtype of a result."""
