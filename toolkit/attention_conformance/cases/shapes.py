@@ -72,9 +72,6 @@ OF_RELATIONS = {
 
 NARROW, WIDE = ("float16", "bfloat16"), ("float32", "float64")
 
-LEAST = 16
-"""Keys of a named case whose shape is worth a call of its own."""
-
 OF_PROPERTIES = {
     "causal": {"rule": "causal"}, "mask": {"rule": "mask"}, "combined rules": {"rule": "ragged"},
     "masked non-finite": {"relation": "hidden"}, "fully masked row": {"rule": "mask"}, "decode": {"rule": "lengths"},
@@ -147,7 +144,7 @@ class Shape:
     @classmethod
     def published(cls, geometry: Mapping[str, int], broken: str) -> Shape | None:
         """The shape of a named case, with the setting of what it breaks; None where it is small, or large."""
-        if not {"B", "H", "M", "N", "D"} <= {*geometry} or geometry["N"] < LEAST or 0 in geometry.values():
+        if not {"B", "H", "M", "N", "D"} <= {*geometry} or geometry["N"] < 16 or 0 in geometry.values():
             return None
         batch, heads, queries, keys, width = (geometry[each] for each in "BHMND")
         shape = cls(queries, keys, batch, heads, geometry.get("G", heads), width, **OF_PROPERTIES.get(broken, {}))  # type: ignore[arg-type]

@@ -230,7 +230,7 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
     is_narrow_alone = question.dtype in NARROW_TYPES and not question.narrow_is_habit
     if not equal and is_narrow_alone and variants.explain_narrow(got, bounds, measured.result):
         equal = [NARROW]
-    if not equal and ask is not None and may_ask:
+    if not equal and ask is not None and may_ask and "channel" not in found.says:
         equal = [each for each in [_shown(question, problem, found, ask)] if each is not None]
     found = replace(found, equals=tuple(each.name for each in equal), rejected=tuple(unlike))
     return _told(found, question, equal)
