@@ -62,8 +62,7 @@ PEERS = (
     "tests/conformance/test_written.py",  # in Chromium, where there is one
     "tests/view/test_page.py",  # likewise
     "tests/view/test_view.py",  # with matplotlib
-    "tests/commands/test_benchmark.py::test_plots_are_written_of_series_of_lengths",  # likewise
-    "tests/commands/test_benchmark_of_steps.py",
+    "tests/frameworks/test_timed_steps.py",
     "tests/core/test_user_functions.py::test_a_frame_is_no_mask",  # of pandas
 )
 NOTEBOOKS = ("docs/tutorial.md", "docs/guides/masks.md", "docs/guides/kernels.md", "docs/guides/moving-weights.md")
@@ -226,7 +225,7 @@ def fuzz(session):
 def reproducers(session):
     """Run the script of every named case that a CPU can run, and compare with what it showed last."""
     install(session, "-e", ".[cli]", groups=("reproducers",))
-    session.run("attention-core", "cases", "--cpu", "--run", *session.posargs, env=QUIET)
+    session.run("python", "-m", "reproducers", *session.posargs, env=QUIET | {"PYTHONPATH": "evidence"})
 
 
 @nox.session(default=False)

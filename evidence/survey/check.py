@@ -51,7 +51,7 @@ def checked(row: Row, folder: Path) -> dict[str, Any]:
     if row.is_compiled and is_wide and "bfloat16" in wide["about"].get("assumed", {}).get("dtypes", ()):
         cases = [word for each in NARROW for word in ("--case", each)]
         documents.append(_found(row, folder / f"{row.name}.narrow.json", ("--dtype", "bfloat16", *cases)))
-    bits = ("--same-bits-as", row.preset, "--dtype", "float32")
+    bits = ("--same-bits-as", row.target, "--dtype", "float32")
     documents.append(_found(row, folder / f"{row.name}.bits.json", bits))
     return row_of(row, documents, folder)
 
@@ -59,7 +59,7 @@ def checked(row: Row, folder: Path) -> dict[str, Any]:
 def _found(row: Row, path: Path, words: Iterable[str]) -> dict[str, Any]:
     """The document of a check that was not interrupted."""
     if not path.exists() or json.loads(path.read_text())["about"].get("interrupted"):
-        command = [sys.executable, "-m", "attention_cli", "check", row.preset, *words]
+        command = [sys.executable, "-m", "attention_cli", "check", row.target, *words]
         command += ["--timeout", "300", "--json", str(path)]
         done = subprocess.run(command, env=_environment(row), check=False, capture_output=True, text=True)
         print(done.stderr, file=sys.stderr, end="")
@@ -81,7 +81,7 @@ def row_of(row: Row, documents: list[dict[str, Any]], folder: Path) -> dict[str,
     findings = [finding_from(each) for document in documents for each in document["findings"]]
     os.environ.update(row.environment)
     declared = {name: each for name, each in about["declared"].items() if each is not None}
-    subject = load_target(row.preset, **declared)
+    subject = load_target(row.target, **declared)
     facts = {name: tuple(each) if isinstance(each, list) else each for name, each in about["assumed"].items()}
     known = {**read_signature(subject), **subject.declared}
     subject = subject.learned({name: each for name, each in facts.items() if name != "options"})
@@ -160,14 +160,14 @@ def _shown(red: list[Finding], row: Row, subject: Subject, path: Path) -> dict[s
     while plain:
         telling = most_telling(plain)
         assert telling is not None
-        text = reproducer(telling, subject, row.preset)
+        text = reproducer(telling, subject, row.target)
         if text is not None:
             return _run(text, path, row, _about(telling, alone=True))
         plain.remove(telling)
     telling = most_telling(red)
     assert telling is not None
     text = (
-        script_of(telling, row.preset, {}, f"same-bits-as {row.preset}" if telling.case in VARIATIONS else "kernel")
+        script_of(telling, row.target, {}, f"same-bits-as {row.target}" if telling.case in VARIATIONS else "kernel")
         + "raise SystemExit(int(finding.verdict in ('silently wrong', 'visibly wrong')))\n"
     )
     return _run(text, path, row, _about(telling, alone=False))

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from attention_conformance.cases.bits import BITWISE
 from attention_conformance.cases.case import Case
-from attention_conformance.subjects.presets import PRESETS
+from survey.presets import PRESETS, target_of
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,11 @@ class Row:
         """The preset, with the library of Keras that computes."""
         library = self.environment.get("KERAS_BACKEND")
         return f"{self.preset} ({library})" if library else self.preset
+
+    @property
+    def target(self) -> str:
+        """The preset as the command takes it."""
+        return target_of(self.preset)
 
     @property
     def package(self) -> str:

@@ -15,7 +15,7 @@ from attention_core.backend import get_backend
 from attention_core.initializers import normal
 
 LIBRARY = sys.argv[1]
-OPTIONAL = ("ml_dtypes", "safetensors", "tokenizers", "junitparser", "typer")
+OPTIONAL = ("ml_dtypes", "safetensors", "tokenizers", "typer")
 LAYERS = {"torch": "attention_torch", "jax": "attention_jax", "tensorflow": "attention_keras"}
 
 

@@ -1,9 +1,9 @@
 """The command ``bench --target``: anybody's attention among the peers of its library."""
 
+import json
+
 import pytest
 from command_helpers import invoke
-
-from attention_benchmark.measurement import read_json
 
 pytestmark = pytest.mark.needs("numpy")
 
@@ -24,6 +24,10 @@ def wrong(query, key, value):
 """
 
 
+def measurements(path):
+    return json.loads(path.read_text())["measurements"]
+
+
 def test_a_target_is_one_more_peer_of_its_library(tmp_path):
     (tmp_path / "kernel.py").write_text(FOREIGN)
     target, path = f"{tmp_path / 'kernel.py'}:attention", tmp_path / "found.json"
@@ -31,14 +35,16 @@ def test_a_target_is_one_more_peer_of_its_library(tmp_path):
     masks = [word for mask in ("full", "causal", "padded") for word in ("--mask", mask)]
     result = invoke("bench", "--target", target, *options, *masks, "--json", path)
     assert result.exit_code == 0, result.output
-    found, _ = read_json(path)
-    assert [(each.candidate.name, each.problem.mask, each.outcome) for each in found] == [
+    found = measurements(path)
+    assert [(each["candidate"]["name"], each["problem"]["mask"], each["outcome"]) for each in found] == [
         (name, mask, "measured") for mask in ("full", "causal", "padded") for name in ("naive", target)
     ]
-    assert all(each.error < 1e-5 and len(each.seconds) == 2 and each.candidate.is_peer for each in found)
+    assert all(each["error"] < 1e-5 and len(each["seconds"]) == 2 and each["candidate"]["is_peer"] for each in found)
     told = invoke("bench", "--target", target.replace("attention", "wrong"), *options, "--json", path)
     outcomes = {
-        each.problem.mask: (each.outcome, each.reason) for each in read_json(path)[0] if each.candidate.name != "naive"
+        each["problem"]["mask"]: (each["outcome"], each["reason"])
+        for each in measurements(path)
+        if each["candidate"]["name"] != "naive"
     }
     assert told.exit_code == 1
     assert outcomes["full"][0] == "wrong"

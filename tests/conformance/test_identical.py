@@ -177,8 +177,7 @@ def test_a_run_of_identical_bits_ends_with_hashes_ticks_and_status_0():
         "more: --json FILE for each hash, --list for what cases show",
         "2 identical, 0 not, 0 not run",
     ]
-    assert result.stderr.splitlines()[:3] == [
-        "2 cases on numpy: about 1 min",
+    assert result.stderr.splitlines()[:2] == [
         "numpy: plain: 2 ways, as published",
         "numpy: gelu: 2 ways, as published",
     ]
@@ -290,7 +289,6 @@ def test_hashes_are_written_as_json(tmp_path):
         (["--model", "a", "--model", "b"], "expected one --model with --identical; got 2"),
         (["--case", "model"], "expected a case out of those of --list; got 'model', which none matches"),
         (["--sentence", "Hello."], "expected --model with --sentence; got none"),
-        (["--junit", "results.xml"], "expected no --junit with --identical; got one"),
     ],
 )
 def test_what_cannot_be_run_as_given_has_status_2(arguments, told):

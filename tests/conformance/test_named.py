@@ -1,7 +1,7 @@
-"""Named cases: the data is complete, the scripts ask for what they need, and the commands tell and run them."""
+"""Named cases: the data is complete, the scripts ask for what they need, and the command tells them."""
 
 import ast
-import dataclasses
+import json
 import re
 import sys
 import tomllib
@@ -13,8 +13,8 @@ from command_helpers import invoke, refusal
 
 from attention_conformance import CASES as CATALOGUE
 from attention_conformance.cases.contract import LINES
-from attention_conformance.named import PROPERTIES, RESULTS, find_case, named_cases, run
-from attention_conformance.named.page import renewed
+from attention_conformance.named import PROPERTIES, RESULTS, find_case, named_cases
+from reproducers import __main__ as reproducers
 
 ROOT = Path(__file__).parents[2]
 CASES = named_cases()
@@ -25,11 +25,10 @@ MODULES = {  # of packages that are imported under another name
 }
 
 
-def script_of(tmp_path, code, packages=("numpy",)):
-    """A case with a script of one's own."""
+def script_of(tmp_path, code):
     path = tmp_path / "script.py"
     path.write_text(code)
-    return dataclasses.replace(CASES[0], path=path, packages=packages)
+    return path
 
 
 def test_there_are_at_least_forty_and_most_ran():
@@ -72,54 +71,47 @@ def test_what_it_showed_is_recorded(case):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_script_imports_its_packages_alone_prints_both_results_and_exits(case):
-    tree = ast.parse(case.script())
+    script = (ROOT / case.script).read_text(encoding="utf-8")
+    tree = ast.parse(script)
+    assert ast.get_docstring(tree).replace("\n", " ") == case.summary
+    assert f"# dependencies = {json.dumps(case.packages)}\n" in script
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     names = [node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in imports]
     modules = {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names)
     assert modules - {"numpy"} == {MODULES.get(name, name) for name in case.packages} - {"numpy"}
     assert ast.unparse(tree.body[-1]).startswith("raise SystemExit(int(")
-    assert case.script().count('print("expected') == case.script().count('print("got') == 1
-    assert len(tree.body) <= 24
+    assert script.count('print("expected') == script.count('print("got') == 1
+    assert len(tree.body) <= 25
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "word"),
+    ("code", "status"),
     [
-        ("print('seen')", 0, "right"),
-        ("import sys; print('seen'); sys.exit(1)", 1, "wrong"),
-        ("import sys; print('seen'); sys.exit(77)", 77, "not here"),
-        ("print('seen'); raise ValueError('no result')", 3, "crashed"),
-        ("import os; print('seen', flush=True); os.abort()", 3, "crashed"),
+        ("print('seen')", 0),
+        ("import sys; print('seen'); sys.exit(1)", 1),
+        ("import sys; print('seen'); sys.exit(77)", 77),
+        ("print('seen'); raise ValueError('no result')", 3),
+        ("import os; print('seen', flush=True); os.abort()", 3),
     ],
 )
-def test_a_run_tells_a_wrong_result_from_none(tmp_path, code, status, word):
-    ran = run(script_of(tmp_path, code))
-    assert (ran.status, ran.word) == (status, word)
-    assert ran.printed.startswith("seen\n")
+def test_a_run_tells_a_wrong_result_from_none(tmp_path, code, status):
+    assert reproducers.run(script_of(tmp_path, code))[0] == status
 
 
-def test_a_name_that_a_version_lacks_is_not_here(tmp_path):
-    ran = run(script_of(tmp_path, "from numpy import nothing"))
-    assert ran.status == 77
-    assert ran.printed.startswith("not here: cannot import name 'nothing' from 'numpy'")
-
-
-def test_a_run_that_hangs_ends(tmp_path):
-    ran = run(script_of(tmp_path, "import time; time.sleep(60)"), seconds=0.5)
-    assert (ran.status, ran.printed) == (3, "no result in 0 s\n")
-
-
-def test_a_package_that_is_absent_is_not_here(tmp_path):
-    ran = run(script_of(tmp_path, "raise ValueError", ("numpy", "no-such-package[cpu]>=1")))
-    assert (ran.status, ran.printed) == (77, "not here: no-such-package\n")
+def test_what_lacks_a_name_or_a_package_is_not_here_and_what_hangs_ends(tmp_path):
+    status, printed = reproducers.run(script_of(tmp_path, "from numpy import nothing"))
+    assert (status, printed[:54]) == (77, "not here: cannot import name 'nothing' from 'numpy' (/")
+    script = script_of(tmp_path, "import time; time.sleep(60)")
+    assert reproducers.run(script, seconds=0.5) == (3, "no result in 0 s\n")
+    assert reproducers.run(script, ("numpy", "no-such-package[cpu]>=1")) == (77, "not here: no-such-package\n")
 
 
 @pytest.mark.needs("torch")
-def test_a_reproducer_shows_what_it_showed():
-    result = invoke("case", "101967", "--run")
-    assert result.exit_code == 1
-    assert result.stdout.splitlines()[-1] == "wrong"
-    assert "got      [nan, nan, nan, nan]" in result.stdout
+def test_a_run_compares_with_the_last(capsys, monkeypatch):
+    assert reproducers.main(["101967"]) == 0
+    monkeypatch.setattr(reproducers, "run", lambda *script: (0, "seen\n"))
+    assert reproducers.main(["101967"]) == 1
+    assert "right; expected wrong:\nseen" in capsys.readouterr().out
 
 
 def test_a_case_is_told_by_a_part_of_its_name():
@@ -127,7 +119,7 @@ def test_a_case_is_told_by_a_part_of_its_name():
     case = find_case("160064")
     assert result.exit_code == 0
     assert result.stdout.startswith("pytorch-160064-masked-head\n\nAsking for weights")
-    for text in (case.thread, case.url, "(line 6 of the contract)", case.shown.versions, case.script()):
+    for text in (case.thread, case.url, "(line 6 of the contract)", case.shown.versions, case.script):
         assert text in result.stdout
 
 
@@ -158,17 +150,6 @@ def test_cases_are_listed_by_word_property_package_line_and_device():
     assert "expected a property out of mask, " in refusal("cases", "--property", "speed")
 
 
-def test_a_run_of_all_compares_with_the_last(tmp_path, monkeypatch):
-    cases = [script_of(tmp_path, "import sys; sys.exit(1)")]
-    cases = [dataclasses.replace(each, shown=dataclasses.replace(each.shown, result="wrong")) for each in cases]
-    monkeypatch.setattr("attention_cli.named.named_cases", lambda: tuple(cases))
-    assert invoke("cases", "--run").exit_code == 0
-    cases[0].path.write_text("")
-    result = invoke("cases", "--run")
-    assert result.exit_code == 1
-    assert f"{cases[0].name}: right; expected wrong" in result.stdout
-
-
 def test_the_session_installs_what_a_cpu_can_run():
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
     installed = {name.partition("[")[0] for name in groups["reproducers"]}
@@ -177,5 +158,5 @@ def test_the_session_installs_what_a_cpu_can_run():
 
 def test_the_page_is_made_of_the_data():
     page = (ROOT / "docs/named-cases.md").read_text(encoding="utf-8")
-    assert renewed(page) == page
+    assert reproducers.renewed(page) == page
     assert all(f"| `{case.name}`: " in page for case in CASES)

@@ -1,9 +1,13 @@
 """Reproducers have power: each rejects the mistake that it is about, and accepts the definition."""
 
+import runpy
+from pathlib import Path
+
 import pytest
 
 from attention_conformance.named import find_case
 
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.needs("torch")
 
 
@@ -119,7 +123,7 @@ def status(name, attention, monkeypatch):
     """The exit status of a script whose attention is another one."""
     monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", attention)
     with pytest.raises(SystemExit) as stopped:
-        exec(compile(find_case(name).script(), name, "exec"), {"__name__": "__main__"})
+        runpy.run_path(ROOT / find_case(name).script)
     return stopped.value.code
 
 

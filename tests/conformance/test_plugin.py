@@ -1,14 +1,11 @@
-"""The plugin of pytest: a test for each case of a kernel in a file, or in a test file of one's own."""
+"""The plugin of pytest: a test for each case of a kernel in a file."""
 
-import inspect
 import subprocess
 import sys
 
 import pytest
 
 import attention_conformance.pytest_cases  # noqa: F401 (once for all runs of pytest in this process)
-from attention_cli.app import Check
-from attention_conformance.subjects.options import OPTIONS
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.needs("numpy")
@@ -47,7 +44,7 @@ def chosen(*cases):
 
 
 def test_each_case_is_a_test_that_tells_what_is_wrong(run):
-    found = run("--attention-subject", "kernel.py:attention", *LAYOUT, *chosen(*CASES), "-v", "-rs")
+    found = run("--attention-kernel", "kernel.py:attention", *LAYOUT, *chosen(*CASES), "-v", "-rs")
     found.assert_outcomes(passed=2, failed=1, skipped=1)  # and none that is not offered
     found.stdout.fnmatch_lines(
         [
@@ -73,7 +70,7 @@ def test_each_case_is_a_test_that_tells_what_is_wrong(run):
 def test_what_a_file_expects_is_xfailed_and_what_it_expects_in_vain_fails(run, pytester):
     entry = '[[expected]]\ncase = "{}"\nreason = "as its authors say"\n'
     pytester.path.joinpath("expected.toml").write_text(entry.format("empty-row-mask") + entry.format("scale"))
-    words = ("--attention-subject", "kernel.py:attention", *LAYOUT, *chosen("empty-row-mask", "scale"))
+    words = ("--attention-kernel", "kernel.py:attention", *LAYOUT, *chosen("empty-row-mask", "scale"))
     found = run(*words, "--attention-expected", "expected.toml", "-rx")
     found.assert_outcomes(xfailed=1, failed=1, passed=1)
     found.stdout.fnmatch_lines(
@@ -85,23 +82,12 @@ def test_what_a_file_expects_is_xfailed_and_what_it_expects_in_vain_fails(run, p
     run(*words, "--attention-accept", "mean-of-masked-row").assert_outcomes(passed=3)
 
 
-def test_a_test_function_gets_the_cases_also_in_several_processes(run, pytester):
-    pytester.makepyfile(
-        """
-        from attention_conformance import Subject, attention_cases
-        from kernel import attention
-
-        @attention_cases(Subject(attention, layout="BHSD"), cases=["empty-row-mask", "scale", "sinks"], dtypes=["float32"])
-        def test_attention(case):
-            assert case.check().verdict == "right"
-        """
-    )
-    found = run("-n", "2", "-k", "empty-row-mask-float32 or scale-float32")
-    found.assert_outcomes(passed=1, failed=1)
-    found.stdout.fnmatch_lines(
-        ["differs by convention: empty-row-mask, float32", "To see it again: *kernel.py:attention*"]
-    )
-    found.stdout.no_fnmatch_line("*assert case.check()*")
+def test_the_cases_run_in_several_processes_and_one_that_dies_fails_its_case_alone(run, pytester):
+    pytester.path.joinpath("kernel.py").write_text(KERNEL.replace("raise ValueError(", "__import__('os').abort(), ("))
+    words = ("--attention-kernel", "kernel.py:attention", *LAYOUT, *chosen("scale", "shape-13x13-causal"))
+    found = run(*words, "-n", "2")
+    found.assert_outcomes(passed=2, failed=1)
+    found.stdout.fnmatch_lines(["worker * crashed while running 'kernel.py:attention::ladder-13x32-causal-float32'"])
 
 
 @pytest.mark.parametrize(
@@ -114,15 +100,9 @@ def test_a_test_function_gets_the_cases_also_in_several_processes(run, pytester)
     ],
 )  # fmt: skip
 def test_what_shows_nothing_is_no_success(run, words, outcomes, line):
-    found = run("--attention-subject", *words)
+    found = run("--attention-kernel", *words)
     found.assert_outcomes(**outcomes)
     found.stdout.fnmatch_lines([line])
-
-
-def test_the_command_has_the_options_of_the_plugin_in_the_same_words():
-    parameters = inspect.signature(Check, eval_str=True).parameters
-    helped = {name: parameters[name.replace("-", "_")].annotation.__metadata__[0].help for name in OPTIONS}
-    assert helped == {name: option.says for name, option in OPTIONS.items()}
 
 
 def test_loading_the_plugin_imports_no_array_library():

@@ -8,7 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attention_conformance import Subject, attention_cases, check_subject, problem_of
+from attention_conformance import Subject, check_subject, problem_of
+from attention_conformance.pytest_cases import case_tests
+from attention_conformance.subjects.options import OPTIONS
 from attention_core import scaled_dot_product_attention
 
 pytestmark = pytest.mark.needs("numpy")
@@ -248,19 +250,24 @@ def test_reproducible_arithmetic_has_the_bits_of_the_whole_in_pieces_and_steps()
     assert {name: each.verdict for name, each in found.items()} == {"pieces": "right", "decode": "right"}
 
 
+FIRST, SECOND = planted(), planted(block=64)
+
+
 def test_each_row_is_a_test_of_pytest():
-    chosen = {"cases": ["bits-whole"], "dtypes": ["float32"]}
-    decorator = attention_cases(planted(), same_bits_as=planted(block=64), **chosen)
-    answer, whole = (each.values[0] for each in decorator.mark.args[1])
+    options = dict.fromkeys(OPTIONS) | {
+        "case": ["bits-whole"],
+        "dtype": ["float32"],
+        "same-bits-as": f"{__file__}:SECOND",
+    }
+    answer, whole = case_tests(f"{__file__}:FIRST", options)
     assert (answer.name, whole.name) == ("any-answer", "bits-whole-float32")
     answer.check()
     with pytest.raises(
         pytest.fail.Exception, match=r"(?s)other bits: bits-whole, float32.*keys in a block: 0 and 64; this"
     ):
         whole.check()
-    subject = planted()
-    same = attention_cases(subject, same_bits_as=subject, **{**chosen, "cases": ["bits-again"]})
-    assert same.mark.args[1][1].values[0].check().verdict == "right"
+    options |= {"case": ["bits-again"], "same-bits-as": f"{__file__}:FIRST"}
+    assert case_tests(f"{__file__}:FIRST", options)[1].check().verdict == "right"
 
 
 @pytest.mark.needs("torch")

@@ -14,6 +14,8 @@ from attention_conformance.run.catalogue import SUBJECT_CASES
 from attention_conformance.run.finding import VERDICTS
 from attention_conformance.subjects.presets import PRESETS, Preset
 from attention_conformance.subjects.probe import settled
+from attention_conformance.subjects.target import load_object
+from survey import presets as surveyed
 from survey.check import RED, _causes, reproducer
 from survey.page import details, joined, page, written
 from survey.rows import PROPERTIES, ROWS, findings_of, property_of, read_remarks, remark_of
@@ -30,7 +32,8 @@ def rows():
 
 def test_every_case_has_a_column_and_every_row_a_preset():
     assert {property_of(case, "float32") for case in (*SUBJECT_CASES, *BITS)} | {"16 bits"} == set(PROPERTIES)
-    assert {row.preset for row in ROWS} <= set(PRESETS)
+    assert {row.preset for row in ROWS} == set(surveyed.PRESETS) - {"attention-core"}
+    assert {type(load_object(row.target)) for row in ROWS if ":" in row.target} == {Preset}
     assert len({row.name for row in ROWS}) == len(ROWS)
 
 

@@ -1,18 +1,27 @@
 """Attentions behind wrappers of many kinds: what they take is found, and every planted fault is seen through them."""
 
 import functools
+import subprocess
+import sys
 from dataclasses import replace
 
+import numpy as np
 import planted_kernels as planted
 import pytest
+from command_helpers import ENVIRONMENT
 from planted_kernels import found
 
-from attention_conformance import Finding, Subject
+from attention_conformance import Finding, Subject, check_subject
+from attention_conformance.run.catalogue import SUBJECT_CASES
 from attention_conformance.run.finding import QUIET, WRONG, exit_status, little
 from attention_conformance.run.job import Job
+from attention_conformance.run.judge import asked
 from attention_conformance.run.messages import Refused
+from attention_conformance.run.question import Question
+from attention_conformance.run.script import script
 from attention_conformance.run.subjects import work
 from attention_conformance.run.surprises import surprises
+from attention_conformance.subjects.adapters import adapted, masked_by_lengths, unpacked
 from attention_conformance.subjects.probe import settled
 from attention_conformance.subjects.signature import parameters_of
 
@@ -188,10 +197,72 @@ def test_a_parameter_that_is_not_understood_is_told_and_makes_a_strict_run_fail(
     assert [(each.verdict, each.detail) for each in told] == [("not understood", "key_padding_mask, sliding_window")]
     findings = [*told, *found(subject, "shape-65x65-plain", "mask", "sinks").values()]
     assert little(findings) == "1 of 3 cases were computed; not understood: key_padding_mask, sliding_window"
-    assert (exit_status(findings), exit_status(findings, strict=True)) == (0, 1)
+    assert (exit_status(findings), exit_status(findings, strict=True)) == (4, 1)
     assert "not understood" in QUIET
     named = settled(Subject(attention, mask_name="key_padding_mask"))
     assert named.unknown == ("sliding_window",)
+
+
+def formula(query, key, value, mask=None, causal=False):
+    scores = query @ np.swapaxes(key, -1, -2) * query.dtype.type(query.shape[-1] ** -0.5)
+    if causal:
+        mask = np.tri(*scores.shape[-2:], dtype=bool)
+    if mask is not None:
+        scores = np.where(mask, scores, scores.dtype.type(-np.inf))
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ value
+
+
+def hidden_keys(q, k, v, key_padding_mask=None, causal_flag=False):
+    return formula(q, k, v, None if key_padding_mask is None else ~key_padding_mask[:, None, None], causal_flag)
+
+
+def first_keys(q, k, v, seqlens_k=None):
+    return formula(q, k, v, None if seqlens_k is None else np.arange(k.shape[-2]) < seqlens_k[:, None, None, None])
+
+
+def packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=False):
+    output = np.empty((*q.shape[:2], v.shape[-1]), q.dtype)
+    for i in range(len(cu_seqlens_q) - 1):
+        rows, keys = (slice(*each[i : i + 2]) for each in (cu_seqlens_q, cu_seqlens_k))
+        one = formula(*(np.swapaxes(each, 0, 1) for each in (q[rows], k[keys], v[keys])), None, causal)
+        output[rows] = np.swapaxes(one, 0, 1)
+    return output
+
+
+def packed_alike(q, k, v, cu_seqlens):
+    return packed(q, k, v, cu_seqlens, cu_seqlens, 0, 0)
+
+
+@pytest.mark.needs("numpy")
+@pytest.mark.parametrize(
+    ("kernel", "facts", "cases"),
+    [
+        (hidden_keys, ("BHSD", "drop", "top-left"), ("key-lengths", "shape-65x65-d64-causal")),
+        (first_keys, ("BHSD", "keep", "none"), ("key-lengths", "shape-65x65-plain")),
+        (packed, ("BSHD", "none", "top-left"), ("shape-65x65-d64-causal", "shape-65x65-plain")),
+        (packed_alike, ("BSHD", "none", "none"), ("shape-65x65-plain", "shape-1x1-d16-plain")),
+    ],
+)
+def test_masks_of_keys_lengths_and_packed_sequences_are_understood(kernel, facts, cases):
+    subject = settled(adapted(Subject(kernel)))
+    assert (subject.layout, subject.mask, subject.causal, subject.unknown) == (*facts, ())
+    for each in check_subject(Subject(kernel), cases=cases, dtypes=["float32"], power=False):
+        assert each.verdict == "right", each
+    problem = asked(Question(subject, next(each for each in SUBJECT_CASES if each.name == cases[1]), "float32"))
+    text = script(problem, subject, f"{__file__}:{kernel.__name__}", dtype="float32", bound=64.0, says="right")
+    kept = {"input": text, "capture_output": True, "text": True, "env": ENVIRONMENT}
+    ran = subprocess.run([sys.executable, "-"], **kept, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.needs("numpy")
+def test_what_lengths_and_packed_sequences_do_not_say_is_refused():
+    arrays = [np.ones((1, 1, rows, 4), np.float32) for rows in (2, 3, 3)]
+    with pytest.raises(NotImplementedError, match="expected a mask of the first keys"):
+        masked_by_lengths(first_keys, "seqlens_k")(*arrays, mask=np.array([[[[True, False, True]]]]))
+    with pytest.raises(NotImplementedError, match="expected as many queries as keys"):
+        unpacked(packed_alike, "cu_seqlens")(*(np.swapaxes(each, 1, 2) for each in arrays))
 
 
 @pytest.mark.needs("numpy")
@@ -233,7 +304,7 @@ def test_a_declared_mask_without_a_keyword_is_refused_before_any_case(tmp_path):
     one = work(Job(f"{kernel}:attention", cases=("shape-1x1-d16-plain",), dtypes=("float32",)))
     findings = [each for each in one if isinstance(each, Finding)]
     assert [each.verdict for each in findings] == ["not understood", "right"]
-    assert (exit_status(findings), exit_status(findings, strict=True)) == (0, 1)
+    assert (exit_status(findings), exit_status(findings, strict=True)) == (4, 1)
 
 
 @pytest.mark.needs("numpy")

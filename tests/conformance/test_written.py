@@ -1,4 +1,4 @@
-"""Files about findings: JUnit, Markdown, and one page of HTML that works without a network."""
+"""The page about findings, which works without a network."""
 
 import shutil
 from dataclasses import replace
@@ -8,12 +8,9 @@ import planted_kernels as planted
 import pytest
 
 from attention_conformance import Finding, Subject, check_subject
-from attention_conformance.run.changes import changes
 from attention_conformance.run.finding import VERDICTS, to_row
 from attention_conformance.run.where import Blocks, Worst
 from attention_conformance.written.html import html, write_html
-from attention_conformance.written.junit import write_junit
-from attention_conformance.written.markdown import markdown
 
 pytestmark = pytest.mark.needs("numpy")
 
@@ -30,33 +27,6 @@ def found():
     found = check_subject(subject, cases=cases, **options)
     found.append(Finding("masked-nan-value", "float32", 5, BAD, "visibly wrong", detail=BAD))
     return sorted(found, key=lambda each: VERDICTS.index(each.verdict))
-
-
-def test_junit_and_markdown_tell_each_verdict_and_how_to_see_it_again(found, tmp_path):
-    import junitparser as junit
-
-    write_junit(tmp_path / "found.xml", found, ABOUT)
-    (suite,) = junit.JUnitXml.fromfile(str(tmp_path / "found.xml"))
-    kinds = {case.name: [type(each).__name__ for each in case.result] for case in suite}
-    assert kinds["shape-128x128-d64-causal [float32]"] == kinds["masked-nan-value [float32]"] == ["Failure"]
-    assert (kinds["scale [float32]"], kinds["bias [float32]"]) == ([], ["Skipped"])
-    again = "attention-core check kernel.py:attention --layout BHSD --case shape-128x128-d64-causal --dtype float32 --seed 7"
-    failure = next(case.result[0] for case in suite if case.name.startswith("shape"))
-    assert again in failure.text
-    text = markdown(found, ABOUT, changes([replace(found[0], verdict="right")], found[:1]))
-    assert f"$ {again}" in text
-    assert "[pytorch/pytorch#101967](https://github.com/pytorch/pytorch/issues/101967)" in text
-    assert "<script>" not in text
-    assert "`shape-128x128-d64-causal` | float32 | right | silently wrong (future-key-from-64) | newly wrong" in text
-
-
-def test_markdown_is_short_enough_for_an_issue_and_has_the_worst_first(found):
-    many = [replace(found[0], case=f"case-{at}", variant="", says=f"cause {at}") for at in range(400)]
-    visible = [replace(each, verdict="visibly wrong") for each in many[:370]]
-    text = markdown([*visible, *many[370:]], ABOUT, changes([], many))
-    assert 50_000 < len(text) <= 60_000
-    at = [text.index(words) for words in ("### silently wrong", "### visibly wrong", " causes more are left out, of ")]
-    assert at == sorted(at)
 
 
 def test_the_page_escapes_what_a_subject_says_and_stays_small(found):
@@ -79,7 +49,7 @@ def page(found, tmp_path_factory):
     if chromium is None:
         pytest.skip("needs chromium")
     path = tmp_path_factory.mktemp("page") / "found.html"
-    write_html(path, found, ABOUT, changes([replace(found[0], verdict="right")], found[:1]))
+    write_html(path, found, ABOUT)
     with playwright.sync_playwright() as running:
         try:
             browser = running.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
@@ -118,8 +88,6 @@ def test_the_page_filters_opens_and_copies_by_keyboard_and_asks_no_network(page)
     page.get_by_role("button", name="Copy").first.click()
     page.get_by_role("button", name="Copied").wait_for()
     page.keyboard.press("Escape")
-    page.get_by_label("only changed").check()
-    assert shown() == 1
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.emulate_media(color_scheme="light")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark

@@ -482,8 +482,8 @@ def test_register_says_what_to_install(package, message, adapter, monkeypatch):
         adapter.register()
 
 
-def test_the_benchmark_times_the_same_encoder_twice():
-    forwards = importlib.import_module("attention_benchmark.transformers_encoder").forwards
+def test_the_same_encoder_is_timed_twice():
+    forwards = importlib.import_module("timed_steps.transformers_encoder").forwards
     settings = {"hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 40, "num_hidden_layers": 2}
     for ours, theirs in forwards(batch=3, length=16, **settings).values():
         close(ours(), theirs(), atol=1e-5)

@@ -91,7 +91,6 @@ def _core(framework: str, mode: str) -> list[Candidate]:
     of_attention = [Candidate(name, framework, mode, f"core:{name}", is_peer=False) for name in _IMPLEMENTATIONS]
     return [
         *of_attention,
-        Candidate("auto", framework, mode, "core:multi_head", operation="multi_head", is_peer=False),
         Candidate("reproducible", framework, mode, "core:linear", operation="linear", is_peer=False),
         Candidate("@", framework, mode, "core:product", operation="linear"),
     ]
@@ -106,27 +105,15 @@ CANDIDATES = (
     Candidate("F.scaled_dot_product_attention", "torch", "eager", "frameworks.torch:fused", scores="bias sinks"),
     Candidate("flex_attention", "torch", "compiled", "frameworks.torch:flex", scores="softcap alibi bias"),
     Candidate("keras.ops.dot_product_attention", "torch", "eager", "frameworks.keras:attention", scores="sinks"),
-    Candidate("nn.MultiheadAttention", "torch", "eager", "frameworks.torch:multi_head", operation="multi_head"),
-    Candidate(
-        "keras.layers.MultiHeadAttention", "torch", "eager", "frameworks.keras:multi_head", operation="multi_head"
-    ),
     *_core("jax", "jit"),
     Candidate("jax.nn.dot_product_attention", "jax", "jit", "frameworks.jax:xla", scores="bias sinks"),
     Candidate("jax.nn.dot_product_attention (cudnn)", "jax", "jit", "frameworks.jax:cudnn", scores="bias sinks"),
     Candidate("nnx.dot_product_attention", "jax", "jit", "frameworks.flax:attention"),
     Candidate("keras.ops.dot_product_attention", "jax", "jit", "frameworks.keras:attention", scores="sinks"),
-    Candidate("nnx.MultiHeadAttention", "jax", "jit", "frameworks.flax:multi_head", operation="multi_head"),
-    Candidate("keras.layers.MultiHeadAttention", "jax", "jit", "frameworks.keras:multi_head", operation="multi_head"),
     *_core("tensorflow", "graph"),
     *_core("tensorflow", "xla"),
     Candidate("keras.ops.dot_product_attention", "tensorflow", "graph", "frameworks.keras:attention", scores="sinks"),
     Candidate("keras.ops.dot_product_attention", "tensorflow", "xla", "frameworks.keras:attention", scores="sinks"),
-    Candidate(
-        "keras.layers.MultiHeadAttention", "tensorflow", "graph", "frameworks.keras:multi_head", operation="multi_head"
-    ),
-    Candidate(
-        "keras.layers.MultiHeadAttention", "tensorflow", "xla", "frameworks.keras:multi_head", operation="multi_head"
-    ),
     Candidate("Attention", "onnxruntime", "session", "frameworks.onnxruntime:attention"),
     Candidate("GroupQueryAttention", "onnxruntime", "session", "frameworks.onnxruntime:grouped_query"),
 )

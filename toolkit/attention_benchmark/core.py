@@ -27,18 +27,6 @@ reproducible = functools.partial(_attention, arithmetic="reproducible")
 assume_finite = functools.partial(_attention, assume_finite=True)
 
 
-def multi_head(problem: Problem) -> Call:
-    """Prepare multi-head self-attention."""
-
-    def function(x: Any, *arrays: Any) -> Any:
-        projections = [parameters.Linear(*arrays[start : start + 2]) for start in range(0, 8, 2)]
-        weights = parameters.MultiHeadAttention(*projections)
-        options = problem.core_options(*arrays[8:])
-        return attention_core.multi_head_attention(weights, x, num_heads=problem.shape[1], **options)
-
-    return Call(function, problem.arrays, problem.mask_arrays, "BLC")
-
-
 def linear(problem: Problem) -> Call:
     """Prepare a reproducible linear map."""
 

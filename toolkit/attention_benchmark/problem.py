@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -19,16 +19,15 @@ DOCUMENT = 512  # length of the documents packed into one sequence
 SOFTCAP = 2.0  # so low that a result without it is wrong
 SHAPES = ((1, 1, 8, 16), (32, 12, 128, 64), (4, 12, 512, 64), (1, 8, 2048, 64), (1, 4, 8192, 64))
 PADDED = (4, 8, 2048, 64)
-LAYERS = SHAPES[1:3]
 DIRECTIONS = ("forward", "both")
-OPERATIONS = ("attention", "multi_head", "linear")
+OPERATIONS = ("attention", "linear")
 
 
 class MaskKind(NamedTuple):
-    """A mask: its arrays, the core's mask of a problem and these, a rule of NumPy, and the number of keys of a query.
+    """A mask: its arrays, the core's mask of a problem and these, and a rule of NumPy.
 
-    The rule does not use the core, so that it can check the core and its peers alike. Rule and number take the problem
-    last, and positions of queries, to which the offset has been added.
+    The rule does not use the core, so that it can check the core and its peers alike. It takes the problem last, and
+    positions of queries, to which the offset has been added.
 
     A change of the scores is one, too. Its options are those of the core. Its function of NumPy takes scores, positions
     of queries and keys, arrays and problem, and returns new scores and their derivative.
@@ -37,7 +36,6 @@ class MaskKind(NamedTuple):
     arrays: Callable[[Problem], tuple[NumpyArray, ...]] = lambda problem: ()
     mask: Callable[..., attention_core.Mask | None] = lambda problem, *arrays: None
     rule: Callable[..., NumpyArray] | None = None
-    keys: Callable[[NumpyArray, int, Problem], Any] = lambda i, n, problem: n
     options: Callable[..., dict[str, Any]] = lambda problem, *arrays: {}
     scores: Callable[..., tuple[NumpyArray, Any]] | None = None
 
@@ -95,36 +93,30 @@ MASKS = {
     "causal": MaskKind(
         mask=lambda problem: attention_core.Causal(offset=problem.ahead),
         rule=lambda i, j, problem: j <= i,
-        keys=lambda i, n, problem: np.minimum(i + 1, n),
     ),
     "window": MaskKind(
         mask=lambda problem: attention_core.SlidingWindow(left=problem.window - 1, right=0, offset=problem.ahead),
         rule=lambda i, j, problem: (j <= i) & (j > i - problem.window),
-        keys=lambda i, n, problem: np.minimum(i + 1, problem.window),
     ),
     "packed": MaskKind(
         _documents,
         lambda problem, query_ids, key_ids: attention_core.Segments(query_ids, key_ids),
         lambda i, j, query_ids, key_ids, problem: key_ids[i] == key_ids[j],
-        lambda i, n, problem: np.minimum(n - i // problem.document * problem.document, problem.document),
     ),
     "padded": MaskKind(
         _lengths,
         lambda problem, lengths: attention_core.KeyLengths(lengths),
         lambda i, j, lengths, problem: j < lengths[:, None, None, None],
-        lambda i, n, problem: np.mean(np.minimum(_lengths(problem)[0], n)) if problem.key_lengths else n / 2,
     ),
     "padded-causal": MaskKind(
         _lengths,
         lambda problem, lengths: attention_core.KeyLengths(lengths) & attention_core.Causal(offset=problem.ahead),
         lambda i, j, lengths, problem: (j <= i) & (j < lengths[:, None, None, None]),
-        lambda i, n, problem: np.mean(np.minimum(i + 1, _lengths(problem)[0][:, None])),
     ),
     "ragged": MaskKind(
         _cached,
         lambda problem, lengths: attention_core.Causal(offset=lengths - problem.num_queries),
         lambda i, j, lengths, problem: j <= _last_keys(i, lengths[:, None, None, None], problem),
-        lambda i, n, problem: np.mean(_last_keys(i, _cached(problem)[0][:, None], problem) + 1),
     ),
     "softcap": MaskKind(options=lambda problem: {"softcap": SOFTCAP}, scores=_capped),
     "alibi": MaskKind(
@@ -159,8 +151,7 @@ class Problem:
     dtype, device : str
         ``"cpu"``, or what the name of a framework's device starts with, such as ``"cuda"``.
     operation : str
-        ``"attention"`` of queries, keys and values, ``"multi_head"``: self-attention with its four projections, or
-        ``"linear"``: one of these projections, without its bias.
+        ``"attention"`` of queries, keys and values, or ``"linear"``: a projection without a bias.
     kv_heads, queries : int, optional
         The numbers of key/value heads and of queries; by default those of heads and of keys.
     offset : int, optional
@@ -186,11 +177,6 @@ class Problem:
     window: int = WINDOW
     document: int = DOCUMENT
 
-    @classmethod
-    def of_row(cls, row: Mapping[str, Any]) -> Self:
-        """Make a problem of what JSON knows of it."""
-        return cls(**{**row, **{name: tuple(row[name]) for name in ("shape", "key_lengths") if name in row}})
-
     @property
     def group(self) -> int:
         """How many query heads share a key/value head."""
@@ -212,36 +198,11 @@ class Problem:
         return self.mask == "causal" and self.ahead == 0
 
     @property
-    def share(self) -> float:
-        """The fraction of pairs that the mask allows."""
-        length = self.shape[2]
-        positions = np.arange(self.num_queries) + self.ahead
-        return float(np.mean(MASKS[self.mask].keys(positions, length, self)) / length)
-
-    @property
-    def flops(self) -> float:
-        """Floating-point operations of the matrix products, over the pairs that the mask allows, and of projections."""
-        batch, heads, length, width = self.shape
-        projection = (6.0 if self.direction == "both" else 2.0) * batch * length * (heads * width) ** 2
-        if self.operation == "linear":
-            return projection
-        count = 4.0 * batch * heads * self.num_queries * length * width * self.share
-        factor = 3.5 if self.direction == "both" else 1.0  # five more products of that size, one of them recomputed
-        return factor * count + (4 * projection if self.operation == "multi_head" else 0.0)
-
-    @property
-    def cache_nbytes(self) -> float:
-        """Bytes of the keys and values that the mask allows, as a step of decoding has to read them."""
-        batch, heads, length, width = self.shape
-        size = {"float64": 8, "float32": 4}.get(self.dtype, 2)
-        return 2.0 * batch * (self.kv_heads or heads) * length * width * size * self.share
-
-    @property
     def nbytes(self) -> int:
         """Bytes of all arrays in float64, in which they are drawn."""
         batch, heads, length, width = self.shape
         inputs, square = batch * heads * length * width, (heads * width) ** 2
-        return 8 * {"attention": 4 * inputs, "linear": 2 * inputs + square}.get(self.operation, 2 * inputs + 4 * square)
+        return 8 * (4 * inputs if self.operation == "attention" else 2 * inputs + square)
 
     @property
     def mask_arrays(self) -> tuple[NumpyArray, ...]:
@@ -306,7 +267,7 @@ class Problem:
 
     @property
     def arrays(self) -> tuple[NumpyArray, ...]:
-        """The arrays to differentiate by: query, key and value, or the input and the parameters of projections."""
+        """The arrays to differentiate by: query, key and value, or the input and the weight of a projection."""
         return drawn_arrays(self._dims, self.dtype, self.operation)[:-1]
 
     @property
@@ -328,14 +289,8 @@ def drawn_arrays(dims: tuple[int, ...], dtype: str, operation: str) -> tuple[Num
         query, key = (batch, heads, queries, width), (batch, kv_heads, length, width)
         return tuple(_rounded(rng.standard_normal(shape), dtype) for shape in (query, key, key, query))
     channels = heads * width
-    if operation == "linear":
-        drawn = [rng.standard_normal(dims) for dims in ((batch, length, channels), (channels, channels))]
-        return tuple(_rounded(each, dtype) for each in [*drawn, rng.standard_normal((batch, length, channels))])
-    weights = [
-        draw for _ in range(4) for draw in (rng.standard_normal((channels, channels)), rng.standard_normal(channels))
-    ]
-    drawn = [rng.standard_normal((batch, length, channels)), *(each * channels**-0.5 for each in weights)]
-    return tuple(_rounded(each, dtype) for each in [*drawn, rng.standard_normal((batch, length, channels))])
+    shapes = (batch, length, channels), (channels, channels), (batch, length, channels)
+    return tuple(_rounded(rng.standard_normal(shape), dtype) for shape in shapes)
 
 
 def _rounded(array: NumpyArray, dtype: str) -> NumpyArray:
@@ -444,11 +399,8 @@ def default_problems(dtype: str = "float32", device: str = "cpu") -> list[Proble
     """The default problems."""
     masked = [(shape, mask) for shape in SHAPES for mask in ("full", "causal")]
     masked += [(SHAPES[-1], "window"), (SHAPES[-1], "packed"), (PADDED, "padded")]
-    chosen = [(shape, mask, "attention") for shape, mask in masked] + [
-        (shape, mask, "multi_head") for shape in LAYERS for mask in ("full", "causal")
-    ]
     return [
-        Problem(shape, mask, direction, dtype=dtype, device=device, operation=operation)
-        for shape, mask, operation in chosen
+        Problem(shape, mask, direction, dtype=dtype, device=device)
+        for shape, mask in masked
         for direction in DIRECTIONS
     ]

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from attention_benchmark.candidate import CANDIDATES, FRAMEWORKS
-from attention_benchmark.measurement import Measurement, as_row, of_row
+from attention_benchmark.measurement import Measurement
 from attention_benchmark.order import Order
 from attention_benchmark.worker import work
 from attention_workers import Death, carried_out
@@ -32,7 +32,7 @@ def measurements_of(order: Order) -> Generator[Message | Measurement, None, None
     with contextlib.closing(carried_out(work, orders)) as messages:
         for worker, message in messages:
             if isinstance(message, Measurement):
-                yield of_row(as_row(message))  # as a file holds it
+                yield message
             elif not isinstance(message, Death):
                 worker.at = message.get("started")
                 yield message

@@ -30,7 +30,7 @@ def expected(problem: Problem) -> Expected:
     rows = np.unique(np.append(np.random.default_rng(7).choice(length, min(length, ROWS), replace=False), length - 1))
     cotangent = np.zeros_like(problem.cotangent)
     cotangent[..., rows, :] = problem.cotangent[..., rows, :]
-    compute = {"attention": _attention, "multi_head": _multi_head, "linear": _linear}[problem.operation]
+    compute = {"attention": _attention, "linear": _linear}[problem.operation]
     output, gradients = compute(problem, rows, cotangent[..., rows, :].astype(np.float64))
     return Expected(rows, cotangent, output, gradients)
 
@@ -47,13 +47,7 @@ def worst_error(results: Sequence[NumpyArray], wanted: Expected) -> float:
 
 
 def _attention(problem: Problem, rows: NumpyArray, cotangent: NumpyArray) -> tuple[NumpyArray, tuple[NumpyArray, ...]]:
-    return _attend(problem, rows, [each.astype(np.float64) for each in problem.arrays], cotangent)
-
-
-def _attend(
-    problem: Problem, rows: NumpyArray, inputs: Sequence[NumpyArray], cotangent: NumpyArray
-) -> tuple[NumpyArray, tuple[NumpyArray, ...]]:
-    query, *shared = inputs
+    query, *shared = (each.astype(np.float64) for each in problem.arrays)
     key, value = (each.repeat(problem.group, axis=1) for each in shared)
     scale = query.shape[-1] ** -0.5
     chosen = query[..., rows, :] * scale
@@ -77,27 +71,8 @@ def _attend(
     return output, (d_query, d_key, d_value)
 
 
-def _multi_head(problem: Problem, rows: NumpyArray, cotangent: NumpyArray) -> tuple[NumpyArray, tuple[NumpyArray, ...]]:
-    x, *projections = (each.astype(np.float64) for each in problem.arrays)
-    weights, biases = projections[::2], projections[1::2]
-    inputs = [_split(x @ weights[i] + biases[i], problem) for i in range(3)]
-    merged, gradients = _attend(problem, rows, inputs, _split(cotangent @ weights[3].T, problem))
-    d_x = np.add.reduce([_merge(gradients[i]) @ weights[i].T for i in range(3)])
-    return _merge(merged) @ weights[3] + biases[3], (d_x,)
-
-
 def _linear(problem: Problem, rows: NumpyArray, cotangent: NumpyArray) -> tuple[NumpyArray, tuple[NumpyArray, ...]]:
     x, weight = (each.astype(np.float64) for each in problem.arrays)
     d_x = np.zeros_like(x)
     d_x[..., rows, :] = cotangent @ weight.T
     return x[..., rows, :] @ weight, (d_x, np.add.reduce(x[..., rows, :].swapaxes(-1, -2) @ cotangent))
-
-
-def _split(x: NumpyArray, problem: Problem) -> NumpyArray:
-    batch, heads, _, width = problem.shape
-    return x.reshape(batch, -1, heads, width).swapaxes(1, 2)
-
-
-def _merge(x: NumpyArray) -> NumpyArray:
-    swapped = x.swapaxes(1, 2)
-    return swapped.reshape(*swapped.shape[:2], -1)

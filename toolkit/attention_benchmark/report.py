@@ -15,19 +15,11 @@ from attention_workers.machine import environment as environment_of_machine
 NOTHING = "–"
 IN_BRACKETS = "In brackets: how many times as long as the fastest peer of the same framework."
 COMMON = "F.scaled_dot_product_attention"
-OF_COPY = (
-    "Of copy: bytes of keys and values that one query reads per second, as a share of those that a copy of them reads "
-    "and writes in the same rounds."
-)
-SEVERAL = 4  # numbers of queries that get columns of their own
-DETAILS = ("framework", "mode", "candidate", "median", "quartiles", "× peer", "× PyTorch", "of product", "of copy",
-           "memory", "first")  # fmt: skip
+DETAILS = ("framework", "mode", "candidate", "median", "quartiles", "× peer", "× PyTorch", "memory", "first")
 DIRECTION = {"forward": "forward", "both": "forward and backward"}
 LEGEND = (
     "× peer: how many times as long as the fastest peer of the same framework, round by round. × PyTorch: as long as "
-    f"`{COMMON}` in its own process. Of product: operations per second, as a share of those of a product of "
-    f"large matrices in the same rounds. {OF_COPY} Memory: peak memory, without the arguments. First: the first call, "
-    "compiled."
+    f"`{COMMON}` in its own process. Memory: peak memory, without the arguments. First: the first call, compiled."
 )
 
 
@@ -41,34 +33,9 @@ class TextTable(NamedTuple):
 
 
 def overviews(measurements: Sequence[Measurement]) -> list[TextTable]:
-    """Tables with a row for each candidate and a column for each problem, by operation and direction.
-
-    Of several numbers of queries, there is a table with these as columns.
-    """
-    if len({each.problem.queries for each in measurements} - {None}) >= SEVERAL:
-        return [_by_queries(measurements)]
+    """Tables with a row for each candidate and a column for each problem, by operation and direction."""
     kinds = dict.fromkeys((each.problem.operation, each.problem.direction) for each in measurements)
     return [_overview(measurements, *kind) for kind in kinds]
-
-
-def _by_queries(measurements: Sequence[Measurement]) -> TextTable:
-    """A table with a row for each candidate of the core and problem, and a column for each number of queries."""
-    peers = fastest_peers(measurements)
-    counts = sorted({each.problem.num_queries for each in measurements})
-    cells: dict[tuple[str, ...], dict[int, Measurement]] = {}
-    for each in measurements:
-        if not each.candidate.is_peer:
-            name = *_name(each.candidate), _mask(each.problem), _shape(each.problem, queries="")
-            cells.setdefault(name, {})[each.problem.num_queries] = each
-    rows = []
-    for row, found in cells.items():
-        shares = [each.bandwidth for each in found.values() if each.bandwidth is not None]
-        share = f"{shares[0]:.2f}" if shares else NOTHING
-        rows.append((*row, share, *(_overview_cell(found.get(count), peers) for count in counts)))
-    headings = ("framework", "mode", "candidate", "mask", "keys", "of copy", *(f"{count} queries" for count in counts))
-    return TextTable(
-        "Attention by the number of queries", headings, rows, [IN_BRACKETS, OF_COPY, *_reasons(measurements)]
-    )
 
 
 def _overview(measurements: Sequence[Measurement], operation: str, direction: str) -> TextTable:
@@ -116,15 +83,13 @@ def _detail_cells(
     each: Measurement, peers: Mapping[tuple[Problem, str], Measurement], common: Measurement | None
 ) -> tuple[str, ...]:
     if not each.seconds:
-        return (each.outcome, *[NOTHING] * 7)
+        return (each.outcome, *[NOTHING] * 5)
     peer = peers.get((each.problem, each.candidate.framework))
     return (
         duration(each.median),
         " – ".join(map(duration, quartiles(each.seconds))),
         NOTHING if peer is None else f"{ratio(each, peer):.2f}",
         NOTHING if common is None or not common.seconds else f"{each.median / common.median:.2f}",
-        NOTHING if each.share is None else f"{each.share:.0%}",
-        NOTHING if each.bandwidth is None else f"{each.bandwidth:.2f}",
         NOTHING if each.memory is None else size(each.memory),
         NOTHING if each.first is None else duration(each.first),
     )
@@ -195,24 +160,6 @@ def rich_table(grid: TextTable) -> Table:
     for row in grid.rows:
         table.add_row(*row, style="bold" if row[2].startswith("attention_core") else "")
     return table
-
-
-def markdown(measurements: Sequence[Measurement], about: Mapping[str, Any]) -> str:
-    """Write the tables of a run in Markdown, after its environment."""
-    grids = [*overviews(measurements), *details(measurements)]
-    versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
-    told = (about["processor"], f"{about['threads']} threads", f"Python {about['python']}", about["date"])
-    machine = f"{', '.join(told)}; {versions}."
-    return "\n\n".join([machine, LEGEND, *map(markdown_table, grids)]) + "\n"
-
-
-def markdown_table(grid: TextTable) -> str:
-    """Write a table in Markdown."""
-    lines = [f"**{grid.title}**", ""]
-    for row in (grid.headings, ("---",) * 3 + ("---:",) * (len(grid.headings) - 3), *grid.rows):
-        lines.append(f"| {' | '.join(row)} |")
-    lines += [""] + [f"* {' '.join(note.replace('`', '').split())}" for note in grid.notes] if grid.notes else []
-    return "\n".join(lines)
 
 
 def environment(versions: Mapping[str, str], threads: int) -> dict[str, Any]:

@@ -6,14 +6,12 @@ pyperf times one candidate after the other, each in its own process.
 
 from __future__ import annotations
 
-import functools
 import gc
 import importlib
 import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,9 +29,6 @@ from attention_workers.memory import available, peak_growth
 SAMPLE = 0.005  # the least seconds of a sample; shorter calls are repeated
 ROUNDS = (5, 30)
 EXTRAPOLATED = 2.0**20  # scores: time and memory of smaller calls are mostly overhead
-PRODUCT = {"cpu": 1024}
-LARGE_PRODUCT = 8192
-PLAIN_MODES = {"jax": "jit", "tensorflow": "graph"}
 
 
 @dataclass
@@ -82,14 +77,9 @@ def measure(order: Order) -> Iterator[dict[str, Any] | Measurement]:
                 entries.append(_started(engine, problem, candidate, wanted=wanted, past=past))
             except RefusalError as refusal:
                 yield Measurement(problem, candidate, refusal.outcome, str(refusal))
-        products, copies = _rounds(engine, problem, entries, order)
+        _rounds(entries, order)
         for entry in entries:
-            samples: dict[str, Any] = {
-                "seconds": tuple(entry.seconds),
-                "products": tuple(products),
-                "copies": tuple(copies),
-            }
-            samples |= {"error": entry.error, "first": entry.first}
+            samples: dict[str, Any] = {"seconds": tuple(entry.seconds), "error": entry.error, "first": entry.first}
             yield Measurement(problem, entry.candidate, "measured", **samples)
 
 
@@ -210,64 +200,19 @@ def _size(problem: Problem) -> float:
     return float(batch * heads * problem.num_queries * length)
 
 
-def _rounds(engine: Engine, problem: Problem, entries: list[_Entry], order: Order) -> tuple[list[float], list[float]]:
-    """Take rounds of one sample of each candidate, of the product of large matrices, and of a copy of a cache."""
+def _rounds(entries: list[_Entry], order: Order) -> None:
+    """Take rounds of one sample of each candidate."""
     if not entries:
-        return [], []
-    product, work = _product(engine, problem, order.framework)
-    copy, moved = _copy(problem, order.threads)
-    everyone = [*entries, *(each for each in (product, copy) if each)]
-    a_round = sum(each.estimate * each.repeats for each in everyone)
+        return
+    a_round = sum(each.estimate * each.repeats for each in entries)
     least, most = order.rounds or ROUNDS
-    rates, copies = [], []
     gc.collect()
     gc.disable()
-    for number in range(min(max(int(order.seconds * len(everyone) / a_round), least), most)):
-        turn = number % len(everyone)
-        for entry in (*everyone[turn:], *everyone[:turn]):  # so that the order rotates
+    for number in range(min(max(int(order.seconds * len(entries) / a_round), least), most)):
+        turn = number % len(entries)
+        for entry in (*entries[turn:], *entries[:turn]):  # so that the order rotates
             entry.seconds.append(entry.sample())
-        if product:
-            rates.append(work / product.seconds[-1])
-        if copy:
-            copies.append(moved / copy.seconds[-1])
     gc.enable()
-    return rates, copies
-
-
-@functools.cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads)
-
-
-def _copy(problem: Problem, threads: int) -> tuple[_Entry | None, float]:
-    """A copy of the keys and values of one query, by all threads, and the bytes that it reads and writes."""
-    if problem.num_queries > 1 or problem.operation != "attention" or problem.device != "cpu":
-        return None, 0.0
-    source = np.ones(int(problem.cache_nbytes) // 4, np.float32)
-    pairs = list(zip(np.array_split(np.empty_like(source), threads), np.array_split(source, threads), strict=True))
-    return _warm(lambda: list(_pool(threads).map(lambda pair: np.copyto(*pair), pairs))), 2.0 * source.nbytes
-
-
-def _product(engine: Engine, problem: Problem, framework: str) -> tuple[_Entry | None, float]:
-    """A product of large square matrices, and its operations; NumPy is fast with two dtypes alone."""
-    if framework == "numpy" and problem.dtype not in ("float32", "float64"):
-        return None, 0.0
-    size = PRODUCT.get(problem.device, LARGE_PRODUCT)
-    mode = PLAIN_MODES.get(framework, "eager")
-    step = engine.step(engine.matmul, mode, False)
-    factor = np.random.default_rng(1).standard_normal((size, size), dtype=np.float32)
-    device = device_of(engine.backend, problem.device)
-    placed = engine.backend.from_numpy((factor, factor), device=device, dtype=problem.dtype)
-    return _warm(lambda: engine.wait(step(placed, (), None))), 2.0 * size**3
-
-
-def _warm(run: Callable[[], Any]) -> _Entry:
-    """What no candidate computes, ready for timing."""
-    entry = _Entry(CANDIDATES[0], run)
-    entry.sample()
-    entry.estimate = entry.sample()
-    entry.repeats = max(1, math.ceil(SAMPLE / entry.estimate))
-    return entry
 
 
 def work(order: Order) -> Iterator[Any]:

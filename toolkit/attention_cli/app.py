@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, make_dataclass
 from importlib.metadata import version
 from pathlib import Path
 from pkgutil import resolve_name
@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from attention_conformance.subjects.options import OPTIONS
+from attention_conformance.subjects.options import OPTIONS, Option
 
 app = typer.Typer(
     name="attention-core",
@@ -29,7 +29,7 @@ CPUS = os.cpu_count() or 1
 # Written out, as the rooms that know them import NumPy: a test compares.
 LAYOUTS = "attention-core, torch, torch-encoder-layer, torch-decoder-layer, equinox, keras, keras-grouped, flax, bert"
 LAYOUTS += ", bert-layer, bert-embeddings, causal-lm"
-OPERATIONS = "attention, multi_head, linear, decode-loop, train-step, encoder, language-model"
+OPERATIONS = "attention, linear"
 MASKS = "full, causal, window, packed, padded, padded-causal, ragged, softcap, alibi, bias, sinks"
 PRESETS = "training, prefill, decode, caches, masked, accelerator, small"
 WINDOW = 256
@@ -91,8 +91,7 @@ class Bench:
     candidate: Annotated[
         Many, typer.Option("--candidate", "--implementation", help="Candidates by name, * allowed; repeatable.")
     ] = None
-    operation: Annotated[Many, typer.Option(help=f"{OPERATIONS}; repeatable. By default the first two.")] = None
-    model: Annotated[Path | None, typer.Option(help="A GGUF file, of language-model.")] = None
+    operation: Annotated[Many, typer.Option(help=f"{OPERATIONS}; repeatable. By default the first.")] = None
     shape: Annotated[Many, typer.Option(help="Batch, heads, length, head dimension, as in 4,12,512,64.")] = None
     preset: Annotated[Many, typer.Option(help=f"{PRESETS}: shapes and masks; repeatable.")] = None
     kv_heads: Annotated[int | None, typer.Option(min=1, help="Key/value heads. By default as many as heads.")] = None
@@ -109,14 +108,9 @@ class Bench:
     seconds: Annotated[float, typer.Option(help="Time for the samples of a candidate, by default.")] = 2.0
     limit: Annotated[float, typer.Option(help="Skip calls that would take more than these seconds.")] = 60.0
     threads: Annotated[int, typer.Option(min=1, help="Threads of each framework.")] = 2
-    busy: Annotated[int, typer.Option(min=0, help="Other processes, each of which keeps a core busy meanwhile.")] = 0
     memory: Annotated[bool, typer.Option(help="Measure peak memory as well, each candidate in a process.")] = True
     json: Annotated[Path | None, typer.Option(help="Write the environment and all samples to this file.")] = None
-    markdown: Annotated[Path | None, typer.Option(help="Write the tables to this file.")] = None
-    plots: Annotated[Path | None, typer.Option(help="Draw series of lengths into this directory.")] = None
-    png: Annotated[bool, typer.Option("--png", help="Draw PNG and not SVG.")] = False
     details: Annotated[bool, typer.Option("--details", help="Print a table for every single problem, too.")] = False
-    read: Annotated[Path | None, typer.Option(help="Measure nothing: read what --json wrote.")] = None
     target: Annotated[
         str | None,
         typer.Option(help="Time this, too, as check takes it: file.py:callable. The options below are of it."),
@@ -128,47 +122,48 @@ class Bench:
     grouped: Annotated[bool | None, typer.Option("--grouped/--no-grouped", help=OPTIONS["grouped"].says)] = None
 
 
+KINDS = {
+    "text": (str | None, None),
+    "many": (Many, None),
+    "flag": (bool, "--{}"),
+    "flag or not": (bool | None, "--{0}/--no-{0}"),
+    "number": (int | None, None),
+}
+
+
+def _shared(name: str, option: Option) -> tuple[str, Any, Any]:
+    """An option that the command shares with pytest, as a field."""
+    kind, words = KINDS[option.kind]
+    declaration = typer.Option(*([words.format(name)] if words else []), help=option.says)
+    default = False if option.kind == "flag" else None
+    return name.replace("-", "_"), Annotated[kind, declaration], field(default=default, kw_only=True)
+
+
+Shared: Any = make_dataclass("Shared", [_shared(*each) for each in OPTIONS.items()], frozen=True)
+
+
 @command("Check anybody's attention.", "attention_cli.check:check")
 @dataclass(frozen=True)
-class Check:
+class Check(Shared):  # type: ignore[misc]
     """Check anybody's attention: say what is right, silently wrong, visibly wrong or refused.
 
     The signature and small calls tell what the target expects, and that is printed. Options say it where it is found
     wrong. The exit status is 0 if all is right or accepted, and 1 if something is wrong or of another convention. It is
-    2 if the command cannot be run as given, and 3 if a case crashed or took too long.
+    2 if the command cannot be run as given, and 3 if a case crashed or took too long. It is 4 if nothing else is wrong,
+    and a parameter of the target is not understood.
     """
 
     target: Annotated[
         str, typer.Argument(help="module:callable, file.py:callable, model.onnx, or a preset such as torch.sdpa.")
     ]
-    backend: Annotated[str | None, typer.Option(help=OPTIONS["backend"].says)] = None
-    device: Annotated[str | None, typer.Option(help=OPTIONS["device"].says)] = None
-    layout: Annotated[str | None, typer.Option(help=OPTIONS["layout"].says)] = None
-    mask: Annotated[str | None, typer.Option(help=OPTIONS["mask"].says)] = None
-    causal: Annotated[str | None, typer.Option(help=OPTIONS["causal"].says)] = None
-    scale: Annotated[str | None, typer.Option(help=OPTIONS["scale"].says)] = None
-    grouped: Annotated[bool | None, typer.Option("--grouped/--no-grouped", help=OPTIONS["grouped"].says)] = None
-    batch_invariant: Annotated[bool, typer.Option("--batch-invariant", help=OPTIONS["batch-invariant"].says)] = False
-    backward: Annotated[str | None, typer.Option(help=OPTIONS["backward"].says)] = None
-    dtype: Annotated[Many, typer.Option(help=OPTIONS["dtype"].says)] = None
-    profile: Annotated[str, typer.Option(help=OPTIONS["profile"].says)] = "kernel"
-    same_bits_as: Annotated[str | None, typer.Option(help=OPTIONS["same-bits-as"].says)] = None
-    case: Annotated[Many, typer.Option(help=OPTIONS["case"].says)] = None
-    accept: Annotated[Many, typer.Option(help=OPTIONS["accept"].says)] = None
-    seed: Annotated[int | None, typer.Option(min=0, help=OPTIONS["seed"].says)] = None
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each case.")] = 60.0
     jobs: Annotated[int, typer.Option(min=0, max=1, help="0: in this process, which a crash then ends.")] = 1
     json: Annotated[Path | None, typer.Option(help="Write what was found to this file.")] = None
-    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML for a build server.")] = None
-    markdown: Annotated[Path | None, typer.Option(help="Write Markdown, for an issue or a build's summary.")] = None
     html: Annotated[Path | None, typer.Option(help="Write one page of HTML, which needs no network.")] = None
-    compare: Annotated[Path | None, typer.Option(help="Compare with this file of --json, of a former run.")] = None
-    expected: Annotated[str | None, typer.Option(help=OPTIONS["expected"].says)] = None
     write_expected: Annotated[Path | None, typer.Option(help="Write what is wrong to such a file.")] = None
     untrusted: Annotated[bool, typer.Option(help="For generated kernels: compared in another process.")] = False
     large: Annotated[bool, typer.Option(help="The large cases instead, as far as memory allows: minutes.")] = False
     strict: Annotated[bool, typer.Option(help="Status 1, too, where little was checked.")] = False
-    keyword: Annotated[Many, typer.Option(help=OPTIONS["keyword"].says)] = None
     fuzz: Annotated[float, typer.Option(min=0, help="Draw calls for so many minutes instead, and shrink.")] = 0.0
 
 
@@ -374,14 +369,8 @@ class Conformance:
         ),
     ] = None
     json: Annotated[Path | None, typer.Option(help="Write environment and results to this file.")] = None
-    junit: Annotated[
-        Path | None, typer.Option(help="Write results to this file as JUnit XML, which needs junitparser.")
-    ] = None
     jobs: Annotated[int, typer.Option(min=0, help="Backends at a time, each in a process; 0: all in this one.")] = CPUS
     list_: Annotated[bool, typer.Option("--list", help="List the cases and what they show, and run none.")] = False
-    details: Annotated[
-        bool, typer.Option("--details", help="Print every case on every backend, and why some were not run.")
-    ] = False
     quick: Annotated[
         bool,
         typer.Option("--quick", help="Run eager calls in float32 alone, or one eager call where bits are compared."),
@@ -400,10 +389,7 @@ class Conformance:
 @command("List mistakes of published attentions.", "attention_cli.named:cases")
 @dataclass(frozen=True)
 class Cases:
-    """List the named cases: each is a mistake from a public thread, with a reproducer.
-
-    With --run, the exit status is 1 if a reproducer shows something else than when it was run last.
-    """
+    """List the named cases: each is a mistake from a public thread, with its story."""
 
     word: Annotated[Many, typer.Option(help="A word of the name, the story or the title; repeatable.")] = None
     property_: Annotated[
@@ -414,17 +400,11 @@ class Cases:
     line: Annotated[int | None, typer.Option(min=0, max=12, help="A line of the contract; 0 for none of them.")] = None
     on_cpu: Annotated[bool, typer.Option("--cpu", help="Those whose reproducer runs on a CPU.")] = False
     failing: Annotated[bool, typer.Option("--failing", help="Those that were wrong when last run.")] = False
-    run: Annotated[bool, typer.Option("--run", help="Run them all, and compare with what they showed last.")] = False
 
 
-@command("Tell one of them, with a script that shows it.", "attention_cli.named:case")
+@command("Tell one of them.", "attention_cli.named:case")
 @dataclass(frozen=True)
 class Case:
-    """Print the story, the thread, the versions and the reproducer of a named case.
-
-    With --run, the exit status is 0 if the result is right, and 1 if it is wrong. It is 3 if the script crashed, and
-    77 if a package or a device is not here.
-    """
+    """Print the story, the thread and the versions of a named case, and where its reproducer is."""
 
     name: Annotated[str, typer.Argument(help="The name, or a part of it, such as the number of the thread.")]
-    run: Annotated[bool, typer.Option("--run", help="Run the script instead.")] = False

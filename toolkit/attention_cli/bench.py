@@ -5,22 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fnmatch
-import importlib
-import importlib.util
 import math
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 from rich.status import Status
 
-from attention_benchmark import report, steps
+from attention_benchmark import report
 from attention_benchmark.candidate import CANDIDATES, FRAMEWORKS, Candidate
-from attention_benchmark.measurement import Measurement, read_json, write_json
+from attention_benchmark.measurement import Measurement, write_json
 from attention_benchmark.order import Order
 from attention_benchmark.problem import (
     DIRECTIONS,
@@ -37,26 +32,24 @@ from attention_benchmark.processes import installed, measurements_of, memory_of
 from attention_benchmark.reference import TOLERANCE
 from attention_cli.terminal import Many, check_file, check_known, refusal
 from attention_cli.timed import foreign_of
-from attention_files.writing import write_file
 from attention_workers.memory import available
 
 if TYPE_CHECKING:
     from attention_cli.app import Bench
 
 
-BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
 UNKNOWN = 2**40
 """Bytes of memory, where the system does not tell."""
 
 
 def bench(options: Bench, /) -> None:
-    """Measure, or read measurements; print and write them. A target is measured among the candidates of its library."""
+    """Measure; print and write what came of it. A target is measured among the candidates of its library."""
     facts: dict[str, Any] = {"layout": options.layout, "mask": options.mask_sense, "causal": options.causal}
     facts |= {"default_scale": options.scale, "grouped": options.grouped}
     foreign = foreign_of(options.target, options.backend, facts)
     for name, values, known in (
         ("backend", options.backend, FRAMEWORKS),
-        ("operation", options.operation, (*OPERATIONS, *steps.OPERATIONS)),
+        ("operation", options.operation, OPERATIONS),
         ("preset", options.preset, PRESETS),
         ("mask", options.mask, MASKS),
         ("direction", options.direction, DIRECTIONS),
@@ -66,89 +59,37 @@ def bench(options: Bench, /) -> None:
     for name, number in (("seconds", options.seconds), ("limit", options.limit)):
         if not 0 <= number < math.inf:
             raise refusal(f"expected {name} as a number from 0; got {number}")
-    for path in (options.json, options.markdown):
-        check_file(path)
-    if chosen := [name for name in options.operation or () if name in steps.OPERATIONS]:
-        with _busy_cores(options.busy):
-            _show_steps(options, chosen)
-        return
-    _check_plots(options.plots)
+    check_file(options.json)
     failures: list[str] = []
-    if options.read is not None:
-        measurements, about = read_json(options.read, report.markdown)
-    else:
-        order = Order(
-            "",
-            (),
-            (),
-            foreign=(foreign,) if foreign else (),
-            seconds=options.seconds,
-            rounds=(options.rounds, options.rounds) if options.rounds else None,
-            limit=options.limit,
-            threads=options.threads,
-        )
-        problems = _with_cache(_problems(options), options)
-        names = [foreign.framework] if foreign else options.backend
-        orders = _orders(order, problems, _frameworks(names), [*_candidates(options.candidate), *order.foreign])
-        measurements, about = [], {**report.environment({}, options.threads), "busy": options.busy}
-        without: dict[str, str] = {}
-        with _busy_cores(options.busy):
-            for results, versions in _measured(orders, options.memory, failures, without):
-                measurements += results
-                about["versions"] |= versions
-                if options.json:  # an interrupted run leaves what it has measured
-                    write_json(options.json, measurements, about)
-        has = "; ".join(f"{framework} has {devices}" for framework, devices in without.items())
-        if without and not measurements and not failures:
-            raise refusal(f"expected a device of some framework; got {options.device!r}, and {has}")
-        if without:
-            typer.echo(f"without {options.device!r}, and left out: {has}", err=True)
-    if options.markdown:
-        write_file(options.markdown, report.markdown(measurements, about).encode())
+    without: dict[str, str] = {}
+    order = Order(
+        "",
+        (),
+        (),
+        foreign=(foreign,) if foreign else (),
+        seconds=options.seconds,
+        rounds=(options.rounds, options.rounds) if options.rounds else None,
+        limit=options.limit,
+        threads=options.threads,
+    )
+    problems = _with_cache(_problems(options), options)
+    names = [foreign.framework] if foreign else options.backend
+    orders = _orders(order, problems, _frameworks(names), [*_candidates(options.candidate), *order.foreign])
+    measurements, about = list[Measurement](), report.environment({}, options.threads)
+    for results, versions in _measured(orders, options.memory, failures, without):
+        measurements += results
+        about["versions"] |= versions
+        if options.json:  # an interrupted run leaves what it has measured
+            write_json(options.json, measurements, about)
+    has = "; ".join(f"{framework} has {devices}" for framework, devices in without.items())
+    if without and not measurements and not failures:
+        raise refusal(f"expected a device of some framework; got {options.device!r}, and {has}")
+    if without:
+        typer.echo(f"without {options.device!r}, and left out: {has}", err=True)
     _show(measurements, options.details)
-    if options.plots:
-        written = importlib.import_module("attention_benchmark.plots").write_plots(
-            options.plots, measurements, "png" if options.png else "svg"
-        )
-        typer.echo(f"{len(written)} figures in {options.plots}")
     for failure in failures:
         typer.echo(failure, err=True)
     raise typer.Exit(bool(failures) or any(each.outcome == "wrong" for each in measurements))
-
-
-@contextlib.contextmanager
-def _busy_cores(number: int) -> Iterator[None]:
-    """Keep cores busy, as other work of a machine does."""
-    processes = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(number)]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
-def _show_steps(options: Bench, operations: Sequence[str]) -> None:
-    """Time whole steps, and print a table for each operation."""
-    if len(operations) < len(options.operation or ()):
-        raise refusal(f"expected other operations apart from {', '.join(operations)}; got both")
-    if (options.model is None) == ("language-model" in operations):
-        raise refusal("expected --model with --operation language-model, and with no other")
-    settings: dict[str, Any] = {"turns": options.rounds or steps.TURNS, "model": options.model}
-    settings |= {"names": tuple(options.candidate or "*"), "threads": options.threads}
-    grids = []
-    for name in operations:
-        libraries = [each for each in _frameworks(options.backend) if each in steps.OPERATIONS[name][1]]
-        if not libraries:
-            raise refusal(f"expected a library out of {', '.join(steps.OPERATIONS[name][1])}, for {name}; got none")
-        try:
-            grids.append(steps.table([steps.StepsOrder(name, each, **settings) for each in libraries]))
-        except RuntimeError as error:
-            typer.echo(str(error), err=True)
-            raise typer.Exit(1) from error
-        Console(width=120).print(report.rich_table(grids[-1]))
-    if options.markdown:
-        write_file(options.markdown, "\n\n".join(map(report.markdown_table, grids)).encode())
 
 
 def _problems(options: Bench) -> list[Problem]:
@@ -185,9 +126,8 @@ def _problems(options: Bench) -> list[Problem]:
     ]
     if not fitting:
         raise refusal("expected a mask and an operation that the default shapes have; name a --shape")
-    for operation, known in {"multi_head": ("full", "causal"), "linear": ("full",)}.items():
-        if any(each.operation == operation and each.mask not in known for each in fitting):
-            raise refusal(f"expected mask {' or '.join(known)} with {operation}; got another")
+    if any(each.operation == "linear" and each.mask != "full" for each in fitting):
+        raise refusal("expected mask full with linear; got another")
     _check_sizes(fitting)
     return fitting
 
@@ -308,19 +248,6 @@ def _show(measurements: Sequence[Measurement], details: bool) -> None:
             console.print(note, style="dim", highlight=False, soft_wrap=True)
     if details:
         console.print(report.LEGEND, style="dim")
-
-
-def _check_plots(directory: Path | None) -> None:
-    if directory is None:
-        return
-    if directory.exists() and not directory.is_dir():
-        raise refusal(f"expected a directory for plots; got {directory}: File exists")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise refusal("expected matplotlib for --plots; got none: pip install matplotlib")
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise refusal(f"expected a directory for plots; got {directory}: {error.strerror}") from error
 
 
 def _check_sizes(problems: Sequence[Problem]) -> None:

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from attention_cli.terminal import check_file, check_known, console, refusal, refusing
+from attention_cli.terminal import check_file, console, refusal, refusing
 from attention_conformance.cases.large import LARGE
 from attention_conformance.run.again import command_of, script_of
 from attention_conformance.run.alone import confirmed
 from attention_conformance.run.causes import agreed
-from attention_conformance.run.changes import Change, changes
 from attention_conformance.run.expected import (
     Expected,
     ExpectedError,
@@ -28,18 +27,16 @@ from attention_conformance.run.expected import (
 )
 from attention_conformance.run.finding import ENDED, WRONG, Finding, Started, exit_status, most_telling
 from attention_conformance.run.fuzz import Script
-from attention_conformance.run.job import Job
+from attention_conformance.run.job import Job, job_of
 from attention_conformance.run.kinds import never_computed, refusals
 from attention_conformance.run.memory import available_memory
 from attention_conformance.run.messages import Asked, Described, Refused
 from attention_conformance.run.names import no_case
 from attention_conformance.run.subjects import Message, supervised, work
-from attention_conformance.subjects.options import OPTIONS, named_keywords
+from attention_conformance.subjects.options import OPTIONS
 from attention_conformance.subjects.presets import PRESETS
 from attention_conformance.written import summary as report
 from attention_conformance.written.html import write_html
-from attention_conformance.written.junit import write_junit
-from attention_conformance.written.markdown import write_markdown
 from attention_conformance.written.report import environment
 from attention_files.writing import write_file
 
@@ -55,18 +52,8 @@ SHRINKING = 600.0
 
 def check(options: Check, /) -> None:
     """Check a target, show what was found, and exit with its status."""
-    facts = ("backend", "device", "layout", "mask", "causal", "grouped", "backward")
-    told = {name: getattr(options, name) for name in facts} | {"default_scale": options.scale}
-    told["batch_invariant"] = options.batch_invariant or None
-    declared = {name: each for name, each in told.items() if each is not None}
-    profile, untrusted, fuzz, large = options.profile, options.untrusted, options.fuzz, options.large
-    files = {"json": options.json, "junit": options.junit, "markdown": options.markdown, "html": options.html}
-    files["expected"] = options.write_expected
-    with refusing(ValueError):
-        declared |= named_keywords(options.keyword or ())
-    for name, option in OPTIONS.items():
-        if option.values and option.fact in declared:
-            check_known(name, [declared[option.fact]], option.values)
+    profile, untrusted, fuzz, large = options.profile or "kernel", options.untrusted, options.fuzz, options.large
+    files = {"json": options.json, "html": options.html, "expected": options.write_expected}
     like = profile.startswith("like ")
     if untrusted and (fuzz or not options.jobs or like):
         raise refusal("expected --untrusted without --fuzz, --jobs 0 and --profile 'like TARGET'; got one of them")
@@ -80,24 +67,14 @@ def check(options: Check, /) -> None:
         raise refusal(f"expected {least:g} GiB of free memory for --large; got {free:.1f}")
     for path in files.values():
         check_file(path)
-    before = _former(options.compare)
-    seed = secrets.randbits(32) if untrusted and options.seed is None else options.seed or 0
-    job = Job(
-        options.target,
-        declared,
-        cases=tuple(options.case or ()),
-        dtypes=tuple(options.dtype or ()),
-        profile=profile,
-        same_bits_as=options.same_bits_as or "",
-        accepted=tuple(options.accept or ()),
-        seed=seed,
-        fuzz=fuzz,
-        is_trusted=not untrusted,
-        is_large=large,
-    )
+    asked = {name: getattr(options, name.replace("-", "_")) for name in OPTIONS}
+    asked |= {"batch-invariant": options.batch_invariant or None}
+    asked |= {"seed": secrets.randbits(32)} if untrusted and options.seed is None else {}
+    with refusing(ValueError):
+        job = job_of(options.target, asked, fuzz=fuzz, is_trusted=not untrusted, is_large=large)
     if job.complaint:
         raise refusal(job.complaint)
-    run = _Run(job, before, _expected(options.expected, options.target))
+    run = _Run(job, _expected(options.expected, options.target))
     try:
         limit = max(options.timeout, SHRINKING) if fuzz or large else options.timeout
         with contextlib.closing(supervised(job, limit) if options.jobs else work(job)) as messages:  # type: ignore[type-var]
@@ -113,17 +90,6 @@ def check(options: Check, /) -> None:
     raise typer.Exit(exit_status(run.findings, options.strict))
 
 
-def _former(path: Path | None) -> list[Finding]:
-    """The findings about cases of a former run."""
-    if path is None:
-        return []
-    try:
-        found, _ = report.read_findings(path)
-        return [each for each in found if each.case != "end" and not each.case.startswith("kind: ")]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise refusal(f"expected a file that --json wrote for --compare; got {str(path)!r}") from error
-
-
 def _expected(expected: str | None, target: str) -> tuple[Expected, ...]:
     with refusing(ExpectedError):
         found = expected_of(target, expected)
@@ -136,9 +102,9 @@ def _expected(expected: str | None, target: str) -> tuple[Expected, ...]:
 class _Run:
     """Follows the messages of a run, and tells of them."""
 
-    def __init__(self, job: Job, before: list[Finding], expected: tuple[Expected, ...]) -> None:
+    def __init__(self, job: Job, expected: tuple[Expected, ...]) -> None:
         self.job, self.findings, self.reason, self.script = job, list[Finding](), "", ""
-        self._before, self._expected, self._has_verdict = before, expected, False
+        self._expected, self._has_verdict = expected, False
         self._about: dict[str, Any] = {"target": job.target, "profile": self.job.how, "seed": job.seed}
         self._about |= {"declared": dict(job.declared), "machine": environment({})}
         self._screen, self._errors = console(), console(stderr=True)
@@ -214,9 +180,6 @@ class _Run:
             self._screen.print(each, highlight=False)
         for line in report.power(self.findings, self.job.how):
             self._screen.print(line, highlight=False)
-        changed = changes(self._before, self.findings) if self._before else []
-        if self._before:
-            self._compare(changed)
         telling = most_telling(self.findings)
         if self.script:
             self._screen.print(
@@ -229,24 +192,16 @@ class _Run:
             self._screen.print(f"To see the most telling again: {command_of(*again)}", **AS_IT_IS)
         if interrupted:
             self._screen.print("Interrupted: the cases after these were not run.", highlight=False)
-        if told := refusals(self.findings):
-            self._screen.print(told, highlight=False, soft_wrap=True)
+        if line := refusals(self.findings):
+            self._screen.print(line, highlight=False, soft_wrap=True)
         typer.echo(report.summary(self.findings))
-        self._write(files, changed)
+        self._write(files)
 
-    def _compare(self, changed: list[Change]) -> None:
-        self._screen.print(f"\n{len(changed)} verdicts differ from the former run", style="bold")
-        for each in changed:
-            told = f"  {each.says}: {each.case} [{each.dtype}], {each.before or 'not run'} → {each.after or 'not run'}"
-            self._screen.print(told, highlight=False)
-
-    def _write(self, files: dict[str, Path | None], changed: list[Change]) -> None:
+    def _write(self, files: dict[str, Path | None]) -> None:
         found, about = self.findings, self._about
         writers: dict[str, Callable[[Path], None]] = {
             "json": lambda path: report.write_findings(path, found, about),
-            "junit": lambda path: write_junit(path, found, about),
-            "markdown": lambda path: write_markdown(path, found, about, changed),
-            "html": lambda path: write_html(path, found, about, changed),
+            "html": lambda path: write_html(path, found, about),
             "expected": self._write_expected,
         }
         for name, path in files.items():

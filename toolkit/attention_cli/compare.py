@@ -98,7 +98,7 @@ def _show(found: Comparison, details: bool) -> None:
         screen.print(f"setting {name}: {first} and {second}", highlight=False)
     screen.print(f"weights: {found.same_weights} with the same bits, {len(found.weights)} others", highlight=False)
     for weight in found.weights if details else found.weights[:SHOWN]:
-        screen.print(f"  {weight.name}: {weight.told}", highlight=False, soft_wrap=True)
+        screen.print(f"  {weight.name}: {weight.says}", highlight=False, soft_wrap=True)
     table = Table("place", "in the second", "ulp", "bound", "worst head", box=None)
     for row in _rows(found, details):
         head = f"{max(range(len(row.heads)), key=row.heads.__getitem__)}: {max(row.heads):.3g}" if row.heads else ""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import importlib.util
 import itertools
-import math
 import os
 import shlex
 import warnings
@@ -44,11 +42,6 @@ if TYPE_CHECKING:
     from attention_cli.app import Conformance
 
 _LONGEST = {"jax": 0, "torch": 1, "tensorflow": 2}  # whose compilers take longest
-CPUS = os.cpu_count() or 1
-STARTING = 8.0
-SECONDS = {"numpy": (0.01, 0.0), "torch": (0.1, 2.5), "jax": (1.0, 1.0), "tensorflow": (0.5, 2.5)}
-"""Of a processor, for one case of identical bits in eager mode, and in all others; ``STARTING`` is of each process."""
-VARIATIONS = 2
 
 AnyCase = TypeVar("AnyCase", Case, Identical)
 
@@ -60,7 +53,7 @@ def conformance(options: Conformance, /) -> None:
         return
     if options.sentence:
         raise refusal("expected --identical with --sentence; got none")
-    models, json, junit, mode = options.model or [], options.json, options.junit, options.mode
+    models, json, mode = options.model or [], options.json, options.mode
     dtype, implementation = options.dtype, options.implementation
     _check_models(models, options.long)
     cases = _chosen_cases(options.case, CASES, besides=("model",) if models else ())
@@ -70,10 +63,7 @@ def conformance(options: Conformance, /) -> None:
             ((c.name, str(c.line or "-"), c.shows, " ".join(c.dtypes)) for c in cases),
         )
         return
-    if junit is not None and importlib.util.find_spec("junitparser") is None:  # which it alone needs
-        raise refusal("expected junitparser for --junit; got none: pip install junitparser")
-    for path in (json, junit):
-        check_file(path)
+    check_file(json)
     names = chosen_backends(options.backend)
     check_known("dtype", dtype, DTYPES)
     check_known("implementation", implementation, IMPLEMENTATIONS)
@@ -86,12 +76,9 @@ def conformance(options: Conformance, /) -> None:
         for name in names
     ]
     results, described = run_all(orders, options.jobs)
-    _show(results, options.details)
+    _show(results)
     if json:
         report.write_json(json, results, environment_of(described))
-    if junit:
-        about = {"target": "attention-core", "profile": "exact", "seed": 0}
-        importlib.import_module("attention_conformance.written.junit").write_junit(junit, results, about)
     for line in report.proved(results, models, is_quick=options.quick):
         typer.echo(line)
     typer.echo(report.summary(results))
@@ -101,7 +88,7 @@ def conformance(options: Conformance, /) -> None:
 
 def _identical(options: Conformance, /) -> None:
     """Run the cases of which all ways must give the same bits."""
-    for option in ("dtype", "implementation", "junit", "details"):
+    for option in ("dtype", "implementation"):
         if getattr(options, option):
             raise refusal(f"expected no --{option} with --identical; got one")
     models, mode, case, jobs = options.model or [], options.mode, options.case, options.jobs
@@ -127,7 +114,6 @@ def _identical(options: Conformance, /) -> None:
     if jobs and not quick and len(available_threads()) > 1 and (modes is None or "eager" in modes):
         orders += [replace(each, modes=("eager",), threads=1) for each in orders]
     known = published() | ({"model": None} if texts else published_model(model, long=long))
-    _tell_estimate(orders, jobs)
     results, described = run_all(orders, jobs, bits.work, known)
     left_out = [
         *(each for backend in described for each in backend.left_out),
@@ -139,13 +125,13 @@ def _identical(options: Conformance, /) -> None:
     complaints = [line for each in judged for line in each.complaints]
     for line in complaints:
         screen.print(line, style="red", highlight=False, soft_wrap=True)
-    told = {name: bits.told_left_out(name, left_out) for name in chosen}
-    tell_left_out(told.values())
+    reasons = {name: bits.told_left_out(name, left_out) for name in chosen}
+    tell_left_out(reasons.values())
     if json:
         places: dict[str, Any] = {"backend": run_on(results), "device": device, "mode": mode, "case": case}
         places |= {"sentence": sentences, "model": models}
         command = command_of(["conformance", "--identical", *["--quick"] * quick], places, jobs)
-        bits.write_json(json, judged, {**bits_environment(described), "command": command, "left out": told})
+        bits.write_json(json, judged, {**bits_environment(described), "command": command, "left out": reasons})
     for line in bits.proved(judged, model, is_quick=quick):
         typer.echo(line)
     differing = sum(bool(each.complaints) for each in judged)
@@ -187,7 +173,7 @@ def run_all(
                 continue
             if isinstance(message, Ended):
                 if not screen.is_terminal:
-                    screen.print(_told_case(message, known or {}), highlight=False, soft_wrap=True)
+                    screen.print(_case_line(message, known or {}), highlight=False, soft_wrap=True)
                 continue
             found = message.finding if isinstance(message, Started) else message
             progress.update(bars[found.backend], description=f"{_way(found)}: {found.case}")
@@ -246,25 +232,11 @@ def tell_left_out(cases: Iterable[Sequence[str]]) -> None:
 
 def command_of(words: Sequence[str], options: Mapping[str, Iterable[Any]], jobs: int) -> str:
     """The text of a command with repeatable options."""
-    told = [f"--{name}={value}" for name, values in options.items() for value in values or ()]
-    return shlex.join(["attention-core", *words, *told, *([] if jobs else ["--jobs=0"])])
+    chosen = [f"--{name}={value}" for name, values in options.items() for value in values or ()]
+    return shlex.join(["attention-core", *words, *chosen, *([] if jobs else ["--jobs=0"])])
 
 
-def _tell_estimate(orders: Sequence[Order], jobs: int) -> None:
-    """Tell on the standard error stream what is run, and about how long it takes; models are not counted."""
-    seconds = 0.0
-    for order in orders:
-        eager, compiled = SECONDS.get(order.backend, SECONDS["numpy"])
-        is_eager = order.quick or order.modes == ("eager",)
-        seconds += STARTING + len(order.cases) * (eager if is_eager else VARIATIONS * eager + compiled)
-    names = list(dict.fromkeys(order.backend for order in orders))
-    count = len(orders[0].cases)
-    about = f"about {max(1, math.ceil(seconds / 60 / max(1, min(jobs, len(orders), CPUS))))} min"
-    cases = f"{count} case{'s' * (count != 1)} on {', '.join(names)}"
-    console(stderr=True).print(f"{cases}: {about}", highlight=False, soft_wrap=True)
-
-
-def _told_case(ended: Ended, known: Mapping[str, str | None]) -> str:
+def _case_line(ended: Ended, known: Mapping[str, str | None]) -> str:
     """What came of a case in one process."""
     expected, found = known.get(ended.case), set(ended.hashes)
     same = "the same bits" if len(found) == 1 else "not the same bits"
@@ -278,14 +250,8 @@ def _way(found: Finding) -> str:
     return f"{found.backend} {found.device} {found.mode} {found.implementation}".rstrip()
 
 
-def _show(results: Sequence[Finding], details: bool) -> None:
+def _show(results: Sequence[Finding]) -> None:
     screen = console()
-    if details:
-        for table in report.result_tables(results, screen.width):
-            screen.print(table)
-        screen.print(report.LEGEND, style="dim")
-        for line in report.reasons(results):
-            screen.print(line, style="dim", highlight=False, soft_wrap=True)
     if any(result.case != "model" for result in results):
         screen.print(report.line_table(results, screen.width))
         screen.print(report.LINE_LEGEND, style="dim")

@@ -11,7 +11,7 @@ import signal
 import sys
 from types import FrameType
 
-NEEDED = ("numpy", "ml_dtypes", "typer", "rich", "safetensors", "tokenizers", "junitparser", "jinja2", "packaging")
+NEEDED = ("numpy", "ml_dtypes", "typer", "rich", "safetensors", "tokenizers", "jinja2", "packaging")
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

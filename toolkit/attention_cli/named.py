@@ -1,4 +1,4 @@
-"""The commands ``cases`` and ``case``: mistakes of published attentions, listed, told and run."""
+"""The commands ``cases`` and ``case``: mistakes of published attentions, listed and told."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from attention_cli.terminal import check_known, console, refusal, refusing
-from attention_conformance.named import PROPERTIES, RESULTS, NamedCase, find_case, named_cases, run
+from attention_conformance.named import PROPERTIES, find_case, named_cases
 
 if TYPE_CHECKING:
     from attention_cli.app import Case, Cases
@@ -18,7 +18,7 @@ WIDTH = 80
 
 
 def cases(options: Cases, /) -> None:
-    """List the cases that are asked for, and run them if asked to."""
+    """List the cases that are asked for."""
     package, like = options.package, options.like
     check_known("property", options.property_, PROPERTIES)
     known = sorted({name for case in named_cases() for name in case.packages})
@@ -36,8 +36,6 @@ def cases(options: Cases, /) -> None:
     ]
     if not chosen:
         raise refusal("expected cases that match; got none")
-    if options.run:
-        raise typer.Exit(_run_all(chosen))
     rows = Table("case", "property", "result", box=None, pad_edge=False)
     for each in chosen:
         rows.add_row(each.name, each.property, each.shown.result)
@@ -47,27 +45,10 @@ def cases(options: Cases, /) -> None:
     screen.print(f"\n{len(chosen)} cases, {failed} wrong when last run")
 
 
-def _run_all(chosen: list[NamedCase]) -> int:
-    """Run cases, a line each; 1 if one shows something else than it did."""
-    screen, others = console(), 0
-    for each in chosen:
-        ran = run(each)
-        same = ran.status in (RESULTS[each.shown.result], 77)
-        others += not same
-        screen.print(f"{each.name}: {ran.word}{'' if same else f'; expected {each.shown.result}'}")
-    screen.print(f"\n{len(chosen)} cases, {others} other than when last run")
-    return int(others > 0)
-
-
 def case(options: Case, /) -> None:
-    """Tell a case and print its script, or run it."""
+    """Tell a case, and where the script is that shows it."""
     with refusing(ValueError):
         found = find_case(options.name)
-    if options.run:
-        ran = run(found)
-        typer.echo(ran.printed, nl=False)
-        typer.echo(ran.word)
-        raise typer.Exit(ran.status)
     line = f"line {found.line} of the contract" if found.line else "no line of the contract"
     shown = found.shown
     facts = {
@@ -78,10 +59,10 @@ def case(options: Case, /) -> None:
         "needs": f"{', '.join(found.packages)} on {found.needs}",
         "like": f"cases {', '.join(found.like)} of the kit" if found.like else "no case of the kit",
         "shown": ", ".join(filter(None, (shown.result, shown.versions, shown.date))) + f": {shown.detail}",
+        "script": found.script,
     }
     typer.echo(f"{found.name}\n\n{textwrap.fill(found.summary, WIDTH)}\n")
     for word, text in facts.items():
         first = f"{word + ':':<10}"
         typer.echo(textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=" " * 10, break_long_words=False))
     typer.echo("\n" + "\n\n".join(textwrap.fill(part, WIDTH) for part in found.story.split("\n\n")))
-    typer.echo(f"\n{found.script()}", nl=False)

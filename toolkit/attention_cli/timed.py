@@ -62,11 +62,11 @@ def foreign_of(target: str | None, backend: Many, facts: Mapping[str, Any]) -> C
 
 def prepare(problem: Problem, text: str) -> Call:
     """Prepare a call of a target, which JSON tells with what is declared of it; what it does not offer is refused."""
-    told = json.loads(text)
+    stated = json.loads(text)
     framework = _loaded(text).backend or read_signature(_loaded(text))["backend"]
     subject = _settled(text, device_of(get_backend(framework), problem.device))
     if problem.direction == "both" and subject.backward is not None:
-        raise ValueError(f"expected gradients by autograd of {told['target']}; got a pair of functions")
+        raise ValueError(f"expected gradients by autograd of {stated['target']}; got a pair of functions")
     keys, allowed = problem.cut()
     is_flag = problem.is_causal and (subject.causal == "top-left" or problem.num_queries == problem.shape[2])
     if problem.is_causal and not is_flag:
@@ -83,7 +83,7 @@ def prepare(problem: Problem, text: str) -> Call:
     try:
         case = fit(asked, subject)
     except NotOffered as lacking:
-        raise ValueError(f"expected a target that takes {lacking}; got {told['target']}") from lacking
+        raise ValueError(f"expected a target that takes {lacking}; got {stated['target']}") from lacking
     others = {name: case.arrays[name] for name in ("mask", "bias") if name in case.arrays}
     if subject.native or subject.layout not in ("BHSD", "BSHD"):
         return _translated(problem, subject, case, others, keys=keys)
@@ -138,12 +138,12 @@ def _rounded(name: str, each: NumpyArray, problem: Problem) -> NumpyArray:
 
 @functools.cache
 def _loaded(text: str) -> Subject:
-    told = json.loads(text)
-    return load_target(told["target"], **told["declared"])
+    stated = json.loads(text)
+    return load_target(stated["target"], **stated["declared"])
 
 
 @functools.cache
 def _settled(text: str, device: str) -> Subject:
     """The target with all questions about it answered by small calls on a device."""
-    told = json.loads(text)
-    return settled(load_target(told["target"], **{**told["declared"], "device": device}))
+    stated = json.loads(text)
+    return settled(load_target(stated["target"], **{**stated["declared"], "device": device}))

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from attention_conformance.cases import CASES as CASES
     from attention_conformance.cases.case import Case as Case
     from attention_conformance.models.comparison import Comparison as Comparison, compare as compare
-    from attention_conformance.pytest_cases import attention_cases as attention_cases
     from attention_conformance.run.again import problem_of as problem_of
     from attention_conformance.run.digest import digest as digest
     from attention_conformance.run.finding import Finding as Finding
@@ -34,7 +33,6 @@ _HOMES = {
     "Finding": "run.finding",
     "Subject": "subjects.subject",
     "Verdict": "run.identical",
-    "attention_cases": "pytest_cases",
     "check": "run.runner",
     "check_same_call": "same_call",
     "check_sharded": "sharded",

@@ -1,4 +1,4 @@
-"""A plugin of pytest: ``--attention-subject kernel.py:attention`` collects a test for each case.
+"""A plugin of pytest: ``--attention-kernel kernel.py:attention`` collects a test for each case.
 
 It is loaded by every pytest where the kit is installed, and so imports nothing before it is asked for something.
 """
@@ -15,35 +15,33 @@ import pytest
 from attention_conformance.subjects.options import OPTIONS
 
 KINDS: dict[str, dict[str, Any]] = {
-    "dtype": {"action": "append"},
-    "case": {"action": "append"},
-    "accept": {"action": "append"},
-    "keyword": {"action": "append"},
-    "grouped": {"action": argparse.BooleanOptionalAction},
-    "batch-invariant": {"action": "store_const", "const": True},
-    "seed": {"type": int},
+    "text": {},
+    "many": {"action": "append"},
+    "flag": {"action": "store_const", "const": True},
+    "flag or not": {"action": argparse.BooleanOptionalAction},
+    "number": {"type": int},
 }
-"""Options that are no single text."""
+"""How an option of a kind is read."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of the command, by the same names."""
     group = parser.getgroup("attention", "the cases of attention-core, for an attention of your own")
     group.addoption(
-        "--attention-subject",
+        "--attention-kernel",
         action="append",
         default=[],
         metavar="TARGET",
         help="module:callable, file.py:callable, model.onnx, or a preset: a test for each case; repeatable.",
     )
     for name, option in OPTIONS.items():
-        kind = KINDS.get(name, {"choices": option.values} if option.values else {})
+        kind = KINDS[option.kind] | ({"choices": option.values} if option.values else {})
         group.addoption(f"--attention-{name}", default=None, help=option.says.replace("%", "%%"), **kind)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make the marker known, by which ``-m`` chooses these tests."""
-    config.addinivalue_line("markers", "attention: a case of --attention-subject")
+    config.addinivalue_line("markers", "attention: a case of --attention-kernel")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -53,7 +51,7 @@ def pytest_make_collect_report(
     """Collect subjects after the files of a session."""
     report = yield
     if isinstance(collector, pytest.Session) and report.passed:
-        for target in collector.config.getoption("attention_subject"):
+        for target in collector.config.getoption("attention_kernel"):
             report.result.append(TargetCollector.from_parent(collector, name=target, nodeid=target))
     return report
 
@@ -72,7 +70,7 @@ class TargetCollector(pytest.Collector):
 
     def collect(self) -> Iterable[CaseItem]:
         """Load the target, ask small calls about it, and list the cases that it can be asked."""
-        made = importlib.import_module("attention_conformance.pytest_cases").target_tests
+        made = importlib.import_module("attention_conformance.pytest_cases").case_tests
         options = {name: self.config.getoption(f"--attention-{name}") for name in OPTIONS}
         try:
             return [CaseItem.from_parent(self, name=each.name, test=each) for each in made(self.name, options)]

@@ -118,20 +118,21 @@ class Worker:
             with contextlib.suppress(EOFError):
                 return self.order.unpacked(self.connection.recv_bytes())
         elif self.left <= 0 and self.process.is_alive():
-            return Death(f"no answer within {self.limit:g} s", self._asked())
+            return Death(f"no answer within {self.limit:g} s", self._stack_of_hang())
         self.process.join(5)  # a child that it leaves may hold the connection open
         code = self.process.exitcode or 0
-        return Death(f"its process died: {_signal(code) if code < 0 else f'exit status {code}'}", self._told(), code)
+        end = _signal(code) if code < 0 else f"exit status {code}"
+        return Death(f"its process died: {end}", self._stack_text(), code)
 
-    def _asked(self) -> str:
+    def _stack_of_hang(self) -> str:
         """Let a process that hangs write where it is, if it still answers."""
         if hasattr(signal, "SIGUSR1") and self.process.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGUSR1)
                 self.process.join(0.2)
-        return self._told()
+        return self._stack_text()
 
-    def _told(self) -> str:
+    def _stack_text(self) -> str:
         try:
             return Path(self._stack).read_text()
         except (OSError, UnicodeDecodeError):
@@ -224,32 +225,11 @@ def blocked_interrupts() -> Iterator[None]:
         yield
         return
     resource_tracker.ensure_running()  # starting the first process would start it, and it lets interrupts through again
-    with _deferred_handlers():
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
-            yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
-def _deferred_handlers() -> Iterator[None]:
-    """Call handlers afterwards: a signal that another thread receives would interrupt this one within the start."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    seen: list[int] = []
-    handlers: dict[int, Any] = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
-    for number in handlers:
-        signal.signal(number, lambda number, _: seen.append(number))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number in seen:
-            signal.raise_signal(number)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _child(work: Callable[[Any], Iterable[Any]], order: Order, connection: Connection, stack: str) -> None:
@@ -257,10 +237,10 @@ def _child(work: Callable[[Any], Iterable[Any]], order: Order, connection: Conne
         os.setpgrp()  # so that what it starts ends with it
     if order.threads is not None and hasattr(os, "sched_setaffinity"):  # some libraries ignore the variables
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: order.threads])
-    told = open(stack, "w")  # noqa: SIM115 (until the process ends)
-    faulthandler.enable(told)
+    file = open(stack, "w")  # noqa: SIM115 (until the process ends)
+    faulthandler.enable(file)
     if hasattr(signal, "SIGUSR1"):
-        faulthandler.register(signal.SIGUSR1, told)
+        faulthandler.register(signal.SIGUSR1, file)
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")  # of libraries, about themselves
     os.dup2(2, 1)  # the standard output is the report's
@@ -268,7 +248,7 @@ def _child(work: Callable[[Any], Iterable[Any]], order: Order, connection: Conne
         for message in work(order):
             connection.send_bytes(order.packed(message))
     except Exception:
-        traceback.print_exc(file=told)
+        traceback.print_exc(file=file)
         raise
     connection.send_bytes(order.packed(None))
 

@@ -23,14 +23,14 @@ def machine() -> dict[str, Any]:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # only Linux has it
         lines = []
-    told: dict[str, str] = {}
+    facts: dict[str, str] = {}
     for line in lines:
         name, _, value = line.partition(":")
-        told.setdefault(name.strip(), value.strip())
-    known = told.get("flags", told.get("Features", "")).split()
+        facts.setdefault(name.strip(), value.strip())
+    known = facts.get("flags", facts.get("Features", "")).split()
     vector = [flag for flag in known if flag.startswith(("sse", "avx", "fma", "amx", "asimd", "neon", "sve", "f16c"))]
     return {
-        "processor": told.get("model name") or platform.processor() or platform.machine(),
+        "processor": facts.get("model name") or platform.processor() or platform.machine(),
         "architecture": platform.machine(),
         "instructions": sorted(set(vector)),
         "threads": len(available_threads()),

@@ -12,7 +12,7 @@ from typing import Any
 def available() -> int | None:
     """Bytes of memory that are available on the machine; None where the system does not tell."""
     with contextlib.suppress(OSError, StopIteration):
-        return _told("/proc/meminfo", "MemAvailable")
+        return _bytes_of("/proc/meminfo", "MemAvailable")
     return None
 
 
@@ -21,7 +21,7 @@ def resident() -> int:
     with contextlib.suppress(OSError, AttributeError, TypeError):  # not every C library can give memory back
         ctypes.CDLL(None).malloc_trim(0)
     with contextlib.suppress(OSError, StopIteration):
-        return _told("/proc/self/status", "VmRSS")
+        return _bytes_of("/proc/self/status", "VmRSS")
     return 0
 
 
@@ -33,11 +33,11 @@ def peak_growth(function: Callable[[], Any]) -> int | None:
         with open("/proc/self/clear_refs", "w") as maximum:
             maximum.write("5")  # which begins a new one
         function()
-        return max(_told("/proc/self/status", "VmHWM") - before, 0)
+        return max(_bytes_of("/proc/self/status", "VmHWM") - before, 0)
     return None
 
 
-def _told(path: str, name: str) -> int:
+def _bytes_of(path: str, name: str) -> int:
     """A number of bytes that the system tells in KiB, by name."""
-    with open(path) as told:
-        return int(next(line for line in told if line.startswith(f"{name}:")).split()[1]) * 1024
+    with open(path) as lines:
+        return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1]) * 1024

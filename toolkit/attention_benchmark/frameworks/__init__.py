@@ -25,10 +25,6 @@ class Engine:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
 
-    def matmul(self, first: Any, second: Any) -> Any:
-        """The product of two matrices."""
-        return self.backend.namespace.matmul(first, second)
-
     def step(self, function: Callable[..., Any], mode: str, backward: bool, /) -> Step:
         """Make a function of variables, constants and cotangent that returns the output and, if asked, gradients.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 from collections.abc import Callable, Sequence
@@ -26,20 +25,8 @@ class OnnxRuntimeEngine(Engine):
     def step(self, function: Callable[..., Any], mode: str, backward: bool, /) -> Step:
         return super().step(function, "eager", backward)
 
-    def matmul(self, first: Any, second: Any) -> Any:
-        # By the library itself: its threads would compete with those of NumPy.
-        return _product(first.dtype, len(first)).run(None, {"first": first, "second": second})[0]
-
 
 engine = OnnxRuntimeEngine(backend)
-
-
-@functools.cache
-def _product(dtype: Any, size: int) -> Any:
-    element = onnx.helper.np_dtype_to_tensor_dtype(dtype)
-    matrices = [onnx.helper.make_tensor_value_info(name, element, (size, size)) for name in ("first", "second", "both")]
-    node = onnx.helper.make_node("MatMul", ["first", "second"], ["both"])
-    return _session(node, matrices[:2], matrices[2:])
 
 
 def attention(problem: Problem) -> Call:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 (its name everywhere)
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -99,23 +98,3 @@ def flex(problem: Problem) -> Call:
         return flex_attention(query, key, value, change, block_mask=blocks, enable_gqa=problem.group > 1)
 
     return Call(function, problem.arrays)
-
-
-def multi_head(problem: Problem) -> Call:
-    """Prepare the layer, with the weights of the problem as its parameters."""
-    x, *projections = problem.arrays
-    *inner, weight, bias = projections
-    stacked = np.concatenate([each.T for each in inner[::2]]), np.concatenate(inner[1::2])
-    variables = tuple(np.ascontiguousarray(each) for each in (x, *stacked, weight.T, bias))
-    with torch.device("meta"):
-        layer = torch.nn.MultiheadAttention(x.shape[-1], problem.shape[1], batch_first=True)
-    names = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
-    allowed = problem.allowed()
-    ignored = () if allowed is None else (~allowed[0, 0],)
-
-    def function(x: Any, *arrays: Any) -> Any:
-        parameters = dict(zip(names, arrays, strict=False))
-        options = {"attn_mask": arrays[4], "is_causal": True} if ignored else {}
-        return torch.func.functional_call(layer, parameters, (x, x, x), {"need_weights": False, **options})[0]
-
-    return Call(function, variables, ignored, "BLC")

@@ -37,7 +37,7 @@ class WeightRow:
     """A weight that is not the same in both: what is told of it."""
 
     name: str
-    told: str
+    says: str
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class PlaceRow:
     is_heads : bool
     heads : tuple of float
         The distance of each head.
-    told : str
+    says : str
         The share that differs, and the first elements, as hexadecimal floats.
     """
 
@@ -62,7 +62,7 @@ class PlaceRow:
     bound: float
     is_heads: bool = False
     heads: tuple[float, ...] = ()
-    told: str = ""
+    says: str = ""
 
     @property
     def is_within(self) -> bool:
@@ -186,11 +186,11 @@ def _compared(
         shapes = " and ".join(str(each.shape) for each in outputs)
         raise ComparisonError(f"expected models with outputs of one shape; got {shapes}")
     kept = [[each._replace(array=_cleared(each.array, inputs, each.is_heads)) for each in found] for found in places]
-    told = 1 if sides[1].definitions and not sides[0].definitions else 0  # the side whose places are listed
-    errors = _errors(sides[told], inputs)
+    listed = 1 if sides[1].definitions and not sides[0].definitions else 0  # the side whose places are listed
+    errors = _errors(sides[listed], inputs)
     most = max(errors.values(), default=(UNKNOWN - 1) * bound / ROUNDING)
-    bounds = {each.name: bound + ROUNDING * errors.get(each.name, most) for each in kept[told]}
-    pairs = list(_rows(kept[told], kept[1 - told], bounds))
+    bounds = {each.name: bound + ROUNDING * errors.get(each.name, most) for each in kept[listed]}
+    pairs = list(_rows(kept[listed], kept[1 - listed], bounds))
     rows = _paired([row for row, _ in pairs])
     weights, same, causes = causes_of_weights(sides)
     found = Comparison(
@@ -205,18 +205,18 @@ def _compared(
         paired, row = {each.name: other for each, other in pairs if other is not None}, found.first
         if row.other:
             causes += dtype_cause(
-                next(each.array for each in kept[told] if each.name == row.name), paired[row.name], row.name
+                next(each.array for each in kept[listed] if each.name == row.name), paired[row.name], row.name
             )
 
         def targets(name: str, array: NumpyArray) -> list[NumpyArray]:
             """The other's results that one of ours may be: of its place, or any of its shape."""
-            known = [paired[name]] if name in paired else [each.array for each in kept[1 - told] if not each.is_heads]
+            known = [paired[name]] if name in paired else [each.array for each in kept[1 - listed] if not each.is_heads]
             return [each for each in known if each.shape == array.shape]
 
         def clear(result: Place) -> NumpyArray:
             return _cleared(result.array, inputs, result.is_heads)
 
-        where = (sides[told], inputs, places[told], targets, bounds)
+        where = (sides[listed], inputs, places[listed], targets, bounds)
         causes += mistake_of(*where, row.name, ulps=_ulps, clear=clear)
     return replace(found, causes=tuple(dict.fromkeys(causes)))
 
@@ -295,13 +295,13 @@ def _row(ours: Place, other: Place, bound: float) -> tuple[PlaceRow, NumpyArray 
     name = ours.name if other.name == ours.name else f"≈ {other.name}" if is_near else ""
     row = PlaceRow(ours.name, name, 0.0, bound, ours.is_heads)
     if not name:
-        told = f"no place of the other has the numbers of {ours.name}"
-        return replace(row, ulps=math.inf, told=told), None
+        says = f"no place of the other has the numbers of {ours.name}"
+        return replace(row, ulps=math.inf, says=says), None
     first, second = ours.array, other.array
     found = _difference(first, second)
     heads = range(first.shape[-3]) if ours.is_heads else ()
     distances = tuple(_ulps(first[..., at, :, :], second[..., at, :, :]) for at in heads)
-    row = row if found is None else replace(row, ulps=found.ulps, heads=distances, told=found.told(ours.name))
+    row = row if found is None else replace(row, ulps=found.ulps, heads=distances, says=found.told(ours.name))
     return row, second
 
 

@@ -68,13 +68,13 @@ def causes_of_weights(sides: Sequence[Side]) -> tuple[list[tuple[str, str]], int
         lost = [name for name, array in first.items() if _bits(array) not in held]
         return [(name, "the second has no array of these numbers") for name in lost], len(first) - len(lost), []
     found = {name: _unlike(name, first.get(name), second.get(name), sides[0]) for name in {**first, **second}}
-    told = {name: each for name, each in found.items() if each is not None}
-    for name in [each for each in told if "query" in each.split(".")]:
+    unlike = {name: each for name, each in found.items() if each is not None}
+    for name in [each for each in unlike if "query" in each.split(".")]:
         other = name.replace("query", "key")
         if name in first and other in second and _bits(first[name]) == _bits(second[other]):
-            told |= dict.fromkeys((name, other), Cause("query-key-swapped", f"one is the other's {other}"))
-    causes = [Cause(each.name, f"{name}: {each.says}") for name, each in told.items() if each.name]
-    return [(name, each.says) for name, each in told.items()], len(found) - len(told), causes
+            unlike |= dict.fromkeys((name, other), Cause("query-key-swapped", f"one is the other's {other}"))
+    causes = [Cause(each.name, f"{name}: {each.says}") for name, each in unlike.items() if each.name]
+    return [(name, each.says) for name, each in unlike.items()], len(found) - len(unlike), causes
 
 
 def _bits(array: NumpyArray) -> bytes:
@@ -222,12 +222,12 @@ def mistake_of(
             share = 1 - (away / parted) ** 2
             if off > bounds[names(here)] and share < EXPLAINED:
                 continue
-            told = f"this explains {share:.1%}"
+            effect = f"this explains {share:.1%}"
             if off <= bounds[names(here)]:
                 is_all = off_last <= bounds[names(last)]
-                told = "then all numbers are" if is_all else f"then {names(here)} is, and {names(last)} is not"
-                told = f"{told} within the bound"
-            found.append((off_last, cause._replace(says=f"{cause.says}: {told}")))
+                effect = "then all numbers are" if is_all else f"then {names(here)} is, and {names(last)} is not"
+                effect = f"{effect} within the bound"
+            found.append((off_last, cause._replace(says=f"{cause.says}: {effect}")))
         if found:
             return [min(found, key=lambda each: each[0])[1]]
     return []

@@ -1,13 +1,10 @@
-"""What a named case is, and how its file is read."""
+"""What a named case is, and the file of them."""
 
 from __future__ import annotations
 
-import ast
 import functools
-import json
-import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,17 +44,15 @@ RESULTS = {
 }
 """What a reproducer showed, and the exit status of its script."""
 
-_HEADER = re.compile(r"^# /// script$\n(?P<lines>(?:^#(?: .*)?$\n)+?)^# ///$\n", re.MULTILINE)
-
 
 @dataclass(frozen=True)
 class Shown:
     """What the reproducer showed when it was run last: a word of `RESULTS`, a date, versions, and the sentence."""
 
     result: str
-    date: str
-    versions: str
     detail: str
+    date: str = ""
+    versions: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,7 +65,6 @@ class NamedCase:
         The first line of the docstring, and the rest of it.
     thread, title : str
         The repository and the number of a public thread, as in pytorch/pytorch#184330, and its title.
-    url : str
     property : str
         A key of `PROPERTIES`.
     line : int
@@ -86,8 +80,6 @@ class NamedCase:
     like : tuple of str
         Cases of the kit that show the same property of any attention.
     shown : Shown
-    path : Path
-        The script.
     """
 
     name: str
@@ -95,20 +87,24 @@ class NamedCase:
     story: str
     thread: str
     title: str
-    url: str
     property: str
     line: int
     versions: str
     packages: tuple[str, ...]
-    needs: str
     geometry: Mapping[str, int]
     like: tuple[str, ...]
     shown: Shown
-    path: Path
+    needs: str = "cpu"
 
+    @functools.cached_property
+    def url(self) -> str:
+        """The address of the thread; GitHub leads to a request for changes by the number, too."""
+        return "https://github.com/" + self.thread.replace("#", "/issues/")
+
+    @functools.cached_property
     def script(self) -> str:
-        """The reproducer, without the story and the data before it."""
-        return _HEADER.split(self.path.read_text(encoding="utf-8"))[-1].lstrip("\n")
+        """The path of the reproducer in the repository."""
+        return f"evidence/reproducers/scripts/{self.name.replace('-', '_')}.py"
 
     def matches(self, word: str) -> bool:
         """Tell whether a word stands in the name, the summary, the story or the title."""
@@ -116,41 +112,16 @@ class NamedCase:
 
 
 @functools.cache
-def _shown() -> dict[str, dict[str, str]]:
-    """What each script showed last, by the name of the case."""
-    found: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("shown.json").read_text(encoding="utf-8"))
-    return found
-
-
-def read(path: Path) -> NamedCase:
-    """Read a case from its script; a field that is missing is a ``KeyError``."""
-    text = path.read_text(encoding="utf-8")
-    summary, _, story = (ast.get_docstring(ast.parse(text)) or "").partition("\n\n")
-    header = _HEADER.search(text)
-    if header is None:
-        raise ValueError(f"expected the metadata of a script in {path.name}; got none")
-    metadata = tomllib.loads(re.sub(r"^# ?", "", header["lines"], flags=re.MULTILINE))
-    fields: dict[str, Any] = metadata["tool"]["attention-core"]
-    name = path.stem.replace("_", "-")
-    return NamedCase(
-        name=name,
-        summary=" ".join(summary.split()),
-        story=story.strip(),
-        # GitHub leads to a request for changes by the number, too.
-        url="https://github.com/" + fields["thread"].replace("#", "/issues/"),
-        packages=tuple(metadata["dependencies"]),
-        needs=fields.get("needs", "cpu"),
-        like=tuple(fields.get("like", ())),
-        shown=Shown(**{"date": "", "versions": "", **_shown()[name]}),
-        path=path,
-        **{each: fields[each] for each in ("thread", "title", "property", "line", "versions", "geometry")},
-    )
-
-
-@functools.cache
 def named_cases() -> tuple[NamedCase, ...]:
     """All named cases, by name."""
-    return tuple(read(path) for path in sorted((Path(__file__).parent / "scripts").glob("*.py")))
+    rows = tomllib.loads(Path(__file__).with_name("cases.toml").read_text(encoding="utf-8"))
+    return tuple(_case(name, **row) for name, row in rows.items())
+
+
+def _case(
+    name: str, *, shown: Mapping[str, str], packages: list[str], like: Iterable[str] = (), **row: Any
+) -> NamedCase:
+    return NamedCase(name, shown=Shown(**shown), packages=tuple(packages), like=tuple(like), **row)
 
 
 def find_case(name: str) -> NamedCase:

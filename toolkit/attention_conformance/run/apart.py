@@ -20,7 +20,7 @@ from attention_conformance.run.script import script
 from attention_conformance.subjects.subject import Subject
 from attention_conformance.subjects.watch import TOUCHED
 
-TOLD = ("verdict", "detail", "variant", "says", "traceback", "kinds", "shapes")
+OF_REFUSAL = ("verdict", "detail", "variant", "says", "traceback", "kinds", "shapes")
 """What a refusal says of itself; the rest is known of the question."""
 
 
@@ -33,7 +33,7 @@ def distrusted(job: Job, messages: Iterator[Message | Returned]) -> Iterator[Mes
     plain = list[Question]()  # that were right
     for message in messages:
         if isinstance(message, Described) and owed is None:
-            owed = {(each.case.name, each.dtype): each for each in questions(_told_of(message.facts), job, None)}
+            owed = {(each.case.name, each.dtype): each for each in questions(_subject_of(message.facts), job, None)}
         if isinstance(message, Finding) and message.dtype == "-":
             owed = {} if message.case in ("start", "end") else owed
             yield _accepted(message, job)
@@ -48,7 +48,7 @@ def distrusted(job: Job, messages: Iterator[Message | Returned]) -> Iterator[Mes
                 )
                 yield found
             elif question is not None and isinstance(message, Finding):
-                told = {name: getattr(message, name) for name in TOLD}
+                told = {name: getattr(message, name) for name in OF_REFUSAL}
                 yield _accepted(replace(question.blank, **told), job)
         else:
             owed = {} if isinstance(message, Refused) else owed
@@ -76,7 +76,7 @@ def _accepted(found: Finding, job: Job) -> Finding:
     return replace(found, verdict="accepted") if is_named else found
 
 
-def _told_of(facts: Mapping[str, Any]) -> Subject:
+def _subject_of(facts: Mapping[str, Any]) -> Subject:
     """The subject of another process as that tells it, but for the dtype of its results: another is wrong."""
     known = {name: each for name, each in facts.items() if name in Subject.__dataclass_fields__} | {"keeps_dtype": True}
     return Subject(_uncalled).learned({"device": "cpu", **known})  # no library is asked for its first device

@@ -10,7 +10,7 @@ from typing import Any
 
 from attention_conformance.run.where import Blocks, Worst
 
-VERDICTS_TOLD = {
+VERDICT_TEXTS = {
     "silently wrong": ("bold red", "finite numbers that are not the answer"),
     "visibly wrong": ("red", "NaN for a number, or a wrong shape or dtype"),
     "crashed": ("bold magenta", "the process ended"),
@@ -27,7 +27,7 @@ VERDICTS_TOLD = {
 }
 """All verdicts, the worst first: the style of each in the terminal, and what it means."""
 
-VERDICTS = tuple(VERDICTS_TOLD)
+VERDICTS = tuple(VERDICT_TEXTS)
 
 CONVENTION = "differs by convention"
 
@@ -155,16 +155,18 @@ def little(findings: Sequence[Finding]) -> str:
 
 
 def exit_status(findings: Sequence[Finding], strict: bool = False) -> int:
-    """Return 3 if a case crashed or timed out, 1 if a finding is not quiet or no case is right, and 0 otherwise.
+    """Return 3 if a case crashed or timed out, 1 if a finding is not quiet or no case is right, else 4 or 0.
 
-    A run is strict if it has status 1, too, where little was checked.
+    It is 4 if a parameter is not understood. A run is strict if it has status 1, too, where little was checked.
     """
     if {each.verdict for each in findings} & {"crashed", "timed out"}:
         return 3
     cases = [each for each in findings if not each.case.startswith(("kind: ", "probe: "))]
     is_shown = any(each.verdict in ("right", "accepted") for each in cases)
     is_little = strict and bool(little(findings))
-    return int(not is_shown or is_little or any(each.verdict not in QUIET for each in findings))
+    if not is_shown or is_little or any(each.verdict not in QUIET for each in findings):
+        return 1
+    return 4 if any(each.verdict == "not understood" for each in findings) else 0
 
 
 def most_telling(findings: Iterable[Finding]) -> Finding | None:

@@ -16,6 +16,7 @@ from attention_conformance.run.finding import Finding, Started
 from attention_conformance.run.messages import Asked, Message, Returned, packed, unpacked
 from attention_conformance.run.names import no_case, not_accepted
 from attention_conformance.run.profiles import PROFILES
+from attention_conformance.subjects.options import OPTIONS, named_keywords
 from attention_conformance.subjects.probe import AFTER_A_CRASH
 
 
@@ -135,6 +136,8 @@ class Job(workers.Order):
         for dtype in self.dtypes:
             if dtype not in DTYPES:
                 return f"expected a dtype out of {', '.join(DTYPES)}; got {dtype!r}"
+        if self.seed < 0:
+            return f"expected a seed from 0; got {self.seed}"
         if self.bounds not in PROFILES:
             return f"expected a profile out of {', '.join(PROFILES)}, 'like TARGET'; got {self.profile!r}"
         return next((wrong for wrong in (not_accepted(self.accepted), *map(no_case, self.cases)) if wrong), "")
@@ -172,6 +175,22 @@ class Job(workers.Order):
         left = replace(self, done=self.done | {(found.case, found.dtype)})
         detail = death.reason + _frame(death.stack, self.target)
         return replace(found, verdict=verdict, detail=detail, traceback=death.stack), left
+
+
+def job_of(target: str, options: Mapping[str, Any], **others: Any) -> Job:
+    """The job of a target by options of `OPTIONS`, where None is none, and by other fields.
+
+    Raise ValueError for a value or a keyword that is not known.
+    """
+    chosen = {name: options[name] for name, each in OPTIONS.items() if options[name] is not None}
+    for name, option in OPTIONS.items():
+        if option.values and chosen.get(name, option.values[0]) not in option.values:
+            raise ValueError(f"expected a {name} out of {', '.join(option.values)}; got {chosen[name]!r}")
+    declared = {each.fact: chosen[name] for name, each in OPTIONS.items() if each.fact and name in chosen}
+    declared |= named_keywords(chosen.get("keyword", ()))
+    cases, dtypes, accepted = (tuple(chosen.get(name, ())) for name in ("case", "dtype", "accept"))
+    how = {"profile": chosen.get("profile", "kernel"), "same_bits_as": chosen.get("same-bits-as", "")}
+    return Job(target, declared, cases, dtypes, accepted=accepted, seed=chosen.get("seed", 0), **how, **others)
 
 
 def unanswered(question: str, verdict: str, detail: str) -> Finding:

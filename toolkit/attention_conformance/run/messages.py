@@ -85,7 +85,7 @@ Message: TypeAlias = Asked | Described | Ended | Refused | Started | Finding
 BELIEVED = tuple(each for each in VERDICTS if each not in ("right", "accepted", "unexpectedly right"))
 """Verdicts that a process may give of itself: none of them passes it."""
 
-TOLD = {each.__name__: each for each in (Asked, Described, Refused)}
+PLAIN = {each.__name__: each for each in (Asked, Described, Refused)}
 
 
 def packed(message: Any) -> bytes:
@@ -98,7 +98,7 @@ def packed(message: Any) -> bytes:
         found = [message.finding.case, message.finding.dtype]
     elif isinstance(message, Returned):
         found = [message.case, message.dtype, [[name, each.dtype.name, each.shape] for name, each in arrays.items()]]
-    elif kind in TOLD:
+    elif kind in PLAIN:
         found = asdict(message)
     head = json.dumps([kind, found], default=str).encode()
     return b"\0".join([head, b"".join(each.tobytes() for each in arrays.values())])
@@ -110,8 +110,8 @@ def unpacked(data: bytes) -> Any:
     kind, found = json.loads(head)
     if kind == "NoneType":
         return None
-    if kind in TOLD:
-        return TOLD[kind](**{name: _frozen(each) for name, each in found.items()})
+    if kind in PLAIN:
+        return PLAIN[kind](**{name: _frozen(each) for name, each in found.items()})
     if kind == "Started":
         case, dtype = map(str, found)
         return Started(Finding(case, dtype, 0, "", "crashed"))

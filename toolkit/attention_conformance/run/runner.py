@@ -151,8 +151,8 @@ def plan_model(
         return questions
     compiled = "a language model is compiled by --long, or where modes are asked for" * (modes is None)
     wide = "a language model runs in float32, unless --long or dtypes are asked for" * (dtypes is None)
-    told = [compiled * (each.mode != "eager") or wide * (each.dtype != "float32") for each in questions]
-    return [replace(each, reason=each.reason or reason) for each, reason in zip(questions, told, strict=True)]
+    reasons = [compiled * (each.mode != "eager") or wide * (each.dtype != "float32") for each in questions]
+    return [replace(each, reason=each.reason or reason) for each, reason in zip(questions, reasons, strict=True)]
 
 
 def _reason(case: Case, backend: Backend, device: str, dtype: str, mode: str, *, asked: bool) -> str:
@@ -238,7 +238,7 @@ def carried_out(
             if left is None:
                 continue
             if deaths >= most:
-                told = f"{deaths} crashes: the rest is not run"
-                yield Finding("end", "-", 0, "The run goes on after a crash.", "crashed", detail=told)
+                detail = f"{deaths} crashes: the rest is not run"
+                yield Finding("end", "-", 0, "The run goes on after a crash.", "crashed", detail=detail)
                 return
             waiting.append(left)

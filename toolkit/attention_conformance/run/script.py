@@ -17,7 +17,7 @@ from ml_dtypes import finfo
 
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.subjects.call import by_place, keywords
-from attention_conformance.subjects.presets import PRESETS
+from attention_conformance.subjects.presets import PRESETS, Preset
 from attention_conformance.subjects.subject import Subject
 
 TURNS = {"torch": "each.permute({})", "tensorflow": "tensorflow.transpose(each, ({}))"}
@@ -135,11 +135,11 @@ def script(
     rendered = importlib.import_module("attention_conformance.templates").rendered  # whose library few have need of
     text: str = rendered(
         "script.py.jinja", says=says, library=library, layout=layout, dtype=dtype, file=file, name=name,
-        preset=_preset(target) if target in PRESETS else None, sources=_sources(laid, truth, compared),
+        preset=_preset(target), sources=_sources(laid, truth, compared),
         stored=_stored(arrays), memory={name: kind for name, kind in memory.items() if kind != "contiguous"},
         device=f".to({subject.device!r})" if is_elsewhere else "", order=subject.order or ("query", "key", "value"),
         turn="" if axes == sorted(axes) else turns[0], turn_back=turns[1], places=places, words=words,
-        array_names=list(subject.array_names or ()), given=_given(problem, subject),
+        adapter=_adapter(subject), array_names=list(subject.array_names or ()), given=_given(problem, subject),
         is_gradient=problem.cotangent is not None, options=_options(problem, subject),
         bits=finfo(dtype).nmant, bound=f"{bound if math.isfinite(bound) and bound > 0 else 1.0:.6g}",
     )  # fmt: skip
@@ -150,15 +150,26 @@ def _sources(*functions: Any) -> list[str]:
     return [inspect.getsource(function).rstrip().replace("  # fmt: skip", "") for function in functions]
 
 
-def _preset(target: str) -> dict[str, Any]:
-    """How the preset is called, as the source of the function that makes it."""
-    make = PRESETS[target].make
+def _preset(target: str) -> dict[str, Any] | None:
+    """How a preset is called, as the source of the function that makes it; None for a target that is none."""
+    module, _, word = target.partition(":")
+    preset = getattr(sys.modules.get(module), word, None) if word else PRESETS.get(target)
+    if not isinstance(preset, Preset):
+        return None
+    make = preset.make
     made = make if isinstance(make, functools.partial) else functools.partial(make)
     function: Any = made.func
     needed: dict[str, Any] = {}
     _gather(function, needed)
-    told = ", ".join([*map(repr, made.args), *(f"{name}={each!r}" for name, each in made.keywords.items())])
-    return {"sources": _sources(*reversed(needed.values())), "call": f"{function.__name__}({told})"}
+    arguments = ", ".join([*map(repr, made.args), *(f"{name}={each!r}" for name, each in made.keywords.items())])
+    return {"sources": _sources(*reversed(needed.values())), "call": f"{function.__name__}({arguments})"}
+
+
+def _adapter(subject: Subject) -> dict[str, Any] | None:
+    """The source of what stands between the kit and the callable, and how it is called; None where nothing does."""
+    adapter, names = getattr(subject.function, "adapter", (None, ()))
+    call = "" if adapter is None else f"{adapter.__name__}(attention, {', '.join(map(repr, names))})"
+    return {"source": _sources(adapter)[0], "call": call} if adapter else None
 
 
 def _gather(function: Any, into: dict[str, Any]) -> None:
@@ -174,7 +185,7 @@ def _gather(function: Any, into: dict[str, Any]) -> None:
         waiting += [each for each in code.co_consts if isinstance(each, types.CodeType)]
         for name in code.co_names:
             each = getattr(module, name, None)
-            if getattr(each, "__module__", None) == function.__module__ and name != "Subject":
+            if getattr(each, "__module__", None) in (function.__module__, Preset.__module__) and name != "Subject":
                 _gather(each, into)
 
 
@@ -204,10 +215,10 @@ class _Name(str):
 
 def _given(problem: Problem, subject: Subject) -> str:
     """The other arrays of a call, as the subject takes them."""
-    told = {name: f'placed(arrays["{name}"])' for name in ("mask", "bias", "sinks") if name in problem.arrays}
-    if "mask" in told and subject.mask in ("drop", "integer"):
-        told["mask"] = f"placed({'~' if subject.mask == 'drop' else 'np.int32(1) * '}arrays['mask'])"
-    return "".join(f", {name}={each}" for name, each in told.items())
+    given = {name: f'placed(arrays["{name}"])' for name in ("mask", "bias", "sinks") if name in problem.arrays}
+    if "mask" in given and subject.mask in ("drop", "integer"):
+        given["mask"] = f"placed({'~' if subject.mask == 'drop' else 'np.int32(1) * '}arrays['mask'])"
+    return "".join(f", {name}={each}" for name, each in given.items())
 
 
 def _options(problem: Problem, subject: Subject) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from attention_conformance.run.question import Question
 from attention_conformance.run.questions import pair_questions, questions, usual_dtypes
 from attention_conformance.run.runner import carried_out
 from attention_conformance.run.surprises import surprises
+from attention_conformance.subjects.adapters import adapted
 from attention_conformance.subjects.libraries import devices_of, holds, quiet_start
 from attention_conformance.subjects.probe import AFTER_A_CRASH, Witness, probed, settled
 from attention_conformance.subjects.signature import read_signature
@@ -102,28 +103,29 @@ def check_subject(
     )
     if job.complaint:
         raise ValueError(job.complaint)
-    _, known, asked = asked_of(subject, job, like, same_bits_as)
-    found = [answered(question) for question in asked]
+    _, known, asked = questions_of(subject, job, like, same_bits_as)
+    found = [finding_of(question) for question in asked]
     if same_bits_as is not None:
         return [*known, *found]
     found = agreed(found)
     return found if cases else [*known, *found, *never_computed(found, accepted)]
 
 
-def asked_of(
+def questions_of(
     subject: Subject, job: Job, like: Subject | None, same_bits_as: Subject | None
 ) -> tuple[Subject, list[Finding], list[Question]]:
     """A subject as small calls tell it, what these find, and what a job asks of it, or of it and another."""
-    declared, target = told(subject), subject
+    subject = adapted(subject)
+    declared, target = stated_facts(subject), subject
     subject = settled(on_device(subject))
     if same_bits_as is not None:
-        other = subject if same_bits_as is target else settled(on_device(same_bits_as))
+        other = subject if same_bits_as is target else settled(on_device(adapted(same_bits_as)))
         return subject, conventions(subject, other, job.accepted), pair_questions(subject, other, job)
-    like = None if like is None else settled(like)
+    like = None if like is None else settled(adapted(like))
     return subject, surprises(subject.declared, declared, job.accepted), questions(subject, job, like)
 
 
-def answered(question: Question) -> Finding:
+def finding_of(question: Question) -> Finding:
     """The finding of a question, about one subject or about two."""
     return judged(question) if question.other is None else same_bits(question)
 
@@ -168,7 +170,7 @@ def _lacks_keyword(subject: Subject, declared: Mapping[str, Any]) -> str:
     return ""
 
 
-def told(subject: Subject) -> frozenset[str]:
+def stated_facts(subject: Subject) -> frozenset[str]:
     """The facts that its author, or its signature, tells of a subject."""
     return frozenset({**read_signature(subject), **subject.declared})
 
@@ -177,8 +179,8 @@ def work(job: Job) -> Iterator[Message]:
     """Do a job in this process."""
     try:
         with quiet_start():
-            subject: Subject = load_target(job.target, **job.declared)
-            like = settled(load_target(job.like)) if job.like else None
+            subject = adapted(load_target(job.target, **job.declared))
+            like = settled(adapted(load_target(job.like))) if job.like else None
         subject = on_device(subject)
     except TargetError as error:
         yield Refused(str(error))
@@ -186,7 +188,7 @@ def work(job: Job) -> Iterator[Message]:
     except Exception as error:  # of the module of the target
         yield Refused(f"expected {job.target} to load; got {one_line(error)}")
         return
-    answers, declared, sources = [], told(subject), _sources(subject)
+    answers, declared, sources = [], stated_facts(subject), _sources(subject)
     witness = Witness(subject)
     with warnings.catch_warnings(action="ignore"):
         for question, facts in probed(witness.subject, job.known):
@@ -217,9 +219,9 @@ def work(job: Job) -> Iterator[Message]:
         hint = "those of bits need --same-bits-as, large ones --large"
         yield Refused(f"expected a case that is asked of {job.target}; got {', '.join(job.cases)}: {hint}")
         return
-    told_of = surprises(facts, declared, job.accepted) if not job.done else []
+    known = surprises(facts, declared, job.accepted) if not job.done else []
     is_part = bool(job.cases or job.fuzz or job.is_large)  # of which a parameter that is not understood is told, too
-    yield from (each for each in told_of if not is_part or each.verdict == "not understood")
+    yield from (each for each in known if not is_part or each.verdict == "not understood")
     if job.fuzz:
         yield Started(Finding("fuzz", "-", 0, "Drawn calls are right.", "right", seed=job.seed))
         yield from fuzzed(subject, job, job.dtypes or usual_dtypes(subject))
@@ -254,10 +256,10 @@ def _pair(subject: Subject, job: Job) -> Iterator[Message]:
         yield Started(replace(OTHER, seed=job.seed))
         try:
             with quiet_start():
-                other = on_device(load_target(job.same_bits_as))
+                other = on_device(adapted(load_target(job.same_bits_as)))
         except Exception as error:  # of the module of the target, too
-            told = f"expected {job.same_bits_as} to load; got {one_line(error)}"
-            yield Refused(str(error) if isinstance(error, TargetError) else told)
+            detail = f"expected {job.same_bits_as} to load; got {one_line(error)}"
+            yield Refused(str(error) if isinstance(error, TargetError) else detail)
             return
         witness = Witness(other)
         other = replace(settled(witness.subject), function=other.function)

@@ -18,6 +18,7 @@ USUAL: dict[str, tuple[Any, ...]] = {
 """What the contract says; other answers, found by a call, are differences of convention."""
 
 SURPRISES = {
+    "parameters": (0, "unknown-parameters", "left at their defaults; --keyword may tell what they are"),
     "mask": (1, "inverted-mask", "True hides a key"),
     "causal": (3, "bottom-right-causal", "causality counts from the last query and the last key"),
     "always": (3, "always-causal", "causality is applied unasked"),
@@ -33,9 +34,10 @@ def surprises(facts: Mapping[str, Any], declared: Iterable[str], accepted: Seque
     refused = [facts["mask_name"]] if facts.get("mask") == "none" and facts.get("mask_name") else []
     if unknown := [*facts.get("unknown", ()), *(refused if "mask" not in declared else ())]:
         shows = "Every parameter is understood."
-        says = "parameters that nothing is known of, left at their defaults; --keyword may tell what they are"
+        _, variant, says = SURPRISES["parameters"]
+        verdict = "accepted" if variant in accepted else "not understood"
         found.append(
-            Finding("probe: parameters", "-", 0, shows, "not understood", detail=", ".join(unknown), says=says)
+            Finding("probe: parameters", "-", 0, shows, verdict, detail=", ".join(unknown), variant=variant, says=says)
         )
     for name, usual in USUAL.items():
         if name in facts and name not in declared and facts[name] not in usual:

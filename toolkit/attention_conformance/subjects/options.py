@@ -21,11 +21,14 @@ class Option:
         The field of `Subject` that it declares, or ``backward``; empty where it is about the check.
     values : tuple of str
         The values that it takes; empty where there are many.
+    kind : str
+        ``text``, ``many`` texts, a ``flag``, a ``flag or not``, or a ``number``.
     """
 
     says: str
     fact: str = ""
     values: tuple[str, ...] = ()
+    kind: str = "text"
 
 
 OPTIONS = {
@@ -43,25 +46,27 @@ OPTIONS = {
         "top-left, bottom-right, none, or always.", "causal", ("top-left", "bottom-right", "none", "always")
     ),
     "scale": Option("The scale by default: sqrt (1/√D) or one.", "default_scale", ("sqrt", "one")),
-    "grouped": Option("Whether heads may share keys.", "grouped"),
-    "batch-invariant": Option("It promises a sample the same bits in any batch.", "batch_invariant"),
-    "keyword": Option("What a keyword is, as mask=NAME or causal=NAME; repeatable."),
+    "grouped": Option("Whether heads may share keys.", "grouped", kind="flag or not"),
+    "batch-invariant": Option("It promises a sample the same bits in any batch.", "batch_invariant", kind="flag"),
     "backward": Option("The second of a raw pair, in the same file or as a target.", "backward"),
-    "dtype": Option("A floating-point type; repeatable. By default two of those it takes, and a few cases in a third."),
-    "profile": Option("exact, kernel (weights of 16 bits), tf32, or 'like TARGET'."),
+    "dtype": Option(
+        "A floating-point type; repeatable. By default two of those it takes, and a few cases in a third.", kind="many"
+    ),
+    "profile": Option("exact, tf32, or 'like TARGET'; by default kernel, for weights of 16 bits."),
     "same-bits-as": Option("Another target, or the same: compare bits of different calls, in place of the cases."),
-    "case": Option("Cases by name, * and ? allowed; repeatable. By default all."),
-    "accept": Option("A convention, fault or case that passes, by name; repeatable."),
-    "seed": Option("The seed of all inputs; by default 0."),
+    "case": Option("Cases by name, * and ? allowed; repeatable. By default all.", kind="many"),
+    "accept": Option("A convention, fault or case that passes, by name; repeatable.", kind="many"),
+    "seed": Option("The seed of all inputs; by default 0.", kind="number"),
     "expected": Option("A file of findings that are expected, or shipped: that of the preset."),
+    "keyword": Option("What a keyword is, as mask=NAME or causal=NAME; repeatable.", kind="many"),
 }
 """The options that the command and pytest share, by name."""
 
 
-def named_keywords(told: Iterable[str]) -> dict[str, str]:
+def named_keywords(texts: Iterable[str]) -> dict[str, str]:
     """The fields of `Subject` that texts as ``mask=NAME`` declare; a ValueError for another text."""
     found = {}
-    for each in told:
+    for each in texts:
         what, _, word = each.partition("=")
         if f"{what}_name" not in KEYWORDS or not word:
             names = ", ".join(name.removesuffix("_name") for name in KEYWORDS)

@@ -15,7 +15,7 @@ Parameters: TypeAlias = dict[str, inspect.Parameter]
 KEYWORDS = {
     "mask_name": ("attn_mask", "mask", "attention_mask"),
     "bias_name": ("bias", "attn_bias", "attention_bias"),
-    "causal_name": ("is_causal", "causal", "use_causal_mask"),
+    "causal_name": ("is_causal", "causal", "use_causal_mask", "causal_flag", "causality"),
     "scale_name": ("scale", "sm_scale", "softmax_scale", "scaling"),
     "softcap_name": ("softcap", "soft_cap", "logits_soft_cap", "attn_logits_soft_cap"),
     "sinks_name": ("sinks", "sink", "s_aux"),
@@ -115,8 +115,8 @@ def read_signature(subject: Subject) -> dict[str, Any]:
     if not parameters:  # PyTorch's built-in has its names in the documentation
         text = (getattr(inspect.unwrap(subject.function), "__doc__", None) or "").partition("->")[0]
         words = {word: None for words in KEYWORDS.values() for word in words if f"{word}=" in text}
-        told = {**_keywords(words, not words, subject), "unknown": () if words else ("*args", "**kwargs")}
-        return facts | told | {"native": False, "order": ("query", "key", "value")}
+        words_of = {**_keywords(words, not words, subject), "unknown": () if words else ("*args", "**kwargs")}
+        return facts | words_of | {"native": False, "order": ("query", "key", "value")}
     if set(parameters) >= NATIVE and subject.native is not False:
         asks = {name: {f"return_{name}": True} for name in ("weights", "logsumexp")}
         return facts | {"native": True, "asks": asks, "mask": "keep", "causal": "top-left", "grouped": True}

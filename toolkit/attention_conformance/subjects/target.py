@@ -14,8 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from attention_conformance.subjects.presets import PRESETS
-from attention_conformance.subjects.presets_bridged import onnx_model
+from attention_conformance.subjects.presets import PRESETS, Preset, onnx_model
 from attention_conformance.subjects.subject import Subject
 
 
@@ -43,6 +42,8 @@ def load_target(target: str, backward: str | None = None, **declared: Any) -> Su
     if ":" not in target:
         return _preset(target, declared)
     function = _callable(target)
+    if isinstance(function, Preset):
+        return _made(target, function, declared)
     if isinstance(function, Subject):
         return _with(function, declared)
     pair = None
@@ -60,7 +61,10 @@ def _preset(name: str, declared: dict[str, Any]) -> Subject:
         raise TargetError(
             f"expected module:callable, file.py:callable, model.onnx or one of {', '.join(PRESETS)}; got {name!r}"
         )
-    preset = PRESETS[name]
+    return _made(name, PRESETS[name], declared)
+
+
+def _made(name: str, preset: Preset, declared: dict[str, Any]) -> Subject:
     try:
         subject = preset.make()
     except ModuleNotFoundError as error:
@@ -103,9 +107,9 @@ def load_object(target: str) -> Any:
     return found
 
 
-def _callable(target: str) -> Callable[..., Any] | Subject:
+def _callable(target: str) -> Callable[..., Any] | Subject | Preset:
     found = load_object(target)
-    if not callable(found) and not isinstance(found, Subject):
+    if not callable(found) and not isinstance(found, Subject | Preset):
         raise TargetError(f"expected {target} to be callable; got {type(found).__name__}")
     return found  # type: ignore[no-any-return]
 

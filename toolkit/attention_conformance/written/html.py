@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from attention_conformance.run.again import command_of, script_of
-from attention_conformance.run.changes import Change
 from attention_conformance.run.finding import QUIET, VERDICTS, Finding, counted
 from attention_conformance.templates import rendered
-from attention_conformance.written.story import MOST_THREADS, line_told, threads
+from attention_conformance.written.story import MOST_THREADS, contract_line, threads
 from attention_conformance.written.summary import MEANINGS, assumptions, power, summary
 from attention_files.writing import write_file
 
@@ -27,9 +26,7 @@ LEVELS = (
 """What the shades of a map mean."""
 
 
-def write_html(
-    path: Path, findings: Sequence[Finding], about: Mapping[str, Any], changed: Sequence[Change] = ()
-) -> None:
+def write_html(path: Path, findings: Sequence[Finding], about: Mapping[str, Any]) -> None:
     """Write findings as one page that works from a file.
 
     Parameters
@@ -38,22 +35,18 @@ def write_html(
     findings : sequence of Finding
     about : mapping
         ``target``, ``profile``, ``seed``, ``declared``, ``assumed`` and ``versions`` of the run, and its ``machine``.
-    changed : sequence of Change
-        Differences from a former run.
     """
-    write_file(path, html(findings, about, changed).encode())
+    write_file(path, html(findings, about).encode())
 
 
-def html(findings: Sequence[Finding], about: Mapping[str, Any], changed: Sequence[Change] = ()) -> str:
+def html(findings: Sequence[Finding], about: Mapping[str, Any]) -> str:
     """The text of `write_html`."""
-    before = {(each.case, each.dtype): each for each in changed}
     return rendered(
         "page.html",
         about=about,
         title=f"{about['target']}: {summary(findings)}",
         counts=[(verdict, count, MEANINGS[verdict]) for verdict, count in counted(findings).items()],
-        rows=[_row(each, about, before) for each in sorted(findings, key=lambda each: VERDICTS.index(each.verdict))],
-        changes=changed,
+        rows=[_row(each, about) for each in sorted(findings, key=lambda each: VERDICTS.index(each.verdict))],
         assumed=assumptions(about.get("assumed", {}), about.get("sources", {})),
         power=power(findings, about.get("profile", "kernel")),
         quiet=QUIET,
@@ -61,11 +54,10 @@ def html(findings: Sequence[Finding], about: Mapping[str, Any], changed: Sequenc
     )
 
 
-def _row(finding: Finding, about: Mapping[str, Any], before: Mapping[tuple[str, str], Change]) -> dict[str, Any]:
+def _row(finding: Finding, about: Mapping[str, Any]) -> dict[str, Any]:
     """What the page shows of a finding."""
-    change = before.get((finding.case, finding.dtype))
-    row: dict[str, Any] = {"finding": finding, "line": line_told(finding), "change": change, "threads": [], "map": None}
-    row |= {"error": _told(finding.error), "bound": _told(finding.bound), "command": "", "script": ""}
+    row: dict[str, Any] = {"finding": finding, "line": contract_line(finding), "threads": [], "map": None}
+    row |= {"error": _number(finding.error), "bound": _number(finding.bound), "command": "", "script": ""}
     if finding.verdict in ("right", "not offered") or finding.dtype == "-":
         return row
     again = (finding, about["target"], about.get("declared", {}), about.get("profile", "kernel"))
@@ -73,7 +65,7 @@ def _row(finding: Finding, about: Mapping[str, Any], before: Mapping[tuple[str, 
     return row | {"map": _map(finding)}
 
 
-def _told(number: float) -> str:
+def _number(number: float) -> str:
     return "" if math.isnan(number) else "∞" if math.isinf(number) else f"{number:.3g}"
 
 

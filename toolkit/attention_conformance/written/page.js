@@ -2,7 +2,6 @@
 const levels = JSON.parse(document.getElementById("levels").textContent);
 const rows = [...document.querySelectorAll("tr.row")];
 const search = document.getElementById("search");
-const changed = document.getElementById("changed");
 const boxes = [...document.querySelectorAll("#filters input[value]")];
 const panel = (row) => row.nextElementSibling;
 const opener = (row) => row.querySelector("button");
@@ -56,8 +55,7 @@ function filter() {
   const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
   const verdicts = new Set(boxes.filter((box) => box.checked).map((box) => box.value));
   rows.forEach((row, at) => {
-    row.hidden = !(verdicts.has(row.dataset.verdict) && words.every((word) => texts[at].includes(word))
-      && (!(changed && changed.checked) || "changed" in row.dataset));
+    row.hidden = !(verdicts.has(row.dataset.verdict) && words.every((word) => texts[at].includes(word)));
     panel(row).hidden = row.hidden || opener(row).getAttribute("aria-expanded") !== "true";
   });
   document.getElementById("shown").textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} findings`;

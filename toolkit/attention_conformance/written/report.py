@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections import Counter
@@ -20,17 +19,9 @@ from attention_conformance.run.model import PAIRS
 from attention_files.writing import write_file
 from attention_workers.machine import environment as environment_of_machine
 
-BOUND = "bound\n16 / 32 / 64 bits"
-LEGEND = (
-    "Cells: the worst error over devices and dtypes, in units in the last place of S, the sum of p |v|; for exact and "
-    "message cases, what differs. !: beyond its bound. *: beyond it for a reason that is known. refused: the "
-    "implementation says that it does not take the call. -: not run."
-)
-
-
 LINE_LEGEND = (
     "The worst error is the one that comes nearest to its bound, in units in the last place of S, the sum of p |v|; "
-    "where it is, --details prints whole."
+    "where it is, --json writes whole."
 )
 
 
@@ -55,7 +46,7 @@ def line_table(results: Iterable[Finding], width: int) -> Table:
             passed = sum(bool(result.passed) for result in group)
             count, style = f"{passed} of {len(group)}", "green" if passed == len(group) else "bold red"
             told_error = f"{worst.error:.3g} of {worst.bound:.3g}" if worst.bound > 0 else f"{worst.error:.3g}"
-            where = f"{worst.case} {worst.backend} {told(worst)}"
+            where = f"{worst.case} {worst.backend} {way_text(worst)}"
             table.add_row(str(line or "-"), LINES[line], told_error, Text(count, style=style), where)
     return table
 
@@ -64,60 +55,6 @@ def _nearness(result: Finding) -> tuple[bool, float, float]:
     """The error of a result in comparison: as a part of its bound, and one that fails before all others."""
     ratio = result.error / result.bound if result.bound > 0 else result.error
     return result.passed is False, math.inf if math.isnan(ratio) else ratio, result.error
-
-
-def result_tables(results: Sequence[Finding], width: int) -> list[Table]:
-    """A row for every case, a column for every backend, mode and implementation; several tables if one is too wide."""
-    results = [result for result in results if result.case != "model"]
-    ways = list(dict.fromkeys(map(way_of, results)))
-    cases = list(dict.fromkeys(result.case for result in results))
-    left = width - max((len(case) for case in cases), default=0) - 34
-    widths = [max(8, *map(len, way)) + 3 for way in ways]
-    tables = []
-    while ways:
-        fitting = max(1, sum(total <= left for total in itertools.accumulate(widths)))
-        tables.append(_table(results, cases, ways[:fitting]))
-        ways, widths = ways[fitting:], widths[fitting:]
-    return tables
-
-
-def way_of(result: Finding) -> tuple[str, str, str]:
-    """Backend, mode and implementation."""
-    return result.backend, result.mode, result.implementation
-
-
-def _table(results: Sequence[Finding], cases: Sequence[str], ways: Sequence[tuple[str, str, str]]) -> Table:
-    table = Table(title="Conformance", title_justify="left", header_style="bold")
-    table.add_column("case", no_wrap=True)
-    table.add_column(BOUND, justify="right", no_wrap=True)
-    for way in ways:
-        table.add_column("\n".join(way).rstrip(), justify="right", no_wrap=True)
-    found: dict[tuple[str, tuple[str, str, str]], list[Finding]] = {}
-    for result in results:
-        found.setdefault((result.case, way_of(result)), []).append(result)
-    for case in cases:
-        bounds = _bounds(each for (name, _), group in found.items() if name == case for each in group)
-        table.add_row(case, bounds, *(_cell(found.get((case, way), [])) for way in ways))
-    return table
-
-
-def _bounds(results: Iterable[Finding]) -> str:
-    """The bounds of a case for 16, 32 and 64 bits."""
-    bounds: dict[str, float] = {}
-    for result in results:
-        if not math.isnan(result.bound):
-            bounds[result.dtype[-2:]] = max(result.bound, bounds.get(result.dtype[-2:], 0.0))
-    return " / ".join(f"{bounds[bits]:.3g}" if bits in bounds else "-" for bits in ("16", "32", "64"))
-
-
-def _cell(results: Sequence[Finding]) -> Text:
-    failed = [result for result in results if result.passed is False]
-    exempt = [result for result in results if result.passed is None and not math.isnan(result.error)]
-    passed = [result for result in results if result.passed]
-    for group, mark, style in ((failed, "!", "bold red"), (exempt, "*", "yellow"), (passed, "", "green")):
-        if group:
-            return Text(f"{max(result.error for result in group):.3g}{mark}", style=style)
-    return Text("refused" if any(result.refused for result in results) else "-", style="dim")
 
 
 def model_tables(results: Iterable[Finding]) -> list[Table]:
@@ -132,37 +69,29 @@ def model_tables(results: Iterable[Finding]) -> list[Table]:
         for heading in headings:
             table.add_column(heading, justify="right")
         for result in group:
-            way = (result.backend, result.mode, result.device, result.dtype, _cell([result]))
+            way = (
+                result.backend,
+                result.mode,
+                result.device,
+                result.dtype,
+                Text(f"{result.error:.3g}", style="green" if result.passed else "bold red"),
+            )
             table.add_row(*way, *([f"{cosine:.6f}" for cosine in result.values] or [result.detail]))
         tables += [table] * bool(group)
     return tables
 
 
-def reasons(results: Iterable[Finding]) -> list[str]:
-    """A line for every reason why something was not run, or may miss its bound, with how often it was met."""
-    counts = Counter(reason_of(result) for result in results if result.passed is None)
-    return [f"{count} {reason}" for reason, count in counts.items()]
-
-
-def reason_of(result: Finding) -> str:
-    """Why a result neither passed nor failed."""
-    if result.refused:
-        return f"refused: {result.detail}"
-    reason = result.detail.partition(";")[0]
-    return reason if reason.startswith("exempt") else f"not run: {reason}"
-
-
 def failures(results: Iterable[Finding]) -> list[str]:
     """A line for every result that failed."""
     return [
-        f"{result.case} on {result.backend} ({told(result)}): "
+        f"{result.case} on {result.backend} ({way_text(result)}): "
         f"error {result.error:.3g}, bound {result.bound:.3g}; {'; '.join(filter(None, (result.detail, result.says)))}"
         for result in results
         if result.passed is False
     ]
 
 
-def told(result: Finding) -> str:
+def way_text(result: Finding) -> str:
     """In which way a result was come by, but for the backend."""
     return ", ".join(filter(None, (result.device, result.dtype, result.mode, result.implementation)))
 
@@ -185,17 +114,17 @@ def proved(results: Sequence[Finding], models: Sequence[Path], *, is_quick: bool
             )
             lines.append(
                 f"  nearest to its bound: {worst.error:.3g} of {worst.bound:.3g} units in the last place,"
-                f" {worst.case} on {worst.backend} ({told(worst)})"
+                f" {worst.case} on {worst.backend} ({way_text(worst)})"
             )
     all_of_it = ", without --quick all dtypes, modes and devices" * is_quick
-    return [*lines, f"more: --details for each case, --json FILE for each result, --identical for bits{all_of_it}"]
+    return [*lines, f"more: --json FILE for each result, --list for what cases show, --identical for bits{all_of_it}"]
 
 
 def summary(results: Sequence[Finding]) -> str:
     """How many passed, failed, were refused, and were not run or are exempt."""
     counts = _counts(results)
-    told = [f"{counts[name]} {name}" for name in ("refused", "skipped") if counts[name]]
-    return ", ".join([f"{counts['passed']} passed", f"{counts['failed']} failed", *told])
+    others = [f"{counts[name]} {name}" for name in ("refused", "skipped") if counts[name]]
+    return ", ".join([f"{counts['passed']} passed", f"{counts['failed']} failed", *others])
 
 
 def _counts(results: Sequence[Finding]) -> dict[str, int]:

@@ -14,7 +14,7 @@ from attention_conformance.run.finding import WRONG, Finding
 MOST_THREADS = 2
 
 
-def line_told(finding: Finding) -> str:
+def contract_line(finding: Finding) -> str:
     """The line of the contract that a finding is about; empty where there is none."""
     return f"Contract, line {finding.line}: {LINES[finding.line]}" if finding.line in LINES and finding.line else ""
 
@@ -26,8 +26,8 @@ def story(finding: Finding) -> list[str]:
     error = f"{finding.error:.3g} units in the last place, bound {finding.bound:.3g}" if worst else ""
     if worst and math.isfinite(worst.correlation):
         error += f"; correlation {worst.correlation:.6f}, cosine {worst.cosine:.6f}, which forgive single rows"
-    lines = [finding.shows, cause, line_told(finding), finding.detail, error, finding.reason]
-    return [*filter(None, lines), *threads_told(finding)]
+    lines = [finding.shows, cause, contract_line(finding), finding.detail, error, finding.reason]
+    return [*filter(None, lines), *thread_lines(finding)]
 
 
 def threads(finding: Finding) -> list[tuple[str, NamedCase]]:
@@ -44,7 +44,7 @@ def threads(finding: Finding) -> list[tuple[str, NamedCase]]:
     ]
 
 
-def threads_told(finding: Finding) -> list[str]:
+def thread_lines(finding: Finding) -> list[str]:
     """The first of the threads, a line each; how to list the others."""
     seen = threads(finding)
     lines = [f"{relation}: {each.thread}, {each.title}; {each.url}" for relation, each in seen[:MOST_THREADS]]

@@ -17,15 +17,14 @@ from attention_conformance.cases.contract import LINES
 from attention_conformance.oracle.variants import FAULTS
 from attention_conformance.run.finding import (
     ENDED,
-    VERDICTS_TOLD,
+    VERDICT_TEXTS,
     Finding,
     counted,
-    finding_from,
     grouped,
     little,
     to_row,
 )
-from attention_conformance.written.story import threads_told
+from attention_conformance.written.story import thread_lines
 from attention_files.writing import write_file
 
 MOST_REFUSALS = 6
@@ -34,7 +33,7 @@ MOST_REFUSALS = 6
 MOST_UNNAMED = 4
 """Cases of a verdict that the terminal tells in full, where the cause has no name."""
 
-MEANINGS = {verdict: means for verdict, (_, means) in VERDICTS_TOLD.items()}
+MEANINGS = {verdict: means for verdict, (_, means) in VERDICT_TEXTS.items()}
 
 WORDS = {
     "keep": "True = may attend",
@@ -69,20 +68,20 @@ def assumptions(facts: Mapping[str, Any], sources: Mapping[str, str]) -> list[st
     for name, fact in facts.items():
         if name in HIDDEN or (name.endswith(("_name", "unknown")) and not fact):
             continue
-        told = ", ".join(fact) if isinstance(fact, tuple) else WORDS.get(str(fact), str(fact))
-        told = {"True": "yes", "False": "no"}.get(told, told)
+        text = ", ".join(fact) if isinstance(fact, tuple) else WORDS.get(str(fact), str(fact))
+        text = {"True": "yes", "False": "no"}.get(text, text)
         label = f"keyword of {name.removesuffix('_name')}" if name.endswith("_name") else name.replace("_", " ")
-        lines.append(f"{LABELS.get(name, label)}: {told} ({sources.get(name, 'found by a call')})")
+        lines.append(f"{LABELS.get(name, label)}: {text} ({sources.get(name, 'found by a call')})")
     return lines
 
 
 def line_of(finding: Finding) -> Text:
     """A finding in a line or two: what is wrong in words, where there are any, and one element."""
     is_same = finding.verdict == "right" and finding.bound == 0
-    text = Text(f"{'same bits' if is_same else finding.verdict}: ", style=VERDICTS_TOLD[finding.verdict][0])
+    text = Text(f"{'same bits' if is_same else finding.verdict}: ", style=VERDICT_TEXTS[finding.verdict][0])
     text.append(finding.case if finding.dtype == "-" else f"{finding.case} {finding.dtype}", style="bold")
-    told = "; ".join(each for each in (finding.says, finding.detail) if each)
-    text.append(f": {told}", style="default")
+    line = "; ".join(each for each in (finding.says, finding.detail) if each)
+    text.append(f": {line}", style="default")
     return text
 
 
@@ -91,13 +90,13 @@ def tables(findings: Sequence[Finding], width: int) -> Iterable[Table | Text | P
     groups = grouped(each for each in findings if each.verdict not in ("right", "refused", "not offered"))
     seen: list[str] = []
     for verdict, of_verdict in itertools.groupby(groups, key=lambda group: group[0].verdict):
-        yield Text(f"\n{verdict.upper()}", style=VERDICTS_TOLD[verdict][0])
+        yield Text(f"\n{verdict.upper()}", style=VERDICT_TEXTS[verdict][0])
         shown = list(of_verdict)
         named = [group for group in shown if group[0].variant or verdict in ENDED]
         unnamed = [group for group in shown if group not in named]
         for group in (*named, *unnamed[:MOST_UNNAMED]):
             yield from _group(group)
-            threads = [line for line in threads_told(group[0]) if line not in seen]
+            threads = [line for line in thread_lines(group[0]) if line not in seen]
             seen += threads
             yield from (_indented(Text(line, style="dim"), 4) for line in threads)
         others = [each for group in unnamed[MOST_UNNAMED:] for each in group]
@@ -113,9 +112,9 @@ def tables(findings: Sequence[Finding], width: int) -> Iterable[Table | Text | P
     lacking = Counter(part for each in findings if each.verdict == "not offered" for part in each.detail.split(", "))
     if lacking:
         count = sum(each.verdict == "not offered" for each in findings)
-        told = ", ".join(f"{part} {count}" for part, count in lacking.most_common())
+        parts = ", ".join(f"{part} {count}" for part, count in lacking.most_common())
         yield Text(f"\nNOT OFFERED ({count} cases)", style="bold")
-        yield _indented(Text(told, style="dim"), 2)
+        yield _indented(Text(parts, style="dim"), 2)
     yield Text("")
     yield _counts(findings)
 
@@ -169,7 +168,7 @@ def _counts(findings: Sequence[Finding]) -> Table:
     table.add_column("cases", justify="right")
     table.add_column("means")
     for verdict, count in counted(findings).items():
-        style, means = VERDICTS_TOLD[verdict]
+        style, means = VERDICT_TEXTS[verdict]
         table.add_row(Text(verdict, style=style), str(count), means)
     return table
 
@@ -197,17 +196,11 @@ def summary(findings: Sequence[Finding]) -> str:
     """All verdicts with their numbers, the worst first."""
     counts = counted(findings)
     leading = [] if "silently wrong" in counts else ["0 silently wrong"]
-    told = ", ".join([*leading, *(f"{count} {verdict}" for verdict, count in counts.items())])
-    return f"{told}; little was checked: {few}" if (few := little(findings)) else told
+    line = ", ".join([*leading, *(f"{count} {verdict}" for verdict, count in counts.items())])
+    return f"{line}; little was checked: {few}" if (few := little(findings)) else line
 
 
 def write_findings(path: Path, findings: Sequence[Finding], about: Mapping[str, Any]) -> None:
     """Write what a run found, also one that was interrupted, so that another can go on from it."""
     document = {"about": about, "summary": counted(findings), "findings": [to_row(each) for each in findings]}
     write_file(path, (json.dumps(document, indent=1, allow_nan=False, default=str) + "\n").encode())
-
-
-def read_findings(path: Path) -> tuple[list[Finding], dict[str, Any]]:
-    """The findings of a former run, and what its file tells of it."""
-    document = json.loads(path.read_text())
-    return [finding_from(row) for row in document["findings"]], dict(document["about"])
