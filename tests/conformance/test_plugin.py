@@ -87,7 +87,7 @@ def test_the_cases_run_in_several_processes_and_one_that_dies_fails_its_case_alo
     words = ("--attention-kernel", "kernel.py:attention", *LAYOUT, *chosen("scale", "shape-13x13-causal"))
     found = run(*words, "-n", "2")
     found.assert_outcomes(passed=2, failed=1)
-    found.stdout.fnmatch_lines(["worker * crashed while running 'kernel.py:attention::ladder-13x32-causal-float32'"])
+    found.stdout.fnmatch_lines(["worker * crashed while running 'kernel.py:attention::shape-13x13-causal-float32'"])
 
 
 @pytest.mark.parametrize(
