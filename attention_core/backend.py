@@ -32,7 +32,6 @@ from attention_core._attention.call import (
     fold_group,
     group_size,
     repeat_kv,
-    score_change,
     score_positions,
 )
 from attention_core._attention.config import CONTEXTS, assumes_finite
@@ -47,6 +46,7 @@ from attention_core._attention.parts import (
     sample_ranges,
     with_cut,
 )
+from attention_core._attention.takes import Takes
 from attention_core._backend import (
     DIFFERENTIATED_ONCE,
     STEPS,
@@ -76,6 +76,8 @@ from attention_core._backend import (
 from attention_core._checks import check_flags, remember
 from attention_core._keywords import keyword_error, missing_error, names_keywords, names_of, unconverted, words_of
 from attention_core.masks import is_top_left_causal
+from attention_core.masks._mask import bounds_of
+from attention_core.masks._rules import rule_of
 from attention_core.masks._tree import leaves, may_count
 
 __all__ = [
@@ -95,6 +97,7 @@ __all__ = [
     "Namespace",
     "Operation",
     "PythonLoops",
+    "Takes",
     "TracedLoops",
     "Tuning",
     "Verdict",
@@ -104,6 +107,7 @@ __all__ = [
     "assumes_finite",
     "available_backends",
     "blockwise",
+    "bounds_of",
     "cast_to",
     "check_flags",
     "default_scale",
@@ -135,9 +139,9 @@ __all__ = [
     "registered_name",
     "remember",
     "repeat_kv",
+    "rule_of",
     "sample_cuts",
     "sample_ranges",
-    "score_change",
     "score_positions",
     "shape",
     "shape_text",
@@ -157,6 +161,7 @@ _PUBLIC = (
     "Kernel",
     "Loops",
     "Operation",
+    "Takes",
     "Tuning",
     "Verdict",
     "available_backends",

@@ -16,6 +16,7 @@ from attention_core._attention.parts import parts_of
 from attention_core._attention.ways import DENSE, OutputOf, taken_way
 from attention_core._backend import Backend, can_be_read, is_compiling, is_of_eager_type, numbers_of, registered_name
 from attention_core.masks import Mask, flatten
+from attention_core.masks._mask import bounds_of
 from attention_core.masks._rules import rule_of
 
 # What an output that is kept depends on, or takes from each call, besides numbers. With others, a call is judged.
@@ -73,7 +74,7 @@ def _output_of(call: Call, implementation: str) -> OutputOf | None:
     """The output as a function of calls such as this one, at whose values nothing looks here."""
     if not (call.mask is None or _is_of_bands(call.mask, call.query.shape[:-3])):
         return None
-    is_of_numbers = call.mask is None or call.mask.is_relative()
+    is_of_numbers = bounds_of(call.mask).is_relative
     if implementation == "dense":
         return DENSE.prepare(parts_of(call)) if is_of_numbers and call.sinks is None else None
     if is_of_numbers:
@@ -84,7 +85,7 @@ def _output_of(call: Call, implementation: str) -> OutputOf | None:
 def _is_of_bands(mask: Any, leading: tuple[int, ...]) -> bool:
     """Whether a rule is one of numbers, which other calls are compared with, or of lengths that can be read."""
     is_rule = isinstance(mask, Mask) and bool(registered_name(type(mask)))
-    return is_rule and all(band.is_exact for band in mask.bands(leading))
+    return is_rule and all(band.is_exact for band in mask.bounds().numbers(leading))
 
 
 def _of_taken(call: Call) -> OutputOf | None:
@@ -111,7 +112,7 @@ def _once_per_lengths(call: Call) -> OutputOf | None:
         numbers = list(map(numbers_of, _lengths(call.mask)))
         known, is_shared, rule, planned = last
         if numbers != known:
-            bands = call.mask.bands(leading)  # type: ignore[union-attr]
+            bands = bounds_of(call.mask).numbers(leading)
             is_shared = len(set(bands)) == 1
             rule = rule_of(bands[0]) if is_shared else None
             planned = _of_taken(call._replace(mask=rule) if is_shared else call)

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from attention_core._arrays import sizes
 from attention_core._attention.call import Call
 from attention_core._backend import is_concrete, is_exporting
-from attention_core.masks import And, Mask
-from attention_core.masks._mask import LIMIT, UNKNOWN, Band
+from attention_core.masks import Mask
+from attention_core.masks._band import LIMIT, UNKNOWN, Band
+from attention_core.masks._mask import bounds_of
 from attention_core.masks._rules import rule_of
 
 FEW_QUERIES = 16
@@ -34,7 +35,7 @@ class KeyRange(NamedTuple):
 
 def keys_of(band: Band, queries: tuple[int, int], start: int, columns: Any) -> KeyRange:
     """The keys of queries from a first to a last one, as indices of so many keys from a position on."""
-    (first, last), (low, high, stop, is_exact) = queries, band
+    (first, last), (low, high, stop, is_exact, _) = queries, band
     ends = first + low, min(stop, last + high + 1), last + low, min(stop, first + high + 1) if is_exact else start
     return KeyRange(*(_within(end - start, columns) for end in ends))
 
@@ -56,7 +57,7 @@ def _bands(call: Call) -> list[Band] | None:
     starts_at_0 = isinstance(start[0], int) and start[0] == 0 and isinstance(start[1], int)
     if is_exporting(call.query) or not isinstance(call.mask, Mask) or None in dims or not starts_at_0:
         return None
-    bands = call.mask.bands(tuple(call.query.shape[:-3]))
+    bands = call.mask.bounds().numbers(tuple(call.query.shape[:-3]))
     return None if bands == [UNKNOWN] else bands
 
 
@@ -135,19 +136,13 @@ def _left_of(call: Call, bands: list[Band], stop: int) -> Any:
 
     Kernels have a flag for the offset 0. Arrays of lengths stay where samples differ.
     """
-    mask, kept = call.mask, {band._replace(stop=LIMIT) if band.stop >= stop else band for band in bands}
-    if not all(band.is_exact for band in kept):
-        return mask
-    if len(kept) == 1:
-        return rule_of(kept.pop())
-    if type(mask) is not And:
-        return mask
-    halves = (
-        _left_of(call._replace(mask=half), half.bands(call.query.shape[:-3]), stop)
-        for half in (mask.first, mask.second)
-    )
-    rules = [half for half in halves if half is not None]
-    return And(*rules) if len(rules) > 1 else rules[0]
+    if not all(band.is_exact for band in bands):
+        return call.mask
+    whole = bounds_of(call.mask)
+    ends, stops = {band[:2] for band in bands}, {LIMIT if band.stop >= stop else band.stop for band in bands}
+    if len(ends) == 1:
+        whole = whole._replace(low=bands[0].low, high=bands[0].high, offset=0)
+    return rule_of(whole._replace(stop=stops.pop()) if len(stops) == 1 else whole)
 
 
 def sample_ranges(call: Call) -> list[KeyRange] | None:

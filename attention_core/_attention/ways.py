@@ -33,6 +33,7 @@ from attention_core._attention.softmax import merge_logsumexps, with_remainder
 from attention_core._backend import Kernel, Verdict, backend_of, is_exporting, library_name
 from attention_core._checks import check_choice
 from attention_core.masks import Mask
+from attention_core.masks._mask import bounds_of
 
 IMPLEMENTATIONS = ("auto", "dense", "blockwise", "fused")
 OPEN = Verdict(None)
@@ -97,7 +98,7 @@ class Fused(Way):
         if not self.kernel.lasts(parts.call):
             return None
         kernel, cut, mask = self.kernel.prepare(parts.call), parts.cut, parts.call.mask
-        has_arrays = not (mask is None or mask.is_relative())
+        has_arrays = not bounds_of(mask).is_relative
         if cut is not None and has_arrays:  # of lengths, of which none is kept
             cut = cut._replace(mask=None)
 
@@ -140,7 +141,7 @@ class Dense(Way):
                 _attend_per_sample(call, cuts, logsumexp=False).output, call.query.dtype, xp=call.xp
             )
         facts = lasting_facts(parts.call)
-        if facts is None and not (mask is None or mask.is_relative()):
+        if facts is None and not bounds_of(mask).is_relative:
             return None
         if cut is not None and facts is not None:
             cut = cut._replace(mask=None)  # which may hold lengths of the user, and is an array of the facts
@@ -365,7 +366,8 @@ def dense_advantage(call: Call) -> str | None:
         return "saves nothing for so few queries"
     if num_scores > tuning.costly_most and _is_dense_costly(call, rows, columns):
         return None
-    is_structured = isinstance(call.mask, Mask) and type(call.mask).blocks is not Mask.blocks
+    kind: Any = type(call.mask)
+    is_structured = issubclass(kind, Mask) and (kind.bounds, kind.blocks) != (Mask.bounds, Mask.blocks)
     most = tuning.structured_below if is_structured else tuning.dense_below
     return "slower for so few scores" if rows * columns <= most else None
 

@@ -113,17 +113,24 @@ class Kernel:
     ----------
     name : str
         The name by which users know it.
+    takes : Takes
+        What it takes of a call.
     """
 
     name: str
+    takes: Any
+
+    def refusal(self, call: Any, /) -> str | None:
+        """Why the kernel does not give the answer to a `Call` that it takes; ``None`` if it does."""
+        return None
 
     def judge(self, call: Any, /) -> Verdict:
-        """Say whether the kernel gives the answer to a `Call`, and whether it is faster.
+        """Say whether the kernel gives the answer to a `Call`, and whether it is faster: by default where it takes it.
 
         This is called once for a call, or once for a signature if the verdict lasts. It may read query, key and value
         where it does not last. It must not compute attention.
         """
-        raise NotImplementedError
+        return Verdict(self.takes.refusal(call) or self.refusal(call))
 
     def attend(self, call: Any, /) -> Array:
         """Return the output of attention, in the query's dtype."""

@@ -3,4 +3,5 @@
 # ruff: noqa: F403 (each file of this room says what it has)
 from attention_core._checks.arguments import *
 from attention_core._checks.functions import *
+from attention_core._checks.shapes import *
 from attention_core._checks.signatures import *

@@ -65,14 +65,6 @@ def _check_dense(name: str, array: Array) -> None:
         common_namespace(None, {name: array})  # which says so
 
 
-def check_length(name: str, array: Array, axis: int, length: int | None, reason: str) -> None:
-    """Raise unless one axis has the given length."""
-    if sizes_differ(sizes(array)[axis], length):
-        dims = ["...", *(["*"] * (-axis - 1))]
-        dims.insert(1, str(length))
-        raise ValueError(f"expected {name} ({', '.join(dims)}) {reason}; got {shape_text(array)}")
-
-
 def check_positive(name: str, value: Any, *, most: int = MAX_SIZE) -> int:
     """Return a positive integer as one of Python, once no array and no loop is known to be too short for it."""
     value = plain_integer(value)
@@ -275,21 +267,6 @@ def check_number(name: str, value: Any, *, positive: bool = False, may_be_intege
         )
 
 
-def check_scores(query: Array, key: Array, bias: Array | None, value: Any = None) -> None:
-    """Raise unless query, key and bias fit together; a value tells whether it changed places with the key."""
-    check_rank("query", query, 3, "(..., heads, M, D)")
-    check_rank("key", key, 3, "(..., heads, N, D)")
-    check_floating("query", query)
-    check_like("key", key, "query", query)
-    dims = sizes(query)
-    of_value = () if getattr(value, "shape", None) is None else sizes(value)
-    changed = bool(of_value) and not sizes_differ(of_value[-1], dims[-1])
-    hint = ORDER if changed and sizes_differ(sizes(key)[-1], dims[-1]) else ""
-    _check_heads("key", key, (None, dims[-1]), "query", model=query, hint=hint)
-    if bias is not None:
-        check_bias(bias, query, (*dims[:-1], sizes(key)[-2]))
-
-
 def only_array(value: Any) -> Array | None:
     """The value if it is an array; ``None`` for numbers, those of NumPy included."""
     return None if isinstance(value, Real) or not hasattr(value, "dtype") else value
@@ -301,55 +278,6 @@ def check_scaling(scale: Any, softcap: Any) -> None:
         check_number("scale", scale, may_be_integer=True)
     if softcap is not None:
         check_number("softcap", softcap, positive=True, may_be_integer=True)
-
-
-def check_value(value: Array, key: Array) -> None:
-    """Raise unless there is a value for every key."""
-    check_rank("value", value, 3, "(..., heads, N, E)")
-    check_like("value", value, "key", key)
-    (length, width), (expected, key_width) = sizes(value)[-2:], sizes(key)[-2:]
-    hint = ORDER if sizes_differ(length, expected) and not sizes_differ(width, key_width) else ""
-    _check_heads("value", value, (sizes(key)[-2], None), "key", model=key, same_heads=True, hint=hint)
-
-
-def _check_heads(
-    name: str,
-    array: Array,
-    ends: tuple[int | None, int | None],
-    model_name: str,
-    model: Array,
-    *,
-    same_heads: bool = False,
-    hint: str = "",
-) -> None:
-    """Raise unless leading axes are equal, heads divide (or are equal), and the last two axes are the expected ones."""
-    dims, goal = sizes(array), sizes(model)
-    if not _fits(dims, goal, ends, same_heads):
-        if _fits(_swapped(dims), goal, ends, same_heads):
-            hint = HEADS_FIRST.format(name)
-        elif not same_heads and _fits(_swapped(dims), _swapped(goal), ends, same_heads):
-            hint = HEADS_FIRST.format(f"{model_name} and {name}")
-        heads = goal[-3] if same_heads or goal[-3] == 0 else f"heads that divide {goal[-3]}"
-        letters = ("N", "E" if same_heads else "D")
-        last = (letter if size is None else size for letter, size in zip(letters, ends, strict=True))
-        expected = ", ".join("?" if dim is None else str(dim) for dim in (*goal[:-3], heads, *last))
-        raise ValueError(
-            f"expected {name} ({expected}) to match {model_name} {shape_text(model)}; got {shape_text(array)}{hint}"
-        )
-
-
-def _swapped(dims: tuple[int | None, ...]) -> tuple[int | None, ...]:
-    return *dims[:-3], dims[-2], dims[-3], dims[-1]
-
-
-def _fits(
-    dims: tuple[int | None, ...], goal: tuple[int | None, ...], ends: tuple[int | None, int | None], same_heads: bool
-) -> bool:
-    apart = shapes_differ((*dims[:-3], *dims[-2:]), (*goal[:-3], *ends))
-    heads, groups = goal[-3], dims[-3]
-    if apart or heads is None or groups is None or heads == groups:
-        return not apart
-    return not same_heads and 0 < groups <= heads and heads % groups == 0  # of no heads there are no groups
 
 
 def check_bias(bias: Array, query: Array, target: tuple[int | None, ...]) -> None:

@@ -18,12 +18,11 @@ from attention_core._attention.ways import all_scores, check_implementation, run
 from attention_core._backend import backend_for, common_namespace, may_be_step, with_autocast
 from attention_core._checks import (
     check_arity,
+    check_attention,
     check_flags,
     check_function,
     check_scaling,
-    check_scores,
     check_sinks,
-    check_value,
     once_per_signature,
     only_array,
 )
@@ -410,8 +409,7 @@ def _check_call(*, query: Array, key: Array, value: Array, starts: Any = None, *
     named = {"query": query, "key": key, "value": value, "bias": bias, **mask_arrays(mask)}
     named |= dict(zip(("query_start", "key_start"), map(only_array, starts or ()), strict=False))
     xp = common_namespace(options.pop("xp", None), named | option_arrays(**options))
-    check_scores(query, key, bias, value)
-    check_value(value, key)
+    check_attention(query, key, value, bias)
     check_options(query, sizes(query)[-3], **options)
     if mask is not None:
         lengths = sizes(query)[-2], sizes(key)[-2]

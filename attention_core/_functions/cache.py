@@ -26,24 +26,22 @@ from attention_core._backend import (
     without_warnings,
 )
 from attention_core._checks import (
-    HEADS_FIRST,
     MAX_POSITIONS,
     check_broadcastable,
     check_device,
     check_dtype,
     check_flags,
     check_integer,
-    check_length,
-    check_like,
     check_parameters,
     check_placement,
     check_positive,
     check_rank,
+    check_shapes,
     check_sizes,
-    check_value,
     once_per_signature,
     only_array,
     plain_integer,
+    shapes_of,
     value_range,
 )
 from attention_core.masks import And, Causal, KeyLengths, Mask
@@ -295,16 +293,24 @@ def _over_heads(condition: Array, xp: Namespace) -> Array:
     return xp.expand_dims(xp.expand_dims(condition, axis=-1), axis=-3)
 
 
-def check_cache(cache: KeyValueCache) -> None:
-    """Raise unless the arrays of a cache fit together."""
-    check_rank("cache.key", cache.key, 3, "(..., G, C, D)")
-    check_value(cache.value, cache.key)
+_CACHE = shapes_of("cache.key: ... G C D, cache.value: ... G C E like cache.key")
+_NEW = shapes_of("key: ... G L D like cache.key, value: ... G L E like cache.value")
+
+
+def check_cache(cache: KeyValueCache) -> dict[str, Any]:
+    """Raise unless the arrays of a cache fit together; return the size of each letter."""
+    known = check_shapes(_CACHE, _named(cache))
     check_rank("cache.length", cache.length, 0, "() or (...)")
     check_integer("cache.length", cache.length)
     check_device("cache.length", cache.length, "cache.key", cache.key)
     if len(cache.length.shape) and shapes_differ(sizes(cache.length), sizes(cache.key)[:-3]):
         expected = ", ".join("?" if dim is None else str(dim) for dim in sizes(cache.key)[:-3])
         raise ValueError(f"expected cache.length () or ({expected}); got {shape_text(cache.length)}")
+    return known
+
+
+def _named(cache: KeyValueCache) -> dict[str, Array]:
+    return {"cache.key": cache.key, "cache.value": cache.value}
 
 
 @once_per_signature
@@ -312,28 +318,15 @@ def _check_call(*, key: Array, value: Array, cache: KeyValueCache, num_new: Any,
     """Raise unless new keys and values fit a cache, whose lengths are not read here; return the namespace."""
     xp = common_namespace(xp, {"cache": cache, "key": key, "value": value, "num_new": num_new})
     check_flags(donate=donate)
-    check_cache(cache)
-    for name, array, model in (("key", key, cache.key), ("value", value, cache.value)):
-        check_rank(name, array, 3, "(..., G, L, *)")
-        check_like(name, array, f"cache.{name}", model)
-        dims, (*outer, _, width) = sizes(array), sizes(model)
-        if shapes_differ((*dims[:-2], dims[-1]), (*outer, width)):
-            expected = ", ".join("?" if dim is None else str(dim) for dim in outer)
-            raise ValueError(
-                f"expected {name} ({expected}, L, {'?' if width is None else width}) to match cache.{name}"
-                f" {shape_text(model)}; got {shape_text(array)}{_axes_hint(name, dims, (*outer, width))}"
-            )
-    check_length("value", value, -2, sizes(key)[-2], reason="to match key")
+    known = check_cache(cache)
+    check_shapes(_NEW, {"key": key, "value": value, **_named(cache)}, known, _row_hint)
     return xp
 
 
-def _axes_hint(name: str, dims: tuple[int | None, ...], row: tuple[int | None, ...]) -> str:
-    """What to write for new keys without the axis of positions, or with it before the heads: (..., G, D) is a row."""
-    if not shapes_differ(dims, row):
-        return f": xp.expand_dims({name}, axis=-2) is one position"
-    if len(dims) > 2 and not shapes_differ((*dims[:-3], *dims[-2:]), row):
-        return HEADS_FIRST.format(name)
-    return ""
+def _row_hint(name: str, array: Array, known: dict[str, Any]) -> str:
+    """What to write for new keys without the axis of positions."""
+    is_row = not shapes_differ(sizes(array), (*known["..."], known["G"], known["D" if name == "key" else "E"]))
+    return f": xp.expand_dims({name}, axis=-2) is one position" if is_row else ""
 
 
 def check_num_new(num_new: Array | None, length: Array, count: int | None) -> None:

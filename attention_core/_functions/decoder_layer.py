@@ -18,25 +18,24 @@ from attention_core._arrays import (
     positions,
     shape,
     shape_text,
-    shapes_differ,
     sizes,
     upcast,
 )
 from attention_core._backend import common_namespace, may_be_step, runs_at_once, with_autocast
 from attention_core._checks import (
     check_broadcastable,
-    check_device,
     check_flags,
     check_floating,
     check_function,
-    check_integer,
     check_like,
     check_number,
     check_parameters,
     check_positive,
     check_rank,
+    check_shapes,
     once_per_signature,
     plain_integer,
+    shapes_of,
 )
 from attention_core._functions.attention import check_options, option_arrays
 from attention_core._functions.cache import KeyValueCache, check_cache, check_num_new, check_room, extended
@@ -313,9 +312,6 @@ def check_lengths(x: Array, cache: Any, num_new: Array | None, axis: int) -> Non
         key = cache.key[0] if isinstance(cache.key, tuple) else cache.key
         check_room(cache.length, count, sizes(key)[-2])
     if num_new is not None:
-        leading = sizes(x)[: len(x.shape) + axis]
-        if len(num_new.shape) > len(leading):
-            check_broadcastable("num_new", num_new, leading)
         check_num_new(num_new, num_new if cache is None else cache.length, count)
 
 
@@ -346,15 +342,9 @@ def check_inputs(name: str, x: Array, axis: int, arrays: dict[str, Any], *, sett
     check_activation(settled["activation"])
     if settled["hook"] is not None:
         check_function("hook", settled["hook"])
-    if position_ids is not None:
-        check_rank("position_ids", position_ids, 0, "(..., L)")
-        check_integer("position_ids", position_ids)
-        check_broadcastable("position_ids", position_ids, sizes(x)[: len(x.shape) + axis + 1])
-        check_device("position_ids", position_ids, name, x)
-    if num_new is not None:
-        check_rank("num_new", num_new, 0, "(...)")
-        check_integer("num_new", num_new)
-        check_device("num_new", num_new, name, x)
+    *leading, length = sizes(x)[: len(x.shape) + axis + 1]
+    arrays = {"position_ids": position_ids, "num_new": num_new, "x": x}
+    check_shapes(_POSITIONS, arrays, {"...": leading, "L": length})
     return xp
 
 
@@ -397,24 +387,21 @@ def check_layer(
     if window is not None:
         check_positive("window", window)
     if cache is not None:
-        _check_layer_cache(name, layer, x, cache, settled["num_kv_heads"])
+        num_kv_heads = settled["num_kv_heads"]
+        key_width, value_width = (
+            None if (channels := sizes(each.weight)[1]) is None else channels // num_kv_heads
+            for each in (layer.attention.key, layer.attention.value)
+        )
+        known = {"...": sizes(x)[:-2], "G": num_kv_heads, "D": key_width, "E": value_width}
+        check_shapes(_CACHE, {"cache.key": cache.key, "cache.value": cache.value, "x": x}, known)
     keys = sizes(x if cache is None else cache.key)[-2]
     if mask is not None and settled["shards"] is None:
         check_mask(mask, (*sizes(x)[:-2], num_heads, sizes(x)[-2], keys), x)
     _check_memory(name, layer, x, settled["memory"], memory_mask=settled["memory_mask"], heads=heads)
 
 
-def _check_layer_cache(name: str, layer: DecoderLayer, x: Array, cache: KeyValueCache, num_kv_heads: int) -> None:
-    """Raise unless a cache has the leading axes, the heads and the device of the keys and values of a layer."""
-    for field, projection in (("key", layer.attention.key), ("value", layer.attention.value)):
-        array, channels = getattr(cache, field), sizes(projection.weight)[1]
-        check_floating(f"cache.{field}", array)
-        check_device(f"cache.{field}", array, "x", x)
-        wanted = (*sizes(x)[:-2], num_kv_heads, None if channels is None else channels // num_kv_heads)
-        found = (*sizes(array)[:-2], sizes(array)[-1])
-        if shapes_differ(found, wanted):
-            dims = [*map(str, wanted[:-1]), "*", str(wanted[-1])]
-            raise ValueError(f"expected cache.{field} ({', '.join(dims)}) for {name}; got {shape_text(array)}")
+_CACHE = shapes_of("cache.key: ... G C D floating on x, cache.value: ... G C E floating on x")
+_POSITIONS = shapes_of("position_ids: optional to ... L integer on x, num_new: optional to ... integer on x")
 
 
 def _check_memory(

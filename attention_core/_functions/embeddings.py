@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 
 from attention_core._arithmetic import ARITHMETICS, check_arithmetic
-from attention_core._arrays import Array, Namespace, cast_to, positions, shape, shape_text, sizes, sizes_differ, upcast
+from attention_core._arrays import Array, Namespace, cast_to, positions, shape, sizes, upcast
 from attention_core._backend import as_constant, can_be_read, common_namespace, with_autocast
 from attention_core._checks import (
-    check_floating,
+    check_broadcastable,
     check_integer,
-    check_like,
     check_number,
     check_parameters,
     check_rank,
+    check_shapes,
+    shapes_of,
     value_range,
 )
 from attention_core._functions.normalization import check_layer_norm, normalized
@@ -109,16 +110,16 @@ def embed_tokens(
     return cast_to(maps.drop(x, dropout, xp=xp), dtype, xp=xp)
 
 
+_TABLES = shapes_of(
+    "token: entries C floating, position: positions C floating like token,"
+    " segment: optional segments C floating like token"
+)
+
+
 def _check_embeddings(parameters: Embeddings, epsilon: float, dropout: Dropout | None) -> None:
-    token, segment = parameters.token, () if parameters.segment is None else (parameters.segment,)
-    for name, table in zip(("token", "position", "segment"), (token, parameters.position, *segment), strict=False):
-        check_rank(name, table, 2, "(entries, C)")
-        check_floating(name, table)
-        check_like(name, table, "token", token)
-        if len(table.shape) != 2 or sizes(table)[1] != sizes(token)[1]:
-            raise ValueError(f"expected {name} (entries, {sizes(token)[1]}) to match token; got {shape_text(table)}")
+    check_shapes(_TABLES, parameters._asdict())
     if parameters.norm is not None:
-        check_layer_norm("norm", parameters.norm, "token", token)
+        check_layer_norm("norm", parameters.norm, "token", parameters.token)
         check_number("epsilon", epsilon, positive=True)
     if dropout is not None:
         check_dropout(dropout)
@@ -144,12 +145,9 @@ def check_id_table(name: str, ids: Array | None, tokens: Array, table: Array | N
         return
     check_rank(name, ids, 0, "(..., L)")
     check_integer(name, ids)
-    dims, goal = sizes(ids), sizes(tokens)
-    aligned = goal[len(goal) - len(dims) :]
-    if len(dims) > len(goal) or any(d != 1 and sizes_differ(d, g) for d, g in zip(dims, aligned, strict=True)):
-        raise ValueError(f"expected {name} to broadcast to token_ids {shape_text(tokens)}; got {shape_text(ids)}")
+    check_broadcastable(name, ids, sizes(tokens))
     rows = sizes(table)[0]
-    if rows is not None and 0 not in dims and can_be_read(ids):
+    if rows is not None and 0 not in sizes(ids) and can_be_read(ids):
         least, most = value_range(ids)
         if least < 0 or most >= rows:
             raise ValueError(f"expected {name} in 0..{rows - 1}; got {least if least < 0 else most}")

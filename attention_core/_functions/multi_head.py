@@ -13,10 +13,7 @@ from attention_core._arrays import (
     Namespace,
     cast_to,
     one_program,
-    shape_text,
-    shapes_differ,
     sizes,
-    sizes_differ,
     upcast,
 )
 from attention_core._attention.call import Attention
@@ -32,11 +29,11 @@ from attention_core._checks import (
     check_parameters,
     check_positive,
     check_prepared,
-    check_rank,
     check_scaling,
-    check_vector,
+    check_shapes,
     once_per_signature,
     plain_integer,
+    shapes_of,
 )
 from attention_core._functions.attention import check_options, checked_attention, option_arrays
 from attention_core._functions.constants import with_constants
@@ -278,7 +275,9 @@ def check_multi_head(
         check_linear(
             f"{name} projection", getattr(parameters, name), name, array, hint=_order_hint(parameters, key, value)
         )
-    _check_sequences(query, key, value)
+    check_shapes(
+        _SEQUENCES, {"query": query, "key": key, "value": value}, hint=lambda name, *_: ORDER if name == "value" else ""
+    )
     _check_widths(parameters, num_heads, num_kv_heads)
     if shards is not None:
         here, _ = place_of(shards, query)
@@ -291,13 +290,11 @@ def check_multi_head(
         check_bias(bias, query, target)
 
 
-def _check_sequences(query: Array, key: Array, value: Array) -> None:
-    if shapes_differ(sizes(key)[:-2], sizes(query)[:-2]):
-        raise ValueError(f"expected key with the leading axes of query {shape_text(query)}; got {shape_text(key)}")
-    if shapes_differ(sizes(value)[:-1], sizes(key)[:-1]):
-        raise ValueError(
-            f"expected value with the leading axes and length of key {shape_text(key)}; got {shape_text(value)}{ORDER}"
-        )
+_OUTPUT = shapes_of(
+    "output projection.weight: inner out like value projection.weight,"
+    " output projection.bias: optional out like output projection.weight"
+)
+_SEQUENCES = shapes_of("query: ... M D, key: ... N K like query, value: ... N V like key")
 
 
 def _order_hint(parameters: MultiHeadAttention, key: Array, value: Array) -> str:
@@ -318,11 +315,7 @@ def _check_widths(parameters: MultiHeadAttention, num_heads: int, num_kv_heads: 
     if widths[0] != widths[1] and None not in widths[:2]:
         raise ValueError(f"expected key heads of width {widths[0]} to match query heads; got {widths[1]}")
     if parameters.output is not None and widths[2] is not None:
-        weight = parameters.output.weight
-        check_rank("output projection.weight", weight, 2, "(in, out)")
-        check_like("output projection.weight", weight, "value projection.weight", parameters.value.weight)
-        if sizes_differ(sizes(weight)[0], num_heads * widths[2]):
-            expected = f"({num_heads * widths[2]}, out) to match {num_heads} heads of width {widths[2]}"
-            raise ValueError(f"expected output projection.weight {expected}; got {shape_text(weight)}")
-        if parameters.output.bias is not None:
-            check_vector("output projection.bias", parameters.output.bias, sizes(weight)[1], "its weight", model=weight)
+        weight, bias = parameters.output
+        arrays = {"output projection.weight": weight, "output projection.bias": bias}
+        arrays["value projection.weight"] = parameters.value.weight
+        check_shapes(_OUTPUT, arrays, {"inner": num_heads * widths[2]})

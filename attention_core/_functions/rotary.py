@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._arithmetic import ARITHMETICS, check_input
-from attention_core._arrays import Array, Namespace, cast_to, sizes, type_text, upcast
+from attention_core._arithmetic import ARITHMETICS, check_arithmetic
+from attention_core._arrays import Array, Namespace, cast_to, type_text, upcast
 from attention_core._backend import as_constant, common_namespace, with_autocast
 from attention_core._checks import (
-    check_broadcastable,
-    check_device,
     check_flags,
-    check_integer,
     check_number,
     check_positive,
-    check_rank,
+    check_shapes,
     number_text,
     once_per_signature,
     only_array,
+    shapes_of,
 )
 from attention_core.parameters import DecoderLayer
 
@@ -124,17 +122,16 @@ def rotations_of(
     return {width: ops.rotation(places, like, width=rotary_width or width, **options) for width in widths}
 
 
+_ROTATED = shapes_of("x: ... H L D floating, positions: to ... L integer on x")
+
+
 @once_per_signature
 def _check_call(*, x: Array, positions: Array, arithmetic: Any, xp: Any, **options: Any) -> tuple[Namespace, int]:
     """Raise unless the arguments are valid; return the namespace, and the number of channels to rotate."""
     xp = common_namespace(xp, {"x": x, "positions": positions})
-    check_input("x", x, 3, "(..., H, L, D)", arithmetic=arithmetic)
-    check_rank("positions", positions, 0, "(..., L)")
-    check_integer("positions", positions)
-    *leading, _, length, channels = sizes(x)
-    check_broadcastable("positions", positions, (*leading, length))
-    check_device("positions", positions, "x", x)
-    return xp, check_rotation(channels, **options)
+    known = check_shapes(_ROTATED, {"x": x, "positions": positions})
+    check_arithmetic(arithmetic, "x", x)
+    return xp, check_rotation(known["D"], **options)
 
 
 def check_rotation(channels: int | None, *, base: Any, interleaved: Any, width: Any, divisors: Any) -> int:

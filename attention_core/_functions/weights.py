@@ -13,7 +13,6 @@ from attention_core._arrays import (
     cast_to,
     dtype_name,
     shape_text,
-    shapes_differ,
     sizes,
     take_rows,
     type_text,
@@ -24,7 +23,14 @@ from attention_core._attention.config import CONTEXTS
 from attention_core._attention.scores import allowed_by
 from attention_core._attention.ways import all_scores, run_call
 from attention_core._backend import array_of, common_namespace, with_autocast
-from attention_core._checks import check_choice, check_floating, check_positive, number_text, plain_integer
+from attention_core._checks import (
+    check_choice,
+    check_positive,
+    check_shapes,
+    number_text,
+    plain_integer,
+    shapes_of,
+)
 from attention_core._functions.attention import make_call
 from attention_core._functions.options import Options, options_but
 from attention_core.masks._mask import as_mask
@@ -361,6 +367,9 @@ def _known(array: Array) -> tuple[int, ...]:
     return dims  # type: ignore[return-value]
 
 
+_LOGSUMEXP = shapes_of("query: ... H M D, logsumexp: ... H M floating")
+
+
 def _check_logsumexp(logsumexp: Array, call: Call) -> None:
     """Raise unless this may be the logsumexp of the call."""
     if call.arithmetic == "reproducible":
@@ -368,11 +377,7 @@ def _check_logsumexp(logsumexp: Array, call: Call) -> None:
             "expected no logsumexp with arithmetic='reproducible', as weights from it have other bits; got one"
         )
     common_namespace(call.xp, {"query": call.query, "logsumexp": logsumexp})
-    check_floating("logsumexp", logsumexp)
-    expected = sizes(call.query)[:-1]
-    if shapes_differ(expected, sizes(logsumexp)):
-        wanted = ", ".join("?" if size is None else str(size) for size in expected)
-        raise ValueError(f"expected logsumexp ({wanted}), one for each query; got {shape_text(logsumexp)}")
+    check_shapes(_LOGSUMEXP, {"query": call.query, "logsumexp": logsumexp})
     wide = dtype_name(upcast(call.query, xp=call.xp).dtype)
     if dtype_name(logsumexp.dtype) != wide:
         raise TypeError(f"expected logsumexp of dtype {wide}; got {dtype_name(logsumexp.dtype)}")

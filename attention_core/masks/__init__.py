@@ -7,6 +7,7 @@ tells whether the block is masked entirely, not at all, or in part.
 
 from attention_core._backend import register
 from attention_core._keywords import publish
+from attention_core.masks._band import Band
 from attention_core.masks._converters import (
     mask_from_additive,
     mask_from_ignore,
@@ -17,6 +18,7 @@ from attention_core.masks._converters import (
 )
 from attention_core.masks._mask import And, Given, Mask, Not, Or, Positions, Spans
 from attention_core.masks._rules import (
+    Banded,
     Causal,
     KeyLengths,
     MaskFunction,
@@ -28,6 +30,8 @@ from attention_core.masks._tree import Leaf, flatten, unflatten
 
 __all__ = [
     "And",
+    "Band",
+    "Banded",
     "Causal",
     "Given",
     "KeyLengths",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attention_core._arrays import Array, Namespace, shape_text, sizes, type_text
+from attention_core._arrays import Array, Namespace, type_text
 from attention_core._backend import can_be_read, common_namespace
 from attention_core._checks import (
     MAX_POSITIONS,
@@ -12,8 +12,10 @@ from attention_core._checks import (
     check_number,
     check_positive,
     check_rank,
+    check_shapes,
     number_text,
     only_array,
+    shapes_of,
 )
 from attention_core.masks._rules import KeyLengths
 
@@ -118,6 +120,9 @@ def mask_from_padding(mask: Array, /, *, xp: Namespace | None = None) -> Array:
     return xp.expand_dims(xp.expand_dims(mask, axis=-2), axis=-2)
 
 
+_MASKS = shapes_of("query_mask: ... M boolean, key_mask: ... N boolean like query_mask")
+
+
 def mask_from_query_key(query_mask: Array, key_mask: Array, /, *, xp: Namespace | None = None) -> Array:
     """Turn a mask over queries, (..., M), and one over keys, (..., N), into their outer product, (..., 1, M, N).
 
@@ -128,11 +133,6 @@ def mask_from_query_key(query_mask: Array, key_mask: Array, /, *, xp: Namespace 
     (2, 1, 3, 5)
     """
     xp = common_namespace(xp, {"query_mask": query_mask, "key_mask": key_mask})
-    for name, mask in (("query_mask", query_mask), ("key_mask", key_mask)):
-        check_rank(name, mask, 1, "(..., length)")
-        check_boolean(name, mask)
-    if sizes(query_mask)[:-1] != sizes(key_mask)[:-1]:
-        expected = f"the leading axes of query_mask {shape_text(query_mask)}"
-        raise ValueError(f"expected key_mask with {expected}; got {shape_text(key_mask)}")
+    check_shapes(_MASKS, {"query_mask": query_mask, "key_mask": key_mask})
     both = xp.logical_and(xp.expand_dims(query_mask, axis=-1), xp.expand_dims(key_mask, axis=-2))
     return xp.expand_dims(both, axis=-3)

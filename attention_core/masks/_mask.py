@@ -21,6 +21,7 @@ from attention_core._checks import (
     check_sizes,
     check_start,
 )
+from attention_core.masks._band import ALL, FREE, UNKNOWN, Band, hull, intersection
 
 Sizes = tuple[int | None, ...]
 
@@ -79,26 +80,6 @@ class Spans(NamedTuple):
     at: Array | None = None
 
 
-LIMIT = 2**29  # above all positions; three times as much still fits int32
-
-
-class Band(NamedTuple):
-    """Bounds of the pairs that a rule allows: ``low <= key - query <= high``, and ``key < stop``."""
-
-    low: int = -LIMIT  # no bound
-    high: int = LIMIT  # none, as the next
-    stop: int = LIMIT
-    is_exact: bool = False  # whether the rule is known to allow all pairs within these bounds
-
-    @property
-    def is_relative(self) -> bool:
-        """Whether the rule is known to depend on ``key - query`` alone."""
-        return self.is_exact and self.stop >= LIMIT
-
-
-UNKNOWN, ALL = Band(), Band(is_exact=True)
-
-
 def checked(allowed: Callable[..., Array], name: str, /) -> Callable[..., Array]:
     """A method ``allowed`` of users, that raises unless its result is a boolean array for its positions."""
 
@@ -114,15 +95,16 @@ def checked(allowed: Callable[..., Array], name: str, /) -> Callable[..., Array]
 class Mask(ABC):
     """A rule about positions that says which query may attend to which key.
 
-    Derive your own rule as a frozen dataclass (``eq=False``). Its fields are numbers, arrays and
-    other rules. `axes` gives, for each field that is an array, its number of axes after the leading ones.
+    Derive your own rule as a frozen dataclass (``eq=False``). It needs `allowed` alone, and `bounds` for speed. Its
+    fields are numbers, arrays and other rules. `axes` gives, for each field that is an array, its number of axes after
+    the leading ones.
     """
 
     axes: ClassVar[dict[str, int]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        for name in ("bands", "blocks"):  # what they say is of the rule that this class, or a mixin, replaces
+        for name in ("bounds", "blocks"):  # what they say is of the rule that this class, or a mixin, replaces
             if _depth(cls, "allowed") < _depth(cls, name):
                 setattr(cls, name, getattr(Mask, name))
         if "allowed" in vars(cls) and not cls.__module__.startswith("attention_core."):
@@ -142,31 +124,31 @@ class Mask(ABC):
         Array of bool, broadcastable to (..., H, M, N)
         """
 
-    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
-        """Classify blocks by the positions at their ends.
+    def bounds(self) -> Band:
+        """Bounds of what the rule allows. The default is right for every rule, and says nothing.
 
-        A block is the scores of a run of queries against a run of keys. Blocks without an allowed pair are skipped, and
-        the mask is not applied where all pairs are allowed. The default, ``(True, False)``, is right for every mask. It
-        skips nothing. PyTorch's blocks on an accelerator are skipped by `bands` alone.
+        Blocks without an allowed pair are skipped, and the mask is not applied where all pairs are allowed. Kernels
+        take what they have flags for. A rule derived from another one, with `allowed` of its own, does not inherit
+        them.
+        """
+        return UNKNOWN
+
+    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
+        """Classify blocks by the positions at their ends, by default from the bounds of the rule.
+
+        A block is the scores of a run of queries against a run of keys. PyTorch's blocks on an accelerator are skipped
+        by bounds alone.
 
         Returns
         -------
         some, every : Array of bool, broadcastable to (..., H, query blocks, key blocks), or bool
             Whether any pair of the block may be allowed, and whether all are known to be.
         """
-        return True, False
-
-    def bands(self, leading: tuple[int, ...] | None = None, /) -> list[Band]:
-        """Bounds of what the rule allows: one band for all of the batch, or one for each of its samples.
-
-        They come from numbers; and, where the leading axes are given, from short arrays that can be read without
-        waiting. A rule derived from another one, with `allowed` of its own, does not inherit them.
-        """
-        return [UNKNOWN]
-
-    def is_relative(self) -> bool:
-        """Whether the rule is known to depend on ``key - query`` alone, and to have numbers alone."""
-        return self.bands()[0].is_relative
+        band = self.bounds().over_batch(key.first, xp)
+        if band.ends == FREE and not band.has_stop:
+            return True, band.is_exact
+        some = band.holds((query.last, query.first), (key.first, key.last), xp)
+        return some, band.is_exact and band.holds((query.first, query.last), (key.last, key.first), xp)
 
     def check(self, target: Sizes, /) -> None:  # noqa: B027 (a rule without arrays fits everywhere)
         """Raise unless the arrays of the rule fit scores of shape (..., H, M, N)."""
@@ -286,54 +268,52 @@ def _lacking_axes(dims: Sizes, target: Sizes) -> str:
 class _Pair(Mask):
     first: Mask
     second: Mask
+    operator: ClassVar[str]
+    of_flags: ClassVar[Any]
+    of_bands: ClassVar[Any]
+
+    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
+        return getattr(xp, self.operator)(self.first.allowed(at, xp=xp), self.second.allowed(at, xp=xp))
+
+    def bounds(self) -> Band:
+        band: Band = self.of_bands(self.first.bounds(), self.second.bounds())
+        return band
+
+    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
+        some, every = self.first.blocks(query, key, xp=xp)
+        other_some, other_every = self.second.blocks(query, key, xp=xp)
+        return self.of_flags(some, other_some, xp), self.of_flags(every, other_every, xp)
 
     def check(self, target: Sizes, /) -> None:
         self.first.check(target)
         self.second.check(target)
 
-    def _pairs(self, leading: tuple[int, ...] | None) -> list[tuple[Band, Band]]:
-        first, second = self.first.bands(leading), self.second.bands(leading)
-        count = max(len(first), len(second))  # one each, or one for all
-        return list(zip(first * (count // len(first)), second * (count // len(second)), strict=True))
+
+def logical_and(first: Array | bool, second: Array | bool, xp: Namespace) -> Array | bool:
+    for one, other in ((first, second), (second, first)):
+        if isinstance(one, bool):
+            return other if one else False
+    return xp.logical_and(first, second)
+
+
+def logical_or(first: Array | bool, second: Array | bool, xp: Namespace) -> Array | bool:
+    return logical_not(logical_and(logical_not(first, xp), logical_not(second, xp), xp), xp)
+
+
+def logical_not(value: Array | bool, xp: Namespace) -> Array | bool:
+    return not value if isinstance(value, bool) else xp.logical_not(value)
 
 
 class And(_Pair):
     """The pairs that both masks allow."""
 
-    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
-        return xp.logical_and(self.first.allowed(at, xp=xp), self.second.allowed(at, xp=xp))
-
-    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
-        some, every = self.first.blocks(query, key, xp=xp)
-        other_some, other_every = self.second.blocks(query, key, xp=xp)
-        return logical_and(some, other_some, xp), logical_and(every, other_every, xp)
-
-    def bands(self, leading: tuple[int, ...] | None = None, /) -> list[Band]:
-        return [
-            Band(max(a.low, b.low), min(a.high, b.high), min(a.stop, b.stop), a.is_exact and b.is_exact)
-            for a, b in self._pairs(leading)
-        ]
+    operator, of_flags, of_bands = "logical_and", staticmethod(logical_and), staticmethod(intersection)
 
 
 class Or(_Pair):
     """The pairs that at least one of two masks allows."""
 
-    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
-        return xp.logical_or(self.first.allowed(at, xp=xp), self.second.allowed(at, xp=xp))
-
-    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
-        some, every = self.first.blocks(query, key, xp=xp)
-        other_some, other_every = self.second.blocks(query, key, xp=xp)
-        return logical_or(some, other_some, xp), logical_or(every, other_every, xp)
-
-    def bands(self, leading: tuple[int, ...] | None = None, /) -> list[Band]:
-        return [_hull(a, b) for a, b in self._pairs(leading)]
-
-
-def _hull(a: Band, b: Band) -> Band:
-    """The least band that holds two others, which is exact if it is one of them."""
-    hull = Band(min(a.low, b.low), max(a.high, b.high), max(a.stop, b.stop), is_exact=True)
-    return hull if hull in (a, b) else hull._replace(is_exact=False)
+    operator, of_flags, of_bands = "logical_or", staticmethod(logical_or), staticmethod(hull)
 
 
 @dataclass(frozen=True, eq=False)
@@ -353,27 +333,16 @@ class Not(Mask):
         self.mask.check(target)
 
 
-def logical_and(first: Array | bool, second: Array | bool, xp: Namespace) -> Array | bool:
-    if isinstance(first, bool):
-        return second if first else False
-    if isinstance(second, bool):
-        return first if second else False
-    return xp.logical_and(first, second)
-
-
-def logical_or(first: Array | bool, second: Array | bool, xp: Namespace) -> Array | bool:
-    return logical_not(logical_and(logical_not(first, xp), logical_not(second, xp), xp), xp)
-
-
-def logical_not(value: Array | bool, xp: Namespace) -> Array | bool:
-    return not value if isinstance(value, bool) else xp.logical_not(value)
-
-
 def as_mask(mask: Mask | Array) -> Mask:
     """Wrap a boolean array as a structured mask; return a structured mask as it is."""
     return mask if isinstance(mask, Mask) else Given(mask)
 
 
+def bounds_of(mask: Any) -> Band:
+    """The bounds of a mask, of which some may be arrays; all pairs where there is no mask."""
+    return ALL if mask is None else mask.bounds() if isinstance(mask, Mask) else UNKNOWN
+
+
 def band_of(mask: Any) -> Band:
     """The band of a rule of numbers; no more than is known of any mask for others, and for arrays."""
-    return mask.bands()[0] if isinstance(mask, Mask) else UNKNOWN
+    return bounds_of(mask).numbers()[0]

@@ -1,13 +1,14 @@
 """The structured masks: causal, windows, lengths, segments, and functions.
 
 A new rule is a class here, by the description of `Mask`, and an import and a name in `attention_core.masks`, which
-registers it. A band that says more than the rule allows is not exact. PyTorch's kernel takes the rule as an array where
-that is small. Others refuse it until ``RULES`` of `attention_torch.flex`, `flex_functions` and the guards know it. In
-the kit, `problem.py`, `oracle/positions.py`, `drawn.py`, `ranks.py` and `sharded.py` know rules by their names.
+registers it. Kernels take it by its bounds, where these are exact. A band that says more than the rule allows is not.
+PyTorch's kernel takes others as an array where that is small; `attention_torch.flex_functions` has to know them. In the
+kit, `problem.py`, `oracle/positions.py`, `drawn.py`, `ranks.py` and `sharded.py` know rules by their names.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -15,8 +16,6 @@ from typing import Any, ClassVar
 from attention_core._arrays import (
     Array,
     Namespace,
-    dtype_name,
-    dtypes_differ,
     index_dtype,
     on_device_of,
     shape,
@@ -25,34 +24,44 @@ from attention_core._arrays import (
     sizes_differ,
     take_rows,
 )
-from attention_core._backend import array_namespace, can_be_read
 from attention_core._checks import (
     check_allowed,
     check_arity,
     check_broadcastable,
     check_function,
     check_integer,
+    check_like,
     check_offset,
     check_rank,
     number_text,
     plain_integer,
     result_of,
 )
-from attention_core.masks._mask import (
-    LIMIT,
-    UNKNOWN,
-    And,
-    Band,
-    Mask,
-    PairPositions,
-    Positions,
-    Sizes,
-    Spans,
-)
+from attention_core.masks._band import CAUSAL, FREE, Band, exact_band, integers
+from attention_core.masks._mask import Mask, PairPositions, Positions, Sizes, Spans, bounds_of
+
+
+class _Bounded(Mask):
+    """A rule that is a band; one derived from it, with `allowed` of its own, has no bounds."""
+
+    @abstractmethod
+    def _band(self) -> Band: ...
+
+    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
+        return self._band().over_batch(at.key, xp).holds((at.query, at.query), (at.key, at.key), xp)
+
+    def bounds(self) -> Band:
+        return self._band()
+
+    def check(self, target: Sizes, /) -> None:
+        for name in ("lengths", "stop", "offset"):
+            value = getattr(self, name, 0)
+            if not isinstance(value, int):
+                check_broadcastable(name, value, target[:-3])
 
 
 @dataclass(frozen=True, eq=False)
-class Causal(Mask):
+class Causal(_Bounded):
     """Keys up to the position of the query: ``key <= query + offset``.
 
     Parameters
@@ -74,23 +83,12 @@ class Causal(Mask):
     def __post_init__(self) -> None:
         object.__setattr__(self, "offset", check_offset("offset", self.offset))
 
-    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
-        return xp.less_equal(at.key, _with_offset(at.query, self.offset, xp))
-
-    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array, Array]:
-        some = xp.less_equal(key.first, _with_offset(query.last, self.offset, xp))
-        return some, xp.less_equal(key.last, _with_offset(query.first, self.offset, xp))
-
-    def bands(self, leading: tuple[int, ...] | None = None, /) -> list[Band]:
-        offsets = _integers(self.offset, leading)
-        return [UNKNOWN] if offsets is None else [Band(high=at, is_exact=True) for at in offsets]
-
-    def check(self, target: Sizes, /) -> None:
-        _check_leading("offset", self.offset, target)
+    def _band(self) -> Band:
+        return exact_band(high=0, offset=self.offset)
 
 
 @dataclass(frozen=True, eq=False)
-class SlidingWindow(Mask):
+class SlidingWindow(_Bounded):
     """Keys near the position of the query: ``p - left <= key <= p + right`` with ``p = query + offset``.
 
     Parameters
@@ -123,39 +121,12 @@ class SlidingWindow(Mask):
             object.__setattr__(self, name, reach)
         object.__setattr__(self, "offset", check_offset("offset", self.offset))
 
-    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
-        query = _with_offset(at.query, self.offset, xp)
-        return self._within(Spans(query, query, 1), at.key, at.key, xp)
-
-    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array, Array]:
-        first, last = _with_offset(query.first, self.offset, xp), _with_offset(query.last, self.offset, xp)
-        some = self._within(Spans(first, last, query.size), key.first, key.last, xp)
-        return some, self._within(Spans(last, first, query.size), key.last, key.first, xp)
-
-    def bands(self, leading: tuple[int, ...] | None = None, /) -> list[Band]:
-        offsets = _integers(self.offset, leading)
-        if offsets is None:
-            return [UNKNOWN]
-        left, right = (2 * LIMIT if reach is None else _clamped(reach) for reach in (self.left, self.right))
-        return [Band(_clamped(at - left), _clamped(at + right), is_exact=True) for at in offsets]
-
-    def _within(self, query: Spans, lower: Array, upper: Array, xp: Namespace) -> Array:
-        """Whether ``lower <= query.last + right`` and ``upper >= query.first - left``."""
-        limits = []
-        if self.right is not None:
-            limits.append(xp.less_equal(lower, xp.add(query.last, _clamped(self.right))))
-        if self.left is not None:
-            limits.append(xp.greater_equal(upper, xp.subtract(query.first, _clamped(self.left))))
-        if not limits:
-            return xp.ones_like(xp.add(lower, query.last), dtype=xp.bool)
-        return limits[0] if len(limits) == 1 else xp.logical_and(*limits)
-
-    def check(self, target: Sizes, /) -> None:
-        _check_leading("offset", self.offset, target)
+    def _band(self) -> Band:
+        return exact_band(None if self.left is None else -self.left, self.right, offset=self.offset)
 
 
 @dataclass(frozen=True, eq=False)
-class KeyLengths(Mask):
+class KeyLengths(_Bounded):
     """The first ``lengths`` keys: ``key < lengths``, for sequences with padding at the end.
 
     Parameters
@@ -179,23 +150,12 @@ class KeyLengths(Mask):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lengths", check_offset("lengths", self.lengths))
-        least = _minimum(self.lengths)
-        if least is not None and least < 0:
-            raise ValueError(f"expected lengths >= 0; got {number_text(least)}")
+        found = integers(self.lengths, () if isinstance(self.lengths, int) else sizes(self.lengths))
+        if found and min(found) < 0:
+            raise ValueError(f"expected lengths >= 0; got {number_text(min(found))}")
 
-    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
-        return xp.less(at.key, _over_batch(self.lengths, at.key, xp))
-
-    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array, Array]:
-        lengths = _over_batch(self.lengths, key.first, xp)
-        return xp.less(key.first, lengths), xp.less(key.last, lengths)
-
-    def bands(self, leading: tuple[int, ...] | None = None, /) -> list[Band]:
-        lengths = _integers(self.lengths, leading)
-        return [UNKNOWN] if lengths is None else [Band(stop=length, is_exact=True) for length in lengths]
-
-    def check(self, target: Sizes, /) -> None:
-        _check_leading("lengths", self.lengths, target)
+    def _band(self) -> Band:
+        return exact_band(stop=self.lengths)
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,9 +185,7 @@ class Segments(Mask):
         for name, ids in (("query_ids", self.query_ids), ("key_ids", self.key_ids)):
             check_rank(name, ids, 1, "(..., length)")
             check_integer(name, ids)
-        if dtypes_differ(self.query_ids, self.key_ids):
-            expected, got = dtype_name(self.query_ids.dtype), dtype_name(self.key_ids.dtype)
-            raise TypeError(f"expected key_ids of dtype {expected} to match query_ids; got {got}")
+        check_like("key_ids", self.key_ids, "query_ids", self.query_ids)
         first, second = (sizes(ids)[:-1] for ids in (self.query_ids, self.key_ids))
         if any(1 not in pair and sizes_differ(*pair) for pair in zip(reversed(first), reversed(second), strict=False)):
             expected, got = shape_text(self.query_ids), shape_text(self.key_ids)
@@ -320,78 +278,32 @@ class MaskFunction(Mask):
         return result
 
 
+@dataclass(frozen=True, eq=False)
+class Banded(_Bounded):
+    """The pairs of an exact band, and no others."""
+
+    low: int
+    high: int
+    stop: Any
+    offset: Any = 0
+
+    def _band(self) -> Band:
+        return Band(self.low, self.high, self.stop, True, self.offset)
+
+
+def rule_of(band: Band) -> Mask | None:
+    """The rule that allows all pairs of a band, and no others; ``None`` if these are all pairs."""
+    is_all = band.ends == FREE and not band.has_stop
+    return None if is_all else Banded(band.low, band.high, band.stop, band.offset)
+
+
 def is_top_left_causal(mask: Any, /) -> bool:
-    """Whether a mask is `Causal` with the offset 0, for which libraries have a flag of their kernels.
+    """Whether a mask allows what `Causal` with the offset 0 does, for which libraries have a flag of their kernels.
 
     Examples
     --------
     >>> is_top_left_causal(Causal()), is_top_left_causal(Causal(offset=2))
     (True, False)
     """
-    return type(mask) is Causal and isinstance(mask.offset, int) and mask.offset == 0
-
-
-def _check_leading(name: str, value: Any, target: Sizes) -> None:
-    if not isinstance(value, int):
-        check_broadcastable(name, value, target[:-3])
-
-
-def _minimum(value: Any) -> int | None:
-    """The least of some integers; ``None`` if they cannot be read without waiting, or there are none."""
-    if isinstance(value, int):
-        return value
-    if 0 in sizes(value) or not can_be_read(value):
-        return None
-    xp = array_namespace(value)
-    return int(xp.min(xp.astype(value, index_dtype(value, xp=xp))))
-
-
-def rule_of(band: Band) -> Mask | None:
-    """The rule that allows all pairs of a band, and no others; ``None`` if these are all pairs."""
-    low, high, stop, _ = band
-    if low > high:
-        return KeyLengths(0)
-    left = min(high - low, LIMIT)
-    window = (
-        Causal(offset=high) if low == -LIMIT else SlidingWindow(left=left, right=high - low - left, offset=low + left)
-    )
-    rules: list[Mask] = [] if (low, high) == (-LIMIT, LIMIT) else [window]
-    rules += [] if stop == LIMIT else [KeyLengths(stop)]
-    return And(*rules) if len(rules) > 1 else next(iter(rules), None)
-
-
-def _integers(value: Any, leading: tuple[int, ...] | None) -> list[int] | None:
-    """Integers of the batch, one for all or one for each sample; ``None`` if they cannot be read without waiting."""
-    if isinstance(value, int):
-        return [_clamped(value)]
-    if leading is None or 0 in leading or not can_be_read(value):
-        return None
-    if not len(value.shape):
-        return [_clamped(int(value))]
-    flat = value
-    if tuple(value.shape) != leading or len(leading) != 1:
-        xp = array_namespace(value)
-        flat = xp.reshape(xp.broadcast_to(value, leading), (-1,))
-    numbers = flat.tolist() if hasattr(flat, "tolist") else map(int, flat)
-    return [_clamped(number) for number in numbers]
-
-
-def _over_batch(value: Any, like: Array, xp: Namespace) -> Any:
-    """Clamp integers to the positions, and give an array (...) axes for heads, queries and keys: (..., 1, 1, 1)."""
-    if isinstance(value, int):
-        return _clamped(value)
-    if dtype_name(value.dtype) in ("int32", "uint32", "int64", "uint64"):
-        value = xp.clip(xp.astype(value, index_dtype(value, xp=xp)), -LIMIT, LIMIT)
-    value = xp.astype(value, like.dtype)
-    for _ in range(3 if len(value.shape) else 0):
-        value = xp.expand_dims(value, axis=-1)
-    return value
-
-
-def _clamped(value: int) -> int:
-    return max(-LIMIT, min(value, LIMIT))
-
-
-def _with_offset(query: Array, offset: Any, xp: Namespace) -> Array:
-    """Add the offset to query positions (M, 1): (M, 1), or (..., 1, M, 1) with an array of offsets."""
-    return xp.add(query, _over_batch(offset, query, xp))
+    band = bounds_of(mask)
+    return band.is_relative and band.ends == CAUSAL

@@ -6,7 +6,7 @@ Its logsumexp is not taken: JAX rounds it to the 16 bits of the output, and does
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,27 +14,18 @@ import jax.numpy as jnp
 from attention_core.backend import (
     Call,
     Kernel,
+    Takes,
     Verdict,
     blockwise,
+    bounds_of,
     default_scale,
     inputs_are_finite,
-    is_top_left_causal,
-    score_change,
     shape,
 )
-from attention_core.masks import And, KeyLengths, SlidingWindow
+from attention_core.masks import Band
 
-HALVES = (jnp.float16, jnp.bfloat16)
 EXCLUDED = float(-2 << 40)  # added for -inf, as cuDNN subtracts such numbers from each other; JAX takes this one, too
 BOUND = 1e11  # of scores and biases, to which EXCLUDED is as good as -inf
-
-
-class Structure(NamedTuple):
-    """What the kernel knows of masks: a flag, keys to the left that a query attends to, and numbers of keys."""
-
-    is_causal: bool = False
-    window: int | None = None
-    lengths: Any = None
 
 
 class DotProduct(Kernel):
@@ -42,37 +33,26 @@ class DotProduct(Kernel):
 
     name = "jax.nn.dot_product_attention, implementation='cudnn'"
 
+    takes = Takes(("float16", "bfloat16"), options=("bias",), masks=("causal", "window", "lengths"))
+
     def judge(self, call: Call) -> Verdict:
         """Say why the kernel would not give the answer, from shapes and dtypes alone."""
-        return Verdict(self._refusal(call))
+        return super().judge(call) if jax.default_backend() == "gpu" else Verdict("needs a GPU")
 
-    def _refusal(self, call: Call) -> str | None:
-        if jax.default_backend() != "gpu":
-            return "needs a GPU"
-        if call.query.dtype not in HALVES:
-            return "computes in 16 bits only (line 8)"
-        if (change := score_change(call)) is not None:
-            return f"has no {change} (line 7)"
-        if call.dropout is not None and call.dropout.rate:
-            return "drops no weights (line 11)"
-        structure = _structure(call.mask)
-        if structure is None:
-            return "averages all values where a mask leaves nothing, and would need it as an array (line 4)"
+    def refusal(self, call: Call) -> str | None:
+        """Why the kernel does not give the answer to a call that it takes."""
         if not all(isinstance(start, int) and start == 0 for start in call.starts):
             return "counts positions from 0 (line 3)"
         query, key, value = (shape(x, xp=call.xp) for x in (call.query, call.key, call.value))
-        known = all(isinstance(size, int) for size in (*query, *key, *value))
-        if (
-            not known
-            or query[-1] != value[-1]
-            or query[-1] % 8
-            or not 0 < query[-1] <= 128
-            or 0 in (query[-2], key[-2])
-        ):
+        are_known = all(isinstance(size, int) for size in (*query, *key, *value))
+        if not are_known or query[-1] != value[-1] or query[-1] not in range(8, 129, 8) or 0 in (query[-2], key[-2]):
             return "takes keys and values of one width, a multiple of 8 up to 128, and known lengths"
-        if structure.window is not None and query[-2] != key[-2]:
+        band = bounds_of(call.mask)
+        if band.ends[0] is not None and band.has_stop:
+            return "is not known to count windows and lengths (line 3)"
+        if band.ends[0] is not None and query[-2] != key[-2]:
             return "is not known to count windows as line 3 does where there are more keys than queries, or fewer"
-        if structure.lengths is not None and call.bias is not None:
+        if band.has_stop and call.bias is not None:
             return "is not known to leave out rows by a bias and by lengths (line 4)"
         return None if call.bias is None else _refusal_of_bias(call)
 
@@ -84,23 +64,6 @@ class DotProduct(Kernel):
         if call.bias is None and (call.mask is None or call.assume_finite is not False):
             return _cudnn(call if call.assume_finite else _with_hidden_cleared(call))
         return jax.lax.cond(_is_safe(call), lambda: _cudnn(call), lambda: _blocks(call))
-
-
-def _structure(mask: Any) -> Structure | None:
-    """A mask in the words of the kernel; ``None`` where it has none."""
-    if mask is None:
-        return Structure()
-    if is_top_left_causal(mask):
-        return Structure(is_causal=True)
-    if type(mask) is KeyLengths:
-        return Structure(lengths=mask.lengths)
-    if type(mask) is SlidingWindow and mask.right == 0 and isinstance(mask.offset, int) and mask.offset == 0:
-        return Structure(is_causal=True, window=mask.left)
-    if type(mask) is And:
-        halves = sorted((mask.first, mask.second), key=is_top_left_causal)
-        if type(halves[0]) is KeyLengths and is_top_left_causal(halves[1]):
-            return Structure(is_causal=True, lengths=halves[0].lengths)
-    return None
 
 
 def _refusal_of_bias(call: Call) -> str | None:
@@ -133,11 +96,10 @@ def _finite_bias(bias: jax.Array, number: float) -> jax.Array:
 
 def _with_hidden_cleared(call: Call) -> Call:
     """The call with zeros for the keys and values behind its lengths, which nobody attends to."""
-    structure = _structure(call.mask)
-    if structure is None or structure.lengths is None:
+    band = bounds_of(call.mask)
+    if not band.has_stop:
         return call
-    leading = call.key.shape[:-3]
-    lengths = jnp.broadcast_to(jnp.asarray(structure.lengths), leading)[..., None, None, None]
+    lengths = jnp.broadcast_to(jnp.asarray(band.stop), call.key.shape[:-3])[..., None, None, None]
     is_key = jnp.arange(call.key.shape[-2])[:, None] < lengths
     key, value = (jnp.where(is_key, x, jnp.zeros((), x.dtype)) for x in (call.key, call.value))
     return call._replace(key=key, value=value)
@@ -157,33 +119,34 @@ def _cudnn(call: Call) -> jax.Array:
     scale: Any = default_scale(call.query, call.xp) if call.scale is None else call.scale
     if not isinstance(scale, float):
         query, scale = query * jnp.asarray(scale, query.dtype), 1.0
-    structure, options, kept = _structure(call.mask), dict[str, Any](), list[Any]()
-    assert structure is not None
-    if structure.window is not None:
-        options["local_window_size"] = (structure.window, 0)
-    if structure.lengths is not None:
-        lengths = jnp.broadcast_to(jnp.asarray(structure.lengths), tuple(leading)).reshape(batch)
+    band, options, kept = bounds_of(call.mask), dict[str, Any](), list[Any]()
+    left, right = band.ends
+    if left is not None:
+        options["local_window_size"] = (-left, 0)
+    if band.has_stop:
+        lengths = jnp.broadcast_to(jnp.asarray(band.stop), tuple(leading)).reshape(batch)
         # At least one key is attended to, whose gradient is that of an output that is not used.
         options["key_value_seq_lengths"] = jnp.clip(lengths, 1, call.key.shape[-2]).astype(jnp.int32)
         kept.append((lengths > 0)[:, None, None, None])
     if call.bias is not None:
         bias = jnp.broadcast_to(call.bias, (1, heads, rows, call.key.shape[-2]))
         options["bias"] = _finite_bias(bias, EXCLUDED)
-        kept.append(jnp.moveaxis(_has_keys(bias, structure), 1, 2)[..., None])
+        kept.append(jnp.moveaxis(_has_keys(bias, band), 1, 2)[..., None])
     output = jax.nn.dot_product_attention(
-        query, key, value, scale=scale, is_causal=structure.is_causal, implementation="cudnn", **options
+        query, key, value, scale=scale, is_causal=right == 0, implementation="cudnn", **options
     )
     for rows_with_keys in kept:  # the kernel averages values for the others
         output = jnp.where(rows_with_keys, output, jnp.zeros((), output.dtype))
     return jnp.moveaxis(output, -2, -3).reshape(*leading, heads, rows, width)
 
 
-def _has_keys(bias: jax.Array, structure: Structure) -> jax.Array:
+def _has_keys(bias: jax.Array, band: Band) -> jax.Array:
     """Whether a bias leaves any key to a query (1, H, M), among those that flag, window and lengths leave."""
     some = bias != -math.inf
     rows, columns = bias.shape[-2:]
-    if structure.is_causal:
+    left, right = band.ends
+    if right is not None:
         some &= jnp.tri(rows, columns, dtype=bool)
-    if structure.window is not None:
-        some &= ~jnp.tri(rows, columns, -structure.window - 1, dtype=bool)
+    if left is not None:
+        some &= ~jnp.tri(rows, columns, left - 1, dtype=bool)
     return jnp.any(some, axis=-1)

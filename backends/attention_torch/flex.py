@@ -14,21 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from attention_core.backend import Call, Kernel, Verdict, default_scale, is_concrete, is_exporting, remember
-from attention_core.masks import (
-    And,
-    Causal,
-    Given,
-    KeyLengths,
-    Mask,
-    MaskFunction,
-    Not,
-    Or,
-    Segments,
-    SlidingWindow,
-    Spans,
-    flatten,
-)
+from attention_core.backend import Call, Kernel, Takes, Verdict, default_scale, is_concrete, is_exporting, remember
+from attention_core.masks import And, Given, Mask, MaskFunction, Not, Or, Segments, Spans, flatten
 from attention_torch.flex_functions import (
     KEPT,
     all_of,
@@ -53,8 +40,7 @@ RECOMPILE_OPTIONS = (
 BLOCK = 128  # queries, and keys, of a block of FlexAttention
 MIN_WIDTH = 16  # of a product on tensor cores
 MIN_ROWS = 128  # from which on a kernel that is compiled for the call is worth it
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-RULES = (And, Causal, Given, KeyLengths, MaskFunction, Not, Or, Segments, SlidingWindow)
+RULES = (And, Given, MaskFunction, Not, Or, Segments)  # and those that their bounds say
 
 
 def _library() -> Any:
@@ -68,6 +54,7 @@ class FlexAttention(Kernel):
     """`torch.nn.attention.flex_attention`, compiled once for each kind of call."""
 
     name = "torch.nn.attention.flex_attention"
+    takes = Takes(("float16", "bfloat16", "float32"), options=("bias", "softcap", "score_mod"), masks=("any",))
 
     def __init__(self, devices: tuple[str, ...] = ("cuda",), function: Callable[..., Any] | None = None) -> None:
         self.devices = devices  # the kinds of them on which it is a kernel that is differentiated
@@ -76,19 +63,16 @@ class FlexAttention(Kernel):
 
     def judge(self, call: Call) -> Verdict:
         """Say why the kernel would not give the answer, and whether it is faster. Values are read if a call asks."""
-        refusal = self._refusal(call)
+        if call.query.device.type not in self.devices:
+            return Verdict("needs a GPU: on a CPU it is dense unless compiled, and has no gradient")
+        refusal = self.takes.refusal(call) or self.refusal(call)
         if refusal is None and call.query.shape[-2] < MIN_ROWS:
             return Verdict(None, False, "gains less for few queries than compiling costs")
         return Verdict(refusal)
 
-    def _refusal(self, call: Call) -> str | None:
+    def refusal(self, call: Call) -> str | None:
+        """Why the kernel does not give the answer to a call that it takes."""
         arrays = call.query, call.key, call.value
-        if call.query.device.type not in self.devices:
-            return "needs a GPU: on a CPU it is dense unless compiled, and has no gradient"
-        if call.query.dtype not in DTYPES:
-            return "computes in at most 32 bits (line 8)"
-        if call.dropout is not None and call.dropout.rate:
-            return "drops no weights (line 11)"
         if not all(map(_can_be_given, arrays)):
             return "takes no arrays of torch.func, of an export, or without values"
         if any(0 in array.shape for array in arrays):
@@ -190,7 +174,7 @@ def _can_be_given(array: torch.Tensor) -> bool:
 
 def _refusal_of_mask(call: Call) -> str | None:
     for rule in _rules(call.mask):
-        if type(rule) not in RULES:
+        if type(rule) not in RULES and not rule.bounds().is_exact:
             return f"is not known to follow the rule {type(rule).__name__} (line 2)"
         if isinstance(rule, MaskFunction) and not _takes_positions(mask_function(call._replace(mask=rule)), 4, call):
             return "calls a mask function with single positions, which this one does not take (line 2)"

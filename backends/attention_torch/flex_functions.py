@@ -12,7 +12,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from attention_core.backend import Call
-from attention_core.masks import And, Causal, Given, KeyLengths, Mask, MaskFunction, Not, Or, Segments, SlidingWindow
+from attention_core.masks import And, Band, Given, Mask, MaskFunction, Not, Or, Segments
 from attention_core.scores import ScoreMod
 from attention_torch.sdpa import row_shift
 
@@ -47,19 +47,14 @@ def _rule(mask: Any, call: Call) -> Any:
         return _joined(_rule(mask.first, call), _rule(mask.second, call), isinstance(mask, And))
     if isinstance(mask, Not):
         return _inverted(_rule(mask.mask, call))
-    if isinstance(mask, Causal):
-        return _window(call, mask.offset, None, 0)
-    if isinstance(mask, SlidingWindow):
-        return _window(call, mask.offset, mask.left, mask.right)
-    if isinstance(mask, KeyLengths):
-        lengths = _numbers(mask.lengths, call)
-        return lambda batch, head, query, key: key < _of_sample(lengths, batch)
     if isinstance(mask, Segments):
         query_ids, key_ids = (_batched(ids, 1, call) for ids in (mask.query_ids, mask.key_ids))
         return lambda batch, head, query, key: _element(query_ids, (batch, query)) == _element(key_ids, (batch, key))
     if isinstance(mask, MaskFunction):
         function, arrays = mask.function, mask.arrays
         return lambda *at: function(*at, *arrays)
+    if not isinstance(mask, Given):
+        return _banded(call, mask.bounds())
     allowed = _batched(mask.mask, 3, call)
     return lambda *at: _element(allowed, at)
 
@@ -74,15 +69,20 @@ def _joined(first: Callable[..., torch.Tensor], second: Callable[..., torch.Tens
     return lambda *at: first(*at) | second(*at)
 
 
-def _window(call: Call, offset: Any, left: int | None, right: int | None) -> Callable[..., torch.Tensor]:
-    """The rule of `SlidingWindow`, and of `Causal`, which is one without an end on the left."""
-    at, before, after = (_numbers(FARTHEST if x is None else x, call) for x in (offset, left, right))
+def _banded(call: Call, band: Band) -> Callable[..., torch.Tensor]:
+    """The rule of a band: of a window, which may have no end on a side, of a number of keys, or of both."""
+    low, high, stop, offset = (_numbers(x, call) for x in (band.low, band.high, band.stop, band.offset))
 
-    def allowed(batch: Any, head: Any, query: Any, key: Any) -> torch.Tensor:
-        distance = key - query - _of_sample(at, batch)
-        return (distance <= after) & (distance >= -before)
+    def of_keys(batch: Any, head: Any, query: Any, key: Any) -> torch.Tensor:
+        return key < _of_sample(stop, batch)
 
-    return allowed
+    def of_distance(batch: Any, head: Any, query: Any, key: Any) -> torch.Tensor:
+        distance = key - query - _of_sample(offset, batch)
+        return (distance <= high) & (distance >= low)
+
+    if not band.has_stop:
+        return of_distance
+    return _joined(of_distance, of_keys, True) if any(end is not None for end in band.ends) else of_keys
 
 
 def _numbers(value: Any, call: Call) -> torch.Tensor:

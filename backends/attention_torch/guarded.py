@@ -21,6 +21,7 @@ from attention_core.backend import (
     KeyCut,
     Operation,
     blockwise,
+    bounds_of,
     cast_to,
     default_scale,
     group_size,
@@ -74,7 +75,7 @@ def facts_of(call: Call) -> Facts:
 def lasting_facts(call: Call) -> Facts:
     """What is known of all calls of a signature, without an array of this one."""
     facts = facts_of(call)
-    has_arrays = any(isinstance(cut.mask, Mask) and not cut.mask.is_relative() for cut in facts.cuts or ())
+    has_arrays = any(not bounds_of(cut.mask).is_relative for cut in facts.cuts or ())
     return facts._replace(cuts=None) if has_arrays else facts
 
 

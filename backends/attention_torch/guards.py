@@ -14,16 +14,18 @@ from torch.autograd import forward_ad
 
 from attention_core.backend import (
     Call,
+    bounds_of,
     has_few_queries,
     inputs_are_finite,
     is_concrete,
     is_exporting,
     is_top_left_causal,
     key_ranges,
+    leaves,
+    may_count,
     sample_ranges,
-    score_change,
 )
-from attention_core.masks import And, Causal, Given, KeyLengths, Mask, Or, Segments, SlidingWindow
+from attention_core.masks import Given, Mask, flatten
 
 HALVES = (torch.float16, torch.bfloat16)
 MULTIPLIED = {torch.bfloat16} if torch.cpu._is_avx512_bf16_supported() else set()  # types of 16 bits, by a processor
@@ -125,10 +127,6 @@ def has_open_sizes(call: Call) -> bool:
 
 def refusal(call: Call) -> str | None:
     """Why the kernel would not give the answer, or ``None``."""
-    if (change := score_change(call)) is not None:
-        return f"has no {change}"
-    if call.dropout is not None and call.dropout.rate:
-        return "drops weights by a generator of its own (line 11)"
     if getattr(forward_ad, "_current_level", -1) >= 0:  # which no public function tells
         return "is not differentiated in forward mode"
     of_mask = _refusal_of_mask(call, decides_at_run_time(call))
@@ -143,9 +141,11 @@ def _refusal_of_mask(call: Call, later: bool) -> str | None:
         isinstance(query_start, int) and isinstance(key_start, int) and query_start == key_start == 0
     ):
         return "counts positions from 0 (line 3)"
-    is_later = later or (is_on_accelerator(call.query) and type(call.mask) is KeyLengths)
-    lengths_later = is_later and call.bias is None and type(causal_part(call.mask)[1]) is KeyLengths
-    offset_later = type(call.mask) is Causal and call.bias is None and later and is_on_host(call.query)
+    band = bounds_of(call.mask)
+    is_later = later or (is_on_accelerator(call.query) and band.ends == (None, None))
+    lengths_later = is_later and call.bias is None and is_of_lengths(call.mask)
+    is_causal = band.is_exact and band.ends[0] is None and band.ends[1] is not None and not band.has_stop
+    offset_later = is_causal and call.bias is None and later and is_on_host(call.query)
     if not (has_array_or_flag or lengths_later or offset_later or as_array or has_key_lengths(call)):
         return "would need this mask as an array of all M x N (line 2)"
     return None
@@ -175,12 +175,12 @@ def _refusal_of_values(call: Call) -> str | None:
 
 def may_leak(call: Call) -> bool:
     """Whether the kernel computes with something that is masked, and not assumed to be finite."""
-    mask: Any = call.mask
+    band = bounds_of(call.mask)
     if call.assume_finite:
         return False
-    if call.bias is not None or type(mask) is not KeyLengths:
-        return call.bias is not None or mask is not None
-    return not _can_read(mask.lengths)
+    if call.bias is not None or band.ends != (None, None) or not is_of_lengths(call.mask):
+        return call.bias is not None or call.mask is not None
+    return not _can_read(band.stop)
 
 
 def as_looked_at(call: Call) -> Call:
@@ -202,10 +202,13 @@ def decides_at_run_time(call: Call) -> bool:
 
 def has_key_lengths(call: Call) -> bool:
     """Whether the mask says how many keys there are, in numbers that can be read, and perhaps is causal: no more."""
-    _, mask = causal_part(call.mask)
-    if type(mask) is not KeyLengths or call.bias is not None:
-        return False
-    return _can_read(mask.lengths)
+    return call.bias is None and is_of_lengths(call.mask) and _can_read(bounds_of(call.mask).stop)
+
+
+def is_of_lengths(mask: Any) -> bool:
+    """Whether a mask says how many keys there are, and perhaps is causal: no more."""
+    band = bounds_of(mask)
+    return band.is_plain and band.has_stop and band.ends in ((None, None), (None, 0))
 
 
 def _can_read(lengths: Any) -> bool:
@@ -230,9 +233,8 @@ def _fits_as_array(call: Call) -> bool:
 
 def _is_rule_of_positions(mask: Any) -> bool:
     """Whether a rule is one of samples and positions, alike for all heads."""
-    if isinstance(mask, And | Or):
-        return _is_rule_of_positions(mask.first) and _is_rule_of_positions(mask.second)
-    return type(mask) in (Causal, KeyLengths, Segments, SlidingWindow)
+    treedef = flatten(mask, [])
+    return not may_count(treedef) and all(leaf.axes < 3 for leaf in leaves(treedef))
 
 
 def ranges_apart(call: Call) -> list[Any] | None:
@@ -256,13 +258,6 @@ def ranges_apart(call: Call) -> list[Any] | None:
 def is_short(call: Call) -> bool:
     """Whether queries are few next to keys."""
     return not has_open_sizes(call) and bool(2 * call.query.numel() <= call.key.numel())
-
-
-def causal_part(mask: Any) -> tuple[Mask | None, Any]:
-    """A mask as its causal half, ``None`` if it has none, and the other half."""
-    if not isinstance(mask, And) or not (is_top_left_causal(mask.first) or is_top_left_causal(mask.second)):
-        return None, mask
-    return (mask.first, mask.second) if is_top_left_causal(mask.first) else (mask.second, mask.first)
 
 
 def all_finite(call: Call) -> bool:

@@ -33,7 +33,7 @@ def _attended_by(mask: Any, call: Call) -> Any:
     if isinstance(mask, torch.Tensor):
         return mask.any(dim=-2, keepdim=True) if mask.dim() > 1 else mask
     rows, columns = call.query.shape[-2], call.key.shape[-2]
-    ranges = key_ranges(call._replace(mask=mask)) if mask.is_relative() else None
+    ranges = key_ranges(call._replace(mask=mask)) if mask.bounds().is_relative else None
     if ranges is not None and all(each.first <= 0 and each.stop >= columns for each in ranges):
         return True
     start, device = call.starts[0], call.query.device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from attention_core.backend import Call, Kernel, Verdict, is_top_left_causal
+from attention_core.backend import Call, Kernel, Takes, Verdict, is_top_left_causal
 from attention_core.masks import Mask
 from attention_torch import guarded, guards, sdpa
 from attention_torch.flex import FlexAttention
@@ -18,6 +18,7 @@ class ScaledDotProduct(Kernel):
     """`torch.nn.functional.scaled_dot_product_attention`."""
 
     name = "torch.nn.functional.scaled_dot_product_attention"
+    takes = Takes(options=("bias",), masks=("any",))
     attend_to_piece = staticmethod(guarded.attend_to_piece)
     piece_gradients = staticmethod(guarded.piece_gradients)
 
@@ -35,7 +36,7 @@ class ScaledDotProduct(Kernel):
             guards.check_local(call.query)
         call = guards.as_looked_at(call)
         slower = guards.slower(call) or self._slower_than_flex(call)
-        return Verdict(guards.refusal(call), slower is None, slower)
+        return Verdict(self.takes.refusal(call) or guards.refusal(call), slower is None, slower)
 
     def lasts(self, call: Call) -> bool:
         """Whether the verdict is that of all calls of this signature, outside of modes of PyTorch."""

@@ -10,14 +10,16 @@ import torch
 from attention_core.backend import (
     Call,
     KeyCut,
+    bounds_of,
     find_cut,
     is_top_left_causal,
     key_ranges,
     masked_columns,
     remember,
+    rule_of,
     sample_cuts,
 )
-from attention_core.masks import KeyLengths, Mask, flatten
+from attention_core.masks import Band, Mask, flatten
 from attention_torch import guards, sdpa
 
 ALL = slice(None)
@@ -42,8 +44,8 @@ def parts_of(call: Call, cuts: list[KeyCut] | None = None) -> list[Part] | None:
         if isinstance(mask, Mask) and not guards.fits_mask(call):
             return None
         cuts = cuts_of(call)
-    flag = next((cut.mask for cut in cuts if is_top_left_causal(cut.mask)), call.mask)
-    arrays = sdpa.kernel_arrays(call if flag is call.mask else call._replace(mask=flag))
+    flags = [is_top_left_causal(cut.mask) for cut in cuts]
+    arrays = sdpa.kernel_arrays(call, is_causal=any(flags))
     query, key, _ = arrays
     parts = []
     samples = [x.split(1) for x in arrays] if len(cuts) > 1 else []  # whose gradients are joined at once
@@ -59,7 +61,7 @@ def parts_of(call: Call, cuts: list[KeyCut] | None = None) -> list[Part] | None:
         if call.bias is not None:
             added = sdpa.with_axes_of(query, call, call.bias)
         elif cut.mask is not None:
-            is_causal = is_top_left_causal(cut.mask) and guards.counts_from_0(cut.starts)
+            is_causal = flags[index] and guards.counts_from_0(cut.starts)
             added = None if is_causal else _added_to_scores(_of_part(call, at, keys, cut), arrays[0])
         parts.append(Part(at, keys, arrays, added, is_causal))
     return parts
@@ -76,11 +78,12 @@ def cuts_of(call: Call) -> list[KeyCut]:
     whole, mask = KeyCut(0, call.key.shape[-2], call.mask, call.starts), call.mask
     if call.bias is not None or not guards.is_rule_without_flag(mask):
         return [whole]
-    causal, lengths = guards.causal_part(mask)
-    if type(lengths) is KeyLengths:
-        ranges = key_ranges(call._replace(mask=lengths))
+    if guards.is_of_lengths(mask):
+        band = bounds_of(mask)
+        ranges = key_ranges(call._replace(mask=rule_of(Band(stop=band.stop, is_exact=True))))
         if ranges is not None and (all(each == ranges[0] for each in ranges) or not guards.is_short(call)):
             ranges = ranges[:1] if all(each == ranges[0] for each in ranges) else ranges
+            causal = rule_of(Band(high=band.high, is_exact=True))
             return [KeyCut(each.first, each.stop, causal, (0, 0)) for each in ranges]
     apart = guards.ranges_apart(call)
     if apart is not None:
@@ -113,7 +116,7 @@ def _added_to_scores(call: Call, query: torch.Tensor) -> torch.Tensor:
 
     What a rule of numbers adds is the same in all layers of a model, and kept for the next of them.
     """
-    if not (isinstance(call.mask, Mask) and call.mask.is_relative()):
+    if not bounds_of(call.mask).is_relative:
         return _added(call, query)
     dims = call.query.shape[:-1], query.shape[:-1], call.key.shape[-2]
     key = flatten(call.mask, []), dims, call.starts, query.dtype

@@ -112,8 +112,8 @@ def kernel_output(call: Call) -> torch.Tensor:
         if output is not None:
             return output
     call = scaled(call)
-    query, key, value = kernel_arrays(call)
     is_causal, mask = kernel_mask(call)
+    query, key, value = kernel_arrays(call, is_causal=is_causal)
     if mask is not None:
         mask = with_axes_of(query, call, mask)
         mask = mask if mask.dtype == torch.bool else shifted(mask, call)
@@ -190,14 +190,14 @@ def row_shift(bias: torch.Tensor) -> torch.Tensor:
     return torch.where((top.abs() > MAX_PLAIN_BIAS) & top.isfinite(), top, 0.0)
 
 
-def kernel_arrays(call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def kernel_arrays(call: Call, *, is_causal: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Query, key and value of a call as the kernel takes them, with one axis for the batch."""
     query, key, value = map(with_unit_stride, call[:3]) if is_on_host(call.query) else call[:3]
     if query.dim() != 4:
         batch = math.prod(query.shape[:-3])
         query, key, value = (x.reshape(batch, *x.shape[-3:]) for x in (query, key, value))
     group = group_size(query, key, call.xp)
-    is_causal = call.bias is None and is_top_left_causal(call.mask)
+    is_causal = is_causal and call.bias is None
     has_flag = is_causal or (call.mask is None and call.bias is None)
     if group == 1 or (query.is_cuda and query.dtype in HALVES and has_flag):  # which shares key heads on a GPU
         return query, key, value

@@ -60,7 +60,7 @@ ADAPTER = """
 import abacus
 import numpy as np
 from attention_core import backend as core
-from attention_core.backend import Verdict, cast_to, default_scale, group_size, is_top_left_causal, repeat_kv, upcast
+from attention_core.backend import cast_to, default_scale, group_size, repeat_kv, upcast
 
 def mapped(function, tree):
     if isinstance(tree, dict):
@@ -74,17 +74,16 @@ class Kernel(core.Kernel):
     name = "abacus.attention"
     attended = 0
 
-    def judge(self, call):
-        for option in ("bias", "softcap", "score_mod", "dropout"):
-            if getattr(call, option) is not None:
-                return Verdict(f"has no {option}")
-        if not (call.mask is None or is_top_left_causal(call.mask)) or call.starts != (0, 0):
-            return Verdict("knows no mask but a causal one")
+    takes = core.Takes(masks=("causal",))
+
+    def refusal(self, call):
+        if call.starts != (0, 0):
+            return "counts positions from 0"
         if call.key.size == 0:
-            return Verdict("needs a key")
+            return "needs a key"
         if not all(np.isfinite(x.data).all() for x in (call.query, call.key, call.value)):
-            return Verdict("lets NaN behind a mask through")
-        return Verdict(None)
+            return "lets NaN behind a mask through"
+        return None
 
     def attend(self, call):
         Kernel.attended += 1

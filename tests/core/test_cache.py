@@ -255,11 +255,11 @@ NONE = np.zeros((), dtype=np.int32)
     ("cache", "key", "value", "options", "error", "message"),
     [
         (KeyValueCache(K[0, 0], V, NONE), K, V, {}, ValueError, r"expected cache.key \(..., G, C, D\); got \(8, 4\)"),
-        (KeyValueCache(K, V[:, :, :3], NONE), K, V, {}, ValueError, r"expected value \(2, 3, 8, E\) to match key"),
+        (KeyValueCache(K, V[:, :, :3], NONE), K, V, {}, ValueError, r"expected cache.value \(2, 3, 8, E\) to match cache.key"),
         (KeyValueCache(K, V, np.zeros(())), K, V, {}, TypeError, "expected cache.length of an integer dtype"),
         (KeyValueCache(K, V, np.zeros(3, int)), K, V, {}, ValueError, r"expected cache.length \(\) or \(2\); got \(3,\)"),
         (KeyValueCache(K, V, NONE), K.astype("float32"), V, {}, TypeError, "expected key of dtype float64 to match cache"),
-        (KeyValueCache(K, V, NONE), K[:, :, :3], V[:, :, :2], {}, ValueError, r"expected value \(..., 3, \*\) to match key"),
+        (KeyValueCache(K, V, NONE), K[:, :, :3], V[:, :, :2], {}, ValueError, r"expected value \(2, 3, 3, 7\) to match cache.value"),
         (KeyValueCache(K, V, NONE), np.concatenate([K, K], -2), np.concatenate([V, V], -2), {}, ValueError, "expected room for 16 more positions in a cache of 8; got 0 filled"),
         (KeyValueCache(K, V, NONE), K, V, {"num_new": np.ones(2, int)}, ValueError, r"expected num_new to broadcast to \(\); got \(2,\)"),
         (KeyValueCache(K, V, np.zeros(2, int)), K[:, :, :3], V[:, :, :3], {"num_new": np.asarray([1, 4])}, ValueError, r"expected num_new in 0..3; got 4"),

@@ -208,7 +208,7 @@ def test_wrong_inputs_and_heads_are_named(parameters, inputs, rng, put):
         (lambda: ac.multi_head_attention(p, q, k, v, num_heads=H, num_key_value_heads=3), ValueError, "expected num_key_value_heads that divide num_heads 4; got 3"),
         (lambda: ac.multi_head_attention(p, q, k, v, num_heads=2.0), TypeError, "expected num_heads as a positive integer; got float"),
         (lambda: ac.multi_head_attention(p, q, k, v, num_heads=2, num_key_value_heads=2), ValueError, "expected key heads of width 6 to match query heads; got 3"),
-        (lambda: ac.multi_head_attention(p, put(inputs[0][:1]), k, v, **heads), ValueError, r"expected key with the leading axes of query \(1, 6, 10\); got \(2, 7, 8\)"),
+        (lambda: ac.multi_head_attention(p, put(inputs[0][:1]), k, v, **heads), ValueError, r"expected key \(1, N, K\) to match query \(1, 6, 10\); got \(2, 7, 8\)"),
         (lambda: ac.multi_head_attention(put(parameters._replace(output=Linear(np.ones((19, C))))), q, k, v, **heads), ValueError, r"expected output projection.weight \(20, out\)"),
         (lambda: ac.multi_head_attention(put(parameters._replace(output=Linear(np.ones((20, C)), np.ones(3)))), q, k, v, **heads), ValueError, r"expected output projection.bias \(10,\)"),
         (lambda: ac.multi_head_attention(None, q, k, v, **heads), TypeError, r"expected attention as MultiHeadAttention\(query, key, value, output\); got NoneType"),

@@ -205,10 +205,10 @@ def test_wrong_parameters_are_named(rng, put):
         (lambda: ac.functions.embed_tokens(put(e), put(ones((1, 2)))), TypeError, "expected token_ids of an integer dtype; got float64"),
         (lambda: ac.functions.embed_tokens(put(e), ids, position_ids=put(np.array([0, 7]))), ValueError, "expected position_ids in 0..6; got 7"),
         (lambda: ac.functions.embed_tokens(put(e), ids, segment_ids=put(np.array([0, 3]))), ValueError, "expected segment_ids in 0..2; got 3"),
-        (lambda: ac.functions.embed_tokens(put(e), ids, segment_ids=put(np.array([0, 1, 2]))), ValueError, r"expected segment_ids to broadcast to token_ids \(1, 2\); got \(3,\)"),
+        (lambda: ac.functions.embed_tokens(put(e), ids, segment_ids=put(np.array([0, 1, 2]))), ValueError, r"expected segment_ids to broadcast to \(1, 2\); got \(3,\)"),
         (lambda: ac.functions.embed_tokens(put(e), put(np.zeros((1, 8), dtype=int))), ValueError, "expected at most 7 tokens, the positions there are; got 8"),
         (lambda: ac.functions.embed_tokens(put(Embeddings(e.token, e.position)), ids, segment_ids=ids), ValueError, "expected no segment_ids without a table"),
-        (lambda: ac.functions.embed_tokens(put(Embeddings(e.token, ones((7, 3)))), ids), ValueError, r"expected position \(entries, 4\) to match token; got \(7, 3\)"),
+        (lambda: ac.functions.embed_tokens(put(Embeddings(e.token, ones((7, 3)))), ids), ValueError, r"expected position \(positions, 4\) to match token \(11, 4\); got \(7, 3\)"),
         (lambda: ac.functions.embed_tokens(put(e._replace(norm=LayerNorm(ones(3), ones(4)))), ids), ValueError, r"expected norm.scale \(4,\)"),
     ):  # fmt: skip
         with pytest.raises(error, match=message):

@@ -10,7 +10,7 @@ import attention_core as ac
 from attention_core._attention.call import score_positions
 from attention_core._attention.scores import allowed_by
 from attention_core.masks import Given, Spans, is_top_left_causal
-from attention_core.masks._mask import LIMIT, Band
+from attention_core.masks._band import LIMIT, Band
 from attention_core.masks._rules import rule_of
 
 M, N = 5, 7
@@ -28,6 +28,7 @@ RULES = {
     "lengths": (ac.KeyLengths(3), np.broadcast_to(J < 3, (M, N))),
     "no keys": (ac.KeyLengths(0), np.zeros((M, N), dtype=bool)),
     "and": (ac.Causal(offset=1) & ac.SlidingWindow(left=1), (J <= I + 1) & (J >= I - 1)),
+    "both lengths": (ac.KeyLengths(3) & ac.KeyLengths(5), np.broadcast_to(J < 3, (M, N))),
     "or": (ac.Causal(offset=-1) | ac.KeyLengths(2), (J <= I - 1) | (J < 2)),
     "not": (~ac.Causal(), J > I),
     "nested": (~(ac.Causal() & ~ac.KeyLengths(1)), ~((J <= I) & (J >= 1))),
@@ -61,7 +62,7 @@ def test_masks_that_small_calls_keep_are_not_confused(put, get, rng):
 def test_what_a_rule_allows_is_within_its_band(name, get, xp):
     """All of it, where the band is exact; and that of a window is no wider than the window."""
     rule, expected = RULES[name]
-    band = rule.bands()[0]
+    band = rule.bounds().numbers()[0]
     distance = np.broadcast_to(J - I, (M, N))
     within = (band.low <= distance) & (distance <= band.high) & (band.stop > J)
     allowed = np.broadcast_to(expected, (M, N))
@@ -69,9 +70,16 @@ def test_what_a_rule_allows_is_within_its_band(name, get, xp):
     assert not band.is_exact or (within == allowed).all()
     narrow = {"window": (-1, 2), "window offset": (3, 4), "and": (-1, 1), "causal": (-LIMIT, 0)}
     assert band[:2] == narrow.get(name, band[:2])
+    assert band.stop == 3 or name != "both lengths"
     assert band.is_exact or name not in narrow
     again = rule_of(band)
     assert again is None or (get(again.to_array(M, N, xp=xp)) == within).all()
+
+
+def test_two_arrays_for_one_bound_are_no_exact_band(put):
+    first, second = (put(np.asarray(each)) for each in ([1, 4], [3, 2]))
+    for rule in (ac.KeyLengths(first) & ac.KeyLengths(second), ac.Causal(offset=first) & ac.Causal(offset=second)):
+        assert not any(band.is_exact for band in rule.bounds().numbers((2,)))
 
 
 class Even(ac.masks.Mask):
@@ -80,8 +88,8 @@ class Even(ac.masks.Mask):
     def allowed(self, at, /, *, xp):
         return xp.logical_and(at.key <= at.query, xp.equal(xp.remainder(at.key, 2), 0))
 
-    def bands(self, leading=None, /):
-        return [Band(high=0)]
+    def bounds(self):
+        return Band(high=0)
 
 
 def test_bounds_are_not_the_rule_unless_it_says_so(put, get, rng):
@@ -89,8 +97,8 @@ def test_bounds_are_not_the_rule_unless_it_says_so(put, get, rng):
     allowed = put(np.broadcast_to((J <= I) & (J % 2 == 0), (M, N)))
     found, expected = (get(ac.scaled_dot_product_attention(query, key, value, mask=each)) for each in (Even(), allowed))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
-    assert not Even().is_relative()
-    assert not (Even() & ac.Causal()).is_relative()
+    assert not Even().bounds().is_relative
+    assert not (Even() & ac.Causal()).bounds().is_relative
 
 
 @pytest.mark.parametrize("implementation", ["auto", "blockwise"])
@@ -101,7 +109,7 @@ def test_a_derived_rule_is_what_it_allows_and_not_its_base(name, implementation,
         "offset": ac.Causal(offset=6),  # all pairs, which its blocks would say
         "window": ac.SlidingWindow(left=3, right=1),
         "lengths": ac.KeyLengths(2),
-        "segments": ac.Segments(put(np.zeros(M, int)), put(np.arange(N) // 4)),
+        "segments": ac.Segments(put(np.zeros(M, int)), put(np.zeros(N, int))),
     }
     base = type(rules[name])
 
@@ -111,7 +119,7 @@ def test_a_derived_rule_is_what_it_allows_and_not_its_base(name, implementation,
 
     rule = EvenSums(**vars(rules[name]))
     query, key, value = (put(rng.standard_normal((1, 1, rows, 4))) for rows in (M, N, N))
-    allowed = put((rules[name].to_array(M, N, xp=np) if name != "segments" else J // 4 == 0 * I) & ((I + J) % 2 == 0))
+    allowed = put((rules[name].to_array(M, N, xp=np) if name != "segments" else 0 * I == 0 * J) & ((I + J) % 2 == 0))
     found = ac.scaled_dot_product_attention(query, key, value, mask=rule, implementation=implementation)
     expected = ac.scaled_dot_product_attention(query, key, value, mask=allowed, implementation="dense")
     np.testing.assert_allclose(get(found), get(expected), rtol=0, atol=1e-6)
@@ -287,7 +295,7 @@ def test_conventions_come_in_by_name(put, get):
         (lambda put: ac.masks.mask_from_integers(put(np.ones(3))), TypeError, "expected mask of an integer dtype; got float64"),
         (lambda put: ac.masks.mask_from_additive(put(np.zeros(3)), threshold=0.5), ValueError, "expected threshold < 0; got 0.5"),
         (lambda put: ac.masks.mask_from_additive(put(np.ones(3)), threshold="a"), TypeError, "expected threshold as a number; got str"),
-        (lambda put: ac.masks.mask_from_query_key(*put([np.ones((2, 3), dtype=bool), np.ones((1, 3), dtype=bool)])), ValueError, r"expected key_mask with the leading axes of query_mask \(2, 3\); got \(1, 3\)"),
+        (lambda put: ac.masks.mask_from_query_key(*put([np.ones((2, 3), dtype=bool), np.ones((1, 3), dtype=bool)])), ValueError, r"expected key_mask \(2, N\) to match query_mask \(2, 3\); got \(1, 3\)"),
         (lambda put: ac.Segments(put(np.zeros(3, dtype=np.int32)), put(np.zeros(3, dtype=np.int8))), TypeError, "expected key_ids of dtype int32 to match query_ids; got int8"),
         (lambda put: ac.Segments(put(np.zeros((2, M), dtype=int)), put(np.zeros((3, N), dtype=int))), ValueError, r"expected key_ids of the batch of query_ids \(2, 5\); got \(3, 7\)"),
         (lambda put: ac.masks.mask_from_additive(put(np.zeros(3)), threshold=put(np.asarray(-5.0))), TypeError, r"expected threshold as a number; got \w+$"),
@@ -329,8 +337,8 @@ def test_arrays_of_a_rule_fit_the_array_that_is_made_of_it(put, xp):
 
 def test_only_a_causal_mask_without_offset_is_top_left_causal(xp):
     rule = ac.Causal()
-    others = (ac.Causal(offset=1), ac.Causal(offset=xp.asarray(0)), ~rule, rule & rule, ac.SlidingWindow(right=0), None)
-    assert is_top_left_causal(rule)
+    others = (ac.Causal(offset=1), ac.Causal(offset=xp.asarray(0)), ~rule, ac.SlidingWindow(left=9, right=0), None)
+    assert all(map(is_top_left_causal, (rule, rule & rule, ac.SlidingWindow(right=0))))
     assert not any(map(is_top_left_causal, others))
 
 

@@ -9,7 +9,7 @@ import shard_helpers
 import attention_core as ac
 from attention_core._attention.shards.ring import hops_of
 from attention_core._attention.shards.splits import SPLITS
-from attention_core.masks._mask import Band
+from attention_core.masks._band import Band
 
 pytestmark = pytest.mark.needs(lambda backend: backend.name in ("torch", "numpy"))
 

@@ -22,7 +22,6 @@ RULES = {  # of four samples, for so many queries
     "windows": lambda rows: ac.SlidingWindow(left=9, right=0, offset=LENGTHS),
     "cache": lambda rows: And(ac.Causal(offset=LENGTHS), ac.KeyLengths(LENGTHS + rows)),
     "one window and lengths": lambda rows: And(ac.SlidingWindow(left=99, offset=150), ac.KeyLengths(LENGTHS)),
-    "either, of which one holds the other": lambda rows: Or(ac.KeyLengths(5), ac.KeyLengths(LENGTHS)),
 }
 
 
@@ -96,6 +95,7 @@ def test_samples_one_by_one_are_the_batch(name, rows, dtype, calls, rng):
         {"mask": ac.KeyLengths(np.full(4, 50))},
         {"mask": ac.KeyLengths(LENGTHS) & ~ac.Causal(offset=-3)},
         {"mask": Or(ac.Causal(offset=3), ac.KeyLengths(LENGTHS))},
+        {"mask": Or(ac.KeyLengths(5), ac.KeyLengths(LENGTHS))},
         {"mask": ac.KeyLengths(LENGTHS), "bias": np.zeros(COLUMNS)},
         {"mask": ac.KeyLengths(LENGTHS), "dropout": ac.Dropout(0.2, 1)},
         {"mask": ac.KeyLengths(LENGTHS), "score_mod": alibi(H)},

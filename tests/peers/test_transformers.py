@@ -304,7 +304,7 @@ def test_a_static_cache_is_read_as_far_as_it_is_filled(adapter, monkeypatch):
     options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "disable_compile": True}
     options["cache_implementation"] = "static"
     masks, _ = masks_of(adapter, monkeypatch, model, model.generate, **inputs, **options)
-    ranges = [mask.bands((2,))[0].high + 1 for mask in masks[2:6:2]]  # of one query, at position 0
+    ranges = [mask.bounds().numbers((2,))[0].high + 1 for mask in masks[2:6:2]]  # of one query, at position 0
     assert ranges == [12, 13]  # of 15 keys, after 11 of the prompt
 
 

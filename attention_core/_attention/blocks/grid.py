@@ -12,6 +12,7 @@ from attention_core._attention.blocks.plan import Operands, Plan
 from attention_core._attention.call import apply_dropout, counted_from, flatten_group, is_listed
 from attention_core._backend import Backend, Loops, runs_at_once
 from attention_core.masks import Positions, Spans, unflatten
+from attention_core.masks._mask import bounds_of
 from attention_core.masks._tree import leaves
 from attention_core.random import Dropout
 
@@ -256,7 +257,7 @@ def make_grid(plan: Plan, operands: Operands, backend: Backend) -> Grid:
         fill = tuple(count * size - length for count, size, length in zip(counts, sizes, lengths, strict=True))
         padded = not (isinstance(fill[1], int) and fill[1] == 0)
         operands = _pad_operands(operands, fill, xp)
-    relative = plan.mask is not None and unflatten(plan.mask, operands.mask).is_relative()
+    relative = plan.mask is not None and bounds_of(unflatten(plan.mask, operands.mask)).is_relative
     relative = relative and not any(map(is_listed, operands[6:8]))
     repeats = max(sizes) % max(min(sizes), 1) == 0  # else hardly any distance occurs twice
     at_once, num_heads = runs_at_once(operands.query), 1 if plan.per_head else num_kv_heads

@@ -18,7 +18,8 @@ from attention_core._attention.call import Call, score_change
 from attention_core._attention.parts import keys_of
 from attention_core._backend import Backend
 from attention_core.masks import Mask, Positions, unflatten
-from attention_core.masks._mask import ALL, band_of
+from attention_core.masks._band import ALL
+from attention_core.masks._mask import band_of
 
 MAX_CHUNKS = 16  # each is a part of the program
 MAX_SCORE_BYTES = 2**27  # of the scores of all chunks, which a library may compute side by side
@@ -51,7 +52,7 @@ def _chunks(mask: Mask, arrays: Arrays, starts: tuple[Any, ...], backend: Backen
     min_queries = backend.tuning.query_chunk
     query, key, value = arrays
     sizes = (*query.shape, *key.shape, *value.shape, *starts)
-    if not min_queries or not all(isinstance(size, int) for size in sizes) or not mask.is_relative():
+    if not min_queries or not all(isinstance(size, int) for size in sizes) or not mask.bounds().is_relative:
         return []
     band = band_of(mask)
     if band == ALL:

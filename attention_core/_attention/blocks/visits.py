@@ -10,7 +10,8 @@ from attention_core._arrays import Array, on_device_of, positions
 from attention_core._attention.blocks.grid import Grid, is_broadcast
 from attention_core._backend import is_concrete, is_on_host
 from attention_core.masks import unflatten
-from attention_core.masks._mask import UNKNOWN, band_of
+from attention_core.masks._band import UNKNOWN
+from attention_core.masks._mask import band_of
 from attention_core.masks._tree import classes, is_of_users
 
 

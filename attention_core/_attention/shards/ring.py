@@ -30,7 +30,8 @@ from attention_core._attention.softmax import merge_pieces
 from attention_core._attention.ways import taken_way
 from attention_core._backend import Backend, Operation, register
 from attention_core.masks import unflatten
-from attention_core.masks._mask import ALL, LIMIT, Band, band_of
+from attention_core.masks._band import LIMIT, Band
+from attention_core.masks._mask import band_of
 from attention_core.masks._rules import rule_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -154,7 +155,7 @@ class Ring(NamedTuple):
 
 def _ring(plan: RingPlan, arrays: Arrays, backend: Any) -> Ring:
     operands, count = unpack_operands(plan.plan, arrays), SPLITS[plan.split]
-    band = ALL if plan.plan.mask is None else band_of(unflatten(plan.plan.mask, operands.mask))
+    band = band_of(unflatten(plan.plan.mask, operands.mask))
     rows = operands.query.shape[-2] // count, operands.key.shape[-2] // count
     return Ring(plan, operands, backend, backend.collectives.rank(plan.group), band, count, rows)
 

@@ -10,7 +10,8 @@ from attention_core._arrays import Array, Namespace, clipped, on_device_of
 from attention_core._attention.shards.splits import Place, own_heads
 from attention_core._backend import array_namespace, register
 from attention_core.masks import Mask, Positions, Spans, flatten, unflatten
-from attention_core.masks._mask import ALL, LIMIT, Band, as_mask, logical_and
+from attention_core.masks._band import LIMIT, Band, intersection
+from attention_core.masks._mask import as_mask, bounds_of, logical_and
 from attention_core.masks._tree import classes, is_of_users, leaves, may_count
 from attention_core.random import Dropout, seed_words
 from attention_core.scores import ScoreMod
@@ -51,9 +52,8 @@ class Within(Mask):
         other_some, other_every = self.mask.blocks(*known, xp=xp)
         return logical_and(some, other_some, xp), logical_and(every, other_every, xp)
 
-    def bands(self, leading: tuple[int, ...] | None = None, /) -> list[Band]:
-        bands = [ALL] if self.mask is None else self.mask.bands(leading)
-        return [band._replace(stop=min(band.stop, self.keys), is_exact=False) for band in bands]
+    def bounds(self) -> Band:
+        return intersection(bounds_of(self.mask), Band(stop=self.keys))
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +70,8 @@ class HeadsFrom(Mask):
     def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
         return self.mask.blocks(query, key, xp=xp)
 
-    def bands(self, leading: tuple[int, ...] | None = None, /) -> list[Band]:
-        return [band._replace(is_exact=False) for band in self.mask.bands(leading)]
+    def bounds(self) -> Band:
+        return self.mask.bounds()._replace(is_exact=False)
 
 
 @dataclass(frozen=True)

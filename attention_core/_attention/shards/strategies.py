@@ -30,7 +30,8 @@ from attention_core._attention.shards.splits import Place, cut, own, own_heads, 
 from attention_core._attention.ways import dense_advantage, run_call, with_sinks
 from attention_core._backend import Verdict, is_on_host
 from attention_core.masks import Mask
-from attention_core.masks._mask import LIMIT, band_of
+from attention_core.masks._band import LIMIT
+from attention_core.masks._mask import band_of
 from attention_core.masks._rules import rule_of
 from attention_core.scores import ScoreMod
 
@@ -400,7 +401,7 @@ def _from_start(call: Call, start: Any) -> Call:
     if call.mask is None and is_free:
         return call
     is_free = is_free and isinstance(start, int) and isinstance(call.mask, Mask)
-    if is_free and len(call.mask.bands()) == 1 and (band := band_of(call.mask)).is_exact:  # type: ignore[union-attr]
+    if is_free and (band := band_of(call.mask)).is_exact:
         return call._replace(mask=rule_of(moved(band, start, 0)))
     return call._replace(starts=(start, 0))
 

@@ -198,13 +198,17 @@ def test_each_refusal_says_why(jax, backend, put, rng, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     for inputs, options, reason in (
         (arrays, {}, None),
-        ([x.astype("float32") for x in arrays], {}, "computes in 16 bits only"),
+        ([x.astype("float32") for x in arrays], {}, "computes in float16 or bfloat16 alone"),
         (arrays, {"softcap": 2.0}, "has no softcap"),
         (arrays, {"score_mod": ac.scores.alibi(H)}, "has no score_mod"),
         (arrays, {"dropout": ac.Dropout(0.5, 3)}, "drops no weights"),
-        (arrays, {"mask": ac.Causal(offset=1)}, "averages all values"),
-        (arrays, {"mask": ac.SlidingWindow(left=3)}, "averages all values"),
-        (arrays, {"mask": ac.SlidingWindow(left=3, right=0) & ac.KeyLengths(3)}, "averages all values"),
+        (arrays, {"mask": ac.Causal(offset=1)}, "takes no mask of the kind rule"),
+        (arrays, {"mask": ac.SlidingWindow(left=3)}, "takes no mask of the kind rule"),
+        (
+            arrays,
+            {"mask": ac.SlidingWindow(left=3, right=0) & ac.KeyLengths(3)},
+            "is not known to count windows and lengths",
+        ),
         ((query[:, :, :4], key, value), {"mask": ac.SlidingWindow(left=3, right=0)}, "is not known to count windows"),
         (arrays, {"starts": (1, 0)}, "counts positions from 0"),
         ((query, key, value[..., :8]), {}, "takes keys and values of one width"),

@@ -107,7 +107,7 @@ def refused(torch, arrays, put):
         ((query, key, value), {}, None),
         ((query, key, value), {"mask": ac.Causal()}, None),
         ([x.half() for x in arrays], {"softcap": 2.0}, None),
-        ([x.double() for x in arrays], {}, "computes in at most 32 bits"),
+        ([x.double() for x in arrays], {}, "computes in float16 or bfloat16 or float32 alone"),
         ([query[..., :8], key[..., :8], value], {}, "takes heads of a width"),
         ((query, key * math.nan, value), {"mask": ac.Causal()}, "lets masked keys leak"),
         ((query, key, value), {"dropout": ac.Dropout(0.5, 3)}, "drops no weights"),

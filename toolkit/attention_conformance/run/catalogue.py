@@ -42,7 +42,7 @@ def subject_cases(
     written = [shape for shape in map(shape_of, patterns or OF_OTHERS) if shape is not None]
     globs = [each for each in patterns if shape_of(each) is None]
     listed = matching((*SUBJECT_CASES, *shapes(subject, seed)), globs) if globs or not patterns else []
-    return [case for case in dict.fromkeys([*map(case_of, written), *listed]) if is_asked(profile, case)]
+    return [case for case in dict.fromkeys([*listed, *map(case_of, written)]) if is_asked(profile, case)]
 
 
 def shapes(subject: Subject | None = None, seed: int = 0) -> list[Case]:
