@@ -80,7 +80,7 @@ OF_PROPERTIES = {
 """The setting of a shape that shows a property of a named case."""
 
 MOST_SCORES, MOST_NUMBERS = 270_000, 1_100_000
-"""Scores of a call, and numbers of its keys; of types of 16 bits half as many, as some processors have no products."""
+"""Scores of a call, and numbers of its keys; of types of 16 bits a fifth, as some processors have no products."""
 
 SCORE = 100.0
 """The score that is added to all where they are high: its exponential overflows."""
@@ -217,7 +217,7 @@ def case_of(shape: Shape) -> Case:
 @functools.cache
 def drawn(seed: int = 0) -> tuple[tuple[Shape, bool], ...]:
     """The shapes of a seed, each with whether it is asked in a type of 16 bits."""
-    return tuple((_fitting(shape, 0.5 if narrow else 1.0), narrow) for shape, narrow in _rows(seed))
+    return tuple((_fitting(shape, 0.2 if narrow else 1.0), narrow) for shape, narrow in _rows(seed))
 
 
 def _rows(seed: int) -> Iterator[tuple[Shape, bool]]:
