@@ -57,18 +57,18 @@ SUBJECTS = {
 
 
 ROWS = {
-    "lengths that divide": "ladder-128x32-plain pair-128x128-causal ladder-64x16-causal ladder-192x64-lengths",
-    "lengths that do not": "ladder-1x16-plain ladder-13x32-causal ladder-31x80-plain ladder-65x64-causal",
-    "masks of keys": "pair-128x128-keys pair-33x33-keys ladder-127x64-lengths mask-of-keys",
-    "masks with causality": "pair-128x128-causal-keys pair-33x33-causal-keys mask-and-causal-130",
-    "masks of queries and heads": "pair-128x128-heads ladder-96x72-mask mask-of-queries mask-of-heads band-300",
-    "a bias": "pair-128x128-bias bias-130",
+    "lengths that divide": "shape-128x128-plain shape-128x128-causal shape-64x64-d16-causal shape-192x192-lengths",
+    "lengths that do not": "shape-1x1-d16-plain shape-13x13-causal shape-31x31-d80-plain shape-65x65-d64-causal",
+    "masks of keys": "shape-128x128-maskb shape-33x33-maskb shape-127x127-d64-lengths shape-70x130-h3on3-maskb",
+    "masks with causality": "shape-128x128-ragged shape-33x33-ragged shape-130x130-ragged",
+    "masks of queries and heads": "shape-128x128-maskhm shape-96x96-mask mask-of-queries shape-70x130-maskbhm band-300",
+    "a bias": "shape-128x128-bias bias-130",
     "fully masked rows": "empty-rows-130 gradient-empty-rows-130 padding-nan",
-    "grouped heads": "grouped-64 grouped-65 many-grouped-heads gradient-grouped-65",
+    "grouped heads": "shape-64x128-h4on2-plain shape-65x70-h6on2-plain shape-33x65-h6on2-causal-gradient",
     "sinks": "sinks-grouped-130 gradient-sinks-grouped-130",
-    "gradients": "gradient-ladder-64x64-plain gradient-pair-128x128-causal gradient-pair-256x256-causal",
-    "gradients, odd lengths": "gradient-ladder-5x16-plain gradient-ladder-65x32-causal gradient-pair-33x33-causal",
-    "gradients, masks": "gradient-ladder-130x64-mask gradient-pair-128x128-heads gradient-mask-and-causal-130",
+    "gradients": "shape-64x64-d64-plain-gradient shape-128x128-causal-gradient shape-256x256-causal-gradient",
+    "gradients, odd lengths": "shape-5x5-d16-plain-gradient shape-65x65-causal-gradient shape-33x33-causal-gradient",
+    "gradients, masks": "shape-130x130-mask-gradient shape-128x128-maskhm-gradient shape-130x130-ragged-gradient",
 }
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from attention_conformance.cases.bits import BITS, VARIATIONS
 from attention_conformance.run.again import script_of
 from attention_conformance.run.bits import OTHER_BITS
-from attention_conformance.run.catalogue import SUBJECT_CASES
+from attention_conformance.run.catalogue import subject_cases
 from attention_conformance.run.finding import CONVENTION, VERDICTS, WRONG, Finding, finding_from, most_telling, to_row
 from attention_conformance.run.measures import drawn, variables
 from attention_conformance.run.question import Question
@@ -30,8 +30,8 @@ from survey.rows import PROPERTIES, Row, property_of, read_remarks, remark_of
 RED = (*WRONG, "crashed", "timed out")
 """Verdicts of cells that are published only after their script has shown them."""
 
-NARROW = ("mask", "grouped-heads", "ladder-65x64-causal", "scores-above-100", "average-1100",
-          "gradient-ladder-64x64-plain")  # fmt: skip
+NARROW = ("mask", "grouped-heads", "shape-65x65-d64-causal", "scores-above-100", "average-32768",
+          "shape-64x64-d64-plain-gradient")  # fmt: skip
 """Cases in 16 bits where a compiler takes most of the time."""
 
 CALLED = ("layout", "mask", "causal", "masks and causality at once", "scale by default",
@@ -87,7 +87,7 @@ def row_of(row: Row, documents: list[dict[str, Any]], folder: Path) -> dict[str,
     subject = subject.learned({name: each for name, each in facts.items() if name != "options"})
     subject = subject.learned({"options": known.get("options")})
     groups: dict[str, list[Finding]] = {name: [] for name in PROPERTIES}
-    cases = {case.name: case for case in (*SUBJECT_CASES, *BITS)}
+    cases = {case.name: case for case in (*subject_cases(), *BITS)}
     for each in findings:
         if each.case in cases:
             groups[property_of(cases[each.case], each.dtype)].append(each)
@@ -205,13 +205,13 @@ def is_plain(finding: Finding) -> bool:
     """Whether the finding is about the output or the gradients of a single call."""
     if finding.detail.startswith(("logsumexp", "weights")):
         return False
-    cases = [each for each in SUBJECT_CASES if each.name == finding.case]
+    cases = subject_cases([finding.case])
     return any(each.measure in ("ulp", "gradient") and not each.before for each in cases)
 
 
 def reproducer(finding: Finding, subject: Subject, target: str) -> str | None:
     """The script, which exits with 1 where the result is wrong; None where its arrays are too large."""
-    (case,) = (each for each in SUBJECT_CASES if each.name == finding.case)
+    (case,) = subject_cases([finding.case])
     question = Question(subject, case, finding.dtype, seed=finding.seed)
     problem = fit(drawn(question), subject)
     names = ("query", "key", "value")

@@ -29,7 +29,7 @@ def test_the_check_writes_the_summary_and_its_files_and_ends_with_the_status(tmp
     summary, files = tmp_path / "summary.md", tmp_path / "attention-core.d"
     environment = ENVIRONMENT | {
         "TARGET": "kernel.py:attention",
-        "OPTIONS": "--case 'ladder-1x16-plain' --dtype float32 --jobs 0",
+        "OPTIONS": "--case 'shape-1x1-d16-plain' --dtype float32 --jobs 0",
         "RUNNER_TEMP": str(files),
         "GITHUB_STEP_SUMMARY": str(summary),
         "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",

@@ -68,17 +68,19 @@ def command(*arguments, **environment):
 
 
 def test_the_fault_is_told_in_words_and_conventions_are_accepted_by_name(target):
-    case = ("--case", "ladder-128x64-causal", "--case", "empty-row-mask", "--dtype", "float32")
+    case = ("--case", "shape-128x128-d64-causal", "--case", "empty-row-mask", "--dtype", "float32")
     found = in_this_process(target, *case, "--layout", "BHSD", "--seed", 3)
     assert found.exit_code == 1
-    at_once = "silently wrong: ladder-128x64-causal float32: queries from 64 on see one key of the future; output at ("
+    at_once = (
+        "silently wrong: shape-128x128-d64-causal float32: queries from 64 on see one key of the future; output at ("
+    )
     assert at_once in " ".join(found.stderr.split())
     told = " ".join(found.stdout.split())
     assert "SILENTLY WRONG queries from 64 on see one key of the future (future-key-from-64)" in told
     assert "a fully masked row gives the average of all values (mean-of-masked-row) contract, line 4" in told
     assert found.stdout.splitlines()[-1] == "1 silently wrong, 1 differs by convention"
     again = next(line for line in found.stdout.splitlines() if "the most telling again: " in line)
-    words = ["attention-core", "check", target, "--layout", "BHSD", "--case", "ladder-128x64-causal"]
+    words = ["attention-core", "check", target, "--layout", "BHSD", "--case", "shape-128x128-d64-causal"]
     assert shlex.split(again.partition("again: ")[2]) == [*words, "--dtype", "float32", "--seed", "3"]
     accepted = ("--accept", "mean-of-masked-row", "--accept", "future-key-from-64")
     assert in_this_process(target, *case, *accepted).exit_code == 0
@@ -136,7 +138,7 @@ def test_a_baseline_keeps_cause_and_error_and_another_is_no_baseline(tmp_path, m
     monkeypatch.setenv("LOW", "-inf")
     for name, case, variable, first, others in (
         ("attention", "empty-row-mask", "LOW", "-inf", {"-inf": 0, "-1e4": 1}),
-        ("more", "ladder-65x32-plain", "MORE", "1.5", {"1.6": 0, "9": 1}),
+        ("more", "shape-65x65-plain", "MORE", "1.5", {"1.6": 0, "9": 1}),
     ):
         target, cases = f"{tmp_path / 'low.py'}:{name}", ("--case", case, "--dtype", "float32")
         monkeypatch.setenv(variable, first)
@@ -185,19 +187,30 @@ def test_a_wrong_argument_is_one_line_and_status_2(arguments, words, monkeypatch
 
 
 def test_after_a_crash_and_a_hang_the_run_goes_on(target, tmp_path):
-    cases = ("--case", "ladder-[13]?x*", "--case", "scale", "--dtype", "float32")
+    cases = (
+        "--case",
+        "shape-13x13-causal",
+        "--case",
+        "shape-31x31-d80-plain",
+        "--case",
+        "shape-33x33-d96-causal",
+        "--case",
+        "scale",
+        "--dtype",
+        "float32",
+    )
     written = tmp_path / "found.json"
     run = command(target, *cases, "--timeout", 5, "--json", written, HABIT="abort hang")
     found = subprocess.run(**run, capture_output=True, text=True, check=False)
     rows = {row["case"]: row for row in json.loads(written.read_text())["findings"]}
     verdicts = {name: row["verdict"] for name, row in rows.items()}
-    assert verdicts.pop("ladder-13x32-causal") == "crashed"  # and the process that it started has ended
-    assert verdicts.pop("ladder-31x80-plain") == "timed out"
+    assert verdicts.pop("shape-13x13-causal") == "crashed"  # and the process that it started has ended
+    assert verdicts.pop("shape-31x31-d80-plain") == "timed out"
     assert set(verdicts.values()) == {"right"}
-    assert rows["ladder-13x32-causal"]["detail"].startswith("its process died: SIGABRT, in line ")
+    assert rows["shape-13x13-causal"]["detail"].startswith("its process died: SIGABRT, in line ")
     told = " ".join(found.stdout.split())
     assert "CRASHED its process died: SIGABRT, in line " in told
-    assert "ladder-13x32-causal [float32] TIMED OUT no answer within 5 s, in line " in told
+    assert "shape-13x13-causal [float32] TIMED OUT no answer within 5 s, in line " in told
     assert found.returncode == 3
     assert found.stdout.splitlines()[-1] == f"0 silently wrong, 1 crashed, 1 timed out, {len(verdicts)} right"
 
@@ -205,13 +218,26 @@ def test_after_a_crash_and_a_hang_the_run_goes_on(target, tmp_path):
 @pytest.mark.parametrize(
     ("sizes", "name", "detail"),
     [
-        ("13 32", "ladder-13x32-causal", "RuntimeError: CUDA error: misaligned address"),
+        ("13 32", "shape-13x13-causal", "RuntimeError: CUDA error: misaligned address"),
         ("64 32", "probe: widths", "no call of cpu answers any more"),
     ],
 )
 def test_an_error_that_breaks_the_device_is_a_crash_of_its_case_or_question(target, sizes, name, detail, tmp_path):
     """As an illegal access does to CUDA: every later call in the process fails."""
-    cases = ("--case", "ladder-[13]?x*", "--case", "scale", "--dtype", "float32", "--device", "cpu")
+    cases = (
+        "--case",
+        "shape-13x13-causal",
+        "--case",
+        "shape-31x31-d80-plain",
+        "--case",
+        "shape-33x33-d96-causal",
+        "--case",
+        "scale",
+        "--dtype",
+        "float32",
+        "--device",
+        "cpu",
+    )
     written = tmp_path / "found.json"
     run = command(target, *cases, "--json", written, HABIT=f"break {sizes}")
     assert subprocess.run(**run, capture_output=True, text=True, check=False).returncode == 3
@@ -250,7 +276,7 @@ def test_a_kernel_that_refuses_a_kind_of_call_throughout_or_every_call_does_not_
     )
     assert f", 1 never computed, {count} refused, " in summary
     assert in_this_process(block, *accepted, "--accept", "refused-many-keys").exit_code == 0
-    alone = in_this_process(block, "--case", "ladder-65x32-plain")
+    alone = in_this_process(block, "--case", "shape-65x65-plain")
     assert alone.exit_code == 1
     assert "2 of 2 offered cases were refused: ValueError: one block of 64; nothing was computed" in alone.stdout
     stopped = in_this_process(nothing)
@@ -262,15 +288,37 @@ def test_a_kernel_that_refuses_a_kind_of_call_throughout_or_every_call_does_not_
     assert "the first RuntimeError: no device at all; --backend, --device, --layout, --mask" in last
 
 
+STALE = (
+    KERNEL
+    + """
+KEPT = {}
+
+def stale(query, key, value):
+    last = KEPT.setdefault(key.shape, key.copy())  # whose last rows are never written again
+    last[..., :-3, :] = key[..., :-3, :]
+    return attention(query, last, value)
+"""
+)
+
+
+def test_what_is_right_in_a_process_of_its_own_is_told_as_of_state(tmp_path):
+    (tmp_path / "stale.py").write_text(STALE)
+    cases = ("--case", "shape-31x31-plain", "--case", "shape-31x31-plain-high", "--dtype", "float32")
+    found = in_this_process(f"{tmp_path / 'stale.py'}:stale", *cases, "--layout", "BHSD")
+    assert "what is kept of calls before, or their order, matters (state)" in " ".join(found.stdout.split())
+
+
 def test_the_least_wrong_of_drawn_calls_is_a_program_that_a_seed_replays(tmp_path):
     source = tmp_path / "kernel.py"
-    source.write_text("import numpy as np\n\ndef attention(query, key, value):\n    return np.zeros_like(query)\n")
+    source.write_text(
+        "import numpy as np\n\ndef attention(query, key, value):\n    return 0 * query @ key.mT @ value\n"
+    )
     words = (f"{source}:attention", "--fuzz", 1, "--seed", 3, "--dtype", "float32", "--layout", "SD")
     assert in_this_process(*words, "--fuzz", 0.001, "--accept", "zeros").exit_code == 0
     drawn = [in_this_process(*words) for _ in range(2)]
     assert drawn[0].stdout == drawn[1].stdout
     assert drawn[0].exit_code == 1
-    assert "queries=1, keys=1, width=16" in " ".join(drawn[0].stdout.split())
+    assert "shape-1x1-b1-h1on1-d16-plain" in drawn[0].stdout
     program = tmp_path / "program.py"
     program.write_text('"""' + drawn[0].stdout.partition('\n"""')[2].rpartition("\n\n")[0])
     assert "attention_conformance" not in program.read_text()

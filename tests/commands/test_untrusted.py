@@ -30,7 +30,7 @@ def test_an_untrusted_kernel_is_compared_by_another_process_and_may_borrow_no_at
     (tmp_path / "cheating.py").write_text(CHEATING)
     told = {}
     for name in ("honest", "copied", "wrong"):
-        cases = ("--case", "ladder-31*", "--case", "gradient-ladder-64*")
+        cases = ("--case", "shape-31x31-d80-plain", "--case", "shape-64x64-d64-plain-gradient")
         target, options = f"{tmp_path / 'cheating.py'}:{name}", ("--untrusted", "--json", tmp_path / "out.json")
         done = invoke("check", target, *cases, *options)
         document = json.loads((tmp_path / "out.json").read_text())

@@ -33,7 +33,7 @@ def masked_by_the_first_sample(query, key, value, mask=None):
 def test_a_mask_that_is_wrong_in_some_sample_is_a_boolean_mask_all_the_same():
     subject = settled(Subject(masked_by_the_first_sample))
     assert (subject.mask, subject.bias_name) == ("keep", "mask")
-    assert verdict_of(subject, "mask-of-keys") == ("silently wrong", "mask-of-first-sample")
+    assert verdict_of(subject, "shape-70x130-h3on3-maskb") == ("silently wrong", "mask-of-first-sample")
 
 
 @pytest.mark.needs("numpy")
@@ -53,7 +53,7 @@ def test_a_cache_by_shape_is_told_by_the_array_that_it_keeps():
     def attention(query, key, value):
         return planted.attention(query, kept.setdefault(key.shape, key.copy()), value)
 
-    assert verdict_of(Subject(attention, **PLAIN), "after-other-values") == ("silently wrong", "former-key")
+    assert verdict_of(Subject(attention, **PLAIN), "shape-33x33-plain-again") == ("silently wrong", "former-key")
 
 
 @pytest.mark.needs("numpy")
@@ -63,7 +63,10 @@ def test_arrays_that_are_read_without_their_strides_are_told():
             value = value.base.reshape(-1)[: value.size].reshape(value.shape)
         return planted.attention(query, key, value)
 
-    assert verdict_of(Subject(attention, **PLAIN), "memory-permuted-value") == ("silently wrong", "strides-ignored")
+    assert verdict_of(Subject(attention, **PLAIN), "shape-18x34-h3on3-plain-permutedvalue") == (
+        "silently wrong",
+        "strides-ignored",
+    )
 
 
 @pytest.mark.needs("numpy")
@@ -74,7 +77,9 @@ def test_a_fault_of_the_logsumexp_is_no_fault_of_the_output():
         total = powers.sum(axis=-1, keepdims=True)
         return (powers / total) @ value, np.log(total)[..., 0]
 
-    wrong = found(Subject(attention, **(PLAIN | {"returns": ("output", "logsumexp")})), "cross-1x*")
+    wrong = found(
+        Subject(attention, **(PLAIN | {"returns": ("output", "logsumexp")})), "shape-1x7-plain", "shape-1x130-plain"
+    )
     assert {each.variant for each in wrong.values()} == {"logsumexp-without-maximum"}
 
 
@@ -85,7 +90,7 @@ def test_errors_without_a_name_are_told_by_where_all_of_them_are():
         output[:, -1] *= np.float32(1.01)
         return output
 
-    wrong = found(Subject(attention, **PLAIN), "cross-1x130-plain", "many-heads")
+    wrong = found(Subject(attention, **PLAIN), "shape-1x130-plain", "shape-5x9-b3-h70on70-d16-plain")
     assert {(each.variant, each.says) for each in wrong.values()} == {("", "all errors are in the last head")}
 
 
@@ -102,7 +107,7 @@ def test_a_nan_of_one_query_in_the_row_before_it_spreads():
 SLIPS = [
     "softmax-over-queries", "softmax-over-heads", "masked-after-softmax", "powers-of-2", "powers-of-e",
     "key-and-value-swapped", "width-from-64-lost", "reversed-causality", "causality-by-blocks-of-32",
-    "ragged-block-of-8-lost", "causality-of-first-query", "sink-of-zero", "mask-transposed", "keys-after-hidden-lost",
+    "lost-keys", "causality-of-first-query", "sink-of-zero", "mask-transposed", "keys-after-hidden-lost",
     "keys-beyond-queries-lost", "heads-not-transposed",
 ]  # fmt: skip
 
@@ -127,7 +132,7 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
             mask = np.swapaxes(mask, -1, -2) if slip == "mask-transposed" and mask.shape[-1] == mask.shape[-2] else mask
             seen = seen & (np.logical_and.accumulate(mask, axis=-1) if slip == "keys-after-hidden-lost" else mask)
         seen = seen & (columns < rows.size) if slip == "keys-beyond-queries-lost" else seen
-        seen = seen & (columns < columns.size // 8 * 8) if slip == "ragged-block-of-8-lost" else seen
+        seen = seen & (columns < columns.size // 8 * 8) if slip == "lost-keys" else seen
         axis = {"softmax-over-queries": -2, "softmax-over-heads": -3}.get(slip, -1)
         powers = (np.exp2 if slip == "powers-of-2" else np.exp)(scores - scores.max(axis=axis, keepdims=True))
         powers = powers if slip == "masked-after-softmax" else np.where(seen, powers, 0)
@@ -137,12 +142,12 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
         return output.swapaxes(1, 2).reshape(output.shape) if slip == "heads-not-transposed" else output
 
     cases = (
-        "ladder-31x80-plain",
-        "ladder-33x96-causal",
-        "ladder-65x32-plain",
-        "ladder-65x64-causal",
-        "ladder-96x72*",
-        "ladder-16x64-mask",
+        "shape-31x31-d80-plain",
+        "shape-33x33-d96-causal",
+        "shape-65x65-plain",
+        "shape-65x65-d64-causal",
+        "shape-96x96-d72-mask",
+        "shape-16x16-d64-mask",
         "after-other-mask",
         "mask",
     )
@@ -221,7 +226,7 @@ def test_a_backward_pass_without_causality_is_told():
         return Flash.apply(query, key, value)
 
     takes = PLAIN | {"backend": "torch", "causal": "top-left", "causal_name": "is_causal", "differentiates": True}
-    case = "gradient-ladder-65x32-causal"
+    case = "shape-65x65-causal-gradient"
     assert verdict_of(Subject(attention, **takes), case) == ("silently wrong", "gradient-without-mask")
 
 

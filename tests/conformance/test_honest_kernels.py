@@ -16,10 +16,16 @@ HONEST = (
     "empty-row-*",
     "grouped-heads",
     "scale",
-    "ladder-64*",
-    "ladder-129*",
-    "cross-*",
-    "memory-permuted",
+    "shape-64x64-d16-causal",
+    "shape-129x129-d16-mask",
+    "shape-129x129-d64-causal",
+    "shape-1x7-plain",
+    "shape-3x129-lengths",
+    "shape-130x65-causal",
+    "shape-65x130-causal",
+    "shape-70x200-mask",
+    "shape-9x1025-h4on2-d64-mask",
+    "shape-18x34-h3on3-plain-permuted",
     "decode-*",
 )
 
@@ -108,7 +114,7 @@ def of_integers(query, key, value, attention_mask=None):
     return {"output": planted.attention(query, key, value, None if attention_mask is None else attention_mask == 1)}
 
 
-FEW = ("mask", "ladder-64*", "ladder-129*")
+FEW = ("mask", "shape-64x64-d16-causal", "shape-129x129-d16-mask")
 HABITS = {
     of_integers: {"mask": "integer", "returns": ("output",)},
     bshd: {"layout": "BSHD", "causal": "top-left", "mask": "keep"},

@@ -26,7 +26,7 @@ def attention(query, key, value, mask=None, scale=None):
 def refusing(query, key, value):
     raise RuntimeError("no device")
 """
-CASES = ("empty-row-mask", "ladder-13x32-causal", "scale", "sinks")
+CASES = ("empty-row-mask", "shape-13x13-causal", "scale", "sinks")
 LAYOUT = ("--attention-layout", "BHSD", "--attention-dtype", "float32")
 
 
@@ -51,7 +51,7 @@ def test_each_case_is_a_test_that_tells_what_is_wrong(run):
             "kernel.py:attention::any-answer PASSED*",
             "kernel.py:attention::empty-row-mask-float32 FAILED*",
             "kernel.py:attention::scale-float32 PASSED*",
-            "kernel.py:attention::ladder-13x32-causal-float32 SKIPPED*",
+            "kernel.py:attention::shape-13x13-causal-float32 SKIPPED*",
             "differs by convention: empty-row-mask, float32",
             "  a fully masked row gives the average of all values (mean-of-masked-row)",
             "  Contract, line 4: A fully masked row gives exactly 0",
@@ -84,10 +84,10 @@ def test_what_a_file_expects_is_xfailed_and_what_it_expects_in_vain_fails(run, p
 
 def test_the_cases_run_in_several_processes_and_one_that_dies_fails_its_case_alone(run, pytester):
     pytester.path.joinpath("kernel.py").write_text(KERNEL.replace("raise ValueError(", "__import__('os').abort(), ("))
-    words = ("--attention-kernel", "kernel.py:attention", *LAYOUT, *chosen("scale", "ladder-13x32-causal"))
+    words = ("--attention-kernel", "kernel.py:attention", *LAYOUT, *chosen("scale", "shape-13x13-causal"))
     found = run(*words, "-n", "2")
     found.assert_outcomes(passed=2, failed=1)
-    found.stdout.fnmatch_lines(["worker * crashed while running 'kernel.py:attention::ladder-13x32-causal-float32'"])
+    found.stdout.fnmatch_lines(["worker * crashed while running 'kernel.py:attention::shape-13x13-causal-float32'"])
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,9 @@ def test_a_logsumexp_of_weights_in_16_bits_is_not_called_wrong_and_one_that_is_o
 
     takes = {**TAKES, "returns": ("output", "logsumexp"), "dtypes": (dtype,), "mask": "none", "causal": "none"}
     takes |= {"mask_name": "", "mask_with_causal": False, "grouped": False, "same_width": True}
-    verdicts = [found(Subject(each, **takes), "cross-1x*", dtype=dtype) for each in (attention, off)]
+    verdicts = [
+        found(Subject(each, **takes), "shape-1x7-plain", "shape-1x130-plain", dtype=dtype) for each in (attention, off)
+    ]
     for right, wrong in zip(*(each.values() for each in verdicts), strict=True):
         assert (right.verdict, wrong.verdict) == ("right", "silently wrong"), (right, wrong)
 
@@ -220,7 +222,7 @@ def test_scores_of_16_bits_are_a_habit_of_plain_formulas_and_a_fault_of_kernels_
 
     for dtypes, verdict in ((("float32", "bfloat16"), "differs by convention"), (("bfloat16",), "silently wrong")):
         subject = settled(Subject(attention, backend="torch", dtypes=dtypes))
-        findings = found(subject, "scale-of-65", "ladder-31x80-plain", dtype="bfloat16").values()
+        findings = found(subject, "shape-33x65-plain-scaled", "shape-31x31-d80-plain", dtype="bfloat16").values()
         assert {(each.verdict, each.variant) for each in findings} - {("right", "")} == {(verdict, "narrow-scores")}
 
 
@@ -246,7 +248,7 @@ def test_a_wrong_answer_is_told_by_the_fault_that_it_equals():
 @pytest.mark.needs("numpy")
 def test_a_wrong_finding_has_its_worst_element_its_blocks_and_its_arrays_again():
     subject = Subject(planted.Kernel("future key from 64"), **TAKES)
-    wrong = found(subject, "ladder-128x64-causal", seed=5)["ladder-128x64-causal"]
+    wrong = found(subject, "shape-128x128-d64-causal", seed=5)["shape-128x128-d64-causal"]
     assert str(wrong.worst.index) in wrong.detail
     assert f"expected {wrong.worst.expected:.9g}; got {wrong.worst.got:.9g}" in wrong.detail
     assert (wrong.blocks.result, wrong.blocks.rows, wrong.blocks.columns) == ("output", "head", "query")
@@ -290,7 +292,7 @@ def test_sums_of_one_term_after_the_other_are_not_called_wrong():
         sums = [np.cumsum(each, axis=2, dtype=each.dtype)[:, :, -1] for each in rows]
         return np.stack(sums, axis=2) / total
 
-    findings = found(Subject(attention, **TAKES), "average-1100")
+    findings = found(Subject(attention, **TAKES), "average-32768")
     assert {each.verdict for each in findings.values()} == {"right"}
 
 
@@ -312,18 +314,20 @@ def test_the_gradient_of_a_number_has_no_axes():
 
 @pytest.mark.needs("numpy")
 def test_bounds_reject_faults_of_the_definition_and_say_which_cases_are_idle():
-    findings = found(Subject(planted.Kernel(), **TAKES), "ladder-129*", "grouped-heads", "no-queries", power=True)
-    assert "future-key-from-64" in findings["ladder-129x64-causal"].rejected
+    findings = found(
+        Subject(planted.Kernel(), **TAKES), "shape-129x129-d64-causal", "grouped-heads", "no-queries", power=True
+    )
+    assert "future-key-from-64" in findings["shape-129x129-d64-causal"].rejected
     assert "heads-in-turn" in findings["grouped-heads"].rejected
     assert findings["no-queries"].is_idle
-    loose = found(Subject(planted.Kernel(), **TAKES), "ladder-129x64-causal", power=True, profile="tf32")
-    assert loose["ladder-129x64-causal"].bound > 100 * findings["ladder-129x64-causal"].bound
+    loose = found(Subject(planted.Kernel(), **TAKES), "shape-129x129-d64-causal", power=True, profile="tf32")
+    assert loose["shape-129x129-d64-causal"].bound > 100 * findings["shape-129x129-d64-causal"].bound
 
 
 @pytest.mark.needs("numpy")
 def test_a_subject_may_be_as_inaccurate_as_another():
     rough = Subject(planted.Kernel("query in 8 bits"), **TAKES)
-    case = "ladder-31x80-plain"
+    case = "shape-31x31-d80-plain"
     assert found(rough, case)[case].verdict == "silently wrong"
     assert found(rough, case, like=rough)[case].verdict == "right"
     lost = Subject(planted.Kernel("last query lost"), **TAKES)
@@ -354,7 +358,7 @@ def test_a_logsumexp_in_float32_of_an_output_in_float64_is_a_convention():
         logsumexp = np.log(np.exp(scores).sum(axis=-1))
         return np.exp(scores - logsumexp[..., None]) @ value, logsumexp.astype(np.float32)
 
-    case = "ladder-65x32-plain"
+    case = "shape-65x65-plain"
     assert verdict_of(settled(Subject(attention)), case, dtype="float64") == (
         "differs by convention",
         "float64-in-float32",
@@ -444,9 +448,11 @@ def test_autograd_of_a_framework_is_checked_and_a_wrong_backward_function_is_cau
     for function, verdict in ((honest, "right"), (wrong, "silently wrong")):
         subject = settled(Subject(function, backend="torch"))
         assert subject.differentiates
-        findings = found(subject, "mask", "gradient-ladder-130x64-mask", "gradient-memory-cotangent")
-        assert findings["mask"].verdict == findings["gradient-memory-cotangent"].verdict == "right"
-        assert findings["gradient-ladder-130x64-mask"].verdict == verdict
+        findings = found(
+            subject, "mask", "shape-130x130-d64-mask-gradient", "shape-18x34-h3on3-plain-permuted-gradient"
+        )
+        assert findings["mask"].verdict == findings["shape-18x34-h3on3-plain-permuted-gradient"].verdict == "right"
+        assert findings["shape-130x130-d64-mask-gradient"].verdict == verdict
     verdicts = {}
     for function in (honest, together, F.scaled_dot_product_attention, other_weights):
         subject = settled(Subject(function, backend="torch"))

@@ -109,7 +109,7 @@ def honest():
 def test_a_script_without_the_kit_shows_what_the_kit_found(make, monkeypatch, tmp_path):
     monkeypatch.setitem(PRESETS, "planted", Preset("numpy", make))
     subject = settled(make())
-    (found,) = check_subject(subject, cases=["ladder-13x32-causal"], dtypes=["float32"], power=False)
+    (found,) = check_subject(subject, cases=["shape-13x13-causal"], dtypes=["float32"], power=False)
     assert found.verdict == ("silently wrong" if make is leaking else "right")
     text = reproducer(found, subject, "planted")
     assert "attention_conformance" not in text

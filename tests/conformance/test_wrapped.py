@@ -33,7 +33,7 @@ FAULTS = (
     "nan leaks to all channels", "kept by shape", "decoding ignores the mask",
 )  # fmt: skip
 """One of each argument, of results, and of what a kernel keeps."""
-HONEST = ("mask", "ladder-13x32-causal", "ladder-65x32-plain", "grouped-heads", "scores-above-100", "masked-nan-value")
+HONEST = ("mask", "shape-13x13-causal", "shape-65x65-plain", "grouped-heads", "scores-above-100", "masked-nan-value")
 
 
 def attention(query, key, value, mask=None, is_causal=False):
@@ -195,7 +195,7 @@ def test_a_parameter_that_is_not_understood_is_told_and_makes_a_strict_run_fail(
     subject = settled(Subject(attention))
     told = surprises(subject.declared, ())
     assert [(each.verdict, each.detail) for each in told] == [("not understood", "key_padding_mask, sliding_window")]
-    findings = [*told, *found(subject, "ladder-65x32-plain", "mask", "sinks").values()]
+    findings = [*told, *found(subject, "shape-65x65-plain", "mask", "sinks").values()]
     assert little(findings) == "1 of 3 cases were computed; not understood: key_padding_mask, sliding_window"
     assert (exit_status(findings), exit_status(findings, strict=True)) == (4, 1)
     assert "not understood" in QUIET
@@ -238,10 +238,10 @@ def packed_alike(q, k, v, cu_seqlens):
 @pytest.mark.parametrize(
     ("kernel", "facts", "cases"),
     [
-        (hidden_keys, ("BHSD", "drop", "top-left"), ("key-lengths", "ladder-65x64-causal")),
-        (first_keys, ("BHSD", "keep", "none"), ("key-lengths", "ladder-65x32-plain")),
-        (packed, ("BSHD", "none", "top-left"), ("ladder-65x64-causal", "ladder-65x32-plain")),
-        (packed_alike, ("BSHD", "none", "none"), ("ladder-65x32-plain", "ladder-1x16-plain")),
+        (hidden_keys, ("BHSD", "drop", "top-left"), ("key-lengths", "shape-65x65-d64-causal")),
+        (first_keys, ("BHSD", "keep", "none"), ("key-lengths", "shape-65x65-plain")),
+        (packed, ("BSHD", "none", "top-left"), ("shape-65x65-d64-causal", "shape-65x65-plain")),
+        (packed_alike, ("BSHD", "none", "none"), ("shape-65x65-plain", "shape-1x1-d16-plain")),
     ],
 )
 def test_masks_of_keys_lengths_and_packed_sequences_are_understood(kernel, facts, cases):
@@ -284,10 +284,10 @@ def test_a_wrapper_that_swallows_all_keywords_is_asked_for_what_is_declared_and_
     assert settled(Subject(attention)).mask == "none"
     subject = settled(Subject(attention, mask="keep", causal="top-left"))
     assert (subject.mask_name, subject.causal_name) == ("attn_mask", "is_causal")
-    told = found(subject, "mask", "ladder-13x32-causal")
+    told = found(subject, "mask", "shape-13x13-causal")
     assert {name: each.variant for name, each in told.items()} == {
         "mask": "no-mask",
-        "ladder-13x32-causal": "no-causality",
+        "shape-13x13-causal": "no-causality",
     }
 
 
@@ -301,7 +301,7 @@ def test_a_declared_mask_without_a_keyword_is_refused_before_any_case(tmp_path):
     )
     told = list(work(Job(f"{kernel}:attention", {"mask_name": "m"}, cases=("mask",), dtypes=("float32",))))
     assert [(each.case, each.verdict) for each in told if isinstance(each, Finding)] == [("mask", "visibly wrong")]
-    one = work(Job(f"{kernel}:attention", cases=("ladder-1x16-plain",), dtypes=("float32",)))
+    one = work(Job(f"{kernel}:attention", cases=("shape-1x1-d16-plain",), dtypes=("float32",)))
     findings = [each for each in one if isinstance(each, Finding)]
     assert [each.verdict for each in findings] == ["not understood", "right"]
     assert (exit_status(findings), exit_status(findings, strict=True)) == (4, 1)

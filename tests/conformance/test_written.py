@@ -23,7 +23,7 @@ BAD = "<script>alert(1)</script> & | `x`"
 def found():
     subject = Subject(planted.Kernel("future key from 64"))
     options = {"dtypes": ["float32"], "seed": 7, "power": False}
-    cases = ["ladder-128x64-causal", "scale", "bias"]
+    cases = ["shape-128x128-d64-causal", "scale", "bias"]
     found = check_subject(subject, cases=cases, **options)
     found.append(Finding("masked-nan-value", "float32", 5, BAD, "visibly wrong", detail=BAD))
     return sorted(found, key=lambda each: VERDICTS.index(each.verdict))
@@ -72,11 +72,11 @@ def test_the_page_filters_opens_and_copies_by_keyboard_and_asks_no_network(page)
     page.get_by_label("right 1").check()
     assert shown() == 3
     page.keyboard.press("/")
-    page.keyboard.type("ladder future-key")
+    page.keyboard.type("shape future-key")
     assert (shown(), page.get_by_role("status").text_content()) == (1, "1 of 4 findings")
     page.keyboard.press("Enter")
     page.keyboard.press("Enter")
-    button = page.get_by_role("button", name="ladder-128x64-causal")
+    button = page.get_by_role("button", name="shape-128x128-d64-causal")
     assert button.get_attribute("aria-expanded") == "true"
     assert page.locator(".worst:visible").count() == 1
     levels = (

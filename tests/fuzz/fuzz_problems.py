@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from drawn_calls import Drawn, problems as drawn_problems
 from hypothesis import strategies as st
 
 import attention_core as ac
 from attention_conformance.call import output_function
-from attention_conformance.drawn import Drawn, problems as drawn_problems
 from attention_conformance.oracle.attention import Truth
 from attention_conformance.problem import DTYPES, Problem
 from attention_core._attention.blocks import plan as block_plan

@@ -9,7 +9,7 @@ from attention_conformance.subjects.target import TargetError, load_target
 
 onnx = peer("onnx")
 peer("onnxruntime")
-CASES = ("mask", "ladder-65x32-plain", "ladder-16x64-mask", "scale-of-65", "empty-row-mask")
+CASES = ("mask", "shape-65x65-plain", "shape-16x16-d64-mask", "shape-33x65-plain-scaled", "empty-row-mask")
 
 
 def model(folder, nodes, masked):
@@ -30,7 +30,7 @@ def test_a_model_is_a_subject(masked, tmp_path):
     for target in (path, f"{path}:CPUExecutionProvider"):
         found = check_subject(load_target(target), cases=CASES, dtypes=["float32"])
         verdicts = {each.case: each.verdict for each in found if each.dtype != "-"}
-        assert verdicts["ladder-65x32-plain"] == "right", found
+        assert verdicts["shape-65x65-plain"] == "right", found
         assert verdicts["mask"] == ("right" if masked else "not offered"), found
 
 

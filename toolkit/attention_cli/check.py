@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from attention_cli.terminal import check_file, console, refusal, refusing
 from attention_conformance.cases.large import LARGE
 from attention_conformance.run.again import command_of, script_of
+from attention_conformance.run.alone import confirmed
 from attention_conformance.run.causes import agreed
 from attention_conformance.run.expected import (
     Expected,
@@ -25,7 +26,7 @@ from attention_conformance.run.expected import (
     unmatched,
 )
 from attention_conformance.run.finding import ENDED, WRONG, Finding, Started, exit_status, most_telling
-from attention_conformance.run.fuzz import Script, has_hypothesis
+from attention_conformance.run.fuzz import Script
 from attention_conformance.run.job import Job, job_of
 from attention_conformance.run.kinds import never_computed, refusals
 from attention_conformance.run.memory import available_memory
@@ -64,8 +65,6 @@ def check(options: Check, /) -> None:
     least = min(each.memory for each in LARGE)
     if large and free is not None and free < least:
         raise refusal(f"expected {least:g} GiB of free memory for --large; got {free:.1f}")
-    if fuzz and not has_hypothesis():
-        raise refusal("expected hypothesis for --fuzz; got none: pip install 'attention-core[fuzz]'")
     for path in files.values():
         check_file(path)
     asked = {name: getattr(options, name.replace("-", "_")) for name in OPTIONS}
@@ -172,6 +171,8 @@ class _Run:
         if not (interrupted or self.job.cases or self.job.fuzz or self.job.is_large or self.job.same_bits_as):
             self.findings += never_computed(self.findings, self.job.accepted)
         found = agreed(self.findings)
+        if self.job.is_trusted and not (interrupted or self.job.same_bits_as or self.job.fuzz or self.job.is_large):
+            found = confirmed(found, self.job)
         self.findings = [met(each, self._expected, self._origin) for each in found]
         if not (interrupted or self.job.cases or self.job.dtypes or self.reason):
             self.findings += unmatched(self.findings, self._expected, self._origin)

@@ -112,8 +112,11 @@ class Problem:
         return self.changed(arrays={**self.arrays, **arrays}, **({"mask": array("mask")} if "mask" in arrays else {}))
 
     def turned(self) -> Problem:
-        """The same with samples, or heads, from last to first."""
-        return self.changed(arrays={name: each[::-1] for name, each in self.arrays.items()})
+        """The same with samples, or heads, from last to first; of one alone, keys and numbers of the other sign."""
+        arrays = {name: each[::-1] for name, each in self.arrays.items()}
+        if self.arrays["query"].shape[0] == 1:
+            arrays |= {name: -arrays[name][..., ::-1, :] for name in ("key", "value")}
+        return self.changed(arrays=arrays)
 
     def without(self, name: str) -> Problem:
         """The same without an array."""

@@ -21,7 +21,7 @@ MASKS = "mask", "attn_mask"
 BY_POSITION = Causal, KeyLengths, SlidingWindow
 """Masks that hold nothing of the queries."""
 PROPERTIES = {
-    "shards = whole": ("pair-*",),
+    "shards = whole": ("shape-*",),
     "gradients of shards": ("gradient-*",),
     "merging in any order": ("merged-pieces", "reordered-keys"),
     "an empty shard is neutral": ("empty-row*", "gradient-empty*"),

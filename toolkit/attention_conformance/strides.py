@@ -43,6 +43,11 @@ def _every_second(array: NumpyArray) -> tuple[NumpyArray, View]:
     return _within(array, (*array.shape[:-1], 2 * array.shape[-1]), ..., slice(None, None, 2))
 
 
+def _padded(array: NumpyArray) -> tuple[NumpyArray, View]:
+    """Rows that are longer in memory than they are."""
+    return _within(array, (*array.shape[:-1], array.shape[-1] + 5), ..., slice(array.shape[-1]))
+
+
 def _part(array: NumpyArray) -> tuple[NumpyArray, View]:
     """The first rows of a longer buffer."""
     *leading, rows, width = array.shape
@@ -59,6 +64,12 @@ def _expanded(array: NumpyArray) -> tuple[NumpyArray, View]:
     """The first axis with a stride of 0; its elements have to be equal."""
     shape = array.shape
     return np.ascontiguousarray(array[:1]), lambda x, xp: xp.broadcast_to(x, shape)
+
+
+def _expanded_heads(array: NumpyArray) -> tuple[NumpyArray, View]:
+    """The second axis with a stride of 0, as one head that others share is expanded."""
+    shape = array.shape
+    return np.ascontiguousarray(array[:, :1]), lambda x, xp: xp.broadcast_to(x, shape)
 
 
 def _far(array: NumpyArray) -> tuple[NumpyArray, View]:
@@ -84,9 +95,11 @@ MEMORY: dict[str, Callable[[NumpyArray], tuple[NumpyArray, View]]] = {
     "permuted": _permuted,
     "transposed": _transposed,
     "every-second": _every_second,
+    "padded": _padded,
     "part": _part,
     "offset": _offset,
     "expanded": _expanded,
+    "expanded-heads": _expanded_heads,
     "interleaved": _interleaved,
     "far": _far,
 }

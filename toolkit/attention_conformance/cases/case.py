@@ -157,7 +157,8 @@ class Case:
         * ``batch bits``: the same, and whether equal samples have the same bits in all calls.
         * ``twice``: whether a second call of a subject gives the same bits.
         * ``overwritten``: whether it reads new numbers in the same memory.
-        * ``kept``, ``freed``: whether it leaves the first result, and whether many calls keep no memory.
+        * ``freed``: whether many calls keep no memory.
+        * ``shuffled``, ``hidden``, ``parts``, ``again``: relations of `attention_conformance.cases.shapes`.
         * ``message``: whether wrong arguments raise the error that the core raises on NumPy.
     compiled : tuple of str
         The dtypes in which compiled modes run the case unless others are asked for: compilers take seconds for each.

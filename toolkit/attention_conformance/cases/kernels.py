@@ -6,8 +6,7 @@ They are for attentions of anybody. Values have both signs, and sizes differ as 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,25 +16,6 @@ from attention_conformance.cases.case import Case, Draw, exact_scores, hard, lon
 from attention_conformance.cases.contract import MASK
 from attention_conformance.problem import NumpyArray, Problem
 
-LADDER = """
-    1x16-plain 13x32-causal 16x64-mask 31x80-plain 33x96-causal 63x128-mask 64x16-causal 65x32-plain 65x64-causal
-    96x72-mask 127x64-lengths 128x32-plain 128x64-causal 129x16-mask 129x64-causal 192x64-lengths 257x32-causal
-    300x64-plain 300x32-causal 33x192-causal 40x256-plain 33x40-plain 20x48-mask 65x112-causal 34x160-lengths
-"""
-"""As many queries as keys, the width, and the rule: every edge of a block with some width and some rule."""
-
-CROSS = """
-    1x7-plain 1x130-plain 3x129-lengths 65x130-causal 130x65-causal 130x65-mask 70x200-mask
-"""
-"""Queries, keys and the rule."""
-
-GRADIENTS = """
-    5x16-plain 65x32-causal 64x64-plain 129x32-causal 130x64-mask 70x32-lengths 33x128-causal 20x256-plain
-    300x16-causal
-"""
-"""As `LADDER`."""
-
-LINES_OF_RULES = {"causal": 3, "mask": 1, "lengths": 2, "plain": 10}
 ARRAYS = ("query", "key", "value")
 AT: Any = np.s_
 
@@ -141,19 +121,20 @@ def _sentinel(draw: Draw) -> Problem:
 
 
 def _one_sign(draw: Draw) -> Problem:
-    """Values about 1 with small scores, so that sums grow with every key."""
-    problem = attention(draw, 4, 1100, 32, deviation=0.5)
-    return problem.holding(value=draw.array(1.0 + 0.25 * problem.arrays["value"].astype(np.float64)))
+    """Equal weights of values about 1, so that sums grow with every key."""
+    problem = attention(draw, 1, 32768, 16, heads=1, batch=1, deviation=0.25).put("query", ..., 0.0)
+    return problem.holding(value=draw.array(1.0 + problem.arrays["value"].astype(np.float64)))
 
 
 def in_memory(problem: Problem, kind: str, *names: str) -> Problem:
-    """Arrays that lie otherwise in memory; as a stride of 0 has them, all samples are the first."""
-    if kind == "expanded":
-        equal = {name: np.repeat(each[:1], each.shape[0], axis=0) for name, each in problem.arrays.items()}
-        problem = problem.changed(arrays={**problem.arrays, **{n: equal[n] for n in names if n in equal}})
-        if "cotangent" in names and problem.cotangent is not None:
-            problem = problem.changed(cotangent=np.repeat(problem.cotangent[:1], len(problem.cotangent), axis=0))
-    return problem.changed(memory=dict.fromkeys(names, kind))
+    """Arrays that lie otherwise in memory; as a stride of 0 has them, all samples, or heads, are the first."""
+    axis = {"expanded": 0, "expanded-heads": 1}.get(kind)
+    if axis is None:
+        return problem.changed(memory=dict.fromkeys(names, kind))
+    arrays = {**problem.arrays, **({} if problem.cotangent is None else {"cotangent": problem.cotangent})}
+    arrays |= {n: np.repeat(arrays[n].take([0], axis), arrays[n].shape[axis], axis) for n in names if n in arrays}
+    cotangent = arrays.pop("cotangent", None)
+    return problem.changed(arrays=arrays, cotangent=cotangent, memory=dict.fromkeys(names, kind))
 
 
 def asking(case: Case, problem: Problem, seed: int) -> Sequence[Problem]:
@@ -179,56 +160,9 @@ def _cut(problem: Problem, rows: int, columns: int) -> Problem:
     return problem.changed(arrays=arrays)
 
 
-def _ladder() -> Iterator[Case]:
-    of_equal = "{0} queries and keys, D = {1}: the edges of blocks ({2})."
-    of_gradients = "Gradients with {0} queries and keys, D = {1} ({2})."
-    for table, prefix, shows in ((LADDER, "ladder", of_equal), (CROSS, "cross", "{0} queries and {1} keys ({2})."),
-                                 (GRADIENTS, "gradient-ladder", of_gradients)):  # fmt: skip
-        for name in table.split():
-            first, second, rule = re.split("[x-]", name)
-            keys, width = (int(second), 32) if table is CROSS else (int(first), int(second))
-            sizes: dict[str, Any] = {"queries": int(first), "keys": keys, "width": width}
-            inputs = partial(attention, **sizes, rule=rule, gradient=table is GRADIENTS)
-            line = 10 if table is GRADIENTS else LINES_OF_RULES[rule]
-            make = gradient if table is GRADIENTS else row
-            yield make(f"{prefix}-{name}", line, shows.format(first, second, rule), inputs)
-        for size in (530, 1030) if table is LADDER else ():
-            inputs = partial(attention, queries=size, keys=size, width=16, rule="causal", heads=1, batch=1)
-            yield row(f"ladder-{size}x16-causal", 3, f"{size} queries and keys of one head (causal).", inputs)
-
-
-MEMORY: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "permuted": ("Query, key and value are views with heads and positions permuted.", "permuted", ARRAYS),
-    "permuted-query": ("The query alone is a permuted view.", "permuted", ("query",)),
-    "permuted-key": ("The key alone is a permuted view.", "permuted", ("key",)),
-    "permuted-value": ("The value alone is a permuted view.", "permuted", ("value",)),
-    "interleaved": ("Query, key and value are views of packed projections.", "interleaved", ARRAYS),
-    "inner-stride": ("The last axis has a stride.", "every-second", ARRAYS),
-    "inner-stride-value": ("The last axis of the value alone has a stride.", "every-second", ("value",)),
-    "transposed-key": ("The key lies as its transpose.", "transposed", ("key",)),
-    "part-of-cache": ("Key and value are the first part of a longer buffer.", "part", ("key", "value")),
-    "misaligned": ("Arrays start one element after their buffers.", "offset", ARRAYS),
-}
-"""How arrays lie, in words, by a name, and which."""
-
-
-def _memory(draw: Draw, kind: str, names: Sequence[str]) -> Problem:
-    return in_memory(attention(draw, 18, 34, heads=3), kind, *names)
-
-
 KERNELS: tuple[Case, ...] = (
-    *_ladder(),
-    row("decode-grouped", 9, "One query against 130 keys, with 8 query heads on 2 key heads.",
-        sized(1, 130, 64, heads=8, groups=2)),
-    row("decode-causal", 3, "One query under causality sees what the convention says.", sized(1, 66, 32, "causal")),
-    row("decode-chunk", 3, "Three queries under causality against a cache of 67.", sized(3, 67, 32, "causal")),
     row("decode-nan-cache", 5, "One query sees 66 keys of a cache of 128 whose rest is NaN.",
         lambda d: cached(d, 1, 128, 66)),
-    row("decode-stale-cache", 1, "One query sees 66 keys of a cache of 128 whose rest is another text's.",
-        lambda d: cached(d, 1, 128, 66, 1.0)),
-    row("grouped-65", 9, "6 query heads on 2 key heads across the edge of a block.",
-        sized(65, 70, 32, heads=6, groups=2)),
-    row("grouped-64", 9, "4 query heads on 2 key heads, in whole blocks.", sized(64, 128, 64, heads=4, groups=2), hard),
     row("sinks-grouped-130", 7, "Sinks of 6 query heads on 2 key heads, counted once for several blocks of keys.",
         _sinks, probability),
     row("softcap-130", 7, "Softcap for several blocks of keys.", sized(70, 130, 32, "causal", softcap=1.5)),
@@ -238,28 +172,11 @@ KERNELS: tuple[Case, ...] = (
              sized(70, 130, 32, "causal", softcap=1.5, gradient=True)),
     gradient("gradient-negative-scale", 7, "The gradients with a scale below 0.",
              sized(20, 34, 32, scale=-0.25, gradient=True), hard),
-    gradient("gradient-mask-of-heads", 1, "The gradients with a mask for every sample and head.",
-             lambda d: _mask_of(d, 2, 3, 70, 130, gradient=True), hard),
-    row("one-key-head-65", 9, "5 query heads on one key head.", sized(33, 65, 32, heads=5, groups=1)),
-    gradient("gradient-grouped-65", 9, "The gradients of shared key heads add up.",
-             sized(33, 65, 32, "causal", heads=6, groups=2, gradient=True)),
-    row("many-heads", 10, "70 heads of 3 samples.", sized(5, 9, 16, heads=70, batch=3)),
-    row("many-grouped-heads", 9, "258 query heads on 2 key heads.", sized(3, 5, 16, heads=258, groups=2, batch=1)),
-    row("one-sample", 10, "A sample alone.", sized(20, 34, 32, heads=3, batch=1)),
-    row("five-samples", 10, "Five samples with lengths of their own.", sized(20, 34, 32, "lengths", batch=5)),
     row("padding-nan", 5, "Keys after the first 70 are NaN and masked.", lambda d: cached(d, 20, 130, 70)),
     row("mask-all-true", 1, "A mask of True alone changes nothing.",
         lambda d: attention(d, 20, 66, 32).holding(mask=np.ones((2, 1, 20, 66), dtype=bool))),
-    row("mask-of-keys", 1, "A mask (B, 1, 1, N) is broadcast over heads and queries.",
-        lambda d: _mask_of(d, 2, 1, 1, 130)),
-    row("mask-of-samples", 1, "A mask (1, 1, M, N) is broadcast over samples.", lambda d: _mask_of(d, 1, 1, 70, 130)),
     row("mask-of-queries", 4, "A mask (B, 1, M, 1) hides all keys from some queries.",
         lambda d: _mask_of(d, 2, 1, 70, 1).put("mask", AT[:, :, [0, 5, 63, 64]], False)),
-    row("mask-of-heads", 1, "Every head has a mask.", lambda d: _mask_of(d, 2, 3, 70, 130)),
-    row("mask-and-causal-130", 3, "Mask and causality at once: what either hides is hidden.",
-        sized(130, 130, 32, "mask", is_causal=True)),
-    gradient("gradient-mask-and-causal-130", 3, "Gradients under mask and causality at once.",
-             sized(130, 130, 32, "mask", gradient=True, is_causal=True)),
     row("bias-130", 1, "A bias of large numbers on 130 keys.",
         lambda d: attention(d, 40, 130, 32).holding(bias=d.normal(2, 2, 40, 130, deviation=3.0))),
     row("first-block-hidden", 1, "The first blocks of some rows are hidden, and all other scores are low.",
@@ -268,8 +185,6 @@ KERNELS: tuple[Case, ...] = (
     row("empty-rows-130", 4, "Fully masked rows at the edges of blocks give 0.", _empty_rows),
     gradient("gradient-empty-rows-130", 4, "Fully masked rows have no gradient, and give none.",
              partial(_empty_rows, gradient=True)),
-    row("bias-130x65", 1, "A bias of every query in several blocks of them.",
-        lambda d: attention(d, 130, 65, 32).holding(bias=d.normal(2, 2, 130, 65)), hard),
     gradient("gradient-bias-of-samples", 1, "The gradient in a bias (B, 1, M, N) is a sum over heads.",
              lambda d: _biased_by(d, 2, 1, 20, 34)),
     gradient("gradient-bias-of-keys", 1, "The gradient in a bias (1, H, 1, N) is a sum over samples and queries.",
@@ -288,35 +203,16 @@ KERNELS: tuple[Case, ...] = (
         _sentinel, exact_scores),
     gradient("gradient-scores-below-minus-100", 0, "Gradients where all scores are about -128.",
              lambda d: _shifted(d, -128.0, gradient=True), hard),
-    gradient("gradient-one-query", 10, "Gradients of one query against 129 keys.", sized(1, 129, 32, gradient=True)),
-    gradient("gradient-more-keys", 10, "Gradients with fewer queries than keys.", sized(34, 66, 32, gradient=True)),
     row("negative-scale", 7, "A scale may be negative.", sized(20, 34, 32, scale=-0.25)),
     row("negative-scale-causal", 7, "A negative scale turns no masked score into the largest.",
         sized(20, 20, 32, "causal", scale=-0.25)),
     row("negative-scale-mask", 7, "The same with a mask.", sized(20, 34, 32, "mask", scale=-0.25)),
-    row("scale-of-65", 7, "A scale of its own across the edge of a block.", sized(33, 65, 32, scale=0.5)),
-    gradient("gradient-scale", 7, "Gradients with a scale of its own.", sized(20, 34, 32, scale=0.5, gradient=True)),
-    row("long-keys", 10, "66,000 keys: positions beyond 16 bits.", sized(2, 66000, 16, heads=1, batch=1), hard),
-    row("long-queries", 10, "66,000 queries.", sized(66000, 3, 16, heads=1, batch=1)),
-    row("average-1100", 8, "1,100 values of one sign: sums in a narrow type lose digits.", _one_sign, long),
-    *(row(f"memory-{name}", 10, shows, partial(_memory, kind=kind, names=names))
-      for name, (shows, kind, names) in MEMORY.items()),
-    row("memory-expanded", 10, "Key and value are expanded over the batch, with a stride of 0.",
-        lambda d: in_memory(attention(d, 18, 34, 32), "expanded", "key", "value")),
-    row("memory-mask", 10, "The mask is a transposed view.",
-        lambda d: in_memory(attention(d, 18, 34, 32, "mask"), "transposed", "mask")),
-    gradient("gradient-memory", 10, "Gradients of permuted views.",
-             lambda d: in_memory(attention(d, 18, 34, 32, heads=3, gradient=True), "permuted", *ARRAYS)),
-    gradient("gradient-memory-cotangent", 10, "The gradient of the output is a permuted view.",
-             lambda d: in_memory(attention(d, 18, 34, 32, heads=3, gradient=True), "permuted", "cotangent")),
-    gradient("gradient-memory-cotangent-stride", 10, "The last axis of the output's gradient has a stride.",
-             lambda d: in_memory(attention(d, 18, 34, 32, gradient=True), "every-second", "cotangent")),
+    row("average-32768", 8, "32,768 values of one sign: sums in a narrow type lose digits.", _one_sign, long),
     gradient("gradient-memory-cotangent-expanded", 10, "The gradient of the output is expanded, as that of a sum.",
              lambda d: in_memory(attention(d, 18, 34, 32, gradient=True), "expanded", "cotangent")),
     row("twice", 10, "The same call, twice: the same bits.", sized(33, 70, 32, "causal"), measure="twice"),
     gradient("gradient-twice", 10, "The gradients of a second, equal call.", sized(20, 34, 32, gradient=True),
              before=lambda p, _: [p]),
-    row("after-other-values", 10, "A call after another of the same shapes.", sized(33, 33, 32), before=_other_values),
     row("after-other-mask", 10, "A call after another whose mask is the opposite.", sized(20, 34, 32, "mask"),
         before=_other_values),
     row("after-no-mask", 10, "A call with a mask after one without.", sized(20, 34, 32, "mask"),
@@ -327,8 +223,6 @@ KERNELS: tuple[Case, ...] = (
         before=lambda p, _: [p.changed(memory=dict.fromkeys(ARRAYS, "permuted"))]),
     row("after-shorter", 10, "A call after one with fewer queries and keys.", sized(66, 66, 32, "causal"),
         before=lambda p, _: [_cut(p, 20, 20), _cut(p, p.sizes[2], 20)]),
-    row("same-memory", 10, "New numbers in the same memory.", sized(20, 34, 32), measure="overwritten"),
-    row("results-are-kept", 10, "A later call does not change an earlier result.", sized(20, 34, 32), measure="kept"),
     row("memory-is-freed", 10, "Many calls keep no memory.", sized(64, 512, 64), measure="freed", dtypes=("float32",)),
 )  # fmt: skip
 """Cases at kernel sizes, for subjects."""

@@ -31,9 +31,15 @@ FAULTS = (
 """Properties, and patterns of the conventions and faults that break them; the first pattern that matches counts."""
 
 CASES = (
-    ("repetition", "*memory-is-freed *same-memory *after-other-* after-* as-the-first-call *twice* results-are-kept"),
-    ("repetition", "sample-alone batch-invariance* large-*-among-others"),
-    ("memory layout", "*memory-* gradient-memory"),
+    (
+        "repetition",
+        "*memory-is-freed after-* as-the-first-call *twice* shape-*-again shape-*-rewritten",
+    ),
+    ("repetition", "shape-*-parts batch-invariance* large-*-among-others"),
+    (
+        "memory layout",
+        "*memory-* shape-*-permuted* shape-*-part* shape-*-expanded* shape-*-shared* shape-*-strided* shape-*-offset*",
+    ),
     ("dropout", "dropout* gradient-dropout"),
     ("softcap", "*softcap*"),
     ("sinks", "*sink*"),
@@ -45,7 +51,7 @@ CASES = (
     ("scale", "*scale*"),
     ("score function", "*score-* alibi* *relative-bias"),
     ("window", "*window*"),
-    ("gradient", "gradient*"),
+    ("gradient", "gradient* shape-*-gradient"),
     ("combined rules", "mask*-and-* masks-combined"),
     ("causal", "*causal*"),
     ("weights", "merged-pieces weights*"),
@@ -65,7 +71,7 @@ def related(case: str) -> list[NamedCase]:
 def property_of(case: str, variant: str = "") -> str:
     """The property that a wrong case shows to be broken: that of the fault which its answer equals, where there is one.
 
-    >>> property_of("ladder-257x32-causal"), property_of("grouped-65", "no-mask")
+    >>> property_of("shape-257x257-causal"), property_of("causal-more-keys", "no-mask")
     ('causal', 'mask')
     """
     told = _matching(variant, FAULTS) if variant else ""

@@ -25,9 +25,8 @@ from attention_conformance.oracle.variants import (
 )
 from attention_conformance.problem import NumpyArray
 
-BLOCKS = (16, 32, 64, 128)
+BLOCKS = (4, 16, 32, 64, 128)
 EDGES = (16, 32, 128, 256, 512, 1024)
-LONG_EDGES = (2048, 4096, 8192, 16384, 32768, 65535, 65536)
 
 
 def _scores(dense: Dense) -> NumpyArray:
@@ -93,8 +92,8 @@ def _not_transposed(dense: Dense) -> Answer | None:
 
 
 @given
-def _narrowed(dense: Dense, width: int) -> Dense | None:
-    kept = np.arange(dense.query.shape[-1]) < width
+def _narrowed(dense: Dense, width: Callable[[int], int]) -> Dense | None:
+    kept = np.arange(dense.query.shape[-1]) < width(dense.query.shape[-1])
     return None if kept.all() else dense.changed(query=np.where(kept, dense.query, 0))
 
 
@@ -104,6 +103,10 @@ def _causal_by(dense: Dense, see: Callable[[NumpyArray, NumpyArray], NumpyArray]
     if dense.causal is None:
         return None
     return dense.changed(causal=None).hiding(see(dense.positions[0] + dense.causal, dense.positions[1]))
+
+
+def _by_blocks(block: int, rows: NumpyArray, columns: NumpyArray) -> NumpyArray:
+    return np.asarray(columns // block <= rows // block)
 
 
 def _mask_transposed(dense: Dense) -> Dense | None:
@@ -144,42 +147,6 @@ def _maximum(dense: Dense, truth: Answer) -> NumpyArray:
 def _without_maximum(dense: Dense, truth: Answer) -> NumpyArray:
     top, logsumexp = _maximum(dense, truth), truth.arrays["logsumexp"]
     return np.where(np.isfinite(top), logsumexp - top, logsumexp)
-
-
-@given
-def _not_rescaled(dense: Dense, block: int, which: str) -> Answer | None:
-    """The running softmax, in which the sum or the output is not scaled when a new maximum comes."""
-    keys = dense.key.shape[-2]
-    if not block < keys <= 1100 or dense.cotangent is not None or not _is_plain(dense):
-        return None
-    scores = np.where(dense.through, _scores(dense), -np.inf)
-    top = np.full((*scores.shape[:-1], 1), -np.inf, scores.dtype)
-    total, output = np.zeros_like(top), np.zeros((*scores.shape[:-1], dense.value.shape[-1]), scores.dtype)
-    for start in range(0, keys, block):
-        part = scores[..., start : start + block]
-        new = np.maximum(top, part.max(axis=-1, keepdims=True))
-        safe = np.where(np.isfinite(new), new, 0)
-        powers, factor = np.exp(part - safe), np.exp(top - safe)
-        total = total * (1 if which != "output" else factor) + powers.sum(axis=-1, keepdims=True)
-        output = output * (1 if which != "sum" else factor) + powers @ dense.value[..., start : start + block, :]
-        top = new
-    return answer(dense).of(output=output / np.where(total > 0, total, 1))
-
-
-@given
-def _twice_counted(dense: Dense, block: int) -> Dense | None:
-    """The last block is moved to the end of the keys, and so overlaps the one before it."""
-    keys = dense.key.shape[-2]
-    if keys <= block or keys % block == 0:
-        return None
-    at = np.arange(keys)
-    more = np.where((at >= keys - block) & (at < keys // block * block), math.log(2.0), 0.0)
-    return dense.changed(bias=more if dense.bias is None else dense.bias + more)
-
-
-def _ragged_block_lost(block: int) -> Variant:
-    return Variant(f"ragged-block-of-{block}-lost", 10, f"keys after the last whole block of {block} are lost",
-                   keys_left(lambda at: at < at.size // block * block if at.size >= block else at >= 0))  # fmt: skip
 
 
 @given
@@ -280,31 +247,33 @@ def _edges() -> Iterator[Variant]:
         yield Variant(
             f"strict-from-{edge}", 3, f"queries from {edge} on do not see the key at their position", one_less
         )
-    for edge in (*EDGES, *LONG_EDGES):
-        before = keys_left(functools.partial(np.greater, edge))
-        yield Variant(f"keys-from-{edge}-lost", 10, f"keys from {edge} on are not attended to", before)
-    yield _ragged_block_lost(8)
     for width in (64, 128):
         says = f"the scores lack channels from {width} on"
-        yield Variant(f"width-from-{width}-lost", 10, says, _narrowed(width))
+        yield Variant(f"width-from-{width}-lost", 10, says, _narrowed(functools.partial(min, width)))
+    yield Variant("last-channels-lost", 10, "the scores lack the channels after the last 16 that are whole",
+                  _narrowed(lambda size: size // 16 * 16 or size))  # fmt: skip
     for block in BLOCKS:
-        yield from _of_blocks(block)
+        yield Variant(f"causality-by-blocks-of-{block}", 3, f"causality counts whole blocks of {block}",
+                      _causal_by(functools.partial(_by_blocks, block)))  # fmt: skip
 
 
-def _of_blocks(block: int) -> Iterator[Variant]:
-    yield Variant(f"causality-by-blocks-of-{block}", 3, f"causality counts whole blocks of {block}",
-                  _causal_by(lambda rows, columns: columns // block <= rows // block))  # fmt: skip
-    if block != 64:
-        yield _ragged_block_lost(block)
-    says = f"the last block of {block} keys overlaps the one before, whose keys count twice"
-    yield Variant(f"ragged-block-of-{block}-twice", 10, says, _twice_counted(block))
-    for name, which, what in (("sum", "sum", "the sum of weights is"), ("output", "output", "the output is"),
-                              ("maximum", "both", "sum and output are")):  # fmt: skip
-        says = f"{what} not scaled when a block of {block} keys brings a new maximum"
-        yield Variant(f"stale-{name}-of-{block}", 8, says, _not_rescaled(block, which))
+def _unhidden(dense: Dense) -> Dense | None:
+    """A finite number in place of the mask, where it hides all keys of a row."""
+    if dense.through.any(axis=-1).all() or not dense.key.shape[-2]:
+        return None
+    bias = _finite_bias(dense) + np.where(dense.through, 0, -1e4)
+    return dense.changed(mask=None, causal=None, bias=bias)
 
+
+def _finite_bias(dense: Dense) -> NumpyArray | float:
+    return 0.0 if dense.bias is None else np.where(np.isfinite(dense.bias), dense.bias, 0)
+
+
+FINITE = Variant("bias-of-minus-10000", 4, "a bias of −10,000 stands for the mask: a fully masked row attends to all",
+                 _unhidden)  # fmt: skip
 
 DIAGNOSES = (
+    FINITE,
     Variant("always-causal", 3, "causality is applied unasked",
             lambda dense: dense.changed(causal=0) if dense.causal is None else None),
     Variant("reversed-causality", 3, "a query sees the keys after it, and none before",

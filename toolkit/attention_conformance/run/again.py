@@ -36,7 +36,7 @@ def problem_of(finding: Finding, subject: Subject) -> Problem:
         With all ``arrays`` of the call, and the ``cotangent`` of a case about gradients.
     """
     subject = settled(subject)
-    (case,) = (each for each in (*subject_cases(), *BITS) if each.name == finding.case)
+    (case,) = (each for each in (*subject_cases([finding.case]), *BITS) if each.name == finding.case)
     return asked(Question(subject, case, finding.dtype, seed=finding.seed))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from attention_conformance.cases.shapes import shape_of
 from attention_conformance.run.finding import QUIET, Finding
 from attention_conformance.run.job import Job
 from attention_conformance.run.judge import asked, graded
@@ -40,7 +41,11 @@ def distrusted(job: Job, messages: Iterator[Message | Returned]) -> Iterator[Mes
             question = (owed or {}).pop((message.case, message.dtype), None)
             if question is not None and isinstance(message, Returned):
                 found = graded(question, message.arrays)
-                plain += [question] * (found.verdict == "right" and question.case.name.startswith("ladder"))
+                plain += [question] * (
+                    found.verdict == "right"
+                    and len(question.case.dtypes) > 2
+                    and shape_of(question.case.name) is not None
+                )
                 yield found
             elif question is not None and isinstance(message, Finding):
                 told = {name: getattr(message, name) for name in OF_REFUSAL}

@@ -38,7 +38,7 @@ AS_WHOLE = "as-the-whole-call", "the whole calls of the two differ already, and 
 
 MATHEMATICS = {
     "bits-whole": "scale",
-    "bits-causal": "ladder-13x32-causal",
+    "bits-causal": "shape-13x13-causal",
     "bits-mask": "mask",
     "bits-grouped": "grouped-heads",
     "bits-scale": "scale",

@@ -11,13 +11,12 @@ import numpy as np
 
 from attention_conformance.oracle.attention import Exact
 from attention_conformance.oracle.dense import Answer, answer, as_exact, dense_of
-from attention_conformance.oracle.diagnoses import DIAGNOSES
+from attention_conformance.oracle.diagnoses import DIAGNOSES, FINITE
 from attention_conformance.oracle.variants import (
     ATTENDED,
     CONVENTIONS,
     FAULTS,
     LEAK,
-    NARROW,
     SPREAD,
     Variant,
     reached,
@@ -25,6 +24,7 @@ from attention_conformance.oracle.variants import (
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.run.finding import CONVENTION, WRONG, Finding
 from attention_conformance.run.former import FORMER, MEMORY_OF, mistaken
+from attention_conformance.run.kinds import CAUSAL
 from attention_conformance.run.question import size_of
 from attention_conformance.subjects.fit import meant
 
@@ -66,14 +66,12 @@ class Variants:
         question = bounds.question
         if not question.causes:
             return
-        if self._dense is not None:
-            for variant, problem in mistaken(question.case, bounds.problem, question.subject, question.seed):
-                yield variant, answer(dense_of(meant(problem, question.subject)))
         yield MEMORY_OF, None
-        for variant in (*FAULTS, *DIAGNOSES):
+        is_large = size_of(bounds.problem) > 2 * MOST_PLANTED
+        for variant in (*FAULTS, *(() if is_large else DIAGNOSES)):
             yield variant, self.of(variant)
 
-    def _of_nonfinite(self, got: Mapping[str, NumpyArray], bounds: Bounds) -> Variant | None:
+    def of_nonfinite(self, got: Mapping[str, NumpyArray], bounds: Bounds) -> Variant | None:
         """What explains a result of arrays that are not finite, where those that are attended to may give anything."""
         dense, truth = self._dense, bounds.truth.arrays
         if dense is None or any(each.shape != truth[name].high.shape for name, each in got.items()):
@@ -113,24 +111,21 @@ class Variants:
         """The variants that a wrong result equals, with all others of the call, and the names of those it does not."""
         if bounds.question.case.closed is not None:
             return [], []
-        if of_nan := self._of_nonfinite(got, bounds):  # first, as what is all NaN equals many faults
+        if of_nan := self.of_nonfinite(got, bounds):  # first, as what is all NaN equals many faults
             return [of_nan], []
         equal: list[Variant] = []
         unlike: list[str] = []
-        narrow, measured = self._of_narrow_scores(got, bounds, wrong), bounds.measure(got, bounds.truth.arrays)
-        is_near = measured.error <= 2 * measured.bound  # so that faults that change little are equal by chance
         for variant, other in self._others(bounds):
-            if variant is MEMORY_OF:
-                if not equal and self._is_other(got, again, bounds):
-                    return [variant], []
-                if narrow and is_near:
-                    break
+            if variant is MEMORY_OF and not equal and self._is_other(got, again, bounds):
+                return [variant], []
             if other is None:
                 continue
             expected = {name: as_exact(each, other.scales[name]) for name, each in other.arrays.items() if name in got}
             if wrong not in expected:
                 continue
-            if not bounds.measure(got, expected).passes:
+            near = replace(bounds, truth=replace(bounds.truth, kappa=other.kappa)) if variant is FINITE else bounds
+            is_far = variant is not FINITE or not near.measure(got, near.truth.arrays).passes
+            if not (is_far and near.measure(got, expected).passes):
                 unlike.append(variant.name)
             elif variant.name not in [each.name for each in equal]:
                 equal.append(variant)
@@ -138,11 +133,7 @@ class Variants:
                 break
         if not equal and self._dense is not None and not np.isfinite(self._dense.query).all():
             equal = [SPREAD] * _spreads(got, bounds)  # after the conventions of masked rows
-        if equal[:1] and equal[0] not in CONVENTIONS and is_near:
-            return narrow or equal, unlike
-        if equal and bounds.question.narrow_is_habit:
-            return list(dict.fromkeys([*narrow, *equal])), unlike
-        return equal or narrow or self._of_narrow_convention(got, bounds, wrong), unlike
+        return equal, unlike
 
     def _is_other(
         self, got: Mapping[str, NumpyArray], again: Callable[[], Mapping[str, NumpyArray]], bounds: Bounds
@@ -157,33 +148,28 @@ class Variants:
             return False
         return not bounds.measure(got, other).passes
 
-    def _of_narrow_scores(
-        self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str, other: Answer | None = None
-    ) -> list[Variant]:
-        """Scores of 16 bits, where these explain the error; by default that to the truth."""
-        truth, kappa = bounds.truth.arrays, bounds.truth.kappa
-        if bounds.question.dtype not in NARROW_TYPES:
-            return []
-        allowed, expected = 4 * (1 + kappa), dict(truth)
-        if other is not None:
+    def former(self, got: Mapping[str, NumpyArray], bounds: Bounds) -> list[Variant]:
+        """The arrays of a call before that explain a result in place of its own."""
+        question, found = bounds.question, []
+        for variant, problem in mistaken(question.case, bounds.problem, question.seed):
+            other = answer(dense_of(meant(problem, question.subject)))
             expected = {name: as_exact(each, other.scales[name]) for name, each in other.arrays.items() if name in got}
+            found += [variant] * bounds.measure(got, expected).passes
+        return found
+
+    def explain_narrow(self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str) -> bool:
+        """Whether scores of 16 bits explain the error of a result."""
+        truth, kappa = bounds.truth.arrays, bounds.truth.kappa
+        allowed, expected = 4 * (1 + kappa), dict(truth)
         if wrong == "output" and self._dense is not None and kappa < SMALL:
             # An error of the scores moves an average by at most that times the deviation of the values.
-            found, value = (other or answer(self._dense)).arrays, np.nan_to_num(self._dense.value)
+            found, value = answer(self._dense).arrays, np.nan_to_num(self._dense.value)
             if "weights" in found:
                 deviation = np.sqrt(np.maximum(found["weights"] @ value**2 - found["output"] ** 2, 0))
                 allowed, exact = 2 * (1 + kappa), expected["output"]
                 scale = np.nan_to_num(deviation).astype(np.float64) + exact.scale / (1 + kappa)
                 expected["output"] = exact._replace(scale=scale)
-        return [NARROW] if wrong in expected and bounds.measure(got, expected).error <= allowed else []
-
-    def _of_narrow_convention(self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str) -> list[Variant]:
-        """A convention, where scores of 16 bits explain what it leaves of the error."""
-        for variant in CONVENTIONS:
-            other = self.of(variant)
-            if other is not None and self._of_narrow_scores(got, bounds, wrong, other):
-                return [variant]
-        return []
+        return wrong in expected and bounds.measure(got, expected).error <= allowed
 
 
 def _spreads(got: Mapping[str, NumpyArray], bounds: Bounds) -> bool:
@@ -226,29 +212,41 @@ def agreed(findings: Sequence[Finding]) -> list[Finding]:
     """The findings with the cause that explains the most of them, where several equal what is wrong.
 
     A cause that more of the wrong answers contradict than it explains, twice over, has no name. That the scale is
-    another, right answers contradict, too: there are few conditions for it. Where scores of 16 bits explain the error
-    as well, they are the cause, unless the other explains an error that they do not.
+    another, right answers contradict, too: there are few conditions for it. Causality that counts from one corner in
+    some cases, and from the other in others, follows neither convention.
     """
     named = {each.name: each for each in (*FAULTS, *DIAGNOSES, *FORMER)}
     wrong = [each for each in findings if each.verdict in WRONG]
     explained = Counter(name for each in wrong for name in each.equals)
-    certain = {name for each in wrong if NARROW.name not in each.equals for name in each.equals}
     contradicted = Counter(name for each in wrong for name in each.rejected)
     right = Counter(name for each in findings if each.verdict == "right" for name in each.rejected)
     contradicted += Counter({name: right[name] // 8 for name in OF_SCALE})
+    corners = {_corner(each) for each in findings}
+    is_mixed = "right" in corners and bool(corners & CORNERS)
 
     def told(finding: Finding) -> Finding:
+        if is_mixed and finding.variant in CORNERS and not finding.case.startswith("probe"):
+            verdict = "silently wrong" if finding.verdict == CONVENTION else finding.verdict
+            return replace(finding, variant=MIXED.name, says=MIXED.says, line=MIXED.line, verdict=verdict)
         names = [name for name in finding.equals if name in named]
-        is_excused = (finding.verdict, finding.variant) == (CONVENTION, NARROW.name)
-        if not names or not (finding.verdict in WRONG or is_excused):
+        if not names or finding.verdict not in WRONG:
             return finding
         best = max(names, key=lambda name: explained[name] - contradicted[name])
-        is_refuted = contradicted[best] > 2 * explained[best]
-        if is_excused and (is_refuted or best not in certain):
-            return finding
-        if is_refuted:
+        if contradicted[best] > 2 * explained[best]:
             return replace(finding, variant="", says="", line=0)
-        verdict = "silently wrong" if is_excused else finding.verdict
-        return replace(finding, variant=best, says=named[best].says, line=named[best].line, verdict=verdict)
+        return replace(finding, variant=best, says=named[best].says, line=named[best].line)
 
     return [told(each) for each in findings]
+
+
+CORNERS = {"top-left-causal", "bottom-right-causal"}
+MIXED = Variant("mixed-causal", 3, "causality counts from the last key for some lengths, and from the first for others")
+
+
+def _corner(finding: Finding) -> str:
+    """From where causality is seen to count, in a case in which it matters: by name, or as calls have found it."""
+    queries, keys = (finding.shapes[name][-2] for name in ("query", "key")) if finding.shapes else (0, 0)
+    if finding.variant in CORNERS:
+        return finding.variant
+    is_shown = finding.verdict == "right" and CAUSAL in finding.kinds and 1 < queries != keys > 1
+    return "right" * is_shown

@@ -22,9 +22,10 @@ from attention_conformance.oracle.attention import Exact
 from attention_conformance.oracle.ulps import worst_error
 from attention_conformance.oracle.variants import CONVENTIONS, NARROW, SINGLE, TF32, Variant
 from attention_conformance.problem import NumpyArray, Problem
-from attention_conformance.run.causes import Variants, power
+from attention_conformance.run.causes import NARROW_TYPES, Variants, power
 from attention_conformance.run.expected import Expected, Origin, met, read_expected
-from attention_conformance.run.finding import WRONG, Finding
+from attention_conformance.run.experiments import SUMS, TOLD, Ask, has_narrow_sums, read, simplest
+from attention_conformance.run.finding import CONVENTION, WRONG, Finding
 from attention_conformance.run.implementations import bound_of, in_way, refusal
 from attention_conformance.run.kinds import kinds_of
 from attention_conformance.run.measures import MEASURES, drawn, plain, result_of
@@ -74,8 +75,8 @@ def _judged(question: Question) -> Finding:
     problem = problem if question.library else asked(question)  # others may have written into their arguments
     is_one_call = question.case.measure not in {**PROPERTY_MEASURES, **MEASURES}
     is_called_again = is_one_call and question.library is None
-    again = (lambda: result_of(question, problem)) if is_called_again else (lambda: answered)
-    found = compared(question, problem, answered, again)
+    ask = functools.partial(result_of, question) if is_called_again else None
+    found = compared(question, problem, answered, ask)
     if question.library is None or found.verdict not in WRONG or not math.isfinite(found.error):
         return found
     excused = met(found, known(), Origin(question.device, question.library.name))
@@ -99,7 +100,7 @@ def graded(question: Question, got: dict[str, NumpyArray]) -> Finding:
     """The finding for what a subject has returned in another process."""
     started = time.perf_counter()
     with np.errstate(all="ignore"):
-        found = compared(question, asked(question), got, lambda: got)
+        found = compared(question, asked(question), got)
     return replace(found, seconds=time.perf_counter() - started)
 
 
@@ -182,10 +183,9 @@ def _of_shapes(question: Question, problem: Problem) -> Finding:
     return replace(question.blank, shapes=shapes, kinds=kinds_of(problem, question.dtype, several))
 
 
-def compared(
-    question: Question, problem: Problem, got: dict[str, NumpyArray], again: Callable[[], dict[str, NumpyArray]]
-) -> Finding:
-    """The finding for what one call, or several put together, gave; ``again`` gives it once more."""
+def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], ask: Ask | None = None) -> Finding:
+    """The finding for what one call, or several put together, gave; ``ask`` is one call of a problem."""
+    again = (lambda: got) if ask is None else (lambda: ask(problem))
     truth, blank = truth_of(question, problem), _of_shapes(question, problem)
     wanted = [name for name in ("weights", "logsumexp") if problem.options.get(f"return_{name}")]
     wanted = [] if question.case.measure in PROPERTY_MEASURES else wanted
@@ -206,17 +206,53 @@ def compared(
         return replace(found, **power(question, problem, bounds, variants))
     verdict = "visibly wrong" if _is_visible(got, truth, kinds) else "silently wrong"
     found = replace(found, verdict=verdict, **bounds.located(measured, got))
-    equal: list[Variant] = []
     unlike: list[str] = []
-    for inaccurate, allowed in _precisions(bounds):
+    may_ask = question.causes and question.library is None and question.is_trusted
+    is_wide_right = question.narrow_is_habit and not may_ask
+    equal = variants.former(got, bounds)
+    if may_ask and not equal:
+        simpler, setting, is_wide_right = simplest(question, judged)
+        if simpler is not None:
+            return _as(found, simpler, question)
+        equal = [] if setting is None else [setting]
+    if is_wide_right and question.dtype in NARROW_TYPES:
+        if may_ask and has_narrow_sums(question, judged):
+            equal = [SUMS]
+        elif variants.explain_narrow(got, bounds, measured.result):
+            equal = [NARROW]
+    for inaccurate, allowed in () if equal else _precisions(bounds):
         if inaccurate is not None and allowed.measure(got, truth.arrays).passes:
             equal, unlike = [inaccurate], []
         else:
             equal, unlike = variants.equal(got, allowed, measured.result, again)
         if equal:
             break
+    is_narrow_alone = question.dtype in NARROW_TYPES and not question.narrow_is_habit
+    if not equal and is_narrow_alone and variants.explain_narrow(got, bounds, measured.result):
+        equal = [NARROW]
+    if not equal and ask is not None and may_ask and "channel" not in found.says:
+        equal = [each for each in [_shown(question, problem, found, ask)] if each is not None]
     found = replace(found, equals=tuple(each.name for each in equal), rejected=tuple(unlike))
     return _told(found, question, equal)
+
+
+def _shown(question: Question, problem: Problem, found: Finding, ask: Ask) -> Variant | None:
+    """What values that are indicators show of the row with the largest error."""
+    if found.worst is None or found.worst.result != "output" or len(found.worst.index) != 4:
+        return None
+    try:
+        return read(question, problem, found.worst.index[:3], ask)
+    except Exception:  # whatever a subject raises for other values
+        return None
+
+
+def _as(found: Finding, simpler: Finding, question: Question) -> Finding:
+    """A wrong finding with the cause of a simpler one."""
+    names = {name: getattr(simpler, name) for name in TOLD if getattr(simpler, name)}
+    is_convention = simpler.verdict in (CONVENTION, "accepted") and bool(simpler.variant)
+    verdict = simpler.verdict if is_convention else found.verdict
+    found = replace(found, **names, verdict=verdict)
+    return replace(found, verdict="accepted") if {found.variant, found.case} & set(question.accepted) else found
 
 
 def _precisions(bounds: Bounds) -> Iterator[tuple[Variant | None, Bounds]]:
@@ -286,7 +322,10 @@ class Bounds:
         if name not in got:
             return {}
         found, where = located(name, got[name], self.truth.arrays[name], self.dtype(name), measured.bound)
-        return {**found, "says": where}
+        return {
+            **found,
+            "says": where or f"the gradient of {name} is wrong" * (self.question.case.measure == "gradient"),
+        }
 
     def dtype(self, name: str) -> str:
         """The dtype of a result."""

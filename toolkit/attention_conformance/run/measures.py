@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from attention_conformance.call import AttentionFunction, one_line, output_function
+from attention_conformance.cases.case import Case
 from attention_conformance.cases.kernels import asking
 from attention_conformance.oracle.ulps import difference
 from attention_conformance.problem import NumpyArray, Problem
@@ -32,9 +34,16 @@ CALLS = 8
 
 def drawn(question: Question) -> Problem:
     """The problem of a case, with heads as wide as kernels take them."""
-    widths = {} if question.subject.native else {"width": 16, "value_width": 16}
-    problem = question.case.problem(question.dtype, question.seed, **widths)
-    return of_implementation(problem, question.implementation)
+    widths = () if question.subject.native else (("width", 16), ("value_width", 16))
+    problem = _problem(question.case, question.dtype, question.seed, widths)
+    arrays = {name: each.copy() for name, each in problem.arrays.items()}  # as a subject may write into them
+    return of_implementation(problem.changed(arrays=arrays), question.implementation)
+
+
+@functools.lru_cache(1)
+def _problem(case: Case, dtype: str, seed: int, widths: tuple[tuple[str, int], ...]) -> Problem:
+    """The problem of a case, which is asked for several times on end."""
+    return case.problem(dtype, seed, **dict(widths))
 
 
 def variables(question: Question, problem: Problem) -> list[str]:
@@ -131,14 +140,6 @@ def _overwritten(question: Question, problem: Problem) -> dict[str, NumpyArray]:
     return found
 
 
-def _kept(question: Question, problem: Problem) -> dict[str, NumpyArray]:
-    """The first of two calls, looked at after the second."""
-    backend, xp = question.backend, question.backend.namespace
-    first = outputs(problem, question.subject, _placed(question, problem), xp)
-    outputs(problem, question.subject, _placed(question, problem.turned()), xp)
-    return to_numpy(first, backend)
-
-
 def _freed(question: Question, problem: Problem) -> dict[str, NumpyArray]:
     """Calls with arrays of their own, during which the process must not grow by what they got."""
     found = result_of(question, problem)
@@ -193,7 +194,6 @@ MEASURES: dict[str, Callable[[Question, Problem], Answer]] = {
     "twice": _twice,
     "exact": _bits,
     "overwritten": _overwritten,
-    "kept": _kept,
     "freed": _freed,
     "autocast": _autocast,
     "message": _message,

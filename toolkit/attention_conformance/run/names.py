@@ -8,11 +8,14 @@ from fnmatch import fnmatchcase
 
 from attention_conformance.cases.bits import BITS
 from attention_conformance.cases.large import LARGE
+from attention_conformance.cases.shapes import shape_of
 from attention_conformance.oracle.diagnoses import DIAGNOSES
 from attention_conformance.oracle.emulated import AXES
 from attention_conformance.oracle.variants import CONVENTIONS, FAULTS, NARROW, SPREAD
 from attention_conformance.run.bits import AS_WHOLE, FACTS
-from attention_conformance.run.catalogue import SUBJECT_CASES
+from attention_conformance.run.catalogue import SUBJECT_CASES, shapes
+from attention_conformance.run.causes import MIXED
+from attention_conformance.run.experiments import EXPERIMENTS
 from attention_conformance.run.former import FORMER
 from attention_conformance.run.kinds import NAMES
 from attention_conformance.run.surprises import SURPRISES
@@ -21,14 +24,14 @@ from attention_conformance.subjects.watch import TOUCHED
 
 
 def _variants() -> list[str]:
-    known = [each.name for each in (*CONVENTIONS, *FAULTS, *DIAGNOSES, *FORMER, NARROW, SPREAD)]
+    known = [each.name for each in (*CONVENTIONS, *FAULTS, *DIAGNOSES, *FORMER, *EXPERIMENTS, MIXED, NARROW, SPREAD)]
     known += [*(f"other-{name}" for name in AXES), *(name for name, _ in FACTS.values()), AS_WHOLE[0]]
     return [*known, *TOUCHED, *(name for _, name, _ in SURPRISES.values()), *NAMES.values()]
 
 
 def case_names() -> list[str]:
     """The names of all cases about a subject."""
-    return [case.name for case in (*SUBJECT_CASES, *LARGE, *BITS)]
+    return [case.name for case in (*SUBJECT_CASES, *shapes(), *LARGE, *BITS)]
 
 
 def not_accepted(names: Iterable[str]) -> str:
@@ -42,7 +45,7 @@ def not_accepted(names: Iterable[str]) -> str:
 
 def no_case(pattern: str, *, of_findings: bool = False) -> str:
     """What is wrong with a pattern of cases, or of all findings; empty where it matches one."""
-    known = case_names()
+    known = [*case_names(), *[pattern] * (shape_of(pattern) is not None)]
     others = [*(f"probe: {each}" for each in (*SURPRISES, *PROBES)), *(f"kind: {each}" for each in NAMES)]
     if any(
         fnmatchcase(name, pattern) for name in [*known, *(["start", "end", "fuzz", *others] if of_findings else [])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -14,10 +15,12 @@ from attention_conformance.call import unsupported
 from attention_conformance.cases.batch import in_calls, other_bits
 from attention_conformance.cases.properties import LENGTHS
 from attention_conformance.oracle.dense import answer, dense_of
-from attention_conformance.problem import NumpyArray, Problem, rounded
+from attention_conformance.oracle.positions import passes
+from attention_conformance.oracle.ulps import difference
+from attention_conformance.problem import NumpyArray, Problem, Rule, rounded
 from attention_conformance.run.question import Question
-from attention_conformance.subjects.call import place, to_numpy, torch_pass
-from attention_conformance.subjects.fit import fit
+from attention_conformance.subjects.call import outputs, place, to_numpy, torch_pass
+from attention_conformance.subjects.fit import fit, meant
 from attention_conformance.subjects.subject import NotOffered, Subject
 from attention_conformance.subjects.watch import Touched
 
@@ -69,6 +72,96 @@ def in_equal_bits(question: Question, problem: Problem, call: Call) -> Arrays:
     if unlike := other_bits(problem, found):
         raise Touched(unlike, "other-bits-in-batch")
     return found
+
+
+def positioned(problem: Problem, subject: Subject) -> Problem:
+    """The problem whose mask is one array, or one rule of positions, so that its parts mean what the whole does."""
+    problem = meant(problem, subject)
+    rules = [problem.mask] * (problem.mask is not None) + [Rule("Causal")] * bool(problem.options.get("is_causal"))
+    options = {name: each for name, each in problem.options.items() if name != "is_causal"}
+    if len(rules) == 1 and rules[0] and rules[0].kind in ("Causal", "array"):
+        return problem.changed(options=options, mask=rules[0])
+    if not rules:
+        return problem
+    through = functools.reduce(np.logical_and, (passes(rule, problem) for rule in rules if rule))
+    return problem.changed(options=options).holding(mask=through)
+
+
+def taken(problem: Problem, axis: int, at: NumpyArray) -> Problem:
+    """The same with some of the samples, heads, queries or keys: the axes -4 to -1 of the scores."""
+    shared, arrays = problem.sizes[1] // problem.arrays["key"].shape[-3], dict(problem.arrays)
+    for name, each in arrays.items():
+        of_keys, where, chosen = name in ("key", "value"), axis, at
+        if axis == -3 and of_keys:
+            chosen = at[::shared] // shared
+        if axis > -3 and name in ("query", "key", "value"):
+            if (axis == -1) != of_keys:
+                continue
+            where = -2
+        if each.shape[where] > 1:
+            arrays[name] = np.take(each, chosen, axis=where)
+    return problem.changed(arrays=arrays)
+
+
+def shuffled(question: Question, problem: Problem, call: Call) -> Arrays:
+    """Samples, heads, and keys where no position counts, from last to first; the output in the first order."""
+    (batch,), heads, _, columns = problem.sizes
+    whole = positioned(problem, question.subject)
+    axes = {-4: batch, -3: heads, -1: columns}
+    if whole.mask is not None and (whole.mask.kind == "Causal" or problem.options.get("is_causal")):
+        axes.pop(-1)
+        whole = problem
+    for axis, size in axes.items():
+        whole = taken(whole, axis, np.arange(size)[::-1])
+    return {"output": call(question, fit(whole, question.subject))["output"][::-1, ::-1]}
+
+
+def hidden(question: Question, problem: Problem, call: Call) -> Arrays:
+    """Large finite keys and values behind the others, which no query may attend to."""
+    _, _, rows, columns = problem.sizes
+    more, longer = 1 + columns // 4, positioned(problem, question.subject)
+    rule, arrays = longer.mask, dict(longer.arrays)
+    for name in ("key", "value"):
+        behind = arrays[name][..., np.arange(more) % columns, :] * arrays[name].dtype.type(32)
+        arrays[name] = np.concatenate([arrays[name], behind], axis=-2)
+    if rule is None or rule.kind == "array" or rule.arguments.get("offset", 0) + rows > columns:
+        arrays["mask"] = np.ones((1, 1, 1, columns), dtype=bool) if rule is None else passes(rule, longer)
+    for name in {"mask", "bias"} & set(arrays):
+        arrays[name] = np.pad(arrays[name], [(0, 0)] * (arrays[name].ndim - 1) + [(0, more)])
+    return call(question, fit(longer.changed(arrays={}).holding(**arrays), question.subject))
+
+
+def in_parts(question: Question, problem: Problem, call: Call) -> Arrays:
+    """Each sample alone; of one sample, each group of heads, or some of the queries."""
+    (batch,), heads, rows, _ = problem.sizes
+    groups = problem.arrays["key"].shape[-3]
+    axis = -4 if batch > 1 else -3 if groups > 1 else -2
+    size, count = {-4: (batch, batch), -3: (heads, groups), -2: (rows, min(rows, 2))}[axis]
+    whole, found = positioned(problem, question.subject), []
+    for at in np.array_split(np.arange(size), count):
+        part = taken(whole if axis == -2 else problem, axis, at)
+        if axis == -2 and part.mask is not None and part.mask.kind == "Causal":
+            part = part.changed(mask=Rule("Causal", {"offset": part.mask.arguments.get("offset", 0) + int(at[0])}))
+        found.append(call(question, fit(part, question.subject))["output"])
+    return {"output": np.concatenate(found, axis=axis)}
+
+
+def again(question: Question, problem: Problem, call: Call) -> Arrays:
+    """A call between others of the same shapes: they change neither its result, nor the bits of an equal call."""
+    subject, backend = question.subject, question.backend
+    fitted, other = fit(problem, subject), fit(problem.turned(), subject)
+    call(question, other)
+    result = outputs(fitted, subject, place(fitted, subject, backend, question.device), backend.namespace)
+    first = to_numpy(result, backend)
+    first = {name: each.copy() for name, each in first.items()}
+    call(question, other)
+    later, second = to_numpy(result, backend), call(question, fitted)
+    for name, each in first.items():
+        if difference(each, later[name]):
+            return later
+        if unlike := difference(each, second[name]):
+            raise Touched(f"{name} of an equal call after another: {unlike.told(name)}", "other-bits")
+    return first
 
 
 def merged(question: Question, problem: Problem, call: Call) -> Arrays:
@@ -218,6 +311,10 @@ PROPERTY_MEASURES: Mapping[str, Any] = {
     "decoded": decoded,
     "batch": in_batches,
     "batch bits": in_equal_bits,
+    "shuffled": shuffled,
+    "hidden": hidden,
+    "parts": in_parts,
+    "again": again,
     "merged": merged,
     "dropped": dropped,
     "windowed": windowed,

@@ -108,7 +108,9 @@ def truth_of(question: Question, problem: Problem) -> Truth:
     is_small = changed or (question.digits and size <= SMALL)
     if not is_small:
         wide = answer(dense_of(asked))
-        return Truth({name: as_exact(each, wide.scales[name]) for name, each in wide.arrays.items()}, wide.kappa)
+        left_out = () if question.subject.has_weights else ("weights",)
+        arrays = {name: each for name, each in wide.arrays.items() if name not in left_out}
+        return Truth({name: as_exact(each, wide.scales[name]) for name, each in arrays.items()}, wide.kappa)
     return _exact(asked)
 
 

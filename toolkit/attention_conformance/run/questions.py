@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 from attention_conformance.cases.bits import BITS, SAME_CALL
+from attention_conformance.cases.case import Case
 from attention_conformance.cases.large import LARGE
+from attention_conformance.cases.shapes import NARROW, shape_of
 from attention_conformance.problem import DTYPES
 from attention_conformance.run.catalogue import OF_OTHERS, matching, subject_cases
 from attention_conformance.run.job import Job
 from attention_conformance.run.question import Question
 from attention_conformance.subjects.subject import Subject
-
-NARROW = ("float16", "bfloat16")
 
 SLOW = ("bits-compiled", "bits-strides", "bits-threads")
 """Questions about bits in one type."""
@@ -24,13 +25,24 @@ def questions(subject: Subject, job: Job, like: Subject | None) -> list[Question
     is_all = not (job.dtypes or job.cases or job.is_large)
     others = [each for each in DTYPES if each in (subject.dtypes or ()) and each not in dtypes and is_all]
     asked = functools.partial(Question, profile=job.bounds, seed=job.seed, accepted=job.accepted, like=like,
-                              power=job.power and not job.is_large, is_trusted=job.is_trusted)  # fmt: skip
+                              is_trusted=job.is_trusted)  # fmt: skip
+    cases = matching(LARGE, job.cases) if job.is_large else subject_cases(job.cases, job.bounds, subject, job.seed)
+    has_power = job.power and not job.is_large
     return [
-        asked(subject, case, dtype)
-        for case in (matching(LARGE, job.cases) if job.is_large else subject_cases(job.cases, job.bounds))
-        for dtype in (*dtypes, *(others if case.name in OF_OTHERS else ()))
-        if dtype in case.dtypes and (case.name, dtype) not in job.done
+        asked(
+            subject, case, dtype, power=has_power and not (is_shape and case.dtypes is not DTYPES), digits=not is_shape
+        )
+        for case in cases
+        for is_shape in [shape_of(case.name) is not None]
+        for dtype in _asked_types(case, is_shape, dtypes, others)
+        if (case.name, dtype) not in job.done
     ]
+
+
+def _asked_types(case: Case, is_shape: bool, dtypes: Sequence[str], others: Sequence[str]) -> list[str]:
+    """The dtypes of a case: a drawn shape has the first of all where none is of its size."""
+    found = [each for each in (*dtypes, *(others if case.name in OF_OTHERS else ())) if each in case.dtypes]
+    return found or list(dtypes[:1]) * is_shape
 
 
 def pair_questions(subject: Subject, other: Subject, job: Job) -> list[Question]:

@@ -12,14 +12,11 @@ import numpy as np
 from attention_conformance.call import output_function
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.strides import stored
-from attention_conformance.subjects.subject import Subject
+from attention_conformance.subjects.subject import STRIDED, Subject
 from attention_conformance.subjects.watch import Touched
 from attention_core.backend import Backend, get_backend
 
 Arrays = dict[str, Any]
-STRIDED = ("numpy", "torch")
-"""Libraries whose arrays have strides."""
-
 RESULTS = ("output", "weights", "logsumexp")
 
 

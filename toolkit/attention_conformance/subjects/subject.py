@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -12,6 +13,10 @@ LAYOUTS = ("BHSD", "BSHD", "SBHD", "HSD", "SHD", "SD")
 
 class NotOffered(Exception):  # noqa: N818 (a fact, no error)
     """A subject does not declare what a case needs."""
+
+
+STRIDED = ("numpy", "torch")
+"""Libraries whose arrays have strides."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,10 +131,20 @@ class Subject:
         names = [each.name for each in fields(self) if each.name not in ("function", "backward")]
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
+    @functools.cached_property
+    def known(self) -> dict[Any, Any]:
+        """What calls have shown of it in this process, by what was asked."""
+        return {}
+
     @property
     def has_logsumexp(self) -> bool:
         """Whether a call gives the logsumexp, asked or unasked."""
         return bool(self.native) or "logsumexp" in {*(self.asks or ()), *(self.returns or ())}
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether a call gives the weights, asked or unasked."""
+        return bool(self.native) or "weights" in {*(self.asks or ()), *(self.returns or ())}
 
     @property
     def mask_is_bias(self) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 
 from attention_core.backend import Backend
 
-LARGEST = 2**28
+LARGEST = 2**26
 """Elements of a buffer above which the array alone is hashed."""
 
 MUTABLE = ("numpy", "torch")
@@ -62,7 +62,7 @@ def watched(arrays: Mapping[str, Any], backend: Backend) -> Iterator[None]:
 
 
 def _bytes(array: Any, backend: Backend) -> tuple[bytes, bytes]:
-    """Hashes of an array, and of the whole buffer that it is a view of."""
+    """The bytes of an array, and of the whole buffer that it is a view of."""
     whole = array
     while (base := getattr(whole, "base" if backend.name == "numpy" else "_base", None)) is not None:
         if type(base) is not type(whole):
@@ -74,10 +74,11 @@ def _bytes(array: Any, backend: Backend) -> tuple[bytes, bytes]:
 
 
 def _hash(array: Any, backend: Backend) -> bytes:
-    """The hash of an array; of a large one part by part, as each part is copied."""
-    parts = array if np.prod(array.shape, dtype=np.int64) > LARGEST else (array,)
+    """The bytes of an array; of a large one their hash, part by part, as each part is copied."""
+    if np.prod(array.shape, dtype=np.int64) <= LARGEST:
+        return np.asarray(backend.to_numpy(array)).tobytes()
     found = hashlib.sha256()
-    for each in parts:
+    for each in array:
         found.update(np.asarray(backend.to_numpy(each)).tobytes())
     return found.digest()
 

@@ -1,4 +1,4 @@
-"""Cases of pairs of settings, and of corners: faults that no other case shows."""
+"""Cases of drawn shapes, their relations, and corners: faults that no other case shows."""
 
 import functools
 import itertools
@@ -9,7 +9,7 @@ import pytest
 from planted_kernels import TAKES, found
 
 from attention_conformance import Subject
-from attention_conformance.cases.pairs import TABLE
+from attention_conformance.cases.shapes import KEYS, MEMORY, RELATIONS, RULES, case_of, drawn, shape_of
 from attention_conformance.run.job import Job
 from attention_conformance.run.questions import questions
 
@@ -50,20 +50,44 @@ def formula(fault=""):
 
 FORMULA = {
     "causality lost next to a mask of heads": "mask-of-heads-and-causal",
-    "a mask's buffer read from its start": "memory-mask-misaligned",
+    "a mask's buffer read from its start": "shape-70x130-h3on3-maskbhm-offsetmask",
     "masks kept by their sum": "after-rolled-mask",
-    "masks kept by their memory": "same-memory-mask",
+    "masks kept by their memory": "shape-20x34-mask-rewritten",
     "masked scores 30 below the others": "masked-large-value",
     "the maximum of the last block": "steeply-falling-scores",
     "small weights dropped": "small-weights",
-    "channels of values beyond 64 lost": "narrow-values-128",
+    "channels of values beyond 64 lost": "shape-33x65-d192e128-causal",
 }
 
 
-def test_any_two_values_of_the_settings_are_together_in_a_row():
-    sizes, *others = zip(*((row[:2], *row[2:4], row[4:6], *row[6:]) for row in TABLE), strict=True)
-    for first, second in itertools.combinations([sizes, *others], 2):
-        assert set(zip(first, second, strict=True)) == set(itertools.product(set(first), set(second)))
+def level(classes, value):
+    return next(number for number, each in enumerate(classes) if value in each)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 12345])
+def test_any_three_settings_of_a_call_meet_in_a_drawn_shape(seed):
+    """But for heads, queries and samples, of which large calls have fewer."""
+    rows = [
+        (
+            level(KEYS, each.keys),
+            level(RULES, each.rule),
+            level(MEMORY, each.memory),
+            RELATIONS.index(each.relation),
+            narrow,
+        )
+        for each, narrow in drawn(seed)
+    ]
+    for axes in itertools.combinations(zip(*rows, strict=True), 3):
+        lost = set(itertools.product(*map(set, axes))) - set(zip(*axes, strict=True))
+        assert len(lost) <= 14  # nobody writes into memory that is expanded
+
+
+def test_a_name_tells_all_of_a_shape_and_makes_the_same_case():
+    for shape, _ in drawn(0):
+        assert shape_of(shape.name) == shape
+    first, second = (case_of(shape_of("shape-3x70-h4on2-ragged-permuted")).problem("float32") for _ in range(2))
+    assert all((first.arrays[name] == second.arrays[name]).all() for name in first.arrays)
+    assert shape_of("shape-3x70-h4on3-plain") is shape_of("shape-0x0") is shape_of("shape-3x70-odd") is None
 
 
 @pytest.mark.parametrize(("fault", "case"), FORMULA.items())

@@ -1,0 +1,69 @@
+"""Wrong cases once more by the programs that are printed, each in a process of its own, before they are told."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from attention_conformance.oracle.variants import Variant
+from attention_conformance.run.again import script_of
+from attention_conformance.run.experiments import EXPERIMENTS, STATE, THREADS
+from attention_conformance.run.finding import WRONG, Finding, grouped
+from attention_conformance.run.former import FORMER
+
+if TYPE_CHECKING:
+    from attention_conformance.run.job import Job
+
+UNSURE = {"", "other-bits", *(each.name for each in (*FORMER, *EXPERIMENTS))}
+"""Causes that are told of an answer that other calls may have changed."""
+
+CAUSES = 3
+"""Causes of which a case is run once more: each takes a second."""
+
+SECONDS = 120.0
+
+
+def confirmed(findings: Sequence[Finding], job: Job) -> list[Finding]:
+    """The findings, but for what is right alone: it is told as of state, or of threads, with the call before it.
+
+    A case of each of the first causes is run by its program. The others are told as these where these agree.
+    """
+    wrong = [each for each in findings if each.verdict in WRONG and each.dtype != "-"]
+    causes = {id(group[0]): _cause(group[0], job) for group in grouped(wrong)[:CAUSES]}
+    found = [each for each in causes.values() if each is not None]
+    if not found:
+        return list(findings)
+    cause = THREADS if THREADS in found else found[0]
+    others = cause if len(found) == len(causes) else None
+
+    def told(number: int, finding: Finding) -> Finding:
+        reason = causes.get(id(finding), others if finding.variant in UNSURE else None)
+        if finding.verdict not in WRONG or reason is None:
+            return finding
+        before = f"; before it came {findings[number - 1].case}" if number else ""
+        detail = finding.detail + before * (reason is STATE)
+        return replace(finding, variant=reason.name, says=reason.says, line=reason.line, detail=detail)
+
+    return [told(number, each) for number, each in enumerate(findings)]
+
+
+def _cause(finding: Finding, job: Job) -> Variant | None:
+    """Why a wrong case is right alone; None where it is not."""
+    text = script_of(finding, job.target, job.declared, job.how)
+    if _is_right(text):
+        return STATE
+    return THREADS if finding.variant in UNSURE and _is_right(text, OMP_NUM_THREADS="1") else None
+
+
+def _is_right(text: str, **environment: str) -> bool:
+    """Whether a program of one case says so."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        words, around = [sys.executable, "-c", text], {**os.environ, **environment}
+        done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False, env=around)
+        return done.stdout.startswith("right ")
+    return False
