@@ -12,7 +12,7 @@ from command_helpers import ENVIRONMENT
 from planted_kernels import found
 
 from attention_conformance import Finding, Subject, check_subject
-from attention_conformance.run.catalogue import SUBJECT_CASES
+from attention_conformance.cases.shapes import case_of, shape_of
 from attention_conformance.run.finding import QUIET, WRONG, exit_status, little
 from attention_conformance.run.job import Job
 from attention_conformance.run.judge import asked
@@ -249,7 +249,7 @@ def test_masks_of_keys_lengths_and_packed_sequences_are_understood(kernel, facts
     assert (subject.layout, subject.mask, subject.causal, subject.unknown) == (*facts, ())
     for each in check_subject(Subject(kernel), cases=cases, dtypes=["float32"], power=False):
         assert each.verdict == "right", each
-    problem = asked(Question(subject, next(each for each in SUBJECT_CASES if each.name == cases[1]), "float32"))
+    problem = asked(Question(subject, case_of(shape_of(cases[1])), "float32"))
     text = script(problem, subject, f"{__file__}:{kernel.__name__}", dtype="float32", bound=64.0, says="right")
     kept = {"input": text, "capture_output": True, "text": True, "env": ENVIRONMENT}
     ran = subprocess.run([sys.executable, "-"], **kept, check=False)
