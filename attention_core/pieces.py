@@ -3,26 +3,9 @@
 What does not fit raises `TypeError` or `ValueError`, as in `scaled_dot_product_attention`.
 """
 
-from attention_core._attention.reproducible.pieces import ExactPartial, Extent
-from attention_core._functions.pieces import (
-    Partial,
-    attention_extent,
-    complete_partial,
-    merge_extents,
-    merge_partials,
-    partial_attention,
-)
+from attention_core._functions.pieces import Partial, merge_partials, partial_attention
 from attention_core._keywords import publish
 
-__all__ = [
-    "ExactPartial",
-    "Extent",
-    "Partial",
-    "attention_extent",
-    "complete_partial",
-    "merge_extents",
-    "merge_partials",
-    "partial_attention",
-]
+__all__ = ["Partial", "merge_partials", "partial_attention"]
 
 publish(vars(), __all__)

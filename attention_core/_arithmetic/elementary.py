@@ -8,13 +8,6 @@ from attention_core._arithmetic.exact import LN_2, LOG2_E, power_above, uncontra
 from attention_core._arrays import Array, Namespace, scalar_like
 from attention_core._backend import is_concrete
 
-# 2**x as a polynomial in x with constant 1. Squaring it eight times magnifies its relative error by 256: this is the
-# polynomial of degree 5 whose error is then the smallest next to 2**-38 of the weight and 2**-57 together.
-_EXP2_WEIGHT = (
-    0.6931471805458885, 0.24022650453293592, 0.05550397257608798, 0.009614798216332866, 0.0012963421241698992,
-)  # fmt: skip
-SQUARES = 8
-
 
 def horner(x: Array, coefficients: tuple[float, ...], xp: Namespace) -> Array:
     """A polynomial, its constant coefficient first: each product is `uncontracted` before a coefficient is added.
@@ -32,46 +25,31 @@ def horner(x: Array, coefficients: tuple[float, ...], xp: Namespace) -> Array:
     return value
 
 
-def exp2_weight(x: Array, xp: Namespace) -> Array:
-    r"""Weights :math:`w = 2^{256 x}` for :math:`x \le 2^{-9}`, off by :math:`2^{-36} w + 2^{-56}`; 0 becomes exactly 1.
-
-    .. math:: 2^{256 x} = (p(x))^{256}, \qquad p(x) \approx 2^x
-
-    Squares are not added to, so there is nothing to contract. They magnify the relative error of p by 256.
-    """
-    x = xp.maximum(x, scalar_like(-0.25, x, xp))  # 2**-64 is below the last bit of a weight
-    return _to_the_256(horner(x, (1.0, *_EXP2_WEIGHT), xp))
-
-
-def _to_the_256(x: Array) -> Array:
-    """The eighth square, in the memory of ``x`` where the library has in-place products."""
-    for _ in range(SQUARES):
-        x *= x
-    return x
-
-
-# 2**x for -0.6 <= x <= 0, with a relative error below 2**-50: Taylor's polynomial around -0.3.
-_EXP2_CENTRE = -0.3
-_EXP2 = (
-    0.8122523963562356, 0.5630104584373838, 0.19512455594581743, 0.04508334527061822, 0.0078123484161348915,
-    0.001083021455639171, 0.0001251155447437032, 1.2389069583331364e-05, 1.0734310814308888e-06,
-    8.267174751324818e-08, 5.730368870077164e-09,
-)  # fmt: skip
+LEAST_EXPONENT = -700.0  # powers below 2**-700 are 0
+_EXP2 = tuple((LN_2 / 2) ** n / math.factorial(n) for n in range(12))  # of 2**(f / 2), off by 2**-58
 
 
 def exp2(x: Array, xp: Namespace) -> Array:
-    r"""Powers :math:`2^x` for :math:`x \le 1`, with a relative error below :math:`2^{-42}`; below -150 as at -150."""
-    x = xp.multiply(xp.maximum(x, scalar_like(-150.0, x, xp)), 2.0**-SQUARES)
-    return _to_the_256(horner(xp.subtract(x, _EXP2_CENTRE), _EXP2, xp))
+    r"""Powers :math:`2^x` for :math:`x \le 1000`, with a relative error below :math:`2^{-50}`; below 2^-700 they are 0.
 
+    .. math:: 2^x = \bigl(2^{f / 2}\bigr)^2\, 2^n, \qquad n = \operatorname{round}(x), \quad f = x - n
 
-def exp2_tail(x: Array, xp: Namespace) -> Array:
-    r"""Weights :math:`2^{256 x}` for :math:`x \le 2^{-9}`, with a relative error below :math:`2^{-41}`.
-
-    Below :math:`2^{-290}` they are 0: no weight as small shows in a sum of float32 numbers.
+    The square is not added to, so there is nothing to contract.
     """
-    root = exp2(xp.multiply(x, 128.0), xp)
-    return xp.where(xp.less(x, -290 / 256), 0.0, xp.multiply(root, root))
+    x = xp.maximum(x, scalar_like(LEAST_EXPONENT - 1.0, x, xp))
+    whole = xp.round(x)
+    root = horner(xp.subtract(x, whole), _EXP2, xp)
+    root *= root
+    root *= power_of_two(whole, xp)
+    return xp.where(xp.less(x, LEAST_EXPONENT), 0.0, root)
+
+
+def power_of_two(exponent: Array, xp: Namespace) -> Array:
+    """Exact powers of two of integers: any library's exponential is near enough to one to be rounded to its bit."""
+    power = xp.exp(xp.multiply(exponent, LN_2))
+    carrier = xp.multiply(power, 2.0**52)
+    carrier += power
+    return xp.subtract(carrier, xp.subtract(carrier, power))
 
 
 _LOG2_CENTRE, _LOG2_OF_CENTRE = 0.53, -0.9159357352115255
@@ -103,7 +81,7 @@ _TANH = (1.0, -1 / 3, 2 / 15, -17 / 315, 62 / 2835, -1382 / 155925, 21844 / 6081
 
 
 def tanh(x: Array, xp: Namespace) -> Array:
-    r"""Hyperbolic tangents, with a relative error below :math:`2^{-38}`.
+    r"""Hyperbolic tangents, with a relative error below :math:`2^{-46}`.
 
     Near 0 by Taylor's polynomial; from an eighth on by :math:`(1 - u) / (1 + u)` with :math:`u = e^{-2 |x|}`.
     """

@@ -7,7 +7,7 @@ Results differ between libraries for four reasons. One rule meets each of them:
 * *Compilers contract* ``a * b + c`` *into one rounding.* A rounded product passes through
   `uncontracted`, or another maximum, minimum, rounding or choice, before anything is added to it. A product by a power
   of two is exact.
-* *Elementary functions differ in the last places.* `exp2_weight`, `exp2`, `log2`, `tanh`, `sine` and `cosine` are
+* *Elementary functions differ in the last places.* `exp2`, `log2`, `tanh`, `sine` and `cosine` are
   polynomials, whose products and sums float64 rounds in one way only. Division and square root are correctly rounded
   everywhere. Compilers rewrite divisions by a constant, another quotient, a root, or a broadcast number, so there are
   none of these (`divide_rows`).

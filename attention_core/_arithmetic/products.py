@@ -5,8 +5,17 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from attention_core._arithmetic.exact import LONGEST, join_carry, power_above_max, slice_bits, slices, split_carry
-from attention_core._arrays import Array, Arrays, Namespace, on_device_of, shape
+from attention_core._arithmetic.exact import (
+    LONGEST,
+    join_carry,
+    largest_magnitude,
+    power_above_max,
+    slice_bits,
+    slices,
+    split_carry,
+)
+from attention_core._arrays import Array, Arrays, Namespace, on_device_of, scalar_like, shape
+from attention_core._backend import Ranks
 
 
 def _slice_both(x: Array, y: Array, powers: tuple[Array, Array], *, bits: int, xp: Namespace) -> Any:
@@ -25,6 +34,7 @@ def row_dots(x: Array, y: Array, xp: Namespace) -> Array:
     return xp.multiply(xp.add(high, low), xp.multiply(xp.multiply(*powers), 2.0 ** (-2 * bits)))
 
 
+LEAST = 2.0**-900  # a power of two above terms; so all integers and powers are normal numbers
 SUM_BITS = 26  # bits of a slice that is summed over positions: sums of up to 2**27 of them are exact
 
 
@@ -119,8 +129,15 @@ def _in_chunks(x: Array, spare: Any, xp: Namespace) -> Array:
     return xp.reshape(padded, (-1, LONGEST, width))
 
 
-def exact_sum(x: Array, axis: Any, /, *, xp: Namespace) -> Array:
-    """Sums along axes, which stay with length 1, as float64: exact sums of slices, for up to 2**27 terms."""
-    power = power_above_max(x, axis, xp)
-    high, low = (xp.sum(part, axis=axis, keepdims=True) for part in slices(x, power, bits=SUM_BITS, count=2, xp=xp))
-    return xp.multiply(xp.add(high, xp.multiply(low, 2.0**-SUM_BITS)), xp.multiply(power, 2.0**-SUM_BITS))
+def exact_sum(x: Array, axis: Any, /, *, bits: int = SUM_BITS, ranks: Ranks | None = None, xp: Namespace) -> Array:
+    """Sums along axes, which stay with length 1, as float64: exact sums of slices of so many bits.
+
+    For up to 2**(53 - bits) terms, each off by at most 2**(1/2 - 2 bits) of the largest, or `LEAST` where that is
+    smaller. With ranks, those of all.
+    """
+    power = power_above_max(x if ranks is None else ranks.largest(largest_magnitude(x, axis, xp)), axis, xp)
+    power = xp.maximum(power, scalar_like(LEAST, power, xp))
+    high, low = (xp.sum(part, axis=axis, keepdims=True) for part in slices(x, power, bits=bits, count=2, xp=xp))
+    if ranks is not None:
+        high, low = ranks.total(high), ranks.total(low)
+    return xp.multiply(xp.add(high, xp.multiply(low, 2.0**-bits)), xp.multiply(power, 2.0**-bits))

@@ -253,7 +253,7 @@ def _normal_distribution(x: Array, xp: Namespace) -> tuple[Array, Array]:
 
 def _gelu(xp: Namespace, plan: Constants, x: Array) -> Array:
     probability, _ = _normal_distribution(x, xp)
-    return xp.where(xp.equal(x, -math.inf), math.nan, xp.multiply(x, probability))
+    return xp.multiply(x, probability)
 
 
 def _gelu_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) -> Arrays:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from attention_core._arrays import Array
 
@@ -63,3 +63,23 @@ class Collectives:
     def total(self, x: Array, group: str, /) -> Array:
         """Return the sum of the arrays of all ranks."""
         raise NotImplementedError
+
+
+class Ranks(NamedTuple):
+    """The ranks of a group, over which sums and maxima are taken."""
+
+    collectives: Collectives
+    group: str
+
+    def largest(self, x: Array) -> Array:
+        """Return the maxima of the arrays of all ranks, which hold no NaN."""
+        return self.collectives.largest(x, self.group)
+
+    def total(self, x: Array) -> Array:
+        """Return the sum of the arrays of all ranks."""
+        return self.collectives.total(x, self.group)
+
+
+def ranks_of(backend: Any, group: str | None) -> Ranks | None:
+    """Return the ranks of a group, if there is one."""
+    return None if group is None else Ranks(backend.collectives, group)

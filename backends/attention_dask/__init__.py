@@ -24,7 +24,7 @@ from dask.highlevelgraph import HighLevelGraph
 from attention_core import Attention, Causal, Dropout, Mask, explain_attention
 from attention_core.backend import get_backend, leaves, may_count
 from attention_core.masks import Given, Spans, flatten, unflatten
-from attention_core.pieces import Partial, attention_extent, complete_partial, merge_partials, partial_attention
+from attention_core.pieces import Partial, merge_partials, partial_attention
 
 __all__ = ["attention"]
 
@@ -34,7 +34,6 @@ COUNTED = ("score_mod", "dropout")  # what counts samples and heads from the fir
 NOT_TAKEN = ("return_weights", "shards", "xp")
 LAZY = ("bias", "sinks")
 IMPLEMENTATIONS = ("auto", "dense", "blockwise")
-OF_EXTENTS = ("mask", "bias", "query_start", "key_start", "scale", "softcap")
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,13 +282,8 @@ def _piece(shared: Shared, query: Any, key: Any, value: Any, bias: Any, spans: l
     *batch, heads, rows = spans
     options = {"mask": shared.mask_of(batch, heads), "bias": bias, "query_start": rows.start, "key_start": start}
     options |= shared.options
-    if options.get("arithmetic") != "reproducible":
-        found: Partial = partial_attention(query, key, value, **options)
-        return found
-    dropout = options.pop("dropout", None)
-    extent = attention_extent(query, key, value, **{name: options[name] for name in OF_EXTENTS if name in options})
-    exact = partial_attention(query, key, value, extent=extent, dropout=dropout, **options)
-    return complete_partial(exact, dropout=dropout)
+    found: Partial = partial_attention(query, key, value, **options)
+    return found
 
 
 def _merge(pieces: list[Partial]) -> Partial:

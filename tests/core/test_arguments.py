@@ -42,7 +42,6 @@ NUMBERS = {
     "alibi": lambda put, xp: scores.alibi(HUGE),
     "offset of alibi": lambda put, xp: scores.alibi(2, offset=-HUGE),
     "ScoreMod": lambda put, xp: scores.ScoreMod(min, num_heads=HUGE),
-    "scale of an extent": lambda put, xp: ac.pieces.attention_extent(*put([X, X, X]), scale=GIANT),
     "reproducible scale": lambda put, xp: attend(put, arithmetic="reproducible", scale=GIANT),
     "reproducible softcap": lambda put, xp: attend(put, arithmetic="reproducible", softcap=GIANT),
     "scale": lambda put, xp: attend(put, scale=GIANT),
@@ -240,24 +239,20 @@ def test_fractions_and_booleans_of_numpy_have_one_answer(put, get):
 
 def test_what_is_like_a_partial_is_none(put):
     pair = put([np.ones((2, 4, 6)), np.ones((2, 4))])
-    got = ac.pieces.complete_partial(ac.pieces.Partial(*pair))
-    assert got.output is pair[0]
     for wrong, name in (
         (Linear(*pair), "Linear"),
         (ac.Dropout(0.1, 1), "Dropout"),
         ([*pair], "list"),
         (None, "NoneType"),
     ):
-        with pytest.raises(TypeError, match=f"expected Partial or ExactPartial; got {name}"):
-            ac.pieces.complete_partial(wrong)
         with pytest.raises(TypeError, match=rf"expected Partial\(output, logsumexp, remainder\); got {name}"):
             ac.pieces.merge_partials(ac.pieces.Partial(*pair), wrong)
     with pytest.raises(
         ValueError, match=r"expected the logsumexp of a Partial .* to match its output \(2, 4, 6\); got \(2, 4, 6\)"
     ):
-        ac.pieces.complete_partial(ac.pieces.Partial(pair[0], pair[0]))
+        ac.pieces.merge_partials(ac.pieces.Partial(pair[0], pair[0]))
     with pytest.raises(TypeError, match="as arrays; got str"):
-        ac.pieces.complete_partial(ac.pieces.Partial("a", "b"))
+        ac.pieces.merge_partials(ac.pieces.Partial("a", "b"))
 
 
 @pytest.mark.parametrize("options", [{}, {"implementation": "blockwise"}, {"arithmetic": "reproducible"}], ids=str)

@@ -53,11 +53,11 @@ def test_what_is_told_of_a_merge_is_what_moves(put, ranks):
         ac.scaled_dot_product_attention(*arrays, shards=shards, arithmetic=arithmetic)
         return ac.explain_attention(*arrays, shards=shards, arithmetic=arithmetic).notes
 
-    for arithmetic, collectives in (("fast", 1), ("reproducible", 3)):
+    for arithmetic, collectives in (("fast", ["total"]), ("reproducible", ["largest", "largest", "total", "total"])):
         ranks.lent.calls.clear()
         ranks.lent.bytes.clear()
         (note,) = ranks(2, lambda group, arithmetic=arithmetic: step(group, arithmetic))[0]
-        assert ranks.lent.calls == ["total"] * (2 * collectives)
+        assert sorted(ranks.lent.calls) == sorted(2 * collectives)
         assert note.startswith(f"shards: merge: receives about {sum(ranks.lent.bytes) / 2 / 2**20:.3g} MiB")
         assert "not taken" not in note
 

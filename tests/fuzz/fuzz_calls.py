@@ -85,7 +85,6 @@ FORWARD = parameters.FeedForward(_linear(8, 5), _linear(5, 8))
 GATED = parameters.GatedFeedForward(_linear(8, 5), _linear(8, 5), _linear(5, 8))
 CACHE = Made(ac.cache.KeyValueCache, {"key": _floats(2, 2, 9, 5), "value": _floats(2, 2, 9, 3), "length": _integers(2)})
 PARTIAL = Made(ac.pieces.Partial, {"output": _floats(2, 4, 3, 5), "logsumexp": _floats(2, 4, 3)})
-EXTENT = Made(ac.pieces.Extent, {"scores": _floats(2, 4, 3, 3), "values": _floats(2, 2, 1, 3)})
 TABLES = parameters.Embeddings(_floats(9, 4), _floats(7, 4), _floats(3, 4), _norm(4))
 MAPS = parameters.SaganAttention(
     _linear(8, 3), _linear(8, 3), _linear(8, 5), _linear(5, 8), np.asarray(0.5, np.float32)
@@ -123,12 +122,9 @@ VALID: dict[str, Valid] = {
     "exact partial": Valid(
         ac.pieces.partial_attention,
         [_floats(*Q), _floats(*K), _floats(*V)],
-        {"query_start": 2, "key_start": 3, "is_causal": True, "arithmetic": "reproducible", "extent": EXTENT},
+        {"query_start": 2, "key_start": 3, "is_causal": True, "arithmetic": "reproducible"},
     ),
-    "extent": Valid(ac.pieces.attention_extent, [_floats(*Q), _floats(*K), _floats(*V)], {"query_start": 2, "key_start": 3, "scale": 0.5}),
     "merge": Valid(ac.pieces.merge_partials, [PARTIAL, PARTIAL], {}),
-    "merge extents": Valid(ac.pieces.merge_extents, [EXTENT, EXTENT], {}),
-    "complete": Valid(ac.pieces.complete_partial, [PARTIAL], {"dropout": DROPOUT}),
     "multi-head": Valid(
         ac.multi_head_attention,
         [HEADS, _floats(2, 3, 6), _floats(2, 6, 7), _floats(2, 6, 5)],

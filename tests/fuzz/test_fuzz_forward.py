@@ -18,17 +18,13 @@ CASES = 12
 
 def differences(drawn: Blocked, problem: Problem, truth: Truth, found: dict[str, np.ndarray]) -> dict[str, float]:
     """The largest error of each result, as a share of what is allowed."""
-    bound, kept = relative_bound(drawn, truth), 1 - getattr(problem.options.get("dropout"), "rate", 0)
+    bound = relative_bound(drawn, truth)
     values = largest(problem.arrays["value"], drawn, axis=-2)
     lost = TINY[drawn.wide] * 4 * (drawn.keys + 1) * (1 + values)
     size, weights = truth.output.scale, truth.weights.high
-    cut, short = (2.0**-54, 2.0**-45) if drawn.dtype == "float32" else (2.0**-23, 2.0**-16)
     smallest = TINY[drawn.wide] * 4
-    if drawn.is_exact:  # SMALL_WEIGHTS, LARGE_MASKED_VALUES: both are cut so far below the largest
-        top = weights.max(axis=-1, keepdims=True, initial=0)
-        lost = lost + (cut * (drawn.keys + 4) * top + short) * values / kept
-        smallest = smallest + cut * (2 + top)
-        bound = bound * 2.0**-12 + mixed_channels(drawn, problem)[..., None]
+    if drawn.is_exact:
+        bound = bound * 2.0**-12
     of_sum = 2 + 2 * kappas(truth) + abs(np.nan_to_num(truth.logsumexp.high, neginf=0))
     allowed = {
         "output": size * bound[..., None] + 0.51 * spacing(size, drawn.dtype) + lost,
@@ -43,12 +39,6 @@ def largest(array: np.ndarray, drawn: Blocked, axis: int | tuple[int, ...]) -> n
     numbers = array.astype(float)
     found = np.where(np.isfinite(numbers), abs(numbers), 0).max(axis=axis, keepdims=True, initial=0)
     return np.repeat(found, drawn.heads // found.shape[-3], axis=-3)
-
-
-def mixed_channels(drawn: Blocked, problem: Problem) -> np.ndarray:
-    """MIXED_CHANNELS: queries and keys are cut so far below the largest channel."""
-    query, key = (largest(problem.arrays[name], drawn, axis=(-1, -2))[..., 0, 0] for name in ("query", "key"))
-    return (2.0**-42 if drawn.dtype == "float32" else 2.0**-21) * query * key * abs(problem.options.get("scale", 1))
 
 
 def worst(got: np.ndarray, wanted: Exact, allowed: np.ndarray) -> float:

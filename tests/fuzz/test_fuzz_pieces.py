@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from fuzz_problems import Blocked, called, dtypes_of, pool_of, problems
 from hypothesis import strategies as st
-from test_fuzz_bits import assert_same_bits
 from test_fuzz_forward import differences
 
 import attention_core as ac
@@ -22,7 +21,7 @@ Spans = tuple[tuple[int, int], ...]
 @st.composite
 def pieces(draw: Any, backend: Any) -> tuple[Blocked, Spans]:
     """A problem, and the spans into which its keys are cut."""
-    drawn = problems(pool=pool_of(backend), dtypes=dtypes_of(backend), arithmetics=("fast", "reproducible"))
+    drawn = problems(pool=pool_of(backend), dtypes=dtypes_of(backend), arithmetics=("fast",))
     problem = replace(draw(drawn).told(return_weights=None), sinks=None, planted=None)
     cuts = draw(st.lists(st.integers(0, problem.keys), max_size=3).map(sorted))
     return problem, tuple(draw(st.permutations(list(itertools.pairwise((0, *cuts, problem.keys))))))
@@ -32,9 +31,6 @@ def check_pieces(case: tuple[Blocked, Spans], backend: Any) -> str:
     drawn, spans = case
     problem = drawn.problem()
     found = called(drawn, problem.changed(pieces=spans), backend)
-    if drawn.is_exact:
-        assert_same_bits(found, called(drawn, problem, backend))
-        return "exact"
     shares = differences(drawn, problem, attention(problem), found)
     assert max(shares.values()) <= len(spans) + 1, shares
     return "fast"

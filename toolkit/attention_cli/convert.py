@@ -30,8 +30,8 @@ def convert(options: Convert, /) -> None:
     source, target, from_, to = options.source, options.target, options.from_, options.to
     prefix, drop, head_order = options.prefix, options.drop or [], options.head_order
     taken = {name for each in LAYOUTS.values() for name in inspect.signature(each.read).parameters} - {"head_order"}
-    given = {name: each for name, each in vars(options).items() if name in taken}
-    asked = {name: each for name, each in given.items() if each is not None and each is not False}
+    named = {name: each for name, each in vars(options).items() if name in taken}
+    asked = {name: each for name, each in named.items() if each is not None and each is not False}
     for name, layout, known in (("--from", from_, (OWN, *LAYOUTS, GGUF)), ("--to", to, (OWN, *LAYOUTS))):
         if layout not in known:
             raise refusal(f"expected {name} out of {', '.join(known)}; got {layout!r}")

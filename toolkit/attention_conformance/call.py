@@ -60,25 +60,13 @@ def _merged(problem: Problem, arrays: Arrays) -> Any:
     query, options = arrays["query"], _options(problem, arrays)
     options = {name: option for name, option in options.items() if not name.startswith("return_")}
     bias = options.pop("bias", None)
-    is_reproducible = options.get("arithmetic") == "reproducible"
-
-    def passed(function: AttentionFunction, **more: Any) -> list[Any]:
-        found = []
-        for start, stop in problem.pieces:
-            part = {} if bias is None else {"bias": bias[..., start:stop] if _has_keys(bias) else bias}
-            key, value = (arrays[name][..., start:stop, :] for name in ("key", "value"))
-            found.append(function(query, key, value, key_start=start, **part, **more))
-        return found
-
-    if is_reproducible:  # in two passes
-        narrow = ("arithmetic", "implementation", "dropout")
-        known = {name: each for name, each in options.items() if name not in narrow}
-        options["extent"] = attention_core.pieces.merge_extents(
-            *passed(attention_core.pieces.attention_extent, **known)
-        )
-    merged = attention_core.pieces.merge_partials(*passed(attention_core.pieces.partial_attention, **options))
-    dropout = {"dropout": options["dropout"]} if is_reproducible and "dropout" in options else {}
-    output, logsumexp, *_ = attention_core.pieces.complete_partial(merged, **dropout)
+    partials = []
+    for start, stop in problem.pieces:
+        part = {} if bias is None else {"bias": bias[..., start:stop] if _has_keys(bias) else bias}
+        key, value = (arrays[name][..., start:stop, :] for name in ("key", "value"))
+        found = attention_core.pieces.partial_attention(query, key, value, key_start=start, **part, **options)
+        partials.append(found)
+    output, logsumexp, *_ = attention_core.pieces.merge_partials(*partials)
     return attention_core.Attention(array_namespace(query).astype(output, query.dtype), None, logsumexp)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Arrays, Namespace, on_device_of, positions, shape, zeros_with
+from attention_core._arrays import Array, Arrays, Namespace, on_device_of, positions, shape
 from attention_core._attention.blocks.plan import Operands, Plan
 from attention_core._attention.call import apply_dropout, counted_from, flatten_group, is_listed
 from attention_core._backend import Backend, Loops, runs_at_once
@@ -167,23 +166,26 @@ class Grid(NamedTuple):
 
         By default they have the dtype of the queries.
         """
-        like, count = self.operands.query, self.num_rounds * self.counts[0]
         dims = (1 if self.plan.per_head else self.dims[1], self.dims[2], self.sizes[0])
+        count = self.num_rounds * self.counts[0]
+
+        def stack(last: Any) -> Any:
+            return self.loops.zero_blocks(count, lambda _: self._zeros(*dims, last, dtype=dtype))
+
+        return tuple(map(stack, lasts))
+
+    def _zeros(self, *dims: Any, dtype: str | None) -> Array:
+        like = self.operands.query
         kind = like.dtype if dtype is None else getattr(self.xp, dtype)
+        return self.xp.zeros(dims, dtype=kind, **on_device_of(like))
 
-        def zeros(last: Any, _: Any) -> Array:
-            return self.xp.zeros((*dims, last), dtype=kind, **on_device_of(like))
-
-        return tuple([self.loops.zero_blocks(count, functools.partial(zeros, last)) for last in lasts])
-
-    def gradient_stacks(self, *lasts: Any, after: Array) -> tuple[Any, ...]:
+    def gradient_stacks(self, *lasts: Any, after: Array, dtype: str | None = None) -> tuple[Any, ...]:
         """Blocks for the gradients of query, key and value of these widths. Memory is needed as of ``after``."""
         num_heads = 1 if self.plan.per_head else self.dims[1]
 
         def stack(side: int, *between: Any, last: Any) -> Any:
             def zero(index: Any) -> Array:
-                size = self.length_of_block(side, index)
-                return zeros_with(self.operands.query, num_heads, *between, size, last, xp=self.xp)
+                return self._zeros(num_heads, *between, self.length_of_block(side, index), last, dtype=dtype)
 
             return self.loops.zero_blocks(self.num_rounds * self.counts[side], zero, after)
 
@@ -204,7 +206,7 @@ class Grid(NamedTuple):
             return rows
         return [xp.reshape(x, (*self.dims[:2], *shape(x, xp=xp)[2:])) for x in rows]
 
-    def bias_stack(self) -> Any:
+    def bias_stack(self, dtype: str | None = None) -> Any:
         """Blocks for the gradient of a bias; ``None`` where there is none."""
         bias = self.operands.bias
         if bias is None:
@@ -219,7 +221,7 @@ class Grid(NamedTuple):
                 1 if is_broadcast(bias, axis) else self.length_of_block(axis, number)
                 for axis, number in zip((-2, -1), places, strict=True)
             )
-            return zeros_with(self.operands.query, 1 if self.plan.per_head else heads, sharing, *ends, xp=self.xp)
+            return self._zeros(1 if self.plan.per_head else heads, sharing, *ends, dtype=dtype)
 
         return self.loops.zero_blocks(batch * head_count * counts[0] * counts[1], zero)
 
@@ -279,7 +281,7 @@ def make_grid(plan: Plan, operands: Operands, backend: Backend) -> Grid:
         changes_scores=plan.softcap is not None or operands.softcap is not None or plan.score_mod is not None,
         is_one_block=isinstance(counts[1], int) and counts[1] == 1 and (loops.traced or plan.mask is None),
         at_once=at_once,
-        work=math.prod((num_heads, group, *lengths)) * (EXACT_WORK if plan.num_slices else 1) if at_once else 0,
+        work=math.prod((num_heads, group, *lengths)) * (EXACT_WORK if plan.is_reproducible else 1) if at_once else 0,
         cache={} if relative and repeats and operands.bias is None and not loops.traced else None,
     )
 

@@ -20,7 +20,7 @@ from attention_core.masks._tree import leaves, may_count
 from attention_core.scores import ScoreMod
 
 DEVICE_QUERIES, DEVICE_KEYS = 4, 4  # times as many of a block on an accelerator, where each costs launches
-REPRODUCIBLE_KEYS = 2048  # up to how many keys a block of exact scores has
+REPRODUCIBLE_KEYS = 256  # of a block in reproducible arithmetic
 MAX_PLAIN_SCORE = 32.0  # below this, exponentials of scores can be taken as they are
 NORM_LIMIT = 1e15  # of norms, and of values
 
@@ -48,7 +48,7 @@ class Plan(NamedTuple):
     # Whether scores are known to be so small that no maximum need be subtracted: exponentials, and averages by them,
     # neither overflow nor vanish. None where that could not be read.
     exp_without_max: bool | None = None
-    num_slices: int = 0  # of each number in reproducible arithmetic; 0 in fast arithmetic
+    is_reproducible: bool = False
     score_scale: float = 1.0  # in reproducible arithmetic, the scale, by which the query is not multiplied yet
     assume_finite: bool = False  # whether nobody is to look at values, gradients among them
     num_queries: int | None = None  # of all ranks, if others have more of them
@@ -90,10 +90,10 @@ def unpack_operands(plan: Plan, arrays: Arrays) -> Operands:
     return Operands(*named)
 
 
-def make_plan(call: Call, *, num_slices: int = 0, score_scale: float = 1.0) -> tuple[Plan, Operands]:
-    """A call as constants and arrays. In reproducible arithmetic, with slices, the query is not scaled yet."""
+def make_plan(call: Call, *, is_reproducible: bool = False, score_scale: float = 1.0) -> tuple[Plan, Operands]:
+    """A call as constants and arrays. In reproducible arithmetic, the query is not scaled yet."""
     xp, tuning, dropout = call.xp, block_tuning(call), call.dropout
-    query = call.query if num_slices else xp.multiply(call.query, scale_like(call.query, call.scale, xp))
+    query = call.query if is_reproducible else xp.multiply(call.query, scale_like(call.query, call.scale, xp))
     *leading, num_heads, rows, width = shape(call.query, xp=xp)
     num_kv_heads, columns = shape(call.key, xp=xp)[-3:-1]
     value_width = shape(call.value, xp=xp)[-1]
@@ -145,15 +145,15 @@ def make_plan(call: Call, *, num_slices: int = 0, score_scale: float = 1.0) -> t
         may_mask=may_mask,
         all_finite=not may_mask
         or call.assume_finite
-        or (num_slices > 0 and call.bias is None and can_be_read(*call[:3]) and bool(inputs_are_finite(call))),
-        block_sizes=_reproducible_block_sizes(tuning, group, columns, call.mask)
-        if num_slices
+        or (is_reproducible and call.bias is None and can_be_read(*call[:3]) and bool(inputs_are_finite(call))),
+        block_sizes=_reproducible_block_sizes(tuning, group, call.mask)
+        if is_reproducible
         else _block_sizes(tuning, num_kv_heads, group, call.mask),
         max_backward_keys=tuning.backward_keys,
-        per_head=num_slices > 0 and not _fits(target[1:], tuning.exact_scores),
+        per_head=is_reproducible and not _fits(target[1:], tuning.exact_scores),
         max_keys_per_run=tuning.keys,
-        exp_without_max=False if num_slices else None,
-        num_slices=num_slices,
+        exp_without_max=False if is_reproducible else None,
+        is_reproducible=is_reproducible,
         score_scale=score_scale,
         assume_finite=bool(call.assume_finite),
     )
@@ -259,11 +259,10 @@ def _block_sizes(tuning: Tuning, num_kv_heads: Any, group: Any, mask: Any) -> tu
     return max(tuning.min_queries, min(most, tuning.queries // (num_kv_heads * group))), most
 
 
-def _reproducible_block_sizes(tuning: Tuning, group: Any, columns: Any, mask: Any) -> tuple[int, int]:
-    """The same for exact sums, whose scores take two passes: in one block if all keys fit into it."""
+def _reproducible_block_sizes(tuning: Tuning, group: Any, mask: Any) -> tuple[int, int]:
+    """The same in float64, whose sums over a block are off by as many digits as it has keys."""
     band = band_of(mask)
-    keys = columns if isinstance(columns, int) and columns <= REPRODUCIBLE_KEYS else REPRODUCIBLE_KEYS // 2
-    keys = max(64, math.ceil(min(keys, (band.high - band.low) / 2)))
+    keys = max(64, math.ceil(min(REPRODUCIBLE_KEYS, (band.high - band.low) / 2)))
     return max(32, tuning.exact_scores // keys // (group if isinstance(group, int) else 1)), keys
 
 

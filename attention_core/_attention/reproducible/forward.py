@@ -1,40 +1,54 @@
-r"""The forward pass in reproducible arithmetic, block by block.
+r"""The forward pass in reproducible arithmetic: correctly rounded, whatever a library adds up in which order.
 
-Scores are held in the units of `exp2_weight`, :math:`t_{ij} = s_{ij} / (256 \ln 2)`. Each is a sum of three products of
-slices: the largest one is exact, the sum of the two smaller ones is exact, and adding both rounds once. A first pass
-over the keys finds the row maximum. A second one computes the weights
+*The reference* defines the output. With the exact scores :math:`t_{ij}` in units of log 2, and an integer
+:math:`a_i` near their maximum over the keys that i may attend to,
 
-.. math:: w_{ij} = 2^{256 (t_{ij} - \max_j t_{ij})}
+.. math:: w_{ij} = 2^{t_{ij} - a_i}, \qquad F_{ie} = \frac{\sum_j w_{ij} v_{je}}{\sum_j w_{ij}},
 
-as three integers of 18 bits each. Sums of their products with both slices of the values are exact, so neither the order
-of blocks nor their size shows. The sums of each integer with all bits of the values are rounded together. So masked
-values do not show either, although the power of two that values are cut by is above them, too. For 16-bit types, one
-slice of each number suffices, and one integer of 24 bits for a weight.
+where each sum is one of integers relative to its own largest term, which no order changes. The output is F, rounded to
+float32. So the bits of a row depend on its query and on the keys and values that it may attend to: *row invariance*.
+
+*The filter* finds most of them: the online softmax (M. Milakov, N. Gimelshein, 2018) in plain float64, with a bound of
+what it and F are off by. Where both ends of the bound round to one number, that is the output. `settle` computes the
+others. The bound may depend on anything, on masked keys as well: it decides who computes an output, not its bits.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from typing import Any, NamedTuple
 
-from attention_core._arithmetic.elementary import split_log2
-from attention_core._arithmetic.exact import as_three_float32
-from attention_core._arrays import Array, Arrays, Namespace, dtype_name, on_device_of, shape, zeros_with
+from attention_core._arithmetic.elementary import exp2, split_log2
+from attention_core._arithmetic.exact import (
+    LN_2,
+    LOG2_E,
+    round_to_float32,
+    to_float64,
+    uncontracted,
+)
+from attention_core._arithmetic.products import exact_sum
+from attention_core._arrays import Array, Arrays, Namespace, on_device_of, shape, zeros_with
 from attention_core._attention.blocks.forward import empty_results as empty_results_of_blocks
-from attention_core._attention.blocks.grid import Grid, make_grid
+from attention_core._attention.blocks.grid import Grid, Sample, make_grid, matmul_per_group
 from attention_core._attention.blocks.nonfinite import with_nonfinite_values
 from attention_core._attention.blocks.plan import Plan, make_plan, unpack_operands
 from attention_core._attention.call import Call, dropout_scale, upcast_call
-from attention_core._attention.reproducible import slices
+from attention_core._attention.reproducible import bounds
 from attention_core._attention.reproducible.backward import backward
-from attention_core._attention.reproducible.reduction import (
-    SlicedValues,
-    Sums,
-    divide_by_weight,
-    logsumexp_of,
-    reduce_keys,
-    weighted_totals,
+from attention_core._attention.reproducible.rows import QueryRows, for_each_rows, pack_logarithm
+from attention_core._attention.reproducible.scores import (
+    cut_vectors,
+    listed_rows,
+    near_vectors,
+    scaled_queries,
+    score_block,
 )
-from attention_core._backend import Backend, Operation, register
+from attention_core._attention.reproducible.settle import TERM_BITS, Reference, Terms, settle
+from attention_core._backend import Backend, Operation, Ranks, ranks_of, register
+
+MAX_SCORE = 2.0**137  # in units of log 2: above, rows are nan
+SHARE_IN_DOUBT = 1 / 32  # of outputs, above which a bound for each channel is worth its products
 
 
 def reproducible_attention(
@@ -42,8 +56,8 @@ def reproducible_attention(
 ) -> tuple[Array, Array, Array]:
     """Output (..., H, M, E) and logsumexp (..., H, M) in float32, of which every library computes the same bits.
 
-    The third result is `backward_reference`, (B, G, R, M, 4). A group of ranks may share the queries, so many in all:
-    each has all keys, and gets their whole gradients.
+    The third result is `backward_reference`, (B, G, R, M, 6). Ranks of a group may share the queries, so many in all:
+    each has all keys, and gets their whole gradients. If no number is given, they share the keys.
     """
     xp, (plan, arrays) = call.xp, arrange(call)
     plan = plan._replace(group=group, num_queries=num_queries)
@@ -54,8 +68,7 @@ def reproducible_attention(
 
 def arrange(call: Call) -> tuple[Plan, Arrays]:
     """The plan of a call, and the arrays of its operands."""
-    xp, dtype, call = call.xp, call.query.dtype, upcast_call(call)
-    num_slices = 2 if dtype_name(dtype) == "float32" else 1
+    xp, call = call.xp, upcast_call(call)
     width = shape(call.query, xp=xp)[-1]
     if isinstance(width, int) and width == 0:  # all scores are 0, as with one channel of zeros
         query, key = (
@@ -64,12 +77,12 @@ def arrange(call: Call) -> tuple[Plan, Arrays]:
         call, width = call._replace(query=query, key=key), 1
     scale = 1 / math.sqrt(width) if call.scale is None else float(call.scale)
     call = call._replace(softcap=None if call.softcap is None else float(call.softcap))
-    plan, operands = make_plan(call, num_slices=num_slices, score_scale=scale)
+    plan, operands = make_plan(call, is_reproducible=True, score_scale=scale)
     return plan, operands.arrays()
 
 
 def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
-    """Output (B, G, R, M, E), logsumexp (B, G, R, M), and `backward_reference` (B, G, R, M, 4)."""
+    """Output (B, G, R, M, E), logsumexp (B, G, R, M), and `backward_reference` (B, G, R, M, 6)."""
     grid = make_grid(plan, unpack_operands(plan, arrays), backend)
     if plan.all_finite:
         return _forward(grid)
@@ -77,38 +90,226 @@ def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array,
 
 
 def _forward(grid: Grid) -> tuple[Array, Array, Array]:
-    xp, carry = grid.xp, slices.needs_carry(grid, 1)
+    xp, plan = grid.xp, grid.plan
+    ranks = None if plan.num_queries is not None else ranks_of(grid.backend, plan.group)
+    found = _filtered(grid, by_channel=False, ranks=ranks)
+    if ranks is None:
+        excess = xp.subtract(xp.astype(xp.isnan(found.output), xp.float64), SHARE_IN_DOUBT)
+        found = _Filtered(
+            *grid.loops.cond(
+                xp.greater(xp.sum(excess), 0.0), lambda: _filtered(grid, by_channel=True, ranks=ranks), lambda: found
+            )
+        )
+    output, logarithm = settle(grid, 0, found[:1], found[1:2], functools.partial(_reference, grid, ranks), ranks)
+    none = xp.equal(found.is_empty, 1.0)
+    whole = xp.add(logarithm[..., :1], logarithm[..., 1:])
+    logsumexp = xp.where(none, -math.inf, uncontracted(xp.multiply(whole, LN_2), xp))
+    logsumexp = xp.squeeze(round_to_float32(logsumexp, xp), axis=-1)
+    return output, logsumexp, backward_reference(xp.where(none, 0.0, logarithm), xp)
 
-    def finish(values: SlicedValues, sums: Sums) -> Arrays:
-        weights = slices.without_carry(sums.weights, carry, xp)
-        count = grid.plan.num_slices
-        return *weighted_totals(sums.values, weights, values.power, count=count, carry=carry, xp=xp), sums.anchor
 
-    total, weight, anchor = reduce_keys(grid, finish, grid.row_stacks(grid.width, 1, 1, dtype="float64"))
-    output = divide_by_weight(total, weight, dropout_scale(grid.dropout), xp)
-    none = xp.equal(weight, 0.0)
-    power, exponent, fraction = split_log2(xp.where(none, 1.0, weight), xp)
-    logsumexp = xp.squeeze(logsumexp_of(anchor, xp.add(exponent, fraction), none, xp=xp), axis=-1)
-    return output, logsumexp, backward_reference(anchor, power, fraction, none=none, xp=xp)
+def backward_reference(logarithm: Array, xp: Namespace) -> Array:
+    r"""The integer :math:`a_i` and the logarithm :math:`r_i = \log_2 \sum_j w_{ij}`, as three float32 numbers each.
 
-
-def backward_reference(anchor: Array, power: Array, fraction: Array, *, none: Array, xp: Namespace) -> Array:
-    r"""The reference of the backward pass, as three float32 numbers, and the inverse of a power of two.
-
-    Let :math:`2^{c_i}` be a power of two within a third of :math:`z_i = \sum_j w_{ij}`. The reference is
-    :math:`r_i = \max_j t_{ij} + \log_2 (z_i 2^{-c_i}) / 256`, and the softmax is
-    :math:`p_{ij} = 2^{256 (t_{ij} - r_i)} 2^{-c_i}`.
-    Here, ``power`` is twice that, and ``fraction`` that of `split_log2`.
+    The latter is rounded to 2**-34. Gradients and weights are of the softmax :math:`p_{ij} = 2^{t_{ij} - a_i - r_i}`.
     """
-    reference = xp.add(anchor, xp.multiply(xp.add(fraction, 1.0), 1 / 256))
-    parts = as_three_float32(xp.where(none, 0.0, reference), xp)
-    return xp.concat([*parts, xp.astype(xp.divide(2.0, power), xp.float32)], axis=-1)
+    return pack_logarithm(logarithm, xp)
 
 
 def empty_results(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
     """Zeros of the shapes and dtypes of `forward`."""
     output, logsumexp, _ = empty_results_of_blocks(plan, arrays, backend)
-    return output, logsumexp, zeros_with(output, *shape(logsumexp, xp=backend.namespace), 4, xp=backend.namespace)
+    return output, logsumexp, zeros_with(output, *shape(logsumexp, xp=backend.namespace), 6, xp=backend.namespace)
 
 
 REPRODUCIBLE = register("reproducible", Operation(forward, backward, empty_results, needs_float64=True))
+
+
+# The filter
+
+
+class _Filtered(NamedTuple):
+    """What plain float64 decides for all queries, (B, G, R, M, ...): nan where it does not."""
+
+    output: Array  # in float32
+    logarithm: Array  # to base 2, of the sum of weights; this and the next (..., 1)
+    is_empty: Array  # 1 in a fully masked row
+
+
+class _Keys(NamedTuple):
+    """The keys of a sample for the filter."""
+
+    query: Array  # scaled, (G, R, M, D)
+    query_norm: Array  # and times the largest norm of a key, (G, R, M, 2)
+    key: Array  # (G, D, N)
+    columns: Array  # (G, N, ...): values, sizes, sizes times norms of keys, ones, norms
+
+
+def _filtered(grid: Grid, *, by_channel: bool, ranks: Ranks | None) -> _Filtered:
+    """The online softmax in float64, with the sums that bound its error: of sizes of each channel, or of all."""
+    size_width = grid.width if by_channel else 1
+    lasts = [1, 2, grid.width + 2 * size_width + 2, *([] if grid.operands.bias is None else [size_width + 1])]
+    prepare, average = functools.partial(_prepare, grid, by_channel), functools.partial(_average, size_width)
+    decide = functools.partial(_decide, grid, size_width=size_width, ranks=ranks)
+    if ranks is not None:
+        sums = for_each_rows(grid, prepare, average, grid.row_stacks(*lasts, dtype="float64"))
+        return decide(*_over_ranks(*sums, ranks=ranks, xp=grid.xp))
+    stacks = *grid.row_stacks(grid.width), *grid.row_stacks(2, 1, dtype="float64")
+    return _Filtered(*for_each_rows(grid, prepare, lambda rows, keys: decide(*average(rows, keys)), stacks))
+
+
+def _over_ranks(row_max: Array, norm: Array, *sums: Array, ranks: Ranks, xp: Namespace) -> list[Array]:
+    """The sums over the keys of all ranks."""
+    known = xp.where(xp.isnan(row_max), math.inf, row_max)
+    whole = ranks.largest(known)
+    anchor = xp.where(xp.equal(whole, -math.inf), 0.0, whole)
+    shrunk = xp.exp(xp.subtract(known, anchor))  # nan where it is infinite
+    return [whole, ranks.largest(norm), *(ranks.total(xp.multiply(x, shrunk)) for x in sums)]
+
+
+def _prepare(grid: Grid, by_channel: bool, sample: Sample) -> _Keys:
+    xp = grid.xp
+    query, query_norm = near_vectors(scaled_queries(grid, sample.query), grid.loops)
+    key, norm = near_vectors(to_float64(sample.key, xp), grid.loops)
+    value = to_float64(grid.value_part(sample.value), xp)
+    size = xp.abs(value) if by_channel else _largest(value, -1, xp)
+    columns = [value, size, xp.multiply(size, norm), xp.ones_like(norm), norm]
+    norms = xp.concat(
+        [query_norm, xp.multiply(query_norm, xp.expand_dims(xp.max(norm, axis=-2, keepdims=True), axis=1))], axis=-1
+    )
+    return _Keys(query, norms, xp.matrix_transpose(key), xp.concat(columns, axis=-1))
+
+
+def _largest(x: Array, axis: int, xp: Namespace) -> Array:
+    if 0 in x.shape:
+        return xp.sum(x, axis=axis, keepdims=True)
+    return xp.max(xp.abs(x), axis=axis, keepdims=True)
+
+
+def _average(size_width: Any, rows: QueryRows, keys: _Keys) -> Arrays:
+    """Of each query the largest score, the norm, and sums of weights times columns of all keys."""
+    grid, xp = rows.grid, rows.grid.xp
+    query, norm = rows.block(keys.query), rows.block(keys.query_norm)
+    has_bias = grid.operands.bias is not None
+
+    def weigh(masked: bool, j: Any) -> tuple[Array, list[Array]]:
+        product = matmul_per_group(query, grid.loops.block(keys.key, j, grid.sizes[1], -1), xp)
+        block = score_block(grid, rows.sample, product, i=rows.i, j=j, masked=masked)
+        columns = grid.loops.block(keys.columns, j, grid.sizes[1], -2)
+        scores = block.scores
+        block_max = xp.max(scores, axis=-1, keepdims=True)
+        scores -= xp.where(xp.equal(block_max, -math.inf), 0.0, block_max)
+        weights = grid.loops.inplace(xp.exp, scores)
+        if grid.dropout is None:
+            sums = [matmul_per_group(weights, columns, xp)]
+        else:
+            kept = grid.drop(weights, block.at)
+            parts = (matmul_per_group(x, y, xp) for x, y in ((kept, columns[..., :-2]), (weights, columns[..., -2:])))
+            sums = [xp.concat(list(parts), axis=-1)]
+        if has_bias:
+            weights = xp.multiply(weights, xp.where(xp.equal(weights, 0.0), 0.0, xp.abs(block.bias)))
+            sizes = columns[..., grid.width : grid.width + size_width]
+            sums.append(matmul_per_group(weights, xp.concat([sizes, columns[..., -2:-1]], axis=-1), xp))
+        return block_max, sums
+
+    if grid.is_one_block or (isinstance(grid.counts[1], int) and grid.counts[1] == 1):
+        block_max, sums = weigh(grid.may_mask, 0)
+        return block_max, norm, *sums
+
+    def add_keys(masked: bool, j: Any, state: Any) -> Any:
+        row_max, *sums = state
+        block_max, new = weigh(masked, j)
+        whole = xp.maximum(row_max, block_max)
+        anchor = xp.where(xp.equal(whole, -math.inf), 0.0, whole)
+        old, fresh = (xp.exp(xp.subtract(x, anchor)) for x in (row_max, block_max))
+        sums = (xp.add(xp.multiply(x, old), xp.multiply(y, fresh)) for x, y in zip(sums, new, strict=True))
+        return whole, *sums
+
+    *dims, _ = shape(query, xp=xp)
+    lowest = xp.full((*dims, 1), -math.inf, dtype=xp.float64, **on_device_of(query))
+    lasts = [shape(keys.columns, xp=xp)[-1], *([size_width + 1] if has_bias else [])]
+    row_max, *sums = rows.visit(add_keys, (lowest, *(zeros_with(lowest, *dims, last, xp=xp) for last in lasts)))
+    return row_max, norm, *sums
+
+
+def _decide(grid: Grid, row_max: Array, norm: Array, *sums: Array, size_width: Any, ranks: Any) -> _Filtered:
+    """What the sums say of the output and of the logarithm of the sum of weights."""
+    xp, width, plan = grid.xp, grid.width, grid.plan
+    weight = sums[0][..., -2:-1]
+    none = xp.equal(weight, 0.0)
+    weight, row_max = xp.where(none, 1.0, weight), xp.where(none, 0.0, row_max)
+    means = xp.divide(sums[0], weight)
+    found, by_size, by_both = (
+        means[..., first : first + last]
+        for first, last in ((0, width), (width, size_width), (width + size_width, size_width))
+    )
+    num_ranks = 1 if ranks is None else ranks.collectives.size(ranks.group)
+    per_norm = xp.multiply(norm[..., :1], bounds.score_error(grid.operands.query.shape[-1]))
+    of_row = bounds.sum_error(grid, 1, num_ranks)
+    of_row = xp.add(xp.multiply(xp.abs(row_max), 8 * bounds.ULP), of_row)
+    if plan.softcap is not None:
+        of_row = xp.add(of_row, abs(plan.softcap) * bounds.SOFTCAP_ERROR)
+    of_row = bounds.limited(of_row, of_row, xp)
+    of_scores = xp.multiply(per_norm, means[..., -1:])
+    of_values = xp.add(xp.multiply(by_size, of_row), xp.multiply(by_both, per_norm))
+    if len(sums) > 1:
+        of_bias = xp.multiply(xp.divide(sums[1], weight), 8 * bounds.ULP)
+        of_scores = xp.add(of_scores, of_bias[..., -1:])
+        of_values = xp.add(of_values, of_bias[..., :size_width])
+    relative = xp.add(of_row, of_scores)
+    factor = dropout_scale(grid.dropout)
+    bound = xp.multiply(xp.add(of_values, xp.multiply(xp.abs(found), relative)), bounds.SLACK * factor)
+    bound = xp.add(bound, bounds.TINY)
+    output = bounds.decided(xp.multiply(found, factor), bound, round_to_float32, xp)
+    logarithm = _decide_logarithm(grid, row_max, norm, weight, relative)
+    return _Filtered(output, logarithm, xp.astype(none, xp.float64))
+
+
+def _decide_logarithm(grid: Grid, row_max: Array, norm: Array, weight: Array, relative: Array) -> Array:
+    """The integer near the largest score in units of log 2, and the logarithm of the sum of weights relative to it."""
+    xp, softcap = grid.xp, grid.plan.softcap
+    top, size = xp.multiply(row_max, LOG2_E), xp.abs(row_max)
+    of_top = xp.multiply(norm[..., 1:], 2 * bounds.score_error(grid.operands.query.shape[-1]))
+    of_top = xp.add(of_top, xp.multiply(size, 32 * bounds.ULP))
+    if softcap is not None:
+        of_top = xp.add(of_top, 2 * abs(softcap) * bounds.SOFTCAP_ERROR)
+    anchor = bounds.decided(top, of_top, lambda x, xp: xp.round(x), xp)
+    of_weight = xp.log(weight)
+    logarithm = xp.add(xp.subtract(top, anchor), xp.multiply(of_weight, LOG2_E))
+    bound = xp.add(xp.multiply(relative, 2 * bounds.SLACK), xp.multiply(xp.add(size, of_weight), 16 * bounds.ULP))
+    bound = xp.add(xp.add(bound, xp.multiply(of_weight, 2 * bounds.FUNCTION_ERROR)), bounds.LOGARITHM_ERROR)
+    logarithm = bounds.decided(logarithm, bound, bounds.round_logarithm, xp)
+    return xp.concat([xp.where(xp.isnan(logarithm), math.nan, anchor), logarithm], axis=-1)
+
+
+# The reference
+
+
+def _reference(grid: Grid, ranks: Ranks | None, sample: Sample) -> Reference:
+    """Of some queries, the terms of their outputs, and the logarithms of their sums of weights."""
+    xp = grid.xp
+    keys = cut_vectors(to_float64(sample.key, xp), xp)
+    values = to_float64(grid.value_part(sample.value), xp)
+    factor = dropout_scale(grid.dropout)
+
+    def of_rows(rows: Array) -> tuple[list[Terms], list[Array]]:
+        listed = listed_rows(grid, sample, 0, rows)
+        scores, block = listed.scores(cut_vectors(to_float64(listed.sample.query, xp), xp), keys)
+        top = xp.max(scores, axis=-1, keepdims=True)
+        if ranks is not None:
+            top = ranks.largest(xp.where(xp.isnan(top), math.inf, top))
+        top = xp.where(xp.equal(top, -math.inf), 0.0, top)
+        anchor = xp.round(xp.where(xp.less(xp.abs(top), MAX_SCORE), top, math.nan))
+        weights = exp2(xp.subtract(scores, anchor), xp)
+        total = exact_sum(weights, -1, bits=TERM_BITS, ranks=ranks, xp=xp)
+        total = xp.where(xp.equal(total, 0.0), 1.0, total)
+        kept = listed.grid.drop(weights, block.at)
+        num_groups, group_size, num_rows, num_keys = shape(kept, xp=xp)
+        dims = num_groups, group_size * num_rows
+        units = uncontracted(xp.multiply(uncontracted(xp.divide(1.0, total), xp), factor), xp)
+        terms = Terms(xp.reshape(kept, (*dims, num_keys)), values, xp.reshape(units, (*dims, 1)))
+        _, exponent, fraction = split_log2(total, xp)
+        logarithm = bounds.round_logarithm(xp.add(exponent, fraction), xp)
+        return [terms], [xp.concat([anchor, logarithm], axis=-1)]
+
+    return of_rows

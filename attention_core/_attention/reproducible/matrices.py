@@ -1,9 +1,4 @@
-r"""All scores and all weights of attention in reproducible arithmetic, a block of queries at a time, rounded once.
-
-With the reference :math:`r_i` and the power of two :math:`2^{c_i}` of `backward_reference`, a weight is
-:math:`p_{ij} = 2^{256 (t_{ij} - r_i)} 2^{-c_i}`: one exponential, with a small relative error. So the weight of a key
-does not depend on how much larger that of another key is.
-"""
+"""All scores and all weights of attention in reproducible arithmetic, a block of queries at a time, rounded once."""
 
 from __future__ import annotations
 
@@ -11,19 +6,39 @@ import functools
 import math
 from typing import Any
 
-from attention_core._arithmetic.elementary import exp2_tail
-from attention_core._arithmetic.exact import from_three_float32, round_to_float32, to_float64, uncontracted
-from attention_core._arithmetic.products import exact_sum, matmul
-from attention_core._arrays import Array, Arrays, Gradients, positions, shape, zeros_with
-from attention_core._attention.blocks.grid import Grid, is_broadcast, make_grid
+from attention_core._arithmetic.elementary import exp2
+from attention_core._arithmetic.exact import round_to_float32, to_float64, uncontracted
+from attention_core._arithmetic.products import exact_sum
+from attention_core._arrays import Array, Arrays, Gradients, positions, shape, take_rows, zeros_with
+from attention_core._attention.blocks.grid import (
+    Grid,
+    Sample,
+    is_broadcast,
+    make_grid,
+)
 from attention_core._attention.blocks.nonfinite import zero_unless_finite
-from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands
+from attention_core._attention.blocks.plan import Plan, unpack_operands
 from attention_core._attention.call import Call, flatten_group
+from attention_core._attention.reproducible import bounds
 from attention_core._attention.reproducible.backward import backward
 from attention_core._attention.reproducible.forward import arrange
-from attention_core._attention.reproducible.reduction import QueryRows, for_each_rows, scores_at
-from attention_core._attention.reproducible.slices import SCORE_UNIT, pad_rows
+from attention_core._attention.reproducible.rows import QueryRows, for_each_rows, pad_rows, unpack_logarithm
+from attention_core._attention.reproducible.scores import ScoreBlock, cut_vectors, exact_block
+from attention_core._attention.reproducible.settle import Reference, Terms, settle
 from attention_core._backend import Backend, Operation, register
+
+
+def _cut(grid: Grid, sample: Sample) -> tuple[list[Array], list[Array]]:
+    """Queries and keys of a sample in slices."""
+    query, key = (cut_vectors(to_float64(x, grid.xp), grid.xp) for x in (sample.query, sample.key))
+    return query, key
+
+
+def _scores_at(rows: QueryRows, cut: tuple[list[Array], list[Array]], masked: bool, j: Any) -> tuple[Array, ScoreBlock]:
+    """The exact scores of a block of queries and the block of keys at ``j``, in units of log 2."""
+    query, key = (list(slices) for slices in cut)
+    key = [rows.grid.loops.block(x, j, rows.grid.sizes[1], -2) for x in key]
+    return exact_block(rows.grid, rows.sample, list(map(rows.block, query)), key, i=rows.i, j=j, masked=masked)
 
 
 def reproducible_scores(call: Call) -> Array:
@@ -42,11 +57,11 @@ def _scores_forward(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
     grid = make_grid(plan, unpack_operands(plan, arrays), backend)
     xp = grid.xp
 
-    def round_scores(rows: QueryRows, _: None) -> Arrays:
-        scores = scores_at(rows, grid.may_mask, 0).scores
-        return (round_to_float32(uncontracted(xp.multiply(scores, 1 / SCORE_UNIT), xp), xp),)
+    def round_scores(rows: QueryRows, cut: Any) -> Arrays:
+        _, block = _scores_at(rows, cut, grid.may_mask, 0)
+        return (round_to_float32(block.scores, xp),)
 
-    return for_each_rows(grid, round_scores, grid.row_stacks(grid.lengths[1]))
+    return for_each_rows(grid, functools.partial(_cut, grid), round_scores, grid.row_stacks(grid.lengths[1]))
 
 
 def _scores_backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend) -> Gradients:
@@ -56,9 +71,12 @@ def _scores_backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Ar
     d_bias = () if operands.bias is None else (_d_bias(grid, operands.bias, d_scores),)
     if plan.softcap is not None:
         d_scores = _before_softcap(grid, d_scores)
+    d_query, d_key = _d_query_and_key(grid, d_scores)
+    if not plan.all_finite:
+        d_query = zero_unless_finite(d_query, operands.query, xp)
+        d_key = zero_unless_finite(d_key, operands.key, xp)
     d_value = zeros_with(operands.value, *shape(operands.value, xp=xp), xp=xp)
-    integers = (None for _ in range(plan.num_integers))
-    return *_d_query_and_key(grid, operands, d_scores), d_value, *d_bias, *integers
+    return d_query, d_key, d_value, *d_bias, *(None for _ in range(plan.num_integers))
 
 
 def _d_bias(grid: Grid, bias: Array, d_scores: Array) -> Array:
@@ -71,25 +89,55 @@ def _before_softcap(grid: Grid, d_scores: Array) -> Array:
     xp = grid.xp
     padded = pad_rows(grid, d_scores)
 
-    def multiply_derivative(rows: QueryRows, _: None) -> Arrays:
-        return (xp.multiply(scores_at(rows, grid.may_mask, 0).softcap_derivative, rows.block_of(padded)),)
+    def multiply_derivative(rows: QueryRows, cut: Any) -> Arrays:
+        _, block = _scores_at(rows, cut, grid.may_mask, 0)
+        return (uncontracted(xp.multiply(block.softcap_derivative, rows.block_of(padded)), xp),)
 
-    (product,) = for_each_rows(grid, multiply_derivative, grid.row_stacks(grid.lengths[1], dtype="float64"))
-    return product
+    stacks = grid.row_stacks(grid.lengths[1], dtype="float64")
+    return for_each_rows(grid, functools.partial(_cut, grid), multiply_derivative, stacks)[0]
 
 
-def _d_query_and_key(grid: Grid, operands: Operands, d_scores: Array) -> tuple[Array, Array]:
-    plan, xp = grid.plan, grid.xp
-    query, key = (to_float64(grid.finite_or_zero(x), xp) for x in operands[:2])
-    grouped = flatten_group(d_scores, xp=xp)
-    d_query = xp.reshape(matmul(grouped, key, xp=xp), shape(query, xp=xp))
-    d_key = matmul(xp.matrix_transpose(grouped), flatten_group(query, xp=xp), xp=xp)
-    d_query, d_key = (
-        round_to_float32(uncontracted(xp.multiply(x, plan.score_scale), xp), xp) for x in (d_query, d_key)
-    )
-    if plan.all_finite:
-        return d_query, d_key
-    return zero_unless_finite(d_query, operands.query, xp), zero_unless_finite(d_key, operands.key, xp)
+def _d_query_and_key(grid: Grid, d_scores: Array) -> list[Array]:
+    """Products of the gradient of scores, (B, G, R, M, N), with keys and queries, by the filter of `backward`."""
+    xp, scale = grid.xp, grid.plan.score_scale
+    lengths = grid.lengths
+    query = to_float64(grid.finite_or_zero(grid.operands.query), xp)[..., : lengths[0], :]
+    key = to_float64(grid.finite_or_zero(grid.operands.key), xp)[..., : lengths[1], :]
+
+    def product(weights: Array, which: int) -> Array:
+        vectors, flat = (key, query)[which], flatten_group(weights, xp=xp)
+        if which == 1:
+            flat, vectors = xp.matrix_transpose(flat), flatten_group(vectors, xp=xp)
+        found = xp.matmul(flat, vectors)
+        return xp.reshape(found, shape(query, xp=xp)) if which == 0 else found
+
+    def decided(which: int) -> Array:
+        bound = xp.multiply(product_of_sizes(which), bounds.SLACK * abs(scale))
+        found = xp.multiply(product(d_scores, which), scale)
+        return bounds.decided(found, xp.add(bound, bounds.TINY), round_to_float32, xp)
+
+    def product_of_sizes(which: int) -> Array:
+        error = bounds.sum_error(grid._replace(sizes=lengths, counts=(1, 1)), 1 - which)
+        vectors, flat = xp.abs((key, query)[which]), flatten_group(xp.abs(d_scores), xp=xp)
+        if which == 1:
+            flat, vectors = xp.matrix_transpose(flat), flatten_group(vectors, xp=xp)
+        found = xp.multiply(xp.matmul(flat, xp.max(vectors, axis=-1, keepdims=True)), error)
+        return xp.reshape(found, (*shape(query, xp=xp)[:-1], 1)) if which == 0 else found
+
+    def of_rows(which: int, sample: Sample) -> Reference:
+        weights = grid.part_of(d_scores, sample.index, sample.head)
+        vectors = grid.part_of((key, query)[which], sample.index, sample.head)
+
+        def terms(picked: Array) -> tuple[list[Terms], list[Array]]:
+            taken = flatten_group(take_rows(weights, picked, axis=-2 + which, xp=xp), xp=xp)
+            taken, columns = (
+                (taken, vectors) if which == 0 else (xp.matrix_transpose(taken), flatten_group(vectors, xp=xp))
+            )
+            return [Terms(taken, columns, xp.full_like(taken[..., :1], scale))], []
+
+        return terms
+
+    return [settle(grid, side, (decided(side),), (), functools.partial(of_rows, side))[0] for side in (0, 1)]
 
 
 def _abstract(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
@@ -114,25 +162,25 @@ def _weights_forward(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
     xp, loops = grid.xp, grid.loops
     references = pad_rows(grid, to_float64(arrays[-1], xp))
 
-    def weigh(rows: QueryRows, _: None) -> Arrays:
-        reference = rows.block_of(references)
+    def weigh(rows: QueryRows, cut: Any) -> Arrays:
+        anchor, logarithm = unpack_logarithm(rows.block_of(references), xp)
 
         def add_keys(masked: bool, j: Any, blocks: Any) -> Any:
-            exponents = xp.subtract(scores_at(rows, masked, j).scores, from_three_float32(reference[..., :3], xp))
-            weights = uncontracted(xp.multiply(exp2_tail(exponents, xp), reference[..., 3:]), xp)
-            return loops.add_block(blocks, j, round_to_float32(weights, xp))
+            scores, _ = _scores_at(rows, cut, masked, j)
+            exponents = xp.subtract(xp.subtract(scores, anchor), logarithm)
+            return loops.add_block(blocks, j, round_to_float32(exp2(exponents, xp), xp))
 
         blocks = rows.visit(add_keys, loops.zero_blocks(grid.counts[1], functools.partial(_zeros, rows)))
         return (loops.block_at(loops.stack_blocks(loops.concat_blocks(blocks, grid.counts[1], -1)), 0),)
 
     last = grid.counts[1] * grid.sizes[1] if loops.traced else grid.lengths[1]
-    (weights,) = for_each_rows(grid, weigh, grid.row_stacks(last))
+    (weights,) = for_each_rows(grid, functools.partial(_cut, grid), weigh, grid.row_stacks(last))
     return (weights[..., : grid.lengths[1]],)
 
 
 def _zeros(rows: QueryRows, j: Any) -> Array:
     """The weights of a block of keys to which nobody attends."""
-    *dims, _ = shape(rows.query, xp=rows.grid.xp)
+    *dims, _ = shape(rows.block(rows.sample.query), xp=rows.grid.xp)
     return zeros_with(rows.grid.operands.query, *dims, rows.grid.length_of_block(1, j), xp=rows.grid.xp)
 
 

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-
 from attention_core._arrays import Array, positions
 from attention_core._attention.call import Call, Result
-from attention_core._attention.reproducible.pieces import (
-    ExactPartial,
-    Extent,
-    complete_exactly,
-    extent_of,
-    merge_sums,
-    merge_two_extents,
-    reproducible_partial,
-)
+from attention_core._attention.reproducible.forward import reproducible_attention
 from attention_core._attention.shards.operations import total
 from attention_core._attention.shards.splits import Place
 from attention_core._attention.softmax import merge_pieces, with_remainder
@@ -30,17 +20,14 @@ def merge(piece: Result, here: Place, call: Call) -> Result:
     return Result(output, None, *rows)
 
 
-def merge_exactly(call: Call, here: Place) -> tuple[Array, Array]:
-    """The same in reproducible arithmetic: maxima over ranks, then sums of integers."""
-    xp, backend = call.xp, call.backend
-    stacks = [_of_all_ranks(x, here, backend) for x in extent_of(call)]
-    extents = (Extent(*(x[r, ...] for x in stacks)) for r in range(here.size))
-    extent = functools.reduce(functools.partial(merge_two_extents, xp=xp), extents)
-    partial = reproducible_partial(call, extent)
-    sums = total(xp.concat([partial.weights, partial.values], axis=-1), here, backend)
-    sums = merge_sums(sums, xp.zeros_like(sums), xp)  # what exceeds a limb is carried
-    count = partial.weights.shape[-1]
-    return complete_exactly(ExactPartial(sums[..., :count], sums[..., count:], extent), call.dropout, xp)
+def merge_exactly(call: Call, here: Place) -> Result:
+    """The same in reproducible arithmetic. Another sum, to which one rank adds, tells JAX that all have the same."""
+    xp = call.xp
+    output, logsumexp, _ = reproducible_attention(call, here.group)
+    results = xp.concat([output, xp.expand_dims(logsumexp, axis=-1)], axis=-1)
+    is_first = xp.equal(positions(1, results, xp=xp), here.rank)
+    results = total(xp.where(is_first, results, 0.0), here, call.backend)
+    return Result(results[..., :-1], None, results[..., -1])
 
 
 def _of_all_ranks(x: Array, here: Place, backend: Backend) -> Array:

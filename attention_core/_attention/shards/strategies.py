@@ -15,7 +15,6 @@ from attention_core._arrays import HALF, Array, cast_to, dtype_name, upcast
 from attention_core._attention.blocks.grid import pad
 from attention_core._attention.call import Call, Result, has_no_pairs, repeat_kv, upcast_call
 from attention_core._attention.reproducible.forward import reproducible_attention
-from attention_core._attention.reproducible.pieces import num_limbs
 from attention_core._attention.shards.operations import check_no_gradient, exchange, gather
 from attention_core._attention.shards.partials import merge, merge_exactly
 from attention_core._attention.shards.ring import Hops, hops_of, moved, ring_attention, takes_kernel
@@ -253,9 +252,9 @@ class Merge(Strategy):
         call, size = sharded.call, sharded.here.size
         *dims, _ = call.query.shape
         if call.arithmetic == "reproducible":
-            maxima = 3 * math.prod(dims) + math.prod(call.value.shape) // call.value.shape[-2]
-            limbs = math.prod(dims) * num_limbs(self.local_call(sharded))
-            return int(8 * (size - 1) * (size * maxima + limbs) // size)
+            width = call.value.shape[-1]
+            each = 8 * (width + 7) + 4 * (width + 1)  # sums in float64, and the result; sums in doubt are few
+            return int(2 * (size - 1) * math.prod(dims) * each) // size
         numbers: int = math.prod(dims) * (call.value.shape[-1] + 2)
         return 2 * (size - 1) * numbers * max(4, BYTES[dtype_name(call.query.dtype)])
 
@@ -264,8 +263,8 @@ class Merge(Strategy):
         of_scores = call.score_mod.arrays if isinstance(call.score_mod, ScoreMod) else ()
         check_no_gradient((*call[:3], call.bias, call.scale, call.softcap, *of_scores), call.backend)
         if call.arithmetic == "reproducible":
-            output, found = merge_exactly(call, here)
-            return Result(output, None, found if logsumexp else None)
+            result = merge_exactly(call, here)
+            return result if logsumexp else result._replace(logsumexp=None)
         if implementation == "auto":  # few kernels return the logsumexp
             implementation = "dense" if dense_advantage(call) else "blockwise"
         result = merge(run_call(call, implementation, logsumexp=True), here, call)

@@ -206,22 +206,6 @@ def _decode(trees: Trees) -> Any:
     return xp.concat(found, axis=1)
 
 
-def _in_pieces(trees: Trees) -> Any:
-    """Attention to pieces of the keys, from last to first, in two passes."""
-    pieces = [(trees["key"][..., a:b, :], trees["value"][..., a:b, :], a) for a, b in ((4, 9), (1, 4), (0, 1))]
-
-    def passed(function: Callable[..., Any], **options: Any) -> list[Any]:
-        mask = ac.Causal(offset=2)
-        return [
-            function(trees["query"], key, value, key_start=start, mask=mask, **options) for key, value, start in pieces
-        ]
-
-    extent = ac.pieces.merge_extents(*passed(ac.pieces.attention_extent))
-    partials = passed(ac.pieces.partial_attention, extent=extent, arithmetic="reproducible")
-    merged = ac.pieces.complete_partial(ac.pieces.merge_partials(*partials))
-    return merged.output, merged.logsumexp
-
-
 DROPOUT = Dropout(0.1, 11)
 HEADS: dict[str, Any] = {"num_heads": 4}
 GROUPS: dict[str, Any] = {"num_heads": 4, "num_key_value_heads": 2}
@@ -232,7 +216,6 @@ SCALED, PLACED = ("scale", "x"), ("x", "positions")
 LAYERS = [
     _layer("scores", "the scores alone, capped and masked", ac.attention_scores, drawn.pair, names=("query", "key"),
            **BENT),
-    Identical("pieces", "pieces of the keys, merged", drawn.unlike_numbers("value"), _in_pieces),
     _layer("linear", "an affine map", functions.linear, drawn.affine),
     _layer("linear-wide-range", "exponents from -60 to 60", functions.linear, drawn.affine_spread),
     _layer("layer-norm", "normalized channels", functions.layer_norm, drawn.normalized),
@@ -288,7 +271,7 @@ VARIABLES = ("query", "key", "value", "bias", "parameters", "x", "scale", "weigh
 UNDIFFERENTIATED = {  # what others show as well: compilers take seconds for every gradient
     "one-query", "wide", "two-batches", "one-key-head", "no-queries", "no-batch", "causal", "mask-and-window",
     "mask-or-causal", "not-window", "scale", "softcap", "dropout", "weights", "output-alone", "negative-zeros",
-    "extreme-values", "extreme-keys", "feed-forward", "pieces", "decoder", "decoder-cache",
+    "extreme-values", "extreme-keys", "feed-forward", "decoder", "decoder-cache",
     *(f"{dtype}-{name}" for dtype in ("float16", "bfloat16") for name in ("plain", "layer-norm")),
 }  # fmt: skip
 

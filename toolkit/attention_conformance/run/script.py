@@ -215,10 +215,10 @@ class _Name(str):
 
 def _given(problem: Problem, subject: Subject) -> str:
     """The other arrays of a call, as the subject takes them."""
-    given = {name: f'placed(arrays["{name}"])' for name in ("mask", "bias", "sinks") if name in problem.arrays}
-    if "mask" in given and subject.mask in ("drop", "integer"):
-        given["mask"] = f"placed({'~' if subject.mask == 'drop' else 'np.int32(1) * '}arrays['mask'])"
-    return "".join(f", {name}={each}" for name, each in given.items())
+    arrays = {name: f'placed(arrays["{name}"])' for name in ("mask", "bias", "sinks") if name in problem.arrays}
+    if "mask" in arrays and subject.mask in ("drop", "integer"):
+        arrays["mask"] = f"placed({'~' if subject.mask == 'drop' else 'np.int32(1) * '}arrays['mask'])"
+    return "".join(f", {name}={each}" for name, each in arrays.items())
 
 
 def _options(problem: Problem, subject: Subject) -> dict[str, Any]:

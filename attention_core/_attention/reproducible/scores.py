@@ -1,0 +1,147 @@
+"""Scores in float64: the exact ones that define all bits, and those of plain products that come near them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from typing import Any, NamedTuple
+
+from attention_core._arithmetic.elementary import tanh
+from attention_core._arithmetic.exact import LOG2_E, power_above_max, slice_bits, slices, to_float64, uncontracted
+from attention_core._arrays import Array, Namespace, take_rows
+from attention_core._attention.blocks.grid import Grid, Sample, is_broadcast, matmul_per_group
+from attention_core._attention.blocks.scores import block_context
+from attention_core._attention.reproducible.bounds import MOST, SLICES, score_error
+from attention_core._backend import Loops, runs_at_once
+from attention_core.masks import Positions
+
+
+class ScoreBlock(NamedTuple):
+    """A block of queries against a block of keys."""
+
+    scores: Array  # (G, R, m, n); -inf where not allowed
+    softcap_derivative: Array | None
+    bias: Array | None  # in float64
+    at: Positions | None
+
+
+def score_block(grid: Grid, sample: Sample, product: Array, *, i: Any, j: Any, masked: bool) -> ScoreBlock:
+    """The scores of a product of scaled queries and keys: softcap, bias and mask.
+
+    Masked scores are replaced by -inf; a bias that is -inf masks, too. There is no score modification in reproducible
+    arithmetic.
+    """
+    plan, xp, scores, derivative = grid.plan, grid.xp, product, None
+    at, bias, allowed = block_context(grid, sample, scores, i, j=j, masked=masked)
+    if plan.softcap is not None:
+        scores, derivative = _soften(scores, plan.softcap, xp)
+    if bias is not None:
+        bias = to_float64(bias, xp)
+        scores = xp.add(scores, bias)
+    scores = scores if allowed is None else xp.where(allowed, scores, -math.inf)
+    if derivative is not None and grid.may_mask:  # that of a masked key may be nan
+        derivative = xp.where(xp.equal(scores, -math.inf), 0.0, derivative)
+    return ScoreBlock(scores, derivative, bias, at)
+
+
+def _soften(scores: Array, softcap: float, xp: Namespace) -> tuple[Array, Array]:
+    r"""Scores after the cap, :math:`c \tanh(s / c)`, and their derivative by s."""
+    ratio = tanh(uncontracted(xp.multiply(scores, 1 / softcap), xp), xp)
+    derivative = xp.subtract(1.0, uncontracted(xp.multiply(ratio, ratio), xp))
+    return uncontracted(xp.multiply(ratio, softcap), xp), derivative
+
+
+# Exact products
+
+
+def cut_vectors(x: Array, xp: Namespace) -> list[Array]:
+    r"""Vectors (..., D) as sums of slices, each of integers times a power of two of the vector.
+
+    Where a vector is not finite, its first slice is nan, which makes its products nan. Where a library computes at
+    once, a last slice of zeros is left out: few numbers of 24 bits reach into it.
+    """
+    finite = xp.all(xp.isfinite(x), axis=-1, keepdims=True)
+    x, bits = xp.where(finite, x, 0.0), slice_bits(SLICES * x.shape[-1])
+    power = power_above_max(x, -1, xp)
+    parts = slices(x, power, bits=bits, count=SLICES, xp=xp)
+    if runs_at_once(x) and not bool(xp.any(parts[-1])):
+        parts.pop()
+    first, *others = (
+        xp.multiply(part, xp.multiply(power, 2.0 ** (-bits * n))) for n, part in enumerate(parts, start=1)
+    )
+    return [xp.where(finite, first, math.nan), *others]
+
+
+def exact_product(queries: list[Array], keys: list[Array], xp: Namespace) -> Array:
+    """Products of slices of queries (G, R, m, D) and keys (G, n, D): (G, R, m, n), the same bits in any order.
+
+    The sum of all products of slices whose bits are as small is exact. These sums are added, the smallest first.
+    """
+    levels: list[Array | None] = [None] * SLICES
+    for (a, query), (b, key) in itertools.product(enumerate(queries), enumerate(keys)):
+        if a + b < SLICES:
+            product, before = matmul_per_group(query, xp.matrix_transpose(key), xp), levels[a + b]
+            levels[a + b] = product if before is None else xp.add(before, product)
+    return functools.reduce(lambda small, large: xp.add(large, small), (x for x in reversed(levels) if x is not None))
+
+
+def exact_block(
+    grid: Grid, sample: Sample, queries: list[Array], keys: list[Array], *, i: Any, j: Any, masked: bool
+) -> tuple[Array, ScoreBlock]:
+    """Exact scores of slices of queries and keys, in units of log 2, and their block."""
+    xp = grid.xp
+    product = uncontracted(xp.multiply(exact_product(queries, keys, xp), grid.plan.score_scale), xp)
+    block = score_block(grid, sample, product, i=i, j=j, masked=masked)
+    scores = uncontracted(xp.multiply(block.scores, LOG2_E), xp)
+    return (xp.where(xp.equal(block.scores, -math.inf), -math.inf, scores) if masked else scores), block
+
+
+class ListedRows(NamedTuple):
+    """Some queries against all keys, or all queries against some keys, of one sample: a grid of one block."""
+
+    grid: Grid
+    sample: Sample
+
+    def scores(self, queries: list[Array], keys: list[Array]) -> tuple[Array, ScoreBlock]:
+        """Exact scores of slices of queries and keys, in units of log 2, and their block."""
+        return exact_block(self.grid, self.sample, queries, keys, i=0, j=0, masked=self.grid.may_mask)
+
+
+def listed_rows(grid: Grid, sample: Sample, side: int, rows: Array) -> ListedRows:
+    """The block of the queries (side 0) or keys (side 1) at these indices, and of all keys or queries."""
+    xp, num_rows = grid.xp, rows.shape[0]
+    start = ("query_start", "key_start")[side]
+    operands = grid.operands._replace(**{start: grid.absolute(side, rows)})
+    whole = [count * size for count, size in zip(grid.counts, grid.sizes, strict=True)]
+    sizes, lengths = [whole[0] if grid.loops.traced else grid.lengths[0], whole[1]], list(grid.lengths)
+    if not grid.loops.traced:
+        sizes = list(grid.lengths)
+    sizes[side] = lengths[side] = num_rows
+    bias = sample.bias
+    if bias is not None and not is_broadcast(bias, (-2, -1)[side]):
+        bias = take_rows(bias, rows, axis=(-2, -1)[side], xp=xp)
+    taken = {"query": sample.query} if side == 0 else {"key": sample.key, "value": sample.value}
+    taken = {name: take_rows(x, rows, axis=-2, xp=xp) for name, x in taken.items()}
+    of_rows = grid._replace(
+        operands=operands, sizes=tuple(sizes), counts=(1, 1), lengths=tuple(lengths), cache=None, visits=None
+    )
+    return ListedRows(of_rows, sample._replace(bias=bias, **taken))
+
+
+# Products that come near
+
+
+def near_vectors(x: Array, loops: Loops) -> tuple[Array, Array]:
+    """Vectors in float64, nan where they are too long or not finite, and their norms (..., 1), 0 for these.
+
+    The error of a score of vectors that are not too long is below `MOST`.
+    """
+    xp, norm = loops.xp, loops.xp.expand_dims(loops.norm(x), axis=-1)
+    is_short = xp.less(norm, math.sqrt(MOST / score_error(x.shape[-1])))
+    return xp.where(is_short, x, math.nan), xp.where(is_short, norm, 0.0)
+
+
+def scaled_queries(grid: Grid, query: Array) -> Array:
+    """Queries in float64, times the scale: one product, rounded once."""
+    return uncontracted(grid.xp.multiply(to_float64(query, grid.xp), grid.plan.score_scale), grid.xp)

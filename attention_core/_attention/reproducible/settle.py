@@ -1,0 +1,161 @@
+"""What plain float64 leaves undecided: sums of products at a few rows and channels, each of which is exact.
+
+A filter (J. R. Shewchuk, 1997; A. Ziv, 1991) computes a result with a bound of its error. Where both ends of the bound
+round to one number, that is the result. Elsewhere, about once in a thousand, the sums here define it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from attention_core._arithmetic.exact import round_to_float32, uncontracted
+from attention_core._arithmetic.products import exact_sum
+from attention_core._arrays import Array, Arrays, on_device_of, shape, take_rows, zeros_with
+from attention_core._attention.blocks.grid import Grid, pad
+from attention_core._backend import Ranks
+
+AT_ONCE = 2**18  # products that are summed at a time
+TERM_BITS = 30  # of the two integers of a term: sums of up to 2**23 of them are exact
+MOST = 96  # rows, or sums, that are computed at a time
+
+
+class Terms(NamedTuple):
+    r"""Sums :math:`u_{l} \sum_n a_{ln} b_{nc}`, rows l of each of G groups, of which only some are computed."""
+
+    factors: Array  # a, (G, L, N)
+    columns: Array  # b, (G, N, C)
+    units: Array  # u, (G, L, 1)
+
+
+Reference = Callable[[Array], tuple[list[Terms], list[Array]]]
+"""Of the indices of some rows: terms, whose sums are (G, R K, C) or (G, K, C), and results (..., K, C) as they are."""
+
+
+def settle(
+    grid: Grid,
+    side: int,
+    results: Sequence[Array],
+    row_results: Sequence[Array],
+    reference: Callable[[Any], Reference],
+    ranks: Ranks | None = None,
+) -> list[Array]:
+    """Results in float32, and then those of rows in float64, with exact ones where they are nan: not decided.
+
+    They are (B, G, R, M, C) on the side of queries, (B, G, N, C) on that of keys. Sums are those of all ranks, if there
+    are others, which have the same doubts.
+    """
+    xp, loops, found = grid.xp, grid.loops, (*results, *row_results)
+    num_heads = 1 if grid.plan.per_head else grid.dims[1]
+    between = (grid.dims[2],) if side == 0 else ()
+    length, across = grid.lengths[side], grid.lengths[1 - side]
+    most, axes = _most(across, num_heads, grid.dims[2]), tuple(range(1 + len(between)))
+
+    def zeros(rows: Any, like: Array, dtype: Any) -> Array:
+        width = shape(like, xp=xp)[-1]
+        return xp.zeros((num_heads, *between, rows, width), dtype=dtype, **on_device_of(like))
+
+    def add_sample(index: Any, stacks: Any) -> Any:
+        sample = grid.sample_at(index)
+        of_sample = [grid.part_of(x, sample.index, sample.head) for x in found]
+        doubts = [xp.isnan(x) for x in of_sample]
+        flags = functools.reduce(xp.logical_or, (xp.any(xp.any(x, axis=-1), axis=axes) for x in doubts))
+        of_rows: list[Reference] = [reference(sample)] if loops.traced else []
+
+        def compute(rows: Array) -> Arrays:
+            if not of_rows:
+                of_rows.append(reference(sample))
+            terms, exact = of_rows[0](rows)
+            picked = (take_rows(x, rows, axis=-2, xp=xp) for x in doubts)
+            sums = (_sum_where(grid, *pair, across, ranks) for pair in zip(terms, picked, strict=False))
+            return (*sums, *exact)
+
+        kinds = [functools.partial(zeros, like=x, dtype=xp.float64) for x in found]
+        exact = _for_flagged(grid, flags, most, kinds, compute)
+        if exact is None:
+            whole = of_sample
+        else:
+            exact = [*(round_to_float32(x, xp) for x in exact[: len(results)]), *exact[len(results) :]]
+            whole = list(map(xp.where, doubts, exact, of_sample))
+        return tuple(map(loops.add_block, stacks, itertools.repeat(index), whole))
+
+    stacks = tuple([_stack(grid, grid.num_rounds, functools.partial(zeros, length, x, x.dtype)) for x in found])
+    stacks = loops.loop(0, grid.num_rounds, add_sample, stacks)
+    dims = (*grid.dims[:2], *between, length)
+    return [
+        xp.reshape(loops.stack_blocks(x), (*dims, shape(like, xp=xp)[-1]))
+        for x, like in zip(stacks, found, strict=True)
+    ]
+
+
+def _most(length: Any, *counts: Any) -> int:
+    """How many rows of so many products, in each of several heads, are computed at a time."""
+    if not all(isinstance(x, int) for x in (length, *counts)):
+        return MOST
+    return max(1, min(MOST, AT_ONCE // max(1, int(math.prod((length, *counts))))))
+
+
+def _sum_where(grid: Grid, terms: Terms, doubt: Array, length: Any, ranks: Ranks | None) -> Array:
+    """The sums that are in doubt, in the shape of the doubts."""
+    xp, (factors, columns, units) = grid.xp, terms
+    (num_groups, num_rows, num_terms), width = shape(factors, xp=xp), shape(columns, xp=xp)[-1]
+    factors = xp.reshape(factors, (num_groups * num_rows, num_terms))
+    columns = xp.reshape(xp.matrix_transpose(columns), (num_groups * width, num_terms))
+    units = xp.reshape(units, (num_groups * num_rows, 1))
+
+    def add_up(at: Array) -> Arrays:
+        row = xp.floor_divide(at, width)
+        column = xp.add(xp.multiply(xp.floor_divide(row, num_rows), width), xp.remainder(at, width))
+        products = xp.multiply(take_rows(factors, row, axis=0, xp=xp), take_rows(columns, column, axis=0, xp=xp))
+        total = exact_sum(uncontracted(products, xp), -1, bits=TERM_BITS, ranks=ranks, xp=xp)
+        return (uncontracted(xp.multiply(total, take_rows(units, row, axis=0, xp=xp)), xp),)
+
+    def zeros(rows: Any) -> Array:
+        return xp.zeros((rows, 1), dtype=xp.float64, **on_device_of(factors))
+
+    sums = _for_flagged(grid, xp.reshape(doubt, (-1,)), _most(length), [zeros], add_up)
+    dims = shape(doubt, xp=xp)
+    return zeros_with(factors, *dims, xp=xp) if sums is None else xp.reshape(sums[0], dims)
+
+
+def _for_flagged(
+    grid: Grid, flags: Array, most: int, zeros: Sequence[Callable[[Any], Array]], compute: Callable[[Array], Arrays]
+) -> list[Array] | None:
+    """Arrays (..., n, C) of ``compute(indices)``, called for a few indices of true flags (n) at a time.
+
+    Rows without a flag hold any number. ``None`` if it is known that there is no flag. Compiled loops take lots of one
+    size, whose last may hold rows in vain.
+    """
+    xp, loops, (length,) = grid.xp, grid.loops, shape(flags, xp=grid.xp)
+    if isinstance(length, int) and length == 0:
+        return None
+    count: Any = xp.sum(xp.astype(flags, xp.int32), dtype=xp.int32)
+    order = xp.astype(xp.argsort(xp.astype(xp.logical_not(flags), xp.int32), stable=True), xp.int32)
+    inverse = xp.astype(xp.argsort(order, stable=True), xp.int32)
+    if loops.traced:
+        size = min(most, length) if isinstance(length, int) else most
+        num_lots = (length + (size - 1)) // size
+        order = xp.squeeze(pad(xp.expand_dims(order, axis=-1), -2, num_lots * size - length, xp, 0), axis=-1)
+    else:
+        count = int(count)
+        if count == 0:
+            return None
+        size, order = min(most, count), order[:count]
+        num_lots = -(-count // size)
+        inverse = xp.where(xp.less(inverse, count), inverse, 0)
+
+    def add_lot(t: Any, stacks: Any) -> Any:
+        rows = xp.squeeze(loops.block(xp.expand_dims(order, axis=-1), t, size, -2), axis=-1)
+        return tuple(map(loops.add_block, stacks, itertools.repeat(t), compute(rows)))
+
+    stacks = tuple([_stack(grid, num_lots, functools.partial(zero, size)) for zero in zeros])
+    stacks = loops.loop(0, (count + (size - 1)) // size, add_lot, stacks)
+    sorted_rows = (loops.block_at(loops.stack_blocks(loops.concat_blocks(x, num_lots, -2)), 0) for x in stacks)
+    return [take_rows(x, inverse, axis=-2, xp=xp) for x in sorted_rows]
+
+
+def _stack(grid: Grid, count: Any, zeros: Callable[[], Array]) -> Any:
+    return grid.loops.zero_blocks(count, lambda _: zeros())
