@@ -35,7 +35,8 @@ class Takes(NamedTuple):
             return f"computes in {' or '.join(self.dtypes)} alone (line 8)"
         for name in ("softcap", "score_mod", "bias", "dropout"):
             option = getattr(call, name)
-            if option is not None and getattr(option, "rate", True) and name not in self.options:
+            is_used = option is not None and (name != "dropout" or option.rate)
+            if is_used and name not in self.options:
                 return "drops no weights by seed and position (line 11)" if name == "dropout" else f"has no {name}"
         missing = [] if "any" in self.masks else [kind for kind in kinds_of(call.mask) if kind not in self.masks]
         return f"takes no mask of the kind {' or '.join(missing)} (line 2)" if missing else None

@@ -322,3 +322,9 @@ def test_layers_with_a_method_call_tell_its_parameters():
     parameters, is_open = parameters_of(Layer())
     assert list(parameters) == ["query", "value", "key", "attention_mask", "use_causal_mask"]
     assert not is_open
+
+
+@pytest.mark.needs("numpy")
+def test_a_crash_is_a_failure_of_its_own():
+    finding = found(Subject(planted.attention), "shape-1x1-d16-plain")["shape-1x1-d16-plain"]
+    assert (exit_status([finding]), exit_status([finding, replace(finding, verdict="crashed")])) == (0, 3)

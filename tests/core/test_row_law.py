@@ -125,10 +125,15 @@ def test_what_a_row_or_key_does_not_see_changes_no_bit_of_its_gradient(seed, bac
         factor = factor.astype(np.float32)
         whole = gradients(backend, arrays, factor, mask, options)
         sample, row, column = (rng.integers(mask.shape[axis]) for axis in (0, 2, 3))
-        changed = with_junk(arrays, sample, np.flatnonzero(~mask[sample, 0, row]), rng.choice(FINITE, 2))
+        changed = with_junk(
+            arrays, sample, np.flatnonzero(~mask[sample, 0, row]), rng.choice([*FINITE, *NEVER_FINITE], 2)
+        )
         same(gradients(backend, changed, factor, mask, options)[0][sample, :, row], whole[0][sample, :, row])
         query, blind = arrays[0].copy(), np.flatnonzero(~mask[sample, 0, :, column])
-        query[sample][:, blind], factor[sample][:, blind] = rng.choice(FINITE[:5]), rng.choice(FINITE[:4])
+        query[sample][:, blind], factor[sample][:, blind] = (
+            rng.choice([*FINITE[:5], np.nan]),
+            rng.choice([*FINITE[:4], np.nan]),
+        )
         found = gradients(backend, [query, *arrays[1:]], factor, mask, options)
         for which in (1, 2):
             same(found[which][sample, :, column], whole[which][sample, :, column])

@@ -11,6 +11,11 @@ import attention_core as ac
 from attention_core.backend import Collectives, array_namespace
 
 
+def bytes_of(x):
+    """How many bytes an array takes: that of the standard does not say."""
+    return math.prod(x.shape) * np.dtype(str(x.dtype).rpartition(".")[2]).itemsize
+
+
 class Threads(Collectives):
     """Collectives of threads, each of which is a rank; a group is the barrier that they meet at."""
 
@@ -32,7 +37,7 @@ class Threads(Collectives):
 
     def rotate(self, arrays, group, by):
         self.calls.append("rotate")
-        self.bytes.append(sum(x.nbytes for x in arrays))
+        self.bytes.append(sum(bytes_of(x) for x in arrays))
         came = self.all_arrays(arrays, group)[(self.rank(group) - by) % self.size(group)]
         return lambda: came
 
@@ -46,7 +51,7 @@ class Threads(Collectives):
 
     def all_gather(self, x, group):
         self.calls.append("gather")
-        self.bytes.append((self.size(group) - 1) * x.nbytes)
+        self.bytes.append((self.size(group) - 1) * bytes_of(x))
         return self.xp.stack(self.all_arrays(x, group))
 
     def sum_scatter(self, x, group):
@@ -55,17 +60,17 @@ class Threads(Collectives):
 
     def exchange(self, x, group):
         self.calls.append("exchange")
-        self.bytes.append((self.size(group) - 1) * x.nbytes // self.size(group))
+        self.bytes.append((self.size(group) - 1) * bytes_of(x) // self.size(group))
         return self.xp.stack([each[self.rank(group), ...] for each in self.all_arrays(x, group)])
 
     def largest(self, x, group):
         self.calls.append("largest")
-        self.bytes.append(2 * (self.size(group) - 1) * x.nbytes // self.size(group))
+        self.bytes.append(2 * (self.size(group) - 1) * bytes_of(x) // self.size(group))
         return functools.reduce(self.xp.maximum, self.all_arrays(x, group))
 
     def total(self, x, group):
         self.calls.append("total")
-        self.bytes.append(2 * (self.size(group) - 1) * x.nbytes // self.size(group))
+        self.bytes.append(2 * (self.size(group) - 1) * bytes_of(x) // self.size(group))
         return functools.reduce(self.xp.add, self.all_arrays(x, group), self.xp.zeros_like(x))
 
 

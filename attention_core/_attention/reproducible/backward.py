@@ -13,6 +13,7 @@ key, its value, and the queries that may attend to it.
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 from attention_core._arithmetic.elementary import exp2
@@ -310,6 +311,8 @@ def _exact_d_scores(
     weights = exp2(xp.subtract(xp.subtract(scores, rows.anchor), rows.logarithm), xp)
     d_scores = xp.subtract(_d_weights(grid, product, block), rows.delta)
     d_scores = uncontracted(xp.multiply(d_scores, weights), xp)
+    hidden = xp.equal(scores, -math.inf)
+    weights, d_scores = (xp.where(hidden, 0.0, x) for x in (weights, d_scores))
     return grid.drop(weights, block.at), d_scores
 
 

@@ -45,7 +45,7 @@ from attention_core._attention.reproducible.scores import (
     score_block,
 )
 from attention_core._attention.reproducible.settle import TERM_BITS, Reference, Terms, settle
-from attention_core._backend import Backend, Operation, Ranks, ranks_of, register
+from attention_core._backend import Backend, Operation, Ranks, is_concrete, ranks_of, register
 
 MAX_SCORE = 2.0**137  # in units of log 2: above, rows are nan
 SHARE_IN_DOUBT = 1 / 32  # of outputs, above which a bound for each channel is worth its products
@@ -93,11 +93,11 @@ def _forward(grid: Grid) -> tuple[Array, Array, Array]:
     xp, plan = grid.xp, grid.plan
     ranks = None if plan.num_queries is not None else ranks_of(grid.backend, plan.group)
     found = _filtered(grid, by_channel=False, ranks=ranks)
-    if ranks is None:
-        excess = xp.subtract(xp.astype(xp.isnan(found.output), xp.float64), SHARE_IN_DOUBT)
+    excess = xp.sum(xp.subtract(xp.astype(xp.isnan(found.output), xp.float64), SHARE_IN_DOUBT))
+    if ranks is None and (grid.loops.traced or is_concrete(excess)):
         found = _Filtered(
             *grid.loops.cond(
-                xp.greater(xp.sum(excess), 0.0), lambda: _filtered(grid, by_channel=True, ranks=ranks), lambda: found
+                xp.greater(excess, 0.0), lambda: _filtered(grid, by_channel=True, ranks=ranks), lambda: found
             )
         )
     output, logarithm = settle(grid, 0, found[:1], found[1:2], functools.partial(_reference, grid, ranks), ranks)

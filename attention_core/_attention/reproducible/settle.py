@@ -16,7 +16,7 @@ from attention_core._arithmetic.exact import round_to_float32, uncontracted
 from attention_core._arithmetic.products import exact_sum
 from attention_core._arrays import Array, Arrays, on_device_of, shape, take_rows, zeros_with
 from attention_core._attention.blocks.grid import Grid, pad
-from attention_core._backend import Ranks
+from attention_core._backend import Ranks, is_concrete
 
 AT_ONCE = 2**18  # products that are summed at a time
 TERM_BITS = 30  # of the two integers of a term: sums of up to 2**23 of them are exact
@@ -105,20 +105,28 @@ def _sum_where(grid: Grid, terms: Terms, doubt: Array, length: Any, ranks: Ranks
     factors = xp.reshape(factors, (num_groups * num_rows, num_terms))
     columns = xp.reshape(xp.matrix_transpose(columns), (num_groups * width, num_terms))
     units = xp.reshape(units, (num_groups * num_rows, 1))
+    known = xp.add(xp.sum(factors, axis=-1, keepdims=True), units)
+    known = xp.isnan(known if ranks is None else ranks.total(known))  # as nan: no sum is needed
 
     def add_up(at: Array) -> Arrays:
         row = xp.floor_divide(at, width)
         column = xp.add(xp.multiply(xp.floor_divide(row, num_rows), width), xp.remainder(at, width))
-        products = xp.multiply(take_rows(factors, row, axis=0, xp=xp), take_rows(columns, column, axis=0, xp=xp))
-        total = exact_sum(uncontracted(products, xp), -1, bits=TERM_BITS, ranks=ranks, xp=xp)
+        factor = take_rows(factors, row, axis=0, xp=xp)
+        products = xp.multiply(factor, take_rows(columns, column, axis=0, xp=xp))
+        products = xp.where(xp.equal(factor, 0.0), 0.0, uncontracted(products, xp))  # not nan
+        total = exact_sum(products, -1, bits=TERM_BITS, ranks=ranks, xp=xp)
         return (uncontracted(xp.multiply(total, take_rows(units, row, axis=0, xp=xp)), xp),)
 
     def zeros(rows: Any) -> Array:
         return xp.zeros((rows, 1), dtype=xp.float64, **on_device_of(factors))
 
-    sums = _for_flagged(grid, xp.reshape(doubt, (-1,)), _most(length), [zeros], add_up)
     dims = shape(doubt, xp=xp)
-    return zeros_with(factors, *dims, xp=xp) if sums is None else xp.reshape(sums[0], dims)
+    if isinstance(width, int) and width == 0:
+        return zeros_with(factors, *dims, xp=xp)
+    flags = xp.logical_and(xp.reshape(doubt, (-1, width)), xp.logical_not(known))
+    sums = _for_flagged(grid, xp.reshape(flags, (-1,)), _most(length), [zeros], add_up)
+    whole = zeros_with(factors, *dims, xp=xp) if sums is None else xp.reshape(sums[0], dims)
+    return xp.where(xp.reshape(known, (*dims[:-1], 1)), math.nan, whole)
 
 
 def _for_flagged(
@@ -137,10 +145,10 @@ def _for_flagged(
     inverse = xp.astype(xp.argsort(order, stable=True), xp.int32)
     if loops.traced:
         size = min(most, length) if isinstance(length, int) else most
-        num_lots = (length + (size - 1)) // size
+        num_lots = (length + (size - 1)) // size if isinstance(length, int) else length // size + 1  # at least one
         order = xp.squeeze(pad(xp.expand_dims(order, axis=-1), -2, num_lots * size - length, xp, 0), axis=-1)
     else:
-        count = int(count)
+        count = int(count) if is_concrete(count) else 0  # without values, nothing is settled
         if count == 0:
             return None
         size, order = min(most, count), order[:count]
