@@ -205,6 +205,7 @@ def test_a_cache_of_memory_that_was_never_written_changes_no_bit(rng):
         same(attention(query, key, value, mask=lengths, **EXACTLY), whole)
 
 
+@pytest.mark.needs("untraced loops")  # threads wait for each other
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_that_share_the_keys_have_the_bits_of_one(kind, backend, ranks, rng):
     (query, key, value), mask = drawn(rng, (1, 2, 2, 24, 30, 8, 5), kind)
