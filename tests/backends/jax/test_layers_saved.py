@@ -8,7 +8,7 @@ import pytest
 from jax_layer_helpers import IDS, RNG, X, attention_jax, close, equal, jax, jnp, made
 
 from attention_core import Causal, KeyLengths, Mask, MaskFunction, Segments, SlidingWindow
-from attention_core.masks import And, Given, Not, Or
+from attention_core.masks import And, Banded, Given, Not, Or
 
 
 @pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
@@ -107,7 +107,7 @@ def test_masks_go_through_vmap_with_their_leading_axes(name):
 
 
 def test_every_mask_is_registered_and_one_of_your_own_can_be():
-    known = {And, Causal, Given, KeyLengths, MaskFunction, Not, Or, Segments, SlidingWindow}
+    known = {And, Banded, Causal, Given, KeyLengths, MaskFunction, Not, Or, Segments, SlidingWindow}
     kinds = {
         kind
         for kind in _descendants(Mask)
