@@ -148,7 +148,7 @@ def _for_flagged(
         num_lots = (length + (size - 1)) // size if isinstance(length, int) else length // size + 1  # at least one
         order = xp.squeeze(pad(xp.expand_dims(order, axis=-1), -2, num_lots * size - length, xp, 0), axis=-1)
     else:
-        count = int(count) if is_concrete(count) else 0  # without values, nothing is settled
+        count = _number(count)
         if count == 0:
             return None
         size, order = min(most, count), order[:count]
@@ -163,6 +163,16 @@ def _for_flagged(
     stacks = loops.loop(0, (count + (size - 1)) // size, add_lot, stacks)
     sorted_rows = (loops.block_at(loops.stack_blocks(loops.concat_blocks(x, num_lots, -2)), 0) for x in stacks)
     return [take_rows(x, inverse, axis=-2, xp=xp) for x in sorted_rows]
+
+
+def _number(count: Array) -> int:
+    """A count as a number, which a lazy library computes now; 0 of arrays that have no values, as those of meta."""
+    try:
+        return int(count)
+    except RuntimeError:
+        if is_concrete(count):
+            raise
+        return 0
 
 
 def _stack(grid: Grid, count: Any, zeros: Callable[[], Array]) -> Any:
