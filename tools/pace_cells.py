@@ -55,6 +55,8 @@ PROBLEMS: dict[str, tuple[Problem, tuple[str, ...], tuple[str, ...]]] = {
     "512 causal grouped": (Problem(1, 32, 8, 512, 512, 128, "causal"), EVERY, ()),
     "512 lengths": (Problem(2, 12, 12, 512, 512, 64, "lengths"), EVERY, ()),
     "1024 full": (Problem(1, 8, 8, 1024, 1024, 64, "full"), EVERY, ()),
+    "1024 reproducible": (Problem(1, 8, 8, 1024, 1024, 64, "reproducible"), EVERY, FRAMEWORKS),
+    "decode reproducible": (Problem(1, 8, 8, 1, 4096, 64, "reproducible"), EVERY[:2], ()),
     "1024 segments": (Problem(1, 4, 4, 1024, 1024, 64, "segments"), FRAMEWORKS, ()),
     "2048 causal": (Problem(1, 4, 4, 2048, 2048, 64, "causal"), (*EVERY, *COMPILED), FRAMEWORKS[:1]),
     "2048 window": (Problem(1, 4, 4, 2048, 2048, 64, "window"), EVERY, FRAMEWORKS),
@@ -71,6 +73,7 @@ PROBLEMS: dict[str, tuple[Problem, tuple[str, ...], tuple[str, ...]]] = {
 # The options of ours by rule; `extra` is the array of the rule, if it has one.
 OPTIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "full": lambda problem: {},
+    "reproducible": lambda problem: {"arithmetic": "reproducible"},
     "causal": lambda problem: {"is_causal": True},
     "window": lambda problem: {"mask": find("SlidingWindow")(left=255, right=0)},
     "last": lambda problem: {"mask": find("Causal")(offset=problem.keys - problem.queries)},

@@ -23,7 +23,6 @@ and its applications", 2012. G. W. Veltkamp's splitting: S. Boldo, "Pitfalls of 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 from attention_core._arrays import Array, DType, Namespace, cast_to, dtype_name, scalar_like, upcast
@@ -163,16 +162,6 @@ def two_sum(x: Array, y: Array, xp: Namespace) -> tuple[Array, Array]:
     of_y = xp.subtract(total, x)
     of_x = xp.subtract(total, of_y)
     return total, xp.add(xp.subtract(x, of_x), xp.subtract(y, of_y))
-
-
-def sum_exactly(terms: Iterable[Array], xp: Namespace) -> tuple[Array, Array]:
-    """The sum of arrays, and what its roundings left out: exact as long as float64 holds the sum of the latter."""
-    first, *others = terms
-    total, error = first, xp.zeros_like(first)
-    for term in others:
-        total, left_out = two_sum(total, term, xp)
-        error = xp.add(error, left_out)
-    return total, error
 
 
 def split_carry(x: Array, xp: Namespace) -> tuple[Array, Array]:

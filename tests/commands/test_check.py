@@ -186,21 +186,15 @@ def test_a_wrong_argument_is_one_line_and_status_2(arguments, words, monkeypatch
     assert len(found.stderr.splitlines()) == 1
 
 
+FEW = (
+    *("--case", "shape-13x13-causal", "--case", "shape-31x31-d80-plain", "--case", "shape-33x33-d96-causal"),
+    *("--case", "scale", "--dtype", "float32"),
+)
+
+
 def test_after_a_crash_and_a_hang_the_run_goes_on(target, tmp_path):
-    cases = (
-        "--case",
-        "shape-13x13-causal",
-        "--case",
-        "shape-31x31-d80-plain",
-        "--case",
-        "shape-33x33-d96-causal",
-        "--case",
-        "scale",
-        "--dtype",
-        "float32",
-    )
     written = tmp_path / "found.json"
-    run = command(target, *cases, "--timeout", 5, "--json", written, HABIT="abort hang")
+    run = command(target, *FEW, "--timeout", 5, "--json", written, HABIT="abort hang")
     found = subprocess.run(**run, capture_output=True, text=True, check=False)
     rows = {row["case"]: row for row in json.loads(written.read_text())["findings"]}
     verdicts = {name: row["verdict"] for name, row in rows.items()}
@@ -225,18 +219,8 @@ def test_after_a_crash_and_a_hang_the_run_goes_on(target, tmp_path):
 def test_an_error_that_breaks_the_device_is_a_crash_of_its_case_or_question(target, sizes, name, detail, tmp_path):
     """As an illegal access does to CUDA: every later call in the process fails."""
     cases = (
-        "--case",
-        "shape-13x13-causal",
-        "--case",
-        "shape-31x31-d80-plain",
-        "--case",
-        "shape-33x33-d96-causal",
-        "--case",
-        "scale",
-        "--dtype",
-        "float32",
-        "--device",
-        "cpu",
+        *FEW,
+        *("--device", "cpu"),
     )
     written = tmp_path / "found.json"
     run = command(target, *cases, "--json", written, HABIT=f"break {sizes}")

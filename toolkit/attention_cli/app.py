@@ -144,7 +144,7 @@ Shared: Any = make_dataclass("Shared", [_shared(*each) for each in OPTIONS.items
 
 @command("Check anybody's attention.", "attention_cli.check:check")
 @dataclass(frozen=True)
-class Check(Shared):  # type: ignore[misc]
+class Check(Shared):  # type: ignore[misc]  # its fields are made of a table
     """Check anybody's attention: say what is right, silently wrong, visibly wrong or refused.
 
     The signature and small calls tell what the target expects, and that is printed. Options say it where it is found

@@ -1,6 +1,6 @@
 r"""The backward pass in reproducible arithmetic: gradients that are correctly rounded, by a filter as in `forward`.
 
-In FlashAttention's notation, with the output gradient dO, and :math:`a_i` and :math:`r_i` of `backward_reference`,
+In FlashAttention's notation, with the output gradient dO, and :math:`a_i` and :math:`r_i` of `pack_logarithm`,
 
 .. math:: P_{ij} = 2^{t_{ij} - a_i - r_i}, \quad dP = dO\, V^T, \quad D_i = \sum_e dO_{ie} O_{ie} - d\ell_i,
     \quad dS = P \circ (dP - D), \quad dV = P^T dO, \quad dQ = \sigma\, dS\, K, \quad dK = \sigma\, dS^T Q,

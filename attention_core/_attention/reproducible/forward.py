@@ -56,7 +56,7 @@ def reproducible_attention(
 ) -> tuple[Array, Array, Array]:
     """Output (..., H, M, E) and logsumexp (..., H, M) in float32, of which every library computes the same bits.
 
-    The third result is `backward_reference`, (B, G, R, M, 6). Ranks of a group may share the queries, so many in all:
+    The third result is `pack_logarithm`, (B, G, R, M, 6). Ranks of a group may share the queries, so many in all:
     each has all keys, and gets their whole gradients. If no number is given, they share the keys.
     """
     xp, (plan, arrays) = call.xp, arrange(call)
@@ -82,7 +82,7 @@ def arrange(call: Call) -> tuple[Plan, Arrays]:
 
 
 def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
-    """Output (B, G, R, M, E), logsumexp (B, G, R, M), and `backward_reference` (B, G, R, M, 6)."""
+    """Output (B, G, R, M, E), logsumexp (B, G, R, M), and `pack_logarithm` (B, G, R, M, 6)."""
     grid = make_grid(plan, unpack_operands(plan, arrays), backend)
     if plan.all_finite:
         return _forward(grid)
@@ -105,15 +105,7 @@ def _forward(grid: Grid) -> tuple[Array, Array, Array]:
     whole = xp.add(logarithm[..., :1], logarithm[..., 1:])
     logsumexp = xp.where(none, -math.inf, uncontracted(xp.multiply(whole, LN_2), xp))
     logsumexp = xp.squeeze(round_to_float32(logsumexp, xp), axis=-1)
-    return output, logsumexp, backward_reference(xp.where(none, 0.0, logarithm), xp)
-
-
-def backward_reference(logarithm: Array, xp: Namespace) -> Array:
-    r"""The integer :math:`a_i` and the logarithm :math:`r_i = \log_2 \sum_j w_{ij}`, as three float32 numbers each.
-
-    The latter is rounded to 2**-34. Gradients and weights are of the softmax :math:`p_{ij} = 2^{t_{ij} - a_i - r_i}`.
-    """
-    return pack_logarithm(logarithm, xp)
+    return output, logsumexp, pack_logarithm(xp.where(none, 0.0, logarithm), xp)
 
 
 def empty_results(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:

@@ -98,46 +98,43 @@ def _before_softcap(grid: Grid, d_scores: Array) -> Array:
 
 
 def _d_query_and_key(grid: Grid, d_scores: Array) -> list[Array]:
-    """Products of the gradient of scores, (B, G, R, M, N), with keys and queries, by the filter of `backward`."""
+    """Products of the gradient of scores, (B, G, R, M, N), with keys and with queries, by the filter of `backward`."""
     xp, scale = grid.xp, grid.plan.score_scale
-    lengths = grid.lengths
-    query = to_float64(grid.finite_or_zero(grid.operands.query), xp)[..., : lengths[0], :]
-    key = to_float64(grid.finite_or_zero(grid.operands.key), xp)[..., : lengths[1], :]
+    query, key = (
+        to_float64(grid.finite_or_zero(x), xp)[..., :length, :]
+        for x, length in zip(grid.operands[:2], grid.lengths, strict=True)
+    )
+    whole = grid._replace(sizes=grid.lengths, counts=(1, 1))
 
-    def product(weights: Array, which: int) -> Array:
-        vectors, flat = (key, query)[which], flatten_group(weights, xp=xp)
-        if which == 1:
-            flat, vectors = xp.matrix_transpose(flat), flatten_group(vectors, xp=xp)
-        found = xp.matmul(flat, vectors)
-        return xp.reshape(found, shape(query, xp=xp)) if which == 0 else found
+    def turned(weights: Array, side: int) -> Array:
+        """Weights as matrices whose rows are queries (side 0) of a group, or keys."""
+        flat = flatten_group(weights, xp=xp)
+        return flat if side == 0 else xp.matrix_transpose(flat)
 
-    def decided(which: int) -> Array:
-        bound = xp.multiply(product_of_sizes(which), bounds.SLACK * abs(scale))
-        found = xp.multiply(product(d_scores, which), scale)
-        return bounds.decided(found, xp.add(bound, bounds.TINY), round_to_float32, xp)
+    def gradient(side: int, vectors: Array) -> Array:
+        like = (query, key)[side]
 
-    def product_of_sizes(which: int) -> Array:
-        error = bounds.sum_error(grid._replace(sizes=lengths, counts=(1, 1)), 1 - which)
-        vectors, flat = xp.abs((key, query)[which]), flatten_group(xp.abs(d_scores), xp=xp)
-        if which == 1:
-            flat, vectors = xp.matrix_transpose(flat), flatten_group(vectors, xp=xp)
-        found = xp.multiply(xp.matmul(flat, xp.max(vectors, axis=-1, keepdims=True)), error)
-        return xp.reshape(found, (*shape(query, xp=xp)[:-1], 1)) if which == 0 else found
+        def product(weights: Array, vectors: Array) -> Array:
+            found = xp.matmul(turned(weights, side), vectors)
+            return xp.reshape(found, (*shape(like, xp=xp)[:-1], shape(vectors, xp=xp)[-1]))
 
-    def of_rows(which: int, sample: Sample) -> Reference:
-        weights = grid.part_of(d_scores, sample.index, sample.head)
-        vectors = grid.part_of((key, query)[which], sample.index, sample.head)
+        largest = xp.max(xp.abs(vectors), axis=-1, keepdims=True)
+        bound = xp.multiply(product(xp.abs(d_scores), largest), bounds.sum_error(whole, 1 - side))
+        bound = xp.add(xp.multiply(bound, bounds.SLACK * abs(scale)), bounds.TINY)
+        found = bounds.decided(xp.multiply(product(d_scores, vectors), scale), bound, round_to_float32, xp)
 
-        def terms(picked: Array) -> tuple[list[Terms], list[Array]]:
-            taken = flatten_group(take_rows(weights, picked, axis=-2 + which, xp=xp), xp=xp)
-            taken, columns = (
-                (taken, vectors) if which == 0 else (xp.matrix_transpose(taken), flatten_group(vectors, xp=xp))
-            )
-            return [Terms(taken, columns, xp.full_like(taken[..., :1], scale))], []
+        def reference(sample: Sample) -> Reference:
+            weights, columns = (grid.part_of(x, sample.index, sample.head) for x in (d_scores, vectors))
 
-        return terms
+            def of_rows(picked: Array) -> tuple[list[Terms], list[Array]]:
+                taken = turned(take_rows(weights, picked, axis=side - 2, xp=xp), side)
+                return [Terms(taken, columns, xp.full_like(taken[..., :1], scale))], []
 
-    return [settle(grid, side, (decided(side),), (), functools.partial(of_rows, side))[0] for side in (0, 1)]
+            return of_rows
+
+        return settle(grid, side, (found,), (), reference)[0]
+
+    return [gradient(0, key), gradient(1, flatten_group(query, xp=xp))]
 
 
 def _abstract(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:

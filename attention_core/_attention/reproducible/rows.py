@@ -68,7 +68,10 @@ LOGARITHM_UNIT = 2.0**10  # so that even the scores of a bias of the lowest floa
 
 
 def pack_logarithm(logarithm: Array, xp: Namespace) -> Array:
-    """Two float64 numbers, (..., 2), as three float32 numbers each, (..., 6)."""
+    r"""The integer :math:`a_i` and :math:`r_i = \log_2 \sum_j w_{ij}`, (..., 2), as three float32 numbers each.
+
+    Gradients and weights are of the softmax :math:`p_{ij} = 2^{t_{ij} - a_i - r_i}`.
+    """
     return xp.concat(as_three_float32(xp.multiply(logarithm, 1 / LOGARITHM_UNIT), xp), axis=-1)
 
 

@@ -72,7 +72,7 @@ OF_RELATIONS = {
 
 NARROW, WIDE = ("float16", "bfloat16"), ("float32", "float64")
 
-OF_PROPERTIES = {
+OF_PROPERTIES: dict[str, dict[str, Any]] = {
     "causal": {"rule": "causal"}, "mask": {"rule": "mask"}, "combined rules": {"rule": "ragged"},
     "masked non-finite": {"relation": "hidden"}, "fully masked row": {"rule": "mask"}, "decode": {"rule": "lengths"},
     "memory layout": {"memory": "permuted"}, "repetition": {"relation": "again"}, "gradient": {"relation": "gradient"},
@@ -147,7 +147,7 @@ class Shape:
         if not {"B", "H", "M", "N", "D"} <= {*geometry} or geometry["N"] < 16 or 0 in geometry.values():
             return None
         batch, heads, queries, keys, width = (geometry[each] for each in "BHMND")
-        shape = cls(queries, keys, batch, heads, geometry.get("G", heads), width, **OF_PROPERTIES.get(broken, {}))  # type: ignore[arg-type]
+        shape = cls(queries, keys, batch, heads, geometry.get("G", heads), width, **OF_PROPERTIES.get(broken, {}))
         return shape if _cost(shape) <= 4 else None
 
     def bound(self, dtype: str, kappa: float) -> float:
@@ -193,8 +193,10 @@ def shape_of(name: str) -> Shape | None:
     found = _NAME.fullmatch(name)
     if found is None:
         return None
-    told = {each: int(value) if value.isdigit() else value for each, value in found.groupdict().items() if value}
-    shape = Shape(**told)  # type: ignore[arg-type]
+    told: dict[str, Any] = {
+        each: int(value) if value.isdigit() else value for each, value in found.groupdict().items() if value
+    }
+    shape = Shape(**told)
     return shape if min(shape.keys, shape.batch, shape.groups, shape.width) > 0 == shape.heads % shape.groups else None
 
 
