@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numbers import Real
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Unpack, overload
 
 from attention_core._arithmetic import check_arithmetic
 from attention_core._arrays import Array, ArrayT, cast_to, sizes, sizes_differ
@@ -27,7 +27,16 @@ from attention_core._checks import (
     only_array,
 )
 from attention_core._functions.constants import with_constants
-from attention_core._functions.options import DEFAULTS, FLAGS, NUMBERS, Options, PlainOptions, options_but
+from attention_core._functions.options import (
+    DEFAULTS,
+    FLAGS,
+    NUMBERS,
+    Options,
+    WithLogsumexp,
+    WithoutFlags,
+    WithWeights,
+    options_but,
+)
 from attention_core._functions.shards import check_shared, place_of, whole_lengths
 from attention_core.masks import And, Causal, Mask
 from attention_core.masks._mask import as_mask
@@ -43,36 +52,15 @@ SCALE_LIMIT = 2.0**64  # what is multiplied by numbers beyond may be subnormal e
 
 @overload
 def scaled_dot_product_attention(
-    query: ArrayT,
-    key: Array,
-    value: Array,
-    /,
-    *,
-    return_weights: Literal[False] = ...,
-    return_logsumexp: Literal[False] = ...,
-    **options: Unpack[PlainOptions],
+    query: ArrayT, key: Array, value: Array, /, **options: Unpack[WithoutFlags]
 ) -> ArrayT: ...
 @overload
 def scaled_dot_product_attention(
-    query: ArrayT,
-    key: Array,
-    value: Array,
-    /,
-    *,
-    return_weights: Literal[True],
-    return_logsumexp: bool = ...,
-    **options: Unpack[PlainOptions],
+    query: ArrayT, key: Array, value: Array, /, **options: Unpack[WithWeights]
 ) -> Attention: ...
 @overload
 def scaled_dot_product_attention(
-    query: ArrayT,
-    key: Array,
-    value: Array,
-    /,
-    *,
-    return_weights: bool = ...,
-    return_logsumexp: Literal[True],
-    **options: Unpack[PlainOptions],
+    query: ArrayT, key: Array, value: Array, /, **options: Unpack[WithLogsumexp]
 ) -> Attention: ...
 @overload
 def scaled_dot_product_attention(query: Array, key: Array, value: Array, /, **options: Unpack[Options]) -> Any: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Required, TypedDict, Unpack, overload
 
 from attention_core._arithmetic import ARITHMETICS, check_input, fan_out
 from attention_core._arrays import (
@@ -38,70 +38,46 @@ from attention_core._checks import (
 from attention_core._functions.attention import check_options, checked_attention, option_arrays
 from attention_core._functions.constants import with_constants
 from attention_core._functions.heads import merge_channels, split_channels
-from attention_core._functions.options import Options, PlainOptions, options_but
+from attention_core._functions.options import Options, WithLogsumexp, WithoutFlags, WithWeights, options_but
 from attention_core._functions.shards import check_shared, place_of, whole_lengths
 from attention_core.masks import Mask
 from attention_core.masks._tree import check_mask, mask_arrays
 from attention_core.parameters import Linear, MultiHeadAttention
 
 
+class _Heads(TypedDict, total=False):
+    num_heads: Required[int]
+    num_key_value_heads: int | None
+    prepare: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None
+
+
+class _Plain(_Heads, WithoutFlags): ...
+
+
+class _Weights(_Heads, WithWeights): ...
+
+
+class _LSE(_Heads, WithLogsumexp): ...
+
+
+class _Options(_Heads, Options): ...
+
+
 @overload
 def multi_head_attention(
-    parameters: MultiHeadAttention,
-    query: ArrayT,
-    key: Array | None = None,
-    value: Array | None = None,
-    /,
-    *,
-    num_heads: int,
-    num_key_value_heads: int | None = None,
-    prepare: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
-    return_weights: Literal[False] = ...,
-    return_logsumexp: Literal[False] = ...,
-    **options: Unpack[PlainOptions],
+    parameters: MultiHeadAttention, query: ArrayT, key: Array = None, value: Array = None, /, **options: Unpack[_Plain]
 ) -> ArrayT: ...
 @overload
 def multi_head_attention(
-    parameters: MultiHeadAttention,
-    query: ArrayT,
-    key: Array | None = None,
-    value: Array | None = None,
-    /,
-    *,
-    num_heads: int,
-    num_key_value_heads: int | None = None,
-    prepare: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
-    return_weights: Literal[True],
-    return_logsumexp: bool = ...,
-    **options: Unpack[PlainOptions],
+    parameters: MultiHeadAttention, query: Array, key: Array = None, value: Array = None, /, **options: Unpack[_Weights]
 ) -> Attention: ...
 @overload
 def multi_head_attention(
-    parameters: MultiHeadAttention,
-    query: ArrayT,
-    key: Array | None = None,
-    value: Array | None = None,
-    /,
-    *,
-    num_heads: int,
-    num_key_value_heads: int | None = None,
-    prepare: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
-    return_weights: bool = ...,
-    return_logsumexp: Literal[True],
-    **options: Unpack[PlainOptions],
+    parameters: MultiHeadAttention, query: Array, key: Array = None, value: Array = None, /, **options: Unpack[_LSE]
 ) -> Attention: ...
 @overload
 def multi_head_attention(
-    parameters: MultiHeadAttention,
-    query: ArrayT,
-    key: Array | None = None,
-    value: Array | None = None,
-    /,
-    *,
-    num_heads: int,
-    num_key_value_heads: int | None = None,
-    prepare: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
-    **options: Unpack[Options],
+    parameters: MultiHeadAttention, query: Array, key: Array = None, value: Array = None, /, **options: Unpack[_Options]
 ) -> Any: ...
 @may_be_step
 @with_autocast(position=1, options=options_but())

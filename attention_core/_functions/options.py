@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import Any, Literal, Required, TypedDict
 
 from attention_core._arrays import Array, Namespace
 from attention_core._attention.shards.splits import Shards
@@ -55,6 +55,27 @@ class OfComputation(TypedDict, total=False):
 
 class PlainOptions(OfOutput, OfComputation):
     """The options under which the result has one type."""
+
+
+class WithoutFlags(PlainOptions, total=False):
+    """The options under which the result is the output alone."""
+
+    return_weights: Literal[False]
+    return_logsumexp: Literal[False]
+
+
+class WithWeights(PlainOptions, total=False):
+    """The options under which the result is `Attention`, with weights."""
+
+    return_weights: Required[Literal[True]]
+    return_logsumexp: bool
+
+
+class WithLogsumexp(PlainOptions, total=False):
+    """The options under which the result is `Attention`, with the logsumexp."""
+
+    return_weights: bool
+    return_logsumexp: Required[Literal[True]]
 
 
 class Options(OfOutput, OfResult, OfComputation):
