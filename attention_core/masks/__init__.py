@@ -7,6 +7,7 @@ tells whether the block is masked entirely, not at all, or in part.
 
 from attention_core._backend import register
 from attention_core._keywords import publish
+from attention_core._trees import Leaf, flatten, unflatten
 from attention_core.masks._band import Band
 from attention_core.masks._converters import (
     mask_from_additive,
@@ -26,7 +27,6 @@ from attention_core.masks._rules import (
     SlidingWindow,
     is_top_left_causal,
 )
-from attention_core.masks._tree import Leaf, flatten, unflatten
 
 __all__ = [
     "And",
