@@ -34,7 +34,7 @@ from attention_core._backend import (
     library_name,
 )
 from attention_core._keywords import choice_hint
-from attention_core.parameters import Linear, PreparedWeight
+from attention_core.parameters import BRANCHES, PreparedWeight
 
 FLOAT64_MAX = sys.float_info.max
 MAX_SIZE = 2**31 - 1  # counters are int32
@@ -125,10 +125,17 @@ def _no_array_text(value: Any) -> str:
     return text if value is None or ":" in text else f"{text}: make it an array of the library"
 
 
-def check_parameters(name: str, value: Any, kind: type[Any]) -> None:
-    """Raise unless the parameters are of the kind asked for."""
-    if not isinstance(value, kind):
-        raise TypeError(f"expected {name} as {kind.__name__}({', '.join(kind._fields)}); got {type(value).__name__}")
+def check_parameters(name: str, value: Any, *kinds: type[Any]) -> None:
+    """Raise unless parameters are of one of these kinds, and their branches of those that they are written with."""
+    kind: Any = next((kind for kind in kinds if isinstance(value, kind)), None)
+    if kind is None:
+        raise TypeError(
+            f"expected {name} as {kinds[0].__name__}({', '.join(kinds[0]._fields)}); got {type(value).__name__}"
+        )
+    for field, of_branch, words in BRANCHES.get(kind, ()):
+        branch = getattr(value, field)
+        if isinstance(branch, tuple) or ("None" if branch is None else "Array") not in words:
+            check_parameters(f"{name}.{field}", branch, *of_branch)
 
 
 def check_floating(name: str, array: Array) -> None:
@@ -214,37 +221,6 @@ def check_broadcastable(name: str, array: Array, target: tuple[int | None, ...],
         leading, known = (["..."], target[len(OPEN_AXES) :]) if target[: len(OPEN_AXES)] == OPEN_AXES else ([], target)
         wanted = ", ".join([*leading, *("?" if goal is None else str(goal) for goal in known)])
         raise ValueError(f"expected {name} to broadcast to ({wanted}); got {shape_text(array)}{hint}")
-
-
-def check_linear(name: str, parameters: Any, x_name: str, x: Array, *, axis: int = -1, hint: str = "") -> None:
-    """Raise unless a `Linear` fits the channels, which lie along an axis, the dtype and the device of its input."""
-    check_parameters(name, parameters, Linear)
-    weight, bias = parameters
-    check_rank(f"{name}.weight", weight, 2, "(in, out)")
-    check_like(x_name, x, f"{name}.weight", weight)
-    if len(weight.shape) != 2:
-        raise ValueError(f"expected {name}.weight (in, out); got {shape_text(weight)}")
-    check_channels(x_name, x, f"{name}.weight", weight, axis=axis, hint=hint)
-    if bias is not None:
-        check_vector(f"{name}.bias", bias, sizes(weight)[1], f"{name}.weight", model=weight)
-
-
-def check_channels(x_name: str, x: Array, name: str, weight: Array, *, axis: int = -1, hint: str = "") -> None:
-    """Raise unless an input has as many channels as a weight that is to take it."""
-    channels = sizes(weight)[0]
-    if sizes_differ(channels, sizes(x)[axis]):
-        raise ValueError(
-            f"expected {x_name} with {channels} channels at axis {axis}, those of {name} {shape_text(weight)}; got"
-            f" {shape_text(x)}{hint}"
-        )
-
-
-def check_vector(name: str, vector: Array, length: int | None, model_name: str, model: Array) -> None:
-    """Raise unless a vector has the given length, and the dtype and device of its model."""
-    check_rank(name, vector, 1, f"({length},)")
-    check_like(name, vector, model_name, model)
-    if len(vector.shape) != 1 or sizes_differ(sizes(vector)[0], length):
-        raise ValueError(f"expected {name} ({length},) to match {model_name}; got {shape_text(vector)}")
 
 
 def check_number(name: str, value: Any, *, positive: bool = False, may_be_integer: bool = False) -> None:

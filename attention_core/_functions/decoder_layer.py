@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
-from attention_core._arithmetic import ARITHMETICS, check_activation
+from attention_core._arithmetic import ARITHMETICS
 from attention_core._arithmetic.exact import round_to_half
 from attention_core._arrays import (
     HALF,
@@ -25,37 +25,27 @@ from attention_core._backend import common_namespace, may_be_step, runs_at_once,
 from attention_core._checks import (
     check_broadcastable,
     check_flags,
-    check_floating,
-    check_function,
-    check_like,
-    check_number,
     check_parameters,
     check_positive,
     check_rank,
     check_shapes,
     once_per_signature,
     plain_integer,
-    shapes_of,
 )
 from attention_core._functions.attention import check_options, option_arrays
 from attention_core._functions.cache import KeyValueCache, check_cache, check_num_new, check_room, extended
 from attention_core._functions.constants import with_constants
-from attention_core._functions.encoder import check_back, derived_dropouts, hooked
-from attention_core._functions.feed_forward import (
-    check_feed_forward,
-    check_maps,
-    expand_and_contract,
-    gate_and_contract,
-)
-from attention_core._functions.multi_head import attend_heads, check_multi_head, check_projections
-from attention_core._functions.normalization import check_norm, normalized
+from attention_core._functions.encoder import check_branches, check_of_layer, derived_dropouts, hooked
+from attention_core._functions.feed_forward import expand_and_contract, gate_and_contract
+from attention_core._functions.multi_head import attend_heads, check_heads, check_pairs, projection_shapes
+from attention_core._functions.normalization import norm_shapes, normalized
 from attention_core._functions.options import DECODER_DEFAULTS, NUMBERS, DecoderOptions, options_but
 from attention_core._functions.rotary import check_rotation, rotations_of
 from attention_core._functions.shards import check_not_shared, place_of, shard_positions, whole_length
 from attention_core.masks import And, Causal, KeyLengths, Mask, SlidingWindow
 from attention_core.masks._mask import as_mask
 from attention_core.masks._tree import check_mask, mask_arrays
-from attention_core.parameters import DecoderLayer, FeedForward, GatedFeedForward
+from attention_core.parameters import DecoderLayer, GatedFeedForward
 from attention_core.random import Dropout, seeded
 
 
@@ -337,11 +327,8 @@ def check_inputs(name: str, x: Array, axis: int, arrays: dict[str, Any], *, sett
     check_rank(name, x, -axis, "(..., L)" if axis == -1 else "(..., L, C)")
     if settled["shards"] is not None:
         _check_shards(name, x, axis, settled)
-    check_flags(donate=settled["donate"], norm_first=settled["norm_first"])
-    check_number("epsilon", settled["epsilon"], positive=True)
-    check_activation(settled["activation"])
-    if settled["hook"] is not None:
-        check_function("hook", settled["hook"])
+    check_flags(donate=settled["donate"])
+    check_of_layer(settled)
     *leading, length = sizes(x)[: len(x.shape) + axis + 1]
     arrays = {"position_ids": position_ids, "num_new": num_new, "x": x}
     check_shapes(_POSITIONS, arrays, {"...": leading, "L": length})
@@ -363,65 +350,44 @@ def check_layer(
 ) -> None:
     """Raise unless a layer fits inputs like ``x``, its cache and its options."""
     check_parameters(name, layer, DecoderLayer)
-    check_projections(f"{name}.attention", layer.attention)
     num_heads, window, mask, rotary_base = (settled[name] for name in ("num_heads", "window", "mask", "rotary_base"))
-    heads = {"num_heads": num_heads, "num_kv_heads": settled["num_kv_heads"], "bias": None}
-    check_floating("x", x)
-    check_multi_head(layer.attention, (x, x, x), mask=None, **heads)
+    known = check_branches(name, layer, x, settled)
     check_options(x, num_heads, **{name: settled[name] for name in (*NUMBERS, "implementation", "arithmetic")})
-    channels, width = sizes(x)[-1], sizes(layer.attention.query.weight)[1]
-    width = None if width is None else width // num_heads
-    for norm in ("attention_norm", "feed_forward_norm", "attention_post_norm", "feed_forward_post_norm"):
-        if getattr(layer, norm) is not None or "post" not in norm:
-            check_norm(f"{name}.{norm}", getattr(layer, norm), channels, "x", x)
-    for norm in ("query_norm", "key_norm"):
-        if getattr(layer, norm) is not None:
-            check_norm(f"{name}.{norm}", getattr(layer, norm), width, "a head", x)
-    kind = FeedForward if isinstance(layer.feed_forward, FeedForward) else GatedFeedForward
-    check_maps(f"{name}.feed_forward", layer.feed_forward, kind)
-    check_feed_forward(f"{name}.feed_forward", layer.feed_forward, "x", x)
-    check_back(f"{name}.", layer, channels)
     if rotary_base is not None:
         more = {"width": settled["rotary_width"], "divisors": settled["rotary_divisors"]}
-        check_rotation(width, base=rotary_base, interleaved=settled["interleaved"], **more)
+        check_rotation(known["D"], base=rotary_base, interleaved=settled["interleaved"], **more)
     if window is not None:
         check_positive("window", window)
     if cache is not None:
-        num_kv_heads = settled["num_kv_heads"]
-        key_width, value_width = (
-            None if (channels := sizes(each.weight)[1]) is None else channels // num_kv_heads
-            for each in (layer.attention.key, layer.attention.value)
-        )
-        known = {"...": sizes(x)[:-2], "G": num_kv_heads, "D": key_width, "E": value_width}
-        check_shapes(_CACHE, {"cache.key": cache.key, "cache.value": cache.value, "x": x}, known)
-    keys = sizes(x if cache is None else cache.key)[-2]
-    if mask is not None and settled["shards"] is None:
-        check_mask(mask, (*sizes(x)[:-2], num_heads, sizes(x)[-2], keys), x)
-    _check_memory(name, layer, x, settled["memory"], memory_mask=settled["memory_mask"], heads=heads)
+        of_cache = {letter: known[letter] for letter in ("...", "G", "D", "E")}
+        check_shapes(_CACHE, {"cache.key": cache.key, "cache.value": cache.value, "x": x}, of_cache)
+    keys = x if cache is None else cache.key
+    check_pairs(x, keys, num_heads, mask=mask if settled["shards"] is None else None)
+    _check_memory(name, layer, x, settled)
 
 
-_CACHE = shapes_of("cache.key: ... G C D floating on x, cache.value: ... G C E floating on x")
-_POSITIONS = shapes_of("position_ids: optional to ... L integer on x, num_new: optional to ... integer on x")
+_CACHE = "cache.key: ... G C D floating on x, cache.value: ... G C E floating on x"
+_POSITIONS = "position_ids: optional to ... L integer on x, num_new: optional to ... integer on x"
 
 
-def _check_memory(
-    name: str, layer: DecoderLayer, x: Array, memory: Array | None, *, memory_mask: Any, heads: dict[str, Any]
-) -> None:
+def _check_memory(name: str, layer: DecoderLayer, x: Array, settled: dict[str, Any]) -> None:
     """Raise unless cross-attention and what it attends to are both there and fit, or neither is."""
-    if layer.cross_attention is None:
+    memory, mask, parameters = settled["memory"], settled["memory_mask"], layer.cross_attention
+    if parameters is None:
         if layer.cross_attention_norm is not None:
             raise ValueError(f"expected {name}.cross_attention besides {name}.cross_attention_norm; got None")
-        if memory is not None or memory_mask is not None:
+        if memory is not None or mask is not None:
             raise ValueError(f"expected no memory for {name} without cross_attention, of memory_channels=...; got some")
         return
     if memory is None:
         raise ValueError(f"expected memory for {name}.cross_attention, of memory_channels=...; got None")
-    check_projections(f"{name}.cross_attention", layer.cross_attention)
-    check_norm(f"{name}.cross_attention_norm", layer.cross_attention_norm, sizes(x)[-1], "x", x)
-    check_like("memory", memory, "x", x)
-    check_rank("memory", memory, 2, "(..., M, C)")
-    _check_memory_mask(memory_mask, memory, (*sizes(x)[:-2], heads["num_heads"], sizes(x)[-2], sizes(memory)[-2]))
-    check_multi_head(layer.cross_attention, (x, memory, memory), mask=memory_mask, **heads)
+    taken = "x: ... L C", "memory: ... M K", "K"
+    lines = projection_shapes(f"{name}.cross_attention", parameters, taken, "C")
+    lines += ", " + norm_shapes(f"{name}.cross_attention_norm", layer.cross_attention_norm, "C", "x")
+    num_heads = settled["num_heads"]
+    check_heads(lines, {"x": x, "memory": memory, name: layer}, num_heads, settled["num_kv_heads"])
+    _check_memory_mask(mask, memory, (*sizes(x)[:-2], num_heads, sizes(x)[-2], sizes(memory)[-2]))
+    check_pairs(x, memory, num_heads, mask=mask)
 
 
 def _check_memory_mask(mask: Any, memory: Array, target: tuple[int | None, ...]) -> None:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Required, TypedDict, Unpack, overload
 
-from attention_core._arithmetic import ARITHMETICS, check_input, fan_out
+from attention_core._arithmetic import ARITHMETICS, fan_out
 from attention_core._arrays import (
     Array,
     ArrayT,
@@ -17,32 +17,28 @@ from attention_core._arrays import (
     upcast,
 )
 from attention_core._attention.call import Attention
-from attention_core._attention.shards.splits import Shards
 from attention_core._backend import common_namespace, may_be_step, with_autocast
 from attention_core._checks import (
     ORDER,
     check_arity,
     check_bias,
     check_function,
-    check_like,
-    check_linear,
     check_parameters,
     check_positive,
     check_prepared,
     check_scaling,
     check_shapes,
+    linear_shapes,
     once_per_signature,
     plain_integer,
-    shapes_of,
 )
 from attention_core._functions.attention import check_options, checked_attention, option_arrays
 from attention_core._functions.constants import with_constants
 from attention_core._functions.heads import merge_channels, split_channels
 from attention_core._functions.options import Options, WithLogsumexp, WithoutFlags, WithWeights, options_but
 from attention_core._functions.shards import check_shared, place_of, whole_lengths
-from attention_core.masks import Mask
 from attention_core.masks._tree import check_mask, mask_arrays
-from attention_core.parameters import Linear, MultiHeadAttention
+from attention_core.parameters import MultiHeadAttention
 
 
 class _Heads(TypedDict, total=False):
@@ -193,27 +189,21 @@ def _checked_heads(prepare: Callable[..., tuple[Array, Array, Array]], *heads: A
 
 @once_per_signature
 def _check_call(
-    *,
-    query: Array,
-    key: Array,
-    value: Array,
-    parameters: MultiHeadAttention,
-    num_heads: int,
-    num_kv_heads: int,
-    prepare: Any,
-    xp: Namespace | None = None,
-    **raw: Any,
+    *, query: Array, key: Array, value: Array, parameters: MultiHeadAttention, prepare: Any, xp: Any = None, **raw: Any
 ) -> tuple[Namespace, bool]:
     """Raise unless the arguments fit together; return their namespace, and whether some are constants."""
-    check_projections("attention", parameters)
+    check_parameters("attention", parameters, MultiHeadAttention)
     turned = with_constants(query, raw)
     options = dict(turned)
-    mask, bias = options.pop("mask", None), options.pop("bias", None)
+    mask, bias, shards = (options.pop(name, None) for name in ("mask", "bias", "shards"))
+    num_heads, num_kv_heads = options.pop("num_heads"), options.pop("num_kv_heads")
     check_scaling(options.get("scale"), options.get("softcap"))
-    named = {"query": query, "key": key, "value": value, "attention": parameters, "bias": bias}
-    xp = common_namespace(xp, named | mask_arrays(mask) | option_arrays(**options))
-    heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "shards": options.pop("shards", None)}
-    check_multi_head(parameters, (query, key, value), mask=mask, bias=bias, **heads)
+    inputs = {"query": query, "key": key, "value": value, "attention": parameters}
+    xp = common_namespace(xp, inputs | {"bias": bias} | mask_arrays(mask) | option_arrays(**options))
+    taken = "query: floating ... M C", "key: floating ... N K", "value: floating ... N V"
+    line = projection_shapes("attention", parameters, taken, "out")
+    check_heads(line, inputs, num_heads, num_kv_heads, functools.partial(_order_hint, inputs))
+    check_pairs(query, key, num_heads, mask=mask, bias=bias, shards=shards)
     check_options(query, num_heads, **options)
     if prepare is not None:
         check_function("prepare", prepare)
@@ -221,40 +211,26 @@ def _check_call(
     return xp, turned is not raw
 
 
-def check_projections(name: str, parameters: MultiHeadAttention) -> None:
-    """Raise unless the parameters are projections."""
-    check_parameters(name, parameters, MultiHeadAttention)
-    for field, projection in parameters._asdict().items():
-        if not (projection is None and field == "output"):
-            check_parameters(f"{name}.{field}", projection, Linear)
+def projection_shapes(name: str, parameters: MultiHeadAttention, inputs: tuple[str, str, str], out: str) -> str:
+    """The line of projections, of what they take, or of the letters of its channels alone, and where they lead to."""
+    widths = zip(("query", "key", "value", "output"), (*inputs, "H*E"), ("H*D", "G*D", "G*E", out), strict=True)
+    there = [each for each in widths if getattr(parameters, each[0]) is not None]
+    return ", ".join(linear_shapes(f"{name}.{field}", x, to, f"{name}.query.weight") for field, x, to in there)
 
 
-def check_multi_head(
-    parameters: MultiHeadAttention,
-    inputs: tuple[Array, Array, Array],
-    *,
-    num_heads: int,
-    num_kv_heads: int,
-    mask: Mask | Array | None,
-    bias: Array | None,
-    shards: Shards | None = None,
-) -> None:
-    """Raise unless inputs, projections, heads, mask and bias fit together."""
-    query, key, value = inputs
+def check_heads(
+    line: str, arrays: dict[str, Any], num_heads: int, num_kv_heads: int, hint: Callable[..., str] | None = None
+) -> dict[str, Any]:
+    """Raise unless projections fit their inputs and so many heads; return the size of each letter."""
     check_positive("num_heads", num_heads)
     check_positive("num_key_value_heads", num_kv_heads)
     if num_heads % num_kv_heads:
         raise ValueError(f"expected num_key_value_heads that divide num_heads {num_heads}; got {num_kv_heads}")
-    for name, array, layout in (("query", query, "M"), ("key", key, "N"), ("value", value, "N")):
-        check_input(name, array, 2, f"(..., {layout}, channels)")
-        check_like(name, array, "query", query)
-        check_linear(
-            f"{name} projection", getattr(parameters, name), name, array, hint=_order_hint(parameters, key, value)
-        )
-    check_shapes(
-        _SEQUENCES, {"query": query, "key": key, "value": value}, hint=lambda name, *_: ORDER if name == "value" else ""
-    )
-    _check_widths(parameters, num_heads, num_kv_heads)
+    return check_shapes(line, arrays, {"H": num_heads, "G": num_kv_heads}, hint)
+
+
+def check_pairs(query: Array, key: Array, num_heads: int, *, mask: Any, bias: Any = None, shards: Any = None) -> None:
+    """Raise unless mask and bias fit the heads of inputs (..., M, C) and (..., N, C'), or those of the whole."""
     if shards is not None:
         here, _ = place_of(shards, query)
         check_shared(query, mask, bias, whole_lengths(shards, here, query, key), num_heads)
@@ -266,32 +242,11 @@ def check_multi_head(
         check_bias(bias, query, target)
 
 
-_OUTPUT = shapes_of(
-    "output projection.weight: inner out like value projection.weight,"
-    " output projection.bias: optional out like output projection.weight"
-)
-_SEQUENCES = shapes_of("query: ... M D, key: ... N K like query, value: ... N V like key")
-
-
-def _order_hint(parameters: MultiHeadAttention, key: Array, value: Array) -> str:
+def _order_hint(inputs: dict[str, Any], name: str, array: Array, known: dict[str, Any]) -> str:
     """The order of arguments, where key and value have the channels of each other, as in the order of Keras."""
+    if name == "value" and sizes(array)[-1] == known["V"]:
+        return ORDER
+    parameters, key, value = (inputs[each] for each in ("attention", "key", "value"))
     widths = [sizes(each.weight)[:1] for each in (parameters.key, parameters.value)]
-    return ORDER if widths[0] != widths[1] and [sizes(value)[-1:], sizes(key)[-1:]] == widths else ""
-
-
-def _check_widths(parameters: MultiHeadAttention, num_heads: int, num_kv_heads: int) -> None:
-    widths = []
-    for name, heads in (("query", num_heads), ("key", num_kv_heads), ("value", num_kv_heads)):
-        channels = sizes(getattr(parameters, name).weight)[1]
-        if channels is not None and channels % heads:
-            raise ValueError(
-                f"expected {name} projection to channels that {heads} heads share out evenly; got {channels}"
-            )
-        widths.append(None if channels is None else channels // heads)
-    if widths[0] != widths[1] and None not in widths[:2]:
-        raise ValueError(f"expected key heads of width {widths[0]} to match query heads; got {widths[1]}")
-    if parameters.output is not None and widths[2] is not None:
-        weight, bias = parameters.output
-        arrays = {"output projection.weight": weight, "output projection.bias": bias}
-        arrays["value projection.weight"] = parameters.value.weight
-        check_shapes(_OUTPUT, arrays, {"inner": num_heads * widths[2]})
+    is_swapped = widths[0] != widths[1] and [sizes(value)[-1:], sizes(key)[-1:]] == widths
+    return ORDER if is_swapped and name in ("key", "value") else ""

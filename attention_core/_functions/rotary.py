@@ -16,7 +16,6 @@ from attention_core._checks import (
     number_text,
     once_per_signature,
     only_array,
-    shapes_of,
 )
 from attention_core.parameters import DecoderLayer
 
@@ -122,7 +121,7 @@ def rotations_of(
     return {width: ops.rotation(places, like, width=rotary_width or width, **options) for width in widths}
 
 
-_ROTATED = shapes_of("x: ... H L D floating, positions: to ... L integer on x")
+_ROTATED = "x: ... H L D floating, positions: to ... L integer on x"
 
 
 @once_per_signature
