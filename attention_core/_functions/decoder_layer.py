@@ -35,7 +35,12 @@ from attention_core._checks import (
 from attention_core._functions.attention import check_options, option_arrays
 from attention_core._functions.cache import KeyValueCache, check_cache, check_num_new, check_room, extended
 from attention_core._functions.constants import with_constants
-from attention_core._functions.encoder import check_branches, check_of_layer, derived_dropouts, hooked
+from attention_core._functions.encoder import (
+    check_branches,
+    check_of_layer,
+    derived_dropouts,
+    hooked,
+)
 from attention_core._functions.feed_forward import expand_and_contract, gate_and_contract
 from attention_core._functions.multi_head import attend_heads, check_heads, check_pairs, projection_shapes
 from attention_core._functions.normalization import norm_shapes, normalized
@@ -46,7 +51,7 @@ from attention_core.masks import And, Causal, KeyLengths, Mask, SlidingWindow
 from attention_core.masks._mask import as_mask
 from attention_core.masks._tree import check_mask, mask_arrays
 from attention_core.parameters import DecoderLayer, GatedFeedForward
-from attention_core.random import Dropout, seeded
+from attention_core.random import seeded
 
 
 @may_be_step
@@ -185,30 +190,17 @@ def apply_layer(
     *,
     located: NewPositions,
     rotations: dict[int, Callable[[Array], Array]],
-    mask: Mask | Array | None,
-    window: int | None,
-    norm_first: bool,
-    memory: Array | None,
-    memory_mask: Mask | Array | None,
-    activation: str,
-    epsilon: float,
-    dropout: Dropout | None,
-    donate: bool,
-    arithmetic: str,
-    xp: Namespace,
     hook: Callable[..., Any] | None = None,
-    **options: Any,
+    **settled: Any,
 ) -> tuple[Array, KeyValueCache | None]:
     """The body of `decoder_layer`, in the type of the computation."""
-    ops = ARITHMETICS[arithmetic]
+    ops, xp, memory = ARITHMETICS[settled["arithmetic"]], settled["xp"], settled["memory"]
     dtype = parameters.attention.query.weight.dtype  # as all of them; a walk through the tree takes time
     is_half = dtype_name(dtype) in HALF
     parameters = upcast(parameters, xp=xp) if is_half else parameters
-    in_weights, *in_branches = derived_dropouts(dropout, 5, xp)
-    options |= {"arithmetic": arithmetic, "xp": xp}
-    numbers = {name: options.pop(name) for name in NUMBERS}  # of self-attention
-
-    normal = functools.partial(normalized, epsilon=epsilon, ops=ops, xp=xp)
+    in_weights, in_attention, in_feed, in_cross, in_memory_weights = derived_dropouts(settled["dropout"], 5, xp)
+    norm_first, options = settled["norm_first"], {name: settled[name] for name in OF_HEADS}
+    normal = functools.partial(normalized, epsilon=settled["epsilon"], ops=ops, xp=xp)
 
     def prepare(query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
         nonlocal cache
@@ -221,43 +213,45 @@ def apply_layer(
             key, value = (one_program(round_to_half, xp)(each, dtype=dtype, xp=xp) for each in (key, value))
         if cache is not None:
             key, value = (cast_to(each, cache.key.dtype, xp=xp) for each in (key, value))
-            cache = extended(cache, key, value, located.num_new, donate=donate, xp=xp)
+            cache = extended(cache, key, value, located.num_new, donate=settled["donate"], xp=xp)
             key, value = upcast((cache.key, cache.value), xp=xp)
         return query, key, value
 
     def attend(h: Array) -> Array:
-        heads: Any = {**located.mask_options(window, mask), "dropout": in_weights, **numbers, **options}
+        heads: Any = located.mask_options(settled["window"], settled["mask"]) | {"dropout": in_weights, **options}
+        heads |= {name: settled[name] for name in NUMBERS}
         output: Array = attend_heads(parameters.attention, (h, h, h), prepare=prepare, **heads).output
         return output
 
     def attend_to_memory(h: Array) -> Array:
-        assert parameters.cross_attention is not None
-        return attend_heads(
-            parameters.cross_attention, (h, memory, memory), mask=memory_mask, dropout=in_branches[3], **options
-        ).output
+        heads = {"mask": settled["memory_mask"], "dropout": in_memory_weights, **options}
+        return attend_heads(parameters.cross_attention, (h, memory, memory), **heads).output  # type: ignore[arg-type]
 
     def feed(h: Array) -> Array:
         is_gated = isinstance(parameters.feed_forward, GatedFeedForward)
         apply: Callable[..., Array] = gate_and_contract if is_gated else expand_and_contract
-        return apply(parameters.feed_forward, h, activation, ops, xp=xp)
+        return apply(parameters.feed_forward, h, settled["activation"], ops, xp=xp)
 
-    branches: list[tuple[str, Any, Array | None, Any]] = [
-        ("attention", attend, parameters.attention_post_norm, in_branches[0]),
-        ("cross_attention", attend_to_memory, None, in_branches[2]),
-        ("feed_forward", feed, parameters.feed_forward_post_norm, in_branches[1]),
-    ]
-    for name, branch, post_norm, in_branch in branches:
+    for name, branch, in_branch in zip(
+        ("attention", "cross_attention", "feed_forward"),
+        (attend, attend_to_memory, feed),
+        (in_attention, in_cross, in_feed),
+        strict=True,
+    ):
         if getattr(parameters, name) is None:
             continue
         if hook is not None:
             branch = functools.partial(hooked, hook, name, branch)
         x, h = ops.copies(x, 2, xp=xp)
-        norm = getattr(parameters, f"{name}_norm")
+        norm, post_norm = (getattr(parameters, f"{name}_{each}", None) for each in ("norm", "post_norm"))
         y = branch(normal(h, norm) if norm_first else h)
         y = y if post_norm is None else normal(y, post_norm)
-        x = ops.add(x, y if in_branch is None else ops.drop(y, in_branch, xp=xp), xp=xp)
+        x = ops.add(x, ops.drop(y, in_branch, xp=xp), xp=xp)
         x = x if norm_first else normal(x, norm)
     return x, cache
+
+
+OF_HEADS = ("num_heads", "num_kv_heads", "implementation", "arithmetic", "shards", "xp")
 
 
 def all_options(x: Array, num_heads: int, options: Mapping[str, Any]) -> dict[str, Any]:
