@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from attention_core._arithmetic import fast
-from attention_core._arithmetic.angles import exact_tables, join_pairs, split_pairs
+from attention_core._arithmetic.angles import Rotation, exact_tables, join_pairs, split_pairs
 from attention_core._arithmetic.elementary import exp2, horner
 from attention_core._arithmetic.erfc import SERIES
 from attention_core._arithmetic.exact import (
@@ -168,41 +168,18 @@ def _normalize_rms_backward(xp: Namespace, plan: Constants, d_output: Array, x: 
 NORMALIZE_RMS = rounded_once("reproducible.rms_norm", _normalize_rms, _normalize_rms_backward, num_rows=1)
 
 
-class Rotation(NamedTuple):
-    """The plan of a rotation."""
-
-    base: float
-    width: int
-    interleaved: bool
-    divisors: tuple[float, ...] | None = None
-
-
-register("Rotation", Rotation)
-
-
-def rotation(
-    positions: Array,
-    like: Array,
-    /,
-    *,
-    base: float,
-    width: int,
-    interleaved: bool,
-    divisors: tuple[float, ...] | None = None,
-    xp: Namespace,
-) -> Callable[[Array], Array]:
+def rotation(plan: Rotation, positions: Array, like: Array, /, *, xp: Namespace) -> Callable[[Array], Array]:
     """A function that rotates pairs of channels, (..., H, L, D), by the angles of positions, (..., 1, L, 1).
 
     Their cosines and sines are computed once for all that it rotates.
     """
-    plan = Rotation(base, width, interleaved, divisors)
     tables = run(TABLES, plan, positions, xp=xp)
     return lambda x: run(TURN, plan, x, *tables, xp=xp)[0]
 
 
 def _tables(plan: Rotation, arrays: Arrays, backend: Backend) -> Arrays:
     xp = backend.namespace
-    return exact_tables(xp.astype(arrays[0], xp.float64), plan.base, plan.width, plan.divisors, xp=xp)
+    return exact_tables(plan, xp.astype(arrays[0], xp.float64), xp=xp)
 
 
 TABLES = register("reproducible.rotary_tables", Operation(_tables, lambda *_: (None,), _tables, needs_float64=True))

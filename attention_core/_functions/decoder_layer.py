@@ -151,17 +151,13 @@ def decoder_layer(parameters: DecoderLayer, x: Array, /, *, num_heads: int, **op
     """
     settled = all_options(x, num_heads, options)
     xp = _check_call(x=x, layer=parameters, **settled)
-    cache, rotary, located = taken_positions(x, settled, axis=-2, xp=xp)
+    cache, located = taken_positions(x, settled, axis=-2, xp=xp)
     x, dtype = upcast(x, xp=xp), x.dtype
     of_layer = {"memory": upcast(settled["memory"], xp=xp), "dropout": seeded(settled["dropout"], x, xp), "xp": xp}
-    ops = ARITHMETICS[settled["arithmetic"]]
-    rotations = rotations_of((parameters,), x, located.positions, num_heads, ops=ops, xp=xp, **rotary)
+    rotations = rotations_of((parameters,), x, located.positions, settled, xp)
     y, cache = apply_layer(parameters, x, cache, located=located, rotations=rotations, **settled | of_layer)
     y = cast_to(y, dtype, xp=xp)
     return y if cache is None else (y, cache)
-
-
-ROTARY = ("rotary_base", "rotary_width", "rotary_divisors", "interleaved")
 
 
 class NewPositions:
@@ -262,10 +258,8 @@ def all_options(x: Array, num_heads: int, options: Mapping[str, Any]) -> dict[st
     return with_constants(x, settled | {"num_kv_heads": num_heads if groups is None else groups})
 
 
-def taken_positions(
-    x: Array, settled: dict[str, Any], *, axis: int, xp: Namespace
-) -> tuple[Any, dict[str, Any], NewPositions]:
-    """Take from the options, once they are checked, a cache, what rotations are made of, and where positions stand.
+def taken_positions(x: Array, settled: dict[str, Any], *, axis: int, xp: Namespace) -> tuple[Any, NewPositions]:
+    """Take from the options, once they are checked, a cache, and where positions stand.
 
     These are along an axis, behind those of the cache, or among those of all ranks.
     """
@@ -285,8 +279,7 @@ def taken_positions(
     lengths = None if count is None else count if cache is None else xp.add(offset, count)
     if cache is not None and not len(offset.shape) and runs_at_once(offset):
         offset = int(offset)  # once, and not by the mask of each layer; programs are made for a number
-    located = NewPositions(xp.astype(position_ids, xp.int32), offset, count, lengths)
-    return cache, {name: settled.pop(name) for name in ROTARY}, located
+    return cache, NewPositions(xp.astype(position_ids, xp.int32), offset, count, lengths)
 
 
 def check_lengths(x: Array, cache: Any, num_new: Array | None, axis: int) -> None:

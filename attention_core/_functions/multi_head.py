@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Required, TypedDict, Unpack, overload
+from typing import Any, Required, TypeAlias, TypedDict, Unpack, overload
 
 from attention_core._arithmetic import ARITHMETICS, fan_out
 from attention_core._arrays import (
     Array,
+    Arrays,
     ArrayT,
     Namespace,
     cast_to,
@@ -40,11 +41,13 @@ from attention_core._functions.shards import check_shared, place_of, whole_lengt
 from attention_core.masks._tree import check_mask, mask_arrays
 from attention_core.parameters import MultiHeadAttention
 
+Prepare: TypeAlias = Callable[[Array, Array, Array], tuple[Array, Array, Array]]
+
 
 class _Heads(TypedDict, total=False):
     num_heads: Required[int]
     num_key_value_heads: int | None
-    prepare: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None
+    prepare: Prepare | None
 
 
 class _Plain(_Heads, WithoutFlags): ...
@@ -86,7 +89,7 @@ def multi_head_attention(
     *,
     num_heads: int,
     num_key_value_heads: int | None = None,
-    prepare: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
+    prepare: Prepare | None = None,
     **options: Unpack[Options],
 ) -> Any:
     r"""Compute attention in several heads, each with its own projection of the inputs.
@@ -155,14 +158,7 @@ def multi_head_attention(
 
 
 def attend_heads(
-    parameters: MultiHeadAttention,
-    inputs: tuple[Array, Array, Array],
-    *,
-    num_heads: int,
-    num_kv_heads: int,
-    prepare: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
-    xp: Namespace,
-    **options: Any,
+    parameters: MultiHeadAttention, inputs: Arrays, *, prepare: Prepare | None = None, xp: Namespace, **options: Any
 ) -> Attention:
     """Multi-head attention of arguments that were checked, in the type of the computation."""
     options |= {name: upcast(options[name], xp=xp) for name in ("bias", "sinks") if options.get(name) is not None}
@@ -170,6 +166,7 @@ def attend_heads(
     uses = zip(fan_out(inputs, ops, xp), parameters[:3], strict=True)
     query, key, value = [ops.affine(x, *projection, xp=xp) for x, projection in uses]
     split = one_program(split_channels, xp)
+    num_heads, num_kv_heads = options.pop("num_heads"), options.pop("num_kv_heads")
     counts = num_heads, num_kv_heads, num_kv_heads
     heads = [split(x, num_heads=count, xp=xp) for x, count in zip((query, key, value), counts, strict=True)]
     query, key, value = heads if prepare is None else prepare(*heads)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attention_core._arithmetic import ARITHMETICS, check_arithmetic
+from attention_core._arithmetic.angles import Rotation
 from attention_core._arrays import Array, Namespace, cast_to, type_text, upcast
 from attention_core._backend import as_constant, common_namespace, with_autocast
 from attention_core._checks import (
@@ -91,36 +92,29 @@ def rotary_embedding(
     positions = as_constant(positions, x)
     options: dict[str, Any] = {"base": base, "interleaved": interleaved, "width": width, "divisors": divisors}
     xp, width = _check_call(x=x, positions=positions, arithmetic=arithmetic, xp=xp, **options)
-    options |= {"width": width, "base": float(base)}
     places = xp.reshape(positions, (1,)) if not len(positions.shape) else positions
     places = xp.expand_dims(xp.expand_dims(xp.astype(places, xp.int32), axis=-2), axis=-1)
     heads = upcast(x, xp=xp)
-    rotate = ARITHMETICS[arithmetic].rotation(places, heads, xp=xp, **options)
+    plan = Rotation(float(base), width, interleaved, divisors)
+    rotate = ARITHMETICS[arithmetic].rotation(plan, places, heads, xp=xp)
     return cast_to(rotate(heads), x.dtype, xp=xp)
 
 
 def rotations_of(
-    layers: tuple[DecoderLayer, ...],
-    like: Array,
-    positions: Array,
-    num_heads: int,
-    *,
-    rotary_base: float | None,
-    rotary_width: int | None,
-    rotary_divisors: tuple[float, ...] | None,
-    interleaved: bool,
-    ops: Any,
-    xp: Namespace,
+    layers: tuple[DecoderLayer, ...], like: Array, positions: Array, settled: dict[str, Any], xp: Namespace
 ) -> dict[int, Callable[[Array], Array]]:
     """What rotates heads by positions (..., L), for each width of the layers' heads: layers share cosines and sines."""
-    if rotary_base is None:
+    base, first, divisors, interleaved = (settled.pop(name) for name in ROTARY)
+    if base is None:
         return {}
-    widths = {layer.attention.query.weight.shape[1] // num_heads for layer in layers}
+    widths = {layer.attention.query.weight.shape[1] // settled["num_heads"] for layer in layers}
     places = xp.expand_dims(xp.expand_dims(positions, axis=-2), axis=-1)
-    options = {"base": float(rotary_base), "divisors": rotary_divisors, "interleaved": interleaved, "xp": xp}
-    return {width: ops.rotation(places, like, width=rotary_width or width, **options) for width in widths}
+    plans = {width: Rotation(float(base), first or width, interleaved, divisors) for width in widths}
+    ops = ARITHMETICS[settled["arithmetic"]]
+    return {width: ops.rotation(plan, places, like, xp=xp) for width, plan in plans.items()}
 
 
+ROTARY = ("rotary_base", "rotary_width", "rotary_divisors", "interleaved")
 _ROTATED = "x: ... H L D floating, positions: to ... L integer on x"
 
 

@@ -178,7 +178,7 @@ def decoder(
     more = {"embedding_scale": embedding_scale, "logit_softcap": logit_softcap, "select": select}
     xp = _check_call(token_ids=token_ids, decoder=parameters, **settled, **more)
     _check_values(token_ids, select, parameters)
-    cache, rotary, located = taken_positions(token_ids, settled, axis=-1, xp=xp)
+    cache, located = taken_positions(token_ids, settled, axis=-1, xp=xp)
     window, memory, hook, dropout = (settled.pop(name) for name in ("window", "memory", "hook", "dropout"))
     arithmetic, epsilon = settled["arithmetic"], settled["epsilon"]
     windows = window if isinstance(window, tuple) else (window,) * len(parameters.layers)
@@ -189,7 +189,7 @@ def decoder(
     x = ops.lookup(table, token_ids, shape(token_ids, xp=xp), xp=xp)
     x = x if embedding_scale is None else ops.scale_by(x, float(embedding_scale), xp=xp)
     x = ops.drop(x, in_embedding, xp=xp)
-    rotations = rotations_of(parameters.layers, x, located.positions, num_heads, ops=ops, xp=xp, **rotary)
+    rotations = rotations_of(parameters.layers, x, located.positions, settled, xp)
     memories = (None,) * len(windows) if memory is None else ops.copies(upcast(memory, xp=xp), len(windows), xp=xp)
     filled = []
     for index, layer in enumerate(parameters.layers):
