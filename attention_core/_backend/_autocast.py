@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from attention_core._arrays import FLOATING, HALF, Array, DType, cast_to, dtype_name
 from attention_core._backend._base import Autocast
 from attention_core._backend._find import array_namespace, backend_of, is_compiling, is_of_numpy
-from attention_core._keywords import Names, call_error, names_of
+from attention_core._keywords import Names, call_error, names_of, with_options
 from attention_core._trees import rebuilt
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -47,8 +47,9 @@ def with_autocast(
     taken = options
 
     def decorate(function: Function) -> Function:
+        function = with_options(taken)(function) if taken else function
         backends, find, cast_call = _known, _find, _cast_call
-        error_of, check, names = call_error, check_standard, names_of(function, taken) or Names((), (), 0)
+        error_of, check, names = call_error, check_standard, names_of(function) or Names((), (), 0)
         keywords = frozenset(names.keywords)
 
         def called(*arguments: Any, **options: Any) -> Any:
@@ -82,12 +83,7 @@ def with_autocast(
             called.__code__, function.__globals__, function.__name__, called.__defaults__, called.__closure__
         )
         wrapper.names = names  # type: ignore[attr-defined]
-        functools.update_wrapper(wrapper, function)
-        if taken:
-            signature = inspect.signature(function)
-            parameters = [*list(signature.parameters.values())[:-1], *taken]
-            wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        return wrapper  # type: ignore[return-value]
+        return functools.update_wrapper(wrapper, function)  # type: ignore[return-value]
 
     return decorate
 

@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal, Required, TypedDict
+from typing import Any, Literal, Required, TypedDict, TypeVar
 
 from attention_core._arrays import Array, Namespace
 from attention_core._attention.shards.splits import Shards
+from attention_core._keywords import with_options
 from attention_core.masks import Mask
 from attention_core.random import Dropout
+
+Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 class OfOutput(TypedDict, total=False):
@@ -136,3 +139,8 @@ def options_but(*names: str, kind: Any = Options, defaults: dict[str, Any] = DEF
         for name, default in defaults.items()
         if name not in names
     ]
+
+
+def takes(*names: str, kind: Any = Options, defaults: dict[str, Any] = DEFAULTS) -> Callable[[Call], Call]:
+    """Let a call of a layer show these options, which it takes as ``**options``."""
+    return with_options([each for each in options_but(kind=kind, defaults=defaults) if each.name in names])
