@@ -154,19 +154,8 @@ __all__ = [
 ]
 
 
-_PUBLIC = (
-    "Autocast",
-    "Backend",
-    "Call",
-    "Collectives",
-    "Kernel",
-    "Loops",
-    "Operation",
-    "Takes",
-    "Tuning",
-    "Verdict",
-    "available_backends",
-    "get_backend",
-)
-for _name in _PUBLIC:
-    vars()[_name].__module__ = __name__  # by which documentation knows it
+for _name in __all__:
+    _thing = vars()[_name]
+    if isinstance(_thing, type) and "._" in _thing.__module__:
+        _thing.__module__ = __name__  # by which documentation knows it
+available_backends.__module__ = get_backend.__module__ = __name__

@@ -64,7 +64,7 @@ def with_autocast(
                     autocast = getattr(backend, "autocast", None)
                     if autocast is not None:
                         if autocast.is_on():
-                            return cast_call(autocast, function, array, lowers, arguments=arguments, options=options)
+                            return cast_call(autocast, function, array, lowers, arguments, options)
                     elif (quiet := getattr(backend, "without_warnings", None)) is not None:
                         with quiet():
                             return function(*arguments, **options)
@@ -104,15 +104,8 @@ def _find(array: Array) -> Any:
     return backend
 
 
-def _cast_call(
-    autocast: Autocast,
-    function: Callable[..., Any],
-    array: Array,
-    lowers: bool,
-    *,
-    arguments: tuple[Any, ...],
-    options: dict[str, Any],
-) -> Any:
+def _cast_call(autocast: Autocast, function: Callable[..., Any], array: Array, lowers: bool, *call: Any) -> Any:
+    arguments, options = call
     dtype = autocast.dtype(array)
     if dtype is None:
         return function(*arguments, **options)

@@ -289,20 +289,6 @@ def plain_integer(value: Any) -> Any:
     return value if isinstance(value, int) or not isinstance(value, Integral) else int(value)
 
 
-def check_start(name: str, start: Any) -> Any:
-    """Return a position, once it is known to be an integer that is not negative, or a 0-d integer array."""
-    start = plain_integer(start)
-    if only_array(start) is not None:
-        check_integer(name, start)
-        if len(start.shape):
-            raise ValueError(f"expected {name} as an integer; got an array of shape {shape_text(start)}")
-    elif isinstance(start, bool) or not isinstance(start, int):
-        raise TypeError(f"expected {name} as an integer; got {type_text(start)}")
-    elif not 0 <= start <= MAX_POSITIONS:
-        raise ValueError(f"expected {name} in [0, 2**29); got {number_text(start)}")
-    return start
-
-
 def check_offset(name: str, offset: Any) -> Any:
     """Return what is added to positions, once it is known to be an integer below 2**29, or an integer array."""
     offset = plain_integer(offset)
@@ -311,6 +297,17 @@ def check_offset(name: str, offset: Any) -> Any:
     elif isinstance(offset, bool) or not isinstance(offset, int):
         raise TypeError(f"expected {name} as an integer or an integer array; got {type_text(offset)}")
     return offset
+
+
+def check_start(name: str, start: Any) -> Any:
+    """Return a position, once it is known to be an integer that is not negative, or a 0-d integer array."""
+    start = check_offset(name, start)
+    if isinstance(start, int):
+        if not 0 <= start <= MAX_POSITIONS:
+            raise ValueError(f"expected {name} in [0, 2**29); got {number_text(start)}")
+    elif len(start.shape):
+        raise ValueError(f"expected {name} as an integer; got an array of shape {shape_text(start)}")
+    return start
 
 
 def check_dtype(dtype: Any, xp: Namespace) -> Any:

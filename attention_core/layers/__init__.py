@@ -76,18 +76,9 @@ def layer_from_settings(settings: Mapping[str, Any], /) -> Layer:
 
 
 KINDS: dict[Any, type[Layer]] = {
-    kind.__name__: kind
-    for kind in (
-        DotProductAttention,
-        MultiHeadAttention,
-        FeedForward,
-        EncoderLayer,
-        Embeddings,
-        SaganAttention,
-        RMSNorm,
-        GatedFeedForward,
-        DecoderLayer,
-    )
+    name: kind
+    for name, kind in vars().items()
+    if isinstance(kind, type) and issubclass(kind, Layer) and kind is not Layer
 }
 """The classes of layers by name."""
 

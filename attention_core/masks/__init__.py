@@ -55,14 +55,8 @@ __all__ = [
     "unflatten",
 ]
 
-_OF_USERS = (
-    "Causal",
-    "KeyLengths",
-    "Mask",
-    "MaskFunction",
-    "Segments",
-    "SlidingWindow",
-)  # others are made by operators
+# Others are made by operators.
+_OF_USERS = ("Causal", "KeyLengths", "Mask", "MaskFunction", "Segments", "SlidingWindow")
 publish(vars(), [_name for _name in __all__ if _name in _OF_USERS or _name.startswith("mask_from")])
 for _name in __all__:
     _thing = vars()[_name]
