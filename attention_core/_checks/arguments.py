@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from fractions import Fraction
 from numbers import Integral, Rational, Real
 from typing import Any
@@ -20,7 +20,6 @@ from attention_core._arrays import (
     index_dtype,
     one_program,
     shape_text,
-    shapes_differ,
     sizes,
     sizes_differ,
     type_text,
@@ -256,32 +255,14 @@ def check_scaling(scale: Any, softcap: Any) -> None:
         check_number("softcap", softcap, positive=True, may_be_integer=True)
 
 
-def check_bias(bias: Array, query: Array, target: tuple[int | None, ...]) -> None:
-    """Raise unless a bias is of a floating-point type, the query's or the computation's, and broadcasts."""
-    _check_added("bias", bias, query, hints={"bool": ": a boolean array is a mask"})
-    check_broadcastable("bias", bias, target)
-
-
-def check_sinks(sinks: Any, query: Array, num_heads: int | None) -> None:
-    """Raise unless there is one sink for each head, of the query's type or that of the computation."""
-    _check_added("sinks", sinks, query)
-    if shapes_differ(sizes(sinks), (num_heads,)):
-        raise ValueError(f"expected sinks ({num_heads},), one for each head; got {shape_text(sinks)}")
-
-
-def _check_added(name: str, array: Any, query: Array, *, hints: Mapping[str, str] = {}) -> None:
-    check_added_dtype(name, array, query, hints=hints)
-    check_device(name, array, "query", query)
-
-
-def check_added_dtype(name: str, array: Any, query: Array, *, hints: Mapping[str, str] = {}) -> None:
+def check_added_dtype(name: str, array: Any, query: Array) -> None:
     """Raise unless what is added to scores is of the query's type or that of the computation."""
     if not hasattr(array, "dtype"):
         raise TypeError(f"expected {name} as a floating-point array; got {type(array).__name__}")
     allowed, got = dict.fromkeys((dtype_name(query.dtype), compute_dtype_name(query.dtype))), dtype_name(array.dtype)
     if got not in allowed:
-        expected = " or ".join(allowed)
-        raise TypeError(f"expected {name} of dtype {expected} to match query; got {got}{hints.get(got, '')}")
+        hint = ": a boolean array is a mask" if got == "bool" else ""
+        raise TypeError(f"expected {name} of dtype {' or '.join(allowed)} to match query; got {got}{hint}")
 
 
 def plain_integer(value: Any) -> Any:

@@ -10,7 +10,7 @@ from attention_core._arrays import Array, shape_text, shapes_differ, sizes, size
 from attention_core._checks.arguments import (
     HEADS_FIRST,
     ORDER,
-    check_bias,
+    check_added_dtype,
     check_boolean,
     check_broadcastable,
     check_device,
@@ -40,7 +40,7 @@ class Shape(NamedTuple):
     """The shape of one argument: letters are sizes, alike wherever they stand; ``...`` are the leading axes.
 
     ``H/G`` is a G that divides H, and ``H*D`` the channels of H heads of width D. ``like`` names the argument whose
-    dtype and device it has, ``on`` that of the device.
+    dtype and device it has, ``on`` that of the device, and ``beside`` that to whose scores it is added.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Shape(NamedTuple):
     words: tuple[str, ...]
     like: str
     on: str
+    beside: str
     text: str
 
 
@@ -62,11 +63,12 @@ def _shapes_of(line: str) -> tuple[Shape, ...]:
     found = []
     for each in line.split(", "):
         name, _, text = each.partition(": ")
+        text, _, beside = text.partition(" beside ")
         text, _, on = text.partition(" on ")
         text, _, like = text.partition(" like ")
         marks = text.split()
         axes = tuple(Axis(*mark.rpartition("*" if "*" in mark else "/")) for mark in marks if mark not in WORDS)
-        shape = Shape(name, axes, tuple(mark for mark in marks if mark in WORDS), like, on, "")
+        shape = Shape(name, axes, tuple(mark for mark in marks if mark in WORDS), like, on, beside, "")
         found.append(shape._replace(text=_text(shape, {})))
     return tuple(found)
 
@@ -93,8 +95,10 @@ def check_shapes(line: str, arrays: Mapping[str, Any], known: Known | None = Non
                 KINDS[word](name, array)
         if shape.like:
             check_like(name, array, shape.like, arrays[shape.like])
-        if shape.on:
-            check_device(name, array, shape.on, arrays[shape.on])
+        if shape.beside:
+            check_added_dtype(name, array, arrays[shape.beside])
+        if model := shape.on or shape.beside:
+            check_device(name, array, model, arrays[model])
         dims = sizes(array)
         if is_spread:
             check_broadcastable(name, array, (*known.get("...", ()), *(known[axis.letter] for axis in shape.axes)))
@@ -181,7 +185,10 @@ def _swapped_hint(dims: tuple[int | None, ...], shape: Shape, shapes: tuple[Shap
     return HEADS_FIRST.format(f"{shape.like} and {shape.name}") if fits else ""
 
 
-_ATTENTION = "query: ... H M D floating, key: ... H/G N D like query, value: ... G N E like key"
+_ATTENTION = (
+    "query: ... H M D floating, key: ... H/G N D like query, value: ... G N E like key,"
+    " bias: optional to ... H M N beside query"
+)
 
 
 def check_attention(query: Array, key: Array, value: Array, bias: Array | None) -> None:
@@ -193,6 +200,9 @@ def check_attention(query: Array, key: Array, value: Array, bias: Array | None) 
         lengths, widths = zip(sizes(array)[-2:], sizes(key)[-2:], strict=True)
         return ORDER if sizes_differ(*lengths) and not sizes_differ(*widths) else ""
 
-    known = check_shapes(_ATTENTION, {"query": query, "key": key, "value": value}, hint=hint)
-    if bias is not None:
-        check_bias(bias, query, (*known["..."], known["H"], known["M"], known["N"]))
+    check_shapes(_ATTENTION, {"query": query, "key": key, "value": value, "bias": bias}, hint=hint)
+
+
+def check_bias(bias: Array, query: Array, target: tuple[int | None, ...]) -> None:
+    """Raise unless a bias is of the query's type, or that of the computation, and broadcasts to scores."""
+    check_shapes("bias: to ... beside query", {"bias": bias, "query": query}, {"...": target})

@@ -9,6 +9,7 @@ from attention_core._arithmetic import ARITHMETICS, check_activation, check_arit
 from attention_core._arrays import Array, Namespace, cast_to, upcast
 from attention_core._backend import common_namespace, with_autocast
 from attention_core._checks import check_parameters, check_shapes, linear_shapes, once_per_signature
+from attention_core._functions.normalization import check_map
 from attention_core.parameters import FeedForward, GatedFeedForward, Linear
 from attention_core.random import Dropout, check_dropout, seed_array, seeded
 
@@ -39,10 +40,14 @@ def linear(parameters: Linear, x: Array, /, *, arithmetic: str = "fast", xp: Nam
     >>> linear(Linear(xp.asarray([[1.0], [2.0]]), xp.asarray([0.5])), xp.asarray([[3.0, 4.0]]))
     Array([[11.5]], dtype=array_api_strict.float64)
     """
-    xp = _check_linear_call(x=x, parameters=parameters, arithmetic=arithmetic, xp=xp)
+    check_parameters("linear", parameters, Linear)
+    xp = check_map(x=x, linear=parameters, line=_LINEAR, arithmetic=arithmetic, xp=xp)
     dtype = x.dtype
     (weight, bias), x = upcast((parameters, x), xp=xp)
     return cast_to(ARITHMETICS[arithmetic].affine(x, weight, bias, xp=xp), dtype, xp=xp)
+
+
+_LINEAR = linear_shapes("linear", "x: floating ... in", "out")
 
 
 @with_autocast(lowers=False)
@@ -232,27 +237,10 @@ def gate_and_contract(parameters: GatedFeedForward, x: Array, activation: str, o
     return ops.affine(inner, *contract, xp=xp)
 
 
-@once_per_signature
-def _check_linear_call(*, x: Array, parameters: Linear, arithmetic: Any, xp: Namespace | None) -> Namespace:
-    check_parameters("linear", parameters, Linear)
-    xp = common_namespace(xp, {"x": x, "linear": parameters})
-    check_arithmetic(arithmetic, "x", x)
-    check_shapes(linear_shapes("linear", "x: floating ... in", "out"), {"x": x, "linear": parameters})
-    return xp
-
-
 def _activated(name: str, x: Array, arithmetic: str, xp: Namespace | None) -> Array:
     """An activation of an arithmetic, by its name, rounded to the dtype of the argument."""
-    xp = _check_elementwise(x=x, arithmetic=arithmetic, xp=xp)
+    xp = check_map(x=x, line="x: ... floating", arithmetic=arithmetic, xp=xp)
     return cast_to(getattr(ARITHMETICS[arithmetic], name)(upcast(x, xp=xp), xp=xp), x.dtype, xp=xp)
-
-
-@once_per_signature
-def _check_elementwise(*, x: Array, arithmetic: Any, xp: Namespace | None) -> Namespace:
-    xp = common_namespace(xp, {"x": x})
-    check_arithmetic(arithmetic, "x", x)
-    check_shapes("x: ... floating", {"x": x})
-    return xp
 
 
 @once_per_signature

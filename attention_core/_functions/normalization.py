@@ -48,11 +48,9 @@ def layer_norm(
     Array([[-0.5,  0.5]], dtype=array_api_strict.float64)
     """
     check_parameters("layer_norm", parameters, LayerNorm)
-    options = {"epsilon": epsilon, "arithmetic": arithmetic, "xp": xp}
-    xp = _check_call(x=x, layer_norm=parameters, line=_LAYER_NORM, **options)
-    dtype = x.dtype
-    (scale, offset), x = upcast((parameters, x), xp=xp)
-    return cast_to(ARITHMETICS[arithmetic].normalize(x, scale, offset, float(epsilon), xp=xp), dtype, xp=xp)
+    options = {"line": _LAYER_NORM, "epsilon": epsilon, "arithmetic": arithmetic, "xp": xp}
+    xp = check_map(x=x, layer_norm=parameters, **options)
+    return _normalized_once(x, parameters, epsilon, arithmetic, xp)
 
 
 _RMS_NORM = "scale: C, x: floating ... C like scale"
@@ -72,14 +70,20 @@ def normalized(x: Array, norm: LayerNorm | Array, *, epsilon: float, ops: Any, x
     return ops.normalize_rms(x, norm, float(epsilon), xp=xp)
 
 
+def _normalized_once(x: Array, norm: LayerNorm | Array, epsilon: float, arithmetic: str, xp: Namespace) -> Array:
+    x, dtype, ops = upcast(x, xp=xp), x.dtype, ARITHMETICS[arithmetic]
+    return cast_to(normalized(x, upcast(norm, xp=xp), epsilon=epsilon, ops=ops, xp=xp), dtype, xp=xp)
+
+
 @once_per_signature
-def _check_call(
-    *, x: Array, line: str, epsilon: Any, arithmetic: Any, xp: Namespace | None, **parameters: Any
-) -> Namespace:
+def check_map(*, x: Array, line: str, arithmetic: Any, xp: Any, epsilon: Any = None, **parameters: Any) -> Namespace:
+    """Raise unless parameters, and an input that an arithmetic supports, have the shapes of a line."""
     xp = common_namespace(xp, {"x": x, **parameters})
     check_arithmetic(arithmetic, "x", x)
-    check_number("epsilon", epsilon, positive=True)
-    check_channels("x", check_shapes(line, {"x": x, **parameters})["C"])
+    known = check_shapes(line, {"x": x, **parameters})
+    if epsilon is not None:
+        check_number("epsilon", epsilon, positive=True)
+        check_channels("x", known["C"])
     return xp
 
 
@@ -126,7 +130,5 @@ def rms_norm(
     >>> rms_norm(xp.ones(2), xp.asarray([[1.0, 7.0]]), epsilon=1e-9)
     Array([[0.2, 1.4]], dtype=array_api_strict.float64)
     """
-    xp = _check_call(x=x, scale=scale, line=_RMS_NORM, epsilon=epsilon, arithmetic=arithmetic, xp=xp)
-    dtype = x.dtype
-    scale, x = upcast((scale, x), xp=xp)
-    return cast_to(ARITHMETICS[arithmetic].normalize_rms(x, scale, float(epsilon), xp=xp), dtype, xp=xp)
+    xp = check_map(x=x, scale=scale, line=_RMS_NORM, epsilon=epsilon, arithmetic=arithmetic, xp=xp)
+    return _normalized_once(x, scale, epsilon, arithmetic, xp)
