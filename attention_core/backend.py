@@ -75,7 +75,7 @@ from attention_core._backend import (
 )
 from attention_core._checks import check_flags, remember
 from attention_core._keywords import keyword_error, missing_error, names_keywords, names_of, unconverted, words_of
-from attention_core._trees import leaves
+from attention_core._trees import leaves, map_leaves
 from attention_core.masks import is_top_left_causal
 from attention_core.masks._mask import bounds_of
 from attention_core.masks._rules import rule_of
@@ -127,6 +127,7 @@ __all__ = [
     "key_ranges",
     "keyword_error",
     "leaves",
+    "map_leaves",
     "masked_columns",
     "may_count",
     "missing_error",

@@ -126,7 +126,7 @@ def _no_array_text(value: Any) -> str:
 
 def check_parameters(name: str, value: Any, *kinds: type[Any]) -> None:
     """Raise unless parameters are of one of these kinds, and their branches of those that they are written with."""
-    kind: Any = next((kind for kind in kinds if isinstance(value, kind)), None)
+    kind: Any = type(value) if type(value) in kinds else next((each for each in kinds if isinstance(value, each)), None)
     if kind is None:
         raise TypeError(
             f"expected {name} as {kinds[0].__name__}({', '.join(kinds[0]._fields)}); got {type(value).__name__}"

@@ -26,10 +26,9 @@ from attention_core._backend import (
 )
 from attention_core._checks import (
     MAX_POSITIONS,
-    check_broadcastable,
+    OPEN_AXES,
     check_dtype,
     check_flags,
-    check_integer,
     check_parameters,
     check_placement,
     check_positive,
@@ -222,21 +221,20 @@ def cache_mask(cache: KeyValueCache | Array, num_new: Any = 1, /) -> Mask:
            [ True,  True,  True, False]], dtype=array_api_strict.bool)
     """
     length = cache.length if isinstance(cache, KeyValueCache) else cache
-    check_rank("length", length, 0, "() or (...)")
-    check_integer("length", length)
+    check_shapes("length: ... integer", {"length": length})
     num_new = plain_integer(num_new)
-    if only_array(num_new) is None:
+    is_array = only_array(num_new) is not None
+    if not is_array:
         check_positive("num_new", num_new, most=MAX_POSITIONS)
-        xp = common_namespace(None, {"length": length})
-        with without_warnings(length):
-            return Causal(offset=xp.subtract(xp.astype(length, xp.int32), num_new))
-    check_integer("num_new", num_new)
-    if len(length.shape):
-        check_broadcastable("num_new", num_new, sizes(length))
-    length, num_new = as_constant(length, num_new), as_constant(num_new, length)
+    else:
+        leading = {"...": sizes(length) or OPEN_AXES}
+        check_shapes("num_new: to ... integer", {"num_new": num_new}, leading)
+        length, num_new = as_constant(length, num_new), as_constant(num_new, length)
     xp = common_namespace(None, {"length": length, "num_new": num_new})
-    length, num_new = xp.astype(length, xp.int32), xp.astype(num_new, xp.int32)
-    return And(Causal(offset=xp.subtract(length, num_new)), KeyLengths(length))
+    length, num_new = xp.astype(length, xp.int32), xp.astype(num_new, xp.int32) if is_array else num_new
+    with without_warnings(length):
+        rule = Causal(offset=xp.subtract(length, num_new))
+    return And(rule, KeyLengths(length)) if is_array else rule
 
 
 def _written(old: Array, new: Array, length: Array, donate: bool, *, xp: Namespace) -> Array:

@@ -30,7 +30,6 @@ from attention_core._checks import (
     check_rank,
     check_shapes,
     once_per_signature,
-    plain_integer,
 )
 from attention_core._functions.attention import check_options, option_arrays
 from attention_core._functions.cache import KeyValueCache, check_cache, check_num_new, check_room, extended
@@ -42,7 +41,7 @@ from attention_core._functions.encoder import (
     hooked,
 )
 from attention_core._functions.feed_forward import expand_and_contract, gate_and_contract
-from attention_core._functions.multi_head import attend_heads, check_heads, check_pairs, projection_shapes
+from attention_core._functions.multi_head import attend_heads, check_heads, check_pairs, counts_of, projection_shapes
 from attention_core._functions.normalization import norm_shapes, normalized
 from attention_core._functions.options import DECODER_DEFAULTS, NUMBERS, DecoderOptions, options_but
 from attention_core._functions.rotary import check_rotation, rotations_of
@@ -252,10 +251,8 @@ OF_HEADS = ("num_heads", "num_kv_heads", "implementation", "arithmetic", "shards
 
 def all_options(x: Array, num_heads: int, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a decoder or a layer, with defaults, and NumPy arrays as constants of the library of ``x``."""
-    num_heads = plain_integer(num_heads)
-    settled = {**DECODER_DEFAULTS, **options, "num_heads": num_heads}
-    groups = plain_integer(settled.pop("num_key_value_heads"))
-    return with_constants(x, settled | {"num_kv_heads": num_heads if groups is None else groups})
+    settled = {**DECODER_DEFAULTS, **options}
+    return with_constants(x, settled | counts_of(num_heads, settled.pop("num_key_value_heads")))
 
 
 def taken_positions(x: Array, settled: dict[str, Any], *, axis: int, xp: Namespace) -> tuple[Any, NewPositions]:

@@ -17,12 +17,11 @@ from attention_core._checks import (
     check_number,
     check_parameters,
     once_per_signature,
-    plain_integer,
 )
 from attention_core._functions.attention import check_options, option_arrays
 from attention_core._functions.constants import with_constants
 from attention_core._functions.feed_forward import expand_and_contract, feed_forward_shapes
-from attention_core._functions.multi_head import attend_heads, check_heads, check_pairs, projection_shapes
+from attention_core._functions.multi_head import attend_heads, check_heads, check_pairs, counts_of, projection_shapes
 from attention_core._functions.normalization import check_channels, norm_shapes, normalized
 from attention_core._functions.options import NUMBERS, Options, options_but
 from attention_core._functions.shards import check_not_shared
@@ -116,9 +115,7 @@ def encoder_layer(
     >>> bool(xp.all(encoder_layer(layer, x, num_heads=2) == x))
     True
     """
-    num_heads, groups = plain_integer(num_heads), plain_integer(num_key_value_heads)
-    num_kv_heads = num_heads if groups is None else groups
-    settled: dict[str, Any] = {**options, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
+    settled = {**options, **counts_of(num_heads, num_key_value_heads)}
     more = {"epsilon": epsilon, "norm_first": norm_first, "activation": activation, "hook": hook}
     xp, has_constants = _check_call(x=x, parameters=parameters, **more, **settled)
     settled = (with_constants(x, settled) if has_constants else settled) | {"xp": xp}

@@ -142,9 +142,7 @@ def multi_head_attention(
     """
     key = query if key is None else key
     value = key if value is None else value
-    num_heads, groups = plain_integer(num_heads), plain_integer(num_key_value_heads)
-    num_kv_heads = num_heads if groups is None else groups
-    settled: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "prepare": prepare, **options}
+    settled = {**options, "prepare": prepare, **counts_of(num_heads, num_key_value_heads)}
     xp, has_constants = _check_call(query=query, key=key, value=value, parameters=parameters, **settled)
     settled = (with_constants(query, settled) if has_constants else settled) | {"xp": xp}
     if prepare is not None:
@@ -155,6 +153,12 @@ def multi_head_attention(
         return output
     weights = cast_to(result.weights, query.dtype, xp=xp) if settled.get("return_weights") else None
     return Attention(output, weights, result.logsumexp)
+
+
+def counts_of(num_heads: Any, num_key_value_heads: Any) -> dict[str, Any]:
+    """The numbers of query heads, and of key/value heads, by default as many; both as integers of Python."""
+    heads, groups = plain_integer(num_heads), plain_integer(num_key_value_heads)
+    return {"num_heads": heads, "num_kv_heads": heads if groups is None else groups}
 
 
 def attend_heads(

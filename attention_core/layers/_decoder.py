@@ -15,7 +15,7 @@ from attention_core._functions.normalization import rms_norm
 from attention_core._functions.options import DECODER_DEFAULTS, DecoderOptions, takes
 from attention_core._functions.rotary import check_rotation
 from attention_core.layers._attention import MultiHeadAttention
-from attention_core.layers._layer import Initial, Layer, all_masks, linear_spec, norm_spec
+from attention_core.layers._layer import Initial, Layer, all_masks, norm_spec
 from attention_core.layers._transformer import FeedForward
 
 
@@ -45,7 +45,7 @@ class RMSNorm(Layer):
 
 
 @dataclass(frozen=True)
-class GatedFeedForward(Layer):
+class GatedFeedForward(FeedForward):
     """Gated feed-forward block, at every position: SwiGLU or GeGLU.
 
     Parameters
@@ -60,22 +60,16 @@ class GatedFeedForward(Layer):
         Of the gate.
     """
 
-    channels: int
-    inner: int
-    output_channels: int | None = None
     bias: bool = False
-    dropout: float = 0.0
-    arithmetic: str = "fast"
     activation: str = "silu"
 
     @property
-    def parameters(self) -> trees.GatedFeedForward:
+    def parameters(self) -> trees.GatedFeedForward:  # type: ignore[override]
         """Specs of the three linear maps."""
-        output = self.channels if self.output_channels is None else self.output_channels
-        gate, expand = (linear_spec(self.channels, self.inner, self.bias) for _ in range(2))
-        return trees.GatedFeedForward(gate, expand, linear_spec(self.inner, output, self.bias))
+        maps = super().parameters
+        return trees.GatedFeedForward(maps.expand, *maps)
 
-    def __call__(
+    def __call__(  # type: ignore[override]
         self, parameters: trees.GatedFeedForward, x: Array, /, *, seed: Any = None, xp: Namespace | None = None
     ) -> Array:
         """Apply to every position: (..., channels) -> (..., channels of the output).
