@@ -238,7 +238,7 @@ def apply_layer(
         if hook is not None:
             branch = functools.partial(hooked, hook, name, branch)
         x, h = ops.copies(x, 2, xp=xp)
-        norm, post_norm = (getattr(parameters, f"{name}_{each}", None) for each in ("norm", "post_norm"))
+        norm, post_norm = getattr(parameters, f"{name}_norm"), getattr(parameters, f"{name}_post_norm", None)
         y = branch(normal(h, norm) if norm_first else h)
         y = y if post_norm is None else normal(y, post_norm)
         x = ops.add(x, ops.drop(y, in_branch, xp=xp), xp=xp)

@@ -104,7 +104,7 @@ def rotations_of(
     layers: tuple[DecoderLayer, ...], like: Array, positions: Array, settled: dict[str, Any], xp: Namespace
 ) -> dict[int, Callable[[Array], Array]]:
     """What rotates heads by positions (..., L), for each width of the layers' heads: layers share cosines and sines."""
-    base, first, divisors, interleaved = (settled.pop(name) for name in ROTARY)
+    base, first, divisors, interleaved = map(settled.pop, ROTARY)
     if base is None:
         return {}
     widths = {layer.attention.query.weight.shape[1] // settled["num_heads"] for layer in layers}
