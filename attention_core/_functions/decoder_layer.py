@@ -44,7 +44,7 @@ from attention_core._functions.feed_forward import expand_and_contract, gate_and
 from attention_core._functions.multi_head import attend_heads, check_heads, check_pairs, counts_of, projection_shapes
 from attention_core._functions.normalization import norm_shapes, normalized
 from attention_core._functions.options import DECODER_DEFAULTS, NUMBERS, DecoderOptions, options_but
-from attention_core._functions.rotary import check_rotation, rotations_of
+from attention_core._functions.rotary import ROTARY, check_rotation, rotations_of
 from attention_core._functions.shards import check_not_shared, place_of, shard_positions, whole_length
 from attention_core.masks import And, Causal, KeyLengths, Mask, SlidingWindow
 from attention_core.masks._mask import as_mask
@@ -334,12 +334,11 @@ def check_layer(
 ) -> None:
     """Raise unless a layer fits inputs like ``x``, its cache and its options."""
     check_parameters(name, layer, DecoderLayer)
-    num_heads, window, mask, rotary_base = (settled[name] for name in ("num_heads", "window", "mask", "rotary_base"))
+    num_heads, window, mask = (settled[name] for name in ("num_heads", "window", "mask"))
     known = check_branches(name, layer, x, settled)
     check_options(x, num_heads, **{name: settled[name] for name in (*NUMBERS, "implementation", "arithmetic")})
-    if rotary_base is not None:
-        more = {"width": settled["rotary_width"], "divisors": settled["rotary_divisors"]}
-        check_rotation(known["D"], base=rotary_base, interleaved=settled["interleaved"], **more)
+    if settled["rotary_base"] is not None:
+        check_rotation(known["D"], *map(settled.get, ROTARY))
     if window is not None:
         check_positive("window", window)
     if cache is not None:

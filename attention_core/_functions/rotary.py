@@ -127,7 +127,7 @@ def _check_call(*, x: Array, positions: Array, arithmetic: Any, xp: Any, **optio
     return xp, check_rotation(known["D"], **options)
 
 
-def check_rotation(channels: int | None, *, base: Any, interleaved: Any, width: Any, divisors: Any) -> int:
+def check_rotation(channels: int | None, base: Any, width: Any, divisors: Any, interleaved: Any) -> int:
     """Raise unless heads of so many channels can be rotated by these options; return how many channels are."""
     if channels is None:
         raise ValueError("expected vectors of a known width, to rotate them; got some of an unknown one")

@@ -13,7 +13,7 @@ from attention_core._functions.decoder_layer import decoder_layer
 from attention_core._functions.feed_forward import gated_feed_forward
 from attention_core._functions.normalization import rms_norm
 from attention_core._functions.options import DECODER_DEFAULTS, DecoderOptions, takes
-from attention_core._functions.rotary import check_rotation
+from attention_core._functions.rotary import ROTARY, check_rotation
 from attention_core.layers._attention import MultiHeadAttention
 from attention_core.layers._layer import Initial, Layer, all_masks, norm_spec
 from attention_core.layers._transformer import FeedForward
@@ -172,13 +172,8 @@ class DecoderLayer(_DecoderSettings):
         if self.window is not None:
             check_positive("window", self.window)
         if self.rotary_base is not None:
-            check_rotation(
-                self.attention.parameters.query.weight.dims[1] // self.num_heads,
-                base=self.rotary_base,
-                interleaved=self.interleaved,
-                width=self.rotary_width,
-                divisors=self.rotary_divisors,
-            )
+            width = self.attention.parameters.query.weight.dims[1] // self.num_heads
+            check_rotation(width, *(getattr(self, name) for name in ROTARY))
 
     @property
     def attention(self) -> MultiHeadAttention:

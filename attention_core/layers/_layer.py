@@ -28,7 +28,7 @@ from attention_core._checks import (
 from attention_core._functions.rotary import check_divisors
 from attention_core._functions.sagan import check_data_format
 from attention_core._keywords import Names, keyword_error, our_word
-from attention_core._trees import named_arrays, tree_from_names
+from attention_core._trees import named_arrays, named_branches, tree_from_names
 from attention_core.masks import Mask
 from attention_core.masks._mask import as_mask
 from attention_core.random import Dropout, check_dropout_rate, fold_in
@@ -301,8 +301,8 @@ def _check_tree(name: str, like: Any, tree: Any) -> None:
             raise TypeError(f"expected {name} as {type(like).__name__}; got {type(tree).__name__}")
         if len(tree) != len(like):
             raise ValueError(f"expected {name} as a tuple of {len(like)}; got {len(tree)}")
-        for field, branch, other in zip(getattr(like, "_fields", range(len(like))), like, tree, strict=True):
-            _check_tree(f"{name}.{field}", branch, other)
+        for (path, branch), other in zip(named_branches(like, name), tree, strict=True):
+            _check_tree(path, branch, other)
         return
     if like is None:
         if tree is not None:

@@ -102,16 +102,7 @@ class EncoderLayer(Layer):
 
     @property
     def _attention(self) -> MultiHeadAttention:
-        return MultiHeadAttention(
-            self.channels,
-            self.num_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            bias=self.bias,
-            is_causal=self.is_causal,
-            dropout=self.dropout,
-            implementation=self.implementation,
-            arithmetic=self.arithmetic,
-        )
+        return MultiHeadAttention(self.channels, self.num_heads, self.num_key_value_heads, bias=self.bias)
 
     @property
     def parameters(self) -> trees.EncoderLayer:
