@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Unpack
 
 from attention_core import parameters as trees
-from attention_core._arrays import Array, DType, Namespace
+from attention_core._arrays import Array, Namespace
 from attention_core._checks import check_choice, check_positive
 from attention_core._functions.cache import KeyValueCache, empty_cache
 from attention_core._functions.decoder_layer import decoder_layer
@@ -210,21 +210,10 @@ class DecoderLayer(_DecoderSettings):
             cross_attention_norm=None if cross is None else norm,
         )
 
-    def empty_cache(
-        self,
-        leading: tuple[Any, ...],
-        capacity: int,
-        /,
-        *,
-        ragged: bool = False,
-        dtype: DType | None = None,
-        device: Any = None,
-        xp: Namespace,
-    ) -> KeyValueCache:
-        """Make an empty cache of the layer, as `attention_core.cache.empty_cache` does."""
-        attention = self.attention
-        heads, width = attention.groups, attention.parameters.query.weight.dims[1] // attention.num_heads
-        return empty_cache(leading, heads, capacity, width, ragged=ragged, dtype=dtype, device=device, xp=xp)
+    def empty_cache(self, leading: tuple[Any, ...], capacity: int, /, **options: Any) -> KeyValueCache:
+        """Make an empty cache of the layer; options are those of `attention_core.cache.empty_cache`."""
+        heads, width = self.attention.groups, self.attention.parameters.query.weight.dims[1] // self.num_heads
+        return empty_cache(leading, heads, capacity, width, **options)
 
     @takes(*INPUTS, kind=DecoderOptions, defaults=DECODER_DEFAULTS)
     def __call__(
