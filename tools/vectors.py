@@ -157,7 +157,7 @@ def made(group: str, name: str) -> Made:
         "line": case.line,
         "flags": [each.name for each in named_cases() if name in each.like],
         "sizes": sizes(problem),
-        "scale": float(problem.options.get("scale", problem.arrays["query"].shape[-1] ** -0.5)),
+        "scale": float(problem.options.get("scale", 1 / math.sqrt(problem.arrays["query"].shape[-1]))),
         "softcap": problem.options.get("softcap"),
         "mask": mask_of(asked),
         "inputs": list(arrays),
