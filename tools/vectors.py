@@ -123,11 +123,11 @@ def main(groups: list[str]) -> None:
             for entry, arrays in problems
             for name, each in arrays.items()
         }
-        (FOLDER / f"{group}.json").write_text(json_of(text), encoding="utf-8")
+        (FOLDER / f"{group}.json").write_text(json_of(text), encoding="utf-8", newline="\n")
         (FOLDER / f"{group}.safetensors").write_bytes(save(named))
     files = sorted(file for file in FOLDER.iterdir() if file.suffix in (".json", ".safetensors"))
     sums = (f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files)
-    (FOLDER / "SHA256SUMS").write_text("".join(sums), encoding="utf-8")
+    (FOLDER / "SHA256SUMS").write_text("".join(sums), encoding="utf-8", newline="\n")
 
 
 def json_of(content: Any) -> str:
@@ -155,7 +155,7 @@ def made(group: str, name: str) -> Made:
         "name": name,
         "shows": case.shows,
         "line": case.line,
-        "flags": [each.name for each in named_cases() if name in each.like],
+        "flags": [each.name for each in named_cases() if name in each.like and not bits],
         "sizes": sizes(problem),
         "scale": float(problem.options.get("scale", 1 / math.sqrt(problem.arrays["query"].shape[-1]))),
         "softcap": problem.options.get("softcap"),
@@ -219,7 +219,7 @@ def sizes(problem: Problem) -> dict[str, int]:
 
 
 def mask_of(problem: Problem) -> dict[str, Any] | None:
-    """The rule of the mask in words, beside the boolean array."""
+    """The rule of the mask in words, for kernels that take no array."""
     rules = [Rule("Causal")] * bool(problem.options.get("is_causal")) + [problem.mask] * (problem.mask is not None)
     first, *rest = [told(rule, problem) for rule in rules] or [None]
     return {"kind": "and", "first": first, "second": rest[0]} if rest else first

@@ -29,7 +29,7 @@ function attention({ sizes: { B, H, G, M, N, D, E }, scale, softcap }, { query, 
   for (let row = 0; row < B * H * M; row++) {
     const head = Math.floor(row / M);
     const group = Math.floor(head / H) * G + Math.floor(((head % H) * G) / H);
-    const scores = [], slopes = [], keys = [];
+    const scores = [], steepness = [], keys = [];
     for (let j = 0; j < N; j++) {
       const added = bias ? bias[row * N + j] : 0;
       if ((mask && !mask[row * N + j]) || added === -Infinity) continue;
@@ -37,7 +37,7 @@ function attention({ sizes: { B, H, G, M, N, D, E }, scale, softcap }, { query, 
       for (let d = 0; d < D; d++) score += scale * query[row * D + d] * key[(group * N + j) * D + d];
       const capped = softcap ? Math.tanh(score / softcap) : 0;
       keys.push(j);
-      slopes.push(1 - capped * capped);
+      steepness.push(1 - capped * capped);
       scores.push((softcap ? softcap * capped : score) + added);
     }
     const sink = sinks ? sinks[head % H] : -Infinity;
@@ -64,8 +64,8 @@ function attention({ sizes: { B, H, G, M, N, D, E }, scale, softcap }, { query, 
       const d_score = (found.d_bias[row * N + j] = weights[index] * (d_weights[index] - delta));
       for (let d = 0; d < D; d++) {
         const place = (group * N + j) * D + d;
-        found.d_query[row * D + d] += scale * slopes[index] * d_score * key[place];
-        found.d_key[place] += scale * slopes[index] * d_score * query[row * D + d];
+        found.d_query[row * D + d] += scale * steepness[index] * d_score * key[place];
+        found.d_key[place] += scale * steepness[index] * d_score * query[row * D + d];
       }
     });
   }

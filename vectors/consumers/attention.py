@@ -35,10 +35,10 @@ def attention(problem, arrays):
     hidden = ~allowed.any(axis=2)[..., None]  # keys that no query may attend to
     key, value = np.where(hidden, 0, key), np.where(hidden, 0, value)
     scores = problem["scale"] * query @ key.swapaxes(-1, -2)
-    slope = np.ones_like(scores)
+    steepness = np.ones_like(scores)
     if problem["softcap"]:
         capped = np.tanh(scores / problem["softcap"])
-        scores, slope = problem["softcap"] * capped, 1 - capped**2
+        scores, steepness = problem["softcap"] * capped, 1 - capped**2
     scores = np.where(allowed, scores + bias, -np.inf)
     sinks = arrays.get("sinks", np.full(query.shape[1], -np.inf, query.dtype))[:, None, None]
     largest = np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), sinks)
@@ -55,7 +55,7 @@ def attention(problem, arrays):
         d_weights = d_output @ value.swapaxes(-1, -2)
         delta = (weights * d_weights).sum(axis=-1, keepdims=True)
         d_bias = weights * (d_weights - delta)
-        d_scores = problem["scale"] * slope * d_bias
+        d_scores = problem["scale"] * steepness * d_bias
         results["d_query"] = d_scores @ key
         results["d_key"] = grouped(d_scores.swapaxes(-1, -2) @ query, group_size)
         results["d_value"] = grouped(weights.swapaxes(-1, -2) @ d_output, group_size)
