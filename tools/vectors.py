@@ -132,7 +132,7 @@ def main(groups: list[str]) -> None:
 
 def json_of(content: Any) -> str:
     """JSON, in which lists of numbers and words, and objects of numbers, take one line."""
-    text = json.dumps(content, indent=1, ensure_ascii=False)
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     short = re.compile(r"([\[{])\s+((?:[^\[\]{}\"]|\"[\w.-]+\")*?)\s+([\]}])")
     while (joined := short.sub(lambda found: found[1] + " ".join(found[2].split()) + found[3], text)) != text:
         text = joined
@@ -150,7 +150,7 @@ def made(group: str, name: str) -> Made:
     arrays = {name: each if each.dtype == bool else each.astype("float32") for name, each in problem.arrays.items()}
     if problem.cotangent is not None:
         arrays["d_output"] = problem.cotangent.astype("float32")
-    types = [each for each in DTYPES if each in case.dtypes and holds(each, problem, results)]
+    types = [each for each in DTYPES if each in case.dtypes and holds(each, arrays, results)]
     entry = {
         "name": name,
         "shows": case.shows,
@@ -249,9 +249,9 @@ def bounds(case: Case, name: str, types: list[str], kappa: float) -> dict[str, f
     return found
 
 
-def holds(dtype: str, problem: Problem, results: Mapping[str, Exact]) -> bool:
+def holds(dtype: str, arrays: Mapping[str, NumpyArray], results: Mapping[str, Exact]) -> bool:
     """Whether a type holds all inputs exactly, and whether no result leaves its normal numbers."""
-    numbers = (each for name, each in problem.arrays.items() if name != "mask")
+    numbers = (each for name, each in arrays.items() if name != "mask")
     with np.errstate(over="ignore"):
         if not all(np.array_equal(each, rounded(each, dtype), equal_nan=True) for each in map(np.float64, numbers)):
             return False
