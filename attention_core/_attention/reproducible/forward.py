@@ -120,27 +120,23 @@ class _Filtered(NamedTuple):
     is_empty: Array  # 1 in a fully masked row
 
 
-Units = tuple[Any, Any]
-"""Of channels, (G, 1, 1, E): with each, sizes of numbers are compared over all channels. The smaller bound counts."""
-
-
 class _Keys(NamedTuple):
     """The keys of a sample for the filter."""
 
     query: Array  # scaled, (G, R, M, D)
     query_norm: Array  # and times the largest norm of a key, (G, R, M, 2)
     key: Array  # (G, D, N)
-    columns: Array  # (G, N, ...): values, sizes in either unit, these times norms of keys, ones, norms
-    units: Units
+    columns: Array  # (G, N, ...): values, their sizes in units, these times norms of keys, ones, norms
+    units: Any  # of channels, (G, 1, 1, E)
 
 
 def _filtered(grid: Grid, ranks: Ranks | None) -> _Filtered:
     """The online softmax in float64, with the sums that bound its error."""
     prepare, decide = functools.partial(_prepare, grid, ranks), functools.partial(_decide, grid, ranks)
     if ranks is not None:
-        lasts = [1, 2, grid.width + 6, *([] if grid.operands.bias is None else [3])]
+        lasts = [1, 2, grid.width + 4, *([] if grid.operands.bias is None else [2])]
         sums = for_each_rows(grid, prepare, _average, grid.row_stacks(*lasts, dtype="float64"))
-        return decide((1.0, 1.0), *_over_ranks(*sums, ranks=ranks, xp=grid.xp))
+        return decide(1.0, *_over_ranks(*sums, ranks=ranks, xp=grid.xp))
     stacks = *grid.row_stacks(grid.width), *grid.row_stacks(2, 1, dtype="float64")
     return _Filtered(
         *for_each_rows(grid, prepare, lambda rows, keys: decide(keys.units, *_average(rows, keys)), stacks)
@@ -161,28 +157,27 @@ def _prepare(grid: Grid, ranks: Ranks | None, sample: Sample) -> _Keys:
     query, query_norm = near_vectors(scaled_queries(grid, sample.query), grid.loops)
     key, norm = near_vectors(to_float64(sample.key, xp), grid.loops)
     value = to_float64(grid.value_part(sample.value), xp)
-    units = _units(value, xp) if ranks is None else (1.0, 1.0)  # ranks have other values, and share a bound
-    size = xp.concat([_largest(xp.divide(value, unit), -1, xp) for unit in units], axis=-1)
+    sizes = xp.abs(value)
+    units = _units(sizes, xp) if ranks is None else xp.ones_like(sizes[..., :1, :])  # ranks share a bound
+    size = _largest(xp.multiply(sizes, 1 / units), xp)
     columns = [value, size, xp.multiply(size, norm), xp.ones_like(norm), norm]
     norms = xp.concat(
         [query_norm, xp.multiply(query_norm, xp.expand_dims(xp.max(norm, axis=-2, keepdims=True), axis=1))], axis=-1
     )
-    of_rows = units if ranks is not None else tuple(xp.expand_dims(unit, axis=1) for unit in units)
-    return _Keys(query, norms, xp.matrix_transpose(key), xp.concat(columns, axis=-1), of_rows)
+    return _Keys(query, norms, xp.matrix_transpose(key), xp.concat(columns, axis=-1), xp.expand_dims(units, axis=1))
 
 
-def _units(x: Array, xp: Namespace) -> tuple[Array, Array]:
-    """Of each channel, the geometric mean of what is not 0, which few numbers change, and the largest: (G, 1, C)."""
-    sizes = xp.abs(x)
-    sizes = xp.where(xp.logical_and(xp.isfinite(sizes), xp.greater(sizes, 0.0)), sizes, 1.0)
-    largest = _largest(sizes, -2, xp)
-    return largest if 0 in x.shape else xp.exp(xp.mean(xp.log(sizes), axis=-2, keepdims=True)), largest
+def _units(sizes: Array, xp: Namespace) -> Array:
+    """A geometric mean of each channel, (G, 1, C), so that one size serves channels that are far apart."""
+    some = sizes[..., ::2, :]
+    if 0 in sizes.shape:
+        return xp.ones_like(some[..., :1, :])
+    some = xp.where(xp.logical_and(xp.isfinite(some), xp.greater(some, 0.0)), some, 1.0)
+    return xp.exp(xp.mean(xp.log(some), axis=-2, keepdims=True))
 
 
-def _largest(x: Array, axis: int, xp: Namespace) -> Array:
-    if 0 in x.shape:
-        return xp.sum(x, axis=axis, keepdims=True)
-    return xp.max(xp.abs(x), axis=axis, keepdims=True)
+def _largest(sizes: Array, xp: Namespace) -> Array:
+    return (xp.sum if 0 in sizes.shape else xp.max)(sizes, axis=-1, keepdims=True)
 
 
 def _average(rows: QueryRows, keys: _Keys) -> Arrays:
@@ -207,7 +202,7 @@ def _average(rows: QueryRows, keys: _Keys) -> Arrays:
             sums = [xp.concat(list(parts), axis=-1)]
         if has_bias:
             weights = xp.multiply(weights, xp.where(xp.equal(weights, 0.0), 0.0, xp.abs(block.bias)))
-            sizes = columns[..., grid.width : grid.width + 2]
+            sizes = columns[..., grid.width : grid.width + 1]
             sums.append(matmul_per_group(weights, xp.concat([sizes, columns[..., -2:-1]], axis=-1), xp))
         return block_max, sums
 
@@ -226,19 +221,19 @@ def _average(rows: QueryRows, keys: _Keys) -> Arrays:
 
     *dims, _ = shape(query, xp=xp)
     lowest = xp.full((*dims, 1), -math.inf, dtype=xp.float64, **on_device_of(query))
-    lasts = [shape(keys.columns, xp=xp)[-1], *([3] if has_bias else [])]
+    lasts = [shape(keys.columns, xp=xp)[-1], *([2] if has_bias else [])]
     row_max, *sums = rows.visit(add_keys, (lowest, *(zeros_with(lowest, *dims, last, xp=xp) for last in lasts)))
     return row_max, norm, *sums
 
 
-def _decide(grid: Grid, ranks: Ranks | None, units: Units, row_max: Array, norm: Array, *sums: Array) -> _Filtered:
+def _decide(grid: Grid, ranks: Ranks | None, units: Any, row_max: Array, norm: Array, *sums: Array) -> _Filtered:
     """What the sums say of the output and of the logarithm of the sum of weights."""
     xp, width, plan = grid.xp, grid.width, grid.plan
     weight = sums[0][..., -2:-1]
     none = xp.equal(weight, 0.0)
     weight, row_max = xp.where(none, 1.0, weight), xp.where(none, 0.0, row_max)
     means = xp.divide(sums[0], weight)
-    found, by_size, by_both = means[..., :width], means[..., width : width + 2], means[..., width + 2 : width + 4]
+    found, by_size, by_both = means[..., :width], means[..., width : width + 1], means[..., width + 1 : width + 2]
     num_ranks = 1 if ranks is None else ranks.collectives.size(ranks.group)
     per_norm = xp.multiply(norm[..., :1], bounds.score_error(grid.operands.query.shape[-1]))
     of_row = bounds.sum_error(grid, 1, num_ranks)
@@ -251,11 +246,10 @@ def _decide(grid: Grid, ranks: Ranks | None, units: Units, row_max: Array, norm:
     if len(sums) > 1:
         of_bias = xp.multiply(xp.divide(sums[1], weight), 8 * bounds.ULP)
         of_scores = xp.add(of_scores, of_bias[..., -1:])
-        of_values = xp.add(of_values, of_bias[..., :2])
+        of_values = xp.add(of_values, of_bias[..., :1])
     relative = xp.add(of_row, of_scores)
     factor = dropout_scale(grid.dropout)
-    of_values = xp.minimum(*(xp.multiply(of_values[..., n : n + 1], unit) for n, unit in enumerate(units)))
-    bound = xp.add(of_values, xp.multiply(xp.abs(found), relative))
+    bound = xp.add(xp.multiply(of_values, units), xp.multiply(xp.abs(found), relative))
     bound = xp.multiply(bound, bounds.SLACK * factor)
     bound = xp.add(bound, bounds.TINY)
     output = bounds.decided(xp.multiply(found, factor), bound, round_to_float32, xp)
