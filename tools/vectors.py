@@ -174,10 +174,10 @@ def made(group: str, name: str) -> Made:
 
 
 def drawn_case(name: str) -> tuple[Case, Problem, None]:
-    """A case of the kit or of this file, drawn in bfloat16."""
+    """A case of the kit or of this file, drawn in bfloat16, with heads as wide as most kernels take them."""
     shape = shape_of(name)
     case = case_of(shape) if shape else next(each for each in (*CASES, *MORE) if each.name == name)
-    return case, case.problem("bfloat16"), None
+    return case, case.problem("bfloat16", width=16, value_width=16), None
 
 
 def hashed(name: str) -> tuple[Case, Problem, Mapping[str, NumpyArray]]:

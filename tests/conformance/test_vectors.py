@@ -4,9 +4,11 @@ import hashlib
 import importlib.util
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from attention_core import scaled_dot_product_attention
 
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").exists())
 FOLDER, CONSUMERS = ROOT / "vectors", ROOT / "vectors" / "consumers"
+PAGE = ROOT / "docs" / "reference" / "vectors.md"
 specification = importlib.util.spec_from_file_location("consumer", CONSUMERS / "attention.py")
 consumer = importlib.util.module_from_spec(specification)
 specification.loader.exec_module(consumer)
@@ -169,6 +172,11 @@ def test_consumers_without_this_package_pass(program, tmp_path):
     assert printed == [f"{group}: {count} of {count}" for group, count in counts.items()]
 
 
+def test_the_problem_of_the_page_is_that_of_the_file():
+    block = re.search(r"```json\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)[1]
+    assert textwrap.indent(block, "  ").rstrip() in (FOLDER / "causal.json").read_text("utf-8")
+
+
 @pytest.mark.parametrize("fault", WRONG)
 def test_a_wrong_consumer_fails_the_groups_that_the_page_names(fault):
     text = (CONSUMERS / "attention.py").read_text("utf-8")
@@ -181,4 +189,4 @@ def test_a_wrong_consumer_fails_the_groups_that_the_page_names(fault):
         failed = [group for group in GROUPS if names["wrong_problems"](group, "float32")[1]]
     assert failed == WRONG[fault]["fails"]
     told = "all" if failed == list(GROUPS) else ", ".join(f"`{group}`" for group in failed)
-    assert f"| {fault} | {told} |\n" in (ROOT / "docs" / "reference" / "vectors.md").read_text("utf-8")
+    assert f"| {fault} | {told} |\n" in PAGE.read_text("utf-8")
