@@ -249,10 +249,9 @@ def only_array(value: Any) -> Array | None:
 
 def check_scaling(scale: Any, softcap: Any) -> None:
     """Raise unless scale and softcap are numbers, or absent."""
-    if scale is not None:
-        check_number("scale", scale, may_be_integer=True)
-    if softcap is not None:
-        check_number("softcap", softcap, positive=True, may_be_integer=True)
+    for name, value in (("scale", scale), ("softcap", softcap)):
+        if value is not None:
+            check_number(name, value, positive=name == "softcap", may_be_integer=True)
 
 
 def check_added_dtype(name: str, array: Any, query: Array) -> None:

@@ -200,11 +200,6 @@ class Embeddings(Layer):
 
         Ids are those of `attention_core.functions.embed_tokens`; without a seed nothing is dropped.
         """
-        return embed_tokens(
-            parameters,
-            token_ids,
-            position_ids=position_ids,
-            segment_ids=segment_ids,
-            xp=xp,
-            **self._options(seed, "epsilon", "arithmetic"),
-        )
+        options = self._options(seed, "epsilon", "arithmetic")
+        options |= {"position_ids": position_ids, "segment_ids": segment_ids}
+        return embed_tokens(parameters, token_ids, xp=xp, **options)
