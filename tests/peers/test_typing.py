@@ -13,9 +13,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 USER = Path(__file__).parent / "typed" / "user.py"
-PACKAGES = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"][
-    "wheel"
-]["packages"]
+WHEELS = [
+    tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"]
+    for folder in (".", "toolkit")
+]
+PACKAGES = [package for targets in WHEELS for package in targets["wheel"]["packages"]]
 CHECKERS = {
     "mypy": ["--strict", "--config-file=mypy.ini", "--cache-dir=/dev/null", "--ignore-missing-imports"],
     "pyright": ["--pythonpath", sys.executable],
