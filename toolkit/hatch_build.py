@@ -8,7 +8,7 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 
 class VersionOfTheCore(MetadataHookInterface):
-    """Gives the toolkit the version of the core beside it, and pins that; a source distribution holds both already."""
+    """Gives the toolkit the version of the core, and pins that; a source distribution holds both already."""
 
     def update(self, metadata: dict[str, Any]) -> None:
         """Add what is declared as dynamic."""
