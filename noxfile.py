@@ -105,7 +105,7 @@ def tests(session, backend):
     words, environment = chosen(session.posargs, TESTS), QUIET | ONE_THREAD | COMPILED_ONCE | required
     # TensorFlow starts twice for as long as it compiles less
     optimized = [path for path in OPTIMIZED if backend == "jax" and not path.startswith("tests/peers")]
-    pytest_of_xla(alone, session, *DOCTESTS, *words, optimized=optimized, env=environment)
+    pytest_of_xla(nox.Session.run, session, *DOCTESTS, *words, optimized=optimized, env=environment)
 
 
 @nox.session(default=False, allow_parallel=True)
@@ -294,7 +294,7 @@ def wheel(session):
     session.chdir(elsewhere)
     session.run("attention-core", "backends")
     required = {"ATTENTION_CORE_BACKENDS": "numpy"}
-    pytest(alone, session, *chosen(session.posargs, INSTALLED), env=ONE_THREAD | required)
+    pytest(nox.Session.run, session, *chosen(session.posargs, INSTALLED), env=ONE_THREAD | required)
 
 
 @nox.session(venv_backend="none", requires=["everything"])
@@ -329,7 +329,7 @@ def gallery(session):
     ours = checkout(",".join(FRAMEWORKS), "check,view,gguf")
     install(session, *ours, "mpmath", "scikit-learn", groups=("benchmark", "site"))
     install(session, "--no-deps", MODEL, LANGUAGE_MODEL)
-    models = [pretrained(session, package, alone) for package in (MODEL, LANGUAGE_MODEL)]
+    models = [pretrained(session, package, nox.Session.run) for package in (MODEL, LANGUAGE_MODEL)]
     for script in sorted((ROOT / "docs").glob("plot_*.py")):
         session.run("python", str(script), *(models if script.name == "plot_views.py" else []), env=QUIET)
     session.run("python", "examples/digits.py", "--plot", str(ROOT / "docs" / "images" / "digits.svg"), env=QUIET)
@@ -376,13 +376,8 @@ def checkout(extras, kit="check"):
     return "-e", f".[{extras}]", "-e", f"toolkit[{kit}]"
 
 
-def alone(session, *command, **options):
-    """Run a program of the environment of the session."""
-    return session.run(*command, **options)
-
-
 def among_everything(session, program, *words, env=None, **options):
-    """Run a program of the environment that holds all libraries."""
+    """Run a program of the environment that holds all libraries, as `nox.Session.run` does of that of the session."""
     programs = ROOT / ".nox" / "everything" / ("Scripts" if os.name == "nt" else "bin")
     path = {"PATH": os.pathsep.join((str(programs), os.environ["PATH"]))}
     return session.run(str(programs / program), *words, env=(env or {}) | path, **options)
