@@ -111,15 +111,14 @@ def tests(session, backend):
 @nox.session(default=False, allow_parallel=True)
 def everything(session):
     """Install all libraries beside each other, for the sessions that need more than one."""
-    install(session, *checkout(f"array-api-strict,keras,{','.join(FRAMEWORKS)}", "check,gguf"))
+    libraries = f"array-api-strict,keras,flax,dask,{','.join(FRAMEWORKS)}"
+    install(session, *checkout(libraries, "check,gguf"), groups=("test", "peers"))
     install(session, "--no-deps", MODEL, LANGUAGE_MODEL)
 
 
 @nox.session(venv_backend="none", requires=["everything"])
 def peers(session):
     """Compare with modules of other libraries and the cases of ONNX, train on all frameworks, run without a backend."""
-    listed = nox.project.dependency_groups(PYPROJECT, "test", "peers")
-    among_everything(session, "pip", "install", "--no-compile", "-c", CONSTRAINTS, *listed, silent=True)
     required = {"ATTENTION_CORE_BACKENDS": ",".join(("array_api_strict", *BACKENDS)), "ATTENTION_CORE_PEERS": "1"}
     words = chosen(session.posargs, PEERS)
     environment = QUIET | ONE_THREAD | COMPILED_ONCE | required
@@ -303,10 +302,6 @@ def mutants(session):
 
     Those of what the last commit changed, and a tenth of the others, unless words ask for some, or `-- --all`.
     """
-    listed = nox.project.dependency_groups(PYPROJECT, "test")
-    among_everything(
-        session, "pip", "install", "--no-compile", "-c", CONSTRAINTS, *listed, "flax", "dask[array]", silent=True
-    )
     environment = QUIET | ONE_THREAD | COMPILED_ONCE | UNOPTIMIZED
     among_everything(session, "python", "tests/mutants/plant.py", *session.posargs, env=environment)
 
