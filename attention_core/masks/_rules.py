@@ -29,10 +29,8 @@ from attention_core._checks import (
     check_arity,
     check_broadcastable,
     check_function,
-    check_integer,
-    check_like,
     check_offset,
-    check_rank,
+    check_shapes,
     number_text,
     plain_integer,
     result_of,
@@ -182,11 +180,8 @@ class Segments(Mask):
     axes: ClassVar[dict[str, int]] = {"query_ids": 1, "key_ids": 1}
 
     def __post_init__(self) -> None:
-        for name, ids in (("query_ids", self.query_ids), ("key_ids", self.key_ids)):
-            check_rank(name, ids, 1, "(..., length)")
-            check_integer(name, ids)
-        check_like("key_ids", self.key_ids, "query_ids", self.query_ids)
-        first, second = (sizes(ids)[:-1] for ids in (self.query_ids, self.key_ids))
+        ids = {"query_ids": self.query_ids, "key_ids": self.key_ids}
+        first, second = (check_shapes(f"{name}: ... length integer like query_ids", ids)["..."] for name in ids)
         if any(1 not in pair and sizes_differ(*pair) for pair in zip(reversed(first), reversed(second), strict=False)):
             expected, got = shape_text(self.query_ids), shape_text(self.key_ids)
             raise ValueError(f"expected key_ids of the batch of query_ids {expected}; got {got}")
