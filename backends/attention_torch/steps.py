@@ -17,7 +17,7 @@ import torch
 
 from attention_core.backend import CONTEXTS, STEPS, assumes_finite, read_as
 from attention_numpy.trees import ARRAYS
-from attention_torch import guards
+from attention_torch.kernels import guards
 
 _structures: dict[str, Any] = {}
 

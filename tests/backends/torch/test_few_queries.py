@@ -10,7 +10,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import attention_core as ac
-from attention_torch import operators, parts, sdpa
+from attention_torch import operators
+from attention_torch.kernels import parts, sdpa
 
 attention = ac.scaled_dot_product_attention
 B, H, G, N, D = 2, 6, 2, 300, 8

@@ -15,7 +15,7 @@ from attention_core import explain_attention
 from attention_core.backend import Call
 from attention_core.masks import And
 from attention_core.scores import alibi
-from attention_torch import guards
+from attention_torch.kernels import guards
 
 # array-api-compat remembers the namespace of a type in a cache, which PyTorch traces through, and says so once.
 pytestmark = pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function")

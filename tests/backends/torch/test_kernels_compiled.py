@@ -13,7 +13,7 @@ from torch_kernel_helpers import B, D, G, H, M, N, attention, close, compiled, r
 
 import attention_core as ac
 from attention_core import explain_attention
-from attention_torch import guards
+from attention_torch.kernels import guards
 
 # array-api-compat remembers the namespace of a type in a cache, which PyTorch traces through, and says so once.
 pytestmark = pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function")
@@ -122,7 +122,7 @@ def test_compiled_nonfinite_arrays_are_left_to_blocks(name, backend_of_torch, ar
 def test_compiled_blocks_are_computed_only_if_needed(name, arrays, monkeypatch):
     """Going forward keeps nothing, so that they are computed once more to go backward."""
     run = []
-    module = importlib.import_module("attention_torch.guarded")
+    module = importlib.import_module("attention_torch.kernels.guarded")
     blockwise = module.blockwise
     monkeypatch.setattr(module, "blockwise", lambda call: (run.append("blockwise"), blockwise(call))[1])
     attend = gradients_of(torch, "fused", taken(name))

@@ -23,7 +23,7 @@ from attention_core.backend import (
     score_positions,
 )
 from attention_core.masks import Given, Mask
-from attention_torch.guards import (
+from attention_torch.kernels.guards import (
     HALVES,
     few_queries,
     is_on_accelerator,

@@ -16,7 +16,7 @@ import torch
 
 from attention_core.backend import Call, Kernel, Takes, Verdict, default_scale, is_concrete, is_exporting, remember
 from attention_core.masks import And, Given, Mask, MaskFunction, Not, Or, Segments, Spans, flatten
-from attention_torch.flex_functions import (
+from attention_torch.kernels.flex_functions import (
     KEPT,
     all_of,
     makes_tables,
@@ -25,9 +25,9 @@ from attention_torch.flex_functions import (
     score_function,
     with_one_batch_axis,
 )
-from attention_torch.guards import all_finite, as_looked_at, records, refusal_of_bias
-from attention_torch.hidden import with_hidden_cleared
-from attention_torch.sdpa import differentiated_again, row_shift
+from attention_torch.kernels.guards import all_finite, as_looked_at, records, refusal_of_bias
+from attention_torch.kernels.hidden import with_hidden_cleared
+from attention_torch.kernels.sdpa import differentiated_again, row_shift
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask

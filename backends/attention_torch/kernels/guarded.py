@@ -30,8 +30,8 @@ from attention_core.backend import (
     repeat_kv,
 )
 from attention_core.masks import Given, Mask, flatten, unflatten
-from attention_torch import guards, sdpa
-from attention_torch.parts import ALL, Part, cuts_of, joined, of_no_key, parts_of
+from attention_torch.kernels import guards, sdpa
+from attention_torch.kernels.parts import ALL, Part, cuts_of, joined, of_no_key, parts_of
 
 FLASH_CPU = torch._scaled_dot_product_flash_attention_for_cpu
 FLASH_CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

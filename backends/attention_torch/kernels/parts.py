@@ -20,7 +20,7 @@ from attention_core.backend import (
     sample_cuts,
 )
 from attention_core.masks import Band, Mask, flatten
-from attention_torch import guards, sdpa
+from attention_torch.kernels import guards, sdpa
 
 ALL = slice(None)
 MAX_KEPT, MAX_KEPT_NUMBERS = 64, 2**16  # masks, such as those of the samples of a batch, and numbers of one

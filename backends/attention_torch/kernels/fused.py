@@ -6,9 +6,9 @@ import torch
 
 from attention_core.backend import Call, Kernel, Takes, Verdict, is_top_left_causal
 from attention_core.masks import Mask
-from attention_torch import guarded, guards, sdpa
-from attention_torch.flex import FlexAttention
-from attention_torch.hidden import with_hidden_cleared
+from attention_torch.kernels import guarded, guards, sdpa
+from attention_torch.kernels.flex import FlexAttention
+from attention_torch.kernels.hidden import with_hidden_cleared
 
 MIN_SCORES = 2**20  # of a head on an accelerator, from which on blocks of a rule save more than their mask takes
 TRACED = "has options of lengths, which torch.jit.trace makes tensors: torch.export records it"

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from attention_core.backend import Call
 from attention_core.masks import And, Band, Given, Mask, MaskFunction, Not, Or, Segments
 from attention_core.scores import ScoreMod
-from attention_torch.sdpa import row_shift
+from attention_torch.kernels.sdpa import row_shift
 
 LEAST_SCORE = -1e37  # of a pair that a bias does not hide; times log2(e), it is still finite
 FARTHEST = 2**29  # above all positions, as in the core
