@@ -14,68 +14,51 @@ from attention_core.backend import (
     find_cut,
     is_top_left_causal,
     key_ranges,
-    masked_columns,
     remember,
     rule_of,
     sample_cuts,
+    with_cut,
 )
 from attention_core.masks import Band, Mask, flatten
 from attention_torch.kernels import guards, sdpa
 
-ALL = slice(None)
 MAX_KEPT, MAX_KEPT_NUMBERS = 64, 2**16  # masks, such as those of the samples of a batch, and numbers of one
 _kept: dict[Any, torch.Tensor] = {}
 
 
-class Part(NamedTuple):
-    """A call of the kernel: of all samples, or of one, with a run of their keys."""
+class Inputs(NamedTuple):
+    """What the kernel is given."""
 
-    at: slice  # of samples, along one axis
-    keys: slice
-    arrays: tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query, key and value as the kernel takes them
+    arrays: tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query, key and value
     added: torch.Tensor | None  # to scores
     is_causal: bool
 
 
-def parts_of(call: Call, cuts: list[KeyCut] | None = None) -> list[Part] | None:
-    """The calls of the kernel; ``None`` if it turns out that the mask is left to blocks."""
-    if cuts is None:
-        mask: Any = call.mask
-        if isinstance(mask, Mask) and not guards.fits_mask(call):
-            return None
-        cuts = cuts_of(call)
-    flags = [is_top_left_causal(cut.mask) for cut in cuts]
-    arrays = sdpa.kernel_arrays(call, is_causal=any(flags))
-    query, key, _ = arrays
-    parts = []
-    samples = [x.split(1) for x in arrays] if len(cuts) > 1 else []  # whose gradients are joined at once
-    for index, cut in enumerate(cuts):
-        at = slice(index, index + 1) if len(cuts) > 1 else ALL
-        keys, is_causal, added = slice(cut.first, cut.stop), False, None
-        if cut.first >= cut.stop:
-            continue
-        if at != ALL:
-            arrays = tuple(x[index] for x in samples)
-        if keys != slice(0, key.shape[-2]):
-            arrays = arrays[0], arrays[1][:, :, keys], arrays[2][:, :, keys]
-        if call.bias is not None:
-            added = sdpa.with_axes_of(query, call, call.bias)
-        elif cut.mask is not None:
-            is_causal = flags[index] and guards.counts_from_0(cut.starts)
-            added = None if is_causal else _added_to_scores(_of_part(call, at, keys, cut), arrays[0])
-        parts.append(Part(at, keys, arrays, added, is_causal))
-    return parts
+def parts_of(call: Call, cuts: list[KeyCut]) -> list[Call]:
+    """The calls of the kernel, each with its keys."""
+    if len(cuts) == 1:
+        return [with_cut(call, cuts[0])]
+    samples = zip(*(x.reshape(-1, *x.shape[-3:]).unbind() for x in call[:3]), cuts, strict=True)
+    return [with_cut(call._replace(query=query, key=key, value=value), cut) for query, key, value, cut in samples]
 
 
-def _of_part(call: Call, at: slice, keys: slice, cut: KeyCut) -> Call:
-    """The call of a part, for its mask."""
-    query, key = (x if at == ALL else x.reshape(-1, *x.shape[-3:])[at] for x in call[:2])
-    return call._replace(query=query, key=key[..., keys, :], mask=cut.mask, starts=cut.starts)
+def inputs_of(call: Call) -> Inputs:
+    """What the kernel is given of a part that has a key."""
+    is_causal = call.bias is None and is_top_left_causal(call.mask) and guards.counts_from_0(call.starts)
+    arrays, added = sdpa.kernel_arrays(call, is_causal=is_causal), None
+    if call.bias is not None:
+        added = sdpa.with_axes_of(arrays[0], call, call.bias)
+    elif call.mask is not None and not is_causal:
+        added = _added_to_scores(call, arrays[0])
+    return Inputs(arrays, added, is_causal)
 
 
-def cuts_of(call: Call) -> list[KeyCut]:
-    """The keys of all samples, or of each, and the mask that is left for them."""
-    whole, mask = KeyCut(0, call.key.shape[-2], call.mask, call.starts), call.mask
+def cuts_of(call: Call) -> list[KeyCut] | None:
+    """The keys of all samples, or of each, and the mask that is left for them; ``None`` if that is left to blocks."""
+    mask: Any = call.mask
+    if isinstance(mask, Mask) and not guards.fits_mask(call):
+        return None
+    whole = KeyCut(0, call.key.shape[-2], mask, call.starts)
     if call.bias is not None or not guards.is_rule_without_flag(mask):
         return [whole]
     if guards.is_of_lengths(mask):
@@ -91,22 +74,13 @@ def cuts_of(call: Call) -> list[KeyCut]:
     return [find_cut(call) or whole]
 
 
-def joined(call: Call, parts: list[Part], arrays: Any) -> torch.Tensor:
-    """Outputs or logsumexps of parts with the axes of the call; 0 or -inf of samples without a key."""
-    joined = arrays[0]
-    if parts[0].at != ALL:
-        empty = torch.full_like(joined, 0.0 if joined.dim() == 4 else -math.inf)
-        of_samples = [empty] * math.prod(call.query.shape[:-3])
-        for part, array in zip(parts, arrays, strict=True):
-            of_samples[part.at.start] = array
-        joined = torch.cat(of_samples)
-    elif parts[0].arrays[0] is call.query:
-        return joined
-    return sdpa.with_batch_of(call, joined)
+def joined(call: Call, arrays: list[torch.Tensor]) -> torch.Tensor:
+    """Outputs or logsumexps of parts with the axes of the call."""
+    return arrays[0] if len(arrays) == 1 else sdpa.with_batch_of(call, torch.stack(arrays))
 
 
 def of_no_key(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and logsumexp of a batch without a key."""
+    """Output and logsumexp of a part without a key."""
     wide = torch.float64 if call.query.dtype == torch.float64 else torch.float32
     return torch.zeros_like(call.query), call.query.new_full(call.query.shape[:-1], -math.inf, dtype=wide)
 
@@ -130,14 +104,8 @@ def _added_to_scores(call: Call, query: torch.Tensor) -> torch.Tensor:
 
 
 def _added(call: Call, query: torch.Tensor) -> torch.Tensor:
-    rows, columns = query.shape[-2], call.key.shape[-2]
-    added: Any = None
-    for part in masked_columns(call):
-        starts = call.starts[0], call.starts[1] + part.start
-        _, mask = sdpa.kernel_mask(call._replace(key=call.key[..., part, :], starts=starts))
-        assert mask is not None
-        mask = sdpa.with_axes_of(query, call, mask)
-        if added is None:
-            added = query.new_zeros((*(mask.shape[:-2] if mask.dim() == 4 else (1, 1)), rows, columns))
-        added[..., part].masked_fill_(~mask, -math.inf)
-    return query.new_zeros((1, 1, rows, columns)) if added is None else added
+    _, mask = sdpa.kernel_mask(call)
+    assert mask is not None
+    mask = sdpa.with_axes_of(query, call, mask)
+    shape = *(mask.shape[:-2] if mask.dim() == 4 else (1, 1)), query.shape[-2], call.key.shape[-2]
+    return query.new_zeros(shape).masked_fill_(~mask, -math.inf)
