@@ -23,13 +23,11 @@ from attention_core.backend import (
     key_ranges,
     leaves,
     may_count,
-    sample_ranges,
 )
 from attention_core.masks import Given, Mask, flatten
 
 HALVES = (torch.float16, torch.bfloat16)
 MULTIPLIED = {torch.bfloat16} if torch.cpu._is_avx512_bf16_supported() else set()  # types of 16 bits, by a processor
-MIN_ELEMENTS = 2**16  # of a sample of a batch, from which on a call of its own takes less time than a mask
 VECTOR_LANES = 16  # numbers in the longest vectors of a processor
 MASK_PER_INPUT = 8  # on an accelerator, numbers of a mask for each of query, key and value
 MIN_SCORES = 2**15  # from which on a compiled call gains more by the kernel than reading costs
@@ -136,7 +134,7 @@ def refusal(call: Call) -> str | None:
 def _refusal_of_mask(call: Call, later: bool) -> str | None:
     query_start, key_start = call.starts
     has_array_or_flag = not is_rule_without_flag(call.mask)
-    as_array = not has_array_or_flag and _fits_as_array(call)
+    as_array = not has_array_or_flag and fits_as_array(call)
     if not as_array and not (
         isinstance(query_start, int) and isinstance(key_start, int) and query_start == key_start == 0
     ):
@@ -216,7 +214,7 @@ def _can_read(lengths: Any) -> bool:
     return not isinstance(lengths, torch.Tensor) or (is_on_host(lengths) and is_concrete(lengths))
 
 
-def _fits_as_array(call: Call) -> bool:
+def fits_as_array(call: Call) -> bool:
     """Whether a rule takes little time as an array, and little memory next to query, key and value."""
     if not isinstance(call.mask, Mask) or is_exporting(call.query):
         return False
@@ -235,24 +233,6 @@ def _is_rule_of_positions(mask: Any) -> bool:
     """Whether a rule is one of samples and positions, alike for all heads."""
     treedef = flatten(mask, [])
     return not may_count(treedef) and all(leaf.axes < 3 for leaf in leaves(treedef))
-
-
-def ranges_apart(call: Call) -> list[Any] | None:
-    """The keys of each sample of a call whose keys are cut, where calls of samples cost less than one with an array.
-
-    Every query has a key, and queries are few next to keys. Samples with the same keys need no array.
-    """
-    if call.bias is not None or not is_short(call) or is_top_left_causal(call.mask):
-        return None
-    ranges = sample_ranges(call)
-    if ranges is None or all(each == ranges[0] for each in ranges):
-        return None
-    if call.key.shape[-2] < VECTOR_LANES or call.key.numel() < MIN_ELEMENTS * len(ranges):
-        return None
-    if not all(each.every_first < each.every_stop for each in ranges):
-        return None
-    are_runs = all(each.every_first <= each.first and each.stop <= each.every_stop for each in ranges)
-    return ranges if are_runs or _fits_as_array(call) else None
 
 
 def is_short(call: Call) -> bool:

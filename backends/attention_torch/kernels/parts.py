@@ -17,11 +17,14 @@ from attention_core.backend import (
     remember,
     rule_of,
     sample_cuts,
+    sample_ranges,
     with_cut,
 )
 from attention_core.masks import Band, Mask, flatten
 from attention_torch.kernels import guards, sdpa
 
+CALLS_OF_A_MASK = 8  # which take as long as it takes to make one
+MIN_ELEMENTS = 2**16  # of a sample of a batch, from which on a call of its own takes less time than a mask
 MAX_KEPT, MAX_KEPT_NUMBERS = 64, 2**16  # masks, such as those of the samples of a batch, and numbers of one
 _kept: dict[Any, torch.Tensor] = {}
 
@@ -38,7 +41,7 @@ def parts_of(call: Call, cuts: list[KeyCut]) -> list[Call]:
     """The calls of the kernel, each with its keys."""
     if len(cuts) == 1:
         return [with_cut(call, cuts[0])]
-    samples = zip(*(x.reshape(-1, *x.shape[-3:]).unbind() for x in call[:3]), cuts, strict=True)
+    samples = zip(*(x.reshape(-1, *x.shape[-3:]).chunk(len(cuts)) for x in call[:3]), cuts, strict=True)
     return [with_cut(call._replace(query=query, key=key, value=value), cut) for query, key, value, cut in samples]
 
 
@@ -61,22 +64,28 @@ def cuts_of(call: Call) -> list[KeyCut] | None:
     whole = KeyCut(0, call.key.shape[-2], mask, call.starts)
     if call.bias is not None or not guards.is_rule_without_flag(mask):
         return [whole]
-    if guards.is_of_lengths(mask):
-        band = bounds_of(mask)
+    cuts = _cuts_of_samples(call)
+    if cuts is not None and all(cut == cuts[0] for cut in cuts):
+        return cuts[:1]
+    calls_more = math.prod(call.query.shape[:-3]) - CALLS_OF_A_MASK
+    is_fast = call.key.numel() >= MIN_ELEMENTS * calls_more or not guards.fits_as_array(call)
+    return cuts if cuts is not None and is_fast else [find_cut(call) or whole]
+
+
+def _cuts_of_samples(call: Call) -> list[KeyCut] | None:
+    """The keys of each sample, where these may differ; ``None`` where they are not known."""
+    if guards.is_of_lengths(call.mask):
+        band = bounds_of(call.mask)
         ranges = key_ranges(call._replace(mask=rule_of(Band(stop=band.stop, is_exact=True))))
-        if ranges is not None and (all(each == ranges[0] for each in ranges) or not guards.is_short(call)):
-            ranges = ranges[:1] if all(each == ranges[0] for each in ranges) else ranges
-            causal = rule_of(Band(high=band.high, is_exact=True))
-            return [KeyCut(each.first, each.stop, causal, (0, 0)) for each in ranges]
-    apart = guards.ranges_apart(call)
-    if apart is not None:
-        return list(sample_cuts(call, apart))
-    return [find_cut(call) or whole]
+        causal = rule_of(Band(high=band.high, is_exact=True))
+        return None if ranges is None else [KeyCut(each.first, each.stop, causal, call.starts) for each in ranges]
+    ranges = sample_ranges(call)
+    return None if ranges is None else sample_cuts(call, ranges)
 
 
 def joined(call: Call, arrays: list[torch.Tensor]) -> torch.Tensor:
     """Outputs or logsumexps of parts with the axes of the call."""
-    return arrays[0] if len(arrays) == 1 else sdpa.with_batch_of(call, torch.stack(arrays))
+    return arrays[0] if len(arrays) == 1 else sdpa.with_batch_of(call, torch.cat(arrays))
 
 
 def of_no_key(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
