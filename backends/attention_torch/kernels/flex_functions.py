@@ -201,8 +201,3 @@ def all_of(bias: torch.Tensor, call: Call) -> torch.Tensor:
     """A bias with all axes of scores, and one for the batch (B, H, M, N)."""
     bias = bias.expand(*call.query.shape[:-1], call.key.shape[-2])
     return bias if bias.dim() == 4 else bias.reshape(-1, *bias.shape[-3:])
-
-
-def with_one_batch_axis(call: Call) -> list[torch.Tensor]:
-    """Query, key and value with four axes."""
-    return [x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value)]

@@ -18,7 +18,7 @@ class ScaledDotProduct(Kernel):
     """`torch.nn.functional.scaled_dot_product_attention`."""
 
     name = "torch.nn.functional.scaled_dot_product_attention"
-    takes = Takes(options=("bias",), masks=("any",))
+    takes = Takes(options=("bias",), masks=("any",), one_width=True, constant_bias=True)
     attend_to_piece = staticmethod(guarded.attend_to_piece)
     piece_gradients = staticmethod(guarded.piece_gradients)
 
@@ -49,7 +49,7 @@ class ScaledDotProduct(Kernel):
 
     def prepare(self, call: Call) -> ScaledDotProduct:
         """Return the kernel for calls of this signature, which knows what they share."""
-        return ScaledDotProduct(self.flex, guarded.lasting_facts(call)) if guards.is_on_host(call.query) else self
+        return ScaledDotProduct(self.flex, guarded.facts_of(call)) if guards.is_on_host(call.query) else self
 
     def _slower_than_flex(self, call: Call) -> str | None:
         if guards.is_on_host(call.query) or not guards.is_rule_without_flag(call.mask):

@@ -23,7 +23,6 @@ from attention_core.backend import (
     blockwise,
     bounds_of,
     cast_to,
-    default_scale,
     group_size,
     is_top_left_causal,
     register,
@@ -41,37 +40,32 @@ class Facts(NamedTuple):
     """What is known of a call for a host before anything is computed, and of all others of its signature."""
 
     is_alone: bool  # whether nothing but autograd looks at what is called
-    is_masked: bool  # whether something may leak
-    cuts: list[KeyCut] | None = None  # the keys of all samples, or of each; None if they are found when it is computed
+    is_causal: bool = False  # whether the kernel takes its mask as a flag
+    cuts: list[KeyCut] | None = None  # the keys of all samples, or of each; None if they are read in each call
     factor: torch.Tensor | None = None  # of the query of a call that the kernel takes: half the time of a number
     scale: float = 1.0  # what is left of its scale to the kernel
 
 
 def facts_of(call: Call) -> Facts:
-    """What is known of a call."""
+    """What is known of a call, without an array of its own."""
     is_plain = all(type(x) in guards.TYPES for x in call[:3])
     is_alone = is_plain and not (torch.compiler.is_compiling() or guards.has_modes())
-    is_masked = call.mask is not None or call.bias is not None
     if not is_alone:
-        return Facts(is_alone, is_masked)
-    facts = Facts(is_alone, is_masked, cuts_of(call))
-    query, key, value = call[:3]
-    is_flag = call.mask is None or (is_top_left_causal(call.mask) and guards.counts_from_0(call.starts))
+        return Facts(is_alone)
+    is_causal = is_top_left_causal(call.mask) and guards.counts_from_0(call.starts)
+    cuts = cuts_of(call)
+    has_arrays = any(not bounds_of(cut.mask).is_relative for cut in cuts or ())
+    facts = Facts(is_alone, is_causal, None if has_arrays else cuts)
+    query, key = call[:2]
+    is_flag = call.mask is None or is_causal
     is_number = call.scale is None or isinstance(call.scale, Real)
     is_native = is_flag and is_number and call.bias is None and query.dim() == 4 and sdpa.TAKES_GROUPS
     is_folded = query.shape[-3] != key.shape[-3] and guards.few_queries(call)
-    if is_folded or not is_native or query.shape[-1] != value.shape[-1]:
+    if is_folded or not is_native:
         return facts
     factor, scale = sdpa.factors(call)
     with torch.inference_mode(False):
         return facts._replace(factor=torch.tensor(factor, dtype=query.dtype, device="cpu"), scale=scale)
-
-
-def lasting_facts(call: Call) -> Facts:
-    """What is known of all calls of a signature, without an array of this one."""
-    facts = facts_of(call)
-    has_arrays = any(not bounds_of(cut.mask).is_relative for cut in facts.cuts or ())
-    return facts._replace(cuts=None) if has_arrays else facts
 
 
 class GuardedPlan(NamedTuple):
@@ -92,26 +86,23 @@ def run(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.Ten
         found = _native(call, facts)
         if found is not None:
             return found
-    is_left = call.assume_finite or not (facts.is_masked or guards.overlooks_nan(call))  # and nobody has to look
-    if is_left and not (logsumexp or facts.is_alone or guards.is_rule_without_flag(call.mask)):
+    is_direct = not (logsumexp or facts.is_alone or guards.is_rule_without_flag(call.mask))
+    if is_direct and not guards.may_leak(call):
         return sdpa.kernel_output(call), None
-    width = call.value.shape[-1]
-    call = _with_one_width(_with_mask_in_bias(_with_number_as_scale(call)))
+    call = _with_mask_in_bias(call)
     if not sdpa.TAKES_GROUPS:
         group = group_size(call.query, call.key, call.xp)
         key, value = (repeat_kv(array, group, xp=call.xp) for array in (call.key, call.value))
         call = call._replace(key=key, value=value)
     if by_operation:
-        output, found = _recorded(call, logsumexp=logsumexp)
-    else:
-        output, found = _by_kernel_or_blocks(call, facts.cuts, logsumexp=logsumexp)
-    return (output if output.shape[-1] == width else output[..., :width]), found
+        return _recorded(call, logsumexp=logsumexp)
+    return _by_kernel_or_blocks(call, facts.cuts, logsumexp=logsumexp)
 
 
 def _native(call: Call, facts: Facts) -> tuple[torch.Tensor, torch.Tensor] | None:
     """The results of the kernel, which takes the call as it is; ``None`` if something may have leaked."""
     query, key, value = map(sdpa.with_unit_stride, call[:3])
-    return _looked_at(call, Inputs((query * facts.factor, key, value), None, facts.is_masked), facts.scale)
+    return _looked_at(call, Inputs((query * facts.factor, key, value), None, facts.is_causal), facts.scale)
 
 
 def _looked_at(call: Call, inputs: Inputs, scale: float) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -164,7 +155,10 @@ def _is_rounded(logsumexp: torch.Tensor) -> bool:
 def _recorded(call: Call, *, logsumexp: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and logsumexp by the operation, which autograd or a compiler records."""
     mask_arrays: list[torch.Tensor] = []
-    plan = GuardedPlan(None, call.scale, call.starts, call.bias is not None, not call.assume_finite, logsumexp)
+    if isinstance(call.scale, torch.Tensor):
+        call = sdpa.scaled(call)
+    scale = call.scale if call.scale is None else float(call.scale)  # of a Fraction, too
+    plan = GuardedPlan(None, scale, call.starts, call.bias is not None, not call.assume_finite, logsumexp)
     if call.mask is not None:
         mask = call.mask if isinstance(call.mask, Mask) else Given(call.mask)
         plan = plan._replace(mask=flatten(mask, mask_arrays))
@@ -172,14 +166,6 @@ def _recorded(call: Call, *, logsumexp: bool) -> tuple[torch.Tensor, torch.Tenso
         mask_arrays.append(call.bias)
     results = call.backend.custom_gradient(GUARDED, plan, (*map(_swapped, call[:3]), *mask_arrays))
     return _swapped(results[0]), results[1].transpose(-2, -1)
-
-
-def _with_number_as_scale(call: Call) -> Call:
-    """The call with its query multiplied by a scale that is an array."""
-    scale: Any = default_scale(call.query, call.xp) if call.scale is None else call.scale
-    if isinstance(scale, torch.Tensor):
-        return call._replace(query=call.query * scale.to(call.query.dtype), scale=1.0)
-    return call._replace(scale=scale if call.scale is None else float(scale))  # of a Fraction, too
 
 
 def _with_mask_in_bias(call: Call) -> Call:
@@ -190,16 +176,6 @@ def _with_mask_in_bias(call: Call) -> Call:
     assert bias is not None
     bias = bias.expand(*bias.shape[:-1], call.key.shape[-2]).contiguous()
     return call._replace(mask=None, bias=sdpa.shifted(bias, call))
-
-
-def _with_one_width(call: Call) -> Call:
-    """The call with zeros behind queries and keys, or behind values, so that all are of one width."""
-    width, value_width = call.query.shape[-1], call.value.shape[-1]
-    if width == value_width:
-        return call
-    most = max(width, value_width)
-    query, key, value = (torch.nn.functional.pad(x, (0, most - x.shape[-1])) for x in call[:3])
-    return call._replace(query=query, key=key, value=value)
 
 
 def _call(plan: GuardedPlan, arrays: tuple[torch.Tensor, ...], backend: Backend) -> Call:

@@ -78,19 +78,14 @@ def _requires_grad(array: torch.Tensor) -> bool:
 
 def slower(call: Call) -> str | None:
     """Why the kernel is slower than blocks, or than the dense form where a compiler fuses that; else ``None``."""
-    query, value = call.query, call.value
+    query = call.query
     if is_on_host(query) and query.dtype in HALVES and (reason := _slower_in_16_bits(call)):
         return reason
-    if query.shape[-1] != value.shape[-1]:
-        return "is PyTorch's dense form where values have another width than keys"
     if decides_at_run_time(call) and may_leak(call):
         is_small = not has_open_sizes(call) and math.prod(query.shape[:-1]) * call.key.shape[-2] < MIN_SCORES
-        if is_small and not (few_queries(call) or is_short(call)):
+        if is_small and 2 * query.numel() > call.key.numel():
             return "gains less in a compiled program than reading the arguments costs"
-    is_plain = call.mask is None and call.bias is None and not call.assume_finite
-    if not (is_plain and is_on_host(query) and _has_few_keys(call)) or all(map(is_concrete, call[:3])):
-        return None
-    return "loses NaN where there are few keys, which cannot be read now"
+    return None
 
 
 def _slower_in_16_bits(call: Call) -> str | None:
@@ -128,23 +123,21 @@ def refusal(call: Call) -> str | None:
     if getattr(forward_ad, "_current_level", -1) >= 0:  # which no public function tells
         return "is not differentiated in forward mode"
     of_mask = _refusal_of_mask(call, decides_at_run_time(call))
-    return of_mask or refusal_of_bias(call) or _refusal_of_values(call)
+    return of_mask or _refusal_of_values(call)
 
 
 def _refusal_of_mask(call: Call, later: bool) -> str | None:
-    query_start, key_start = call.starts
-    has_array_or_flag = not is_rule_without_flag(call.mask)
-    as_array = not has_array_or_flag and fits_as_array(call)
-    if not as_array and not (
-        isinstance(query_start, int) and isinstance(key_start, int) and query_start == key_start == 0
-    ):
+    is_rule = is_rule_without_flag(call.mask)
+    if is_rule and fits_as_array(call):
+        return None
+    if not counts_from_0(call.starts):
         return "counts positions from 0 (line 3)"
-    band = bounds_of(call.mask)
+    band, has_bias = bounds_of(call.mask), call.bias is not None
     is_later = later or (is_on_accelerator(call.query) and band.ends == (None, None))
-    lengths_later = is_later and call.bias is None and is_of_lengths(call.mask)
+    has_lengths = is_of_lengths(call.mask) and (is_later or _can_read(band.stop))
     is_causal = band.is_exact and band.ends[0] is None and band.ends[1] is not None and not band.has_stop
-    offset_later = is_causal and call.bias is None and later and is_on_host(call.query)
-    if not (has_array_or_flag or lengths_later or offset_later or as_array or has_key_lengths(call)):
+    has_offset = is_causal and later and is_on_host(call.query)
+    if is_rule and (has_bias or not (has_lengths or has_offset)):
         return "would need this mask as an array of all M x N (line 2)"
     return None
 
@@ -152,16 +145,6 @@ def _refusal_of_mask(call: Call, later: bool) -> str | None:
 def fits_mask(call: Call) -> bool:
     """Whether the kernel takes the mask, whose numbers can be read now."""
     return _refusal_of_mask(call, later=False) is None
-
-
-def refusal_of_bias(call: Call) -> str | None:
-    """Why a kernel takes no bias such as this one, or ``None``."""
-    bias = call.bias
-    if bias is None:
-        return None
-    if bias.dtype != call.query.dtype or _requires_grad(bias):
-        return "takes no bias of another dtype than query, nor one that is to be differentiated"
-    return None
 
 
 def _refusal_of_values(call: Call) -> str | None:
@@ -172,13 +155,14 @@ def _refusal_of_values(call: Call) -> str | None:
 
 
 def may_leak(call: Call) -> bool:
-    """Whether the kernel computes with something that is masked, and not assumed to be finite."""
-    band = bounds_of(call.mask)
+    """Whether the kernel may compute with something that is masked, or overlook NaN, and somebody looks."""
     if call.assume_finite:
         return False
-    if call.bias is not None or band.ends != (None, None) or not is_of_lengths(call.mask):
-        return call.bias is not None or call.mask is not None
-    return not _can_read(band.stop)
+    if call.mask is None and call.bias is None:
+        return is_on_host(call.query) and _has_few_keys(call)
+    band = bounds_of(call.mask)
+    is_cut = call.bias is None and is_of_lengths(call.mask) and band.ends == (None, None)
+    return not (is_cut and _can_read(band.stop))
 
 
 def as_looked_at(call: Call) -> Call:
@@ -196,11 +180,6 @@ def decides_at_run_time(call: Call) -> bool:
         and (call.scale is None or isinstance(call.scale, Real))
         and not any(torch._C._functorch.is_batchedtensor(array) or 0 in array.shape for array in arrays)
     )
-
-
-def has_key_lengths(call: Call) -> bool:
-    """Whether the mask says how many keys there are, in numbers that can be read, and perhaps is causal: no more."""
-    return call.bias is None and is_of_lengths(call.mask) and _can_read(bounds_of(call.mask).stop)
 
 
 def is_of_lengths(mask: Any) -> bool:
@@ -235,11 +214,6 @@ def _is_rule_of_positions(mask: Any) -> bool:
     return not may_count(treedef) and all(leaf.axes < 3 for leaf in leaves(treedef))
 
 
-def is_short(call: Call) -> bool:
-    """Whether queries are few next to keys."""
-    return not has_open_sizes(call) and bool(2 * call.query.numel() <= call.key.numel())
-
-
 def all_finite(call: Call) -> bool:
     """Whether query, key and value are seen to be finite, which waits for the device; not if their sum overflows."""
     return bool(call.assume_finite or (all(map(is_concrete, call[:3])) and inputs_are_finite(call)))
@@ -258,11 +232,6 @@ def _has_few_keys(call: Call) -> bool:
 
         return bool(statically_known_true(columns < VECTOR_LANES))
     return isinstance(columns, int) and columns < VECTOR_LANES
-
-
-def overlooks_nan(call: Call) -> bool:
-    """Whether the kernel may overlook NaN in queries and keys that can be read, where nothing is masked."""
-    return _has_few_keys(call) and all(map(is_concrete, call[:2]))
 
 
 def norms_are_small(arrays: tuple[torch.Tensor, ...], scale: float) -> bool:

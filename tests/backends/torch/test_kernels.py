@@ -164,9 +164,6 @@ def test_refused_as_dropout_is_another(arrays):
 def test_refused_as_the_kernel_has_no_such_thing(options, arrays):
     (name,) = options
     assert refusal(arrays, **options) == f"has no {name}"
-    assert name not in ["query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"]
-    expected = attention(*arrays, **options, implementation="dense")
-    assert (expected - attention(*arrays, implementation="dense")).abs().max() > 0.1
 
 
 @pytest.mark.parametrize(
@@ -203,7 +200,6 @@ def test_lengths_on_an_accelerator_are_not_read(backend, arrays):
     call = Call(query, key, value, backend.namespace, backend, mask=mask)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(guards, "is_concrete", lambda array: True)  # as on a GPU
-        assert not guards.has_key_lengths(call)
         assert guards.may_leak(call)
         assert "as an array of all M x N" in guards.refusal(call)
 
