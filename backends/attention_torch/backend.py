@@ -43,7 +43,7 @@ from attention_torch import operators
 from attention_torch.collectives import TorchCollectives
 from attention_torch.kernels import ScaledDotProduct
 from attention_torch.kernels.flex import RECOMPILE_OPTIONS, FlexAttention
-from attention_torch.kernels.guards import check_local, has_modes
+from attention_torch.modes import check_local, has_modes
 from attention_torch.program_guards import GUARD_OPTIONS
 
 __all__ = ["TorchBackend", "backend"]

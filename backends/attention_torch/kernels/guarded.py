@@ -29,6 +29,7 @@ from attention_core.backend import (
     repeat_kv,
 )
 from attention_core.masks import Given, Mask, flatten, unflatten
+from attention_torch import modes
 from attention_torch.kernels import guards, sdpa
 from attention_torch.kernels.parts import Inputs, cuts_of, inputs_of, joined, of_no_key, parts_of
 
@@ -48,8 +49,8 @@ class Facts(NamedTuple):
 
 def facts_of(call: Call) -> Facts:
     """What is known of a call, without an array of its own."""
-    is_plain = all(type(x) in guards.TYPES for x in call[:3])
-    is_alone = is_plain and not (torch.compiler.is_compiling() or guards.has_modes())
+    is_plain = all(type(x) in modes.TYPES for x in call[:3])
+    is_alone = is_plain and not (torch.compiler.is_compiling() or modes.has_modes())
     if not is_alone:
         return Facts(is_alone)
     is_causal = is_top_left_causal(call.mask) and guards.counts_from_0(call.starts)

@@ -25,44 +25,13 @@ from attention_core.backend import (
     may_count,
 )
 from attention_core.masks import Given, Mask, flatten
+from attention_torch.modes import is_on_accelerator, is_on_host
 
 HALVES = (torch.float16, torch.bfloat16)
 MULTIPLIED = {torch.bfloat16} if torch.cpu._is_avx512_bf16_supported() else set()  # types of 16 bits, by a processor
 VECTOR_LANES = 16  # numbers in the longest vectors of a processor
 MASK_PER_INPUT = 8  # on an accelerator, numbers of a mask for each of query, key and value
 MIN_SCORES = 2**15  # from which on a compiled call gains more by the kernel than reading costs
-HOSTS = {"cpu"}
-TYPES = (torch.Tensor, torch.nn.Parameter)
-_num_dispatch_modes, _is_tracing = torch._C._len_torch_dispatch_stack, torch._C._is_tracing
-_functorch_transform = torch._C._functorch.peek_interpreter_stack
-_num_early_modes = torch._ops._len_torch_dispatch_stack_pre_dispatch  # which look before autograd does
-
-
-def check_local(*arrays: torch.Tensor) -> None:
-    """Raise unless tensors are of one process; the function that is called says what to write instead."""
-    if any(type(array).__name__ == "DTensor" for array in arrays):
-        raise RuntimeError("expected tensors of one process; got DTensor")
-
-
-def is_on_host(array: torch.Tensor) -> bool:
-    """Whether values are read without waiting for a device."""
-    return array.device.type in HOSTS
-
-
-def is_on_accelerator(array: torch.Tensor) -> bool:
-    """Whether an array has values, for which a host would have to wait."""
-    return not is_on_host(array) and not array.is_meta
-
-
-def has_modes() -> bool:
-    """Whether anything but PyTorch's own autograd looks at what is called, so that values may not be read."""
-    return (
-        getattr(forward_ad, "_current_level", -1) >= 0
-        or _num_dispatch_modes() > 0
-        or _num_early_modes() > 0
-        or _functorch_transform() is not None
-        or _is_tracing()
-    )
 
 
 def records(call: Call) -> bool:

@@ -23,13 +23,8 @@ from attention_core.backend import (
     score_positions,
 )
 from attention_core.masks import Given, Mask
-from attention_torch.kernels.guards import (
-    HALVES,
-    few_queries,
-    is_on_accelerator,
-    is_on_host,
-    records,
-)
+from attention_torch.kernels.guards import HALVES, few_queries, records
+from attention_torch.modes import is_on_accelerator, is_on_host
 
 TAKES_GROUPS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # the kernel for CPUs, forward and backward
 # Bound here: who replaces the function of torch.nn.functional by one that calls ours must not be called back.
