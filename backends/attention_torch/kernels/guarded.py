@@ -272,12 +272,12 @@ def _gradients(plan: GuardedPlan, call: Call, ends: tuple[torch.Tensor, ...]) ->
         found = _gradients_of_part(plan, parts[0], flat)
     else:
         found = tuple(torch.zeros_like(x.reshape(-1, *x.shape[-3:])) for x in call[:3])
-        places = parts_of(call._replace(query=found[0], key=found[1], value=found[2]), cuts)
-        for index, (part, place) in enumerate(zip(parts, places, strict=True)):
+        parts_of_found = parts_of(call._replace(query=found[0], key=found[1], value=found[2]), cuts)
+        for index, (part, of_found) in enumerate(zip(parts, parts_of_found, strict=True)):
             if part.key.shape[-2]:
                 of_part = flat if len(parts) == 1 else [x[index : index + 1] for x in flat]
-                for to, gradient in zip(place[:3], _gradients_of_part(plan, part, of_part), strict=True):
-                    to.copy_(gradient.reshape(to.shape))
+                for view, gradient in zip(of_found[:3], _gradients_of_part(plan, part, of_part), strict=True):
+                    view.copy_(gradient.reshape(view.shape))
     total: Any = sum(each.sum() for each in found) if plan.looks else 0.0
     if not math.isfinite(total):
         return None
