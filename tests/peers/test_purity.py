@@ -145,9 +145,10 @@ def exported(function, arrays, dims=None):
     return dict(zip(results, session.run(None, inputs), strict=True)).values()
 
 
-# ndonnx takes only by int64, where the standard allows every integer type. With dropout a layer has thousands of nodes, for
-# which dropout of the weights alone stands here, as parts do for what combines them.
+# ndonnx takes only by int64, where the standard allows every integer type, and has cosines of float32. With dropout a layer
+# has thousands of nodes, for which dropout of the weights alone stands here, as parts do for what combines them.
 NOT_EXPORTED = {"segments", "embed_tokens", "encoder_layer_dropout", "everything", "combined_with_array"}
+NOT_EXPORTED |= {"rotary", "rotary_interleaved"}
 # The shapes of options, where batch and lengths are open.
 OPEN = {
     "causal": [],
