@@ -1,7 +1,6 @@
 """Layers of JAX with dropout and state, in files, and with masks of one's own."""
 
 import dataclasses
-import importlib
 
 import numpy as np
 import pytest
@@ -133,16 +132,3 @@ def test_every_mask_is_registered_and_one_of_your_own_can_be():
 
 def _descendants(kind):
     return [each for subclass in kind.__subclasses__() for each in (subclass, *_descendants(subclass))]
-
-
-def test_a_cache_is_carried_through_scan():
-    model = importlib.import_module("attention_models.jax").Decoder.init(3, 11, 8, 2, 6, 1, num_key_value_heads=1)
-    ids = jnp.asarray([[3, 1, 4, 1], [5, 9, 2, 6]])
-
-    def step(cache, token):
-        logits, cache = model(token[:, None], cache=cache)
-        return cache, logits[:, 0]
-
-    cache, logits = jax.lax.scan(step, model.definition.empty_cache((2,), 5, xp=jnp), ids.T)
-    np.testing.assert_allclose(jnp.swapaxes(logits, 0, 1), jax.jit(model)(ids), rtol=0, atol=1e-5)
-    assert int(cache.length) == 4
