@@ -17,8 +17,6 @@ import attention_models as models
 from attention_core import cache, functions, initializers, layers, masks, pieces, random, scores, weights
 from attention_core._backend import common_namespace
 
-HUGE = 2**70
-GIANT = 2**1100
 X = np.ones((1, 2, 4, 6), "float32")
 MODULES = (ac, cache, functions, initializers, masks, models, pieces, random, scores, weights)
 
