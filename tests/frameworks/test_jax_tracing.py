@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 from tracing_helpers import (
     CASES,
-    FEW,
     SEED,
     SIXTEEN,
     C,
     assert_same,
     case,
     compiled,
-    leaves,
     module_of,
 )
 
@@ -77,13 +75,6 @@ def test_jax_vmap(jax, name):
     assert_same("jax", jax.jit(jax.vmap(function))(*arrays), expected(name))
 
 
-@pytest.mark.needs("jax")
-def test_jax_vmap_under_jit_over_a_tree(jax):
-    function, (parameters, x, kept) = case("encoder_layer", "jax")
-    mapped = jax.jit(jax.vmap(function, in_axes=(None, 0, 0)))
-    assert_same("jax", mapped(parameters, x, kept), expected("encoder_layer"))
-
-
 @pytest.mark.optimized
 @pytest.mark.needs("jax")
 def test_jax_vmap_of_what_is_compiled_in_reproducible_arithmetic_has_the_same_bits(jax, rng):
@@ -102,14 +93,6 @@ def test_jax_vmap_of_what_is_compiled_in_reproducible_arithmetic_has_the_same_bi
     np.testing.assert_array_equal(gradients, [grad(query) for query in queries])
     jacobian = jax.jacrev(lambda query: attend(query).sum(axis=(1, 2)))(queries[0])  # of each head by all
     np.testing.assert_array_equal(jacobian.sum(axis=0), gradients[0])
-
-
-@pytest.mark.needs("jax")
-def test_jax_checkpoint_changes_no_gradient(jax):
-    function, (parameters, x, kept) = case("encoder_layer", "jax")
-    grad = jax.grad(lambda p, x: jax.numpy.sum(function(p, x, kept) ** 2))
-    again = jax.grad(lambda p, x: jax.numpy.sum(jax.checkpoint(function)(p, x, kept) ** 2))
-    assert_same("jax", jax.jit(again)(parameters, x), jax.jit(grad)(parameters, x))
 
 
 def symbolic(jax, arrays, dims):
@@ -183,15 +166,6 @@ def test_tensorflow_with_every_dimension_open(tf, name):
     else:
         graph = tf.function(function, input_signature=signature)
     assert_same("tensorflow", graph(*arrays), function(*arrays))
-
-
-@pytest.mark.needs("tensorflow")
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("name", FEW[:3])
-def test_tensorflow_graph_of_gradients(tf, name, jit_compile):
-    function, arrays = case(name, "tensorflow")
-    measure = get_backend("tensorflow").value_and_grad(lambda *trees: tf.reduce_mean(leaves(function(*trees))[0] ** 2))
-    assert_same("tensorflow", tf.function(measure, jit_compile=jit_compile)(*arrays), measure(*arrays))
 
 
 @pytest.mark.needs("tensorflow")

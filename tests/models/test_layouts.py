@@ -9,7 +9,6 @@ from pairwise import covering
 
 import attention_models as models
 from attention_core import layers, multi_head_attention
-from attention_core.layers import check_fit
 from attention_core.parameters import Linear, MultiHeadAttention
 from attention_models.layouts import LAYOUTS, LayoutError, join_heads, separate_heads
 
@@ -396,10 +395,3 @@ def test_heads_that_cannot_be_joined_or_separated_are_told(rng):
         separate_heads(tree, 6)
     with pytest.raises(LayoutError, match="expected query to channels that 5 heads share out evenly; got 12"):
         separate_heads(drawn(ATTENTION(12, 6).parameters, rng), 5)
-
-
-@pytest.mark.parametrize(
-    "layer", [layers.SaganAttention(16), *BERT[:2], layers.DotProductAttention()], ids=lambda each: type(each).__name__
-)
-def test_a_layer_fits_what_it_starts_from(layer):
-    check_fit(layer, layer.init(0, xp=np), layer.init_state(0, xp=np))
