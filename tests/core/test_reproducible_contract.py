@@ -39,6 +39,13 @@ def test_subnormal_numbers_are_zero_even_where_products_are_not(put, get):
     same(found, np.zeros((1, 1), dtype=np.float32))
 
 
+@pytest.mark.parametrize("empty", range(5))
+def test_empty_axes(empty, put, get, rng):
+    batch, rows, columns, depth, width = (0 if axis == empty else axis + 2 for axis in range(5))
+    arrays = [float32(rng, batch, 1, *dims) for dims in ((rows, depth), (columns, depth), (columns, width))]
+    same(get(attention(*put(arrays), scale=1.0, **EXACTLY)), of_numpy(*arrays, scale=1.0))
+
+
 def test_a_pair_is_not_finite_where_one_of_its_channels_is_not(put, get):
     x = np.ones((1, 5, 6), dtype=np.float32)
     x[0, 0, 0], x[0, 1, 2], x[0, 2, 1] = np.inf, -np.inf, np.nan
