@@ -4,22 +4,22 @@ import importlib
 
 import numpy as np
 import pytest
+from call_table import Sizes, options_of
 
 import attention_core as ac
 from attention_core import explain_attention
 from attention_core._attention import ways
 from attention_core._attention.explanation import REASONS
 from attention_core.backend import Tuning
-from attention_core.masks import And
-from attention_core.scores import alibi
 
 attention = ac.scaled_dot_product_attention
-B, H, G, M, N, D = 2, 4, 2, 9, 14, 5
+SIZES = Sizes((2,), 4, 2, 9, 14, 5, 5)
+(B,), H, G, M, N, D, _ = SIZES
 
 
 @pytest.fixture
 def arrays(rng, put):
-    return put([rng.standard_normal(shape) for shape in ((B, H, M, D), (B, G, N, D), (B, G, N, D))])
+    return put(SIZES.arrays(rng))
 
 
 @pytest.fixture
@@ -49,17 +49,10 @@ def streaming(backend, monkeypatch):
     monkeypatch.setattr(backend, "tuning", Tuning(queries=1, keys=5, min_queries=4, dense_below=0, structured_below=0))
 
 
-OPTIONS = {
-    "plain": lambda put: {},
-    "causal": lambda put: {"is_causal": True},
-    "array": lambda put: {"mask": put(np.arange(N) % 3 > 0)},
-    "rule": lambda put: {"mask": And(ac.KeyLengths(put(np.array([0, 8]))), ac.Causal(offset=2))},
-    "bias": lambda put: {"bias": put(np.linspace(-1, 1, M * N).reshape(M, N))},
-    "changed": lambda put: {"softcap": 3.0, "score_mod": alibi(H), "dropout": ac.Dropout(0.3, 7)},
-}
+OPTIONS = ("none", "causal", "array of keys", "cache", "bias of mn", "alibi")
 
 
-@pytest.mark.needs(lambda name, large, backend: not (large and backend.loops.traced and (name != "rule")))
+@pytest.mark.needs(lambda name, large, backend: not (large and backend.loops.traced and (name != "cache")))
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_what_is_explained_is_what_runs(name, large, ran, arrays, backend, put, get, monkeypatch):
@@ -74,7 +67,7 @@ def test_what_is_explained_is_what_runs(name, large, ran, arrays, backend, put, 
             structured_below=0 if large else M * N,
         ),
     )
-    options = OPTIONS[name](put)
+    options = options_of(name, SIZES, put)
     explanation = explain_attention(*arrays, **options)
     assert ran == []
     result = get(attention(*arrays, **options))
