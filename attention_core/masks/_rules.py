@@ -2,8 +2,9 @@
 
 A new rule is a class here, by the description of `Mask`, and an import and a name in `attention_core.masks`, which
 registers it. Kernels take it by its bounds, where these are exact. A band that says more than the rule allows is not.
-PyTorch's kernel takes others as an array where that is small; `attention_torch.flex_functions` has to know them. In the
-kit, `problem.py`, `oracle/positions.py`, `drawn.py`, `ranks.py` and `sharded.py` know rules by their names.
+PyTorch's kernel takes others as an array where that is small; `attention_torch.kernels.flex_functions` has to know
+them. In the kit, `problem.py`, `oracle/positions.py`, `drawn.py`, `ranks.py` and `sharded.py` know rules by their
+names.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attention_core._arrays import Array, shape_text, sizes
+from attention_core._arrays import OURS, Array, shape_text, sizes
 from attention_core._checks import check_device
 from attention_core._trees import classes, flatten, leaves
 from attention_core.masks._mask import Mask, Sizes, as_mask
@@ -13,7 +13,7 @@ from attention_core.masks._rules import MaskFunction
 
 def is_of_users(kind: type, /) -> bool:
     """Whether a class of masks is none of ours, so that nothing is known of what it looks at."""
-    return not kind.__module__.startswith("attention_core.")
+    return not kind.__module__.startswith(OURS)
 
 
 def may_count(treedef: Any, /) -> bool:
