@@ -124,7 +124,9 @@ def _named(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Arrays by the names of a line; those of parameters have the names of their fields."""
     found: dict[str, Any] = {}
     for name, value in arrays.items():
-        is_tree = hasattr(value, "_fields") and not hasattr(value, "dtype")  # as `PreparedWeight` has
+        is_tree = (
+            isinstance(value, tuple) and hasattr(value, "_fields") and not hasattr(value, "dtype")
+        )  # as `PreparedWeight` has
         found |= _named(dict(named_branches(value, name))) if is_tree else {name: value}
     return found
 
