@@ -117,7 +117,4 @@ def own_heads(x: Array, here: Place, xp: Namespace) -> Array:
     """The heads of a rank, of an array (..., H, M, N) of all heads, or of one for all of them."""
     if len(x.shape) < 3 or x.shape[-3] == 1:
         return x
-    *leading, heads, rows, columns = x.shape
-    chunks = xp.reshape(x, (*leading, here.size, heads // here.size, rows, columns))
-    at = len(leading)
-    return own(xp.permute_dims(chunks, (at, *range(at), *range(at + 1, at + 4))), here.rank, xp)
+    return own(stack_of(x, -3, "contiguous", here.size, xp), here.rank, xp)
