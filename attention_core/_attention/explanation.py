@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from attention_core._attention.blocks.query_chunks import chunks_of_call
+from attention_core._attention.blocks.query_chunks import query_chunks
 from attention_core._attention.call import Call
 from attention_core._attention.parts import Parts, parts_of
 from attention_core._attention.ways import REPRODUCIBLE, Dense, Way, is_taken, logsumexp_way, walk
@@ -94,7 +94,7 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
         notes.append(f"dense: {len(taken.cuts)} samples one by one, each with the keys that its lengths leave")
     if logsumexp and not taken.gives_logsumexp(parts):
         notes.append(f"return_logsumexp: computed separately, {logsumexp_way(parts).name}")
-    chunks = chunks_of_call(parts.call)
+    chunks = query_chunks(parts.call)
     if chunks:
         notes.append(f"blockwise: {len(chunks)} query chunks instead of blocks, if their result is finite")
     rows.sort(key=lambda row: isinstance(row[0], Dense))  # which is told last

@@ -1,17 +1,21 @@
-"""Parts of a call: the keys that its mask leaves, of all samples or of each, as in a cache that is partly filled."""
+"""Parts of a call, which are calls; and which keys the mask of a call leaves, as in a cache that is partly filled."""
 
 from __future__ import annotations
 
 import itertools
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from attention_core._arrays import sizes
-from attention_core._attention.call import Call
+from attention_core._arrays import Array, Namespace, positions, sizes, take_rows
+from attention_core._attention.call import Call, group_size, is_listed
 from attention_core._backend import is_concrete, is_exporting
-from attention_core.masks import Mask
+from attention_core.masks import Mask, Positions, flatten, unflatten
 from attention_core.masks._band import LIMIT, UNKNOWN, Band
-from attention_core.masks._mask import bounds_of
+from attention_core.masks._mask import as_mask, bounds_of
 from attention_core.masks._rules import rule_of
+from attention_core.masks._tree import classes, is_of_users, leaves
 
 FEW_QUERIES = 16
 KEYS_PER_QUERY = 64
@@ -84,6 +88,126 @@ def masked_columns(call: Call) -> list[slice]:
     return [part for part in parts if part.start < part.stop]
 
 
+class Run(NamedTuple):
+    """Neighbouring places along an axis, the first of which may be an array."""
+
+    first: Any
+    size: int
+
+
+Places: TypeAlias = "Run | Array | None"  # or the indices (n,) of any places; None for all
+
+
+def cut(
+    call: Call,
+    *,
+    sample: tuple[int, ...] | None = None,
+    heads: Places = None,
+    rows: Places = None,
+    columns: Places = None,
+) -> Call:
+    """The part of a call of one sample, some query heads, queries and keys: a call by the positions of the whole.
+
+    A run of heads from an array on has whole groups. Of heads that are no whole groups, each gets a key/value head.
+    """
+    xp, mask, bias, (query, key, value), of_keys = call.xp, call.mask, call.bias, call[:3], heads
+    group = group_size(query, key, xp)
+    if isinstance(heads, Run) and isinstance(heads.first, int) and (heads.first % group or heads.size % group):
+        heads = _indices(heads, query, xp)
+    if heads is not None:
+        of_keys = Run(heads.first // group, heads.size // group) if isinstance(heads, Run) else heads // group
+    for axis, of_query, of_key in ((-3, heads, of_keys), (-2, rows, columns)):
+        query = taken(query, of_query, axis, xp)
+        key, value = (taken(x, of_key, axis, xp) for x in (key, value))
+    for axis, places in ((-3, heads), (-2, rows), (-1, columns)):
+        bias = taken(bias, places, axis, xp, may_broadcast=True)
+    if mask is not None and any(each is not None for each in (sample, heads, rows, columns)):
+        mask = _rule_of_part(as_mask(mask), call, sample, heads)
+    whole, leading = call.whole, query.shape[:-3]
+    if heads is not None:
+        num_heads = call.query.shape[-3] if whole.num_heads is None else whole.num_heads
+        whole = whole._replace(head=_start(whole.head, heads, xp), num_heads=num_heads)
+    if sample is not None:
+        query, key, value, bias = (x if x is None else _of_sample(x, 3, sample) for x in (query, key, value, bias))
+        index = sum(at * math.prod(leading[axis + 1 :]) for axis, at in enumerate(sample))
+        whole = whole._replace(batch=whole.batch + index)
+    starts = _start(call.starts[0], rows, xp), _start(call.starts[1], columns, xp)
+    sinks = taken(call.sinks, heads, -1, xp)
+    return call._replace(
+        query=query, key=key, value=value, mask=mask, bias=bias, sinks=sinks, starts=starts, whole=whole
+    )
+
+
+def taken(x: Array | None, places: Places, axis: int, xp: Namespace, *, may_broadcast: bool = False) -> Any:
+    """What stands at places along an axis, -1 or before; of an array that broadcasts, the one number for all."""
+    if x is None or places is None or (may_broadcast and (len(x.shape) < -axis or sizes(x)[axis] == 1)):
+        return x
+    if isinstance(places, Run) and isinstance(places.first, int):
+        return x[(..., slice(places.first, places.first + places.size), *(slice(None),) * (-axis - 1))]
+    return take_rows(x, _indices(places, x, xp), axis=axis, xp=xp)
+
+
+def _indices(places: Any, like: Array, xp: Namespace) -> Array:
+    if not isinstance(places, Run):
+        return places
+    return xp.add(positions(places.size, like, xp=xp), places.first)
+
+
+def _start(start: Any, places: Any, xp: Namespace) -> Any:
+    """Where places stand that are counted from a start: a position, or those of all of them."""
+    if places is None or (isinstance(places, Run) and not is_listed(start)):
+        return start if places is None else start + places.first
+    return taken(start, places, -1, xp) if is_listed(start) else xp.add(places, start)
+
+
+def _of_sample(x: Array, axes: int, sample: tuple[int, ...]) -> Array:
+    """What an array with so many axes behind those of the batch has for a sample."""
+    leading = len(x.shape) - axes
+    if leading <= 0:
+        return x
+    at = (0 if size == 1 else index for index, size in zip(sample[len(sample) - leading :], x.shape, strict=False))
+    return x[(*at, ...)]
+
+
+def with_arrays(rule: Mask, part: Callable[[Array, int], Array]) -> Any:
+    """A rule of ``part(array, axes)`` for each of its arrays, but for those that it passes on whole."""
+    arrays: list[Array] = []
+    treedef = flatten(rule, arrays)
+    for place, axes in leaves(treedef):
+        if axes >= 0:
+            arrays[place] = part(arrays[place], axes)
+    return unflatten(treedef, arrays)
+
+
+def _rule_of_part(rule: Mask, call: Call, sample: tuple[int, ...] | None, heads: Any) -> Any:
+    xp = call.xp
+    treedef = flatten(rule, [])
+    looks_up = any(leaf.axes == 3 for leaf in leaves(treedef)) and any(map(is_of_users, classes(treedef)))
+    if heads is not None and looks_up:
+        rule, heads = OfHeads(rule, _indices(heads, call.query, xp), call.query.shape[-3]), None
+
+    def part(array: Array, axes: int) -> Array:
+        array = array if sample is None else _of_sample(array, axes, sample)
+        return taken(array, heads, -3, xp, may_broadcast=True) if axes == 3 else array
+
+    return with_arrays(rule, part)
+
+
+@dataclass(frozen=True, eq=False)
+class OfHeads(Mask):
+    """A rule of users for some heads, as it may look up arrays of all of them by their positions."""
+
+    mask: Mask
+    heads: Array
+    num_heads: int
+    axes: ClassVar[dict[str, int]] = {"heads": 1}
+
+    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
+        every = xp.reshape(positions(self.num_heads, at.key, xp=xp), (-1, 1, 1))
+        allowed = self.mask.allowed(at._replace(head=every), xp=xp)
+        return taken(allowed, xp.reshape(self.heads, (-1,)), -3, xp, may_broadcast=True)
+
+
 class KeyCut(NamedTuple):
     """A run of keys, behind which all is masked, and the mask and the positions that are left for it."""
 
@@ -93,17 +217,13 @@ class KeyCut(NamedTuple):
     starts: tuple[int, int]
 
 
-def with_cut(call: Call, cut: KeyCut | None) -> Call:
+def with_cut(call: Call, keys: KeyCut | None) -> Call:
     """The call with these keys alone."""
-    if cut is None:
+    if keys is None:
         return call
-    first, stop = cut.first, cut.stop
-    if first == 0 and stop == call.key.shape[-2]:
-        return call._replace(mask=cut.mask, starts=cut.starts)
-    key, value, bias = call.key[..., first:stop, :], call.value[..., first:stop, :], call.bias
-    if bias is not None and len(bias.shape) and bias.shape[-1] != 1:  # which may have one number for all keys
-        bias = bias[..., first:stop]
-    return call._replace(key=key, value=value, mask=cut.mask, bias=bias, starts=cut.starts)
+    if keys.first > 0 or keys.stop < call.key.shape[-2]:
+        call = cut(call._replace(mask=None), columns=Run(keys.first, keys.stop - keys.first))
+    return call._replace(mask=keys.mask, starts=keys.starts)
 
 
 def find_cut(call: Call) -> KeyCut | None:
@@ -162,10 +282,7 @@ def sample_cuts(call: Call, ranges: list[KeyRange]) -> list[KeyCut]:
 def sample_calls(call: Call, cuts: list[KeyCut]) -> list[Call]:
     """A call (H, M, D) for each sample of a batch, with the keys of its own cut."""
     places = itertools.product(*map(range, call.query.shape[:-3]))
-    samples = (
-        call._replace(query=call.query[*at, ...], key=call.key[*at, ...], value=call.value[*at, ...]) for at in places
-    )
-    return [with_cut(sample, cut) for sample, cut in zip(samples, cuts, strict=True)]
+    return [with_cut(cut(call._replace(mask=None), sample=at), keys) for at, keys in zip(places, cuts, strict=True)]
 
 
 def cuts_that_save(call: Call) -> list[KeyCut] | None:
@@ -197,5 +314,5 @@ class Parts(NamedTuple):
 
 def parts_of(call: Call) -> Parts:
     """Cut the keys of a call, unless they are as many as queries, of which blocks leave out what is masked."""
-    cut = None if call.mask is None or call.query.shape[-2] == call.key.shape[-2] else find_cut(call)
-    return Parts(call, cut, call if cut is None else with_cut(call, cut))
+    keys = None if call.mask is None or call.query.shape[-2] == call.key.shape[-2] else find_cut(call)
+    return Parts(call, keys, with_cut(call, keys))

@@ -12,7 +12,7 @@ from call_table import Sizes, options_of
 
 import attention_core as ac
 from attention_core._attention.blocks import forward as _forward, query_chunks as _chunks
-from attention_core._attention.blocks.plan import make_plan
+from attention_core._attention.blocks.plan import make_plan, unpack
 from attention_core._attention.call import Call
 from attention_core.masks import And, Not
 
@@ -86,10 +86,9 @@ def lent(backend):
 
 
 def cut(backend, arrays, mask, starts=(0, 0)):
-    """The chunks of a call, and what `attend_chunks` takes."""
-    plan, operands = make_plan(Call(*arrays, backend.namespace, backend, mask=mask, starts=starts))
-    chunks = _chunks.query_chunks(plan, operands, backend)
-    return plan, operands, backend, chunks
+    """What `attend_query_chunks` takes: a call, and its chunks."""
+    call = unpack(*make_plan(Call(*arrays, backend.namespace, backend, mask=mask, starts=starts)), backend)
+    return call, _chunks.query_chunks(call)
 
 
 @pytest.mark.needs(lambda backend: backend.name not in ("torch", "jax"))  # which have no use for chunks
@@ -97,10 +96,10 @@ def cut(backend, arrays, mask, starts=(0, 0)):
 def test_chunks_on_any_library(name, starts, backend, rng):
     options = dict(zip(("query_start", "key_start"), starts, strict=True)) | {"mask": mask_of(name)}
     arrays = backend.from_numpy(qkv(rng))
-    *rest, chunks = cut(lent(backend), arrays, mask_of(name), starts)
+    call, chunks = cut(lent(backend), arrays, mask_of(name), starts)
     assert len(chunks) == 3
     with np.errstate(invalid="ignore"):  # of scores that are all masked
-        output, logsumexp, _ = backend.to_numpy(_chunks.attend_query_chunks(*rest, chunks))
+        output, logsumexp, _ = backend.to_numpy(_chunks.attend_query_chunks(call, chunks))
     expected, normalizer, _ = backend.to_numpy(
         tuple(ac.pieces.partial_attention(*arrays, **options, implementation="dense"))
     )

@@ -32,7 +32,7 @@ from attention_core._attention.blocks.plan import (
     lasts,
     make_plan,
     scores_are_small,
-    unpack_operands,
+    unpack,
     with_value_facts,
 )
 from attention_core._attention.blocks.query_chunks import attend_query_chunks, query_chunks
@@ -49,8 +49,7 @@ def blockwise(call: Call) -> tuple[Array, Array, Array]:
     They are the logsumexp (..., H, M), and what is to be added to that to make it exact.
     """
     xp, call = call.xp, upcast_call(call)
-    plan, operands = make_plan(call)
-    output, logsumexp, remainder = call.backend.custom_gradient(BLOCKWISE, plan, operands.arrays())
+    output, logsumexp, remainder = call.backend.custom_gradient(BLOCKWISE, *make_plan(call))
     *dims, _ = shape(call.query, xp=xp)
     output = xp.reshape(output, (*dims, shape(call.value, xp=xp)[-1]))
     return output, xp.reshape(logsumexp, tuple(dims)), xp.reshape(remainder, tuple(dims))
@@ -58,36 +57,35 @@ def blockwise(call: Call) -> tuple[Array, Array, Array]:
 
 def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
     """Output (B, G, R, M, E), logsumexp (B, G, R, M), and what is to be added to that to make it exact."""
-    operands = unpack_operands(plan, arrays)
-    plan = with_value_facts(plan, operands, backend)
-    if plan.mask is not None and not backend.loops.traced:
+    plan, call = with_value_facts(plan, arrays, backend), unpack(plan, arrays, backend)
+    if call.mask is not None and not backend.loops.traced:
         # Smaller blocks of keys skip more of a mask; neighbours are then joined to runs of `max_keys_per_run`.
         plan = plan._replace(block_sizes=(plan.block_sizes[0], min(plan.block_sizes)))
     empty = functools.partial(empty_results, plan, arrays, backend)
 
     def results_of(plan: Plan) -> Any:
-        grid = make_grid(plan, operands, backend)
+        grid = make_grid(plan, call)
         return _grid_results(grid) if plan.all_finite else with_nonfinite_values(grid, _grid_results, empty)
 
-    if plan.exp_without_max is not None or backend.loops.softmax is None or not is_unmodified_product(plan, operands):
+    if plan.exp_without_max is not None or backend.loops.softmax is None or not is_unmodified_product(plan, arrays):
         return results_of(plan)  # type: ignore[no-any-return]
     # Passes over scores cost so much on this library that the program decides when it runs.
     otherwise = functools.partial(results_of, plan)
-    chunks = query_chunks(plan, operands, backend)
+    chunks = query_chunks(call)
     if chunks:
-        of_chunks = attend_query_chunks(plan, operands, backend, chunks)
+        of_chunks = attend_query_chunks(call, chunks)
         return repaired_unless_clean(of_chunks, otherwise, backend.loops)  # type: ignore[no-any-return]
     quick = functools.partial(results_of, plan._replace(exp_without_max=True, all_finite=True))
-    are_small = scores_are_small(*operands[:3], backend)
+    are_small = scores_are_small(arrays, backend)
     return backend.loops.cond(are_small, quick, otherwise)  # type: ignore[no-any-return]
 
 
 def empty_results(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
     """Arrays like those of `forward`, for compilers that ask for shapes alone."""
-    xp, operands = backend.namespace, unpack_operands(plan, arrays)
-    *dims, _ = shape(operands.query, xp=xp)
-    width = shape(operands.value, xp=xp)[-1]
-    output, logsumexp, remainder = (zeros_with(operands.query, *dims, *last, xp=xp) for last in ((width,), (), ()))
+    xp, (query, _, value) = backend.namespace, arrays[:3]
+    *dims, _ = shape(query, xp=xp)
+    width = shape(value, xp=xp)[-1]
+    output, logsumexp, remainder = (zeros_with(query, *dims, *last, xp=xp) for last in ((width,), (), ()))
     return output, logsumexp, remainder
 
 
@@ -149,7 +147,7 @@ def _absorb(grid: Grid, blocks: Blocks, rows: Array, i: Any, masked: bool, j: An
         new_max = xp.maximum(xp.max(block.scores, axis=-1, keepdims=True), before)
         exponentials = loops.exp_difference(block.scores, new_max)
     total = xp.sum(exponentials, axis=-1, keepdims=True)
-    weights = exponentials if grid.dropout is None else grid.drop(exponentials, block.at)
+    weights = exponentials if grid.call.dropout is None else grid.drop(exponentials, block.at)
     has_key = _has_key(grid, block, total, i, j=j) if plan.may_mask else None
     if state is None:
         return Running(matmul_per_group(weights, values, xp), total, new_max, has_key)
@@ -196,7 +194,7 @@ def _empty_state(grid: Grid, rows: Array) -> Running:
 
 def _finish(grid: Grid, state: Running) -> tuple[Array, Array]:
     """Output of a block of queries, and logsumexp with its remainder (..., 2): 0 and -inf in fully masked rows."""
-    xp, dropout, (weighted_sum, total, row_max, has_key) = grid.xp, grid.dropout, state
+    xp, dropout, (weighted_sum, total, row_max, has_key) = grid.xp, grid.call.dropout, state
     if has_key is not None:
         total = xp.where(has_key, total, 1.0)
     output = xp.divide(weighted_sum, total)

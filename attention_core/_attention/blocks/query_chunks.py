@@ -10,14 +10,12 @@ import math
 from typing import Any, NamedTuple, cast
 
 from attention_core._arithmetic.exact import two_sum
-from attention_core._arrays import Array, Arrays, Namespace, dtype_name, on_device_of
+from attention_core._arrays import Array, Namespace, dtype_name, on_device_of
 from attention_core._attention.blocks.grid import matmul_per_group
-from attention_core._attention.blocks.plan import Operands, Plan
 from attention_core._attention.blocks.scores import mask_limit
 from attention_core._attention.call import Call, score_change
 from attention_core._attention.parts import keys_of
-from attention_core._backend import Backend
-from attention_core.masks import Mask, Positions, unflatten
+from attention_core.masks import Mask, Positions
 from attention_core.masks._band import ALL
 from attention_core.masks._mask import band_of
 
@@ -32,25 +30,14 @@ class QueryChunk(NamedTuple):
     columns: range
 
 
-def query_chunks(plan: Plan, operands: Operands, backend: Backend) -> list[QueryChunk]:
-    """The chunks of a plan under a mask of ``key - query`` alone, or none if it is not for chunks."""
-    if plan.mask is None or plan.dropout_rate:
-        return []
-    return _chunks(unflatten(plan.mask, operands.mask), operands[:3], plan.starts, backend)
-
-
-def chunks_of_call(call: Call) -> list[QueryChunk]:
-    """The same of a call."""
+def query_chunks(call: Call) -> list[QueryChunk]:
+    """The chunks of a call under a mask of ``key - query`` alone, or none if it is not for chunks."""
     changed = score_change(call) is not None or call.bias is not None
     dropped = call.dropout is not None and call.dropout.rate
     if not isinstance(call.mask, Mask) or changed or dropped or call.backend.loops.softmax is None:
         return []
-    return _chunks(call.mask, (call.query, call.key, call.value), call.starts, call.backend)
-
-
-def _chunks(mask: Mask, arrays: Arrays, starts: tuple[Any, ...], backend: Backend) -> list[QueryChunk]:
-    min_queries = backend.tuning.query_chunk
-    query, key, value = arrays
+    mask, starts, min_queries = call.mask, call.starts, call.backend.tuning.query_chunk
+    query, key, value = call[:3]
     sizes = (*query.shape, *key.shape, *value.shape, *starts)
     if not min_queries or not all(isinstance(size, int) for size in sizes) or not mask.bounds().is_relative:
         return []
@@ -71,27 +58,24 @@ def _chunks(mask: Mask, arrays: Arrays, starts: tuple[Any, ...], backend: Backen
     return chunks if num_scores * itemsize <= MAX_SCORE_BYTES else []
 
 
-def attend_query_chunks(
-    plan: Plan, operands: Operands, backend: Backend, chunks: list[QueryChunk]
-) -> tuple[Array, Array, Array]:
+def attend_query_chunks(call: Call, chunks: list[QueryChunk]) -> tuple[Array, Array, Array]:
     """The results of `forward`, where neither scores nor averages overflow."""
-    xp, dims = backend.namespace, operands.query.shape[:2]
+    xp, dims = call.xp, call.query.shape[:2]
     # No rule of `key - query` looks at batch or head.
-    query, key, value = (xp.reshape(x, (-1, *x.shape[2:])) for x in operands[:3])
-    merged = operands._replace(query=query, key=key, value=value)
-    of_chunks = zip(*(_attend_chunk(plan, merged, backend, chunk) for chunk in chunks), strict=True)
+    query, key, value = (xp.reshape(x, (-1, *x.shape[2:])) for x in call[:3])
+    merged = call._replace(query=query, key=key, value=value)
+    of_chunks = zip(*(_attend_chunk(merged, chunk) for chunk in chunks), strict=True)
     output, logsumexp, remainder = (xp.concat(parts, axis=2) for parts in of_chunks)  # the axis of queries
     return tuple(xp.reshape(x, (*dims, *x.shape[1:])) for x in (output, logsumexp, remainder))
 
 
-def _attend_chunk(plan: Plan, operands: Operands, backend: Backend, chunk: QueryChunk) -> tuple[Array, Array, Array]:
-    xp, (query, key, value) = backend.namespace, operands[:3]
+def _attend_chunk(call: Call, chunk: QueryChunk) -> tuple[Array, Array, Array]:
+    xp, (query, key, value) = call.xp, call[:3]
     rows, columns = (slice(part.start, part.stop) for part in chunk)
     scores = matmul_per_group(query[:, :, rows, :], xp.matrix_transpose(key[:, columns, :]), xp)
-    at = _positions(chunk, plan.starts, query, xp)
-    allowed = unflatten(plan.mask, operands.mask).allowed(at, xp=xp)
+    allowed = call.mask.allowed(_positions(chunk, call.starts, query, xp), xp=xp)  # type: ignore[union-attr]
     scores = xp.minimum(scores, mask_limit(allowed, scores, xp))
-    weights = cast(Any, backend.loops.softmax)(scores)
+    weights = cast(Any, call.backend.loops.softmax)(scores)
     output = matmul_per_group(weights, value[:, columns, :], xp)
     # The greatest weight is 1 over the sum of exponentials of differences from the greatest score.
     log_total = xp.negative(xp.log(xp.max(weights, axis=-1)))

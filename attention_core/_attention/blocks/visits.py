@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from attention_core._arrays import Array, on_device_of, positions
 from attention_core._attention.blocks.grid import Grid, is_broadcast
 from attention_core._backend import is_concrete, is_on_host
-from attention_core.masks import unflatten
+from attention_core.masks import flatten
 from attention_core.masks._band import UNKNOWN
 from attention_core.masks._mask import band_of
 from attention_core.masks._tree import classes, is_of_users
@@ -26,12 +26,12 @@ class Visits(NamedTuple):
 
 def make_visits(grid: Grid, *, by_key: bool, run_keys: int = 0) -> Visits:
     """The blocks to be visited; where loops are not traced, runs of neighbours with up to so many keys as one."""
-    plan, operands, xp, loops = grid.plan, grid.operands, grid.xp, grid.loops
+    call, xp, loops = grid.call, grid.xp, grid.loops
     rows, columns = grid.counts
     along = rows if by_key else columns
-    if plan.mask is None and not grid.padded:
-        return Visits(None, 0 if plan.may_mask else along, along)
-    if not loops.traced and not is_on_host(operands.query):
+    if call.mask is None and not grid.padded:
+        return Visits(None, 0 if grid.plan.may_mask else along, along)
+    if not loops.traced and not is_on_host(call.query):
         return _visits_within_reach(grid, by_key=by_key, longest=max(1, run_keys // grid.sizes[1]))
     some, every = _block_kinds(grid)
     if not loops.traced and not (is_concrete(some) and is_concrete(every)):
@@ -67,12 +67,13 @@ def visit_blocks(grid: Grid, b: Any, index: Any, absorb: Callable[[bool, Any, An
 
 def _visits_within_reach(grid: Grid, *, by_key: bool, longest: int) -> Visits:
     """Visits by the numbers of a rule alone: to read what is computed of it, an accelerator would be waited for."""
-    band = UNKNOWN if None in grid.plan.starts else band_of(unflatten(grid.plan.mask, grid.operands.mask))
-    low, high, exact = band.low, band.high, band.is_relative and grid.operands.bias is None
+    starts = grid.call.starts
+    band = band_of(grid.call.mask) if all(isinstance(start, int) for start in starts) else UNKNOWN
+    low, high, exact = band.low, band.high, band.is_relative and grid.call.bias is None
     spans = []
-    for start, count, size, length in zip(grid.plan.starts, grid.counts, grid.sizes, grid.lengths, strict=True):
-        firsts = [(start or 0) + index * size for index in range(count)]
-        spans.append([(first, min(first + size, (start or 0) + length) - 1) for first in firsts])
+    for start, count, size, length in zip(starts, grid.counts, grid.sizes, grid.lengths, strict=True):
+        firsts = [start + index * size for index in range(count)]
+        spans.append([(first, min(first + size, start + length) - 1) for first in firsts])
     nearest = [[(key[0] - query[1], key[1] - query[0]) for key in spans[1]] for query in spans[0]]
     some = [[least <= high and most >= low for least, most in line] for line in nearest]
     every = [[exact and low <= least and most <= high for least, most in line] for line in nearest]
@@ -107,22 +108,22 @@ def _runs(may: list[bool], is_full: list[bool], longest: int) -> Iterator[tuple[
 
 def _block_kinds(grid: Grid) -> tuple[Array, Array]:
     """In which blocks something is allowed, and in which everything is: two of shape (B or 1, rows, columns)."""
-    plan, operands, xp = grid.plan, grid.operands, grid.xp
+    call, xp = grid.call, grid.xp
     some: Any = True
     every: Any = True
     query, key = (grid.spans(side) for side in (0, 1))
     is_listed = query.at is not None or key.at is not None
-    if is_listed and any(map(is_of_users, classes(plan.mask))):  # who take a block for neighbours
+    if is_listed and any(map(is_of_users, classes(flatten(call.mask, [])))):  # who take a block for neighbours
         every = False
-    elif plan.mask is not None:
-        some, every = unflatten(plan.mask, operands.mask).blocks(query, key, xp=xp)
-    if operands.bias is not None:
+    elif call.mask is not None:
+        some, every = call.mask.blocks(query, key, xp=xp)
+    if call.bias is not None:
         every = False
     if grid.padded and every is not False:
         ends = xp.multiply(xp.add(positions(grid.counts[1], key.first, xp=xp), 1), grid.sizes[1])
         inside = xp.less_equal(ends, grid.lengths[1])
         every = inside if every is True else xp.logical_and(every, inside)
-    none = xp.zeros((1, 1, *grid.counts), dtype=xp.bool, **on_device_of(operands.query))
+    none = xp.zeros((1, 1, *grid.counts), dtype=xp.bool, **on_device_of(call.query))
     for kind in (some, every):  # both get the leading axis that one of them has
         none = none if isinstance(kind, bool) else xp.logical_and(none, kind)
     some, every = (

@@ -22,14 +22,13 @@ from attention_core._arrays import Array, Arrays, Gradients, Namespace, cast_to,
 from attention_core._attention.blocks.backward import backward
 from attention_core._attention.blocks.forward import empty_results, forward
 from attention_core._attention.blocks.grid import is_broadcast
-from attention_core._attention.blocks.plan import Operands, Plan, make_plan, unpack_operands
+from attention_core._attention.blocks.plan import Plan, make_plan, pack, unpack
 from attention_core._attention.call import Call, Result, score_change, upcast_call
 from attention_core._attention.parts import KeyRange, Parts, key_ranges
 from attention_core._attention.shards.splits import SPLITS, Place, start_of
 from attention_core._attention.softmax import merge_pieces
 from attention_core._attention.ways import taken_way
 from attention_core._backend import Backend, Operation, register
-from attention_core.masks import unflatten
 from attention_core.masks._band import LIMIT, Band
 from attention_core.masks._mask import band_of
 from attention_core.masks._rules import rule_of
@@ -130,12 +129,12 @@ def _kernel_of(call: Call) -> Any:
 def ring_attention(call: Call, here: Place, hops: Hops, by_kernel: bool) -> Result:
     """Attention of the queries of this rank; a bias has the columns of rank after rank."""
     wide, xp = upcast_call(call), call.xp
-    plan, operands = make_plan(wide)
+    plan, arrays = make_plan(wide)
     plan = plan._replace(  # of the keys of others, nothing is known
         all_finite=not plan.may_mask or plan.assume_finite, exp_without_max=False if call.backend.loops.traced else None
     )
-    key, value = (cast_to(x, call.key.dtype, xp=xp) for x in operands[1:3])  # they travel in 16 bits
-    arrays = operands._replace(key=key, value=value).arrays()
+    keys = (cast_to(x, call.key.dtype, xp=xp) for x in arrays[1:3])  # they travel in 16 bits
+    arrays = arrays[0], *keys, *arrays[3:]
     output, *rows = call.backend.custom_gradient(RING, RingPlan(plan, *here[:2], here.split, hops, by_kernel), arrays)
     *dims, _ = shape(call.query, xp=xp)
     return Result(xp.reshape(output, (*dims, call.value.shape[-1])), None, *(xp.reshape(x, tuple(dims)) for x in rows))
@@ -145,7 +144,7 @@ class Ring(NamedTuple):
     """What all hops look up."""
 
     plan: RingPlan
-    operands: Operands
+    call: Call
     backend: Any
     rank: Any
     band: Band
@@ -154,10 +153,10 @@ class Ring(NamedTuple):
 
 
 def _ring(plan: RingPlan, arrays: Arrays, backend: Any) -> Ring:
-    operands, count = unpack_operands(plan.plan, arrays), SPLITS[plan.split]
-    band = band_of(unflatten(plan.plan.mask, operands.mask))
-    rows = operands.query.shape[-2] // count, operands.key.shape[-2] // count
-    return Ring(plan, operands, backend, backend.collectives.rank(plan.group), band, count, rows)
+    call, count = unpack(plan.plan, arrays, backend), SPLITS[plan.split]
+    band = band_of(call.mask)
+    rows = call.query.shape[-2] // count, call.key.shape[-2] // count
+    return Ring(plan, call, backend, backend.collectives.rank(plan.group), band, count, rows)
 
 
 def _go_round(ring: Ring, visit: Callable[..., Any], keys: Arrays, state: Any) -> Any:
@@ -182,37 +181,32 @@ def _source(ring: Ring, hop: Any) -> Any:
     return (ring.rank - hop) % ring.plan.size
 
 
-def _piece(ring: Ring, keys: Arrays, hop: Any, index: Any) -> tuple[Plan, Operands] | None:
-    """A pair of chunks, of queries and of keys, as plan and operands of blocks; ``None`` if no query sees a key."""
-    plan, operands, loops, xp = ring.plan.plan, ring.operands, ring.backend.loops, ring.backend.namespace
+def _piece(ring: Ring, keys: Arrays, hop: Any, index: Any) -> Call | None:
+    """A pair of chunks, of queries and of keys, as a call of five axes; ``None`` if no query sees a key."""
+    call, loops, xp = ring.call, ring.backend.loops, ring.backend.namespace
     (i, j), source = _chunks_of(ring, index), _source(ring, hop)
     sides = (ring.rank, i, ring.rows[0]), (source, j, ring.rows[1])
     starts = tuple(start_of(rank, chunk, ring.plan.size, rows) for rank, chunk, rows in sides)
-    if isinstance(source, int):
-        if not is_in_sight(ring.band, *zip(starts, ring.rows, strict=True)):
-            return None
-        plan = plan._replace(starts=starts)
-    else:
-        operands = operands._replace(query_start=starts[0], key_start=starts[1])
-        plan = plan._replace(starts=(None, None), present=(*plan.present[:6], True, True))
-    bias = operands.bias
+    if isinstance(source, int) and not is_in_sight(ring.band, *zip(starts, ring.rows, strict=True)):
+        return None
+    bias = call.bias
     if bias is not None and not is_broadcast(bias, -2):
         bias = loops.block(bias, i, ring.rows[0], -2)
     if bias is not None and not is_broadcast(bias, -1):
         bias = loops.block(bias, source * ring.num_chunks + j, ring.rows[1], -1)
     key, value = (upcast(loops.block(x, j, ring.rows[1], -2), xp=xp) for x in keys)
-    query = loops.block(operands.query, i, ring.rows[0], -2)
-    return plan, operands._replace(query=query, key=key, value=value, bias=bias)
+    query = loops.block(call.query, i, ring.rows[0], -2)
+    return call._replace(query=query, key=key, value=value, bias=bias, starts=starts)
 
 
-def _kernel_call(ring: Ring, plan: Plan, operands: Operands) -> tuple[Any, Call] | None:
+def _kernel_call(ring: Ring, piece: Call) -> tuple[Any, Call] | None:
     """The kernel that a plain call of a piece takes, and that call; none where the mask is no band of numbers."""
-    starts: Any = (0, 0) if plan.mask is None else plan.starts
-    if not (ring.plan.by_kernel and ring.band.is_exact) or None in starts:
+    starts = (0, 0) if piece.mask is None else piece.starts
+    if not (ring.plan.by_kernel and ring.band.is_exact and all(isinstance(start, int) for start in starts)):
         return None
-    xp, columns = ring.backend.namespace, operands.key.shape[-2]
-    arrays, mask = (_with_heads(operands.query, xp), *operands[1:3]), rule_of(moved(ring.band, *starts))
-    call = Call(*arrays, xp, ring.backend, mask, scale=1.0, assume_finite=plan.assume_finite or None)
+    xp, columns = ring.backend.namespace, piece.key.shape[-2]
+    arrays, mask = (_with_heads(piece.query, xp), *piece[1:3]), rule_of(moved(ring.band, *starts))
+    call = Call(*arrays, xp, ring.backend, mask, scale=1.0, assume_finite=ring.plan.plan.assume_finite or None)
     if key_ranges(call) == [KeyRange(0, columns, 0, columns)]:
         call = call._replace(mask=None)
     kernel = _kernel_of(call)
@@ -225,27 +219,32 @@ def _with_heads(x: Array, xp: Namespace) -> Array:
     return xp.reshape(x, (batch, heads * group, *dims))
 
 
-def _attend_to_piece(ring: Ring, plan: Plan, operands: Operands) -> Arrays:
+def _attend_to_piece(ring: Ring, piece: Call) -> Arrays:
     """What `forward` returns of a piece. A kernel does not tell what rounding takes from its logsumexp: little."""
-    taken, xp = _kernel_call(ring, plan, operands), ring.backend.namespace
+    taken, xp = _kernel_call(ring, piece), ring.backend.namespace
     found = None if taken is None else taken[0].attend_to_piece(taken[1])
     if found is None:
-        return forward(plan, operands.arrays(), ring.backend)
-    dims = operands.query.shape[:-1]
+        return forward(*_packed(ring, piece), ring.backend)
+    dims = piece.query.shape[:-1]
     output, logsumexp = (xp.reshape(x, (*dims, *x.shape[3:])) for x in found)
     return output, logsumexp, xp.zeros_like(logsumexp)
 
 
-def _gradients_of_piece(ring: Ring, plan: Plan, operands: Operands, results: Arrays, cotangents: Arrays) -> list[Any]:
-    """The gradients of the leaves of a piece, given what is exact of the whole."""
-    taken, xp = _kernel_call(ring, plan, operands), ring.backend.namespace
+def _packed(ring: Ring, piece: Call) -> tuple[Plan, Arrays]:
+    definitions, arrays = pack(piece)
+    return ring.plan.plan._replace(call=definitions), arrays
+
+
+def _gradients_of_piece(ring: Ring, piece: Call, results: Arrays, cotangents: Arrays) -> list[Any]:
+    """The gradients of the arrays of a piece, given what is exact of the whole."""
+    taken, xp = _kernel_call(ring, piece), ring.backend.namespace
     if taken is not None:
         kernel, call = taken
         ends = ([_with_heads(x, xp) for x in each[:2]] for each in (results, cotangents))
         found = kernel.piece_gradients(call, *ends)
         if found is not None:
-            return [xp.reshape(found[0], operands.query.shape), *found[1:], *(None for _ in _leaves(operands)[3:])]
-    return _leaves(unpack_operands(plan, backward(plan, operands.arrays(), results, cotangents, ring.backend)))
+            return [xp.reshape(found[0], piece.query.shape), *found[1:], *(None for _ in _packed(ring, piece)[1][3:])]
+    return list(backward(*_packed(ring, piece), results, cotangents, ring.backend))
 
 
 def _chunks_of(ring: Ring, index: Any) -> tuple[Any, Any]:
@@ -272,7 +271,7 @@ def _forward(plan: RingPlan, arrays: Arrays, backend: Backend) -> Arrays:
             if piece is None:
                 return results
             chunk, _ = _chunks_of(ring, index)
-            found = zip(_attend_to_piece(ring, *piece), (-2, -1, -1), (0.0, -math.inf, 0.0), strict=True)
+            found = zip(_attend_to_piece(ring, piece), (-2, -1, -1), (0.0, -math.inf, 0.0), strict=True)
             others = (_among(x, chunk, ring.num_chunks, axis, number, xp) for x, axis, number in found)
             output, logsumexp, remainder = (xp.stack(pair) for pair in zip(results, others, strict=True))
             return merge_pieces(output, logsumexp, remainder, xp=xp)
@@ -281,14 +280,14 @@ def _forward(plan: RingPlan, arrays: Arrays, backend: Backend) -> Arrays:
 
     output, logsumexp, remainder = empty_results(plan.plan, arrays, backend)
     nothing = output, xp.full_like(logsumexp, -math.inf), remainder
-    results: Arrays = _go_round(ring, visit, ring.operands[1:3], nothing)
+    results: Arrays = _go_round(ring, visit, ring.call[1:3], nothing)
     return results
 
 
 def _backward(plan: RingPlan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Any) -> Gradients:
     """The gradient for each array; those of keys and values end on the rank that these came from."""
     ring, xp, loops = _ring(plan, arrays, backend), backend.namespace, backend.loops
-    leaves, bias = _leaves(ring.operands), ring.operands.bias
+    bias = ring.call.bias
     factor = xp.exp(xp.negative(results[2]))  # of weights by the logsumexp alone, see `blocks.backward`
     cotangents = xp.multiply(cotangents[0], xp.expand_dims(factor, axis=-1)), xp.multiply(cotangents[1], factor), factor
     results = *results[:2], xp.zeros_like(factor)
@@ -302,7 +301,7 @@ def _backward(plan: RingPlan, arrays: Arrays, results: Arrays, cotangents: Array
             if piece is None:
                 return sums
             i, j = _chunks_of(ring, index)
-            found = _gradients_of_piece(ring, *piece, of_chunk(results, i), of_chunk(cotangents, i))
+            found = _gradients_of_piece(ring, piece, of_chunk(results, i), of_chunk(cotangents, i))
             for side, chunk in enumerate((i, j, j)):
                 found[side] = _among(found[side], chunk, ring.num_chunks, -2, 0.0, xp)
             if bias is not None and not is_broadcast(bias, -2):
@@ -310,7 +309,7 @@ def _backward(plan: RingPlan, arrays: Arrays, results: Arrays, cotangents: Array
             if bias is not None and not is_broadcast(bias, -1):
                 column = _source(ring, hop) * ring.num_chunks + j
                 found[3] = _among(found[3], column, ring.num_chunks * plan.size, -1, 0.0, xp)
-            pairs = zip(sums, found, strict=True)
+            pairs = zip(sums, found, strict=False)  # behind the last gradient, a piece may have its positions
             return tuple(total if x is None else xp.add(total, upcast(x, xp=xp)) for total, x in pairs)
 
         sums = loops.loop(0, ring.num_chunks**2, add, sums)
@@ -318,14 +317,10 @@ def _backward(plan: RingPlan, arrays: Arrays, results: Arrays, cotangents: Array
             sums = sums[0], *backend.collectives.rotate(sums[1:3], plan.group, by)(), *sums[3:]
         return sums
 
-    zeros = (upcast(xp.zeros_like(x), xp=xp) if x is not None and is_floating(x) else None for x in leaves)
-    sums = _go_round(ring, visit, ring.operands[1:3], tuple(zeros))
-    pairs = [(total, x) for total, x in zip(sums, leaves, strict=True) if x is not None]
+    zeros = (upcast(xp.zeros_like(x), xp=xp) if is_floating(x) else None for x in arrays)
+    sums = _go_round(ring, visit, ring.call[1:3], tuple(zeros))
+    pairs = zip(sums, arrays, strict=True)
     return tuple(None if total is None else cast_to(total, x.dtype, xp=xp) for total, x in pairs)
-
-
-def _leaves(operands: Operands) -> list[Any]:
-    return [*operands[:8], *operands.mask, *operands.score_mod]
 
 
 def _empty(plan: RingPlan, arrays: Arrays, backend: Backend) -> Arrays:
