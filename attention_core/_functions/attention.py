@@ -5,7 +5,7 @@ from __future__ import annotations
 from numbers import Real
 from typing import Any, Literal, Unpack, overload
 
-from attention_core._arithmetic import check_arithmetic
+from attention_core._arithmetic import ARITHMETICS, check_arithmetic, fan_out
 from attention_core._arrays import Array, ArrayT, cast_to, sizes, sizes_differ
 from attention_core._attention.call import Attention, Call, has_no_pairs
 from attention_core._attention.config import CONTEXTS, assumes_finite, record
@@ -198,10 +198,13 @@ def _attend_shards(query: Array, key: Array, value: Array, options: dict[str, An
         return checked_attention(query, key, value, {**options, "shards": None})
     sharded = _sharded(query, key, value, options, known, here, lengths)
     strategy, wants_logsumexp = taken_strategy(sharded, shards.strategy), options.get("return_logsumexp", False)
-    if has_no_pairs(sharded.call):  # nor any bits: exact sums have nothing to cut
-        sharded = sharded._replace(call=sharded.call._replace(arithmetic="fast"))
-    result = strategy.run(sharded, logsumexp=wants_logsumexp)
-    return Attention(cast_to(result.output, query.dtype, xp=sharded.call.xp), None, result.logsumexp)
+    call = sharded.call
+    if has_no_pairs(call):  # nor any bits: exact sums have nothing to cut
+        call = call._replace(arithmetic="fast")
+    copies = fan_out(call[:3], ARITHMETICS[call.arithmetic], call.xp)
+    call = call._replace(**dict(zip(("query", "key", "value"), copies, strict=True)))
+    result = strategy.run(sharded._replace(call=call), logsumexp=wants_logsumexp)
+    return Attention(cast_to(result.output, query.dtype, xp=call.xp), None, result.logsumexp)
 
 
 def _placed(query: Array, key: Array, value: Array, options: dict[str, Any]) -> tuple[Known, Place, tuple[int, int]]:

@@ -66,11 +66,10 @@ def test_ranks_have_the_numbers_of_the_whole(backend, put, ranks, name):
     "name", ["causal", "lengths", "array", "bias", "bias of one head", "sinks", "dropout", "score_mod"]
 )
 def test_some_heads_are_gathered_after_others(backend, put, ranks, monkeypatch, name):
-    """By turns of one of two key heads, with the keys and values of 4 ranks; functions see all heads at once."""
+    """By turns of one of two key heads, with the keys and values of 4 ranks."""
     monkeypatch.setattr(strategies, "MOST_GATHERED", 400)
     check_close(*compared(ranks, backend, put, name, 4, "gather", "zigzag", 16))
-    gathered = 2 if name == "score_mod" else 4
-    assert ranks.lent.calls.count("gather") == 4 * gathered * (1 + backend.differentiates)
+    assert ranks.lent.calls.count("gather") == 4 * 4 * (1 + backend.differentiates)
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -405,7 +404,8 @@ class OfTable(ac.Mask):
     axes: ClassVar[dict[str, int]] = {"table": 3}
 
     def allowed(self, at, /, *, xp):
-        return xp.logical_and(self.table, xp.less_equal(at.key, at.query))
+        taken = xp.take(self.table, xp.reshape(at.head, (-1,)), axis=0)
+        return xp.logical_and(taken, xp.less_equal(at.key, at.query))
 
 
 class OfDocuments(ac.Segments):
@@ -433,13 +433,17 @@ def test_a_rule_of_users_classifies_no_block_of_positions_that_are_no_neighbours
         np.testing.assert_allclose(found, expected, rtol=1e-11)
 
 
-def test_a_rule_of_users_with_an_array_of_heads_is_left_to_gathering(put, ranks):
-    x, table = put(np.zeros((1, 4, 4, 3))), put(np.ones((4, 8, 8), np.bool_))
+@pytest.mark.parametrize("most", [strategies.MOST_GATHERED, 400])
+@pytest.mark.parametrize("strategy", ["gather", "heads"])
+def test_a_rule_of_users_looks_up_an_array_by_the_heads_of_the_whole(put, get, ranks, monkeypatch, strategy, most):
+    monkeypatch.setattr(strategies, "MOST_GATHERED", most)
+    wholes, table = tuple(map(put, inputs((4, 4))[:3])), put(np.random.default_rng(0).random((4, 1, 1)) < 0.5)
+    expected = get(ac.scaled_dot_product_attention(*wholes, mask=OfTable(table)))
 
-    def refused(group):
-        with pytest.raises(ValueError, match="a rule that is not of attention_core may look up an array by heads"):
-            ac.scaled_dot_product_attention(x, x, x, mask=OfTable(table), shards=ac.Shards(group, strategy="heads"))
-        return ac.explain_attention(x, x, x, mask=OfTable(table), shards=ac.Shards(group)).notes
+    def of_shard(group):
+        shards = ac.Shards(group, "contiguous", strategy)
+        return get(
+            ac.scaled_dot_product_attention(*(ac.shard(x, shards) for x in wholes), mask=OfTable(table), shards=shards)
+        )
 
-    for notes in ranks(2, refused):
-        assert any(note.startswith("shards: gather: receives") and "not taken" not in note for note in notes)
+    np.testing.assert_allclose(np.concatenate(ranks(4, of_shard), axis=-2), expected, rtol=1e-11)
