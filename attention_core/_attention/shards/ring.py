@@ -24,15 +24,17 @@ from attention_core._attention.blocks.forward import empty_results, forward
 from attention_core._attention.blocks.grid import is_broadcast
 from attention_core._attention.blocks.plan import Plan, make_plan, pack, unpack
 from attention_core._attention.call import Call, Result, score_change, upcast_call
-from attention_core._attention.parts import KeyRange, Parts, key_ranges
+from attention_core._attention.parts import KeyRange, Parts, Run, cut, key_ranges, taken
 from attention_core._attention.shards.rules import from_starts
 from attention_core._attention.shards.splits import SPLITS, Place, start_of
 from attention_core._attention.softmax import merge_pieces
 from attention_core._attention.ways import taken_way
-from attention_core._backend import Backend, Loops, Operation, register
+from attention_core._backend import Backend, Operation, register
 from attention_core._keywords import untraced
 from attention_core.masks._band import LIMIT, Band
 from attention_core.masks._mask import band_of
+
+ROWS = -2, -1, -1  # the axis of output, logsumexp and remainder
 
 
 class Hops(NamedTuple):
@@ -71,7 +73,7 @@ def _shortest_way(bounds: tuple[Any, ...], size: int, split: str, rows: tuple[in
         pairs = (itertools.product(queries[rank], keys[rank - hop]) for rank in range(size))
         return any(is_in_sight(band, *pair) for pair in itertools.chain.from_iterable(pairs))
 
-    needed = [hop for hop in range(size) if is_needed(hop)]
+    needed = list(filter(is_needed, range(size)))
     ways = [Hops(first, 1 + max([0, *((hop - first) % size for hop in needed)])) for first in range(size)]
     return min(ways, key=lambda way: way.rotations)[:2]
 
@@ -94,19 +96,6 @@ class RingPlan(NamedTuple):
     by_kernel: bool
 
 
-def takes_kernel(call: Call) -> bool:
-    """Whether a hop that needs no mask takes a kernel, which has gradients of query, key and value alone."""
-    others = call.bias, score_change(call), call.dropout
-    hop = upcast_call(call)._replace(mask=None, scale=1.0, sinks=None)
-    return all(each is None for each in others) and _kernel_of(hop) is not None
-
-
-def _kernel_of(call: Call) -> Any:
-    """The kernel that a call takes, if it has pieces."""
-    kernel = taken_way(Parts(call, None, call)).kernel
-    return kernel if kernel is not None and kernel.takes_pieces(call) else None
-
-
 def ring_attention(call: Call, here: Place, hops: Hops, by_kernel: bool) -> Result:
     """Attention of the queries of this rank; a bias has the columns of rank after rank."""
     xp, (plan, arrays) = call.xp, make_plan(upcast_call(call))
@@ -120,85 +109,30 @@ def ring_attention(call: Call, here: Place, hops: Hops, by_kernel: bool) -> Resu
     return Result(xp.reshape(output, (*dims, call.value.shape[-1])), None, *(xp.reshape(x, tuple(dims)) for x in rows))
 
 
-class Ring(NamedTuple):
-    """What all hops look up."""
+class Pair(NamedTuple):
+    """Which chunk of the queries of this rank, and which of the keys of a rank."""
 
-    plan: RingPlan
-    call: Call  # in five axes, see `make_plan`
-    rank: Any
-    band: Band
-    num_chunks: int
+    row: Any
+    column: Any
+    source: Any
 
 
-def _ring(plan: RingPlan, arrays: Arrays, backend: Any) -> Ring:
-    call = unpack(plan.plan, arrays, backend)
-    return Ring(plan, call, backend.collectives.rank(plan.group), band_of(call.mask), SPLITS[plan.split])
-
-
-class Block(NamedTuple):
-    """A block along an axis, out of so many of equal length."""
-
-    axis: int
-    index: Any
-    count: int
-
-    def of(self, x: Array, loops: Loops) -> Array:
-        """The block of an array."""
-        return loops.block(x, self.index, x.shape[self.axis] // self.count, self.axis)
-
-    def among(self, x: Array, number: float, xp: Namespace) -> Array:
-        """An array of which this is the block, and a number in the place of the others."""
-        if self.count == 1:
-            return x
-        other, index = xp.full_like(x, number), self.index
-        if isinstance(index, int):
-            return xp.concat([x if index == each else other for each in range(self.count)], axis=self.axis)
-        return xp.concat([xp.where(xp.equal(index, each), x, other) for each in range(self.count)], axis=self.axis)
-
-
-class Piece(NamedTuple):
-    """A chunk of queries, and one of the keys that have come, as a call; and which blocks of each array it has."""
-
-    call: Call
-    rows: tuple[Block, ...]  # of output, logsumexp and remainder
-    blocks: tuple[tuple[Block, ...], ...]  # of query, key, value and bias
-
-
-def _piece(ring: Ring, keys: Arrays, source: Any, i: Any, j: Any) -> Piece | None:
-    """The piece of two chunks of this rank and of a source; ``None`` if no query sees a key."""
-    call, size, count, loops = ring.call, ring.plan.size, ring.num_chunks, ring.call.backend.loops
-    rows = call.query.shape[-2] // count, call.key.shape[-2] // count
-    starts = start_of(ring.rank, i, size, rows[0]), start_of(source, j, size, rows[1])
-    if isinstance(source, int) and not is_in_sight(ring.band, *zip(starts, rows, strict=True)):
-        return None
-    row, column = Block(-2, i, count), Block(-2, j, count)
-    of_bias = (row, Block(-1, source * count + j, size * count)) if call.bias is not None else ()
-    blocks = (row,), (column,), (column,), tuple(each for each in of_bias if not is_broadcast(call.bias, each.axis))
-    arrays = [call.query, *keys, call.bias]
-    for n, each in enumerate(blocks):
-        for block in each:
-            arrays[n] = block.of(arrays[n], loops)
-    query, *of_keys, bias = arrays
-    key, value = upcast(tuple(of_keys), xp=call.xp)
-    return Piece(
-        call._replace(query=query, key=key, value=value, bias=bias, starts=starts),
-        (row, row._replace(axis=-1), row._replace(axis=-1)),
-        blocks,
-    )
-
-
-def _go_round(ring: Ring, add: Callable[..., Any], stays: Any, travels: Arrays = ()) -> Any:
-    """``stays, travels = add(piece, stays, travels)`` for all pieces; some sums travel with the keys, and come home."""
-    (first, count), (_, group, size, *_), backend = ring.plan.hops, ring.plan, ring.call.backend
-    lent, num_chunks = backend.collectives, ring.num_chunks
+def _go_round(plan: RingPlan, call: Call, add: Callable[..., Any], sums: Any, *, is_backward: bool) -> Any:
+    """``sums = add(part, pair, sums)`` for the parts of all pairs of chunks. Backward, those of keys go with the keys."""
+    (first, count), (_, group, size, *_), loops = plan.hops, plan, call.backend.loops
+    lent: Any = call.backend.collectives
+    num_chunks, rank, last = SPLITS[plan.split], lent.rank(group), first + count - 1
 
     def visit(hop: Any, keys: Arrays, sums: Any, by: int) -> Any:
         def add_pair(index: Any, sums: Any) -> Any:
-            piece = _piece(ring, keys, (ring.rank - hop) % size, index // num_chunks, index % num_chunks)
-            return sums if piece is None else add(piece, *sums)
+            pair = Pair(index // num_chunks, index % num_chunks, (rank - hop) % size)
+            part = _part(plan, call._replace(key=keys[0], value=keys[1]), rank, pair)
+            return sums if part is None else add(part, pair, sums)
 
-        stays, travels = backend.loops.loop(0, num_chunks**2, add_pair, sums)
-        return stays, lent.rotate(travels, group, by)() if travels and by else travels
+        sums = loops.loop(0, num_chunks**2, add_pair, sums)
+        if is_backward and by:
+            sums = sums[0], *lent.rotate(sums[1:3], group, by)(), *sums[3:]
+        return sums
 
     def step(hop: Any, carried: Any) -> Any:
         keys, sums = carried
@@ -206,99 +140,126 @@ def _go_round(ring: Ring, add: Callable[..., Any], stays: Any, travels: Arrays =
         sums = visit(hop, keys, sums, 1)
         return finish(), sums
 
-    keys, sums, last = ring.call[1:3], (stays, travels), first + count - 1
-    keys = lent.rotate(keys, group, first)() if first else keys
+    keys = lent.rotate(call[1:3], group, first)() if first else call[1:3]
     if count > 1:
-        keys, sums = backend.loops.loop(first, last, step, (keys, sums))
+        keys, sums = loops.loop(first, last, step, (keys, sums))
     return visit(last, keys, sums, -last % size)
 
 
-def _kernel_call(ring: Ring, piece: Call) -> tuple[Any, Call] | None:
-    """The kernel that a plain call of a piece takes, and that call; none where the mask is no band of numbers."""
-    if not (ring.plan.by_kernel and ring.band.is_exact):
+def _part(plan: RingPlan, call: Call, rank: Any, pair: Pair) -> Call | None:
+    """The part of a pair of chunks, of a call with the keys of a source; ``None`` if no query sees a key."""
+    (i, j, source), size, count, xp = pair, plan.size, SPLITS[plan.split], call.xp
+    rows, columns = (x.shape[-2] // count for x in call[:2])
+    starts = start_of(rank, i, size, rows), start_of(source, j, size, columns)
+    if isinstance(source, int) and not is_in_sight(band_of(call.mask), *zip(starts, (rows, columns), strict=True)):
         return None
-    (batch, heads, group, *ends), columns = piece.query.shape, piece.key.shape[-2]
-    query, assume_finite = piece.xp.reshape(piece.query, (batch, heads * group, *ends)), ring.plan.plan.assume_finite
-    call = piece._replace(query=query, scale=1.0, starts=(0, 0), assume_finite=assume_finite or None)
-    call = from_starts(call, *piece.starts)
-    if call.starts != (0, 0):
+    bias = taken(call.bias, Run(source * count * columns, count * columns), -1, xp, may_broadcast=True)
+    part = cut(call._replace(bias=bias), rows=Run(i * rows, rows), columns=Run(j * columns, columns))
+    key, value = upcast(part[1:3], xp=xp)
+    return part._replace(key=key, value=value, starts=starts)
+
+
+def _among(x: Array, axis: int, index: Any, count: int, number: float, xp: Namespace) -> Array:
+    """A block among so many along an axis, with a number in the place of the others."""
+    if count == 1:
+        return x
+    other = xp.full_like(x, number)
+    if isinstance(index, int):
+        return xp.concat([x if index == each else other for each in range(count)], axis=axis)
+    return xp.concat([xp.where(xp.equal(index, each), x, other) for each in range(count)], axis=axis)
+
+
+def kernel_of(call: Call) -> Any:
+    """The kernel that a call takes, if it has pieces, whose gradients are those of query, key and value alone."""
+    if any(each is not None for each in (call.bias, score_change(call), call.dropout)):
         return None
+    kernel = taken_way(Parts(call, None, call)).kernel
+    return kernel if kernel is not None and kernel.takes_pieces(call) else None
+
+
+def _kernel_call(plan: RingPlan, part: Call) -> tuple[Any, Call]:
+    """The kernel that a part takes, and its call; none where the mask is no band of numbers."""
+    call, columns = from_starts(part._replace(starts=(0, 0)), *part.starts), part.key.shape[-2]
+    if not plan.by_kernel or call.starts != (0, 0) or not band_of(call.mask).is_exact:
+        return None, call
+    call = call._replace(query=_with_heads(call.query, call.xp), scale=1.0)
+    call = call._replace(assume_finite=plan.plan.assume_finite or None)
     if key_ranges(call) == [KeyRange(0, columns, 0, columns)]:
         call = call._replace(mask=None)
-    kernel = _kernel_of(call)
-    return None if kernel is None else (kernel, call)
+    return kernel_of(call), call
 
 
-def _packed(ring: Ring, piece: Call) -> tuple[Plan, Arrays]:
-    """A piece as blocks take it."""
-    definitions, arrays = pack(piece)
-    return ring.plan.plan._replace(call=definitions), arrays
+def _with_heads(x: Array, xp: Namespace) -> Array:
+    """An array (B, G, R, M, ...) with one axis of heads."""
+    batch, heads, group, *dims = x.shape
+    return xp.reshape(x, (batch, heads * group, *dims))
 
 
-def _attend(ring: Ring, piece: Call) -> Arrays:
-    """What `forward` returns of a piece. A kernel does not tell what rounding takes from its logsumexp: little."""
-    taken, xp = _kernel_call(ring, piece), piece.xp
-    found = None if taken is None else taken[0].attend_to_piece(taken[1])
+def _packed(plan: RingPlan, part: Call) -> tuple[Plan, Arrays]:
+    """A part as blocks take it."""
+    definitions, arrays = pack(part)
+    return plan.plan._replace(call=definitions), arrays
+
+
+def _attend(plan: RingPlan, part: Call) -> Arrays:
+    """What `forward` returns of a part. A kernel does not tell what rounding takes from its logsumexp: little."""
+    (kernel, call), xp = _kernel_call(plan, part), part.xp
+    found = None if kernel is None else kernel.attend_to_piece(call)
     if found is None:
-        return forward(*_packed(ring, piece), piece.backend)
-    output, logsumexp = (xp.reshape(x, (*piece.query.shape[:-1], *x.shape[3:])) for x in found)
+        return forward(*_packed(plan, part), part.backend)
+    output, logsumexp = (xp.reshape(x, (*part.query.shape[:-1], *x.shape[3:])) for x in found)
     return output, logsumexp, xp.zeros_like(logsumexp)
 
 
-def _gradients(ring: Ring, piece: Call, results: Arrays, cotangents: Arrays) -> list[Any]:
-    """The gradients of the arrays of a piece, given what is exact of the whole."""
-    taken, xp = _kernel_call(ring, piece), piece.xp
-    if taken is not None:
-        kernel, call = taken
-        ends = (
-            [xp.reshape(x, (*call.query.shape[:3], *x.shape[4:])) for x in each[:2]] for each in (results, cotangents)
-        )
-        found = kernel.piece_gradients(call, *ends)
-        if found is not None:
-            return [xp.reshape(found[0], piece.query.shape), *found[1:]]
-    return list(backward(*_packed(ring, piece), results, cotangents, piece.backend))
+def _gradients(plan: RingPlan, part: Call, results: Arrays, cotangents: Arrays) -> list[Any]:
+    """The gradients of the arrays of a part, given what is exact of the whole."""
+    (kernel, call), xp = _kernel_call(plan, part), part.xp
+    ends = ([_with_heads(x, xp) for x in each[:2]] for each in (results, cotangents))
+    found = None if kernel is None else kernel.piece_gradients(call, *ends)
+    if found is None:
+        return list(backward(*_packed(plan, part), results, cotangents, part.backend))
+    return [xp.reshape(found[0], part.query.shape), *found[1:], *(None for _ in pack(part)[1][3:])]
 
 
 def _forward(plan: RingPlan, arrays: Arrays, backend: Backend) -> Arrays:
     """Output, logsumexp, and what is to be added to that to make it exact, as blocks have them."""
-    ring, xp = _ring(plan, arrays, backend), backend.namespace
+    xp, num_chunks = backend.namespace, SPLITS[plan.split]
 
-    def add(piece: Piece, results: Arrays, travels: Arrays) -> Any:
-        found = zip(_attend(ring, piece.call), piece.rows, (0.0, -math.inf, 0.0), strict=True)
-        others = (rows.among(x, number, xp) for x, rows, number in found)
-        return merge_pieces(*(xp.stack(pair) for pair in zip(results, others, strict=True)), xp=xp), travels
+    def add(part: Call, pair: Pair, results: Arrays) -> Arrays:
+        found = zip(_attend(plan, part), ROWS, (0.0, -math.inf, 0.0), strict=True)
+        others = (_among(x, axis, pair.row, num_chunks, number, xp) for x, axis, number in found)
+        return merge_pieces(*(xp.stack(each) for each in zip(results, others, strict=True)), xp=xp)
 
     output, logsumexp, remainder = empty_results(plan.plan, arrays, backend)
-    results: Arrays
-    results, _ = _go_round(ring, add, (output, xp.full_like(logsumexp, -math.inf), remainder))
+    nothing, call = (output, xp.full_like(logsumexp, -math.inf), remainder), unpack(plan.plan, arrays, backend)
+    results: Arrays = _go_round(plan, call, add, nothing, is_backward=False)
     return results
 
 
 def _backward(plan: RingPlan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Any) -> Gradients:
     """The gradient for each array; those of keys and values end on the rank that these came from."""
-    ring, xp = _ring(plan, arrays, backend), backend.namespace
+    call, xp, num_chunks = unpack(plan.plan, arrays, backend), backend.namespace, SPLITS[plan.split]
     factor = xp.exp(xp.negative(results[2]))  # of weights by the logsumexp alone, see `blocks.backward`
     cotangents = xp.multiply(cotangents[0], xp.expand_dims(factor, axis=-1)), xp.multiply(cotangents[1], factor), factor
     results = *results[:2], xp.zeros_like(factor)
 
-    def add(piece: Piece, stays: Any, travels: Arrays) -> Any:
+    def add(part: Call, pair: Pair, sums: Any) -> Any:
+        rows = Run(pair.row * part.query.shape[-2], part.query.shape[-2])
         ends = (
-            tuple(rows.of(x, backend.loops) for x, rows in zip(each, piece.rows, strict=True))
-            for each in (results, cotangents)
+            [taken(x, rows, axis, xp) for x, axis in zip(each, ROWS, strict=True)] for each in (results, cotangents)
         )
-        found = _gradients(ring, piece.call, *ends)
-        for n, blocks in enumerate(piece.blocks):
-            for block in blocks:
-                found[n] = block.among(found[n], 0.0, xp)
-        sums = [stays[0], *travels, *stays[1:]]
-        for n, x in enumerate(found):
-            if x is not None:
-                sums[n] = xp.add(sums[n], upcast(x, xp=xp))
-        return (sums[0], *sums[3:]), tuple(sums[1:3])
+        found, bias = _gradients(plan, part, *ends), call.bias
+        for n, chunk in enumerate((pair.row, pair.column, pair.column)):
+            found[n] = _among(found[n], -2, chunk, num_chunks, 0.0, xp)
+        if bias is not None and not is_broadcast(bias, -2):
+            found[3] = _among(found[3], -2, pair.row, num_chunks, 0.0, xp)
+        if bias is not None and not is_broadcast(bias, -1):
+            found[3] = _among(found[3], -1, pair.source * num_chunks + pair.column, num_chunks * plan.size, 0.0, xp)
+        pairs = zip(sums, found, strict=False)  # behind the last gradient, a part may have its positions
+        return tuple(total if x is None else xp.add(total, upcast(x, xp=xp)) for total, x in pairs)
 
-    d_query, *of_keys = (upcast(xp.zeros_like(x), xp=xp) if is_floating(x) else None for x in arrays)
-    (d_query, *others), of_keys = _go_round(ring, add, (d_query, *of_keys[2:]), tuple(of_keys[:2]))
-    sums = zip((d_query, *of_keys, *others), arrays, strict=True)
+    zeros = tuple([upcast(xp.zeros_like(x), xp=xp) if is_floating(x) else None for x in arrays])
+    sums = zip(_go_round(plan, call, add, zeros, is_backward=True), arrays, strict=True)
     return tuple(None if total is None else cast_to(total, x.dtype, xp=xp) for total, x in sums)
 
 

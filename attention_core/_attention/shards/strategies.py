@@ -17,7 +17,7 @@ from attention_core._attention.parts import Run, cut, taken
 from attention_core._attention.reproducible.forward import reproducible_attention
 from attention_core._attention.shards.operations import check_no_gradient, exchange, gather
 from attention_core._attention.shards.partials import merge, merge_exactly
-from attention_core._attention.shards.ring import Hops, hops_of, ring_attention, takes_kernel
+from attention_core._attention.shards.ring import Hops, hops_of, kernel_of, ring_attention
 from attention_core._attention.shards.rules import from_starts, within
 from attention_core._attention.shards.splits import Place, stack_of, whole_of
 from attention_core._attention.ways import dense_advantage, run_call, with_sinks
@@ -207,7 +207,8 @@ class Ring(Strategy):
 
     def takes_kernel(self, sharded: Sharded) -> bool:
         """Whether hops that need no mask take a kernel."""
-        return sharded.implementation == "auto" and takes_kernel(sharded.call)
+        hop = upcast_call(sharded.call)._replace(mask=None, scale=1.0, sinks=None)
+        return sharded.implementation == "auto" and kernel_of(hop) is not None
 
     def _hops(self, sharded: Sharded) -> Hops:
         call, (_, size, _, split) = sharded.call, sharded.here
