@@ -204,7 +204,9 @@ def _attend_shards(query: Array, key: Array, value: Array, options: dict[str, An
     copies = fan_out(call[:3], ARITHMETICS[call.arithmetic], call.xp)
     call = call._replace(**dict(zip(("query", "key", "value"), copies, strict=True)))
     result = strategy.run(sharded._replace(call=call), logsumexp=wants_logsumexp)
-    return Attention(cast_to(result.output, query.dtype, xp=call.xp), None, result.logsumexp)
+    return Attention(
+        cast_to(result.output, query.dtype, xp=call.xp), None, result.logsumexp if wants_logsumexp else None
+    )
 
 
 def _placed(query: Array, key: Array, value: Array, options: dict[str, Any]) -> tuple[Known, Place, tuple[int, int]]:

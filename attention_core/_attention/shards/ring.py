@@ -103,8 +103,8 @@ def ring_attention(call: Call, here: Place, hops: Hops, by_kernel: bool) -> Resu
         all_finite=not plan.may_mask or plan.assume_finite, exp_without_max=False if call.backend.loops.traced else None
     )
     keys = (cast_to(x, call.key.dtype, xp=xp) for x in arrays[1:3])  # they travel in 16 bits
-    plan, arrays = RingPlan(plan, *here[:2], here.split, hops, by_kernel), (arrays[0], *keys, *arrays[3:])
-    output, *rows = call.backend.custom_gradient(RING, plan, arrays)
+    ring, arrays = RingPlan(plan, *here[:2], here.split, hops, by_kernel), (arrays[0], *keys, *arrays[3:])
+    output, *rows = call.backend.custom_gradient(RING, ring, arrays)
     *dims, _ = shape(call.query, xp=xp)
     return Result(xp.reshape(output, (*dims, call.value.shape[-1])), None, *(xp.reshape(x, tuple(dims)) for x in rows))
 
@@ -118,7 +118,7 @@ class Pair(NamedTuple):
 
 
 def _go_round(plan: RingPlan, call: Call, add: Callable[..., Any], sums: Any, *, is_backward: bool) -> Any:
-    """``sums = add(part, pair, sums)`` for the parts of all pairs of chunks. Backward, those of keys go with the keys."""
+    """``sums = add(part, pair, sums)`` for the parts of all pairs of chunks; backward, those of keys go with these."""
     (first, count), (_, group, size, *_), loops = plan.hops, plan, call.backend.loops
     lent: Any = call.backend.collectives
     num_chunks, rank, last = SPLITS[plan.split], lent.rank(group), first + count - 1
@@ -241,13 +241,11 @@ def _backward(plan: RingPlan, arrays: Arrays, results: Arrays, cotangents: Array
     call, xp, num_chunks = unpack(plan.plan, arrays, backend), backend.namespace, SPLITS[plan.split]
     factor = xp.exp(xp.negative(results[2]))  # of weights by the logsumexp alone, see `blocks.backward`
     cotangents = xp.multiply(cotangents[0], xp.expand_dims(factor, axis=-1)), xp.multiply(cotangents[1], factor), factor
-    results = *results[:2], xp.zeros_like(factor)
+    given = (*results[:2], xp.zeros_like(factor)), cotangents
 
     def add(part: Call, pair: Pair, sums: Any) -> Any:
         rows = Run(pair.row * part.query.shape[-2], part.query.shape[-2])
-        ends = (
-            [taken(x, rows, axis, xp) for x, axis in zip(each, ROWS, strict=True)] for each in (results, cotangents)
-        )
+        ends = (tuple([taken(x, rows, axis, xp) for x, axis in zip(each, ROWS, strict=True)]) for each in given)
         found, bias = _gradients(plan, part, *ends), call.bias
         for n, chunk in enumerate((pair.row, pair.column, pair.column)):
             found[n] = _among(found[n], -2, chunk, num_chunks, 0.0, xp)

@@ -32,12 +32,12 @@ class Within(Mask):
         return xp.logical_and(inside, self.mask.allowed(at._replace(query=query, key=key), xp=xp))
 
     def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
-        sides = (query, self.queries), (key, self.keys)
+        sides: Any = (query, self.queries), (key, self.keys)
         flags = (xp.logical_and(*(xp.less(span[end], count) for span, count in sides)) for end in (0, 1))
         if self.mask is None:
-            return tuple(flags)
+            return next(flags), next(flags)
         known = (
-            Spans(*(x if x is None or isinstance(x, int) else clipped(x, count, xp=xp) for x in span))
+            Spans._make(x if x is None or isinstance(x, int) else clipped(x, count, xp=xp) for x in span)
             for span, count in sides
         )
         some, every = (logical_and(*pair, xp) for pair in zip(flags, self.mask.blocks(*known, xp=xp), strict=True))

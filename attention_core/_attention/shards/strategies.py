@@ -68,7 +68,7 @@ class Strategy:
         raise NotImplementedError
 
     def run(self, sharded: Sharded, *, logsumexp: bool) -> Result:
-        """Compute attention of the queries of this rank."""
+        """Compute attention of the queries of this rank; without being asked, some return the logsumexp."""
         raise NotImplementedError
 
     def local_call(self, sharded: Sharded) -> Call:
@@ -99,7 +99,7 @@ class Heads(Strategy):
     def sent(self, sharded: Sharded) -> int:
         call, size = sharded.call, sharded.here.size
         output = math.prod((*call.query.shape[:-1], call.value.shape[-1]))
-        numbers = math.prod(call.query.shape) + output + _repeats(sharded) * _numbers_of_keys(sharded)
+        numbers: int = math.prod(call.query.shape) + output + _repeats(sharded) * _numbers_of_keys(sharded)
         return numbers * (size - 1) // size * BYTES[dtype_name(call.query.dtype)]
 
     def run(self, sharded: Sharded, *, logsumexp: bool) -> Result:
@@ -203,7 +203,7 @@ class Ring(Strategy):
             call = call._replace(bias=whole_of(stack, -1, "contiguous", call.xp))
         result = ring_attention(within(call, stop, stop), here, self._hops(sharded), self.takes_kernel(sharded))
         result = result if call.sinks is None else with_sinks(result, call)
-        return result._replace(logsumexp=_without_padding(sharded, result.logsumexp) if logsumexp else None)
+        return result._replace(logsumexp=_without_padding(sharded, result.logsumexp))
 
     def takes_kernel(self, sharded: Sharded) -> bool:
         """Whether hops that need no mask take a kernel."""
@@ -235,13 +235,11 @@ class Merge(Strategy):
         of_scores = call.score_mod.arrays if isinstance(call.score_mod, ScoreMod) else ()
         check_no_gradient((*call[:3], call.bias, call.scale, call.softcap, *of_scores), call.backend)
         if call.arithmetic == "reproducible":
-            result = merge_exactly(call, here)
-            return result if logsumexp else result._replace(logsumexp=None)
+            return merge_exactly(call, here)
         if implementation == "auto":  # few kernels return the logsumexp
             implementation = "dense" if dense_advantage(call) else "blockwise"
         result = merge(run_call(call, implementation, logsumexp=True), here, call)
-        result = result if sharded.call.sinks is None else with_sinks(result, sharded.call)
-        return result if logsumexp else result._replace(logsumexp=None)
+        return result if sharded.call.sinks is None else with_sinks(result, sharded.call)
 
     def local_call(self, sharded: Sharded) -> Call:
         """All queries, and the keys of this rank."""
