@@ -173,6 +173,8 @@ def with_arrays(rule: Mask, part: Callable[[Array, int], Array]) -> Any:
     """A rule of ``part(array, axes)`` for each of its arrays, but for those that it passes on whole."""
     arrays: list[Array] = []
     treedef = flatten(rule, arrays)
+    if not arrays:
+        return rule
     for place, axes in leaves(treedef):
         if axes >= 0:
             arrays[place] = part(arrays[place], axes)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from call_table import NAMES, Sizes, options_of
 
-import attention_core as ac
 from attention_core._arrays import take_rows
 from attention_core._attention.parts import Run, cut
 from attention_core._attention.ways import all_scores, run_call

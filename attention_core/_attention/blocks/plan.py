@@ -54,12 +54,14 @@ FIELDS = ("query", "key", "value", "bias", "softcap", "score_mod", "dropout", "s
 def pack(call: Call) -> tuple[tuple[Any, ...], Arrays]:
     """A call of five axes as tree definitions of its `FIELDS`, and its arrays."""
     held: list[Array] = []
-    return tuple([flatten(getattr(call, name), held, -1) for name in FIELDS]), tuple(held)
+    fields = [getattr(call, name) for name in FIELDS]
+    return tuple([field if field is None else flatten(field, held, -1) for field in fields]), tuple(held)
 
 
 def unpack(plan: Plan, arrays: Arrays, backend: Backend) -> Call:
     """The call of a plan, out of its arrays."""
-    named = dict(zip(FIELDS, [unflatten(branch, arrays) for branch in plan.call], strict=True))
+    fields = [branch if branch is None else unflatten(branch, arrays) for branch in plan.call]
+    named: dict[str, Any] = dict(zip(FIELDS, fields, strict=True))
     named["whole"] = Whole(*named["whole"])
     if named["dropout"] is not None:
         named["dropout"] = Dropout(*named["dropout"])

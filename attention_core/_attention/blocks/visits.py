@@ -31,15 +31,15 @@ def make_visits(grid: Grid, *, by_key: bool, run_keys: int = 0) -> Visits:
     along = rows if by_key else columns
     if call.mask is None and not grid.padded:
         return Visits(None, 0 if grid.plan.may_mask else along, along)
-    if not loops.traced and not is_on_host(call.query):
-        return _visits_within_reach(grid, by_key=by_key, longest=max(1, run_keys // grid.sizes[1]))
+    if not loops.traced:
+        kinds = _listed_kinds(grid)
+        if kinds is None:
+            return Visits(None, 0, along)
+        some, every = ([list(zip(*x, strict=True)) if by_key else x for x in kind] for kind in kinds)
+        return _visits_from_lists(some, every, max(1, run_keys // grid.sizes[1]))
     some, every = _block_kinds(grid)
-    if not loops.traced and not (is_concrete(some) and is_concrete(every)):
-        return Visits(None, 0, along)
     if by_key:
         some, every = xp.matrix_transpose(some), xp.matrix_transpose(every)
-    if not loops.traced:
-        return _visits_from_lists(loops.to_list(some), loops.to_list(every), max(1, run_keys // grid.sizes[1]))
     kind = xp.where(every, 0, xp.where(some, 1, xp.full_like(some, 2, dtype=xp.int32)))
     whole, seen = (xp.sum(xp.astype(blocks, xp.int32), axis=-1, dtype=xp.int32) for blocks in (every, some))
     return Visits(xp.astype(xp.argsort(kind, axis=-1, stable=True), xp.int32), whole, seen, is_broadcast(kind, 0))
@@ -65,21 +65,24 @@ def visit_blocks(grid: Grid, b: Any, index: Any, absorb: Callable[[bool, Any, An
     return state if seen is whole else loops.loop(whole, seen, functools.partial(body, True), state)
 
 
-def _visits_within_reach(grid: Grid, *, by_key: bool, longest: int) -> Visits:
-    """Visits by the numbers of a rule alone: to read what is computed of it, an accelerator would be waited for."""
-    starts = grid.call.starts
-    band = band_of(grid.call.mask) if all(isinstance(start, int) for start in starts) else UNKNOWN
-    low, high, exact = band.low, band.high, band.is_relative and grid.call.bias is None
-    spans = []
-    for start, count, size, length in zip(starts, grid.counts, grid.sizes, grid.lengths, strict=True):
-        firsts = [start + index * size for index in range(count)]
-        spans.append([(first, min(first + size, start + length) - 1) for first in firsts])
-    nearest = [[(key[0] - query[1], key[1] - query[0]) for key in spans[1]] for query in spans[0]]
-    some = [[least <= high and most >= low for least, most in line] for line in nearest]
-    every = [[exact and low <= least and most <= high for least, most in line] for line in nearest]
-    if by_key:
-        some, every = ([[line[j] for line in flags] for j in range(grid.counts[1])] for flags in (some, every))
-    return _visits_from_lists([some], [every], longest)
+def _listed_kinds(grid: Grid) -> list[Any] | None:
+    """`_block_kinds` as lists, ``None`` where they cannot be read.
+
+    They are found by the numbers of a rule where these say all, or where an accelerator would be waited for.
+    """
+    are_known = all(isinstance(start, int) for start in grid.call.starts)
+    band, starts = (band_of(grid.call.mask), grid.call.starts) if are_known else (UNKNOWN, (0, 0))
+    if is_on_host(grid.call.query) and not band.is_exact:
+        kinds = _block_kinds(grid)
+        return list(map(grid.loops.to_list, kinds)) if all(map(is_concrete, kinds)) else None
+    queries, keys = (
+        [(start + first, start + min(first + size, length) - 1) for first in range(0, count * size, size)]
+        for start, count, size, length in zip(starts, grid.counts, grid.sizes, grid.lengths, strict=True)
+    )
+    is_exact, (low, high, stop, *_) = band.is_exact and grid.call.bias is None, band
+    some = [[k[0] - q[1] <= high and k[1] - q[0] >= low and k[0] < stop for k in keys] for q in queries]
+    every = [[is_exact and low <= k[0] - q[1] and k[1] - q[0] <= high and k[1] < stop for k in keys] for q in queries]
+    return [[some], [every]]
 
 
 def _visits_from_lists(some: list[Any], every: list[Any], longest: int) -> Visits:
