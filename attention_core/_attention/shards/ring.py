@@ -58,10 +58,14 @@ class Hops(NamedTuple):
 def hops_of(band: Band, size: int, split: str, rows: tuple[int, int]) -> Hops:
     """The shortest way round that brings all ranks the keys that a band leaves, of so many queries and keys on each."""
     queries, keys = map(operator.index, rows)  # no symbols of a compiler
-    return Hops(*_shortest_way(tuple(band), size, split, (queries, keys)))
+    return Hops(*_kept_way(tuple(band), size, split, (queries, keys)))
 
 
 @untraced
+def _kept_way(*values: Any) -> tuple[int, int]:
+    return _shortest_way(*values)
+
+
 @functools.lru_cache(maxsize=256)
 def _shortest_way(bounds: tuple[Any, ...], size: int, split: str, rows: tuple[int, int]) -> tuple[int, int]:
     band = Band(*bounds)

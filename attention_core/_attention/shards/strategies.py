@@ -5,6 +5,7 @@ They are judged as ways are: a refusal, or why another one is faster. Each runs 
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Iterator
@@ -109,10 +110,9 @@ class Heads(Strategy):
         query, key, value = exchange(call[:3], here, backend, to_heads=True)
         if bias is not None and len(bias.shape) > 1 and bias.shape[-2] == rows:  # even of 1
             is_of_heads = _has_axis(bias, -3)
-            moved = (
-                exchange((bias,), here, backend, to_heads=True) if is_of_heads else gather((bias,), here, -2, backend)
-            )
-            local = local._replace(bias=_first(moved[0], queries))
+            move = functools.partial(exchange, to_heads=True) if is_of_heads else functools.partial(gather, axis=-2)
+            (bias,) = move((bias,), here=here, backend=backend)
+            local = local._replace(bias=_first(bias, queries))
         local = local._replace(query=_first(query, queries), key=_first(key, keys), value=_first(value, keys))
         result = run_call(local, sharded.implementation, logsumexp=logsumexp)
         fill = rows * here.size - queries
@@ -131,7 +131,8 @@ class Heads(Strategy):
         """The call with key/value heads enough for all ranks; and its part of the heads of this rank, with own rows."""
         call, here, repeats = sharded.call, sharded.here, _repeats(sharded)
         call = call if repeats == 1 else upcast_call(call)
-        call = call._replace(**{name: repeat_kv(getattr(call, name), repeats, xp=call.xp) for name in ("key", "value")})
+        key, value = (repeat_kv(x, repeats, xp=call.xp) for x in call[1:3])
+        call = call._replace(key=key, value=value)
         count = call.query.shape[-3] // here.size
         return call, cut(call, heads=Run(here.rank * count, count))
 
@@ -270,15 +271,11 @@ def taken_strategy(sharded: Sharded, name: str) -> Strategy:
     ValueError
         When the one that was asked for is refused.
     """
-    for strategy, verdict in walk_strategies(sharded, name):
-        if name == "auto" and verdict.refusal is None and verdict.is_faster:
+    for strategy, (refusal, is_faster, _) in walk_strategies(sharded, name):
+        if refusal is None and (name == strategy.name or (name == "auto" and is_faster)):
             return strategy
-        if name == strategy.name and verdict.refusal is not None:
-            raise ValueError(
-                f"expected a call that strategy={name!r} answers as defined; got one of which {verdict.refusal}"
-            )
         if name == strategy.name:
-            return strategy
+            raise ValueError(f"expected a call that strategy={name!r} answers as defined; got one of which {refusal}")
     return GATHER
 
 
