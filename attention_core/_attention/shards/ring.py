@@ -24,7 +24,7 @@ from attention_core._attention.blocks.forward import empty_results, forward
 from attention_core._attention.blocks.grid import is_broadcast
 from attention_core._attention.blocks.plan import Plan, make_plan, pack, unpack
 from attention_core._attention.call import Call, Result, score_change, upcast_call
-from attention_core._attention.parts import KeyRange, Parts, key_ranges
+from attention_core._attention.parts import KeyRange, key_ranges
 from attention_core._attention.shards.splits import SPLITS, Place, start_of
 from attention_core._attention.softmax import merge_pieces
 from attention_core._attention.ways import taken_way
@@ -122,7 +122,7 @@ def takes_kernel(call: Call) -> bool:
 
 def _kernel_of(call: Call) -> Any:
     """The kernel that a call takes, if it has pieces."""
-    kernel = taken_way(Parts(call, None, call)).kernel
+    kernel = taken_way(call).kernel
     return kernel if kernel is not None and kernel.takes_pieces(call) else None
 
 
