@@ -306,15 +306,6 @@ def cuts_that_save(call: Call) -> list[KeyCut] | None:
     return sample_cuts(call, ranges) if is_worth_it else None
 
 
-class Parts(NamedTuple):
-    """A call, and what is left of it without the keys that its mask hides from all queries."""
-
-    whole: Call
-    cut: KeyCut | None
-    call: Call  # with these keys
-
-
-def parts_of(call: Call) -> Parts:
-    """Cut the keys of a call, unless they are as many as queries, of which blocks leave out what is masked."""
-    keys = None if call.mask is None or call.query.shape[-2] == call.key.shape[-2] else find_cut(call)
-    return Parts(call, keys, with_cut(call, keys))
+def keys_within_reach(call: Call) -> KeyCut | None:
+    """The cut of a call, unless it has as many keys as queries: of these, blocks leave out what is masked."""
+    return None if call.mask is None or call.query.shape[-2] == call.key.shape[-2] else find_cut(call)

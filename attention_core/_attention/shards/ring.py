@@ -24,7 +24,7 @@ from attention_core._attention.blocks.forward import empty_results, forward
 from attention_core._attention.blocks.grid import is_broadcast
 from attention_core._attention.blocks.plan import Plan, make_plan, pack, unpack
 from attention_core._attention.call import Call, Result, score_change, upcast_call
-from attention_core._attention.parts import KeyRange, Parts, Run, cut, key_ranges, taken
+from attention_core._attention.parts import KeyRange, Run, cut, key_ranges, taken
 from attention_core._attention.shards.rules import from_starts
 from attention_core._attention.shards.splits import SPLITS, Place, start_of
 from attention_core._attention.softmax import merge_pieces
@@ -177,7 +177,7 @@ def kernel_of(call: Call) -> Any:
     """The kernel that a call takes, if it has pieces, whose gradients are those of query, key and value alone."""
     if any(each is not None for each in (call.bias, score_change(call), call.dropout)):
         return None
-    kernel = taken_way(Parts(call, None, call)).kernel
+    kernel = taken_way(call).kernel
     return kernel if kernel is not None and kernel.takes_pieces(call) else None
 
 
