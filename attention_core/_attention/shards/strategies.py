@@ -146,11 +146,7 @@ class Gather(Strategy):
         return (sharded.here.size - 1) * _numbers_of_keys(sharded) * BYTES[dtype_name(sharded.call.query.dtype)]
 
     def run(self, sharded: Sharded, *, logsumexp: bool) -> Result:
-        xp, results = sharded.call.xp, [self._run(each, logsumexp=logsumexp) for each in _turns(sharded)]
-        if len(results) == 1:
-            return results[0]
-        output = xp.concat([each.output for each in results], axis=-3)
-        return Result(output, None, xp.concat([x.logsumexp for x in results], axis=-2) if logsumexp else None)
+        return _joined([self._run(each, logsumexp=logsumexp) for each in _turns(sharded)], -3, sharded.call.xp)
 
     def _run(self, sharded: Sharded, *, logsumexp: bool) -> Result:
         (call, here, (_, keys), implementation), stop = sharded, sharded.stop
@@ -162,12 +158,10 @@ class Gather(Strategy):
         if is_exact:
             call = call._replace(starts=(here.start(rows, call.query, xp), 0))
             output, found, _ = reproducible_attention(call, here.group, rows * here.size)
-        else:
-            call = call._replace(query=upcast(call.query, xp=xp), bias=upcast(call.bias, xp=xp))
-            results = [run_call(each, implementation, logsumexp=logsumexp) for each in _calls_of_chunks(call, here)]
-            output = xp.concat([each.output for each in results], axis=-2)
-            found = xp.concat([each.logsumexp for each in results], axis=-1) if logsumexp else None
-        return Result(output, None, _without_padding(sharded, found) if logsumexp else None)
+            return _without_padding(sharded, Result(output, None, found))
+        call = call._replace(query=upcast(call.query, xp=xp), bias=upcast(call.bias, xp=xp))
+        results = [run_call(each, implementation, logsumexp=logsumexp) for each in _calls_of_chunks(call, here)]
+        return _without_padding(sharded, _joined(results, -2, xp))
 
     def local_call(self, sharded: Sharded) -> Call:
         (call, here, (_, keys), _), *_ = _turns(sharded)
@@ -203,8 +197,7 @@ class Ring(Strategy):
             stack = stack_of(bias, -1, here.split, here.size, call.xp)
             call = call._replace(bias=whole_of(stack, -1, "contiguous", call.xp))
         result = ring_attention(within(call, stop, stop), here, self._hops(sharded), self.takes_kernel(sharded))
-        result = result if call.sinks is None else with_sinks(result, call)
-        return result._replace(logsumexp=_without_padding(sharded, result.logsumexp))
+        return _without_padding(sharded, result if call.sinks is None else with_sinks(result, call))
 
     def takes_kernel(self, sharded: Sharded) -> bool:
         """Whether hops that need no mask take a kernel."""
@@ -314,6 +307,8 @@ def _turns(sharded: Sharded) -> list[Sharded]:
     numbers, most = sharded.here.size * _numbers_of_keys(sharded), range(1, max(1, heads) + 1)
     count = next(n for n in most if heads % n == 0 and (numbers <= n * MOST_GATHERED or n == heads))
     size = call.query.shape[-3] // count
+    if count == 1:
+        return [sharded]
     return [sharded._replace(call=cut(call, heads=Run(n * size, size))) for n in range(count)]
 
 
@@ -326,9 +321,18 @@ def _calls_of_chunks(call: Call, here: Place) -> list[Call]:
     return calls
 
 
-def _without_padding(sharded: Sharded, logsumexp: Array) -> Array:
-    """The logsumexp of queries, -inf in padding, which would have that of the sink."""
-    if sharded.stop == LIMIT or sharded.call.sinks is None:
-        return logsumexp
+def _joined(results: list[Result], axis: int, xp: Any) -> Result:
+    """Results for some heads or rows after others, an axis of the output."""
+    if len(results) == 1:
+        return results[0]
+    output, found = xp.concat([each.output for each in results], axis=axis), [each.logsumexp for each in results]
+    return Result(output, None, None if found[0] is None else xp.concat(found, axis=axis + 1))
+
+
+def _without_padding(sharded: Sharded, result: Result) -> Result:
+    """The result with a logsumexp of -inf in padding, which would have that of the sink."""
+    if sharded.stop == LIMIT or sharded.call.sinks is None or result.logsumexp is None:
+        return result
     xp, rows = sharded.call.xp, sharded.call.query.shape[-2]
-    return xp.where(xp.less(sharded.here.positions(rows, logsumexp, xp), sharded.stop), logsumexp, -math.inf)
+    is_inside = xp.less(sharded.here.positions(rows, result.logsumexp, xp), sharded.stop)
+    return result._replace(logsumexp=xp.where(is_inside, result.logsumexp, -math.inf))
