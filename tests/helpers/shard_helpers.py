@@ -116,6 +116,11 @@ def inputs(heads=(4, 2), length=16, batch=2, dtype="float64", seed=0, spread=1.0
     return [x.astype(dtype) for x in (*arrays, rng.standard_normal((batch, num_heads, length)))]
 
 
+def parts_of(wholes, shards):
+    """Query, key and value of a rank, out of those of the whole; under "merge", all queries."""
+    return [x if n == 0 and shards.strategy == "merge" else ac.shard(x, shards) for n, x in enumerate(wholes)]
+
+
 def by_head(batch, head, query, key):
     """A rule that looks at all positions."""
     return (key <= query) & ((key + head + batch) % 3 != 0) | (key == query)
