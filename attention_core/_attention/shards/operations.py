@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Gradients, cast_to, is_floating, upcast
@@ -11,79 +11,74 @@ from attention_core._attention.shards.splits import Place, own, stack_of, whole_
 from attention_core._backend import Backend, Operation, register
 
 Arrays = tuple[Array, ...]
-BY_HEADS = -3, "contiguous"
 UNDIFFERENTIATED = (
     "expected strategy='merge' of shards, which is for decoding, not to be differentiated; got it so: 'gather' has"
     " gradients"
 )
 
 
-class CollectivePlan(NamedTuple):
-    """The plan of a collective, and of how what it moves is cut and put together: each an axis and a split of it."""
+Way = tuple[int, str]  # how shards make a whole: along an axis, by a split
+BY_HEADS: Way = (-3, "contiguous")
 
+
+class Move(NamedTuple):
+    """The plan of a collective, between what is cut for it and what is put together of it."""
+
+    collective: str  # a member of `Collectives`; or "own", what a rank has of its own
+    back: str  # that of gradients
     group: str
     size: int
-    ways: tuple[tuple[int, str], ...] = ()  # of a gather, that of the whole; of an exchange, those of both sides
-    is_summed: bool = False  # whether each rank has the gradient of all that was gathered already
-    is_wide: bool = False  # whether 16-bit types leave a gather as float32, so that gradients are summed in it
+    sent: Way | None = None  # how what is sent is cut for all ranks
+    received: Way | None = None  # how what they sent is put together
+    is_wide: bool = False  # whether 16-bit types end as float32, so that gradients are summed in it
 
 
 def gather(
     arrays: Arrays, here: Place, axis: int, backend: Backend, *, is_summed: bool = False, is_wide: bool = False
 ) -> Arrays:
-    """The whole of arrays, shards of which the ranks hold; the gradient is the sum over ranks."""
-    plan = CollectivePlan(*here[:2], ((axis, here.split),), is_summed, is_wide)
-    return tuple(backend.custom_gradient(GATHER, plan, arrays))
+    """The whole of arrays, shards of which the ranks hold; the gradient is the sum over ranks, or each has that."""
+    back, whole = "own" if is_summed else "sum_scatter", (axis, here.split)
+    return tuple(backend.custom_gradient(MOVE, Move("all_gather", back, *here[:2], None, whole, is_wide), arrays))
 
 
 def exchange(arrays: Arrays, here: Place, backend: Backend, *, to_heads: bool) -> Arrays:
     """All rows of the heads of this rank, out of its rows of all heads (..., H, M, D); or the other way round."""
     ways = (BY_HEADS, (-2, here.split)) if to_heads else ((-2, here.split), BY_HEADS)
-    return tuple(backend.custom_gradient(EXCHANGE, CollectivePlan(*here[:2], ways), arrays))
+    return tuple(backend.custom_gradient(MOVE, Move("exchange", "exchange", *here[:2], *ways), arrays))
 
 
 def total(x: Array, here: Place, backend: Backend) -> Array:
     """The sum of the arrays of all ranks, which has no gradient."""
-    (found,) = backend.custom_gradient(TOTAL, CollectivePlan(*here[:2]), (x,))
+    (found,) = backend.custom_gradient(TOTAL, Move("total", "", *here[:2]), (x,))
     return found
 
 
-def _gather(plan: CollectivePlan, arrays: Arrays, backend: Backend, *, is_empty: bool = False) -> Arrays:
-    xp, lent, (way,) = backend.namespace, _collectives(backend), plan.ways
-    stacks = (xp.stack([x] * plan.size) if is_empty else lent.all_gather(x, plan.group) for x in arrays)
-    wholes = (whole_of(stack, *way, xp) for stack in stacks)
-    return tuple(upcast(x, xp=xp) if plan.is_wide else x for x in wholes)
+def _moved(plan: Move, arrays: Arrays, backend: Backend, *, is_empty: bool = False) -> Arrays:
+    xp, lent = backend.namespace, backend.collectives
+
+    def moved(x: Array) -> Array:
+        x = x if plan.sent is None else stack_of(x, *plan.sent, plan.size, xp)
+        if is_empty:
+            x = xp.stack([x] * plan.size) if plan.collective == "all_gather" else xp.zeros_like(x)
+        elif plan.collective == "own":
+            x = own(x, lent.rank(plan.group), xp)  # type: ignore[union-attr]
+        else:
+            x = getattr(lent, plan.collective)(x, plan.group)
+        x = x if plan.received is None else whole_of(x, *plan.received, xp)
+        return upcast(x, xp=xp) if plan.is_wide else x
+
+    return tuple(map(moved, arrays))
 
 
-def _scatter(plan: CollectivePlan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend) -> Gradients:
-    xp, lent, (way,) = backend.namespace, _collectives(backend), plan.ways
+def _moved_back(plan: Move, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend) -> Gradients:
+    back = plan._replace(collective=plan.back, sent=plan.received, received=plan.sent, is_wide=False)
 
     def gradient(x: Array, cotangent: Array) -> Array | None:
-        if not is_floating(x):
-            return None
-        stack = stack_of(cotangent, *way, plan.size, xp)
-        rows = own(stack, lent.rank(plan.group), xp) if plan.is_summed else lent.sum_scatter(stack, plan.group)
-        return cast_to(rows, x.dtype, xp=xp)
+        return (
+            cast_to(_moved(back, (cotangent,), backend)[0], x.dtype, xp=backend.namespace) if is_floating(x) else None
+        )
 
     return tuple(map(gradient, arrays, cotangents))
-
-
-def _exchanged(plan: CollectivePlan, arrays: Arrays, backend: Backend, *, is_empty: bool = False) -> Arrays:
-    xp, lent, (of_sent, of_received) = backend.namespace, _collectives(backend), plan.ways
-    stacks = (stack_of(x, *of_sent, plan.size, xp) for x in arrays)
-    moved = (stack if is_empty else lent.exchange(stack, plan.group) for stack in stacks)
-    return tuple(whole_of(stack, *of_received, xp) for stack in moved)
-
-
-def _exchange_back(
-    plan: CollectivePlan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend
-) -> Gradients:
-    return _exchanged(plan._replace(ways=plan.ways[::-1]), cotangents, backend)
-
-
-def _total(plan: CollectivePlan, arrays: Arrays, backend: Backend, *, is_empty: bool = False) -> Arrays:
-    xp, lent = backend.namespace, _collectives(backend)
-    return tuple(xp.zeros_like(x) if is_empty else lent.total(x, plan.group) for x in arrays)
 
 
 def check_no_gradient(arrays: Iterable[Any], backend: Backend) -> None:
@@ -97,16 +92,7 @@ def _not_differentiated(*_: Any) -> Any:
     raise NotImplementedError(UNDIFFERENTIATED)
 
 
-def _collectives(backend: Backend) -> Any:
-    return backend.collectives
-
-
-def _empty(forward: Callable[..., Arrays]) -> Callable[..., Arrays]:
-    """The same without a collective, for compilers that ask for shapes alone."""
-    return functools.partial(forward, is_empty=True)
-
-
-register("shards.CollectivePlan", CollectivePlan)
-GATHER = register("shards.gather", Operation(_gather, _scatter, _empty(_gather)))
-EXCHANGE = register("shards.exchange", Operation(_exchanged, _exchange_back, _empty(_exchanged)))
-TOTAL = register("shards.total", Operation(_total, _not_differentiated, _empty(_total), refusal=UNDIFFERENTIATED))
+_empty = functools.partial(_moved, is_empty=True)  # for compilers that ask for shapes alone
+register("shards.Move", Move)
+MOVE = register("shards.move", Operation(_moved, _moved_back, _empty))
+TOTAL = register("shards.total", Operation(_moved, _not_differentiated, _empty, refusal=UNDIFFERENTIATED))
