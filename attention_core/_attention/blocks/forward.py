@@ -28,10 +28,8 @@ from attention_core._attention.blocks.grid import Blocks, Grid, make_grid, matmu
 from attention_core._attention.blocks.nonfinite import with_nonfinite_values
 from attention_core._attention.blocks.plan import (
     Plan,
-    is_unmodified_product,
     lasts,
     make_plan,
-    scores_are_small,
     unpack,
     with_value_facts,
 )
@@ -67,17 +65,11 @@ def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array,
         grid = make_grid(plan, call)
         return _grid_results(grid) if plan.all_finite else with_nonfinite_values(grid, _grid_results, empty)
 
-    if plan.exp_without_max is not None or backend.loops.softmax is None or not is_unmodified_product(plan, arrays):
-        return results_of(plan)  # type: ignore[no-any-return]
-    # Passes over scores cost so much on this library that the program decides when it runs.
-    otherwise = functools.partial(results_of, plan)
     chunks = query_chunks(call)
-    if chunks:
-        of_chunks = attend_query_chunks(call, chunks)
-        return repaired_unless_clean(of_chunks, otherwise, backend.loops)  # type: ignore[no-any-return]
-    quick = functools.partial(results_of, plan._replace(exp_without_max=True, all_finite=True))
-    are_small = scores_are_small(arrays, backend)
-    return backend.loops.cond(are_small, quick, otherwise)  # type: ignore[no-any-return]
+    if not chunks:
+        return results_of(plan)  # type: ignore[no-any-return]
+    of_chunks, repair = attend_query_chunks(call, chunks), functools.partial(results_of, plan)
+    return repaired_unless_clean(of_chunks, repair, backend.loops)  # type: ignore[no-any-return]
 
 
 def empty_results(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
