@@ -51,15 +51,19 @@ def _within(end: int, columns: Any) -> Any:
 
 def key_ranges(call: Call) -> list[KeyRange] | None:
     """The keys that queries may attend to, as indices: of all samples, or of each; ``None`` if they are not known."""
-    bands, rows, columns = _bands(call), call.query.shape[-2], call.key.shape[-2]
-    return None if bands is None else [keys_of(band, (0, rows - 1), call.starts[1], columns) for band in bands]
+    bands = _bands(call)
+    return None if bands is None else [_keys_of(band, call) for band in bands]
+
+
+def _keys_of(band: Band, call: Call) -> KeyRange:
+    first, start = call.starts
+    return keys_of(band, (first, first + call.query.shape[-2] - 1), start, call.key.shape[-2])
 
 
 def _bands(call: Call) -> list[Band] | None:
     """The bands of the mask of a call; ``None`` in a program for export, which may be for any length."""
-    start, dims = call.starts, (*sizes(call.query), *sizes(call.key)[-2:])
-    starts_at_0 = isinstance(start[0], int) and start[0] == 0 and isinstance(start[1], int)
-    if is_exporting(call.query) or not isinstance(call.mask, Mask) or None in dims or not starts_at_0:
+    dims = (*sizes(call.query), *sizes(call.key)[-2:], *call.starts)
+    if is_exporting(call.query) or not isinstance(call.mask, Mask) or not all(isinstance(dim, int) for dim in dims):
         return None
     bands = call.mask.bounds().numbers(tuple(call.query.shape[:-3]))
     return None if bands == [UNKNOWN] else bands
@@ -67,12 +71,13 @@ def _bands(call: Call) -> list[Band] | None:
 
 def every_query_has_a_key(call: Call) -> bool:
     """Whether numbers of a rule say that each query may attend to some key."""
-    bands, rows, start = _bands(call) if call.bias is None else None, call.query.shape[-2], call.starts[1]
+    bands, (first, start) = _bands(call) if call.bias is None else None, call.starts
     if bands is None:
         return False
+    last = first + call.query.shape[-2] - 1
     stops = [min(band.stop, start + call.key.shape[-2]) for band in bands]
     return all(
-        band.is_exact and band.low <= band.high and start <= band.high and max(start, rows - 1 + band.low) < stop
+        band.is_exact and band.low <= band.high and start <= first + band.high and max(start, last + band.low) < stop
         for band, stop in zip(bands, stops, strict=True)
     )
 
@@ -240,8 +245,8 @@ def find_cut(call: Call) -> KeyCut | None:
 
 
 def _cut(call: Call, bands: list[Band]) -> KeyCut | None:
-    start, (rows, columns) = call.starts[1], (call.query.shape[-2], call.key.shape[-2])
-    ranges = [keys_of(band, (0, rows - 1), start, columns) for band in bands]
+    (of_queries, start), columns = call.starts, call.key.shape[-2]
+    ranges = [_keys_of(band, call) for band in bands]
     first, stop = min(each.first for each in ranges), max(each.stop for each in ranges)
     if first >= stop:  # nothing is attended to, which a mask has to say
         return None
@@ -250,7 +255,7 @@ def _cut(call: Call, bands: list[Band]) -> KeyCut | None:
         return None
     counts_positions = not is_whole or call.score_mod is not None or call.dropout is not None
     mask = None if is_whole else _left_of(call, bands, start + stop)
-    return KeyCut(first, stop, mask, (0, start + first if counts_positions else 0))
+    return KeyCut(first, stop, mask, (of_queries, start + first) if counts_positions else (0, 0))
 
 
 def _left_of(call: Call, bands: list[Band], stop: int) -> Any:

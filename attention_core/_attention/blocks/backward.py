@@ -24,7 +24,7 @@ import math
 from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Arrays, Gradients, cast_to, shape, upcast
-from attention_core._attention.blocks.grid import Blocks, Grid, make_grid, matmul_per_group, matmul_transposed, pad
+from attention_core._attention.blocks.grid import Grid, Sample, make_grid, matmul_per_group, matmul_transposed, pad
 from attention_core._attention.blocks.nonfinite import zero_unless_finite
 from attention_core._attention.blocks.plan import Plan, pack, unpack, with_value_facts
 from attention_core._attention.blocks.scores import ScoreBlock, modified_scores, score_block, score_variables
@@ -111,74 +111,57 @@ def _accumulate(grid: Grid, rows: RowArrays) -> GradientSums:
 
 
 def _backward_sample(grid: Grid, rows: RowArrays, index: Any, sums: GradientSums) -> GradientSums:
-    """The gradients with those of one sample of the batch."""
-    loops, sample, (query_size, key_size) = grid.loops, grid.sample_at(index), grid.sizes
-    blocks = Blocks(
-        sample,
-        queries=loops.split(sample.query, query_size),
-        keys=loops.split(sample.key, key_size),
-        values=loops.split(sample.value, key_size, grid.finite_or_zero),
-        rows=RowArrays(*(loops.split(grid.part_of(x, sample.index, sample.head), query_size) for x in rows)),
-    )
-    return loops.loop(0, grid.counts[1], functools.partial(_backward_keys, grid, blocks, index), sums)  # type: ignore[no-any-return]
+    """The gradients with those of one sample of the batch, of one block of keys after the other."""
+    xp, loops, sample, (query_size, key_size) = grid.xp, grid.loops, grid.sample_at(index), grid.sizes
+    of_sample = (grid.part_of(x, sample.index, sample.head) for x in rows)
+    queries = [loops.split(x, query_size) for x in (sample.query, *of_sample)]
+    keys, values = loops.split(sample.key, key_size), loops.split(sample.value, key_size, grid.finite_or_zero)
+
+    def add_keys(j: Any, sums: GradientSums) -> GradientSums:
+        k, v = loops.block_at(keys, j), loops.block_at(values, j)
+        transposed = xp.matrix_transpose(k), xp.matrix_transpose(v)
+        block = KeyBlock(sample, queries, grid.finite_or_zero(k), transposed, index=index, j=j)
+        start = sums._replace(d_key=xp.zeros_like(k), d_value=xp.zeros_like(v))
+        state = visit_blocks(grid, sample.index, j, functools.partial(_absorb, grid, block), state=start)
+        position = index * grid.counts[1] + j
+        return state._replace(  # type: ignore[no-any-return]
+            d_key=loops.add_block(sums.d_key, position, state.d_key),
+            d_value=loops.add_block(sums.d_value, position, state.d_value),
+        )
+
+    return loops.loop(0, grid.counts[1], add_keys, sums)  # type: ignore[no-any-return]
 
 
-def _backward_keys(grid: Grid, blocks: Blocks, index: Any, j: Any, sums: GradientSums) -> GradientSums:
-    """The gradients with those of one block of keys, which all blocks of queries in sight add to."""
-    xp, loops = grid.xp, grid.loops
-    keys, values = loops.block_at(blocks.keys, j), loops.block_at(blocks.values, j)
-    absorb = functools.partial(
-        _absorb,
-        grid,
-        blocks,
-        index=index,
-        j=j,
-        keys=grid.finite_or_zero(keys),
-        keys_transposed=xp.matrix_transpose(keys),
-        values_transposed=xp.matrix_transpose(values),
-    )
-    start = sums._replace(d_key=xp.zeros_like(keys), d_value=xp.zeros_like(values))
-    state: GradientSums = visit_blocks(grid, blocks.sample.index, j, absorb, state=start)
-    position = index * grid.counts[1] + j
-    return state._replace(
-        d_key=loops.add_block(sums.d_key, position, state.d_key),
-        d_value=loops.add_block(sums.d_value, position, state.d_value),
-    )
+class KeyBlock(NamedTuple):
+    """One block of keys and values, which all blocks of queries in sight add to."""
+
+    sample: Sample
+    queries: list[Any]  # blocks of queries, and of their `RowArrays`
+    keys: Array  # with 0 for what is not finite
+    transposed: tuple[Array, Array]  # keys and values
+    index: Any
+    j: Any
 
 
-def _absorb(
-    grid: Grid,
-    blocks: Blocks,
-    masked: bool,
-    i: Any,
-    state: GradientSums,
-    *,
-    index: Any,
-    j: Any,
-    keys: Array,
-    keys_transposed: Array,
-    values_transposed: Array,
-) -> GradientSums:
+def _absorb(grid: Grid, of_keys: KeyBlock, masked: bool, i: Any, state: GradientSums) -> GradientSums:
     """The gradients with those of one block of scores."""
-    xp, loops = grid.xp, grid.loops
-    queries = loops.block_at(blocks.queries, i)
-    d_output, delta, logsumexp = (loops.block_at(x, i) for x in blocks.rows)
-    block = score_block(grid, blocks.sample, queries, keys_transposed, i=i, j=j, masked=masked)
+    xp, loops, (sample, blocks, keys, (keys_t, values_t), index, j) = grid.xp, grid.loops, of_keys
+    queries, d_output, delta, logsumexp = (loops.block_at(x, i) for x in blocks)
+    block = score_block(grid, sample, queries, keys_t, i=i, j=j, masked=masked)
     # A masked value may make something that is not finite, which the gradient of a bias would show.
     masks_again = block.allowed is not None and (not grid.plan.all_finite or grid.call.bias is not None)
     weights = loops.exp_difference(block.scores, logsumexp)
     if masks_again:
         weights = xp.where(block.allowed, weights, 0.0)  # even those of a query that is NaN
     d_value = xp.add(state.d_value, matmul_transposed(_drop(grid, block, weights), d_output, xp))
-    d_weights = _drop(grid, block, matmul_per_group(d_output, values_transposed, xp))
+    d_weights = _drop(grid, block, matmul_per_group(d_output, values_t, xp))
     d_scores = loops.inplace(xp.subtract, d_weights, delta)
     d_scores = loops.inplace(xp.multiply, d_scores, weights)
     if masks_again:
         d_scores = xp.where(block.allowed, d_scores, 0.0)  # even if a masked value made it overflow
-    d_bias = state.d_bias
+    d_bias, d_variables = state.d_bias, state.d_variables
     if d_bias is not None:
-        d_bias = grid.add_bias_gradient(blocks.sample, d_bias, d_scores, i, j=j)
-    d_variables = state.d_variables
+        d_bias = grid.add_bias_gradient(sample, d_bias, d_scores, i, j=j)
     if grid.changes_scores:
         d_scores, d_variables = _through_modification(grid, block, d_scores, d_variables)
     d_query = loops.add_block(state.d_query, index * grid.counts[0] + i, matmul_per_group(d_scores, keys, xp))

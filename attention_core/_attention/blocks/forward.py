@@ -24,14 +24,12 @@ from typing import Any, NamedTuple
 from attention_core._arithmetic.exact import two_sum
 from attention_core._arrays import Array, Arrays, scalar_like, shape, zeros_with
 from attention_core._attention.blocks.backward import backward
-from attention_core._attention.blocks.grid import Blocks, Grid, make_grid, matmul_per_group
+from attention_core._attention.blocks.grid import Grid, Sample, make_grid, matmul_per_group
 from attention_core._attention.blocks.nonfinite import with_nonfinite_values
 from attention_core._attention.blocks.plan import (
     Plan,
-    is_unmodified_product,
     lasts,
     make_plan,
-    scores_are_small,
     unpack,
     with_value_facts,
 )
@@ -67,17 +65,11 @@ def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array,
         grid = make_grid(plan, call)
         return _grid_results(grid) if plan.all_finite else with_nonfinite_values(grid, _grid_results, empty)
 
-    if plan.exp_without_max is not None or backend.loops.softmax is None or not is_unmodified_product(plan, arrays):
-        return results_of(plan)  # type: ignore[no-any-return]
-    # Passes over scores cost so much on this library that the program decides when it runs.
-    otherwise = functools.partial(results_of, plan)
     chunks = query_chunks(call)
-    if chunks:
-        of_chunks = attend_query_chunks(call, chunks)
-        return repaired_unless_clean(of_chunks, otherwise, backend.loops)  # type: ignore[no-any-return]
-    quick = functools.partial(results_of, plan._replace(exp_without_max=True, all_finite=True))
-    are_small = scores_are_small(arrays, backend)
-    return backend.loops.cond(are_small, quick, otherwise)  # type: ignore[no-any-return]
+    if not chunks:
+        return results_of(plan)  # type: ignore[no-any-return]
+    of_chunks, repair = attend_query_chunks(call, chunks), functools.partial(results_of, plan)
+    return repaired_unless_clean(of_chunks, repair, backend.loops)  # type: ignore[no-any-return]
 
 
 def empty_results(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
@@ -109,37 +101,35 @@ class Running(NamedTuple):
 
 
 def _attend_sample(grid: Grid, index: Any, stacks: Any) -> Any:
-    """Attention of all queries of one sample of the batch."""
-    loops, sample, (num_rows, num_keys) = grid.loops, grid.sample_at(index), grid.sizes
+    """Attention of one sample of the batch: outputs and logsumexps of one block of queries after the other."""
+    xp, loops, sample, (num_rows, num_keys) = grid.xp, grid.loops, grid.sample_at(index), grid.sizes
     queries, keys = loops.split(sample.query, num_rows), loops.split(sample.key, num_keys)
-    blocks = Blocks(sample, queries, keys, loops.split(sample.value, num_keys, grid.value_part))
-    attend = functools.partial(_attend_rows, grid, blocks, index)
+    blocks = keys, loops.split(sample.value, num_keys, grid.value_part)
+
+    def attend(i: Any, stacks: Any) -> Any:
+        rows = loops.block_at(queries, i)
+        if grid.plan.exp_without_max:
+            rows = xp.multiply(rows, loops.log_base)
+        absorb = functools.partial(_absorb, grid, sample, blocks, rows, i)
+        if grid.is_one_block:
+            state = absorb(grid.may_mask, 0, None)
+        else:
+            empty = _empty_state(grid, rows) if loops.traced else None
+            state = visit_blocks(grid, sample.index, i, absorb, state=empty)
+        found = _finish(grid, _empty_state(grid, rows) if state is None else state)
+        position = index * grid.counts[0] + i
+        return tuple(loops.add_block(stack, position, x) for stack, x in zip(stacks, found, strict=True))
+
     return loops.for_each(grid.counts[0], attend, stacks, grid.work)
 
 
-def _attend_rows(grid: Grid, blocks: Blocks, index: Any, i: Any, stacks: Any) -> Any:
-    """Attention of one block of queries, added to the stacks of outputs and logsumexps."""
-    xp, loops = grid.xp, grid.loops
-    rows = loops.block_at(blocks.queries, i)
-    if grid.plan.exp_without_max:
-        rows = xp.multiply(rows, loops.log_base)
-    absorb = functools.partial(_absorb, grid, blocks, rows, i)
-    if grid.is_one_block:
-        state = absorb(grid.may_mask, 0, None)
-    else:
-        empty = _empty_state(grid, rows) if loops.traced else None
-        state = visit_blocks(grid, blocks.sample.index, i, absorb, state=empty)
-    output, numbers = _finish(grid, _empty_state(grid, rows) if state is None else state)
-    position = index * grid.counts[0] + i
-    return loops.add_block(stacks[0], position, output), loops.add_block(stacks[1], position, numbers)
-
-
-def _absorb(grid: Grid, blocks: Blocks, rows: Array, i: Any, masked: bool, j: Any, state: Running | None) -> Running:
+def _absorb(
+    grid: Grid, sample: Sample, blocks: Arrays, rows: Array, i: Any, masked: bool, j: Any, state: Running | None
+) -> Running:
     """The running sums after one more block of keys."""
     plan, xp, loops = grid.plan, grid.xp, grid.loops
-    keys = xp.matrix_transpose(loops.block_at(blocks.keys, j))
-    values = loops.block_at(blocks.values, j)
-    block = score_block(grid, blocks.sample, rows, keys, i=i, j=j, masked=masked)
+    keys, values = (loops.block_at(x, j) for x in blocks)
+    block = score_block(grid, sample, rows, xp.matrix_transpose(keys), i=i, j=j, masked=masked)
     if plan.exp_without_max:
         new_max, exponentials = None, loops.exp_scaled(block.scores)
     else:
@@ -149,9 +139,9 @@ def _absorb(grid: Grid, blocks: Blocks, rows: Array, i: Any, masked: bool, j: An
     total = xp.sum(exponentials, axis=-1, keepdims=True)
     weights = exponentials if grid.call.dropout is None else grid.drop(exponentials, block.at)
     has_key = _has_key(grid, block, total, i, j=j) if plan.may_mask else None
-    if state is None:
-        return Running(matmul_per_group(weights, values, xp), total, new_max, has_key)
     weighted_sum = matmul_per_group(weights, values, xp)
+    if state is None:
+        return Running(weighted_sum, total, new_max, has_key)
     sums = state.weighted_sum, state.total
     if new_max is not None:
         rescale = loops.exp_difference(state.row_max, new_max)

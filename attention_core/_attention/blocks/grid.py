@@ -29,16 +29,6 @@ class Sample(NamedTuple):
     rule: Any
 
 
-class Blocks(NamedTuple):
-    """The blocks of one sample, as `Loops.split` gives them."""
-
-    sample: Sample
-    queries: Any
-    keys: Any
-    values: Any
-    rows: Any = None  # what the backward pass knows of queries
-
-
 class Grid(NamedTuple):
     """A call cut into blocks of queries and keys, with what all loops over them look up."""
 
@@ -165,30 +155,25 @@ class Grid(NamedTuple):
 
         By default they have the dtype of the queries.
         """
-        dims = (1 if self.plan.per_head else self.dims[1], self.dims[2], self.sizes[0])
-        count = self.num_rounds * self.counts[0]
+        return tuple([self._stack(0, last, dtype) for last in lasts])
 
-        def stack(last: Any) -> Any:
-            return self.loops.zero_blocks(count, lambda _: self._zeros(*dims, last, dtype=dtype))
+    def gradient_stacks(self, *lasts: Any, after: Array, dtype: str | None = None) -> tuple[Any, ...]:
+        """Blocks for the gradients of query, key and value of these widths. Memory is needed as of ``after``."""
+        return tuple([self._stack(side, last, dtype, after) for side, last in zip((0, 1, 1), lasts, strict=True)])
 
-        return tuple(map(stack, lasts))
+    def _stack(self, side: int, last: Any, dtype: str | None, after: Array | None = None) -> Any:
+        between = () if side else (self.dims[2],)
+        dims = (1 if self.plan.per_head else self.dims[1], *between)
+
+        def zero(index: Any) -> Array:
+            return self._zeros(*dims, self.length_of_block(side, index), last, dtype=dtype)
+
+        return self.loops.zero_blocks(self.num_rounds * self.counts[side], zero, after)
 
     def _zeros(self, *dims: Any, dtype: str | None) -> Array:
         like = self.call.query
         kind = like.dtype if dtype is None else getattr(self.xp, dtype)
         return self.xp.zeros(dims, dtype=kind, **on_device_of(like))
-
-    def gradient_stacks(self, *lasts: Any, after: Array, dtype: str | None = None) -> tuple[Any, ...]:
-        """Blocks for the gradients of query, key and value of these widths. Memory is needed as of ``after``."""
-        num_heads = 1 if self.plan.per_head else self.dims[1]
-
-        def stack(side: int, *between: Any, last: Any) -> Any:
-            def zero(index: Any) -> Array:
-                return self._zeros(num_heads, *between, self.length_of_block(side, index), last, dtype=dtype)
-
-            return self.loops.zero_blocks(self.num_rounds * self.counts[side], zero, after)
-
-        return stack(0, self.dims[2], last=lasts[0]), stack(1, last=lasts[1]), stack(1, last=lasts[2])
 
     def length_of_block(self, side: int, index: Any) -> Any:
         """How long a block is, by its index over all rounds."""
