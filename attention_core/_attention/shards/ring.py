@@ -113,25 +113,20 @@ def ring_attention(call: Call, here: Place, hops: Hops, by_kernel: bool) -> Resu
     return Result(xp.reshape(output, (*dims, call.value.shape[-1])), None, *(xp.reshape(x, tuple(dims)) for x in rows))
 
 
-class Pair(NamedTuple):
-    """Which chunk of the queries of this rank, and which of the keys of a rank."""
-
-    row: Any
-    column: Any
-    source: Any
-
-
 def _go_round(plan: RingPlan, call: Call, add: Callable[..., Any], sums: Any, *, is_backward: bool) -> Any:
-    """``sums = add(part, pair, sums)`` for the parts of all pairs of chunks; backward, those of keys go with these."""
+    """``sums = add(part, i, j, sums)`` for the parts of all pairs of chunks; backward, those of keys go with these.
+
+    Out of the chunks of all ranks, j counts in the order of ranks.
+    """
     (first, count), (_, group, size, *_), loops = plan.hops, plan, call.backend.loops
     lent: Any = call.backend.collectives
     num_chunks, rank, last = SPLITS[plan.split], lent.rank(group), first + count - 1
 
     def visit(hop: Any, keys: Arrays, sums: Any, by: int) -> Any:
         def add_pair(index: Any, sums: Any) -> Any:
-            pair = Pair(index // num_chunks, index % num_chunks, (rank - hop) % size)
-            part = _part(plan, call._replace(key=keys[0], value=keys[1]), rank, pair)
-            return sums if part is None else add(part, pair, sums)
+            i, j, source = index // num_chunks, index % num_chunks, (rank - hop) % size
+            part = _part(plan, call._replace(key=keys[0], value=keys[1]), (rank, i), (source, j))
+            return sums if part is None else add(part, i, source * num_chunks + j, sums)
 
         sums = loops.loop(0, num_chunks**2, add_pair, sums)
         if is_backward and by:
@@ -150,9 +145,9 @@ def _go_round(plan: RingPlan, call: Call, add: Callable[..., Any], sums: Any, *,
     return visit(last, keys, sums, -last % size)
 
 
-def _part(plan: RingPlan, call: Call, rank: Any, pair: Pair) -> Call | None:
-    """The part of a pair of chunks, of a call with the keys of a source; ``None`` if no query sees a key."""
-    (i, j, source), size, count, xp = pair, plan.size, SPLITS[plan.split], call.xp
+def _part(plan: RingPlan, call: Call, row: tuple[Any, Any], column: tuple[Any, Any]) -> Call | None:
+    """The part of two chunks, each of a rank, of a call with the keys of the second; ``None`` if no query sees one."""
+    (rank, i), (source, j), size, count, xp = row, column, plan.size, SPLITS[plan.split], call.xp
     rows, columns = (x.shape[-2] // count for x in call[:2])
     starts = start_of(rank, i, size, rows), start_of(source, j, size, columns)
     if isinstance(source, int) and not is_in_sight(band_of(call.mask), *zip(starts, (rows, columns), strict=True)):
@@ -229,9 +224,9 @@ def _forward(plan: RingPlan, arrays: Arrays, backend: Backend) -> Arrays:
     """Output, logsumexp, and what is to be added to that to make it exact, as blocks have them."""
     xp, num_chunks = backend.namespace, SPLITS[plan.split]
 
-    def add(part: Call, pair: Pair, results: Arrays) -> Arrays:
+    def add(part: Call, i: Any, j: Any, results: Arrays) -> Arrays:
         found = zip(_attend(plan, part), ROWS, (0.0, -math.inf, 0.0), strict=True)
-        others = (_among(x, axis, pair.row, num_chunks, number, xp) for x, axis, number in found)
+        others = (_among(x, axis, i, num_chunks, number, xp) for x, axis, number in found)
         return merge_pieces(*(xp.stack(each) for each in zip(results, others, strict=True)), xp=xp)
 
     output, logsumexp, remainder = empty_results(plan.plan, arrays, backend)
@@ -247,16 +242,16 @@ def _backward(plan: RingPlan, arrays: Arrays, results: Arrays, cotangents: Array
     cotangents = xp.multiply(cotangents[0], xp.expand_dims(factor, axis=-1)), xp.multiply(cotangents[1], factor), factor
     given = (*results[:2], xp.zeros_like(factor)), cotangents
 
-    def add(part: Call, pair: Pair, sums: Any) -> Any:
-        rows = Run(pair.row * part.query.shape[-2], part.query.shape[-2])
+    def add(part: Call, i: Any, j: Any, sums: Any) -> Any:
+        rows = Run(i * part.query.shape[-2], part.query.shape[-2])
         ends = (tuple([taken(x, rows, axis, xp) for x, axis in zip(each, ROWS, strict=True)]) for each in given)
         found, bias = _gradients(plan, part, *ends), call.bias
-        for n, chunk in enumerate((pair.row, pair.column, pair.column)):
+        for n, chunk in enumerate((i, j % num_chunks, j % num_chunks)):
             found[n] = _among(found[n], -2, chunk, num_chunks, 0.0, xp)
         if bias is not None and not is_broadcast(bias, -2):
-            found[3] = _among(found[3], -2, pair.row, num_chunks, 0.0, xp)
+            found[3] = _among(found[3], -2, i, num_chunks, 0.0, xp)
         if bias is not None and not is_broadcast(bias, -1):
-            found[3] = _among(found[3], -1, pair.source * num_chunks + pair.column, num_chunks * plan.size, 0.0, xp)
+            found[3] = _among(found[3], -1, j, num_chunks * plan.size, 0.0, xp)
         pairs = zip(sums, found, strict=False)  # behind the last gradient, a part may have its positions
         return tuple(total if x is None else xp.add(total, upcast(x, xp=xp)) for total, x in pairs)
 
