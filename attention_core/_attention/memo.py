@@ -77,7 +77,7 @@ def _output_of(call: Call, implementation: str) -> OutputOf | None:
         return None
     is_of_numbers = bounds_of(call.mask).is_relative
     if implementation == "dense":
-        return _by_way(DENSE, call) if is_of_numbers and call.sinks is None else None
+        return _by_way(DENSE, call) if is_of_numbers else None
     if is_of_numbers:
         return _by_way(None, call)
     return None if call.backend.loops.traced else _once_per_lengths(call)
@@ -90,7 +90,7 @@ def _is_of_bands(mask: Any, leading: tuple[int, ...]) -> bool:
 
 
 def _by_way(way: Way | None, call: Call) -> OutputOf | None:
-    """The output by a way, or the one that is taken; of libraries that have kernels, and with sinks, by a kernel alone.
+    """The output by a way, or by the one that is taken: a kernel, where the library has any.
 
     Of the keys within reach, numbers are kept. Arrays of a mask come with each call.
     """

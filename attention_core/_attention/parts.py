@@ -115,29 +115,38 @@ def cut(
 
     A run of heads from an array on has whole groups. Of heads that are no whole groups, each gets a key/value head.
     """
-    xp, mask, bias, (query, key, value), of_keys = call.xp, call.mask, call.bias, call[:3], heads
-    group = group_size(query, key, xp)
-    if isinstance(heads, Run) and isinstance(heads.first, int) and (heads.first % group or heads.size % group):
-        heads = _indices(heads, query, xp)
+    xp, (query, key, value), bias, sinks, starts, whole = (
+        call.xp,
+        call[:3],
+        call.bias,
+        call.sinks,
+        call.starts,
+        call.whole,
+    )
+    if sample is heads is rows is columns is None:
+        return call
+    mask = None if call.mask is None else _rule_of_part(as_mask(call.mask), call, sample, heads)
     if heads is not None:
+        group = group_size(query, key, xp)
+        if isinstance(heads, Run) and isinstance(heads.first, int) and (heads.first % group or heads.size % group):
+            heads = _indices(heads, query, xp)
         of_keys = Run(heads.first // group, heads.size // group) if isinstance(heads, Run) else heads // group
-    for axis, of_query, of_key in ((-3, heads, of_keys), (-2, rows, columns)):
-        query = taken(query, of_query, axis, xp)
-        key, value = (taken(x, of_key, axis, xp) for x in (key, value))
-    for axis, places in ((-3, heads), (-2, rows), (-1, columns)):
-        bias = taken(bias, places, axis, xp, may_broadcast=True)
-    if mask is not None and any(each is not None for each in (sample, heads, rows, columns)):
-        mask = _rule_of_part(as_mask(mask), call, sample, heads)
-    whole, leading = call.whole, query.shape[:-3]
-    if heads is not None:
-        num_heads = call.query.shape[-3] if whole.num_heads is None else whole.num_heads
+        num_heads = query.shape[-3] if whole.num_heads is None else whole.num_heads
         whole = whole._replace(head=_start(whole.head, heads, xp), num_heads=num_heads)
+        query, sinks = taken(query, heads, -3, xp), taken(sinks, heads, -1, xp)
+        key, value = taken(key, of_keys, -3, xp), taken(value, of_keys, -3, xp)
+    if rows is not None:
+        query, starts = taken(query, rows, -2, xp), (_start(starts[0], rows, xp), starts[1])
+    if columns is not None:
+        key, value = taken(key, columns, -2, xp), taken(value, columns, -2, xp)
+        starts = starts[0], _start(starts[1], columns, xp)
+    for axis, places in ((-3, heads), (-2, rows), (-1, columns)) if bias is not None else ():
+        bias = taken(bias, places, axis, xp, may_broadcast=True)
     if sample is not None:
-        query, key, value, bias = (x if x is None else _of_sample(x, 3, sample) for x in (query, key, value, bias))
-        index = sum(at * math.prod(leading[axis + 1 :]) for axis, at in enumerate(sample))
+        index = sum(at * math.prod(query.shape[axis + 1 : -3]) for axis, at in enumerate(sample))
         whole = whole._replace(batch=whole.batch + index)
-    starts = _start(call.starts[0], rows, xp), _start(call.starts[1], columns, xp)
-    sinks = taken(call.sinks, heads, -1, xp)
+        query, key, value = query[*sample, ...], key[*sample, ...], value[*sample, ...]
+        bias = None if bias is None else _of_sample(bias, 3, sample)
     return call._replace(
         query=query, key=key, value=value, mask=mask, bias=bias, sinks=sinks, starts=starts, whole=whole
     )
@@ -160,8 +169,8 @@ def _indices(places: Any, like: Array, xp: Namespace) -> Array:
 
 def _start(start: Any, places: Any, xp: Namespace) -> Any:
     """Where places stand that are counted from a start: a position, or those of all of them."""
-    if places is None or (isinstance(places, Run) and not is_listed(start)):
-        return start if places is None else start + places.first
+    if isinstance(places, Run) and not is_listed(start):
+        return start + places.first
     return taken(start, places, -1, xp) if is_listed(start) else xp.add(places, start)
 
 
@@ -187,10 +196,8 @@ def with_arrays(rule: Mask, part: Callable[[Array, int], Array]) -> Any:
 
 
 def _rule_of_part(rule: Mask, call: Call, sample: tuple[int, ...] | None, heads: Any) -> Any:
-    xp = call.xp
-    treedef = flatten(rule, [])
-    looks_up = any(leaf.axes == 3 for leaf in leaves(treedef)) and any(map(is_of_users, classes(treedef)))
-    if heads is not None and looks_up:
+    xp, treedef = call.xp, None if heads is None else flatten(rule, [])
+    if any(leaf.axes == 3 for leaf in leaves(treedef)) and any(map(is_of_users, classes(treedef))):
         rule, heads = OfHeads(rule, _indices(heads, call.query, xp), call.query.shape[-3]), None
 
     def part(array: Array, axes: int) -> Array:
@@ -228,9 +235,11 @@ def with_cut(call: Call, keys: KeyCut | None) -> Call:
     """The call with these keys alone."""
     if keys is None:
         return call
-    if keys.first > 0 or keys.stop < call.key.shape[-2]:
-        call = cut(call._replace(mask=None), columns=Run(keys.first, keys.stop - keys.first))
-    return call._replace(mask=keys.mask, starts=keys.starts)
+    first, stop, key, value, bias = keys.first, keys.stop, call.key, call.value, call.bias
+    if stop - first < key.shape[-2]:
+        key, value = key[..., first:stop, :], value[..., first:stop, :]
+        bias = None if bias is None else taken(bias, Run(first, stop - first), -1, call.xp, may_broadcast=True)
+    return call._replace(key=key, value=value, mask=keys.mask, bias=bias, starts=keys.starts)
 
 
 def find_cut(call: Call) -> KeyCut | None:
@@ -289,7 +298,8 @@ def sample_cuts(call: Call, ranges: list[KeyRange]) -> list[KeyCut]:
 def sample_calls(call: Call, cuts: list[KeyCut]) -> list[Call]:
     """A call (H, M, D) for each sample of a batch, with the keys of its own cut."""
     places = itertools.product(*map(range, call.query.shape[:-3]))
-    return [with_cut(cut(call._replace(mask=None), sample=at), keys) for at, keys in zip(places, cuts, strict=True)]
+    call = call._replace(mask=None)  # that of each cut is left
+    return [with_cut(cut(call, sample=at), keys) for at, keys in zip(places, cuts, strict=True)]
 
 
 def cuts_that_save(call: Call) -> list[KeyCut] | None:

@@ -34,7 +34,7 @@ def flatten(rule: Any, arrays: list[Array], axes: int = 0, /) -> Any:
         arrays.append(rule)
         return Leaf(len(arrays) - 1, axes)
     if isinstance(rule, tuple):
-        return tuple, *(flatten(item, arrays, -1) for item in rule)
+        return tuple, *(item if item is None or type(item) is int else flatten(item, arrays, -1) for item in rule)
     if is_dataclass(rule):
         axes_of: dict[str, int] = rule.axes if isinstance(rule, Mask) else {}
         names = [field.name for field in fields(rule)]
@@ -49,7 +49,7 @@ def unflatten(treedef: Any, arrays: Any, /) -> Any:
     if not isinstance(treedef, tuple):
         return treedef
     kind, *branches = treedef
-    values = [unflatten(branch, arrays) for branch in branches]
+    values = [unflatten(branch, arrays) if isinstance(branch, tuple) else branch for branch in branches]
     return tuple(values) if kind is tuple else _unchecked(kind, values)
 
 
