@@ -240,11 +240,11 @@ def _backward(plan: RingPlan, arrays: Arrays, results: Arrays, cotangents: Array
     call, xp, num_chunks = unpack(plan.plan, arrays, backend), backend.namespace, SPLITS[plan.split]
     factor = xp.exp(xp.negative(results[2]))  # of weights by the logsumexp alone, see `blocks.backward`
     cotangents = xp.multiply(cotangents[0], xp.expand_dims(factor, axis=-1)), xp.multiply(cotangents[1], factor), factor
-    given = (*results[:2], xp.zeros_like(factor)), cotangents
+    of_rows = (*results[:2], xp.zeros_like(factor)), cotangents
 
     def add(part: Call, i: Any, j: Any, sums: Any) -> Any:
         rows = Run(i * part.query.shape[-2], part.query.shape[-2])
-        ends = (tuple([taken(x, rows, axis, xp) for x, axis in zip(each, ROWS, strict=True)]) for each in given)
+        ends = (tuple([taken(x, rows, axis, xp) for x, axis in zip(each, ROWS, strict=True)]) for each in of_rows)
         found, bias = _gradients(plan, part, *ends), call.bias
         for n, chunk in enumerate((i, j % num_chunks, j % num_chunks)):
             found[n] = _among(found[n], -2, chunk, num_chunks, 0.0, xp)
