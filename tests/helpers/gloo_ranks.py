@@ -18,19 +18,14 @@ from attention_torch.collectives import TorchCollectives
 
 CASES = [
     ("causal", 4, "zigzag", "gather", 13),
-    ("segments", 3, "zigzag", "gather", 13),
     ("array in a rule", 2, "zigzag", "heads", 13),
     ("bias", 4, "contiguous", "heads", 16),
     ("relative bias", 4, "zigzag", "gather", 16),
-    ("sinks", 2, "contiguous", "heads", 16),
     ("dropout and score_mod", 4, "zigzag", "heads", 13),
-    ("dropout and score_mod", 4, "zigzag", "gather", 13),
     ("causal", 3, "zigzag", "ring", 13),
     ("bias", 4, "contiguous", "ring", 13),
     ("window", 4, "contiguous", "ring", 32),
-    ("dropout and score_mod", 2, "zigzag", "ring", 13),
     ("sinks", 4, "zigzag", "merge", 13),
-    ("dropout and score_mod", 3, "contiguous", "merge", 13),
 ]
 
 
@@ -43,7 +38,7 @@ def run(rank, store, folder):
     for case in CASES:
         found["numbers", case] = compared(rank, groups[case[1]], case, "fast", "float64")
     ways = (2, "zigzag", "heads"), (3, "contiguous", "gather"), (4, "zigzag", "gather"), (4, "zigzag", "merge")
-    for turn, name in enumerate(EXACT):
+    for turn, name in enumerate(EXACT[::2]):
         case = name, *ways[turn % 4], 13
         found["exact", case] = compared(rank, groups[case[1]], case, "reproducible", "float32")
     found["errors"] = errors(rank)

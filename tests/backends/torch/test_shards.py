@@ -42,7 +42,7 @@ def check(pair, most):
 
 @pytest.mark.parametrize(
     ("kind", "count", "most"),
-    [("numbers", 14, 1e-13), ("exact", 11, 0), ("alternation", 4, 1e-13), ("threads", 4, 1e-13)],
+    [("numbers", 9, 1e-13), ("exact", 6, 0), ("alternation", 4, 1e-13), ("threads", 4, 1e-13)],
 )
 def test_processes_have_the_numbers_and_bits_of_one(found, kind, count, most):
     """Also two groups in one process, of which each has its own."""
