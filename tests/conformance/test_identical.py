@@ -10,11 +10,11 @@ import pytest
 from command_helpers import invoke, refusal
 
 from attention_conformance.cases.identical import IDENTICAL
+from attention_conformance.hashes import published
 from attention_conformance.run.identical import Found, compare, computed, digest, verdicts, work, work_on
 from attention_conformance.run.job import Order
 from attention_conformance.run.messages import Ended
 from attention_conformance.subjects.libraries import holds
-from attention_conformance.vectors import published
 from attention_core.backend import get_backend
 
 BY_NAME = {case.name: case for case in IDENTICAL}

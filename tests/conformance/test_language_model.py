@@ -7,6 +7,7 @@ import pytest
 from command_helpers import invoke, refusal
 from gguf_helpers import write_gguf
 
+from attention_conformance.hashes import published_model
 from attention_conformance.run import language_model
 from attention_conformance.run.identical import APART, computed, digest, work_on
 from attention_conformance.run.job import Order
@@ -22,7 +23,6 @@ from attention_conformance.run.language_model import (
 from attention_conformance.run.model import load_any
 from attention_conformance.run.runner import plan_model, run as judged
 from attention_conformance.subjects.libraries import devices_of
-from attention_conformance.vectors import published_model
 from attention_core.backend import get_backend
 from attention_models.checkpoints import save_causal_lm
 

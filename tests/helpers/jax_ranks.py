@@ -13,9 +13,9 @@ from shard_helpers import differentiated, in_order, inputs, loss_of, options_of,
 
 import attention_core as ac
 from attention_conformance.cases.identical import IDENTICAL
+from attention_conformance.hashes import published
 from attention_conformance.ranks import of_devices, over
 from attention_conformance.run.identical import computed_of, digest
-from attention_conformance.vectors import published
 from attention_jax.collectives import JaxCollectives
 
 CASES = [

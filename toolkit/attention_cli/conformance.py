@@ -23,6 +23,7 @@ from attention_cli.terminal import Many, check_file, check_known, console, refus
 from attention_conformance.cases import CASES
 from attention_conformance.cases.case import Case
 from attention_conformance.cases.identical import Identical
+from attention_conformance.hashes import published, published_model
 from attention_conformance.problem import DTYPES
 from attention_conformance.run import identical as bits
 from attention_conformance.run.finding import Finding, Started
@@ -33,7 +34,6 @@ from attention_conformance.run.messages import Described, Ended, Message
 from attention_conformance.run.model import load_any
 from attention_conformance.run.runner import carried_out, work
 from attention_conformance.subjects.libraries import devices_of
-from attention_conformance.vectors import published, published_model
 from attention_conformance.written import report
 from attention_numpy.trees import devices_of_kind
 from attention_workers.machine import available_threads
