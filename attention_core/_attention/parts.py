@@ -11,11 +11,12 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 from attention_core._arrays import Array, Namespace, positions, sizes, take_rows
 from attention_core._attention.call import Call, group_size, is_listed
 from attention_core._backend import is_concrete, is_exporting
+from attention_core._trees import classes, leaves
 from attention_core.masks import Mask, Positions, flatten, unflatten
 from attention_core.masks._band import LIMIT, UNKNOWN, Band
 from attention_core.masks._mask import as_mask, bounds_of
 from attention_core.masks._rules import rule_of
-from attention_core.masks._tree import classes, is_of_users, leaves
+from attention_core.masks._tree import is_of_users
 
 FEW_QUERIES = 16
 KEYS_PER_QUERY = 64
@@ -80,17 +81,6 @@ def every_query_has_a_key(call: Call) -> bool:
         band.is_exact and band.low <= band.high and start <= first + band.high and max(start, last + band.low) < stop
         for band, stop in zip(bands, stops, strict=True)
     )
-
-
-def masked_columns(call: Call) -> list[slice]:
-    """The columns of the scores in which some may be masked: all, unless numbers of a rule say which."""
-    columns = sizes(call.key)[-2]
-    ranges = key_ranges(call) if call.bias is None else None
-    if ranges is None:
-        return [slice(0, columns)]
-    first, stop = max(each.every_first for each in ranges), min(each.every_stop for each in ranges)
-    parts = (slice(0, first), slice(stop, columns)) if first < stop else (slice(0, columns),)
-    return [part for part in parts if part.start < part.stop]
 
 
 class Run(NamedTuple):

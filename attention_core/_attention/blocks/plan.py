@@ -47,6 +47,8 @@ class Plan(NamedTuple):
 
 
 register("Plan", Plan)
+register("Whole", Whole)
+register("Dropout", Dropout)
 # In the order of their arrays; only those of the first six have a gradient.
 FIELDS = ("query", "key", "value", "bias", "softcap", "score_mod", "dropout", "starts", "whole", "mask")
 
@@ -62,9 +64,6 @@ def unpack(plan: Plan, arrays: Arrays, backend: Backend) -> Call:
     """The call of a plan, out of its arrays."""
     fields = [branch if branch is None else unflatten(branch, arrays) for branch in plan.call]
     named: dict[str, Any] = dict(zip(FIELDS, fields, strict=True))
-    named["whole"] = Whole(*named["whole"])
-    if named["dropout"] is not None:
-        named["dropout"] = Dropout(*named["dropout"])
     return Call(xp=backend.namespace, backend=backend, **named)
 
 
