@@ -249,7 +249,7 @@ def expected(session):
     install(
         session, "-e", f".[cli,keras,flax,{','.join(FRAMEWORKS)}]", "transformers", "equinox", "onnx", "onnxruntime"
     )
-    files = sorted((ROOT / "toolkit" / "attention_conformance" / "subjects" / "expected").glob("*.toml"))
+    files = sorted((ROOT / "toolkit" / "attention_conformance" / "kernel" / "expected").glob("*.toml"))
     for preset in session.posargs or [path.stem for path in files]:
         for library in FRAMEWORKS if preset.startswith("keras") else ("torch",):
             environment = QUIET | COMPILED_ONCE | {"KERAS_BACKEND": library}

@@ -12,18 +12,26 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from attention_conformance.cases.bits import BITS, VARIATIONS
+from attention_conformance.bits.cases import BITS, VARIATIONS
+from attention_conformance.bits.pair import OTHER_BITS
+from attention_conformance.kernel.signature import read_signature
+from attention_conformance.kernel.target import load_target
+from attention_conformance.launch.fit import fit
+from attention_conformance.launch.subject import Subject
+from attention_conformance.measure.catalogue import subject_cases
+from attention_conformance.measure.finding import (
+    CONVENTION,
+    VERDICTS,
+    WRONG,
+    Finding,
+    finding_from,
+    most_telling,
+    to_row,
+)
+from attention_conformance.measure.measures import drawn, variables
+from attention_conformance.measure.question import Question
 from attention_conformance.run.again import script_of
-from attention_conformance.run.bits import OTHER_BITS
-from attention_conformance.run.catalogue import subject_cases
-from attention_conformance.run.finding import CONVENTION, VERDICTS, WRONG, Finding, finding_from, most_telling, to_row
-from attention_conformance.run.measures import drawn, variables
-from attention_conformance.run.question import Question
-from attention_conformance.run.script import script
-from attention_conformance.subjects.fit import fit
-from attention_conformance.subjects.signature import read_signature
-from attention_conformance.subjects.subject import Subject
-from attention_conformance.subjects.target import load_target
+from attention_conformance.verdict.script import script
 from attention_conformance.written.summary import assumptions
 from survey.rows import PROPERTIES, Row, property_of, read_remarks, remark_of
 

@@ -12,11 +12,11 @@ from command_helpers import ENVIRONMENT, invoke
 
 from attention_conformance.cases.case import Draw
 from attention_conformance.cases.large import LARGE, selecting
+from attention_conformance.kernel.probe import settled
+from attention_conformance.launch.subject import Subject
+from attention_conformance.measure.question import Question
 from attention_conformance.oracle.dense import answer, dense_of
-from attention_conformance.run.memory import too_large
-from attention_conformance.run.question import Question
-from attention_conformance.subjects.probe import settled
-from attention_conformance.subjects.subject import Subject
+from attention_conformance.verdict.memory import too_large
 from attention_core.backend import get_backend
 
 pytestmark = pytest.mark.needs("numpy")

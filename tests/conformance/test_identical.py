@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from command_helpers import invoke, refusal
 
-from attention_conformance.cases.identical import IDENTICAL
-from attention_conformance.run.identical import Found, compare, computed, digest, verdicts, work, work_on
-from attention_conformance.run.job import Order
-from attention_conformance.run.messages import Ended
-from attention_conformance.subjects.libraries import holds
+from attention_conformance.hashes.cases import IDENTICAL
+from attention_conformance.hashes.identical import Found, compare, computed, digest, verdicts, work, work_on
+from attention_conformance.launch.libraries import holds
+from attention_conformance.measure.messages import Ended
+from attention_conformance.processes import Order
 from attention_conformance.vectors import published
 from attention_core.backend import get_backend
 

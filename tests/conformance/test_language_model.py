@@ -7,10 +7,10 @@ import pytest
 from command_helpers import invoke, refusal
 from gguf_helpers import write_gguf
 
-from attention_conformance.run import language_model
-from attention_conformance.run.identical import APART, computed, digest, work_on
-from attention_conformance.run.job import Order
-from attention_conformance.run.language_model import (
+from attention_conformance.hashes.identical import APART, computed, digest, work_on
+from attention_conformance.launch.libraries import devices_of
+from attention_conformance.own import language_model
+from attention_conformance.own.language_model import (
     KNOWN,
     Known,
     LanguageModel,
@@ -19,9 +19,9 @@ from attention_conformance.run.language_model import (
     load_language_model,
     outcome,
 )
-from attention_conformance.run.model import load_any
-from attention_conformance.run.runner import plan_model, run as judged
-from attention_conformance.subjects.libraries import devices_of
+from attention_conformance.own.model import load_any
+from attention_conformance.own.runner import plan_model, run as judged
+from attention_conformance.processes import Order
 from attention_conformance.vectors import published_model
 from attention_core.backend import get_backend
 from attention_models.checkpoints import save_causal_lm

@@ -17,10 +17,9 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from attention_conformance import vectors
-from attention_conformance.run.identical import computed, digest
-from attention_conformance.run.job import Order
-from attention_conformance.run.language_model import KNOWN
-from attention_conformance.run.model import (
+from attention_conformance.hashes.identical import computed, digest
+from attention_conformance.own.language_model import KNOWN
+from attention_conformance.own.model import (
     PAIRS,
     PUBLISHED,
     Model,
@@ -31,7 +30,8 @@ from attention_conformance.run.model import (
     load_model,
     tokens_of,
 )
-from attention_conformance.run.runner import plan_model, run, work
+from attention_conformance.own.runner import plan_model, run, work
+from attention_conformance.processes import Order
 from attention_core.backend import get_backend
 from attention_core.layers import EncoderLayer
 

@@ -11,13 +11,13 @@ import pytest
 from planted_kernels import TAKES, found, verdict_of
 
 from attention_conformance import CASES, Finding, Subject, load_target, problem_of
+from attention_conformance.kernel.probe import settled
+from attention_conformance.measure.finding import WRONG, finding_from, most_telling, to_row
+from attention_conformance.mistakes.surprises import surprises
 from attention_conformance.oracle.attention import attention
 from attention_conformance.oracle.dense import answer, dense_of
 from attention_conformance.oracle.gradients import gradients
 from attention_conformance.oracle.ulps import worst_error
-from attention_conformance.run.finding import WRONG, finding_from, most_telling, to_row
-from attention_conformance.run.surprises import surprises
-from attention_conformance.subjects.probe import settled
 from attention_core import scaled_dot_product_attention
 
 

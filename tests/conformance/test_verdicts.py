@@ -8,12 +8,12 @@ import pytest
 from planted_kernels import TAKES, found, verdict_of
 
 from attention_conformance import Subject, check_subject
-from attention_conformance.run.causes import agreed
-from attention_conformance.run.finding import CONVENTION, WRONG, Finding, grouped
+from attention_conformance.kernel.probe import settled
+from attention_conformance.measure.finding import CONVENTION, WRONG, Finding, grouped
+from attention_conformance.mistakes.causes import agreed
+from attention_conformance.mistakes.surprises import surprises
 from attention_conformance.run.job import Job
 from attention_conformance.run.questions import questions
-from attention_conformance.run.surprises import surprises
-from attention_conformance.subjects.probe import settled
 from attention_core.backend import get_backend
 
 PLAIN = {**TAKES, "mask": "none", "mask_name": "", "causal": "none", "grouped": False, "same_width": True}

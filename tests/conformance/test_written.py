@@ -8,8 +8,8 @@ import planted_kernels as planted
 import pytest
 
 from attention_conformance import Finding, Subject, check_subject
-from attention_conformance.run.finding import VERDICTS, to_row
-from attention_conformance.run.where import Blocks, Worst
+from attention_conformance.measure.finding import VERDICTS, to_row
+from attention_conformance.measure.where import Blocks, Worst
 from attention_conformance.written.html import html, write_html
 
 pytestmark = pytest.mark.needs("numpy")

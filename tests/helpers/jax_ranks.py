@@ -12,9 +12,9 @@ from jax.sharding import AxisType, PartitionSpec
 from shard_helpers import differentiated, in_order, inputs, loss_of, options_of, with_arrays
 
 import attention_core as ac
-from attention_conformance.cases.identical import IDENTICAL
+from attention_conformance.hashes.cases import IDENTICAL
+from attention_conformance.hashes.identical import computed_of, digest
 from attention_conformance.ranks import of_devices, over
-from attention_conformance.run.identical import computed_of, digest
 from attention_conformance.vectors import published
 from attention_jax.collectives import JaxCollectives
 

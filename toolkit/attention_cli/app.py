@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from attention_conformance.subjects.options import OPTIONS, Option
+from attention_conformance.kernel.options import OPTIONS, Option
 
 app = typer.Typer(
     name="attention-core",

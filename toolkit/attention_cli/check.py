@@ -13,10 +13,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from attention_cli.terminal import check_file, console, refusal, refusing
 from attention_conformance.cases.large import LARGE
+from attention_conformance.kernel.options import OPTIONS
+from attention_conformance.kernel.presets import PRESETS
+from attention_conformance.measure.finding import ENDED, WRONG, Finding, Started, exit_status, most_telling
+from attention_conformance.measure.kinds import never_computed, refusals
+from attention_conformance.measure.messages import Asked, Described, Refused
+from attention_conformance.mistakes.causes import agreed
 from attention_conformance.run.again import command_of, script_of
 from attention_conformance.run.alone import confirmed
-from attention_conformance.run.causes import agreed
-from attention_conformance.run.expected import (
+from attention_conformance.run.fuzz import Script
+from attention_conformance.run.job import Job, job_of
+from attention_conformance.run.names import no_case
+from attention_conformance.run.subjects import Message, supervised, work
+from attention_conformance.verdict.expected import (
     Expected,
     ExpectedError,
     Origin,
@@ -25,16 +34,7 @@ from attention_conformance.run.expected import (
     met,
     unmatched,
 )
-from attention_conformance.run.finding import ENDED, WRONG, Finding, Started, exit_status, most_telling
-from attention_conformance.run.fuzz import Script
-from attention_conformance.run.job import Job, job_of
-from attention_conformance.run.kinds import never_computed, refusals
-from attention_conformance.run.memory import available_memory
-from attention_conformance.run.messages import Asked, Described, Refused
-from attention_conformance.run.names import no_case
-from attention_conformance.run.subjects import Message, supervised, work
-from attention_conformance.subjects.options import OPTIONS
-from attention_conformance.subjects.presets import PRESETS
+from attention_conformance.verdict.memory import available_memory
 from attention_conformance.written import summary as report
 from attention_conformance.written.html import write_html
 from attention_conformance.written.report import environment

@@ -14,8 +14,8 @@ import typer
 from rich.table import Table
 
 from attention_cli.terminal import check_file, console, refusal
-from attention_conformance.models.comparison import Comparison, PlaceRow, steps
-from attention_conformance.models.sides import ComparisonError
+from attention_conformance.port.comparison import Comparison, PlaceRow, steps
+from attention_conformance.port.sides import ComparisonError
 from attention_conformance.written.comparison import verdict, write_comparison
 from attention_files.writing import write_file
 from attention_workers import Death, Order, carried_out

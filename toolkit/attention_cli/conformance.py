@@ -22,17 +22,17 @@ from attention_cli.backends import chosen_backends, load
 from attention_cli.terminal import Many, check_file, check_known, console, refusal, refusing
 from attention_conformance.cases import CASES
 from attention_conformance.cases.case import Case
-from attention_conformance.cases.identical import Identical
+from attention_conformance.hashes import identical as bits
+from attention_conformance.launch.libraries import devices_of
+from attention_conformance.measure.finding import Finding, Started
+from attention_conformance.measure.implementations import IMPLEMENTATIONS
+from attention_conformance.measure.messages import Described, Ended, Message
+from attention_conformance.own.identical import Identical
+from attention_conformance.own.language_model import ModelError
+from attention_conformance.own.model import load_any
+from attention_conformance.own.runner import work
 from attention_conformance.problem import DTYPES
-from attention_conformance.run import identical as bits
-from attention_conformance.run.finding import Finding, Started
-from attention_conformance.run.implementations import IMPLEMENTATIONS
-from attention_conformance.run.job import Order
-from attention_conformance.run.language_model import ModelError
-from attention_conformance.run.messages import Described, Ended, Message
-from attention_conformance.run.model import load_any
-from attention_conformance.run.runner import carried_out, work
-from attention_conformance.subjects.libraries import devices_of
+from attention_conformance.processes import Order, carried_out
 from attention_conformance.vectors import published, published_model
 from attention_conformance.written import report
 from attention_numpy.trees import devices_of_kind

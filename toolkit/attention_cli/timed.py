@@ -12,15 +12,15 @@ from attention_benchmark.frameworks import device_of
 from attention_benchmark.problem import NumpyArray, Problem, laid_out
 from attention_cli.terminal import Many, check_known, refusal
 from attention_conformance.call import one_line
+from attention_conformance.kernel.options import OPTIONS
+from attention_conformance.kernel.probe import settled
+from attention_conformance.kernel.signature import read_signature
+from attention_conformance.kernel.target import TargetError, load_target
+from attention_conformance.launch.call import keywords, outputs
+from attention_conformance.launch.fit import fit
+from attention_conformance.launch.libraries import quiet_start
+from attention_conformance.launch.subject import NotOffered, Subject
 from attention_conformance.problem import Problem as Case, array, rounded
-from attention_conformance.subjects.call import keywords, outputs
-from attention_conformance.subjects.fit import fit
-from attention_conformance.subjects.libraries import quiet_start
-from attention_conformance.subjects.options import OPTIONS
-from attention_conformance.subjects.probe import settled
-from attention_conformance.subjects.signature import read_signature
-from attention_conformance.subjects.subject import NotOffered, Subject
-from attention_conformance.subjects.target import TargetError, load_target
 from attention_core.backend import get_backend
 
 SAID = {"mask": "mask-sense", "default_scale": "scale"}

@@ -14,32 +14,32 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from attention_conformance.cases import CASES as CASES
     from attention_conformance.cases.case import Case as Case
-    from attention_conformance.models.comparison import Comparison as Comparison, compare as compare
+    from attention_conformance.hashes.digest import digest as digest
+    from attention_conformance.hashes.identical import Verdict as Verdict
+    from attention_conformance.kernel.target import load_target as load_target
+    from attention_conformance.launch.subject import Subject as Subject
+    from attention_conformance.measure.finding import Finding as Finding
+    from attention_conformance.own.runner import check as check
+    from attention_conformance.port.comparison import Comparison as Comparison, compare as compare
     from attention_conformance.run.again import problem_of as problem_of
-    from attention_conformance.run.digest import digest as digest
-    from attention_conformance.run.finding import Finding as Finding
-    from attention_conformance.run.identical import Verdict as Verdict
-    from attention_conformance.run.runner import check as check
     from attention_conformance.run.subjects import check_subject as check_subject
     from attention_conformance.same_call import check_same_call as check_same_call
     from attention_conformance.sharded import check_sharded as check_sharded
-    from attention_conformance.subjects.subject import Subject as Subject
-    from attention_conformance.subjects.target import load_target as load_target
 
 _HOMES = {
     "CASES": "cases",
     "Case": "cases.case",
-    "Comparison": "models.comparison",
-    "Finding": "run.finding",
-    "Subject": "subjects.subject",
-    "Verdict": "run.identical",
-    "check": "run.runner",
+    "Comparison": "port.comparison",
+    "Finding": "measure.finding",
+    "Subject": "launch.subject",
+    "Verdict": "hashes.identical",
+    "check": "own.runner",
     "check_same_call": "same_call",
     "check_sharded": "sharded",
     "check_subject": "run.subjects",
-    "compare": "models.comparison",
-    "digest": "run.digest",
-    "load_target": "subjects.target",
+    "compare": "port.comparison",
+    "digest": "hashes.digest",
+    "load_target": "kernel.target",
     "problem_of": "run.again",
 }
 

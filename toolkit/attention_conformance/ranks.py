@@ -28,13 +28,14 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.cases import CASES
-from attention_conformance.cases.identical import IDENTICAL, Identical
+from attention_conformance.hashes.cases import IDENTICAL
+from attention_conformance.hashes.identical import Found, digest, run, verdicts
+from attention_conformance.measure.catalogue import matching
+from attention_conformance.measure.implementations import bound_of
+from attention_conformance.own.identical import Identical
+from attention_conformance.own.language_model import NEW, LanguageModel, load_language_model
+from attention_conformance.own.runner import check
 from attention_conformance.problem import DTYPES, NumpyArray, Problem, Rule
-from attention_conformance.run.catalogue import matching
-from attention_conformance.run.identical import Found, digest, run, verdicts
-from attention_conformance.run.implementations import bound_of
-from attention_conformance.run.language_model import NEW, LanguageModel, load_language_model
-from attention_conformance.run.runner import check
 from attention_conformance.sharded import whole_of
 from attention_conformance.vectors import published
 from attention_core import (

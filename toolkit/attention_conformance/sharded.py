@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from attention_conformance.run.finding import Finding
+from attention_conformance.launch.subject import Subject
+from attention_conformance.measure.finding import Finding
 from attention_conformance.run.subjects import check_subject
-from attention_conformance.subjects.subject import Subject
 from attention_core import Causal, KeyLengths, Shards, SlidingWindow, shard, unshard
 from attention_core.backend import array_namespace, on_device_of
 from attention_core.scores import ScoreMod

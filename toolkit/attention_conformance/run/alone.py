@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from attention_conformance.oracle.variants import Variant
+from attention_conformance.measure.finding import WRONG, Finding, grouped
+from attention_conformance.mistakes.experiments import EXPERIMENTS, STATE, THREADS
+from attention_conformance.mistakes.former import FORMER
+from attention_conformance.mistakes.variants import Variant
 from attention_conformance.run.again import script_of
-from attention_conformance.run.experiments import EXPERIMENTS, STATE, THREADS
-from attention_conformance.run.finding import WRONG, Finding, grouped
-from attention_conformance.run.former import FORMER
 
 if TYPE_CHECKING:
     from attention_conformance.run.job import Job

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from attention_conformance.cases.shapes import NARROW, Shape, case_of, drawn
-from attention_conformance.run.catalogue import offered
-from attention_conformance.run.finding import WRONG, Finding
-from attention_conformance.run.judge import judged
-from attention_conformance.run.question import Question
-from attention_conformance.run.script import script
-from attention_conformance.subjects.fit import fit
-from attention_conformance.subjects.subject import Subject
+from attention_conformance.launch.fit import fit
+from attention_conformance.launch.subject import Subject
+from attention_conformance.measure.catalogue import offered
+from attention_conformance.measure.finding import WRONG, Finding
+from attention_conformance.measure.question import Question
+from attention_conformance.verdict.judge import judged
+from attention_conformance.verdict.script import script
 
 LEAST = 40
 """Shapes that are drawn, whatever the time."""

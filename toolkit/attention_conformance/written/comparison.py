@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from attention_conformance.models.comparison import Comparison
+from attention_conformance.port.comparison import Comparison
 from attention_conformance.templates import rendered
 from attention_conformance.written.html import LEVELS, level
 from attention_files.writing import write_file

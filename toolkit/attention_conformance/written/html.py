@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from attention_conformance.measure.finding import QUIET, VERDICTS, Finding, counted
 from attention_conformance.run.again import command_of, script_of
-from attention_conformance.run.finding import QUIET, VERDICTS, Finding, counted
 from attention_conformance.templates import rendered
 from attention_conformance.written.story import MOST_THREADS, contract_line, threads
 from attention_conformance.written.summary import MEANINGS, assumptions, power, summary
