@@ -111,15 +111,6 @@ class Bench:
     memory: Annotated[bool, typer.Option(help="Measure peak memory as well, each candidate in a process.")] = True
     json: Annotated[Path | None, typer.Option(help="Write the environment and all samples to this file.")] = None
     details: Annotated[bool, typer.Option("--details", help="Print a table for every single problem, too.")] = False
-    target: Annotated[
-        str | None,
-        typer.Option(help="Time this, too, as check takes it: file.py:callable. The options below are of it."),
-    ] = None
-    layout: Annotated[str | None, typer.Option(help=OPTIONS["layout"].says)] = None
-    mask_sense: Annotated[str | None, typer.Option(help=OPTIONS["mask"].says)] = None
-    causal: Annotated[str | None, typer.Option(help=OPTIONS["causal"].says)] = None
-    scale: Annotated[str | None, typer.Option(help=OPTIONS["scale"].says)] = None
-    grouped: Annotated[bool | None, typer.Option("--grouped/--no-grouped", help=OPTIONS["grouped"].says)] = None
 
 
 KINDS = {
@@ -159,7 +150,6 @@ class Check(Shared):  # type: ignore[misc]  # its fields are made of a table
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each case.")] = 60.0
     jobs: Annotated[int, typer.Option(min=0, max=1, help="0: in this process, which a crash then ends.")] = 1
     json: Annotated[Path | None, typer.Option(help="Write what was found to this file.")] = None
-    html: Annotated[Path | None, typer.Option(help="Write one page of HTML, which needs no network.")] = None
     write_expected: Annotated[Path | None, typer.Option(help="Write what is wrong to such a file.")] = None
     untrusted: Annotated[bool, typer.Option(help="For generated kernels: compared in another process.")] = False
     large: Annotated[bool, typer.Option(help="The large cases instead, as far as memory allows: minutes.")] = False
@@ -191,7 +181,6 @@ class Compare:
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each step, such as a run of a model.")] = 300.0
     jobs: Annotated[int, typer.Option(min=0, max=1, help="0: in this process, which a crash then ends.")] = 1
     json: Annotated[Path | None, typer.Option(help="Write what was found to this file.")] = None
-    html: Annotated[Path | None, typer.Option(help="Write one page of HTML, which needs no network.")] = None
     details: Annotated[bool, typer.Option("--details", help="Show all places, and not the first that differ.")] = False
 
 

@@ -36,7 +36,6 @@ from attention_conformance.verdict.expected import (
 )
 from attention_conformance.verdict.memory import available_memory
 from attention_conformance.written import summary as report
-from attention_conformance.written.html import write_html
 from attention_conformance.written.report import environment
 from attention_files.writing import write_file
 
@@ -53,7 +52,7 @@ SHRINKING = 600.0
 def check(options: Check, /) -> None:
     """Check a target, show what was found, and exit with its status."""
     profile, untrusted, fuzz, large = options.profile or "kernel", options.untrusted, options.fuzz, options.large
-    files = {"json": options.json, "html": options.html, "expected": options.write_expected}
+    files = {"json": options.json, "expected": options.write_expected}
     like = profile.startswith("like ")
     if untrusted and (fuzz or not options.jobs or like):
         raise refusal("expected --untrusted without --fuzz, --jobs 0 and --profile 'like TARGET'; got one of them")
@@ -201,7 +200,6 @@ class _Run:
         found, about = self.findings, self._about
         writers: dict[str, Callable[[Path], None]] = {
             "json": lambda path: report.write_findings(path, found, about),
-            "html": lambda path: write_html(path, found, about),
             "expected": self._write_expected,
         }
         for name, path in files.items():

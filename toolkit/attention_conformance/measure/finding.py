@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from attention_conformance.measure.where import Blocks, Worst
+from attention_conformance.measure.where import Worst
 
 VERDICT_TEXTS = {
     "silently wrong": ("bold red", "finite numbers that are not the answer"),
@@ -79,8 +79,6 @@ class Finding:
         The arrays of the call. `problem_of` makes them again.
     worst : Worst, optional
         The element with the largest error, where a number is wrong.
-    blocks : Blocks, optional
-        The largest error by heads, and by blocks of queries or keys.
     reason : str
         Why it is accepted, by a file of expected findings.
     equals : tuple of str
@@ -111,7 +109,6 @@ class Finding:
     seed: int = 0
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     worst: Worst | None = None
-    blocks: Blocks | None = None
     reason: str = ""
     kinds: tuple[str, ...] = ()
     equals: tuple[str, ...] = ()
@@ -226,9 +223,6 @@ def finding_from(row: Mapping[str, Any]) -> Finding:
     if worst := row.get("worst"):
         numbers = {name: _number(worst.get(name)) for name in ("got", "expected", "correlation", "cosine")}
         found["worst"] = Worst(**{**worst, **numbers, "index": tuple(worst["index"])})
-    if blocks := row.get("blocks"):
-        errors = tuple(tuple(map(_number, line)) for line in blocks["errors"])
-        found["blocks"] = Blocks(**{**blocks, "block": tuple(blocks["block"]), "errors": errors})
     return Finding(**found)
 
 

@@ -1,4 +1,4 @@
-"""Where the errors of a wrong result are: the worst element, and a map over blocks of queries, keys and heads."""
+"""Where the errors of a wrong result are: the worst element, and the axes along which they lie together."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from attention_conformance.oracle.attention import Exact
 from attention_conformance.oracle.ulps import errors_of
 from attention_conformance.problem import NumpyArray
 
-MOST_BLOCKS = 32
-"""Blocks along an axis of a map, so that a report stays small."""
-
 ALL_AXES = {
     "output": ("sample", "head", "query", "channel"),
     "logsumexp": ("sample", "head", "query"),
@@ -27,9 +24,6 @@ ALL_AXES = {
     "sinks": ("head",),
 }
 """All axes of each, from the last backward."""
-
-AXES = {name: axes[2:] if axes[2:] == ("query", "key") else axes[1:3] for name, axes in ALL_AXES.items() if axes[1:]}
-"""The axes of the map of each result, or of the gradient of each argument."""
 
 
 @dataclass(frozen=True)
@@ -55,39 +49,17 @@ class Worst:
     cosine: float = math.nan
 
 
-@dataclass(frozen=True)
-class Blocks:
-    """The largest error of each block of a result.
-
-    Attributes
-    ----------
-    result : str
-    rows, columns : str
-        What the axes count: ``head``, ``query`` or ``key``. Heads of the whole batch come one after another.
-    block : tuple of int
-        Heads, queries or keys in a block, along both axes.
-    errors : tuple of tuple of float
-        In units in the last place.
-    """
-
-    result: str
-    rows: str
-    columns: str
-    block: tuple[int, int]
-    errors: tuple[tuple[float, ...], ...]
-
-
 def located(
     name: str, got: NumpyArray, expected: Exact, dtype: str, bound: float = 0.0
 ) -> tuple[Mapping[str, Any], str]:
-    """The fields ``worst`` and ``blocks`` of a finding about a result of the right shape, and where all errors lie."""
+    """The field ``worst`` of a finding about a result of the right shape, and where all errors lie."""
     if got.shape != expected.high.shape or not got.size:
         return {}, ""
     errors, got = errors_of(got, expected, dtype), got.astype(np.float64)
     index = tuple(int(each) for each in np.unravel_index(np.argmax(errors), errors.shape))
     likeness = _cosine(got - got.mean(), expected.high - expected.high.mean()), _cosine(got, expected.high)
     worst = Worst(name, index, float(got[index]), float(expected.high[index]), *likeness)
-    return {"worst": worst, "blocks": _blocks(name, errors)}, _extent(name, ~(errors <= bound))
+    return {"worst": worst}, _extent(name, ~(errors <= bound))
 
 
 def _cosine(first: NumpyArray, second: NumpyArray) -> float:
@@ -112,23 +84,3 @@ def _range(word: str, first: int, last: int, size: int) -> str:
     if first == last:
         return f"the last {word}" if last == size - 1 else f"{word} {first}"
     return f"{plural} from {first} on" if last == size - 1 else f"{plural} {first} to {last}"
-
-
-def _blocks(name: str, errors: NumpyArray) -> Blocks | None:
-    if name not in AXES or errors.ndim < 3:
-        return None
-    rows, columns = AXES[name]
-    if name != "logsumexp" and rows == "head":
-        errors = errors.max(axis=-1)
-    width = errors.shape[-1]
-    table = errors.reshape(-1, width) if rows == "head" else errors.reshape(-1, *errors.shape[-2:]).max(axis=0)
-    block = _block(table.shape[0]), _block(width)
-    padded = np.pad(table, [(0, -size % each) for size, each in zip(table.shape, block, strict=True)])
-    cut = padded.reshape(padded.shape[0] // block[0], block[0], padded.shape[1] // block[1], block[1])
-    found = tuple(tuple(float(f"{each:.3g}") for each in row) for row in cut.max(axis=(1, 3)))
-    return Blocks(name, rows, columns, block, found)
-
-
-def _block(size: int) -> int:
-    """The least power of two of which at most `MOST_BLOCKS` cover an axis."""
-    return 1 << max(0, math.ceil(math.log2(size / MOST_BLOCKS)))

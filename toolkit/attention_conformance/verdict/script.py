@@ -10,6 +10,7 @@ import io
 import math
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -132,9 +133,12 @@ def script(
              (axes, np.argsort(axes))]  # fmt: skip
     places, words = _words(problem, subject)
     is_elsewhere = library == "torch" and subject.device not in (None, "cpu")
-    rendered = importlib.import_module("attention_conformance.templates").rendered  # whose library few have need of
-    text: str = rendered(
-        "script.py.jinja", says=says, library=library, layout=layout, dtype=dtype, file=file, name=name,
+    jinja2 = importlib.import_module("jinja2")  # which few have need of
+    template = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+                                  keep_trailing_newline=True)  # fmt: skip
+    template.filters["repr"] = repr
+    text: str = template.from_string(Path(__file__).with_name("script.py.jinja").read_text()).render(
+        says=says, library=library, layout=layout, dtype=dtype, file=file, name=name,
         preset=_preset(target), sources=_sources(laid, truth, compared),
         stored=_stored(arrays), memory={name: kind for name, kind in memory.items() if kind != "contiguous"},
         device=f".to({subject.device!r})" if is_elsewhere else "", order=subject.order or ("query", "key", "value"),

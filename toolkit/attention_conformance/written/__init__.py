@@ -1,1 +1,1 @@
-"""What was found, as text, as JSON, and as one page of HTML."""
+"""What was found, as text and as JSON."""

@@ -28,7 +28,7 @@ from attention_conformance.written.story import thread_lines
 from attention_files.writing import write_file
 
 MOST_REFUSALS = 6
-"""Reasons that the terminal shows; JSON and HTML have all."""
+"""Reasons that the terminal shows; JSON has all."""
 
 MOST_UNNAMED = 4
 """Cases of a verdict that the terminal tells in full, where the cause has no name."""
