@@ -12,7 +12,6 @@ from command_helpers import invoke, refusal
 from attention_conformance.hashes.cases import IDENTICAL
 from attention_conformance.hashes.identical import Found, compare, computed, digest, verdicts, work, work_on
 from attention_conformance.launch.libraries import holds
-from attention_conformance.measure.messages import Ended
 from attention_conformance.processes import Order
 from attention_conformance.vectors import published
 from attention_core.backend import get_backend
@@ -177,19 +176,12 @@ def test_a_run_of_identical_bits_ends_with_hashes_ticks_and_status_0():
         "more: --json FILE for each hash, --list for what cases show",
         "2 identical, 0 not, 0 not run",
     ]
-    assert result.stderr.splitlines()[:2] == [
-        "numpy: plain: 2 ways, as published",
-        "numpy: gelu: 2 ways, as published",
-    ]
 
 
 def test_a_quick_run_is_one_eager_call_of_each_case(backend):
     messages = list(work(Order(backend.name, ("plain", "many"), quick=True)))
     ways = [(each.case, each.device, each.mode, each.variation) for each in messages if isinstance(each, Found)]
     assert ways == [(name, backend.devices()[0], "eager", "") for name in ("plain", "many")]
-    assert [each.hashes for each in messages if isinstance(each, Ended)] == [
-        (published()[name],) for name in ("plain", "many")
-    ]
 
 
 def test_a_quick_run_says_what_it_leaves_out_and_how_to_repeat_it(tmp_path):
@@ -205,7 +197,6 @@ def test_a_quick_run_says_what_it_leaves_out_and_how_to_repeat_it(tmp_path):
 def test_a_hash_other_than_the_published_one_or_without_one_is_told_with_status_1(corrupted):
     result = identical("--case", "bias", "--case", "plain")
     assert result.exit_code == 1
-    assert f"numpy: bias: 2 ways, not as published: {'0' * 64}" in result.stderr.splitlines()
     told = f"bias on numpy (cpu, eager): expected SHA-256 {'0' * 64}, as published; got {published()['bias']}"
     assert told in result.stdout.splitlines()
     assert "✗" in next(line for line in result.stdout.splitlines() if " bias " in line)

@@ -17,9 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh
 import attention_core as ac
 from attention_conformance.hashes.cases import IDENTICAL
 from attention_conformance.hashes.identical import computed_of, digest
-from attention_conformance.ranks import WAYS, over
 from attention_conformance.sharded import whole_of
 from attention_torch.collectives import TorchCollectives
+from sharding.ranks import WAYS, over
 
 CASES = [
     ("causal", 4, "zigzag", "gather", 13),

@@ -14,9 +14,9 @@ from shard_helpers import differentiated, in_order, inputs, loss_of, options_of,
 import attention_core as ac
 from attention_conformance.hashes.cases import IDENTICAL
 from attention_conformance.hashes.identical import computed_of, digest
-from attention_conformance.ranks import of_devices, over
 from attention_conformance.vectors import published
 from attention_jax.collectives import JaxCollectives
+from sharding.ranks import of_devices, over
 
 CASES = [
     ("segments", 4, "zigzag", "gather", 13, "fast", "float64"),

@@ -26,7 +26,7 @@ from attention_conformance.hashes import identical as bits
 from attention_conformance.launch.libraries import devices_of
 from attention_conformance.measure.finding import Finding, Started
 from attention_conformance.measure.implementations import IMPLEMENTATIONS
-from attention_conformance.measure.messages import Described, Ended, Message
+from attention_conformance.measure.messages import Described, Message
 from attention_conformance.own.identical import Identical
 from attention_conformance.own.language_model import ModelError
 from attention_conformance.own.model import load_any
@@ -114,7 +114,7 @@ def _identical(options: Conformance, /) -> None:
     if jobs and not quick and len(available_threads()) > 1 and (modes is None or "eager" in modes):
         orders += [replace(each, modes=("eager",), threads=1) for each in orders]
     known = published() | ({"model": None} if texts else published_model(model, long=long))
-    results, described = run_all(orders, jobs, bits.work, known)
+    results, described = run_all(orders, jobs, bits.work)
     left_out = [
         *(each for backend in described for each in backend.left_out),
         *([] if quick else fixed_threads(jobs, mode)),
@@ -140,15 +140,9 @@ def _identical(options: Conformance, /) -> None:
 
 
 def run_all(
-    orders: Sequence[Order],
-    jobs: int,
-    worker: Callable[[Order], Iterator[Message]] = work,
-    known: Mapping[str, str | None] | None = None,
+    orders: Sequence[Order], jobs: int, worker: Callable[[Order], Iterator[Message]] = work
 ) -> tuple[list[Finding], list[Described]]:
-    """Carry out the orders, and tell on the standard error stream what was found; results keep the order of these.
-
-    Where bits are compared, ``known`` are hashes by case. Each case is then told as it ends, unless bars show it.
-    """
+    """Carry out the orders, and tell on the standard error stream what fails; results keep the order of these."""
     results: dict[str, list[Finding]] = {order.backend: [] for order in orders}
     described: list[Described] = []
     columns = (TextColumn("{task.description:<54}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -163,7 +157,6 @@ def run_all(
         names = dict.fromkeys(order.backend for order in longest_first)
         bars = {name: progress.add_task(name, total=None, start=False) for name in names}
         totals = dict.fromkeys(bars, 0)
-        ways: dict[str, list[Finding]] = {}
         for message in messages:
             if isinstance(message, Described):
                 described.append(message)
@@ -171,24 +164,13 @@ def run_all(
                 totals[message.target] += message.count  # of several orders, or of one begun again
                 progress.update(bars[message.target], total=totals[message.target])
                 continue
-            if isinstance(message, Ended):
-                if not screen.is_terminal:
-                    screen.print(_case_line(message, known or {}), highlight=False, soft_wrap=True)
-                continue
             found = message.finding if isinstance(message, Started) else message
             progress.update(bars[found.backend], description=f"{_way(found)}: {found.case}")
             if isinstance(message, Finding):
                 results[message.backend].append(message)
                 progress.advance(bars[message.backend])
-                before = ways.setdefault(message.backend, [])
-                if known is None and before and _way(before[-1]) != _way(message):
-                    screen.print(f"{_way(before[-1])}: {report.summary(before)}", highlight=False)
-                    before.clear()
-                before.append(message)
                 for line in report.failures([message]):
                     screen.print(line, style="red", highlight=False, soft_wrap=True)
-        for before in ways.values() if known is None else ():
-            screen.print(f"{_way(before[-1])}: {report.summary(before)}", highlight=False)
     places = list(results)
     return list(itertools.chain(*results.values())), sorted(described, key=lambda each: places.index(each.target))
 
@@ -234,16 +216,6 @@ def command_of(words: Sequence[str], options: Mapping[str, Iterable[Any]], jobs:
     """The text of a command with repeatable options."""
     chosen = [f"--{name}={value}" for name, values in options.items() for value in values or ()]
     return shlex.join(["attention-core", *words, *chosen, *([] if jobs else ["--jobs=0"])])
-
-
-def _case_line(ended: Ended, known: Mapping[str, str | None]) -> str:
-    """What came of a case in one process."""
-    expected, found = known.get(ended.case), set(ended.hashes)
-    same = "the same bits" if len(found) == 1 else "not the same bits"
-    outcome = "as published" if found == {expected} else f"not as published: {expected}" if expected else same
-    process = " ".join(filter(None, (ended.backend, ended.threads)))
-    ways = f"{len(ended.hashes)} way{'s' * (len(ended.hashes) != 1)}"
-    return f"{process}: {ended.case}: {ways}, {outcome}"
 
 
 def _way(found: Finding) -> str:

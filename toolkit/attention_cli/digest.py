@@ -49,7 +49,7 @@ def digest(options: Digest, /) -> None:
         shows = work.read(recipe).shows
     counts = threads or ((1,) if jobs and len(available_threads()) > 1 else ())
     orders = work.orders(recipe, names, devices=device, modes=mode, threads=counts)
-    results, described = run_all(orders, jobs, work.work, {})
+    results, described = run_all(orders, jobs, work.work)
     if not results:
         raise refusal("expected a device with float64 and the dtype of the inputs; got none")
     verdict = work.judge(results, sha256, described)

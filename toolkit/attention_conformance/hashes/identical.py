@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from attention_conformance.hashes.cases import IDENTICAL
 from attention_conformance.launch.libraries import devices_of, holds, quiet_start, threads_of
 from attention_conformance.measure.finding import Finding, Started
 from attention_conformance.measure.implementations import tuned
-from attention_conformance.measure.messages import Described, Ended, Message
+from attention_conformance.measure.messages import Described, Message
 from attention_conformance.own.identical import Identical
 from attention_conformance.own.model import model_cases
 from attention_conformance.own.source import Trees
@@ -157,14 +156,10 @@ def work_on(cases: Sequence[Identical], order: Order) -> Iterator[Message]:
         left_out += [("*", f"{backend.name} on {each}", "it holds no values") for each in unheld]
     yield Described({}, {}, backend.versions(), len(trials), backend.name, threads_of(backend), tuple(left_out))
     threads = "" if order.threads is None else f"{order.threads} thread{'s' * (order.threads != 1)}"
-    for name, ways in itertools.groupby(trials[order.skip :], key=lambda trial: trial[0].name):
-        hashes = []
-        for case, device, mode, variation in ways:
-            yield Started(blank(case, backend, device, mode))
-            found = run(case, backend, device, mode, variation=variation)
-            hashes.append(digest(found.arrays) if found.passed else "")
-            yield replace(found, variation=", ".join(filter(None, (threads, variation))))
-        yield Ended(name, backend.name, threads, tuple(hashes))
+    for case, device, mode, variation in trials[order.skip :]:
+        yield Started(blank(case, backend, device, mode))
+        found = run(case, backend, device, mode, variation=variation)
+        yield replace(found, variation=", ".join(filter(None, (threads, variation))))
 
 
 def _lacking(case: Identical, backend: Backend, device: str) -> str:

@@ -215,21 +215,6 @@ def plain(each: Any) -> Any:
     return None if math.isnan(each) else str(each)
 
 
-def finding_from(row: Mapping[str, Any]) -> Finding:
-    """A finding from what JSON held."""
-    found = {**row, **{name: _number(row[name]) for name in ("error", "bound", "seconds")}}
-    found |= {name: tuple(row.get(name, ())) for name in ("rejected", "planted", "kinds", "equals")}
-    found["shapes"] = {name: tuple(shape) for name, shape in row.get("shapes", {}).items()}
-    if worst := row.get("worst"):
-        numbers = {name: _number(worst.get(name)) for name in ("got", "expected", "correlation", "cosine")}
-        found["worst"] = Worst(**{**worst, **numbers, "index": tuple(worst["index"])})
-    return Finding(**found)
-
-
-def _number(each: Any) -> float:
-    return math.nan if each is None else float(each)
-
-
 def counted(findings: Iterable[Finding]) -> dict[str, int]:
     """How many findings have each verdict, the worst first."""
     counts = dict.fromkeys(VERDICTS, 0)

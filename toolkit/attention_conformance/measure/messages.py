@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import ml_dtypes
 import numpy as np
 
-from attention_conformance.measure.finding import VERDICTS, Finding, Started, finding_from, to_row
+from attention_conformance.measure.finding import VERDICTS, Finding, Started
 from attention_conformance.problem import NumpyArray
 
 
@@ -50,19 +50,6 @@ class Described:
 
 
 @dataclass(frozen=True)
-class Ended:
-    """The message after the last way of a case, where bits are compared.
-
-    ``threads`` is empty for those that a library has; ``hashes`` are those of all ways, empty for one that failed.
-    """
-
-    case: str
-    backend: str
-    threads: str
-    hashes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Refused:
     """Why a target cannot be checked at all."""
 
@@ -78,12 +65,17 @@ class Returned:
     arrays: dict[str, NumpyArray] = field(repr=False)
 
 
-Message: TypeAlias = Asked | Described | Ended | Refused | Started | Finding
+Message: TypeAlias = Asked | Described | Refused | Started | Finding
 
 # --- between processes that do not trust each other ---
 
 BELIEVED = tuple(each for each in VERDICTS if each not in ("right", "accepted", "unexpectedly right"))
 """Verdicts that a process may give of itself: none of them passes it."""
+
+OF_REFUSAL = ("verdict", "detail", "variant", "says", "traceback", "kinds", "shapes")
+"""What a refusal says of itself; the rest is known of the question."""
+
+OF_CASE = ("case", "dtype", "line", "shows")
 
 PLAIN = {each.__name__: each for each in (Asked, Described, Refused)}
 
@@ -93,7 +85,7 @@ def packed(message: Any) -> bytes:
     kind, arrays = type(message).__name__, getattr(message, "arrays", {})
     found: Any = message
     if isinstance(message, Finding):
-        found = to_row(message)
+        found = {name: getattr(message, name) for name in (*OF_CASE, *OF_REFUSAL)}
     elif isinstance(message, Started):
         found = [message.finding.case, message.finding.dtype]
     elif isinstance(message, Returned):
@@ -120,7 +112,7 @@ def unpacked(data: bytes) -> Any:
         return Returned(str(case), str(dtype), _arrays(rows, body))
     if kind != "Finding" or found["verdict"] not in BELIEVED:
         raise ValueError(f"expected a refusal; got {str(found)[:80]}")
-    return finding_from(found)
+    return Finding(**{name: _frozen(found[name]) for name in (*OF_CASE, *OF_REFUSAL)})
 
 
 def _arrays(rows: Any, body: bytes) -> dict[str, NumpyArray]:

@@ -13,15 +13,12 @@ from attention_conformance.cases.shapes import shape_of
 from attention_conformance.launch.subject import Subject
 from attention_conformance.launch.watch import TOUCHED
 from attention_conformance.measure.finding import QUIET, Finding
-from attention_conformance.measure.messages import Described, Message, Refused, Returned
+from attention_conformance.measure.messages import OF_REFUSAL, Described, Message, Refused, Returned
 from attention_conformance.measure.question import Question
 from attention_conformance.run.job import Job
 from attention_conformance.run.questions import questions
 from attention_conformance.verdict.judge import asked, graded
 from attention_conformance.verdict.script import script
-
-OF_REFUSAL = ("verdict", "detail", "variant", "says", "traceback", "kinds", "shapes")
-"""What a refusal says of itself; the rest is known of the question."""
 
 
 def distrusted(job: Job, messages: Iterator[Message | Returned]) -> Iterator[Message]:

@@ -3,8 +3,8 @@
 A line is printed for each case, and the exit status is 1 if a hash is another. Patterns of names choose cases, by
 default those of ``shared*``::
 
-    torchrun --nproc-per-node 8 -m attention_conformance.ranks
-    XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m attention_conformance.ranks --backend jax
+    PYTHONPATH=evidence torchrun --nproc-per-node 8 -m sharding.ranks
+    XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m sharding.ranks --backend jax
 
 With ``--model FILE.gguf``, a language model writes tokens with a cache over ranks, and the logits are hashed. With
 ``--cases DTYPE``, ranks answer the cases of the kit, gradients included: by option and strategy, a table has the number
@@ -130,7 +130,7 @@ class _Engine:
             return
         torch = importlib.import_module("torch")
         if "RANK" not in os.environ:
-            sys.exit("expected ranks; got one process: torchrun --nproc-per-node 8 -m attention_conformance.ranks")
+            sys.exit("expected ranks; got one process: torchrun --nproc-per-node 8 -m sharding.ranks")
         is_on_gpus = torch.cuda.is_available()
         torch.distributed.init_process_group("nccl" if is_on_gpus else "gloo")
         if is_on_gpus:
@@ -313,7 +313,7 @@ def told_of_model(engine: _Engine, path: Path) -> bool:
 
 def main() -> None:
     """Run as a command."""
-    parser = argparse.ArgumentParser(prog="python -m attention_conformance.ranks", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m sharding.ranks", description=__doc__)
     parser.add_argument("--backend", choices=("torch", "jax"), default="torch")
     parser.add_argument("--case", action="append")
     parser.add_argument("--model", type=Path)
