@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -35,6 +34,8 @@ from attention_conformance.port.sides import read_model
 from attention_conformance.problem import NumpyArray, Problem
 from attention_core import scaled_dot_product_attention
 from attention_core.backend import Backend, array_namespace, get_backend
+from attention_files.writing import FileError
+from attention_models.tokenizers import read_tokenizer
 from attention_numpy.trees import map_arrays
 
 PAIRS = (
@@ -237,13 +238,9 @@ def _encoder(directory: Path) -> tuple[Any, Any, Any]:
 
 def _tokenizer(path: Path, most: int) -> Any:
     try:
-        library = importlib.import_module("tokenizers")  # of which nothing else has need
-    except ModuleNotFoundError as error:
-        raise ModelError("expected tokenizers for a model; got none: pip install tokenizers") from error
-    try:
-        tokenizer = library.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing more particular
-        raise ModelError(f"expected a tokenizer in {path}; got {error}") from error
+        tokenizer = read_tokenizer(path)
+    except (FileError, ModuleNotFoundError) as error:
+        raise ModelError(str(error)) from error
     tokenizer.no_padding()
     tokenizer.enable_truncation(most)
     return tokenizer
