@@ -279,7 +279,6 @@ def test_hashes_are_written_as_json(tmp_path):
         (["--model", "/no/such/model"], "expected a model directory; got /no/such/model, which is none"),
         (["--model", "a", "--model", "b"], "expected one --model with --identical; got 2"),
         (["--case", "model"], "expected a case out of those of --list; got 'model', which none matches"),
-        (["--sentence", "Hello."], "expected --model with --sentence; got none"),
     ],
 )
 def test_what_cannot_be_run_as_given_has_status_2(arguments, told):

@@ -131,9 +131,6 @@ def test_what_is_no_language_model_is_told(path, tmp_path):
     for arguments in (("--model", path), ("--model", path, "--identical")):
         told = refusal("conformance", *arguments, "--backend", "numpy", "--jobs", 0)
         assert "expected a whole GGUF file" in told
-    write_gguf(path)
-    told = refusal("conformance", "--model", path, "--identical", "--sentence", "a b")
-    assert "expected an encoder with sentences" in told
     assert "expected --model with a language model for --long" in refusal("conformance", "--long")
 
 

@@ -381,24 +381,6 @@ def test_a_model_that_nobody_published_has_its_hash_shown(published, tmp_path):
     assert json.loads((tmp_path / "again.json").read_text())["cases"] == written["cases"]
 
 
-def test_sentences_of_the_user_are_encoded_in_the_same_bits(published, tmp_path):
-    path = tmp_path / "sentences.txt"
-    path.write_text("A man is eating food.\n\nA woman is playing violin.\n")
-    found = {}
-    for name, sentences in {"file": [path], "texts": path.read_text().split("\n"), "one": ["violin"]}.items():
-        options = [word for each in sentences if str(each) for word in ("--sentence", each)]
-        result = identical(published, *options, "--json", tmp_path / f"{name}.json")
-        assert result.exit_code == 0, result.output
-        written = json.loads((tmp_path / f"{name}.json").read_text())
-        found[name] = written["cases"]["model"]["sha256"]
-        texts = [each for each in sentences if str(each)]
-        words = shlex.split(written["environment"]["command"])
-        assert [word for word in words if "--sentence" in word] == [f"--sentence={each}" for each in texts]
-    assert found["file"] == found["texts"] != found["one"]
-    model = load_model(published, ["A man is eating food.", "A woman is playing violin."])
-    assert found["file"] == digest(computed(identical_case(model), get_backend("numpy"), "cpu", "eager"))
-
-
 def test_a_hash_other_than_that_of_known_weights_is_told(published, monkeypatch):
     monkeypatch.setattr("attention_cli.conformance.published_model", lambda path, long: {"model": "0" * 64})
     result = identical(published)

@@ -113,6 +113,25 @@ class Bench:
     details: Annotated[bool, typer.Option("--details", help="Print a table for every single problem, too.")] = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ways:
+    """The ways of running backends that several commands take."""
+
+    backend: Annotated[Many, typer.Option(help="A backend; repeatable. By default all that are installed.")] = None
+    device: Annotated[Many, typer.Option(help="A device, or its kind, as cuda; repeatable. By default all.")] = None
+    mode: Annotated[Many, typer.Option(help="A mode, such as eager or compiled; repeatable. By default all.")] = None
+    json: Annotated[Path | None, typer.Option(help="Write environment and results to this file.")] = None
+    jobs: Annotated[int, typer.Option(min=0, help="Backends at a time, each in a process; 0: all in this one.")] = CPUS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Apart:
+    """Options of what runs in a process of its own."""
+
+    jobs: Annotated[int, typer.Option(min=0, max=1, help="0: in this process, which a crash then ends.")] = 1
+    json: Annotated[Path | None, typer.Option(help="Write what was found to this file.")] = None
+
+
 KINDS = {
     "text": (str | None, None),
     "many": (Many, None),
@@ -135,7 +154,7 @@ Shared: Any = make_dataclass("Shared", [_shared(*each) for each in OPTIONS.items
 
 @command("Check anybody's attention.", "attention_cli.check:check")
 @dataclass(frozen=True)
-class Check(Shared):  # type: ignore[misc]  # its fields are made of a table
+class Check(Shared, Apart):  # type: ignore[misc]  # its fields are made of a table
     """Check anybody's attention: say what is right, silently wrong, visibly wrong or refused.
 
     The signature and small calls tell what the target expects, and that is printed. Options say it where it is found
@@ -148,8 +167,6 @@ class Check(Shared):  # type: ignore[misc]  # its fields are made of a table
         str, typer.Argument(help="module:callable, file.py:callable, model.onnx, or a preset such as torch.sdpa.")
     ]
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each case.")] = 60.0
-    jobs: Annotated[int, typer.Option(min=0, max=1, help="0: in this process, which a crash then ends.")] = 1
-    json: Annotated[Path | None, typer.Option(help="Write what was found to this file.")] = None
     write_expected: Annotated[Path | None, typer.Option(help="Write what is wrong to such a file.")] = None
     untrusted: Annotated[bool, typer.Option(help="For generated kernels: compared in another process.")] = False
     large: Annotated[bool, typer.Option(help="The large cases instead, as far as memory allows: minutes.")] = False
@@ -159,7 +176,7 @@ class Check(Shared):  # type: ignore[misc]  # its fields are made of a table
 
 @command("Find where two models part.", "attention_cli.compare:compare")
 @dataclass(frozen=True)
-class Compare:
+class Compare(Apart):
     """Run two models or layers on the same input, each in its framework, and say where they part, and why.
 
     A model is a file of this project, a GGUF file, a folder of transformers, a .keras file, or file.py:name. With a
@@ -179,8 +196,6 @@ class Compare:
         float, typer.Option(min=0, help="In ulps of the largest number of a position, besides what rounding explains.")
     ] = 16.0
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each step, such as a run of a model.")] = 300.0
-    jobs: Annotated[int, typer.Option(min=0, max=1, help="0: in this process, which a crash then ends.")] = 1
-    json: Annotated[Path | None, typer.Option(help="Write what was found to this file.")] = None
     details: Annotated[bool, typer.Option("--details", help="Show all places, and not the first that differ.")] = False
 
 
@@ -287,7 +302,7 @@ class View:
 
 @command("Hash a call or a saved layer in every way of running.", "attention_cli.digest:digest")
 @dataclass(frozen=True)
-class Digest:
+class Digest(Ways):
     """Hash the results of a call of attention, or of a saved layer, on given inputs, with SHA-256.
 
     A call takes query, key, value and, if they are there, mask and bias. A layer takes its own arguments, by name.
@@ -302,9 +317,6 @@ class Digest:
     files: Annotated[
         list[Path], typer.Argument(help="Inputs as safetensors, and at most one saved layer; a model with --chain.")
     ]
-    backend: Annotated[Many, typer.Option(help="A backend; repeatable. By default all that are installed.")] = None
-    device: Annotated[Many, typer.Option(help="A device, or its kind, as cuda; repeatable. By default all.")] = None
-    mode: Annotated[Many, typer.Option(help="A mode, such as eager or compiled; repeatable. By default all.")] = None
     threads: Annotated[
         list[int] | None, typer.Option(min=1, help="A number of threads to run with, too; repeatable. By default 1.")
     ] = None
@@ -312,10 +324,6 @@ class Digest:
     scale: Annotated[float | None, typer.Option(help="The scale of a call without a layer.")] = None
     softcap: Annotated[float | None, typer.Option(help="The softcap of a call without a layer.")] = None
     sha256: Annotated[str | None, typer.Option(help="The hash that is expected, of 64 hex digits.")] = None
-    json: Annotated[
-        Path | None, typer.Option(help="Write environment, hashes, and the command that repeats them to this file.")
-    ] = None
-    jobs: Annotated[int, typer.Option(min=0, help="Backends at a time, each in a process; 0: all in this one.")] = CPUS
     chain: Annotated[
         Path | None, typer.Option(help="Of a language model: write a hash for each layer and token to this file.")
     ] = None
@@ -329,7 +337,7 @@ class Digest:
 
 @command("Check every backend against the contract.", "attention_cli.conformance:conformance")
 @dataclass(frozen=True)
-class Conformance:
+class Conformance(Ways):
     """Run the catalogue of cases, and compare each result with an oracle of higher precision.
 
     With --identical, run another catalogue in reproducible arithmetic, in every mode of every backend, and compare the
@@ -342,10 +350,7 @@ class Conformance:
     cannot be run as given.
     """
 
-    backend: Annotated[Many, typer.Option(help="A backend; repeatable. By default all that are installed.")] = None
-    device: Annotated[Many, typer.Option(help="A device, or its kind, as cuda; repeatable. By default all.")] = None
     dtype: Annotated[Many, typer.Option(help="A floating-point type; repeatable. By default all.")] = None
-    mode: Annotated[Many, typer.Option(help="A mode, such as eager or compiled; repeatable. By default all.")] = None
     implementation: Annotated[
         Many, typer.Option(help="dense, blockwise or fused; repeatable. By default all three, less where compiled.")
     ] = None
@@ -357,8 +362,6 @@ class Conformance:
             " file, to be run as well, as the case model; repeatable, but with --identical."
         ),
     ] = None
-    json: Annotated[Path | None, typer.Option(help="Write environment and results to this file.")] = None
-    jobs: Annotated[int, typer.Option(min=0, help="Backends at a time, each in a process; 0: all in this one.")] = CPUS
     list_: Annotated[bool, typer.Option("--list", help="List the cases and what they show, and run none.")] = False
     quick: Annotated[
         bool,
@@ -367,9 +370,6 @@ class Conformance:
     identical: Annotated[
         bool, typer.Option("--identical", help="Compare bits instead, in reproducible arithmetic, with published ones.")
     ] = False
-    sentence: Annotated[
-        Many, typer.Option(help="With --identical, a sentence for the model, or a file of them; repeatable.")
-    ] = None
     long: Annotated[
         bool, typer.Option("--long", help="Run a language model in all modes, and compare the bits of 8 prompts.")
     ] = False

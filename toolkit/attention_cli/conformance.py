@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import itertools
-import os
 import shlex
 import warnings
 from collections import Counter
@@ -51,8 +50,6 @@ def conformance(options: Conformance, /) -> None:
     if options.identical:
         _identical(options)
         return
-    if options.sentence:
-        raise refusal("expected --identical with --sentence; got none")
     models, json, mode = options.model or [], options.json, options.mode
     dtype, implementation = options.dtype, options.implementation
     _check_models(models, options.long)
@@ -92,14 +89,13 @@ def _identical(options: Conformance, /) -> None:
         if getattr(options, option):
             raise refusal(f"expected no --{option} with --identical; got one")
     models, mode, case, jobs = options.model or [], options.mode, options.case, options.jobs
-    json, quick, long, sentences = options.json, options.quick, options.long, options.sentence or []
+    json, quick, long = options.json, options.quick, options.long
     if len(models) > 1:
         raise refusal(f"expected one --model with --identical; got {len(models)}")
     _check_models(models, long)
     model = models[0] if models else None
-    texts = _sentences(sentences, model)
     with refusing(ModelError):
-        catalogue = bits.catalogue(model, texts, long=long)
+        catalogue = bits.catalogue(model, long=long)
     cases = _chosen_cases(case, catalogue)
     if options.list_:
         _list(("case", "shows", "dtype"), ((each.name, each.shows, each.dtype) for each in cases))
@@ -109,11 +105,11 @@ def _identical(options: Conformance, /) -> None:
     device = check_places(names, options.device, mode)
     devices, modes = (tuple(each) if each else None for each in (device, mode))
     chosen = tuple(each.name for each in cases)
-    order = Order("", chosen, devices, modes=modes, models=tuple(models), quick=quick, sentences=texts, long=long)
+    order = Order("", chosen, devices, modes=modes, models=tuple(models), quick=quick, long=long)
     orders = [replace(order, backend=name) for name in names]
     if jobs and not quick and len(available_threads()) > 1 and (modes is None or "eager" in modes):
         orders += [replace(each, modes=("eager",), threads=1) for each in orders]
-    known = published() | ({"model": None} if texts else published_model(model, long=long))
+    known = published() | published_model(model, long=long)
     results, described = run_all(orders, jobs, bits.work)
     left_out = [
         *(each for backend in described for each in backend.left_out),
@@ -129,7 +125,7 @@ def _identical(options: Conformance, /) -> None:
     tell_left_out(reasons.values())
     if json:
         places: dict[str, Any] = {"backend": run_on(results), "device": device, "mode": mode, "case": case}
-        places |= {"sentence": sentences, "model": models}
+        places["model"] = models
         command = command_of(["conformance", "--identical", *["--quick"] * quick], places, jobs)
         bits.write_json(json, judged, {**bits_environment(described), "command": command, "left out": reasons})
     for line in bits.proved(judged, model, is_quick=quick):
@@ -231,23 +227,6 @@ def _show(results: Sequence[Finding]) -> None:
         screen.print(table)
     for line in report.failures(results):
         screen.print(line, style="red", highlight=False, soft_wrap=True)
-
-
-def _sentences(words: Sequence[str], model: Path | None) -> tuple[str, ...]:
-    """Sentences as they are, and those of files, one on each line."""
-    if words and model is None:
-        raise refusal("expected --model with --sentence; got none")
-    found: list[str] = []
-    for each in words:
-        try:
-            is_file = os.path.isfile(each)  # unlike a path, whatever the text
-            lines = Path(each).read_text(encoding="utf-8").splitlines() if is_file else [each]
-        except (OSError, UnicodeDecodeError) as error:
-            raise refusal(f"expected a file of text; got {each}: {error}") from error
-        found += [line for line in lines if line.strip()]
-    if words and not found:
-        raise refusal("expected a sentence; got none but empty ones")
-    return tuple(found)
 
 
 def _list(headings: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:

@@ -27,8 +27,6 @@ class Order(workers.Order):
     quick : bool
         Whether to run eager calls in float32 alone, on the first device unless others are named. Bits are compared of
         one eager call of each case then.
-    sentences : tuple of str
-        What the model encodes in place of its own sentences.
     long : bool
         Whether a language model continues more prompts, and in more modes.
     recipe : Recipe, optional
@@ -45,7 +43,6 @@ class Order(workers.Order):
     implementations: tuple[str, ...] | None = None
     models: tuple[Path, ...] = ()
     quick: bool = False
-    sentences: tuple[str, ...] = ()
     long: bool = False
     recipe: Any = None
     skip: int = 0

@@ -107,12 +107,12 @@ def digest(arrays: Named) -> str:
     return found.hexdigest()
 
 
-def catalogue(model: Path | None, sentences: Sequence[str] = (), *, long: bool = False) -> tuple[Identical, ...]:
+def catalogue(model: Path | None, *, long: bool = False) -> tuple[Identical, ...]:
     """All cases, with those of a model where one is given: a directory with an encoder, or a GGUF file.
 
     Raise ModelError when a file of the directory is missing, broken, or does not fit the others.
     """
-    return IDENTICAL if model is None else (*IDENTICAL, *model_cases(model, sentences, long=long))
+    return IDENTICAL if model is None else (*IDENTICAL, *model_cases(model, long=long))
 
 
 def work(order: Order) -> Iterator[Message]:
@@ -121,9 +121,7 @@ def work(order: Order) -> Iterator[Message]:
     A quick order is one eager call of each case, on the first device unless others are named.
     """
     model = order.models[0] if order.models else None
-    yield from work_on(
-        [case for case in catalogue(model, order.sentences, long=order.long) if case.name in order.cases], order
-    )
+    yield from work_on([case for case in catalogue(model, long=order.long) if case.name in order.cases], order)
 
 
 def work_on(cases: Sequence[Identical], order: Order) -> Iterator[Message]:

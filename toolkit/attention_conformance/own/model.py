@@ -85,13 +85,11 @@ def load_any(path: Path) -> Model | LanguageModel:
     return load_language_model(path) if is_language_model(path) else load_model(path)
 
 
-def model_cases(path: Path, sentences: Sequence[str] = (), *, long: bool = False) -> tuple[Identical, ...]:
+def model_cases(path: Path, *, long: bool = False) -> tuple[Identical, ...]:
     """The cases of a model of which every way of running must give the same bits."""
     if is_language_model(path):
-        if sentences:
-            raise ModelError(f"expected an encoder with sentences; got the language model {path}")
         return identical_cases(load_language_model(path), long)
-    return (identical_case(load_model(path, sentences)),)
+    return (identical_case(load_model(path)),)
 
 
 def load_model(directory: Path, sentences: Sequence[str] = ()) -> Model:
