@@ -121,7 +121,7 @@ def _identical(options: Conformance, /) -> None:
     complaints = [line for each in judged for line in each.complaints]
     for line in complaints:
         screen.print(line, style="red", highlight=False, soft_wrap=True)
-    reasons = {name: bits.told_left_out(name, left_out) for name in chosen}
+    reasons = {name: bits.reasons_left_out(name, left_out) for name in chosen}
     tell_left_out(reasons.values())
     if json:
         places: dict[str, Any] = {"backend": run_on(results), "device": device, "mode": mode, "case": case}

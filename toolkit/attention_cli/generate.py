@@ -122,7 +122,7 @@ def _write_texts(
             show()
 
     parameters = backend.from_numpy(parameters)
-    with _told_compiling(mode) as compiling:
+    with _compile_notice(mode) as compiling:
         generation.generate(
             definition,
             prepare_weights(parameters) if definition.arithmetic == "reproducible" else parameters,
@@ -146,7 +146,7 @@ def _write_texts(
 
 
 @contextlib.contextmanager
-def _told_compiling(mode: str) -> Iterator[Callable[[], bool]]:
+def _compile_notice(mode: str) -> Iterator[Callable[[], bool]]:
     """Tell on the standard error stream what is compiled; after each step, what is given says whether that goes on."""
     errors = console(stderr=True)
     programs = iter(() if mode == "eager" else ("the prompts", "each further token"))

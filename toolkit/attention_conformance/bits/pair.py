@@ -131,7 +131,7 @@ class _Row:
         if not self.unlike:
             return replace(blank, error=0.0, detail=f"{self.count} comparisons{refused}")
         first = self.unlike[0]
-        told = f"{first.variation.says}: {first.difference.told(first.name, self._place(first))}"
+        told = f"{first.variation.says}: {first.difference.text(first.name, self._place(first))}"
         told += f"; {len(self.unlike)} of {self.count} comparisons differ{refused}"
         worst = max(each.difference.ulps for each in self.unlike)
         blank = replace(blank, verdict=OTHER_BITS, error=worst, detail=told)

@@ -331,10 +331,10 @@ def verdicts(
     for result in results:
         found.setdefault(result.case, []).append(result)
     judged = [_verdict(case, tuple(ways), published.get(case, ""), origin) for case, ways in found.items() if ways]
-    return [replace(each, left_out=told_left_out(each.case, lacking)) for each in judged]
+    return [replace(each, left_out=reasons_left_out(each.case, lacking)) for each in judged]
 
 
-def told_left_out(case: str, lacking: Iterable[tuple[str, str, str]]) -> tuple[str, ...]:
+def reasons_left_out(case: str, lacking: Iterable[tuple[str, str, str]]) -> tuple[str, ...]:
     """The ways of a case that are left out, each with its reason."""
     told = [": ".join(filter(None, (way, reason))) for name, way, reason in lacking if name in (case, "*")]
     return tuple(dict.fromkeys(told))

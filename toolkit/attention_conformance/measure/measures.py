@@ -100,7 +100,7 @@ def _twice(question: Question, problem: Problem) -> dict[str, NumpyArray]:
         again = result_of(question, problem)
         for name, each in first.items():
             if unlike := difference(each, again[name]):
-                told = f"{name} of call {number} has other bits than that of the first: {unlike.told(name)}"
+                told = f"{name} of call {number} has other bits than that of the first: {unlike.text(name)}"
                 raise Touched(told, "other-bits")
     return again
 
@@ -114,7 +114,7 @@ def _bits(question: Question, problem: Problem) -> Answer:
         differing = int(np.sum(found["output"].view(np.uint8) != twin["output"].view(np.uint8)))
         return _counted(question, differing, f"{differing} of {found['output'].nbytes} bytes differ")
     if unlike := difference(found["output"], twin["output"]):
-        raise Touched(f"asking for weights and logsumexp changes bits of the output: {unlike.told('output')}")
+        raise Touched(f"asking for weights and logsumexp changes bits of the output: {unlike.text('output')}")
     return found
 
 

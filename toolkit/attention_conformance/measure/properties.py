@@ -160,7 +160,7 @@ def again(question: Question, problem: Problem, call: Call) -> Arrays:
         if difference(each, later[name]):
             return later
         if unlike := difference(each, second[name]):
-            raise Touched(f"{name} of an equal call after another: {unlike.told(name)}", "other-bits")
+            raise Touched(f"{name} of an equal call after another: {unlike.text(name)}", "other-bits")
     return first
 
 

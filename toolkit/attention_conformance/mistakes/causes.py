@@ -224,7 +224,7 @@ def agreed(findings: Sequence[Finding]) -> list[Finding]:
     corners = {_corner(each) for each in findings}
     is_mixed = "right" in corners and bool(corners & CORNERS)
 
-    def told(finding: Finding) -> Finding:
+    def with_best(finding: Finding) -> Finding:
         if is_mixed and finding.variant in CORNERS and not finding.case.startswith("probe"):
             verdict = "silently wrong" if finding.verdict == CONVENTION else finding.verdict
             return replace(finding, variant=MIXED.name, says=MIXED.says, line=MIXED.line, verdict=verdict)
@@ -236,7 +236,7 @@ def agreed(findings: Sequence[Finding]) -> list[Finding]:
             return replace(finding, variant="", says="", line=0)
         return replace(finding, variant=best, says=named[best].says, line=named[best].line)
 
-    return [told(each) for each in findings]
+    return [with_best(each) for each in findings]
 
 
 CORNERS = {"top-left-causal", "bottom-right-causal"}

@@ -54,7 +54,7 @@ MOST_UNITS = 3.0
 ALIKE = 0.02
 """How far ratios of weights that are right lie apart."""
 
-TOLD = ("variant", "says", "line", "equals", "rejected")
+CAUSE = ("variant", "says", "line", "equals", "rejected")
 
 
 def is_exact(cause: str) -> bool:

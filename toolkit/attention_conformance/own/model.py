@@ -121,11 +121,11 @@ def tokens_of(tokenizer: Any, definitions: Sequence[Any], sentence: str) -> list
 
 def model_case(model: Model | LanguageModel) -> Case:
     """A model as a case: its vectors or its text, next to those of NumPy in float64."""
-    shows, answer = "Sentences of a model.", functools.partial(_found, model)
+    shows, answer = "Sentences of a model.", functools.partial(_outcome, model)
     return Case("model", 0, shows, lambda _: Problem({}), dtypes=MODEL_DTYPES, answer=answer)
 
 
-def _found(model: Model | LanguageModel, question: Question) -> Finding:
+def _outcome(model: Model | LanguageModel, question: Question) -> Finding:
     """Error, bound and detail, and the cosines of the pairs."""
     way = (question.backend, question.device, question.dtype)
     values: tuple[float, ...] = ()

@@ -301,7 +301,7 @@ def _row(ours: Place, other: Place, bound: float) -> tuple[PlaceRow, NumpyArray 
     found = _difference(first, second)
     heads = range(first.shape[-3]) if ours.is_heads else ()
     distances = tuple(_ulps(first[..., at, :, :], second[..., at, :, :]) for at in heads)
-    row = row if found is None else replace(row, ulps=found.ulps, heads=distances, says=found.told(ours.name))
+    row = row if found is None else replace(row, ulps=found.ulps, heads=distances, says=found.text(ours.name))
     return row, second
 
 

@@ -29,7 +29,7 @@ from attention_conformance.measure.messages import Returned
 from attention_conformance.measure.properties import PROPERTY_MEASURES, refuse_gradients
 from attention_conformance.measure.question import Question, Truth, truth_of
 from attention_conformance.mistakes.causes import NARROW_TYPES, Variants, power
-from attention_conformance.mistakes.experiments import SUMS, TOLD, Ask, has_narrow_sums, read, simplest
+from attention_conformance.mistakes.experiments import CAUSE, SUMS, Ask, has_narrow_sums, read, simplest
 from attention_conformance.mistakes.variants import CONVENTIONS, NARROW, SINGLE, TF32, Variant
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.verdict.expected import Expected, Origin, met, read_expected
@@ -213,7 +213,7 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
     if not equal and ask is not None and may_ask and "channel" not in found.says:
         equal = [each for each in [_shown(question, problem, found, ask)] if each is not None]
     found = replace(found, equals=tuple(each.name for each in equal), rejected=tuple(unlike))
-    return _told(found, question, equal)
+    return _with_cause(found, question, equal)
 
 
 def _shown(question: Question, problem: Problem, found: Finding, ask: Ask) -> Variant | None:
@@ -228,7 +228,7 @@ def _shown(question: Question, problem: Problem, found: Finding, ask: Ask) -> Va
 
 def _as(found: Finding, simpler: Finding, question: Question) -> Finding:
     """A wrong finding with the cause of a simpler one."""
-    names = {name: getattr(simpler, name) for name in TOLD if getattr(simpler, name)}
+    names = {name: getattr(simpler, name) for name in CAUSE if getattr(simpler, name)}
     is_convention = simpler.verdict in (CONVENTION, "accepted") and bool(simpler.variant)
     verdict = simpler.verdict if is_convention else found.verdict
     found = replace(found, **names, verdict=verdict)
@@ -252,7 +252,7 @@ def _kind(question: Question, name: str, problem: Problem) -> Any:
     return wide if name == "logsumexp" else problem.arrays["query"].dtype
 
 
-def _told(found: Finding, question: Question, equal: Sequence[Variant]) -> Finding:
+def _with_cause(found: Finding, question: Question, equal: Sequence[Variant]) -> Finding:
     """A wrong finding with the name of what it equals, as a difference of convention or as accepted."""
     for variant in equal[:1]:
         is_poison = variant.name == "nan-of-masked-row" and question.case.measure == "gradient"
