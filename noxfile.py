@@ -39,13 +39,11 @@ UNOPTIMIZED = {
     "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 }
-OPTIMIZED = (  # where tests are marked so
-    "tests/conformance/test_identical.py",
-    "tests/core/test_random.py",
-    "tests/core/test_reproducible.py",
-    "tests/core/test_reproducible_pieces.py",
-    "tests/frameworks/test_jax_tracing.py",
-)
+OPTIMIZED = [  # where tests are marked so
+    path.relative_to(ROOT).as_posix()
+    for path in sorted(ROOT.glob("tests/*/**/test_*.py"))
+    if "mark.optimized" in path.read_text(encoding="utf-8")
+]
 SURVEYED = ("torch", "jax", "tensorflow", "others")  # packages of the survey that install beside each other
 FOLDERS = ("core", "models", "backends", "frameworks", "conformance", "commands", "fuzz", "view")
 TESTS = tuple(f"tests/{folder}" for folder in FOLDERS)
@@ -103,7 +101,8 @@ def tests(session, backend):
     install(session, *of_extras(*extras), groups=("test",))
     required = {"ATTENTION_CORE_BACKENDS": "array_api_strict,numpy" if backend == "numpy" else backend}
     words, environment = chosen(session.posargs, TESTS), QUIET | ONE_THREAD | COMPILED_ONCE | required
-    optimized = OPTIMIZED if backend == "jax" else ()  # TensorFlow starts twice for as long as it compiles less
+    # TensorFlow starts twice for as long as it compiles less
+    optimized = [path for path in OPTIMIZED if backend == "jax" and not path.startswith("tests/peers")]
     pytest_of_xla(alone, session, *DOCTESTS, *words, optimized=optimized, env=environment)
 
 
@@ -122,7 +121,8 @@ def peers(session):
     required = {"ATTENTION_CORE_BACKENDS": ",".join(("array_api_strict", *BACKENDS)), "ATTENTION_CORE_PEERS": "1"}
     words = chosen(session.posargs, PEERS)
     environment = QUIET | ONE_THREAD | COMPILED_ONCE | required
-    pytest_of_xla(among_everything, session, *words, optimized=("tests/peers/test_training.py",), env=environment)
+    optimized = [path for path in OPTIMIZED if path.startswith("tests/peers")]
+    pytest_of_xla(among_everything, session, *words, optimized=optimized, env=environment)
 
 
 @nox.session(venv_backend="none", requires=["everything"])

@@ -45,10 +45,9 @@ from attention_core._attention.reproducible.scores import (
     score_block,
 )
 from attention_core._attention.reproducible.settle import TERM_BITS, Reference, Terms, settle
-from attention_core._backend import Backend, Operation, Ranks, is_concrete, ranks_of, register
+from attention_core._backend import Backend, Operation, Ranks, ranks_of, register
 
 MAX_SCORE = 2.0**137  # in units of log 2: above, rows are nan
-SHARE_IN_DOUBT = 1 / 32  # of outputs, above which a bound for each channel is worth its products
 
 
 def reproducible_attention(
@@ -92,14 +91,7 @@ def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array,
 def _forward(grid: Grid) -> tuple[Array, Array, Array]:
     xp, plan = grid.xp, grid.plan
     ranks = None if plan.num_queries is not None else ranks_of(grid.backend, plan.group)
-    found = _filtered(grid, by_channel=False, ranks=ranks)
-    excess = xp.sum(xp.subtract(xp.astype(xp.isnan(found.output), xp.float64), SHARE_IN_DOUBT))
-    if ranks is None and (grid.loops.traced or is_concrete(excess)):
-        found = _Filtered(
-            *grid.loops.cond(
-                xp.greater(excess, 0.0), lambda: _filtered(grid, by_channel=True, ranks=ranks), lambda: found
-            )
-        )
+    found = _filtered(grid, ranks)
     output, logarithm = settle(grid, 0, found[:1], found[1:2], functools.partial(_reference, grid, ranks), ranks)
     none = xp.equal(found.is_empty, 1.0)
     whole = xp.add(logarithm[..., :1], logarithm[..., 1:])
@@ -134,20 +126,21 @@ class _Keys(NamedTuple):
     query: Array  # scaled, (G, R, M, D)
     query_norm: Array  # and times the largest norm of a key, (G, R, M, 2)
     key: Array  # (G, D, N)
-    columns: Array  # (G, N, ...): values, sizes, sizes times norms of keys, ones, norms
+    columns: Array  # (G, N, ...): values, their sizes in units, these times norms of keys, ones, norms
+    units: Any  # of channels, (G, 1, 1, E)
 
 
-def _filtered(grid: Grid, *, by_channel: bool, ranks: Ranks | None) -> _Filtered:
-    """The online softmax in float64, with the sums that bound its error: of sizes of each channel, or of all."""
-    size_width = grid.width if by_channel else 1
-    lasts = [1, 2, grid.width + 2 * size_width + 2, *([] if grid.operands.bias is None else [size_width + 1])]
-    prepare, average = functools.partial(_prepare, grid, by_channel), functools.partial(_average, size_width)
-    decide = functools.partial(_decide, grid, size_width=size_width, ranks=ranks)
+def _filtered(grid: Grid, ranks: Ranks | None) -> _Filtered:
+    """The online softmax in float64, with the sums that bound its error."""
+    prepare, decide = functools.partial(_prepare, grid, ranks), functools.partial(_decide, grid, ranks)
     if ranks is not None:
-        sums = for_each_rows(grid, prepare, average, grid.row_stacks(*lasts, dtype="float64"))
-        return decide(*_over_ranks(*sums, ranks=ranks, xp=grid.xp))
+        lasts = [1, 2, grid.width + 4, *([] if grid.operands.bias is None else [2])]
+        sums = for_each_rows(grid, prepare, _average, grid.row_stacks(*lasts, dtype="float64"))
+        return decide(1.0, *_over_ranks(*sums, ranks=ranks, xp=grid.xp))
     stacks = *grid.row_stacks(grid.width), *grid.row_stacks(2, 1, dtype="float64")
-    return _Filtered(*for_each_rows(grid, prepare, lambda rows, keys: decide(*average(rows, keys)), stacks))
+    return _Filtered(
+        *for_each_rows(grid, prepare, lambda rows, keys: decide(keys.units, *_average(rows, keys)), stacks)
+    )
 
 
 def _over_ranks(row_max: Array, norm: Array, *sums: Array, ranks: Ranks, xp: Namespace) -> list[Array]:
@@ -159,26 +152,35 @@ def _over_ranks(row_max: Array, norm: Array, *sums: Array, ranks: Ranks, xp: Nam
     return [whole, ranks.largest(norm), *(ranks.total(xp.multiply(x, shrunk)) for x in sums)]
 
 
-def _prepare(grid: Grid, by_channel: bool, sample: Sample) -> _Keys:
+def _prepare(grid: Grid, ranks: Ranks | None, sample: Sample) -> _Keys:
     xp = grid.xp
     query, query_norm = near_vectors(scaled_queries(grid, sample.query), grid.loops)
     key, norm = near_vectors(to_float64(sample.key, xp), grid.loops)
     value = to_float64(grid.value_part(sample.value), xp)
-    size = xp.abs(value) if by_channel else _largest(value, -1, xp)
+    sizes = xp.abs(value)
+    units = _units(sizes, xp) if ranks is None else xp.ones_like(sizes[..., :1, :])  # ranks share a bound
+    size = _largest(xp.multiply(sizes, 1 / units), xp)
     columns = [value, size, xp.multiply(size, norm), xp.ones_like(norm), norm]
     norms = xp.concat(
         [query_norm, xp.multiply(query_norm, xp.expand_dims(xp.max(norm, axis=-2, keepdims=True), axis=1))], axis=-1
     )
-    return _Keys(query, norms, xp.matrix_transpose(key), xp.concat(columns, axis=-1))
+    return _Keys(query, norms, xp.matrix_transpose(key), xp.concat(columns, axis=-1), xp.expand_dims(units, axis=1))
 
 
-def _largest(x: Array, axis: int, xp: Namespace) -> Array:
-    if 0 in x.shape:
-        return xp.sum(x, axis=axis, keepdims=True)
-    return xp.max(xp.abs(x), axis=axis, keepdims=True)
+def _units(sizes: Array, xp: Namespace) -> Array:
+    """A geometric mean of each channel, (G, 1, C), so that one size serves channels that are far apart."""
+    some = sizes[..., ::2, :]
+    if 0 in sizes.shape:
+        return xp.ones_like(some[..., :1, :])
+    some = xp.where(xp.logical_and(xp.isfinite(some), xp.greater(some, 0.0)), some, 1.0)
+    return xp.exp(xp.mean(xp.log(some), axis=-2, keepdims=True))
 
 
-def _average(size_width: Any, rows: QueryRows, keys: _Keys) -> Arrays:
+def _largest(sizes: Array, xp: Namespace) -> Array:
+    return (xp.sum if 0 in sizes.shape else xp.max)(sizes, axis=-1, keepdims=True)
+
+
+def _average(rows: QueryRows, keys: _Keys) -> Arrays:
     """Of each query the largest score, the norm, and sums of weights times columns of all keys."""
     grid, xp = rows.grid, rows.grid.xp
     query, norm = rows.block(keys.query), rows.block(keys.query_norm)
@@ -200,7 +202,7 @@ def _average(size_width: Any, rows: QueryRows, keys: _Keys) -> Arrays:
             sums = [xp.concat(list(parts), axis=-1)]
         if has_bias:
             weights = xp.multiply(weights, xp.where(xp.equal(weights, 0.0), 0.0, xp.abs(block.bias)))
-            sizes = columns[..., grid.width : grid.width + size_width]
+            sizes = columns[..., grid.width : grid.width + 1]
             sums.append(matmul_per_group(weights, xp.concat([sizes, columns[..., -2:-1]], axis=-1), xp))
         return block_max, sums
 
@@ -219,22 +221,19 @@ def _average(size_width: Any, rows: QueryRows, keys: _Keys) -> Arrays:
 
     *dims, _ = shape(query, xp=xp)
     lowest = xp.full((*dims, 1), -math.inf, dtype=xp.float64, **on_device_of(query))
-    lasts = [shape(keys.columns, xp=xp)[-1], *([size_width + 1] if has_bias else [])]
+    lasts = [shape(keys.columns, xp=xp)[-1], *([2] if has_bias else [])]
     row_max, *sums = rows.visit(add_keys, (lowest, *(zeros_with(lowest, *dims, last, xp=xp) for last in lasts)))
     return row_max, norm, *sums
 
 
-def _decide(grid: Grid, row_max: Array, norm: Array, *sums: Array, size_width: Any, ranks: Any) -> _Filtered:
+def _decide(grid: Grid, ranks: Ranks | None, units: Any, row_max: Array, norm: Array, *sums: Array) -> _Filtered:
     """What the sums say of the output and of the logarithm of the sum of weights."""
     xp, width, plan = grid.xp, grid.width, grid.plan
     weight = sums[0][..., -2:-1]
     none = xp.equal(weight, 0.0)
     weight, row_max = xp.where(none, 1.0, weight), xp.where(none, 0.0, row_max)
     means = xp.divide(sums[0], weight)
-    found, by_size, by_both = (
-        means[..., first : first + last]
-        for first, last in ((0, width), (width, size_width), (width + size_width, size_width))
-    )
+    found, by_size, by_both = means[..., :width], means[..., width : width + 1], means[..., width + 1 : width + 2]
     num_ranks = 1 if ranks is None else ranks.collectives.size(ranks.group)
     per_norm = xp.multiply(norm[..., :1], bounds.score_error(grid.operands.query.shape[-1]))
     of_row = bounds.sum_error(grid, 1, num_ranks)
@@ -247,10 +246,11 @@ def _decide(grid: Grid, row_max: Array, norm: Array, *sums: Array, size_width: A
     if len(sums) > 1:
         of_bias = xp.multiply(xp.divide(sums[1], weight), 8 * bounds.ULP)
         of_scores = xp.add(of_scores, of_bias[..., -1:])
-        of_values = xp.add(of_values, of_bias[..., :size_width])
+        of_values = xp.add(of_values, of_bias[..., :1])
     relative = xp.add(of_row, of_scores)
     factor = dropout_scale(grid.dropout)
-    bound = xp.multiply(xp.add(of_values, xp.multiply(xp.abs(found), relative)), bounds.SLACK * factor)
+    bound = xp.add(xp.multiply(of_values, units), xp.multiply(xp.abs(found), relative))
+    bound = xp.multiply(bound, bounds.SLACK * factor)
     bound = xp.add(bound, bounds.TINY)
     output = bounds.decided(xp.multiply(found, factor), bound, round_to_float32, xp)
     logarithm = _decide_logarithm(grid, row_max, norm, weight, relative)

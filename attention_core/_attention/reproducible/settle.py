@@ -82,11 +82,13 @@ def settle(
             whole = list(map(xp.where, doubts, exact, of_sample))
         return tuple(map(loops.add_block, stacks, itertools.repeat(index), whole))
 
-    stacks = tuple([_stack(grid, grid.num_rounds, functools.partial(zeros, length, x, x.dtype)) for x in found])
+    # TensorFlow has no stack of nothing, if blocks have no known shape.
+    count = grid.num_rounds if isinstance(grid.num_rounds, int) else xp.maximum(grid.num_rounds, 1)
+    stacks = tuple([_stack(grid, count, functools.partial(zeros, length, x, x.dtype)) for x in found])
     stacks = loops.loop(0, grid.num_rounds, add_sample, stacks)
     dims = (*grid.dims[:2], *between, length)
     return [
-        xp.reshape(loops.stack_blocks(x), (*dims, shape(like, xp=xp)[-1]))
+        xp.reshape(loops.stack_blocks(x)[: grid.num_rounds], (*dims, shape(like, xp=xp)[-1]))
         for x, like in zip(stacks, found, strict=True)
     ]
 

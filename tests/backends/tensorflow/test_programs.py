@@ -226,19 +226,25 @@ def test_a_program_that_trains_is_saved_and_refuses_a_second_gradient(arrays, tm
 EMPTY = {"no samples": ((0, 2, 3, 4), (0, 2, 5, 4)), "no queries": ((1, 2, 0, 4), (1, 2, 5, 4))}
 
 
-@pytest.mark.parametrize("implementation", ["auto", "blockwise"])
-@pytest.mark.parametrize("dims", EMPTY.values(), ids=EMPTY)
-def test_of_no_rows_sinks_have_the_gradient_0(dims, implementation):
-    """TensorFlow's optimizer of graphs ends the process where a product of them is differentiated as it stands."""
-    query, key, sinks = tf.zeros(dims[0]), tf.zeros(dims[1]), tf.ones(2)
+WAYS = ({"implementation": "auto"}, {"implementation": "blockwise"}, {"arithmetic": "reproducible"})
 
-    @tf.function
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["fixed", "open"])
+@pytest.mark.parametrize("options", WAYS, ids=lambda options: next(iter(options.values())))
+@pytest.mark.parametrize("dims", EMPTY.values(), ids=EMPTY)
+def test_of_no_rows_all_gradients_are_0(dims, options, is_open):
+    """TensorFlow's optimizer of graphs ends the process where a product of sinks is differentiated as it stands."""
+    query, key, sinks = tf.zeros(dims[0]), tf.zeros(dims[1]), tf.ones(2)
+    sizes = tf.TensorSpec((None, 2, None, 4))
+
+    @tf.function(input_signature=[sizes, sizes, tf.TensorSpec(2)] if is_open else None)
     def gradients(*arrays):
         with tf.GradientTape() as tape:
             tape.watch(arrays)
             query, key, sinks = arrays
-            options = {"sinks": sinks, "implementation": implementation}
-            total = tf.reduce_sum(scaled_dot_product_attention(query, key, key, **options))
+            with_sinks = {} if "arithmetic" in options else {"sinks": sinks}
+            attended = scaled_dot_product_attention(query, key, key, **options, **with_sinks)
+            total = tf.reduce_sum(attended) + tf.reduce_sum(sinks * 0)
         return tape.gradient(total, arrays)
 
     for found, array in zip(gradients(query, key, sinks), (query, key, sinks), strict=True):
