@@ -11,14 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from attention_cli.backends import chosen_backends, load
-from attention_cli.terminal import Many, check_file, check_known, console, refusal, refusing
+from attention_cli.terminal import Many, check_file, check_known, console, progress_bar, refusal, refusing
 from attention_conformance.cases import CASES
 from attention_conformance.cases.case import Case
 from attention_conformance.hashes import identical as bits
@@ -42,40 +41,42 @@ if TYPE_CHECKING:
 
 _LONGEST = {"jax": 0, "torch": 1, "tensorflow": 2}  # whose compilers take longest
 
-AnyCase = TypeVar("AnyCase", Case, Identical)
-
 
 def conformance(options: Conformance, /) -> None:
-    """Run the cases, compare each result with the oracle, and print a line for each line of the contract."""
+    """Run the cases, and show what came of them."""
+    models, long = options.model or [], options.long
+    for option in ("dtype", "implementation") if options.identical else ():
+        if getattr(options, option):
+            raise refusal(f"expected no --{option} with --identical; got one")
+    if options.identical and len(models) > 1:
+        raise refusal(f"expected one --model with --identical; got {len(models)}")
+    _check_models(models, long)
+    catalogue: Sequence[Case | Identical] = CASES
     if options.identical:
-        _identical(options)
-        return
-    models, json, mode = options.model or [], options.json, options.mode
-    dtype, implementation = options.dtype, options.implementation
-    _check_models(models, options.long)
-    cases = _chosen_cases(options.case, CASES, besides=("model",) if models else ())
+        with refusing(ModelError):
+            catalogue = bits.catalogue(models[0] if models else None, long=long)
+    cases = _chosen_cases(options.case, catalogue, besides=("model",) if models else ())
     if options.list_:
-        _list(
-            ("case", "line", "shows", "dtypes"),
-            ((c.name, str(c.line or "-"), c.shows, " ".join(c.dtypes)) for c in cases),
-        )
+        _list(cases)
         return
-    check_file(json)
+    check_file(options.json)
     names = chosen_backends(options.backend)
-    check_known("dtype", dtype, DTYPES)
-    check_known("implementation", implementation, IMPLEMENTATIONS)
-    device = check_places(names, options.device, mode)
-    places = (device, dtype, mode, implementation)
-    devices, dtypes, modes, implementations = (tuple(each) if each else None for each in places)
+    check_known("dtype", options.dtype, DTYPES)
+    check_known("implementation", options.implementation, IMPLEMENTATIONS)
+    places = (check_places(names, options.device, options.mode), options.dtype, options.mode, options.implementation)
     chosen = tuple(each.name for each in cases)
-    orders = [
-        Order(name, chosen, devices, dtypes, modes, implementations, tuple(models), options.quick, long=options.long)
-        for name in names
-    ]
+    devices, dtypes, modes, implementations = (tuple(each) if each else None for each in places)
+    order = Order("", chosen, devices, dtypes, modes, implementations, tuple(models), options.quick, long)
+    orders = [replace(order, backend=name) for name in names]
+    (_identical if options.identical else _near)(options, orders, models)
+
+
+def _near(options: Conformance, orders: list[Order], models: Sequence[Path]) -> None:
+    """Compare each result with the oracle, and print a line for each line of the contract."""
     results, described = run_all(orders, options.jobs)
     _show(results)
-    if json:
-        report.write_json(json, results, environment_of(described))
+    if options.json:
+        report.write_json(options.json, results, environment_of(described))
     for line in report.proved(results, models, is_quick=options.quick):
         typer.echo(line)
     typer.echo(report.summary(results))
@@ -83,33 +84,13 @@ def conformance(options: Conformance, /) -> None:
     raise typer.Exit(False in holds or True not in holds)
 
 
-def _identical(options: Conformance, /) -> None:
-    """Run the cases of which all ways must give the same bits."""
-    for option in ("dtype", "implementation"):
-        if getattr(options, option):
-            raise refusal(f"expected no --{option} with --identical; got one")
-    models, mode, case, jobs = options.model or [], options.mode, options.case, options.jobs
-    json, quick, long = options.json, options.quick, options.long
-    if len(models) > 1:
-        raise refusal(f"expected one --model with --identical; got {len(models)}")
-    _check_models(models, long)
-    model = models[0] if models else None
-    with refusing(ModelError):
-        catalogue = bits.catalogue(model, long=long)
-    cases = _chosen_cases(case, catalogue)
-    if options.list_:
-        _list(("case", "shows", "dtype"), ((each.name, each.shows, each.dtype) for each in cases))
-        return
-    check_file(json)
-    names = chosen_backends(options.backend)
-    device = check_places(names, options.device, mode)
-    devices, modes = (tuple(each) if each else None for each in (device, mode))
-    chosen = tuple(each.name for each in cases)
-    order = Order("", chosen, devices, modes=modes, models=tuple(models), quick=quick, long=long)
-    orders = [replace(order, backend=name) for name in names]
-    if jobs and not quick and len(available_threads()) > 1 and (modes is None or "eager" in modes):
+def _identical(options: Conformance, orders: list[Order], models: Sequence[Path]) -> None:
+    """Run the cases of which all ways must give the same bits, and compare these."""
+    jobs, quick, mode, chosen = options.jobs, options.quick, options.mode, orders[0].cases
+    devices, model = orders[0].devices, models[0] if models else None
+    if jobs and not quick and len(available_threads()) > 1 and (mode is None or "eager" in mode):
         orders += [replace(each, modes=("eager",), threads=1) for each in orders]
-    known = published() | published_model(model, long=long)
+    known = published() | published_model(model, long=options.long)
     results, described = run_all(orders, jobs, bits.work)
     left_out = [
         *(each for backend in described for each in backend.left_out),
@@ -123,11 +104,12 @@ def _identical(options: Conformance, /) -> None:
         screen.print(line, style="red", highlight=False, soft_wrap=True)
     reasons = {name: bits.reasons_left_out(name, left_out) for name in chosen}
     tell_left_out(reasons.values())
-    if json:
-        places: dict[str, Any] = {"backend": run_on(results), "device": device, "mode": mode, "case": case}
-        places["model"] = models
+    if options.json:
+        places: dict[str, Any] = {"backend": run_on(results), "device": devices, "mode": mode}
+        places |= {"case": options.case, "model": models}
         command = command_of(["conformance", "--identical", *["--quick"] * quick], places, jobs)
-        bits.write_json(json, judged, {**bits_environment(described), "command": command, "left out": reasons})
+        about = {**bits_environment(described), "command": command, "left out": reasons}
+        bits.write_json(options.json, judged, about)
     for line in bits.proved(judged, model, is_quick=quick):
         typer.echo(line)
     differing = sum(bool(each.complaints) for each in judged)
@@ -141,11 +123,10 @@ def run_all(
     """Carry out the orders, and tell on the standard error stream what fails; results keep the order of these."""
     results: dict[str, list[Finding]] = {order.backend: [] for order in orders}
     described: list[Described] = []
-    columns = (TextColumn("{task.description:<54}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     longest_first = sorted(orders, key=lambda order: _LONGEST.get(order.backend, len(_LONGEST)))
     screen = console(stderr=True)
     with (
-        Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress,
+        progress_bar(screen, 54) as progress,
         contextlib.closing(carried_out(longest_first, jobs, worker)) as messages,
         warnings.catch_warnings(),
     ):
@@ -229,14 +210,15 @@ def _show(results: Sequence[Finding]) -> None:
         screen.print(line, style="red", highlight=False, soft_wrap=True)
 
 
-def _list(headings: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
-    table = Table(*headings, header_style="bold")
-    for row in rows:
-        table.add_row(*row)
+def _list(cases: Iterable[Case | Identical]) -> None:
+    table = Table("case", "line", "shows", "dtypes", header_style="bold")
+    for each in cases:
+        line, dtypes = (str(each.line or "-"), each.dtypes) if isinstance(each, Case) else ("-", (each.dtype,))
+        table.add_row(each.name, line, each.shows, " ".join(dtypes))
     console().print(table)
 
 
-def _chosen_cases(patterns: Many, cases: Sequence[AnyCase], besides: Sequence[str] = ()) -> list[AnyCase]:
+def _chosen_cases(patterns: Many, cases: Sequence[Case | Identical], besides: Sequence[str]) -> list[Case | Identical]:
     for pattern in patterns or ():
         if not fnmatch.filter([*besides, *(case.name for case in cases)], pattern):
             raise refusal(f"expected a case out of those of --list; got {pattern!r}, which none matches")

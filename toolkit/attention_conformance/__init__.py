@@ -4,6 +4,15 @@
 callable with the signature of `attention_core.scaled_dot_product_attention`. The commands ``attention-core check`` and
 ``attention-core conformance`` run them in processes. The kit needs NumPy and ml_dtypes; only the commands need the
 libraries of the extra ``cli``.
+
+Its rooms import downward only, each in this order:
+
+* ``written``: reports; ``run``: a run over the cases, for anybody's kernel.
+* ``hashes``: published hashes of reproducible arithmetic; ``own``: the backends of this project, and models.
+* ``bits``: two kernels to the last bit; ``verdict``: whether a kernel is right; ``mistakes``: which mistake it makes.
+* ``measure``: what a case asks, and how far results are from the truth; ``port``: two models, place by place.
+* ``kernel``: what a kernel expects; ``launch``: how it is called.
+* ``cases``: the catalogue; ``named``: mistakes of others; ``oracle``: the truth.
 """
 
 from __future__ import annotations
