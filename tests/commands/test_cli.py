@@ -134,7 +134,7 @@ def test_a_quick_run_is_eager_in_float32_on_one_device(tmp_path):
     assert not is_quick(backend, "eager", "float16", "dense")
 
 
-COMMANDS = ("conformance", "digest", "case", "cases", "bench", "convert", "backends", "view")
+COMMANDS = ("conformance", "digest", "cases", "bench", "convert", "backends", "view")
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])

@@ -375,11 +375,14 @@ class Conformance(Ways):
     ] = False
 
 
-@command("List mistakes of published attentions.", "attention_cli.named:cases")
+@command("List mistakes of published attentions, or tell one.", "attention_cli.named:cases")
 @dataclass(frozen=True)
 class Cases:
-    """List the named cases: each is a mistake from a public thread, with its story."""
+    """List the named cases, each a mistake from a public thread, or tell one with its story and its script."""
 
+    name: Annotated[
+        str | None, typer.Argument(help="The case to tell: a part of its name, such as the number of the thread.")
+    ] = None
     word: Annotated[Many, typer.Option(help="A word of the name, the story or the title; repeatable.")] = None
     property_: Annotated[
         Many, typer.Option("--property", help="A property, such as 'fully masked row'; repeatable.")
@@ -389,11 +392,3 @@ class Cases:
     line: Annotated[int | None, typer.Option(min=0, max=12, help="A line of the contract; 0 for none of them.")] = None
     on_cpu: Annotated[bool, typer.Option("--cpu", help="Those whose reproducer runs on a CPU.")] = False
     failing: Annotated[bool, typer.Option("--failing", help="Those that were wrong when last run.")] = False
-
-
-@command("Tell one of them.", "attention_cli.named:case")
-@dataclass(frozen=True)
-class Case:
-    """Print the story, the thread and the versions of a named case, and where its reproducer is."""
-
-    name: Annotated[str, typer.Argument(help="The name, or a part of it, such as the number of the thread.")]
