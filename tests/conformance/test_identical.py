@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from command_helpers import invoke, refusal
 
-from attention_conformance.hashes.cases import IDENTICAL
-from attention_conformance.hashes.identical import Found, compare, computed, digest, verdicts, work, work_on
+from attention_conformance.golden.cases import IDENTICAL
+from attention_conformance.golden.identical import Found, compare, computed, digest, verdicts, work, work_on
 from attention_conformance.launch.libraries import holds
 from attention_conformance.processes import Order
 from attention_conformance.vectors import published

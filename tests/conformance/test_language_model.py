@@ -7,7 +7,7 @@ import pytest
 from command_helpers import invoke, refusal
 from gguf_helpers import write_gguf
 
-from attention_conformance.hashes.identical import APART, computed, digest, work_on
+from attention_conformance.golden.identical import APART, computed, digest, work_on
 from attention_conformance.launch.libraries import devices_of
 from attention_conformance.own import language_model
 from attention_conformance.own.language_model import (

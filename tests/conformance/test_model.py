@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from attention_conformance import vectors
-from attention_conformance.hashes.identical import computed, digest
+from attention_conformance.golden.identical import computed, digest
 from attention_conformance.own.language_model import KNOWN
 from attention_conformance.own.model import (
     PAIRS,

@@ -8,8 +8,8 @@ from gguf_helpers import write_gguf
 from shard_helpers import threads_as_ranks
 
 from attention_conformance import check
-from attention_conformance.hashes.cases import IDENTICAL
-from attention_conformance.hashes.identical import computed_of, digest
+from attention_conformance.golden.cases import IDENTICAL
+from attention_conformance.golden.identical import computed_of, digest
 from attention_conformance.measure.catalogue import subject_cases
 from attention_conformance.own.language_model import load_language_model
 from attention_conformance.sharded import PROPERTIES, whole_of

@@ -15,8 +15,8 @@ from shard_helpers import EXACT, joined, of_rank, whole
 from torch.distributed.device_mesh import DeviceMesh
 
 import attention_core as ac
-from attention_conformance.hashes.cases import IDENTICAL
-from attention_conformance.hashes.identical import computed_of, digest
+from attention_conformance.golden.cases import IDENTICAL
+from attention_conformance.golden.identical import computed_of, digest
 from attention_conformance.sharded import whole_of
 from attention_torch.collectives import TorchCollectives
 from sharding.ranks import WAYS, over

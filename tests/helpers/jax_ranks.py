@@ -12,8 +12,8 @@ from jax.sharding import AxisType, PartitionSpec
 from shard_helpers import differentiated, in_order, inputs, loss_of, options_of, with_arrays
 
 import attention_core as ac
-from attention_conformance.hashes.cases import IDENTICAL
-from attention_conformance.hashes.identical import computed_of, digest
+from attention_conformance.golden.cases import IDENTICAL
+from attention_conformance.golden.identical import computed_of, digest
 from attention_conformance.vectors import published
 from attention_jax.collectives import JaxCollectives
 from sharding.ranks import of_devices, over

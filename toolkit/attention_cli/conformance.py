@@ -20,7 +20,7 @@ from attention_cli.backends import chosen_backends, load
 from attention_cli.terminal import Many, check_file, check_known, console, progress_bar, refusal, refusing
 from attention_conformance.cases import CASES
 from attention_conformance.cases.case import Case
-from attention_conformance.hashes import identical as bits
+from attention_conformance.golden import identical as bits
 from attention_conformance.launch.libraries import devices_of
 from attention_conformance.measure.finding import Finding, Started
 from attention_conformance.measure.implementations import IMPLEMENTATIONS

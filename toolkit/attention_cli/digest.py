@@ -20,7 +20,7 @@ from attention_cli.conformance import (
     tell_left_out,
 )
 from attention_cli.terminal import check_file, console, refusal, refusing
-from attention_conformance.hashes import chains, digest as work, identical as bits
+from attention_conformance.golden import chains, digest as work, identical as bits
 from attention_core.backend import get_backend
 from attention_workers.machine import available_threads
 

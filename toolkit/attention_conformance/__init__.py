@@ -8,7 +8,7 @@ libraries of the extra ``cli``.
 Its rooms import downward only, each in this order:
 
 * ``written``: reports; ``run``: a run over the cases, for anybody's kernel.
-* ``hashes``: published hashes of reproducible arithmetic; ``own``: the backends of this project, and models.
+* ``golden``: golden hashes of reproducible arithmetic; ``own``: the backends of this project, and models.
 * ``bits``: two kernels to the last bit; ``verdict``: whether a kernel is right; ``mistakes``: which mistake it makes.
 * ``measure``: what a case asks, and how far results are from the truth; ``port``: two models, place by place.
 * ``kernel``: what a kernel expects; ``launch``: how it is called.
@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from attention_conformance.cases import CASES as CASES
     from attention_conformance.cases.case import Case as Case
-    from attention_conformance.hashes.digest import digest as digest
-    from attention_conformance.hashes.identical import Verdict as Verdict
+    from attention_conformance.golden.digest import digest as digest
+    from attention_conformance.golden.identical import Verdict as Verdict
     from attention_conformance.kernel.target import load_target as load_target
     from attention_conformance.launch.subject import Subject as Subject
     from attention_conformance.measure.finding import Finding as Finding
@@ -41,13 +41,13 @@ _HOMES = {
     "Comparison": "port.comparison",
     "Finding": "measure.finding",
     "Subject": "launch.subject",
-    "Verdict": "hashes.identical",
+    "Verdict": "golden.identical",
     "check": "own.runner",
     "check_same_call": "same_call",
     "check_sharded": "sharded",
     "check_subject": "run.subjects",
     "compare": "port.comparison",
-    "digest": "hashes.digest",
+    "digest": "golden.digest",
     "load_target": "kernel.target",
     "problem_of": "run.again",
 }

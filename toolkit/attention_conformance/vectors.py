@@ -12,8 +12,8 @@ import json
 import sys
 from pathlib import Path
 
-from attention_conformance.hashes.cases import IDENTICAL
-from attention_conformance.hashes.identical import computed, digest
+from attention_conformance.golden.cases import IDENTICAL
+from attention_conformance.golden.identical import computed, digest
 from attention_conformance.own.identical import Identical
 from attention_conformance.own.language_model import LanguageModel
 from attention_conformance.own.model import load_any, model_cases

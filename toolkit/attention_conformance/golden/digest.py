@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.hashes.identical import Verdict, arrays_of, verdicts, work_on
+from attention_conformance.golden.identical import Verdict, arrays_of, verdicts, work_on
 from attention_conformance.measure.finding import Finding
 from attention_conformance.measure.messages import Described, Message
 from attention_conformance.own.identical import Identical

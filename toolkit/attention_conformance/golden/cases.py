@@ -13,7 +13,7 @@ from typing import Any
 import attention_core as ac
 import attention_models as models
 from attention_conformance.call import output_function
-from attention_conformance.hashes import inputs as drawn
+from attention_conformance.golden import inputs as drawn
 from attention_conformance.own.identical import Identical
 from attention_conformance.own.source import Blank, Source, Trees
 from attention_conformance.problem import Problem, Rule, Seed, array

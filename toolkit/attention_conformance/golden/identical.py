@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attention_conformance.call import one_line
-from attention_conformance.hashes.cases import IDENTICAL
+from attention_conformance.golden.cases import IDENTICAL
 from attention_conformance.launch.libraries import devices_of, holds, quiet_start, threads_of
 from attention_conformance.measure.finding import Finding, Started
 from attention_conformance.measure.implementations import tuned

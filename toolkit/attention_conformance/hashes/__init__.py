@@ -1,1 +1,0 @@
-"""Published hashes: `cases` in reproducible arithmetic, every way of running them, and hashes of a user's own call."""
