@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = ROOT / "pyproject.toml"
-ROOMS = ("attention_core", "backends/*", "toolkit/*", "tests", "docs", "evidence", "examples", "tools")
+ROOMS = ("attention_core", "backends/*", "toolkit/*", "tests", "docs", "evidence", "examples", "tools", "vectors")
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
     *(tokenize.ENCODING, tokenize.ENDMARKER),

@@ -37,7 +37,6 @@ from attention_conformance.own.language_model import NEW, LanguageModel, load_la
 from attention_conformance.own.runner import check
 from attention_conformance.problem import DTYPES, NumpyArray, Problem, Rule
 from attention_conformance.sharded import whole_of
-from attention_conformance.vectors import published
 from attention_core import (
     Causal,
     Shards,

@@ -11,9 +11,9 @@ from command_helpers import invoke, refusal
 
 from attention_conformance.golden.cases import IDENTICAL
 from attention_conformance.golden.identical import Found, compare, computed, digest, verdicts, work, work_on
+from attention_conformance.hashes import published
 from attention_conformance.launch.libraries import holds
 from attention_conformance.processes import Order
-from attention_conformance.vectors import published
 from attention_core.backend import get_backend
 
 BY_NAME = {case.name: case for case in IDENTICAL}

@@ -8,6 +8,7 @@ from command_helpers import invoke, refusal
 from gguf_helpers import write_gguf
 
 from attention_conformance.golden.identical import APART, computed, digest, work_on
+from attention_conformance.hashes import published_model
 from attention_conformance.launch.libraries import devices_of
 from attention_conformance.own import language_model
 from attention_conformance.own.language_model import (
@@ -22,7 +23,6 @@ from attention_conformance.own.language_model import (
 from attention_conformance.own.model import load_any
 from attention_conformance.own.runner import plan_model, run as judged
 from attention_conformance.processes import Order
-from attention_conformance.vectors import published_model
 from attention_core.backend import get_backend
 from attention_models.checkpoints import save_causal_lm
 

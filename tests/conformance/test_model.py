@@ -16,7 +16,7 @@ from command_helpers import invoke
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from attention_conformance import vectors
+from attention_conformance import hashes
 from attention_conformance.golden.identical import computed, digest
 from attention_conformance.own.language_model import KNOWN
 from attention_conformance.own.model import (
@@ -389,13 +389,13 @@ def test_a_hash_other_than_that_of_known_weights_is_told(published, monkeypatch)
 
 
 def test_every_known_model_has_a_hash_and_no_other():
-    assert set(vectors._read("models.json")) == {*PUBLISHED, *KNOWN, *(f"{each} long" for each in KNOWN)}
+    assert set(hashes._read("models.json")) == {*PUBLISHED, *KNOWN, *(f"{each} long" for each in KNOWN)}
 
 
 def test_the_hash_of_a_model_is_printed_anew(published):
-    command = [sys.executable, "-m", "attention_conformance.vectors", str(published)]
+    command = [sys.executable, "-m", "attention_conformance.hashes", str(published)]
     printed = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     model = load_model(published)
     assert printed == {model.sha256: digest(computed(identical_case(model), get_backend("numpy"), "cpu", "eager"))}
-    assert vectors.published_model(published) == {"model": None}
-    assert vectors.published_model(None) == {}
+    assert hashes.published_model(published) == {"model": None}
+    assert hashes.published_model(None) == {}

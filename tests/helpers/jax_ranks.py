@@ -14,7 +14,7 @@ from shard_helpers import differentiated, in_order, inputs, loss_of, options_of,
 import attention_core as ac
 from attention_conformance.golden.cases import IDENTICAL
 from attention_conformance.golden.identical import computed_of, digest
-from attention_conformance.vectors import published
+from attention_conformance.hashes import published
 from attention_jax.collectives import JaxCollectives
 from sharding.ranks import of_devices, over
 

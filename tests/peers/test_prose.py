@@ -17,6 +17,7 @@ FOLDERS = (
     "examples",
     "tests",
     "tools",
+    "vectors",
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",

@@ -21,6 +21,7 @@ from attention_cli.terminal import Many, check_file, check_known, console, progr
 from attention_conformance.cases import CASES
 from attention_conformance.cases.case import Case
 from attention_conformance.golden import identical as bits
+from attention_conformance.hashes import published, published_model
 from attention_conformance.launch.libraries import devices_of
 from attention_conformance.measure.finding import Finding, Started
 from attention_conformance.measure.implementations import IMPLEMENTATIONS
@@ -31,7 +32,6 @@ from attention_conformance.own.model import load_any
 from attention_conformance.own.runner import work
 from attention_conformance.problem import DTYPES
 from attention_conformance.processes import Order, carried_out
-from attention_conformance.vectors import published, published_model
 from attention_conformance.written import report
 from attention_numpy.trees import devices_of_kind
 from attention_workers.machine import available_threads

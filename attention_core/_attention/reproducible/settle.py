@@ -88,7 +88,7 @@ def settle(
     stacks = loops.loop(0, grid.num_rounds, add_sample, stacks)
     dims = (*grid.dims[:2], *between, length)
     return [
-        xp.reshape(loops.stack_blocks(x)[: grid.num_rounds], (*dims, shape(like, xp=xp)[-1]))
+        xp.reshape(loops.stack_blocks(x)[: grid.num_rounds, ...], (*dims, shape(like, xp=xp)[-1]))
         for x, like in zip(stacks, found, strict=True)
     ]
 

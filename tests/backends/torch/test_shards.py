@@ -10,7 +10,7 @@ import torch.distributed
 import torch.multiprocessing
 
 import attention_core as ac
-from attention_conformance.vectors import published
+from attention_conformance.hashes import published
 
 pytestmark = pytest.mark.needs("torch")
 

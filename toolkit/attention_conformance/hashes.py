@@ -1,6 +1,6 @@
-"""The published hashes of the cases of `identical`; ``python -m attention_conformance.vectors`` prints them anew.
+"""The published hashes of the cases of `identical`; ``python -m attention_conformance.hashes`` prints them anew.
 
-They stand in ``vectors.json`` next to this file, and those of models in ``models.json``, by the SHA-256 of their
+They stand in ``hashes.json`` next to this file, and those of models in ``models.json``, by the SHA-256 of their
 weights. Results are computed by NumPy, and gradients by the backend that is named as an argument, by default the first
 installed that differentiates. With the directory of an encoder, or a GGUF file, in place of a backend, its entries
 alone are printed.
@@ -22,7 +22,7 @@ from attention_core.backend import available_backends, get_backend
 
 def published() -> dict[str, str | None]:
     """Read the SHA-256 of every case."""
-    return _read("vectors.json")
+    return _read("hashes.json")
 
 
 def published_model(path: Path | None, *, long: bool = False) -> dict[str, str | None]:
