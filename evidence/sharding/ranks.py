@@ -30,6 +30,7 @@ import numpy as np
 from attention_conformance.cases import CASES
 from attention_conformance.golden.cases import IDENTICAL
 from attention_conformance.golden.identical import Found, digest, run, verdicts
+from attention_conformance.hashes import published
 from attention_conformance.measure.catalogue import matching
 from attention_conformance.measure.implementations import bound_of
 from attention_conformance.own.identical import Identical

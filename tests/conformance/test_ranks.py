@@ -10,6 +10,7 @@ from shard_helpers import threads_as_ranks
 from attention_conformance import check
 from attention_conformance.golden.cases import IDENTICAL
 from attention_conformance.golden.identical import computed_of, digest
+from attention_conformance.hashes import published
 from attention_conformance.measure.catalogue import subject_cases
 from attention_conformance.own.language_model import load_language_model
 from attention_conformance.sharded import PROPERTIES, whole_of
