@@ -17,6 +17,7 @@ Namespace: TypeAlias = Any
 DType: TypeAlias = Any
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 HALF = ("float16", "bfloat16")
+OURS = f"{__package__}."  # how names of our modules begin, of a copy under another name too
 _names: dict[type, dict[DType, str]] = {}  # plain dictionaries: compilers do not trace functools.cache
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import array_api_compat
 
-from attention_core._arrays import Array, Namespace, on_device_of, refusal, type_text
+from attention_core._arrays import OURS, Array, Namespace, on_device_of, refusal, type_text
 from attention_core._backend._base import Backend, library_name
 from attention_core._keywords import unconverted, untraced
 
@@ -297,7 +297,7 @@ def array_of(numbers: Sequence[float], dtype: Any, like: Array, xp: Namespace) -
     return backend_for(like, xp).array_of(numbers, dtype, like)
 
 
-GROUP = "attention_core.backends"
+GROUP = f"{OURS}backends"
 
 
 @functools.cache

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, shape_text, sizes
+from attention_core._arrays import OURS, Array, shape_text, sizes
 from attention_core._checks import check_device
 from attention_core._keywords import untraced
 from attention_core.masks._mask import Mask, Sizes, as_mask
@@ -84,7 +84,7 @@ def classes(treedef: Any, /) -> Iterator[type]:
 
 def is_of_users(kind: type, /) -> bool:
     """Whether a class of masks is none of ours, so that nothing is known of what it looks at."""
-    return not kind.__module__.startswith("attention_core.")
+    return not kind.__module__.startswith(OURS)
 
 
 def may_count(treedef: Any, /) -> bool:

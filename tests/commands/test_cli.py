@@ -116,8 +116,9 @@ def test_what_is_found_is_told_as_it_is_found(monkeypatch):
     result = invoke("conformance", "--backend", "numpy", "--dtype", "float32", "--case", "mask", "--jobs", 0)
     told = result.stderr.splitlines()
     assert told[0].startswith("mask on numpy (cpu, float32, eager, dense): error")
-    assert told[1].startswith("mask on numpy (cpu, float32, eager, blockwise): error")
-    assert len(told) == 2
+    assert told[1] == "numpy cpu eager dense: 0 passed, 1 failed"
+    assert told[3] == "numpy cpu eager blockwise: 0 passed, 1 failed"
+    assert len(told) == 4
 
 
 def test_a_quick_run_is_eager_in_float32_on_one_device(tmp_path):
@@ -216,15 +217,16 @@ def test_without_the_libraries_of_the_command_it_says_what_to_install(monkeypatc
     monkeypatch.setitem(sys.modules, "attention_cli.app", None)
     with pytest.raises(ModuleNotFoundError):
         program.run()  # that is not one of them
-    for name in ("jinja2", "typer"):
+    for name, extra in (("jinja2", "check"), ("typer", "view")):
 
         def app(name=name):
             raise ModuleNotFoundError(name=name)
 
         monkeypatch.setitem(sys.modules, "attention_cli.app", types.SimpleNamespace(app=app))
+        monkeypatch.setattr(sys, "argv", ["attention-core", extra])
         with pytest.raises(SystemExit) as caught:
             program.run()
-        told = f"attention-core: the command needs {name}: pip install 'attention-core[cli]'\n"
+        told = f"attention-core: the command needs {name}: pip install 'attention-toolkit[{extra}]'\n"
         assert (caught.value.code, capsys.readouterr().err) == (2, told)
 
 
