@@ -7,43 +7,21 @@ import textwrap
 
 import numpy as np
 import pytest
+from call_table import Sizes, options_of
 
 import attention_core as ac
 from attention_core.backend import get_backend
 
-# Leading axis, query heads, key heads, query length, key length, head dimension, its counterpart of the values.
-B, H, G, M, N, D, E = 2, 4, 2, 3, 5, 7, 6
-
-
-def random(*shape: int) -> np.ndarray:
-    return np.random.default_rng(0).normal(size=shape).astype("float32")
-
-
-QUERY, KEY, VALUE = random(B, H, M, D), random(B, G, N, D), random(B, G, N, E)
-LENGTHS = np.asarray([4, 0], dtype="int32")
-QUERY_IDS = np.asarray([[0, 0, 1], [0, 1, 1]], dtype="int32")
-KEY_IDS = np.asarray([[0, 0, 1, 1, 2], [1, 1, 1, 0, 0]], dtype="int32")
-BIAS = random(M, N)
-BIAS[0, 0] = -np.inf
-CASES = {
-    "plain": lambda put: {},
-    "causal": lambda put: {"is_causal": True},
-    "mask": lambda put: {"mask": put(BIAS > 0)},
-    "lengths": lambda put: {"mask": ac.KeyLengths(put(LENGTHS))},
-    "lengths and causal": lambda put: {"mask": ac.KeyLengths(put(LENGTHS)), "is_causal": True},
-    "one length": lambda put: {"mask": ac.KeyLengths(3)},
-    "segments": lambda put: {"mask": ac.Segments(put(QUERY_IDS), put(KEY_IDS))},
-    "window": lambda put: {"mask": ac.SlidingWindow(left=1, right=0, offset=put(LENGTHS - 1))},
-    "combined": lambda put: {"mask": (ac.Causal(offset=1) | ~ac.KeyLengths(put(LENGTHS))) & put(BIAS > -1)},
-    "bias": lambda put: {"bias": put(BIAS), "mask": put(np.ones((B, 1, 1, N), dtype=bool))},
-    "numbers": lambda put: {"scale": put(np.float32(0.5)), "softcap": put(np.float32(2.0))},
-    "dropout": lambda put: {"dropout": ac.Dropout(0.5, 7)},
-}
+SIZES = Sizes((2,), 4, 2, 3, 5, 7, 6)
+QUERY, KEY, _ = ARRAYS = [array.astype("float32") for array in SIZES.arrays(np.random.default_rng(0))]
+CASES = ("none", "causal", "array of keys", "lengths", "cache", "length", "segments", "window", "or lengths",
+         "array and rule", "bias and mask", "numbers", "dropout")  # fmt: skip
 
 
 def attend(put, case):
-    arrays = (put(array) for array in (QUERY, KEY, VALUE))
-    return ac.scaled_dot_product_attention(*arrays, return_weights=True, return_logsumexp=True, **CASES[case](put))
+    options = options_of(case, SIZES, lambda x: put(np.asarray(x, "float32" if x.dtype == np.float64 else None)))
+    arrays = (put(array) for array in ARRAYS)
+    return ac.scaled_dot_product_attention(*arrays, return_weights=True, return_logsumexp=True, **options)
 
 
 def expected(case):
@@ -67,9 +45,9 @@ def test_results_stay_on_the_device(backend, case):
 
 def test_scores_and_masks_stay_on_the_device(backend):
     for device in backend.devices():
-        query, key, lengths = backend.from_numpy((QUERY, KEY, LENGTHS), device=device)
-        mask = ac.masks.mask_from_lengths(lengths, N)
-        scores = ac.attention_scores(query, key, mask=ac.masks.mask_from_lengths(lengths, N))
+        query, key, lengths = backend.from_numpy((QUERY, KEY, np.asarray([4, 0], "int32")), device=device)
+        mask = ac.masks.mask_from_lengths(lengths, SIZES.columns)
+        scores = ac.attention_scores(query, key, mask=mask)
         assert str(mask.device) == str(scores.device) == str(query.device)
 
 
@@ -182,7 +160,7 @@ def test_torch_computes_shapes_without_values(case):
     backend = get_backend("torch")
     results = attend(lambda array: backend.from_numpy(array, device="meta"), case)
     assert all(result.is_meta for result in results)
-    assert [tuple(result.shape) for result in results] == [(B, H, M, E), (B, H, M, N), (B, H, M)]
+    assert [tuple(result.shape) for result in results] == [(2, 4, 3, 6), (2, 4, 3, 5), (2, 4, 3)]
     assert {backend.from_numpy(QUERY).dtype} == {result.dtype for result in results}
 
 

@@ -67,6 +67,7 @@ def test_tensorflow_with_open_batch_and_lengths(jit_compile, backend):
         np.testing.assert_allclose(blocks[0], dense[0], rtol=1e-12)
         for found, expected in zip(blocks[1][:3], dense[1][:3], strict=True):
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11)
+    assert graph.experimental_get_tracing_count() == 1
 
 
 @pytest.mark.needs("tensorflow")

@@ -1,7 +1,6 @@
 """The cache of keys and values: decoding one position after the other is attending to all of them at once."""
 
 import functools
-import importlib
 
 import numpy as np
 import pytest
@@ -67,36 +66,6 @@ def test_decoding_is_prefill(ends, ragged, dtype, backend, put, get, rng, xp):
     np.testing.assert_array_equal(get(cache.length), np.full((B,) if ragged else (), L))
     expected = at_once(*arrays, NUMPY)
     np.testing.assert_allclose(np.concatenate(outputs, axis=-2), expected, rtol=0, atol=CLOSE[dtype])
-
-
-def test_samples_of_different_lengths(backend, put, get, rng, xp):
-    """Prompts are padded at the end, with other numbers; each sample goes on behind its own."""
-    lengths, more = np.asarray([4, 2], dtype=np.int32), 3
-    query, key, value = drawn(rng, length=L + more)
-    padded = [array[:, :, :L].copy() for array in (query, key, value)]
-    later = [np.zeros_like(array[:, :, :more]) for array in (query, key, value)]
-    for sample, length in enumerate(lengths):
-        for prompt, rest, array in zip(padded, later, (query, key, value), strict=True):
-            prompt[sample, :, length:] = 1e9
-            rest[sample] = array[sample, :, length : length + more]
-    query_0, key_0, value_0 = map(put, padded)
-    cache = new_cache(xp, ragged=True)
-    key_0, query_0 = turned(key_0, cache.length, xp), turned(query_0, cache.length, xp)
-    cache = append(cache, key_0, value_0, num_new=put(lengths))
-    np.testing.assert_array_equal(get(cache.length), lengths)
-    mask = cache_mask(cache, put(lengths))
-    outputs = [get(attend(query_0, cache.key, cache.value, mask=mask))]
-    run = quickly(backend, functools.partial(step, xp=xp))
-    for piece in pieces(later, (1, 2, 3)):
-        cache, output = run(cache, *map(put, map(np.ascontiguousarray, piece)))
-        outputs.append(get(output))
-    for sample, length in enumerate(lengths):
-        expected = at_once(*(array[sample, :, : length + more] for array in (query, key, value)), NUMPY)
-        np.testing.assert_allclose(
-            outputs[0][sample, :, :length], expected[:, :length], rtol=0, atol=CLOSE["float64"], err_msg="prompt"
-        )
-        decoded = np.concatenate([output[sample] for output in outputs[1:]], axis=-2)
-        np.testing.assert_allclose(decoded, expected[:, length:], rtol=0, atol=CLOSE["float64"])
 
 
 @pytest.mark.parametrize("ragged", [False, True])
@@ -174,50 +143,6 @@ def test_what_does_not_fit_is_dropped_where_lengths_cannot_be_read(count, backen
         expected[0, :, C - 1] = new_key[0, :, 0]
         np.testing.assert_array_equal(cache.key, expected)
         np.testing.assert_array_equal(cache.length, lengths + count)
-
-
-@pytest.mark.needs("compilation")
-def test_a_compiled_step(backend, rng):
-    xp, arrays, count = backend.namespace, drawn(rng, length=6), 2
-    expected = backend.to_numpy(at_once(*backend.from_numpy(arrays), xp))
-    for mode in backend.modes[1:]:
-        compiled = backend.compile(functools.partial(step, xp=xp), mode=mode)
-        cache, outputs = new_cache(xp, ragged=True), []
-        for piece in pieces(arrays, range(count, 7, count)):
-            cache, output = compiled(cache, *backend.from_numpy(tuple(map(np.ascontiguousarray, piece))))
-            outputs.append(backend.to_numpy(output))
-        np.testing.assert_allclose(np.concatenate(outputs, axis=-2), expected, rtol=0, atol=1e-13)
-
-
-@pytest.mark.needs("tensorflow")
-def test_open_dimensions_are_computed(rng):
-    tf = importlib.import_module("tensorflow")
-    from attention_tensorflow import backend
-
-    _, key, value = drawn(rng)
-    new = backend.from_numpy((key, value))
-    open_spec = [tf.TensorSpec([None, None, None, width], tf.float64) for width in (D, E)]
-    spec = [KeyValueCache(*open_spec, tf.TensorSpec([None], tf.int32)), *open_spec]
-    cache = new_cache(backend.namespace, ragged=True)
-    compiled = tf.function(append, input_signature=spec, autograph=False)
-    for rows in (new, [x[..., :0, :] for x in new]):  # no new positions, too
-        for one, two in zip(compiled(cache, *rows), append(cache, *rows), strict=True):
-            np.testing.assert_array_equal(one.numpy(), two.numpy())
-
-
-@pytest.mark.needs("gradients")
-def test_gradients_flow_to_what_was_written(backend, rng):
-    xp = backend.namespace
-    _, key, value = backend.from_numpy(drawn(rng, length=2))
-    lengths = np.asarray([1, 4], dtype=np.int32)
-    cache = new_cache(xp)._replace(length=backend.from_numpy(lengths))
-    weights = rng.standard_normal((B, G, C, D))
-    factors = backend.from_numpy(weights)
-    _, (gradient,) = backend.value_and_grad(lambda key: xp.sum(xp.multiply(append(cache, key, value).key, factors)))(
-        key
-    )
-    expected = np.stack([weights[sample, :, start : start + 2] for sample, start in enumerate(lengths)])
-    np.testing.assert_array_equal(backend.to_numpy(gradient), expected)
 
 
 def test_an_empty_cache(get, xp):

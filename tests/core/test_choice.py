@@ -4,22 +4,22 @@ import importlib
 
 import numpy as np
 import pytest
+from call_table import Sizes, options_of
 
 import attention_core as ac
 from attention_core import explain_attention
 from attention_core._attention import ways
 from attention_core._attention.explanation import REASONS
 from attention_core.backend import Tuning
-from attention_core.masks import And
-from attention_core.scores import alibi
 
 attention = ac.scaled_dot_product_attention
-B, H, G, M, N, D = 2, 4, 2, 9, 14, 5
+SIZES = Sizes((2,), 4, 2, 9, 14, 5, 5)
+(B,), H, G, M, N, D, _ = SIZES
 
 
 @pytest.fixture
 def arrays(rng, put):
-    return put([rng.standard_normal(shape) for shape in ((B, H, M, D), (B, G, N, D), (B, G, N, D))])
+    return put(SIZES.arrays(rng))
 
 
 @pytest.fixture
@@ -49,17 +49,10 @@ def streaming(backend, monkeypatch):
     monkeypatch.setattr(backend, "tuning", Tuning(queries=1, keys=5, min_queries=4, dense_below=0, structured_below=0))
 
 
-OPTIONS = {
-    "plain": lambda put: {},
-    "causal": lambda put: {"is_causal": True},
-    "array": lambda put: {"mask": put(np.arange(N) % 3 > 0)},
-    "rule": lambda put: {"mask": And(ac.KeyLengths(put(np.array([0, 8]))), ac.Causal(offset=2))},
-    "bias": lambda put: {"bias": put(np.linspace(-1, 1, M * N).reshape(M, N))},
-    "changed": lambda put: {"softcap": 3.0, "score_mod": alibi(H), "dropout": ac.Dropout(0.3, 7)},
-}
+OPTIONS = ("none", "causal", "array of keys", "cache", "bias of mn", "alibi")
 
 
-@pytest.mark.needs(lambda name, large, backend: not (large and backend.loops.traced and (name != "rule")))
+@pytest.mark.needs(lambda name, large, backend: not (large and backend.loops.traced and (name != "cache")))
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_what_is_explained_is_what_runs(name, large, ran, arrays, backend, put, get, monkeypatch):
@@ -74,7 +67,7 @@ def test_what_is_explained_is_what_runs(name, large, ran, arrays, backend, put, 
             structured_below=0 if large else M * N,
         ),
     )
-    options = OPTIONS[name](put)
+    options = options_of(name, SIZES, put)
     explanation = explain_attention(*arrays, **options)
     assert ran == []
     result = get(attention(*arrays, **options))
@@ -146,7 +139,7 @@ def test_what_is_empty_is_dense(empty, backend, put, get, ran):
     query, key, value = put(
         [np.ones((entries, H, rows, D)), np.ones((entries, G, columns, D)), np.ones((entries, G, columns, width))]
     )
-    for implementation in ("auto", "blockwise", *(["fused"] if backend.name == "torch" else [])):
+    for implementation in ("auto", "blockwise", *(["fused"] if backend.name == "torch" and width else [])):
         result = get(attention(query, key, value, implementation=implementation))
         assert result.shape == (entries, H, rows, width)
         assert not np.any(result)
@@ -227,11 +220,10 @@ def test_an_exported_program_needs_no_operator_of_ours(backend, streaming, put, 
 
 @pytest.mark.needs("torch")
 def test_a_kernel_that_is_right_and_not_taken_is_told_why(backend, put, rng):
-    """It rounds in 16 bits; has no kernel for other widths; and there is nothing to compute."""
+    """It rounds in 16 bits; and there is nothing to compute."""
     x = put(rng.standard_normal((1, 2, 20, 8)).astype("float32"))
     for arrays, reason in (
         ((x.half(),) * 3, "rounds weights of 16 bits, and this processor does not multiply them"),
-        ((x, x, x[..., :4]), "is PyTorch's dense form where values have another width than keys"),
         ((x, x[:, :, :0], x[:, :, :0]), "query, key or value is empty"),
     ):
         fused, *_, blockwise, dense = ac.explain_attention(*arrays).candidates

@@ -194,23 +194,6 @@ def test_lengths_and_segments_may_be_of_any_integer_type(dtype, put, get, xp):
     np.testing.assert_array_equal(dense(rule, put, get, xp)[0, 0], ids[:, None] == np.arange(7)[None, :])
 
 
-def test_segments_attend_their_own(put, get, xp):
-    query_ids, key_ids = np.array([[0, 0, 1, 1, 2]] * 2), np.array([[0, 1, 1, 1, 2, 2, 9], [2, 2, 2, 0, 0, 0, 0]])
-    expected = (query_ids[:, :, None] == key_ids[:, None, :])[:, None]
-    np.testing.assert_array_equal(dense(ac.Segments(put(query_ids), put(key_ids)), put, get, xp), expected)
-    shared = dense(ac.Segments(put(query_ids[0]), put(key_ids[0])), put, get, xp)
-    np.testing.assert_array_equal(shared, np.broadcast_to(expected[:1], (2, 1, M, N)))
-
-
-@pytest.mark.parametrize("shape", [(), (1,), (N,), (M, 1), (M, N), (2, 1, 1, N), (2, 1, M, N)])
-def test_boolean_arrays_combine_with_rules(shape, rng, put, get, xp):
-    array = np.asarray(rng.random(shape) < 0.5)
-    expected = np.broadcast_to(array & (J <= I), (2, 1, M, N))
-    np.testing.assert_array_equal(dense(ac.Causal() & put(array), put, get, xp), expected)
-    either = dense(ac.Causal() | put(array), put, get, xp)
-    np.testing.assert_array_equal(either, np.broadcast_to(array | (J <= I), (2, 1, M, N)))
-
-
 def test_numpy_leaves_the_operator_to_the_rule():
     array = np.ones((M, N), dtype=bool)
     assert isinstance((array & ac.Causal()).second, Given)
@@ -251,17 +234,6 @@ def test_arrays_classify_blocks_for_each_sample(put, get, xp):
     some, every = classified(ac.KeyLengths(put(np.array([2, 5]))), 5, 2, put, get, xp)
     np.testing.assert_array_equal(some[:, 0, 0], [[True, False, False, False], [True, True, True, False]])
     np.testing.assert_array_equal(every[:, 0, 0], [[True, False, False, False], [True, True, False, False]])
-
-
-def test_documents_classify_blocks(put, get, xp):
-    ids = put(np.array([[0, 0, 1, 1, 1, 2, 2]]))
-    some, every = classified(ac.Segments(put(np.array([[0, 0, 1, 1, 1]])), ids), 2, 2, put, get, xp)
-    np.testing.assert_array_equal(
-        some[0, 0], [[True, False, False, False], [False, True, True, False], [False, True, True, False]]
-    )
-    np.testing.assert_array_equal(
-        every[0, 0], [[True, False, False, False], [False, True, False, False], [False, True, False, False]]
-    )
 
 
 def test_conventions_come_in_by_name(put, get):

@@ -15,51 +15,15 @@ from attention_core._arithmetic import exact, reproducible
 from attention_core._attention.blocks import plan
 
 
-def test_nan_and_infinities_show_only_where_they_are_attended_to(put, get, rng):
+def test_attended_infinities_have_the_bits_of_numpy(put, get, rng):
+    """Of either sign, and of both together, which are nan whatever the processor."""
     query, key, value = (float32(rng, 1, 1, 4, 4) for _ in range(3))
-    value[0, 0, 1, 0], value[0, 0, 2, 1], value[0, 0, 3, 2] = np.inf, -np.inf, np.nan
+    value[0, 0, 1, :2], value[0, 0, 2, 1] = np.inf, -np.inf
     mask = np.tril(np.ones((4, 4), dtype=bool))
-    found = get(attention(*put([query, key, value]), mask=put(mask), **EXACTLY))[0, 0]
-    assert np.isfinite(found[0]).all()
-    assert found[1, 0] == np.inf
-    assert found[2, 1] == -np.inf
-    assert np.isnan(found[3, 2])
-    assert np.isfinite(found[:, 3]).all()
-    value[0, 0, 1, 1] = np.inf  # next to -inf, which is nan
-    same(get(attention(*put([query, key, value]), mask=put(mask), **EXACTLY)), of_numpy(query, key, value, mask=mask))
-    key[0, 0, 2, 0], value[0, 0, 1, 1] = np.nan, 1
-    found = get(attention(*put([query, key, value]), mask=put(mask), **EXACTLY))[0, 0]
-    assert np.isfinite(found[:2, 1:]).all()
-    assert np.isnan(found[2:]).all()
-    same(found, of_numpy(query, key, value, mask=mask)[0, 0])
-
-
-def scattered(rng, *dims):
-    """Values of both signs within two powers of two."""
-    return (rng.uniform(0.25, 1, dims) * rng.choice([-1, 1], dims)).astype(np.float32)
-
-
-@pytest.mark.parametrize("spread", [1, 6])
-def test_each_prefix_has_the_bits_that_it_has_in_the_whole(spread, put, get, rng):
-    query, key, value = float32(rng, 4, 90, 16) * spread, float32(rng, 4, 90, 16), scattered(rng, 4, 90, 16)
-    value *= 2.0 ** np.sort(rng.integers(-4, 5, (4, 90, 16)), axis=-2).astype(np.float32)
-    whole = get(attention(*put([query, key, value]), mask=ac.Causal(), **EXACTLY))
-    for stop in (1, 2, 7, 30, 64, 89):
-        part = get(attention(*put([query[:, stop - 1 : stop], key[:, :stop], value[:, :stop]]), **EXACTLY))
-        same(part, np.ascontiguousarray(whole[:, stop - 1 : stop]))
-
-
-def test_a_fully_masked_row_gives_zero(put, get, rng):
-    arrays = qkv(rng)
-    lengths = put(np.array([0, 9]))
-    found = get(
-        attention(*put(arrays), mask=ac.KeyLengths(lengths), return_weights=True, return_logsumexp=True, **EXACTLY)
-    )
-    assert not np.any(found.output[0])
-    assert not np.any(found.weights[0])
-    assert np.all(found.logsumexp[0] == -np.inf)
-    assert np.all(found.weights[1, ..., 9:] == 0)
-    np.testing.assert_allclose(found.weights[1].sum(axis=-1), 1, rtol=1e-6)
+    found = get(attention(*put([query, key, value]), mask=put(mask), **EXACTLY))
+    same(found, of_numpy(query, key, value, mask=mask))
+    assert (found[0, 0, 1:, 0] == np.inf).all()
+    assert np.isnan(found[0, 0, 2:, 1]).all()
 
 
 def test_subnormal_numbers_count_as_zero(put, get, rng):
@@ -75,21 +39,11 @@ def test_subnormal_numbers_are_zero_even_where_products_are_not(put, get):
     same(found, np.zeros((1, 1), dtype=np.float32))
 
 
-@pytest.mark.parametrize("dims", [(0, 2, 3, 4, 5), (2, 0, 3, 4, 5), (2, 3, 0, 4, 5), (2, 3, 4, 0, 5), (2, 3, 4, 5, 0)])
-def test_empty_axes(dims, put, get, rng):
-    rows, columns, depth, width, batch = dims
-    arrays = (
-        float32(rng, batch, 1, rows, depth),
-        float32(rng, batch, 1, columns, depth),
-        float32(rng, batch, 1, columns, width),
-    )
-    found = get(attention(*put(arrays), scale=1.0, **EXACTLY))
-    assert found.shape == (batch, 1, rows, width)
-    same(found, of_numpy(*arrays, scale=1.0))
-    if depth == 0 and columns and batch:
-        np.testing.assert_allclose(
-            found, np.broadcast_to(arrays[2].mean(axis=-2, keepdims=True), found.shape), rtol=1e-6
-        )
+@pytest.mark.parametrize("empty", range(5))
+def test_empty_axes(empty, put, get, rng):
+    batch, rows, columns, depth, width = (0 if axis == empty else axis + 2 for axis in range(5))
+    arrays = [float32(rng, batch, 1, *dims) for dims in ((rows, depth), (columns, depth), (columns, width))]
+    same(get(attention(*put(arrays), scale=1.0, **EXACTLY)), of_numpy(*arrays, scale=1.0))
 
 
 def test_a_pair_is_not_finite_where_one_of_its_channels_is_not(put, get):
@@ -267,22 +221,3 @@ def test_an_epsilon_too_small_for_float64_acts_like_zero(put, get):
     np.testing.assert_array_equal(found, 1.0)
     zeros = put(np.zeros((2, 4), np.float32))
     assert not get(ac.functions.rms_norm(put(ones), zeros, epsilon=1e-320, **EXACTLY)).any()
-
-
-@pytest.mark.needs("gradients")
-@pytest.mark.parametrize("masked", [np.nan, np.inf, -np.inf])
-def test_a_masked_key_reaches_no_gradient_under_a_softcap(backend, xp, put, get, masked):
-    query, value = (put(np.ones(dims, np.float32)) for dims in ((1, 1, 2), (1, 2, 3)))
-    key = put(np.asarray([[[1, 2], [masked, 1]]], np.float32))
-    mask, options = put(np.asarray([True, False])), {"softcap": 2.0, **EXACTLY}
-
-    def of_output(*arrays):
-        return xp.sum(ac.scaled_dot_product_attention(*arrays, mask=mask, **options))
-
-    def of_scores(query, key):
-        scores = ac.attention_scores(query, key, mask=mask, **options)
-        return xp.sum(xp.where(mask, scores, 0.0))
-
-    for loss, arrays in ((of_output, (query, key, value)), (of_scores, (query, key))):
-        for gradient in backend.value_and_grad(loss)(*arrays)[1]:
-            assert np.isfinite(get(gradient)).all()

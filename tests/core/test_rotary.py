@@ -5,7 +5,6 @@ import importlib
 import mpmath
 import numpy as np
 import pytest
-from blockwise_helpers import quickly
 
 from attention_core.functions import rotary_embedding
 
@@ -95,31 +94,6 @@ def test_positions_may_differ_between_samples_and_be_of_any_integer_type(dtype, 
     for sample in range(2):
         expected = get(rotary_embedding(put(x[sample]), put(positions[sample].astype(np.int32))))
         np.testing.assert_array_equal(result[sample], expected)
-
-
-@pytest.mark.needs("gradients")
-def test_gradients_are_turned_back(backend, rng):
-    xp = backend.namespace
-    x, weights = rng.standard_normal((2, 2, 3, 5, 9))
-    inputs, factors, positions = backend.from_numpy((x, weights, FAR[1:6]))
-    for interleaved in (False, True):
-
-        def measure(x, options=(("width", 8), ("interleaved", interleaved))):
-            return xp.sum(xp.multiply(rotary_embedding(x, positions, **dict(options)), factors))
-
-        _, (gradient,) = quickly(backend, backend.value_and_grad(measure))(inputs)
-        back = rotary_embedding(factors, xp.negative(positions), width=8, interleaved=interleaved)
-        np.testing.assert_allclose(*backend.to_numpy((gradient, back)), rtol=0, atol=1e-14)
-
-
-@pytest.mark.needs("compilation")
-@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function at '_helpers")
-def test_compiled_is_as_accurate(backend, rng):
-    x = rng.standard_normal((3, len(FAR), WIDTH))
-    expected = by_formula(x.astype(np.longdouble), *tables(FAR, 10000.0))
-    for mode in backend.modes[1:]:
-        result = backend.to_numpy(backend.compile(rotary_embedding, mode=mode)(*backend.from_numpy((x, FAR))))
-        assert np.max(np.abs(in_units((result - expected).astype(np.float64), x))) < 3
 
 
 @pytest.mark.needs("tensorflow")

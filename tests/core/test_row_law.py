@@ -194,17 +194,6 @@ def test_outputs_are_within_half_an_ulp_of_the_sum_of_sizes(kind, rng):
     assert np.max(np.abs(found - weights @ wide[2]) / ulp) <= 0.501
 
 
-def test_a_cache_of_memory_that_was_never_written_changes_no_bit(rng):
-    arrays, _ = drawn(rng, (2, 1, 1, 1, 64, 8, 8), "normal")
-    lengths = ac.KeyLengths(np.array([9, 30]))
-    whole = attention(*arrays, mask=lengths, **EXACTLY)
-    for junk in (*FINITE, *NEVER_FINITE):
-        query, key, value = (x.copy() for x in arrays)
-        for sample, length in enumerate((9, 30)):
-            key[sample, :, length:], value[sample, :, length:] = junk, -junk
-        same(attention(query, key, value, mask=lengths, **EXACTLY), whole)
-
-
 @pytest.mark.needs("untraced loops")  # threads wait for each other
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_that_share_the_keys_have_the_bits_of_one(kind, backend, ranks, rng):

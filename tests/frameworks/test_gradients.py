@@ -8,31 +8,15 @@ import numpy as np
 import pytest
 import tracing_helpers
 from blockwise_helpers import quickly
-from tracing_helpers import BIAS, HEADS, QKV, C, X, leaves
+from tracing_helpers import BIAS, HEADS, QKV, C, X, leaves, normal
 
 import attention_core as ac
 from attention_core import Causal, KeyLengths, SlidingWindow, layers
 from attention_core.backend import array_namespace, get_backend
-from attention_core.parameters import Linear, SaganAttention
 from attention_numpy.trees import map_arrays
 
 ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
 NUMPY = get_backend("numpy")
-RNG = np.random.default_rng(47)
-
-
-def normal(*dims):
-    return RNG.standard_normal(dims)
-
-
-def affine(inputs, outputs):
-    return Linear(normal(inputs, outputs), normal(outputs))
-
-
-# Scores of this layer are not scaled: with small kernels its finite differences are as good as those of the others.
-SAGAN = SaganAttention(
-    *(Linear(0.3 * normal(C, 3), normal(3)) for _ in range(2)), affine(C, 5), affine(5, C), np.asarray(0.7)
-)
 SPECTRAL = layers.SaganAttention(C, 3, 5, bias=True)
 
 
@@ -50,17 +34,9 @@ CASES = {name: tracing_helpers.CASES[name] for name in tracing_helpers.CASES if 
         lambda p, q, k, v: ac.multi_head_attention(p, q, k, v, num_heads=4, num_key_value_heads=2),
         (HEADS, X, normal(2, 3, C), normal(2, 3, C)),
     ),
-    "sagan_attention": (
-        lambda p, x: tuple(ac.functions.sagan_attention(p, x, return_weights=True)[:2]),
-        (SAGAN, normal(2, 4, 6, C)),
-    ),
-    "sagan_attention_channels_first": (
-        lambda p, x: ac.functions.sagan_attention(p, x, pool=False, data_format="channels_first"),
-        (SAGAN, normal(C, 4, 3)),
-    ),
     "sagan_layer": (
         lambda p, x: SPECTRAL(p, x, state=SPECTRAL.init_state(3, xp=array_namespace(x), dtype="float64")),
-        (SAGAN, normal(2, 4, 6, C)),
+        tracing_helpers.CASES["sagan_attention"][1],
     ),
 }
 

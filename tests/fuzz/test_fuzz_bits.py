@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fuzz_problems import Blocked, called, differentiating, dtypes_of, gradients, pool_of, problems
+from fuzz_problems import Drawn, called, differentiating, dtypes_of, gradients, pool_of, problems
 
 from attention_core.backend import get_backend
 
@@ -25,18 +25,18 @@ def assert_same_bits(found: dict[str, np.ndarray], expected: dict[str, np.ndarra
         assert not differ.any(), f"{differ.sum()} bytes of {differ.size} differ: {one.ravel()[:4]} {other.ravel()[:4]}"
 
 
-def check_forward(drawn: Blocked, backend: Any) -> None:
+def check_forward(drawn: Drawn, backend: Any) -> None:
     whole = replace(drawn, blocks=None).told(implementation="dense")
     assert_same_bits(called(drawn, drawn.problem(), backend), called(whole, whole.problem(), NUMPY))
 
 
-def check_gradients(drawn: Blocked, backend: Any) -> None:
+def check_gradients(drawn: Drawn, backend: Any) -> None:
     """In two sizes of blocks on one library; `test_backward_across_libraries` compares libraries."""
     problem = drawn.problem()
     assert_same_bits(gradients(drawn, problem, backend), gradients(replace(drawn, blocks=None), problem, backend))
 
 
-def differentiable(drawn: Blocked) -> Blocked:
+def differentiable(drawn: Drawn) -> Drawn:
     leading = drawn.leading if 0 not in drawn.leading else ()
     return replace(drawn.told(return_weights=None), leading=leading, gradient=True, planted=None)
 
@@ -65,7 +65,7 @@ def test_bits_of_gradients_across_libraries(fuzz, several):
     def compiled(backend: Any, mode: str) -> Callable[..., Any]:
         return lambda function: backend.compile(function, mode=mode)
 
-    def check(drawn: Blocked) -> None:
+    def check(drawn: Drawn) -> None:
         (first, *others), problem = several, drawn.problem()
         expected = gradients(drawn, problem, first)
         for backend in others:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fuzz_corpus import FORWARD
-from fuzz_problems import EPSILON, TINY, Blocked, called, dtypes_of, kappas, pool_of, problems, relative_bound
+from fuzz_problems import EPSILON, TINY, Drawn, called, dtypes_of, kappas, pool_of, problems, relative_bound
 
 from attention_conformance.oracle.attention import Exact, Truth, attention
 from attention_conformance.oracle.ulps import spacing
@@ -16,7 +16,7 @@ from attention_conformance.problem import Problem
 CASES = 12
 
 
-def differences(drawn: Blocked, problem: Problem, truth: Truth, found: dict[str, np.ndarray]) -> dict[str, float]:
+def differences(drawn: Drawn, problem: Problem, truth: Truth, found: dict[str, np.ndarray]) -> dict[str, float]:
     """The largest error of each result, as a share of what is allowed."""
     bound = relative_bound(drawn, truth)
     values = largest(problem.arrays["value"], drawn, axis=-2)
@@ -34,7 +34,7 @@ def differences(drawn: Blocked, problem: Problem, truth: Truth, found: dict[str,
     return {name: worst(each, getattr(truth, name), allowed[name]) for name, each in found.items()}
 
 
-def largest(array: np.ndarray, drawn: Blocked, axis: int | tuple[int, ...]) -> np.ndarray:
+def largest(array: np.ndarray, drawn: Drawn, axis: int | tuple[int, ...]) -> np.ndarray:
     """The largest finite magnitude along axes, for every query head."""
     numbers = array.astype(float)
     found = np.where(np.isfinite(numbers), abs(numbers), 0).max(axis=axis, keepdims=True, initial=0)
@@ -51,7 +51,7 @@ def worst(got: np.ndarray, wanted: Exact, allowed: np.ndarray) -> float:
     return float(np.where(np.isnan(share), np.inf, share).max(initial=0))
 
 
-def check(drawn: Blocked, backend: Any) -> str:
+def check(drawn: Drawn, backend: Any) -> str:
     problem = drawn.problem()
     found, truth = called(drawn, problem, backend), attention(problem)
     assert found["output"].dtype == problem.arrays["query"].dtype

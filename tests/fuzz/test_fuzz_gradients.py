@@ -10,7 +10,7 @@ from fuzz_corpus import GRADIENTS
 from fuzz_problems import (
     EPSILON,
     TINY,
-    Blocked,
+    Drawn,
     differentiable,
     dtypes_of,
     gradients,
@@ -25,7 +25,7 @@ from attention_conformance.oracle.attention import attention
 from attention_conformance.oracle.ulps import spacing
 
 
-def check(drawn: Blocked, backend: Any, mode: str) -> str:
+def check(drawn: Drawn, backend: Any, mode: str) -> str:
     problem = drawn.problem()
     found = gradients(drawn, problem, backend, lambda function: backend.compile(function, mode=mode))
     sums = drawn.queries * drawn.heads * math.prod(drawn.leading) + drawn.keys

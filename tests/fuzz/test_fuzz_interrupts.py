@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fuzz_problems import Blocked, called, forced_blocks, pool_of, problems
+from fuzz_problems import Drawn, called, forced_blocks, pool_of, problems
 from hypothesis import strategies as st
 
 import attention_core as ac
@@ -46,11 +46,11 @@ class Interrupt:
         return kind is KeyboardInterrupt
 
 
-def bits(drawn: Blocked, problem: Problem, backend: Any) -> dict[str, bytes]:
+def bits(drawn: Drawn, problem: Problem, backend: Any) -> dict[str, bytes]:
     return {name: each.tobytes() for name, each in called(drawn, problem, backend).items()}
 
 
-def check_call(case: tuple[Blocked, int], backend: Any) -> str:
+def check_call(case: tuple[Drawn, int], backend: Any) -> str:
     drawn, line = case
     problem, whole = drawn.problem(), replace(drawn, blocks=None)
     with forced_blocks(drawn, backend):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fuzz_problems import Blocked, called, dtypes_of, pool_of, problems
+from fuzz_problems import Drawn, called, dtypes_of, pool_of, problems
 from hypothesis import strategies as st
 from test_fuzz_forward import differences
 
@@ -19,7 +19,7 @@ Spans = tuple[tuple[int, int], ...]
 
 
 @st.composite
-def pieces(draw: Any, backend: Any) -> tuple[Blocked, Spans]:
+def pieces(draw: Any, backend: Any) -> tuple[Drawn, Spans]:
     """A problem, and the spans into which its keys are cut."""
     drawn = problems(pool=pool_of(backend), dtypes=dtypes_of(backend), arithmetics=("fast",))
     problem = replace(draw(drawn).told(return_weights=None), sinks=None, planted=None)
@@ -27,7 +27,7 @@ def pieces(draw: Any, backend: Any) -> tuple[Blocked, Spans]:
     return problem, tuple(draw(st.permutations(list(itertools.pairwise((0, *cuts, problem.keys))))))
 
 
-def check_pieces(case: tuple[Blocked, Spans], backend: Any) -> str:
+def check_pieces(case: tuple[Drawn, Spans], backend: Any) -> str:
     drawn, spans = case
     problem = drawn.problem()
     found = called(drawn, problem.changed(pieces=spans), backend)

@@ -42,7 +42,13 @@ LAYER = ac.parameters.EncoderLayer(SELF, NORM, MLP, ac.parameters.LayerNorm(norm
 
 TABLES = ac.parameters.Embeddings(normal(13, C), normal(9, C), normal(2, C), NORM)
 
-SAGAN = ac.parameters.SaganAttention(affine(C, 3), affine(C, 3), affine(C, 5), affine(5, C), np.asarray(0.7))
+# Scores of this layer are not scaled: with small kernels its finite differences are as good as those of the others.
+SAGAN = ac.parameters.SaganAttention(
+    *(ac.parameters.Linear(0.3 * normal(C, 3), normal(3)) for _ in range(2)),
+    affine(C, 5),
+    affine(5, C),
+    np.asarray(0.7),
+)
 
 X, IDS, KEPT = normal(2, 5, C), RNG.integers(0, 13, (2, 5)), np.asarray([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
 
@@ -159,6 +165,17 @@ CASES = {
     "gated_feed_forward": (
         ac.functions.gated_feed_forward,
         (ac.parameters.GatedFeedForward(affine(C, 10), affine(C, 10), affine(10, C)), X),
+    ),
+    **{
+        f"rotary{suffix}": (
+            lambda x, places, turn=turn: ac.functions.rotary_embedding(x, places, width=6, interleaved=turn),
+            (normal(2, 3, 5, 8), RNG.integers(-(2**31), 2**31, (2, 5))),
+        )
+        for suffix, turn in (("", False), ("_interleaved", True))
+    },
+    "append": (
+        lambda cache, *new: tuple(ac.cache.append(cache, *new)[:2]),
+        (ac.cache.KeyValueCache(*QKV[1:], np.asarray([2, 5])), normal(2, 3, 2, 4), normal(2, 3, 2, 3)),
     ),
 }
 

@@ -1,49 +1,22 @@
 """Attention on chunked arrays of dask: lazy, equal to attention on arrays in memory, without tasks for what is masked."""
 
 import importlib
+import itertools
 
 import numpy as np
 import pytest
+from call_table import NAMES, Sizes, options_of
 
-from attention_core import (
-    Causal,
-    Dropout,
-    KeyLengths,
-    MaskFunction,
-    Segments,
-    SlidingWindow,
-    scaled_dot_product_attention,
-)
-from attention_core.scores import ScoreMod, alibi
+from attention_core import Causal, Dropout, KeyLengths, SlidingWindow, scaled_dot_product_attention
 
 pytestmark = pytest.mark.needs("dask", "numpy")
-RNG = np.random.default_rng(0)
-ARRAYS = [RNG.normal(size=shape) for shape in ((2, 4, 13, 8), (2, 2, 17, 8), (2, 2, 17, 5))]
-IDS = np.repeat([[0, 1, 2]], [5, 4, 4], axis=1), np.repeat([[0, 1, 2]], [5, 6, 6], axis=1)
+SIZES = Sizes((2,), 4, 2, 13, 17, 8, 5)
+ARRAYS = SIZES.arrays(np.random.default_rng(0))
+FAST = ("sinks", "score_mod", "alibi", "relative bias", "everything", "number")  # which have no reproducible arithmetic
 CHUNKS = {  # of the query, and of key and value
     "cut": ((1, 2, 4, 3), (2, 1, 5)),
     "heads that hold no whole groups": ((2, 3, 6, 8), (1, 2, 3)),
     "one": ((2, 4, 13, 8), (2, 2, 17)),
-}
-OPTIONS = {
-    "nothing": {},
-    "causal": {"is_causal": True},
-    "lengths": {"mask": KeyLengths(np.array([17, 0])), "is_causal": True},
-    "window": {"mask": SlidingWindow(left=2, right=1)},
-    "documents": {"mask": Segments(*IDS)},
-    "not": {"mask": ~Causal()},
-    "array": {"mask": RNG.random((2, 1, 13, 17)) > 0.5},
-    "array of heads": {"mask": RNG.random((4, 1, 17)) > 0.5},
-    "array of pairs": {"mask": RNG.random((13, 17)) > 0.5},
-    "function": {"mask": MaskFunction(lambda batch, head, query, key: (batch + head + query + key) % 3 != 0)},
-    "bias": {"bias": RNG.normal(size=(4, 13, 17))},
-    "bias of samples": {"bias": RNG.normal(size=(2, 1, 1, 17)), "scale": 0.3},
-    "sinks": {"sinks": RNG.normal(size=4), "mask": KeyLengths(np.array([3, 0]))},
-    "softcap": {"softcap": 2.0},
-    "alibi": {"score_mod": alibi(4)},
-    "dropout": {"dropout": Dropout(0.3, 7)},
-    "dense": {"implementation": "dense", "is_causal": True},
-    "blocks": {"implementation": "blockwise", "mask": ~Causal()},
 }
 
 
@@ -63,55 +36,38 @@ def attention():
     return importlib.import_module("attention_dask").attention
 
 
-@pytest.mark.parametrize("chunks", CHUNKS)
-@pytest.mark.parametrize("name", OPTIONS)
-def test_chunks_give_what_arrays_in_memory_do(name, chunks, attention):
-    want = scaled_dot_product_attention(*ARRAYS, return_logsumexp=True, **OPTIONS[name])
-    found = attention(*lazy(ARRAYS, chunks), return_logsumexp=True, split_every=2, **OPTIONS[name])
+def made(name, dtype):
+    """Options of a name, and the arrays that they hold."""
+    held = []
+
+    def put(x):
+        held.append(np.array(x, dtype if np.asarray(x).dtype == np.float64 else None))
+        return held[-1]
+
+    return options_of(name, SIZES, put), held
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks", "implementation"),
+    list(zip(NAMES, itertools.cycle(CHUNKS), itertools.cycle(("dense", "blockwise")), strict=False)),
+)
+def test_chunks_give_what_arrays_in_memory_do(name, chunks, implementation, attention):
+    """Whatever is written to the arrays of options after the call."""
+    options, held = made(name, np.float64)
+    options["implementation"] = implementation
+    want = scaled_dot_product_attention(*ARRAYS, return_logsumexp=True, **options)
+    found = attention(*lazy(ARRAYS, chunks), return_logsumexp=True, split_every=2, **options)
+    for x in held:
+        x[...] = 0
     np.testing.assert_allclose(found.output.compute(), want.output, rtol=0, atol=1e-13)
     np.testing.assert_allclose(found.logsumexp.compute(), want.logsumexp, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("name", sorted(OPTIONS.keys() - {"sinks", "alibi"}))
+@pytest.mark.parametrize("name", [name for name in NAMES if not any(each in name for each in FAST)])
 def test_chunks_have_the_bits_of_the_whole(name, attention):
-    arrays = [x.astype(np.float32) for x in ARRAYS]
-    options = {**OPTIONS[name], "arithmetic": "reproducible"}
-    options |= {"bias": options["bias"].astype(np.float32)} if "bias" in options else {}
+    arrays, options = [x.astype(np.float32) for x in ARRAYS], made(name, np.float32)[0] | {"arithmetic": "reproducible"}
     found = attention(*lazy(arrays), **options).compute()
     assert found.tobytes() == scaled_dot_product_attention(*arrays, **options).tobytes()
-
-
-HELD = {  # options that hold arrays, made of these
-    "array": (lambda ids: {"mask": ids}, RNG.random((13, 17)) > 0.5),
-    "lengths": (lambda ids: {"mask": ~KeyLengths(ids)}, np.array([3, 9])),
-    "offset": (lambda ids: {"mask": Causal(offset=ids) | KeyLengths(4)}, np.array([3, -2])),
-    "window": (lambda ids: {"mask": SlidingWindow(left=2, right=1, offset=ids)}, np.array([3, -2])),
-    "documents": (
-        lambda ids: {"mask": Segments(ids[:, :13], ids) & Causal(offset=9)},
-        np.sort(RNG.integers(0, 4, (1, 17))),
-    ),
-    "function": (
-        lambda ids: {"mask": MaskFunction(lambda b, h, query, key, ids: (ids[query] > key) | (key == 1), (ids,))},
-        np.arange(13),
-    ),
-    "bias": (lambda ids: {"bias": ids}, RNG.normal(size=(4, 13, 17))),
-    "sinks": (lambda ids: {"sinks": ids}, RNG.normal(size=4)),
-    "scale": (lambda ids: {"scale": ids}, np.asarray(0.7)),
-    "score_mod": (
-        lambda ids: {"score_mod": ScoreMod(lambda scores, b, h, query, key, ids: scores * ids[key], (ids,))},
-        RNG.normal(size=17),
-    ),
-    "seed": (lambda ids: {"dropout": Dropout(0.5, ids)}, np.array([3, 4], np.int32)),
-}
-
-
-@pytest.mark.parametrize("name", HELD)
-def test_what_is_written_after_the_call_changes_nothing(name, attention):
-    make, held = HELD[name]
-    held = held.copy()
-    want, found = scaled_dot_product_attention(*ARRAYS, **make(held)), attention(*lazy(ARRAYS), **make(held))
-    held[...] = 0
-    np.testing.assert_allclose(found.compute(), want, rtol=0, atol=1e-13)
 
 
 def test_all_tasks_see_one_draw_of_a_generator(attention):
@@ -129,14 +85,15 @@ def test_the_output_has_the_dtype_of_the_query_and_is_rounded_once(dtype, attent
     np.testing.assert_allclose(found.compute(), want, rtol=0, atol=8 * np.finfo(dtype).eps)
 
 
-@pytest.mark.parametrize("name", ["nothing", "causal", "dropout"])
+@pytest.mark.parametrize("name", ["none", "causal", "dropout"])
 def test_no_heads_and_no_samples_have_the_empty_output(name, attention):
     """Of no heads, chunks hold no groups, and key heads of no query heads are told as of arrays in memory."""
+    options, _ = made(name, np.float64)
     for arrays in ([x[:, :0] for x in ARRAYS], [x[:0] for x in ARRAYS]):
-        found, library = scaled_dot_product_attention(*arrays, **OPTIONS[name]), importlib.import_module("dask.array")
-        assert attention(*map(library.from_array, arrays), **OPTIONS[name]).compute().shape == found.shape
+        found, library = scaled_dot_product_attention(*arrays, **options), importlib.import_module("dask.array")
+        assert attention(*map(library.from_array, arrays), **options).compute().shape == found.shape
     with pytest.raises(ValueError, match=r"expected key \(2, 0, N, 8\)"):
-        attention(*lazy([ARRAYS[0][:, :0], *ARRAYS[1:]]), **OPTIONS[name])
+        attention(*lazy([ARRAYS[0][:, :0], *ARRAYS[1:]]), **options)
 
 
 def test_nothing_is_computed_before_it_is_asked_for_and_what_is_masked_has_no_task(attention):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from layer_helpers import CASES as LAYERS, class_of, definition_of
 
-from attention_core import KeyLengths, layers
+from attention_core import layers
 
 ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
 if ASKED and "jax" not in ASKED:
@@ -120,24 +120,6 @@ def test_gradients_are_those_of_the_layer(name):
     close(found, expected)
 
 
-@kinds
-def test_a_module_is_trained(name):
-    module, inputs = made(name)
-
-    @nnx.jit
-    def step(module):
-        value, gradients = nnx.value_and_grad(lambda module: loss(module, *inputs, deterministic=False, rngs=4))(module)
-        nnx.update(module, jax.tree.map(lambda p, g: p - 1e-3 * g, nnx.state(module, nnx.Param), gradients))
-        return value
-
-    run = nnx.jit(lambda module: module(*inputs, rngs=4))
-    for _ in range(30):  # until vectors of kernels have settled
-        run(module)
-    values = [float(step(module)) for _ in range(5)]
-    assert values == sorted(values, reverse=True)
-    assert len(set(values)) == 5
-
-
 def test_the_state_is_advanced_in_training_and_stays_in_evaluation():
     module, (x,) = made("SaganAttention")
     for run in (modules.SaganAttention.__call__, nnx.jit(lambda module, x: module(x))):
@@ -217,15 +199,6 @@ def test_a_module_with_bfloat16_throughout_keeps_its_state_in_it():
     module, (x,) = made("SaganAttention", param_dtype=jnp.bfloat16)
     assert module(x.astype("bfloat16")).dtype == "bfloat16"
     assert {leaf.dtype.name for leaf in jax.tree.leaves(module.layer)} == {"bfloat16"}
-
-
-def test_options_are_those_of_the_layer():
-    module = modules.MultiHeadAttention(6, 2, param_dtype="float64", deterministic=True, rngs=nnx.Rngs(0))
-    found = nnx.jit(lambda module, x, mask: module(x, mask=mask, return_weights=True))(
-        module, X, KeyLengths(jnp.asarray([5, 2]))
-    )
-    assert found.weights.shape == (2, 2, 5, 5)
-    assert not found.weights[1, :, :, 2:].any()
 
 
 def test_a_module_is_stacked_by_vmap_and_scanned():

@@ -70,20 +70,6 @@ def test_dask_arrays_stay_lazy(name, chunks):
     assert_same(computed, function(*arrays))
 
 
-@pytest.mark.needs("dask")
-def test_dask_batches_in_chunks_of_several_sizes():
-    dask, array = importlib.import_module("dask"), importlib.import_module("dask.array")
-    query, key, value = (normal(5, 4, 6, 3) for _ in range(3))
-    chunks = ((1, 3, 1), (4,), (2, 4), (3,))
-    with dask.config.set(scheduler=refuse_to_compute):
-        lazy = ac.scaled_dot_product_attention(
-            *(array.from_array(each, chunks=chunks) for each in (query, key, value)), is_causal=True
-        )
-    assert_same(
-        lazy.compute(scheduler="synchronous"), ac.scaled_dot_product_attention(query, key, value, is_causal=True)
-    )
-
-
 def selected(dims, axis):
     """A dask array whose length along one axis nobody knows."""
     array = importlib.import_module("dask.array")
@@ -145,9 +131,10 @@ def exported(function, arrays, dims=None):
     return dict(zip(results, session.run(None, inputs), strict=True)).values()
 
 
-# ndonnx takes only by int64, where the standard allows every integer type. With dropout a layer has thousands of nodes, for
-# which dropout of the weights alone stands here, as parts do for what combines them.
+# ndonnx takes only by int64, where the standard allows every integer type, and has cosines of float32. With dropout a layer
+# has thousands of nodes, for which dropout of the weights alone stands here, as parts do for what combines them.
 NOT_EXPORTED = {"segments", "embed_tokens", "encoder_layer_dropout", "everything", "combined_with_array"}
+NOT_EXPORTED |= {"rotary", "rotary_interleaved"}
 # The shapes of options, where batch and lengths are open.
 OPEN = {
     "causal": [],

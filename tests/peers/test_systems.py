@@ -347,20 +347,6 @@ def test_equal_keys_give_the_mean_exactly(backend):
     np.testing.assert_array_equal(found, np.broadcast_to(np.float32([18, 19, 20, 21]), (1, 2, 4)))
 
 
-def test_heads_that_do_not_share_out_the_channels_are_named():
-    with pytest.raises(ValueError, match="expected channels that 5 heads share out evenly; got 12 channels"):
-        layers.MultiHeadAttention(12, 5, output=False)
-
-
-@pytest.mark.parametrize("channels", [8, 12, 15, 16])
-def test_feature_maps_come_back_with_their_channels(channels):
-    """One channel would broadcast, and be added to all of them."""
-    with pytest.raises(ValueError, match=f"expected output_channels {channels}.*got {channels // 8}"):
-        layers.SaganAttention(channels, output_channels=channels // 8)
-    with pytest.raises(ValueError, match=f"expected value_channels {channels}.*got {channels // 8}"):
-        layers.SaganAttention(channels, output=False, value_channels=channels // 8)
-
-
 def main():
     """Print the table of the documentation, or fail where a system is beyond the bound."""
     print(f"| system | {' | '.join(LAYERS)} |\n|---|{'---|' * len(LAYERS)}")

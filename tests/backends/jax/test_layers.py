@@ -76,13 +76,6 @@ def test_one_rule_updates_all_leaves_and_leaves_the_state_alone(name):
 
 
 @few
-def test_a_layer_goes_through_vmap(name):
-    layer, inputs, options = made(name)
-    mapped = jax.jit(jax.vmap(lambda layer, inputs, options: layer(*inputs, **options), (None, 0, 0)))
-    close(mapped(layer, inputs, options), jax.jit(layer)(*inputs, **options))
-
-
-@few
 def test_a_stack_of_layers_goes_through_vmap(name):
     layer, inputs, options = made(name)
     keys = jax.random.split(jax.random.key(7), 3)

@@ -1,11 +1,11 @@
 """Layers of JAX with dropout and state, in files, and with masks of one's own."""
 
 import dataclasses
-import importlib
 
 import numpy as np
 import pytest
-from jax_layer_helpers import IDS, RNG, X, attention_jax, close, equal, jax, jnp, made
+from call_table import RULES, Sizes, options_of
+from jax_layer_helpers import X, attention_jax, close, equal, jax, jnp, made
 
 from attention_core import Causal, KeyLengths, Mask, MaskFunction, Segments, SlidingWindow
 from attention_core.masks import And, Banded, Given, Not, Or
@@ -47,39 +47,29 @@ def test_a_class_of_your_own_is_a_layer():
     assert type(Mine.from_numpy(layer.definition, *layer.to_numpy())) is Mine
 
 
-LENGTHS = jnp.asarray([5, 2])
-
-SEEN = jnp.asarray(RNG.random((2, 1, 5, 5)) < 0.7)
-
-MASKS = {
-    "causal": (Causal(offset=LENGTHS - 3), 1),
-    "causal of a number": (Causal(offset=1), 0),
-    "lengths": (KeyLengths(LENGTHS), 1),
-    "window": (SlidingWindow(left=2, right=None, offset=LENGTHS - 4), 1),
-    "segments": (Segments(IDS_ := jnp.asarray(IDS % 3), IDS_), 2),
-    "function": (MaskFunction(lambda batch, head, query, key, even: even[query % 2, key % 3], (SEEN[0, 0],)), 1),
-    "array": (Given(SEEN), 1),
-    "combined": ((Causal() | ~KeyLengths(LENGTHS)) & Given(SEEN) & SlidingWindow(left=3, right=1), 2),
-}
-
-masks = pytest.mark.parametrize("name", MASKS)
+SIZES = Sizes((2,), 2, 2, 5, 5, 3, 3)
 
 
-@masks
+def mask_of(name):
+    return options_of(name, SIZES, jnp.asarray)["mask"]
+
+
+@pytest.mark.parametrize("name", [name for name in RULES if name != "of a user" and not name.startswith("array of")])
 def test_masks_are_pytrees_of_their_arrays(name):
-    mask, count = MASKS[name]
+    held = []
+    mask = Given(jnp.asarray(True)) & options_of(name, SIZES, lambda x: held.append(jnp.asarray(x)) or held[-1])["mask"]
     leaves, form = jax.tree.flatten(mask)
-    assert len(leaves) == count
+    assert len(leaves) == 1 + len(held)
     assert all(isinstance(leaf, jax.Array) for leaf in leaves)
     assert hash(form) == hash(jax.tree.structure(jax.tree.unflatten(form, leaves)))
     for placeholder in (0, 1.0, object(), "x"):  # whatever JAX puts in the place of an array
-        holding = jax.tree.unflatten(form, [placeholder] * count)
-        assert jax.tree.flatten(holding) == ([placeholder] * count, form)
+        holding = jax.tree.unflatten(form, [placeholder] * len(leaves))
+        assert jax.tree.flatten(holding) == ([placeholder] * len(leaves), form)
 
 
-@pytest.mark.parametrize("name", ["lengths", "function", "combined"])
+@pytest.mark.parametrize("name", ["lengths", "function of an array", "or lengths"])
 def test_masks_go_through_jit_as_arguments(name):
-    mask, _ = MASKS[name]
+    mask = mask_of(name)
     layer = attention_jax.MultiHeadAttention.init(0, 6, 2, dtype="float64")
     apply = jax.jit(lambda layer, x, mask: layer(x, mask=mask))
     expected = jax.jit(lambda: layer(X, mask=mask))()
@@ -87,7 +77,7 @@ def test_masks_go_through_jit_as_arguments(name):
     close(apply(layer, X, jax.tree.map(jnp.copy, mask)), expected)
     assert apply._cache_size() == 1
     if name == "lengths":
-        assert (apply(layer, X, KeyLengths(LENGTHS - 1)) != expected).any()
+        assert (apply(layer, X, KeyLengths(jnp.asarray([4, 1]))) != expected).any()
         assert apply._cache_size() == 1
 
     def measured(layer, mask):
@@ -96,9 +86,9 @@ def test_masks_go_through_jit_as_arguments(name):
     close(jax.jit(jax.grad(measured))(layer, mask), jax.jit(jax.grad(lambda layer: measured(layer, mask)))(layer))
 
 
-@pytest.mark.parametrize("name", ["causal", "array", "combined"])
+@pytest.mark.parametrize("name", ["offsets", "array of samples", "array and rule"])
 def test_masks_go_through_vmap_with_their_leading_axes(name):
-    mask, _ = MASKS[name]
+    mask = mask_of(name)
     layer = attention_jax.MultiHeadAttention.init(0, 6, 2, dtype="float64")
     apply = jax.jit(lambda x, mask: layer(x, mask=mask))
     close(jax.vmap(apply)(X, mask), apply(X, mask))
@@ -133,16 +123,3 @@ def test_every_mask_is_registered_and_one_of_your_own_can_be():
 
 def _descendants(kind):
     return [each for subclass in kind.__subclasses__() for each in (subclass, *_descendants(subclass))]
-
-
-def test_a_cache_is_carried_through_scan():
-    model = importlib.import_module("attention_models.jax").Decoder.init(3, 11, 8, 2, 6, 1, num_key_value_heads=1)
-    ids = jnp.asarray([[3, 1, 4, 1], [5, 9, 2, 6]])
-
-    def step(cache, token):
-        logits, cache = model(token[:, None], cache=cache)
-        return cache, logits[:, 0]
-
-    cache, logits = jax.lax.scan(step, model.definition.empty_cache((2,), 5, xp=jnp), ids.T)
-    np.testing.assert_allclose(jnp.swapaxes(logits, 0, 1), jax.jit(model)(ids), rtol=0, atol=1e-5)
-    assert int(cache.length) == 4

@@ -4,21 +4,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from call_table import Sizes, options_of
 
 import attention_core as ac
 import attention_jax
 import attention_models as models
 
-QUERY, KEY = (jnp.asarray(np.random.default_rng(3).standard_normal((2, h, 20, 4)), jnp.float32) for h in (2, 1))
-HALVES = jnp.asarray([0, 1]).repeat(10)
+SIZES = Sizes((2,), 2, 1, 20, 20, 4, 4)
+QUERY, KEY = (jnp.asarray(x, jnp.float32) for x in SIZES.arrays(np.random.default_rng(3))[:2])
 CALLS = {
-    "plain": {},
-    "causal": {"is_causal": True},
-    "window": {"mask": ac.SlidingWindow(left=8, right=0)},
-    "lengths": {"mask": ac.KeyLengths(jnp.asarray([3, 20])) & ac.Causal()},
-    "segments": {"mask": ac.Segments(HALVES, HALVES)},
-    "mask and bias": {"mask": jnp.ones((2, 1, 1, 20), bool), "bias": jnp.linspace(0, 1, 20, dtype=jnp.float32)},
-    "dropout": {"dropout": ac.Dropout(0.1, seed=1)},
+    name: options_of(name, SIZES, lambda x: jnp.asarray(x, jnp.float32 if x.dtype == np.float64 else None))
+    for name in ("none", "causal", "window", "cache", "segments", "bias and mask", "dropout")
 }
 WAYS = {
     "dense": {"implementation": "dense"},
@@ -43,7 +39,7 @@ def test_attention_promotes_nothing(name, way, strictly):
 
     gradient = jax.grad(loss, argnums=(0, 1))
     jax.eval_shape(gradient, QUERY, KEY)
-    if name == "lengths":
+    if name == "cache":
         gradient(QUERY, KEY)
 
 

@@ -10,10 +10,7 @@ from keras_helpers import CASES, MODES, OF_TOKENS, close, compiled, example, mad
 from layer_helpers import NUMPY
 
 import attention_models as models
-from attention_core.backend import get_backend
-from attention_core.layers import named_arrays
 from attention_keras.layers import DotProductAttention, FeedForward, MultiHeadAttention
-from attention_models.keras import Decoder
 
 WITH_DROPOUT = [name for name in CASES if name != "sagan"]
 
@@ -82,17 +79,6 @@ def test_without_a_seed_the_generator_of_keras_gives_one():
     assert not np.array_equal(other, weight)
 
 
-def test_three_inputs_come_by_place_or_as_a_mapping(rng):
-    layer = MultiHeadAttention(6, 2, key_channels=5, value_channels=3)
-    query, key, value = (rng.standard_normal(dims).astype("float32") for dims in ((2, 4, 6), (2, 7, 5), (2, 7, 3)))
-    expected = layer(query, key, value)
-    close(expected, defined(layer, query, key, value), 1e-5)
-    same(layer({"value": value, "query": query, "key": key}), expected)
-    inputs = {name: keras.Input((None, size), name=name) for name, size in (("query", 6), ("key", 5), ("value", 3))}
-    model = keras.Model(inputs, layer(inputs))
-    close(model({"query": query, "key": key, "value": value}), expected, 1e-5)
-
-
 @pytest.mark.parametrize("mode", ["eager", "xla"])
 def test_what_is_asked_for_is_returned_and_nothing_else(rng, mode):
     layer, x = made("multi_head", rng), example("multi_head", rng)
@@ -127,19 +113,6 @@ def masked(x, places):
     tensor = tf.constant(x)
     tensor._keras_mask = tf.constant(places)
     return tensor
-
-
-@pytest.mark.parametrize("mode", ["eager", "xla"])
-def test_an_embedding_that_masks_zero_hides_the_padding_from_the_encoder(rng, mode):
-    tokens = np.array([[3, 1, 4, 0, 0], [9, 2, 6, 5, 3]])
-    encoder = made("encoder", rng)
-    model = keras.Sequential([keras.layers.Embedding(10, 6, mask_zero=True), encoder])
-    found = np.asarray(compiled(model, mode)(tf.constant(tokens)))
-    alone = np.asarray(model(tokens[:1, :3]))
-    close(found[0, :3], alone[0], 1e-5)
-    vectors = np.asarray(model.layers[0](tokens))
-    close(found, defined(encoder, vectors, key_mask=tokens != 0), 1e-5)
-    assert np.abs(found - defined(encoder, vectors)).max() > 1e-3
 
 
 def test_functional_models_carry_masks_on(rng):
@@ -230,50 +203,8 @@ def test_a_layer_without_dropout_draws_no_seed(rng):
     same(layer(x, training=True), layer(x))
 
 
-@pytest.mark.parametrize(
-    ("name", "jit"), [("decoder", False), ("embeddings", False), ("encoder", False), ("sagan", True)]
-)
-def test_fit_trains_every_weight(rng, name, jit):
-    layer, x = made(name, rng), example(name, rng, dims=(6, *CASES[name][2][1:]))
-    before = layer.to_numpy()
-    keras.utils.set_random_seed(5)  # of the dense layer, and of the order of samples
-    model = keras.Sequential([placeholder(name), layer, keras.layers.Dense(3)])
-    model.compile(optimizer=keras.optimizers.SGD(0.02), loss="mse", jit_compile=jit)
-    y = np.asarray(rng.standard_normal(model(x).shape), "float32")
-    loss = model.evaluate(x, y, verbose=0)
-    model.fit(x, y, batch_size=4, epochs=4, verbose=0)
-    assert model.evaluate(x, y, verbose=0) < loss
-    for old, new in zip(before, layer.to_numpy(), strict=True):
-        for key, array in named_arrays(new).items():
-            assert np.isfinite(array).all()
-            if key not in ("key.bias", "attention.key.bias"):  # which softmax does not feel
-                assert not np.array_equal(array, named_arrays(old)[key]), key
-
-
 def test_training_is_true_or_false(rng):
     layer, x = made("encoder", rng), example("encoder", rng)
     for wrong in ("no", np.True_, float("nan")):
         with pytest.raises(TypeError, match="expected training as True or False; got "):
             layer(x, training=wrong)
-
-
-def test_a_cache_is_carried_through_a_loop():
-    model = Decoder(11, 6, 3, 7, 2, num_key_value_heads=1, seed=2)
-    ids = np.asarray([[3, 1, 4, 1], [5, 9, 2, 6]], np.int32)
-    whole = model(ids)
-    start = model.definition.empty_cache((2,), 5, ragged=True, xp=get_backend("tensorflow").namespace)
-
-    @tf.function
-    def decoded(ids, cache):
-        def step(index, cache, logits):
-            new, cache = model(ids[:, index, None], cache=cache)
-            return index + 1, cache, logits.write(index, new[:, 0])
-
-        _, cache, logits = tf.while_loop(lambda i, *_: i < 4, step, (0, cache, tf.TensorArray(tf.float32, 4)))
-        return tf.transpose(logits.stack(), (1, 0, 2)), cache
-
-    found, cache = decoded(tf.constant(ids), start)
-    close(found, whole, 1e-5)
-    assert cache.length.numpy().tolist() == [4, 4]
-    allowed = np.tril(np.random.default_rng(0).random((2, 4, 4)) > 0.3)  # one for each sample
-    close(model(ids, mask=allowed), model(ids, mask=allowed[:, None]), 0)

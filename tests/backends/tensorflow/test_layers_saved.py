@@ -9,13 +9,11 @@ import tensorflow as tf
 from keras_helpers import CASES, close, compiled, example, made, placeholder, same
 from layer_helpers import NUMPY, alike, perturbed
 
-from attention_core import layers
 from attention_core.layers import named_arrays, tree_from_names
 from attention_keras.layers import (
     Embeddings,
     EncoderLayer,
     FeedForward,
-    Layer,
 )
 
 # So TensorFlow's variables answer when Keras writes them to its files.
@@ -122,18 +120,6 @@ def test_a_layer_is_made_again_from_its_config(name):
             alike(again.to_numpy()[:1], layer.to_numpy()[:1])
 
 
-def test_arrays_that_do_not_fit_are_named(rng):
-    definition = layers.FeedForward(4, 5)
-    parameters, _ = perturbed(definition)
-    with pytest.raises(ValueError, match="got 'moon'"):
-        Layer.from_numpy(definition, parameters, device="moon")
-    mixed = parameters._replace(contract=perturbed(definition, "float64")[0].contract)
-    with pytest.raises(TypeError, match=r"of one dtype; got .* of float32, .* of float64"):
-        Layer.from_numpy(definition, mixed)
-    with pytest.raises(TypeError, match="multiple values"):
-        FeedForward(4, 5, inner=6)
-
-
 @pytest.mark.parametrize("name", ["sagan"])
 def test_a_class_derived_from_a_layer_may_have_layers_of_its_own(rng, name):
     kind, settings, _ = CASES[name]
@@ -172,12 +158,3 @@ def test_a_layer_may_be_built_where_a_model_is_traced(rng, name):
     same(model(x), kind(**settings, seed=4)(x))
     traced = kind(**settings, seed=4)
     same(tf.function(traced)(tf.constant(x)), tf.function(kind(**settings, seed=4))(tf.constant(x)))
-
-
-def test_a_seed_generator_of_keras_is_a_source_of_seeds():
-    layer, x = FeedForward(5, 7, dropout=0.5, seed=3), tf.ones((4, 5))
-    source, same = (keras.random.SeedGenerator(3) for _ in range(2))
-    found = [layer(x, training=True, seed=source) for _ in range(2)]
-    for each in found:
-        np.testing.assert_array_equal(each, layer(x, training=True, seed=same.next()))
-    assert not np.array_equal(*found)

@@ -9,19 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, strategies as st
 from tensorflow_helpers import DTYPES, FLOATING, MODES, assert_same, tensor
 
 from attention_tensorflow import backend, namespace as xp
-
-
-@given(st.integers(-5, 5), st.integers(-5, 5), st.sampled_from([-3, -1, 1, 2]))
-def test_counting_agrees_with_numpy(start, stop, step):
-    expected = np.arange(start, stop, step)
-    assert_same(xp.arange(start, stop, step), expected.astype("int32"))
-    assert_same(xp.arange(start, stop, step, dtype=xp.int8), expected.astype("int8"))
-    assert_same(xp.arange(tf.constant(start), tf.constant(stop, tf.int64), step), expected.astype("int32"))
-    assert_same(xp.arange(start, tf.constant(stop), step, dtype=xp.float64), expected.astype("float64"))
 
 
 def test_counting_in_fractions_gives_float32():
