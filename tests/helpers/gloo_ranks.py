@@ -15,7 +15,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import attention_core as ac
 from attention_torch.collectives import TorchCollectives
-from sharding.ranks import WAYS, over
 
 CASES = [
     ("causal", 4, "zigzag", "gather", 13),
