@@ -173,9 +173,9 @@ def with_arrays(rule: Mask, part: Callable[[Array, int], Array]) -> Any:
     treedef = flatten(rule, arrays)
     if not arrays:
         return rule
-    for place, axes in leaves(treedef):
+    for index, axes in leaves(treedef):
         if axes >= 0:
-            arrays[place] = part(arrays[place], axes)
+            arrays[index] = part(arrays[index], axes)
     return unflatten(treedef, arrays)
 
 
