@@ -177,10 +177,7 @@ def apply_dropout(
     """Weights with some of them 0, for which `Dropout.scale` makes up."""
     if dropout is None or dropout.rate == 0 or at is None:
         return weights
-    head, seed = at.head, dropout.seed
-    if tuple(getattr(seed, "shape", ())) == (4,):  # of some heads: two words, the first head, and the number of all
-        head, num_heads, dropout = xp.add(head, seed[2]), seed[3], dropout._replace(seed=seed[:2])
-    sample = xp.add(xp.multiply(at.batch, num_heads), head)
+    sample = xp.add(xp.multiply(at.batch, num_heads), at.head)
     return xp.where(kept_at(dropout, sample, at.query, at.key, xp=xp), weights, 0.0)
 
 
