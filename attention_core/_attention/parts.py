@@ -105,14 +105,8 @@ def cut(
 
     A run of heads from an array on has whole groups. Of heads that are no whole groups, each gets a key/value head.
     """
-    xp, (query, key, value), bias, sinks, starts, whole = (
-        call.xp,
-        call[:3],
-        call.bias,
-        call.sinks,
-        call.starts,
-        call.whole,
-    )
+    xp, (query, key, value), bias = call.xp, call[:3], call.bias
+    sinks, starts, whole = call.sinks, call.starts, call.whole
     if sample is heads is rows is columns is None:
         return call
     mask = None if call.mask is None else _rule_of_part(as_mask(call.mask), call, sample, heads)
@@ -179,9 +173,9 @@ def with_arrays(rule: Mask, part: Callable[[Array, int], Array]) -> Any:
     treedef = flatten(rule, arrays)
     if not arrays:
         return rule
-    for place, axes in leaves(treedef):
+    for index, axes in leaves(treedef):
         if axes >= 0:
-            arrays[place] = part(arrays[place], axes)
+            arrays[index] = part(arrays[index], axes)
     return unflatten(treedef, arrays)
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from attention_core._arrays import Array, Arrays, Namespace, is_floating, positions, shape
 from attention_core._attention.blocks.grid import Grid, Sample, is_broadcast, matmul_per_group
 from attention_core._attention.call import Call
-from attention_core._attention.scores import modify_scores
+from attention_core._attention.scores import allowed_by, modify_scores
 from attention_core.masks import Positions, flatten, unflatten
 
 
@@ -61,15 +61,13 @@ def _allowed_in_block(
 ) -> Array:
     """Where a block is allowed: by the mask, by a bias that is not -inf, and inside of the keys that there are."""
     xp = grid.xp
-    admitted: list[Array] = []
-    if sample.rule is not None:
-        admitted.append(sample.rule.allowed(grid.positions(sample, i, j, raw) if at is None else at, xp=xp))
-    if bias is not None:
-        admitted.append(xp.not_equal(bias, -math.inf))
-    if grid.padded:
-        counted = xp.add(positions(shape(raw, xp=xp)[-1], raw, xp=xp), j * grid.sizes[1])
-        admitted.append(xp.less(counted, grid.lengths[1]))
-    return functools.reduce(xp.logical_and, admitted)
+    at = grid.positions(sample, i, j, raw) if at is None and sample.rule is not None else at
+    allowed = allowed_by(sample.rule, bias, at, xp)
+    if not grid.padded:
+        return allowed
+    counted = xp.add(positions(shape(raw, xp=xp)[-1], raw, xp=xp), j * grid.sizes[1])
+    inside = xp.less(counted, grid.lengths[1])
+    return inside if allowed is None else xp.logical_and(allowed, inside)
 
 
 def mask_limit(allowed: Array, like: Array, xp: Namespace) -> Array:
