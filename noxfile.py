@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +18,7 @@ nox.options.reuse_venv = "yes"
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with it each process would compile again what it imports
 
 ROOT = Path(__file__).parent
-PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
+PYPROJECT, TOOLKIT = (nox.project.load_toml(ROOT / each / "pyproject.toml") for each in (".", "toolkit"))
 CONSTRAINTS = str(ROOT / "constraints.txt")
 FRAMEWORKS = ("torch", "jax", "tensorflow")
 BACKENDS = ("numpy", *FRAMEWORKS)
@@ -76,14 +77,14 @@ LEFT_BEHIND = shutil.ignore_patterns(  # the packages, and the test that reads t
 @nox.session(allow_parallel=True)
 def lint(session):
     """Check the format, rules and types of all code, which room imports which, and the budgets of lines of code."""
-    install(session, "-e", ".[cli]", groups=("lint",))
+    install(session, *checkout("numpy"), groups=("lint",))
     read_sources(session)
 
 
 @nox.session(default=False)
 def quick(session):
     """Do what `lint` does, and test the core, two commands and drawn calls on NumPy: before every commit."""
-    install(session, "-e", ".[cli,numpy,array-api-strict]", groups=("lint", "test"))
+    install(session, *checkout("numpy,array-api-strict"), groups=("lint", "test"))
     read_sources(session)
     quickly(session, "numpy", (*QUICK, "tests/fuzz"))
 
@@ -98,27 +99,26 @@ def tests(session, backend):
     """
     install(session, "-e", ".", backend)
     session.run("python", "tests/bare/check.py", backend, env=QUIET)
-    extras = ("cli", "array-api-strict", backend, *(() if backend == "numpy" else ("keras",)))  # on that library
-    install(session, *of_extras(*extras), groups=("test",))
+    others = "" if backend == "numpy" else ",keras"  # on that library
+    install(session, *checkout(f"array-api-strict,{backend}{others}"), groups=("test",))
     required = {"ATTENTION_CORE_BACKENDS": "array_api_strict,numpy" if backend == "numpy" else backend}
     words, environment = chosen(session.posargs, TESTS), QUIET | ONE_THREAD | COMPILED_ONCE | required
     # TensorFlow starts twice for as long as it compiles less
     optimized = [path for path in OPTIMIZED if backend == "jax" and not path.startswith("tests/peers")]
-    pytest_of_xla(alone, session, *DOCTESTS, *words, optimized=optimized, env=environment)
+    pytest_of_xla(nox.Session.run, session, *DOCTESTS, *words, optimized=optimized, env=environment)
 
 
 @nox.session(default=False, allow_parallel=True)
 def everything(session):
     """Install all libraries beside each other, for the sessions that need more than one."""
-    install(session, "-e", f".[cli,gguf,array-api-strict,keras,{','.join(FRAMEWORKS)}]")
+    libraries = f"array-api-strict,keras,flax,dask,{','.join(FRAMEWORKS)}"
+    install(session, *checkout(libraries, "check,gguf"), groups=("test", "peers"))
     install(session, "--no-deps", MODEL, LANGUAGE_MODEL)
 
 
 @nox.session(venv_backend="none", requires=["everything"])
 def peers(session):
     """Compare with modules of other libraries and the cases of ONNX, train on all frameworks, run without a backend."""
-    listed = nox.project.dependency_groups(PYPROJECT, "test", "peers")
-    among_everything(session, "pip", "install", "--no-compile", "-c", CONSTRAINTS, *listed, silent=True)
     required = {"ATTENTION_CORE_BACKENDS": ",".join(("array_api_strict", *BACKENDS)), "ATTENTION_CORE_PEERS": "1"}
     words = chosen(session.posargs, PEERS)
     environment = QUIET | ONE_THREAD | COMPILED_ONCE | required
@@ -158,9 +158,12 @@ def conformance(session):
 @nox.parametrize("backend", BACKENDS, ids=BACKENDS)
 def lowest(session, backend):
     """Run the tests of the core and of commands on one backend, in the lowest versions that pyproject.toml allows."""
-    allowed = {*PYPROJECT["project"]["dependencies"], *of_extras("array-api-strict", "cli", backend)}
+    core, toolkit = (each["project"]["optional-dependencies"] for each in (PYPROJECT, TOOLKIT))
+    kit = toolkit["check"][1:]  # the first is the core
+    allowed = {*PYPROJECT["project"]["dependencies"], *core["array-api-strict"], *core[backend], *kit}
     others = {*nox.project.dependency_groups(PYPROJECT, "test")} - allowed
-    session.install("--no-compile", "-e", ".", *(each.replace(">=", "==") for each in allowed), *others)
+    pinned = (each.replace(">=", "==") for each in allowed)
+    session.install("--no-compile", "-e", ".", "-e", "toolkit", *pinned, *others)
     quickly(session, backend)
 
 
@@ -168,7 +171,7 @@ def lowest(session, backend):
 def nightly(session):
     """Run the tests of the core and of commands on NumPy, PyTorch and JAX, in pre-releases where there are any."""
     listed = nox.project.dependency_groups(PYPROJECT, "test")
-    session.install("--no-compile", "--pre", "-e", ".[cli,array-api-strict,numpy,torch,jax]", *listed)
+    session.install("--no-compile", "--pre", *checkout("array-api-strict,numpy,torch,jax"), *listed)
     for backend in ("numpy", "torch", "jax"):
         quickly(session, backend)
 
@@ -183,7 +186,7 @@ def sdist(session):
     (packed,) = folder.glob("*.tar.gz")
     shutil.unpack_archive(packed, folder, filter="data")
     session.chdir(folder / packed.name.removesuffix(".tar.gz"))
-    install(session, ".[cli,numpy,array-api-strict]", groups=("test",))
+    install(session, ".[numpy,array-api-strict]", "./toolkit[check]", groups=("test",))
     quickly(session, "numpy")
 
 
@@ -192,8 +195,8 @@ def readme(session):
     """Do what the README says: install, run its blocks and commands, and compare what they print."""
     folder, page = Path(session.create_tmp()).resolve(), (ROOT / "README.md").read_text(encoding="utf-8")
     session.chdir(folder)
-    for count, extras in enumerate(re.findall(r'^\$ pip install "\.(.*)"$', page, re.MULTILINE), start=1):
-        install(session, f"attention-core{extras} @ {ROOT.as_uri()}")
+    for count, words in enumerate(re.findall(r"^\$ pip install (.*)$", page, re.MULTILINE), start=1):
+        install(session, *(str(ROOT) + word.removeprefix(".") for word in shlex.split(words)))
         session.run("python", str(ROOT / "tests" / "bare" / "readme.py"), str(count), env=QUIET)
 
 
@@ -213,7 +216,7 @@ def fuzz(session):
 
     The cases depend on `--hypothesis-seed`; what failed is kept in .hypothesis/fuzz, and tried first the next time.
     """
-    install(session, "-e", f".[cli,array-api-strict,flax,{','.join(FRAMEWORKS)}]", "keras", groups=("test",))
+    install(session, *checkout(f"array-api-strict,flax,keras,{','.join(FRAMEWORKS)}"), groups=("test",))
     words = list(session.posargs)
     minutes = words.pop(words.index("--minutes") + 1) if "--minutes" in words else "10"
     words = [word for word in words if word != "--minutes"]
@@ -224,7 +227,7 @@ def fuzz(session):
 @nox.session(default=False)
 def reproducers(session):
     """Run the script of every named case that a CPU can run, and compare with what it showed last."""
-    install(session, "-e", ".[cli]", groups=("reproducers",))
+    install(session, *checkout("numpy"), groups=("reproducers",))
     session.run("python", "-m", "reproducers", *session.posargs, env=QUIET | {"PYTHONPATH": "evidence"})
 
 
@@ -236,7 +239,7 @@ def survey(session, group):
     What is done stays in .nox/surveyed, from where an interrupted survey goes on; `-- NAME` does one row again.
     Tinygrad needs a `clang` on the path.
     """
-    install(session, "-e", ".[cli]", groups=(f"survey-{group}",))
+    install(session, *checkout("numpy"), groups=(f"survey-{group}",))
     folder = str(ROOT / ".nox" / "surveyed")
     environment = QUIET | ONE_THREAD | COMPILED_ONCE | {"PYTHONPATH": "evidence"}
     session.run("python", "-m", "survey", group, folder, *session.posargs, env=environment)
@@ -246,9 +249,8 @@ def survey(session, group):
 @nox.session(default=False)
 def expected(session):
     """Check the presets whose expected findings are shipped, those of Keras on three libraries; `-- torch.sdpa` one."""
-    install(
-        session, "-e", f".[cli,keras,flax,{','.join(FRAMEWORKS)}]", "transformers", "equinox", "onnx", "onnxruntime"
-    )
+    ours = checkout(f"keras,flax,{','.join(FRAMEWORKS)}")
+    install(session, *ours, "transformers", "equinox", "onnx", "onnxruntime")
     files = sorted((ROOT / "toolkit" / "attention_conformance" / "subjects" / "expected").glob("*.toml"))
     for preset in session.posargs or [path.stem for path in files]:
         for library in FRAMEWORKS if preset.startswith("keras") else ("torch",):
@@ -259,33 +261,39 @@ def expected(session):
 @nox.session(default=False)
 def benchmark(session):
     """Time all implementations and the attentions of the frameworks; what came of it is in benchmark.json."""
-    install(session, "-e", f".[cli,{','.join(FRAMEWORKS)}]", groups=("benchmark",))
+    install(session, *checkout(",".join(FRAMEWORKS), "bench"), groups=("benchmark",))
     session.run("attention-core", "bench", *(session.posargs or ("--json", "benchmark.json")), env=QUIET)
 
 
 @nox.session(default=False)
 def pace(session):
     """Compare the speed of this tree with the commit of reference, and with the libraries' own; `-- HEAD --quick`."""
-    install(session, "-e", f".[cli,keras,{','.join(FRAMEWORKS)}]")
+    install(session, *checkout(f"keras,{','.join(FRAMEWORKS)}"))
     session.run("python", "tools/pace.py", *session.posargs)
 
 
 @nox.session(allow_parallel=True)
 def wheel(session):
-    """Build the distribution, install it away from the sources, and test what reads its files and entry points."""
+    """Build both distributions, install them away from the sources, and test what reads their files and entry points.
+
+    First the core runs the first block of the README alone.
+    """
     install(session, "build", *PYPROJECT["build-system"]["requires"])
     built, elsewhere = (Path(session.create_tmp()).resolve() / name for name in ("dist", "elsewhere"))
     for folder in (built, elsewhere):
         shutil.rmtree(folder, ignore_errors=True)
-    session.run("python", "-m", "build", "--no-isolation", "--outdir", str(built), silent=True)
-    (distribution,) = built.glob("*.whl")
-    install(session, "--force-reinstall", "--no-deps", str(distribution))
-    install(session, f"attention-core[cli,numpy,array-api-strict] @ {distribution.as_uri()}", groups=("test",))
+    for each in (ROOT, ROOT / "toolkit"):
+        session.run("python", "-m", "build", "--no-isolation", "--outdir", str(built), str(each), silent=True)
+    core, toolkit = (next(built.glob(f"attention_{name}-*.whl")) for name in ("core", "toolkit"))
+    session.run("pip", "uninstall", "--yes", "attention-core", "attention-toolkit", silent=True)  # of the last time
+    install(session, f"{core}[numpy]")
+    session.run("python", "tests/bare/readme.py", "1")
+    install(session, f"{core}[numpy,array-api-strict]", f"{toolkit}[check]", groups=("test",))
     shutil.copytree(ROOT, elsewhere, ignore=LEFT_BEHIND)
     session.chdir(elsewhere)
     session.run("attention-core", "backends")
     required = {"ATTENTION_CORE_BACKENDS": "numpy"}
-    pytest(alone, session, *chosen(session.posargs, INSTALLED), env=ONE_THREAD | required)
+    pytest(nox.Session.run, session, *chosen(session.posargs, INSTALLED), env=ONE_THREAD | required)
 
 
 @nox.session(venv_backend="none", requires=["everything"])
@@ -294,10 +302,6 @@ def mutants(session):
 
     Those of what the last commit changed, and a tenth of the others, unless words ask for some, or `-- --all`.
     """
-    listed = nox.project.dependency_groups(PYPROJECT, "test")
-    among_everything(
-        session, "pip", "install", "--no-compile", "-c", CONSTRAINTS, *listed, "flax", "dask[array]", silent=True
-    )
     environment = QUIET | ONE_THREAD | COMPILED_ONCE | UNOPTIMIZED
     among_everything(session, "python", "tests/mutants/plant.py", *session.posargs, env=environment)
 
@@ -308,7 +312,7 @@ def docs(session):
 
     `-- linkcheck` follows the links to other sites instead.
     """
-    install(session, "-e", ".[cli,numpy,array-api-strict]", groups=("docs",))
+    install(session, *checkout("numpy,array-api-strict"), groups=("docs",))
     read = ("-d", "site/doctrees")  # once, for all builders
     for builder in session.posargs or ("html", "doctest"):
         session.run("sphinx-build", "-W", "--keep-going", "-b", builder, *read, "docs", f"site/{builder}")
@@ -317,10 +321,10 @@ def docs(session):
 @nox.session(default=False)
 def gallery(session):
     """Draw the pictures of the documentation again; those of looking.md need Chromium, and pretrained models."""
-    extras = ",".join(("cli", "plot", "gguf", *FRAMEWORKS))
-    install(session, "-e", f".[{extras}]", "mpmath", "scikit-learn", groups=("benchmark", "site"))
+    ours = checkout(",".join(FRAMEWORKS), "check,view,gguf")
+    install(session, *ours, "mpmath", "scikit-learn", groups=("benchmark", "site"))
     install(session, "--no-deps", MODEL, LANGUAGE_MODEL)
-    models = [pretrained(session, package, alone) for package in (MODEL, LANGUAGE_MODEL)]
+    models = [pretrained(session, package, nox.Session.run) for package in (MODEL, LANGUAGE_MODEL)]
     for script in sorted((ROOT / "docs").glob("plot_*.py")):
         session.run("python", str(script), *(models if script.name == "plot_views.py" else []), env=QUIET)
     session.run("python", "examples/digits.py", "--plot", str(ROOT / "docs" / "images" / "digits.svg"), env=QUIET)
@@ -329,7 +333,7 @@ def gallery(session):
 @nox.session(default=False)
 def site(session):
     """Build the documentation, and open every page in Chromium: accessibility, network, width."""
-    install(session, "-e", ".[cli,numpy,array-api-strict]", groups=("docs", "site"))
+    install(session, *checkout("numpy,array-api-strict"), groups=("docs", "site"))
     session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "site/html")
     session.run("python", "tools/check_site.py", "site/html", *session.posargs)
 
@@ -337,7 +341,7 @@ def site(session):
 @nox.session(default=False)
 def notebooks(session):
     """Make notebooks of some pages in site/notebooks, and run each from top to bottom."""
-    install(session, "-e", f".[cli,{','.join(FRAMEWORKS)}]", "keras", "flax", groups=("notebooks",))
+    install(session, *checkout(f"keras,flax,{','.join(FRAMEWORKS)}"), groups=("notebooks",))
     session.run("python", "-m", "ipykernel", "install", "--sys-prefix", "--name", "python3")
     made = ROOT / "site" / "notebooks"
     made.mkdir(parents=True, exist_ok=True)
@@ -362,18 +366,13 @@ def install(session, *what, groups=()):
     session.install("--no-compile", "-c", CONSTRAINTS, *what, *listed)  # modules are compiled when they are imported
 
 
-def of_extras(*names):
-    """What extras of the project require, for an environment that holds it already."""
-    return {each for name in names for each in PYPROJECT["project"]["optional-dependencies"][name]}
-
-
-def alone(session, *command, **options):
-    """Run a program of the environment of the session."""
-    return session.run(*command, **options)
+def checkout(extras, kit="check"):
+    """Both distributions as they are here, with extras of the core and of the toolkit."""
+    return "-e", f".[{extras}]", "-e", f"toolkit[{kit}]"
 
 
 def among_everything(session, program, *words, env=None, **options):
-    """Run a program of the environment that holds all libraries."""
+    """Run a program of the environment that holds all libraries, as `nox.Session.run` does of that of the session."""
     programs = ROOT / ".nox" / "everything" / ("Scripts" if os.name == "nt" else "bin")
     path = {"PATH": os.pathsep.join((str(programs), os.environ["PATH"]))}
     return session.run(str(programs / program), *words, env=(env or {}) | path, **options)

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from attention_core._trees import rebuilt
+
 Array: TypeAlias = Any
 Arrays: TypeAlias = tuple[Array, ...]
 Gradients: TypeAlias = tuple[Array | None, ...]  # for each array, none for integers
@@ -17,6 +19,7 @@ Namespace: TypeAlias = Any
 DType: TypeAlias = Any
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 HALF = ("float16", "bfloat16")
+OURS = f"{__package__}."  # how names of our modules begin, of a copy under another name too
 _names: dict[type, dict[DType, str]] = {}  # plain dictionaries: compilers do not trace functools.cache
 
 
@@ -53,12 +56,10 @@ def compute_dtype_name(dtype: DType, /) -> str:
 
 def upcast(tree: Any, /, *, xp: Namespace) -> Any:
     """Turn the 16-bit floating-point arrays of a tree into float32, which is exact; leave the rest."""
-    if tree is None or isinstance(tree, int | float):
-        return tree
     if isinstance(tree, tuple):
-        branches = [upcast(branch, xp=xp) for branch in tree]
-        return type(tree)(*branches) if hasattr(tree, "_fields") else tuple(branches)
-    return xp.astype(tree, xp.float32) if dtype_name(tree.dtype) in HALF else tree
+        return rebuilt(tree, [upcast(branch, xp=xp) for branch in tree])
+    is_half = tree is not None and not isinstance(tree, int | float) and dtype_name(tree.dtype) in HALF
+    return xp.astype(tree, xp.float32) if is_half else tree
 
 
 def cast_to(array: Array, dtype: DType, /, *, xp: Namespace) -> Array:

@@ -84,17 +84,30 @@ class Names(NamedTuple):
     required: tuple[str, ...] = ()
 
 
-def names_of(function: Callable[..., Any], options: Sequence[inspect.Parameter] = (), /) -> Names | None:
+def with_options(options: Sequence[inspect.Parameter], /) -> Callable[[Function], Function]:
+    """Let a function show these options, which it takes as ``**options``, in its signature, and take no others."""
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+        parameters = [*list(signature.parameters.values())[:-1], *options]
+        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        function.options = tuple([each.name for each in options])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def names_of(function: Callable[..., Any], /) -> Names | None:
     """The names of a function's arguments, and of its ``**options``; ``None`` if unknown, or not written in Python."""
     plain: Any = inspect.unwrap(function)
-    code = getattr(plain, "__code__", None)
+    code, options = getattr(plain, "__code__", None), getattr(plain, "options", ())
     takes_any = inspect.CO_VARARGS if options else inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
     if code is None or code.co_flags & takes_any:
         return None
     first, count, every = code.co_posonlyargcount, code.co_argcount, code.co_argcount + code.co_kwonlyargcount
     names, optional = code.co_varnames, plain.__kwdefaults__ or {}
     required = (*names[: count - len(plain.__defaults__ or ())], *(e for e in names[count:every] if e not in optional))
-    keywords = (*names[first:every], *(each.name for each in options))
+    keywords = (*names[first:every], *options)
     return Names(names[:first], keywords, count, tuple(each for each in required if each not in _OWNERS))
 
 
@@ -151,9 +164,13 @@ def names_keywords(function: Function, name: str, /) -> Function:
     if names is None or hasattr(function, "names"):
         return function
 
+    known = frozenset(names.keywords) if hasattr(function, "options") else None
+
     @functools.wraps(function)
     def named(*arguments: Any, **options: Any) -> Any:
         try:
+            if known is not None and not known.issuperset(options):
+                raise TypeError
             return function(*arguments, **options)
         except (TypeError, RuntimeError) as raised:
             error = call_error(raised, name, names, len(arguments), options)

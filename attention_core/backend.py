@@ -41,7 +41,6 @@ from attention_core._attention.parts import (
     find_cut,
     has_few_queries,
     key_ranges,
-    masked_columns,
     sample_cuts,
     sample_ranges,
     with_cut,
@@ -75,10 +74,11 @@ from attention_core._backend import (
 )
 from attention_core._checks import check_flags, remember
 from attention_core._keywords import keyword_error, missing_error, names_keywords, names_of, unconverted, words_of
+from attention_core._trees import leaves, map_leaves
 from attention_core.masks import is_top_left_causal
 from attention_core.masks._mask import bounds_of
 from attention_core.masks._rules import rule_of
-from attention_core.masks._tree import leaves, may_count
+from attention_core.masks._tree import may_count
 
 __all__ = [
     "CONTEXTS",
@@ -126,7 +126,7 @@ __all__ = [
     "key_ranges",
     "keyword_error",
     "leaves",
-    "masked_columns",
+    "map_leaves",
     "may_count",
     "missing_error",
     "names_keywords",
@@ -153,19 +153,8 @@ __all__ = [
 ]
 
 
-_PUBLIC = (
-    "Autocast",
-    "Backend",
-    "Call",
-    "Collectives",
-    "Kernel",
-    "Loops",
-    "Operation",
-    "Takes",
-    "Tuning",
-    "Verdict",
-    "available_backends",
-    "get_backend",
-)
-for _name in _PUBLIC:
-    vars()[_name].__module__ = __name__  # by which documentation knows it
+for _name in __all__:
+    _thing = vars()[_name]
+    if isinstance(_thing, type) and "._" in _thing.__module__:
+        _thing.__module__ = __name__  # by which documentation knows it
+available_backends.__module__ = get_backend.__module__ = __name__

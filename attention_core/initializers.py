@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from statistics import NormalDist
-from typing import Any
+from typing import Any, TypeAlias
 
 from attention_core._arrays import FLOATING, Array, Namespace, one_program, take_rows
 from attention_core._backend import own_namespace, without_warnings
@@ -21,19 +21,13 @@ from attention_core.random import check_elements, random_bits, uniform_integers
 
 __all__ = ["glorot_uniform", "he_uniform", "lecun_normal", "normal", "truncated_normal", "uniform"]
 
+Dims: TypeAlias = tuple[int, ...]
 _TABLE_BITS = 16
 _GRID = 2.0**20
 
 
 def uniform(
-    seed: Any,
-    dims: tuple[int, ...],
-    /,
-    *,
-    limit: float = 1.0,
-    dtype: str = "float32",
-    xp: Namespace,
-    device: Any = None,
+    seed: Any, dims: Dims, /, *, limit: float = 1.0, dtype: str = "float32", xp: Namespace, device: Any = None
 ) -> Array:
     """Draw numbers uniformly from [-limit, limit).
 
@@ -74,14 +68,7 @@ def uniform(
 
 
 def normal(
-    seed: Any,
-    dims: tuple[int, ...],
-    /,
-    *,
-    stddev: float = 1.0,
-    dtype: str = "float32",
-    xp: Namespace,
-    device: Any = None,
+    seed: Any, dims: Dims, /, *, stddev: float = 1.0, dtype: str = "float32", xp: Namespace, device: Any = None
 ) -> Array:
     """Draw numbers from a normal distribution with mean 0, by a table of 65,536 quantiles.
 
@@ -107,14 +94,7 @@ def normal(
 
 
 def truncated_normal(
-    seed: Any,
-    dims: tuple[int, ...],
-    /,
-    *,
-    stddev: float = 1.0,
-    dtype: str = "float32",
-    xp: Namespace,
-    device: Any = None,
+    seed: Any, dims: Dims, /, *, stddev: float = 1.0, dtype: str = "float32", xp: Namespace, device: Any = None
 ) -> Array:
     """Draw numbers from a normal distribution with mean 0, truncated at two standard deviations.
 
@@ -138,9 +118,7 @@ def truncated_normal(
     return _quantiles(seed, dims, cut=2.0, stddev=stddev, dtype=dtype, xp=xp, device=device)
 
 
-def glorot_uniform(
-    seed: Any, dims: tuple[int, int], /, *, dtype: str = "float32", xp: Namespace, device: Any = None
-) -> Array:
+def glorot_uniform(seed: Any, dims: Dims, /, *, dtype: str = "float32", xp: Namespace, device: Any = None) -> Array:
     r"""Draw uniformly, with limit :math:`\sqrt{6 / (in + out)}` for a weight of shape (in, out).
 
     References
@@ -157,9 +135,7 @@ def glorot_uniform(
     return uniform(seed, dims, limit=math.sqrt(6 / sum(dims)), dtype=dtype, xp=xp, device=device)
 
 
-def he_uniform(
-    seed: Any, dims: tuple[int, int], /, *, dtype: str = "float32", xp: Namespace, device: Any = None
-) -> Array:
+def he_uniform(seed: Any, dims: Dims, /, *, dtype: str = "float32", xp: Namespace, device: Any = None) -> Array:
     r"""Draw uniformly, with limit :math:`\sqrt{6 / in}` for a weight of shape (in, out).
 
     References
@@ -176,9 +152,7 @@ def he_uniform(
     return uniform(seed, dims, limit=math.sqrt(6 / dims[0]), dtype=dtype, xp=xp, device=device)
 
 
-def lecun_normal(
-    seed: Any, dims: tuple[int, int], /, *, dtype: str = "float32", xp: Namespace, device: Any = None
-) -> Array:
+def lecun_normal(seed: Any, dims: Dims, /, *, dtype: str = "float32", xp: Namespace, device: Any = None) -> Array:
     r"""Draw normally, with standard deviation :math:`\sqrt{1 / in}` for a weight of shape (in, out).
 
     References
@@ -195,9 +169,7 @@ def lecun_normal(
     return normal(seed, dims, stddev=math.sqrt(1 / dims[0]), dtype=dtype, xp=xp, device=device)
 
 
-def _quantiles(
-    seed: Any, dims: tuple[int, ...], /, *, cut: float, stddev: float, dtype: str, xp: Namespace, device: Any
-) -> Array:
+def _quantiles(seed: Any, dims: Dims, /, *, cut: float, stddev: float, dtype: str, xp: Namespace, device: Any) -> Array:
     xp = own_namespace(xp)
     _check(dims, dtype)
     check_number("stddev", stddev, positive=True)
@@ -242,12 +214,12 @@ def _wide(dtype: str, xp: Namespace) -> Any:
     return xp.float64 if dtype == "float64" else xp.float32
 
 
-def _check(dims: tuple[int, ...], dtype: str) -> None:
+def _check(dims: Dims, dtype: str) -> None:
     check_elements(dims)
     check_choice("dtype", dtype, FLOATING)
 
 
-def _check_matrix(dims: tuple[int, int]) -> None:
+def _check_matrix(dims: Dims) -> None:
     check_sizes("a shape (in, out)", dims)
     if len(dims) != 2 or 0 in dims:
         raise ValueError(f"expected a shape (in, out) of two positive sizes; got {dims}")

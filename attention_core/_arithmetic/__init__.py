@@ -6,7 +6,7 @@ from typing import Any
 
 from attention_core._arithmetic import fast, reproducible
 from attention_core._arrays import Array, Arrays, Namespace, dtype_name
-from attention_core._checks import check_choice, check_floating, check_rank
+from attention_core._checks import check_choice
 
 # By name, the modules with the functions of an arithmetic: affine, normalize, gelu and the others.
 ARITHMETICS: dict[str, Any] = {"fast": fast, "reproducible": reproducible}
@@ -29,13 +29,6 @@ def check_arithmetic(arithmetic: Any, name: str, array: Array) -> None:
         raise ValueError(
             f"expected {name} on a device that has float64, with arithmetic='reproducible'; got {array.device}"
         )
-
-
-def check_input(name: str, x: Array, least: int, layout: str, *, arithmetic: Any = "fast") -> None:
-    """Raise unless this is a floating-point array that an arithmetic supports, with the axes that its layout names."""
-    check_rank(name, x, least, layout)
-    check_floating(name, x)
-    check_arithmetic(arithmetic, name, x)
 
 
 def check_arithmetic_name(arithmetic: Any) -> None:

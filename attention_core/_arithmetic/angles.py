@@ -10,12 +10,12 @@ import decimal
 import functools
 import math
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 from attention_core._arithmetic.elementary import cosine, sine
 from attention_core._arithmetic.exact import uncontracted
 from attention_core._arrays import Array, DType, Namespace, dtype_name, index_dtype, one_program, shape
-from attention_core._backend import array_of, can_be_read, is_compiling, is_concrete, numbers_of
+from attention_core._backend import array_of, can_be_read, is_compiling, is_concrete, numbers_of, register
 from attention_core._checks import remember
 from attention_core._keywords import untraced
 
@@ -26,6 +26,18 @@ _EXACT_BITS = 400  # after the point: even a frequency of 2**-300 turns keeps 53
 _MOST_NUMBERS = 2**10  # that are kept of a table
 _kept_tables: dict[Any, list[Any]] = {}
 _DECIMALS = decimal.Context(prec=60, rounding=decimal.ROUND_HALF_EVEN, Emin=-9999, Emax=9999, traps=[])
+
+
+class Rotation(NamedTuple):
+    """What rotates pairs of channels: the base and the divisors of frequencies, and which channels are pairs."""
+
+    base: float
+    width: int
+    interleaved: bool
+    divisors: tuple[float, ...] | None = None
+
+
+register("Rotation", Rotation)
 
 
 def split_pairs(x: Array, *, width: int, interleaved: bool, xp: Namespace) -> tuple[Array, Array]:
@@ -46,15 +58,13 @@ def join_pairs(pair: tuple[Array, Array], x: Array, *, width: int, interleaved: 
     return xp.concat(parts, axis=-1)
 
 
-def tables(
-    positions: Array, x: Array, *, base: float, width: int, divisors: tuple[float, ...] | None, xp: Namespace
-) -> tuple[Array, Array]:
+def tables(plan: Rotation, positions: Array, x: Array, xp: Namespace) -> tuple[Array, Array]:
     """Cosine and sine of all angles, (..., 1, L, W/2), in the dtype of ``x``, for positions (..., 1, L, 1).
 
     Those of few positions are kept as numbers: in a step of decoding, all layers ask for the same.
     """
-    settings = (base, width, divisors)
-    places = _read(positions, width, x)
+    settings = plan.base, plan.width, plan.divisors
+    places = _read(positions, plan.width, x)
     key = (xp.__name__, x.dtype, str(places), settings)
     known = None if places is None else _kept_tables.get(key)
     if known is not None:
@@ -91,11 +101,9 @@ def _computed_tables(positions: Array, x: Array, settings: Any, xp: Namespace) -
     return cos, sin
 
 
-def exact_tables(
-    positions: Array, base: float, width: int, divisors: tuple[float, ...] | None, *, xp: Namespace
-) -> tuple[Array, Array]:
+def exact_tables(plan: Rotation, positions: Array, *, xp: Namespace) -> tuple[Array, Array]:
     """The same for positions in float64, with the same bits everywhere; frequencies have more bits than float64."""
-    quadrant, angle = _angle_by_floats(positions, _words("exact", base, width, divisors), xp)
+    quadrant, angle = _angle_by_floats(positions, _words("exact", plan.base, plan.width, plan.divisors), xp)
     return _rotate_by_quadrant(cosine(angle, xp), sine(angle, xp), quadrant, xp=xp)
 
 

@@ -106,12 +106,6 @@ def as_three_float32(x: Array, xp: Namespace) -> list[Array]:
     return parts
 
 
-def from_three_float32(parts: Array, xp: Namespace) -> Array:
-    """The inverse of `as_three_float32`, for parts side by side in float64: (..., 3) -> (..., 1)."""
-    first, second, third = (parts[..., n : n + 1] for n in range(3))
-    return xp.add(first, xp.add(second, third))
-
-
 def power_above(x: Array, xp: Namespace) -> Array:
     r"""A power of two P with :math:`\tfrac38 P \le x \le \tfrac34 P`; 1 for 0.
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._arithmetic.angles import join_pairs, split_pairs, tables
+from attention_core._arithmetic.angles import Rotation, join_pairs, split_pairs, tables
 from attention_core._arithmetic.erfc import erfc
 from attention_core._arithmetic.prepared import restored
 from attention_core._arrays import Array, Arrays, Namespace, dtype_name, one_program, shape, take_rows
@@ -46,24 +46,13 @@ def normalize_rms(x: Array, /, scale: Array, epsilon: float, *, xp: Namespace) -
     return xp.multiply(xp.divide(x, xp.sqrt(xp.add(square, noise))), scale)
 
 
-def rotation(
-    positions: Array,
-    like: Array,
-    /,
-    *,
-    base: float,
-    width: int,
-    interleaved: bool,
-    divisors: tuple[float, ...] | None = None,
-    xp: Namespace,
-) -> Callable[[Array], Array]:
+def rotation(plan: Rotation, positions: Array, like: Array, /, *, xp: Namespace) -> Callable[[Array], Array]:
     """A function that rotates pairs of channels, (..., H, L, D), by the angles of positions, (..., 1, L, 1).
 
     Its cosines and sines have the dtype and the device of ``like``. They are computed here, once for all calls.
     """
-    cos, sin = tables(positions, like, base=base, width=width, divisors=divisors, xp=xp)
-
-    pairs = {"width": width, "interleaved": interleaved, "xp": xp}
+    cos, sin = tables(plan, positions, like, xp)
+    pairs = {"width": plan.width, "interleaved": plan.interleaved, "xp": xp}
     split, join = one_program(split_pairs, xp), one_program(join_pairs, xp)
 
     def rotate(x: Array) -> Array:

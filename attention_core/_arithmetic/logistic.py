@@ -7,7 +7,7 @@ import math
 from attention_core._arithmetic.elementary import exp2, tanh
 from attention_core._arithmetic.exact import LN_2, uncontracted
 from attention_core._arithmetic.fast import TANH_CUBE, TANH_FACTOR
-from attention_core._arithmetic.operations import Constants, applied, rounded_once
+from attention_core._arithmetic.operations import Constants, applied
 from attention_core._arrays import Array, Arrays, Namespace, scalar_like
 
 
@@ -41,8 +41,7 @@ def _silu_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) ->
     return (xp.multiply(d_output, xp.where(xp.isnan(x), x, derivative)),)
 
 
-SILU = rounded_once("reproducible.silu", _silu, _silu_backward, num_rows=1)
-silu = applied(SILU)
+silu = applied("reproducible.silu", _silu, _silu_backward, num_rows=1)
 
 
 def _tanh_argument(x: Array, xp: Namespace) -> tuple[Array, Array, Array]:
@@ -70,8 +69,7 @@ def _gelu_tanh_backward(xp: Namespace, plan: Constants, d_output: Array, x: Arra
     return (xp.multiply(d_output, xp.where(xp.isnan(x), x, derivative)),)
 
 
-GELU_TANH = rounded_once("reproducible.gelu_tanh", _gelu_tanh, _gelu_tanh_backward, num_rows=1)
-gelu_tanh = applied(GELU_TANH)
+gelu_tanh = applied("reproducible.gelu_tanh", _gelu_tanh, _gelu_tanh_backward, num_rows=1)
 
 
 def _cap(xp: Namespace, plan: Constants, x: Array) -> Array:
@@ -87,5 +85,4 @@ def _cap_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) -> 
     return (xp.multiply(d_output, derivative),)
 
 
-CAP = rounded_once("reproducible.softcap", _cap, _cap_backward, num_rows=1)
-cap = applied(CAP, has_number=True)
+cap = applied("reproducible.softcap", _cap, _cap_backward, num_rows=1, has_number=True)

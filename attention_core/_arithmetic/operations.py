@@ -97,8 +97,16 @@ def rounded_once(
     return register(name, Operation(run_forward, run_backward, run_abstract, needs_float64=True))
 
 
-def applied(operation: Operation, *, has_number: bool = False) -> Callable[..., Array]:
-    """The function of arrays, perhaps of a constant number after them, that is an operation with one result."""
+def applied(
+    name: str,
+    forward: Callable[..., Array],
+    backward: Callable[..., Gradients],
+    *,
+    has_number: bool = False,
+    **more: Any,
+) -> Callable[..., Array]:
+    """The function of arrays, perhaps of a constant number after them, that is an operation of `rounded_once`."""
+    operation = rounded_once(name, forward, backward, **more)
 
     def apply(*arguments: Any, xp: Namespace) -> Array:
         arrays, plan = (arguments[:-1], Constants(arguments[-1])) if has_number else (arguments, Constants())

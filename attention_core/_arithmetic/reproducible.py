@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from attention_core._arithmetic import fast
-from attention_core._arithmetic.angles import exact_tables, join_pairs, split_pairs
+from attention_core._arithmetic.angles import Rotation, exact_tables, join_pairs, split_pairs
 from attention_core._arithmetic.elementary import exp2, horner
 from attention_core._arithmetic.erfc import SERIES
 from attention_core._arithmetic.exact import (
@@ -84,8 +84,12 @@ AFFINE = rounded_once(
 
 def normalize(x: Array, /, scale: Array, offset: Array, epsilon: float, *, xp: Namespace) -> Array:
     """Normalize the channels to mean 0 and variance 1, then scale and shift them."""
-    channels = shape(x, xp=xp)[-1]
-    (output,) = run(NORMALIZE, Constants(epsilon), xp.reshape(x, (-1, channels)), scale, offset, xp=xp)
+    return _of_rows(NORMALIZE, epsilon, x, scale, offset, xp=xp)
+
+
+def _of_rows(operation: Operation, number: float, x: Array, *others: Array, xp: Namespace) -> Array:
+    """The result of an operation on the rows of an array, in the shape of that."""
+    (output,) = run(operation, Constants(number), xp.reshape(x, (-1, shape(x, xp=xp)[-1])), *others, xp=xp)
     return xp.reshape(output, shape(x, xp=xp))
 
 
@@ -133,9 +137,7 @@ NORMALIZE = rounded_once("reproducible.layer_norm", _normalize, _normalize_backw
 
 def normalize_rms(x: Array, /, scale: Array, epsilon: float, *, xp: Namespace) -> Array:
     """Divide the channels by the root of their mean square, then scale them."""
-    channels = shape(x, xp=xp)[-1]
-    (output,) = run(NORMALIZE_RMS, Constants(epsilon), xp.reshape(x, (-1, channels)), scale, xp=xp)
-    return xp.reshape(output, shape(x, xp=xp))
+    return _of_rows(NORMALIZE_RMS, epsilon, x, scale, xp=xp)
 
 
 def _divide_by_rms(x: Array, epsilon: float, xp: Namespace) -> tuple[Array, Array]:
@@ -168,41 +170,18 @@ def _normalize_rms_backward(xp: Namespace, plan: Constants, d_output: Array, x: 
 NORMALIZE_RMS = rounded_once("reproducible.rms_norm", _normalize_rms, _normalize_rms_backward, num_rows=1)
 
 
-class Rotation(NamedTuple):
-    """The plan of a rotation."""
-
-    base: float
-    width: int
-    interleaved: bool
-    divisors: tuple[float, ...] | None = None
-
-
-register("Rotation", Rotation)
-
-
-def rotation(
-    positions: Array,
-    like: Array,
-    /,
-    *,
-    base: float,
-    width: int,
-    interleaved: bool,
-    divisors: tuple[float, ...] | None = None,
-    xp: Namespace,
-) -> Callable[[Array], Array]:
+def rotation(plan: Rotation, positions: Array, like: Array, /, *, xp: Namespace) -> Callable[[Array], Array]:
     """A function that rotates pairs of channels, (..., H, L, D), by the angles of positions, (..., 1, L, 1).
 
     Their cosines and sines are computed once for all that it rotates.
     """
-    plan = Rotation(base, width, interleaved, divisors)
     tables = run(TABLES, plan, positions, xp=xp)
     return lambda x: run(TURN, plan, x, *tables, xp=xp)[0]
 
 
 def _tables(plan: Rotation, arrays: Arrays, backend: Backend) -> Arrays:
     xp = backend.namespace
-    return exact_tables(xp.astype(arrays[0], xp.float64), plan.base, plan.width, plan.divisors, xp=xp)
+    return exact_tables(plan, xp.astype(arrays[0], xp.float64), xp=xp)
 
 
 TABLES = register("reproducible.rotary_tables", Operation(_tables, lambda *_: (None,), _tables, needs_float64=True))
@@ -262,32 +241,31 @@ def _gelu_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) ->
     return (xp.multiply(d_output, xp.add(probability, density)),)
 
 
-GELU = rounded_once("reproducible.gelu", _gelu, _gelu_backward, num_rows=1)
-gelu = applied(GELU)
+gelu = applied("reproducible.gelu", _gelu, _gelu_backward, num_rows=1)
 
 
 relu = fast.relu  # which rounds nothing
 
 
-SCALE = rounded_once(
+scale_by = applied(
     "reproducible.scale",
     lambda xp, plan, x: xp.multiply(x, plan.number),
     lambda xp, plan, d_output, x: (xp.multiply(d_output, plan.number),),
+    has_number=True,
     num_rows=1,
 )
-MULTIPLY = rounded_once(
+multiply = applied(
     "reproducible.multiply",
     lambda xp, plan, x, y: xp.multiply(x, y),
     lambda xp, plan, d_output, x, y: (xp.multiply(d_output, y), xp.multiply(d_output, x)),
     num_rows=2,
 )
-ADD = rounded_once(
+add = applied(
     "reproducible.add",
     lambda xp, plan, x, y: xp.add(x, y),
     lambda xp, plan, d_output, x, y: (d_output, d_output),
     num_rows=2,
 )
-scale_by, multiply, add = applied(SCALE, has_number=True), applied(MULTIPLY), applied(ADD)
 
 
 def _blend(xp: Namespace, plan: Constants, x: Array, y: Array, factor: Array) -> Array:
@@ -299,8 +277,7 @@ def _blend_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array, y
     return d_output, xp.multiply(d_output, factor), xp.reshape(d_factor, tuple(factor.shape))
 
 
-BLEND = rounded_once("reproducible.blend", _blend, _blend_backward, num_rows=2)
-blend = applied(BLEND)
+blend = applied("reproducible.blend", _blend, _blend_backward, num_rows=2)
 
 
 def copies(x: Array, count: int, /, *, xp: Namespace) -> Arrays:
@@ -319,12 +296,8 @@ def _copies_backward(plan: Constants, arrays: Arrays, results: Arrays, cotangent
     return (xp.astype(d_x, arrays[0].dtype, copy=False),)
 
 
-def _copies_abstract(plan: Constants, arrays: Arrays, backend: Backend) -> Arrays:
-    return tuple(backend.namespace.zeros_like(arrays[0]) for _ in range(plan.number))
-
-
 COPIES = register(
-    "reproducible.fan_out", Operation(_copies_forward, _copies_backward, _copies_abstract, needs_float64=True)
+    "reproducible.fan_out", Operation(_copies_forward, _copies_backward, _copies_forward, needs_float64=True)
 )
 
 
@@ -398,8 +371,7 @@ def _max_pool_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array
     return (xp.multiply(divide_rows(xp.expand_dims(d_output, axis=-2), count, xp), is_max),)
 
 
-MAX_POOL = rounded_once("reproducible.max_pool", _max_pool, _max_pool_backward, abstract=_max_pool, raw_forward=True)
-max_pool = applied(MAX_POOL)
+max_pool = applied("reproducible.max_pool", _max_pool, _max_pool_backward, abstract=_max_pool, raw_forward=True)
 
 
 def _norm(x: Array, epsilon: float, xp: Namespace) -> tuple[Array, Array]:
@@ -420,8 +392,7 @@ def _unit_vector_backward(xp: Namespace, plan: Constants, d_output: Array, x: Ar
     return (divide_rows(xp.subtract(d_output, uncontracted(xp.multiply(x, projection), xp)), divisor, xp),)
 
 
-UNIT = rounded_once("reproducible.unit", _unit_vector, _unit_vector_backward)
-unit_vector = applied(UNIT, has_number=True)
+unit_vector = applied("reproducible.unit", _unit_vector, _unit_vector_backward, has_number=True)
 
 
 def _divide_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array, divisor: Array) -> Arrays:
@@ -431,5 +402,4 @@ def _divide_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array, 
     return divide_rows(d_output, divisor, xp), d_divisor
 
 
-DIVIDE = rounded_once("reproducible.divide", lambda xp, plan, x, divisor: divide_rows(x, divisor, xp), _divide_backward)
-divide = applied(DIVIDE)
+divide = applied("reproducible.divide", lambda xp, plan, x, divisor: divide_rows(x, divisor, xp), _divide_backward)

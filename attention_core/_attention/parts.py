@@ -73,17 +73,6 @@ def every_query_has_a_key(call: Call) -> bool:
     )
 
 
-def masked_columns(call: Call) -> list[slice]:
-    """The columns of the scores in which some may be masked: all, unless numbers of a rule say which."""
-    columns = sizes(call.key)[-2]
-    ranges = key_ranges(call) if call.bias is None else None
-    if ranges is None:
-        return [slice(0, columns)]
-    first, stop = max(each.every_first for each in ranges), min(each.every_stop for each in ranges)
-    parts = (slice(0, first), slice(stop, columns)) if first < stop else (slice(0, columns),)
-    return [part for part in parts if part.start < part.stop]
-
-
 class KeyCut(NamedTuple):
     """A run of keys, behind which all is masked, and the mask and the positions that are left for it."""
 

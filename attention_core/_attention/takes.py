@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from attention_core._arrays import FLOATING, dtype_name
+from attention_core._arrays import FLOATING, dtype_name, sizes
 from attention_core._attention.call import Call
 from attention_core.masks import Given, Mask
 from attention_core.masks._band import CAUSAL, FREE
@@ -23,11 +23,17 @@ class Takes(NamedTuple):
     masks : tuple of str
         Out of ``causal``, ``window`` (causal, with an end on the left), ``lengths`` and ``array``; or ``any``. A mask
         may be causal, or a window, and have lengths.
+    one_width : bool
+        Whether values have to be as wide as keys.
+    constant_bias : bool
+        Whether a bias has to be of the dtype of the query, and is not differentiated.
     """
 
     dtypes: tuple[str, ...] = FLOATING
     options: tuple[str, ...] = ()
     masks: tuple[str, ...] = ()
+    one_width: bool = False
+    constant_bias: bool = False
 
     def refusal(self, call: Call) -> str | None:
         """Why a kernel does not take a call, as a clause behind its name; ``None`` if it may."""
@@ -38,6 +44,12 @@ class Takes(NamedTuple):
             is_used = option is not None and (name != "dropout" or option.rate)
             if is_used and name not in self.options:
                 return "drops no weights by seed and position (line 11)" if name == "dropout" else f"has no {name}"
+        if self.one_width and sizes(call.key)[-1] != sizes(call.value)[-1]:
+            return "takes values as wide as keys alone"
+        has_gradient: Any = call.backend.has_gradient or (lambda array: False)  # as far as is known
+        is_constant = call.bias is None or (call.bias.dtype == call.query.dtype and not has_gradient(call.bias))
+        if self.constant_bias and not is_constant:
+            return "takes no bias of another dtype than query, nor one that is to be differentiated"
         missing = [] if "any" in self.masks else [kind for kind in kinds_of(call.mask) if kind not in self.masks]
         return f"takes no mask of the kind {' or '.join(missing)} (line 2)" if missing else None
 

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 from attention_core._arrays import FLOATING, HALF, Array, DType, cast_to, dtype_name
 from attention_core._backend._base import Autocast
 from attention_core._backend._find import array_namespace, backend_of, is_compiling, is_of_numpy
-from attention_core._keywords import Names, call_error, names_of
+from attention_core._keywords import Names, call_error, names_of, with_options
+from attention_core._trees import rebuilt
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _CAST_OPTIONS = ("key", "value", "bias", "sinks", "memory")
@@ -46,8 +47,9 @@ def with_autocast(
     taken = options
 
     def decorate(function: Function) -> Function:
+        function = with_options(taken)(function) if taken else function
         backends, find, cast_call = _known, _find, _cast_call
-        error_of, check, names = call_error, check_standard, names_of(function, taken) or Names((), (), 0)
+        error_of, check, names = call_error, check_standard, names_of(function) or Names((), (), 0)
         keywords = frozenset(names.keywords)
 
         def called(*arguments: Any, **options: Any) -> Any:
@@ -62,7 +64,7 @@ def with_autocast(
                     autocast = getattr(backend, "autocast", None)
                     if autocast is not None:
                         if autocast.is_on():
-                            return cast_call(autocast, function, array, lowers, arguments=arguments, options=options)
+                            return cast_call(autocast, function, array, lowers, arguments, options)
                     elif (quiet := getattr(backend, "without_warnings", None)) is not None:
                         with quiet():
                             return function(*arguments, **options)
@@ -81,12 +83,7 @@ def with_autocast(
             called.__code__, function.__globals__, function.__name__, called.__defaults__, called.__closure__
         )
         wrapper.names = names  # type: ignore[attr-defined]
-        functools.update_wrapper(wrapper, function)
-        if taken:
-            signature = inspect.signature(function)
-            parameters = [*list(signature.parameters.values())[:-1], *taken]
-            wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        return wrapper  # type: ignore[return-value]
+        return functools.update_wrapper(wrapper, function)  # type: ignore[return-value]
 
     return decorate
 
@@ -107,15 +104,8 @@ def _find(array: Array) -> Any:
     return backend
 
 
-def _cast_call(
-    autocast: Autocast,
-    function: Callable[..., Any],
-    array: Array,
-    lowers: bool,
-    *,
-    arguments: tuple[Any, ...],
-    options: dict[str, Any],
-) -> Any:
+def _cast_call(autocast: Autocast, function: Callable[..., Any], array: Array, lowers: bool, *call: Any) -> Any:
+    arguments, options = call
     dtype = autocast.dtype(array)
     if dtype is None:
         return function(*arguments, **options)
@@ -132,8 +122,7 @@ def _cast_call(
 
 def _cast(tree: Any, dtype: DType, xp: Any) -> Any:
     if isinstance(tree, tuple):
-        branches = [_cast(branch, dtype, xp) for branch in tree]
-        return type(tree)(*branches) if hasattr(tree, "_fields") else tuple(branches)
+        return rebuilt(tree, [_cast(branch, dtype, xp) for branch in tree])
     if not hasattr(tree, "dtype") or is_of_numpy(tree) or dtype_name(tree.dtype) not in (*HALF, "float32"):
         return tree
     return cast_to(tree, dtype, xp=xp)

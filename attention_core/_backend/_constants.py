@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from attention_core._arrays import Array, dtype_name, on_device_of
 from attention_core._backend._find import array_namespace, is_compiling, is_of_numpy
+from attention_core._trees import flatten, unflatten
 
 __all__ = ["as_constant", "constant", "holds_numpy"]
 
@@ -18,19 +18,9 @@ def as_constant(value: Any, like: Array, /, *, wraps: bool = False) -> Any:
 
 def holds_numpy(value: Any) -> bool:
     """Whether this is an array of NumPy, or a tuple, mask or dataclass that holds one."""
-    return is_of_numpy(value) or any(map(holds_numpy, _branches(value)))
-
-
-def _branches(value: Any) -> list[Any]:
-    """The parts of a tuple, or of a mask or another dataclass."""
-    if isinstance(value, tuple):
-        return list(value)
-    # Dynamo answers no question about classes of numbers.
-    if value is None or isinstance(value, int | str) or type(value) is float:
-        return []
-    if is_dataclass(value) and not isinstance(value, type):
-        return [getattr(value, field.name) for field in fields(value)]
-    return []
+    arrays: list[Array] = []
+    flatten(value, arrays)
+    return any(map(is_of_numpy, arrays))
 
 
 def constant(value: Any, like: Array, /, *, wraps: bool = False) -> Any:
@@ -38,21 +28,23 @@ def constant(value: Any, like: Array, /, *, wraps: bool = False) -> Any:
 
     Integers that a library cannot hold raise, unless only their last 32 bits count.
     """
-    if is_of_numpy(value):
-        if not is_compiling(like):
-            is_bfloat16 = dtype_name(value.dtype) == "bfloat16"  # which libraries do not take from NumPy
-            native = "float32" if is_bfloat16 else value.dtype.newbyteorder("=")
-            value = value.astype(native, order="C", copy=False)  # PyTorch takes no negative strides
-        made = array_namespace(like).asarray(value, **on_device_of(like))
-        if not wraps and not is_compiling(like):
-            _check_fits(value, made)
-        return made
-    if not holds_numpy(value):
+    arrays: list[Array] = []
+    treedef = flatten(value, arrays)
+    if not any(map(is_of_numpy, arrays)):
         return value
-    parts = [constant(each, like, wraps=wraps) for each in _branches(value)]
-    if not isinstance(value, tuple):
-        return replace(value, **{field.name: part for field, part in zip(fields(value), parts, strict=True)})
-    return tuple(parts) if type(value) is tuple else type(value)(*parts)
+    return unflatten(treedef, [_made(array, like, wraps) if is_of_numpy(array) else array for array in arrays])
+
+
+def _made(array: Any, like: Array, wraps: bool) -> Array:
+    traced = is_compiling(like)
+    if not traced:
+        is_bfloat16 = dtype_name(array.dtype) == "bfloat16"  # which libraries do not take from NumPy
+        native = "float32" if is_bfloat16 else array.dtype.newbyteorder("=")
+        array = array.astype(native, order="C", copy=False)  # PyTorch takes no negative strides
+    made = array_namespace(like).asarray(array, **on_device_of(like))
+    if not (wraps or traced):
+        _check_fits(array, made)
+    return made
 
 
 def _check_fits(value: Any, made: Array) -> None:

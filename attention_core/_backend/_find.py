@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import array_api_compat
 
-from attention_core._arrays import Array, Namespace, on_device_of, refusal, type_text
+from attention_core._arrays import OURS, Array, Namespace, on_device_of, refusal, type_text
 from attention_core._backend._base import Backend, library_name
 from attention_core._keywords import unconverted, untraced
+from attention_core._trees import named_arrays
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -65,7 +66,10 @@ def common_namespace(xp: Namespace | None, arrays: Mapping[str, Any], /) -> Name
     An ``xp`` has to be the namespace of their library.
     """
     found, library, kind = None, None, None
-    for name, array in [leaf for each in arrays.items() for leaf in _named_leaves(*each)]:
+    leaves: dict[str, Any] = {}
+    for name, value in arrays.items():
+        leaves |= named_arrays(value, name) if hasattr(value, "_fields") else {name: value}
+    for name, array in leaves.items():
         if array is None or isinstance(array, int | float):
             continue
         if type(array) is not kind:  # those of one class have one namespace
@@ -82,20 +86,6 @@ def common_namespace(xp: Namespace | None, arrays: Mapping[str, Any], /) -> Name
         name, value = next(iter(arrays.items()))
         raise TypeError(f"expected {name} as an array; got {type_text(value)}")
     return found if xp is None or xp is found else _agreeing(xp, found)
-
-
-def _named_leaves(name: str, value: Any) -> list[tuple[str, Any]]:
-    """The leaves of a named tuple by the names of its fields, or a single leaf; fields may be tuples of trees."""
-    if not isinstance(value, tuple) or not hasattr(value, "_fields"):
-        return [(name, value)]
-    leaves: list[tuple[str, Any]] = []
-    for field, each in zip(value._fields, value, strict=True):
-        if isinstance(each, tuple) and not hasattr(each, "_fields"):  # TensorFlow wraps those of a module
-            for index, tree in enumerate(each):
-                leaves += _named_leaves(f"{name}.{field}[{index}]", tree)
-        else:
-            leaves += _named_leaves(f"{name}.{field}", each)
-    return leaves
 
 
 def _agreeing(xp: Any, found: Namespace) -> Namespace:
@@ -297,7 +287,7 @@ def array_of(numbers: Sequence[float], dtype: Any, like: Array, xp: Namespace) -
     return backend_for(like, xp).array_of(numbers, dtype, like)
 
 
-GROUP = "attention_core.backends"
+GROUP = f"{OURS}backends"
 
 
 @functools.cache

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from attention_core._arrays import Array, Namespace
+
+Body: TypeAlias = Callable[[Any, Any], Any]  # of an index and a state
+Proceed: TypeAlias = Callable[[Any], Array]
 
 
 class Loops:
@@ -51,22 +54,14 @@ class Loops:
         """
         return function(x, *others, out=x) if self.takes_out else function(x, *others)
 
-    def loop(
-        self,
-        start: Any,
-        stop: Any,
-        body: Callable[[Any, Any], Any],
-        state: Any,
-        *,
-        proceed: Callable[[Any], Array] | None = None,
-    ) -> Any:
+    def loop(self, start: Any, stop: Any, body: Body, state: Any, *, proceed: Proceed | None = None) -> Any:
         """Run ``state = body(index, state)`` for ``start <= index < stop``, and return the last state.
 
         With ``proceed``, run only as long as ``proceed(state)`` is true.
         """
         raise NotImplementedError
 
-    def for_each(self, count: Any, body: Callable[[Any, Any], Any], state: Any, work: int) -> Any:
+    def for_each(self, count: Any, body: Body, state: Any, work: int) -> Any:
         """Return ``loop(0, count, body, state)``. The bodies may run in any order, and several at once.
 
         The state is a tuple of stacks of blocks: each body adds to blocks of its own, and reads none. The work of all
@@ -155,22 +150,14 @@ class PythonLoops(Loops):
             return x.tolist()
         return [self.to_list(x[index, ...]) for index in range(x.shape[0])] if len(x.shape) else bool(x)
 
-    def loop(
-        self,
-        start: int,
-        stop: int,
-        body: Callable[[int, Any], Any],
-        state: Any,
-        *,
-        proceed: Callable[[Any], Array] | None = None,
-    ) -> Any:
+    def loop(self, start: int, stop: int, body: Body, state: Any, *, proceed: Proceed | None = None) -> Any:
         for index in range(start, stop):
             if proceed is not None and not bool(proceed(state)):
                 break
             state = body(index, state)
         return state
 
-    def for_each(self, count: int, body: Callable[[int, Any], Any], state: Any, work: int) -> Any:
+    def for_each(self, count: int, body: Body, state: Any, work: int) -> Any:
         threads = self.threads
         if threads is not None and work >= threads.least_work and threads.for_each(count, body, state, work):
             return state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from fractions import Fraction
 from numbers import Integral, Rational, Real
 from typing import Any
@@ -20,7 +20,6 @@ from attention_core._arrays import (
     index_dtype,
     one_program,
     shape_text,
-    shapes_differ,
     sizes,
     sizes_differ,
     type_text,
@@ -34,7 +33,7 @@ from attention_core._backend import (
     library_name,
 )
 from attention_core._keywords import choice_hint
-from attention_core.parameters import Linear, PreparedWeight
+from attention_core.parameters import BRANCHES, PreparedWeight
 
 FLOAT64_MAX = sys.float_info.max
 MAX_SIZE = 2**31 - 1  # counters are int32
@@ -125,10 +124,17 @@ def _no_array_text(value: Any) -> str:
     return text if value is None or ":" in text else f"{text}: make it an array of the library"
 
 
-def check_parameters(name: str, value: Any, kind: type[Any]) -> None:
-    """Raise unless the parameters are of the kind asked for."""
-    if not isinstance(value, kind):
-        raise TypeError(f"expected {name} as {kind.__name__}({', '.join(kind._fields)}); got {type(value).__name__}")
+def check_parameters(name: str, value: Any, *kinds: type[Any]) -> None:
+    """Raise unless parameters are of one of these kinds, and their branches of those that they are written with."""
+    kind: Any = type(value) if type(value) in kinds else next((each for each in kinds if isinstance(value, each)), None)
+    if kind is None:
+        raise TypeError(
+            f"expected {name} as {kinds[0].__name__}({', '.join(kinds[0]._fields)}); got {type(value).__name__}"
+        )
+    for field, of_branch, words in BRANCHES.get(kind, ()):
+        branch = getattr(value, field)
+        if isinstance(branch, tuple) or ("None" if branch is None else "Array") not in words:
+            check_parameters(f"{name}.{field}", branch, *of_branch)
 
 
 def check_floating(name: str, array: Array) -> None:
@@ -216,37 +222,6 @@ def check_broadcastable(name: str, array: Array, target: tuple[int | None, ...],
         raise ValueError(f"expected {name} to broadcast to ({wanted}); got {shape_text(array)}{hint}")
 
 
-def check_linear(name: str, parameters: Any, x_name: str, x: Array, *, axis: int = -1, hint: str = "") -> None:
-    """Raise unless a `Linear` fits the channels, which lie along an axis, the dtype and the device of its input."""
-    check_parameters(name, parameters, Linear)
-    weight, bias = parameters
-    check_rank(f"{name}.weight", weight, 2, "(in, out)")
-    check_like(x_name, x, f"{name}.weight", weight)
-    if len(weight.shape) != 2:
-        raise ValueError(f"expected {name}.weight (in, out); got {shape_text(weight)}")
-    check_channels(x_name, x, f"{name}.weight", weight, axis=axis, hint=hint)
-    if bias is not None:
-        check_vector(f"{name}.bias", bias, sizes(weight)[1], f"{name}.weight", model=weight)
-
-
-def check_channels(x_name: str, x: Array, name: str, weight: Array, *, axis: int = -1, hint: str = "") -> None:
-    """Raise unless an input has as many channels as a weight that is to take it."""
-    channels = sizes(weight)[0]
-    if sizes_differ(channels, sizes(x)[axis]):
-        raise ValueError(
-            f"expected {x_name} with {channels} channels at axis {axis}, those of {name} {shape_text(weight)}; got"
-            f" {shape_text(x)}{hint}"
-        )
-
-
-def check_vector(name: str, vector: Array, length: int | None, model_name: str, model: Array) -> None:
-    """Raise unless a vector has the given length, and the dtype and device of its model."""
-    check_rank(name, vector, 1, f"({length},)")
-    check_like(name, vector, model_name, model)
-    if len(vector.shape) != 1 or sizes_differ(sizes(vector)[0], length):
-        raise ValueError(f"expected {name} ({length},) to match {model_name}; got {shape_text(vector)}")
-
-
 def check_number(name: str, value: Any, *, positive: bool = False, may_be_integer: bool = False) -> None:
     """Raise unless the value is a finite Python number, or a 0-d floating-point array, whose value is not read.
 
@@ -274,57 +249,24 @@ def only_array(value: Any) -> Array | None:
 
 def check_scaling(scale: Any, softcap: Any) -> None:
     """Raise unless scale and softcap are numbers, or absent."""
-    if scale is not None:
-        check_number("scale", scale, may_be_integer=True)
-    if softcap is not None:
-        check_number("softcap", softcap, positive=True, may_be_integer=True)
+    for name, value in (("scale", scale), ("softcap", softcap)):
+        if value is not None:
+            check_number(name, value, positive=name == "softcap", may_be_integer=True)
 
 
-def check_bias(bias: Array, query: Array, target: tuple[int | None, ...]) -> None:
-    """Raise unless a bias is of a floating-point type, the query's or the computation's, and broadcasts."""
-    _check_added("bias", bias, query, hints={"bool": ": a boolean array is a mask"})
-    check_broadcastable("bias", bias, target)
-
-
-def check_sinks(sinks: Any, query: Array, num_heads: int | None) -> None:
-    """Raise unless there is one sink for each head, of the query's type or that of the computation."""
-    _check_added("sinks", sinks, query)
-    if shapes_differ(sizes(sinks), (num_heads,)):
-        raise ValueError(f"expected sinks ({num_heads},), one for each head; got {shape_text(sinks)}")
-
-
-def _check_added(name: str, array: Any, query: Array, *, hints: Mapping[str, str] = {}) -> None:
-    check_added_dtype(name, array, query, hints=hints)
-    check_device(name, array, "query", query)
-
-
-def check_added_dtype(name: str, array: Any, query: Array, *, hints: Mapping[str, str] = {}) -> None:
+def check_added_dtype(name: str, array: Any, query: Array) -> None:
     """Raise unless what is added to scores is of the query's type or that of the computation."""
     if not hasattr(array, "dtype"):
         raise TypeError(f"expected {name} as a floating-point array; got {type(array).__name__}")
     allowed, got = dict.fromkeys((dtype_name(query.dtype), compute_dtype_name(query.dtype))), dtype_name(array.dtype)
     if got not in allowed:
-        expected = " or ".join(allowed)
-        raise TypeError(f"expected {name} of dtype {expected} to match query; got {got}{hints.get(got, '')}")
+        hint = ": a boolean array is a mask" if got == "bool" else ""
+        raise TypeError(f"expected {name} of dtype {' or '.join(allowed)} to match query; got {got}{hint}")
 
 
 def plain_integer(value: Any) -> Any:
     """An integer of any library as one of Python, so that it is the same on all; anything else as it is."""
     return value if isinstance(value, int) or not isinstance(value, Integral) else int(value)
-
-
-def check_start(name: str, start: Any) -> Any:
-    """Return a position, once it is known to be an integer that is not negative, or a 0-d integer array."""
-    start = plain_integer(start)
-    if only_array(start) is not None:
-        check_integer(name, start)
-        if len(start.shape):
-            raise ValueError(f"expected {name} as an integer; got an array of shape {shape_text(start)}")
-    elif isinstance(start, bool) or not isinstance(start, int):
-        raise TypeError(f"expected {name} as an integer; got {type_text(start)}")
-    elif not 0 <= start <= MAX_POSITIONS:
-        raise ValueError(f"expected {name} in [0, 2**29); got {number_text(start)}")
-    return start
 
 
 def check_offset(name: str, offset: Any) -> Any:
@@ -335,6 +277,17 @@ def check_offset(name: str, offset: Any) -> Any:
     elif isinstance(offset, bool) or not isinstance(offset, int):
         raise TypeError(f"expected {name} as an integer or an integer array; got {type_text(offset)}")
     return offset
+
+
+def check_start(name: str, start: Any) -> Any:
+    """Return a position, once it is known to be an integer that is not negative, or a 0-d integer array."""
+    start = check_offset(name, start)
+    if isinstance(start, int):
+        if not 0 <= start <= MAX_POSITIONS:
+            raise ValueError(f"expected {name} in [0, 2**29); got {number_text(start)}")
+    elif len(start.shape):
+        raise ValueError(f"expected {name} as an integer; got an array of shape {shape_text(start)}")
+    return start
 
 
 def check_dtype(dtype: Any, xp: Namespace) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ from attention_core._arrays import Array, shape_text, shapes_differ, sizes, size
 from attention_core._checks.arguments import (
     HEADS_FIRST,
     ORDER,
-    check_bias,
+    check_added_dtype,
     check_boolean,
     check_broadcastable,
     check_device,
@@ -18,115 +19,176 @@ from attention_core._checks.arguments import (
     check_like,
     check_rank,
 )
+from attention_core._keywords import untraced
+from attention_core._trees import named_branches
 
 KINDS: dict[str, Any] = {"floating": check_floating, "integer": check_integer, "boolean": check_boolean}
-WORDS = ("optional", "to", *KINDS)  # "to": it broadcasts to these axes
+WORDS = ("optional", "to", "...", *KINDS)  # "to": it broadcasts to these axes
 Known = dict[str, Any]
 Hint = Callable[[str, Any, Known], str]
+
+
+class Axis(NamedTuple):
+    """A letter, and the heads that it divides (``/``), or that have so many channels each (``*``)."""
+
+    heads: str
+    mark: str
+    letter: str
 
 
 class Shape(NamedTuple):
     """The shape of one argument: letters are sizes, alike wherever they stand; ``...`` are the leading axes.
 
-    ``H/G`` is a G that divides H. ``like`` names the argument whose dtype and device it has, ``on`` that of the device.
+    ``H/G`` is a G that divides H, and ``H*D`` the channels of H heads of width D. ``like`` names the argument whose
+    dtype and device it has, ``on`` that of the device, and ``beside`` that to whose scores it is added.
     """
 
     name: str
-    has_leading: bool
-    axes: tuple[str, ...]
+    axes: tuple[Axis, ...]
     words: tuple[str, ...]
     like: str
     on: str
+    beside: str
+    text: str
 
 
+@untraced
 def shapes_of(line: str) -> tuple[Shape, ...]:
     """Read a line such as ``"query: ... H M D floating, key: ... H/G N D like query"``."""
+    return _shapes_of(line)
+
+
+@functools.lru_cache(maxsize=1024)
+def _shapes_of(line: str) -> tuple[Shape, ...]:
     found = []
-    for each in line.split(","):
-        name, _, text = each.strip().partition(": ")
+    for each in line.split(", "):
+        name, _, text = each.partition(": ")
+        text, _, beside = text.partition(" beside ")
         text, _, on = text.partition(" on ")
         text, _, like = text.partition(" like ")
         marks = text.split()
-        axes = tuple(mark for mark in marks if mark not in (*WORDS, "..."))
-        found.append(Shape(name, "..." in marks, axes, tuple(mark for mark in marks if mark in WORDS), like, on))
+        axes = tuple(Axis(*mark.rpartition("*" if "*" in mark else "/")) for mark in marks if mark not in WORDS)
+        shape = Shape(name, axes, tuple(mark for mark in marks if mark in WORDS), like, on, beside, "")
+        found.append(shape._replace(text=_text(shape, {})))
     return tuple(found)
 
 
-def check_shapes(
-    shapes: tuple[Shape, ...], arrays: Mapping[str, Any], known: Known | None = None, hint: Hint | None = None
-) -> Known:
-    """Raise unless arrays have the shapes of a line; return the size of each letter."""
-    known = {} if known is None else known
+def linear_shapes(name: str, x: str, to: str, like: str = "") -> str:
+    """The line of a linear map to some channels, and of what it takes, or of the letter of its channels alone."""
+    like, weight = f" like {like}" if like else "", f"{name}.weight"
+    taken = f", {x} like {weight}" if ":" in x else ""
+    return f"{weight}: {x.split()[-1]} {to}{like}{taken}, {name}.bias: optional {to} like {weight}"
+
+
+def check_shapes(line: str, arrays: Mapping[str, Any], known: Known | None = None, hint: Hint | None = None) -> Known:
+    """Raise unless arrays, or those in trees, have the shapes of a line; return the size of each letter."""
+    known, shapes, arrays = {} if known is None else known, shapes_of(line), _named(arrays)
+    origins: dict[str, str] = {}
     for shape in shapes:
-        array = arrays[shape.name]
+        name, array = shape.name, arrays.get(shape.name)
         if array is None and "optional" in shape.words:
             continue
         is_spread = "to" in shape.words
-        check_rank(shape.name, array, 0 if is_spread else len(shape.axes), _text(shape, {}))
+        check_rank(name, array, 0 if is_spread else len(shape.axes), shape.text)
         for word in shape.words:
             if word in KINDS:
-                KINDS[word](shape.name, array)
+                KINDS[word](name, array)
         if shape.like:
-            check_like(shape.name, array, shape.like, arrays[shape.like])
-        if shape.on:
-            check_device(shape.name, array, shape.on, arrays[shape.on])
+            check_like(name, array, shape.like, arrays[shape.like])
+        if shape.beside:
+            check_added_dtype(name, array, arrays[shape.beside])
+        if model := shape.on or shape.beside:
+            check_device(name, array, model, arrays[model])
         dims = sizes(array)
         if is_spread:
-            check_broadcastable(shape.name, array, (*known.get("...", ()), *(known[axis] for axis in shape.axes)))
-        elif _differs(dims, shape, known):
-            model = f" to match {shape.like} {shape_text(arrays[shape.like])}" if shape.like else ""
-            why = _swapped_hint(dims, shape, shapes, known) or ("" if hint is None else hint(shape.name, array, known))
-            raise ValueError(f"expected {shape.name} {_text(shape, known)}{model}; got {shape_text(array)}{why}")
-        else:
-            count = len(dims) - len(shape.axes)
-            known |= {axis.rpartition("/")[2]: dim for axis, dim in zip(shape.axes, dims[count:], strict=True)}
-            known |= {"...": dims[:count]} if shape.has_leading else {}
+            check_broadcastable(name, array, (*known.get("...", ()), *(known[axis.letter] for axis in shape.axes)))
+            continue
+        axis = _difference(dims, shape, known)
+        if axis is not None:
+            model = origins.get(axis.letter) or origins.get(axis.heads) or shape.like
+            model = f" to match {model} {shape_text(arrays[model])}" if model not in ("", name) else ""
+            why = _swapped_hint(dims, shape, shapes, known) or ("" if hint is None else hint(name, array, known))
+            raise ValueError(f"expected {name} {_text(shape, known)}{model}; got {shape_text(array)}{why}")
+        count = len(dims) - len(shape.axes)
+        found: Known = {"...": dims[:count]} if "..." in shape.words else {}
+        for axis, dim in zip(shape.axes, dims[count:], strict=True):
+            found[axis.letter] = dim // known[axis.heads] if axis.mark == "*" and dim is not None else dim
+        for letter, size in found.items():
+            origins.setdefault(letter, "" if letter in known else name)
+            if known.get(letter) is None:
+                known[letter] = size
     return known
 
 
-def _differs(dims: tuple[int | None, ...], shape: Shape, known: Known) -> bool:
+def _named(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays by the names of a line; those of parameters have the names of their fields."""
+    found: dict[str, Any] = {}
+    for name, value in arrays.items():
+        is_tree = hasattr(value, "_fields") and not hasattr(value, "dtype")  # as `PreparedWeight` has
+        found |= _named(dict(named_branches(value, name))) if is_tree else {name: value}
+    return found
+
+
+LEADING = Axis("", "", "...")
+
+
+def _difference(dims: tuple[int | None, ...], shape: Shape, known: Known) -> Axis | None:
+    """The first axis that does not fit what is known; `LEADING` for all of these, or too many."""
     count = len(dims) - len(shape.axes)
-    leading = known.get("...", dims[:count]) if shape.has_leading else ()
-    goal = [_size(axis, dim, known) for axis, dim in zip(shape.axes, dims[count:], strict=True)]
-    return shapes_differ(dims, (*leading, *goal))
+    if shapes_differ(dims[:count], known.get("...", dims[:count]) if "..." in shape.words else ()):
+        return LEADING
+    for axis, dim in zip(shape.axes, dims[count:], strict=True):
+        if sizes_differ(dim, _size(axis, dim, known)):
+            return axis
+    return None
 
 
-def _size(axis: str, dim: int | None, known: Known) -> int | None:
+def _size(axis: Axis, dim: int | None, known: Known) -> Any:
     """What an axis has to have, which is what it has where that is free."""
-    whole, _, letter = axis.rpartition("/")
+    heads, mark, letter = axis
+    size, count = known.get(letter), known.get(heads)
     if letter in known:
-        size: int | None = known[letter]
-        return size
-    heads = known.get(whole)
-    is_free = heads is None or dim is None or dim == heads or (0 < dim <= heads and heads % dim == 0)
-    return dim if is_free else heads
+        return count * size if mark == "*" and size is not None else size
+    if count is None or dim is None or dim == count:
+        return dim
+    is_free = dim % count == 0 if mark == "*" else 0 < dim <= count and count % dim == 0
+    return dim if is_free else count
 
 
 def _text(shape: Shape, known: Known) -> str:
-    texts = [*known.get("...", ["..."])] if shape.has_leading else []
+    texts = [*known.get("...", ["..."])] if "..." in shape.words else []
     for axis in shape.axes:
-        whole, _, letter = axis.rpartition("/")
-        is_part = letter not in known and known.get(whole)
-        texts.append(f"heads that divide {known[whole]}" if is_part else known.get(letter, known.get(whole, letter)))
+        heads, mark, letter = axis
+        if letter in known:
+            texts.append(_size(axis, None, known))
+        elif known.get(heads):
+            texts.append(f"heads that divide {known[heads]}" if mark == "/" else f"channels of {known[heads]} heads")
+        else:
+            texts.append(known.get(heads, letter if mark == "/" else "".join(axis)))
     inside = ", ".join("?" if each is None else str(each) for each in texts)
-    return f"({inside},)" if len(texts) == 1 and shape.axes else f"({inside})"
+    return f"({inside},)" if len(texts) == 1 and texts != ["..."] else f"({inside})"
 
 
 def _swapped_hint(dims: tuple[int | None, ...], shape: Shape, shapes: tuple[Shape, ...], known: Known) -> str:
     """What to write where heads come after positions, in this array alone or in that which it is like, too."""
     if len(dims) < 3 or len(shape.axes) < 3:
         return ""
+    models = [each.axes for each in shapes if each.name == shape.like and len(each.axes) > 2]
     swapped = (*dims[:-3], dims[-2], dims[-3], dims[-1])
-    if not _differs(swapped, shape, known):
+    if _difference(swapped, shape, known) is None:
         return HEADS_FIRST.format(shape.name)
-    first, second = next((each.axes[-3:-1] for each in shapes if each.name == shape.like), ("", ""))
-    if "/" in first or not {first, second} <= set(known) or "/" not in shape.axes[-3]:
+    first, second = (axis.letter for axis in models[0][-3:-1]) if models else ("", "")
+    if not {first, second} <= set(known) or shape.axes[-3].mark != "/":
         return ""
     changed = known | {first: known[second], second: known[first]}
-    return "" if _differs(swapped, shape, changed) else HEADS_FIRST.format(f"{shape.like} and {shape.name}")
+    fits = _difference(swapped, shape, changed) is None
+    return HEADS_FIRST.format(f"{shape.like} and {shape.name}") if fits else ""
 
 
-_ATTENTION = shapes_of("query: ... H M D floating, key: ... H/G N D like query, value: ... G N E like key")
+_ATTENTION = (
+    "query: ... H M D floating, key: ... H/G N D like query, value: ... G N E like key,"
+    " bias: optional to ... H M N beside query"
+)
 
 
 def check_attention(query: Array, key: Array, value: Array, bias: Array | None) -> None:
@@ -138,6 +200,9 @@ def check_attention(query: Array, key: Array, value: Array, bias: Array | None) 
         lengths, widths = zip(sizes(array)[-2:], sizes(key)[-2:], strict=True)
         return ORDER if sizes_differ(*lengths) and not sizes_differ(*widths) else ""
 
-    known = check_shapes(_ATTENTION, {"query": query, "key": key, "value": value}, hint=hint)
-    if bias is not None:
-        check_bias(bias, query, (*known["..."], known["H"], known["M"], known["N"]))
+    check_shapes(_ATTENTION, {"query": query, "key": key, "value": value, "bias": bias}, hint=hint)
+
+
+def check_bias(bias: Array, query: Array, target: tuple[int | None, ...]) -> None:
+    """Raise unless a bias is of the query's type, or that of the computation, and broadcasts to scores."""
+    check_shapes("bias: to ... beside query", {"bias": bias, "query": query}, {"...": target})

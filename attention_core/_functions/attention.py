@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numbers import Real
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Unpack, overload
 
 from attention_core._arithmetic import check_arithmetic
 from attention_core._arrays import Array, ArrayT, cast_to, sizes, sizes_differ
@@ -12,7 +12,6 @@ from attention_core._attention.config import CONTEXTS, assumes_finite, record
 from attention_core._attention.explanation import Explanation, explain
 from attention_core._attention.memo import Known, output_of, prepare
 from attention_core._attention.shards.explanation import explain_shards
-from attention_core._attention.shards.splits import Place
 from attention_core._attention.shards.strategies import Sharded, taken_strategy
 from attention_core._attention.ways import all_scores, check_implementation, run_call
 from attention_core._backend import backend_for, common_namespace, may_be_step, with_autocast
@@ -22,12 +21,21 @@ from attention_core._checks import (
     check_flags,
     check_function,
     check_scaling,
-    check_sinks,
+    check_shapes,
     once_per_signature,
     only_array,
 )
 from attention_core._functions.constants import with_constants
-from attention_core._functions.options import DEFAULTS, FLAGS, NUMBERS, Options, PlainOptions, options_but
+from attention_core._functions.options import (
+    DEFAULTS,
+    FLAGS,
+    NUMBERS,
+    Options,
+    WithLogsumexp,
+    WithoutFlags,
+    WithWeights,
+    options_but,
+)
 from attention_core._functions.shards import check_shared, place_of, whole_lengths
 from attention_core.masks import And, Causal, Mask
 from attention_core.masks._mask import as_mask
@@ -43,36 +51,15 @@ SCALE_LIMIT = 2.0**64  # what is multiplied by numbers beyond may be subnormal e
 
 @overload
 def scaled_dot_product_attention(
-    query: ArrayT,
-    key: Array,
-    value: Array,
-    /,
-    *,
-    return_weights: Literal[False] = ...,
-    return_logsumexp: Literal[False] = ...,
-    **options: Unpack[PlainOptions],
+    query: ArrayT, key: Array, value: Array, /, **options: Unpack[WithoutFlags]
 ) -> ArrayT: ...
 @overload
 def scaled_dot_product_attention(
-    query: ArrayT,
-    key: Array,
-    value: Array,
-    /,
-    *,
-    return_weights: Literal[True],
-    return_logsumexp: bool = ...,
-    **options: Unpack[PlainOptions],
+    query: ArrayT, key: Array, value: Array, /, **options: Unpack[WithWeights]
 ) -> Attention: ...
 @overload
 def scaled_dot_product_attention(
-    query: ArrayT,
-    key: Array,
-    value: Array,
-    /,
-    *,
-    return_weights: bool = ...,
-    return_logsumexp: Literal[True],
-    **options: Unpack[PlainOptions],
+    query: ArrayT, key: Array, value: Array, /, **options: Unpack[WithLogsumexp]
 ) -> Attention: ...
 @overload
 def scaled_dot_product_attention(query: Array, key: Array, value: Array, /, **options: Unpack[Options]) -> Any: ...
@@ -192,20 +179,18 @@ def checked_attention(query: Array, key: Array, value: Array, options: dict[str,
 
 def _attend_shards(query: Array, key: Array, value: Array, options: dict[str, Any]) -> Attention:
     """Attention of a sequence of which this rank holds a shard, by a strategy of its group."""
-    shards = options["shards"]
-    known, here, lengths = _placed(query, key, value, options)
-    if here.size == 1 and lengths[1] == key.shape[-2]:  # the whole, in order
-        return checked_attention(query, key, value, {**options, "shards": None})
-    sharded = _sharded(query, key, value, options, known, here, lengths)
-    strategy, wants_logsumexp = taken_strategy(sharded, shards.strategy), options.get("return_logsumexp", False)
+    sharded = _sharded(query, key, value, options)
+    if sharded.here.size == 1 and sharded.lengths[1] == key.shape[-2]:  # the whole, in order
+        return checked_attention(query, key, value, {**options, "shards": None, "dropout": sharded.call.dropout})
+    strategy = taken_strategy(sharded, options["shards"].strategy)
     if has_no_pairs(sharded.call):  # nor any bits: exact sums have nothing to cut
         sharded = sharded._replace(call=sharded.call._replace(arithmetic="fast"))
-    result = strategy.run(sharded, logsumexp=wants_logsumexp)
+    result = strategy.run(sharded, logsumexp=options.get("return_logsumexp", False))
     return Attention(cast_to(result.output, query.dtype, xp=sharded.call.xp), None, result.logsumexp)
 
 
-def _placed(query: Array, key: Array, value: Array, options: dict[str, Any]) -> tuple[Known, Place, tuple[int, int]]:
-    """What is known of a call, where its shards are, and the lengths of the whole; mask and bias are not checked."""
+def _sharded(query: Array, key: Array, value: Array, options: dict[str, Any]) -> Sharded:
+    """The call of a shard, where it is, and the lengths of the whole, over which mask and bias are."""
     rest = {name: option for name, option in options.items() if name not in OF_THE_WHOLE}
     known = _check_call(query=query, key=key, value=value, **rest)
     if options.get("return_weights"):
@@ -219,13 +204,7 @@ def _placed(query: Array, key: Array, value: Array, options: dict[str, Any]) -> 
     if CONTEXTS.recorders:
         raise ValueError("expected calls without shards while attention is recorded; got one with shards")
     here, _ = place_of(options["shards"], query)
-    return known, here, whole_lengths(options["shards"], here, query, key)
-
-
-def _sharded(query: Array, key: Array, value: Array, options: dict[str, Any], *placed: Any) -> Sharded:
-    """The call of a shard, once its mask and bias are known to be right."""
-    known, here, lengths = placed
-    rest = {name: option for name, option in options.items() if name not in OF_THE_WHOLE}
+    lengths = whole_lengths(options["shards"], here, query, key)
     call = _known_call(known, query, key, value, rest)
     added = with_constants(query, {name: options.get(name) for name in ("mask", "bias")})
     mask, bias = added["mask"], added["bias"]
@@ -233,7 +212,7 @@ def _sharded(query: Array, key: Array, value: Array, options: dict[str, Any], *p
     common_namespace(call.xp, {name: array for name, array in named.items() if array is not None})
     check_shared(query, mask, bias, lengths)
     mask = with_causal(mask, options.get("is_causal", False))
-    return Sharded(call._replace(mask=mask, bias=bias), here, lengths, options.get("implementation", "auto"))
+    return Sharded(call._replace(mask=mask, bias=bias), here, lengths, implementation)
 
 
 def rounded_attention(call: Call, implementation: str, *, weights: bool = False, logsumexp: bool = False) -> Attention:
@@ -278,7 +257,7 @@ def explain_attention(query: Array, key: Array, value: Array, /, **options: Unpa
     """
     wanted = {name: bool(options.get(f"return_{name}")) for name in ("weights", "logsumexp")}
     if (shards := options.get("shards")) is not None:
-        sharded = _sharded(query, key, value, dict(options), *_placed(query, key, value, dict(options)))
+        sharded = _sharded(query, key, value, dict(options))
         return explain_shards(sharded, shards.strategy, logsumexp=wanted["logsumexp"])
     return explain(make_call(query, key, value, **options), **wanted)
 
@@ -333,7 +312,7 @@ def check_options(query: Array, num_heads: int | None, **settled: Any) -> None:
     if options["score_mod"] is not None:
         _check_score_mod(options["score_mod"], num_heads)
     if options["sinks"] is not None:
-        check_sinks(options["sinks"], query, num_heads)
+        check_shapes("sinks: H beside query", {"sinks": options["sinks"], "query": query}, {"H": num_heads})
     if options["dropout"] is not None:
         check_dropout(options["dropout"])
 

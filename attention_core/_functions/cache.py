@@ -13,7 +13,6 @@ from attention_core._arrays import (
     on_device_of,
     positions,
     shape,
-    shape_text,
     shapes_differ,
     sizes,
 )
@@ -27,11 +26,9 @@ from attention_core._backend import (
 )
 from attention_core._checks import (
     MAX_POSITIONS,
-    check_broadcastable,
-    check_device,
+    OPEN_AXES,
     check_dtype,
     check_flags,
-    check_integer,
     check_parameters,
     check_placement,
     check_positive,
@@ -41,7 +38,6 @@ from attention_core._checks import (
     once_per_signature,
     only_array,
     plain_integer,
-    shapes_of,
     value_range,
 )
 from attention_core.masks import And, Causal, KeyLengths, Mask
@@ -225,21 +221,20 @@ def cache_mask(cache: KeyValueCache | Array, num_new: Any = 1, /) -> Mask:
            [ True,  True,  True, False]], dtype=array_api_strict.bool)
     """
     length = cache.length if isinstance(cache, KeyValueCache) else cache
-    check_rank("length", length, 0, "() or (...)")
-    check_integer("length", length)
+    check_shapes("length: ... integer", {"length": length})
     num_new = plain_integer(num_new)
-    if only_array(num_new) is None:
+    is_array = only_array(num_new) is not None
+    if not is_array:
         check_positive("num_new", num_new, most=MAX_POSITIONS)
-        xp = common_namespace(None, {"length": length})
-        with without_warnings(length):
-            return Causal(offset=xp.subtract(xp.astype(length, xp.int32), num_new))
-    check_integer("num_new", num_new)
-    if len(length.shape):
-        check_broadcastable("num_new", num_new, sizes(length))
-    length, num_new = as_constant(length, num_new), as_constant(num_new, length)
+    else:
+        leading = {"...": sizes(length) or OPEN_AXES}
+        check_shapes("num_new: to ... integer", {"num_new": num_new}, leading)
+        length, num_new = as_constant(length, num_new), as_constant(num_new, length)
     xp = common_namespace(None, {"length": length, "num_new": num_new})
-    length, num_new = xp.astype(length, xp.int32), xp.astype(num_new, xp.int32)
-    return And(Causal(offset=xp.subtract(length, num_new)), KeyLengths(length))
+    length, num_new = xp.astype(length, xp.int32), xp.astype(num_new, xp.int32) if is_array else num_new
+    with without_warnings(length):
+        rule = Causal(offset=xp.subtract(length, num_new))
+    return And(rule, KeyLengths(length)) if is_array else rule
 
 
 def _written(old: Array, new: Array, length: Array, donate: bool, *, xp: Namespace) -> Array:
@@ -293,24 +288,16 @@ def _over_heads(condition: Array, xp: Namespace) -> Array:
     return xp.expand_dims(xp.expand_dims(condition, axis=-1), axis=-3)
 
 
-_CACHE = shapes_of("cache.key: ... G C D, cache.value: ... G C E like cache.key")
-_NEW = shapes_of("key: ... G L D like cache.key, value: ... G L E like cache.value")
+_CACHE = "cache.key: ... G C D, cache.value: ... G C E like cache.key"
+_NEW = "key: ... G L D like cache.key, value: ... G L E like cache.value"
 
 
 def check_cache(cache: KeyValueCache) -> dict[str, Any]:
     """Raise unless the arrays of a cache fit together; return the size of each letter."""
-    known = check_shapes(_CACHE, _named(cache))
+    known = check_shapes(_CACHE, {"cache": cache})
     check_rank("cache.length", cache.length, 0, "() or (...)")
-    check_integer("cache.length", cache.length)
-    check_device("cache.length", cache.length, "cache.key", cache.key)
-    if len(cache.length.shape) and shapes_differ(sizes(cache.length), sizes(cache.key)[:-3]):
-        expected = ", ".join("?" if dim is None else str(dim) for dim in sizes(cache.key)[:-3])
-        raise ValueError(f"expected cache.length () or ({expected}); got {shape_text(cache.length)}")
-    return known
-
-
-def _named(cache: KeyValueCache) -> dict[str, Array]:
-    return {"cache.key": cache.key, "cache.value": cache.value}
+    leading = "..." if len(cache.length.shape) else ""
+    return check_shapes(f"cache.length: {leading} integer on cache.key", {"cache": cache}, known)
 
 
 @once_per_signature
@@ -319,7 +306,7 @@ def _check_call(*, key: Array, value: Array, cache: KeyValueCache, num_new: Any,
     xp = common_namespace(xp, {"cache": cache, "key": key, "value": value, "num_new": num_new})
     check_flags(donate=donate)
     known = check_cache(cache)
-    check_shapes(_NEW, {"key": key, "value": value, **_named(cache)}, known, _row_hint)
+    check_shapes(_NEW, {"key": key, "value": value, "cache": cache}, known, _row_hint)
     return xp
 
 
@@ -332,10 +319,9 @@ def _row_hint(name: str, array: Array, known: dict[str, Any]) -> str:
 def check_num_new(num_new: Array | None, length: Array, count: int | None) -> None:
     """Raise unless this tells for each length how many of so many positions to keep."""
     if num_new is not None:
+        arrays = {"num_new": num_new, "cache.length": length}
         check_rank("num_new", num_new, 1, "(...)")
-        check_integer("num_new", num_new)
-        check_broadcastable("num_new", num_new, sizes(length))
-        check_device("num_new", num_new, "cache.length", length)
+        check_shapes("num_new: to ... integer on cache.length", arrays, {"...": sizes(length)})
         least, most = value_range(num_new)
         if least < 0 or (count is not None and most > count):
             raise ValueError(f"expected num_new in 0..{count}; got {least if least < 0 else most}")

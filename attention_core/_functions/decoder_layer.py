@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
-from attention_core._arithmetic import ARITHMETICS, check_activation
+from attention_core._arithmetic import ARITHMETICS
 from attention_core._arithmetic.exact import round_to_half
 from attention_core._arrays import (
     HALF,
@@ -25,38 +25,32 @@ from attention_core._backend import common_namespace, may_be_step, runs_at_once,
 from attention_core._checks import (
     check_broadcastable,
     check_flags,
-    check_floating,
-    check_function,
-    check_like,
-    check_number,
     check_parameters,
     check_positive,
     check_rank,
     check_shapes,
     once_per_signature,
-    plain_integer,
-    shapes_of,
 )
 from attention_core._functions.attention import check_options, option_arrays
 from attention_core._functions.cache import KeyValueCache, check_cache, check_num_new, check_room, extended
 from attention_core._functions.constants import with_constants
-from attention_core._functions.encoder import check_back, derived_dropouts, hooked
-from attention_core._functions.feed_forward import (
-    check_feed_forward,
-    check_maps,
-    expand_and_contract,
-    gate_and_contract,
+from attention_core._functions.encoder import (
+    check_branches,
+    check_of_layer,
+    derived_dropouts,
+    hooked,
 )
-from attention_core._functions.multi_head import attend_heads, check_multi_head, check_projections
-from attention_core._functions.normalization import check_norm, normalized
+from attention_core._functions.feed_forward import expand_and_contract, gate_and_contract
+from attention_core._functions.multi_head import attend_heads, check_heads, check_pairs, counts_of, projection_shapes
+from attention_core._functions.normalization import norm_shapes, normalized
 from attention_core._functions.options import DECODER_DEFAULTS, NUMBERS, DecoderOptions, options_but
-from attention_core._functions.rotary import check_rotation, rotations_of
+from attention_core._functions.rotary import ROTARY, check_rotation, rotations_of
 from attention_core._functions.shards import check_not_shared, place_of, shard_positions, whole_length
 from attention_core.masks import And, Causal, KeyLengths, Mask, SlidingWindow
 from attention_core.masks._mask import as_mask
 from attention_core.masks._tree import check_mask, mask_arrays
-from attention_core.parameters import DecoderLayer, FeedForward, GatedFeedForward
-from attention_core.random import Dropout, seeded
+from attention_core.parameters import DecoderLayer, GatedFeedForward
+from attention_core.random import seeded
 
 
 @may_be_step
@@ -156,17 +150,13 @@ def decoder_layer(parameters: DecoderLayer, x: Array, /, *, num_heads: int, **op
     """
     settled = all_options(x, num_heads, options)
     xp = _check_call(x=x, layer=parameters, **settled)
-    cache, rotary, located = taken_positions(x, settled, axis=-2, xp=xp)
+    cache, located = taken_positions(x, settled, axis=-2, xp=xp)
     x, dtype = upcast(x, xp=xp), x.dtype
     of_layer = {"memory": upcast(settled["memory"], xp=xp), "dropout": seeded(settled["dropout"], x, xp), "xp": xp}
-    ops = ARITHMETICS[settled["arithmetic"]]
-    rotations = rotations_of((parameters,), x, located.positions, num_heads, ops=ops, xp=xp, **rotary)
+    rotations = rotations_of((parameters,), x, located.positions, settled, xp)
     y, cache = apply_layer(parameters, x, cache, located=located, rotations=rotations, **settled | of_layer)
     y = cast_to(y, dtype, xp=xp)
     return y if cache is None else (y, cache)
-
-
-ROTARY = ("rotary_base", "rotary_width", "rotary_divisors", "interleaved")
 
 
 class NewPositions:
@@ -195,30 +185,17 @@ def apply_layer(
     *,
     located: NewPositions,
     rotations: dict[int, Callable[[Array], Array]],
-    mask: Mask | Array | None,
-    window: int | None,
-    norm_first: bool,
-    memory: Array | None,
-    memory_mask: Mask | Array | None,
-    activation: str,
-    epsilon: float,
-    dropout: Dropout | None,
-    donate: bool,
-    arithmetic: str,
-    xp: Namespace,
     hook: Callable[..., Any] | None = None,
-    **options: Any,
+    **settled: Any,
 ) -> tuple[Array, KeyValueCache | None]:
     """The body of `decoder_layer`, in the type of the computation."""
-    ops = ARITHMETICS[arithmetic]
+    ops, xp, memory = ARITHMETICS[settled["arithmetic"]], settled["xp"], settled["memory"]
     dtype = parameters.attention.query.weight.dtype  # as all of them; a walk through the tree takes time
     is_half = dtype_name(dtype) in HALF
     parameters = upcast(parameters, xp=xp) if is_half else parameters
-    in_weights, *in_branches = derived_dropouts(dropout, 5, xp)
-    options |= {"arithmetic": arithmetic, "xp": xp}
-    numbers = {name: options.pop(name) for name in NUMBERS}  # of self-attention
-
-    normal = functools.partial(normalized, epsilon=epsilon, ops=ops, xp=xp)
+    in_weights, in_attention, in_feed, in_cross, in_memory_weights = derived_dropouts(settled["dropout"], 5, xp)
+    norm_first, options = settled["norm_first"], {name: settled[name] for name in OF_HEADS}
+    normal = functools.partial(normalized, epsilon=settled["epsilon"], ops=ops, xp=xp)
 
     def prepare(query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
         nonlocal cache
@@ -231,57 +208,55 @@ def apply_layer(
             key, value = (one_program(round_to_half, xp)(each, dtype=dtype, xp=xp) for each in (key, value))
         if cache is not None:
             key, value = (cast_to(each, cache.key.dtype, xp=xp) for each in (key, value))
-            cache = extended(cache, key, value, located.num_new, donate=donate, xp=xp)
+            cache = extended(cache, key, value, located.num_new, donate=settled["donate"], xp=xp)
             key, value = upcast((cache.key, cache.value), xp=xp)
         return query, key, value
 
     def attend(h: Array) -> Array:
-        heads: Any = {**located.mask_options(window, mask), "dropout": in_weights, **numbers, **options}
+        heads: Any = located.mask_options(settled["window"], settled["mask"]) | {"dropout": in_weights, **options}
+        heads |= {name: settled[name] for name in NUMBERS}
         output: Array = attend_heads(parameters.attention, (h, h, h), prepare=prepare, **heads).output
         return output
 
     def attend_to_memory(h: Array) -> Array:
-        assert parameters.cross_attention is not None
-        return attend_heads(
-            parameters.cross_attention, (h, memory, memory), mask=memory_mask, dropout=in_branches[3], **options
-        ).output
+        heads = {"mask": settled["memory_mask"], "dropout": in_memory_weights, **options}
+        return attend_heads(parameters.cross_attention, (h, memory, memory), **heads).output  # type: ignore[arg-type]
 
     def feed(h: Array) -> Array:
         is_gated = isinstance(parameters.feed_forward, GatedFeedForward)
         apply: Callable[..., Array] = gate_and_contract if is_gated else expand_and_contract
-        return apply(parameters.feed_forward, h, activation, ops, xp=xp)
+        return apply(parameters.feed_forward, h, settled["activation"], ops, xp=xp)
 
-    branches: list[tuple[str, Any, Array | None, Any]] = [
-        ("attention", attend, parameters.attention_post_norm, in_branches[0]),
-        ("cross_attention", attend_to_memory, None, in_branches[2]),
-        ("feed_forward", feed, parameters.feed_forward_post_norm, in_branches[1]),
-    ]
-    for name, branch, post_norm, in_branch in branches:
+    for name, branch, in_branch in zip(
+        ("attention", "cross_attention", "feed_forward"),
+        (attend, attend_to_memory, feed),
+        (in_attention, in_cross, in_feed),
+        strict=True,
+    ):
         if getattr(parameters, name) is None:
             continue
         if hook is not None:
             branch = functools.partial(hooked, hook, name, branch)
         x, h = ops.copies(x, 2, xp=xp)
-        norm = getattr(parameters, f"{name}_norm")
+        norm, post_norm = getattr(parameters, f"{name}_norm"), getattr(parameters, f"{name}_post_norm", None)
         y = branch(normal(h, norm) if norm_first else h)
         y = y if post_norm is None else normal(y, post_norm)
-        x = ops.add(x, y if in_branch is None else ops.drop(y, in_branch, xp=xp), xp=xp)
+        x = ops.add(x, ops.drop(y, in_branch, xp=xp), xp=xp)
         x = x if norm_first else normal(x, norm)
     return x, cache
 
 
+OF_HEADS = ("num_heads", "num_kv_heads", "implementation", "arithmetic", "shards", "xp")
+
+
 def all_options(x: Array, num_heads: int, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a decoder or a layer, with defaults, and NumPy arrays as constants of the library of ``x``."""
-    num_heads = plain_integer(num_heads)
-    settled = {**DECODER_DEFAULTS, **options, "num_heads": num_heads}
-    groups = plain_integer(settled.pop("num_key_value_heads"))
-    return with_constants(x, settled | {"num_kv_heads": num_heads if groups is None else groups})
+    settled = {**DECODER_DEFAULTS, **options}
+    return with_constants(x, settled | counts_of(num_heads, settled.pop("num_key_value_heads")))
 
 
-def taken_positions(
-    x: Array, settled: dict[str, Any], *, axis: int, xp: Namespace
-) -> tuple[Any, dict[str, Any], NewPositions]:
-    """Take from the options, once they are checked, a cache, what rotations are made of, and where positions stand.
+def taken_positions(x: Array, settled: dict[str, Any], *, axis: int, xp: Namespace) -> tuple[Any, NewPositions]:
+    """Take from the options, once they are checked, a cache, and where positions stand.
 
     These are along an axis, behind those of the cache, or among those of all ranks.
     """
@@ -301,8 +276,7 @@ def taken_positions(
     lengths = None if count is None else count if cache is None else xp.add(offset, count)
     if cache is not None and not len(offset.shape) and runs_at_once(offset):
         offset = int(offset)  # once, and not by the mask of each layer; programs are made for a number
-    located = NewPositions(xp.astype(position_ids, xp.int32), offset, count, lengths)
-    return cache, {name: settled.pop(name) for name in ROTARY}, located
+    return cache, NewPositions(xp.astype(position_ids, xp.int32), offset, count, lengths)
 
 
 def check_lengths(x: Array, cache: Any, num_new: Array | None, axis: int) -> None:
@@ -337,11 +311,8 @@ def check_inputs(name: str, x: Array, axis: int, arrays: dict[str, Any], *, sett
     check_rank(name, x, -axis, "(..., L)" if axis == -1 else "(..., L, C)")
     if settled["shards"] is not None:
         _check_shards(name, x, axis, settled)
-    check_flags(donate=settled["donate"], norm_first=settled["norm_first"])
-    check_number("epsilon", settled["epsilon"], positive=True)
-    check_activation(settled["activation"])
-    if settled["hook"] is not None:
-        check_function("hook", settled["hook"])
+    check_flags(donate=settled["donate"])
+    check_of_layer(settled)
     *leading, length = sizes(x)[: len(x.shape) + axis + 1]
     arrays = {"position_ids": position_ids, "num_new": num_new, "x": x}
     check_shapes(_POSITIONS, arrays, {"...": leading, "L": length})
@@ -363,65 +334,43 @@ def check_layer(
 ) -> None:
     """Raise unless a layer fits inputs like ``x``, its cache and its options."""
     check_parameters(name, layer, DecoderLayer)
-    check_projections(f"{name}.attention", layer.attention)
-    num_heads, window, mask, rotary_base = (settled[name] for name in ("num_heads", "window", "mask", "rotary_base"))
-    heads = {"num_heads": num_heads, "num_kv_heads": settled["num_kv_heads"], "bias": None}
-    check_floating("x", x)
-    check_multi_head(layer.attention, (x, x, x), mask=None, **heads)
+    num_heads, window, mask = (settled[name] for name in ("num_heads", "window", "mask"))
+    known = check_branches(name, layer, x, settled)
     check_options(x, num_heads, **{name: settled[name] for name in (*NUMBERS, "implementation", "arithmetic")})
-    channels, width = sizes(x)[-1], sizes(layer.attention.query.weight)[1]
-    width = None if width is None else width // num_heads
-    for norm in ("attention_norm", "feed_forward_norm", "attention_post_norm", "feed_forward_post_norm"):
-        if getattr(layer, norm) is not None or "post" not in norm:
-            check_norm(f"{name}.{norm}", getattr(layer, norm), channels, "x", x)
-    for norm in ("query_norm", "key_norm"):
-        if getattr(layer, norm) is not None:
-            check_norm(f"{name}.{norm}", getattr(layer, norm), width, "a head", x)
-    kind = FeedForward if isinstance(layer.feed_forward, FeedForward) else GatedFeedForward
-    check_maps(f"{name}.feed_forward", layer.feed_forward, kind)
-    check_feed_forward(f"{name}.feed_forward", layer.feed_forward, "x", x)
-    check_back(f"{name}.", layer, channels)
-    if rotary_base is not None:
-        more = {"width": settled["rotary_width"], "divisors": settled["rotary_divisors"]}
-        check_rotation(width, base=rotary_base, interleaved=settled["interleaved"], **more)
+    if settled["rotary_base"] is not None:
+        check_rotation(known["D"], *map(settled.get, ROTARY))
     if window is not None:
         check_positive("window", window)
     if cache is not None:
-        num_kv_heads = settled["num_kv_heads"]
-        key_width, value_width = (
-            None if (channels := sizes(each.weight)[1]) is None else channels // num_kv_heads
-            for each in (layer.attention.key, layer.attention.value)
-        )
-        known = {"...": sizes(x)[:-2], "G": num_kv_heads, "D": key_width, "E": value_width}
-        check_shapes(_CACHE, {"cache.key": cache.key, "cache.value": cache.value, "x": x}, known)
-    keys = sizes(x if cache is None else cache.key)[-2]
-    if mask is not None and settled["shards"] is None:
-        check_mask(mask, (*sizes(x)[:-2], num_heads, sizes(x)[-2], keys), x)
-    _check_memory(name, layer, x, settled["memory"], memory_mask=settled["memory_mask"], heads=heads)
+        of_cache = {letter: known[letter] for letter in ("...", "G", "D", "E")}
+        check_shapes(_CACHE, {"cache.key": cache.key, "cache.value": cache.value, "x": x}, of_cache)
+    keys = x if cache is None else cache.key
+    check_pairs(x, keys, num_heads, mask=mask if settled["shards"] is None else None)
+    _check_memory(name, layer, x, settled)
 
 
-_CACHE = shapes_of("cache.key: ... G C D floating on x, cache.value: ... G C E floating on x")
-_POSITIONS = shapes_of("position_ids: optional to ... L integer on x, num_new: optional to ... integer on x")
+_CACHE = "cache.key: ... G C D floating on x, cache.value: ... G C E floating on x"
+_POSITIONS = "position_ids: optional to ... L integer on x, num_new: optional to ... integer on x"
 
 
-def _check_memory(
-    name: str, layer: DecoderLayer, x: Array, memory: Array | None, *, memory_mask: Any, heads: dict[str, Any]
-) -> None:
+def _check_memory(name: str, layer: DecoderLayer, x: Array, settled: dict[str, Any]) -> None:
     """Raise unless cross-attention and what it attends to are both there and fit, or neither is."""
-    if layer.cross_attention is None:
+    memory, mask, parameters = settled["memory"], settled["memory_mask"], layer.cross_attention
+    if parameters is None:
         if layer.cross_attention_norm is not None:
             raise ValueError(f"expected {name}.cross_attention besides {name}.cross_attention_norm; got None")
-        if memory is not None or memory_mask is not None:
+        if memory is not None or mask is not None:
             raise ValueError(f"expected no memory for {name} without cross_attention, of memory_channels=...; got some")
         return
     if memory is None:
         raise ValueError(f"expected memory for {name}.cross_attention, of memory_channels=...; got None")
-    check_projections(f"{name}.cross_attention", layer.cross_attention)
-    check_norm(f"{name}.cross_attention_norm", layer.cross_attention_norm, sizes(x)[-1], "x", x)
-    check_like("memory", memory, "x", x)
-    check_rank("memory", memory, 2, "(..., M, C)")
-    _check_memory_mask(memory_mask, memory, (*sizes(x)[:-2], heads["num_heads"], sizes(x)[-2], sizes(memory)[-2]))
-    check_multi_head(layer.cross_attention, (x, memory, memory), mask=memory_mask, **heads)
+    taken = "x: ... L C", "memory: ... M K", "K"
+    lines = projection_shapes(f"{name}.cross_attention", parameters, taken, "C")
+    lines += ", " + norm_shapes(f"{name}.cross_attention_norm", layer.cross_attention_norm, "C", "x")
+    num_heads = settled["num_heads"]
+    check_heads(lines, {"x": x, "memory": memory, name: layer}, num_heads, settled["num_kv_heads"])
+    _check_memory_mask(mask, memory, (*sizes(x)[:-2], num_heads, sizes(x)[-2], sizes(memory)[-2]))
+    check_pairs(x, memory, num_heads, mask=mask)
 
 
 def _check_memory_mask(mask: Any, memory: Array, target: tuple[int | None, ...]) -> None:

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from attention_core._arithmetic import ARITHMETICS, check_arithmetic
 from attention_core._arrays import Array, Namespace, cast_to, positions, shape, sizes, upcast
 from attention_core._backend import as_constant, can_be_read, common_namespace, with_autocast
-from attention_core._checks import (
-    check_broadcastable,
-    check_integer,
-    check_number,
-    check_parameters,
-    check_rank,
-    check_shapes,
-    shapes_of,
-    value_range,
-)
-from attention_core._functions.normalization import check_layer_norm, normalized
-from attention_core.parameters import Embeddings, LayerNorm
+from attention_core._checks import check_number, check_parameters, check_shapes, value_range
+from attention_core._functions.normalization import check_channels, norm_shapes, normalized
+from attention_core.parameters import Embeddings
 from attention_core.random import Dropout, check_dropout, seed_array, seeded
 
 
@@ -80,8 +72,6 @@ def embed_tokens(
            [22.]], dtype=array_api_strict.float64)
     """
     check_parameters("embeddings", parameters, Embeddings)
-    if parameters.norm is not None:
-        check_parameters("norm", parameters.norm, LayerNorm)
     tables = parameters.token, parameters.position, parameters.segment
     token_ids, position_ids, segment_ids = (
         as_constant(ids, parameters.token) for ids in (token_ids, position_ids, segment_ids)
@@ -89,8 +79,7 @@ def embed_tokens(
     ids = {"token_ids": token_ids, "position_ids": position_ids, "segment_ids": segment_ids}
     xp = common_namespace(xp, {**ids, "embeddings": parameters, **seed_array(dropout)})
     check_arithmetic(arithmetic, "token", parameters.token)
-    _check_embeddings(parameters, epsilon, dropout)
-    _check_ids(parameters, token_ids, position_ids, segment_ids)
+    _check_embeddings(parameters, ids, epsilon, dropout)
     dropout = seeded(dropout, token_ids, xp)
     if position_ids is None:
         position_ids = positions(shape(token_ids, xp=xp)[-1], token_ids, xp=xp)
@@ -110,42 +99,38 @@ def embed_tokens(
     return cast_to(maps.drop(x, dropout, xp=xp), dtype, xp=xp)
 
 
-_TABLES = shapes_of(
+_TABLES = (
     "token: entries C floating, position: positions C floating like token,"
     " segment: optional segments C floating like token"
 )
+_IDS = "token_ids: ... L integer, position_ids: optional to ... L integer, segment_ids: optional to ... L integer"
 
 
-def _check_embeddings(parameters: Embeddings, epsilon: float, dropout: Dropout | None) -> None:
-    check_shapes(_TABLES, parameters._asdict())
-    if parameters.norm is not None:
-        check_layer_norm("norm", parameters.norm, "token", parameters.token)
+def _check_embeddings(parameters: Embeddings, ids: dict[str, Any], epsilon: float, dropout: Dropout | None) -> None:
+    """Raise unless tables and ids fit together, each id has a row (if it can be read), and numbers are valid."""
+    norm = parameters.norm
+    lines = _TABLES if norm is None else f"{_TABLES}, {norm_shapes('norm', norm, 'C', 'token')}"
+    known = check_shapes(lines, parameters._asdict())
+    if norm is not None:
+        check_channels("token", known["C"])
         check_number("epsilon", epsilon, positive=True)
     if dropout is not None:
         check_dropout(dropout)
-
-
-def _check_ids(parameters: Embeddings, tokens: Array, position_ids: Array | None, segment_ids: Array | None) -> None:
-    check_rank("token_ids", tokens, 1, "(..., L)")
-    if segment_ids is None and parameters.segment is not None and sizes(parameters.segment)[0] == 0:
+    length, rows, segment_ids = check_shapes(_IDS, ids)["L"], known["positions"], ids["segment_ids"]
+    if segment_ids is None and known.get("segments") == 0:
         raise ValueError("expected a table of segments with at least one entry; got none")
-    length, rows = sizes(tokens)[-1], sizes(parameters.position)[0]
-    if position_ids is None and length is not None and rows is not None and length > rows:
+    if ids["position_ids"] is None and length is not None and rows is not None and length > rows:
         raise ValueError(f"expected at most {rows} tokens, the positions there are; got {length}")
     if segment_ids is not None and parameters.segment is None:
         raise ValueError("expected no segment_ids without a table of segments; got some")
-    check_id_table("token_ids", tokens, tokens, parameters.token)
-    check_id_table("position_ids", position_ids, tokens, parameters.position)
-    check_id_table("segment_ids", segment_ids, tokens, parameters.segment)
+    for (name, found), table in zip(ids.items(), parameters[:3], strict=False):
+        check_rows(name, found, table)
 
 
-def check_id_table(name: str, ids: Array | None, tokens: Array, table: Array | None) -> None:
-    """Raise unless ids are integers that broadcast to those of the tokens and, where they can be read, have rows."""
+def check_rows(name: str, ids: Array | None, table: Array | None) -> None:
+    """Raise unless integers have rows in a table, where they can be read."""
     if ids is None or table is None:
         return
-    check_rank(name, ids, 0, "(..., L)")
-    check_integer(name, ids)
-    check_broadcastable(name, ids, sizes(tokens))
     rows = sizes(table)[0]
     if rows is not None and 0 not in sizes(ids) and can_be_read(ids):
         least, most = value_range(ids)

@@ -17,17 +17,16 @@ from attention_core._checks import (
     check_number,
     check_parameters,
     once_per_signature,
-    plain_integer,
 )
 from attention_core._functions.attention import check_options, option_arrays
 from attention_core._functions.constants import with_constants
-from attention_core._functions.feed_forward import check_feed_forward, expand_and_contract
-from attention_core._functions.multi_head import attend_heads, check_multi_head, check_projections
-from attention_core._functions.normalization import check_layer_norm, normalized
+from attention_core._functions.feed_forward import expand_and_contract, feed_forward_shapes
+from attention_core._functions.multi_head import attend_heads, check_heads, check_pairs, counts_of, projection_shapes
+from attention_core._functions.normalization import check_channels, norm_shapes, normalized
 from attention_core._functions.options import NUMBERS, Options, options_but
 from attention_core._functions.shards import check_not_shared
 from attention_core.masks._tree import mask_arrays
-from attention_core.parameters import EncoderLayer, FeedForward
+from attention_core.parameters import DecoderLayer, EncoderLayer
 from attention_core.random import Dropout, fold_in, seeded
 
 NOT_OF_LAYERS = (*NUMBERS, "sinks", "return_logsumexp", "assume_finite")
@@ -116,9 +115,7 @@ def encoder_layer(
     >>> bool(xp.all(encoder_layer(layer, x, num_heads=2) == x))
     True
     """
-    num_heads, groups = plain_integer(num_heads), plain_integer(num_key_value_heads)
-    num_kv_heads = num_heads if groups is None else groups
-    settled: dict[str, Any] = {**options, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
+    settled = {**options, **counts_of(num_heads, num_key_value_heads)}
     more = {"epsilon": epsilon, "norm_first": norm_first, "activation": activation, "hook": hook}
     xp, has_constants = _check_call(x=x, parameters=parameters, **more, **settled)
     settled = (with_constants(x, settled) if has_constants else settled) | {"xp": xp}
@@ -171,50 +168,53 @@ def derived_dropouts(dropout: Dropout | None, count: int, xp: Namespace) -> list
 
 
 @once_per_signature
-def _check_call(
-    *,
-    x: Array,
-    parameters: EncoderLayer,
-    num_heads: int,
-    num_kv_heads: int,
-    epsilon: float,
-    norm_first: bool,
-    activation: str,
-    hook: Any,
-    xp: Any = None,
-    **raw: Any,
-) -> tuple[Namespace, bool]:
+def _check_call(*, x: Array, parameters: EncoderLayer, xp: Any = None, **raw: Any) -> tuple[Namespace, bool]:
     """Raise unless the arguments fit together; return their namespace, and whether some are constants."""
     turned = with_constants(x, raw)
     options = dict(turned)
     mask, bias, shards = (options.pop(name, None) for name in ("mask", "bias", "shards"))
+    of_layer = {name: options.pop(name) for name in ("num_heads", "num_kv_heads", *OF_LAYER)}
     check_parameters("layer", parameters, EncoderLayer)
-    check_projections("attention", parameters.attention)
     named = {"x": x, "layer": parameters, "bias": bias, **mask_arrays(mask), **option_arrays(**options)}
     xp = common_namespace(xp, named)
-    check_parameters("feed_forward", parameters.feed_forward, FeedForward)
-    heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "shards": shards}
-    check_multi_head(parameters.attention, (x, x, x), mask=mask, bias=bias, **heads)
+    check_branches("layer", parameters, x, of_layer)
+    check_pairs(x, x, of_layer["num_heads"], mask=mask, bias=bias, shards=shards)
     check_not_shared(shards, dropout=options.get("dropout"), return_weights=options.get("return_weights") or None)
-    check_options(x, num_heads, **options)
-    check_number("epsilon", epsilon, positive=True)
-    check_flags(norm_first=norm_first)
-    check_activation(activation)
-    if hook is not None:
-        check_function("hook", hook)
-    check_layer_norm("attention_norm", parameters.attention_norm, "x", x)
-    check_layer_norm("feed_forward_norm", parameters.feed_forward_norm, "x", x)
-    check_feed_forward("feed_forward", parameters.feed_forward, "x", x)
-    check_back("", parameters, sizes(x)[-1])
+    check_options(x, of_layer["num_heads"], **options)
+    check_of_layer(of_layer)
+    check_channels("x", sizes(x)[-1])
     return xp, turned is not raw
 
 
-def check_back(prefix: str, layer: Any, channels: int | None) -> None:
-    """Raise unless all branches of a layer lead back to the channels of the input."""
-    for name in ("attention", "cross_attention", "feed_forward"):
-        branch = getattr(layer, name, None)
-        if branch is not None:
-            last = "contract" if name == "feed_forward" else "value" if branch.output is None else "output"
-            found = sizes(getattr(branch, last).weight)[1]
-            if sizes_differ(found, channels):
-                raise ValueError(f"expected {prefix}{name}.{last} back to {channels} channels; got {found}")
+OF_LAYER = ("norm_first", "activation", "epsilon", "hook")
+
+
+def check_of_layer(settled: dict[str, Any]) -> None:
+    """Raise unless the options of a layer itself are valid."""
+    check_flags(norm_first=settled["norm_first"])
+    check_number("epsilon", settled["epsilon"], positive=True)
+    check_activation(settled["activation"])
+    if settled["hook"] is not None:
+        check_function("hook", settled["hook"])
+
+
+def check_branches(name: str, layer: EncoderLayer | DecoderLayer, x: Array, settled: dict[str, Any]) -> dict[str, Any]:
+    """Raise unless self-attention, feed-forward and norms of a layer fit its input, and lead back to its channels.
+
+    Return the size of each letter: C channels, H and G heads of width D, and of width E in values.
+    """
+    attention, weight = layer.attention, f"{name}.attention.query.weight"
+    norms = [field for field in layer._fields if field.endswith("norm") and getattr(layer, field) is not None]
+    lines = [
+        projection_shapes(f"{name}.attention", attention, ("x: floating ... L C", "C", "C"), "C"),
+        feed_forward_shapes(f"{name}.feed_forward", layer.feed_forward, "C", "C", weight),
+        *(norm_shapes(f"{name}.{each}", getattr(layer, each), HEAD_NORMS.get(each, "C"), "x") for each in norms),
+    ]
+    known = check_heads(", ".join(lines), {"x": x, name: layer}, settled["num_heads"], settled["num_kv_heads"])
+    if attention.output is None and known["E"] is not None and sizes_differ(known["H"] * known["E"], known["C"]):
+        got = known["H"] * known["E"]
+        raise ValueError(f"expected {name}.attention.value back to {known['C']} channels; got {got} of all heads")
+    return known
+
+
+HEAD_NORMS = {"query_norm": "D", "key_norm": "D"}

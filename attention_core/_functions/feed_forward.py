@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._arithmetic import ARITHMETICS, check_activation, check_input
-from attention_core._arrays import Array, Namespace, cast_to, shape_text, sizes, sizes_differ, upcast
+from attention_core._arithmetic import ARITHMETICS, check_activation, check_arithmetic
+from attention_core._arrays import Array, Namespace, cast_to, upcast
 from attention_core._backend import common_namespace, with_autocast
-from attention_core._checks import check_linear, check_parameters, once_per_signature
+from attention_core._checks import check_parameters, check_shapes, linear_shapes, once_per_signature
+from attention_core._functions.normalization import check_map
 from attention_core.parameters import FeedForward, GatedFeedForward, Linear
 from attention_core.random import Dropout, check_dropout, seed_array, seeded
 
@@ -39,10 +40,14 @@ def linear(parameters: Linear, x: Array, /, *, arithmetic: str = "fast", xp: Nam
     >>> linear(Linear(xp.asarray([[1.0], [2.0]]), xp.asarray([0.5])), xp.asarray([[3.0, 4.0]]))
     Array([[11.5]], dtype=array_api_strict.float64)
     """
-    xp = _check_linear_call(x=x, parameters=parameters, arithmetic=arithmetic, xp=xp)
+    check_parameters("linear", parameters, Linear)
+    xp = check_map(x=x, linear=parameters, line=_LINEAR, arithmetic=arithmetic, xp=xp)
     dtype = x.dtype
     (weight, bias), x = upcast((parameters, x), xp=xp)
     return cast_to(ARITHMETICS[arithmetic].affine(x, weight, bias, xp=xp), dtype, xp=xp)
+
+
+_LINEAR = linear_shapes("linear", "x: floating ... in", "out")
 
 
 @with_autocast(lowers=False)
@@ -232,26 +237,10 @@ def gate_and_contract(parameters: GatedFeedForward, x: Array, activation: str, o
     return ops.affine(inner, *contract, xp=xp)
 
 
-@once_per_signature
-def _check_linear_call(*, x: Array, parameters: Linear, arithmetic: Any, xp: Namespace | None) -> Namespace:
-    check_parameters("linear", parameters, Linear)
-    xp = common_namespace(xp, {"x": x, "linear": parameters})
-    check_input("x", x, 1, "(..., in)", arithmetic=arithmetic)
-    check_linear("linear", parameters, "x", x)
-    return xp
-
-
 def _activated(name: str, x: Array, arithmetic: str, xp: Namespace | None) -> Array:
     """An activation of an arithmetic, by its name, rounded to the dtype of the argument."""
-    xp = _check_elementwise(x=x, arithmetic=arithmetic, xp=xp)
+    xp = check_map(x=x, line="x: ... floating", arithmetic=arithmetic, xp=xp)
     return cast_to(getattr(ARITHMETICS[arithmetic], name)(upcast(x, xp=xp), xp=xp), x.dtype, xp=xp)
-
-
-@once_per_signature
-def _check_elementwise(*, x: Array, arithmetic: Any, xp: Namespace | None) -> Namespace:
-    xp = common_namespace(xp, {"x": x})
-    check_input("x", x, 0, "(...)", arithmetic=arithmetic)
-    return xp
 
 
 @once_per_signature
@@ -260,29 +249,18 @@ def _check_block(
 ) -> Namespace:
     """Raise unless the arguments of a feed-forward block fit together; return the namespace."""
     check_activation(activation)
-    check_maps("feed_forward", parameters, GatedFeedForward if is_gated else FeedForward)
+    check_parameters("feed_forward", parameters, GatedFeedForward if is_gated else FeedForward)
     xp = common_namespace(xp, {"x": x, "feed_forward": parameters, **seed_array(dropout)})
-    check_input("x", x, 1, "(..., C)", arithmetic=arithmetic)
+    check_arithmetic(arithmetic, "x", x)
     if dropout is not None:
         check_dropout(dropout)
-    check_feed_forward("feed_forward", parameters, "x", x)
+    shapes = feed_forward_shapes("feed_forward", parameters, "x: floating ... C", "out")
+    check_shapes(shapes, {"x": x, "feed_forward": parameters})
     return xp
 
 
-def check_maps(name: str, parameters: Any, kind: Any) -> None:
-    """Raise unless the parameters of a feed-forward block are of this kind, and affine maps."""
-    check_parameters(name, parameters, kind)
-    for field in kind._fields:
-        check_parameters(f"{name}.{field}", getattr(parameters, field), Linear)
-
-
-def check_feed_forward(name: str, parameters: FeedForward | GatedFeedForward, x_name: str, x: Array) -> None:
-    """Raise unless the maps of a feed-forward block fit their input and each other."""
-    gate, expand = getattr(parameters, "gate", None), parameters.expand
-    if gate is not None:
-        check_linear(f"{name}.gate", gate, x_name, x)
-    check_linear(f"{name}.expand", expand, x_name, x)
-    if gate is not None and sizes_differ(sizes(expand.weight)[1], sizes(gate.weight)[1]):
-        expected = f"(*, {sizes(gate.weight)[1]}) to match {name}.gate.weight"
-        raise ValueError(f"expected {name}.expand.weight {expected}; got {shape_text(expand.weight)}")
-    check_linear(f"{name}.contract", parameters.contract, f"{name}.expand.weight", expand.weight)
+def feed_forward_shapes(name: str, parameters: FeedForward | GatedFeedForward, x: str, out: str, like: str = "") -> str:
+    """The line of a feed-forward block, of what it takes, or of the letter of its channels, and where it leads to."""
+    gate = [linear_shapes(f"{name}.gate", x, "inner", like)] if isinstance(parameters, GatedFeedForward) else []
+    expand = linear_shapes(f"{name}.expand", x, "inner", like)
+    return ", ".join([*gate, expand, linear_shapes(f"{name}.contract", "inner", out, f"{name}.expand.weight")])

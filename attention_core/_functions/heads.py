@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from attention_core._arrays import Array, Namespace, one_program, shape, sizes
+from attention_core._arrays import Array, Namespace, one_program, shape
 from attention_core._backend import common_namespace
-from attention_core._checks import check_positive, check_rank
+from attention_core._checks import check_positive, check_shapes
 
 
 def split_heads(x: Array, num_heads: int, /, *, xp: Namespace | None = None) -> Array:
@@ -35,11 +35,8 @@ def split_heads(x: Array, num_heads: int, /, *, xp: Namespace | None = None) -> 
     (2, 3, 5, 4)
     """
     xp = common_namespace(xp, {"x": x})
-    check_rank("x", x, 2, "(..., L, H * D)")
     num_heads = check_positive("num_heads", num_heads)
-    channels = sizes(x)[-1]
-    if channels is not None and channels % num_heads:
-        raise ValueError(f"expected channels that {num_heads} heads share out evenly; got {channels} channels")
+    check_shapes("x: ... L H*D", {"x": x}, {"H": num_heads})
     return one_program(split_channels, xp)(x, num_heads=num_heads, xp=xp)
 
 
@@ -69,7 +66,7 @@ def merge_heads(x: Array, /, *, xp: Namespace | None = None) -> Array:
     (2, 5, 12)
     """
     xp = common_namespace(xp, {"x": x})
-    check_rank("x", x, 3, "(..., H, L, D)")
+    check_shapes("x: ... H L D", {"x": x})
     return one_program(merge_channels, xp)(x, xp=xp)
 
 

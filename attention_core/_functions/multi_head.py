@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Required, TypeAlias, TypedDict, Unpack, overload
 
-from attention_core._arithmetic import ARITHMETICS, check_input, fan_out
+from attention_core._arithmetic import ARITHMETICS, fan_out
 from attention_core._arrays import (
     Array,
+    Arrays,
     ArrayT,
     Namespace,
     cast_to,
@@ -17,91 +18,65 @@ from attention_core._arrays import (
     upcast,
 )
 from attention_core._attention.call import Attention
-from attention_core._attention.shards.splits import Shards
 from attention_core._backend import common_namespace, may_be_step, with_autocast
 from attention_core._checks import (
     ORDER,
     check_arity,
     check_bias,
     check_function,
-    check_like,
-    check_linear,
     check_parameters,
     check_positive,
     check_prepared,
     check_scaling,
     check_shapes,
+    linear_shapes,
     once_per_signature,
     plain_integer,
-    shapes_of,
 )
 from attention_core._functions.attention import check_options, checked_attention, option_arrays
 from attention_core._functions.constants import with_constants
 from attention_core._functions.heads import merge_channels, split_channels
-from attention_core._functions.options import Options, PlainOptions, options_but
+from attention_core._functions.options import Options, WithLogsumexp, WithoutFlags, WithWeights, options_but
 from attention_core._functions.shards import check_shared, place_of, whole_lengths
-from attention_core.masks import Mask
 from attention_core.masks._tree import check_mask, mask_arrays
-from attention_core.parameters import Linear, MultiHeadAttention
+from attention_core.parameters import MultiHeadAttention
+
+Prepare: TypeAlias = Callable[[Array, Array, Array], tuple[Array, Array, Array]]
+
+
+class _Heads(TypedDict, total=False):
+    num_heads: Required[int]
+    num_key_value_heads: int | None
+    prepare: Prepare | None
+
+
+class _Plain(_Heads, WithoutFlags): ...
+
+
+class _Weights(_Heads, WithWeights): ...
+
+
+class _LSE(_Heads, WithLogsumexp): ...
+
+
+class _Options(_Heads, Options): ...
 
 
 @overload
 def multi_head_attention(
-    parameters: MultiHeadAttention,
-    query: ArrayT,
-    key: Array | None = None,
-    value: Array | None = None,
-    /,
-    *,
-    num_heads: int,
-    num_key_value_heads: int | None = None,
-    prepare: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
-    return_weights: Literal[False] = ...,
-    return_logsumexp: Literal[False] = ...,
-    **options: Unpack[PlainOptions],
+    parameters: MultiHeadAttention, query: ArrayT, key: Array = None, value: Array = None, /, **options: Unpack[_Plain]
 ) -> ArrayT: ...
 @overload
 def multi_head_attention(
-    parameters: MultiHeadAttention,
-    query: ArrayT,
-    key: Array | None = None,
-    value: Array | None = None,
-    /,
-    *,
-    num_heads: int,
-    num_key_value_heads: int | None = None,
-    prepare: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
-    return_weights: Literal[True],
-    return_logsumexp: bool = ...,
-    **options: Unpack[PlainOptions],
+    parameters: MultiHeadAttention, query: Array, key: Array = None, value: Array = None, /, **options: Unpack[_Weights]
 ) -> Attention: ...
 @overload
 def multi_head_attention(
-    parameters: MultiHeadAttention,
-    query: ArrayT,
-    key: Array | None = None,
-    value: Array | None = None,
-    /,
-    *,
-    num_heads: int,
-    num_key_value_heads: int | None = None,
-    prepare: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
-    return_weights: bool = ...,
-    return_logsumexp: Literal[True],
-    **options: Unpack[PlainOptions],
+    parameters: MultiHeadAttention, query: Array, key: Array = None, value: Array = None, /, **options: Unpack[_LSE]
 ) -> Attention: ...
 @overload
 def multi_head_attention(
-    parameters: MultiHeadAttention,
-    query: ArrayT,
-    key: Array | None = None,
-    value: Array | None = None,
-    /,
-    *,
-    num_heads: int,
-    num_key_value_heads: int | None = None,
-    prepare: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
-    **options: Unpack[Options],
+    parameters: MultiHeadAttention, query: Array, key: Array = None, value: Array = None, /, **options: Unpack[_Options]
 ) -> Any: ...
 @may_be_step
 @with_autocast(position=1, options=options_but())
@@ -114,7 +89,7 @@ def multi_head_attention(
     *,
     num_heads: int,
     num_key_value_heads: int | None = None,
-    prepare: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
+    prepare: Prepare | None = None,
     **options: Unpack[Options],
 ) -> Any:
     r"""Compute attention in several heads, each with its own projection of the inputs.
@@ -167,9 +142,7 @@ def multi_head_attention(
     """
     key = query if key is None else key
     value = key if value is None else value
-    num_heads, groups = plain_integer(num_heads), plain_integer(num_key_value_heads)
-    num_kv_heads = num_heads if groups is None else groups
-    settled: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "prepare": prepare, **options}
+    settled = {**options, "prepare": prepare, **counts_of(num_heads, num_key_value_heads)}
     xp, has_constants = _check_call(query=query, key=key, value=value, parameters=parameters, **settled)
     settled = (with_constants(query, settled) if has_constants else settled) | {"xp": xp}
     if prepare is not None:
@@ -182,15 +155,14 @@ def multi_head_attention(
     return Attention(output, weights, result.logsumexp)
 
 
+def counts_of(num_heads: Any, num_key_value_heads: Any) -> dict[str, Any]:
+    """The numbers of query heads, and of key/value heads, by default as many; both as integers of Python."""
+    heads, groups = plain_integer(num_heads), plain_integer(num_key_value_heads)
+    return {"num_heads": heads, "num_kv_heads": heads if groups is None else groups}
+
+
 def attend_heads(
-    parameters: MultiHeadAttention,
-    inputs: tuple[Array, Array, Array],
-    *,
-    num_heads: int,
-    num_kv_heads: int,
-    prepare: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
-    xp: Namespace,
-    **options: Any,
+    parameters: MultiHeadAttention, inputs: Arrays, *, prepare: Prepare | None = None, xp: Namespace, **options: Any
 ) -> Attention:
     """Multi-head attention of arguments that were checked, in the type of the computation."""
     options |= {name: upcast(options[name], xp=xp) for name in ("bias", "sinks") if options.get(name) is not None}
@@ -198,6 +170,7 @@ def attend_heads(
     uses = zip(fan_out(inputs, ops, xp), parameters[:3], strict=True)
     query, key, value = [ops.affine(x, *projection, xp=xp) for x, projection in uses]
     split = one_program(split_channels, xp)
+    num_heads, num_kv_heads = options.pop("num_heads"), options.pop("num_kv_heads")
     counts = num_heads, num_kv_heads, num_kv_heads
     heads = [split(x, num_heads=count, xp=xp) for x, count in zip((query, key, value), counts, strict=True)]
     query, key, value = heads if prepare is None else prepare(*heads)
@@ -217,27 +190,21 @@ def _checked_heads(prepare: Callable[..., tuple[Array, Array, Array]], *heads: A
 
 @once_per_signature
 def _check_call(
-    *,
-    query: Array,
-    key: Array,
-    value: Array,
-    parameters: MultiHeadAttention,
-    num_heads: int,
-    num_kv_heads: int,
-    prepare: Any,
-    xp: Namespace | None = None,
-    **raw: Any,
+    *, query: Array, key: Array, value: Array, parameters: MultiHeadAttention, prepare: Any, xp: Any = None, **raw: Any
 ) -> tuple[Namespace, bool]:
     """Raise unless the arguments fit together; return their namespace, and whether some are constants."""
-    check_projections("attention", parameters)
+    check_parameters("attention", parameters, MultiHeadAttention)
     turned = with_constants(query, raw)
     options = dict(turned)
-    mask, bias = options.pop("mask", None), options.pop("bias", None)
+    mask, bias, shards = (options.pop(name, None) for name in ("mask", "bias", "shards"))
+    num_heads, num_kv_heads = options.pop("num_heads"), options.pop("num_kv_heads")
     check_scaling(options.get("scale"), options.get("softcap"))
-    named = {"query": query, "key": key, "value": value, "attention": parameters, "bias": bias}
-    xp = common_namespace(xp, named | mask_arrays(mask) | option_arrays(**options))
-    heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "shards": options.pop("shards", None)}
-    check_multi_head(parameters, (query, key, value), mask=mask, bias=bias, **heads)
+    inputs = {"query": query, "key": key, "value": value, "attention": parameters}
+    xp = common_namespace(xp, inputs | {"bias": bias} | mask_arrays(mask) | option_arrays(**options))
+    taken = "query: floating ... M C", "key: floating ... N K", "value: floating ... N V"
+    line = projection_shapes("attention", parameters, taken, "out")
+    check_heads(line, inputs, num_heads, num_kv_heads, functools.partial(_order_hint, inputs))
+    check_pairs(query, key, num_heads, mask=mask, bias=bias, shards=shards)
     check_options(query, num_heads, **options)
     if prepare is not None:
         check_function("prepare", prepare)
@@ -245,40 +212,26 @@ def _check_call(
     return xp, turned is not raw
 
 
-def check_projections(name: str, parameters: MultiHeadAttention) -> None:
-    """Raise unless the parameters are projections."""
-    check_parameters(name, parameters, MultiHeadAttention)
-    for field, projection in parameters._asdict().items():
-        if not (projection is None and field == "output"):
-            check_parameters(f"{name}.{field}", projection, Linear)
+def projection_shapes(name: str, parameters: MultiHeadAttention, inputs: tuple[str, str, str], out: str) -> str:
+    """The line of projections, of what they take, or of the letters of its channels alone, and where they lead to."""
+    widths = zip(("query", "key", "value", "output"), (*inputs, "H*E"), ("H*D", "G*D", "G*E", out), strict=True)
+    there = [each for each in widths if getattr(parameters, each[0]) is not None]
+    return ", ".join(linear_shapes(f"{name}.{field}", x, to, f"{name}.query.weight") for field, x, to in there)
 
 
-def check_multi_head(
-    parameters: MultiHeadAttention,
-    inputs: tuple[Array, Array, Array],
-    *,
-    num_heads: int,
-    num_kv_heads: int,
-    mask: Mask | Array | None,
-    bias: Array | None,
-    shards: Shards | None = None,
-) -> None:
-    """Raise unless inputs, projections, heads, mask and bias fit together."""
-    query, key, value = inputs
+def check_heads(
+    line: str, arrays: dict[str, Any], num_heads: int, num_kv_heads: int, hint: Callable[..., str] | None = None
+) -> dict[str, Any]:
+    """Raise unless projections fit their inputs and so many heads; return the size of each letter."""
     check_positive("num_heads", num_heads)
     check_positive("num_key_value_heads", num_kv_heads)
     if num_heads % num_kv_heads:
         raise ValueError(f"expected num_key_value_heads that divide num_heads {num_heads}; got {num_kv_heads}")
-    for name, array, layout in (("query", query, "M"), ("key", key, "N"), ("value", value, "N")):
-        check_input(name, array, 2, f"(..., {layout}, channels)")
-        check_like(name, array, "query", query)
-        check_linear(
-            f"{name} projection", getattr(parameters, name), name, array, hint=_order_hint(parameters, key, value)
-        )
-    check_shapes(
-        _SEQUENCES, {"query": query, "key": key, "value": value}, hint=lambda name, *_: ORDER if name == "value" else ""
-    )
-    _check_widths(parameters, num_heads, num_kv_heads)
+    return check_shapes(line, arrays, {"H": num_heads, "G": num_kv_heads}, hint)
+
+
+def check_pairs(query: Array, key: Array, num_heads: int, *, mask: Any, bias: Any = None, shards: Any = None) -> None:
+    """Raise unless mask and bias fit the heads of inputs (..., M, C) and (..., N, C'), or those of the whole."""
     if shards is not None:
         here, _ = place_of(shards, query)
         check_shared(query, mask, bias, whole_lengths(shards, here, query, key), num_heads)
@@ -290,32 +243,11 @@ def check_multi_head(
         check_bias(bias, query, target)
 
 
-_OUTPUT = shapes_of(
-    "output projection.weight: inner out like value projection.weight,"
-    " output projection.bias: optional out like output projection.weight"
-)
-_SEQUENCES = shapes_of("query: ... M D, key: ... N K like query, value: ... N V like key")
-
-
-def _order_hint(parameters: MultiHeadAttention, key: Array, value: Array) -> str:
+def _order_hint(inputs: dict[str, Any], name: str, array: Array, known: dict[str, Any]) -> str:
     """The order of arguments, where key and value have the channels of each other, as in the order of Keras."""
+    if name == "value" and sizes(array)[-1] == known["V"]:
+        return ORDER
+    parameters, key, value = (inputs[each] for each in ("attention", "key", "value"))
     widths = [sizes(each.weight)[:1] for each in (parameters.key, parameters.value)]
-    return ORDER if widths[0] != widths[1] and [sizes(value)[-1:], sizes(key)[-1:]] == widths else ""
-
-
-def _check_widths(parameters: MultiHeadAttention, num_heads: int, num_kv_heads: int) -> None:
-    widths = []
-    for name, heads in (("query", num_heads), ("key", num_kv_heads), ("value", num_kv_heads)):
-        channels = sizes(getattr(parameters, name).weight)[1]
-        if channels is not None and channels % heads:
-            raise ValueError(
-                f"expected {name} projection to channels that {heads} heads share out evenly; got {channels}"
-            )
-        widths.append(None if channels is None else channels // heads)
-    if widths[0] != widths[1] and None not in widths[:2]:
-        raise ValueError(f"expected key heads of width {widths[0]} to match query heads; got {widths[1]}")
-    if parameters.output is not None and widths[2] is not None:
-        weight, bias = parameters.output
-        arrays = {"output projection.weight": weight, "output projection.bias": bias}
-        arrays["value projection.weight"] = parameters.value.weight
-        check_shapes(_OUTPUT, arrays, {"inner": num_heads * widths[2]})
+    is_swapped = widths[0] != widths[1] and [sizes(value)[-1:], sizes(key)[-1:]] == widths
+    return ORDER if is_swapped and name in ("key", "value") else ""

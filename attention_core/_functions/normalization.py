@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from attention_core._arithmetic import ARITHMETICS, check_input
-from attention_core._arrays import Array, Namespace, cast_to, shape_text, sizes, upcast
+from attention_core._arithmetic import ARITHMETICS, check_arithmetic
+from attention_core._arrays import Array, Namespace, cast_to, upcast
 from attention_core._backend import common_namespace, with_autocast
-from attention_core._checks import (
-    check_channels,
-    check_like,
-    check_number,
-    check_parameters,
-    check_vector,
-    once_per_signature,
-)
+from attention_core._checks import check_number, check_parameters, check_shapes, once_per_signature
 from attention_core.parameters import LayerNorm
 
 
@@ -54,23 +47,20 @@ def layer_norm(
     >>> layer_norm(norm, xp.asarray([[1.0, 3.0]]), epsilon=3.0)
     Array([[-0.5,  0.5]], dtype=array_api_strict.float64)
     """
-    xp = _check_layer_norm_call(x=x, parameters=parameters, epsilon=epsilon, arithmetic=arithmetic, xp=xp)
-    dtype = x.dtype
-    (scale, offset), x = upcast((parameters, x), xp=xp)
-    return cast_to(ARITHMETICS[arithmetic].normalize(x, scale, offset, float(epsilon), xp=xp), dtype, xp=xp)
+    check_parameters("layer_norm", parameters, LayerNorm)
+    options = {"line": _LAYER_NORM, "epsilon": epsilon, "arithmetic": arithmetic, "xp": xp}
+    xp = check_map(x=x, layer_norm=parameters, **options)
+    return _normalized_once(x, parameters, epsilon, arithmetic, xp)
 
 
-def check_layer_norm(name: str, parameters: LayerNorm, x_name: str, x: Array) -> None:
-    """Raise unless a `LayerNorm` fits the channels, dtype and device of its input."""
-    check_parameters(name, parameters, LayerNorm)
-    check_norm(name, parameters, _checked_channels(x_name, x), x_name, x)
+_RMS_NORM = "scale: C, x: floating ... C like scale"
+_LAYER_NORM = "layer_norm.scale: C, x: floating ... C like layer_norm.scale, layer_norm.offset: C like layer_norm.scale"
 
 
-def check_norm(name: str, norm: LayerNorm | Array, channels: int | None, x_name: str, x: Array) -> None:
-    """Raise unless a `LayerNorm`, or the scale of `rms_norm`, fits channels, and the dtype and device of an array."""
-    fields = norm._asdict() if isinstance(norm, LayerNorm) else {"": norm}
-    for field, vector in fields.items():
-        check_vector(f"{name}.{field}" if field else name, vector, channels, x_name, model=x)
+def norm_shapes(name: str, norm: LayerNorm | Array, letter: str, like: str) -> str:
+    """The line of a `LayerNorm`, or of the scale of `rms_norm`, for so many channels."""
+    names = [f"{name}.{field}" for field in norm._fields] if isinstance(norm, LayerNorm) else [name]
+    return ", ".join(f"{each}: {letter} like {like}" for each in names)
 
 
 def normalized(x: Array, norm: LayerNorm | Array, *, epsilon: float, ops: Any, xp: Namespace) -> Array:
@@ -80,41 +70,27 @@ def normalized(x: Array, norm: LayerNorm | Array, *, epsilon: float, ops: Any, x
     return ops.normalize_rms(x, norm, float(epsilon), xp=xp)
 
 
-@once_per_signature
-def _check_layer_norm_call(
-    *, x: Array, parameters: LayerNorm, epsilon: Any, arithmetic: Any, xp: Namespace | None
-) -> Namespace:
-    check_parameters("layer_norm", parameters, LayerNorm)
-    xp = common_namespace(xp, {"x": x, "layer_norm": parameters})
-    check_input("x", x, 1, "(..., C)", arithmetic=arithmetic)
-    check_number("epsilon", epsilon, positive=True)
-    _check_taken("x", x, "layer_norm.scale", parameters.scale)
-    check_layer_norm("layer_norm", parameters, "x", x)
-    return xp
+def _normalized_once(x: Array, norm: LayerNorm | Array, epsilon: float, arithmetic: str, xp: Namespace) -> Array:
+    x, dtype, ops = upcast(x, xp=xp), x.dtype, ARITHMETICS[arithmetic]
+    return cast_to(normalized(x, upcast(norm, xp=xp), epsilon=epsilon, ops=ops, xp=xp), dtype, xp=xp)
 
 
 @once_per_signature
-def _check_rms_norm(*, x: Array, scale: Array, epsilon: Any, arithmetic: Any, xp: Namespace | None) -> Namespace:
-    xp = common_namespace(xp, {"x": x, "scale": scale})
-    check_input("x", x, 1, "(..., C)", arithmetic=arithmetic)
-    check_number("epsilon", epsilon, positive=True)
-    _check_taken("x", x, "scale", scale)
-    check_vector("scale", scale, _checked_channels("x", x), "x", model=x)
+def check_map(*, x: Array, line: str, arithmetic: Any, xp: Any, epsilon: Any = None, **parameters: Any) -> Namespace:
+    """Raise unless parameters, and an input that an arithmetic supports, have the shapes of a line."""
+    xp = common_namespace(xp, {"x": x, **parameters})
+    check_arithmetic(arithmetic, "x", x)
+    known = check_shapes(line, {"x": x, **parameters})
+    if epsilon is not None:
+        check_number("epsilon", epsilon, positive=True)
+        check_channels("x", known["C"])
     return xp
 
 
-def _checked_channels(name: str, x: Array) -> int | None:
-    """The number of channels, of which there has to be one."""
-    if sizes(x)[-1] == 0:
-        raise ValueError(f"expected {name} with at least one channel; got {shape_text(x)}")
-    return sizes(x)[-1]
-
-
-def _check_taken(name: str, x: Array, scale_name: str, scale: Array) -> None:
-    """Raise unless an input has the dtype, the device and the channels of a scale, which is a vector."""
-    if len(getattr(scale, "shape", ())) == 1 and sizes(x)[-1] != 0:
-        check_like(name, x, scale_name, scale)
-        check_channels(name, x, scale_name, scale)
+def check_channels(name: str, channels: int | None) -> None:
+    """Raise unless there is a channel to normalize."""
+    if channels == 0:
+        raise ValueError(f"expected {name} with at least one channel; got none")
 
 
 @with_autocast(position=1, lowers=False)
@@ -154,7 +130,5 @@ def rms_norm(
     >>> rms_norm(xp.ones(2), xp.asarray([[1.0, 7.0]]), epsilon=1e-9)
     Array([[0.2, 1.4]], dtype=array_api_strict.float64)
     """
-    xp = _check_rms_norm(x=x, scale=scale, epsilon=epsilon, arithmetic=arithmetic, xp=xp)
-    dtype = x.dtype
-    scale, x = upcast((scale, x), xp=xp)
-    return cast_to(ARITHMETICS[arithmetic].normalize_rms(x, scale, float(epsilon), xp=xp), dtype, xp=xp)
+    xp = check_map(x=x, scale=scale, line=_RMS_NORM, epsilon=epsilon, arithmetic=arithmetic, xp=xp)
+    return _normalized_once(x, scale, epsilon, arithmetic, xp)

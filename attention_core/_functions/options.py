@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import Any, Literal, Required, TypedDict, TypeVar
 
 from attention_core._arrays import Array, Namespace
 from attention_core._attention.shards.splits import Shards
+from attention_core._keywords import with_options
 from attention_core.masks import Mask
 from attention_core.random import Dropout
+
+Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 class OfOutput(TypedDict, total=False):
@@ -55,6 +58,27 @@ class OfComputation(TypedDict, total=False):
 
 class PlainOptions(OfOutput, OfComputation):
     """The options under which the result has one type."""
+
+
+class WithoutFlags(PlainOptions, total=False):
+    """The options under which the result is the output alone."""
+
+    return_weights: Literal[False]
+    return_logsumexp: Literal[False]
+
+
+class WithWeights(PlainOptions, total=False):
+    """The options under which the result is `Attention`, with weights."""
+
+    return_weights: Required[Literal[True]]
+    return_logsumexp: bool
+
+
+class WithLogsumexp(PlainOptions, total=False):
+    """The options under which the result is `Attention`, with the logsumexp."""
+
+    return_weights: bool
+    return_logsumexp: Required[Literal[True]]
 
 
 class Options(OfOutput, OfResult, OfComputation):
@@ -115,3 +139,8 @@ def options_but(*names: str, kind: Any = Options, defaults: dict[str, Any] = DEF
         for name, default in defaults.items()
         if name not in names
     ]
+
+
+def takes(*names: str, kind: Any = Options, defaults: dict[str, Any] = DEFAULTS) -> Callable[[Call], Call]:
+    """Let a call of a layer show these options, which it takes as ``**options``."""
+    return with_options([each for each in options_but(kind=kind, defaults=defaults) if each.name in names])

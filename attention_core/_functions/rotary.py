@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attention_core._arithmetic import ARITHMETICS, check_arithmetic
+from attention_core._arithmetic.angles import Rotation
 from attention_core._arrays import Array, Namespace, cast_to, type_text, upcast
 from attention_core._backend import as_constant, common_namespace, with_autocast
 from attention_core._checks import (
@@ -16,7 +17,6 @@ from attention_core._checks import (
     number_text,
     once_per_signature,
     only_array,
-    shapes_of,
 )
 from attention_core.parameters import DecoderLayer
 
@@ -92,37 +92,30 @@ def rotary_embedding(
     positions = as_constant(positions, x)
     options: dict[str, Any] = {"base": base, "interleaved": interleaved, "width": width, "divisors": divisors}
     xp, width = _check_call(x=x, positions=positions, arithmetic=arithmetic, xp=xp, **options)
-    options |= {"width": width, "base": float(base)}
     places = xp.reshape(positions, (1,)) if not len(positions.shape) else positions
     places = xp.expand_dims(xp.expand_dims(xp.astype(places, xp.int32), axis=-2), axis=-1)
     heads = upcast(x, xp=xp)
-    rotate = ARITHMETICS[arithmetic].rotation(places, heads, xp=xp, **options)
+    plan = Rotation(float(base), width, interleaved, divisors)
+    rotate = ARITHMETICS[arithmetic].rotation(plan, places, heads, xp=xp)
     return cast_to(rotate(heads), x.dtype, xp=xp)
 
 
 def rotations_of(
-    layers: tuple[DecoderLayer, ...],
-    like: Array,
-    positions: Array,
-    num_heads: int,
-    *,
-    rotary_base: float | None,
-    rotary_width: int | None,
-    rotary_divisors: tuple[float, ...] | None,
-    interleaved: bool,
-    ops: Any,
-    xp: Namespace,
+    layers: tuple[DecoderLayer, ...], like: Array, positions: Array, settled: dict[str, Any], xp: Namespace
 ) -> dict[int, Callable[[Array], Array]]:
     """What rotates heads by positions (..., L), for each width of the layers' heads: layers share cosines and sines."""
-    if rotary_base is None:
+    base, first, divisors, interleaved = map(settled.pop, ROTARY)
+    if base is None:
         return {}
-    widths = {layer.attention.query.weight.shape[1] // num_heads for layer in layers}
+    widths = {layer.attention.query.weight.shape[1] // settled["num_heads"] for layer in layers}
     places = xp.expand_dims(xp.expand_dims(positions, axis=-2), axis=-1)
-    options = {"base": float(rotary_base), "divisors": rotary_divisors, "interleaved": interleaved, "xp": xp}
-    return {width: ops.rotation(places, like, width=rotary_width or width, **options) for width in widths}
+    plans = {width: Rotation(float(base), first or width, interleaved, divisors) for width in widths}
+    ops = ARITHMETICS[settled["arithmetic"]]
+    return {width: ops.rotation(plan, places, like, xp=xp) for width, plan in plans.items()}
 
 
-_ROTATED = shapes_of("x: ... H L D floating, positions: to ... L integer on x")
+ROTARY = ("rotary_base", "rotary_width", "rotary_divisors", "interleaved")
+_ROTATED = "x: ... H L D floating, positions: to ... L integer on x"
 
 
 @once_per_signature
@@ -134,7 +127,7 @@ def _check_call(*, x: Array, positions: Array, arithmetic: Any, xp: Any, **optio
     return xp, check_rotation(known["D"], **options)
 
 
-def check_rotation(channels: int | None, *, base: Any, interleaved: Any, width: Any, divisors: Any) -> int:
+def check_rotation(channels: int | None, base: Any, width: Any, divisors: Any, interleaved: Any) -> int:
     """Raise unless heads of so many channels can be rotated by these options; return how many channels are."""
     if channels is None:
         raise ValueError("expected vectors of a known width, to rotate them; got some of an unknown one")

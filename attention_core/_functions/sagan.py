@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from attention_core._arithmetic import ARITHMETICS, check_input
-from attention_core._arrays import Array, Namespace, cast_to, shape, shape_text, sizes, sizes_differ, upcast
+from attention_core._arithmetic import ARITHMETICS, check_arithmetic
+from attention_core._arrays import Array, Namespace, cast_to, shape, shape_text, sizes, upcast
 from attention_core._attention.call import Attention
 from attention_core._backend import common_namespace, with_autocast
 from attention_core._checks import (
     check_choice,
-    check_device,
     check_flags,
-    check_floating,
-    check_like,
-    check_linear,
     check_number,
     check_parameters,
     check_positive,
-    check_rank,
-    check_vector,
+    check_shapes,
+    linear_shapes,
 )
 from attention_core._functions.attention import scaled_dot_product_attention
 from attention_core._functions.heads import move_axis
-from attention_core.parameters import Linear, SaganAttention
+from attention_core.parameters import SaganAttention
 
 MAX_ITERATIONS = 1000  # far beyond convergence: each is part of a traced program
 
@@ -87,9 +83,6 @@ def sagan_attention(
     Array([1.5, 1.5, 1.5, 1.5], dtype=array_api_strict.float64)
     """
     check_parameters("parameters", parameters, SaganAttention)
-    for name, convolution in zip(("theta", "phi", "g", "output"), parameters[:4], strict=True):
-        if not (convolution is None and name == "output"):
-            check_parameters(name, convolution, Linear)
     xp = common_namespace(xp, {"x": x, "parameters": parameters})
     check_flags(pool=pool, return_weights=return_weights)
     _check_sagan(parameters, x, pool=pool, data_format=data_format, arithmetic=arithmetic)
@@ -170,10 +163,8 @@ def spectral_norm(
            [0. , 0.5]], dtype=array_api_strict.float64)
     """
     xp = common_namespace(xp, {"weight": weight, "u": u})
-    check_input("weight", weight, 2, "(..., out)", arithmetic=arithmetic)
-    check_vector("u", u, sizes(weight)[-1], "weight", model=u)
-    check_floating("u", u)
-    check_device("u", u, "weight", weight)
+    check_arithmetic(arithmetic, "weight", weight)
+    check_shapes("weight: floating ... in out, u: floating out on weight", {"weight": weight, "u": u})
     if 0 in sizes(weight):
         raise ValueError(f"expected weight with at least one element; got {shape_text(weight)}")
     iterations = check_positive("iterations", iterations, most=MAX_ITERATIONS)
@@ -219,46 +210,29 @@ def _flatten_places(maps: Array, xp: Namespace) -> Array:
 
 def check_data_format(data_format: Any) -> None:
     """Raise unless this is a data format."""
-    check_choice("data_format", data_format, ("channels_last", "channels_first"))
+    check_choice("data_format", data_format, _LAYOUTS)
 
 
 def _check_sagan(parameters: SaganAttention, x: Array, *, pool: bool, data_format: str, arithmetic: Any) -> None:
     check_data_format(data_format)
-    last = data_format == "channels_last"
-    check_input("x", x, 3, "(..., height, width, C)" if last else "(..., C, height, width)", arithmetic=arithmetic)
-    dims = sizes(x)
-    channels, places = (dims[-1], dims[-3:-1]) if last else (dims[-3], dims[-2:])
-    _check_channels(parameters, x, data_format)
-    for name in ("theta", "phi", "g"):
-        check_linear(name, getattr(parameters, name), f"x ({data_format})", x, axis=-1 if last else -3)
-    _check_convolution_output(parameters, channels)
-    check_rank("sigma", parameters.sigma, 0, "(1,)")
-    check_like("sigma", parameters.sigma, "x", x)
-    if sizes(parameters.sigma) not in ((), (1,), (None,)):
-        raise ValueError(f"expected sigma (1,); got {shape_text(parameters.sigma)}")
-    if pool and any(size == 1 for size in places):
+    check_arithmetic(arithmetic, "x", x)
+    layout, other, axis = _LAYOUTS[data_format]
+
+    def hint(name: str, array: Array, known: dict[str, Any]) -> str:
+        has_them = name == "x" and sizes(array)[axis] == known["C"]
+        return f": it has them with data_format={other!r}" if has_them else ""
+
+    ends = {"theta": "D", "phi": "D", "g": "C" if parameters.output is None else "E"}
+    lines = [linear_shapes(name, "C", end, "theta.weight") for name, end in ends.items()]
+    lines.insert(1, f"x: floating ... {layout} like theta.weight")
+    lines += [] if parameters.output is None else [linear_shapes("output", "E", "C", "theta.weight")]
+    lines.append(f"sigma: {'one' if len(getattr(parameters.sigma, 'shape', ())) else ''} like theta.weight")
+    known = check_shapes(", ".join(lines), {"x": x, **parameters._asdict()}, {"one": 1}, hint)
+    if pool and 1 in (known["height"], known["width"]):
         raise ValueError(f"expected two rows and columns of x ({data_format}), or pool=False; got {shape_text(x)}")
 
 
-def _check_channels(parameters: SaganAttention, x: Array, data_format: str) -> None:
-    """Raise unless a feature map has the channels that all kernels take; the other format may have them."""
-    weights = [getattr(getattr(parameters, name), "weight", None) for name in ("theta", "phi", "g")]
-    widths = {sizes(weight)[0] for weight in weights if weight is not None and len(weight.shape) == 2}
-    axis, other, other_format = (
-        (-1, -3, "channels_first") if data_format == "channels_last" else (-3, -1, "channels_last")
-    )
-    if len(widths) == 1 and sizes_differ(width := widths.pop(), sizes(x)[axis]):
-        hint = f": it has them with data_format={other_format!r}" if sizes(x)[other] == width else ""
-        raise ValueError(f"expected x ({data_format}) with {width} channels at axis {axis}; got {shape_text(x)}{hint}")
-
-
-def _check_convolution_output(parameters: SaganAttention, channels: int | None) -> None:
-    if sizes(parameters.theta.weight)[1] != sizes(parameters.phi.weight)[1]:
-        theta, phi = shape_text(parameters.theta.weight), shape_text(parameters.phi.weight)
-        raise ValueError(f"expected phi.weight to as many channels as theta.weight {theta}; got {phi}")
-    last = parameters.g if parameters.output is None else parameters.output
-    if parameters.output is not None:
-        check_linear("output", parameters.output, "g.weight", parameters.g.weight)
-    if channels is not None and sizes(last.weight)[1] != channels:
-        name = "g" if parameters.output is None else "output"
-        raise ValueError(f"expected {name}.weight back to {channels} channels; got {shape_text(last.weight)}")
+_LAYOUTS = {  # of a data format; the other one, and where that has channels
+    "channels_last": ("height width C", "channels_first", -3),
+    "channels_first": ("C height width", "channels_last", -1),
+}

@@ -29,7 +29,6 @@ from attention_core._checks import (
     check_shapes,
     number_text,
     plain_integer,
-    shapes_of,
 )
 from attention_core._functions.attention import make_call
 from attention_core._functions.options import Options, options_but
@@ -367,7 +366,7 @@ def _known(array: Array) -> tuple[int, ...]:
     return dims  # type: ignore[return-value]
 
 
-_LOGSUMEXP = shapes_of("query: ... H M D, logsumexp: ... H M floating")
+_LOGSUMEXP = "query: ... H M D, logsumexp: ... H M floating"
 
 
 def _check_logsumexp(logsumexp: Array, call: Call) -> None:

@@ -18,9 +18,10 @@ from typing import Any
 
 from attention_core._backend import announced
 from attention_core._keywords import publish
+from attention_core._trees import named_arrays, tree_from_names
 from attention_core.layers._attention import DotProductAttention, MultiHeadAttention
 from attention_core.layers._decoder import DecoderLayer, GatedFeedForward, RMSNorm
-from attention_core.layers._layer import Initial, Layer, check_fit, named_arrays, tree_from_names
+from attention_core.layers._layer import Initial, Layer, check_fit
 from attention_core.layers._sagan import SaganAttention, SpectralVectors
 from attention_core.layers._transformer import Embeddings, EncoderLayer, FeedForward
 
@@ -75,18 +76,9 @@ def layer_from_settings(settings: Mapping[str, Any], /) -> Layer:
 
 
 KINDS: dict[Any, type[Layer]] = {
-    kind.__name__: kind
-    for kind in (
-        DotProductAttention,
-        MultiHeadAttention,
-        FeedForward,
-        EncoderLayer,
-        Embeddings,
-        SaganAttention,
-        RMSNorm,
-        GatedFeedForward,
-        DecoderLayer,
-    )
+    name: kind
+    for name, kind in vars().items()
+    if isinstance(kind, type) and issubclass(kind, Layer) and kind is not Layer
 }
 """The classes of layers by name."""
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Unpack
 
 from attention_core import parameters as trees
 from attention_core._arrays import Array, Namespace, on_device_of, upcast
 from attention_core._attention.call import Attention
-from attention_core._attention.shards.splits import Shards
 from attention_core._backend import common_namespace
 from attention_core._checks import check_boolean, check_rank
 from attention_core._functions.attention import scaled_dot_product_attention
-from attention_core._functions.multi_head import multi_head_attention
+from attention_core._functions.multi_head import Prepare, multi_head_attention
+from attention_core._functions.options import Options, takes
 from attention_core.layers._layer import Layer, all_masks, linear_spec
 from attention_core.masks import Mask
 
@@ -54,6 +54,7 @@ class DotProductAttention(Layer):
         """None."""
         return ()
 
+    @takes("mask", "bias", "return_weights", "return_logsumexp", "xp")
     def __call__(
         self,
         parameters: Any,
@@ -62,14 +63,10 @@ class DotProductAttention(Layer):
         value: Array | None = None,
         /,
         *,
-        mask: Mask | Array | None = None,
         query_mask: Array | None = None,
         key_mask: Array | None = None,
-        bias: Array | None = None,
         seed: Any = None,
-        return_weights: bool = False,
-        return_logsumexp: bool = False,
-        xp: Namespace | None = None,
+        **options: Unpack[Options],
     ) -> Any:
         """Compute attention.
 
@@ -102,19 +99,15 @@ class DotProductAttention(Layer):
         query, key, value = _query_key_value(query, key, value)
         for name, array in (("query", query), ("key", key), ("value", value)):
             check_rank(name, array, 2, "(..., length, channels)")
+        mask, xp = options.get("mask"), options.get("xp")
         xp = common_namespace(xp, {"query": query, "key": key, "value": value})
         if mask is not None and not isinstance(mask, Mask):
             check_boolean("mask", mask)
-        mask, bias = (_with_heads(array, xp) for array in (mask, bias))
-        result = scaled_dot_product_attention(
-            *(xp.expand_dims(array, axis=-3) for array in (query, key, value)),
-            mask=all_masks(mask, xp, query_mask=(query_mask, query), key_mask=(key_mask, key)),
-            bias=bias,
-            return_weights=return_weights,
-            return_logsumexp=return_logsumexp,
-            xp=xp,
-            **self._options(seed, *_SETTINGS),
-        )
+        padding = {"query_mask": (query_mask, query), "key_mask": (key_mask, key)}
+        options |= {"mask": all_masks(_with_heads(mask, xp), xp, **padding), "xp": xp}
+        options |= {"bias": _with_heads(options.get("bias"), xp)}
+        heads = (xp.expand_dims(array, axis=-3) for array in (query, key, value))
+        result = scaled_dot_product_attention(*heads, **options, **self._options(seed, *_SETTINGS))
         if not isinstance(result, Attention):
             return xp.squeeze(result, axis=-3)
         weights = None if result.weights is None else xp.squeeze(result.weights, axis=-3)
@@ -217,6 +210,7 @@ class MultiHeadAttention(Layer):
         query, key, value, output = (linear_spec(*dims, bias) for dims, bias in zip(widths, biases, strict=True))
         return trees.MultiHeadAttention(query, key, value, output if self.output else None)
 
+    @takes("mask", "bias", "score_mod", "return_weights", "return_logsumexp", "shards", "xp")
     def __call__(
         self,
         parameters: trees.MultiHeadAttention,
@@ -225,17 +219,11 @@ class MultiHeadAttention(Layer):
         value: Array | None = None,
         /,
         *,
-        mask: Mask | Array | None = None,
         query_mask: Array | None = None,
         key_mask: Array | None = None,
-        bias: Array | None = None,
-        score_mod: Callable[..., Array] | None = None,
-        prepare: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
+        prepare: Prepare | None = None,
         seed: Any = None,
-        return_weights: bool = False,
-        return_logsumexp: bool = False,
-        shards: Shards | None = None,
-        xp: Namespace | None = None,
+        **options: Unpack[Options],
     ) -> Any:
         """Compute attention.
 
@@ -257,28 +245,14 @@ class MultiHeadAttention(Layer):
             Or `Attention` if a return flag is set.
         """
         query, key, value = _query_key_value(query, key, value)
-        sinks = None
+        xp, shards = options.get("xp"), options.get("shards")
         if self.zero_attention:
             xp = common_namespace(xp, {"query": query})
-            sinks = xp.zeros((self.num_heads,), dtype=upcast(query, xp=xp).dtype, **on_device_of(query))
-        return multi_head_attention(
-            parameters,
-            query,
-            key,
-            value,
-            num_heads=self.num_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            mask=all_masks(mask, xp, query_mask=(query_mask, query, shards), key_mask=(key_mask, key, shards)),
-            bias=bias,
-            score_mod=score_mod,
-            sinks=sinks,
-            prepare=prepare,
-            return_weights=return_weights,
-            return_logsumexp=return_logsumexp,
-            shards=shards,
-            xp=xp,
-            **self._options(seed, *_SETTINGS),
-        )
+            options["sinks"] = xp.zeros((self.num_heads,), dtype=upcast(query, xp=xp).dtype, **on_device_of(query))
+        padding = {"query_mask": (query_mask, query, shards), "key_mask": (key_mask, key, shards)}
+        options["mask"] = all_masks(options.get("mask"), xp, **padding)
+        settings = self._options(seed, "num_heads", "num_key_value_heads", *_SETTINGS)
+        return multi_head_attention(parameters, query, key, value, prepare=prepare, **options, **settings)
 
 
 _SETTINGS = tuple(each.name for each in fields(DotProductAttention) if each.name != "dropout")

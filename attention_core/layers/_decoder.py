@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Unpack
 
 from attention_core import parameters as trees
-from attention_core._arrays import Array, DType, Namespace
-from attention_core._attention.shards.splits import Shards
+from attention_core._arrays import Array, Namespace
 from attention_core._checks import check_choice, check_positive
 from attention_core._functions.cache import KeyValueCache, empty_cache
 from attention_core._functions.decoder_layer import decoder_layer
 from attention_core._functions.feed_forward import gated_feed_forward
 from attention_core._functions.normalization import rms_norm
-from attention_core._functions.options import DECODER_DEFAULTS
-from attention_core._functions.rotary import check_rotation
+from attention_core._functions.options import DECODER_DEFAULTS, DecoderOptions, takes
+from attention_core._functions.rotary import ROTARY, check_rotation
 from attention_core.layers._attention import MultiHeadAttention
-from attention_core.layers._layer import Initial, Layer, all_masks, linear_spec, norm_spec
+from attention_core.layers._layer import Initial, Layer, all_masks, norm_spec
 from attention_core.layers._transformer import FeedForward
-from attention_core.masks import Mask
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class RMSNorm(Layer):
 
 
 @dataclass(frozen=True)
-class GatedFeedForward(Layer):
+class GatedFeedForward(FeedForward):
     """Gated feed-forward block, at every position: SwiGLU or GeGLU.
 
     Parameters
@@ -63,22 +60,16 @@ class GatedFeedForward(Layer):
         Of the gate.
     """
 
-    channels: int
-    inner: int
-    output_channels: int | None = None
     bias: bool = False
-    dropout: float = 0.0
-    arithmetic: str = "fast"
     activation: str = "silu"
 
     @property
-    def parameters(self) -> trees.GatedFeedForward:
+    def parameters(self) -> trees.GatedFeedForward:  # type: ignore[override]
         """Specs of the three linear maps."""
-        output = self.channels if self.output_channels is None else self.output_channels
-        gate, expand = (linear_spec(self.channels, self.inner, self.bias) for _ in range(2))
-        return trees.GatedFeedForward(gate, expand, linear_spec(self.inner, output, self.bias))
+        maps = super().parameters
+        return trees.GatedFeedForward(maps.expand, *maps)
 
-    def __call__(
+    def __call__(  # type: ignore[override]
         self, parameters: trees.GatedFeedForward, x: Array, /, *, seed: Any = None, xp: Namespace | None = None
     ) -> Array:
         """Apply to every position: (..., channels) -> (..., channels of the output).
@@ -119,6 +110,9 @@ class _DecoderSettings(Layer):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("norm", self.norm, ("rms", "layer"))
+
+
+INPUTS = ("cache", "num_new", "position_ids", "mask", "memory", "memory_mask", "donate", "hook", "shards", "xp")
 
 
 @dataclass(frozen=True)
@@ -178,13 +172,8 @@ class DecoderLayer(_DecoderSettings):
         if self.window is not None:
             check_positive("window", self.window)
         if self.rotary_base is not None:
-            check_rotation(
-                self.attention.parameters.query.weight.dims[1] // self.num_heads,
-                base=self.rotary_base,
-                interleaved=self.interleaved,
-                width=self.rotary_width,
-                divisors=self.rotary_divisors,
-            )
+            width = self.attention.parameters.query.weight.dims[1] // self.num_heads
+            check_rotation(width, *(getattr(self, name) for name in ROTARY))
 
     @property
     def attention(self) -> MultiHeadAttention:
@@ -221,41 +210,22 @@ class DecoderLayer(_DecoderSettings):
             cross_attention_norm=None if cross is None else norm,
         )
 
-    def empty_cache(
-        self,
-        leading: tuple[Any, ...],
-        capacity: int,
-        /,
-        *,
-        ragged: bool = False,
-        dtype: DType | None = None,
-        device: Any = None,
-        xp: Namespace,
-    ) -> KeyValueCache:
-        """Make an empty cache of the layer, as `attention_core.cache.empty_cache` does."""
-        attention = self.attention
-        heads, width = attention.groups, attention.parameters.query.weight.dims[1] // attention.num_heads
-        return empty_cache(leading, heads, capacity, width, ragged=ragged, dtype=dtype, device=device, xp=xp)
+    def empty_cache(self, leading: tuple[Any, ...], capacity: int, /, **options: Any) -> KeyValueCache:
+        """Make an empty cache of the layer; options are those of `attention_core.cache.empty_cache`."""
+        heads, width = self.attention.groups, self.attention.parameters.query.weight.dims[1] // self.num_heads
+        return empty_cache(leading, heads, capacity, width, **options)
 
+    @takes(*INPUTS, kind=DecoderOptions, defaults=DECODER_DEFAULTS)
     def __call__(
         self,
         parameters: trees.DecoderLayer,
         x: Array,
         /,
         *,
-        cache: KeyValueCache | None = None,
-        num_new: Array | None = None,
-        position_ids: Array | None = None,
-        mask: Mask | Array | None = None,
         key_mask: Array | None = None,
-        memory: Array | None = None,
-        memory_mask: Mask | Array | None = None,
         memory_key_mask: Array | None = None,
-        donate: bool = False,
         seed: Any = None,
-        hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
-        shards: Shards | None = None,
-        xp: Namespace | None = None,
+        **options: Unpack[DecoderOptions],
     ) -> Any:
         """Apply to sequences: (..., L, C) -> (..., L, C), and the cache if there is one.
 
@@ -274,22 +244,12 @@ class DecoderLayer(_DecoderSettings):
         -------
         Array, shape (..., L, C), or a pair of it and the cache
         """
-        return decoder_layer(
-            parameters,
-            x,
-            cache=cache,
-            num_new=num_new,
-            position_ids=position_ids,
-            mask=all_masks(mask, xp, key_mask=(key_mask, x, shards, cache)),
-            memory=memory,
-            memory_mask=all_masks(memory_mask, xp, memory_key_mask=(memory_key_mask, memory)),
-            donate=donate,
-            hook=hook,
-            shards=shards,
-            window=self.window,
-            xp=xp,
-            **self._options(seed, *_OPTIONS),
-        )
+        xp, memory = options.get("xp"), options.get("memory")
+        of_keys = key_mask, x, options.get("shards"), options.get("cache")
+        options["mask"] = all_masks(options.get("mask"), xp, key_mask=of_keys)
+        of_memory = memory_key_mask, memory
+        options["memory_mask"] = all_masks(options.get("memory_mask"), xp, memory_key_mask=of_memory)
+        return decoder_layer(parameters, x, **options, **self._options(seed, "window", *_OPTIONS))
 
 
 _SETTINGS = tuple(each.name for each in fields(DecoderLayer))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Real
 from typing import Any, ClassVar, TypeVar
@@ -28,6 +28,7 @@ from attention_core._checks import (
 from attention_core._functions.rotary import check_divisors
 from attention_core._functions.sagan import check_data_format
 from attention_core._keywords import Names, keyword_error, our_word
+from attention_core._trees import named_arrays, named_branches, tree_from_names
 from attention_core.masks import Mask
 from attention_core.masks._mask import as_mask
 from attention_core.random import Dropout, check_dropout_rate, fold_in
@@ -265,42 +266,6 @@ def norm_spec(channels: int, kind: str = "layer") -> Any:
     return scale if kind == "rms" else trees.LayerNorm(scale, Initial((channels,), "zeros"))
 
 
-def named_arrays(tree: Any, prefix: str = "", /) -> dict[str, Any]:
-    """Map the leaves of a tree of named tuples by name, in order, without ``None``.
-
-    Examples
-    --------
-    >>> from attention_core.layers import FeedForward
-    >>> list(named_arrays(FeedForward(4, 16).parameters))
-    ['expand.weight', 'expand.bias', 'contract.weight', 'contract.bias']
-    """
-    if not isinstance(tree, tuple):
-        return {} if tree is None else {prefix: tree}
-    names = getattr(tree, "_fields", range(len(tree)))
-    branches = (
-        named_arrays(branch, f"{prefix}.{name}" if prefix else name) for name, branch in zip(names, tree, strict=True)
-    )
-    return {name: leaf for branch in branches for name, leaf in branch.items()}
-
-
-def tree_from_names(like: Any, arrays: Mapping[str, Any], prefix: str = "", /) -> Any:
-    """Build a tree of the structure of another from named arrays: the inverse of `named_arrays`.
-
-    Raises
-    ------
-    KeyError
-        When an array is missing.
-    """
-    if isinstance(like, tuple):
-        names = getattr(like, "_fields", range(len(like)))
-        branches = [
-            tree_from_names(branch, arrays, f"{prefix}.{name}" if prefix else name)
-            for name, branch in zip(names, like, strict=True)
-        ]
-        return type(like)(*branches) if hasattr(like, "_fields") else tuple(branches)
-    return None if like is None else arrays[prefix]
-
-
 def check_fit(definition: Layer, parameters: Any, state: Any = (), /) -> None:
     """Raise unless parameters and state have the structure and shapes of a layer.
 
@@ -336,8 +301,8 @@ def _check_tree(name: str, like: Any, tree: Any) -> None:
             raise TypeError(f"expected {name} as {type(like).__name__}; got {type(tree).__name__}")
         if len(tree) != len(like):
             raise ValueError(f"expected {name} as a tuple of {len(like)}; got {len(tree)}")
-        for field, branch, other in zip(getattr(like, "_fields", range(len(like))), like, tree, strict=True):
-            _check_tree(f"{name}.{field}", branch, other)
+        for (path, branch), other in zip(named_branches(like, name), tree, strict=True):
+            _check_tree(path, branch, other)
         return
     if like is None:
         if tree is not None:

@@ -132,15 +132,8 @@ class SaganAttention(Layer):
         """
         if self.spectral_norm:
             parameters = self._normalized(parameters, state, xp)[0]
-        return sagan_attention(
-            parameters,
-            x,
-            pool=self.pool,
-            data_format=self.data_format,
-            return_weights=return_weights,
-            arithmetic=self.arithmetic,
-            xp=xp,
-        )
+        settings: dict[str, Any] = {name: getattr(self, name) for name in ("pool", "data_format", "arithmetic")}
+        return sagan_attention(parameters, x, return_weights=return_weights, xp=xp, **settings)
 
     def updated_state(self, parameters: trees.SaganAttention, state: Any, /, *, xp: Namespace | None = None) -> Any:
         """Compute the vectors after the step of power iteration that a call with these parameters takes."""

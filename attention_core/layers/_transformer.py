@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from attention_core import parameters as trees
 from attention_core._arrays import Array, Namespace
-from attention_core._attention.shards.splits import Shards
 from attention_core._functions.embeddings import embed_tokens
 from attention_core._functions.encoder import encoder_layer
 from attention_core._functions.feed_forward import feed_forward
+from attention_core._functions.options import Options, takes
 from attention_core.layers._attention import MultiHeadAttention
 from attention_core.layers._layer import Initial, Layer, all_masks, linear_spec, norm_spec
-from attention_core.masks import Mask
 
 
 @dataclass(frozen=True)
@@ -103,16 +102,7 @@ class EncoderLayer(Layer):
 
     @property
     def _attention(self) -> MultiHeadAttention:
-        return MultiHeadAttention(
-            self.channels,
-            self.num_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            bias=self.bias,
-            is_causal=self.is_causal,
-            dropout=self.dropout,
-            implementation=self.implementation,
-            arithmetic=self.arithmetic,
-        )
+        return MultiHeadAttention(self.channels, self.num_heads, self.num_key_value_heads, bias=self.bias)
 
     @property
     def parameters(self) -> trees.EncoderLayer:
@@ -121,21 +111,17 @@ class EncoderLayer(Layer):
         feed = FeedForward(self.channels, self.inner, bias=self.bias)
         return trees.EncoderLayer(self._attention.parameters, norm, feed.parameters, norm)
 
+    @takes("mask", "bias", "score_mod", "return_weights", "shards", "xp")
     def __call__(
         self,
         parameters: trees.EncoderLayer,
         x: Array,
         /,
         *,
-        mask: Mask | Array | None = None,
         key_mask: Array | None = None,
-        bias: Array | None = None,
-        score_mod: Callable[..., Array] | None = None,
         seed: Any = None,
         hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
-        return_weights: bool = False,
-        shards: Shards | None = None,
-        xp: Namespace | None = None,
+        **options: Unpack[Options],
     ) -> Any:
         """Apply to sequences: (..., L, C) -> (..., L, C).
 
@@ -153,18 +139,9 @@ class EncoderLayer(Layer):
         Array, shape (..., L, C)
             Or, with ``return_weights``, output and weights.
         """
-        return encoder_layer(
-            parameters,
-            x,
-            mask=all_masks(mask, xp, key_mask=(key_mask, x, shards)),
-            bias=bias,
-            score_mod=score_mod,
-            hook=hook,
-            return_weights=return_weights,
-            shards=shards,
-            xp=xp,
-            **self._options(seed, *_OPTIONS),
-        )
+        of_keys = key_mask, x, options.get("shards")
+        options["mask"] = all_masks(options.get("mask"), options.get("xp"), key_mask=of_keys)
+        return encoder_layer(parameters, x, hook=hook, **options, **self._options(seed, *_OPTIONS))
 
 
 _OPTIONS = (
@@ -223,11 +200,6 @@ class Embeddings(Layer):
 
         Ids are those of `attention_core.functions.embed_tokens`; without a seed nothing is dropped.
         """
-        return embed_tokens(
-            parameters,
-            token_ids,
-            position_ids=position_ids,
-            segment_ids=segment_ids,
-            xp=xp,
-            **self._options(seed, "epsilon", "arithmetic"),
-        )
+        options = self._options(seed, "epsilon", "arithmetic")
+        options |= {"position_ids": position_ids, "segment_ids": segment_ids}
+        return embed_tokens(parameters, token_ids, xp=xp, **options)

@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Self
 
 from attention_core._arrays import on_device_of
 from attention_core._backend import announced, common_namespace
-from attention_core.layers._layer import Layer, check_fit, named_arrays
+from attention_core._trees import named_arrays
+from attention_core.layers._layer import Layer, check_fit
 
 __all__ = ["Adapted", "FixedSettings", "call_of", "constructor", "described", "settings_signature"]
 

@@ -7,6 +7,7 @@ tells whether the block is masked entirely, not at all, or in part.
 
 from attention_core._backend import register
 from attention_core._keywords import publish
+from attention_core._trees import Leaf, flatten, unflatten
 from attention_core.masks._band import Band
 from attention_core.masks._converters import (
     mask_from_additive,
@@ -26,7 +27,6 @@ from attention_core.masks._rules import (
     SlidingWindow,
     is_top_left_causal,
 )
-from attention_core.masks._tree import Leaf, flatten, unflatten
 
 __all__ = [
     "And",
@@ -55,14 +55,8 @@ __all__ = [
     "unflatten",
 ]
 
-_OF_USERS = (
-    "Causal",
-    "KeyLengths",
-    "Mask",
-    "MaskFunction",
-    "Segments",
-    "SlidingWindow",
-)  # others are made by operators
+# Others are made by operators.
+_OF_USERS = ("Causal", "KeyLengths", "Mask", "MaskFunction", "Segments", "SlidingWindow")
 publish(vars(), [_name for _name in __all__ if _name in _OF_USERS or _name.startswith("mask_from")])
 for _name in __all__:
     _thing = vars()[_name]

@@ -11,11 +11,9 @@ from attention_core._checks import (
     check_integer,
     check_number,
     check_positive,
-    check_rank,
     check_shapes,
     number_text,
     only_array,
-    shapes_of,
 )
 from attention_core.masks._rules import KeyLengths
 
@@ -115,12 +113,8 @@ def mask_from_padding(mask: Array, /, *, xp: Namespace | None = None) -> Array:
     (2, 1, 1, 5)
     """
     xp = common_namespace(xp, {"mask": mask})
-    check_rank("mask", mask, 1, "(..., N)")
-    check_boolean("mask", mask)
+    check_shapes("mask: ... N boolean", {"mask": mask})
     return xp.expand_dims(xp.expand_dims(mask, axis=-2), axis=-2)
-
-
-_MASKS = shapes_of("query_mask: ... M boolean, key_mask: ... N boolean like query_mask")
 
 
 def mask_from_query_key(query_mask: Array, key_mask: Array, /, *, xp: Namespace | None = None) -> Array:
@@ -133,6 +127,7 @@ def mask_from_query_key(query_mask: Array, key_mask: Array, /, *, xp: Namespace 
     (2, 1, 3, 5)
     """
     xp = common_namespace(xp, {"query_mask": query_mask, "key_mask": key_mask})
-    check_shapes(_MASKS, {"query_mask": query_mask, "key_mask": key_mask})
+    masks = {"query_mask": query_mask, "key_mask": key_mask}
+    check_shapes("query_mask: ... M boolean, key_mask: ... N boolean like query_mask", masks)
     both = xp.logical_and(xp.expand_dims(query_mask, axis=-1), xp.expand_dims(key_mask, axis=-2))
     return xp.expand_dims(both, axis=-3)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from attention_core._arrays import Array, Namespace, on_device_of, shape, sizes, take_rows
+from attention_core._arrays import OURS, Array, Namespace, on_device_of, shape, sizes, take_rows
 from attention_core._backend import as_constant, common_namespace, own_namespace, without_warnings
 from attention_core._checks import (
     HEADS_FIRST,
@@ -107,7 +107,7 @@ class Mask(ABC):
         for name in ("bounds", "blocks"):  # what they say is of the rule that this class, or a mixin, replaces
             if _depth(cls, "allowed") < _depth(cls, name):
                 setattr(cls, name, getattr(Mask, name))
-        if "allowed" in vars(cls) and not cls.__module__.startswith("attention_core."):
+        if "allowed" in vars(cls) and not cls.__module__.startswith(OURS):
             cls.allowed = checked(cls.allowed, f"the result of {cls.__name__}.allowed")  # type: ignore[method-assign]
 
     @abstractmethod

@@ -2,8 +2,9 @@
 
 A new rule is a class here, by the description of `Mask`, and an import and a name in `attention_core.masks`, which
 registers it. Kernels take it by its bounds, where these are exact. A band that says more than the rule allows is not.
-PyTorch's kernel takes others as an array where that is small; `attention_torch.flex_functions` has to know them. In the
-kit, `problem.py`, `oracle/positions.py`, `drawn.py`, `ranks.py` and `sharded.py` know rules by their names.
+PyTorch's kernel takes others as an array where that is small; `attention_torch.kernels.flex_functions` has to know
+them. In the kit, `problem.py`, `oracle/positions.py`, `drawn.py`, `ranks.py` and `sharded.py` know rules by their
+names.
 """
 
 from __future__ import annotations
@@ -29,10 +30,8 @@ from attention_core._checks import (
     check_arity,
     check_broadcastable,
     check_function,
-    check_integer,
-    check_like,
     check_offset,
-    check_rank,
+    check_shapes,
     number_text,
     plain_integer,
     result_of,
@@ -182,11 +181,8 @@ class Segments(Mask):
     axes: ClassVar[dict[str, int]] = {"query_ids": 1, "key_ids": 1}
 
     def __post_init__(self) -> None:
-        for name, ids in (("query_ids", self.query_ids), ("key_ids", self.key_ids)):
-            check_rank(name, ids, 1, "(..., length)")
-            check_integer(name, ids)
-        check_like("key_ids", self.key_ids, "query_ids", self.query_ids)
-        first, second = (sizes(ids)[:-1] for ids in (self.query_ids, self.key_ids))
+        ids = {"query_ids": self.query_ids, "key_ids": self.key_ids}
+        first, second = (check_shapes(f"{name}: ... length integer like query_ids", ids)["..."] for name in ids)
         if any(1 not in pair and sizes_differ(*pair) for pair in zip(reversed(first), reversed(second), strict=False)):
             expected, got = shape_text(self.query_ids), shape_text(self.key_ids)
             raise ValueError(f"expected key_ids of the batch of query_ids {expected}; got {got}")

@@ -1,90 +1,19 @@
-"""Masks as pytrees: a static tree definition, and the arrays at its leaves."""
+"""Checks of the arrays of masks, and what is known of their classes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from attention_core._arrays import Array, shape_text, sizes
+from attention_core._arrays import OURS, Array, shape_text, sizes
 from attention_core._checks import check_device
-from attention_core._keywords import untraced
+from attention_core._trees import classes, flatten, leaves
 from attention_core.masks._mask import Mask, Sizes, as_mask
 from attention_core.masks._rules import MaskFunction
 
 
-class Leaf(NamedTuple):
-    """An array of a tree: its index among the arrays, and how many axes it has after the leading ones.
-
-    An array within a tuple is passed on whole: its ``axes`` are -1.
-    """
-
-    place: int
-    axes: int
-
-
-def flatten(rule: Any, arrays: list[Array], axes: int = 0, /) -> Any:
-    """Append the arrays of a rule, or of another dataclass, to a list, and return the tree definition.
-
-    The definition is nested tuples ``(class, *fields)`` with a `Leaf` for each array. It compares by value.
-    """
-    if rule is None or isinstance(rule, int) or type(rule) is float:  # of a symbol of torch.compile nothing is asked
-        return rule
-    if hasattr(rule, "dtype"):
-        arrays.append(rule)
-        return Leaf(len(arrays) - 1, axes)
-    if isinstance(rule, tuple):
-        return tuple, *(flatten(item, arrays, -1) for item in rule)
-    if is_dataclass(rule):
-        axes_of: dict[str, int] = rule.axes if isinstance(rule, Mask) else {}
-        names = [field.name for field in fields(rule)]
-        return type(rule), *(flatten(getattr(rule, name), arrays, axes_of.get(name, 0)) for name in names)
-    return rule
-
-
-def unflatten(treedef: Any, arrays: Any, /) -> Any:
-    """Build the rule of a tree definition, with these arrays as its leaves."""
-    if isinstance(treedef, Leaf):
-        return arrays[treedef.place]
-    if not isinstance(treedef, tuple):
-        return treedef
-    kind, *branches = treedef
-    values = [unflatten(branch, arrays) for branch in branches]
-    return tuple(values) if kind is tuple else _unchecked(kind, values)
-
-
-@untraced
-def _field_names(kind: type[Any]) -> tuple[str, ...]:
-    return tuple([field.name for field in fields(kind)])
-
-
-def _unchecked(kind: type[Any], values: list[Any]) -> Any:
-    """A frozen dataclass with these fields, without ``__post_init__``: traced arrays cannot be checked again."""
-    rule = object.__new__(kind)
-    for name, value in zip(_field_names(kind), values, strict=True):
-        object.__setattr__(rule, name, value)
-    return rule
-
-
-def leaves(treedef: Any, /) -> list[Leaf]:
-    """The leaves of a tree definition, in order."""
-    if isinstance(treedef, Leaf):
-        return [treedef]
-    return [leaf for branch in treedef[1:] for leaf in leaves(branch)] if isinstance(treedef, tuple) else []
-
-
-def classes(treedef: Any, /) -> Iterator[type]:
-    """The classes of a tree definition, in order."""
-    if isinstance(treedef, type) and treedef is not tuple:
-        yield treedef
-    elif isinstance(treedef, tuple):
-        for branch in treedef:
-            yield from classes(branch)
-
-
 def is_of_users(kind: type, /) -> bool:
     """Whether a class of masks is none of ours, so that nothing is known of what it looks at."""
-    return not kind.__module__.startswith("attention_core.")
+    return not kind.__module__.startswith(OURS)
 
 
 def may_count(treedef: Any, /) -> bool:

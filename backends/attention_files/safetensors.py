@@ -486,7 +486,7 @@ def _tree(path: Path, structure: Any, arrays: dict[str, NDArray[Any]]) -> Any:
                 fields = ", ".join(made._fields)
                 raise FileError(f"expected {kind}({fields}) in {path}; got {', '.join(branches) or 'no fields'}")
             return made(*(_tree(path, branch, arrays) for branch in branches.values()))
-        hint = ", a language model, which attention_models reads: it is not installed" if kind == "Decoder" else ""
+        hint = ", a language model: pip install attention-toolkit" if kind == "Decoder" else ""
         raise FileError(f"expected a tree out of list, tuple, dict, {', '.join(KINDS)} in {path}; got {kind}{hint}")
     raise FileError(f"expected a tree in the metadata of {path}; got {str(structure)[:60]}")
 

@@ -33,7 +33,7 @@ class DotProduct(Kernel):
 
     name = "jax.nn.dot_product_attention, implementation='cudnn'"
 
-    takes = Takes(("float16", "bfloat16"), options=("bias",), masks=("causal", "window", "lengths"))
+    takes = Takes(("float16", "bfloat16"), options=("bias",), masks=("causal", "window", "lengths"), one_width=True)
 
     def judge(self, call: Call) -> Verdict:
         """Say why the kernel would not give the answer, from shapes and dtypes alone."""
@@ -43,10 +43,10 @@ class DotProduct(Kernel):
         """Why the kernel does not give the answer to a call that it takes."""
         if not all(isinstance(start, int) and start == 0 for start in call.starts):
             return "counts positions from 0 (line 3)"
-        query, key, value = (shape(x, xp=call.xp) for x in (call.query, call.key, call.value))
-        are_known = all(isinstance(size, int) for size in (*query, *key, *value))
-        if not are_known or query[-1] != value[-1] or query[-1] not in range(8, 129, 8) or 0 in (query[-2], key[-2]):
-            return "takes keys and values of one width, a multiple of 8 up to 128, and known lengths"
+        query, key = (shape(x, xp=call.xp) for x in call[:2])
+        are_known = all(isinstance(size, int) for size in (*query, *key))
+        if not are_known or query[-1] not in range(8, 129, 8) or 0 in (query[-2], key[-2]):
+            return "takes a width that is a multiple of 8 up to 128, and known lengths"
         band = bounds_of(call.mask)
         if band.ends[0] is not None and band.has_stop:
             return "is not known to count windows and lengths (line 3)"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from attention_core.backend import Array, explain_class
+from attention_core.backend import Array, explain_class, map_leaves
 from attention_files.optional import Missing, optional
 
 if TYPE_CHECKING:
@@ -33,16 +33,6 @@ def is_array(leaf: Any, /) -> bool:
     """Whether a leaf is to be treated as an array: it is not ``None``, a Python number or a string."""
     # A NumPy scalar is an array of no axes to NumPy's own functions, although float64 derives from Python's float.
     return isinstance(leaf, SCALARS) or not isinstance(leaf, bool | int | float | complex | str | None)
-
-
-def map_leaves(function: Callable[[Any], Any], tree: Any, /) -> Any:
-    """Apply a function to every leaf, whatever it is, and keep the structure."""
-    if isinstance(tree, dict):
-        return {key: map_leaves(function, branch) for key, branch in tree.items()}
-    if isinstance(tree, list | tuple):
-        branches = [map_leaves(function, branch) for branch in tree]
-        return type(tree)(*branches) if hasattr(tree, "_fields") else type(tree)(branches)
-    return function(tree)
 
 
 def map_arrays(function: Callable[[Any], Any], tree: Any, /) -> Any:

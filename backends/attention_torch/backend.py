@@ -41,9 +41,9 @@ from attention_numpy.trees import (
 )
 from attention_torch import operators
 from attention_torch.collectives import TorchCollectives
-from attention_torch.flex import RECOMPILE_OPTIONS, FlexAttention
-from attention_torch.guards import check_local, has_modes
 from attention_torch.kernels import ScaledDotProduct
+from attention_torch.kernels.flex import RECOMPILE_OPTIONS, FlexAttention
+from attention_torch.modes import check_local, has_modes
 from attention_torch.program_guards import GUARD_OPTIONS
 
 __all__ = ["TorchBackend", "backend"]

@@ -22,7 +22,7 @@ from torch.autograd import forward_ad
 from torch.library import Library, register_fake
 
 from attention_core.backend import DIFFERENTIATED_ONCE, Operation, get_backend, registered, registered_name
-from attention_torch.guards import TYPES, has_modes
+from attention_torch.modes import TYPES, has_modes
 
 STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)  # of older versions
 BELOW_AUTOGRAD = torch._C._after_autograd_keyset

@@ -17,7 +17,7 @@ import torch
 
 from attention_core.backend import CONTEXTS, STEPS, assumes_finite, read_as
 from attention_numpy.trees import ARRAYS
-from attention_torch import guards
+from attention_torch import modes
 
 _structures: dict[str, Any] = {}
 
@@ -38,7 +38,7 @@ def _as_step(name: str, read: Any) -> Callable[..., Any]:
         others: list[Any] = []
         structure = _taken_apart((arguments, options), leaves, others)
         for leaf in leaves:
-            if isinstance(leaf, torch.Tensor) and leaf.device.type not in guards.HOSTS:
+            if isinstance(leaf, torch.Tensor) and leaf.device.type not in modes.HOSTS:
                 others.append(leaf)
         if others or CONTEXTS.recorders or _must_be_read():
             return read(*arguments, **options)

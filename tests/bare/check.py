@@ -5,6 +5,7 @@ Run by ``nox -s tests`` in an environment that holds the named library and what 
 
 import importlib
 import importlib.util
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -56,6 +57,11 @@ def main():
     if backend.differentiates:
         value, gradients = backend.value_and_grad(lambda x: xp.sum(ac.scaled_dot_product_attention(x, x, x)))(query)
         assert gradients[0].shape == query.shape
+    if not is_there("attention_cli"):
+        command = [sys.executable, "-m", "attention_core", "backends"]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        told = "attention-core: the command needs attention-toolkit: pip install attention-toolkit\n"
+        assert (ended.returncode, ended.stderr) == (2, told)
     path = Path(tempfile.mkdtemp()) / "layer.safetensors"
     if LIBRARY in LAYERS:
         adapter = importlib.import_module(LAYERS[LIBRARY])

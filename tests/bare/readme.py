@@ -15,7 +15,7 @@ PAGE = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 
 def main(count):
-    parts = PAGE.split('$ pip install ".')[1 : count + 1]
+    parts = PAGE.split("$ pip install ")[1 : count + 1]
     names, printed, expected = {"__name__": "__main__"}, io.StringIO(), ""
     for language, text in re.findall(r"^```(\w+)\n(.*?)^```$", "".join(parts), re.DOTALL | re.MULTILINE):
         if language == "python":

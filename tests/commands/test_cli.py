@@ -218,15 +218,16 @@ def test_without_the_libraries_of_the_command_it_says_what_to_install(monkeypatc
     monkeypatch.setitem(sys.modules, "attention_cli.app", None)
     with pytest.raises(ModuleNotFoundError):
         program.run()  # that is not one of them
-    for name in ("jinja2", "typer"):
+    for name, extra in (("jinja2", "check"), ("typer", "view")):
 
         def app(name=name):
             raise ModuleNotFoundError(name=name)
 
         monkeypatch.setitem(sys.modules, "attention_cli.app", types.SimpleNamespace(app=app))
+        monkeypatch.setattr(sys, "argv", ["attention-core", extra])
         with pytest.raises(SystemExit) as caught:
             program.run()
-        told = f"attention-core: the command needs {name}: pip install 'attention-core[cli]'\n"
+        told = f"attention-core: the command needs {name}: pip install 'attention-toolkit[{extra}]'\n"
         assert (caught.value.code, capsys.readouterr().err) == (2, told)
 
 

@@ -155,7 +155,7 @@ def test_what_cannot_be_hashed_is_told_in_one_line(call, layer, tmp_path, monkey
         (missing,): "expected inputs query, key, value; got no value among key, query",
         (layer[0],): "expected inputs query; got no query in any file",
         (*layer, call[0]): f"expected every input in one file; got query in {call[0]} again",
-        (layer[0], call[0]): "expected value with 6 channels at axis -1, those of value projection.weight (6, 6)",
+        (layer[0], call[0]): "expected key (3, 4, N, 6) to match query (3, 4, 40, 6)",
         (layer[0], *layer): "expected at most one layer; got 2",
         (*layer, "--causal"): "expected the options of a layer in its file; got is_causal",
         (tree,): f"expected a layer, with parameters and state, in {tree}; got another tree",

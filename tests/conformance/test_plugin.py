@@ -31,12 +31,11 @@ LAYOUT = ("--attention-layout", "BHSD", "--attention-dtype", "float32")
 
 
 @pytest.fixture
-def run(pytester, request):
-    """Run pytest on arguments, with the plugin if no entry point has loaded it."""
+def run(pytester):
+    """Run pytest on arguments, with the plugin that an entry point has loaded."""
     pytester.makeini("[pytest]")  # or the folder of temporary files may lie in a project with settings of its own
     pytester.makepyfile(kernel=KERNEL)
-    plugin = () if request.config.pluginmanager.hasplugin("attention") else ("-p", "attention_conformance.plugin")
-    return lambda *arguments: pytester.runpytest_inprocess(*plugin, "-p", "no:cacheprovider", *arguments)
+    return lambda *arguments: pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
 
 
 def chosen(*cases):

@@ -105,7 +105,7 @@ def prepare(way, backend, monkeypatch):
     if way == "by samples":
         monkeypatch.setattr(parts, "MIN_SAVED", 1)
         if backend.name == "torch":
-            monkeypatch.setattr("attention_torch.guards.MIN_ELEMENTS", 1)
+            monkeypatch.setattr("attention_torch.kernels.parts.MIN_ELEMENTS", 1)
 
 
 def gradients(backend, way, arrays, options, compiled=quickly):

@@ -119,11 +119,11 @@ def test_plans_are_shared_by_threads(square, put, get):
 
 
 @pytest.mark.needs(lambda backend: backend.name in ("numpy", "torch"))
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"implementation": "dense"}, {"mask": [198, 150]}])
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"implementation": "dense"}, {"mask": [198, 150] * 5}])
 def test_no_array_is_kept(options, rng, put):
     """Nor are offsets of a mask."""
-    columns = 300 if "mask" in options else 4
-    query, *others = put([rng.standard_normal((2, 1, rows, 5)) for rows in (4, columns, columns)])
+    batch, columns = (10, 300) if "mask" in options else (2, 4)
+    query, *others = put([rng.standard_normal((batch, 1, rows, 5)) for rows in (4, columns, columns)])
     offsets = put(np.asarray(options.get("mask", [])))
     options = options | ({"mask": ac.Causal(offset=offsets)} if "mask" in options else {})
     arrays = query, *others, offsets, attention(query, *others, **options)

@@ -27,6 +27,7 @@ from tracing_helpers import (
 
 import attention_core as ac
 from attention_core._arithmetic import ARITHMETICS
+from attention_core._arithmetic.angles import Rotation
 from attention_core._backend import _find, _steps
 from attention_core.backend import get_backend
 from attention_models import Decoder, generate
@@ -486,10 +487,10 @@ def test_layers_of_a_language_model_share_the_programs_that_are_compiled(torch, 
 def test_a_program_computes_the_angles_of_all_layers_once(torch):
     """Inductor computes an array of few operations anew for each use of it, unless it is a part of another."""
     code_of = importlib.import_module("torch._inductor.utils").run_and_get_code
-    options = {"base": 1e4, "width": 8, "interleaved": False, "xp": get_backend("torch").namespace}
+    plan, xp = Rotation(1e4, 8, interleaved=False), get_backend("torch").namespace
 
     def rotated(query, key, positions):
-        rotate = ARITHMETICS["fast"].rotation(positions, query, **options)
+        rotate = ARITHMETICS["fast"].rotation(plan, positions, query, xp=xp)
         return rotate(query) @ rotate(key).mT
 
     query, key = (torch.linspace(-1, 1, heads * 32).reshape(heads, 4, 8) for heads in (2, 1))

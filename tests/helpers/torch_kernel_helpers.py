@@ -46,7 +46,7 @@ def compiled(torch, function, backend="aot_eager"):
 def accelerator():
     """A context in which a CPU counts as an accelerator: the host may not read its values without waiting."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("attention_torch.guards.HOSTS", set())
+        patch.setattr("attention_torch.modes.HOSTS", set())
         for module in ("_attention.blocks.visits", "_backend._find"):
             patch.setattr(f"attention_core.{module}.is_on_host", lambda array: False)
         yield

@@ -462,7 +462,7 @@ def test_it_is_said_whose_attention_is_computed_here(adapter):
 @pytest.mark.parametrize(
     ("package", "message"),
     [
-        (None, r'^expected transformers >= 5\.5; got none: pip install "attention-core\[hf\]" installs it$'),
+        (None, r'^expected transformers >= 5\.5; got none: pip install "attention-toolkit\[hf\]" installs it$'),
         (SimpleNamespace(__version__="4.57.6"), r"^expected transformers >= 5\.5; got 4\.57\.6$"),
     ],
 )

@@ -11,7 +11,7 @@ import signal
 import sys
 from types import FrameType
 
-NEEDED = ("numpy", "ml_dtypes", "typer", "rich", "safetensors", "tokenizers", "jinja2", "packaging")
+NEEDED = ("numpy", "ml_dtypes", "typer", "rich", "safetensors", "jinja2", "packaging")
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def run() -> None:
-    """Run the command; say in a line which libraries of the extra ``cli`` it lacks, or that a disk is full."""
+    """Run the command; say in a line which libraries of its extra it lacks, or that a disk is full."""
     for name, setting in SETTINGS.items():
         os.environ.setdefault(name, setting)
     for stream in (sys.stdout, sys.stderr):
@@ -61,7 +61,9 @@ def run() -> None:
     except ModuleNotFoundError as error:
         if error.name not in NEEDED:
             raise
-        print(f"attention-core: the command needs {error.name}: pip install 'attention-core[cli]'", file=sys.stderr)
+        extra = next((word for word in sys.argv[1:2] if word in ("bench", "view")), "check")
+        told = f"the command needs {error.name}: pip install 'attention-toolkit[{extra}]'"
+        print(f"attention-core: {told}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
         if error.errno not in FULL:

@@ -17,33 +17,28 @@ from attention_core._arrays import (
     index_dtype,
     on_device_of,
     shape,
-    shape_text,
     sizes,
-    sizes_differ,
     upcast,
 )
 from attention_core._backend import as_constant, can_be_read, with_autocast
 from attention_core._checks import (
-    check_broadcastable,
-    check_device,
-    check_floating,
     check_integer,
-    check_like,
     check_number,
     check_parameters,
     check_positive,
     check_rank,
-    check_vector,
+    check_shapes,
     device_of,
+    linear_shapes,
     once_per_signature,
     only_array,
     value_range,
 )
 from attention_core._functions.cache import KeyValueCache, check_cache, empty_cache
 from attention_core._functions.decoder_layer import all_options, apply_layer, check_inputs, check_layer, taken_positions
-from attention_core._functions.embeddings import check_id_table
+from attention_core._functions.embeddings import check_rows
 from attention_core._functions.encoder import derived_dropouts, hooked
-from attention_core._functions.normalization import check_norm, normalized
+from attention_core._functions.normalization import norm_shapes, normalized
 from attention_core._functions.options import DECODER_DEFAULTS, DecoderOptions, options_but
 from attention_core._functions.rotary import rotations_of
 from attention_core.parameters import DecoderLayer, Linear
@@ -183,7 +178,7 @@ def decoder(
     more = {"embedding_scale": embedding_scale, "logit_softcap": logit_softcap, "select": select}
     xp = _check_call(token_ids=token_ids, decoder=parameters, **settled, **more)
     _check_values(token_ids, select, parameters)
-    cache, rotary, located = taken_positions(token_ids, settled, axis=-1, xp=xp)
+    cache, located = taken_positions(token_ids, settled, axis=-1, xp=xp)
     window, memory, hook, dropout = (settled.pop(name) for name in ("window", "memory", "hook", "dropout"))
     arithmetic, epsilon = settled["arithmetic"], settled["epsilon"]
     windows = window if isinstance(window, tuple) else (window,) * len(parameters.layers)
@@ -194,7 +189,7 @@ def decoder(
     x = ops.lookup(table, token_ids, shape(token_ids, xp=xp), xp=xp)
     x = x if embedding_scale is None else ops.scale_by(x, float(embedding_scale), xp=xp)
     x = ops.drop(x, in_embedding, xp=xp)
-    rotations = rotations_of(parameters.layers, x, located.positions, num_heads, ops=ops, xp=xp, **rotary)
+    rotations = rotations_of(parameters.layers, x, located.positions, settled, xp)
     memories = (None,) * len(windows) if memory is None else ops.copies(upcast(memory, xp=xp), len(windows), xp=xp)
     filled = []
     for index, layer in enumerate(parameters.layers):
@@ -275,7 +270,7 @@ def _selected(x: Array, select: Array, ops: Any, xp: Namespace) -> Array:
 
 def _check_values(token_ids: Array, select: Array | None, parameters: Decoder) -> None:
     """Raise if values that can be read do not fit."""
-    check_id_table("token_ids", token_ids, token_ids, parameters.token)
+    check_rows("token_ids", token_ids, parameters.token)
     length = sizes(token_ids)[-1]
     if select is not None and length is not None and 0 not in sizes(select) and can_be_read(select):
         least, most = value_range(select)
@@ -309,9 +304,8 @@ def _check_call(
                 raise TypeError(f"expected {name} as a Python number; got {type(number).__name__}")
     if select is not None:
         check_rank("select", select, 1, "(..., K)")
-        check_integer("select", select)
-        check_broadcastable("select", select, (*sizes(token_ids)[:-1], sizes(select)[-1]))
-        check_device("select", select, "token_ids", token_ids)
+        known = {"...": sizes(token_ids)[:-1], "K": sizes(select)[-1]}
+        check_shapes("select: to ... K integer on token_ids", {"select": select, "token_ids": token_ids}, known)
     window, cache = settled["window"], settled["cache"]
     windows = window if isinstance(window, tuple) else (window,) * len(decoder.layers)
     if len(windows) != len(decoder.layers):
@@ -340,21 +334,10 @@ def _check_cache(cache: Any, num_layers: int) -> None:
 
 def _check_table(decoder: Decoder, token_ids: Array, arithmetic: Any) -> None:
     """Raise unless table, last normalization and output fit together."""
-    token = decoder.token
-    check_rank("decoder.token", token, 2, "(V, C)")
-    check_floating("decoder.token", token)
-    check_arithmetic(arithmetic, "decoder.token", token)
-    if len(token.shape) != 2:
-        raise ValueError(f"expected decoder.token (V, C); got {shape_text(token)}")
-    check_device("token_ids", token_ids, "decoder.token", token)
-    check_norm("decoder.norm", decoder.norm, sizes(token)[1], "decoder.token", token)
+    check_arithmetic(arithmetic, "decoder.token", decoder.token)
+    lines = ["decoder.token: V C floating", norm_shapes("decoder.norm", decoder.norm, "C", "decoder.token")]
     if decoder.output is not None:
         check_parameters("decoder.output", decoder.output, Linear)
-        weight, bias = decoder.output
-        check_rank("decoder.output.weight", weight, 2, "(C, V)")
-        check_like("decoder.output.weight", weight, "decoder.token", token)
-        if len(weight.shape) != 2 or sizes_differ(sizes(weight)[0], sizes(token)[1]):
-            expected = f"({sizes(token)[1]}, V) to match decoder.token"
-            raise ValueError(f"expected decoder.output.weight {expected}; got {shape_text(weight)}")
-        if bias is not None:
-            check_vector("decoder.output.bias", bias, sizes(weight)[1], "decoder.output.weight", model=weight)
+        lines.append(linear_shapes("decoder.output", "C", "logits", "decoder.token"))
+    tables = {"decoder": decoder._replace(layers=()), "token_ids": token_ids}
+    check_shapes(", ".join([*lines, "token_ids: ... L integer on decoder.token"]), tables)

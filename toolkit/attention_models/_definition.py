@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
-from attention_core._arrays import Array, Namespace
-from attention_core._attention.shards.splits import Shards
+from attention_core._arrays import Array
+from attention_core._functions.options import DECODER_DEFAULTS, DecoderOptions, takes
 from attention_core.layers import DecoderLayer
-from attention_core.layers._decoder import _OPTIONS, _SETTINGS, _DecoderSettings
+from attention_core.layers._decoder import _OPTIONS, _SETTINGS, INPUTS, _DecoderSettings
 from attention_core.layers._layer import Initial, all_masks, linear_spec, norm_spec
-from attention_core.masks import Mask
 from attention_models import parameters as trees
 from attention_models._decoder import DecoderCache, decoder, joined
 
@@ -84,26 +82,18 @@ class Decoder(_DecoderSettings):
         """Make an empty cache of all layers; options are those of a `DecoderLayer`."""
         return joined([self.layer.empty_cache(leading, capacity, **options) for _ in range(self.num_layers)])
 
+    @takes(*INPUTS, kind=DecoderOptions, defaults=DECODER_DEFAULTS)
     def __call__(
         self,
         parameters: trees.Decoder,
         token_ids: Array,
         /,
         *,
-        cache: DecoderCache | None = None,
-        num_new: Array | None = None,
-        position_ids: Array | None = None,
         select: Array | None = None,
-        mask: Mask | Array | None = None,
         key_mask: Array | None = None,
-        memory: Array | None = None,
-        memory_mask: Mask | Array | None = None,
         memory_key_mask: Array | None = None,
-        donate: bool = False,
         seed: Any = None,
-        hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
-        shards: Shards | None = None,
-        xp: Namespace | None = None,
+        **options: Unpack[DecoderOptions],
     ) -> Any:
         """Compute logits: integers (..., L) -> (..., L, V), and the cache if there is one.
 
@@ -120,22 +110,10 @@ class Decoder(_DecoderSettings):
         -------
         Array, shape (..., L, V), or a pair of it and the cache
         """
-        return decoder(
-            parameters,
-            token_ids,
-            cache=cache,
-            num_new=num_new,
-            position_ids=position_ids,
-            select=select,
-            mask=all_masks(mask, xp, key_mask=(key_mask, token_ids, shards, cache, False)),
-            memory=memory,
-            memory_mask=all_masks(memory_mask, xp, memory_key_mask=(memory_key_mask, memory)),
-            donate=donate,
-            hook=hook,
-            shards=shards,
-            window=self.windows,
-            embedding_scale=self.embedding_scale,
-            logit_softcap=self.logit_softcap,
-            xp=xp,
-            **self._options(seed, *_OPTIONS),
-        )
+        xp, memory = options.get("xp"), options.get("memory")
+        of_keys = key_mask, token_ids, options.get("shards"), options.get("cache"), False
+        options["mask"] = all_masks(options.get("mask"), xp, key_mask=of_keys)
+        of_memory = memory_key_mask, memory
+        options["memory_mask"] = all_masks(options.get("memory_mask"), xp, memory_key_mask=of_memory)
+        settings = self._options(seed, "embedding_scale", "logit_softcap", *_OPTIONS) | {"window": self.windows}
+        return decoder(parameters, token_ids, select=select, **options, **settings)

@@ -33,7 +33,7 @@ from attention_core._checks import (
     plain_integer,
     value_range,
 )
-from attention_core.layers._layer import named_arrays, tree_from_names
+from attention_core._trees import named_arrays, tree_from_names
 from attention_core.layers.adapters import FixedSettings
 from attention_core.random import seed_words
 from attention_models import parameters as trees

@@ -43,7 +43,7 @@ def figure(view: ViewData, *, layer: int | None, head: int | None, query: Any, s
         from matplotlib.figure import Figure  # noqa: PLC0415 (an extra)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "expected matplotlib for a figure: pip install 'attention-core[plot]'", name=error.name
+            "expected matplotlib for a figure: pip install 'attention-toolkit[view]'", name=error.name
         ) from error
     found = view.find(layer=layer, head=head, show=show)
     if view.picture is not None and head is None:

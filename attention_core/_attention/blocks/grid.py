@@ -10,9 +10,9 @@ from attention_core._arrays import Array, Arrays, Namespace, on_device_of, posit
 from attention_core._attention.blocks.plan import Operands, Plan
 from attention_core._attention.call import apply_dropout, counted_from, flatten_group, is_listed
 from attention_core._backend import Backend, Loops, runs_at_once
+from attention_core._trees import leaves
 from attention_core.masks import Positions, Spans, unflatten
 from attention_core.masks._mask import bounds_of
-from attention_core.masks._tree import leaves
 from attention_core.random import Dropout
 
 EXACT_WORK = 8  # the time of a score in reproducible arithmetic, by that of one in fast arithmetic

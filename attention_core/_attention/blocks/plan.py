@@ -14,9 +14,10 @@ from attention_core._attention.call import Call, scale_like
 from attention_core._attention.finite import inputs_are_finite
 from attention_core._backend import Backend, Tuning, can_be_read, is_on_host, register
 from attention_core._checks import only_array, result_of
+from attention_core._trees import leaves
 from attention_core.masks import Positions, flatten
 from attention_core.masks._mask import as_mask, band_of
-from attention_core.masks._tree import leaves, may_count
+from attention_core.masks._tree import may_count
 from attention_core.scores import ScoreMod
 
 DEVICE_QUERIES, DEVICE_KEYS = 4, 4  # times as many of a block on an accelerator, where each costs launches

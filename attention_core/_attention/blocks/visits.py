@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from attention_core._arrays import Array, on_device_of, positions
 from attention_core._attention.blocks.grid import Grid, is_broadcast
 from attention_core._backend import is_concrete, is_on_host
+from attention_core._trees import classes
 from attention_core.masks import unflatten
 from attention_core.masks._band import UNKNOWN
 from attention_core.masks._mask import band_of
-from attention_core.masks._tree import classes, is_of_users
+from attention_core.masks._tree import is_of_users
 
 
 class Visits(NamedTuple):

@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 from attention_core._arrays import Array, Namespace, clipped, on_device_of
 from attention_core._attention.shards.splits import Place, own_heads
 from attention_core._backend import array_namespace, register
+from attention_core._trees import classes, leaves
 from attention_core.masks import Mask, Positions, Spans, flatten, unflatten
 from attention_core.masks._band import LIMIT, Band, intersection
 from attention_core.masks._mask import as_mask, bounds_of, logical_and
-from attention_core.masks._tree import classes, is_of_users, leaves, may_count
+from attention_core.masks._tree import is_of_users, may_count
 from attention_core.random import Dropout, seed_words
 from attention_core.scores import ScoreMod
 

@@ -211,7 +211,7 @@ def test_each_refusal_says_why(jax, backend, put, rng, monkeypatch):
         ),
         ((query[:, :, :4], key, value), {"mask": ac.SlidingWindow(left=3, right=0)}, "is not known to count windows"),
         (arrays, {"starts": (1, 0)}, "counts positions from 0"),
-        ((query, key, value[..., :8]), {}, "takes keys and values of one width"),
+        ((query, key, value[..., :8]), {}, "takes values as wide as keys"),
         (arrays, {"bias": bias}, None),
         (arrays, {"bias": bias.astype("float32")}, "takes a bias in bfloat16 alone"),
         (arrays, {"bias": put(np.zeros((2, 1, L, L)), dtype="bfloat16")}, "gives no gradient of a bias"),

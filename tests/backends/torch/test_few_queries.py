@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 from pairwise import pairwise
-from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import attention_core as ac
-from attention_torch import operators, parts, sdpa
+from attention_torch.kernels import parts, sdpa
 
 attention = ac.scaled_dot_product_attention
 B, H, G, N, D = 2, 6, 2, 300, 8
@@ -188,27 +187,6 @@ def test_what_is_not_finite_leaks_nowhere_and_is_lost_nowhere(name, rows, mode):
         torch.testing.assert_close(found[kept], expected[kept])
         if (which, number) == (2, math.inf) or (which == 1 and math.isnan(number)):  # a score of -inf has no weight
             assert not found[seen].isfinite().all(dim=-1).any()
-
-
-def test_a_compiled_program_calls_one_operator():
-    """Which looks at results, and at gradients."""
-    arrays, mask = drawn(4), MASKS["window"](4)
-    graphs = []
-
-    def backend(graph, _):
-        graphs.append({node.target for node in graph.graph.nodes})
-        return graph.forward
-
-    torch._dynamo.reset()
-    options = {"fullgraph": True, "dynamic": False}
-    attend = torch.compile(lambda *x: attention(*x, mask=mask), backend=aot_autograd(fw_compiler=backend), **options)
-    torch.testing.assert_close(attend(*arrays), formula(arrays, mask))
-    assert {operators.attend} & set(graphs[0])
-    variables = [x.clone().requires_grad_() for x in arrays]
-    recorded = torch.compile(lambda *x: attention(*x, mask=mask), backend="aot_eager", **options)
-    gradients = torch.autograd.grad(recorded(*variables).sum(), variables)
-    wanted = torch.autograd.grad(formula(variables, mask).sum(), variables)
-    torch.testing.assert_close(gradients, wanted)
 
 
 @torch.no_grad()

@@ -40,7 +40,7 @@ def refusal(arrays, **options):
 @pytest.mark.parametrize("name", [name for name in RULES if name != "of a user" and "beyond" not in name])
 def test_blocks_are_empty_or_full_only_if_the_rule_says_so(name, flex, backend, arrays, put):
     """And those of rules are left out: else the kernel would compute them."""
-    from attention_torch.flex import BLOCK, block_mask
+    from attention_torch.kernels.flex import BLOCK, block_mask
 
     mask, (leading, heads, _, rows, columns, *_) = options_of(name, BLOCKS, put)["mask"], BLOCKS
     blocks = block_mask(called(backend, arrays, mask=mask))
@@ -66,7 +66,7 @@ def test_blocks_are_empty_or_full_only_if_the_rule_says_so(name, flex, backend, 
 
 
 def test_blocks_are_kept_for_equal_rules_without_arrays(flex, backend, arrays, put):
-    from attention_torch import flex as module
+    from attention_torch.kernels import flex as module
 
     def blocks(mask):
         return module.block_mask(called(backend, arrays, mask=mask)).kv_indices

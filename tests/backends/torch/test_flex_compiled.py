@@ -25,7 +25,7 @@ def arrays(rng, put):
 def flex(backend, monkeypatch):
     """The kernel, in programs alone: PyTorch refuses its gradient on a CPU."""
     module = importlib.import_module("torch.nn.attention.flex_attention")
-    kernel = importlib.import_module("attention_torch.flex").FlexAttention(("cpu",))
+    kernel = importlib.import_module("attention_torch.kernels.flex").FlexAttention(("cpu",))
     monkeypatch.setattr(module, "_validate_device", lambda *arrays: None)
     monkeypatch.setattr(backend, "kernels", (kernel,))
 

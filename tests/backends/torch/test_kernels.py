@@ -15,7 +15,7 @@ from attention_core import explain_attention
 from attention_core.backend import Call
 from attention_core.masks import And
 from attention_core.scores import alibi
-from attention_torch import guards
+from attention_torch.kernels import guards
 
 # array-api-compat remembers the namespace of a type in a cache, which PyTorch traces through, and says so once.
 pytestmark = pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function")
@@ -164,9 +164,6 @@ def test_refused_as_dropout_is_another(arrays):
 def test_refused_as_the_kernel_has_no_such_thing(options, arrays):
     (name,) = options
     assert refusal(arrays, **options) == f"has no {name}"
-    assert name not in ["query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"]
-    expected = attention(*arrays, **options, implementation="dense")
-    assert (expected - attention(*arrays, implementation="dense")).abs().max() > 0.1
 
 
 @pytest.mark.parametrize(
@@ -203,7 +200,6 @@ def test_lengths_on_an_accelerator_are_not_read(backend, arrays):
     call = Call(query, key, value, backend.namespace, backend, mask=mask)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(guards, "is_concrete", lambda array: True)  # as on a GPU
-        assert not guards.has_key_lengths(call)
         assert guards.may_leak(call)
         assert "as an array of all M x N" in guards.refusal(call)
 
@@ -229,8 +225,9 @@ def test_refused_as_a_bias_of_another_dtype_is_not_documented(arrays, put, backe
 
 @pytest.mark.parametrize("word", ["mask", "bias"])
 def test_refused_while_values_cannot_be_seen(word, arrays):
-    """A nan behind a mask does not leak in compiled functions either."""
-    allowed = torch.arange(N) < N - 1
+    """A nan behind a mask does not leak in compiled functions either, whether keys are few or not."""
+    arrays = [torch.cat([x, x], dim=-2) for x in arrays]
+    allowed = torch.arange(2 * N) < 2 * N - 1
     options = {word: allowed if word == "mask" else torch.where(allowed, 0.5, -math.inf).to(arrays[0].dtype)}
     seen = []
 

@@ -9,11 +9,10 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch.profiler import profile
-from torch_kernel_helpers import B, D, G, H, M, N, attention, close, compiled, refusal, results, taken
+from torch_kernel_helpers import B, D, G, H, M, N, attention, close, compiled, results, taken
 
 import attention_core as ac
-from attention_core import explain_attention
-from attention_torch import guards
+from attention_torch.kernels import guards
 
 # array-api-compat remembers the namespace of a type in a cache, which PyTorch traces through, and says so once.
 pytestmark = pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function")
@@ -54,7 +53,7 @@ def test_compiled_the_kernel_equals_the_definition(name, arrays):
     options = taken(name)
     backend, texts = recorder()
     close(gradients_of(torch, "fused", options, backend)(*arrays), results(torch, arrays, "dense", options))
-    assert (NAMED if name.startswith("no") else GUARDED) in texts[0]
+    assert GUARDED in texts[0]  # also without a mask: among few keys, NaN may be lost
     assert name != "causal" or "aten.mul" not in texts[0]  # the scale is within the step
 
 
@@ -122,7 +121,7 @@ def test_compiled_nonfinite_arrays_are_left_to_blocks(name, backend_of_torch, ar
 def test_compiled_blocks_are_computed_only_if_needed(name, arrays, monkeypatch):
     """Going forward keeps nothing, so that they are computed once more to go backward."""
     run = []
-    module = importlib.import_module("attention_torch.guarded")
+    module = importlib.import_module("attention_torch.kernels.guarded")
     blockwise = module.blockwise
     monkeypatch.setattr(module, "blockwise", lambda call: (run.append("blockwise"), blockwise(call))[1])
     attend = gradients_of(torch, "fused", taken(name))
@@ -139,6 +138,7 @@ def test_compiled_auto_takes_the_kernel_unless_the_call_is_small(put, rng):
         arrays = put([rng.standard_normal((1, H, rows, D)) for _ in range(3)])
         text = program(torch, lambda *arrays: attention(*arrays, is_causal=True), *arrays)
         assert (GUARDED in text) == is_taken
+        assert NAMED in program(torch, lambda *arrays: attention(*arrays), *arrays)  # there is nothing to look for
 
 
 def test_a_prompt_before_an_empty_cache_takes_the_kernel(backend, put, rng, runs, monkeypatch):
@@ -268,15 +268,6 @@ def test_exported_programs_hold_no_kernel_that_leaks(put, rng):
             return attention(*arrays, is_causal=True)
 
     assert NAMED not in torch.export.export(Module(), tuple(arrays)).graph_module.code
-
-
-def test_not_preferred_where_it_has_the_dense_form_only(arrays):
-    query, key, value = arrays
-    narrow = value[..., :5]
-    explanation = explain_attention(query, key, narrow)
-    assert explanation.chosen != "fused"
-    assert refusal((query, key, narrow)) is None
-    close([attention(query, key, narrow, implementation="fused")], [attention(query, key, narrow)])
 
 
 @pytest.fixture

@@ -42,7 +42,9 @@ def test_feature_maps_have_the_layout_of_convolutions():
     assert inspect.signature(attention_torch.SaganAttention).parameters["data_format"].default == "channels_first"
     by_position = attention_torch.SaganAttention(8, 2, None, True, None, False, True, True, "channels_last")
     assert by_position.definition.data_format == "channels_last"
-    with pytest.raises(ValueError, match=r"8 channels at axis -3; .*: it has them with data_format='channels_last'"):
+    with pytest.raises(
+        ValueError, match=r"8, height, width\) to match .*: it has them with data_format='channels_last'"
+    ):
         layer(x.permute(0, 2, 3, 1))
 
 

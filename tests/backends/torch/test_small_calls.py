@@ -9,7 +9,8 @@ from torch.overrides import BaseTorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import attention_core as ac
-from attention_torch import guards, program_guards
+from attention_torch import program_guards
+from attention_torch.kernels import guards
 
 attention = ac.scaled_dot_product_attention
 CAUSAL = [{}, {"is_causal": True}]

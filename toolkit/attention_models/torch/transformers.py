@@ -105,7 +105,7 @@ def _transformers() -> Any:
     try:
         package = importlib.import_module("transformers")
     except ModuleNotFoundError as error:
-        advice = 'pip install "attention-core[hf]" installs it'
+        advice = 'pip install "attention-toolkit[hf]" installs it'
         raise ImportError(f"expected transformers >= {least}; got none: {advice}") from error
     if tuple(map(int, package.__version__.split(".")[:2])) < LEAST_VERSION:
         raise ImportError(f"expected transformers >= {least}; got {package.__version__}")

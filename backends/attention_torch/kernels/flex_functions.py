@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from attention_core.backend import Call
 from attention_core.masks import And, Band, Given, Mask, MaskFunction, Not, Or, Segments
 from attention_core.scores import ScoreMod
-from attention_torch.sdpa import row_shift
+from attention_torch.kernels.sdpa import row_shift
 
 LEAST_SCORE = -1e37  # of a pair that a bias does not hide; times log2(e), it is still finite
 FARTHEST = 2**29  # above all positions, as in the core
@@ -201,8 +201,3 @@ def all_of(bias: torch.Tensor, call: Call) -> torch.Tensor:
     """A bias with all axes of scores, and one for the batch (B, H, M, N)."""
     bias = bias.expand(*call.query.shape[:-1], call.key.shape[-2])
     return bias if bias.dim() == 4 else bias.reshape(-1, *bias.shape[-3:])
-
-
-def with_one_batch_axis(call: Call) -> list[torch.Tensor]:
-    """Query, key and value with four axes."""
-    return [x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value)]

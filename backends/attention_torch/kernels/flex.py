@@ -16,18 +16,17 @@ import torch
 
 from attention_core.backend import Call, Kernel, Takes, Verdict, default_scale, is_concrete, is_exporting, remember
 from attention_core.masks import And, Given, Mask, MaskFunction, Not, Or, Segments, Spans, flatten
-from attention_torch.flex_functions import (
+from attention_torch.kernels.flex_functions import (
     KEPT,
     all_of,
     makes_tables,
     mask_function,
     modified,
     score_function,
-    with_one_batch_axis,
 )
-from attention_torch.guards import all_finite, as_looked_at, records, refusal_of_bias
-from attention_torch.hidden import with_hidden_cleared
-from attention_torch.sdpa import differentiated_again, row_shift
+from attention_torch.kernels.guards import all_finite, as_looked_at, records
+from attention_torch.kernels.hidden import with_hidden_cleared
+from attention_torch.kernels.sdpa import differentiated_again, row_shift
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -54,7 +53,12 @@ class FlexAttention(Kernel):
     """`torch.nn.attention.flex_attention`, compiled once for each kind of call."""
 
     name = "torch.nn.attention.flex_attention"
-    takes = Takes(("float16", "bfloat16", "float32"), options=("bias", "softcap", "score_mod"), masks=("any",))
+    takes = Takes(
+        ("float16", "bfloat16", "float32"),
+        options=("bias", "softcap", "score_mod"),
+        masks=("any",),
+        constant_bias=True,
+    )
 
     def __init__(self, devices: tuple[str, ...] = ("cuda",), function: Callable[..., Any] | None = None) -> None:
         self.devices = devices  # the kinds of them on which it is a kernel that is differentiated
@@ -81,12 +85,12 @@ class FlexAttention(Kernel):
             return f"takes heads of a width of at least {MIN_WIDTH}"
         if (call.mask is not None or call.bias is not None) and not all_finite(as_looked_at(call)):
             return "lets masked keys leak that are not seen to be finite (line 5)"
-        return _refusal_of_mask(call) or refusal_of_bias(call) or _refusal_of_scores(call)
+        return _refusal_of_mask(call) or _refusal_of_scores(call)
 
     def attend(self, call: Call) -> torch.Tensor:
         """Return the output of the kernel."""
         call = prepared(call)
-        output = self._kernel(call, score_function(call), block_mask(call), *with_one_batch_axis(call))
+        output = self._kernel(call)
         return differentiated_again(output).reshape(*call.query.shape[:-3], *output.shape[1:])
 
     def has_logsumexp(self, call: Call) -> bool:
@@ -96,30 +100,20 @@ class FlexAttention(Kernel):
     def attend_with_logsumexp(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
         """Return output and logsumexp of one run of the kernel."""
         call = prepared(call)
-        leading, aux = call.query.shape[:-3], _library().AuxRequest(lse=True)
-        arrays = with_one_batch_axis(call)
-        output, found = self._kernel(call, score_function(call), block_mask(call), *arrays, return_aux=aux)
-        logsumexp = found.lse
+        output, found = self._kernel(call, return_aux=_library().AuxRequest(lse=True))
+        leading, logsumexp = call.query.shape[:-3], found.lse
         if call.bias is not None:
             logsumexp = logsumexp + all_of(row_shift(call.bias), call)[..., 0]
         output = differentiated_again(output)
         return output.reshape(*leading, *output.shape[1:]), logsumexp.reshape(*leading, *logsumexp.shape[1:])
 
-    def _kernel(self, call: Call, scores: Any, blocks: BlockMask | None, *arrays: torch.Tensor, **options: Any) -> Any:
-        query, key, value = arrays
+    def _kernel(self, call: Call, **options: Any) -> Any:
+        query, key, value = (x.reshape(-1, *x.shape[-3:]) for x in call[:3])
         scale: Any = default_scale(query, call.xp) if call.scale is None else call.scale
         if isinstance(scale, torch.Tensor):
             query, scale = query * scale.to(query.dtype), 1.0
-        return self.program(call)(
-            query,
-            key,
-            value,
-            score_mod=scores,
-            block_mask=blocks,
-            scale=float(scale),
-            enable_gqa=query.shape[1] != key.shape[1],
-            **options,
-        )
+        options |= {"score_mod": score_function(call), "block_mask": block_mask(call), "scale": float(scale)}
+        return self.program(call)(query, key, value, enable_gqa=query.shape[1] != key.shape[1], **options)
 
     def program(self, call: Call) -> Callable[..., Any]:
         """FlexAttention, compiled for calls with the same kind of rule and function; lengths may differ."""

@@ -23,13 +23,8 @@ from attention_core.backend import (
     score_positions,
 )
 from attention_core.masks import Given, Mask
-from attention_torch.guards import (
-    HALVES,
-    few_queries,
-    is_on_accelerator,
-    is_on_host,
-    records,
-)
+from attention_torch.kernels.guards import HALVES, few_queries, records
+from attention_torch.modes import is_on_accelerator, is_on_host
 
 TAKES_GROUPS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # the kernel for CPUs, forward and backward
 # Bound here: who replaces the function of torch.nn.functional by one that calls ours must not be called back.
@@ -276,13 +271,9 @@ def kernel_mask(call: Call) -> tuple[bool, torch.Tensor | None]:
     """Whether the kernel is to be causal, and its mask: boolean, or a bias."""
     mask: Any = call.mask
     bias = call.bias
-    is_causal = is_top_left_causal(mask)
-    if is_causal and bias is None:
+    if bias is None and is_top_left_causal(mask):
         return True, None
-    if is_causal:
-        rows, columns = call.query.shape[-2], call.key.shape[-2]
-        mask = torch.ones((rows, columns), dtype=torch.bool, device=call.query.device).tril()
-    elif isinstance(mask, Given) and _is_of_all(mask.mask, call):
+    if isinstance(mask, Given) and _is_of_all(mask.mask, call):
         mask = mask.mask
     elif isinstance(mask, Mask):
         mask = mask.allowed(score_positions(call.query, call.key, call.starts, call.xp), xp=call.xp)

@@ -23,48 +23,15 @@ from attention_core.backend import (
     key_ranges,
     leaves,
     may_count,
-    sample_ranges,
 )
 from attention_core.masks import Given, Mask, flatten
+from attention_torch.modes import is_on_accelerator, is_on_host
 
 HALVES = (torch.float16, torch.bfloat16)
 MULTIPLIED = {torch.bfloat16} if torch.cpu._is_avx512_bf16_supported() else set()  # types of 16 bits, by a processor
-MIN_ELEMENTS = 2**16  # of a sample of a batch, from which on a call of its own takes less time than a mask
 VECTOR_LANES = 16  # numbers in the longest vectors of a processor
 MASK_PER_INPUT = 8  # on an accelerator, numbers of a mask for each of query, key and value
 MIN_SCORES = 2**15  # from which on a compiled call gains more by the kernel than reading costs
-HOSTS = {"cpu"}
-TYPES = (torch.Tensor, torch.nn.Parameter)
-_num_dispatch_modes, _is_tracing = torch._C._len_torch_dispatch_stack, torch._C._is_tracing
-_functorch_transform = torch._C._functorch.peek_interpreter_stack
-_num_early_modes = torch._ops._len_torch_dispatch_stack_pre_dispatch  # which look before autograd does
-
-
-def check_local(*arrays: torch.Tensor) -> None:
-    """Raise unless tensors are of one process; the function that is called says what to write instead."""
-    if any(type(array).__name__ == "DTensor" for array in arrays):
-        raise RuntimeError("expected tensors of one process; got DTensor")
-
-
-def is_on_host(array: torch.Tensor) -> bool:
-    """Whether values are read without waiting for a device."""
-    return array.device.type in HOSTS
-
-
-def is_on_accelerator(array: torch.Tensor) -> bool:
-    """Whether an array has values, for which a host would have to wait."""
-    return not is_on_host(array) and not array.is_meta
-
-
-def has_modes() -> bool:
-    """Whether anything but PyTorch's own autograd looks at what is called, so that values may not be read."""
-    return (
-        getattr(forward_ad, "_current_level", -1) >= 0
-        or _num_dispatch_modes() > 0
-        or _num_early_modes() > 0
-        or _functorch_transform() is not None
-        or _is_tracing()
-    )
 
 
 def records(call: Call) -> bool:
@@ -80,19 +47,14 @@ def _requires_grad(array: torch.Tensor) -> bool:
 
 def slower(call: Call) -> str | None:
     """Why the kernel is slower than blocks, or than the dense form where a compiler fuses that; else ``None``."""
-    query, value = call.query, call.value
+    query = call.query
     if is_on_host(query) and query.dtype in HALVES and (reason := _slower_in_16_bits(call)):
         return reason
-    if query.shape[-1] != value.shape[-1]:
-        return "is PyTorch's dense form where values have another width than keys"
     if decides_at_run_time(call) and may_leak(call):
         is_small = not has_open_sizes(call) and math.prod(query.shape[:-1]) * call.key.shape[-2] < MIN_SCORES
-        if is_small and not (few_queries(call) or is_short(call)):
+        if is_small and 2 * query.numel() > call.key.numel():
             return "gains less in a compiled program than reading the arguments costs"
-    is_plain = call.mask is None and call.bias is None and not call.assume_finite
-    if not (is_plain and is_on_host(query) and _has_few_keys(call)) or all(map(is_concrete, call[:3])):
-        return None
-    return "loses NaN where there are few keys, which cannot be read now"
+    return None
 
 
 def _slower_in_16_bits(call: Call) -> str | None:
@@ -130,23 +92,21 @@ def refusal(call: Call) -> str | None:
     if getattr(forward_ad, "_current_level", -1) >= 0:  # which no public function tells
         return "is not differentiated in forward mode"
     of_mask = _refusal_of_mask(call, decides_at_run_time(call))
-    return of_mask or refusal_of_bias(call) or _refusal_of_values(call)
+    return of_mask or _refusal_of_values(call)
 
 
 def _refusal_of_mask(call: Call, later: bool) -> str | None:
-    query_start, key_start = call.starts
-    has_array_or_flag = not is_rule_without_flag(call.mask)
-    as_array = not has_array_or_flag and _fits_as_array(call)
-    if not as_array and not (
-        isinstance(query_start, int) and isinstance(key_start, int) and query_start == key_start == 0
-    ):
+    is_rule = is_rule_without_flag(call.mask)
+    if is_rule and fits_as_array(call):
+        return None
+    if not counts_from_0(call.starts):
         return "counts positions from 0 (line 3)"
-    band = bounds_of(call.mask)
+    band, has_bias = bounds_of(call.mask), call.bias is not None
     is_later = later or (is_on_accelerator(call.query) and band.ends == (None, None))
-    lengths_later = is_later and call.bias is None and is_of_lengths(call.mask)
+    has_lengths = is_of_lengths(call.mask) and (is_later or _can_read(band.stop))
     is_causal = band.is_exact and band.ends[0] is None and band.ends[1] is not None and not band.has_stop
-    offset_later = is_causal and call.bias is None and later and is_on_host(call.query)
-    if not (has_array_or_flag or lengths_later or offset_later or as_array or has_key_lengths(call)):
+    has_offset = is_causal and later and is_on_host(call.query)
+    if is_rule and (has_bias or not (has_lengths or has_offset)):
         return "would need this mask as an array of all M x N (line 2)"
     return None
 
@@ -154,16 +114,6 @@ def _refusal_of_mask(call: Call, later: bool) -> str | None:
 def fits_mask(call: Call) -> bool:
     """Whether the kernel takes the mask, whose numbers can be read now."""
     return _refusal_of_mask(call, later=False) is None
-
-
-def refusal_of_bias(call: Call) -> str | None:
-    """Why a kernel takes no bias such as this one, or ``None``."""
-    bias = call.bias
-    if bias is None:
-        return None
-    if bias.dtype != call.query.dtype or _requires_grad(bias):
-        return "takes no bias of another dtype than query, nor one that is to be differentiated"
-    return None
 
 
 def _refusal_of_values(call: Call) -> str | None:
@@ -174,13 +124,14 @@ def _refusal_of_values(call: Call) -> str | None:
 
 
 def may_leak(call: Call) -> bool:
-    """Whether the kernel computes with something that is masked, and not assumed to be finite."""
-    band = bounds_of(call.mask)
+    """Whether the kernel may compute with something that is masked, or overlook NaN, and somebody looks."""
     if call.assume_finite:
         return False
-    if call.bias is not None or band.ends != (None, None) or not is_of_lengths(call.mask):
-        return call.bias is not None or call.mask is not None
-    return not _can_read(band.stop)
+    if call.mask is None and call.bias is None:
+        return is_on_host(call.query) and _has_few_keys(call)
+    band = bounds_of(call.mask)
+    is_cut = call.bias is None and is_of_lengths(call.mask) and band.ends == (None, None)
+    return not (is_cut and _can_read(band.stop))
 
 
 def as_looked_at(call: Call) -> Call:
@@ -200,11 +151,6 @@ def decides_at_run_time(call: Call) -> bool:
     )
 
 
-def has_key_lengths(call: Call) -> bool:
-    """Whether the mask says how many keys there are, in numbers that can be read, and perhaps is causal: no more."""
-    return call.bias is None and is_of_lengths(call.mask) and _can_read(bounds_of(call.mask).stop)
-
-
 def is_of_lengths(mask: Any) -> bool:
     """Whether a mask says how many keys there are, and perhaps is causal: no more."""
     band = bounds_of(mask)
@@ -216,7 +162,7 @@ def _can_read(lengths: Any) -> bool:
     return not isinstance(lengths, torch.Tensor) or (is_on_host(lengths) and is_concrete(lengths))
 
 
-def _fits_as_array(call: Call) -> bool:
+def fits_as_array(call: Call) -> bool:
     """Whether a rule takes little time as an array, and little memory next to query, key and value."""
     if not isinstance(call.mask, Mask) or is_exporting(call.query):
         return False
@@ -235,29 +181,6 @@ def _is_rule_of_positions(mask: Any) -> bool:
     """Whether a rule is one of samples and positions, alike for all heads."""
     treedef = flatten(mask, [])
     return not may_count(treedef) and all(leaf.axes < 3 for leaf in leaves(treedef))
-
-
-def ranges_apart(call: Call) -> list[Any] | None:
-    """The keys of each sample of a call whose keys are cut, where calls of samples cost less than one with an array.
-
-    Every query has a key, and queries are few next to keys. Samples with the same keys need no array.
-    """
-    if call.bias is not None or not is_short(call) or is_top_left_causal(call.mask):
-        return None
-    ranges = sample_ranges(call)
-    if ranges is None or all(each == ranges[0] for each in ranges):
-        return None
-    if call.key.shape[-2] < VECTOR_LANES or call.key.numel() < MIN_ELEMENTS * len(ranges):
-        return None
-    if not all(each.every_first < each.every_stop for each in ranges):
-        return None
-    are_runs = all(each.every_first <= each.first and each.stop <= each.every_stop for each in ranges)
-    return ranges if are_runs or _fits_as_array(call) else None
-
-
-def is_short(call: Call) -> bool:
-    """Whether queries are few next to keys."""
-    return not has_open_sizes(call) and bool(2 * call.query.numel() <= call.key.numel())
 
 
 def all_finite(call: Call) -> bool:
@@ -280,20 +203,15 @@ def _has_few_keys(call: Call) -> bool:
     return isinstance(columns, int) and columns < VECTOR_LANES
 
 
-def overlooks_nan(call: Call) -> bool:
-    """Whether the kernel may overlook NaN in queries and keys that can be read, where nothing is masked."""
-    return _has_few_keys(call) and all(map(is_concrete, call[:2]))
-
-
 def norms_are_small(arrays: tuple[torch.Tensor, ...], scale: float) -> bool:
-    """Whether norms of query, key, and value if there is one, show that no score overflows, nor a product with values.
+    """Whether norms of query, key and value show that no score overflows, nor a product with values.
 
     No number is then non-finite. Norms of 16 bits are taken in float32.
     """
     dtype = torch.float32 if arrays[0].dtype in HALVES else arrays[0].dtype
-    query, key, *value = (torch.linalg.vector_norm(x.detach(), dtype=dtype).item() for x in arrays)
+    query, key, value = (torch.linalg.vector_norm(x.detach(), dtype=dtype).item() for x in arrays)
     largest = torch.finfo(dtype).max
-    return query * max(1.0, scale) * key < largest and not (value and not value[0] < math.sqrt(largest) / 16)
+    return bool(query * max(1.0, scale) * key < largest and value < math.sqrt(largest) / 16)
 
 
 def counts_from_0(starts: tuple[Any, Any]) -> bool:

@@ -23,15 +23,15 @@ from attention_core.backend import (
     blockwise,
     bounds_of,
     cast_to,
-    default_scale,
     group_size,
     is_top_left_causal,
     register,
     repeat_kv,
 )
 from attention_core.masks import Given, Mask, flatten, unflatten
-from attention_torch import guards, sdpa
-from attention_torch.parts import ALL, Part, cuts_of, joined, of_no_key, parts_of
+from attention_torch import modes
+from attention_torch.kernels import guards, sdpa
+from attention_torch.kernels.parts import Inputs, cuts_of, inputs_of, joined, of_no_key, parts_of
 
 FLASH_CPU = torch._scaled_dot_product_flash_attention_for_cpu
 FLASH_CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -41,42 +41,32 @@ class Facts(NamedTuple):
     """What is known of a call for a host before anything is computed, and of all others of its signature."""
 
     is_alone: bool  # whether nothing but autograd looks at what is called
-    is_masked: bool  # whether something may leak
-    cuts: list[KeyCut] | None = None  # the keys of all samples, or of each; None if they are found when it is computed
+    is_causal: bool = False  # whether the kernel takes its mask as a flag
+    cuts: list[KeyCut] | None = None  # the keys of all samples, or of each; None if they are read in each call
     factor: torch.Tensor | None = None  # of the query of a call that the kernel takes: half the time of a number
     scale: float = 1.0  # what is left of its scale to the kernel
-    folded: tuple[int, ...] | None = None  # axes of its query with heads that share keys as rows of one, if few
 
 
 def facts_of(call: Call) -> Facts:
-    """What is known of a call."""
-    is_plain = all(type(x) in guards.TYPES for x in call[:3])
-    is_alone = is_plain and not (torch.compiler.is_compiling() or guards.has_modes())
-    is_masked = call.mask is not None or call.bias is not None
+    """What is known of a call, without an array of its own."""
+    is_plain = all(type(x) in modes.TYPES for x in call[:3])
+    is_alone = is_plain and not (torch.compiler.is_compiling() or modes.has_modes())
     if not is_alone:
-        return Facts(is_alone, is_masked)
-    facts = Facts(is_alone, is_masked, cuts_of(call))
-    query, key, value = call[:3]
-    is_flag = call.mask is None or (is_top_left_causal(call.mask) and guards.counts_from_0(call.starts))
+        return Facts(is_alone)
+    is_causal = is_top_left_causal(call.mask) and guards.counts_from_0(call.starts)
+    cuts = cuts_of(call)
+    has_arrays = any(not bounds_of(cut.mask).is_relative for cut in cuts or ())
+    facts = Facts(is_alone, is_causal, None if has_arrays else cuts)
+    query, key = call[:2]
+    is_flag = call.mask is None or is_causal
     is_number = call.scale is None or isinstance(call.scale, Real)
-    if not (is_flag and is_number and call.bias is None and query.dim() == 4 and sdpa.TAKES_GROUPS):
-        return facts
-    if query.shape[-1] != value.shape[-1]:
+    is_native = is_flag and is_number and call.bias is None and query.dim() == 4 and sdpa.TAKES_GROUPS
+    is_folded = query.shape[-3] != key.shape[-3] and guards.few_queries(call)
+    if is_folded or not is_native:
         return facts
     factor, scale = sdpa.factors(call)
     with torch.inference_mode(False):
-        facts = facts._replace(factor=torch.tensor(factor, dtype=query.dtype, device="cpu"), scale=scale)
-    group = query.shape[-3] // key.shape[-3]
-    if not is_masked and group > 1 and guards.few_queries(call):
-        facts = facts._replace(folded=(query.shape[0], key.shape[-3], group * query.shape[-2], query.shape[-1]))
-    return facts
-
-
-def lasting_facts(call: Call) -> Facts:
-    """What is known of all calls of a signature, without an array of this one."""
-    facts = facts_of(call)
-    has_arrays = any(not bounds_of(cut.mask).is_relative for cut in facts.cuts or ())
-    return facts._replace(cuts=None) if has_arrays else facts
+        return facts._replace(factor=torch.tensor(factor, dtype=query.dtype, device="cpu"), scale=scale)
 
 
 class GuardedPlan(NamedTuple):
@@ -97,43 +87,51 @@ def run(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.Ten
         found = _native(call, facts)
         if found is not None:
             return found
-    is_left = call.assume_finite or not (facts.is_masked or guards.overlooks_nan(call))  # and nobody has to look
-    if is_left and not (logsumexp or facts.is_alone or guards.is_rule_without_flag(call.mask)):
+    is_direct = not (logsumexp or facts.is_alone or guards.is_rule_without_flag(call.mask))
+    if is_direct and not guards.may_leak(call):
         return sdpa.kernel_output(call), None
-    width = call.value.shape[-1]
-    call = _with_one_width(_with_mask_in_bias(_with_number_as_scale(call)))
+    call = _with_mask_in_bias(call)
     if not sdpa.TAKES_GROUPS:
         group = group_size(call.query, call.key, call.xp)
         key, value = (repeat_kv(array, group, xp=call.xp) for array in (call.key, call.value))
         call = call._replace(key=key, value=value)
     if by_operation:
-        output, found = _recorded(call, logsumexp=logsumexp)
-    else:
-        output, found = _by_kernel_or_blocks(call, facts.cuts, logsumexp=logsumexp)
-    return (output if output.shape[-1] == width else output[..., :width]), found
+        return _recorded(call, logsumexp=logsumexp)
+    return _by_kernel_or_blocks(call, facts.cuts, logsumexp=logsumexp)
 
 
 def _native(call: Call, facts: Facts) -> tuple[torch.Tensor, torch.Tensor] | None:
     """The results of the kernel, which takes the call as it is; ``None`` if something may have leaked."""
     query, key, value = map(sdpa.with_unit_stride, call[:3])
-    query, scale = query * facts.factor, facts.scale
-    looks, looks_first = not call.assume_finite, facts.is_masked and guards.records(call)
-    if looks and looks_first and not guards.norms_are_small((query, key, value), scale):
+    return _looked_at(call, Inputs((query * facts.factor, key, value), None, facts.is_causal), facts.scale)
+
+
+def _looked_at(call: Call, inputs: Inputs, scale: float) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Output and logsumexp of the kernel; ``None`` if something may leak into gradients, or has leaked.
+
+    The kernel takes a row whose scores are NaN, among few keys or behind -inf, or -inf by overflow, for a fully masked
+    one: 0, and 0 as its logsumexp. Norms tell it from these.
+    """
+    arrays, added, is_causal = inputs
+    looks, looks_first = not call.assume_finite, (is_causal or added is not None) and guards.records(call)
+    if looks and looks_first and not _are_small(inputs, scale):
         return None
-    query = query if facts.folded is None else query.reshape(facts.folded)
-    output, logsumexp = FLASH_CPU(query, key, value, 0.0, facts.is_masked, scale=scale)
-    if looks and not looks_first and not (_is_finite(output) and logsumexp.all()):
+    output, logsumexp = FLASH_CPU(*arrays, 0.0, is_causal, attn_mask=added, scale=scale)
+    if looks and not (looks_first or (_is_finite(output) and (logsumexp.all() or _are_small(inputs, scale)))):
         return None
-    output = sdpa.differentiated_again(output)
-    if facts.folded is not None:
-        return output.reshape(call.query.shape), logsumexp.reshape(call.query.shape[:-1])
-    return output, logsumexp
+    return sdpa.differentiated_again(output), logsumexp
 
 
 def _is_finite(output: torch.Tensor) -> bool:
     """Whether all numbers are; a sum of float16 would overflow."""
     dtype = torch.float32 if output.dtype == torch.float16 else None
     return math.isfinite(output.detach().sum(dtype=dtype).item())
+
+
+def _are_small(inputs: Inputs, scale: float) -> bool:
+    """Whether norms show that no score is NaN or overflows, and no product with values does."""
+    is_number = inputs.added is None or inputs.added.amax().item() < math.inf
+    return is_number and guards.norms_are_small(inputs.arrays, scale)
 
 
 def attend_to_piece(call: Call) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -158,7 +156,10 @@ def _is_rounded(logsumexp: torch.Tensor) -> bool:
 def _recorded(call: Call, *, logsumexp: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and logsumexp by the operation, which autograd or a compiler records."""
     mask_arrays: list[torch.Tensor] = []
-    plan = GuardedPlan(None, call.scale, call.starts, call.bias is not None, not call.assume_finite, logsumexp)
+    if isinstance(call.scale, torch.Tensor):
+        call = sdpa.scaled(call)
+    scale = call.scale if call.scale is None else float(call.scale)  # of a Fraction, too
+    plan = GuardedPlan(None, scale, call.starts, call.bias is not None, not call.assume_finite, logsumexp)
     if call.mask is not None:
         mask = call.mask if isinstance(call.mask, Mask) else Given(call.mask)
         plan = plan._replace(mask=flatten(mask, mask_arrays))
@@ -166,14 +167,6 @@ def _recorded(call: Call, *, logsumexp: bool) -> tuple[torch.Tensor, torch.Tenso
         mask_arrays.append(call.bias)
     results = call.backend.custom_gradient(GUARDED, plan, (*map(_swapped, call[:3]), *mask_arrays))
     return _swapped(results[0]), results[1].transpose(-2, -1)
-
-
-def _with_number_as_scale(call: Call) -> Call:
-    """The call with its query multiplied by a scale that is an array."""
-    scale: Any = default_scale(call.query, call.xp) if call.scale is None else call.scale
-    if isinstance(scale, torch.Tensor):
-        return call._replace(query=call.query * scale.to(call.query.dtype), scale=1.0)
-    return call._replace(scale=scale if call.scale is None else float(scale))  # of a Fraction, too
 
 
 def _with_mask_in_bias(call: Call) -> Call:
@@ -184,16 +177,6 @@ def _with_mask_in_bias(call: Call) -> Call:
     assert bias is not None
     bias = bias.expand(*bias.shape[:-1], call.key.shape[-2]).contiguous()
     return call._replace(mask=None, bias=sdpa.shifted(bias, call))
-
-
-def _with_one_width(call: Call) -> Call:
-    """The call with zeros behind queries and keys, or behind values, so that all are of one width."""
-    width, value_width = call.query.shape[-1], call.value.shape[-1]
-    if width == value_width:
-        return call
-    most = max(width, value_width)
-    query, key, value = (torch.nn.functional.pad(x, (0, most - x.shape[-1])) for x in call[:3])
-    return call._replace(query=query, key=key, value=value)
 
 
 def _call(plan: GuardedPlan, arrays: tuple[torch.Tensor, ...], backend: Backend) -> Call:
@@ -225,42 +208,35 @@ def _by_kernel_or_blocks(
 def _by_kernel(
     call: Call, cuts: list[KeyCut] | None = None, *, logsumexp: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Output and logsumexp of the kernel; ``None`` if something may leak into gradients, or has leaked.
+    """Output and logsumexp of all parts; ``None`` if the kernel is not to be asked, or if something leaks in one."""
+    cuts = cuts_of(call) if cuts is None else cuts
+    if cuts is None or (guards.records(call) and all(cut.first >= cut.stop for cut in cuts)):
+        return None  # autograd would not know where zeros are from
+    call = sdpa.scaled(call)
+    scale: Any = call.scale
+    parts = parts_of(call, cuts)
+    found = []
+    for part in parts:
+        results = _of_part(part, scale, logsumexp=logsumexp)
+        if results is None:
+            return None
+        found.append(results)
+    output, rows = (joined(call, list(each)) for each in zip(*found, strict=True))
+    return output, rows
 
-    The kernel takes a row whose scores are NaN, among few keys or behind -inf, or -inf by overflow, for a fully masked
-    one: 0, and 0 as its logsumexp. Norms tell it from these.
-    """
-    looks, looks_first = not call.assume_finite, guards.records(call)
-    factor, scale = sdpa.factors(call)
-    parts = parts_of(call if factor == 1.0 else call._replace(query=call.query * factor), cuts)
-    if parts is None or (looks and looks_first and not _are_small(call, parts, scale)):
+
+def _of_part(part: Call, scale: float, *, logsumexp: bool) -> tuple[torch.Tensor, torch.Tensor] | None:
+    if not part.key.shape[-2]:
+        return of_no_key(part)
+    inputs = inputs_of(part)
+    results = _looked_at(part, inputs, scale)
+    if results is None:
         return None
-    if not parts:
-        return None if looks_first else of_no_key(call)  # of which autograd would not know where it is from
-    found = [FLASH_CPU(*part.arrays, 0.0, part.is_causal, attn_mask=part.added, scale=scale) for part in parts]
-    output = joined(call, parts, [sdpa.differentiated_again(each) for each, _ in found])
-    logsumexps, looks_now = [each for _, each in found], looks and not looks_first
-    if looks_now and not _is_finite(output):
-        return None
-    has_0 = not (looks and all(each.all() for each in logsumexps))  # if nobody looks, there may be some
-    if looks_now and has_0 and not _are_small(call, parts, scale):
-        return None
-    if has_0 and logsumexp:
-        logsumexps = list(map(_with_empty_rows, parts, logsumexps))
-    return output, joined(call, parts, logsumexps)
-
-
-def _are_small(call: Call, parts: list[Part], scale: float) -> bool:
-    """Whether norms show that no score is NaN or overflows, and no product with values does."""
-    is_number = call.bias is None or call.bias.amax().item() < math.inf
-    return is_number and all(guards.norms_are_small(part.arrays, scale) for part in parts)
-
-
-def _with_empty_rows(part: Part, logsumexp: torch.Tensor) -> torch.Tensor:
-    """The logsumexp with -inf for fully masked rows, for which the kernel has 0."""
-    if part.added is None:
-        return logsumexp
-    return torch.where((part.added > -math.inf).any(dim=-1).expand(logsumexp.shape), logsumexp, -math.inf)
+    output, rows = results
+    if logsumexp and inputs.added is not None:  # of fully masked rows it is 0
+        has_keys = (inputs.added > -math.inf).any(dim=-1)
+        rows = torch.where(has_keys.expand(rows.shape), rows, -math.inf)
+    return sdpa.with_batch_of(part, output), sdpa.with_batch_of(part, rows)
 
 
 def _backward(
@@ -285,22 +261,23 @@ def _backward(
 
 def _gradients(plan: GuardedPlan, call: Call, ends: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
     """Gradients of query, key and value by the kernel; ``None`` if they are not finite, and somebody looks."""
-    factor, scale = sdpa.factors(call)
-    scaled = call if factor == 1.0 else call._replace(query=call.query * factor)
-    parts = parts_of(scaled)
-    if parts is None:
+    cuts = cuts_of(call)
+    if cuts is None:
         return None
+    factor, scale = sdpa.factors(call)
+    parts = parts_of(call if factor == 1.0 else call._replace(query=call.query * factor), cuts)
     flat = [x.reshape(-1, *x.shape[call.query.dim() - 3 :]) for x in ends]
     plan = plan._replace(scale=scale)
-    if len(parts) == 1 and parts[0].at == ALL and parts[0].keys == slice(0, call.key.shape[-2]):
+    if len(parts) == 1 and parts[0].key.shape == call.key.shape:
         found = _gradients_of_part(plan, parts[0], flat)
     else:
         found = tuple(torch.zeros_like(x.reshape(-1, *x.shape[-3:])) for x in call[:3])
-        query, key, value = found
-        for part in parts:
-            of_query, of_key, of_value = _gradients_of_part(plan, part, [x[part.at] for x in flat])
-            query[part.at] = of_query.reshape(query[part.at].shape)
-            key[part.at, :, part.keys], value[part.at, :, part.keys] = of_key, of_value
+        parts_of_found = parts_of(call._replace(query=found[0], key=found[1], value=found[2]), cuts)
+        for index, (part, of_found) in enumerate(zip(parts, parts_of_found, strict=True)):
+            if part.key.shape[-2]:
+                of_part = flat if len(parts) == 1 else [x[index : index + 1] for x in flat]
+                for view, gradient in zip(of_found[:3], _gradients_of_part(plan, part, of_part), strict=True):
+                    view.copy_(gradient.reshape(view.shape))
     total: Any = sum(each.sum() for each in found) if plan.looks else 0.0
     if not math.isfinite(total):
         return None
@@ -308,29 +285,23 @@ def _gradients(plan: GuardedPlan, call: Call, ends: tuple[torch.Tensor, ...]) ->
     return tuple(x.reshape(like.shape) for x, like in zip(found, call[:3], strict=True))
 
 
-def _gradients_of_part(plan: GuardedPlan, part: Part, ends: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def _gradients_of_part(plan: GuardedPlan, part: Call, ends: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Gradients by the kernel, which knows no gradient of the logsumexp.
 
     That one adds to the gradient of the scores: P (dP - delta + d_logsumexp). The kernel sums delta from dO and O. So
     one more channel, 1 in dO and -d_logsumexp in O, subtracts it from delta. It is 0 in all other arrays.
     """
-    dims, arrays = part.arrays[0].shape[:-1], part.arrays
-    output, logsumexp, d_logsumexp, d_output = (x.reshape(*dims, *x.shape[3:]) for x in ends)
-    logsumexp = logsumexp if part.added is None else torch.where(logsumexp == -math.inf, 0.0, logsumexp)
+    arrays, added, is_causal = inputs_of(part)
+    output, logsumexp, d_logsumexp, d_output = (x.reshape(*arrays[0].shape[:-1], *x.shape[3:]) for x in ends)
+    logsumexp = logsumexp if added is None else torch.where(logsumexp == -math.inf, 0.0, logsumexp)
     if plan.logsumexp:
         padded = torch.nn.functional.pad
         arrays = tuple(padded(array, (0, 1)) for array in arrays)
         output = torch.cat([output, -d_logsumexp.unsqueeze(-1).to(output.dtype)], dim=-1)
         d_output = padded(d_output, (0, 1), value=1.0)
-    options = {"attn_mask": part.added, "scale": plan.scale}
+    d_output, output = map(sdpa.with_unit_stride, (d_output, output))
     gradients = FLASH_CPU_BACKWARD(
-        sdpa.with_unit_stride(d_output),
-        *arrays,
-        sdpa.with_unit_stride(output),
-        logsumexp,
-        0.0,
-        part.is_causal,
-        **options,
+        d_output, *arrays, output, logsumexp, 0.0, is_causal, attn_mask=added, scale=plan.scale
     )
     return tuple(x[..., :-1] for x in gradients) if plan.logsumexp else gradients
 
