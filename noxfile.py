@@ -51,14 +51,13 @@ TESTS = tuple(f"tests/{folder}" for folder in FOLDERS)
 INSTALLED = (  # read files of packages, and entry points
     "tests/commands/test_check.py::test_the_fault_is_told_in_words_and_conventions_are_accepted_by_name",
     "tests/commands/test_cli.py",
-    *(f"tests/conformance/test_{name}.py" for name in ("expected", "named", "plugin", "survey", "written")),
+    *(f"tests/conformance/test_{name}.py" for name in ("expected", "named", "plugin", "survey")),
     "tests/view/test_page.py",
 )
 PEERS = (
     "tests/peers",
     "tests/backends/test_keras.py::test_a_model_saved_on_one_library_loads_on_the_next",
     "tests/frameworks/test_gradients.py::test_frameworks_agree_on_gradients",
-    "tests/conformance/test_written.py",  # in Chromium, where there is one
     "tests/view/test_page.py",  # likewise
     "tests/view/test_view.py",  # with matplotlib
     "tests/frameworks/test_timed_steps.py",
@@ -251,7 +250,7 @@ def expected(session):
     """Check the presets whose expected findings are shipped, those of Keras on three libraries; `-- torch.sdpa` one."""
     ours = checkout(f"keras,flax,{','.join(FRAMEWORKS)}")
     install(session, *ours, "transformers", "equinox", "onnx", "onnxruntime")
-    files = sorted((ROOT / "toolkit" / "attention_conformance" / "subjects" / "expected").glob("*.toml"))
+    files = sorted((ROOT / "toolkit" / "attention_conformance" / "kernel" / "expected").glob("*.toml"))
     for preset in session.posargs or [path.stem for path in files]:
         for library in FRAMEWORKS if preset.startswith("keras") else ("torch",):
             environment = QUIET | COMPILED_ONCE | {"KERAS_BACKEND": library}

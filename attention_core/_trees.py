@@ -84,7 +84,7 @@ def flatten(rule: Any, arrays: list[Any], axes: int = 0, /) -> Any:
         return Leaf(len(arrays) - 1, axes)
     if isinstance(rule, tuple):
         kind = type(rule) if hasattr(rule, "_fields") else tuple
-        return kind, *(flatten(item, arrays, -1) for item in rule)
+        return kind, *(item if item is None or type(item) is int else flatten(item, arrays, -1) for item in rule)
     if is_dataclass(rule) and not isinstance(rule, type):
         axes_of: dict[str, int] = getattr(rule, "axes", {})
         names = [field.name for field in fields(rule)]
@@ -99,7 +99,7 @@ def unflatten(treedef: Any, arrays: Any, /) -> Any:
     if not isinstance(treedef, tuple):
         return treedef
     kind, *branches = treedef
-    values = [unflatten(branch, arrays) for branch in branches]
+    values = [unflatten(branch, arrays) if isinstance(branch, tuple) else branch for branch in branches]
     if issubclass(kind, tuple):
         return tuple(values) if kind is tuple else kind(*values)
     rule = object.__new__(kind)  # without ``__post_init__``: traced arrays cannot be checked again

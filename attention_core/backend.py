@@ -43,6 +43,7 @@ from attention_core._attention.parts import (
     key_ranges,
     sample_cuts,
     sample_ranges,
+    with_arrays,
     with_cut,
 )
 from attention_core._attention.takes import Takes
@@ -148,6 +149,7 @@ __all__ = [
     "sizes",
     "unconverted",
     "upcast",
+    "with_arrays",
     "with_cut",
     "words_of",
 ]

@@ -8,7 +8,7 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 from same_maps import SENTENCE, language_model
 
-from attention_conformance.run.model import load_model, token_vectors
+from attention_conformance.own.model import load_model, token_vectors
 from attention_core.masks import Causal, SlidingWindow
 from attention_core.weights import record_attention
 from attention_view import view, view_mask

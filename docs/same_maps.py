@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 from plot_sagan import POINTS, example
 
-from attention_cli.generate import open_text_model
-from attention_conformance.run.model import load_model, token_vectors
+from attention_conformance.own.model import load_model, token_vectors
 from attention_core.backend import get_backend
 from attention_core.weights import record_attention
 from attention_files.safetensors import load_tree
+from attention_models.tokenizers import open_text_model
 
 LIBRARIES = ("numpy", "torch", "jax", "tensorflow")
 SENTENCE = "The animal did not cross the street because it was too tired."

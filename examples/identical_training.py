@@ -26,7 +26,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 from sklearn.datasets import load_digits
 
-from attention_conformance.run.identical import compare, digest
+from attention_conformance.golden.identical import compare, digest
 from attention_core import scaled_dot_product_attention
 from attention_core.backend import get_backend
 from attention_core.layers import EncoderLayer, FeedForward, SaganAttention, named_arrays

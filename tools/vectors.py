@@ -21,17 +21,17 @@ from safetensors.numpy import save
 from attention_conformance.cases import CASES
 from attention_conformance.cases.case import Case, drawn, hard, inputs
 from attention_conformance.cases.contract import CAUSAL, MASK, WINDOW, hiding
-from attention_conformance.cases.identical import IDENTICAL
 from attention_conformance.cases.shapes import case_of, shape_of
+from attention_conformance.golden.cases import IDENTICAL
+from attention_conformance.golden.identical import computed
 from attention_conformance.hashes import published
+from attention_conformance.measure.profiles import bound_for, of_narrow_weights
 from attention_conformance.named import named_cases
 from attention_conformance.oracle.attention import Exact, attention
 from attention_conformance.oracle.gradients import gradients
 from attention_conformance.oracle.positions import allowed
 from attention_conformance.oracle.ulps import spacing
 from attention_conformance.problem import DTYPES, NumpyArray, Problem, Rule, array, rounded
-from attention_conformance.run.identical import computed
-from attention_conformance.run.profiles import bound_for, of_narrow_weights
 from attention_core.backend import get_backend
 
 FOLDER = Path(__file__).parents[1] / "vectors"

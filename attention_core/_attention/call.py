@@ -41,8 +41,16 @@ class Result(NamedTuple):
     remainder: Array | None = None
 
 
+class Whole(NamedTuple):
+    """Where a part of some samples and heads stands in the whole: indices as in `Call.starts`, and the query heads."""
+
+    batch: Any = 0
+    head: Any = 0
+    num_heads: Any = None  # by default those of the part
+
+
 class Call(NamedTuple):
-    """The arguments of a call, checked.
+    """The arguments of a call, checked. A part of a call is a call (`parts.cut`).
 
     Attributes
     ----------
@@ -59,6 +67,7 @@ class Call(NamedTuple):
     dropout : Dropout or None
     starts : tuple of int or Array
         Positions of the first query and of the first key; or, where they are no neighbours, of all of them.
+    whole : Whole
     arithmetic : {"fast", "reproducible"}
     assume_finite : bool or None
         ``True``: nobody looks at results; ``False``: everybody does; ``None``: a host alone.
@@ -77,6 +86,7 @@ class Call(NamedTuple):
     sinks: Array | None = None
     dropout: Dropout | None = None
     starts: tuple[Any, Any] = (0, 0)
+    whole: Whole = Whole()
     arithmetic: str = "fast"
     assume_finite: bool | None = None
 
@@ -119,10 +129,11 @@ def default_scale(query: Array, xp: Namespace) -> float | Array:
     return xp.astype(inverse, query.dtype)
 
 
-def score_positions(query: Array, key: Array, starts: tuple[Any, Any], xp: Namespace) -> Positions:
-    """Where the scores of query and key stand."""
+def score_positions(call: Call) -> Positions:
+    """Where the scores of a call stand."""
+    xp, query = call.xp, call.query
     *leading, heads, rows, _ = shape(query, xp=xp)
-    columns = shape(key, xp=xp)[-2]
+    columns = shape(call.key, xp=xp)[-2]
     if len(leading) == 1:  # an axis of open length is not even named
         batch = positions(leading[0], query, xp=xp)
         for _ in range(3):
@@ -130,11 +141,16 @@ def score_positions(query: Array, key: Array, starts: tuple[Any, Any], xp: Names
     else:
         batch = xp.reshape(positions(math.prod(leading), query, xp=xp), (*leading, 1, 1, 1) if leading else ())
     return Positions(
-        batch,
-        xp.reshape(positions(heads, query, xp=xp), (heads, 1, 1)),
-        xp.expand_dims(counted_from(starts[0], positions(rows, query, xp=xp), xp), axis=-1),
-        counted_from(starts[1], positions(columns, key, xp=xp), xp),
+        counted_from(call.whole.batch, batch, xp),
+        xp.reshape(counted_from(call.whole.head, positions(heads, query, xp=xp), xp), (heads, 1, 1)),
+        xp.expand_dims(counted_from(call.starts[0], positions(rows, query, xp=xp), xp), axis=-1),
+        counted_from(call.starts[1], positions(columns, call.key, xp=xp), xp),
     )
+
+
+def num_heads_of_whole(call: Call) -> Any:
+    """The number of query heads, by which `apply_dropout` counts samples."""
+    return length(call.query, -3, xp=call.xp) if call.whole.num_heads is None else call.whole.num_heads
 
 
 def is_listed(start: Any) -> bool:
@@ -161,10 +177,7 @@ def apply_dropout(
     """Weights with some of them 0, for which `Dropout.scale` makes up."""
     if dropout is None or dropout.rate == 0 or at is None:
         return weights
-    head, seed = at.head, dropout.seed
-    if tuple(getattr(seed, "shape", ())) == (4,):  # of some heads: two words, the first head, and the number of all
-        head, num_heads, dropout = xp.add(head, seed[2]), seed[3], dropout._replace(seed=seed[:2])
-    sample = xp.add(xp.multiply(at.batch, num_heads), head)
+    sample = xp.add(xp.multiply(at.batch, num_heads), at.head)
     return xp.where(kept_at(dropout, sample, at.query, at.key, xp=xp), weights, 0.0)
 
 

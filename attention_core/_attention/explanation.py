@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from attention_core._attention.blocks.query_chunks import chunks_of_call
+from attention_core._attention.blocks.query_chunks import query_chunks
 from attention_core._attention.call import Call
-from attention_core._attention.parts import Parts, parts_of
+from attention_core._attention.parts import keys_within_reach, with_cut
 from attention_core._attention.ways import REPRODUCIBLE, Dense, Way, is_taken, logsumexp_way, walk
 from attention_core._backend import Verdict, library_name
 
@@ -73,7 +73,7 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
     notes = ["assume_finite: no value is looked at, and a masked NaN may leak"] if call.assume_finite else []
     kernels = call.backend.kernels
     if call.arithmetic == "reproducible":
-        refusal, memory = "adds up in an order of its own", REPRODUCIBLE.memory(Parts(call, None, call))
+        refusal, memory = "adds up in an order of its own", REPRODUCIBLE.memory(call)
         fused = [Candidate("fused", kernel.name, refusal, None) for kernel in kernels]
         return Explanation(
             "blockwise",
@@ -85,16 +85,16 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
             ),
             tuple(notes),
         )
-    parts = parts_of(call)
-    rows = list(walk(parts))
-    taken = next(way for way, verdict in rows if is_taken(way, verdict, parts))
+    call = with_cut(call, keys_within_reach(call))
+    rows = list(walk(call))
+    taken = next(way for way, verdict in rows if is_taken(way, verdict, call))
     if weights:
         notes.append("return_weights: the dense form computes the weights")
     if isinstance(taken, Dense) and taken.cuts is not None:
         notes.append(f"dense: {len(taken.cuts)} samples one by one, each with the keys that its lengths leave")
-    if logsumexp and not taken.gives_logsumexp(parts):
-        notes.append(f"return_logsumexp: computed separately, {logsumexp_way(parts).name}")
-    chunks = chunks_of_call(parts.call)
+    if logsumexp and not taken.gives_logsumexp(call):
+        notes.append(f"return_logsumexp: computed separately, {logsumexp_way(call).name}")
+    chunks = query_chunks(call)
     if chunks:
         notes.append(f"blockwise: {len(chunks)} query chunks instead of blocks, if their result is finite")
     rows.sort(key=lambda row: isinstance(row[0], Dense))  # which is told last
@@ -103,7 +103,7 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
             way.name,
             None if way.kernel is None else way.kernel.name,
             verdict.refusal,
-            way.memory(parts),
+            way.memory(call),
             None if verdict.refusal is not None else _slower(way, verdict, taken),
         )
         for way, verdict in rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, has_sharding, length, one_program, sizes
+from attention_core._arrays import Array, Namespace, has_sharding, one_program, sizes
 from attention_core._attention.call import (
     Call,
     group_size,
@@ -25,7 +25,6 @@ class Facts(NamedTuple):
     """Facts of a call."""
 
     scale: Any  # what queries are multiplied by
-    num_heads: Any  # query heads
     group: Any  # query heads for each key/value head
     is_folded: bool  # whether the queries of a group are one below the other in a product
     is_repeated: bool  # whether keys and values are repeated
@@ -41,13 +40,12 @@ def facts_of(call: Call) -> Facts:
     """The facts of a call, whose arrays of 16 bits are in the type of the computation already."""
     xp, group = call.xp, group_size(call.query, call.key, call.xp)
     asked = call.score_mod is not None or call.dropout is not None or isinstance(call.mask, Mask)
-    at = score_positions(call.query, call.key, call.starts, xp) if asked else None
+    at = score_positions(call) if asked else None
     allowed = allowed_by(call.mask, call.bias, at, xp)
     has_empty = allowed is not None and not every_query_has_a_key(call)
     is_folded = folds_groups(call, group)
     return Facts(
         scale_like(call.query, call.scale, xp),
-        length(call.query, -3, xp=xp),
         group,
         is_folded,
         not is_folded and not (isinstance(group, int) and group == 1),

@@ -7,18 +7,19 @@ every call, and what they decide is kept for the next one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace
+from attention_core._arrays import Array, Namespace, cast_to
 from attention_core._attention.call import Call
-from attention_core._attention.parts import parts_of
-from attention_core._attention.ways import DENSE, OutputOf, taken_way
+from attention_core._attention.parts import keys_within_reach, with_cut
+from attention_core._attention.ways import DENSE, Way, taken_way, with_sinks
 from attention_core._backend import Backend, can_be_read, is_compiling, is_of_eager_type, numbers_of, registered_name
 from attention_core.masks import Mask, flatten
 from attention_core.masks._mask import bounds_of
 from attention_core.masks._rules import rule_of
 
+OutputOf = Callable[[Call], "Array | None"]
 # What an output that is kept depends on, or takes from each call, besides numbers. With others, a call is judged.
 _PLANNED = {"mask", "is_causal", "sinks", "assume_finite", "implementation", "arithmetic", "xp"}
 
@@ -76,9 +77,9 @@ def _output_of(call: Call, implementation: str) -> OutputOf | None:
         return None
     is_of_numbers = bounds_of(call.mask).is_relative
     if implementation == "dense":
-        return DENSE.prepare(parts_of(call)) if is_of_numbers and call.sinks is None else None
+        return _by_way(DENSE, call) if is_of_numbers else None
     if is_of_numbers:
-        return _of_taken(call)
+        return _by_way(None, call)
     return None if call.backend.loops.traced else _once_per_lengths(call)
 
 
@@ -88,12 +89,29 @@ def _is_of_bands(mask: Any, leading: tuple[int, ...]) -> bool:
     return is_rule and all(band.is_exact for band in mask.bounds().numbers(leading))
 
 
-def _of_taken(call: Call) -> OutputOf | None:
-    """The output by the way that is taken; of libraries that have kernels, and with sinks, if that is a kernel."""
-    parts = parts_of(call)
-    way = taken_way(parts)
-    needs_kernel = bool(call.backend.kernels) or call.sinks is not None
-    return None if needs_kernel and way.kernel is None else way.prepare(parts)
+def _by_way(way: Way | None, call: Call) -> OutputOf | None:
+    """The output by a way, or by the one that is taken: a kernel, where the library has any.
+
+    Of the keys within reach, numbers are kept. Arrays of a mask come with each call.
+    """
+    keys, has_arrays = keys_within_reach(call), not bounds_of(call.mask).is_relative
+    part = with_cut(call, keys)
+    needs_kernel = way is None and bool(call.backend.kernels)
+    way = taken_way(part) if way is None else way
+    lasting = None if needs_kernel and way.kernel is None else way.lasting(part)
+    if lasting is None:
+        return None
+    keys, run = keys and keys._replace(mask=None if has_arrays else keys.mask), lasting.run
+
+    def output(call: Call) -> Array:
+        part = call if keys is None else with_cut(call, keys)
+        if has_arrays:
+            part = part._replace(mask=call.mask)
+        result = run(part, logsumexp=call.sinks is not None)
+        result = result if call.sinks is None else with_sinks(result, part)
+        return cast_to(result.output, call.query.dtype, xp=call.xp)
+
+    return output
 
 
 def _once_per_lengths(call: Call) -> OutputOf | None:
@@ -115,7 +133,7 @@ def _once_per_lengths(call: Call) -> OutputOf | None:
             bands = bounds_of(call.mask).numbers(leading)
             is_shared = len(set(bands)) == 1
             rule = rule_of(bands[0]) if is_shared else None
-            planned = _of_taken(call._replace(mask=rule) if is_shared else call)
+            planned = _by_way(None, call._replace(mask=rule) if is_shared else call)
             last = numbers, is_shared, rule, planned
         if planned is None:
             return None

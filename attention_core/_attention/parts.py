@@ -1,17 +1,22 @@
-"""Parts of a call: the keys that its mask leaves, of all samples or of each, as in a cache that is partly filled."""
+"""Parts of a call, which are calls; and which keys the mask of a call leaves, as in a cache that is partly filled."""
 
 from __future__ import annotations
 
 import itertools
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from attention_core._arrays import sizes
-from attention_core._attention.call import Call
+from attention_core._arrays import Array, Namespace, positions, sizes, take_rows
+from attention_core._attention.call import Call, group_size, is_listed
 from attention_core._backend import is_concrete, is_exporting
-from attention_core.masks import Mask
+from attention_core._trees import classes, leaves
+from attention_core.masks import Mask, Positions, flatten, unflatten
 from attention_core.masks._band import LIMIT, UNKNOWN, Band
-from attention_core.masks._mask import bounds_of
+from attention_core.masks._mask import as_mask, bounds_of
 from attention_core.masks._rules import rule_of
+from attention_core.masks._tree import is_of_users
 
 FEW_QUERIES = 16
 KEYS_PER_QUERY = 64
@@ -47,15 +52,19 @@ def _within(end: int, columns: Any) -> Any:
 
 def key_ranges(call: Call) -> list[KeyRange] | None:
     """The keys that queries may attend to, as indices: of all samples, or of each; ``None`` if they are not known."""
-    bands, rows, columns = _bands(call), call.query.shape[-2], call.key.shape[-2]
-    return None if bands is None else [keys_of(band, (0, rows - 1), call.starts[1], columns) for band in bands]
+    bands = _bands(call)
+    return None if bands is None else [_keys_of(band, call) for band in bands]
+
+
+def _keys_of(band: Band, call: Call) -> KeyRange:
+    first, start = call.starts
+    return keys_of(band, (first, first + call.query.shape[-2] - 1), start, call.key.shape[-2])
 
 
 def _bands(call: Call) -> list[Band] | None:
     """The bands of the mask of a call; ``None`` in a program for export, which may be for any length."""
-    start, dims = call.starts, (*sizes(call.query), *sizes(call.key)[-2:])
-    starts_at_0 = isinstance(start[0], int) and start[0] == 0 and isinstance(start[1], int)
-    if is_exporting(call.query) or not isinstance(call.mask, Mask) or None in dims or not starts_at_0:
+    dims = (*sizes(call.query), *sizes(call.key)[-2:], *call.starts)
+    if is_exporting(call.query) or not isinstance(call.mask, Mask) or not all(isinstance(dim, int) for dim in dims):
         return None
     bands = call.mask.bounds().numbers(tuple(call.query.shape[:-3]))
     return None if bands == [UNKNOWN] else bands
@@ -63,14 +72,144 @@ def _bands(call: Call) -> list[Band] | None:
 
 def every_query_has_a_key(call: Call) -> bool:
     """Whether numbers of a rule say that each query may attend to some key."""
-    bands, rows, start = _bands(call) if call.bias is None else None, call.query.shape[-2], call.starts[1]
+    bands, (first, start) = _bands(call) if call.bias is None else None, call.starts
     if bands is None:
         return False
+    last = first + call.query.shape[-2] - 1
     stops = [min(band.stop, start + call.key.shape[-2]) for band in bands]
     return all(
-        band.is_exact and band.low <= band.high and start <= band.high and max(start, rows - 1 + band.low) < stop
+        band.is_exact and band.low <= band.high and start <= first + band.high and max(start, last + band.low) < stop
         for band, stop in zip(bands, stops, strict=True)
     )
+
+
+class Run(NamedTuple):
+    """Neighbouring places along an axis, the first of which may be an array."""
+
+    first: Any
+    size: int
+
+
+Places: TypeAlias = "Run | Array | None"  # or the indices (n,) of any places; None for all
+
+
+def cut(
+    call: Call,
+    *,
+    sample: tuple[int, ...] | None = None,
+    heads: Places = None,
+    rows: Places = None,
+    columns: Places = None,
+) -> Call:
+    """The part of a call of one sample, some query heads, queries and keys: a call by the positions of the whole.
+
+    A run of heads from an array on has whole groups. Of heads that are no whole groups, each gets a key/value head.
+    """
+    xp, (query, key, value), bias, sinks, starts, whole = (
+        call.xp,
+        call[:3],
+        call.bias,
+        call.sinks,
+        call.starts,
+        call.whole,
+    )
+    if sample is heads is rows is columns is None:
+        return call
+    mask = None if call.mask is None else _rule_of_part(as_mask(call.mask), call, sample, heads)
+    if heads is not None:
+        group = group_size(query, key, xp)
+        if isinstance(heads, Run) and isinstance(heads.first, int) and (heads.first % group or heads.size % group):
+            heads = _indices(heads, query, xp)
+        of_keys = Run(heads.first // group, heads.size // group) if isinstance(heads, Run) else heads // group
+        num_heads = query.shape[-3] if whole.num_heads is None else whole.num_heads
+        whole = whole._replace(head=_start(whole.head, heads, xp), num_heads=num_heads)
+        query, sinks = taken(query, heads, -3, xp), taken(sinks, heads, -1, xp)
+        key, value = taken(key, of_keys, -3, xp), taken(value, of_keys, -3, xp)
+    if rows is not None:
+        query, starts = taken(query, rows, -2, xp), (_start(starts[0], rows, xp), starts[1])
+    if columns is not None:
+        key, value = taken(key, columns, -2, xp), taken(value, columns, -2, xp)
+        starts = starts[0], _start(starts[1], columns, xp)
+    for axis, places in ((-3, heads), (-2, rows), (-1, columns)) if bias is not None else ():
+        bias = taken(bias, places, axis, xp, may_broadcast=True)
+    if sample is not None:
+        index = sum(at * math.prod(query.shape[axis + 1 : -3]) for axis, at in enumerate(sample))
+        whole = whole._replace(batch=whole.batch + index)
+        query, key, value = query[*sample, ...], key[*sample, ...], value[*sample, ...]
+        bias = None if bias is None else _of_sample(bias, 3, sample)
+    return call._replace(
+        query=query, key=key, value=value, mask=mask, bias=bias, sinks=sinks, starts=starts, whole=whole
+    )
+
+
+def taken(x: Array | None, places: Places, axis: int, xp: Namespace, *, may_broadcast: bool = False) -> Any:
+    """What stands at places along an axis, -1 or before; of an array that broadcasts, the one number for all."""
+    if x is None or places is None or (may_broadcast and (len(x.shape) < -axis or sizes(x)[axis] == 1)):
+        return x
+    if isinstance(places, Run) and isinstance(places.first, int):
+        return x[(..., slice(places.first, places.first + places.size), *(slice(None),) * (-axis - 1))]
+    return take_rows(x, _indices(places, x, xp), axis=axis, xp=xp)
+
+
+def _indices(places: Any, like: Array, xp: Namespace) -> Array:
+    if not isinstance(places, Run):
+        return places
+    return xp.add(positions(places.size, like, xp=xp), places.first)
+
+
+def _start(start: Any, places: Any, xp: Namespace) -> Any:
+    """Where places stand that are counted from a start: a position, or those of all of them."""
+    if isinstance(places, Run) and not is_listed(start):
+        return start + places.first
+    return taken(start, places, -1, xp) if is_listed(start) else xp.add(places, start)
+
+
+def _of_sample(x: Array, axes: int, sample: tuple[int, ...]) -> Array:
+    """What an array with so many axes behind those of the batch has for a sample."""
+    leading = len(x.shape) - axes
+    if leading <= 0:
+        return x
+    at = (0 if size == 1 else index for index, size in zip(sample[len(sample) - leading :], x.shape, strict=False))
+    return x[(*at, ...)]
+
+
+def with_arrays(rule: Mask, part: Callable[[Array, int], Array]) -> Any:
+    """A rule of ``part(array, axes)`` for each of its arrays, but for those that it passes on whole."""
+    arrays: list[Array] = []
+    treedef = flatten(rule, arrays)
+    if not arrays:
+        return rule
+    for place, axes in leaves(treedef):
+        if axes >= 0:
+            arrays[place] = part(arrays[place], axes)
+    return unflatten(treedef, arrays)
+
+
+def _rule_of_part(rule: Mask, call: Call, sample: tuple[int, ...] | None, heads: Any) -> Any:
+    xp, treedef = call.xp, None if heads is None else flatten(rule, [])
+    if any(leaf.axes == 3 for leaf in leaves(treedef)) and any(map(is_of_users, classes(treedef))):
+        rule, heads = OfHeads(rule, _indices(heads, call.query, xp), call.query.shape[-3]), None
+
+    def part(array: Array, axes: int) -> Array:
+        array = array if sample is None else _of_sample(array, axes, sample)
+        return taken(array, heads, -3, xp, may_broadcast=True) if axes == 3 else array
+
+    return with_arrays(rule, part)
+
+
+@dataclass(frozen=True, eq=False)
+class OfHeads(Mask):
+    """A rule of users for some heads, as it may look up arrays of all of them by their positions."""
+
+    mask: Mask
+    heads: Array
+    num_heads: int
+    axes: ClassVar[dict[str, int]] = {"heads": 1}
+
+    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
+        every = xp.reshape(positions(self.num_heads, at.key, xp=xp), (-1, 1, 1))
+        allowed = self.mask.allowed(at._replace(head=every), xp=xp)
+        return taken(allowed, xp.reshape(self.heads, (-1,)), -3, xp, may_broadcast=True)
 
 
 class KeyCut(NamedTuple):
@@ -82,17 +221,15 @@ class KeyCut(NamedTuple):
     starts: tuple[int, int]
 
 
-def with_cut(call: Call, cut: KeyCut | None) -> Call:
+def with_cut(call: Call, keys: KeyCut | None) -> Call:
     """The call with these keys alone."""
-    if cut is None:
+    if keys is None:
         return call
-    first, stop = cut.first, cut.stop
-    if first == 0 and stop == call.key.shape[-2]:
-        return call._replace(mask=cut.mask, starts=cut.starts)
-    key, value, bias = call.key[..., first:stop, :], call.value[..., first:stop, :], call.bias
-    if bias is not None and len(bias.shape) and bias.shape[-1] != 1:  # which may have one number for all keys
-        bias = bias[..., first:stop]
-    return call._replace(key=key, value=value, mask=cut.mask, bias=bias, starts=cut.starts)
+    first, stop, key, value, bias = keys.first, keys.stop, call.key, call.value, call.bias
+    if stop - first < key.shape[-2]:
+        key, value = key[..., first:stop, :], value[..., first:stop, :]
+        bias = None if bias is None else taken(bias, Run(first, stop - first), -1, call.xp, may_broadcast=True)
+    return call._replace(key=key, value=value, mask=keys.mask, bias=bias, starts=keys.starts)
 
 
 def find_cut(call: Call) -> KeyCut | None:
@@ -107,8 +244,8 @@ def find_cut(call: Call) -> KeyCut | None:
 
 
 def _cut(call: Call, bands: list[Band]) -> KeyCut | None:
-    start, (rows, columns) = call.starts[1], (call.query.shape[-2], call.key.shape[-2])
-    ranges = [keys_of(band, (0, rows - 1), start, columns) for band in bands]
+    (of_queries, start), columns = call.starts, call.key.shape[-2]
+    ranges = [_keys_of(band, call) for band in bands]
     first, stop = min(each.first for each in ranges), max(each.stop for each in ranges)
     if first >= stop:  # nothing is attended to, which a mask has to say
         return None
@@ -117,7 +254,7 @@ def _cut(call: Call, bands: list[Band]) -> KeyCut | None:
         return None
     counts_positions = not is_whole or call.score_mod is not None or call.dropout is not None
     mask = None if is_whole else _left_of(call, bands, start + stop)
-    return KeyCut(first, stop, mask, (0, start + first if counts_positions else 0))
+    return KeyCut(first, stop, mask, (of_queries, start + first) if counts_positions else (0, 0))
 
 
 def _left_of(call: Call, bands: list[Band], stop: int) -> Any:
@@ -151,10 +288,8 @@ def sample_cuts(call: Call, ranges: list[KeyRange]) -> list[KeyCut]:
 def sample_calls(call: Call, cuts: list[KeyCut]) -> list[Call]:
     """A call (H, M, D) for each sample of a batch, with the keys of its own cut."""
     places = itertools.product(*map(range, call.query.shape[:-3]))
-    samples = (
-        call._replace(query=call.query[*at, ...], key=call.key[*at, ...], value=call.value[*at, ...]) for at in places
-    )
-    return [with_cut(sample, cut) for sample, cut in zip(samples, cuts, strict=True)]
+    call = call._replace(mask=None)  # that of each cut is left
+    return [with_cut(cut(call, sample=at), keys) for at, keys in zip(places, cuts, strict=True)]
 
 
 def cuts_that_save(call: Call) -> list[KeyCut] | None:
@@ -176,15 +311,6 @@ def cuts_that_save(call: Call) -> list[KeyCut] | None:
     return sample_cuts(call, ranges) if is_worth_it else None
 
 
-class Parts(NamedTuple):
-    """A call, and what is left of it without the keys that its mask hides from all queries."""
-
-    whole: Call
-    cut: KeyCut | None
-    call: Call  # with these keys
-
-
-def parts_of(call: Call) -> Parts:
-    """Cut the keys of a call, unless they are as many as queries, of which blocks leave out what is masked."""
-    cut = None if call.mask is None or call.query.shape[-2] == call.key.shape[-2] else find_cut(call)
-    return Parts(call, cut, call if cut is None else with_cut(call, cut))
+def keys_within_reach(call: Call) -> KeyCut | None:
+    """The cut of a call, unless it has as many keys as queries: of these, blocks leave out what is masked."""
+    return None if call.mask is None or call.query.shape[-2] == call.key.shape[-2] else find_cut(call)

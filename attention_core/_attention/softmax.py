@@ -42,7 +42,8 @@ def softmax(
     total: Any = 1.0
     if one_pass is not None:
         exponentials = one_pass(scores)
-        if allowed is not None and (weights or not facts.is_guarded):
+        is_zero = empty is None and call.assume_finite  # and gradients of what is masked are finite
+        if allowed is not None and not is_zero and (weights or not facts.is_guarded):
             exponentials = xp.where(allowed, exponentials, 0.0)
         log_total = None
         if logsumexp:

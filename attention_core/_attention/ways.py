@@ -7,23 +7,22 @@ A verdict of the ways written here reads no query, key or value.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from attention_core._arithmetic import ARITHMETICS, fan_out
-from attention_core._arrays import Array, cast_to, dtype_name, sizes, upcast
+from attention_core._arrays import Array, dtype_name, sizes, upcast
 from attention_core._attention.blocks.forward import blockwise
 from attention_core._attention.blocks.grid import EXACT_WORK
 from attention_core._attention.blocks.plan import block_tuning
 from attention_core._attention.call import Call, Result, group_size, has_no_pairs, is_listed
 from attention_core._attention.definition import guarded_dense, guarded_scores
-from attention_core._attention.facts import folds_groups, lasting_facts
+from attention_core._attention.facts import Facts, folds_groups, lasting_facts
 from attention_core._attention.parts import (
     KeyCut,
-    Parts,
     cuts_that_save,
     has_few_queries,
-    parts_of,
+    keys_within_reach,
     sample_calls,
     with_cut,
 )
@@ -37,7 +36,6 @@ from attention_core.masks._mask import bounds_of
 
 IMPLEMENTATIONS = ("auto", "dense", "blockwise", "fused")
 OPEN = Verdict(None)
-OutputOf = Callable[[Call], "Array | None"]
 
 
 class Way:
@@ -46,24 +44,24 @@ class Way:
     name: str  # what `implementation=` and explanations call it: "dense", "blockwise" or "fused"
     kernel: Kernel | None = None
 
-    def judge(self, parts: Parts) -> Verdict:
+    def judge(self, call: Call) -> Verdict:
         """Say whether the way gives the answer, which it does by default, and why another one is faster."""
         return OPEN
 
-    def gives_logsumexp(self, parts: Parts) -> bool:
+    def gives_logsumexp(self, call: Call) -> bool:
         """Whether the logsumexp comes with the output."""
         return True
 
-    def run(self, parts: Parts, *, logsumexp: bool, weights: bool = False) -> Result:
+    def run(self, call: Call, *, logsumexp: bool, weights: bool = False) -> Result:
         """Compute attention, with what is asked for besides the output if it costs less than by itself."""
         raise NotImplementedError
 
-    def memory(self, parts: Parts) -> int | None:
+    def memory(self, call: Call) -> int | None:
         """About how many bytes it needs at a time besides its arguments; ``None`` where sizes are unknown."""
-        return _memory(parts.call, 0)
+        return _memory(call, 0)
 
-    def prepare(self, parts: Parts) -> OutputOf | None:
-        """The output as a function of calls of this signature, of which no array is kept; or ``None``."""
+    def lasting(self, call: Call) -> Way | None:
+        """Return the way for all calls of this signature, which keeps no array; ``None`` if each call finds its own."""
         return None
 
 
@@ -75,43 +73,27 @@ class Fused(Way):
     def __init__(self, kernel: Kernel) -> None:
         self.kernel: Any = kernel
 
-    def judge(self, parts: Parts) -> Verdict:
-        if any(map(is_listed, parts.call.starts)):
+    def judge(self, call: Call) -> Verdict:
+        if any(map(is_listed, call.starts)):
             return Verdict("counts neighbouring positions")
-        verdict: Verdict = self.kernel.judge(parts.call)
-        if has_no_elements(parts.call):
+        verdict: Verdict = self.kernel.judge(call)
+        if has_no_elements(call):
             return Verdict(verdict.refusal, False, "query, key or value is empty")
         if verdict.is_faster:
             return verdict
         return verdict._replace(slower=verdict.slower or "slower than what is written here")
 
-    def gives_logsumexp(self, parts: Parts) -> bool:
-        return bool(self.kernel.has_logsumexp(parts.call))
+    def gives_logsumexp(self, call: Call) -> bool:
+        return bool(self.kernel.has_logsumexp(call))
 
-    def run(self, parts: Parts, *, logsumexp: bool, weights: bool = False) -> Result:
-        if not (logsumexp and self.gives_logsumexp(parts)):
-            return Result(self.kernel.attend(parts.call))
-        output, found = self.kernel.attend_with_logsumexp(parts.call)
+    def run(self, call: Call, *, logsumexp: bool, weights: bool = False) -> Result:
+        if not (logsumexp and self.gives_logsumexp(call)):
+            return Result(self.kernel.attend(call))
+        output, found = self.kernel.attend_with_logsumexp(call)
         return Result(output, None, found)
 
-    def prepare(self, parts: Parts) -> OutputOf | None:
-        if not self.kernel.lasts(parts.call):
-            return None
-        kernel, cut, mask = self.kernel.prepare(parts.call), parts.cut, parts.call.mask
-        has_arrays = not bounds_of(mask).is_relative
-        if cut is not None and has_arrays:  # of lengths, of which none is kept
-            cut = cut._replace(mask=None)
-
-        def output(call: Call) -> Array:
-            run = call if cut is None else with_cut(call, cut)
-            if has_arrays:
-                run = run._replace(mask=call.mask)
-            if call.sinks is None:
-                return kernel.attend(run)
-            result, logsumexp = kernel.attend_with_logsumexp(run)
-            return cast_to(with_sinks(Result(result, None, logsumexp), call).output, call.query.dtype, xp=call.xp)
-
-        return output
+    def lasting(self, call: Call) -> Way | None:
+        return Fused(self.kernel.prepare(call)) if self.kernel.lasts(call) else None
 
 
 class Dense(Way):
@@ -119,38 +101,25 @@ class Dense(Way):
 
     name = "dense"
 
-    def __init__(self, cuts: list[KeyCut] | None = None) -> None:
-        self.cuts = cuts
+    def __init__(self, cuts: list[KeyCut] | None = None, facts: Facts | None = None) -> None:
+        self.cuts, self.facts = cuts, facts
 
-    def judge(self, parts: Parts) -> Verdict:
-        is_open = self.cuts is not None or dense_advantage(parts.call) is not None
+    def judge(self, call: Call) -> Verdict:
+        is_open = self.cuts is not None or dense_advantage(call) is not None
         return OPEN if is_open else Verdict(None, False, "holds all scores at once")
 
-    def run(self, parts: Parts, *, logsumexp: bool, weights: bool = False) -> Result:
+    def run(self, call: Call, *, logsumexp: bool, weights: bool = False) -> Result:
         if self.cuts is not None:
-            return _attend_per_sample(parts.whole, self.cuts, logsumexp=logsumexp)
-        return guarded_dense(parts.call, weights=weights and parts.cut is None, logsumexp=logsumexp)
+            return _attend_per_sample(call, self.cuts, logsumexp=logsumexp)
+        return guarded_dense(call, self.facts, weights=weights, logsumexp=logsumexp)
 
-    def memory(self, parts: Parts) -> int | None:
-        return _memory(parts.call, math.inf)
+    def memory(self, call: Call) -> int | None:
+        return _memory(call, math.inf)
 
-    def prepare(self, parts: Parts) -> OutputOf | None:
-        cuts, cut, mask = self.cuts, parts.cut, parts.call.mask
-        if cuts is not None:
-            return lambda call: cast_to(
-                _attend_per_sample(call, cuts, logsumexp=False).output, call.query.dtype, xp=call.xp
-            )
-        facts = lasting_facts(parts.call)
-        if facts is None and not bounds_of(mask).is_relative:
-            return None
-        if cut is not None and facts is not None:
-            cut = cut._replace(mask=None)  # which may hold lengths of the user, and is an array of the facts
-
-        def output(call: Call) -> Array:
-            result = guarded_dense(call if cut is None else with_cut(call, cut), facts, logsumexp=False)
-            return cast_to(result.output, call.query.dtype, xp=call.xp)
-
-        return output
+    def lasting(self, call: Call) -> Way | None:
+        facts = lasting_facts(call) if self.cuts is None else None
+        is_known = facts is not None or self.cuts is not None or bounds_of(call.mask).is_relative
+        return Dense(self.cuts, facts) if is_known else None
 
 
 def _attend_per_sample(call: Call, cuts: list[KeyCut], *, logsumexp: bool) -> Result:
@@ -171,18 +140,18 @@ class Blocks(Way):
 
     name = "blockwise"
 
-    def judge(self, parts: Parts) -> Verdict:
-        slower = dense_advantage(parts.call)
+    def judge(self, call: Call) -> Verdict:
+        slower = dense_advantage(call)
         return OPEN if slower is None else Verdict(None, False, slower)
 
-    def run(self, parts: Parts, *, logsumexp: bool, weights: bool = False) -> Result:
-        _check_lengths(parts.whole, "implementation='blockwise'")
-        output, *found = blockwise(parts.whole)
+    def run(self, call: Call, *, logsumexp: bool, weights: bool = False) -> Result:
+        _check_lengths(call, "implementation='blockwise'")
+        output, *found = blockwise(call)
         return Result(output, None, *found)
 
-    def memory(self, parts: Parts) -> int | None:
-        tuning = block_tuning(parts.call)
-        return _memory(parts.call, tuning.queries * tuning.keys)
+    def memory(self, call: Call) -> int | None:
+        tuning = block_tuning(call)
+        return _memory(call, tuning.queries * tuning.keys)
 
 
 class Reproducible(Way):
@@ -190,8 +159,7 @@ class Reproducible(Way):
 
     name = "blockwise"
 
-    def run(self, parts: Parts, *, logsumexp: bool, weights: bool = False) -> Result:
-        call = parts.whole
+    def run(self, call: Call, *, logsumexp: bool, weights: bool = False) -> Result:
         if has_no_pairs(call):
             return guarded_dense(call, weights=weights)
         _check_lengths(call, "arithmetic='reproducible'")
@@ -205,68 +173,67 @@ class Reproducible(Way):
         output, found, reference = reproducible_attention(call)
         return Result(output, reproducible_weights(of_weights, reference) if weights else None, found)
 
-    def memory(self, parts: Parts) -> int | None:
-        return _memory(parts.whole, 2 * block_tuning(parts.whole).exact_scores)  # six arrays of a block
+    def memory(self, call: Call) -> int | None:
+        return _memory(call, 2 * block_tuning(call).exact_scores)  # six arrays of a block
 
 
 DENSE, BLOCKS, REPRODUCIBLE = Dense(), Blocks(), Reproducible()
 
 
-def walk(parts: Parts) -> Iterator[tuple[Way, Verdict]]:
+def walk(call: Call) -> Iterator[tuple[Way, Verdict]]:
     """All ways with their verdicts, in the order in which they are asked."""
-    for kernel in map(Fused, parts.call.backend.kernels):
-        yield kernel, kernel.judge(parts)
-    cuts = cuts_that_save(parts.whole)
-    takes_samples = cuts is not None and all(map(dense_advantage, sample_calls(parts.whole, cuts)))
-    dense = Dense(cuts) if takes_samples else DENSE
-    yield dense, dense.judge(parts)
-    yield BLOCKS, BLOCKS.judge(parts)
+    for kernel in map(Fused, call.backend.kernels):
+        yield kernel, kernel.judge(call)
+    cuts = cuts_that_save(call)
+    takes_samples = cuts is not None and all(map(dense_advantage, sample_calls(call, cuts)))
+    for way in (Dense(cuts) if takes_samples else DENSE, BLOCKS):
+        yield way, way.judge(call)
 
 
-def taken_way(parts: Parts) -> Way:
+def taken_way(call: Call) -> Way:
     """The way that ``"auto"`` takes."""
-    return next(way for way, verdict in walk(parts) if is_taken(way, verdict, parts))
+    return next(way for way, verdict in walk(call) if is_taken(way, verdict, call))
 
 
-def is_taken(way: Way, verdict: Verdict, parts: Parts) -> bool:
+def is_taken(way: Way, verdict: Verdict, call: Call) -> bool:
     """Whether a call takes this way, if it comes first. The output depends on the logsumexp where there are sinks."""
     is_open = verdict.refusal is None and verdict.is_faster
-    return is_open and (parts.call.sinks is None or way.gives_logsumexp(parts))
+    return is_open and (call.sinks is None or way.gives_logsumexp(call))
 
 
-def logsumexp_way(parts: Parts) -> Way:
+def logsumexp_way(call: Call) -> Way:
     """The way that computes a logsumexp which does not come with the output."""
-    return DENSE if DENSE.judge(parts).is_faster else BLOCKS
+    return DENSE if DENSE.judge(call).is_faster else BLOCKS
 
 
-def run_call(call: Call, implementation: str, *, weights: bool = False, logsumexp: bool = False) -> Result:
-    """Run a call by the first of its ways, or the one of a name.
+def run_call(whole: Call, implementation: str, *, weights: bool = False, logsumexp: bool = False) -> Result:
+    """Run a call by the first of its ways, or the one of a name, with the keys within reach of its mask.
 
     What is returned besides the output does not decide how that is computed. If a way cannot give it, it is computed
     by another, or refused if the way was asked for by name.
     """
-    inside = logsumexp or call.sinks is not None
-    if call.arithmetic == "reproducible":
+    inside = logsumexp or whole.sinks is not None
+    if whole.arithmetic == "reproducible":
         if weights and implementation == "blockwise":
             raise _no_weights(implementation)
-        return REPRODUCIBLE.run(Parts(call, None, call), logsumexp=inside, weights=weights)
-    parts = parts_of(call)
+        return REPRODUCIBLE.run(whole, logsumexp=inside, weights=weights)
+    call = with_cut(whole, keys_within_reach(whole))
     if implementation == "auto":
-        way = taken_way(parts)
+        way = taken_way(call)
     else:
-        way = _named(parts, implementation, weights=weights, logsumexp=inside)
+        way = _named(call, implementation, weights=weights, logsumexp=inside)
     if way is not DENSE and has_no_elements(call):  # by whose sizes a kernel may divide, and of which are no blocks
         way = DENSE
-    result = way.run(parts, logsumexp=inside, weights=weights)
+    result = way.run(call, logsumexp=inside, weights=weights and call.key is whole.key)
     if inside and result.logsumexp is None:
-        found = logsumexp_way(parts).run(parts, logsumexp=True)
+        found = logsumexp_way(call).run(call, logsumexp=True)
         result = result._replace(logsumexp=found.logsumexp, remainder=found.remainder)
     if weights and result.weights is None:
-        result = result._replace(weights=guarded_dense(call, weights=True, logsumexp=False).weights)
+        result = result._replace(weights=guarded_dense(whole, weights=True, logsumexp=False).weights)
     return result if call.sinks is None else with_sinks(result, call)
 
 
-def _named(parts: Parts, name: str, *, weights: bool, logsumexp: bool) -> Way:
+def _named(call: Call, name: str, *, weights: bool, logsumexp: bool) -> Way:
     """The way of a name, or an error that says why there is none."""
     if weights and name != "dense":
         raise _no_weights(name)
@@ -274,18 +241,18 @@ def _named(parts: Parts, name: str, *, weights: bool, logsumexp: bool) -> Way:
         return DENSE if name == "dense" else BLOCKS
     if name == "fused" and logsumexp:
         raise _no_logsumexp(name, "few kernels return it")
-    kernels = [Fused(kernel) for kernel in parts.call.backend.kernels if name in ("fused", kernel.name)]
+    kernels = [Fused(kernel) for kernel in call.backend.kernels if name in ("fused", kernel.name)]
     refusals: list[str] = []
     for way in kernels:
-        refusal = way.kernel.judge(parts.call).refusal
+        refusal = way.kernel.judge(call).refusal
         if refusal is None:
-            if logsumexp and not way.gives_logsumexp(parts):
+            if logsumexp and not way.gives_logsumexp(call):
                 raise _no_logsumexp(name, "this kernel does not return it")
             return way
         refusals.append(refusal if name != "fused" else f"{way.kernel.name} {refusal}")
     if name != "fused":
         raise ValueError(f"expected a call that {name} answers as defined; got one that it does not: it {refusals[0]}")
-    reasons = "; ".join(refusals) or f"{library_name(parts.call.xp)} has none that is known here"
+    reasons = "; ".join(refusals) or f"{library_name(call.xp)} has none that is known here"
     raise ValueError(f"expected a call that a fused kernel answers as defined; got one that none does: {reasons}")
 
 

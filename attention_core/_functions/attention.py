@@ -5,7 +5,7 @@ from __future__ import annotations
 from numbers import Real
 from typing import Any, Unpack, overload
 
-from attention_core._arithmetic import check_arithmetic
+from attention_core._arithmetic import ARITHMETICS, check_arithmetic, fan_out
 from attention_core._arrays import Array, ArrayT, cast_to, sizes, sizes_differ
 from attention_core._attention.call import Attention, Call, has_no_pairs
 from attention_core._attention.config import CONTEXTS, assumes_finite, record
@@ -179,14 +179,18 @@ def checked_attention(query: Array, key: Array, value: Array, options: dict[str,
 
 def _attend_shards(query: Array, key: Array, value: Array, options: dict[str, Any]) -> Attention:
     """Attention of a sequence of which this rank holds a shard, by a strategy of its group."""
-    sharded = _sharded(query, key, value, options)
+    sharded, wants_logsumexp = _sharded(query, key, value, options), options.get("return_logsumexp", False)
+    call = sharded.call
     if sharded.here.size == 1 and sharded.lengths[1] == key.shape[-2]:  # the whole, in order
-        return checked_attention(query, key, value, {**options, "shards": None, "dropout": sharded.call.dropout})
+        return checked_attention(query, key, value, {**options, "shards": None, "dropout": call.dropout})
     strategy = taken_strategy(sharded, options["shards"].strategy)
-    if has_no_pairs(sharded.call):  # nor any bits: exact sums have nothing to cut
-        sharded = sharded._replace(call=sharded.call._replace(arithmetic="fast"))
-    result = strategy.run(sharded, logsumexp=options.get("return_logsumexp", False))
-    return Attention(cast_to(result.output, query.dtype, xp=sharded.call.xp), None, result.logsumexp)
+    if has_no_pairs(call):  # nor any bits: exact sums have nothing to cut
+        call = call._replace(arithmetic="fast")
+    copies = fan_out(call[:3], ARITHMETICS[call.arithmetic], call.xp)
+    call = call._replace(**dict(zip(("query", "key", "value"), copies, strict=True)))
+    result = strategy.run(sharded._replace(call=call), logsumexp=wants_logsumexp)
+    output = cast_to(result.output, query.dtype, xp=call.xp)
+    return Attention(output, None, result.logsumexp if wants_logsumexp else None)
 
 
 def _sharded(query: Array, key: Array, value: Array, options: dict[str, Any]) -> Sharded:

@@ -7,8 +7,9 @@ from typing import Any
 
 from attention_core._arrays import Array, shape_text, sizes, type_text
 from attention_core._attention.blocks.grid import pad
+from attention_core._attention.parts import Run, taken
 from attention_core._attention.shards.operations import gather
-from attention_core._attention.shards.splits import SPLITS, Place, Shards, cut, own, stack_of
+from attention_core._attention.shards.splits import SPLITS, Place, Shards, own, stack_of
 from attention_core._attention.shards.strategies import STRATEGIES
 from attention_core._backend import Backend, array_namespace, backend_for
 from attention_core._checks import check_bias, check_choice, check_positive
@@ -86,7 +87,7 @@ def unshard(x: Array, shards: Shards, /, *, axis: int = -2) -> Array:
     here, backend = place_of(shards, x, axis)
     length = whole_length("x", x, axis, shards, here)
     (whole,) = gather((x,), here, axis, backend)
-    return cut(whole, axis, 0, length)
+    return taken(whole, Run(0, length), axis, backend.namespace)
 
 
 def shard_positions(x: Array, shards: Shards, /, *, axis: int = -2) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias, Unpack
+from typing import Any, TypeAlias, Unpack
 
 from attention_core._arrays import (
     Array,
@@ -14,13 +14,12 @@ from attention_core._arrays import (
     dtype_name,
     shape_text,
     sizes,
-    take_rows,
     type_text,
     upcast,
 )
-from attention_core._attention.call import Call, group_size, score_positions, upcast_call
+from attention_core._attention.call import Call, upcast_call
 from attention_core._attention.config import CONTEXTS
-from attention_core._attention.scores import allowed_by
+from attention_core._attention.parts import Places, Run, cut, taken
 from attention_core._attention.ways import all_scores, run_call
 from attention_core._backend import array_of, common_namespace, with_autocast
 from attention_core._checks import (
@@ -32,21 +31,12 @@ from attention_core._checks import (
 )
 from attention_core._functions.attention import make_call
 from attention_core._functions.options import Options, options_but
-from attention_core.masks._mask import as_mask
 
 Choice: TypeAlias = slice | Sequence[int] | None
 REDUCTIONS = ("max", "mean")
 NOT_OF_WEIGHTS = ("dropout", "return_weights", "return_logsumexp", "implementation", "assume_finite", "shards")
 SCORES_AT_ONCE = 2**22
 """How many scores of a map are held at a time, as far as one row of them is no more."""
-
-
-class _Chosen(NamedTuple):
-    """The indices of what was chosen along each axis of the scores (..., H, M, N); ``None`` for all."""
-
-    heads: Sequence[int] | None
-    queries: Sequence[int] | None
-    keys: Sequence[int] | None
 
 
 @with_autocast(options=options_but(*NOT_OF_WEIGHTS))
@@ -108,7 +98,7 @@ def attention_weights(
     chosen = _chosen(call, heads, queries, keys)
     if logsumexp is not None:
         _check_logsumexp(logsumexp, call)
-    found = _weights(call, chosen) if logsumexp is None else _weights_from(logsumexp, call, chosen)
+    found = _weights(call, *chosen) if logsumexp is None else _weights_from(logsumexp, call, *chosen)
     return cast_to(found, query.dtype, xp=call.xp)
 
 
@@ -175,7 +165,7 @@ class RecordedAttention:
 
     def weights(self, *, queries: Choice = None, keys: Choice = None, heads: Choice = None) -> Array:
         """Compute weights as `attention_weights` does."""
-        found = _weights(self._call, _chosen(self._call, heads, queries, keys))
+        found = _weights(self._call, *_chosen(self._call, heads, queries, keys))
         return cast_to(found, self.query.dtype, xp=self._call.xp)
 
     def map(self, *, shape: tuple[int, int], reduction: str = "max") -> Array:
@@ -259,7 +249,7 @@ def _rows(call: Call, queries: range, block: tuple[int, int], at_once: int, redu
     found: Any = None
     for start in range(queries.start, max(queries.stop, queries.start + 1), at_once):
         part = range(start, min(start + at_once, queries.stop))
-        weights = _runs(_weights(call, _Chosen(None, part, None)), block[1], over_keys, axis=-1, xp=xp)
+        weights = _runs(_weights(call, None, Run(start, len(part)), None), block[1], over_keys, axis=-1, xp=xp)
         weights = _runs(weights, block[0], over_queries, axis=-2, xp=xp)
         found = weights if found is None else combine(found, weights)
     if not mean or not len(queries):
@@ -282,61 +272,32 @@ def _runs(x: Array, length: int, reduce: Callable[..., Array], *, axis: int, xp:
     return xp.concat([found, rest], axis=axis) if whole else rest
 
 
-def _weights(call: Call, chosen: _Chosen) -> Array:
+def _weights(call: Call, heads: Places, queries: Places, keys: Places) -> Array:
     """The weights of chosen queries, from all of their keys, in the compute dtype."""
-    found = run_call(_narrowed(call, chosen._replace(keys=None)), "dense", weights=True, logsumexp=False).weights
-    return _taken(found, chosen.keys, axis=-1, xp=call.xp)
+    part = cut(call._replace(value=call.key[..., :0]), heads=heads, rows=queries)  # of the output, nothing is used
+    return taken(run_call(part, "dense", weights=True, logsumexp=False).weights, keys, -1, call.xp)
 
 
-def _weights_from(logsumexp: Array, call: Call, chosen: _Chosen) -> Array:
+def _weights_from(logsumexp: Array, call: Call, heads: Places, queries: Places, keys: Places) -> Array:
     """The same from the logsumexp of all queries (..., H, M), by scores of the chosen keys alone."""
     xp = call.xp
-    narrowed = _narrowed(call, chosen)
-    lse = _taken(_taken(logsumexp, chosen.heads, axis=-2, xp=xp), chosen.queries, axis=-1, xp=xp)
-    lse = xp.expand_dims(lse, axis=-1)
-    scores = all_scores(upcast_call(narrowed))
+    lse = xp.expand_dims(taken(taken(logsumexp, heads, -2, xp), queries, -1, xp), axis=-1)
+    scores = all_scores(upcast_call(cut(call, heads=heads, rows=queries, columns=keys)))
     masked = xp.equal(scores, -math.inf)
     return xp.where(masked, 0.0, xp.exp(xp.subtract(scores, xp.where(xp.equal(lse, -math.inf), 0.0, lse))))
 
 
-def _narrowed(call: Call, chosen: _Chosen) -> Call:
-    """The call with nothing but what was chosen, where the mask is an array and the positions are those of before."""
-    xp, (heads, queries, keys) = call.xp, chosen
-    at = score_positions(call.query, call.key, call.starts, xp)
-    at = at._replace(query=_taken(at.query, queries, axis=-2, xp=xp), key=_taken(at.key, keys, axis=-1, xp=xp))
-    mask = None if call.mask is None else allowed_by(as_mask(call.mask), None, at, xp)
-    score_mod = call.score_mod
-    if score_mod is not None:
-        function, chosen_at = score_mod, at._replace(head=_taken(at.head, heads, axis=-3, xp=xp))
-        score_mod = lambda scores, *_: function(scores, *chosen_at)  # noqa: E731 (for scores that stand there)
-    key, group = call.key, group_size(call.query, call.key, xp)
-    if heads is not None:
-        key = _taken(key, [head // group for head in heads], axis=-3, xp=xp)
-    key = _taken(key, keys, axis=-2, xp=xp)
-    return call._replace(
-        query=_taken(_taken(call.query, heads, axis=-3, xp=xp), queries, axis=-2, xp=xp),
-        key=key,
-        value=key[..., :0],  # of the output, nothing is used
-        mask=_taken(mask, heads, axis=-3, xp=xp),
-        bias=_taken(_taken(_taken(call.bias, heads, axis=-3, xp=xp), queries, axis=-2, xp=xp), keys, axis=-1, xp=xp),
-        score_mod=score_mod,
-        sinks=_taken(call.sinks, heads, axis=-1, xp=xp),
-    )
-
-
-def _taken(array: Array | None, indices: Sequence[int] | None, axis: int, xp: Namespace) -> Any:
-    """What was chosen along an axis, which an array that is broadcast along it lacks, or has once."""
-    if array is None or indices is None or len(array.shape) < -axis or sizes(array)[axis] == 1:
-        return array
-    if isinstance(indices, range) and indices.step == 1:  # a view, where the library has them
-        return array[(..., slice(indices.start, max(indices.start, indices.stop)), *[slice(None)] * (-axis - 1))]
-    return take_rows(array, array_of(list(indices), xp.int32, array, xp), axis=axis, xp=xp)
-
-
-def _chosen(call: Call, heads: Choice, queries: Choice, keys: Choice) -> _Chosen:
+def _chosen(call: Call, heads: Choice, queries: Choice, keys: Choice) -> list[Places]:
+    """What was chosen of the axes of the scores (..., H, M, N)."""
     lengths = (*sizes(call.query)[-3:-1], sizes(call.key)[-2])
     named = zip(("heads", "queries", "keys"), (heads, queries, keys), lengths, strict=True)
-    return _Chosen(*(_indices(name, choice, length) for name, choice, length in named))
+    return [_places(_indices(*each), call) for each in named]
+
+
+def _places(indices: Sequence[int] | None, call: Call) -> Places:
+    if isinstance(indices, range) and indices.step == 1:  # a view, where the library has them
+        return Run(indices.start, len(indices))
+    return None if indices is None else array_of(list(indices), call.xp.int32, call.query, call.xp)
 
 
 def _indices(name: str, choice: Choice, length: int | None) -> Sequence[int] | None:

@@ -20,10 +20,11 @@ import dask.array
 import numpy as np
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
+from dask.utils import apply
 
 from attention_core import Attention, Causal, Dropout, Mask, explain_attention
-from attention_core.backend import get_backend, leaves, may_count
-from attention_core.masks import Given, Spans, flatten, unflatten
+from attention_core.backend import get_backend, may_count, with_arrays
+from attention_core.masks import Given, Spans, flatten
 from attention_core.pieces import Partial, merge_partials, partial_attention
 
 __all__ = ["attention"]
@@ -42,46 +43,39 @@ class Shared:
 
     Attributes
     ----------
-    treedef, arrays
-        The mask over the whole, as `attention_core.masks.flatten` gives it.
+    mask : Mask or None
+        Over the whole.
     options : dict
         Those that every piece is given.
     """
 
-    treedef: Any
-    arrays: tuple[Any, ...]
+    mask: Mask | None
     options: dict[str, Any]
 
     @property
     def counts(self) -> bool:
         """Whether something counts samples or heads, from the first of a task."""
-        return may_count(self.treedef) or any(self.options.get(name) is not None for name in COUNTED)
+        return may_count(flatten(self.mask, [])) or any(self.options.get(name) is not None for name in COUNTED)
 
     def mask_of(self, batch: Sequence[slice], heads: slice) -> Mask | None:
         """The mask of some samples and heads."""
-        if self.treedef is None:
-            return None
-        found = []
-        for array, leaf in zip(self.arrays, leaves(self.treedef), strict=True):
-            count = array.ndim - leaf.axes if leaf.axes >= 0 else 0
-            slices = [*batch[len(batch) - max(0, count) :], *([heads] if leaf.axes == 3 <= array.ndim else [])]
-            index = (slice(None) if size == 1 else each for each, size in zip(slices, array.shape, strict=False))
-            found.append(array[tuple(index)])
-        rule: Mask = unflatten(self.treedef, found)
-        return rule
+
+        def part(array: Any, axes: int) -> Any:
+            spans = [*batch[len(batch) - max(0, array.ndim - axes) :], *([heads] if axes == 3 <= array.ndim else [])]
+            index = (slice(None) if size == 1 else each for each, size in zip(spans, array.shape, strict=False))
+            return array[tuple(index)]
+
+        return None if self.mask is None else with_arrays(self.mask, part)
 
     def columns(self, spans: Sequence[slice], chunks: Chunks) -> list[list[int]]:
         """For each chunk of queries of some samples and heads, the chunks of keys that the mask does not hide."""
         *batch, heads = spans
         rule = self.mask_of(batch, heads)
-        if rule is None:
-            return [list(range(len(chunks[1])))] * len(chunks[0])
         ends = [np.asarray(_ends(sizes), np.int32) for sizes in chunks]
         query, key = (Spans(each[:-1], each[1:] - 1, int(np.diff(each).max(initial=1))) for each in ends)
         query = query._replace(first=query.first[:, None], last=query.last[:, None])
-        some = np.asarray(rule.blocks(query, key, xp=numpy_namespace)[0])
-        shape = (*(1,) * (2 - some.ndim), *some.shape)
-        some = np.broadcast_to(some.reshape(shape), (*shape[:-2], len(chunks[0]), len(chunks[1])))
+        some = np.asarray(True if rule is None else rule.blocks(query, key, xp=numpy_namespace)[0])
+        some = np.broadcast_to(some, np.broadcast_shapes(some.shape, tuple(map(len, chunks))))
         seen: Any = np.any(some, axis=tuple(range(some.ndim - 2)))
         return [np.flatnonzero(row).tolist() for row in seen]
 
@@ -143,8 +137,7 @@ def attention(
     options = _check((query, key, value), options, split_every)
     rule = _rule(options.pop("mask", None), options.pop("is_causal", False))
     bias, sinks = (_lazy(options.pop(name, None)) for name in LAZY)
-    arrays: list[Any] = []
-    shared = Shared(flatten(rule, arrays), tuple(arrays), options)
+    shared = Shared(rule, options)
     query, key, value = _aligned(query, key, value, shared)
     chunks: Chunks = (*query.chunks[:-1], key.chunks[-2])
     bias, sinks = _spread(bias, chunks), _spread(sinks, query.chunks[:-2])
@@ -156,16 +149,15 @@ def attention(
         *outer, row = index
         spans, pieces = _spans(chunks, index), []
         for column in columns(tuple(outer))[row]:
-            start = _ends(chunks[-1])[column]
             keys = ((x.name, *outer, column, 0) for x in (key, value))
             arrays_of = (query.name, *index, 0), *keys, _block(bias, (*index, column))
-            piece = (f"{name}-piece", *index, column)
-            graph[piece] = (_piece, f"{name}-shared", *arrays_of, spans, start)
-            pieces.append(piece)
+            pieces.append((f"{name}-piece", *index, column))
+            start = _ends(chunks[-1])[column]
+            graph[pieces[-1]] = (_piece, f"{name}-shared", *arrays_of, spans, start)
         while len(pieces) > 1:
             groups = [pieces[each : each + split_every] for each in range(0, len(pieces), split_every)]
             merged = [(f"{name}-merge", len(pieces), *index, each) for each in range(len(groups))]
-            graph |= {key: (_merge, group) for key, group in zip(merged, groups, strict=True)}
+            graph |= {key: (apply, merge_partials, group) for key, group in zip(merged, groups, strict=True)}
             pieces = merged
         dims = (*(each.stop - each.start for each in spans), value.shape[-1])
         graph[(name, *index)] = (_finish, pieces, _block(sinks, tuple(outer)), dims, query.dtype)
@@ -211,10 +203,9 @@ def _like(array: Any) -> Any:
 
 
 def _rule(mask: Any, is_causal: bool) -> Mask | None:
-    rule = Given(mask) if mask is not None and not isinstance(mask, Mask) else mask
-    if not is_causal:
-        return rule
-    return Causal() if rule is None else Causal() & rule
+    if is_causal:
+        return Causal() if mask is None else Causal() & mask
+    return mask if mask is None or isinstance(mask, Mask) else Given(mask)
 
 
 def _lazy(array: Any) -> Any:
@@ -277,18 +268,11 @@ def _wide(dtype: Any) -> Any:
 # --- tasks ---
 
 
-def _piece(shared: Shared, query: Any, key: Any, value: Any, bias: Any, spans: list[slice], start: int) -> Partial:
+def _piece(shared: Shared, query: Any, key: Any, value: Any, bias: Any, spans: list[slice], start: int) -> Any:
     """Compute attention of a chunk of queries to a chunk of keys."""
     *batch, heads, rows = spans
     options = {"mask": shared.mask_of(batch, heads), "bias": bias, "query_start": rows.start, "key_start": start}
-    options |= shared.options
-    found: Partial = partial_attention(query, key, value, **options)
-    return found
-
-
-def _merge(pieces: list[Partial]) -> Partial:
-    merged: Partial = merge_partials(*pieces)
-    return merged
+    return partial_attention(query, key, value, **options, **shared.options)
 
 
 def _finish(pieces: list[Partial], sinks: Any, dims: tuple[int, ...], dtype: Any) -> tuple[Any, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import os
 import subprocess
 import sys
@@ -12,18 +13,25 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from attention_conformance.cases.bits import BITS, VARIATIONS
+from attention_conformance.bits.cases import BITS, VARIATIONS
+from attention_conformance.bits.pair import OTHER_BITS
+from attention_conformance.kernel.signature import read_signature
+from attention_conformance.kernel.target import load_target
+from attention_conformance.launch.fit import fit
+from attention_conformance.launch.subject import Subject
+from attention_conformance.measure.catalogue import subject_cases
+from attention_conformance.measure.finding import (
+    CONVENTION,
+    VERDICTS,
+    WRONG,
+    Finding,
+    most_telling,
+    to_row,
+)
+from attention_conformance.measure.measures import drawn, variables
+from attention_conformance.measure.question import Question
 from attention_conformance.run.again import script_of
-from attention_conformance.run.bits import OTHER_BITS
-from attention_conformance.run.catalogue import subject_cases
-from attention_conformance.run.finding import CONVENTION, VERDICTS, WRONG, Finding, finding_from, most_telling, to_row
-from attention_conformance.run.measures import drawn, variables
-from attention_conformance.run.question import Question
-from attention_conformance.run.script import script
-from attention_conformance.subjects.fit import fit
-from attention_conformance.subjects.signature import read_signature
-from attention_conformance.subjects.subject import Subject
-from attention_conformance.subjects.target import load_target
+from attention_conformance.verdict.script import script
 from attention_conformance.written.summary import assumptions
 from survey.rows import PROPERTIES, Row, property_of, read_remarks, remark_of
 
@@ -71,6 +79,14 @@ def _found(row: Row, path: Path, words: Iterable[str]) -> dict[str, Any]:
     return found
 
 
+def _finding(row: dict[str, Any]) -> Finding:
+    """A finding from what JSON held, without its worst element."""
+    numbers = {name: math.nan if row[name] is None else float(row[name]) for name in ("error", "bound", "seconds")}
+    several = {name: tuple(row[name]) for name in ("rejected", "planted", "kinds", "equals")}
+    shapes = {name: tuple(each) for name, each in row["shapes"].items()}
+    return Finding(**row | numbers | several | {"shapes": shapes, "worst": None})
+
+
 def _environment(row: Row) -> dict[str, str]:
     return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu", **row.environment}
 
@@ -78,7 +94,7 @@ def _environment(row: Row) -> dict[str, str]:
 def row_of(row: Row, documents: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
     """A row of the survey from the documents of its checks: a cell for each property that has a finding."""
     about = documents[0]["about"]
-    findings = [finding_from(each) for document in documents for each in document["findings"]]
+    findings = [_finding(each) for document in documents for each in document["findings"]]
     os.environ.update(row.environment)
     declared = {name: each for name, each in about["declared"].items() if each is not None}
     subject = load_target(row.target, **declared)

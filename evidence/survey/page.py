@@ -14,11 +14,11 @@ from typing import Any
 
 from jinja2 import StrictUndefined, Template
 
-from attention_conformance.cases.bits import VARIATIONS
+from attention_conformance.bits.cases import VARIATIONS
+from attention_conformance.bits.pair import OTHER_BITS
+from attention_conformance.measure.finding import VERDICTS, WRONG
 from attention_conformance.named.case import NamedCase
 from attention_conformance.named.related import related
-from attention_conformance.run.bits import OTHER_BITS
-from attention_conformance.run.finding import VERDICTS, WRONG
 from survey.rows import (
     ABSENT,
     PROPERTIES,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.subjects.presets import (
+from attention_conformance.kernel.presets import (
     PRESETS as SHIPPED,
     Preset,
     flax,
@@ -18,7 +18,7 @@ from attention_conformance.subjects.presets import (
     sdpa,
     session_of,
 )
-from attention_conformance.subjects.subject import Subject
+from attention_conformance.launch.subject import Subject
 
 
 def flash_of_cpu() -> Subject:

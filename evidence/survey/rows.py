@@ -9,8 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from attention_conformance.cases.bits import BITWISE
-from attention_conformance.cases.case import Case
+from attention_conformance.cases.case import BITWISE, Case
 from survey.presets import PRESETS, target_of
 
 

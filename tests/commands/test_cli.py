@@ -20,11 +20,10 @@ from attention_benchmark.problem import MASKS, OPERATIONS, PRESETS, WINDOW
 from attention_cli import app as command_line, main as program
 from attention_conformance import CASES
 from attention_conformance.cases.contract import LINES
+from attention_conformance.measure.finding import Finding
+from attention_conformance.measure.implementations import is_quick
 from attention_conformance.problem import DTYPES
-from attention_conformance.run.finding import Finding
-from attention_conformance.run.implementations import is_quick
-from attention_conformance.run.job import Order
-from attention_conformance.run.runner import carried_out
+from attention_conformance.processes import Order, carried_out
 from attention_conformance.written import report
 from attention_core.backend import get_backend
 from attention_models.layouts import LAYOUTS
@@ -62,7 +61,7 @@ def test_a_run_that_holds_ends_with_its_counts_and_status_0():
 
 
 def test_a_run_that_does_not_hold_names_what_failed_and_has_status_1(monkeypatch):
-    monkeypatch.setattr("attention_conformance.run.runner.run.__defaults__", (wrong_by_a_percent,))
+    monkeypatch.setattr("attention_conformance.own.runner.run.__defaults__", (wrong_by_a_percent,))
     result = conformance("--case", "weights")
     assert result.exit_code == 1
     assert "mask on numpy (cpu, float32, eager, dense): error" in result.stdout
@@ -113,7 +112,7 @@ def test_the_lines_are_those_of_the_contract():
 
 
 def test_what_is_found_is_told_as_it_is_found(monkeypatch):
-    monkeypatch.setattr("attention_conformance.run.runner.run.__defaults__", (wrong_by_a_percent,))
+    monkeypatch.setattr("attention_conformance.own.runner.run.__defaults__", (wrong_by_a_percent,))
     result = invoke("conformance", "--backend", "numpy", "--dtype", "float32", "--case", "mask", "--jobs", 0)
     told = result.stderr.splitlines()
     assert told[0].startswith("mask on numpy (cpu, float32, eager, dense): error")
@@ -136,7 +135,7 @@ def test_a_quick_run_is_eager_in_float32_on_one_device(tmp_path):
     assert not is_quick(backend, "eager", "float16", "dense")
 
 
-COMMANDS = ("conformance", "digest", "case", "cases", "bench", "convert", "backends", "view")
+COMMANDS = ("conformance", "digest", "cases", "bench", "convert", "backends", "view")
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])
@@ -270,8 +269,8 @@ def test_backends_run_in_processes_of_their_own(tmp_path):
 
 MORTAL = """
 import os
-from attention_conformance.run.finding import Started
-from attention_conformance.run.runner import work
+from attention_conformance.measure.finding import Started
+from attention_conformance.own.runner import work
 
 def worker(order):
     for message in work(order):

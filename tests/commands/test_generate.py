@@ -11,12 +11,12 @@ from command_helpers import invoke, refusal
 from gguf_helpers import write_gguf
 
 import attention_models as models
-from attention_cli.generate import _tokenizer, open_text_model
 from attention_core.backend import get_backend
 from attention_files.safetensors import FileError
 from attention_models.checkpoints import save_causal_lm
 from attention_models.gguf import load_gguf
 from attention_models.layouts import LayoutError
+from attention_models.tokenizers import gguf_tokenizer, open_text_model
 from attention_numpy.trees import map_arrays
 
 pytestmark = pytest.mark.needs("numpy")
@@ -179,7 +179,7 @@ TOKENS = {"ggml.tokens": ["<s>", "a", "<", "<a>"], "ggml.merges": []}
     ],
 )
 def test_a_gguf_file_says_how_a_prompt_begins_and_which_words_are_whole(values, ids):
-    tokenizer = _tokenizer("a.gguf", {"ggml.model": "gpt2", "ggml.pre": "smollm"} | TOKENS | values)
+    tokenizer = gguf_tokenizer("a.gguf", {"ggml.model": "gpt2", "ggml.pre": "smollm"} | TOKENS | values)
     assert tokenizer.encode("a<a>").ids == ids
 
 
@@ -201,7 +201,7 @@ def test_a_gguf_file_says_how_a_prompt_begins_and_which_words_are_whole(values, 
 )
 def test_a_broken_tokenizer_of_a_gguf_file_is_told(values, message):
     with pytest.raises(FileError) as caught:
-        _tokenizer("a.gguf", {"ggml.model": "gpt2", "ggml.pre": "smollm"} | values)
+        gguf_tokenizer("a.gguf", {"ggml.model": "gpt2", "ggml.pre": "smollm"} | values)
     assert str(caught.value).startswith(message)
 
 

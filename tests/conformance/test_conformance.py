@@ -8,11 +8,11 @@ import pytest
 import attention_core as ac
 from attention_conformance import CASES, check
 from attention_conformance.cases.case import exact_scores, hard, ordinary, probability
+from attention_conformance.measure.implementations import COMPILED, IMPLEMENTATIONS, SLOWEST, bound_of, in_small_blocks
+from attention_conformance.own.runner import plan, run
 from attention_conformance.problem import DTYPES
-from attention_conformance.run.expected import Expected
-from attention_conformance.run.implementations import COMPILED, IMPLEMENTATIONS, SLOWEST, bound_of, in_small_blocks
-from attention_conformance.run.judge import known
-from attention_conformance.run.runner import plan, run
+from attention_conformance.verdict.expected import Expected
+from attention_conformance.verdict.judge import known
 
 BY_NAME = {case.name: case for case in CASES}
 core = ac.scaled_dot_product_attention
@@ -212,7 +212,7 @@ def test_a_known_deviation_neither_passes_nor_fails(monkeypatch):
     name = "06-subnormal-values"
     assert outcomes(flushed, name) == {name: False}
     entry = Expected(name, "float32", backend="numpy", reason="it flushes")
-    monkeypatch.setattr("attention_conformance.run.judge.known", lambda: (entry,))
+    monkeypatch.setattr("attention_conformance.verdict.judge.known", lambda: (entry,))
     (result,) = check(flushed, backend="numpy", cases=[BY_NAME[name]], dtypes=["float32"])
     assert result.passed is None
     assert result.detail.startswith("exempt: it flushes; output at")

@@ -6,14 +6,14 @@ import pytest
 from planted_kernels import TAKES, found, verdict_of
 
 from attention_conformance import Subject
+from attention_conformance.kernel.probe import settled
+from attention_conformance.measure.catalogue import subject_cases
+from attention_conformance.measure.finding import WRONG, grouped
+from attention_conformance.mistakes.causes import agreed
+from attention_conformance.mistakes.diagnoses import DIAGNOSES
+from attention_conformance.mistakes.former import FORMER
+from attention_conformance.mistakes.variants import CONVENTIONS, FAULTS
 from attention_conformance.named.related import seen_before
-from attention_conformance.oracle.diagnoses import DIAGNOSES
-from attention_conformance.oracle.variants import CONVENTIONS, FAULTS
-from attention_conformance.run.catalogue import subject_cases
-from attention_conformance.run.causes import agreed
-from attention_conformance.run.finding import WRONG, grouped
-from attention_conformance.run.former import FORMER
-from attention_conformance.subjects.probe import settled
 
 PLAIN = {**TAKES, "mask": "none", "mask_name": "", "causal": "none", "grouped": False}
 

@@ -9,7 +9,7 @@ from command_helpers import invoke, refusal
 
 import attention_core as ac
 from attention_conformance import digest
-from attention_conformance.run.identical import digest as hash_of
+from attention_conformance.golden.identical import digest as hash_of
 from attention_core.layers import DotProductAttention, Embeddings, FeedForward, MultiHeadAttention, SaganAttention
 from attention_files.safetensors import save_arrays, save_layer, save_layers, save_tree
 

@@ -7,13 +7,13 @@ import pytest
 from command_helpers import invoke
 
 from attention_conformance import Finding
+from attention_conformance.kernel.presets import PRESETS
+from attention_conformance.measure.catalogue import subject_cases
+from attention_conformance.measure.kinds import NAMES as KINDS
+from attention_conformance.mistakes.diagnoses import DIAGNOSES
+from attention_conformance.mistakes.variants import CONVENTIONS, FAULTS, NARROW, SPREAD
 from attention_conformance.named import named_cases
-from attention_conformance.oracle.diagnoses import DIAGNOSES
-from attention_conformance.oracle.variants import CONVENTIONS, FAULTS, NARROW, SPREAD
-from attention_conformance.run.catalogue import subject_cases
-from attention_conformance.run.expected import SHIPPED, Origin, expected_of, met, read_expected, unmatched
-from attention_conformance.run.kinds import NAMES as KINDS
-from attention_conformance.subjects.presets import PRESETS
+from attention_conformance.verdict.expected import SHIPPED, Origin, expected_of, met, read_expected, unmatched
 from attention_workers.machine import machine
 
 CASES = {case.name: set(case.dtypes) for case in subject_cases()}

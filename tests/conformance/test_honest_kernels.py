@@ -6,7 +6,7 @@ import pytest
 from planted_kernels import found
 
 from attention_conformance import Subject
-from attention_conformance.subjects.probe import settled
+from attention_conformance.kernel.probe import settled
 
 HONEST = (
     "mask",

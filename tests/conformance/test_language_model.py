@@ -7,11 +7,11 @@ import pytest
 from command_helpers import invoke, refusal
 from gguf_helpers import write_gguf
 
+from attention_conformance.golden.identical import APART, computed, digest, work_on
 from attention_conformance.hashes import published_model
-from attention_conformance.run import language_model
-from attention_conformance.run.identical import APART, computed, digest, work_on
-from attention_conformance.run.job import Order
-from attention_conformance.run.language_model import (
+from attention_conformance.launch.libraries import devices_of
+from attention_conformance.own import language_model
+from attention_conformance.own.language_model import (
     KNOWN,
     Known,
     LanguageModel,
@@ -20,9 +20,9 @@ from attention_conformance.run.language_model import (
     load_language_model,
     outcome,
 )
-from attention_conformance.run.model import load_any
-from attention_conformance.run.runner import plan_model, run as judged
-from attention_conformance.subjects.libraries import devices_of
+from attention_conformance.own.model import load_any
+from attention_conformance.own.runner import plan_model, run as judged
+from attention_conformance.processes import Order
 from attention_core.backend import get_backend
 from attention_models.checkpoints import save_causal_lm
 
@@ -131,9 +131,6 @@ def test_what_is_no_language_model_is_told(path, tmp_path):
     for arguments in (("--model", path), ("--model", path, "--identical")):
         told = refusal("conformance", *arguments, "--backend", "numpy", "--jobs", 0)
         assert "expected a whole GGUF file" in told
-    write_gguf(path)
-    told = refusal("conformance", "--model", path, "--identical", "--sentence", "a b")
-    assert "expected an encoder with sentences" in told
     assert "expected --model with a language model for --long" in refusal("conformance", "--long")
 
 

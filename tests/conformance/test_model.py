@@ -17,10 +17,9 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from attention_conformance import hashes
-from attention_conformance.run.identical import computed, digest
-from attention_conformance.run.job import Order
-from attention_conformance.run.language_model import KNOWN
-from attention_conformance.run.model import (
+from attention_conformance.golden.identical import computed, digest
+from attention_conformance.own.language_model import KNOWN
+from attention_conformance.own.model import (
     PAIRS,
     PUBLISHED,
     Model,
@@ -31,7 +30,8 @@ from attention_conformance.run.model import (
     load_model,
     tokens_of,
 )
-from attention_conformance.run.runner import plan_model, run, work
+from attention_conformance.own.runner import plan_model, run, work
+from attention_conformance.processes import Order
 from attention_core.backend import get_backend
 from attention_core.layers import EncoderLayer
 
@@ -379,24 +379,6 @@ def test_a_model_that_nobody_published_has_its_hash_shown(published, tmp_path):
     again = invoke(*words[1:], "--json", tmp_path / "again.json")
     assert (words[0], again.exit_code) == ("attention-core", 0)
     assert json.loads((tmp_path / "again.json").read_text())["cases"] == written["cases"]
-
-
-def test_sentences_of_the_user_are_encoded_in_the_same_bits(published, tmp_path):
-    path = tmp_path / "sentences.txt"
-    path.write_text("A man is eating food.\n\nA woman is playing violin.\n")
-    found = {}
-    for name, sentences in {"file": [path], "texts": path.read_text().split("\n"), "one": ["violin"]}.items():
-        options = [word for each in sentences if str(each) for word in ("--sentence", each)]
-        result = identical(published, *options, "--json", tmp_path / f"{name}.json")
-        assert result.exit_code == 0, result.output
-        written = json.loads((tmp_path / f"{name}.json").read_text())
-        found[name] = written["cases"]["model"]["sha256"]
-        texts = [each for each in sentences if str(each)]
-        words = shlex.split(written["environment"]["command"])
-        assert [word for word in words if "--sentence" in word] == [f"--sentence={each}" for each in texts]
-    assert found["file"] == found["texts"] != found["one"]
-    model = load_model(published, ["A man is eating food.", "A woman is playing violin."])
-    assert found["file"] == digest(computed(identical_case(model), get_backend("numpy"), "cpu", "eager"))
 
 
 def test_a_hash_other_than_that_of_known_weights_is_told(published, monkeypatch):

@@ -115,7 +115,7 @@ def test_a_run_compares_with_the_last(capsys, monkeypatch):
 
 
 def test_a_case_is_told_by_a_part_of_its_name():
-    result = invoke("case", "160064")
+    result = invoke("cases", "160064")
     case = find_case("160064")
     assert result.exit_code == 0
     assert result.stdout.startswith("pytorch-160064-masked-head\n\nAsking for weights")
@@ -130,7 +130,7 @@ def test_a_number_is_that_of_a_thread_before_it_is_a_part_of_one():
 
 def test_a_part_of_several_names_is_refused():
     for part in ("pytorch", "no such name"):
-        assert refusal("case", part).startswith("expected a part of one name out of ")
+        assert refusal("cases", part).startswith("expected a part of one name out of ")
 
 
 def test_cases_are_listed_by_word_property_package_line_and_device():

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from attention_conformance import Subject, check_subject, problem_of
+from attention_conformance.kernel.options import OPTIONS
 from attention_conformance.pytest_cases import case_tests
-from attention_conformance.subjects.options import OPTIONS
 from attention_core import scaled_dot_product_attention
 
 pytestmark = pytest.mark.needs("numpy")

@@ -8,7 +8,7 @@ import pytest
 from planted_kernels import TAKES, found, verdict_of
 
 from attention_conformance import Subject
-from attention_conformance.subjects.probe import settled
+from attention_conformance.kernel.probe import settled
 
 
 @pytest.mark.needs("numpy")

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from attention_conformance import Subject, check_subject
-from attention_conformance.cases.bits import BITS
-from attention_conformance.run.catalogue import SUBJECT_CASES
-from attention_conformance.run.finding import VERDICTS
-from attention_conformance.subjects.presets import PRESETS, Preset
-from attention_conformance.subjects.probe import settled
-from attention_conformance.subjects.target import load_object
+from attention_conformance.bits.cases import BITS
+from attention_conformance.kernel.presets import PRESETS, Preset
+from attention_conformance.kernel.probe import settled
+from attention_conformance.kernel.target import load_object
+from attention_conformance.measure.catalogue import SUBJECT_CASES
+from attention_conformance.measure.finding import VERDICTS
 from survey import presets as surveyed
 from survey.check import RED, _causes, reproducer
 from survey.page import details, joined, page, written

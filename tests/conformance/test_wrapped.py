@@ -13,17 +13,17 @@ from planted_kernels import found
 
 from attention_conformance import Finding, Subject, check_subject
 from attention_conformance.cases.shapes import case_of, shape_of
-from attention_conformance.run.finding import QUIET, WRONG, exit_status, little
+from attention_conformance.kernel.adapters import adapted, masked_by_lengths, unpacked
+from attention_conformance.kernel.probe import settled
+from attention_conformance.kernel.signature import parameters_of
+from attention_conformance.measure.finding import QUIET, WRONG, exit_status, little
+from attention_conformance.measure.messages import Refused
+from attention_conformance.measure.question import Question
+from attention_conformance.mistakes.surprises import surprises
 from attention_conformance.run.job import Job
-from attention_conformance.run.judge import asked
-from attention_conformance.run.messages import Refused
-from attention_conformance.run.question import Question
-from attention_conformance.run.script import script
 from attention_conformance.run.subjects import work
-from attention_conformance.run.surprises import surprises
-from attention_conformance.subjects.adapters import adapted, masked_by_lengths, unpacked
-from attention_conformance.subjects.probe import settled
-from attention_conformance.subjects.signature import parameters_of
+from attention_conformance.verdict.judge import asked
+from attention_conformance.verdict.script import script
 
 KERNEL = [planted.Kernel()]
 """The kernel that all wrappers call."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import attention_core as ac
-from attention_core._attention.call import score_positions
+from attention_core._attention.call import Call, score_positions
 from attention_core._attention.scores import allowed_by
 from attention_core.masks import Given, Spans, is_top_left_causal
 from attention_core.masks._band import LIMIT, Band
@@ -37,7 +37,9 @@ RULES = {
 
 def dense(rule, put, get, xp):
     query, key = put(np.zeros((2, 1, M, 3))), put(np.zeros((2, 1, N, 3)))
-    return np.broadcast_to(get(allowed_by(rule, None, score_positions(query, key, (0, 0), xp), xp)), (2, 1, M, N))
+    return np.broadcast_to(
+        get(allowed_by(rule, None, score_positions(Call(query, key, key, xp, None)), xp)), (2, 1, M, N)
+    )
 
 
 @pytest.mark.parametrize("name", RULES)

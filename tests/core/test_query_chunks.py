@@ -12,8 +12,9 @@ from call_table import Sizes, options_of
 
 import attention_core as ac
 from attention_core._attention.blocks import forward as _forward, query_chunks as _chunks
-from attention_core._attention.blocks.plan import make_plan
+from attention_core._attention.blocks.plan import make_plan, unpack
 from attention_core._attention.call import Call
+from attention_core._attention.parts import Run
 from attention_core.masks import And, Not
 
 attention = ac.scaled_dot_product_attention
@@ -76,20 +77,16 @@ def lent(backend):
         powers = xp.exp(xp.subtract(scores, xp.maximum(xp.max(scores, axis=-1, keepdims=True), -1e300)))
         return xp.divide(powers, xp.sum(powers, axis=-1, keepdims=True))
 
-    return SimpleNamespace(
-        namespace=xp,
-        loops=SimpleNamespace(softmax=softmax, traced=True),
-        tuning=backend.tuning._replace(query_chunk=CHUNK),
-        is_concrete=backend.is_concrete,
-        devices=backend.devices,
-    )
+    lent = object.__new__(type(backend))  # a copy of a backend may be the backend
+    loops, tuning = SimpleNamespace(softmax=softmax, traced=True), backend.tuning._replace(query_chunk=CHUNK)
+    vars(lent).update(vars(backend) | {"loops": loops, "tuning": tuning})
+    return lent
 
 
 def cut(backend, arrays, mask, starts=(0, 0)):
-    """The chunks of a call, and what `attend_chunks` takes."""
-    plan, operands = make_plan(Call(*arrays, backend.namespace, backend, mask=mask, starts=starts))
-    chunks = _chunks.query_chunks(plan, operands, backend)
-    return plan, operands, backend, chunks
+    """What `attend_query_chunks` takes: a call, and its chunks."""
+    call = unpack(*make_plan(Call(*arrays, backend.namespace, backend, mask=mask, starts=starts)), backend)
+    return call, _chunks.query_chunks(call)
 
 
 @pytest.mark.needs(lambda backend: backend.name not in ("torch", "jax"))  # which have no use for chunks
@@ -97,10 +94,10 @@ def cut(backend, arrays, mask, starts=(0, 0)):
 def test_chunks_on_any_library(name, starts, backend, rng):
     options = dict(zip(("query_start", "key_start"), starts, strict=True)) | {"mask": mask_of(name)}
     arrays = backend.from_numpy(qkv(rng))
-    *rest, chunks = cut(lent(backend), arrays, mask_of(name), starts)
+    call, chunks = cut(lent(backend), arrays, mask_of(name), starts)
     assert len(chunks) == 3
     with np.errstate(invalid="ignore"):  # of scores that are all masked
-        output, logsumexp, _ = backend.to_numpy(_chunks.attend_query_chunks(*rest, chunks))
+        output, logsumexp, _ = backend.to_numpy(_chunks.attend_query_chunks(call, chunks))
     expected, normalizer, _ = backend.to_numpy(
         tuple(ac.pieces.partial_attention(*arrays, **options, implementation="dense"))
     )
@@ -123,7 +120,7 @@ def test_a_rule_that_looks_at_more_than_the_distance_leaves_no_chunks(mask, back
 
 def test_a_query_chunk_has_only_the_keys_within_reach(backend, rng):
     chunks = cut(lent(backend), backend.from_numpy(qkv(rng)), ac.SlidingWindow(left=2, right=1))[-1]
-    assert chunks == [(range(4), range(5)), (range(4, 8), range(2, 9)), (range(8, 11), range(6, 12))]
+    assert chunks == [(Run(0, 4), Run(0, 5)), (Run(4, 4), Run(2, 7)), (Run(8, 3), Run(6, 6))]
 
 
 @pytest.mark.needs("fused softmax")

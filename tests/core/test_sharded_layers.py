@@ -78,38 +78,6 @@ def test_ranks_have_the_numbers_and_the_gradients_of_the_whole(name, backend, pu
             np.testing.assert_allclose(total, expected, rtol=0, atol=1e-11, err_msg=f"{strategy} {index}")
 
 
-@pytest.mark.needs("gradients")
-@pytest.mark.parametrize(("size", "strategy"), [(2, "ring"), (3, "gather"), (4, "auto"), (8, "ring")])
-def test_the_loss_of_a_decoder_and_its_gradients_are_those_of_one_process(backend, put, ranks, size, strategy):
-    """Labels are those of the next position, which another rank may hold; -1 pads."""
-    layer, _ = LAYERS["decoder"]
-    xp, count = backend.namespace, 13
-    parameters = layer.init(0, dtype="float64", xp=xp)
-    tokens = np.random.default_rng(3).integers(0, 11, (2, count + 1)).astype(np.int32)
-    ids, labels = put(tokens[:, :-1]), put(tokens[:, 1:])
-
-    def computed(ids, labels, **options):
-        def loss(parameters):
-            logits = layer(parameters, ids, **options)
-            top = xp.max(logits, axis=-1, keepdims=True)
-            log_total = xp.log(xp.sum(xp.exp(logits - top), axis=-1)) + top[..., 0]
-            hits = xp.expand_dims(labels, axis=-1) == put(np.arange(11, dtype=np.int32))
-            return xp.sum(xp.where(labels >= 0, log_total - xp.sum(xp.where(hits, logits, 0.0), axis=-1), 0.0)) / (
-                2 * count
-            )
-
-        number, (gradients,) = backend.value_and_grad(loss)(parameters)
-        return [each for each in (backend.to_numpy(number), *leaves(backend.to_numpy(gradients))) if each is not None]
-
-    def of_rank(group):
-        shards = ac.Shards(group, strategy=strategy, length=count)
-        ours = ac.shard(labels + 1, shards, axis=-1) - 1
-        return computed(ac.shard(ids, shards, axis=-1), ours, shards=shards)
-
-    for parts, expected in zip(zip(*ranks(size, of_rank), strict=True), computed(ids, labels), strict=True):
-        np.testing.assert_allclose(sum(parts), expected, rtol=0, atol=1e-12)
-
-
 def test_layers_in_reproducible_arithmetic_have_the_bits_of_the_whole(backend, put, ranks):
     layer = models.Decoder(11, 8, 4, 12, num_layers=2, arithmetic="reproducible")
     parameters = layer.init(0, xp=backend.namespace)

@@ -1,13 +1,14 @@
 """A sequence that ranks share: the numbers of the whole, and its bits in reproducible arithmetic. Threads are ranks."""
 
 import itertools
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import shard_helpers
-from shard_helpers import EXACT, NAMES, inputs, joined, of_rank, whole
+from shard_helpers import EXACT, NAMES, inputs, joined, of_rank, parts_of, whole
 
 import attention_core as ac
 from attention_core._attention.shards import strategies
@@ -66,11 +67,10 @@ def test_ranks_have_the_numbers_of_the_whole(backend, put, ranks, name):
     "name", ["causal", "lengths", "array", "bias", "bias of one head", "sinks", "dropout", "score_mod"]
 )
 def test_some_heads_are_gathered_after_others(backend, put, ranks, monkeypatch, name):
-    """By turns of one of two key heads, with the keys and values of 4 ranks; functions see all heads at once."""
+    """By turns of one of two key heads, with the keys and values of 4 ranks."""
     monkeypatch.setattr(strategies, "MOST_GATHERED", 400)
     check_close(*compared(ranks, backend, put, name, 4, "gather", "zigzag", 16))
-    gathered = 2 if name == "score_mod" else 4
-    assert ranks.lent.calls.count("gather") == 4 * gathered * (1 + backend.differentiates)
+    assert ranks.lent.calls.count("gather") == 4 * 4 * (1 + backend.differentiates)
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -83,23 +83,6 @@ def test_ranks_have_the_bits_of_the_whole(backend, put, ranks, name):
         if turn % 3 != EXACT.index(name) % 3:
             more = {"spread": (1.0, 8.0)[turn % 2]}
             check_equal(*compared(ranks, backend, put, name, size, strategy, split, 13, **exact, **more))
-
-
-@pytest.mark.parametrize(("size", "strategy"), [(3, "gather"), (2, "heads"), (4, "merge")])
-def test_a_sample_has_the_same_bits_in_a_batch_of_eight_and_alone(backend, put, get, ranks, size, strategy):
-    wholes = [x.astype(np.float32) for x in inputs(length=13, batch=8)[:3]]
-
-    def of_shard(group, samples):
-        shards = ac.Shards(group, strategy=strategy, length=13)
-        arrays = [put(x[samples]) for x in wholes]
-        parts = [x if n == 0 and strategy == "merge" else ac.shard(x, shards) for n, x in enumerate(arrays)]
-        return get(ac.scaled_dot_product_attention(*parts, is_causal=True, arithmetic="reproducible", shards=shards))
-
-    together = ranks(size, lambda group: of_shard(group, slice(None)))
-    for sample in (0, 7):
-        alone = ranks(size, lambda group, sample=sample: of_shard(group, slice(sample, sample + 1)))
-        for found, expected in zip(alone, together, strict=True):
-            np.testing.assert_array_equal(found, expected[sample : sample + 1])
 
 
 @pytest.mark.parametrize("name", ["causal", "window", "segments", "lengths", "function", "dropout"])
@@ -292,8 +275,7 @@ def test_no_rule_becomes_an_array_of_all_positions(backend, put, ranks, monkeypa
 
     def of_shard(group):
         shards = ac.Shards(group, strategy=strategy)
-        parts = [x if n == 0 and strategy == "merge" else ac.shard(x, shards) for n, x in enumerate(wholes)]
-        ac.scaled_dot_product_attention(*parts, mask=ac.MaskFunction(rule), shards=shards)
+        ac.scaled_dot_product_attention(*parts_of(wholes, shards), mask=ac.MaskFunction(rule), shards=shards)
 
     ranks(4, of_shard)
     assert max(asked) <= 64
@@ -357,29 +339,25 @@ def test_a_group_of_one_is_the_plain_call(backend, put, get, ranks):
     assert not ranks.lent.calls
 
 
-def received(ranks, size):
-    """The MiB that one of so many ranks received, as `explain_attention` prints them."""
-    return f"{sum(ranks.lent.bytes) / size / 2**20:.3g}"
+@pytest.mark.parametrize(
+    ("strategy", "taken", "arithmetic", "calls"),
+    [("auto", "heads", "fast", {"exchange": 4}), ("gather", "gather", "fast", {"gather": 2}),
+     ("merge", "merge", "fast", {"total": 1}), ("merge", "merge", "reproducible", {"largest": 2, "total": 2})],
+)  # fmt: skip
+def test_a_call_moves_what_is_told(put, ranks, strategy, taken, arithmetic, calls):
+    wholes = [put(np.ones((1, 4, 16, width), np.float32)) for width in (4, 4, 3)]
 
-
-def test_a_call_of_attention_moves_what_is_told(backend, put, ranks):
-    wholes = tuple(map(put, inputs(heads=(4, 4))[:3]))
-
-    def of_shard(group, strategy):
+    def of_shard(group):
         shards = ac.Shards(group, strategy=strategy)
-        part = [ac.shard(x, shards) for x in wholes]
-        ac.scaled_dot_product_attention(*part, is_causal=True, shards=shards)
-        return ac.explain_attention(*part, is_causal=True, shards=shards)
+        parts, options = parts_of(wholes, shards), {"shards": shards, "arithmetic": arithmetic}
+        ac.scaled_dot_product_attention(*parts, **options)
+        return [note for note in ac.explain_attention(*parts, **options).notes if note.startswith("shards: ")]
 
-    for strategy, calls in (("auto", "exchange"), ("gather", "gather")):
-        ranks.lent.calls.clear()
-        ranks.lent.bytes.clear()
-        told = str(ranks(2, lambda group, strategy=strategy: of_shard(group, strategy))[0])
-        assert set(ranks.lent.calls) == {calls}
-        assert len(ranks.lent.calls) == 2 * (2 if calls == "gather" else 4)
-        assert told.count("shards: ") == 3
-        assert told.count("not taken: another one was asked for") == 1
-        assert f"{calls.replace('exchange', 'heads')}: receives about {received(ranks, 2)} MiB" in told
+    notes = ranks(2, of_shard)[0]
+    assert Counter(ranks.lent.calls) == {name: 2 * count for name, count in calls.items()}
+    assert f"shards: {taken}: receives about {sum(ranks.lent.bytes) / 2 / 2**20:.3g} MiB" in notes
+    assert len(notes) == (1 if strategy == "merge" else 3)
+    assert sum("not taken: another one was asked for" in note for note in notes) == (strategy != "merge")
 
 
 def test_heads_are_taken_where_ranks_divide_them(put, ranks):
@@ -405,7 +383,8 @@ class OfTable(ac.Mask):
     axes: ClassVar[dict[str, int]] = {"table": 3}
 
     def allowed(self, at, /, *, xp):
-        return xp.logical_and(self.table, xp.less_equal(at.key, at.query))
+        taken = xp.take(self.table, xp.reshape(at.head, (-1,)), axis=0)
+        return xp.logical_and(taken, xp.less_equal(at.key, at.query))
 
 
 class OfDocuments(ac.Segments):
@@ -426,20 +405,24 @@ def test_a_rule_of_users_classifies_no_block_of_positions_that_are_no_neighbours
 
     def of_shard(group):
         shards = ac.Shards(group, "zigzag", "merge")
-        parts = [ac.shard(x, shards) for x in wholes[1:]]
-        return get(ac.scaled_dot_product_attention(wholes[0], *parts, mask=OfDocuments(ids, ids), shards=shards))
+        mask = OfDocuments(ids, ids)
+        return get(ac.scaled_dot_product_attention(*parts_of(wholes, shards), mask=mask, shards=shards))
 
     for found in ranks(3, of_shard):
         np.testing.assert_allclose(found, expected, rtol=1e-11)
 
 
-def test_a_rule_of_users_with_an_array_of_heads_is_left_to_gathering(put, ranks):
-    x, table = put(np.zeros((1, 4, 4, 3))), put(np.ones((4, 8, 8), np.bool_))
+@pytest.mark.parametrize("most", [strategies.MOST_GATHERED, 400])
+@pytest.mark.parametrize("strategy", ["gather", "heads"])
+def test_a_rule_of_users_looks_up_an_array_by_the_heads_of_the_whole(put, get, ranks, monkeypatch, strategy, most):
+    monkeypatch.setattr(strategies, "MOST_GATHERED", most)
+    wholes, table = tuple(map(put, inputs((4, 4))[:3])), put(np.random.default_rng(0).random((4, 1, 1)) < 0.5)
+    expected = get(ac.scaled_dot_product_attention(*wholes, mask=OfTable(table)))
 
-    def refused(group):
-        with pytest.raises(ValueError, match="a rule that is not of attention_core may look up an array by heads"):
-            ac.scaled_dot_product_attention(x, x, x, mask=OfTable(table), shards=ac.Shards(group, strategy="heads"))
-        return ac.explain_attention(x, x, x, mask=OfTable(table), shards=ac.Shards(group)).notes
+    def of_shard(group):
+        shards = ac.Shards(group, "contiguous", strategy)
+        return get(
+            ac.scaled_dot_product_attention(*(ac.shard(x, shards) for x in wholes), mask=OfTable(table), shards=shards)
+        )
 
-    for notes in ranks(2, refused):
-        assert any(note.startswith("shards: gather: receives") and "not taken" not in note for note in notes)
+    np.testing.assert_allclose(np.concatenate(ranks(4, of_shard), axis=-2), expected, rtol=1e-11)

@@ -1,6 +1,5 @@
 """What each process of a group of PyTorch does: a file of its own, as processes that are spawned import it."""
 
-import dataclasses
 import os
 import pickle
 import time
@@ -15,27 +14,18 @@ from shard_helpers import EXACT, joined, of_rank, whole
 from torch.distributed.device_mesh import DeviceMesh
 
 import attention_core as ac
-from attention_conformance.cases.identical import IDENTICAL
-from attention_conformance.ranks import WAYS, over
-from attention_conformance.run.identical import computed_of, digest
-from attention_conformance.sharded import whole_of
 from attention_torch.collectives import TorchCollectives
 
 CASES = [
     ("causal", 4, "zigzag", "gather", 13),
-    ("segments", 3, "zigzag", "gather", 13),
     ("array in a rule", 2, "zigzag", "heads", 13),
     ("bias", 4, "contiguous", "heads", 16),
     ("relative bias", 4, "zigzag", "gather", 16),
-    ("sinks", 2, "contiguous", "heads", 16),
     ("dropout and score_mod", 4, "zigzag", "heads", 13),
-    ("dropout and score_mod", 4, "zigzag", "gather", 13),
     ("causal", 3, "zigzag", "ring", 13),
     ("bias", 4, "contiguous", "ring", 13),
     ("window", 4, "contiguous", "ring", 32),
-    ("dropout and score_mod", 2, "zigzag", "ring", 13),
     ("sinks", 4, "zigzag", "merge", 13),
-    ("dropout and score_mod", 3, "contiguous", "merge", 13),
 ]
 
 
@@ -46,12 +36,11 @@ def run(rank, store, folder):
     groups = {4: dist.group.WORLD, 3: dist.new_group([0, 1, 2]), 2: dist.new_group([0, 1])}
     found = {}
     for case in CASES:
-        found[case] = compared(rank, groups[case[1]], case, "fast", "float64")
+        found["numbers", case] = compared(rank, groups[case[1]], case, "fast", "float64")
     ways = (2, "zigzag", "heads"), (3, "contiguous", "gather"), (4, "zigzag", "gather"), (4, "zigzag", "merge")
-    for turn, name in enumerate(EXACT):
+    for turn, name in enumerate(EXACT[::2]):
         case = name, *ways[turn % 4], 13
         found["exact", case] = compared(rank, groups[case[1]], case, "reproducible", "float32")
-    found["published"] = hashes(rank, groups)
     found["errors"] = errors(rank)
     found["mesh"] = compared(rank, DeviceMesh("cpu", torch.arange(4)), CASES[0], "fast", "float64")
     two = ("causal", 2, "zigzag", "gather", 13)  # a compiler takes long, and so does each rank
@@ -129,19 +118,6 @@ def lose_a_rank(rank, folder):
         Path(folder, f"late{rank}").touch()
     Path(folder, f"told{rank}").write_bytes(pickle.dumps(told))
     os._exit(0)  # a group that lost a rank is not left in order
-
-
-def hashes(rank, groups):
-    """Hashes of gradients by case and way."""
-    backend, found = ac.backend.get_backend("torch"), {}
-    names = ("shared-gradient", "shared-spread-gradient", "shared-zero-channels-gradient")
-    for case in (each for each in IDENTICAL if each.name in names):
-        for size, way in zip((2, 3, 4), WAYS[:3], strict=True):
-            if rank < size:
-                attention = whole_of(ac.scaled_dot_product_attention, ac.Shards(groups[size], *reversed(way)))
-                ours = dataclasses.replace(case, function=over(case, attention))
-                found[case.name, size, way] = digest(computed_of(ours, backend, "cpu", "eager", case.trees()))
-    return found
 
 
 def compared(rank, group, case, arithmetic, dtype, seed=0, heads=(4, 2), **options):

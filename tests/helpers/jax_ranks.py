@@ -12,11 +12,11 @@ from jax.sharding import AxisType, PartitionSpec
 from shard_helpers import differentiated, in_order, inputs, loss_of, options_of, with_arrays
 
 import attention_core as ac
-from attention_conformance.cases.identical import IDENTICAL
+from attention_conformance.golden.cases import IDENTICAL
+from attention_conformance.golden.identical import computed_of, digest
 from attention_conformance.hashes import published
-from attention_conformance.ranks import of_devices, over
-from attention_conformance.run.identical import computed_of, digest
 from attention_jax.collectives import JaxCollectives
+from sharding.ranks import of_devices, over
 
 CASES = [
     ("segments", 4, "zigzag", "gather", 13, "fast", "float64"),

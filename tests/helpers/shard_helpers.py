@@ -116,6 +116,11 @@ def inputs(heads=(4, 2), length=16, batch=2, dtype="float64", seed=0, spread=1.0
     return [x.astype(dtype) for x in (*arrays, rng.standard_normal((batch, num_heads, length)))]
 
 
+def parts_of(wholes, shards):
+    """Query, key and value of a rank, out of those of the whole; under "merge", all queries."""
+    return [x if n == 0 and shards.strategy == "merge" else ac.shard(x, shards) for n, x in enumerate(wholes)]
+
+
 def by_head(batch, head, query, key):
     """A rule that looks at all positions."""
     return (key <= query) & ((key + head + batch) % 3 != 0) | (key == query)
@@ -210,26 +215,9 @@ def loss_of(xp, result, cotangents):
     return xp.sum(wide * xp.astype(cotangents[0], wide.dtype)) + xp.sum(finite * xp.astype(cotangents[1], wide.dtype))
 
 
-def whole(backend, name, heads=(4, 2), length=16, arithmetic="fast", put=None, differentiate=True, **more):
+def whole(backend, name, **more):
     """Output, logsumexp and gradients of one process, as NumPy arrays by name."""
-    xp = backend.namespace
-    arrays = tuple(map(put, inputs(heads, length, **more)))
-    options = options_of(name, put, heads, length, **more)
-    extra = differentiated(options)
-
-    def loss(arrays, extra):
-        settings = with_arrays(options, extra)
-        return loss_of(xp, attend(arrays, settings), arrays[3:])
-
-    def attend(arrays, settings):
-        return ac.scaled_dot_product_attention(*arrays[:3], **settings, return_logsumexp=True, arithmetic=arithmetic)
-
-    result = attend(arrays, options)
-    found = {"output": result.output, "logsumexp": result.logsumexp}
-    if differentiate:
-        _, (of_arrays, of_extra) = backend.value_and_grad(loss)(arrays, extra)
-        found |= dict(zip(("query", "key", "value"), of_arrays[:3], strict=True)) | of_extra
-    return {key: backend.to_numpy(x) for key, x in found.items()}
+    return of_rank(backend, None, name, **more)
 
 
 def of_rank(
@@ -237,19 +225,19 @@ def of_rank(
 ):
     """The same, of one rank: its rows of results and gradients, or its part of the gradient of what ranks share."""
     xp = backend.namespace
-    wholes = tuple(map(put, inputs(heads, length, **more)))
+    arrays = wholes = tuple(map(put, inputs(heads, length, **more)))
     options = options_of(name, put, heads, length, **more)
-    arrays = tuple(ac.shard(x, shards, axis=axis) for x, axis in zip(wholes, (-2, -2, -2, -2, -1), strict=True))
-    if shards.strategy == "merge":
-        arrays, differentiate = (wholes[0], *arrays[1:3], *wholes[3:]), False
-    elif "bias" in options and options["bias"].shape[-2] != 1:
-        options["bias"] = ac.shard(options["bias"], shards)
+    if shards is not None:
+        arrays = tuple(ac.shard(x, shards, axis=axis) for x, axis in zip(wholes, (-2, -2, -2, -2, -1), strict=True))
+        if shards.strategy == "merge":
+            arrays, differentiate = (wholes[0], *arrays[1:3], *wholes[3:]), False
+        elif "bias" in options and options["bias"].shape[-2] != 1:
+            options["bias"] = ac.shard(options["bias"], shards)
     extra = differentiated(options)
+    asked = {"return_logsumexp": True, "arithmetic": arithmetic} | ({} if shards is None else {"shards": shards})
 
     def attend(arrays, settings):
-        return ac.scaled_dot_product_attention(
-            *arrays[:3], **settings, return_logsumexp=True, arithmetic=arithmetic, shards=shards
-        )
+        return ac.scaled_dot_product_attention(*arrays[:3], **settings, **asked)
 
     def loss(arrays, extra):
         return loss_of(xp, attend(arrays, with_arrays(options, extra)), arrays[3:])

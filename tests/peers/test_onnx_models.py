@@ -4,8 +4,8 @@ import pytest
 from backend_helpers import peer
 
 from attention_conformance import check_subject
-from attention_conformance.run.finding import exit_status
-from attention_conformance.subjects.target import TargetError, load_target
+from attention_conformance.kernel.target import TargetError, load_target
+from attention_conformance.measure.finding import exit_status
 
 onnx = peer("onnx")
 peer("onnxruntime")

@@ -45,8 +45,7 @@ class Candidate:
     mode : str
         The mode of the framework: eager, compiled, and so on.
     preparation : str
-        The function from a `Problem` to a `Call`, as ``module:name``. That of a foreign candidate is of another
-        package, and takes the text after a space as well.
+        The function from a `Problem` to a `Call`, as ``module:name``.
     operation : str
         The operation of the problems it takes.
     is_peer : bool
@@ -76,9 +75,6 @@ class Candidate:
 
     def prepare(self, problem: Problem) -> Call:
         """Lay out the arrays of a problem, and make the call."""
-        foreign, _, text = self.preparation.partition(" ")
-        if text:
-            return cast(Call, pkgutil.resolve_name(foreign)(problem, text))
         return cast(Call, pkgutil.resolve_name(f"attention_benchmark.{self.preparation}")(problem))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import attention_workers as workers
-from attention_benchmark.candidate import Candidate
 from attention_benchmark.problem import Problem
 
 OF_MEMORY = {
@@ -35,8 +34,6 @@ class Order(workers.Order):
         The longest time of a call in seconds.
     memory : bool
         Whether to measure memory instead of time.
-    foreign : tuple of Candidate
-        Candidates that are not in `CANDIDATES`; their keys are among the candidates.
     """
 
     framework: str
@@ -47,7 +44,6 @@ class Order(workers.Order):
     rounds: tuple[int, int] | None = None
     limit: float = 60.0
     memory: bool = False
-    foreign: tuple[Candidate, ...] = ()
     threads: int = field(default=2, kw_only=True)
 
     @property

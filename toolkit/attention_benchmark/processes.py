@@ -43,7 +43,7 @@ def measurements_of(order: Order) -> Generator[Message | Measurement, None, None
                 key, first = worker.at
                 # All problems before this one are measured; of this one, only refusals were reported.
                 rest = _without(worker.order, key, first)
-                candidate = next(each for each in (*CANDIDATES, *order.foreign) if each.key == key)
+                candidate = next(each for each in CANDIDATES if each.key == key)
                 for index in sorted(index for other, index in rest.without if other == key):
                     yield Measurement(rest.problems[index], candidate, "died", message.reason)
                 orders.append(rest)

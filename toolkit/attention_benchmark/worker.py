@@ -107,9 +107,7 @@ def _engine(framework: str) -> Engine:
 def _chosen(order: Order, problem: Problem) -> list[Candidate]:
     without = {key for key, index in order.without if order.problems[index] == problem}
     return [
-        each
-        for each in (*CANDIDATES, *order.foreign)
-        if each.key in order.candidates and each.takes(problem) and each.key not in without
+        each for each in CANDIDATES if each.key in order.candidates and each.takes(problem) and each.key not in without
     ]
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from attention_conformance.subjects.options import OPTIONS, Option
+from attention_conformance.kernel.options import OPTIONS, Option
 
 app = typer.Typer(
     name="attention-core",
@@ -111,15 +111,25 @@ class Bench:
     memory: Annotated[bool, typer.Option(help="Measure peak memory as well, each candidate in a process.")] = True
     json: Annotated[Path | None, typer.Option(help="Write the environment and all samples to this file.")] = None
     details: Annotated[bool, typer.Option("--details", help="Print a table for every single problem, too.")] = False
-    target: Annotated[
-        str | None,
-        typer.Option(help="Time this, too, as check takes it: file.py:callable. The options below are of it."),
-    ] = None
-    layout: Annotated[str | None, typer.Option(help=OPTIONS["layout"].says)] = None
-    mask_sense: Annotated[str | None, typer.Option(help=OPTIONS["mask"].says)] = None
-    causal: Annotated[str | None, typer.Option(help=OPTIONS["causal"].says)] = None
-    scale: Annotated[str | None, typer.Option(help=OPTIONS["scale"].says)] = None
-    grouped: Annotated[bool | None, typer.Option("--grouped/--no-grouped", help=OPTIONS["grouped"].says)] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ways:
+    """The ways of running backends that several commands take."""
+
+    backend: Annotated[Many, typer.Option(help="A backend; repeatable. By default all that are installed.")] = None
+    device: Annotated[Many, typer.Option(help="A device, or its kind, as cuda; repeatable. By default all.")] = None
+    mode: Annotated[Many, typer.Option(help="A mode, such as eager or compiled; repeatable. By default all.")] = None
+    json: Annotated[Path | None, typer.Option(help="Write environment and results to this file.")] = None
+    jobs: Annotated[int, typer.Option(min=0, help="Backends at a time, each in a process; 0: all in this one.")] = CPUS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Apart:
+    """Options of what runs in a process of its own."""
+
+    jobs: Annotated[int, typer.Option(min=0, max=1, help="0: in this process, which a crash then ends.")] = 1
+    json: Annotated[Path | None, typer.Option(help="Write what was found to this file.")] = None
 
 
 KINDS = {
@@ -144,7 +154,7 @@ Shared: Any = make_dataclass("Shared", [_shared(*each) for each in OPTIONS.items
 
 @command("Check anybody's attention.", "attention_cli.check:check")
 @dataclass(frozen=True)
-class Check(Shared):  # type: ignore[misc]  # its fields are made of a table
+class Check(Shared, Apart):  # type: ignore[misc]  # its fields are made of a table
     """Check anybody's attention: say what is right, silently wrong, visibly wrong or refused.
 
     The signature and small calls tell what the target expects, and that is printed. Options say it where it is found
@@ -157,9 +167,6 @@ class Check(Shared):  # type: ignore[misc]  # its fields are made of a table
         str, typer.Argument(help="module:callable, file.py:callable, model.onnx, or a preset such as torch.sdpa.")
     ]
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each case.")] = 60.0
-    jobs: Annotated[int, typer.Option(min=0, max=1, help="0: in this process, which a crash then ends.")] = 1
-    json: Annotated[Path | None, typer.Option(help="Write what was found to this file.")] = None
-    html: Annotated[Path | None, typer.Option(help="Write one page of HTML, which needs no network.")] = None
     write_expected: Annotated[Path | None, typer.Option(help="Write what is wrong to such a file.")] = None
     untrusted: Annotated[bool, typer.Option(help="For generated kernels: compared in another process.")] = False
     large: Annotated[bool, typer.Option(help="The large cases instead, as far as memory allows: minutes.")] = False
@@ -169,7 +176,7 @@ class Check(Shared):  # type: ignore[misc]  # its fields are made of a table
 
 @command("Find where two models part.", "attention_cli.compare:compare")
 @dataclass(frozen=True)
-class Compare:
+class Compare(Apart):
     """Run two models or layers on the same input, each in its framework, and say where they part, and why.
 
     A model is a file of this project, a GGUF file, a folder of transformers, a .keras file, or file.py:name. With a
@@ -189,9 +196,6 @@ class Compare:
         float, typer.Option(min=0, help="In ulps of the largest number of a position, besides what rounding explains.")
     ] = 16.0
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each step, such as a run of a model.")] = 300.0
-    jobs: Annotated[int, typer.Option(min=0, max=1, help="0: in this process, which a crash then ends.")] = 1
-    json: Annotated[Path | None, typer.Option(help="Write what was found to this file.")] = None
-    html: Annotated[Path | None, typer.Option(help="Write one page of HTML, which needs no network.")] = None
     details: Annotated[bool, typer.Option("--details", help="Show all places, and not the first that differ.")] = False
 
 
@@ -298,7 +302,7 @@ class View:
 
 @command("Hash a call or a saved layer in every way of running.", "attention_cli.digest:digest")
 @dataclass(frozen=True)
-class Digest:
+class Digest(Ways):
     """Hash the results of a call of attention, or of a saved layer, on given inputs, with SHA-256.
 
     A call takes query, key, value and, if they are there, mask and bias. A layer takes its own arguments, by name.
@@ -313,9 +317,6 @@ class Digest:
     files: Annotated[
         list[Path], typer.Argument(help="Inputs as safetensors, and at most one saved layer; a model with --chain.")
     ]
-    backend: Annotated[Many, typer.Option(help="A backend; repeatable. By default all that are installed.")] = None
-    device: Annotated[Many, typer.Option(help="A device, or its kind, as cuda; repeatable. By default all.")] = None
-    mode: Annotated[Many, typer.Option(help="A mode, such as eager or compiled; repeatable. By default all.")] = None
     threads: Annotated[
         list[int] | None, typer.Option(min=1, help="A number of threads to run with, too; repeatable. By default 1.")
     ] = None
@@ -323,10 +324,6 @@ class Digest:
     scale: Annotated[float | None, typer.Option(help="The scale of a call without a layer.")] = None
     softcap: Annotated[float | None, typer.Option(help="The softcap of a call without a layer.")] = None
     sha256: Annotated[str | None, typer.Option(help="The hash that is expected, of 64 hex digits.")] = None
-    json: Annotated[
-        Path | None, typer.Option(help="Write environment, hashes, and the command that repeats them to this file.")
-    ] = None
-    jobs: Annotated[int, typer.Option(min=0, help="Backends at a time, each in a process; 0: all in this one.")] = CPUS
     chain: Annotated[
         Path | None, typer.Option(help="Of a language model: write a hash for each layer and token to this file.")
     ] = None
@@ -340,7 +337,7 @@ class Digest:
 
 @command("Check every backend against the contract.", "attention_cli.conformance:conformance")
 @dataclass(frozen=True)
-class Conformance:
+class Conformance(Ways):
     """Run the catalogue of cases, and compare each result with an oracle of higher precision.
 
     With --identical, run another catalogue in reproducible arithmetic, in every mode of every backend, and compare the
@@ -353,10 +350,7 @@ class Conformance:
     cannot be run as given.
     """
 
-    backend: Annotated[Many, typer.Option(help="A backend; repeatable. By default all that are installed.")] = None
-    device: Annotated[Many, typer.Option(help="A device, or its kind, as cuda; repeatable. By default all.")] = None
     dtype: Annotated[Many, typer.Option(help="A floating-point type; repeatable. By default all.")] = None
-    mode: Annotated[Many, typer.Option(help="A mode, such as eager or compiled; repeatable. By default all.")] = None
     implementation: Annotated[
         Many, typer.Option(help="dense, blockwise or fused; repeatable. By default all three, less where compiled.")
     ] = None
@@ -368,8 +362,6 @@ class Conformance:
             " file, to be run as well, as the case model; repeatable, but with --identical."
         ),
     ] = None
-    json: Annotated[Path | None, typer.Option(help="Write environment and results to this file.")] = None
-    jobs: Annotated[int, typer.Option(min=0, help="Backends at a time, each in a process; 0: all in this one.")] = CPUS
     list_: Annotated[bool, typer.Option("--list", help="List the cases and what they show, and run none.")] = False
     quick: Annotated[
         bool,
@@ -378,19 +370,19 @@ class Conformance:
     identical: Annotated[
         bool, typer.Option("--identical", help="Compare bits instead, in reproducible arithmetic, with published ones.")
     ] = False
-    sentence: Annotated[
-        Many, typer.Option(help="With --identical, a sentence for the model, or a file of them; repeatable.")
-    ] = None
     long: Annotated[
         bool, typer.Option("--long", help="Run a language model in all modes, and compare the bits of 8 prompts.")
     ] = False
 
 
-@command("List mistakes of published attentions.", "attention_cli.named:cases")
+@command("List mistakes of published attentions, or tell one.", "attention_cli.named:cases")
 @dataclass(frozen=True)
 class Cases:
-    """List the named cases: each is a mistake from a public thread, with its story."""
+    """List the named cases, each a mistake from a public thread, or tell one with its story and its script."""
 
+    name: Annotated[
+        str | None, typer.Argument(help="The case to tell: a part of its name, such as the number of the thread.")
+    ] = None
     word: Annotated[Many, typer.Option(help="A word of the name, the story or the title; repeatable.")] = None
     property_: Annotated[
         Many, typer.Option("--property", help="A property, such as 'fully masked row'; repeatable.")
@@ -400,11 +392,3 @@ class Cases:
     line: Annotated[int | None, typer.Option(min=0, max=12, help="A line of the contract; 0 for none of them.")] = None
     on_cpu: Annotated[bool, typer.Option("--cpu", help="Those whose reproducer runs on a CPU.")] = False
     failing: Annotated[bool, typer.Option("--failing", help="Those that were wrong when last run.")] = False
-
-
-@command("Tell one of them.", "attention_cli.named:case")
-@dataclass(frozen=True)
-class Case:
-    """Print the story, the thread and the versions of a named case, and where its reproducer is."""
-
-    name: Annotated[str, typer.Argument(help="The name, or a part of it, such as the number of the thread.")]

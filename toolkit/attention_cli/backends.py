@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from attention_cli.terminal import Many, check_known, console, refusal
-from attention_conformance.subjects.libraries import dtypes_of, quiet_start
+from attention_conformance.launch.libraries import dtypes_of, quiet_start
 from attention_core.backend import Backend, announced_backends, available_backends, get_backend
 
 if TYPE_CHECKING:

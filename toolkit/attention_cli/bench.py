@@ -31,7 +31,6 @@ from attention_benchmark.problem import (
 from attention_benchmark.processes import installed, measurements_of, memory_of
 from attention_benchmark.reference import TOLERANCE
 from attention_cli.terminal import Many, check_file, check_known, refusal
-from attention_cli.timed import foreign_of
 from attention_workers.memory import available
 
 if TYPE_CHECKING:
@@ -43,10 +42,7 @@ UNKNOWN = 2**40
 
 
 def bench(options: Bench, /) -> None:
-    """Measure; print and write what came of it. A target is measured among the candidates of its library."""
-    facts: dict[str, Any] = {"layout": options.layout, "mask": options.mask_sense, "causal": options.causal}
-    facts |= {"default_scale": options.scale, "grouped": options.grouped}
-    foreign = foreign_of(options.target, options.backend, facts)
+    """Measure; print and write what came of it."""
     for name, values, known in (
         ("backend", options.backend, FRAMEWORKS),
         ("operation", options.operation, OPERATIONS),
@@ -66,15 +62,13 @@ def bench(options: Bench, /) -> None:
         "",
         (),
         (),
-        foreign=(foreign,) if foreign else (),
         seconds=options.seconds,
         rounds=(options.rounds, options.rounds) if options.rounds else None,
         limit=options.limit,
         threads=options.threads,
     )
     problems = _with_cache(_problems(options), options)
-    names = [foreign.framework] if foreign else options.backend
-    orders = _orders(order, problems, _frameworks(names), [*_candidates(options.candidate), *order.foreign])
+    orders = _orders(order, problems, _frameworks(options.backend), _candidates(options.candidate))
     measurements, about = list[Measurement](), report.environment({}, options.threads)
     for results, versions in _measured(orders, options.memory, failures, without):
         measurements += results

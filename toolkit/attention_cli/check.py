@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from attention_cli.terminal import check_file, console, refusal, refusing
+from attention_cli.terminal import check_file, console, progress_bar, refusal, refusing
 from attention_conformance.cases.large import LARGE
+from attention_conformance.kernel.options import OPTIONS
+from attention_conformance.kernel.presets import PRESETS
+from attention_conformance.measure.finding import ENDED, WRONG, Finding, Started, exit_status, most_telling
+from attention_conformance.measure.kinds import never_computed, refusals
+from attention_conformance.measure.messages import Asked, Described, Refused
+from attention_conformance.mistakes.causes import agreed
 from attention_conformance.run.again import command_of, script_of
 from attention_conformance.run.alone import confirmed
-from attention_conformance.run.causes import agreed
-from attention_conformance.run.expected import (
+from attention_conformance.run.fuzz import Script
+from attention_conformance.run.job import Job, job_of
+from attention_conformance.run.names import no_case
+from attention_conformance.run.subjects import Message, supervised, work
+from attention_conformance.verdict.expected import (
     Expected,
     ExpectedError,
     Origin,
@@ -25,18 +33,8 @@ from attention_conformance.run.expected import (
     met,
     unmatched,
 )
-from attention_conformance.run.finding import ENDED, WRONG, Finding, Started, exit_status, most_telling
-from attention_conformance.run.fuzz import Script
-from attention_conformance.run.job import Job, job_of
-from attention_conformance.run.kinds import never_computed, refusals
-from attention_conformance.run.memory import available_memory
-from attention_conformance.run.messages import Asked, Described, Refused
-from attention_conformance.run.names import no_case
-from attention_conformance.run.subjects import Message, supervised, work
-from attention_conformance.subjects.options import OPTIONS
-from attention_conformance.subjects.presets import PRESETS
+from attention_conformance.verdict.memory import available_memory
 from attention_conformance.written import summary as report
-from attention_conformance.written.html import write_html
 from attention_conformance.written.report import environment
 from attention_files.writing import write_file
 
@@ -53,7 +51,6 @@ SHRINKING = 600.0
 def check(options: Check, /) -> None:
     """Check a target, show what was found, and exit with its status."""
     profile, untrusted, fuzz, large = options.profile or "kernel", options.untrusted, options.fuzz, options.large
-    files = {"json": options.json, "html": options.html, "expected": options.write_expected}
     like = profile.startswith("like ")
     if untrusted and (fuzz or not options.jobs or like):
         raise refusal("expected --untrusted without --fuzz, --jobs 0 and --profile 'like TARGET'; got one of them")
@@ -65,7 +62,7 @@ def check(options: Check, /) -> None:
     least = min(each.memory for each in LARGE)
     if large and free is not None and free < least:
         raise refusal(f"expected {least:g} GiB of free memory for --large; got {free:.1f}")
-    for path in files.values():
+    for path in (options.json, options.write_expected):
         check_file(path)
     asked = {name: getattr(options, name.replace("-", "_")) for name in OPTIONS}
     asked |= {"batch-invariant": options.batch_invariant or None}
@@ -80,13 +77,13 @@ def check(options: Check, /) -> None:
         with contextlib.closing(supervised(job, limit) if options.jobs else work(job)) as messages:  # type: ignore[type-var]
             run.follow(messages)
     except BaseException as error:  # of an interrupt: what was found is told, and kept
-        run.finish(files, interrupted=True)
+        run.finish(options, interrupted=True)
         if isinstance(error, SystemExit):  # of a target, which may exit with status 0
             raise typer.Exit(3) from error
         raise
     if run.reason:
         raise refusal(run.reason)
-    run.finish(files)
+    run.finish(options)
     raise typer.Exit(exit_status(run.findings, options.strict))
 
 
@@ -119,9 +116,7 @@ class _Run:
 
     def follow(self, messages: Iterator[Message]) -> None:
         """Tell of each message as it comes."""
-        columns = (TextColumn("{task.description:<48}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        off = not self._errors.is_terminal
-        with Progress(*columns, console=self._errors, transient=True, disable=off) as progress:
+        with progress_bar(self._errors, 48) as progress:
             task = progress.add_task(f"loading {self.job.target}", total=None)
             for message in messages:
                 if isinstance(message, Refused):
@@ -165,7 +160,7 @@ class _Run:
         elif met(finding, self._expected, self._origin).verdict in (*WRONG, *ENDED):
             self._errors.print(report.line_of(finding), highlight=False, soft_wrap=True)
 
-    def finish(self, files: dict[str, Path | None], *, interrupted: bool = False) -> None:
+    def finish(self, options: Check, *, interrupted: bool = False) -> None:
         """Show what was found, and write it."""
         self._about["interrupted"] = interrupted
         if not (interrupted or self.job.cases or self.job.fuzz or self.job.is_large or self.job.same_bits_as):
@@ -195,18 +190,10 @@ class _Run:
         if line := refusals(self.findings):
             self._screen.print(line, highlight=False, soft_wrap=True)
         typer.echo(report.summary(self.findings))
-        self._write(files)
-
-    def _write(self, files: dict[str, Path | None]) -> None:
-        found, about = self.findings, self._about
-        writers: dict[str, Callable[[Path], None]] = {
-            "json": lambda path: report.write_findings(path, found, about),
-            "html": lambda path: write_html(path, found, about),
-            "expected": self._write_expected,
-        }
-        for name, path in files.items():
-            if path is not None:
-                writers[name](path)
+        if options.json is not None:
+            report.write_findings(options.json, self.findings, self._about)
+        if options.write_expected is not None:
+            self._write_expected(options.write_expected)
 
     def _write_expected(self, path: Path) -> None:
         preset = PRESETS.get(self.job.target)

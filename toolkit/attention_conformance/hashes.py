@@ -12,10 +12,11 @@ import json
 import sys
 from pathlib import Path
 
-from attention_conformance.cases.identical import IDENTICAL, Identical
-from attention_conformance.run.identical import computed, digest
-from attention_conformance.run.language_model import LanguageModel
-from attention_conformance.run.model import load_any, model_cases
+from attention_conformance.golden.cases import IDENTICAL
+from attention_conformance.golden.identical import computed, digest
+from attention_conformance.own.identical import Identical
+from attention_conformance.own.language_model import LanguageModel
+from attention_conformance.own.model import load_any, model_cases
 from attention_core.backend import available_backends, get_backend
 
 

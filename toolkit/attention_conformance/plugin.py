@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from attention_conformance.subjects.options import OPTIONS
+from attention_conformance.kernel.options import OPTIONS
 
 KINDS: dict[str, dict[str, Any]] = {
     "text": {},

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
+from attention_conformance.kernel.target import load_target
+from attention_conformance.launch.subject import NotOffered, Subject
+from attention_conformance.measure.finding import Finding
+from attention_conformance.measure.question import Question
 from attention_conformance.run.again import command_of, script_of
-from attention_conformance.run.expected import Expected, Origin, expected_of, met, unmatched
-from attention_conformance.run.finding import Finding
 from attention_conformance.run.job import Job, job_of
-from attention_conformance.run.judge import offered
-from attention_conformance.run.question import Question
 from attention_conformance.run.subjects import finding_of, questions_of
-from attention_conformance.subjects.subject import NotOffered, Subject
-from attention_conformance.subjects.target import load_target
+from attention_conformance.verdict.expected import Expected, Origin, expected_of, met, unmatched
+from attention_conformance.verdict.judge import offered
 from attention_conformance.written.story import story
 
 

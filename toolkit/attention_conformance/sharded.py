@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from attention_conformance.run.finding import Finding
+from attention_conformance.launch.subject import Subject
+from attention_conformance.measure.finding import Finding
 from attention_conformance.run.subjects import check_subject
-from attention_conformance.subjects.subject import Subject
 from attention_core import Causal, KeyLengths, Shards, SlidingWindow, shard, unshard
 from attention_core.backend import array_namespace, on_device_of
 from attention_core.scores import ScoreMod
@@ -65,7 +65,7 @@ def whole_of(attention: AttentionFunction, shards: Shards, /, *, axis: int = -2)
     def whole(query: Any, key: Any, value: Any, /, **options: Any) -> Any:
         if options.pop("return_weights", False):
             raise NotImplementedError("weights are not returned of shards")
-        rows, told = query.shape[axis], _told(shards, query, key, axis)
+        rows, told = query.shape[axis], _evenly(shards, query, key, axis)
         is_merged = shards.strategy == "merge"
         named = {"query": query, "key": key, "value": value}
         named |= {name: options[name] for name in ("bias", "sinks") if options.get(name) is not None}
@@ -106,7 +106,7 @@ def whole_of(attention: AttentionFunction, shards: Shards, /, *, axis: int = -2)
     return whole
 
 
-def _told(shards: Shards, query: Any, key: Any, axis: int) -> Shards:
+def _evenly(shards: Shards, query: Any, key: Any, axis: int) -> Shards:
     """The shards of arrays of these lengths.
 
     Raise NotImplementedError when keys would have to be padded to the queries, or few queries to all keys, or there is
@@ -117,12 +117,12 @@ def _told(shards: Shards, query: Any, key: Any, axis: int) -> Shards:
         raise NotImplementedError("there is no position to share")
     if shards.strategy == "merge" or rows == columns:
         return shards._replace(length=columns)
-    told = shards._replace(length=None)
-    if any(unshard(shard(x, told, axis=axis), told, axis=axis).shape[axis] != x.shape[axis] for x in (query, key)):
+    even = shards._replace(length=None)
+    if any(unshard(shard(x, even, axis=axis), even, axis=axis).shape[axis] != x.shape[axis] for x in (query, key)):
         if not columns / 16 < rows < columns:
             raise NotImplementedError(f"{rows} queries and {columns} keys are not shared out evenly")
         return shards._replace(length=columns)
-    return told
+    return even
 
 
 def _padded(x: Any, axis: int, count: int) -> Any:

@@ -23,12 +23,13 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Arrays, Gradients, cast_to, is_floating, shape, upcast
-from attention_core._attention.blocks.grid import Blocks, Grid, make_grid, matmul_per_group, matmul_transposed, pad
+from attention_core._arrays import Array, Arrays, Gradients, cast_to, shape, upcast
+from attention_core._attention.blocks.grid import Grid, Sample, make_grid, matmul_per_group, matmul_transposed, pad
 from attention_core._attention.blocks.nonfinite import zero_unless_finite
-from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands, with_value_facts
+from attention_core._attention.blocks.plan import Plan, pack, unpack, with_value_facts
 from attention_core._attention.blocks.scores import ScoreBlock, modified_scores, score_block, score_variables
 from attention_core._attention.blocks.visits import make_visits, visit_blocks
+from attention_core._attention.call import Call
 from attention_core._attention.finite import is_clean
 from attention_core._backend import Backend, can_be_read
 
@@ -38,40 +39,29 @@ def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, ba
 
     Nothing depends on the third result, the remainder of the logsumexp, but this.
     """
-    operands = unpack_operands(plan, arrays)
-    plan = with_value_facts(plan, operands, backend)
+    plan, call = with_value_facts(plan, arrays, backend), unpack(plan, arrays, backend)
     plan = plan._replace(block_sizes=(plan.block_sizes[0], min(plan.block_sizes[1], plan.max_backward_keys)))
-    if not plan.assume_finite and plan.may_mask and can_be_read(*operands[:3], cotangents[0]):
-        gradients = _gradients(plan._replace(all_finite=True), operands, results, cotangents, backend)
+    if not plan.assume_finite and plan.may_mask and can_be_read(*arrays[:3], cotangents[0]):
+        gradients = _gradients(plan._replace(all_finite=True), call, results, cotangents)
         if all(bool(is_clean(each, backend.namespace)) for each in gradients if each is not None):
             return gradients
         plan = plan._replace(all_finite=False)
-    return _gradients(plan, operands, results, cotangents, backend)
+    return _gradients(plan, call, results, cotangents)
 
 
-def _gradients(plan: Plan, operands: Operands, results: Arrays, cotangents: Arrays, backend: Backend) -> Gradients:
-    grid = make_grid(plan, operands, backend)
+def _gradients(plan: Plan, call: Call, results: Arrays, cotangents: Arrays) -> Gradients:
+    grid = make_grid(plan, call)
     grid = grid._replace(visits=make_visits(grid, by_key=True))
     sums = _accumulate(grid, _row_arrays(grid, results, cotangents))
     gradients = [*grid.concat_blocks(sums[:1], 0), *grid.concat_blocks(sums[1:3], 1)]
     if not plan.all_finite:  # elements that are not finite were replaced, and have no gradient
-        gradients = [zero_unless_finite(x, like, grid.xp) for x, like in zip(gradients, operands[:3], strict=True)]
-    d_bias = None if grid.operands.bias is None else grid.concat_bias_gradient(sums.d_bias)
-    return _in_order(grid, (*gradients, d_bias), sums.d_variables)
-
-
-def _in_order(grid: Grid, gradients: tuple[Any, ...], d_variables: Arrays) -> Gradients:
-    """The gradients of the arrays that there are, in the order of `Operands.arrays`."""
-    operands: Operands = grid.operands
-    variables = score_variables(grid) if d_variables else ()
-    rounded = iter([cast_to(d, x.dtype, xp=grid.xp) for d, x in zip(d_variables, variables, strict=True)])
-    d_softcap = None if operands.softcap is None else next(rounded)
-    named = (*gradients, d_softcap, None, None, None)
-    return (
-        *(gradient for gradient, present in zip(named, grid.plan.present, strict=True) if present),
-        *(None for _ in operands.mask),
-        *(next(rounded) if is_floating(array) else None for array in operands.score_mod),
-    )
+        gradients = [zero_unless_finite(x, like, grid.xp) for x, like in zip(gradients, call[:3], strict=True)]
+    if call.bias is not None:
+        gradients.append(grid.concat_bias_gradient(sums.d_bias))
+    variables, arrays = score_variables(call), pack(call)[1]
+    rounded = iter([cast_to(d, x.dtype, xp=grid.xp) for d, x in zip(sums.d_variables, variables, strict=True)])
+    others = arrays[len(gradients) :]  # of cap and score modification, and those that have no gradient
+    return *gradients, *(next(rounded) if any(x is each for each in variables) else None for x in others)
 
 
 class RowArrays(NamedTuple):
@@ -92,7 +82,7 @@ def _row_arrays(grid: Grid, results: tuple[Array, Array, Array], cotangents: tup
     logsumexp = xp.expand_dims(logsumexp, axis=-1)
     if not grid.loops.traced:
         return RowArrays(d_output, delta, logsumexp)
-    amount = shape(grid.operands.query, xp=xp)[-2] - grid.lengths[0]
+    amount = shape(grid.call.query, xp=xp)[-2] - grid.lengths[0]
     # Rows that only fill up a block have no weights, whatever their scores.
     return RowArrays(
         pad(d_output, -2, amount, xp), pad(delta, -2, amount, xp), pad(logsumexp, -2, amount, xp, number=math.inf)
@@ -111,8 +101,8 @@ class GradientSums(NamedTuple):
 
 def _accumulate(grid: Grid, rows: RowArrays) -> GradientSums:
     xp = grid.xp
-    depth = shape(grid.operands.key, xp=xp)[-1]
-    variables = upcast(score_variables(grid), xp=xp) if grid.changes_scores else ()
+    depth = shape(grid.call.key, xp=xp)[-1]
+    variables = upcast(score_variables(grid.call), xp=xp) if grid.changes_scores else ()
     d_query, d_key, d_value = grid.gradient_stacks(depth, depth, grid.width, after=rows.delta)
     d_variables = tuple(xp.zeros_like(x) for x in variables)
     sums = GradientSums(d_query, d_key, d_value, grid.bias_stack(), d_variables=d_variables)
@@ -121,74 +111,57 @@ def _accumulate(grid: Grid, rows: RowArrays) -> GradientSums:
 
 
 def _backward_sample(grid: Grid, rows: RowArrays, index: Any, sums: GradientSums) -> GradientSums:
-    """The gradients with those of one sample of the batch."""
-    loops, sample, (query_size, key_size) = grid.loops, grid.sample_at(index), grid.sizes
-    blocks = Blocks(
-        sample,
-        queries=loops.split(sample.query, query_size),
-        keys=loops.split(sample.key, key_size),
-        values=loops.split(sample.value, key_size, grid.finite_or_zero),
-        rows=RowArrays(*(loops.split(grid.part_of(x, sample.index, sample.head), query_size) for x in rows)),
-    )
-    return loops.loop(0, grid.counts[1], functools.partial(_backward_keys, grid, blocks, index), sums)  # type: ignore[no-any-return]
+    """The gradients with those of one sample of the batch, of one block of keys after the other."""
+    xp, loops, sample, (query_size, key_size) = grid.xp, grid.loops, grid.sample_at(index), grid.sizes
+    of_sample = (grid.part_of(x, sample.index, sample.head) for x in rows)
+    queries = [loops.split(x, query_size) for x in (sample.query, *of_sample)]
+    keys, values = loops.split(sample.key, key_size), loops.split(sample.value, key_size, grid.finite_or_zero)
+
+    def add_keys(j: Any, sums: GradientSums) -> GradientSums:
+        k, v = loops.block_at(keys, j), loops.block_at(values, j)
+        transposed = xp.matrix_transpose(k), xp.matrix_transpose(v)
+        block = KeyBlock(sample, queries, grid.finite_or_zero(k), transposed, index=index, j=j)
+        start = sums._replace(d_key=xp.zeros_like(k), d_value=xp.zeros_like(v))
+        state = visit_blocks(grid, sample.index, j, functools.partial(_absorb, grid, block), state=start)
+        position = index * grid.counts[1] + j
+        return state._replace(  # type: ignore[no-any-return]
+            d_key=loops.add_block(sums.d_key, position, state.d_key),
+            d_value=loops.add_block(sums.d_value, position, state.d_value),
+        )
+
+    return loops.loop(0, grid.counts[1], add_keys, sums)  # type: ignore[no-any-return]
 
 
-def _backward_keys(grid: Grid, blocks: Blocks, index: Any, j: Any, sums: GradientSums) -> GradientSums:
-    """The gradients with those of one block of keys, which all blocks of queries in sight add to."""
-    xp, loops = grid.xp, grid.loops
-    keys, values = loops.block_at(blocks.keys, j), loops.block_at(blocks.values, j)
-    absorb = functools.partial(
-        _absorb,
-        grid,
-        blocks,
-        index=index,
-        j=j,
-        keys=grid.finite_or_zero(keys),
-        keys_transposed=xp.matrix_transpose(keys),
-        values_transposed=xp.matrix_transpose(values),
-    )
-    start = sums._replace(d_key=xp.zeros_like(keys), d_value=xp.zeros_like(values))
-    state: GradientSums = visit_blocks(grid, blocks.sample.index, j, absorb, state=start)
-    position = index * grid.counts[1] + j
-    return state._replace(
-        d_key=loops.add_block(sums.d_key, position, state.d_key),
-        d_value=loops.add_block(sums.d_value, position, state.d_value),
-    )
+class KeyBlock(NamedTuple):
+    """One block of keys and values, which all blocks of queries in sight add to."""
+
+    sample: Sample
+    queries: list[Any]  # blocks of queries, and of their `RowArrays`
+    keys: Array  # with 0 for what is not finite
+    transposed: tuple[Array, Array]  # keys and values
+    index: Any
+    j: Any
 
 
-def _absorb(
-    grid: Grid,
-    blocks: Blocks,
-    masked: bool,
-    i: Any,
-    state: GradientSums,
-    *,
-    index: Any,
-    j: Any,
-    keys: Array,
-    keys_transposed: Array,
-    values_transposed: Array,
-) -> GradientSums:
+def _absorb(grid: Grid, of_keys: KeyBlock, masked: bool, i: Any, state: GradientSums) -> GradientSums:
     """The gradients with those of one block of scores."""
-    xp, loops = grid.xp, grid.loops
-    queries = loops.block_at(blocks.queries, i)
-    d_output, delta, logsumexp = (loops.block_at(x, i) for x in blocks.rows)
-    block = score_block(grid, blocks.sample, queries, keys_transposed, i=i, j=j, masked=masked)
+    xp, loops, (sample, blocks, keys, (keys_t, values_t), index, j) = grid.xp, grid.loops, of_keys
+    queries, d_output, delta, logsumexp = (loops.block_at(x, i) for x in blocks)
+    block = score_block(grid, sample, queries, keys_t, i=i, j=j, masked=masked)
     # A masked value may make something that is not finite, which the gradient of a bias would show.
-    masks_again = block.allowed is not None and (not grid.plan.all_finite or grid.operands.bias is not None)
+    masks_again = block.allowed is not None and (not grid.plan.all_finite or grid.call.bias is not None)
     weights = loops.exp_difference(block.scores, logsumexp)
     if masks_again:
         weights = xp.where(block.allowed, weights, 0.0)  # even those of a query that is NaN
     d_value = xp.add(state.d_value, matmul_transposed(_drop(grid, block, weights), d_output, xp))
-    d_weights = _drop(grid, block, matmul_per_group(d_output, values_transposed, xp))
+    d_weights = _drop(grid, block, matmul_per_group(d_output, values_t, xp))
     d_scores = loops.inplace(xp.subtract, d_weights, delta)
     d_scores = loops.inplace(xp.multiply, d_scores, weights)
     if masks_again:
         d_scores = xp.where(block.allowed, d_scores, 0.0)  # even if a masked value made it overflow
-    d_bias = state.d_bias
+    d_bias, d_variables = state.d_bias, state.d_variables
     if d_bias is not None:
-        d_bias = grid.add_bias_gradient(blocks.sample, d_bias, d_scores, i, j=j)
-    d_variables = state.d_variables
+        d_bias = grid.add_bias_gradient(sample, d_bias, d_scores, i, j=j)
     if grid.changes_scores:
         d_scores, d_variables = _through_modification(grid, block, d_scores, d_variables)
     d_query = loops.add_block(state.d_query, index * grid.counts[0] + i, matmul_per_group(d_scores, keys, xp))
@@ -198,7 +171,7 @@ def _absorb(
 
 def _drop(grid: Grid, block: ScoreBlock, x: Array) -> Array:
     """Weights, or their gradients, after dropout."""
-    return x if grid.dropout is None else grid.xp.multiply(grid.drop(x, block.at), grid.dropout.scale)
+    return x if grid.call.dropout is None else grid.xp.multiply(grid.drop(x, block.at), grid.call.dropout.scale)
 
 
 def _through_modification(grid: Grid, block: ScoreBlock, d_scores: Array, d_variables: Arrays) -> tuple[Array, Arrays]:
@@ -208,7 +181,7 @@ def _through_modification(grid: Grid, block: ScoreBlock, d_scores: Array, d_vari
     def modified(raw: Array, *variables: Array) -> Array:
         return modified_scores(grid, raw, variables, block.at)
 
-    _, pullback = grid.backend.vjp(modified, block.raw, *score_variables(grid))
+    _, pullback = grid.backend.vjp(modified, block.raw, *score_variables(grid.call))
     d_raw, *more = pullback(d_scores)
     d_raw = xp.where(xp.equal(d_scores, 0.0), 0.0, d_raw)  # even where the modification has no finite derivative
     return d_raw, tuple(map(xp.add, d_variables, upcast(tuple(more), xp=xp)))

@@ -24,15 +24,13 @@ from typing import Any, NamedTuple
 from attention_core._arithmetic.exact import two_sum
 from attention_core._arrays import Array, Arrays, scalar_like, shape, zeros_with
 from attention_core._attention.blocks.backward import backward
-from attention_core._attention.blocks.grid import Blocks, Grid, make_grid, matmul_per_group
+from attention_core._attention.blocks.grid import Grid, Sample, make_grid, matmul_per_group
 from attention_core._attention.blocks.nonfinite import with_nonfinite_values
 from attention_core._attention.blocks.plan import (
     Plan,
-    is_unmodified_product,
     lasts,
     make_plan,
-    scores_are_small,
-    unpack_operands,
+    unpack,
     with_value_facts,
 )
 from attention_core._attention.blocks.query_chunks import attend_query_chunks, query_chunks
@@ -49,8 +47,7 @@ def blockwise(call: Call) -> tuple[Array, Array, Array]:
     They are the logsumexp (..., H, M), and what is to be added to that to make it exact.
     """
     xp, call = call.xp, upcast_call(call)
-    plan, operands = make_plan(call)
-    output, logsumexp, remainder = call.backend.custom_gradient(BLOCKWISE, plan, operands.arrays())
+    output, logsumexp, remainder = call.backend.custom_gradient(BLOCKWISE, *make_plan(call))
     *dims, _ = shape(call.query, xp=xp)
     output = xp.reshape(output, (*dims, shape(call.value, xp=xp)[-1]))
     return output, xp.reshape(logsumexp, tuple(dims)), xp.reshape(remainder, tuple(dims))
@@ -58,36 +55,29 @@ def blockwise(call: Call) -> tuple[Array, Array, Array]:
 
 def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
     """Output (B, G, R, M, E), logsumexp (B, G, R, M), and what is to be added to that to make it exact."""
-    operands = unpack_operands(plan, arrays)
-    plan = with_value_facts(plan, operands, backend)
-    if plan.mask is not None and not backend.loops.traced:
+    plan, call = with_value_facts(plan, arrays, backend), unpack(plan, arrays, backend)
+    if call.mask is not None and not backend.loops.traced:
         # Smaller blocks of keys skip more of a mask; neighbours are then joined to runs of `max_keys_per_run`.
         plan = plan._replace(block_sizes=(plan.block_sizes[0], min(plan.block_sizes)))
     empty = functools.partial(empty_results, plan, arrays, backend)
 
     def results_of(plan: Plan) -> Any:
-        grid = make_grid(plan, operands, backend)
+        grid = make_grid(plan, call)
         return _grid_results(grid) if plan.all_finite else with_nonfinite_values(grid, _grid_results, empty)
 
-    if plan.exp_without_max is not None or backend.loops.softmax is None or not is_unmodified_product(plan, operands):
+    chunks = query_chunks(call)
+    if not chunks:
         return results_of(plan)  # type: ignore[no-any-return]
-    # Passes over scores cost so much on this library that the program decides when it runs.
-    otherwise = functools.partial(results_of, plan)
-    chunks = query_chunks(plan, operands, backend)
-    if chunks:
-        of_chunks = attend_query_chunks(plan, operands, backend, chunks)
-        return repaired_unless_clean(of_chunks, otherwise, backend.loops)  # type: ignore[no-any-return]
-    quick = functools.partial(results_of, plan._replace(exp_without_max=True, all_finite=True))
-    are_small = scores_are_small(*operands[:3], backend)
-    return backend.loops.cond(are_small, quick, otherwise)  # type: ignore[no-any-return]
+    of_chunks, repair = attend_query_chunks(call, chunks), functools.partial(results_of, plan)
+    return repaired_unless_clean(of_chunks, repair, backend.loops)  # type: ignore[no-any-return]
 
 
 def empty_results(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
     """Arrays like those of `forward`, for compilers that ask for shapes alone."""
-    xp, operands = backend.namespace, unpack_operands(plan, arrays)
-    *dims, _ = shape(operands.query, xp=xp)
-    width = shape(operands.value, xp=xp)[-1]
-    output, logsumexp, remainder = (zeros_with(operands.query, *dims, *last, xp=xp) for last in ((width,), (), ()))
+    xp, (query, _, value) = backend.namespace, arrays[:3]
+    *dims, _ = shape(query, xp=xp)
+    width = shape(value, xp=xp)[-1]
+    output, logsumexp, remainder = (zeros_with(query, *dims, *last, xp=xp) for last in ((width,), (), ()))
     return output, logsumexp, remainder
 
 
@@ -111,37 +101,35 @@ class Running(NamedTuple):
 
 
 def _attend_sample(grid: Grid, index: Any, stacks: Any) -> Any:
-    """Attention of all queries of one sample of the batch."""
-    loops, sample, (num_rows, num_keys) = grid.loops, grid.sample_at(index), grid.sizes
+    """Attention of one sample of the batch: outputs and logsumexps of one block of queries after the other."""
+    xp, loops, sample, (num_rows, num_keys) = grid.xp, grid.loops, grid.sample_at(index), grid.sizes
     queries, keys = loops.split(sample.query, num_rows), loops.split(sample.key, num_keys)
-    blocks = Blocks(sample, queries, keys, loops.split(sample.value, num_keys, grid.value_part))
-    attend = functools.partial(_attend_rows, grid, blocks, index)
+    blocks = keys, loops.split(sample.value, num_keys, grid.value_part)
+
+    def attend(i: Any, stacks: Any) -> Any:
+        rows = loops.block_at(queries, i)
+        if grid.plan.exp_without_max:
+            rows = xp.multiply(rows, loops.log_base)
+        absorb = functools.partial(_absorb, grid, sample, blocks, rows, i)
+        if grid.is_one_block:
+            state = absorb(grid.may_mask, 0, None)
+        else:
+            empty = _empty_state(grid, rows) if loops.traced else None
+            state = visit_blocks(grid, sample.index, i, absorb, state=empty)
+        found = _finish(grid, _empty_state(grid, rows) if state is None else state)
+        position = index * grid.counts[0] + i
+        return tuple(loops.add_block(stack, position, x) for stack, x in zip(stacks, found, strict=True))
+
     return loops.for_each(grid.counts[0], attend, stacks, grid.work)
 
 
-def _attend_rows(grid: Grid, blocks: Blocks, index: Any, i: Any, stacks: Any) -> Any:
-    """Attention of one block of queries, added to the stacks of outputs and logsumexps."""
-    xp, loops = grid.xp, grid.loops
-    rows = loops.block_at(blocks.queries, i)
-    if grid.plan.exp_without_max:
-        rows = xp.multiply(rows, loops.log_base)
-    absorb = functools.partial(_absorb, grid, blocks, rows, i)
-    if grid.is_one_block:
-        state = absorb(grid.may_mask, 0, None)
-    else:
-        empty = _empty_state(grid, rows) if loops.traced else None
-        state = visit_blocks(grid, blocks.sample.index, i, absorb, state=empty)
-    output, numbers = _finish(grid, _empty_state(grid, rows) if state is None else state)
-    position = index * grid.counts[0] + i
-    return loops.add_block(stacks[0], position, output), loops.add_block(stacks[1], position, numbers)
-
-
-def _absorb(grid: Grid, blocks: Blocks, rows: Array, i: Any, masked: bool, j: Any, state: Running | None) -> Running:
+def _absorb(
+    grid: Grid, sample: Sample, blocks: Arrays, rows: Array, i: Any, masked: bool, j: Any, state: Running | None
+) -> Running:
     """The running sums after one more block of keys."""
     plan, xp, loops = grid.plan, grid.xp, grid.loops
-    keys = xp.matrix_transpose(loops.block_at(blocks.keys, j))
-    values = loops.block_at(blocks.values, j)
-    block = score_block(grid, blocks.sample, rows, keys, i=i, j=j, masked=masked)
+    keys, values = (loops.block_at(x, j) for x in blocks)
+    block = score_block(grid, sample, rows, xp.matrix_transpose(keys), i=i, j=j, masked=masked)
     if plan.exp_without_max:
         new_max, exponentials = None, loops.exp_scaled(block.scores)
     else:
@@ -149,11 +137,11 @@ def _absorb(grid: Grid, blocks: Blocks, rows: Array, i: Any, masked: bool, j: An
         new_max = xp.maximum(xp.max(block.scores, axis=-1, keepdims=True), before)
         exponentials = loops.exp_difference(block.scores, new_max)
     total = xp.sum(exponentials, axis=-1, keepdims=True)
-    weights = exponentials if grid.dropout is None else grid.drop(exponentials, block.at)
+    weights = exponentials if grid.call.dropout is None else grid.drop(exponentials, block.at)
     has_key = _has_key(grid, block, total, i, j=j) if plan.may_mask else None
-    if state is None:
-        return Running(matmul_per_group(weights, values, xp), total, new_max, has_key)
     weighted_sum = matmul_per_group(weights, values, xp)
+    if state is None:
+        return Running(weighted_sum, total, new_max, has_key)
     sums = state.weighted_sum, state.total
     if new_max is not None:
         rescale = loops.exp_difference(state.row_max, new_max)
@@ -196,7 +184,7 @@ def _empty_state(grid: Grid, rows: Array) -> Running:
 
 def _finish(grid: Grid, state: Running) -> tuple[Array, Array]:
     """Output of a block of queries, and logsumexp with its remainder (..., 2): 0 and -inf in fully masked rows."""
-    xp, dropout, (weighted_sum, total, row_max, has_key) = grid.xp, grid.dropout, state
+    xp, dropout, (weighted_sum, total, row_max, has_key) = grid.xp, grid.call.dropout, state
     if has_key is not None:
         total = xp.where(has_key, total, 1.0)
     output = xp.divide(weighted_sum, total)

@@ -1,4 +1,4 @@
-"""The grid of blocks that a call is cut into, and where a block stands. All arrays have the axes of `Operands`."""
+"""The grid of blocks that a call is cut into, and where a block stands. Its arrays have five axes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Arrays, Namespace, on_device_of, positions, shape
-from attention_core._attention.blocks.plan import Operands, Plan
-from attention_core._attention.call import apply_dropout, counted_from, flatten_group, is_listed
+from attention_core._attention.blocks.plan import Plan
+from attention_core._attention.call import Call, apply_dropout, counted_from, flatten_group, is_listed
+from attention_core._attention.parts import with_arrays
 from attention_core._backend import Backend, Loops, runs_at_once
-from attention_core._trees import leaves
-from attention_core.masks import Positions, Spans, unflatten
+from attention_core.masks import Positions, Spans
 from attention_core.masks._mask import bounds_of
-from attention_core.random import Dropout
 
 EXACT_WORK = 8  # the time of a score in reproducible arithmetic, by that of one in fast arithmetic
 
@@ -30,21 +29,11 @@ class Sample(NamedTuple):
     rule: Any
 
 
-class Blocks(NamedTuple):
-    """The blocks of one sample, as `Loops.split` gives them."""
-
-    sample: Sample
-    queries: Any
-    keys: Any
-    values: Any
-    rows: Any = None  # what the backward pass knows of queries
-
-
 class Grid(NamedTuple):
     """A call cut into blocks of queries and keys, with what all loops over them look up."""
 
     plan: Plan
-    operands: Operands
+    call: Call  # in five axes, see `plan.make_plan`
     backend: Backend
     xp: Namespace
     loops: Loops
@@ -54,7 +43,6 @@ class Grid(NamedTuple):
     dims: tuple[Any, Any, Any]  # B, G, R
     width: Any  # of the values that are averaged
     num_rounds: Any  # samples, or key/value heads of all of them if these are taken one by one
-    dropout: Dropout | None  # with its seed as a number or an array
     padded: bool  # whether the last block of keys is filled up with zeros
     may_mask: bool  # whether a block may hold masked scores
     changes_scores: bool  # whether there is a softcap or a score modification
@@ -73,18 +61,15 @@ class Grid(NamedTuple):
 
     def sample_at(self, index: Any) -> Sample:
         """The arrays of one sample, or of one of its key/value heads."""
-        plan, operands = self.plan, self.operands
-        b, g = (index // self.dims[1], index % self.dims[1]) if plan.per_head else (index, None)
-        rule = None
-        if plan.mask is not None:
-            axes = {leaf.place: leaf.axes for leaf in leaves(plan.mask)}
-            arrays = [
-                array if axes[number] < 0 else self.part_of(array, b, g if axes[number] == 3 else None)
-                for number, array in enumerate(operands.mask)
-            ]
-            rule = unflatten(plan.mask, arrays)
-        bias = None if operands.bias is None else self.part_of(operands.bias, b, g)
-        query, key, value = self.parts_of(operands[:3], b, g)
+        call = self.call
+        b, g = (index // self.dims[1], index % self.dims[1]) if self.plan.per_head else (index, None)
+
+        def part(array: Array, axes: int) -> Array:
+            return self.part_of(array, b, g if axes == 3 else None)
+
+        rule = None if call.mask is None else with_arrays(call.mask, part)
+        bias = None if call.bias is None else self.part_of(call.bias, b, g)
+        query, key, value = self.parts_of(call[:3], b, g)
         return Sample(b, g, query, key, value, bias=bias, rule=rule)
 
     def part_of(self, x: Array, b: Any, g: Any) -> Array:
@@ -112,8 +97,8 @@ class Grid(NamedTuple):
 
     def first(self, side: int) -> Any:
         """The position of the first query or key, or the positions of all of them."""
-        start = (self.operands.query_start, self.operands.key_start)[side]
-        return self.plan.starts[side] if start is None else self.xp.astype(start, self.xp.int32)
+        start = self.call.starts[side]
+        return start if isinstance(start, int) else self.xp.astype(start, self.xp.int32)
 
     def absolute(self, side: int, counted: Array) -> Array:
         """The positions of queries or keys that are counted from 0; what only fills up the last block has the last."""
@@ -126,11 +111,11 @@ class Grid(NamedTuple):
         """The positions of all blocks of one side: of queries as a column, of keys as a row."""
         xp, size, count = self.xp, self.sizes[side], self.counts[side]
         if is_listed(self.first(side)):
-            at = self.absolute(side, positions(count * size, self.operands.query, xp=xp))
+            at = self.absolute(side, positions(count * size, self.call.query, xp=xp))
             at = xp.reshape(at, (count, size))
-            first, last = at[:, 0], at[:, -1]  # those of a rank ascend
+            first, last = xp.min(at, axis=-1), xp.max(at, axis=-1)
         else:
-            at, counted = None, xp.multiply(positions(count, self.operands.query, xp=xp), size)
+            at, counted = None, xp.multiply(positions(count, self.call.query, xp=xp), size)
             first, last = (self.absolute(side, x) for x in (counted, xp.add(counted, size - 1)))
         if side == 0:
             first, last = xp.expand_dims(first, axis=-1), xp.expand_dims(last, axis=-1)
@@ -143,17 +128,21 @@ class Grid(NamedTuple):
         heads = positions(num_kv_heads * group, like, xp=xp)
         if sample.head is not None:
             heads = xp.add(heads, sample.head * group)
+        heads = counted_from(self.call.whole.head, heads, xp)
         query, key = (
             xp.add(positions(count, like, xp=xp), first_block(index) * self.sizes[side])
             for side, (count, index) in enumerate(((rows, i), (columns, j)))
         )
         query, key = (self.absolute(side, x) for side, x in enumerate((query, key)))
         batch = xp.add(xp.zeros((), dtype=xp.int32, **on_device_of(like)), sample.index)
+        batch = counted_from(self.call.whole.batch, batch, xp)
         return Positions(batch, xp.reshape(heads, (num_kv_heads, group, 1, 1)), xp.expand_dims(query, axis=-1), key)
 
     def drop(self, weights: Array, at: Positions | None) -> Array:
         """Weights of a block with some of them 0."""
-        return apply_dropout(weights, self.dropout, at, self.dims[1] * self.dims[2], self.xp)
+        num_heads = self.call.whole.num_heads
+        num_heads = self.dims[1] * self.dims[2] if num_heads is None else num_heads
+        return apply_dropout(weights, self.call.dropout, at, num_heads, self.xp)
 
     def finite_or_zero(self, x: Array) -> Array:
         """A block with 0 for what is not finite, to multiply others by."""
@@ -166,30 +155,25 @@ class Grid(NamedTuple):
 
         By default they have the dtype of the queries.
         """
-        dims = (1 if self.plan.per_head else self.dims[1], self.dims[2], self.sizes[0])
-        count = self.num_rounds * self.counts[0]
-
-        def stack(last: Any) -> Any:
-            return self.loops.zero_blocks(count, lambda _: self._zeros(*dims, last, dtype=dtype))
-
-        return tuple(map(stack, lasts))
-
-    def _zeros(self, *dims: Any, dtype: str | None) -> Array:
-        like = self.operands.query
-        kind = like.dtype if dtype is None else getattr(self.xp, dtype)
-        return self.xp.zeros(dims, dtype=kind, **on_device_of(like))
+        return tuple([self._stack(0, last, dtype) for last in lasts])
 
     def gradient_stacks(self, *lasts: Any, after: Array, dtype: str | None = None) -> tuple[Any, ...]:
         """Blocks for the gradients of query, key and value of these widths. Memory is needed as of ``after``."""
-        num_heads = 1 if self.plan.per_head else self.dims[1]
+        return tuple([self._stack(side, last, dtype, after) for side, last in zip((0, 1, 1), lasts, strict=True)])
 
-        def stack(side: int, *between: Any, last: Any) -> Any:
-            def zero(index: Any) -> Array:
-                return self._zeros(num_heads, *between, self.length_of_block(side, index), last, dtype=dtype)
+    def _stack(self, side: int, last: Any, dtype: str | None, after: Array | None = None) -> Any:
+        between = () if side else (self.dims[2],)
+        dims = (1 if self.plan.per_head else self.dims[1], *between)
 
-            return self.loops.zero_blocks(self.num_rounds * self.counts[side], zero, after)
+        def zero(index: Any) -> Array:
+            return self._zeros(*dims, self.length_of_block(side, index), last, dtype=dtype)
 
-        return stack(0, self.dims[2], last=lasts[0]), stack(1, last=lasts[1]), stack(1, last=lasts[2])
+        return self.loops.zero_blocks(self.num_rounds * self.counts[side], zero, after)
+
+    def _zeros(self, *dims: Any, dtype: str | None) -> Array:
+        like = self.call.query
+        kind = like.dtype if dtype is None else getattr(self.xp, dtype)
+        return self.xp.zeros(dims, dtype=kind, **on_device_of(like))
 
     def length_of_block(self, side: int, index: Any) -> Any:
         """How long a block is, by its index over all rounds."""
@@ -208,7 +192,7 @@ class Grid(NamedTuple):
 
     def bias_stack(self, dtype: str | None = None) -> Any:
         """Blocks for the gradient of a bias; ``None`` where there is none."""
-        bias = self.operands.bias
+        bias = self.call.bias
         if bias is None:
             return None
         batch, heads, sharing = shape(bias, xp=self.xp)[:3]
@@ -227,7 +211,7 @@ class Grid(NamedTuple):
 
     def add_bias_gradient(self, sample: Sample, stack: Any, d_scores: Array, i: Any, j: Any) -> Any:
         """Add the gradient of a block of scores to that of the bias, summed over what the bias is broadcast to."""
-        bias: Any = self.operands.bias
+        bias: Any = self.call.bias
         rows, columns = (1 if is_broadcast(bias, axis) else self.counts[axis] for axis in (-2, -1))
         index = 0 if is_broadcast(bias, 0) else sample.index
         if sample.head is not None:
@@ -240,7 +224,7 @@ class Grid(NamedTuple):
 
     def concat_bias_gradient(self, stack: Any) -> Array:
         """The gradient of the bias as one array of its shape."""
-        bias, xp = self.operands.bias, self.xp
+        bias, xp = self.call.bias, self.xp
         for axis in (-1, -2):
             stack = self.loops.concat_blocks(stack, 1 if is_broadcast(bias, axis) else self.counts[axis], axis)
         d_bias = self.loops.stack_blocks(stack)
@@ -248,25 +232,24 @@ class Grid(NamedTuple):
         return xp.reshape(d_bias[..., :rows, :columns], (*shape(bias, xp=xp)[:3], rows, columns))
 
 
-def make_grid(plan: Plan, operands: Operands, backend: Backend) -> Grid:
-    """Cut the operands of a plan into blocks; where loops are traced, fill the last block up with zeros."""
-    xp, loops, seed = backend.namespace, backend.loops, operands.seed
-    batch, num_kv_heads, group, rows, _ = shape(operands.query, xp=xp)
-    lengths, width = (rows, shape(operands.key, xp=xp)[-2]), shape(operands.value, xp=xp)[-1]
+def make_grid(plan: Plan, call: Call) -> Grid:
+    """Cut the call of a plan into blocks; where loops are traced, fill the last block up with zeros."""
+    xp, loops = call.xp, call.backend.loops
+    batch, num_kv_heads, group, rows, _ = shape(call.query, xp=xp)
+    lengths, width = (rows, shape(call.key, xp=xp)[-2]), shape(call.value, xp=xp)[-1]
     sizes, counts = zip(*map(_split_evenly, lengths, plan.block_sizes), strict=True)
     padded = False
     if loops.traced:
         fill = tuple(count * size - length for count, size, length in zip(counts, sizes, lengths, strict=True))
         padded = not (isinstance(fill[1], int) and fill[1] == 0)
-        operands = _pad_operands(operands, fill, xp)
-    relative = plan.mask is not None and bounds_of(unflatten(plan.mask, operands.mask)).is_relative
-    relative = relative and not any(map(is_listed, operands[6:8]))
+        call = _padded(call, fill, xp)
+    relative = call.mask is not None and bounds_of(call.mask).is_relative and not any(map(is_listed, call.starts))
     repeats = max(sizes) % max(min(sizes), 1) == 0  # else hardly any distance occurs twice
-    at_once, num_heads = runs_at_once(operands.query), 1 if plan.per_head else num_kv_heads
+    at_once, num_heads = runs_at_once(call.query), 1 if plan.per_head else num_kv_heads
     return Grid(
         plan,
-        operands,
-        backend,
+        call,
+        call.backend,
         xp,
         loops,
         sizes=sizes,
@@ -275,14 +258,13 @@ def make_grid(plan: Plan, operands: Operands, backend: Backend) -> Grid:
         dims=(batch, num_kv_heads, group),
         width=width,
         num_rounds=batch * num_kv_heads if plan.per_head else batch,
-        dropout=Dropout(plan.dropout_rate, plan.seed if seed is None else seed) if plan.dropout_rate else None,
         padded=padded,
-        may_mask=plan.mask is not None or operands.bias is not None or padded,
-        changes_scores=plan.softcap is not None or operands.softcap is not None or plan.score_mod is not None,
-        is_one_block=isinstance(counts[1], int) and counts[1] == 1 and (loops.traced or plan.mask is None),
+        may_mask=call.mask is not None or call.bias is not None or padded,
+        changes_scores=call.softcap is not None or call.score_mod is not None,
+        is_one_block=isinstance(counts[1], int) and counts[1] == 1 and (loops.traced or call.mask is None),
         at_once=at_once,
         work=math.prod((num_heads, group, *lengths)) * (EXACT_WORK if plan.is_reproducible else 1) if at_once else 0,
-        cache={} if relative and repeats and operands.bias is None and not loops.traced else None,
+        cache={} if relative and repeats and call.bias is None and not loops.traced else None,
     )
 
 
@@ -294,13 +276,13 @@ def _split_evenly(length: Any, size: int) -> tuple[int, Any]:
     return -(-length // count), count
 
 
-def _pad_operands(operands: Operands, fill: tuple[Any, ...], xp: Namespace) -> Operands:
-    """The operands with zeros at the end of queries and keys, to fill up the last block."""
-    query, key, value, bias = operands[:4]
+def _padded(call: Call, fill: tuple[Any, ...], xp: Namespace) -> Call:
+    """The call with zeros at the end of queries and keys, to fill up the last block."""
+    query, key, value, bias = *call[:3], call.bias
     if bias is not None:
         for axis, amount in ((-2, fill[0]), (-1, fill[1])):
             bias = bias if is_broadcast(bias, axis) else pad(bias, axis, amount, xp)
-    return operands._replace(
+    return call._replace(
         query=pad(query, -2, fill[0], xp), key=pad(key, -2, fill[1], xp), value=pad(value, -2, fill[1], xp), bias=bias
     )
 

@@ -22,13 +22,13 @@ def with_nonfinite_values(grid: Grid, average: Callable[[Grid], Arrays], empty: 
     """
     xp, loops = grid.xp, grid.loops
     if loops.traced:
-        infinite = xp.logical_not(xp.isfinite(xp.sum(grid.operands.value)))
+        infinite = xp.logical_not(xp.isfinite(xp.sum(grid.call.value)))
         num_passes = xp.add(xp.multiply(xp.astype(infinite, xp.int32), 2), 1)
         return loops.loop(0, num_passes, functools.partial(_one_pass, grid, average), empty())  # type: ignore[no-any-return]
     repair = functools.partial(_of_columns, grid, average)
-    if not can_be_read(grid.operands.value):
+    if not can_be_read(grid.call.value):
         return repair()
-    if grid.plan.is_reproducible and not bool(xp.all(xp.isfinite(grid.operands.value))):  # each nan would be settled
+    if grid.plan.is_reproducible and not bool(xp.all(xp.isfinite(grid.call.value))):  # each nan would be settled
         return repair()
     results = average(grid._replace(plan=grid.plan._replace(all_finite=True)))
     return repaired_unless_clean(results, repair, loops)  # type: ignore[no-any-return]
@@ -36,12 +36,12 @@ def with_nonfinite_values(grid: Grid, average: Callable[[Grid], Arrays], empty: 
 
 def _of_columns(grid: Grid, average: Any) -> Arrays:
     """The results by one pass over finite values and both indicators, side by side."""
-    averages, *rest = average(_with_values(grid, value_columns(grid.operands.value, xp=grid.xp)))
+    averages, *rest = average(_with_values(grid, value_columns(grid.call.value, xp=grid.xp)))
     return with_infinities(averages, grid.xp), *rest
 
 
 def _with_values(grid: Grid, value: Array) -> Grid:
-    return grid._replace(operands=grid.operands._replace(value=value), width=shape(value, xp=grid.xp)[-1])
+    return grid._replace(call=grid.call._replace(value=value), width=shape(value, xp=grid.xp)[-1])
 
 
 def _one_pass(grid: Grid, average: Any, number: Any, results: Arrays) -> Arrays:

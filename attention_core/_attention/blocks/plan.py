@@ -5,19 +5,19 @@ Nothing here knows in which arithmetic a block is summed up.
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Arrays, Namespace, number_like, positions, shape, zeros_with
-from attention_core._attention.call import Call, scale_like
+from attention_core._attention.call import Call, Whole, scale_like
 from attention_core._attention.finite import inputs_are_finite
+from attention_core._attention.parts import with_arrays
 from attention_core._backend import Backend, Tuning, can_be_read, is_on_host, register
 from attention_core._checks import only_array, result_of
-from attention_core._trees import leaves
-from attention_core.masks import Positions, flatten
+from attention_core.masks import Positions, flatten, unflatten
 from attention_core.masks._mask import as_mask, band_of
 from attention_core.masks._tree import may_count
+from attention_core.random import Dropout
 from attention_core.scores import ScoreMod
 
 DEVICE_QUERIES, DEVICE_KEYS = 4, 4  # times as many of a block on an accelerator, where each costs launches
@@ -27,19 +27,9 @@ NORM_LIMIT = 1e15  # of norms, and of values
 
 
 class Plan(NamedTuple):
-    """What is known of a call before its arrays: constants, which compare by value.
+    """What is known of a call before its arrays: constants, which compare by value."""
 
-    Softcap, seed and starts are numbers, or ``None`` where an array takes their place.
-    """
-
-    mask: Any  # the tree definition of a mask, by `attention_core.masks.flatten`
-    score_mod: Any  # a function without its arrays; the tree definition of one that is a dataclass
-    softcap: float | None
-    dropout_rate: float
-    seed: int | None
-    starts: tuple[int | None, ...]
-    present: tuple[bool, ...]  # which of the first eight `Operands` there are
-    num_arrays: tuple[int, int]  # of mask and score modification
+    call: tuple[Any, ...]  # tree definitions of the `FIELDS` of the call, by `attention_core.masks.flatten`
     may_mask: bool  # whether something may be masked, so that a row may be fully masked
     all_finite: bool  # whether query, key and value are finite, or a host looks at what is computed of them
     block_sizes: tuple[int, int]  # queries and keys of a block
@@ -55,45 +45,35 @@ class Plan(NamedTuple):
     num_queries: int | None = None  # of all ranks, if others have more of them
     group: str | None = None  # of these ranks, in reproducible arithmetic
 
-    @property
-    def num_integers(self) -> int:
-        """How many arrays after query, key, value and bias have no gradient in reproducible arithmetic."""
-        return sum(self.present[4:]) + sum(self.num_arrays)
-
 
 register("Plan", Plan)
+register("Whole", Whole)
+register("Dropout", Dropout)
+# In the order of their arrays; only those of the first six have a gradient.
+FIELDS = ("query", "key", "value", "bias", "softcap", "score_mod", "dropout", "starts", "whole", "mask")
 
 
-class Operands(NamedTuple):
-    """The arrays of a call: B samples of G key/value heads, each with R query heads."""
-
-    query: Array  # (B, G, R, M, D), scaled
-    key: Array  # (B, G, N, D)
-    value: Array  # (B, G, N, E)
-    bias: Array | None  # of five axes, each as long as that of the scores (B, G, R, M, N), or 1
-    softcap: Array | None  # this and the next three where they are no Python numbers
-    seed: Array | None
-    query_start: Array | None
-    key_start: Array | None
-    mask: Arrays  # with one leading axis of length B or 1
-    score_mod: Arrays
-
-    def arrays(self) -> Arrays:
-        """The arrays that there are, in order: the inverse of `unpack_operands`."""
-        return tuple([array for array in (*self[:8], *self.mask, *self.score_mod) if array is not None])
+def pack(call: Call) -> tuple[tuple[Any, ...], Arrays]:
+    """A call of five axes as tree definitions of its `FIELDS`, and its arrays."""
+    held: list[Array] = []
+    fields = [getattr(call, name) for name in FIELDS]
+    return tuple([field if field is None else flatten(field, held, -1) for field in fields]), tuple(held)
 
 
-def unpack_operands(plan: Plan, arrays: Arrays) -> Operands:
-    """The operands of a plan out of the arrays that there are."""
-    remaining = iter(arrays)
-    named: list[Any] = [next(remaining) if present else None for present in plan.present]
-    named += [tuple(itertools.islice(remaining, plan.num_arrays[0])), tuple(remaining)]
-    return Operands(*named)
+def unpack(plan: Plan, arrays: Arrays, backend: Backend) -> Call:
+    """The call of a plan, out of its arrays."""
+    fields = [branch if branch is None else unflatten(branch, arrays) for branch in plan.call]
+    named: dict[str, Any] = dict(zip(FIELDS, fields, strict=True))
+    return Call(xp=backend.namespace, backend=backend, **named)
 
 
-def make_plan(call: Call, *, is_reproducible: bool = False, score_scale: float = 1.0) -> tuple[Plan, Operands]:
-    """A call as constants and arrays. In reproducible arithmetic, the query is not scaled yet."""
-    xp, tuning, dropout = call.xp, block_tuning(call), call.dropout
+def make_plan(call: Call, *, is_reproducible: bool = False, score_scale: float = 1.0) -> tuple[Plan, Arrays]:
+    """A call as constants and arrays: B samples of G key/value heads, each with R query heads.
+
+    The query (B, G, R, M, D) is scaled; in reproducible arithmetic, not yet. Key and value are (B, G, N, D) and
+    (B, G, N, E). A bias has the five axes of the scores (B, G, R, M, N), or 1; arrays of a mask have one leading axis.
+    """
+    xp, tuning = call.xp, block_tuning(call)
     query = call.query if is_reproducible else xp.multiply(call.query, scale_like(call.query, call.scale, xp))
     *leading, num_heads, rows, width = shape(call.query, xp=xp)
     num_kv_heads, columns = shape(call.key, xp=xp)[-3:-1]
@@ -101,52 +81,35 @@ def make_plan(call: Call, *, is_reproducible: bool = False, score_scale: float =
     batch = math.prod(leading)
     group = 1 if isinstance(num_heads, int) and num_heads == num_kv_heads else num_heads // num_kv_heads
     target = (batch, num_kv_heads, group, rows, columns)
-    held: list[Array] = []
-    treedef, of_mask = None, ()
-    if call.mask is not None:
-        treedef = flatten(as_mask(call.mask), held)
-        of_mask = tuple(
-            array if leaf.axes < 0 else _flatten_batch(array, leaf.axes, leading, target, xp=xp)
-            for array, leaf in zip(held, leaves(treedef), strict=True)
-        )
-    rate, seed = (0.0, 0) if dropout is None or not dropout.rate else dropout
-    score_mod: Any = call.score_mod
-    score_arrays: Arrays = ()
-    if score_mod is not None:
-        _check_score_mod(call)
-    if isinstance(score_mod, ScoreMod):
-        score_mod, score_arrays = flatten(score_mod.function, []), score_mod.arrays
-    query_start, key_start = call.starts
-    operands = Operands(
-        query=xp.reshape(query, (batch, num_kv_heads, group, rows, width)),
-        key=xp.reshape(call.key, (batch, num_kv_heads, columns, width)),
-        value=xp.reshape(call.value, (batch, num_kv_heads, columns, value_width)),
-        bias=None if call.bias is None else _flatten_batch(call.bias, 3, leading, target, xp=xp),
-        softcap=None if only_array(call.softcap) is None else number_like(call.softcap, call.query, xp),
-        seed=only_array(seed) if rate else None,
-        query_start=None if isinstance(query_start, int) else query_start,
-        key_start=None if isinstance(key_start, int) else key_start,
-        mask=of_mask,
-        score_mod=score_arrays,
-    )
     is_open = not isinstance(columns, int) and call.backend.loops.traced  # else known when an operator runs
     may_mask = call.mask is not None or call.bias is not None or is_open
+    all_finite = not may_mask or call.assume_finite
+    if is_reproducible and not all_finite and call.bias is None and can_be_read(*call[:3]):
+        all_finite = bool(inputs_are_finite(call))
+    if call.score_mod is not None:
+        _check_score_mod(call)
+    softcap = call.softcap
+    if softcap is not None:
+        softcap = float(softcap) if only_array(softcap) is None else number_like(softcap, call.query, xp)
+
+    def flat(array: Array, axes: int) -> Array:
+        return _flatten_batch(array, axes, leading, target, xp=xp)
+
+    definitions, arrays = pack(
+        call._replace(
+            query=xp.reshape(query, (batch, num_kv_heads, group, rows, width)),
+            key=xp.reshape(call.key, (batch, num_kv_heads, columns, width)),
+            value=xp.reshape(call.value, (batch, num_kv_heads, columns, value_width)),
+            bias=None if call.bias is None else flat(call.bias, 3),
+            softcap=softcap,
+            dropout=call.dropout if call.dropout is not None and call.dropout.rate else None,
+            mask=None if call.mask is None else with_arrays(as_mask(call.mask), flat),
+        )
+    )
     plan = Plan(
-        mask=treedef,
-        score_mod=score_mod,
-        softcap=None if call.softcap is None or operands.softcap is not None else float(call.softcap),
-        dropout_rate=rate,
-        seed=seed if operands.seed is None else None,
-        starts=(
-            query_start if operands.query_start is None else None,
-            key_start if operands.key_start is None else None,
-        ),
-        present=tuple([operand is not None for operand in operands[:8]]),
-        num_arrays=(len(of_mask), len(score_arrays)),
+        call=definitions,
         may_mask=may_mask,
-        all_finite=not may_mask
-        or call.assume_finite
-        or (is_reproducible and call.bias is None and can_be_read(*call[:3]) and bool(inputs_are_finite(call))),
+        all_finite=bool(all_finite),
         block_sizes=_reproducible_block_sizes(tuning, group, call.mask)
         if is_reproducible
         else _block_sizes(tuning, num_kv_heads, group, call.mask),
@@ -158,7 +121,7 @@ def make_plan(call: Call, *, is_reproducible: bool = False, score_scale: float =
         score_scale=score_scale,
         assume_finite=bool(call.assume_finite),
     )
-    return with_value_facts(plan, operands, call.backend), operands
+    return with_value_facts(plan, arrays, call.backend), arrays
 
 
 def _check_score_mod(call: Call) -> None:
@@ -205,14 +168,12 @@ def block_tuning(call: Call) -> Tuning:
     )
 
 
-def with_value_facts(plan: Plan, operands: Operands, backend: Backend) -> Plan:
+def with_value_facts(plan: Plan, arrays: Arrays, backend: Backend) -> Plan:
     """The plan, with what can be read of the arrays by now: while a program was compiled, they had no values."""
-    arrays = operands[:3]
-    if plan.assume_finite or plan.exp_without_max is not None or not can_be_read(*arrays):
+    if plan.assume_finite or plan.exp_without_max is not None or not can_be_read(*arrays[:3]):
         return plan
-    exp_without_max = (
-        is_unmodified_product(plan, operands) and not backend.loops.traced and bool(scores_are_small(*arrays, backend))
-    )
+    may_be_small = not backend.loops.traced and is_unmodified_product(plan, arrays)
+    exp_without_max = may_be_small and bool(scores_are_small(arrays, backend))
     return plan._replace(exp_without_max=exp_without_max, all_finite=plan.all_finite or exp_without_max)
 
 
@@ -221,18 +182,16 @@ def lasts(plan: Plan) -> bool:
 
     Their gradient is found by a library, which may record nothing while it traces a program for others.
     """
-    is_capped = plan.softcap is not None or plan.present[Operands._fields.index("softcap")]
-    return not is_capped and plan.score_mod is None and not may_count(plan.mask)
+    *_, softcap, score_mod = plan.call[:6]
+    return softcap is None and score_mod is None and not may_count(plan.call[-1])
 
 
-def is_unmodified_product(plan: Plan, operands: Operands) -> bool:
+def is_unmodified_product(plan: Plan, arrays: Arrays) -> bool:
     """Whether scores are products that are masked, and nothing else, and there are any."""
-    is_capped = plan.softcap is not None or operands.softcap is not None
-    is_changed = is_capped or plan.score_mod is not None or operands.bias is not None
-    return not is_changed and 0 not in (*operands.query.shape, *operands.key.shape, *operands.value.shape)
+    return plan.call[3:6] == (None, None, None) and all(0 not in x.shape for x in arrays[:3])
 
 
-def scores_are_small(query: Array, key: Array, value: Array, backend: Backend) -> Array:
+def scores_are_small(arrays: Arrays, backend: Backend) -> Array:
     r"""Whether exponentials of scores can be taken as they are, without a maximum, and averaged by.
 
     .. math:: |q_i \cdot k_j| \le \max_i \|q_i\| \, \max_j \|k_j\| \le 32
@@ -240,7 +199,7 @@ def scores_are_small(query: Array, key: Array, value: Array, backend: Backend) -
     in each head keeps exponentials between 1e-14 and 1e14, and products with values between 1e-15 and 1e15, or 0, are
     far from both ends of float32.
     """
-    xp, loops = backend.namespace, backend.loops
+    xp, loops, (query, key, value) = backend.namespace, backend.loops, arrays[:3]
     norms = xp.max(loops.norm(query), axis=(2, 3)), xp.max(loops.norm(key), axis=2)
     bounds = xp.multiply(xp.minimum(norms[0], NORM_LIMIT), xp.minimum(norms[1], NORM_LIMIT))  # inf * 0 would be nan
     magnitudes = xp.abs(value)
@@ -268,7 +227,7 @@ def _reproducible_block_sizes(tuning: Tuning, group: Any, mask: Any) -> tuple[in
 
 
 def _flatten_batch(array: Array, axes: int, leading: list[Any], target: tuple[Any, ...], xp: Namespace) -> Array:
-    """An array with its leading axes as one, of length B or 1; one of the scores gets the five axes of `Operands`."""
+    """An array with its leading axes as one, of length B or 1; one of the scores gets its five axes."""
     batch, num_kv_heads, group, rows, columns = target
     dims = shape(array, xp=xp)
     dims = (*(1,) * (axes - len(dims)), *dims)

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Arrays, Namespace, is_floating, positions, shape
 from attention_core._attention.blocks.grid import Grid, Sample, is_broadcast, matmul_per_group
+from attention_core._attention.call import Call
 from attention_core._attention.scores import modify_scores
-from attention_core.masks import Positions, unflatten
+from attention_core.masks import Positions, flatten, unflatten
 
 
 class ScoreBlock(NamedTuple):
@@ -29,10 +30,10 @@ def score_block(grid: Grid, sample: Sample, query: Array, key: Array, *, i: Any,
     scores = raw
     if grid.changes_scores:
         raw = raw if allowed is None else xp.where(allowed, raw, 0.0)  # no gradient of theirs may be one of infinity
-        scores = modified_scores(grid, raw, score_variables(grid), at)
+        scores = modified_scores(grid, raw, score_variables(grid.call), at)
     if bias is not None:
         scores = xp.add(scores, bias)
-    if allowed is not None and plan.all_finite and plan.score_mod is None:  # which may make NaN of what is masked
+    if allowed is not None and plan.all_finite and grid.call.score_mod is None:  # which may make NaN of what is masked
         limit = grid.cached_by_distance("limit", i, j, like=allowed, compute=lambda: mask_limit(allowed, raw, xp))
         scores = grid.loops.inplace(xp.minimum, scores, limit)
     elif allowed is not None:
@@ -44,8 +45,7 @@ def block_context(
     grid: Grid, sample: Sample, raw: Array, i: Any, j: Any, masked: bool
 ) -> tuple[Positions | None, Array | None, Array | None]:
     """Of a block of scores: their positions if anything asks for them, their bias, and where they are allowed."""
-    plan = grid.plan
-    at = grid.positions(sample, i, j, raw) if plan.score_mod is not None or plan.dropout_rate else None
+    at = grid.positions(sample, i, j, raw) if grid.call.score_mod is not None or grid.call.dropout is not None else None
     bias = sample.bias
     if bias is not None:
         for axis, index in ((-2, i), (-1, j)):
@@ -77,17 +77,16 @@ def mask_limit(allowed: Array, like: Array, xp: Namespace) -> Array:
     return xp.multiply(xp.subtract(xp.astype(allowed, like.dtype), 0.5), math.inf)
 
 
-def score_variables(grid: Grid) -> Arrays:
+def score_variables(call: Call) -> Arrays:
     """The floating-point arrays of softcap and score modification, which have a gradient."""
-    arrays = grid.operands.softcap, *grid.operands.score_mod
-    return tuple([array for array in arrays if array is not None and is_floating(array)])
+    arrays: list[Array] = []
+    flatten((call.softcap, call.score_mod), arrays)
+    return tuple([array for array in arrays if is_floating(array)])
 
 
 def modified_scores(grid: Grid, raw: Array, variables: Arrays, at: Positions | None) -> Array:
     """Scores after softcap and score modification, as a function of `score_variables` too."""
-    score_mod, remaining = unflatten(grid.plan.score_mod, ()), iter(variables)
-    softcap = grid.plan.softcap if grid.operands.softcap is None else next(remaining)
-    if score_mod is None:
-        return modify_scores(raw, softcap, None, None, xp=grid.xp)
-    arrays = [next(remaining) if is_floating(array) else array for array in grid.operands.score_mod]
-    return modify_scores(raw, softcap, lambda scores, *where: score_mod(scores, *where, *arrays), at, xp=grid.xp)
+    arrays: list[Array] = []
+    treedef, remaining = flatten((grid.call.softcap, grid.call.score_mod), arrays), iter(variables)
+    softcap, score_mod = unflatten(treedef, [next(remaining) if is_floating(x) else x for x in arrays])
+    return modify_scores(raw, softcap, score_mod, at, xp=grid.xp)

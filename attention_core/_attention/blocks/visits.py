@@ -10,7 +10,7 @@ from attention_core._arrays import Array, on_device_of, positions
 from attention_core._attention.blocks.grid import Grid, is_broadcast
 from attention_core._backend import is_concrete, is_on_host
 from attention_core._trees import classes
-from attention_core.masks import unflatten
+from attention_core.masks import flatten
 from attention_core.masks._band import UNKNOWN
 from attention_core.masks._mask import band_of
 from attention_core.masks._tree import is_of_users
@@ -27,20 +27,20 @@ class Visits(NamedTuple):
 
 def make_visits(grid: Grid, *, by_key: bool, run_keys: int = 0) -> Visits:
     """The blocks to be visited; where loops are not traced, runs of neighbours with up to so many keys as one."""
-    plan, operands, xp, loops = grid.plan, grid.operands, grid.xp, grid.loops
+    call, xp, loops = grid.call, grid.xp, grid.loops
     rows, columns = grid.counts
     along = rows if by_key else columns
-    if plan.mask is None and not grid.padded:
-        return Visits(None, 0 if plan.may_mask else along, along)
-    if not loops.traced and not is_on_host(operands.query):
-        return _visits_within_reach(grid, by_key=by_key, longest=max(1, run_keys // grid.sizes[1]))
+    if call.mask is None and not grid.padded:
+        return Visits(None, 0 if grid.plan.may_mask else along, along)
+    if not loops.traced:
+        kinds = _listed_kinds(grid)
+        if kinds is None:
+            return Visits(None, 0, along)
+        some, every = ([list(zip(*x, strict=True)) if by_key else x for x in kind] for kind in kinds)
+        return _visits_from_lists(some, every, max(1, run_keys // grid.sizes[1]))
     some, every = _block_kinds(grid)
-    if not loops.traced and not (is_concrete(some) and is_concrete(every)):
-        return Visits(None, 0, along)
     if by_key:
         some, every = xp.matrix_transpose(some), xp.matrix_transpose(every)
-    if not loops.traced:
-        return _visits_from_lists(loops.to_list(some), loops.to_list(every), max(1, run_keys // grid.sizes[1]))
     kind = xp.where(every, 0, xp.where(some, 1, xp.full_like(some, 2, dtype=xp.int32)))
     whole, seen = (xp.sum(xp.astype(blocks, xp.int32), axis=-1, dtype=xp.int32) for blocks in (every, some))
     return Visits(xp.astype(xp.argsort(kind, axis=-1, stable=True), xp.int32), whole, seen, is_broadcast(kind, 0))
@@ -66,20 +66,24 @@ def visit_blocks(grid: Grid, b: Any, index: Any, absorb: Callable[[bool, Any, An
     return state if seen is whole else loops.loop(whole, seen, functools.partial(body, True), state)
 
 
-def _visits_within_reach(grid: Grid, *, by_key: bool, longest: int) -> Visits:
-    """Visits by the numbers of a rule alone: to read what is computed of it, an accelerator would be waited for."""
-    band = UNKNOWN if None in grid.plan.starts else band_of(unflatten(grid.plan.mask, grid.operands.mask))
-    low, high, exact = band.low, band.high, band.is_relative and grid.operands.bias is None
-    spans = []
-    for start, count, size, length in zip(grid.plan.starts, grid.counts, grid.sizes, grid.lengths, strict=True):
-        firsts = [(start or 0) + index * size for index in range(count)]
-        spans.append([(first, min(first + size, (start or 0) + length) - 1) for first in firsts])
-    nearest = [[(key[0] - query[1], key[1] - query[0]) for key in spans[1]] for query in spans[0]]
-    some = [[least <= high and most >= low for least, most in line] for line in nearest]
-    every = [[exact and low <= least and most <= high for least, most in line] for line in nearest]
-    if by_key:
-        some, every = ([[line[j] for line in flags] for j in range(grid.counts[1])] for flags in (some, every))
-    return _visits_from_lists([some], [every], longest)
+def _listed_kinds(grid: Grid) -> list[Any] | None:
+    """`_block_kinds` as lists, ``None`` where they cannot be read.
+
+    They are found by the numbers of a rule where these say all, or where an accelerator would be waited for.
+    """
+    are_known = all(isinstance(start, int) for start in grid.call.starts)
+    band, starts = (band_of(grid.call.mask), grid.call.starts) if are_known else (UNKNOWN, (0, 0))
+    if is_on_host(grid.call.query) and not band.is_exact:
+        kinds = _block_kinds(grid)
+        return list(map(grid.loops.to_list, kinds)) if all(map(is_concrete, kinds)) else None
+    queries, keys = (
+        [(start + first, start + min(first + size, length) - 1) for first in range(0, count * size, size)]
+        for start, count, size, length in zip(starts, grid.counts, grid.sizes, grid.lengths, strict=True)
+    )
+    is_exact, (low, high, stop, *_) = band.is_exact and grid.call.bias is None, band
+    some = [[k[0] - q[1] <= high and k[1] - q[0] >= low and k[0] < stop for k in keys] for q in queries]
+    every = [[is_exact and low <= k[0] - q[1] and k[1] - q[0] <= high and k[1] < stop for k in keys] for q in queries]
+    return [[some], [every]]
 
 
 def _visits_from_lists(some: list[Any], every: list[Any], longest: int) -> Visits:
@@ -108,22 +112,22 @@ def _runs(may: list[bool], is_full: list[bool], longest: int) -> Iterator[tuple[
 
 def _block_kinds(grid: Grid) -> tuple[Array, Array]:
     """In which blocks something is allowed, and in which everything is: two of shape (B or 1, rows, columns)."""
-    plan, operands, xp = grid.plan, grid.operands, grid.xp
+    call, xp = grid.call, grid.xp
     some: Any = True
     every: Any = True
     query, key = (grid.spans(side) for side in (0, 1))
     is_listed = query.at is not None or key.at is not None
-    if is_listed and any(map(is_of_users, classes(plan.mask))):  # who take a block for neighbours
+    if is_listed and any(map(is_of_users, classes(flatten(call.mask, [])))):  # who take a block for neighbours
         every = False
-    elif plan.mask is not None:
-        some, every = unflatten(plan.mask, operands.mask).blocks(query, key, xp=xp)
-    if operands.bias is not None:
+    elif call.mask is not None:
+        some, every = call.mask.blocks(query, key, xp=xp)
+    if call.bias is not None:
         every = False
     if grid.padded and every is not False:
         ends = xp.multiply(xp.add(positions(grid.counts[1], key.first, xp=xp), 1), grid.sizes[1])
         inside = xp.less_equal(ends, grid.lengths[1])
         every = inside if every is True else xp.logical_and(every, inside)
-    none = xp.zeros((1, 1, *grid.counts), dtype=xp.bool, **on_device_of(operands.query))
+    none = xp.zeros((1, 1, *grid.counts), dtype=xp.bool, **on_device_of(call.query))
     for kind in (some, every):  # both get the leading axis that one of them has
         none = none if isinstance(kind, bool) else xp.logical_and(none, kind)
     some, every = (

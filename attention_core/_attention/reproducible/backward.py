@@ -37,9 +37,9 @@ from attention_core._attention.blocks.grid import (
     matmul_transposed,
 )
 from attention_core._attention.blocks.nonfinite import zero_unless_finite
-from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands
+from attention_core._attention.blocks.plan import Plan, unpack
 from attention_core._attention.blocks.visits import make_visits, visit_blocks
-from attention_core._attention.call import dropout_scale, flatten_group
+from attention_core._attention.call import Call, dropout_scale, flatten_group
 from attention_core._attention.reproducible import bounds
 from attention_core._attention.reproducible.rows import QueryRows, for_each_rows, pad_rows, unpack_logarithm
 from attention_core._attention.reproducible.scores import (
@@ -75,10 +75,10 @@ class RowTerms(NamedTuple):
 
 def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Any) -> Gradients:
     """The gradients of query, key, value and bias, and ``None`` for each array of integers or booleans."""
-    unpadded, xp = unpack_operands(plan, arrays), backend.namespace
-    grid = make_grid(plan._replace(block_sizes=_square_blocks(plan, unpadded, xp)), unpadded, backend)
-    finite = (grid.finite_or_zero(x) for x in grid.operands[1:3])
-    grid = grid._replace(operands=grid.operands._replace(**dict(zip(("key", "value"), finite, strict=True))))
+    unpadded, xp = unpack(plan, arrays, backend), backend.namespace
+    grid = make_grid(plan._replace(block_sizes=_square_blocks(plan, unpadded, xp)), unpadded)
+    finite = (grid.finite_or_zero(x) for x in grid.call[1:3])
+    grid = grid._replace(call=grid.call._replace(**dict(zip(("key", "value"), finite, strict=True))))
     rows = _row_terms(grid, unpadded, results, cotangents)
     ranks = ranks_of(backend, plan.group)
     found = _filtered(grid, rows, ranks)
@@ -87,19 +87,19 @@ def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, ba
     gradients = [d_query, d_key, d_value]
     if not plan.all_finite:
         gradients = [zero_unless_finite(x, like, xp) for x, like in zip(gradients, unpadded[:3], strict=True)]
-    if grid.operands.bias is not None:
+    if grid.call.bias is not None:
         gradients.append(_bias_gradient(grid, rows))
-    return *gradients, *(None for _ in range(plan.num_integers))
+    return *gradients, *[None] * (len(arrays) - len(gradients))
 
 
-def _square_blocks(plan: Plan, operands: Operands, xp: Namespace) -> tuple[int, int]:
+def _square_blocks(plan: Plan, call: Call, xp: Namespace) -> tuple[int, int]:
     """Blocks of as many queries as keys: sums over either are written once for each block of the other."""
-    group_size = shape(operands.query, xp=xp)[2]
+    group_size = shape(call.query, xp=xp)[2]
     size = min(MAX_BACKWARD_BLOCK, plan.block_sizes[1])
     return max(32, size // group_size if isinstance(group_size, int) else size), size
 
 
-def _row_terms(grid: Grid, unpadded: Operands, results: Arrays, cotangents: Arrays) -> RowTerms:
+def _row_terms(grid: Grid, unpadded: Call, results: Arrays, cotangents: Arrays) -> RowTerms:
     xp = grid.xp
     d_output, output, d_logsumexp, reference = (
         pad_rows(grid, to_float64(x, xp))
@@ -107,7 +107,7 @@ def _row_terms(grid: Grid, unpadded: Operands, results: Arrays, cotangents: Arra
     )
     products = uncontracted(xp.multiply(d_output, output), xp)  # which are exact
     delta = xp.subtract(exact_sum(products, -1, bits=TERM_BITS, xp=xp), d_logsumexp)
-    query = to_float64(grid.finite_or_zero(grid.operands.query), xp)
+    query = to_float64(grid.finite_or_zero(grid.call.query), xp)
     return RowTerms(query, d_output, *unpack_logarithm(reference, xp), delta)
 
 
@@ -136,13 +136,13 @@ def _filtered(grid: Grid, rows: RowTerms, ranks: Ranks | None) -> Arrays:
     sums = [*grid.concat_blocks(accumulators[:1], 0), *grid.concat_blocks(accumulators[1:], 1)]
     if ranks is not None:
         sums[1:] = map(ranks.total, sums[1:])
-    key, value = (to_float64(x, xp)[..., : grid.lengths[1], :] for x in grid.operands[1:3])
+    key, value = (to_float64(x, xp)[..., : grid.lengths[1], :] for x in grid.call[1:3])
     (_, key_norm), value_norm = near_vectors(key, grid.loops), _norm(value, grid)
     of_row, of_score = _errors(grid, rows)
     of_row, of_score = (x[..., : grid.lengths[0], :] for x in (of_row, of_score))
     of_dp = bounds.score_error(rows.d_output.shape[-1])
     d_output_norm = _norm(rows.d_output, grid)[..., : grid.lengths[0], :]
-    scale, factor = grid.plan.score_scale, dropout_scale(grid.dropout)
+    scale, factor = grid.plan.score_scale, dropout_scale(grid.call.dropout)
 
     def decided(total: Array, bound: Array, width: Any, factor: float) -> Array:
         bound = xp.add(xp.multiply(bound, bounds.SLACK * abs(factor)), bounds.TINY)
@@ -164,7 +164,7 @@ def _filtered(grid: Grid, rows: RowTerms, ranks: Ranks | None) -> Arrays:
 
 def _errors(grid: Grid, rows: RowTerms) -> tuple[Array, Array]:
     """The relative errors of weights of each query: what all have, and what is to be multiplied by the key's norm."""
-    xp, softcap = grid.xp, grid.plan.softcap
+    xp, softcap = grid.xp, grid.call.softcap
     _, norm = near_vectors(uncontracted(xp.multiply(rows.query, grid.plan.score_scale), xp), grid.loops)
     size = xp.add(xp.abs(rows.anchor), xp.abs(rows.logarithm))
     of_row = xp.add(xp.multiply(size, 8 * bounds.ULP), bounds.WEIGHT_ERROR)
@@ -294,10 +294,10 @@ _OF_ROWS = ("query", "logarithm", "delta", "d_output", "query_columns", "d_outpu
 
 def _d_weights(grid: Grid, product: Array, block: ScoreBlock) -> Array:
     """The gradient of the weights before dropout, of that of the weights after it."""
-    if grid.dropout is None:
+    if grid.call.dropout is None:
         return product
     dropped = grid.drop(product, block.at)
-    return uncontracted(grid.xp.multiply(dropped, grid.dropout.scale), grid.xp)
+    return uncontracted(grid.xp.multiply(dropped, grid.call.dropout.scale), grid.xp)
 
 
 # The reference
@@ -347,7 +347,7 @@ def _of_keys(grid: Grid, rows: RowTerms, sample: Sample) -> Reference:
     xp, mine = grid.xp, rows.of(grid, sample)
     cut_queries, cut_outputs = cut_vectors(mine.query, xp), cut_vectors(mine.d_output, xp)
     columns = [flatten_group(x, xp=xp) for x in (mine.query, mine.d_output)]
-    factors = grid.plan.score_scale, dropout_scale(grid.dropout)
+    factors = grid.plan.score_scale, dropout_scale(grid.call.dropout)
 
     def of_rows(picked: Array) -> tuple[list[Terms], list[Array]]:
         listed = listed_rows(grid, sample, 1, picked)
@@ -369,7 +369,7 @@ def _of_keys(grid: Grid, rows: RowTerms, sample: Sample) -> Reference:
 
 def _bias_gradient(grid: Grid, rows: RowTerms) -> Array:
     """Sums of exact gradients of scores, as integers relative to the largest of the rows that share an element."""
-    xp, bias, loops = grid.xp, grid.operands.bias, grid.loops
+    xp, bias, loops = grid.xp, grid.call.bias, grid.loops
     largest = for_each_rows(
         grid, functools.partial(_cut_factors, grid, rows), _largest_d_score, grid.row_stacks(1, dtype="float64")
     )[0]

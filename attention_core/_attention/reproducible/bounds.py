@@ -14,7 +14,6 @@ from typing import Any
 from attention_core._arithmetic.exact import slice_bits
 from attention_core._arrays import Array, Namespace
 from attention_core._attention.blocks.grid import Grid
-from attention_core.masks import unflatten
 from attention_core.masks._mask import band_of
 
 ULP = 2.0**-53  # u
@@ -44,7 +43,7 @@ def sum_error(grid: Grid, side: int, num_ranks: int = 1) -> Any:
     a narrow band, only so many terms are not 0, and only so many blocks are not empty.
     """
     size, count, length = grid.sizes[side], grid.counts[side], grid.lengths[side]
-    band = band_of(None if grid.plan.mask is None else unflatten(grid.plan.mask, grid.operands.mask))
+    band = band_of(grid.call.mask)
     if isinstance(length, int):
         length = min(length, max(1, band.high - band.low + 1))
         count = min(count, length // size + 2)

@@ -32,7 +32,7 @@ from attention_core._arrays import Array, Arrays, Namespace, on_device_of, shape
 from attention_core._attention.blocks.forward import empty_results as empty_results_of_blocks
 from attention_core._attention.blocks.grid import Grid, Sample, make_grid, matmul_per_group
 from attention_core._attention.blocks.nonfinite import with_nonfinite_values
-from attention_core._attention.blocks.plan import Plan, make_plan, unpack_operands
+from attention_core._attention.blocks.plan import Plan, make_plan, unpack
 from attention_core._attention.call import Call, dropout_scale, upcast_call
 from attention_core._attention.reproducible import bounds
 from attention_core._attention.reproducible.backward import backward
@@ -66,7 +66,7 @@ def reproducible_attention(
 
 
 def arrange(call: Call) -> tuple[Plan, Arrays]:
-    """The plan of a call, and the arrays of its operands."""
+    """The plan of a call, and its arrays."""
     xp, call = call.xp, upcast_call(call)
     width = shape(call.query, xp=xp)[-1]
     if isinstance(width, int) and width == 0:  # all scores are 0, as with one channel of zeros
@@ -76,13 +76,12 @@ def arrange(call: Call) -> tuple[Plan, Arrays]:
         call, width = call._replace(query=query, key=key), 1
     scale = 1 / math.sqrt(width) if call.scale is None else float(call.scale)
     call = call._replace(softcap=None if call.softcap is None else float(call.softcap))
-    plan, operands = make_plan(call, is_reproducible=True, score_scale=scale)
-    return plan, operands.arrays()
+    return make_plan(call, is_reproducible=True, score_scale=scale)
 
 
 def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
     """Output (B, G, R, M, E), logsumexp (B, G, R, M), and `pack_logarithm` (B, G, R, M, 6)."""
-    grid = make_grid(plan, unpack_operands(plan, arrays), backend)
+    grid = make_grid(plan, unpack(plan, arrays, backend))
     if plan.all_finite:
         return _forward(grid)
     return with_nonfinite_values(grid, _forward, lambda: empty_results(plan, arrays, backend))
@@ -134,7 +133,7 @@ def _filtered(grid: Grid, ranks: Ranks | None) -> _Filtered:
     """The online softmax in float64, with the sums that bound its error."""
     prepare, decide = functools.partial(_prepare, grid, ranks), functools.partial(_decide, grid, ranks)
     if ranks is not None:
-        lasts = [1, 2, grid.width + 4, *([] if grid.operands.bias is None else [2])]
+        lasts = [1, 2, grid.width + 4, *([] if grid.call.bias is None else [2])]
         sums = for_each_rows(grid, prepare, _average, grid.row_stacks(*lasts, dtype="float64"))
         return decide(1.0, *_over_ranks(*sums, ranks=ranks, xp=grid.xp))
     stacks = *grid.row_stacks(grid.width), *grid.row_stacks(2, 1, dtype="float64")
@@ -184,7 +183,7 @@ def _average(rows: QueryRows, keys: _Keys) -> Arrays:
     """Of each query the largest score, the norm, and sums of weights times columns of all keys."""
     grid, xp = rows.grid, rows.grid.xp
     query, norm = rows.block(keys.query), rows.block(keys.query_norm)
-    has_bias = grid.operands.bias is not None
+    has_bias = grid.call.bias is not None
 
     def weigh(masked: bool, j: Any) -> tuple[Array, list[Array]]:
         product = matmul_per_group(query, grid.loops.block(keys.key, j, grid.sizes[1], -1), xp)
@@ -194,7 +193,7 @@ def _average(rows: QueryRows, keys: _Keys) -> Arrays:
         block_max = xp.max(scores, axis=-1, keepdims=True)
         scores -= xp.where(xp.equal(block_max, -math.inf), 0.0, block_max)
         weights = grid.loops.inplace(xp.exp, scores)
-        if grid.dropout is None:
+        if grid.call.dropout is None:
             sums = [matmul_per_group(weights, columns, xp)]
         else:
             kept = grid.drop(weights, block.at)
@@ -228,18 +227,18 @@ def _average(rows: QueryRows, keys: _Keys) -> Arrays:
 
 def _decide(grid: Grid, ranks: Ranks | None, units: Any, row_max: Array, norm: Array, *sums: Array) -> _Filtered:
     """What the sums say of the output and of the logarithm of the sum of weights."""
-    xp, width, plan = grid.xp, grid.width, grid.plan
+    xp, width, softcap = grid.xp, grid.width, grid.call.softcap
     weight = sums[0][..., -2:-1]
     none = xp.equal(weight, 0.0)
     weight, row_max = xp.where(none, 1.0, weight), xp.where(none, 0.0, row_max)
     means = xp.divide(sums[0], weight)
     found, by_size, by_both = means[..., :width], means[..., width : width + 1], means[..., width + 1 : width + 2]
     num_ranks = 1 if ranks is None else ranks.collectives.size(ranks.group)
-    per_norm = xp.multiply(norm[..., :1], bounds.score_error(grid.operands.query.shape[-1]))
+    per_norm = xp.multiply(norm[..., :1], bounds.score_error(grid.call.query.shape[-1]))
     of_row = bounds.sum_error(grid, 1, num_ranks)
     of_row = xp.add(xp.multiply(xp.abs(row_max), 8 * bounds.ULP), of_row)
-    if plan.softcap is not None:
-        of_row = xp.add(of_row, abs(plan.softcap) * bounds.SOFTCAP_ERROR)
+    if softcap is not None:
+        of_row = xp.add(of_row, abs(softcap) * bounds.SOFTCAP_ERROR)
     of_row = bounds.limited(of_row, of_row, xp)
     of_scores = xp.multiply(per_norm, means[..., -1:])
     of_values = xp.add(xp.multiply(by_size, of_row), xp.multiply(by_both, per_norm))
@@ -248,7 +247,7 @@ def _decide(grid: Grid, ranks: Ranks | None, units: Any, row_max: Array, norm: A
         of_scores = xp.add(of_scores, of_bias[..., -1:])
         of_values = xp.add(of_values, of_bias[..., :1])
     relative = xp.add(of_row, of_scores)
-    factor = dropout_scale(grid.dropout)
+    factor = dropout_scale(grid.call.dropout)
     bound = xp.add(xp.multiply(of_values, units), xp.multiply(xp.abs(found), relative))
     bound = xp.multiply(bound, bounds.SLACK * factor)
     bound = xp.add(bound, bounds.TINY)
@@ -259,9 +258,9 @@ def _decide(grid: Grid, ranks: Ranks | None, units: Any, row_max: Array, norm: A
 
 def _decide_logarithm(grid: Grid, row_max: Array, norm: Array, weight: Array, relative: Array) -> Array:
     """The integer near the largest score in units of log 2, and the logarithm of the sum of weights relative to it."""
-    xp, softcap = grid.xp, grid.plan.softcap
+    xp, softcap = grid.xp, grid.call.softcap
     top, size = xp.multiply(row_max, LOG2_E), xp.abs(row_max)
-    of_top = xp.multiply(norm[..., 1:], 2 * bounds.score_error(grid.operands.query.shape[-1]))
+    of_top = xp.multiply(norm[..., 1:], 2 * bounds.score_error(grid.call.query.shape[-1]))
     of_top = xp.add(of_top, xp.multiply(size, 32 * bounds.ULP))
     if softcap is not None:
         of_top = xp.add(of_top, 2 * abs(softcap) * bounds.SOFTCAP_ERROR)
@@ -282,7 +281,7 @@ def _reference(grid: Grid, ranks: Ranks | None, sample: Sample) -> Reference:
     xp = grid.xp
     keys = cut_vectors(to_float64(sample.key, xp), xp)
     values = to_float64(grid.value_part(sample.value), xp)
-    factor = dropout_scale(grid.dropout)
+    factor = dropout_scale(grid.call.dropout)
 
     def of_rows(rows: Array) -> tuple[list[Terms], list[Array]]:
         listed = listed_rows(grid, sample, 0, rows)

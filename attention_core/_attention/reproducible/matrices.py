@@ -17,7 +17,7 @@ from attention_core._attention.blocks.grid import (
     make_grid,
 )
 from attention_core._attention.blocks.nonfinite import zero_unless_finite
-from attention_core._attention.blocks.plan import Plan, unpack_operands
+from attention_core._attention.blocks.plan import Plan, unpack
 from attention_core._attention.call import Call, flatten_group
 from attention_core._attention.reproducible import bounds
 from attention_core._attention.reproducible.backward import backward
@@ -54,7 +54,7 @@ def reproducible_scores(call: Call) -> Array:
 
 
 def _scores_forward(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
-    grid = make_grid(plan, unpack_operands(plan, arrays), backend)
+    grid = make_grid(plan, unpack(plan, arrays, backend))
     xp = grid.xp
 
     def round_scores(rows: QueryRows, cut: Any) -> Arrays:
@@ -65,18 +65,19 @@ def _scores_forward(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
 
 
 def _scores_backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend) -> Gradients:
-    operands, xp = unpack_operands(plan, arrays), backend.namespace
-    grid = make_grid(plan, operands, backend)
+    call, xp = unpack(plan, arrays, backend), backend.namespace
+    grid = make_grid(plan, call)
     d_scores = to_float64(xp.where(xp.equal(results[0], -math.inf), 0.0, cotangents[0]), xp)
-    d_bias = () if operands.bias is None else (_d_bias(grid, operands.bias, d_scores),)
-    if plan.softcap is not None:
+    d_bias = () if call.bias is None else (_d_bias(grid, call.bias, d_scores),)
+    if call.softcap is not None:
         d_scores = _before_softcap(grid, d_scores)
     d_query, d_key = _d_query_and_key(grid, d_scores)
     if not plan.all_finite:
-        d_query = zero_unless_finite(d_query, operands.query, xp)
-        d_key = zero_unless_finite(d_key, operands.key, xp)
-    d_value = zeros_with(operands.value, *shape(operands.value, xp=xp), xp=xp)
-    return d_query, d_key, d_value, *d_bias, *(None for _ in range(plan.num_integers))
+        d_query = zero_unless_finite(d_query, call.query, xp)
+        d_key = zero_unless_finite(d_key, call.key, xp)
+    d_value = zeros_with(call.value, *shape(call.value, xp=xp), xp=xp)
+    gradients = d_query, d_key, d_value, *d_bias
+    return *gradients, *[None] * (len(arrays) - len(gradients))
 
 
 def _d_bias(grid: Grid, bias: Array, d_scores: Array) -> Array:
@@ -102,7 +103,7 @@ def _d_query_and_key(grid: Grid, d_scores: Array) -> list[Array]:
     xp, scale = grid.xp, grid.plan.score_scale
     query, key = (
         to_float64(grid.finite_or_zero(x), xp)[..., :length, :]
-        for x, length in zip(grid.operands[:2], grid.lengths, strict=True)
+        for x, length in zip(grid.call[:2], grid.lengths, strict=True)
     )
     whole = grid._replace(sizes=grid.lengths, counts=(1, 1))
 
@@ -138,8 +139,8 @@ def _d_query_and_key(grid: Grid, d_scores: Array) -> list[Array]:
 
 
 def _abstract(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
-    xp, operands = backend.namespace, unpack_operands(plan, arrays)
-    return (zeros_with(operands.query, *shape(operands.query, xp=xp)[:-1], shape(operands.key, xp=xp)[-2], xp=xp),)
+    xp, (query, key) = backend.namespace, arrays[:2]
+    return (zeros_with(query, *shape(query, xp=xp)[:-1], shape(key, xp=xp)[-2], xp=xp),)
 
 
 SCORES = register("reproducible.scores", Operation(_scores_forward, _scores_backward, _abstract, needs_float64=True))
@@ -155,7 +156,7 @@ def reproducible_weights(call: Call, reference: Array) -> Array:
 
 
 def _weights_forward(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
-    grid = make_grid(plan, unpack_operands(plan, arrays[:-1]), backend)
+    grid = make_grid(plan, unpack(plan, arrays[:-1], backend))
     xp, loops = grid.xp, grid.loops
     references = pad_rows(grid, to_float64(arrays[-1], xp))
 
@@ -178,7 +179,7 @@ def _weights_forward(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
 def _zeros(rows: QueryRows, j: Any) -> Array:
     """The weights of a block of keys to which nobody attends."""
     *dims, _ = shape(rows.block(rows.sample.query), xp=rows.grid.xp)
-    return zeros_with(rows.grid.operands.query, *dims, rows.grid.length_of_block(1, j), xp=rows.grid.xp)
+    return zeros_with(rows.grid.call.query, *dims, rows.grid.length_of_block(1, j), xp=rows.grid.xp)
 
 
 def _weights_backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend) -> Gradients:

@@ -61,7 +61,7 @@ def pad_rows(grid: Grid, rows: Array) -> Array:
     """Rows with zeros at the end, like the queries where all blocks have one size."""
     if not grid.loops.traced:
         return rows
-    return pad(rows, -2, shape(grid.operands.query, xp=grid.xp)[-2] - grid.lengths[0], grid.xp)
+    return pad(rows, -2, shape(grid.call.query, xp=grid.xp)[-2] - grid.lengths[0], grid.xp)
 
 
 LOGARITHM_UNIT = 2.0**10  # so that even the scores of a bias of the lowest float32 fit into float32

@@ -32,10 +32,10 @@ def score_block(grid: Grid, sample: Sample, product: Array, *, i: Any, j: Any, m
     Masked scores are replaced by -inf; a bias that is -inf masks, too. There is no score modification in reproducible
     arithmetic.
     """
-    plan, xp, scores, derivative = grid.plan, grid.xp, product, None
+    softcap, xp, scores, derivative = grid.call.softcap, grid.xp, product, None
     at, bias, allowed = block_context(grid, sample, scores, i, j=j, masked=masked)
-    if plan.softcap is not None:
-        scores, derivative = _soften(scores, plan.softcap, xp)
+    if softcap is not None:
+        scores, derivative = _soften(scores, softcap, xp)
     if bias is not None:
         bias = to_float64(bias, xp)
         scores = xp.add(scores, bias)
@@ -111,8 +111,8 @@ class ListedRows(NamedTuple):
 def listed_rows(grid: Grid, sample: Sample, side: int, rows: Array) -> ListedRows:
     """The block of the queries (side 0) or keys (side 1) at these indices, and of all keys or queries."""
     xp, num_rows = grid.xp, rows.shape[0]
-    start = ("query_start", "key_start")[side]
-    operands = grid.operands._replace(**{start: grid.absolute(side, rows)})
+    starts = list(grid.call.starts)
+    starts[side] = grid.absolute(side, rows)
     whole = [count * size for count, size in zip(grid.counts, grid.sizes, strict=True)]
     sizes, lengths = [whole[0] if grid.loops.traced else grid.lengths[0], whole[1]], list(grid.lengths)
     if not grid.loops.traced:
@@ -124,7 +124,12 @@ def listed_rows(grid: Grid, sample: Sample, side: int, rows: Array) -> ListedRow
     taken = {"query": sample.query} if side == 0 else {"key": sample.key, "value": sample.value}
     taken = {name: take_rows(x, rows, axis=-2, xp=xp) for name, x in taken.items()}
     of_rows = grid._replace(
-        operands=operands, sizes=tuple(sizes), counts=(1, 1), lengths=tuple(lengths), cache=None, visits=None
+        call=grid.call._replace(starts=tuple(starts)),
+        sizes=tuple(sizes),
+        counts=(1, 1),
+        lengths=tuple(lengths),
+        cache=None,
+        visits=None,
     )
     return ListedRows(of_rows, sample._replace(bias=bias, **taken))
 

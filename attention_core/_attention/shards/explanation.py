@@ -10,21 +10,17 @@ def explain_shards(sharded: Sharded, name: str, *, logsumexp: bool) -> Explanati
     """What `taken_strategy` walks, and what `run_call` walks for the local call, in words."""
     taken, notes = taken_strategy(sharded, name), []
     if taken is RING:
-        local = Explanation("blockwise", "a ring attends to the keys of each hop in blocks", ())
-        if RING.takes_kernel(sharded):
-            reason = "a ring attends to the keys of each hop by the kernel, or in blocks if that refuses its mask"
-            local = local._replace(chosen="fused", reason=reason)
+        by_kernel = RING.takes_kernel(sharded)
+        how = "by the kernel, or in blocks if that refuses its mask" if by_kernel else "in blocks"
+        chosen = "fused" if by_kernel else "blockwise"
+        local = Explanation(chosen, f"a ring attends to the keys of each hop {how}", ())
     else:
         local = explain(taken.local_call(sharded), weights=False, logsumexp=logsumexp)
-    for strategy, verdict in walk_strategies(sharded, name):
-        if verdict.refusal is not None:
-            text = f"refused: {verdict.refusal}"
-        else:
-            text = f"receives about {strategy.sent(sharded) / 2**20:.3g} MiB"
-            text += (
-                ""
-                if strategy is taken
-                else f", not taken: {verdict.slower or 'another one was asked for or comes first'}"
-            )
+    for strategy, (refusal, _, slower) in walk_strategies(sharded, name):
+        why = slower or "another one was asked for or comes first"
+        ending = "" if strategy is taken else f", not taken: {why}"
+        text = f"refused: {refusal}"
+        if refusal is None:
+            text = f"receives about {strategy.sent(sharded) / 2**20:.3g} MiB{ending}"
         notes.append(f"shards: {strategy.name}: {text}")
     return local._replace(notes=(*local.notes, *notes))

@@ -16,25 +16,25 @@ import itertools
 import math
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Arrays, Gradients, Namespace, cast_to, is_floating, shape, upcast
 from attention_core._attention.blocks.backward import backward
 from attention_core._attention.blocks.forward import empty_results, forward
 from attention_core._attention.blocks.grid import is_broadcast
-from attention_core._attention.blocks.plan import Operands, Plan, make_plan, unpack_operands
+from attention_core._attention.blocks.plan import Plan, make_plan, pack, unpack
 from attention_core._attention.call import Call, Result, score_change, upcast_call
-from attention_core._attention.parts import KeyRange, Parts, key_ranges
+from attention_core._attention.parts import KeyRange, Run, cut, key_ranges, taken
+from attention_core._attention.shards.rules import from_starts
 from attention_core._attention.shards.splits import SPLITS, Place, start_of
 from attention_core._attention.softmax import merge_pieces
 from attention_core._attention.ways import taken_way
 from attention_core._backend import Backend, Operation, register
-from attention_core.masks import unflatten
+from attention_core._keywords import untraced
 from attention_core.masks._band import LIMIT, Band
 from attention_core.masks._mask import band_of
-from attention_core.masks._rules import rule_of
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+ROWS = -2, -1, -1  # the axis of output, logsumexp and remainder
 
 
 class Hops(NamedTuple):
@@ -58,22 +58,15 @@ class Hops(NamedTuple):
 def hops_of(band: Band, size: int, split: str, rows: tuple[int, int]) -> Hops:
     """The shortest way round that brings all ranks the keys that a band leaves, of so many queries and keys on each."""
     queries, keys = map(operator.index, rows)  # no symbols of a compiler
-    return Hops(*_shortest_way(tuple(band), size, split, (queries, keys)))
+    return Hops(*_kept_way(tuple(band), size, split, (queries, keys)))
 
 
-def _kept(function: Function) -> Function:
-    """A function of plain values whose results are kept; torch.compile calls it, and does not trace it."""
-    cached = functools.lru_cache(maxsize=256)(function)
-
-    @functools.wraps(function)
-    def known(*values: Any) -> Any:
-        return cached(*values)
-
-    known._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return cast(Function, known)
+@untraced
+def _kept_way(*values: Any) -> tuple[int, int]:
+    return _shortest_way(*values)
 
 
-@_kept
+@functools.lru_cache(maxsize=256)
 def _shortest_way(bounds: tuple[Any, ...], size: int, split: str, rows: tuple[int, int]) -> tuple[int, int]:
     band = Band(*bounds)
     if (band.low, band.high) == (-LIMIT, LIMIT):
@@ -84,7 +77,7 @@ def _shortest_way(bounds: tuple[Any, ...], size: int, split: str, rows: tuple[in
         pairs = (itertools.product(queries[rank], keys[rank - hop]) for rank in range(size))
         return any(is_in_sight(band, *pair) for pair in itertools.chain.from_iterable(pairs))
 
-    needed = [hop for hop in range(size) if is_needed(hop)]
+    needed = list(filter(is_needed, range(size)))
     ways = [Hops(first, 1 + max([0, *((hop - first) % size for hop in needed)])) for first in range(size)]
     return min(ways, key=lambda way: way.rotations)[:2]
 
@@ -94,13 +87,6 @@ def is_in_sight(band: Band, query: tuple[int, int], key: tuple[int, int]) -> boo
     (first, rows), (start, columns) = query, key
     nearest = max(start - first + 1 - rows, band.low)  # of the distances that there are, the least that is seen
     return nearest < start - first + columns and nearest <= band.high and start < band.stop
-
-
-def moved(band: Band, query: int, key: int) -> Band:
-    """A band of queries and keys from positions on, counted from there."""
-    ends = zip(band[:3], (query - key, query - key, -key), strict=True)
-    low, high, stop = (end if abs(end) == LIMIT else end + by for end, by in ends)
-    return Band(low, high, stop, band.is_exact)
 
 
 class RingPlan(NamedTuple):
@@ -114,145 +100,65 @@ class RingPlan(NamedTuple):
     by_kernel: bool
 
 
-def takes_kernel(call: Call) -> bool:
-    """Whether a hop that needs no mask takes a kernel, which has gradients of query, key and value alone."""
-    others = call.bias, score_change(call), call.dropout
-    hop = upcast_call(call)._replace(mask=None, scale=1.0, sinks=None)
-    return all(each is None for each in others) and _kernel_of(hop) is not None
-
-
-def _kernel_of(call: Call) -> Any:
-    """The kernel that a call takes, if it has pieces."""
-    kernel = taken_way(Parts(call, None, call)).kernel
-    return kernel if kernel is not None and kernel.takes_pieces(call) else None
-
-
 def ring_attention(call: Call, here: Place, hops: Hops, by_kernel: bool) -> Result:
     """Attention of the queries of this rank; a bias has the columns of rank after rank."""
-    wide, xp = upcast_call(call), call.xp
-    plan, operands = make_plan(wide)
+    xp, (plan, arrays) = call.xp, make_plan(upcast_call(call))
     plan = plan._replace(  # of the keys of others, nothing is known
         all_finite=not plan.may_mask or plan.assume_finite, exp_without_max=False if call.backend.loops.traced else None
     )
-    key, value = (cast_to(x, call.key.dtype, xp=xp) for x in operands[1:3])  # they travel in 16 bits
-    arrays = operands._replace(key=key, value=value).arrays()
-    output, *rows = call.backend.custom_gradient(RING, RingPlan(plan, *here[:2], here.split, hops, by_kernel), arrays)
+    keys = (cast_to(x, call.key.dtype, xp=xp) for x in arrays[1:3])  # they travel in 16 bits
+    ring, arrays = RingPlan(plan, *here[:2], here.split, hops, by_kernel), (arrays[0], *keys, *arrays[3:])
+    output, *rows = call.backend.custom_gradient(RING, ring, arrays)
     *dims, _ = shape(call.query, xp=xp)
     return Result(xp.reshape(output, (*dims, call.value.shape[-1])), None, *(xp.reshape(x, tuple(dims)) for x in rows))
 
 
-class Ring(NamedTuple):
-    """What all hops look up."""
+def _go_round(plan: RingPlan, call: Call, add: Callable[..., Any], sums: Any, *, is_backward: bool) -> Any:
+    """``sums = add(part, i, j, sums)`` for the parts of all pairs of chunks; backward, those of keys go with these.
 
-    plan: RingPlan
-    operands: Operands
-    backend: Any
-    rank: Any
-    band: Band
-    num_chunks: int
-    rows: tuple[int, int]  # the queries and keys of a chunk
+    Out of the chunks of all ranks, j counts in the order of ranks.
+    """
+    (first, count), (_, group, size, *_), loops = plan.hops, plan, call.backend.loops
+    lent: Any = call.backend.collectives
+    num_chunks, rank, last = SPLITS[plan.split], lent.rank(group), first + count - 1
 
+    def visit(hop: Any, keys: Arrays, sums: Any, by: int) -> Any:
+        def add_pair(index: Any, sums: Any) -> Any:
+            i, j, source = index // num_chunks, index % num_chunks, (rank - hop) % size
+            part = _part(plan, call._replace(key=keys[0], value=keys[1]), (rank, i), (source, j))
+            return sums if part is None else add(part, i, source * num_chunks + j, sums)
 
-def _ring(plan: RingPlan, arrays: Arrays, backend: Any) -> Ring:
-    operands, count = unpack_operands(plan.plan, arrays), SPLITS[plan.split]
-    band = band_of(unflatten(plan.plan.mask, operands.mask))
-    rows = operands.query.shape[-2] // count, operands.key.shape[-2] // count
-    return Ring(plan, operands, backend, backend.collectives.rank(plan.group), band, count, rows)
-
-
-def _go_round(ring: Ring, visit: Callable[..., Any], keys: Arrays, state: Any) -> Any:
-    """``visit(hop, keys, state, by)`` for each hop, while the next keys are under way; sums then go so far."""
-    (first, count), (_, group, size, *_), lent = ring.plan.hops, ring.plan, ring.backend.collectives
-    keys = lent.rotate(keys, group, first)() if first else keys
+        sums = loops.loop(0, num_chunks**2, add_pair, sums)
+        if is_backward and by:
+            sums = sums[0], *lent.rotate(sums[1:3], group, by)(), *sums[3:]
+        return sums
 
     def step(hop: Any, carried: Any) -> Any:
-        keys, state = carried
-        finish = lent.rotate(keys, group, 1)
-        state = visit(hop, keys, state, 1)
-        return finish(), state
+        keys, sums = carried
+        finish = lent.rotate(keys, group, 1)  # while the next keys are under way
+        sums = visit(hop, keys, sums, 1)
+        return finish(), sums
 
-    last = first + count - 1
+    keys = lent.rotate(call[1:3], group, first)() if first else call[1:3]
     if count > 1:
-        keys, state = ring.backend.loops.loop(first, last, step, (keys, state))
-    return visit(last, keys, state, -last % size)
+        keys, sums = loops.loop(first, last, step, (keys, sums))
+    return visit(last, keys, sums, -last % size)
 
 
-def _source(ring: Ring, hop: Any) -> Any:
-    """The rank whose keys have come."""
-    return (ring.rank - hop) % ring.plan.size
-
-
-def _piece(ring: Ring, keys: Arrays, hop: Any, index: Any) -> tuple[Plan, Operands] | None:
-    """A pair of chunks, of queries and of keys, as plan and operands of blocks; ``None`` if no query sees a key."""
-    plan, operands, loops, xp = ring.plan.plan, ring.operands, ring.backend.loops, ring.backend.namespace
-    (i, j), source = _chunks_of(ring, index), _source(ring, hop)
-    sides = (ring.rank, i, ring.rows[0]), (source, j, ring.rows[1])
-    starts = tuple(start_of(rank, chunk, ring.plan.size, rows) for rank, chunk, rows in sides)
-    if isinstance(source, int):
-        if not is_in_sight(ring.band, *zip(starts, ring.rows, strict=True)):
-            return None
-        plan = plan._replace(starts=starts)
-    else:
-        operands = operands._replace(query_start=starts[0], key_start=starts[1])
-        plan = plan._replace(starts=(None, None), present=(*plan.present[:6], True, True))
-    bias = operands.bias
-    if bias is not None and not is_broadcast(bias, -2):
-        bias = loops.block(bias, i, ring.rows[0], -2)
-    if bias is not None and not is_broadcast(bias, -1):
-        bias = loops.block(bias, source * ring.num_chunks + j, ring.rows[1], -1)
-    key, value = (upcast(loops.block(x, j, ring.rows[1], -2), xp=xp) for x in keys)
-    query = loops.block(operands.query, i, ring.rows[0], -2)
-    return plan, operands._replace(query=query, key=key, value=value, bias=bias)
-
-
-def _kernel_call(ring: Ring, plan: Plan, operands: Operands) -> tuple[Any, Call] | None:
-    """The kernel that a plain call of a piece takes, and that call; none where the mask is no band of numbers."""
-    starts: Any = (0, 0) if plan.mask is None else plan.starts
-    if not (ring.plan.by_kernel and ring.band.is_exact) or None in starts:
+def _part(plan: RingPlan, call: Call, row: tuple[Any, Any], column: tuple[Any, Any]) -> Call | None:
+    """The part of two chunks, each of a rank, of a call with the keys of the second; ``None`` if no query sees one."""
+    (rank, i), (source, j), size, count, xp = row, column, plan.size, SPLITS[plan.split], call.xp
+    rows, columns = (x.shape[-2] // count for x in call[:2])
+    starts = start_of(rank, i, size, rows), start_of(source, j, size, columns)
+    if isinstance(source, int) and not is_in_sight(band_of(call.mask), *zip(starts, (rows, columns), strict=True)):
         return None
-    xp, columns = ring.backend.namespace, operands.key.shape[-2]
-    arrays, mask = (_with_heads(operands.query, xp), *operands[1:3]), rule_of(moved(ring.band, *starts))
-    call = Call(*arrays, xp, ring.backend, mask, scale=1.0, assume_finite=plan.assume_finite or None)
-    if key_ranges(call) == [KeyRange(0, columns, 0, columns)]:
-        call = call._replace(mask=None)
-    kernel = _kernel_of(call)
-    return None if kernel is None else (kernel, call)
+    bias = taken(call.bias, Run(source * count * columns, count * columns), -1, xp, may_broadcast=True)
+    part = cut(call._replace(bias=bias), rows=Run(i * rows, rows), columns=Run(j * columns, columns))
+    key, value = upcast(part[1:3], xp=xp)
+    return part._replace(key=key, value=value, starts=starts)
 
 
-def _with_heads(x: Array, xp: Namespace) -> Array:
-    """An array (B, G, R, M, ...) with one axis of heads."""
-    batch, heads, group, *dims = x.shape
-    return xp.reshape(x, (batch, heads * group, *dims))
-
-
-def _attend_to_piece(ring: Ring, plan: Plan, operands: Operands) -> Arrays:
-    """What `forward` returns of a piece. A kernel does not tell what rounding takes from its logsumexp: little."""
-    taken, xp = _kernel_call(ring, plan, operands), ring.backend.namespace
-    found = None if taken is None else taken[0].attend_to_piece(taken[1])
-    if found is None:
-        return forward(plan, operands.arrays(), ring.backend)
-    dims = operands.query.shape[:-1]
-    output, logsumexp = (xp.reshape(x, (*dims, *x.shape[3:])) for x in found)
-    return output, logsumexp, xp.zeros_like(logsumexp)
-
-
-def _gradients_of_piece(ring: Ring, plan: Plan, operands: Operands, results: Arrays, cotangents: Arrays) -> list[Any]:
-    """The gradients of the leaves of a piece, given what is exact of the whole."""
-    taken, xp = _kernel_call(ring, plan, operands), ring.backend.namespace
-    if taken is not None:
-        kernel, call = taken
-        ends = ([_with_heads(x, xp) for x in each[:2]] for each in (results, cotangents))
-        found = kernel.piece_gradients(call, *ends)
-        if found is not None:
-            return [xp.reshape(found[0], operands.query.shape), *found[1:], *(None for _ in _leaves(operands)[3:])]
-    return _leaves(unpack_operands(plan, backward(plan, operands.arrays(), results, cotangents, ring.backend)))
-
-
-def _chunks_of(ring: Ring, index: Any) -> tuple[Any, Any]:
-    return index // ring.num_chunks, index % ring.num_chunks
-
-
-def _among(x: Array, index: Any, count: int, axis: int, number: float, xp: Namespace) -> Array:
+def _among(x: Array, axis: int, index: Any, count: int, number: float, xp: Namespace) -> Array:
     """A block among so many along an axis, with a number in the place of the others."""
     if count == 1:
         return x
@@ -262,70 +168,96 @@ def _among(x: Array, index: Any, count: int, axis: int, number: float, xp: Names
     return xp.concat([xp.where(xp.equal(index, each), x, other) for each in range(count)], axis=axis)
 
 
+def kernel_of(call: Call) -> Any:
+    """The kernel that a call takes, if it has pieces, whose gradients are those of query, key and value alone."""
+    if any(each is not None for each in (call.bias, score_change(call), call.dropout)):
+        return None
+    kernel = taken_way(call).kernel
+    return kernel if kernel is not None and kernel.takes_pieces(call) else None
+
+
+def _kernel_call(plan: RingPlan, part: Call) -> tuple[Any, Call]:
+    """The kernel that a part takes, and its call; none where the mask is no band of numbers."""
+    call, columns = from_starts(part._replace(starts=(0, 0)), *part.starts), part.key.shape[-2]
+    if not plan.by_kernel or call.starts != (0, 0) or not band_of(call.mask).is_exact:
+        return None, call
+    call = call._replace(query=_with_heads(call.query, call.xp), scale=1.0)
+    call = call._replace(assume_finite=plan.plan.assume_finite or None)
+    if key_ranges(call) == [KeyRange(0, columns, 0, columns)]:
+        call = call._replace(mask=None)
+    return kernel_of(call), call
+
+
+def _with_heads(x: Array, xp: Namespace) -> Array:
+    """An array (B, G, R, M, ...) with one axis of heads."""
+    batch, heads, group, *dims = x.shape
+    return xp.reshape(x, (batch, heads * group, *dims))
+
+
+def _packed(plan: RingPlan, part: Call) -> tuple[Plan, Arrays]:
+    """A part as blocks take it."""
+    definitions, arrays = pack(part)
+    return plan.plan._replace(call=definitions), arrays
+
+
+def _attend(plan: RingPlan, part: Call) -> Arrays:
+    """What `forward` returns of a part. A kernel does not tell what rounding takes from its logsumexp: little."""
+    (kernel, call), xp = _kernel_call(plan, part), part.xp
+    found = None if kernel is None else kernel.attend_to_piece(call)
+    if found is None:
+        return forward(*_packed(plan, part), part.backend)
+    output, logsumexp = (xp.reshape(x, (*part.query.shape[:-1], *x.shape[3:])) for x in found)
+    return output, logsumexp, xp.zeros_like(logsumexp)
+
+
+def _gradients(plan: RingPlan, part: Call, results: Arrays, cotangents: Arrays) -> list[Any]:
+    """The gradients of the arrays of a part, given what is exact of the whole."""
+    (kernel, call), xp = _kernel_call(plan, part), part.xp
+    ends = ([_with_heads(x, xp) for x in each[:2]] for each in (results, cotangents))
+    found = None if kernel is None else kernel.piece_gradients(call, *ends)
+    if found is None:
+        return list(backward(*_packed(plan, part), results, cotangents, part.backend))
+    return [xp.reshape(found[0], part.query.shape), *found[1:], *(None for _ in pack(part)[1][3:])]
+
+
 def _forward(plan: RingPlan, arrays: Arrays, backend: Backend) -> Arrays:
     """Output, logsumexp, and what is to be added to that to make it exact, as blocks have them."""
-    ring, xp = _ring(plan, arrays, backend), backend.namespace
+    xp, num_chunks = backend.namespace, SPLITS[plan.split]
 
-    def visit(hop: Any, keys: Arrays, results: Arrays, by: int) -> Any:
-        def add(index: Any, results: Arrays) -> Arrays:
-            piece = _piece(ring, keys, hop, index)
-            if piece is None:
-                return results
-            chunk, _ = _chunks_of(ring, index)
-            found = zip(_attend_to_piece(ring, *piece), (-2, -1, -1), (0.0, -math.inf, 0.0), strict=True)
-            others = (_among(x, chunk, ring.num_chunks, axis, number, xp) for x, axis, number in found)
-            output, logsumexp, remainder = (xp.stack(pair) for pair in zip(results, others, strict=True))
-            return merge_pieces(output, logsumexp, remainder, xp=xp)
-
-        return backend.loops.loop(0, ring.num_chunks**2, add, results)
+    def add(part: Call, i: Any, j: Any, results: Arrays) -> Arrays:
+        found = zip(_attend(plan, part), ROWS, (0.0, -math.inf, 0.0), strict=True)
+        others = (_among(x, axis, i, num_chunks, number, xp) for x, axis, number in found)
+        return merge_pieces(*(xp.stack(each) for each in zip(results, others, strict=True)), xp=xp)
 
     output, logsumexp, remainder = empty_results(plan.plan, arrays, backend)
-    nothing = output, xp.full_like(logsumexp, -math.inf), remainder
-    results: Arrays = _go_round(ring, visit, ring.operands[1:3], nothing)
+    nothing, call = (output, xp.full_like(logsumexp, -math.inf), remainder), unpack(plan.plan, arrays, backend)
+    results: Arrays = _go_round(plan, call, add, nothing, is_backward=False)
     return results
 
 
 def _backward(plan: RingPlan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Any) -> Gradients:
     """The gradient for each array; those of keys and values end on the rank that these came from."""
-    ring, xp, loops = _ring(plan, arrays, backend), backend.namespace, backend.loops
-    leaves, bias = _leaves(ring.operands), ring.operands.bias
+    call, xp, num_chunks = unpack(plan.plan, arrays, backend), backend.namespace, SPLITS[plan.split]
     factor = xp.exp(xp.negative(results[2]))  # of weights by the logsumexp alone, see `blocks.backward`
     cotangents = xp.multiply(cotangents[0], xp.expand_dims(factor, axis=-1)), xp.multiply(cotangents[1], factor), factor
-    results = *results[:2], xp.zeros_like(factor)
+    of_rows = (*results[:2], xp.zeros_like(factor)), cotangents
 
-    def of_chunk(arrays: Arrays, chunk: Any) -> Any:
-        return tuple(loops.block(x, chunk, ring.rows[0], axis) for x, axis in zip(arrays, (-2, -1, -1), strict=True))
+    def add(part: Call, i: Any, j: Any, sums: Any) -> Any:
+        rows = Run(i * part.query.shape[-2], part.query.shape[-2])
+        ends = (tuple([taken(x, rows, axis, xp) for x, axis in zip(each, ROWS, strict=True)]) for each in of_rows)
+        found, bias = _gradients(plan, part, *ends), call.bias
+        for n, chunk in enumerate((i, j % num_chunks, j % num_chunks)):
+            found[n] = _among(found[n], -2, chunk, num_chunks, 0.0, xp)
+        if bias is not None and not is_broadcast(bias, -2):
+            found[3] = _among(found[3], -2, i, num_chunks, 0.0, xp)
+        if bias is not None and not is_broadcast(bias, -1):
+            found[3] = _among(found[3], -1, j, num_chunks * plan.size, 0.0, xp)
+        pairs = zip(sums, found, strict=False)  # behind the last gradient, a part may have its positions
+        return tuple(total if x is None else xp.add(total, upcast(x, xp=xp)) for total, x in pairs)
 
-    def visit(hop: Any, keys: Arrays, sums: Any, by: int) -> Any:
-        def add(index: Any, sums: Any) -> Any:
-            piece = _piece(ring, keys, hop, index)
-            if piece is None:
-                return sums
-            i, j = _chunks_of(ring, index)
-            found = _gradients_of_piece(ring, *piece, of_chunk(results, i), of_chunk(cotangents, i))
-            for side, chunk in enumerate((i, j, j)):
-                found[side] = _among(found[side], chunk, ring.num_chunks, -2, 0.0, xp)
-            if bias is not None and not is_broadcast(bias, -2):
-                found[3] = _among(found[3], i, ring.num_chunks, -2, 0.0, xp)
-            if bias is not None and not is_broadcast(bias, -1):
-                column = _source(ring, hop) * ring.num_chunks + j
-                found[3] = _among(found[3], column, ring.num_chunks * plan.size, -1, 0.0, xp)
-            pairs = zip(sums, found, strict=True)
-            return tuple(total if x is None else xp.add(total, upcast(x, xp=xp)) for total, x in pairs)
-
-        sums = loops.loop(0, ring.num_chunks**2, add, sums)
-        if by:
-            sums = sums[0], *backend.collectives.rotate(sums[1:3], plan.group, by)(), *sums[3:]
-        return sums
-
-    zeros = (upcast(xp.zeros_like(x), xp=xp) if x is not None and is_floating(x) else None for x in leaves)
-    sums = _go_round(ring, visit, ring.operands[1:3], tuple(zeros))
-    pairs = [(total, x) for total, x in zip(sums, leaves, strict=True) if x is not None]
-    return tuple(None if total is None else cast_to(total, x.dtype, xp=xp) for total, x in pairs)
-
-
-def _leaves(operands: Operands) -> list[Any]:
-    return [*operands[:8], *operands.mask, *operands.score_mod]
+    zeros = tuple([upcast(xp.zeros_like(x), xp=xp) if is_floating(x) else None for x in arrays])
+    sums = zip(_go_round(plan, call, add, zeros, is_backward=True), arrays, strict=True)
+    return tuple(None if total is None else cast_to(total, x.dtype, xp=xp) for total, x in sums)
 
 
 def _empty(plan: RingPlan, arrays: Arrays, backend: Backend) -> Arrays:

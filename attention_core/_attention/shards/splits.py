@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, positions, take_rows
+from attention_core._arrays import Array, Namespace, positions
+from attention_core._attention.parts import Run, taken
 
 SPLITS = {"contiguous": 1, "zigzag": 2}  # and how many chunks a rank has
 
@@ -74,17 +75,12 @@ def start_of(rank: Any, chunk: Any, size: int, count: int) -> Any:
     return (rank + chunk * (2 * size - 1 - 2 * rank)) * count
 
 
-def cut(x: Array, axis: int, start: int, stop: int) -> Array:
-    """A run of an axis, which is counted from the end."""
-    return x[(..., slice(start, stop), *(slice(None),) * (-axis - 1))]
-
-
 def whole_of(stack: Array, axis: int, split: str, xp: Namespace) -> Array:
     """Shards (R, ..., n, ...) of all ranks as one array (..., R n, ...) in the order of positions."""
     if split == "zigzag":
         half = stack.shape[axis] // 2
-        halves = cut(stack, axis, 0, half), xp.flip(cut(stack, axis, half, 2 * half), axis=0)
-        stack = xp.concat(halves, axis=0)
+        first, second = (taken(stack, Run(start, half), axis, xp) for start in (0, half))
+        stack = xp.concat([first, xp.flip(second, axis=0)], axis=0)
     count, *dims = stack.shape
     at = len(dims) + axis
     order = [*range(1, len(dims) + 1)]
@@ -108,16 +104,4 @@ def stack_of(whole: Array, axis: int, split: str, size: int, xp: Namespace) -> A
 
 def own(stack: Array, rank: Any, xp: Namespace) -> Array:
     """The entry of a rank."""
-    if isinstance(rank, int):
-        return stack[rank, ...]
-    return xp.squeeze(take_rows(stack, xp.reshape(rank, (1,)), axis=0, xp=xp), axis=0)
-
-
-def own_heads(x: Array, here: Place, xp: Namespace) -> Array:
-    """The heads of a rank, of an array (..., H, M, N) of all heads, or of one for all of them."""
-    if len(x.shape) < 3 or x.shape[-3] == 1:
-        return x
-    *leading, heads, rows, columns = x.shape
-    chunks = xp.reshape(x, (*leading, here.size, heads // here.size, rows, columns))
-    at = len(leading)
-    return own(xp.permute_dims(chunks, (at, *range(at), *range(at + 1, at + 4))), here.rank, xp)
+    return xp.squeeze(taken(stack, Run(rank, 1), -len(stack.shape), xp), axis=0)

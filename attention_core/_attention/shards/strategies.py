@@ -5,33 +5,26 @@ They are judged as ways are: a refusal, or why another one is faster. Each runs 
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from attention_core._arithmetic import ARITHMETICS, fan_out
-from attention_core._arrays import HALF, Array, cast_to, dtype_name, upcast
+from attention_core._arrays import HALF, Array, cast_to, clipped, dtype_name, upcast
 from attention_core._attention.blocks.grid import pad
 from attention_core._attention.call import Call, Result, has_no_pairs, repeat_kv, upcast_call
+from attention_core._attention.parts import Run, cut, taken
 from attention_core._attention.reproducible.forward import reproducible_attention
 from attention_core._attention.shards.operations import check_no_gradient, exchange, gather
 from attention_core._attention.shards.partials import merge, merge_exactly
-from attention_core._attention.shards.ring import Hops, hops_of, moved, ring_attention, takes_kernel
-from attention_core._attention.shards.rules import (
-    dropout_of_heads,
-    looks_up_heads,
-    mask_of_heads,
-    mask_within,
-    score_mod_at,
-)
-from attention_core._attention.shards.splits import Place, cut, own, own_heads, stack_of, whole_of
+from attention_core._attention.shards.ring import Hops, hops_of, kernel_of, ring_attention
+from attention_core._attention.shards.rules import from_starts, within
+from attention_core._attention.shards.splits import Place, stack_of, whole_of
 from attention_core._attention.ways import dense_advantage, run_call, with_sinks
 from attention_core._backend import Verdict, is_on_host
-from attention_core.masks import Mask
 from attention_core.masks._band import LIMIT
 from attention_core.masks._mask import band_of
-from attention_core.masks._rules import rule_of
 from attention_core.scores import ScoreMod
 
 MOST_GATHERED = 2**21  # numbers of keys and values, of as many heads as are gathered at once
@@ -76,7 +69,7 @@ class Strategy:
         raise NotImplementedError
 
     def run(self, sharded: Sharded, *, logsumexp: bool) -> Result:
-        """Compute attention of the queries of this rank."""
+        """Compute attention of the queries of this rank; without being asked, some return the logsumexp."""
         raise NotImplementedError
 
     def local_call(self, sharded: Sharded) -> Call:
@@ -96,8 +89,6 @@ class Heads(Strategy):
             return Verdict(
                 f"{num_heads} heads and {num_kv_heads} key/value heads are not shared out evenly by {size} ranks"
             )
-        if looks_up_heads(call.mask):
-            return Verdict("a rule that is not of attention_core may look up an array by heads of the whole")
         if num_kv_heads % size == 0:
             return Verdict(None)
         if call.arithmetic == "reproducible":
@@ -108,51 +99,42 @@ class Heads(Strategy):
 
     def sent(self, sharded: Sharded) -> int:
         call, size = sharded.call, sharded.here.size
-        repeats = _repeats(call, size)
-        numbers: int = math.prod(call.query.shape) + math.prod((*call.query.shape[:-1], call.value.shape[-1]))
-        numbers += repeats * (math.prod(call.key.shape) + math.prod(call.value.shape))
+        output = math.prod((*call.query.shape[:-1], call.value.shape[-1]))
+        numbers: int = math.prod(call.query.shape) + output + _repeats(sharded) * _numbers_of_keys(sharded)
         return numbers * (size - 1) // size * BYTES[dtype_name(call.query.dtype)]
 
     def run(self, sharded: Sharded, *, logsumexp: bool) -> Result:
-        call, here, lengths, implementation = sharded
-        xp, backend, rows = call.xp, call.backend, call.query.shape[-2] * here.size
-        if call.arithmetic == "reproducible":
-            query, key, value = fan_out(call[:3], ARITHMETICS[call.arithmetic], xp)
-            call = call._replace(query=query, key=key, value=value)
-        repeats = _repeats(call, here.size)
-        call = call if repeats == 1 else upcast_call(call)
-        arrays = call.query, *(repeat_kv(x, repeats, xp=xp) for x in call[1:3])
-        own_bias = call.bias
-        if own_bias is not None and len(own_bias.shape) > 1 and own_bias.shape[-2] == call.query.shape[-2]:  # even of 1
-            if _has_axis(own_bias, -3):
-                arrays = (*arrays, own_bias)
-            else:
-                (own_bias,) = gather((own_bias,), here, -2, backend)
-                own_bias = cut(own_bias, -2, 0, lengths[0])
-        elif own_bias is not None:
-            own_bias = own_heads(own_bias, here, xp)
-        query, key, value, *biases = exchange(arrays, here, backend, to_heads=True)
-        local = _of_heads(sharded, call)._replace(
-            query=cut(query, -2, 0, lengths[0]),
-            key=cut(key, -2, 0, lengths[1]),
-            value=cut(value, -2, 0, lengths[1]),
-            bias=cut(biases[0], -2, 0, lengths[0]) if biases else own_bias,
-        )
-        result = run_call(local, implementation, logsumexp=logsumexp)
-        back = [pad(cast_to(result.output, sharded.call.query.dtype, xp=xp), -2, rows - lengths[0], xp)]
+        here, (queries, keys), xp, backend = sharded.here, sharded.lengths, sharded.call.xp, sharded.call.backend
+        call, local = self._calls(sharded)
+        bias, rows = call.bias, call.query.shape[-2]
+        query, key, value = exchange(call[:3], here, backend, to_heads=True)
+        if bias is not None and len(bias.shape) > 1 and bias.shape[-2] == rows:  # even of 1
+            is_of_heads = _has_axis(bias, -3)
+            move = functools.partial(exchange, to_heads=True) if is_of_heads else functools.partial(gather, axis=-2)
+            (bias,) = move((bias,), here=here, backend=backend)
+            local = local._replace(bias=_first(bias, queries))
+        local = local._replace(query=_first(query, queries), key=_first(key, keys), value=_first(value, keys))
+        result = run_call(local, sharded.implementation, logsumexp=logsumexp)
+        fill = rows * here.size - queries
+        back = [pad(cast_to(result.output, sharded.call.query.dtype, xp=xp), -2, fill, xp)]
         if logsumexp:
-            back.append(pad(xp.expand_dims(result.logsumexp, axis=-1), -2, rows - lengths[0], xp, -math.inf))
+            back.append(pad(xp.expand_dims(result.logsumexp, axis=-1), -2, fill, xp, -math.inf))
         output, *found = exchange(tuple(back), here, backend, to_heads=False)
         return Result(output, None, xp.squeeze(found[0], axis=-1) if found else None)
 
     def local_call(self, sharded: Sharded) -> Call:
-        call, here, lengths, _ = sharded
-        count, num_queries, num_keys = math.lcm(call.key.shape[-3], here.size) // here.size, *lengths
-        local = _of_heads(sharded, call)._replace(
-            query=_like(call.query, call.query.shape[-3] // here.size, num_queries, call.xp)
-        )
-        key, value = (_like(x, count, num_keys, call.xp) for x in call[1:3])
-        return local._replace(key=key, value=value, bias=None)
+        _, local = self._calls(sharded)
+        query, key, value = _stretched(local, sharded.lengths[0], *sharded.lengths[1:] * 2)
+        return local._replace(query=query, key=key, value=value, bias=None)
+
+    def _calls(self, sharded: Sharded) -> tuple[Call, Call]:
+        """The call with key/value heads enough for all ranks; and its part of the heads of this rank, with own rows."""
+        call, here, repeats = sharded.call, sharded.here, _repeats(sharded)
+        call = call if repeats == 1 else upcast_call(call)
+        key, value = (repeat_kv(x, repeats, xp=call.xp) for x in call[1:3])
+        call = call._replace(key=key, value=value)
+        count = call.query.shape[-3] // here.size
+        return call, cut(call, heads=Run(here.rank * count, count))
 
 
 class Gather(Strategy):
@@ -161,45 +143,30 @@ class Gather(Strategy):
     name = "gather"
 
     def sent(self, sharded: Sharded) -> int:
-        call, size = sharded.call, sharded.here.size
-        numbers: int = math.prod(call.key.shape) + math.prod(call.value.shape)
-        return numbers * (size - 1) * BYTES[dtype_name(call.query.dtype)]
+        return (sharded.here.size - 1) * _numbers_of_keys(sharded) * BYTES[dtype_name(sharded.call.query.dtype)]
 
     def run(self, sharded: Sharded, *, logsumexp: bool) -> Result:
-        xp, results = sharded.call.xp, [self._run(each, logsumexp=logsumexp) for each in _turns(sharded)]
-        if len(results) == 1:
-            return results[0]
-        output = xp.concat([each.output for each in results], axis=-3)
-        return Result(output, None, xp.concat([x.logsumexp for x in results], axis=-2) if logsumexp else None)
+        return _joined([self._run(each, logsumexp=logsumexp) for each in _turns(sharded)], -3, sharded.call.xp)
 
     def _run(self, sharded: Sharded, *, logsumexp: bool) -> Result:
-        call, here, lengths, implementation = sharded
-        xp, backend, stop, is_exact = call.xp, call.backend, sharded.stop, call.arithmetic == "reproducible"
-        rows = call.query.shape[-2]
-        if is_exact:
-            query, key, value = fan_out(call[:3], ARITHMETICS[call.arithmetic], xp)
-            call = call._replace(query=query, key=key, value=value)
-        else:
-            call = call._replace(query=upcast(call.query, xp=xp), bias=upcast(call.bias, xp=xp))
-        is_wide = not is_exact and dtype_name(sharded.call.query.dtype) in HALF
-        key, value = gather(call[1:3], here, -2, backend, is_summed=is_exact, is_wide=is_wide)
-        call = call._replace(key=cut(key, -2, 0, lengths[1]), value=cut(value, -2, 0, lengths[1]))
-        call = _within(call, queries=stop)
+        (call, here, (_, keys), implementation), stop = sharded, sharded.stop
+        xp, rows, is_exact = call.xp, call.query.shape[-2], call.arithmetic == "reproducible"
+        is_wide = not is_exact and dtype_name(call.query.dtype) in HALF
+        gathered = gather(call[1:3], here, -2, call.backend, is_summed=is_exact, is_wide=is_wide)
+        key, value = (_first(x, keys) for x in gathered)
+        call = within(call._replace(key=key, value=value), queries=stop)
         if is_exact:
             call = call._replace(starts=(here.start(rows, call.query, xp), 0))
             output, found, _ = reproducible_attention(call, here.group, rows * here.size)
-        else:
-            locals_ = _calls_of_chunks(call, here.chunks(rows))
-            results = [run_call(each, implementation, logsumexp=logsumexp) for each in locals_]
-            output = xp.concat([each.output for each in results], axis=-2)
-            found = xp.concat([each.logsumexp for each in results], axis=-1) if logsumexp else None
-        return Result(output, None, _without_padding(sharded, found) if logsumexp else None)
+            return _without_padding(sharded, Result(output, None, found))
+        call = call._replace(query=upcast(call.query, xp=xp), bias=upcast(call.bias, xp=xp))
+        results = [run_call(each, implementation, logsumexp=logsumexp) for each in _calls_of_chunks(call, here)]
+        return _without_padding(sharded, _joined(results, -2, xp))
 
     def local_call(self, sharded: Sharded) -> Call:
-        call, here, lengths, _ = _turns(sharded)[0]
-        chunks = here.chunks(call.query.shape[-2])
-        key, value = (_like(x, x.shape[-3], lengths[1], call.xp) for x in call[1:3])
-        return _calls_of_chunks(_within(call._replace(key=key, value=value), queries=sharded.stop), chunks)[0]
+        (call, here, (_, keys), _), *_ = _turns(sharded)
+        _, key, value = _stretched(call, 1, keys, keys)
+        return _calls_of_chunks(within(call._replace(key=key, value=value), queries=sharded.stop), here)[0]
 
 
 class Ring(Strategy):
@@ -219,24 +186,23 @@ class Ring(Strategy):
         return Verdict(None, False, "no window leaves fewer than half of its hops")
 
     def sent(self, sharded: Sharded) -> int:
-        call = sharded.call
-        numbers: int = math.prod(call.key.shape) + math.prod(call.value.shape)
-        return self._hops(sharded).rotations * numbers * BYTES[dtype_name(call.query.dtype)]
+        return self._hops(sharded).rotations * _numbers_of_keys(sharded) * BYTES[dtype_name(sharded.call.query.dtype)]
 
     def run(self, sharded: Sharded, *, logsumexp: bool) -> Result:
         call, here, stop = sharded.call, sharded.here, sharded.stop
         if has_no_pairs(call):  # as blocks, a ring has nothing to cut
             return GATHER.run(sharded, logsumexp=logsumexp)
         if call.bias is not None and _has_axis(call.bias, -1):
-            stack = stack_of(_padded_columns(sharded), -1, here.split, here.size, call.xp)
+            bias = pad(call.bias, -1, call.key.shape[-2] * here.size - sharded.lengths[1], call.xp)
+            stack = stack_of(bias, -1, here.split, here.size, call.xp)
             call = call._replace(bias=whole_of(stack, -1, "contiguous", call.xp))
-        result = ring_attention(_within(call, stop, stop), here, self._hops(sharded), self.takes_kernel(sharded))
-        result = result if call.sinks is None else with_sinks(result, call)
-        return result._replace(logsumexp=_without_padding(sharded, result.logsumexp) if logsumexp else None)
+        result = ring_attention(within(call, stop, stop), here, self._hops(sharded), self.takes_kernel(sharded))
+        return _without_padding(sharded, result if call.sinks is None else with_sinks(result, call))
 
     def takes_kernel(self, sharded: Sharded) -> bool:
         """Whether hops that need no mask take a kernel."""
-        return sharded.implementation == "auto" and takes_kernel(sharded.call)
+        hop = upcast_call(sharded.call)._replace(mask=None, scale=1.0, sinks=None)
+        return sharded.implementation == "auto" and kernel_of(hop) is not None
 
     def _hops(self, sharded: Sharded) -> Hops:
         call, (_, size, _, split) = sharded.call, sharded.here
@@ -263,22 +229,19 @@ class Merge(Strategy):
         of_scores = call.score_mod.arrays if isinstance(call.score_mod, ScoreMod) else ()
         check_no_gradient((*call[:3], call.bias, call.scale, call.softcap, *of_scores), call.backend)
         if call.arithmetic == "reproducible":
-            result = merge_exactly(call, here)
-            return result if logsumexp else result._replace(logsumexp=None)
+            return merge_exactly(call, here)
         if implementation == "auto":  # few kernels return the logsumexp
             implementation = "dense" if dense_advantage(call) else "blockwise"
         result = merge(run_call(call, implementation, logsumexp=True), here, call)
-        result = result if sharded.call.sinks is None else with_sinks(result, sharded.call)
-        return result if logsumexp else result._replace(logsumexp=None)
+        return result if sharded.call.sinks is None else with_sinks(result, sharded.call)
 
     def local_call(self, sharded: Sharded) -> Call:
         """All queries, and the keys of this rank."""
-        call, here = sharded.call, sharded.here
-        bias, rows = call.bias, call.key.shape[-2]
-        if bias is not None and _has_axis(bias, -1):
-            bias = own(stack_of(_padded_columns(sharded), -1, here.split, here.size, call.xp), here.rank, call.xp)
-        starts = 0, here.start(rows, call.key, call.xp)
-        return _within(call._replace(sinks=None, bias=bias, starts=starts), keys=sharded.stop)
+        call, here, xp, rows = sharded.call, sharded.here, sharded.call.xp, sharded.call.key.shape[-2]
+        places = clipped(here.positions(rows, call.key, xp), sharded.lengths[1], xp=xp)
+        bias = taken(call.bias, places, -1, xp, may_broadcast=True)
+        starts = 0, here.start(rows, call.key, xp)
+        return within(call._replace(sinks=None, bias=bias, starts=starts), keys=sharded.stop)
 
 
 RING, HEADS, GATHER, MERGE = Ring(), Heads(), Gather(), Merge()
@@ -301,42 +264,36 @@ def taken_strategy(sharded: Sharded, name: str) -> Strategy:
     ValueError
         When the one that was asked for is refused.
     """
-    for strategy, verdict in walk_strategies(sharded, name):
-        if name == "auto" and verdict.refusal is None and verdict.is_faster:
+    for strategy, (refusal, is_faster, _) in walk_strategies(sharded, name):
+        if refusal is None and (name == strategy.name or (name == "auto" and is_faster)):
             return strategy
-        if name == strategy.name and verdict.refusal is not None:
-            raise ValueError(
-                f"expected a call that strategy={name!r} answers as defined; got one of which {verdict.refusal}"
-            )
         if name == strategy.name:
-            return strategy
+            raise ValueError(f"expected a call that strategy={name!r} answers as defined; got one of which {refusal}")
     return GATHER
 
 
-def _repeats(call: Call, size: int) -> int:
+def _numbers_of_keys(sharded: Sharded) -> int:
+    """How many numbers the keys and values of this rank are."""
+    return sum(math.prod(x.shape) for x in sharded.call[1:3])
+
+
+def _repeats(sharded: Sharded) -> int:
     """How often a key/value head is repeated, so that ranks have whole groups."""
-    return size // math.gcd(call.key.shape[-3], size)
+    return sharded.here.size // math.gcd(sharded.call.key.shape[-3], sharded.here.size)
 
 
 def _has_axis(x: Array, axis: int) -> bool:
     return len(x.shape) >= -axis and x.shape[axis] != 1
 
 
-def _of_heads(sharded: Sharded, call: Call) -> Call:
-    """The options of a call for the heads of this rank."""
-    xp, here = call.xp, sharded.here
-    num_heads = call.query.shape[-3]
-    count = num_heads // here.size
-    first = here.rank * count if isinstance(here.rank, int) else xp.multiply(here.rank, count)
-    sinks = call.sinks
-    if sinks is not None:
-        sinks = xp.reshape(own_heads(xp.reshape(sinks, (num_heads, 1, 1)), here, xp), (count,))
-    return call._replace(
-        mask=mask_of_heads(call.mask, here, first, xp),
-        score_mod=score_mod_at(call.score_mod, head=first),
-        sinks=sinks,
-        dropout=dropout_of_heads(call.dropout, first, num_heads, call.query, xp),
-    )
+def _first(x: Array, count: int) -> Array:
+    return x[..., :count, :]
+
+
+def _stretched(call: Call, *lengths: int) -> list[Array]:
+    """Query, key and value of so many positions, of which memory holds no more than one."""
+    pairs = zip(call[:3], lengths, strict=True)
+    return [call.xp.broadcast_to(x[..., :1, :], (*x.shape[:-2], count, x.shape[-1])) for x, count in pairs]
 
 
 def _turns(sharded: Sharded) -> list[Sharded]:
@@ -344,67 +301,38 @@ def _turns(sharded: Sharded) -> list[Sharded]:
 
     Compilers order it themselves, and accelerators have not been measured.
     """
-    call, xp, heads = sharded.call, sharded.call.xp, sharded.call.key.shape[-3]
-    numbers = sharded.here.size * (math.prod(call.key.shape) + math.prod(call.value.shape))
-    is_whole = call.arithmetic == "reproducible" or call.score_mod is not None or looks_up_heads(call.mask)
-    if is_whole or call.backend.loops.traced or not is_on_host(call.query):
+    call, heads = sharded.call, sharded.call.key.shape[-3]
+    if call.arithmetic == "reproducible" or call.backend.loops.traced or not is_on_host(call.query):
         return [sharded]
-    most = range(1, max(1, heads) + 1)
+    numbers, most = sharded.here.size * _numbers_of_keys(sharded), range(1, max(1, heads) + 1)
     count = next(n for n in most if heads % n == 0 and (numbers <= n * MOST_GATHERED or n == heads))
-    turns = []
-    for n in range(count) if count > 1 else ():
-        turn = sharded._replace(here=sharded.here._replace(rank=n, size=count))
-        bias = None if call.bias is None else own_heads(call.bias, turn.here, xp)
-        query, key, value = (own_heads(x, turn.here, xp) for x in call[:3])
-        of_turn = _of_heads(turn, call)._replace(query=query, key=key, value=value, bias=bias)
-        turns.append(sharded._replace(call=of_turn))
-    return turns or [sharded]
+    size = call.query.shape[-3] // count
+    if count == 1:
+        return [sharded]
+    return [sharded._replace(call=cut(call, heads=Run(n * size, size))) for n in range(count)]
 
 
-def _calls_of_chunks(call: Call, chunks: list[tuple[Any, int]]) -> list[Call]:
+def _calls_of_chunks(call: Call, here: Place) -> list[Call]:
     """A call for each chunk of queries."""
     calls, first = [], 0
-    for start, count in chunks:
-        stop = first + count
-        bias = call.bias
-        if bias is not None and _has_axis(bias, -2):
-            bias = cut(bias, -2, first, stop)
-        calls.append(_from_start(call._replace(query=cut(call.query, -2, first, stop), bias=bias), start))
-        first = stop
+    for start, size in here.chunks(call.query.shape[-2]):
+        calls.append(from_starts(cut(call, rows=Run(first, size)), start, 0))
+        first += size
     return calls
 
 
-def _padded_columns(sharded: Sharded) -> Array:
-    """The bias, with columns of zeros for the keys that pad the shards."""
-    call, here, lengths, _ = sharded
-    return pad(call.bias, -1, call.key.shape[-2] * here.size - lengths[1], call.xp)
+def _joined(results: list[Result], axis: int, xp: Any) -> Result:
+    """Results for some heads or rows after others, an axis of the output."""
+    if len(results) == 1:
+        return results[0]
+    output, found = xp.concat([each.output for each in results], axis=axis), [each.logsumexp for each in results]
+    return Result(output, None, None if found[0] is None else xp.concat(found, axis=axis + 1))
 
 
-def _within(call: Call, queries: int = LIMIT, keys: int = LIMIT) -> Call:
-    """A call over the positions of the whole, for the first queries and keys."""
-    mask, score_mod = mask_within(call.mask, queries, keys), score_mod_at(call.score_mod, queries=queries, keys=keys)
-    return call._replace(mask=mask, score_mod=score_mod)
-
-
-def _without_padding(sharded: Sharded, logsumexp: Array) -> Array:
-    """The logsumexp of queries, -inf in padding, which would have that of the sink."""
-    if sharded.stop == LIMIT or sharded.call.sinks is None:
-        return logsumexp
+def _without_padding(sharded: Sharded, result: Result) -> Result:
+    """The result with a logsumexp of -inf in padding, which would have that of the sink."""
+    if sharded.stop == LIMIT or sharded.call.sinks is None or result.logsumexp is None:
+        return result
     xp, rows = sharded.call.xp, sharded.call.query.shape[-2]
-    return xp.where(xp.less(sharded.here.positions(rows, logsumexp, xp), sharded.stop), logsumexp, -math.inf)
-
-
-def _from_start(call: Call, start: Any) -> Call:
-    """A call whose first query has a position: in its rule, if that is a band and nothing else looks at positions."""
-    is_free = call.score_mod is None and call.dropout is None
-    if call.mask is None and is_free:
-        return call
-    is_free = is_free and isinstance(start, int) and isinstance(call.mask, Mask)
-    if is_free and (band := band_of(call.mask)).is_exact:
-        return call._replace(mask=rule_of(moved(band, start, 0)))
-    return call._replace(starts=(start, 0))
-
-
-def _like(x: Array, heads: int, length: int, xp: Any) -> Array:
-    """An array of some shape, of which memory holds no more than a row."""
-    return xp.broadcast_to(x[..., :1, :1, :], (*x.shape[:-3], heads, length, x.shape[-1]))
+    is_inside = xp.less(sharded.here.positions(rows, result.logsumexp, xp), sharded.stop)
+    return result._replace(logsumexp=xp.where(is_inside, result.logsumexp, -math.inf))

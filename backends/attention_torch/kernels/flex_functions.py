@@ -27,17 +27,17 @@ def mask_function(call: Call) -> Callable[..., torch.Tensor]:
     The rules of the core are functions of blocks of positions, which PyTorch's compiler does not trace as scalars.
     """
     mask = call.mask if isinstance(call.mask, Mask) else Given(call.mask)
-    return _counted(_rule(mask, call), call)
+    return _counted(_rule(mask, call), call, (0, 0, *call.starts))
 
 
-def _counted(function: Callable[..., torch.Tensor], call: Call) -> Callable[..., torch.Tensor]:
-    """A function of positions whose last two are counted from where query and key start."""
-    if all(isinstance(start, int) and start == 0 for start in call.starts):
+def _counted(function: Callable[..., torch.Tensor], call: Call, starts: tuple[Any, ...]) -> Callable[..., torch.Tensor]:
+    """A function of positions, its last four arguments, which are counted from where a call starts."""
+    if all(isinstance(start, int) and start == 0 for start in starts):
         return function
-    query_start, key_start = (_numbers(start, call) for start in call.starts)
+    numbers = [_numbers(start, call) for start in starts]
 
     def counted(*at: Any) -> torch.Tensor:
-        return function(*at[:-2], at[-2] + query_start, at[-1] + key_start)
+        return function(*at[:-4], *(each + number for each, number in zip(at[-4:], numbers, strict=True)))
 
     return counted
 
@@ -52,7 +52,7 @@ def _rule(mask: Any, call: Call) -> Any:
         return lambda batch, head, query, key: _element(query_ids, (batch, query)) == _element(key_ids, (batch, key))
     if isinstance(mask, MaskFunction):
         function, arrays = mask.function, mask.arrays
-        return lambda *at: function(*at, *arrays)
+        return _counted(lambda *at: function(*at, *arrays), call, (*call.whole[:2], 0, 0))
     if not isinstance(mask, Given):
         return _banded(call, mask.bounds())
     allowed = _batched(mask.mask, 3, call)
@@ -120,7 +120,7 @@ def modified(call: Call) -> Callable[..., torch.Tensor]:
         shapes = tuple((array.dtype, tuple(array.shape)) for array in arrays)
         function, tables = _traced(function, shapes, call.query.device)
         arrays = *arrays, *tables
-    return _counted(lambda *at: function(*at, *arrays), call)
+    return _counted(lambda *at: function(*at, *arrays), call, (*call.whole[:2], *call.starts))
 
 
 def makes_tables(score_mod: Any) -> bool:

@@ -276,7 +276,7 @@ def kernel_mask(call: Call) -> tuple[bool, torch.Tensor | None]:
     if isinstance(mask, Given) and _is_of_all(mask.mask, call):
         mask = mask.mask
     elif isinstance(mask, Mask):
-        mask = mask.allowed(score_positions(call.query, call.key, call.starts, call.xp), xp=call.xp)
+        mask = mask.allowed(score_positions(call), xp=call.xp)
     if bias is not None:
         mask = bias if mask is None else torch.where(mask, bias, -math.inf)
     return False, mask if mask is None or mask.dim() > 1 else mask.reshape(1, -1)

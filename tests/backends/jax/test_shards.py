@@ -21,7 +21,12 @@ HELPERS = Path(__file__).parents[2] / "helpers"
 def started(devices, *arguments):
     """A process with so many devices."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
-    env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}
+    env = os.environ | {
+        "XLA_FLAGS": flags,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_ENABLE_X64": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     return subprocess.Popen([sys.executable, str(HELPERS / "jax_ranks.py"), *map(str, arguments)], env=env)
 
 

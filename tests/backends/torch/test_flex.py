@@ -83,6 +83,20 @@ def test_blocks_are_kept_for_equal_rules_without_arrays(flex, backend, arrays, p
     assert len(module._KEPT) == module.KEPT
 
 
+def test_functions_count_the_heads_and_positions_of_the_whole(flex, backend, arrays):
+    """Of a part of a call, as of ranks that exchange positions for heads."""
+    from attention_core._attention.parts import Run, cut
+
+    def modified(scores, batch, head, query, key):
+        return scores + 0.1 * (head - batch) * (query - key)
+
+    mask = MaskFunction(lambda batch, head, query, key: (head + query + key) % 3 != 0)
+    whole = attention(*arrays, mask=mask, score_mod=modified, implementation="dense")
+    part = cut(called(backend, arrays, mask=mask, score_mod=modified), heads=Run(2, 2), rows=Run(32, 64))
+    assert flex.judge(part).refusal is None
+    torch.testing.assert_close(flex.attend(part), whole[:, 2:4, 32:96, :], rtol=0, atol=2e-6)
+
+
 def test_a_row_whose_scores_are_all_minus_infinity_has_no_weights(flex, arrays):
     def lost(scores, batch, head, query, key):
         return torch.where((query == 3) | (key > query), -math.inf, scores)

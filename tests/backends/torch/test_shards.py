@@ -10,7 +10,6 @@ import torch.distributed
 import torch.multiprocessing
 
 import attention_core as ac
-from attention_conformance.hashes import published
 
 pytestmark = pytest.mark.needs("torch")
 
@@ -41,26 +40,16 @@ def check(pair, most):
         assert np.max(np.abs(errors)) <= most * np.max(np.abs(np.where(finite, x, 0))), key
 
 
-def test_processes_have_the_numbers_of_one(found):
-    cases = [case for case in found if isinstance(case, tuple) and len(case) == 5]
-    assert len(cases) == 14
+@pytest.mark.parametrize(
+    ("kind", "count", "most"),
+    [("numbers", 9, 1e-13), ("exact", 6, 0), ("alternation", 4, 1e-13), ("threads", 4, 1e-13)],
+)
+def test_processes_have_the_numbers_and_bits_of_one(found, kind, count, most):
+    """Also two groups in one process, of which each has its own."""
+    cases = [case for case in found if case[0] == kind]
+    assert len(cases) == count
     for case in cases:
-        check(found[case], 1e-13)
-
-
-def test_processes_have_the_bits_of_one(found):
-    cases = [case for case in found if case[0] == "exact"]
-    assert len(cases) == 11
-    for case in cases:
-        check(found[case], 0)
-
-
-@pytest.mark.parametrize("way", ["alternation", "threads"])
-def test_two_groups_in_one_process_have_their_own_numbers(found, way):
-    cases = [case for case in found if case[0] == way]
-    assert len(cases) == 4
-    for case in cases:
-        check(found[case], 1e-13)
+        check(found[case], most)
 
 
 def test_a_rank_that_does_not_come_and_one_that_dies_are_errors_on_all_others(folder):
@@ -70,18 +59,8 @@ def test_a_rank_that_does_not_come_and_one_that_dies_are_errors_on_all_others(fo
         assert dead[1] < 10
 
 
-def test_gradients_of_processes_have_the_published_bits(found):
-    assert len(found["published"]) == 9
-    for (case, *way), sha256 in found["published"].items():
-        assert sha256 == published()[case], (case, way)
-
-
-def test_a_mesh_of_one_axis_is_a_group(found):
-    check(found["mesh"], 1e-13)
-
-
-@pytest.mark.parametrize("way", ["compiled", "compiled ring", "checkpoint"])
-def test_shards_in_one_graph_and_computed_again_for_the_gradient(found, way):
+@pytest.mark.parametrize("way", ["compiled", "compiled ring", "checkpoint", "mesh"])
+def test_programs_checkpoints_and_meshes_have_the_numbers_of_one(found, way):
     check(found[way], 1e-13)
 
 
@@ -94,47 +73,41 @@ def test_a_differentiated_merge_is_refused_before_anything_is_sent(found):
         assert "expected strategy='merge' of shards, which is for decoding, not to be differentiated" in told[0]
 
 
+@pytest.fixture
+def alone():
+    """A group of one."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield torch.distributed.group.WORLD
+    torch.distributed.destroy_process_group()
+
+
 @pytest.mark.parametrize(
     ("split", "strategy", "arithmetic"),
     [("zigzag", "gather", "reproducible"), ("zigzag", "ring", "fast"), ("contiguous", "ring", "fast")],
 )
-def test_a_plan_inside_of_another_is_compiled(split, strategy, arithmetic):
-    """A group of one, whose shard is padded or not: a ring holds the plan of its blocks in its own.
+def test_a_plan_inside_of_another_is_compiled(alone, split, strategy, arithmetic):
+    """A shard is padded or not, and a ring holds the plan of its blocks in its own. Of the last, a hop takes the kernel."""
+    shards = ac.Shards(alone, split, strategy, 7)
+    x = torch.arange(32, dtype=torch.float32).reshape(1, 1, 8, 4)[..., : 8 if split == "zigzag" else 7, :] / 16
+    options = {"mask": ac.SlidingWindow(left=2, right=0), "arithmetic": arithmetic, "shards": shards}
 
-    Of the last, a hop takes the kernel.
-    """
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
-        shards = ac.Shards(torch.distributed.group.WORLD, split, strategy, 7)
-        x = torch.arange(32, dtype=torch.float32).reshape(1, 1, 8, 4)[..., : 8 if split == "zigzag" else 7, :] / 16
-        options = {"mask": ac.SlidingWindow(left=2, right=0), "arithmetic": arithmetic, "shards": shards}
+    def attend(x):
+        return ac.scaled_dot_product_attention(x, x, x, **options)
 
-        def attend(x):
-            return ac.scaled_dot_product_attention(x, x, x, **options)
-
-        compiled, most = torch.compile(attend, fullgraph=True, backend="eager"), 1e-6 if arithmetic == "fast" else 0
-        torch.testing.assert_close(compiled(x), attend(x), rtol=0, atol=most)
-    finally:
-        torch.distributed.destroy_process_group()
+    compiled, most = torch.compile(attend, fullgraph=True, backend="eager"), 1e-6 if arithmetic == "fast" else 0
+    torch.testing.assert_close(compiled(x), attend(x), rtol=0, atol=most)
 
 
 @pytest.mark.parametrize("strategy", ["gather", "heads", "ring"])
-def test_lengths_and_heads_that_became_symbols_are_compiled(strategy):
+def test_lengths_and_heads_that_became_symbols_are_compiled(alone, strategy):
     """In the second program of the same code, PyTorch has symbols for what differs."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
-        for length, heads in ((7, 2), (9, 3)):
-            shards, x = (
-                ac.Shards(torch.distributed.group.WORLD, "zigzag", strategy, length),
-                torch.ones(1, heads, length + 1, 4),
-            )
+    for length, heads in ((7, 2), (9, 3)):
+        shards, x = ac.Shards(alone, "zigzag", strategy, length), torch.ones(1, heads, length + 1, 4)
 
-            def attend(x, shards=shards):
-                return ac.scaled_dot_product_attention(x, x, x, is_causal=True, shards=shards)
+        def attend(x, shards=shards):
+            return ac.scaled_dot_product_attention(x, x, x, is_causal=True, shards=shards)
 
-            torch.testing.assert_close(torch.compile(attend, fullgraph=True, backend="eager")(x), attend(x))
-    finally:
-        torch.distributed.destroy_process_group()
+        torch.testing.assert_close(torch.compile(attend, fullgraph=True, backend="eager")(x), attend(x))
 
 
 def test_groups_that_are_none_are_named_on_every_rank(found):

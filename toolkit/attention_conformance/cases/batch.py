@@ -58,7 +58,7 @@ def other_bits(problem: Problem, got: Mapping[str, NumpyArray]) -> str:
             if unlike := difference(each[twin], each[sample]):
                 calls = np.searchsorted(np.cumsum(problem.calls), (twin, sample), "right")
                 batches = " and one of ".join(str(problem.calls[call]) for call in calls)
-                return f"a sample differs between a batch of {batches}: {unlike.told(name)}"
+                return f"a sample differs between a batch of {batches}: {unlike.text(name)}"
     return ""
 
 

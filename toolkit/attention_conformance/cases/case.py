@@ -11,6 +11,9 @@ import numpy as np
 
 from attention_conformance.problem import DTYPES, NumpyArray, Problem, Rule, rounded
 
+BITWISE = "bits"
+"""The measure of cases that compare two kernels to the bit."""
+
 Bound = Callable[[str, float], float]
 """From the name of a dtype and kappa to units in the last place."""
 

@@ -55,7 +55,7 @@ class Difference:
     first: float
     second: float
 
-    def told(self, name: str, index: tuple[int, ...] | None = None) -> str:
+    def text(self, name: str, index: tuple[int, ...] | None = None) -> str:
         """Everything in words, with hexadecimal floats; at another index, where the arrays are parts of a whole."""
         share = f"{self.share:.1%}" if self.share >= 0.001 else f"{self.share:.1e}"
         where = self.index if index is None else index

@@ -6,14 +6,14 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from attention_conformance.cases.bits import BITS
+from attention_conformance.bits.cases import BITS
+from attention_conformance.kernel.probe import settled
+from attention_conformance.launch.subject import Subject
+from attention_conformance.measure.catalogue import subject_cases
+from attention_conformance.measure.finding import Finding
+from attention_conformance.measure.question import Question
 from attention_conformance.problem import Problem
-from attention_conformance.run.catalogue import subject_cases
-from attention_conformance.run.finding import Finding
-from attention_conformance.run.judge import asked
-from attention_conformance.run.question import Question
-from attention_conformance.subjects.probe import settled
-from attention_conformance.subjects.subject import Subject
+from attention_conformance.verdict.judge import asked
 
 SAME_BITS_AS = "same-bits-as"
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from attention_conformance.oracle.variants import Variant
+from attention_conformance.measure.finding import WRONG, Finding, grouped
+from attention_conformance.mistakes.experiments import EXPERIMENTS, STATE, THREADS
+from attention_conformance.mistakes.former import FORMER
+from attention_conformance.mistakes.variants import Variant
 from attention_conformance.run.again import script_of
-from attention_conformance.run.experiments import EXPERIMENTS, STATE, THREADS
-from attention_conformance.run.finding import WRONG, Finding, grouped
-from attention_conformance.run.former import FORMER
 
 if TYPE_CHECKING:
     from attention_conformance.run.job import Job
@@ -41,7 +41,7 @@ def confirmed(findings: Sequence[Finding], job: Job) -> list[Finding]:
     cause = THREADS if THREADS in found else found[0]
     others = cause if len(found) == len(causes) else None
 
-    def told(number: int, finding: Finding) -> Finding:
+    def with_cause(number: int, finding: Finding) -> Finding:
         reason = causes.get(id(finding), others if finding.variant in UNSURE else None)
         if finding.verdict not in WRONG or reason is None:
             return finding
@@ -49,7 +49,7 @@ def confirmed(findings: Sequence[Finding], job: Job) -> list[Finding]:
         detail = finding.detail + before * (reason is STATE)
         return replace(finding, variant=reason.name, says=reason.says, line=reason.line, detail=detail)
 
-    return [told(number, each) for number, each in enumerate(findings)]
+    return [with_cause(number, each) for number, each in enumerate(findings)]
 
 
 def _cause(finding: Finding, job: Job) -> Variant | None:

@@ -10,18 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 from attention_conformance.cases.shapes import shape_of
-from attention_conformance.run.finding import QUIET, Finding
+from attention_conformance.launch.subject import Subject
+from attention_conformance.launch.watch import TOUCHED
+from attention_conformance.measure.finding import QUIET, Finding
+from attention_conformance.measure.messages import OF_REFUSAL, Described, Message, Refused, Returned
+from attention_conformance.measure.question import Question
 from attention_conformance.run.job import Job
-from attention_conformance.run.judge import asked, graded
-from attention_conformance.run.messages import Described, Message, Refused, Returned
-from attention_conformance.run.question import Question
 from attention_conformance.run.questions import questions
-from attention_conformance.run.script import script
-from attention_conformance.subjects.subject import Subject
-from attention_conformance.subjects.watch import TOUCHED
-
-OF_REFUSAL = ("verdict", "detail", "variant", "says", "traceback", "kinds", "shapes")
-"""What a refusal says of itself; the rest is known of the question."""
+from attention_conformance.verdict.judge import asked, graded
+from attention_conformance.verdict.script import script
 
 
 def distrusted(job: Job, messages: Iterator[Message | Returned]) -> Iterator[Message]:

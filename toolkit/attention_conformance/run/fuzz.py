@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from attention_conformance.cases.shapes import NARROW, Shape, case_of, drawn
-from attention_conformance.run.catalogue import offered
-from attention_conformance.run.finding import WRONG, Finding
-from attention_conformance.run.judge import judged
-from attention_conformance.run.question import Question
-from attention_conformance.run.script import script
-from attention_conformance.subjects.fit import fit
-from attention_conformance.subjects.subject import Subject
+from attention_conformance.launch.fit import fit
+from attention_conformance.launch.subject import Subject
+from attention_conformance.measure.catalogue import offered
+from attention_conformance.measure.finding import WRONG, Finding
+from attention_conformance.measure.question import Question
+from attention_conformance.verdict.judge import judged
+from attention_conformance.verdict.script import script
 
 LEAST = 40
 """Shapes that are drawn, whatever the time."""
@@ -47,7 +47,7 @@ def fuzzed(subject: Subject, job: Any, dtypes: Sequence[str]) -> Iterator[Findin
             taken, count = offered(shape, subject), count + 1
             dtype = next((each for each in dtypes if (each in NARROW) == narrow), dtypes[0])
             if _wrong(taken, dtype, subject, job, seed) is not None:
-                yield from _told(taken, dtype, subject, job, seed)
+                yield from _smallest(taken, dtype, subject, job, seed)
                 return
         seconds = time.perf_counter() - started
         yield Finding(f"fuzz-{number}", "-", 0, f"{count} drawn calls are right.", "right", seed=seed, seconds=seconds)
@@ -65,7 +65,7 @@ def _wrong(shape: Shape, dtype: str, subject: Subject, job: Any, seed: int) -> F
     return found if found.verdict in WRONG else None
 
 
-def _told(shape: Shape, dtype: str, subject: Subject, job: Any, seed: int) -> Iterator[Finding | Script]:
+def _smallest(shape: Shape, dtype: str, subject: Subject, job: Any, seed: int) -> Iterator[Finding | Script]:
     """The finding and the program of a wrong shape, once no simpler or smaller one is wrong."""
     sizes, is_smaller = ("queries", "keys", "batch", "width"), True
     while is_smaller:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,65 +10,13 @@ from typing import Any
 
 import attention_workers as workers
 from attention_conformance.call import one_line
+from attention_conformance.kernel.options import OPTIONS, named_keywords
+from attention_conformance.kernel.probe import AFTER_A_CRASH
+from attention_conformance.measure.finding import Finding, Started
+from attention_conformance.measure.messages import Asked, Message, Returned, packed, unpacked
+from attention_conformance.measure.profiles import PROFILES
 from attention_conformance.problem import DTYPES
-from attention_conformance.run.finding import Finding, Started
-from attention_conformance.run.messages import Asked, Message, Returned, packed, unpacked
 from attention_conformance.run.names import no_case, not_accepted
-from attention_conformance.run.profiles import PROFILES
-from attention_conformance.subjects.options import OPTIONS, named_keywords
-from attention_conformance.subjects.probe import AFTER_A_CRASH
-
-
-@dataclass(frozen=True)
-class Order(workers.Order):
-    """What is to be run on one backend; ``None`` stands for all there are.
-
-    Attributes
-    ----------
-    devices, dtypes, modes, implementations : tuple of str, optional
-    models : tuple of Path
-        Directories with an encoder or a language model, or GGUF files, to be run as well.
-    quick : bool
-        Whether to run eager calls in float32 alone, on the first device unless others are named. Bits are compared of
-        one eager call of each case then.
-    sentences : tuple of str
-        What the model encodes in place of its own sentences.
-    long : bool
-        Whether a language model continues more prompts, and in more modes.
-    recipe : Recipe, optional
-        What is computed in place of the cases.
-    skip : int
-        How many trials have been run already.
-    """
-
-    backend: str
-    cases: tuple[str, ...]
-    devices: tuple[str, ...] | None = None
-    dtypes: tuple[str, ...] | None = None
-    modes: tuple[str, ...] | None = None
-    implementations: tuple[str, ...] | None = None
-    models: tuple[Path, ...] = ()
-    quick: bool = False
-    sentences: tuple[str, ...] = ()
-    long: bool = False
-    recipe: Any = None
-    skip: int = 0
-
-    def noted(self, message: Message, at: Any) -> tuple[Order, Any]:
-        """What is left after a message, and where the process is."""
-        if isinstance(message, Finding):
-            return replace(self, skip=self.skip + 1), None
-        return self, message if isinstance(message, Started) else at
-
-    def lost(self, at: Any, death: workers.Death) -> tuple[Finding, Order | None]:
-        """The finding for the death of a process, and what another has to do: the case that it died of fails."""
-        if at is None:
-            found = Finding("start", "-", 0, "The library loads.", "crashed", backend=self.backend, measure="exact")
-            found = replace(found, device="-", mode="-", implementation="-")
-        else:
-            found = replace(at.finding, verdict="crashed")
-        left = None if at is None else replace(self, skip=self.skip + 1)
-        return replace(found, error=math.inf, detail=death.reason), left
 
 
 @dataclass(frozen=True)

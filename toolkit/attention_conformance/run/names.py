@@ -6,21 +6,21 @@ import difflib
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from attention_conformance.cases.bits import BITS
+from attention_conformance.bits.cases import BITS
+from attention_conformance.bits.emulated import AXES
+from attention_conformance.bits.pair import AS_WHOLE, FACTS
 from attention_conformance.cases.large import LARGE
 from attention_conformance.cases.shapes import shape_of
-from attention_conformance.oracle.diagnoses import DIAGNOSES
-from attention_conformance.oracle.emulated import AXES
-from attention_conformance.oracle.variants import CONVENTIONS, FAULTS, NARROW, SPREAD
-from attention_conformance.run.bits import AS_WHOLE, FACTS
-from attention_conformance.run.catalogue import SUBJECT_CASES, shapes
-from attention_conformance.run.causes import MIXED
-from attention_conformance.run.experiments import EXPERIMENTS
-from attention_conformance.run.former import FORMER
-from attention_conformance.run.kinds import NAMES
-from attention_conformance.run.surprises import SURPRISES
-from attention_conformance.subjects.probe import PROBES
-from attention_conformance.subjects.watch import TOUCHED
+from attention_conformance.kernel.probe import PROBES
+from attention_conformance.launch.watch import TOUCHED
+from attention_conformance.measure.catalogue import SUBJECT_CASES, shapes
+from attention_conformance.measure.kinds import NAMES
+from attention_conformance.mistakes.causes import MIXED
+from attention_conformance.mistakes.diagnoses import DIAGNOSES
+from attention_conformance.mistakes.experiments import EXPERIMENTS
+from attention_conformance.mistakes.former import FORMER
+from attention_conformance.mistakes.surprises import SURPRISES
+from attention_conformance.mistakes.variants import CONVENTIONS, FAULTS, NARROW, SPREAD
 
 
 def _variants() -> list[str]:

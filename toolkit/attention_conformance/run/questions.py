@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from attention_conformance.cases.bits import BITS, SAME_CALL
+from attention_conformance.bits.cases import BITS, SAME_CALL
 from attention_conformance.cases.case import Case
 from attention_conformance.cases.large import LARGE
 from attention_conformance.cases.shapes import NARROW, shape_of
+from attention_conformance.launch.subject import Subject
+from attention_conformance.measure.catalogue import OF_OTHERS, matching, subject_cases
+from attention_conformance.measure.question import Question
 from attention_conformance.problem import DTYPES
-from attention_conformance.run.catalogue import OF_OTHERS, matching, subject_cases
 from attention_conformance.run.job import Job
-from attention_conformance.run.question import Question
-from attention_conformance.subjects.subject import Subject
 
 SLOW = ("bits-compiled", "bits-strides", "bits-threads")
 """Questions about bits in one type."""

@@ -9,28 +9,28 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from attention_conformance.bits.cases import BITS
+from attention_conformance.bits.pair import conventions, same_bits
 from attention_conformance.call import one_line
-from attention_conformance.cases.bits import BITS
+from attention_conformance.kernel.adapters import adapted
+from attention_conformance.kernel.probe import AFTER_A_CRASH, Witness, probed, settled
+from attention_conformance.kernel.signature import read_signature
+from attention_conformance.kernel.target import TargetError, load_target
+from attention_conformance.launch.libraries import devices_of, holds, quiet_start
+from attention_conformance.launch.subject import Subject
+from attention_conformance.measure.finding import Finding, Started
+from attention_conformance.measure.kinds import never_computed
+from attention_conformance.measure.messages import Asked, Described, Message as AnyMessage, Refused, Returned
+from attention_conformance.measure.question import Question
+from attention_conformance.mistakes.causes import agreed
+from attention_conformance.mistakes.surprises import surprises
+from attention_conformance.processes import carried_out
 from attention_conformance.run.apart import distrusted
-from attention_conformance.run.bits import conventions, same_bits
-from attention_conformance.run.causes import agreed
-from attention_conformance.run.finding import Finding, Started
 from attention_conformance.run.fuzz import Script, fuzzed
 from attention_conformance.run.job import Job, unanswered
-from attention_conformance.run.judge import judged, returned
-from attention_conformance.run.kinds import never_computed
-from attention_conformance.run.memory import available_memory, too_large
-from attention_conformance.run.messages import Asked, Described, Message as AnyMessage, Refused, Returned
-from attention_conformance.run.question import Question
 from attention_conformance.run.questions import pair_questions, questions, usual_dtypes
-from attention_conformance.run.runner import carried_out
-from attention_conformance.run.surprises import surprises
-from attention_conformance.subjects.adapters import adapted
-from attention_conformance.subjects.libraries import devices_of, holds, quiet_start
-from attention_conformance.subjects.probe import AFTER_A_CRASH, Witness, probed, settled
-from attention_conformance.subjects.signature import read_signature
-from attention_conformance.subjects.subject import Subject
-from attention_conformance.subjects.target import TargetError, load_target
+from attention_conformance.verdict.judge import judged, returned
+from attention_conformance.verdict.memory import available_memory, too_large
 from attention_core.backend import Backend, get_backend
 from attention_numpy.trees import devices_of_kind
 

@@ -1,1 +1,1 @@
-"""Files about what was found: JUnit for build servers, Markdown, and one page of HTML."""
+"""What was found, as text and as JSON."""

@@ -1,13 +1,8 @@
-"""How two models differ, in words and as one page of HTML."""
+"""How two models differ, in words."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from attention_conformance.models.comparison import Comparison
-from attention_conformance.templates import rendered
-from attention_conformance.written.html import LEVELS, level
-from attention_files.writing import write_file
+from attention_conformance.port.comparison import Comparison
 
 
 def verdict(found: Comparison) -> list[str]:
@@ -20,12 +15,3 @@ def verdict(found: Comparison) -> list[str]:
     lines = [f"first to leave the bound: {first.name}, by {first.ulps:.3g} ulp of {first.bound:.3g}", first.says]
     lines += [f"cause: {each.name}: {each.says}" for each in found.causes]
     return lines if found.causes else [*lines, "cause: none of those that were tried"]
-
-
-def write_comparison(path: Path, found: Comparison) -> None:
-    """Write one page that works from a file."""
-    rows = [(each, level(each.ulps, each.bound), [(part, level(part, each.bound)) for part in each.heads])
-            for each in found.places]  # fmt: skip
-    lines, names = verdict(found), " and ".join(found.names)
-    text = rendered("comparison.html", found=found, title=names, lines=lines, rows=rows, levels=LEVELS)
-    write_file(path, text.encode())

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from attention_conformance.cases import CASES
 from attention_conformance.cases.contract import LINES
-from attention_conformance.run.finding import Finding, plain
-from attention_conformance.run.model import PAIRS
+from attention_conformance.measure.finding import Finding, plain
+from attention_conformance.own.model import PAIRS
 from attention_files.writing import write_file
 from attention_workers.machine import environment as environment_of_machine
 

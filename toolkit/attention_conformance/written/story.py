@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import shlex
 
-from attention_conformance.cases.bits import VARIATIONS
+from attention_conformance.bits.cases import VARIATIONS
 from attention_conformance.cases.contract import LINES
+from attention_conformance.measure.finding import WRONG, Finding
 from attention_conformance.named.case import NamedCase
 from attention_conformance.named.related import property_of, seen_before
-from attention_conformance.run.finding import WRONG, Finding
 
 MOST_THREADS = 2
 

@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attention_conformance.cases.contract import LINES
-from attention_conformance.oracle.variants import FAULTS
-from attention_conformance.run.finding import (
+from attention_conformance.measure.finding import (
     ENDED,
     VERDICT_TEXTS,
     Finding,
@@ -24,11 +23,12 @@ from attention_conformance.run.finding import (
     little,
     to_row,
 )
+from attention_conformance.mistakes.variants import FAULTS
 from attention_conformance.written.story import thread_lines
 from attention_files.writing import write_file
 
 MOST_REFUSALS = 6
-"""Reasons that the terminal shows; JSON and HTML have all."""
+"""Reasons that the terminal shows; JSON has all."""
 
 MOST_UNNAMED = 4
 """Cases of a verdict that the terminal tells in full, where the cause has no name."""

@@ -1,0 +1,335 @@
+"""Two attentions to the last bit: calls that are the same by mathematics, what differs, where, and why."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.bits.cases import SAME_CALL, VARIATIONS, Variation
+from attention_conformance.bits.causes import NO_CAUSE, Seen, cause_of
+from attention_conformance.bits.emulated import head_of
+from attention_conformance.call import one_line
+from attention_conformance.launch.call import outputs, place, to_numpy, torch_pass
+from attention_conformance.launch.fit import fit, meant
+from attention_conformance.launch.subject import NotOffered, Subject
+from attention_conformance.launch.watch import Touched
+from attention_conformance.measure.bounds import Bounds
+from attention_conformance.measure.catalogue import SUBJECT_CASES
+from attention_conformance.measure.finding import CONVENTION, WRONG, Finding
+from attention_conformance.measure.measures import drawn, result_of
+from attention_conformance.measure.properties import merged
+from attention_conformance.measure.question import Question, truth_of
+from attention_conformance.oracle.dense import Dense, answer, dense_of
+from attention_conformance.oracle.ulps import Difference, difference
+from attention_conformance.problem import NumpyArray, Problem
+from attention_conformance.verdict.judge import attempted, judged
+from attention_core.backend import Backend
+
+OTHER_BITS = "other bits"
+
+AS_WHOLE = "as-the-whole-call", "the whole calls of the two differ already, and this is the whole call of the second"
+
+MATHEMATICS = {
+    "bits-whole": "scale",
+    "bits-causal": "shape-13x13-causal",
+    "bits-mask": "mask",
+    "bits-grouped": "grouped-heads",
+    "bits-scale": "scale",
+}
+"""The small case in which other mathematics show."""
+
+Arrays = dict[str, NumpyArray]
+
+
+FACTS = {
+    "mask": ("other-mask", {"keep": "a mask is True where a query sees", "drop": "True where it is hidden"}),
+    "causal": ("other-causality", {}),
+    "default_scale": ("other-scale", {"sqrt": "1/√D by default", "one": "1 by default"}),
+}
+"""What two subjects may expect in other ways, which the calls translate."""
+
+
+def conventions(subject: Subject, other: Subject, accepted: Sequence[str]) -> list[Finding]:
+    """A finding for each convention in which two subjects differ, although each is called by its own."""
+    found = []
+    for fact, (name, words) in FACTS.items():
+        both = [getattr(each, fact) for each in (subject, other)]
+        if both[0] == both[1] or subject.native or other.native or not {*both}.isdisjoint({None, "none"}):
+            continue
+        says = f"{fact.replace('_', ' ')}: {' and '.join(words.get(each, each) for each in both)}"
+        verdict = "accepted" if name in accepted else CONVENTION
+        detail = "each is called by its own convention below"
+        found.append(Finding(f"convention: {fact}", "-", 0, "Both mean the same.", verdict, says=says, variant=name,
+                             detail=detail))  # fmt: skip
+    return found
+
+
+def same_bits(question: Question) -> Finding:
+    """The finding of one question about bits."""
+    case, started = question.case, time.perf_counter()
+    assert question.other is not None
+    blank = Finding(case.name, question.dtype, case.line, case.shows, "right", bound=0.0, seed=question.seed)
+    with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"), contextlib.ExitStack() as stack:
+        for each in (question, _of(question, question.other)):
+            stack.enter_context(each.in_precision())
+        row = _Row(question, blank)
+        found = attempted(question, blank, row.compared) or row.answer()
+    return replace(found, seconds=time.perf_counter() - started)
+
+
+def _of(question: Question, subject: Subject) -> Question:
+    return replace(question, subject=subject, other=None)
+
+
+@dataclass(frozen=True)
+class _Unlike:
+    """A result of a variation that has not the bits of the whole."""
+
+    variation: Variation
+    name: str
+    difference: Difference
+    whole: Arrays
+    got: Arrays
+
+
+class _Row:
+    """One question: the whole by the first subject, and the variations of it by the other."""
+
+    def __init__(self, question: Question, blank: Finding) -> None:
+        assert question.other is not None
+        self.question, self.blank = question, blank
+        self.other = _of(question, question.other)
+        self.is_one = question.subject is question.other
+        self.count, self.lacking = 0, ""
+        self.refused: dict[str, str] = {}
+        self.unlike: list[_Unlike] = []
+        self.scales: Arrays = {}
+
+    def compared(self) -> None:
+        """Compare every variation with the whole, in outputs and gradients."""
+        for each in self._kinds(drawn(self.question)):
+            self._compare(each)
+        if not self.count and not self.refused:
+            raise NotOffered(self.lacking)
+
+    def answer(self) -> Finding:
+        """The finding: same bits, or the first difference with its cause."""
+        problem = drawn(self.question)
+        blank = replace(self.blank, shapes={name: each.shape for name, each in problem.arrays.items()})
+        if not self.count:
+            says, reason = next(iter(self.refused.items()))
+            return replace(blank, verdict="refused", detail=f"{says}: {reason}")
+        refused = "".join(f"; {says} is refused: {reason}" for says, reason in list(self.refused.items())[:2])
+        if not self.unlike:
+            return replace(blank, error=0.0, detail=f"{self.count} comparisons{refused}")
+        first = self.unlike[0]
+        told = f"{first.variation.says}: {first.difference.text(first.name, self._place(first))}"
+        told += f"; {len(self.unlike)} of {self.count} comparisons differ{refused}"
+        worst = max(each.difference.ulps for each in self.unlike)
+        blank = replace(blank, verdict=OTHER_BITS, error=worst, detail=told)
+        return self._accepted(self._explained(blank, first))
+
+    def _accepted(self, finding: Finding) -> Finding:
+        is_accepted = {finding.variant, finding.case} & set(self.question.accepted)
+        return replace(finding, verdict="accepted") if is_accepted else finding
+
+    def _kinds(self, problem: Problem) -> Iterator[Problem]:
+        """The problem for outputs, and the one for gradients where both have them."""
+        yield replace(problem, cotangent=None)
+        both = (self.question.subject, self.other.subject)
+        if problem.cotangent is not None and all(each.differentiates or each.backward for each in both):
+            yield problem
+
+    def _compare(self, problem: Problem) -> None:
+        fitted = fit(problem, self.question.subject)
+        whole = result_of(self.question, fitted)
+        self.scales = answer(dense_of(meant(fitted, self.question.subject))).scales
+        for variation in VARIATIONS[self.question.case.name](problem):
+            try:
+                got = _varied(self.other, variation)
+            except NotOffered as lacking:  # of one call, such as a mode of another library
+                self.lacking = str(lacking)
+                continue
+            except Touched as touched:  # such as an argument that the call changed
+                raise Touched(f"{touched}, in {variation.says}", touched.name, touched.verdict) from touched
+            except Exception as error:  # of one call: the others are compared
+                self.refused[variation.says] = one_line(error)
+                continue
+            for name in (each for each in whole if each in got and each != "weights"):
+                self._note(variation, name, whole, got)
+
+    def _note(self, variation: Variation, name: str, whole: Arrays, got: Arrays) -> None:
+        part, got_part = variation.part(name, whole[name]), variation.own(name, got[name])
+        if part is None:
+            return
+        self.count += 1
+        if (part.shape, part.dtype) != (got_part.shape, got_part.dtype):
+            told = [f"{each.dtype} {each.shape}" for each in (part, got_part)]
+            raise Touched(f"expected {name} of {told[0]} in {variation.says}; got {told[1]}", verdict="visibly wrong")
+        scale = variation.part(name, np.broadcast_to(self.scales[name], whole[name].shape))
+        found = difference(part, got_part, scale)
+        if found is not None:
+            self.unlike.append(_Unlike(variation, name, found, whole, got))
+
+    def _place(self, unlike: _Unlike) -> tuple[int, ...]:
+        """The index of the first difference in the whole."""
+        whole = unlike.whole[unlike.name]
+        places = unlike.variation.part(unlike.name, np.arange(whole.size).reshape(whole.shape))
+        assert places is not None
+        return tuple(int(each) for each in np.unravel_index(places[unlike.difference.index], whole.shape))
+
+    def _explained(self, finding: Finding, unlike: _Unlike) -> Finding:
+        """The finding with its cause: mathematics, the whole call, or a way of computing that was emulated."""
+        if not self.is_one and finding.case not in SAME_CALL and self._is_whole(unlike):
+            return replace(finding, variant=AS_WHOLE[0], says=AS_WHOLE[1])
+        name, says = self._cause() if unlike.name == "output" else ("", f"{NO_CAUSE}, as outputs alone are emulated")
+        wrong = None if name else self._mathematics(unlike)
+        if wrong is None:
+            return replace(finding, variant=name, says=says)
+        who, found = wrong
+        says = f"not the same mathematics: {who} is {found.verdict}: {found.says or found.detail}"
+        return replace(finding, verdict=found.verdict, variant=found.variant, says=says, line=found.line)
+
+    def _mathematics(self, unlike: _Unlike) -> tuple[str, Finding] | None:
+        """Who of the two is wrong in a small case, or within the bounds of a kernel, where they are not wrong alike."""
+        both, names = (self.question, self.other), [each.subject.name for each in (self.question, self.other)]
+        if self.is_one:
+            names = ["the whole", "the other call"]
+        elif case := next((each for each in SUBJECT_CASES if each.name == MATHEMATICS.get(self.blank.case)), None):
+            found = [judged(replace(each, case=case, other=None, profile="kernel")) for each in both]
+            if (wrong := self._wrong(found, names)) is not None:
+                return wrong
+        problem = self._problem(unlike)
+        other = replace(unlike.variation.problem, pieces=(), memory={})
+        found = []
+        for question, asked, arrays in zip(both, (problem, other), (unlike.whole, unlike.got), strict=True):
+            fitted = fit(asked, question.subject)
+            truth = truth_of(question, fitted)
+            measured = Bounds(question, fitted, truth).measure(arrays, truth.arrays)
+            verdict = "right" if measured.passes else "silently wrong"
+            found.append(replace(self.blank, verdict=verdict, detail=measured.detail))
+        return self._wrong(found, names)
+
+    def _wrong(self, found: Sequence[Finding], names: Sequence[str]) -> tuple[str, Finding] | None:
+        if (found[0].verdict, found[0].variant) == (found[1].verdict, found[1].variant):
+            return None
+        wrong = next((at for at in (1, 0) if found[at].verdict in (*WRONG, CONVENTION)), None)
+        return None if wrong is None else (names[wrong] or ("the first", "the second")[wrong], found[wrong])
+
+    def _problem(self, unlike: _Unlike) -> Problem:
+        """The problem of the whole call of which a result is."""
+        problem = drawn(self.question)
+        return problem if unlike.name in ("query", "key", "value") else replace(problem, cotangent=None)
+
+    def _is_whole(self, unlike: _Unlike) -> bool:
+        """Whether the second subject has the bits of this variation in its whole call, too."""
+        whole = result_of(self.other, fit(self._problem(unlike), self.other.subject))
+        part = unlike.variation.part(unlike.name, whole[unlike.name])
+        got_part = unlike.variation.own(unlike.name, unlike.got[unlike.name])
+        return part is not None and part.tobytes() == got_part.tobytes()
+
+    def _cause(self) -> tuple[str, str]:
+        """The cause by emulations of heads in which outputs first differ: of one call, seen again in two others."""
+        unlike = sorted((each for each in self.unlike if each.name == "output"), key=_size, reverse=True)
+        chosen = dict.fromkeys((0, len(unlike) // 2, len(unlike) - 1))
+        dense = self._dense(self.question, drawn(self.question))
+        seen = []
+        for each in (unlike[at] for at in chosen):
+            at, part = each.difference.index[:2], each.variation.part("output", each.whole["output"])
+            assert part is not None
+            other = head_of(self._dense(self.other, each.variation.problem), *at)
+            head = head_of(dense, *self._place(each)[:2])
+            seen.append(Seen(head, self._rows(each), part[at], other, each.got["output"][at]))
+        return cause_of(seen, self.question.dtype)
+
+    def _dense(self, question: Question, problem: Problem) -> Dense:
+        fitted = fit(replace(problem, cotangent=None, pieces=()), question.subject)
+        return dense_of(meant(fitted, question.subject))
+
+    def _rows(self, unlike: _Unlike) -> NumpyArray:
+        """The queries that a variation has of the whole."""
+        return np.asarray(np.arange(unlike.whole["output"].shape[-2])[unlike.variation.taken.get("rows", slice(None))])
+
+
+def _size(unlike: _Unlike) -> int:
+    """How much a call tells of its way: elements of the output, times keys."""
+    return int(unlike.got["output"].size * unlike.variation.problem.arrays["key"].shape[-2])
+
+
+def _varied(question: Question, variation: Variation) -> Arrays:
+    """The results of a variation."""
+    subject, backend = question.subject, question.backend
+    if subject.causal == "always" and "rows" in variation.taken:
+        raise NotOffered("calls without causality")
+    if variation.how == "merged" and not subject.native:
+        return merged(question, replace(variation.problem, pieces=()), result_of)
+    if variation.problem.memory and backend.name not in ("numpy", "torch"):
+        raise NotOffered("strides")
+    if variation.problem.options.get("return_logsumexp") and not subject.has_logsumexp:
+        raise NotOffered("logsumexp")
+    for earlier in variation.before:
+        result_of(question, fit(earlier, subject))
+    fitted = fit(variation.problem, subject)
+    if variation.how == "merged":  # by the core's functions of pieces, with the settings of a partial
+        fitted = replace(fitted, options={**fitted.options, **getattr(subject.function, "keywords", {})})
+    if variation.how == "recorded":
+        return _recorded(question, fitted)
+    if variation.how not in ("", "merged") and (variation.how not in backend.modes or len(backend.modes) == 1):
+        raise NotOffered("compilation")
+    if variation.how == "compiled":  # of PyTorch, which does not trace what is around the call
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # others would outlive this process
+        compile_ = importlib.import_module("torch").compile
+        return result_of(replace(question, subject=replace(subject, function=compile_(subject.function))), fitted)
+    with _threads(backend, variation.threads):
+        return result_of(replace(question, mode="" if variation.how == "merged" else variation.how), fitted)
+
+
+def _recorded(question: Question, problem: Problem) -> Arrays:
+    """The forward pass while a library records what gradients need."""
+    subject, backend = question.subject, question.backend
+    if subject.backward is not None or not subject.differentiates:
+        raise NotOffered("a forward pass of training")
+    arrays, xp = place(problem, subject, backend, question.device), backend.namespace
+    if backend.name == "torch":
+        arrays["cotangent"] = arrays["query"]  # of which only the shape counts
+        return to_numpy({"output": torch_pass(problem, subject, arrays, ("query",))[0].detach()}, backend)
+
+    def passed(placed: Arrays) -> Any:
+        def output(*x: Any) -> Any:
+            return outputs(problem, subject, dict(zip(placed, x, strict=True)), xp)["output"]
+
+        return {"output": backend.vjp(output, *placed.values())[0]}
+
+    return to_numpy(backend.compile(passed, mode="jit" if backend.name == "jax" else "eager")(arrays), backend)
+
+
+@contextlib.contextmanager
+def _threads(backend: Backend, count: int) -> Iterator[None]:
+    """Let a library compute with so many threads, where it can be told while it runs."""
+    if not count:
+        yield
+    elif backend.name == "torch":
+        torch = importlib.import_module("torch")
+        before = torch.get_num_threads()
+        torch.set_num_threads(count)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+    elif backend.name == "numpy":
+        try:
+            limits = importlib.import_module("threadpoolctl").threadpool_limits
+        except ImportError:
+            raise NotOffered("threads without threadpoolctl") from None
+        with limits(count):
+            yield
+    else:
+        raise NotOffered("threads that can be set")

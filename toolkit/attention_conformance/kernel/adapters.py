@@ -1,0 +1,104 @@
+"""Attentions that take a mask of keys, lengths, or packed sequences, as ones that take a mask or a batch.
+
+A script has the source of an adapter, and so none of them needs more than NumPy and the library of its arrays.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.kernel.signature import KEYWORDS, parameters_of
+from attention_conformance.launch.subject import Subject
+
+PADDING = ("key_padding_mask", "padding_mask", "key_mask", "kv_mask", "src_key_padding_mask")
+LENGTHS = ("seqlens_k", "seq_lens_k", "seqused_k", "cache_seqlens", "kv_lengths", "key_lengths", "kv_seq_lens",
+           "key_value_seq_lengths")  # fmt: skip
+PACKED = re.compile(r"cu_seq(_?lens?)?(_(q|k|kv))?|max_(seq_?lens?_)?(q|k|kv)|max_seq_?lens?")
+"""Parameters by their usual names; the last are of sequences that lie one behind the other."""
+
+
+def masked_by_keys(attention: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """An attention whose keyword takes a mask (B, N), as one that takes it as (B, 1, 1, N)."""
+
+    def called(query: Any, key: Any, value: Any, *more: Any, mask: Any = None, **options: Any) -> Any:
+        if mask is not None and tuple(mask.shape[:3]) != (query.shape[0], 1, 1):
+            raise NotImplementedError(f"expected a mask (B, 1, 1, N), for {name}; got {tuple(mask.shape)}")
+        options |= {} if mask is None else {name: mask[:, 0, 0]}
+        return attention(query, key, value, *more, **options)
+
+    return called
+
+
+def masked_by_lengths(attention: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """An attention whose keyword takes numbers of keys (B,), as one that takes masks (B, 1, 1, N) of first keys."""
+
+    def called(query: Any, key: Any, value: Any, *more: Any, mask: Any = None, **options: Any) -> Any:
+        if mask is not None:
+            of_keys = tuple(mask.shape[:3]) == (query.shape[0], 1, 1)
+            if not of_keys or bool((mask[..., 1:] & ~mask[..., :-1]).any()):
+                raise NotImplementedError(f"expected a mask of the first keys, for {name}; got another")
+            count = mask[:, 0, 0].sum(-1)
+            options[name] = count.int() if hasattr(count, "int") else count.astype("int32")
+        return attention(query, key, value, *more, **options)
+
+    return called
+
+
+def unpacked(attention: Callable[..., Any], *names: str) -> Callable[..., Any]:
+    """An attention of sequences one behind the other, (T, H, D), as one of a batch (B, S, H, D)."""
+
+    def called(query: Any, key: Any, value: Any, **options: Any) -> Any:
+        if query.shape[1] != key.shape[1] and not any(name.endswith("q") for name in names):
+            raise NotImplementedError(f"expected as many queries as keys, for {names[0]}; got others")
+        for name in names:
+            batch, length = (query if name.endswith("q") else key).shape[:2]
+            options[name] = length
+            if name.startswith("cu"):
+                places = np.arange(batch + 1, dtype=np.int32) * length
+                torch = importlib.import_module("torch") if hasattr(query, "device") and hasattr(query, "dim") else None
+                options[name] = torch.from_numpy(places).to(query.device) if torch else places
+        result = attention(*(each.reshape(-1, *each.shape[2:]) for each in (query, key, value)), **options)
+        output = result[0] if isinstance(result, tuple | list) else result
+        return output.reshape(*query.shape[:2], *output.shape[1:])
+
+    return called
+
+
+def adapted(subject: Subject) -> Subject:
+    """A subject whose callable takes what the kit asks for; as it is where it does, or says itself what it takes."""
+    parameters, _ = parameters_of(subject.function)
+    declared = [*subject.declared.values(), *(subject.options or ())]
+    free = [name for name in parameters if name not in declared]
+    takes_masks = any(name in parameters for name in (*KEYWORDS["mask_name"], *KEYWORDS["bias_name"]))
+    packed = [name for name in free if PACKED.fullmatch(name)]
+    if subject.backward is not None or hasattr(subject.function, "adapter") or subject.mask_name:
+        return subject
+    if any(name.startswith("cu") for name in packed):
+        return _wrapped(subject, parameters, unpacked, *packed)
+    for adapter, names in ((masked_by_keys, PADDING), (masked_by_lengths, LENGTHS)):
+        for name in names if not takes_masks else ():
+            if name in free and parameters[name].default is not inspect.Parameter.empty:
+                return _wrapped(subject, parameters, adapter, name)
+    return subject
+
+
+def _wrapped(
+    subject: Subject, parameters: Mapping[str, inspect.Parameter], adapter: Callable[..., Any], *names: str
+) -> Subject:
+    """The subject by an adapter, with the signature that this gives it."""
+    function = adapter(subject.function, *names)
+    rest = [each for name, each in parameters.items() if name not in names]
+    if adapter is not unpacked:
+        rest.append(inspect.Parameter("mask", inspect.Parameter.KEYWORD_ONLY, default=None))
+    about: dict[str, Any] = {"adapter": (adapter, names), "__wrapped__": subject.function}
+    about["__signature__"] = inspect.Signature(sorted(rest, key=lambda each: each.kind))
+    for name, each in about.items():
+        setattr(function, name, each)
+    return replace(subject, function=function)

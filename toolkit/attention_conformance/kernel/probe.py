@@ -1,0 +1,412 @@
+"""What small calls tell about a subject: its layout, the sense of its mask, where its causality counts from."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.call import one_line
+from attention_conformance.kernel.signature import KEYWORDS, LIBRARIES, read_signature
+from attention_conformance.launch.call import gradients, outputs, place, to_numpy
+from attention_conformance.launch.fit import fit, meant
+from attention_conformance.launch.libraries import devices_of, holds, in_precision
+from attention_conformance.launch.subject import LAYOUTS, NotOffered, Subject
+from attention_conformance.oracle.dense import Dense, answer, dense_of
+from attention_conformance.problem import DTYPES, NumpyArray, Problem, array, rounded
+from attention_core.backend import Backend, get_backend
+
+Facts = dict[str, Any]
+WIDTH = 64
+"""A width of heads, and with 64 positions a size, that all kernels take."""
+
+MATCH = 0.02
+"""The relative distance below which a result is taken to be the one that was expected."""
+
+LIKE = 0.5
+"""The relative distance from which on a result is like nothing that was expected."""
+
+UNLIKE = 1e6
+"""The distance of a result of another shape."""
+
+BLOCK = 8
+"""Rows of a head that show a convention."""
+
+PLAIN: Facts = {
+    "mask": "none",
+    "causal": "none",
+    "layout": "BHSD",
+    "default_scale": "sqrt",
+    "grouped": False,
+    "same_width": True,
+    "mask_with_causal": False,
+    "full_mask": False,
+    "keeps_dtype": True,
+    "keeps_library": True,
+    "differentiates": False,
+    "native": False,
+    "order": ("query", "key", "value"),
+}
+
+
+def _problem(
+    queries: int = 64,
+    keys: int = 64,
+    *,
+    kv_heads: int = 4,
+    value_width: int = WIDTH,
+    dtype: str = "float32",
+    **more: Any,
+) -> Problem:
+    random, heads = np.random.default_rng(7), (2, kv_heads, keys)
+    shapes = {"query": (2, 4, queries, WIDTH), "key": (*heads, WIDTH), "value": (*heads, value_width)}
+    arrays = {name: rounded(random.standard_normal(shape), dtype) for name, shape in shapes.items()}
+    return Problem({**arrays, **more.pop("arrays", {})}, **more)
+
+
+class Witness:
+    """Sees the calls that questions make, and so knows how an answer came about.
+
+    Attributes
+    ----------
+    calls, answered : int
+        Since the start.
+    raised : str
+        What the first call raised that did not return.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self.calls, self.answered, self.raised = 0, 0, ""
+        self.nearest: float | None = None
+        self._before = 0, 0
+        self._function = subject.function
+        self.subject = replace(subject, function=self._watched())
+
+    def _watched(self) -> Callable[..., Any]:
+        @functools.wraps(self._function, updated=())
+        def called(*arguments: Any, **options: Any) -> Any:
+            self.calls += 1
+            try:
+                result = self._function(*arguments, **options)
+            except Exception as error:
+                self.raised = self.raised or one_line(error)
+                raise
+            self.answered += 1
+            return result
+
+        called.witness = self  # type: ignore[attr-defined]
+        return called
+
+    def source(self) -> str:
+        """How the facts are known that were asked for since this was called last."""
+        calls, answered = self.calls - self._before[0], self.answered - self._before[1]
+        nearest, self.nearest, self._before = self.nearest, None, (self.calls, self.answered)
+        if not calls:
+            return "follows from the others"
+        if not answered:
+            return "every such call raised"
+        is_unlike = nearest is not None and nearest > MATCH
+        return "no such call gave the right numbers" if is_unlike else "found by a call"
+
+
+def _distance(subject: Subject, problem: Problem, block: int = 0, **hypothesis: Any) -> float:
+    """How far a call is from the definition, if the subject is as supposed; infinite where it raises.
+
+    With ``block``, the least distance of so many rows of a head counts: a fault elsewhere hides no convention.
+    """
+    found = _measured(subject, problem, block, **hypothesis)
+    witness: Witness | None = getattr(subject.function, "witness", None)
+    if witness is not None:
+        witness.nearest = found if witness.nearest is None else min(found, witness.nearest)
+    return found
+
+
+def _measured(
+    subject: Subject, problem: Problem, block: int = 0, truth: Callable[[Dense], Dense] = lambda dense: dense,
+    **hypothesis: Any,
+) -> float:  # fmt: skip
+    supposed = replace(subject, **hypothesis).learned(PLAIN)
+    for kind in _kinds(problem):
+        try:
+            fitted = fit(kind, supposed)
+            got = _output(supposed, fitted)
+        except NotOffered:
+            return np.inf
+        except Exception:  # whatever a subject raises is a refusal: of float32, perhaps
+            continue
+        break
+    else:
+        return np.inf
+    want = answer(truth(dense_of(meant(fitted, supposed)))).arrays["output"]
+    if got.shape != want.shape:
+        return UNLIKE
+    parts = (*want.shape[:2], -1, block * want.shape[-1]) if block else (1, -1)
+    expected, found = (each.astype(np.float64).reshape(parts) for each in (want, got))
+    differences = np.linalg.norm(found - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
+    return float(np.where(np.isfinite(differences), differences, 1e5).min())
+
+
+def _kinds(problem: Problem) -> Iterator[Problem]:
+    """A problem in float32, and in the types that some kernels take alone."""
+    yield problem
+    for dtype in ("float16", "bfloat16", "float64"):
+        arrays = {n: each if each.dtype == bool else rounded(each, dtype) for n, each in problem.arrays.items()}
+        cotangent = None if problem.cotangent is None else rounded(problem.cotangent, dtype)
+        yield replace(problem, arrays=arrays, cotangent=cotangent)
+
+
+def _called(subject: Subject, problem: Problem, call: Callable[[Problem, Facts, Backend], Any]) -> Any:
+    """What a call gives with the arrays of a problem, where its type is computed in."""
+    backend = get_backend(subject.backend or "numpy")
+    with np.errstate(all="ignore"), in_precision(backend, problem.arrays["query"].dtype.name):
+        arrays = place(problem, subject, backend, subject.device or devices_of(backend)[0])
+        return call(problem, arrays, backend)
+
+
+def _output(subject: Subject, problem: Problem) -> NumpyArray:
+    def call(problem: Problem, arrays: Facts, backend: Backend) -> NumpyArray:
+        return to_numpy(outputs(problem, subject, arrays, backend.namespace), backend)["output"]
+
+    found: NumpyArray = _called(subject, problem, call)
+    return found
+
+
+def _library(subject: Subject) -> Facts:
+    found = read_signature(subject)
+    loaded = [name for name in LIBRARIES if name in sys.modules]  # a layer of Keras may hide its library
+    names = dict.fromkeys([subject.backend or found["backend"], "numpy", *loaded])
+    for name in names:
+        try:
+            get_backend(name)
+        except Exception:  # not installed: another
+            continue
+        with_library = replace(subject, backend=name).learned(found)
+        works = with_library.native or subject.backend
+        if works or any(_distance(with_library, _problem(), layout=layout) < np.inf for layout in LAYOUTS):
+            return {**found, "backend": name}
+    return {**found, "backend": next(iter(names))}
+
+
+def _layout(subject: Subject) -> Facts:
+    scales = ["sqrt", "one"] if subject.default_scale is None else [subject.default_scale]
+    layouts = LAYOUTS if subject.layout is None else (subject.layout,)
+    tried = {}
+    for causal, layout, scale in itertools.product(("none", "always"), layouts, scales):
+        found: Facts = {"layout": layout, "default_scale": scale}
+        distance = _distance(subject, _problem(), **found, causal=causal)
+        if distance < MATCH:
+            return found | ({} if causal == "none" or subject.causal_name else {"causal": causal})
+        if causal == "none":
+            tried[layout, scale] = distance
+    layout, scale = min(tried, key=lambda each: tried[each])
+    again = _distance(subject, _problem(), layout=layout, default_scale=scale)
+    if not (tried[layout, scale] < LIKE and abs(again - tried[layout, scale]) < MATCH):  # like nothing, or by chance
+        layout, scale = next((each for each in tried if tried[each] < UNLIKE), (layout, scale))
+    return {"layout": layout, "default_scale": "sqrt" if subject.scale_name is None else scale}
+
+
+def _words(subject: Subject) -> Facts:
+    """Keywords that a callable does not tell: it refuses those that it does not know, or they change its result."""
+    backend = get_backend(subject.backend or "numpy")
+    device, random = subject.device or devices_of(backend)[0], np.random.default_rng(3)
+    mask = (random.random((64, 64)) < 0.5) | np.eye(64, dtype=bool)
+    rates = np.ones(4, np.float32)
+    values: Facts = {"mask_name": mask, "bias_name": np.where(mask, 0, -np.inf).astype(np.float32), "sinks_name": rates}
+    values |= {"alibi_name": rates, "causal_name": True, "grouped_name": True}
+
+    def called(word: str, value: Any) -> Any:
+        value = backend.from_numpy(value, device=device) if isinstance(value, np.ndarray) else value
+        asked = replace(subject, options={**(subject.options or {}), **({word: value} if word else {})})
+        for problem in _kinds(_problem()):
+            try:
+                return _output(asked.learned(PLAIN), problem).tobytes()
+            except Exception as error:  # of what it is, or of a type of numbers
+                raised = re.sub(r"\W*Did you mean.*", "", one_line(error)).replace(word or "-", "").rstrip("'.")
+        return raised
+
+    plain, found = called("", None), Facts()
+    swallows = called("no_such_keyword", True) == plain
+    for fact, words in KEYWORDS.items():
+        if getattr(subject, fact) is None and fact != "window_name":
+            value = values.get(fact, 0.5)
+            unlike = plain if swallows else called("no_such_keyword", value)
+            taken = (word for word in words if called(word, value) != unlike)
+            found[fact] = next(taken, None if fact == "bias_name" else "")
+    for fact in ("mask", "causal"):  # what is declared is asked for, and then judged
+        if getattr(subject, fact) not in (None, "none", "always") and swallows:
+            found[f"{fact}_name"] = found.get(f"{fact}_name") or KEYWORDS[f"{fact}_name"][0]
+    return found
+
+
+def _results(subject: Subject) -> Facts:
+    everything = replace(subject.learned(PLAIN), returns=("output", "weights", "logsumexp"))
+    for problem in _kinds(fit(_problem(64, 128), everything)):
+        with contextlib.suppress(Exception):  # refused: the cases will tell
+            found = _called(everything, problem, lambda p, x, library: outputs(p, everything, x, library.namespace))
+            return {"returns": tuple(found)}
+    return {"returns": ("output",)}
+
+
+def _mask(subject: Subject) -> Facts:
+    if not subject.mask_name:
+        return {"mask": "none", "full_mask": False, "bias_name": subject.bias_name or ""}
+    random = np.random.default_rng(3)
+    mask = random.random((2, 1, 64, 64)) < 0.5
+    index = np.arange(64)
+    mask[..., index, index], mask[..., index, (index + 1) % 64] = True, False
+    of_keys = index < np.array([40, 64]).reshape(2, 1, 1, 1)  # all that some take
+    found: Facts = {}
+    for problem in (_problem(arrays={"mask": each}, mask=array("mask")) for each in (mask, of_keys)):
+        if found.get("mask", "none") == "none":
+            found = _sense(subject, problem)
+    return found
+
+
+def _sense(subject: Subject, problem: Problem) -> Facts:
+    """What a mask is to the subject, by the calls of a problem."""
+    senses = ("keep", "drop", "integer", "additive") if subject.mask is None else (subject.mask,)
+    shapes = (False, True) if subject.full_mask is None else (subject.full_mask,)
+    tried = {
+        (sense, full): _distance(subject, problem, BLOCK, mask=sense, full_mask=full, bias_name=subject.bias_name or "")
+        for full in shapes
+        for sense in senses
+    }
+    fitting = [each for each in tried if tried[each] < MATCH]
+    sense, full = fitting[0] if fitting else min(tried, key=lambda each: tried[each])
+    if tried[sense, full] == np.inf:
+        return {"mask": "none", "full_mask": False, "bias_name": subject.bias_name or ""}
+    if sense == "additive" and tried.get(("keep", full), np.inf) < np.inf:
+        added = _measured(subject, problem, BLOCK, _booleans_added, mask="keep", full_mask=full, bias_name="")
+        sense = "additive" if fitting and added < MATCH else "keep"  # other numbers: the contract's sense
+    elif not fitting and tried.get(("keep", full), np.inf) < np.inf:
+        sense = "keep"  # by which it will be judged
+    shares = not subject.bias_name and tried.get(("additive", full), np.inf) < MATCH
+    return {"mask": sense, "full_mask": full, "bias_name": subject.mask_name if shares else subject.bias_name or ""}
+
+
+def _booleans_added(dense: Dense) -> Dense:
+    """What an attention computes that adds any mask to its scores."""
+    return dense.changed(mask=None, bias=None if dense.mask is None else dense.mask.astype(np.float64))
+
+
+def _causal(subject: Subject) -> Facts:
+    if not subject.causal_name and subject.causal in (None, "none"):
+        return {"causal": "none"}
+    if not subject.causal_name:
+        return {}
+    problem = _problem(64, 128, options={"is_causal": True})
+    tried = {each: _distance(subject, problem, BLOCK, causal=each) for each in ("top-left", "bottom-right")}
+    best = min(tried, key=lambda each: tried[each])
+    return {"causal": best if tried[best] < MATCH else "top-left"}
+
+
+def _both(subject: Subject) -> Facts:
+    if subject.causal == "none" or not (subject.mask_name or subject.bias_name):
+        return {"mask_with_causal": False}
+    mask = np.ones((2, 1, 64, 64), dtype=bool)
+    mask[..., 2] = False
+    mask[..., 0] = True
+    problem = _problem(arrays={"mask": mask}, mask=array("mask"), options={"is_causal": True})
+    return {"mask_with_causal": _distance(subject, problem, mask_with_causal=True) < np.inf}
+
+
+def _grouped(subject: Subject) -> Facts:
+    return {"grouped": _distance(subject, _problem(kv_heads=2), grouped=True) < np.inf}
+
+
+def _widths(subject: Subject) -> Facts:
+    return {"same_width": not _distance(subject, _problem(value_width=32), same_width=False) < np.inf}
+
+
+def _dtypes(subject: Subject) -> Facts:
+    backend = get_backend(subject.backend or "numpy")
+    device = subject.device or devices_of(backend)[0]
+    taken, kept, foreign = [], True, []
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        result = subject.function(*arguments, **options)
+        foreign.append(backend.name != "numpy" and isinstance(result, np.ndarray))
+        return result
+
+    noting = replace(subject.learned(PLAIN), function=noted)
+    spared = ("float64", "bfloat16") if backend.name == "numpy" else ("float64",)  # NumPy itself widens bfloat16
+    for dtype in subject.dtypes or DTYPES:
+        if not holds(backend, device, dtype):
+            continue
+        problem = fit(_problem(dtype=dtype), noting)
+        with contextlib.suppress(Exception):  # refused
+            found = _output(noting, problem)
+            taken.append(dtype)
+            kept = kept and (dtype in spared or found.dtype == problem.arrays["query"].dtype)
+    return {"dtypes": tuple(taken) or ("float32",), "keeps_dtype": kept, "keeps_library": not any(foreign)}
+
+
+def _gradients(subject: Subject) -> Facts:
+    has_pair, is_tried = subject.backward is not None, get_backend(subject.backend or "numpy").differentiates
+    problem = _problem(cotangent=np.ones((2, 4, 64, WIDTH), np.float32))
+    for each in _kinds(problem) if is_tried and not has_pair else ():
+        with contextlib.suppress(Exception):  # no gradient
+            _called(subject, each, lambda p, x, library: gradients(p, subject, x, ("query",), library))
+            return {"differentiates": True}
+    return {"differentiates": has_pair}
+
+
+PROBES: dict[str, tuple[Callable[[Subject], Facts], tuple[str, ...]]] = {
+    "signature": (_library, ("backend", "native", "order")),
+    "layout": (_layout, ("layout", "default_scale")),
+    "keywords": (_words, tuple(each for each in KEYWORDS if each not in ("bias_name", "window_name"))),
+    "results": (_results, ("returns",)),
+    "mask": (_mask, ("mask", "full_mask", "bias_name")),
+    "causality": (_causal, ("causal",)),
+    "mask and causality": (_both, ("mask_with_causal",)),
+    "grouped heads": (_grouped, ("grouped",)),
+    "widths": (_widths, ("same_width",)),
+    "dtypes": (_dtypes, ("dtypes", "keeps_dtype", "keeps_library")),
+    "gradients": (_gradients, ("differentiates",)),
+}
+"""Questions in their order, and the facts that answer them."""
+
+OTHERWISE: Facts = {"backend": "numpy", "dtypes": ("float32",), "returns": ()}
+
+AFTER_A_CRASH: dict[str, Facts] = {
+    name: {fact: PLAIN.get(fact, OTHERWISE.get(fact, "")) for fact in facts} for name, (_, facts) in PROBES.items()
+}
+"""What is supposed where a question ended the process."""
+
+
+def probed(subject: Subject, known: Mapping[str, Facts] | None = None) -> Iterator[tuple[str, Facts | None]]:
+    """Ask every question that the declarations leave open: before it with None, and then with the answer.
+
+    Answers of a former process, by question, are taken as they are.
+    """
+    for name, (question, facts) in PROBES.items():
+        if known and name in known:
+            found = known[name]
+        elif _needs_no_answer(subject, name, facts):
+            found = {}
+        else:
+            yield name, None
+            found = question(subject)
+        subject = subject.learned(found)
+        yield name, found
+
+
+def _needs_no_answer(subject: Subject, question: str, facts: tuple[str, ...]) -> bool:
+    if subject.native:
+        return question not in ("signature", "dtypes", "gradients")
+    return question != "signature" and all(getattr(subject, fact) is not None for fact in facts)
+
+
+def settled(subject: Subject, answers: Iterable[Facts] = ()) -> Subject:
+    """A subject with all questions answered, in this process unless answers are at hand."""
+    for facts in answers or (facts for _, facts in probed(subject) if facts is not None):
+        subject = subject.learned(facts)
+    subject = replace(subject, layout=None) if subject.native else subject
+    return subject.learned({} if subject.native else PLAIN)

@@ -1,0 +1,139 @@
+"""From the text of a target to a subject.
+
+``package.module:callable``, ``path/file.py:callable``, ``path/model.onnx:provider``, or a preset.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from attention_conformance.kernel.presets import PRESETS, Preset, onnx_model
+from attention_conformance.launch.subject import Subject
+
+
+class TargetError(ValueError):
+    """A target that cannot be loaded."""
+
+
+def load_target(target: str, backward: str | None = None, **declared: Any) -> Subject:
+    """Load a subject, with declarations that come before what is found.
+
+    Parameters
+    ----------
+    target : str
+    backward : str, optional
+        The second of a pair of functions, as a target, or as a name in the same file.
+    **declared
+        Fields of `Subject`.
+
+    Returns
+    -------
+    Subject
+    """
+    if model := re.fullmatch(r"(.+\.onnx)(?::(\w+))?", target):
+        return _with(_model(*model.groups(default="CPUExecutionProvider")), {"name": target, **declared})
+    if ":" not in target:
+        return _preset(target, declared)
+    function = _callable(target)
+    if isinstance(function, Preset):
+        return _made(target, function, declared)
+    if isinstance(function, Subject):
+        return _with(function, declared)
+    pair = None
+    if backward is not None:
+        pair = _callable(backward if ":" in backward else f"{target.rpartition(':')[0]}:{backward}")
+    return Subject(function, **{"name": target, "backward": pair, **declared})
+
+
+def _with(subject: Subject, declared: dict[str, Any]) -> Subject:
+    return Subject(subject.function, **{**subject.declared, "backward": subject.backward, **declared})
+
+
+def _preset(name: str, declared: dict[str, Any]) -> Subject:
+    if name not in PRESETS:
+        raise TargetError(
+            f"expected module:callable, file.py:callable, model.onnx or one of {', '.join(PRESETS)}; got {name!r}"
+        )
+    return _made(name, PRESETS[name], declared)
+
+
+def _made(name: str, preset: Preset, declared: dict[str, Any]) -> Subject:
+    try:
+        subject = preset.make()
+    except ModuleNotFoundError as error:
+        lacking = _lacking(preset.package, error)
+        raise TargetError(f"expected {lacking} for {name}; got none: pip install {lacking}") from error
+    return _with(subject, {"name": name, **declared})
+
+
+def _model(path: str, provider: str) -> Subject:
+    if not Path(path).is_file():
+        raise TargetError(f"expected a file of ONNX; got {path!r}, which is none")
+    try:
+        return onnx_model(path, provider)
+    except ModuleNotFoundError as error:
+        raise TargetError(f"expected onnxruntime for {path}; got none: pip install onnxruntime") from error
+    except ValueError as error:
+        raise TargetError(str(error)) from error
+
+
+def _lacking(package: str, error: ModuleNotFoundError) -> str:
+    """The package that a preset lacks: its own, or one that it needs and does not install."""
+    try:
+        version(package.partition("[")[0])
+    except PackageNotFoundError:
+        return package
+    return (error.name or package).partition(".")[0]
+
+
+def load_object(target: str) -> Any:
+    """Import what ``package.module:name`` or ``path/file.py:name`` says.
+
+    Raise TargetError when there is no such module, or it has no such name.
+    """
+    source, _, path = target.rpartition(":")
+    found = _module(source)
+    for name in path.split("."):
+        if not hasattr(found, name):
+            raise TargetError(f"expected a callable of {source}; got {path!r}, which it does not have")
+        found = getattr(found, name)
+    return found
+
+
+def _callable(target: str) -> Callable[..., Any] | Subject | Preset:
+    found = load_object(target)
+    if not callable(found) and not isinstance(found, Subject | Preset):
+        raise TargetError(f"expected {target} to be callable; got {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
+
+
+def _module(source: str) -> Any:
+    if not source.endswith(".py"):
+        sys.path.insert(0, "")
+        try:
+            return importlib.import_module(source)
+        except ModuleNotFoundError as error:
+            raise TargetError(f"expected a module to import; got {source!r}: {error}") from error
+        finally:
+            sys.path.remove("")
+    path = Path(source).resolve()
+    if not path.is_file():
+        raise TargetError(f"expected a file of Python; got {source!r}, which is none")
+    specification = importlib.util.spec_from_file_location(path.stem, path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules.setdefault(path.stem, module)  # as dataclasses and pickles look for it
+    sys.path.insert(0, str(path.parent))
+    try:
+        specification.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
+    return module

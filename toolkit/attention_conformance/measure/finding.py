@@ -1,0 +1,223 @@
+"""What comes of one case on a subject: a verdict, the measured error, and what the wrong answer equals."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from attention_conformance.measure.where import Worst
+
+VERDICT_TEXTS = {
+    "silently wrong": ("bold red", "finite numbers that are not the answer"),
+    "visibly wrong": ("red", "NaN for a number, or a wrong shape or dtype"),
+    "crashed": ("bold magenta", "the process ended"),
+    "timed out": ("bold magenta", "no answer in time"),
+    "differs by convention": ("yellow", "another known answer; --accept NAME"),
+    "other bits": ("yellow", "not those of another call, or of --same-bits-as"),
+    "unexpectedly right": ("yellow", "named by --expected, and no longer wrong"),
+    "never computed": ("yellow", "a kind of call that is always refused"),
+    "not understood": ("yellow", "parameters left at their defaults; --keyword"),
+    "refused": ("dim", "an exception before a result"),
+    "not offered": ("dim", "the subject declares no such option"),
+    "accepted": ("cyan", "named by --accept or --expected"),
+    "right": ("green", "within the bound"),
+}
+"""All verdicts, the worst first: the style of each in the terminal, and what it means."""
+
+VERDICTS = tuple(VERDICT_TEXTS)
+
+CONVENTION = "differs by convention"
+
+WRONG = ("silently wrong", "visibly wrong")
+
+ENDED = ("crashed", "timed out")
+"""Verdicts without an answer."""
+
+QUIET = ("right", "not offered", "refused", "not understood", "accepted")
+"""Verdicts that call for no action."""
+
+
+WAY = ("backend", "device", "mode", "implementation", "measure", "values")
+"""What tells findings of one case apart that were come by in several ways."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of one case in one dtype.
+
+    Attributes
+    ----------
+    case, dtype : str
+    line : int
+        The line of the contract that the case shows.
+    shows : str
+        The sentence of the case.
+    verdict : str
+        One of `VERDICTS`. *Silently wrong*: finite numbers that are not the answer. *Visibly wrong*: NaN or infinity
+        instead of a number, or a wrong shape or dtype. *Refused*: an exception before there was a result.
+        *Other bits*: not those of another call or subject, which owes no more than a bound.
+        *Crashed*: no call can follow in the process, or on its device.
+    error, bound : float
+        In units in the last place of the scale.
+    detail : str
+        Where the worst error is, or what was raised.
+    variant : str
+        The name of the convention or fault that the result equals; empty where there is none.
+    says : str
+        That convention or fault in words; without a name, where all errors are.
+    rejected : tuple of str
+        The planted faults of the definition that this bound rejects on this problem.
+    planted : tuple of str
+        The faults that were planted, as they apply to this problem.
+    seconds : float
+    traceback : str
+    seed : int
+    shapes : mapping of str to tuple of int
+        The arrays of the call. `problem_of` makes them again.
+    worst : Worst, optional
+        The element with the largest error, where a number is wrong.
+    reason : str
+        Why it is accepted, by a file of expected findings.
+    equals : tuple of str
+        The names of all conventions and faults that the result equals. ``rejected`` has those that it does not.
+    kinds : tuple of str
+        What the call asks of the subject: causality, gradients, and so on.
+    backend, device, mode, implementation, measure : str
+        In which way it was called, where a subject is called in several; the implementation is empty where the call
+        names none. A `Case` says what its measure is.
+    values : tuple of float
+        What else is to be shown: the cosines that a model finds.
+    """
+
+    case: str
+    dtype: str
+    line: int
+    shows: str
+    verdict: str
+    error: float = math.nan
+    bound: float = math.nan
+    detail: str = ""
+    variant: str = ""
+    says: str = ""
+    rejected: tuple[str, ...] = ()
+    planted: tuple[str, ...] = ()
+    seconds: float = 0.0
+    traceback: str = ""
+    seed: int = 0
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    worst: Worst | None = None
+    reason: str = ""
+    kinds: tuple[str, ...] = ()
+    equals: tuple[str, ...] = ()
+    backend: str = ""
+    device: str = ""
+    mode: str = ""
+    implementation: str = ""
+    measure: str = ""
+    values: tuple[float, ...] = ()
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether the case passed; None where it was not run, was refused, or is accepted."""
+        return True if self.verdict == "right" else None if self.verdict in QUIET else False
+
+    @property
+    def refused(self) -> bool:
+        """Whether the call was refused; ``detail`` says why."""
+        return self.verdict == "refused"
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether faults were planted, and none was rejected."""
+        return bool(self.planted) and not self.rejected
+
+
+@dataclass(frozen=True)
+class Started:
+    """The message before a finding: what is being run, as a finding of which no more is known."""
+
+    finding: Finding
+
+
+def little(findings: Sequence[Finding]) -> str:
+    """How little was checked, where parameters are not understood, or most cases were refused or not offered."""
+    cases = [each for each in findings if each.dtype != "-"]
+    computed = sum(each.verdict not in ("refused", "not offered") for each in cases)
+    unknown = [each.detail for each in findings if each.verdict == "not understood"]
+    told = [f"{computed} of {len(cases)} cases were computed"] if 2 * computed < len(cases) else []
+    return "; ".join([*told, *(f"not understood: {each}" for each in unknown)])
+
+
+def exit_status(findings: Sequence[Finding], strict: bool = False) -> int:
+    """Return 3 if a case crashed or timed out, 1 if a finding is not quiet or no case is right, else 4 or 0.
+
+    It is 4 if a parameter is not understood. A run is strict if it has status 1, too, where little was checked.
+    """
+    if {each.verdict for each in findings} & {"crashed", "timed out"}:
+        return 3
+    cases = [each for each in findings if not each.case.startswith(("kind: ", "probe: "))]
+    is_shown = any(each.verdict in ("right", "accepted") for each in cases)
+    is_little = strict and bool(little(findings))
+    if not is_shown or is_little or any(each.verdict not in QUIET for each in findings):
+        return 1
+    return 4 if any(each.verdict == "not understood" for each in findings) else 0
+
+
+def most_telling(findings: Iterable[Finding]) -> Finding | None:
+    """The finding to look at first: the worst verdict, a cause with a name, the widest type, the smallest arrays."""
+
+    def rank(each: Finding) -> tuple[Any, ...]:
+        size = sum(math.prod(shape) for shape in each.shapes.values()) or math.inf
+        return VERDICTS.index(each.verdict), not each.variant, each.dtype not in ("float32", "float64"), size
+
+    return min((each for each in findings if each.verdict not in QUIET and each.dtype != "-"), key=rank, default=None)
+
+
+def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
+    """Findings of one verdict and one cause together: the worst first, then causes with a name.
+
+    What small calls found about all of a subject comes before its cases, and what many cases show before the rest.
+    """
+    groups: dict[tuple[str, str, int], list[Finding]] = {}
+    for each in findings:
+        named = each.variant or each.says or each.case, 0 if each.says else each.line
+        cause = (each.detail, 0) if each.verdict in ENDED else named
+        groups.setdefault((each.verdict, *cause), []).append(each)
+    return sorted(
+        groups.values(),
+        key=lambda group: (
+            VERDICTS.index(group[0].verdict),
+            not group[0].variant,
+            not group[0].says,
+            group[0].dtype != "-",
+            -len(group),
+        ),
+    )
+
+
+def to_row(finding: Finding) -> dict[str, Any]:
+    """A finding about a subject that is called in one way, as JSON takes it."""
+    row: dict[str, Any] = plain(dataclasses.asdict(finding))
+    return {name: each for name, each in row.items() if name not in WAY}
+
+
+def plain(each: Any) -> Any:
+    """Anything as JSON takes it: infinity as text, and NaN as null."""
+    if isinstance(each, Mapping):
+        return {name: plain(part) for name, part in each.items()}
+    if isinstance(each, list | tuple):
+        return [plain(part) for part in each]
+    if not isinstance(each, float) or math.isfinite(each):
+        return each
+    return None if math.isnan(each) else str(each)
+
+
+def counted(findings: Iterable[Finding]) -> dict[str, int]:
+    """How many findings have each verdict, the worst first."""
+    counts = dict.fromkeys(VERDICTS, 0)
+    for each in findings:
+        counts[each.verdict] += 1
+    return {verdict: count for verdict, count in counts.items() if count}

@@ -1,0 +1,201 @@
+"""How a subject is asked: one call, or several that must agree."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from attention_conformance.call import AttentionFunction, one_line, output_function
+from attention_conformance.cases.case import Case
+from attention_conformance.cases.kernels import asking
+from attention_conformance.launch.borrowed import nothing_borrowed
+from attention_conformance.launch.call import gradients, outputs, place, to_numpy
+from attention_conformance.launch.watch import Touched, poisoned, shared, watched
+from attention_conformance.measure.finding import CONVENTION, Finding
+from attention_conformance.measure.implementations import of_implementation
+from attention_conformance.measure.question import Question
+from attention_conformance.oracle.ulps import difference
+from attention_conformance.problem import NumpyArray, Problem
+from attention_core import scaled_dot_product_attention
+from attention_core.backend import Backend, get_backend
+from attention_workers.memory import resident
+
+Answer: TypeAlias = Finding | dict[str, NumpyArray]
+
+CALLS = 8
+"""Equal calls whose bits are compared."""
+
+
+def drawn(question: Question) -> Problem:
+    """The problem of a case, with heads as wide as kernels take them."""
+    widths = () if question.subject.native else (("width", 16), ("value_width", 16))
+    problem = _problem(question.case, question.dtype, question.seed, widths)
+    arrays = {name: each.copy() for name, each in problem.arrays.items()}  # as a subject may write into them
+    return of_implementation(problem.changed(arrays=arrays), question.implementation)
+
+
+@functools.lru_cache(1)
+def _problem(case: Case, dtype: str, seed: int, widths: tuple[tuple[str, int], ...]) -> Problem:
+    """The problem of a case, which is asked for several times on end."""
+    return case.problem(dtype, seed, **dict(widths))
+
+
+def variables(question: Question, problem: Problem) -> list[str]:
+    """The arrays whose gradients are compared: those of the case, and of no mask that became a bias."""
+    if question.variables:
+        return list(question.variables)
+    names = [name for name in drawn(question).variables if name in problem.arrays]
+    return [name for name in names if name in ("query", "key", "value")] if question.subject.backward else names
+
+
+def result_of(question: Question, problem: Problem, *, poison: bool = False) -> dict[str, NumpyArray]:
+    """One call: its results, once its arguments are seen to be untouched."""
+    subject, backend = question.subject, question.backend
+    xp = backend.namespace
+    arrays = place(problem, subject, backend, question.device)
+    with watched(arrays, backend), poisoned(backend, poison), nothing_borrowed(not question.is_trusted):
+        if problem.cotangent is not None:
+            names = variables(question, problem)
+            more = _between(question), question.library is not None
+            found = _compiled(question, lambda x: gradients(problem, subject, x, names, backend, *more))(arrays)
+        else:
+            found = _compiled(question, lambda placed: outputs(problem, subject, placed, xp))(arrays)
+            shared(found, arrays, backend)
+    return to_numpy(found, backend)
+
+
+def _between(question: Question) -> Callable[[], Any] | None:
+    """The forward pass of another problem."""
+    other, subject, backend = question.between, question.subject, question.backend
+    if other is None:
+        return None
+    return lambda: outputs(other, subject, place(other, subject, backend, question.device), backend.namespace)
+
+
+def _compiled(question: Question, function: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
+    """The whole call as one program, where a library compiles each operation for itself otherwise."""
+    mode = question.mode or ("jit" if question.backend.name == "jax" else "eager")
+    return question.backend.compile(function, mode=mode)
+
+
+def plain(question: Question, problem: Problem) -> dict[str, NumpyArray]:
+    """One call, after those that a case has before it."""
+    taken = question.subject.dtypes or (question.dtype,)
+    for earlier in asking(question.case, problem, question.seed):
+        may_raise = earlier.arrays["query"].dtype.name not in taken
+        with contextlib.suppress(*[Exception] * may_raise):
+            result_of(question, earlier)
+    return result_of(question, problem, poison=question.library is None and not question.case.before)
+
+
+def _twice(question: Question, problem: Problem) -> dict[str, NumpyArray]:
+    first = result_of(question, problem)
+    for number in range(2, CALLS + 1):
+        again = result_of(question, problem)
+        for name, each in first.items():
+            if unlike := difference(each, again[name]):
+                told = f"{name} of call {number} has other bits than that of the first: {unlike.text(name)}"
+                raise Touched(told, "other-bits")
+    return again
+
+
+def _bits(question: Question, problem: Problem) -> Answer:
+    """Results whose output must be that of the twin, bit by bit."""
+    if question.case.twin is None:
+        raise ValueError(f"expected case {question.case.name} to have a twin; got none")
+    found, twin = result_of(question, problem), result_of(question, question.case.twin(problem))
+    if question.library is not None:
+        differing = int(np.sum(found["output"].view(np.uint8) != twin["output"].view(np.uint8)))
+        return _counted(question, differing, f"{differing} of {found['output'].nbytes} bytes differ")
+    if unlike := difference(found["output"], twin["output"]):
+        raise Touched(f"asking for weights and logsumexp changes bits of the output: {unlike.text('output')}")
+    return found
+
+
+def _placed(question: Question, problem: Problem) -> dict[str, Any]:
+    return place(problem, question.subject, question.backend, question.device)
+
+
+def _overwritten(question: Question, problem: Problem) -> dict[str, NumpyArray]:
+    """A call, and another after new numbers came into the same memory."""
+    backend = question.backend
+    if backend.name not in ("numpy", "torch"):
+        return result_of(question, problem)
+    arrays = _placed(question, problem.turned())
+    outputs(problem, question.subject, arrays, backend.namespace)
+    for name, each in _placed(question, problem).items():
+        arrays[name][...] = each
+    views = {name: each[...] for name, each in arrays.items()}
+    with watched(arrays, backend):  # what is written into an argument is not kept
+        kept = to_numpy(outputs(problem, question.subject, arrays, backend.namespace), backend)
+    found = to_numpy(outputs(problem, question.subject, views, backend.namespace), backend)
+    if any(each.tobytes() != found[name].tobytes() for name, each in kept.items()):
+        raise Touched("other objects of the same memory give another answer", "kept-by-identity", CONVENTION)
+    return found
+
+
+def _freed(question: Question, problem: Problem) -> dict[str, NumpyArray]:
+    """Calls with arrays of their own, during which the process must not grow by what they got."""
+    found = result_of(question, problem)
+    for _ in range(4):
+        result_of(question, problem)
+    before, size = resident(), sum(each.nbytes for each in problem.arrays.values())
+    for _ in range(24):
+        found = result_of(question, problem)
+    grown = resident() - before
+    if grown > 10 * size:
+        kept = f"24 calls with arguments of {size / 2**20:.1f} MiB each kept {grown / 2**20:.1f} MiB"
+        raise Touched(kept, "kept-memory")
+    return found
+
+
+def _autocast(question: Question, problem: Problem) -> dict[str, NumpyArray]:
+    """A call under autocast to the dtype of the problem, whose numbers are given in float32."""
+    backend: Any = question.backend  # none without autocast is asked
+    narrow = question.dtype
+    arrays = {n: each.astype(np.float32) if each.dtype.name == narrow else each for n, each in problem.arrays.items()}
+    with backend.autocast.on(backend.from_numpy(arrays["query"], device=question.device), narrow):
+        return result_of(question, replace(problem, arrays=arrays))
+
+
+def _message(question: Question, problem: Problem) -> Finding:
+    kind = question.case.raises
+    expected = _raised(get_backend("numpy"), "cpu", problem, scaled_dot_product_attention)
+    got = _raised(question.backend, question.device, problem, question.subject.function)
+    told = type(expected) is kind and re.match(r"expected .*; got ", str(expected))
+    same = type(got) is type(expected) and str(got) == str(expected)
+    wanted = kind.__name__ if kind else ""
+    detail = one_line(got) if same else f"expected {wanted}, as {one_line(expected)!r}; got {one_line(got)!r}"
+    return _counted(question, not (told and same), detail)
+
+
+def _counted(question: Question, wrong: int, detail: str) -> Finding:
+    """The finding for a number of things that are wrong, of which none may be."""
+    verdict = "silently wrong" if wrong else "right"
+    return replace(question.blank, verdict=verdict, error=float(wrong), bound=0.0, detail=detail)
+
+
+def _raised(backend: Backend, device: str, problem: Problem, function: AttentionFunction) -> Exception:
+    arrays = backend.from_numpy(dict(problem.arrays), device=device)
+    try:
+        output_function(function, problem)(arrays)
+    except Exception as error:
+        return error
+    return AssertionError("no error")
+
+
+MEASURES: dict[str, Callable[[Question, Problem], Answer]] = {
+    "twice": _twice,
+    "exact": _bits,
+    "overwritten": _overwritten,
+    "freed": _freed,
+    "autocast": _autocast,
+    "message": _message,
+}
+"""Measures by name, besides those of several problems; `plain` for all others. The last two are of the core alone."""

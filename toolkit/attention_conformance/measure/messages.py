@@ -1,0 +1,133 @@
+"""What a process tells of its order besides findings; of one that nobody trusts, as text, numbers and bytes alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+
+from attention_conformance.measure.finding import VERDICTS, Finding, Started
+from attention_conformance.problem import NumpyArray
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question about the subject: before its answer, and with it."""
+
+    question: str
+    facts: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Described:
+    """What is run, before its findings.
+
+    Attributes
+    ----------
+    facts, sources : mapping
+        What is supposed of a subject, and how each fact is known.
+    count : int
+        How many cases there are to run, in how many ways.
+    target : str
+        The backend of the core, or the other subject, where this is about it.
+    threads : mapping
+        What a library uses.
+    left_out : tuple of (str, str, str)
+        A case, a way and a reason for all that cannot be run.
+    """
+
+    facts: Mapping[str, Any]
+    sources: Mapping[str, str]
+    versions: Mapping[str, str]
+    count: int
+    target: str = ""
+    threads: Mapping[str, Any] = field(default_factory=dict)
+    left_out: tuple[tuple[str, str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why a target cannot be checked at all."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What a subject returned, to be compared by another process."""
+
+    case: str
+    dtype: str
+    arrays: dict[str, NumpyArray] = field(repr=False)
+
+
+Message: TypeAlias = Asked | Described | Refused | Started | Finding
+
+# --- between processes that do not trust each other ---
+
+BELIEVED = tuple(each for each in VERDICTS if each not in ("right", "accepted", "unexpectedly right"))
+"""Verdicts that a process may give of itself: none of them passes it."""
+
+OF_REFUSAL = ("verdict", "detail", "variant", "says", "traceback", "kinds", "shapes")
+"""What a refusal says of itself; the rest is known of the question."""
+
+OF_CASE = ("case", "dtype", "line", "shows")
+
+PLAIN = {each.__name__: each for each in (Asked, Described, Refused)}
+
+
+def packed(message: Any) -> bytes:
+    """A message as JSON, a zero byte, and the bytes of its arrays."""
+    kind, arrays = type(message).__name__, getattr(message, "arrays", {})
+    found: Any = message
+    if isinstance(message, Finding):
+        found = {name: getattr(message, name) for name in (*OF_CASE, *OF_REFUSAL)}
+    elif isinstance(message, Started):
+        found = [message.finding.case, message.finding.dtype]
+    elif isinstance(message, Returned):
+        found = [message.case, message.dtype, [[name, each.dtype.name, each.shape] for name, each in arrays.items()]]
+    elif kind in PLAIN:
+        found = asdict(message)
+    head = json.dumps([kind, found], default=str).encode()
+    return b"\0".join([head, b"".join(each.tobytes() for each in arrays.values())])
+
+
+def unpacked(data: bytes) -> Any:
+    """The message that bytes hold, of which nothing is run; any exception where they hold none."""
+    head, _, body = data.partition(b"\0")
+    kind, found = json.loads(head)
+    if kind == "NoneType":
+        return None
+    if kind in PLAIN:
+        return PLAIN[kind](**{name: _frozen(each) for name, each in found.items()})
+    if kind == "Started":
+        case, dtype = map(str, found)
+        return Started(Finding(case, dtype, 0, "", "crashed"))
+    if kind == "Returned":
+        case, dtype, rows = found
+        return Returned(str(case), str(dtype), _arrays(rows, body))
+    if kind != "Finding" or found["verdict"] not in BELIEVED:
+        raise ValueError(f"expected a refusal; got {str(found)[:80]}")
+    return Finding(**{name: _frozen(found[name]) for name in (*OF_CASE, *OF_REFUSAL)})
+
+
+def _arrays(rows: Any, body: bytes) -> dict[str, NumpyArray]:
+    found, at = {}, 0
+    for name, kind, shape in rows:
+        dtype = np.dtype(getattr(ml_dtypes, kind, kind))
+        if dtype.kind not in "biufc" and not hasattr(ml_dtypes, kind):
+            raise ValueError(f"expected numbers; got {kind}")
+        array = np.frombuffer(body, dtype, int(np.prod(shape, dtype=object)), at).reshape(shape)
+        found[name], at = array.copy(), at + array.nbytes
+    return found
+
+
+def _frozen(each: Any) -> Any:
+    """What JSON read, with tuples for lists."""
+    if isinstance(each, Mapping):
+        return {name: _frozen(part) for name, part in each.items()}
+    return tuple(map(_frozen, each)) if isinstance(each, list) else each

@@ -1,0 +1,133 @@
+"""What is asked of a subject: one case, in one way, and how the answer is judged."""
+
+from __future__ import annotations
+
+import functools
+import math
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from attention_conformance.cases.case import Case
+from attention_conformance.launch.fit import meant
+from attention_conformance.launch.libraries import in_precision
+from attention_conformance.launch.subject import Subject
+from attention_conformance.measure.finding import Finding
+from attention_conformance.oracle.attention import Exact, attention
+from attention_conformance.oracle.dense import answer, as_exact, dense_of
+from attention_conformance.oracle.gradients import gradients as true_gradients
+from attention_conformance.problem import Problem
+from attention_core.backend import Backend, get_backend
+
+
+@dataclass(frozen=True)
+class Question:
+    """One case for one subject, and how it is judged.
+
+    ``like`` is another subject, whose error is allowed twice. ``accepted`` names conventions and faults that pass.
+    ``digits`` asks for the oracle of 50 digits where a problem is small, which takes longer.
+    Without ``is_trusted``, calls of the framework's own attention are found.
+    ``other`` is the subject whose bits are compared. ``mode`` is how its library runs a call, by default eagerly, or as
+    one program where it compiles each operation for itself otherwise.
+    ``variables`` are the arrays whose gradients are asked for, by default all, and ``between`` is called before the
+    backward pass.
+    Without ``causes``, a wrong answer is compared with conventions alone, so that it is soon known to be wrong.
+    The core is asked on a ``library`` for an ``implementation``, unless there is a ``reason`` not to.
+    """
+
+    subject: Subject
+    case: Case
+    dtype: str
+    profile: str = "kernel"
+    seed: int = 0
+    accepted: tuple[str, ...] = ()
+    like: Subject | None = None
+    power: bool = True
+    digits: bool = True
+    causes: bool = True
+    is_trusted: bool = True
+    variables: tuple[str, ...] = ()
+    between: Problem | None = None
+    other: Subject | None = None
+    mode: str = ""
+    library: Backend | None = None
+    implementation: str = ""
+    reason: str = ""
+
+    @property
+    def backend(self) -> Backend:
+        """The library of the subject."""
+        return self.library or get_backend(self.subject.backend or "numpy")
+
+    @property
+    def device(self) -> str:
+        """The device that the subject computes on."""
+        return self.subject.device or self.backend.devices()[0]
+
+    @property
+    def narrow_is_habit(self) -> bool:
+        """Whether scores of 16 bits are a habit of a plain formula, whose other faults float32 shows."""
+        return self.profile != "exact" and "float32" in (self.subject.dtypes or ())
+
+    def in_precision(self) -> AbstractContextManager[Any]:
+        """The context in which its library computes in the dtype."""
+        return in_precision(self.backend, self.dtype)
+
+    @property
+    def blank(self) -> Finding:
+        """What is known before a call."""
+        case = self.case
+        found = Finding(case.name, self.dtype, case.line, case.shows, "right", seed=self.seed)
+        if self.library is None:
+            return found
+        found = replace(found, backend=self.library.name, device=self.device, mode=self.mode)
+        return replace(found, implementation=self.implementation, measure=case.measure)
+
+
+SMALL = 40_000
+"""Products in a problem for which 50 digits are affordable."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The answer, result by result, and what bounds depend on."""
+
+    arrays: dict[str, Exact]
+    kappa: float
+
+
+def truth_of(question: Question, problem: Problem) -> Truth:
+    """The answer in 50 digits where that is affordable, and in a wide type where it is not."""
+    if question.library is not None:  # the core is asked the same in many ways
+        return _of_case(question.case, question.dtype)
+    if question.case.closed is not None:
+        output = question.case.closed(problem)
+        return Truth({"output": as_exact(output, abs(output))}, 0.0)
+    asked, size = meant(problem, question.subject), size_of(problem)
+    changed = problem.score_mod is not None or "dropout" in problem.options or bool(problem.pieces)
+    is_small = changed or (question.digits and size <= SMALL)
+    if not is_small:
+        wide = answer(dense_of(asked))
+        left_out = () if question.subject.has_weights else ("weights",)
+        arrays = {name: each for name, each in wide.arrays.items() if name not in left_out}
+        return Truth({name: as_exact(each, wide.scales[name]) for name, each in arrays.items()}, wide.kappa)
+    return _exact(asked)
+
+
+@functools.cache
+def _of_case(case: Case, dtype: str) -> Truth:
+    return _exact(case.problem(dtype))
+
+
+def _exact(problem: Problem) -> Truth:
+    exact = attention(problem)
+    if problem.cotangent is not None:
+        return Truth(true_gradients(problem), exact.kappa)
+    return Truth({name: getattr(exact, name) for name in ("output", "weights", "logsumexp")}, exact.kappa)
+
+
+def size_of(problem: Problem) -> int:
+    """Products in a problem."""
+    leading, heads, rows, columns = problem.sizes
+    width = problem.arrays["query"].shape[-1] + problem.arrays["value"].shape[-1]
+    return int(math.prod(leading) * heads * rows * columns * width)

@@ -1,0 +1,252 @@
+"""What a wrong answer equals: conventions, faults, and arrays of another call, each compared with what was returned."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attention_conformance.launch.fit import meant
+from attention_conformance.measure.finding import CONVENTION, WRONG, Finding
+from attention_conformance.measure.kinds import CAUSAL
+from attention_conformance.measure.question import size_of
+from attention_conformance.mistakes.diagnoses import DIAGNOSES, FINITE
+from attention_conformance.mistakes.former import FORMER, MEMORY_OF, mistaken
+from attention_conformance.mistakes.variants import (
+    ATTENDED,
+    CONVENTIONS,
+    FAULTS,
+    LEAK,
+    SPREAD,
+    Variant,
+    reached,
+)
+from attention_conformance.oracle.attention import Exact
+from attention_conformance.oracle.dense import Answer, answer, as_exact, dense_of
+from attention_conformance.problem import NumpyArray, Problem
+
+if TYPE_CHECKING:
+    from attention_conformance.measure.bounds import Bounds
+    from attention_conformance.measure.question import Question
+
+NARROW_TYPES = ("float16", "bfloat16")
+
+SMALL = 4.0
+"""Scores below which their errors explain little, so that those of sums are told apart."""
+
+OF_SCALE = ("uniform-weights", "no-scale", "scale-of-width", "scale-off")
+"""Faults of all calls, as some cases that tell little equal them by chance."""
+
+MOST_PLANTED = 10_000_000
+"""Products in a problem above which no faults are planted, and one that a result equals is enough."""
+
+
+class Variants:
+    """Other answers to one problem, each computed when it is asked for."""
+
+    def __init__(self, problem: Problem | None) -> None:
+        self._dense = None
+        if problem is not None and problem.score_mod is None and "dropout" not in problem.options:
+            self._dense = None if problem.pieces else dense_of(problem)
+
+    def of(self, variant: Variant) -> Answer | None:
+        """The answer of a variant; None where it does not apply, or cannot be computed."""
+        try:
+            return None if self._dense is None else variant.answer(self._dense)
+        except (ValueError, IndexError, MemoryError):  # a fault that these shapes do not take
+            return None
+
+    def _others(self, bounds: Bounds) -> Iterator[tuple[Variant, Answer | None]]:
+        """All variants with their answers, the likeliest first."""
+        for variant in CONVENTIONS:
+            yield variant, self.of(variant)
+        question = bounds.question
+        if not question.causes:
+            return
+        yield MEMORY_OF, None
+        is_large = size_of(bounds.problem) > 2 * MOST_PLANTED
+        for variant in (*FAULTS, *(() if is_large else DIAGNOSES)):
+            yield variant, self.of(variant)
+
+    def of_nonfinite(self, got: Mapping[str, NumpyArray], bounds: Bounds) -> Variant | None:
+        """What explains a result of arrays that are not finite, where those that are attended to may give anything."""
+        dense, truth = self._dense, bounds.truth.arrays
+        if dense is None or any(each.shape != truth[name].high.shape for name, each in got.items()):
+            return None
+        if all(bool(np.isfinite(each).all()) for each in (dense.query, dense.key, dense.value)):
+            return None
+        if found := self._of_nan(got, bounds):
+            return found
+        mended = {name: _mended(each, ~np.isfinite(truth[name].high), truth[name]) for name, each in got.items()}
+        return ATTENDED if bounds.measure(mended, truth).passes else self._of_nan(mended, bounds)
+
+    def _of_nan(self, got: Mapping[str, NumpyArray], bounds: Bounds) -> Variant | None:
+        """What explains NaN where a number is expected: the habits of formulas with masks, or that NaN spreads."""
+        dense, truth = self._dense, bounds.truth.arrays
+        if dense is None or bool(np.isfinite(dense.key).all() and np.isfinite(dense.value).all()):
+            return None
+        nan = {name: np.isnan(each.astype(np.float64)) for name, each in got.items()}
+        reach = reached(dense)
+        for expected in (truth, *self._by_convention(got)):
+            mended = {name: _mended(each, nan[name] & reach[name], expected[name]) for name, each in got.items()}
+            leaks = any((nan[name] & reach[name] & ~np.isnan(expected[name].high)).any() for name in got)
+            measured = bounds.measure(mended, expected)
+            if leaks and measured.error <= measured.bound * (2 if bounds.question.dtype in NARROW_TYPES else 1):
+                return LEAK
+        return SPREAD if _spreads(got, bounds) else None
+
+    def _by_convention(self, got: Mapping[str, NumpyArray]) -> Iterator[dict[str, Exact]]:
+        """The answers of the other conventions, which a leak may come on top of."""
+        for variant in CONVENTIONS:
+            other = self.of(variant)
+            if other is not None and set(got) <= set(other.arrays):
+                yield {name: as_exact(other.arrays[name], other.scales[name]) for name in got}
+
+    def equal(
+        self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str, again: Callable[[], Mapping[str, NumpyArray]]
+    ) -> tuple[list[Variant], list[str]]:
+        """The variants that a wrong result equals, with all others of the call, and the names of those it does not."""
+        if bounds.question.case.closed is not None:
+            return [], []
+        if of_nan := self.of_nonfinite(got, bounds):  # first, as what is all NaN equals many faults
+            return [of_nan], []
+        equal: list[Variant] = []
+        unlike: list[str] = []
+        for variant, other in self._others(bounds):
+            if variant is MEMORY_OF and not equal and self._is_other(got, again, bounds):
+                return [variant], []
+            if other is None:
+                continue
+            expected = {name: as_exact(each, other.scales[name]) for name, each in other.arrays.items() if name in got}
+            if wrong not in expected:
+                continue
+            near = replace(bounds, truth=replace(bounds.truth, kappa=other.kappa)) if variant is FINITE else bounds
+            is_far = variant is not FINITE or not near.measure(got, near.truth.arrays).passes
+            if not (is_far and near.measure(got, expected).passes):
+                unlike.append(variant.name)
+            elif variant.name not in [each.name for each in equal]:
+                equal.append(variant)
+            if equal and (equal[0] in CONVENTIONS or size_of(bounds.problem) > MOST_PLANTED):
+                break
+        if not equal and self._dense is not None and not np.isfinite(self._dense.query).all():
+            equal = [SPREAD] * _spreads(got, bounds)  # after the conventions of masked rows
+        return equal, unlike
+
+    def _is_other(
+        self, got: Mapping[str, NumpyArray], again: Callable[[], Mapping[str, NumpyArray]], bounds: Bounds
+    ) -> bool:
+        """Whether an equal call gives another answer."""
+        try:
+            found = again()
+            if all(each.tobytes() == found[name].tobytes() for name, each in got.items()):
+                return False
+            other = {name: as_exact(each, bounds.truth.arrays[name].scale) for name, each in found.items()}
+        except Exception:  # whatever a subject raises the second time
+            return False
+        return not bounds.measure(got, other).passes
+
+    def former(self, got: Mapping[str, NumpyArray], bounds: Bounds) -> list[Variant]:
+        """The arrays of a call before that explain a result in place of its own."""
+        question, found = bounds.question, []
+        for variant, problem in mistaken(question.case, bounds.problem, question.seed):
+            other = answer(dense_of(meant(problem, question.subject)))
+            expected = {name: as_exact(each, other.scales[name]) for name, each in other.arrays.items() if name in got}
+            found += [variant] * bounds.measure(got, expected).passes
+        return found
+
+    def explain_narrow(self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str) -> bool:
+        """Whether scores of 16 bits explain the error of a result."""
+        truth, kappa = bounds.truth.arrays, bounds.truth.kappa
+        allowed, expected = 4 * (1 + kappa), dict(truth)
+        if wrong == "output" and self._dense is not None and kappa < SMALL:
+            # An error of the scores moves an average by at most that times the deviation of the values.
+            found, value = answer(self._dense).arrays, np.nan_to_num(self._dense.value)
+            if "weights" in found:
+                deviation = np.sqrt(np.maximum(found["weights"] @ value**2 - found["output"] ** 2, 0))
+                allowed, exact = 2 * (1 + kappa), expected["output"]
+                scale = np.nan_to_num(deviation).astype(np.float64) + exact.scale / (1 + kappa)
+                expected["output"] = exact._replace(scale=scale)
+        return wrong in expected and bounds.measure(got, expected).error <= allowed
+
+
+def _spreads(got: Mapping[str, NumpyArray], bounds: Bounds) -> bool:
+    """Whether all that is wrong is NaN, some of it in the place of a number."""
+    truth = bounds.truth.arrays
+    if any(each.shape != truth[name].high.shape for name, each in got.items()):
+        return False
+    nan = {name: np.isnan(each.astype(np.float64)) for name, each in got.items()}
+    mended = {name: _mended(each, nan[name], truth[name]) for name, each in got.items()}
+    is_elsewhere = any((nan[name] & np.isfinite(truth[name].high)).any() for name in got)
+    return is_elsewhere and bounds.measure(mended, truth).passes
+
+
+def _mended(each: NumpyArray, where: NumpyArray, expected: Exact) -> NumpyArray:
+    return np.where(where, expected.high, each).astype(each.dtype)
+
+
+def power(question: Question, problem: Problem, bounds: Bounds, variants: Variants) -> dict[str, Any]:
+    """The faults that the bounds of this problem reject, and how many apply to it."""
+    if not question.power or size_of(problem) > MOST_PLANTED:
+        return {}
+    rejected, planted = [], []
+    for fault in FAULTS:
+        other = variants.of(fault)
+        if other is None:
+            continue
+        got = {name: _rounded(each, problem) for name, each in other.arrays.items() if name in bounds.truth.arrays}
+        got = {name: each for name, each in got.items() if name not in ("weights", "logsumexp")}
+        planted.append(fault.name)
+        if not bounds.measure(got, bounds.truth.arrays).passes:
+            rejected.append(fault.name)
+    return {"rejected": tuple(rejected), "planted": tuple(planted)}
+
+
+def _rounded(each: NumpyArray, problem: Problem) -> NumpyArray:
+    return each.astype(np.float64).astype(problem.arrays["query"].dtype)
+
+
+def agreed(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings with the cause that explains the most of them, where several equal what is wrong.
+
+    A cause that more of the wrong answers contradict than it explains, twice over, has no name. That the scale is
+    another, right answers contradict, too: there are few conditions for it. Causality that counts from one corner in
+    some cases, and from the other in others, follows neither convention.
+    """
+    named = {each.name: each for each in (*FAULTS, *DIAGNOSES, *FORMER)}
+    wrong = [each for each in findings if each.verdict in WRONG]
+    explained = Counter(name for each in wrong for name in each.equals)
+    contradicted = Counter(name for each in wrong for name in each.rejected)
+    right = Counter(name for each in findings if each.verdict == "right" for name in each.rejected)
+    contradicted += Counter({name: right[name] // 8 for name in OF_SCALE})
+    corners = {_corner(each) for each in findings}
+    is_mixed = "right" in corners and bool(corners & CORNERS)
+
+    def with_best(finding: Finding) -> Finding:
+        if is_mixed and finding.variant in CORNERS and not finding.case.startswith("probe"):
+            verdict = "silently wrong" if finding.verdict == CONVENTION else finding.verdict
+            return replace(finding, variant=MIXED.name, says=MIXED.says, line=MIXED.line, verdict=verdict)
+        names = [name for name in finding.equals if name in named]
+        if not names or finding.verdict not in WRONG:
+            return finding
+        best = max(names, key=lambda name: explained[name] - contradicted[name])
+        if contradicted[best] > 2 * explained[best]:
+            return replace(finding, variant="", says="", line=0)
+        return replace(finding, variant=best, says=named[best].says, line=named[best].line)
+
+    return [with_best(each) for each in findings]
+
+
+CORNERS = {"top-left-causal", "bottom-right-causal"}
+MIXED = Variant("mixed-causal", 3, "causality counts from the last key for some lengths, and from the first for others")
+
+
+def _corner(finding: Finding) -> str:
+    """From where causality is seen to count, in a case in which it matters: by name, or as calls have found it."""
+    queries, keys = (finding.shapes[name][-2] for name in ("query", "key")) if finding.shapes else (0, 0)
+    if finding.variant in CORNERS:
+        return finding.variant
+    is_shown = finding.verdict == "right" and CAUSAL in finding.kinds and 1 < queries != keys > 1
+    return "right" * is_shown

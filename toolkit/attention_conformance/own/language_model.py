@@ -1,0 +1,225 @@
+"""Texts by a pretrained language model, on every backend: against NumPy in float64, or in the same bits."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.launch.libraries import in_precision
+from attention_conformance.oracle.ulps import spacing
+from attention_conformance.own.identical import Identical
+from attention_conformance.own.source import Trees
+from attention_conformance.problem import NumpyArray
+from attention_core.backend import Backend, array_namespace, get_backend, on_device_of
+from attention_files.writing import FileError
+from attention_models import Decoder, generate, prepare_weights, sample_tokens
+from attention_models.checkpoints import load_causal_lm
+from attention_models.gguf import load_gguf
+from attention_models.layouts import ENCODERS, LayoutError
+from attention_models.parameters import Decoder as Parameters
+
+BOUNDS = {"float32": 64.0, "float64": 64.0}
+"""In units in the last place of the largest logit."""
+NEW = 8  # tokens after the question, for the text
+
+
+class ModelError(Exception):
+    """A model directory lacks a file, or holds one that is broken or does not fit the others."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A question and its answer by a published model, and prompts for comparisons of bits."""
+
+    question: tuple[int, ...]
+    answer: tuple[int, ...]
+    prompts: tuple[tuple[int, ...], ...]
+
+
+KNOWN = {
+    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53": Known(  # SmolLM2-135M-Instruct.Q4_1.gguf
+        (1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198),
+        (504, 3575, 282, 4649, 314, 7042, 30, 2),  # The capital of France is Paris.
+        (
+            (504, 3575, 282, 4649, 314),
+            (12615,),
+            (6403, 1980, 253, 655),
+            (34, 1232, 216, 34, 446),
+            (2068, 325, 28, 355, 441, 288, 325, 28, 338),
+            (66, 4243, 359, 2382),
+            (1604, 803, 24, 81, 28, 278, 727),
+            (53, 446, 29311),
+        ),
+    )
+}
+SHORT = 3  # prompts, unless the run is to be long
+
+
+@dataclass(frozen=True, eq=False)
+class LanguageModel:
+    """A decoder with prompts as tokens."""
+
+    name: str
+    definition: Decoder
+    parameters: Parameters
+    vocabulary: tuple[str, ...]
+    known: Known | None
+    sha256: str  # of its file, or of all files of weights, one after the other
+
+    @property
+    def question(self) -> tuple[int, ...]:
+        """The prompt that is answered: made up where the model is not known."""
+        return self.known.question if self.known else tuple(7 * i % self.definition.num_tokens for i in range(1, 6))
+
+    def prompts(self, long: bool) -> tuple[NumpyArray, NumpyArray]:
+        """Prompts of different lengths, padded to one, and their lengths."""
+        count = self.definition.num_tokens
+        made_up = tuple(tuple((7 * i + j) % count for i in range(length)) for j, length in enumerate((5, 1, 4)))
+        rows = self.known.prompts if self.known else made_up
+        rows = rows if long else rows[:SHORT]
+        longest = max(map(len, rows))
+        padded = [row + (0,) * (longest - len(row)) for row in rows]
+        return np.asarray(padded, np.int32), np.asarray([len(row) for row in rows], np.int32)
+
+    def text(self, ids: tuple[int, ...]) -> str:
+        """Tokens as text, as far as it is of ASCII; their numbers where no vocabulary is known."""
+        if not self.vocabulary:
+            return " ".join(map(str, ids))
+        words = (self.vocabulary[token] for token in ids if token < len(self.vocabulary))
+        return "".join(words).replace("\u0120", " ")
+
+
+def is_language_model(path: Path) -> bool:
+    """Whether this is a file, or a folder whose ``config.json`` names another architecture than that of encoders."""
+    if not path.is_dir():
+        return path.is_file()
+    try:
+        return json.loads((path / "config.json").read_bytes())["model_type"] not in ENCODERS
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def load_language_model(path: Path) -> LanguageModel:
+    """Load a language model from a GGUF file, or from a folder of transformers.
+
+    Raise ModelError when a file is missing, broken, or not of a known architecture.
+    """
+    try:
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        changed = tuple((each, each.stat().st_mtime_ns, each.stat().st_size) for each in files)
+    except OSError as error:
+        raise ModelError(f"expected a model; got {path}: {error.strerror}") from error
+    return _loaded(path, changed)
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(path: Path, changed: tuple[tuple[Path, int, int], ...]) -> LanguageModel:
+    try:
+        if path.is_dir():
+            definition, parameters = load_causal_lm(path)
+            vocabulary = _vocabulary(path / "tokenizer.json")
+        else:
+            definition, parameters, tokenizer = load_gguf(path)
+            vocabulary = tuple(tokenizer.get("ggml.tokens", ()))
+    except (FileError, LayoutError, ModuleNotFoundError) as error:
+        raise ModelError(str(error)) from error
+    digest = hashlib.sha256()
+    for each in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
+        digest.update(each.read_bytes())
+    found = digest.hexdigest()
+    return LanguageModel(path.resolve().name, definition, parameters, vocabulary, KNOWN.get(found), sha256=found)
+
+
+def _vocabulary(path: Path) -> tuple[str, ...]:
+    """The tokens of a tokenizer's file by their ids, or none where it does not list them so."""
+    try:
+        vocabulary = json.loads(path.read_bytes())["model"]["vocab"]
+        words = {index: word for word, index in vocabulary.items()}
+        return tuple(words.get(index, "") for index in range(max(words) + 1))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return ()
+
+
+def outcome(model: LanguageModel, backend: Backend, device: str, dtype: str, *, mode: str) -> tuple[float, float, str]:
+    """Answer with a cache, and compare with one pass in float64: the error, its bound, and what is told of it."""
+    with in_precision(backend, dtype):
+        ids, logits = _answer(model, backend, device, dtype, mode=mode)
+    expected = _reference(model, ids)
+    largest = np.max(np.abs(expected))
+    error = np.max(np.abs(logits - expected)) / spacing(largest * np.ones(1), dtype)[0]
+    wanted = model.known.answer if model.known else tuple(np.argmax(expected, axis=-1).tolist())
+    if ids != wanted:
+        return math.inf, BOUNDS[dtype], f"expected tokens {wanted}; got {ids}"
+    return math.inf if np.isnan(error) else float(error), BOUNDS[dtype], f"text {model.text(ids)!r}"
+
+
+def _answer(
+    model: LanguageModel, backend: Backend, device: str, dtype: str, *, mode: str
+) -> tuple[tuple[int, ...], NumpyArray]:
+    logits = []
+    found = generate(
+        model.definition,
+        backend.from_numpy(model.parameters, device=device, dtype=dtype),
+        backend.from_numpy(np.asarray([model.question], np.int32), device=device),
+        max_new_tokens=NEW,
+        mode=mode,
+        on_step=lambda _, each: logits.append(np.asarray(backend.to_numpy(each))[0].astype(np.float64)),
+    )
+    return tuple(np.asarray(backend.to_numpy(found.token_ids))[0].tolist()), np.stack(logits)
+
+
+@functools.lru_cache(maxsize=1)
+def _reference(model: LanguageModel, ids: tuple[int, ...]) -> NumpyArray:
+    """The logits of new tokens by NumPy in float64: one pass through all tokens, without a cache."""
+    backend, asked = get_backend("numpy"), len(model.question)
+    tokens = np.asarray([[*model.question, *ids[:-1]]], np.int32)
+    select = np.arange(asked - 1, asked - 1 + len(ids), dtype=np.int32)[None]
+    parameters = backend.from_numpy(model.parameters, dtype="float64")
+    logits: NumpyArray = np.asarray(model.definition(parameters, tokens, select=select))
+    return logits[0]  # type: ignore[no-any-return]
+
+
+def identical_cases(model: LanguageModel, long: bool) -> tuple[Identical, ...]:
+    """Prompts of different lengths in a batch, at once, or each alone, in pieces: all must give the same bits."""
+    ids, lengths = model.prompts(long)
+    shows, function, held = f"{len(ids)} prompts by {model.name}", partial(_continue, model), partial(_held, model)
+    case = Identical("model", shows, lambda _: {"token_ids": ids, "lengths": lengths}, function, modes=("eager",))
+    return (replace(case, batched=("token_ids", "lengths"), held=held, larger=long),)
+
+
+@functools.lru_cache(maxsize=1)
+def _held(model: LanguageModel, backend: Backend, device: str) -> Trees:
+    """Weights that are prepared once for all ways of running."""
+    return {"parameters": prepare_weights(backend.from_numpy(model.parameters, device=device))}
+
+
+def _continue(model: LanguageModel, trees: Trees) -> Any:
+    """Logits after the prompts, and after the most probable token that follows: (B, 2, V).
+
+    A prompt alone is taken in token by token, or in chunks of two where its length is even.
+    """
+    ids, lengths = trees["token_ids"], trees["lengths"]
+    xp = array_namespace(ids)
+    exact = model.definition.with_settings(arithmetic="reproducible")
+    batch, length = ids.shape
+    cache = exact.empty_cache((batch,), length + 1, ragged=True, dtype=xp.float32, xp=xp, **on_device_of(ids))
+    if batch == 1:
+        count = int(lengths[0])
+        size = 1 if count % 2 else 2
+        for start in range(0, count, size):
+            found, cache = exact(trees["parameters"], ids[:, start : start + size], cache=cache)
+        found = found[:, -1:, :]
+    else:
+        last = xp.expand_dims(xp.subtract(lengths, 1), axis=-1)
+        found, cache = exact(trees["parameters"], ids, cache=cache, num_new=lengths, select=last)
+    following = xp.expand_dims(sample_tokens(xp.squeeze(found, axis=-2), temperature=0.0, xp=xp), axis=-1)
+    logits, _ = exact(trees["parameters"], following, cache=cache)
+    return xp.concat([found, logits], axis=-2)

@@ -1,0 +1,240 @@
+"""Findings that are expected, as a file tells: they pass, and it is an error if they are right."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import math
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatch
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from attention_conformance.measure.finding import QUIET, VERDICTS, Finding
+from attention_conformance.mistakes.experiments import is_exact
+from attention_workers.machine import machine
+
+SHIPPED = Path(__file__).parents[1] / "kernel" / "expected"
+"""Files for the presets that have findings."""
+
+
+AGAIN = 2.0
+"""How much larger an error without a name may be than it was, and be the same."""
+
+
+class ExpectedError(ValueError):
+    """A file of expected findings that cannot be read."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The device and the library on which a subject was run."""
+
+    device: str = "cpu"
+    backend: str = ""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A finding that is expected.
+
+    Attributes
+    ----------
+    case, dtype, device, backend, implementation : str
+        Patterns; by default all. The device is ``cuda:0`` or its kind, and the backend the library of its arrays.
+    instructions : str
+        A vector instruction that the processor has, such as ``amx_bf16``; empty for any processor.
+    versions : mapping of str to str
+        Packages, and the versions of them that it is about, such as ``>=2.6,<2.14``.
+    verdict : str
+        The verdict that is expected; any that is wrong, if empty.
+    variant : str
+        A convention or fault by name, such as ``narrow-scores``. The entry is then about the answers that equal it, and
+        about no case that is right, unless it names its case and its dtype without ``*`` and ``?``.
+    error : float
+        In units in the last place; twice as much is accepted, and by default any.
+    reason, link : str
+    """
+
+    case: str
+    dtype: str = "*"
+    device: str = "*"
+    backend: str = "*"
+    implementation: str = "*"
+    instructions: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    verdict: str = ""
+    variant: str = ""
+    error: float = math.nan
+    reason: str = ""
+    link: str = ""
+
+    def matches(self, finding: Finding, origin: Origin) -> bool:
+        """Whether it is about this finding, here."""
+        is_named = finding.verdict == "right" and (self.case, self.dtype) == (finding.case, finding.dtype)
+        if not (is_named or self.variant in ("", finding.variant, *finding.equals)):
+            return False
+        if not fnmatch(finding.implementation, self.implementation):
+            return False
+        return fnmatch(finding.case, self.case) and fnmatch(finding.dtype, self.dtype) and self.is_here(origin)
+
+    def is_here(self, origin: Origin) -> bool:
+        """Whether it is about this device, this library, this processor and the versions that are installed."""
+        names = origin.device, origin.device.partition(":")[0].lower()  # the second is its kind
+        if not (any(fnmatch(each, self.device) for each in names) and fnmatch(origin.backend, self.backend)):
+            return False
+        if self.instructions not in ("", *machine()["instructions"]):
+            return False
+        return all(_has(name, versions) for name, versions in self.versions.items())
+
+
+def _specifiers() -> Any:
+    """What reads versions, which most files do not name."""
+    return importlib.import_module("packaging.specifiers")
+
+
+def _has(name: str, versions: str) -> bool:
+    try:
+        return bool(_specifiers().SpecifierSet(versions).contains(version(name), prereleases=True))
+    except PackageNotFoundError:
+        return False
+
+
+def expected_of(target: str, named: str | None) -> tuple[Expected, ...]:
+    """The entries of a file, or of the file that is ``shipped`` for a preset; none where nothing is named."""
+    if not named:
+        return ()
+    path = SHIPPED / f"{target}.toml" if named == "shipped" else Path(named)
+    if named == "shipped" and not path.is_file():
+        raise ExpectedError(
+            f"expected a target whose expected findings are shipped; got {target}: --expected takes a file"
+        )
+    return read_expected(path)
+
+
+def read_expected(path: Path) -> tuple[Expected, ...]:
+    """Read a file of expected findings; ExpectedError says what is wrong with it.
+
+    Parameters
+    ----------
+    path : Path
+        TOML, with a table ``[[expected]]`` for each `Expected`, or for a list of cases with one reason.
+
+    Returns
+    -------
+    tuple of Expected
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ExpectedError(f"expected a file of TOML; got {str(path)!r}: {error}") from error
+    rows = document.get("expected", [])
+    if set(document) - {"expected"} or not isinstance(rows, list):
+        raise ExpectedError(f"expected tables [[expected]] alone in {path}; got {', '.join(document)}")
+    return tuple(_entry(each, path) for row in rows for each in _apart(row))
+
+
+PATTERNS = ("case", "dtype", "backend", "implementation")
+
+
+def _apart(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each of several cases, dtypes, backends and implementations."""
+    several = [name for name in PATTERNS if isinstance(row.get(name), list) and row[name]]
+    return [row | dict(zip(several, each, strict=True)) for each in itertools.product(*(row[name] for name in several))]
+
+
+KINDS: dict[str, Any] = {"error": int | float, "versions": dict}
+"""The fields that are no text."""
+
+
+def _entry(row: dict[str, Any], path: Path) -> Expected:
+    known = Expected.__dataclass_fields__
+    for name, each in row.items():
+        if name not in known or not isinstance(each, KINDS.get(name, str)):
+            kinds = f"{', '.join(known)}, error as a number, versions as a table and others as text"
+            raise ExpectedError(f"expected keys out of {kinds} in {path}; got {name} = {each!r}")
+    if not row.get("case") or not row.get("reason") or row.get("verdict", "") not in ("", *VERDICTS):
+        wanted = f"a case, a reason, and no verdict but {', '.join(VERDICTS)} in each table of {path}"
+        raise ExpectedError(f"expected {wanted}; got {row}")
+    try:
+        for versions in row.get("versions", {}).values():
+            _specifiers().SpecifierSet(versions)
+    except (AttributeError, ValueError) as error:  # InvalidSpecifier is one
+        raise ExpectedError(f"expected versions as in torch = '>=2.6' in {path}; got {row['versions']!r}") from error
+    return Expected(**row)
+
+
+def met(finding: Finding, entries: Iterable[Expected], origin: Origin) -> Finding:
+    """A finding as accepted if it is expected; as unexpectedly right if an entry names it, and it is right."""
+    for entry in entries:
+        if not entry.matches(finding, origin):
+            continue
+        reason = " ".join(filter(None, (entry.reason, entry.link)))
+        if finding.verdict == "right":
+            detail = f"expected {entry.verdict or 'a wrong answer'} ({entry.reason}); got the right one"
+            return replace(finding, verdict="unexpectedly right", detail=detail, reason=reason)
+        is_worse = finding.error > AGAIN * entry.error
+        is_told = finding.verdict not in QUIET or finding.verdict == "not understood"
+        if is_told and entry.verdict in ("", finding.verdict) and not is_worse:
+            return replace(finding, verdict="accepted", reason=reason)
+    return finding
+
+
+def unmatched(findings: Sequence[Finding], entries: Iterable[Expected], origin: Origin) -> list[Finding]:
+    """A finding for each entry that is about this origin, and names no case of a whole run."""
+    here = [each for each in entries if each.is_here(origin)]
+    idle = [each for each in here if not any(each.matches(finding, origin) for finding in findings)]
+    template = "expected {} in the run; got none"
+    return [
+        Finding(each.case, each.dtype, 0, "Each entry names a case.", "unexpectedly right",
+                detail=template.format(each.variant or "a case of this name and dtype"))
+        for each in idle
+    ]  # fmt: skip
+
+
+def expected_text(
+    findings: Iterable[Finding], entries: Sequence[Expected], *, origin: Origin, package: str = ""
+) -> str:
+    """The file that expects what a run found; entries of a former file that were met stay as they are.
+
+    It is about the device, unless that is the CPU, and about the installed and later versions of the package, if any.
+    """
+    findings = list(findings)
+    kept = [
+        each
+        for each in entries
+        if not each.is_here(origin) or any(each.matches(found, origin) and found.reason for found in findings
+                                        if found.verdict == "accepted")
+    ]  # fmt: skip
+    versions = {package: f">={version(package)}"} if package else {}
+    device = "*" if origin.device == "cpu" else origin.device
+    for each in findings:
+        if each.verdict not in (*QUIET, "unexpectedly right"):
+            is_known = is_exact(each.variant) or not math.isfinite(each.error)
+            how: dict[str, Any] = {
+                "variant": each.variant,
+                "error": math.nan if is_known else float(f"{each.error:.6g}"),
+            }
+            reason = each.says or each.detail or each.verdict
+            kept.append(
+                Expected(each.case, each.dtype, device, versions=versions, verdict=each.verdict, reason=reason, **how)
+            )
+    return "\n".join(map(_table, kept))
+
+
+def _table(entry: Expected) -> str:
+    lines = ["[[expected]]"]
+    row = {each.name: getattr(entry, each.name) for each in fields(Expected) if each.name != "versions"}
+    lines += [
+        f"{name} = {json.dumps(each, ensure_ascii=False)}".replace("\x7f", "\\u007f")
+        for name, each in row.items()
+        if each not in ("", "*") and each == each
+    ]
+    if entry.versions:
+        versions = ", ".join(f"{json.dumps(name)} = {json.dumps(each)}" for name, each in entry.versions.items())
+        lines.append(f"versions = {{ {versions} }}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,276 @@
+"""Judges one case on a subject: calls it, compares with the oracle, and says what a wrong answer equals."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+import traceback as traces
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from attention_conformance.call import one_line, unsupported
+from attention_conformance.cases.case import BITWISE
+from attention_conformance.launch.fit import fit, meant
+from attention_conformance.launch.libraries import holds
+from attention_conformance.launch.subject import NotOffered
+from attention_conformance.launch.watch import TOUCHED, Touched
+from attention_conformance.measure.bounds import Bounds
+from attention_conformance.measure.finding import CONVENTION, WRONG, Finding
+from attention_conformance.measure.implementations import in_way, refusal
+from attention_conformance.measure.kinds import kinds_of
+from attention_conformance.measure.measures import MEASURES, drawn, plain, result_of
+from attention_conformance.measure.messages import Returned
+from attention_conformance.measure.properties import PROPERTY_MEASURES, refuse_gradients
+from attention_conformance.measure.question import Question, Truth, truth_of
+from attention_conformance.mistakes.causes import NARROW_TYPES, Variants, power
+from attention_conformance.mistakes.experiments import CAUSE, SUMS, Ask, has_narrow_sums, read, simplest
+from attention_conformance.mistakes.variants import CONVENTIONS, NARROW, SINGLE, TF32, Variant
+from attention_conformance.problem import NumpyArray, Problem
+from attention_conformance.verdict.expected import Expected, Origin, met, read_expected
+
+Answer = TypeVar("Answer")
+
+PIECES = ("decoded", "merged", "dropped", "windowed")
+"""Measures whose calls have other positions than the whole, or take weights for equal."""
+
+
+def judged(question: Question) -> Finding:
+    """The finding of one case: an exception of the subject is a refusal, and never ends the run."""
+    started = time.perf_counter()
+    with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"), question.in_precision():
+        finding = _judged(question)
+    return replace(finding, seconds=time.perf_counter() - started)
+
+
+def _judged(question: Question) -> Finding:
+    answered, problem = _answered(question)
+    if isinstance(answered, Finding):
+        return answered
+    problem = problem if question.library else asked(question)  # others may have written into their arguments
+    is_one_call = question.case.measure not in {**PROPERTY_MEASURES, **MEASURES}
+    is_called_again = is_one_call and question.library is None
+    ask = functools.partial(result_of, question) if is_called_again else None
+    found = compared(question, problem, answered, ask)
+    if question.library is None or found.verdict not in WRONG or not math.isfinite(found.error):
+        return found
+    excused = met(found, known(), Origin(question.device, question.library.name))
+    return replace(excused, detail=f"exempt: {excused.reason}; {found.detail}") if excused.reason else found
+
+
+@functools.cache
+def known() -> tuple[Expected, ...]:
+    """Where the core misses a bound on some library, each with its reason."""
+    return read_expected(Path(__file__).with_name("expected.toml"))
+
+
+def returned(question: Question) -> Finding | Returned:
+    """What a subject returns, or the finding where it returns nothing: for a process that compares."""
+    with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"), question.in_precision():
+        answered, _ = _answered(question)
+    return answered if isinstance(answered, Finding) else Returned(question.case.name, question.dtype, answered)
+
+
+def graded(question: Question, got: dict[str, NumpyArray]) -> Finding:
+    """The finding for what a subject has returned in another process."""
+    started = time.perf_counter()
+    with np.errstate(all="ignore"):
+        found = compared(question, asked(question), got)
+    return replace(found, seconds=time.perf_counter() - started)
+
+
+def asked(question: Question) -> Problem:
+    """The problem whose answer is compared: fitted to the subject, unless several calls are put together."""
+    problem = drawn(question)
+    if question.case.measure == BITWISE and not (question.subject.differentiates or question.subject.backward):
+        problem = replace(problem, cotangent=None)
+    has_parts = question.case.measure in PROPERTY_MEASURES and problem.cotangent is None
+    return problem if has_parts else fit(problem, question.subject)
+
+
+def offered(question: Question) -> Problem:
+    """The problem that is asked; NotOffered where the subject declares too little for it."""
+    if question.reason:
+        raise NotOffered(question.reason)
+    problem = asked(question)
+    if question.library is not None:
+        if lacking := unsupported(question.subject.function, problem):
+            raise NotOffered(f"not supported: {', '.join(lacking)}")
+        return problem
+    if question.subject.causal == "always" and (question.case.measure in PIECES or question.case.closed):
+        raise NotOffered("calls without causality")
+    if question.case.measure in PROPERTY_MEASURES:
+        refuse_gradients(problem, question.subject)
+    if question.case.measure == "exact" and not question.subject.asks:
+        raise NotOffered("weights and logsumexp")
+    return problem
+
+
+def _answered(question: Question) -> tuple[Finding | dict[str, NumpyArray], Any]:
+    """The answer, or a finding without one, and the problem that was asked."""
+    several = PROPERTY_MEASURES.get(question.case.measure)
+    try:
+        problem = offered(question)
+    except NotOffered as lacking:
+        return replace(question.blank, verdict="not offered", detail=str(lacking)), None
+    measure = MEASURES.get(question.case.measure, plain)
+
+    def answer() -> Finding | dict[str, NumpyArray]:
+        if question.case.answer:
+            return question.case.answer(question)  # type: ignore[no-any-return]
+        with in_way(question, problem):
+            return several(question, problem, result_of) if several else measure(question, problem)
+
+    is_core = question.library is not None  # which is also asked what has no sizes
+    return attempted(question, question.blank if is_core else _of_shapes(question, problem), answer), problem
+
+
+def attempted(question: Question, blank: Finding, answer: Callable[[], Answer]) -> Finding | Answer:
+    """What a subject answers, or the finding where it raises, or does what it must not."""
+    try:
+        return answer()
+    except NotOffered as lacking:  # in one of several calls
+        told = str(lacking) if question.library is None else f"not supported: {lacking}"
+        return replace(blank, verdict="not offered", detail=told)
+    except Touched as touched:
+        found = replace(blank, verdict=touched.verdict, error=math.inf, bound=0.0, detail=str(touched))
+        found = replace(found, variant=touched.name, says=TOUCHED.get(touched.name, ""))
+        return replace(found, verdict="accepted") if {found.variant, found.case} & set(question.accepted) else found
+    except Exception as error:  # whatever a subject raises is a refusal, unless it has broken its device
+        if question.library is not None:
+            return _failed(question, blank, error)
+        verdict = "refused" if holds(question.backend, question.device, "float32") else "crashed"
+        return replace(blank, verdict=verdict, detail=one_line(error), traceback=traces.format_exc(limit=-6))
+
+
+def _failed(question: Question, blank: Finding, error: Exception) -> Finding:
+    """The finding for an exception of the core, which may refuse an implementation alone."""
+    if isinstance(error, NotImplementedError) and not question.case.answer:
+        return replace(blank, verdict="not offered", detail=f"not supported: {error}")
+    if question.implementation and (refused := refusal(error)):
+        return replace(blank, verdict="refused", detail=refused)
+    return replace(blank, verdict="visibly wrong", error=math.inf, detail=one_line(error))
+
+
+def _of_shapes(question: Question, problem: Problem) -> Finding:
+    shapes = {name: each.shape for name, each in problem.arrays.items()}
+    several = question.case.measure in PROPERTY_MEASURES
+    return replace(question.blank, shapes=shapes, kinds=kinds_of(problem, question.dtype, several))
+
+
+def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], ask: Ask | None = None) -> Finding:
+    """The finding for what one call, or several put together, gave; ``ask`` is one call of a problem."""
+    again = (lambda: got) if ask is None else (lambda: ask(problem))
+    truth, blank = truth_of(question, problem), _of_shapes(question, problem)
+    wanted = [name for name in ("weights", "logsumexp") if problem.options.get(f"return_{name}")]
+    wanted = [] if question.case.measure in PROPERTY_MEASURES else wanted
+    missing = [name for name in wanted if name not in got]
+    if missing:
+        return replace(blank, verdict="visibly wrong", error=math.inf, detail=f"{', '.join(missing)} did not come")
+    kinds = {name: _kind(question, name, problem) for name in got}
+    is_any = question.subject.keeps_dtype is False
+    is_wide = question.dtype == "float64" and question.library is None  # many kernels have it in float32 always
+    got = {n: each.astype(kinds[n]) if is_any or (is_wide and n == "logsumexp") else each for n, each in got.items()}
+    bounds = Bounds(question, problem, truth)
+    measured = bounds.measure(got, truth.arrays)
+    found = replace(blank, error=measured.error, bound=measured.bound, detail=measured.detail)
+    if measured.passes and not question.power:
+        return found
+    variants = Variants(None if question.case.closed else meant(problem, question.subject))
+    if measured.passes:
+        return replace(found, **power(question, problem, bounds, variants))
+    verdict = "visibly wrong" if _is_visible(got, truth, kinds) else "silently wrong"
+    found = replace(found, verdict=verdict, **bounds.located(measured, got))
+    unlike: list[str] = []
+    may_ask = question.causes and question.library is None and question.is_trusted
+    is_wide_right = question.narrow_is_habit and not may_ask
+    equal = variants.former(got, bounds)
+    if may_ask and not equal:
+        simpler, setting, is_wide_right = simplest(question, judged)
+        if simpler is not None:
+            return _as(found, simpler, question)
+        equal = [] if setting is None else [setting]
+    if is_wide_right and question.dtype in NARROW_TYPES:
+        if may_ask and has_narrow_sums(question, judged):
+            equal = [SUMS]
+        elif variants.explain_narrow(got, bounds, measured.result):
+            equal = [NARROW]
+    for inaccurate, allowed in () if equal else _precisions(bounds):
+        if inaccurate is not None and allowed.measure(got, truth.arrays).passes:
+            equal, unlike = [inaccurate], []
+        else:
+            equal, unlike = variants.equal(got, allowed, measured.result, again)
+        if equal:
+            break
+    is_narrow_alone = question.dtype in NARROW_TYPES and not question.narrow_is_habit
+    if not equal and is_narrow_alone and variants.explain_narrow(got, bounds, measured.result):
+        equal = [NARROW]
+    if not equal and ask is not None and may_ask and "channel" not in found.says:
+        equal = [each for each in [_shown(question, problem, found, ask)] if each is not None]
+    found = replace(found, equals=tuple(each.name for each in equal), rejected=tuple(unlike))
+    return _with_cause(found, question, equal)
+
+
+def _shown(question: Question, problem: Problem, found: Finding, ask: Ask) -> Variant | None:
+    """What values that are indicators show of the row with the largest error."""
+    if found.worst is None or found.worst.result != "output" or len(found.worst.index) != 4:
+        return None
+    try:
+        return read(question, problem, found.worst.index[:3], ask)
+    except Exception:  # whatever a subject raises for other values
+        return None
+
+
+def _as(found: Finding, simpler: Finding, question: Question) -> Finding:
+    """A wrong finding with the cause of a simpler one."""
+    names = {name: getattr(simpler, name) for name in CAUSE if getattr(simpler, name)}
+    is_convention = simpler.verdict in (CONVENTION, "accepted") and bool(simpler.variant)
+    verdict = simpler.verdict if is_convention else found.verdict
+    found = replace(found, **names, verdict=verdict)
+    return replace(found, verdict="accepted") if {found.variant, found.case} & set(question.accepted) else found
+
+
+def _precisions(bounds: Bounds) -> Iterator[tuple[Variant | None, Bounds]]:
+    """Bounds of the precisions that a wrong answer may have, each with its name; other causes come on top of them."""
+    question = bounds.question
+    if question.dtype == "float64":
+        yield SINGLE, replace(bounds, is_single=True)
+        return
+    yield None, bounds
+    is_kernel = (question.profile, question.like, question.dtype) == ("kernel", None, "float32")
+    if is_kernel and not question.device.lower().startswith("cpu"):  # which use TF32 unless they are told not to
+        yield TF32, replace(bounds, question=replace(question, profile="tf32"))
+
+
+def _kind(question: Question, name: str, problem: Problem) -> Any:
+    wide = "float64" if question.dtype == "float64" else "float32"
+    return wide if name == "logsumexp" else problem.arrays["query"].dtype
+
+
+def _with_cause(found: Finding, question: Question, equal: Sequence[Variant]) -> Finding:
+    """A wrong finding with the name of what it equals, as a difference of convention or as accepted."""
+    for variant in equal[:1]:
+        is_poison = variant.name == "nan-of-masked-row" and question.case.measure == "gradient"
+        is_convention = not is_poison and any(variant.name == each.name for each in CONVENTIONS)
+        is_convention = is_convention or (variant is NARROW and question.narrow_is_habit)
+        verdict = "differs by convention" if is_convention else found.verdict
+        found = replace(found, variant=variant.name, line=variant.line, says=variant.says, verdict=verdict)
+    is_accepted = {found.variant, found.case} & set(question.accepted)
+    return replace(found, verdict="accepted") if is_accepted else found
+
+
+def _is_visible(got: Mapping[str, NumpyArray], truth: Truth, kinds: Mapping[str, Any]) -> bool:
+    """Whether a wrong result shows: by its shape or dtype, or as NaN or infinity for a number."""
+    for name, each in got.items():
+        exact = truth.arrays[name].high
+        if each.shape != exact.shape or each.dtype != kinds[name]:
+            return True
+        numbers = each.astype(np.float64)
+        if bool(np.any(~np.isfinite(numbers) & np.isfinite(exact) | np.isnan(numbers) & ~np.isnan(exact))):
+            return True
+    return False
