@@ -83,17 +83,12 @@ def run(script: str, **environment: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-EIGHT = {
-    "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8",
-}
-
-
 @pytest.mark.needs("jax")
-def test_jax_results_stay_on_one_of_many_devices():
+def test_jax_results_stay_on_one_of_many_devices_and_in_shards():
     run(
         """
         import jax
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec
         backend = get_backend("jax")
         assert backend.devices() == [f"cpu:{index}" for index in range(8)]
         placed = backend.from_numpy(arrays(), device="cpu:3")
@@ -103,31 +98,20 @@ def test_jax_results_stay_on_one_of_many_devices():
             check(result)
         moved = jax.device_put(placed, jax.devices()[5])
         assert attend(*moved).output.devices() == {jax.devices()[5]}
-        """,
-        **EIGHT,
-    )
-
-
-@pytest.mark.needs("jax")
-@pytest.mark.parametrize("axis", [0, 2], ids=["leading axis", "query length"])
-def test_jax_results_stay_sharded(axis):
-    run(
-        f"""
-        import jax
-        from jax.sharding import Mesh, NamedSharding, PartitionSpec
-        backend, axis = get_backend("jax"), {axis}
         mesh = Mesh(np.asarray(jax.devices()), ("parts",))
-        parts = NamedSharding(mesh, PartitionSpec(*[None] * axis, "parts"))
         whole = NamedSharding(mesh, PartitionSpec())
-        query, *rest = backend.from_numpy(arrays(8, 16))
-        query = jax.device_put(query, parts)
-        rest = [jax.device_put(array, whole if axis else parts) for array in rest]
-        for mode in backend.modes:
-            result = backend.compile(attend, mode=mode)(query, *rest)
-            assert result.output.sharding.is_equivalent_to(parts, 4), (mode, result.output.sharding)
-            check(result, 8, 16)
+        for axis in (0, 2):  # the leading axis, and the query length
+            parts = NamedSharding(mesh, PartitionSpec(*[None] * axis, "parts"))
+            query, *rest = backend.from_numpy(arrays(8, 16))
+            query = jax.device_put(query, parts)
+            rest = [jax.device_put(array, whole if axis else parts) for array in rest]
+            for mode in backend.modes:
+                result = backend.compile(attend, mode=mode)(query, *rest)
+                assert result.output.sharding.is_equivalent_to(parts, 4), (mode, result.output.sharding)
+                check(result, 8, 16)
         """,
-        **EIGHT,
+        JAX_PLATFORMS="cpu",
+        XLA_FLAGS=f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8",
     )
 
 
@@ -141,7 +125,12 @@ def test_tensorflow_results_stay_where_its_scope_says():
         backend = get_backend("tensorflow")
         last = backend.devices()[2]
         placed = backend.from_numpy(arrays(), device=last)
-        assert all(array.device.endswith("CPU:2") for array in placed)
+        xp, here = backend.namespace, tf.ones(2)
+        made = [xp.zeros(2, device=last), xp.ones(2, device=last), xp.full(2, 1.0, device=last), *placed,
+            xp.zeros_like(here, device=last), xp.arange(3, device=last), xp.asarray([1], device=last),
+            xp.asarray(here, device=last)]
+        assert all(array.device.endswith("CPU:2") for array in made)
+        assert here.device.endswith(backend.devices()[0])
         for mode in backend.modes:
             function = backend.compile(attend, mode=mode)
             check(function(*placed))  # TensorFlow alone decides where to compute, whatever the arrays

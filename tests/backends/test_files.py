@@ -130,16 +130,6 @@ def test_views_are_kept_by_value(path, rng, view):
     assert found.dtype == np.float32
 
 
-def test_arrays_have_the_names_of_named_arrays(path):
-    layer = layers.EncoderLayer(8, 2, 16)
-    tree, _ = made(layer)
-    expected = layers.named_arrays(tree)
-    save_tree(path, tree)
-    assert_same(dict(sorted(load_file(path).items())), dict(sorted(expected.items())))
-    save_layer(path, layer, tree)
-    assert set(load_file(path)) == set(expected)
-
-
 def test_a_state_stands_next_to_the_parameters(path):
     layer = layers.SaganAttention(16)
     save_layer(path, layer, *made(layer))

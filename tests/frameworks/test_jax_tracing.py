@@ -80,17 +80,20 @@ def test_jax_vmap(jax, name):
 def test_jax_vmap_of_what_is_compiled_in_reproducible_arithmetic_has_the_same_bits(jax, rng):
     queries, key = (jax.numpy.asarray(rng.standard_normal(shape), "float32") for shape in ((3, 2, 5, 4), (2, 7, 4)))
 
+    @jax.jit
     def attend(query):
         return ac.scaled_dot_product_attention(query, key, key, arithmetic="reproducible")
 
-    def grad(query):
-        return jax.grad(lambda query: attend(query).sum())(query)
+    @jax.jit
+    def both(query):
+        """The output and the gradient, of one program."""
+        found = jax.value_and_grad(lambda query: ((output := attend(query)).sum(), output), has_aux=True)(query)
+        return found[0][1], found[1]
 
-    attend, grad = jax.jit(attend), jax.jit(grad)
-    mapped = jax.vmap(jax.jit(jax.vmap(attend)))(queries[None])[0]
-    np.testing.assert_array_equal(mapped, [attend(query) for query in queries])
-    gradients = jax.vmap(grad)(queries)
-    np.testing.assert_array_equal(gradients, [grad(query) for query in queries])
+    outputs, gradients = (each[0] for each in jax.vmap(jax.jit(jax.vmap(both)))(queries[None]))
+    for query, *found in zip(queries, outputs, gradients, strict=True):
+        for one, other in zip(both(query), found, strict=True):
+            np.testing.assert_array_equal(one, other)
     jacobian = jax.jacrev(lambda query: attend(query).sum(axis=(1, 2)))(queries[0])  # of each head by all
     np.testing.assert_array_equal(jacobian.sum(axis=0), gradients[0])
 

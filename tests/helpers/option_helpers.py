@@ -42,18 +42,16 @@ def calls(put, xp):
     x, image = put(np.ones((L, C), "float32")), put(np.ones((2, 4, C), "float32"))
     layer = ac.parameters.EncoderLayer(attention, norm, feed, norm)
     sagan = ac.parameters.SaganAttention(same, same, same, same, put(np.zeros((), "float32")))
-    weights = {
-        "in_proj_weight": put(np.ones((3 * C, C), "float32")),
-        "out_proj.weight": put(np.eye(C, dtype="float32")),
-    }
-    encoder = {f"self_attn.{name}": array for name, array in weights.items()}
-    encoder |= {f"{name}.weight": put(np.eye(C, dtype="float32")) for name in ("linear1", "linear2")}
-    biased = ("linear1.bias", "linear2.bias", "norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias")
-    biased = (*biased, "self_attn.out_proj.bias")
-    encoder |= {name: put(np.ones(C, "float32")) for name in biased}
-    encoder["self_attn.in_proj_bias"] = put(np.ones(3 * C, "float32"))
-    of_torch = encoder | {name.replace("self", "multihead"): each for name, each in encoder.items() if "self" in name}
-    of_torch |= {name.replace("norm2", "norm3"): each for name, each in encoder.items() if "norm2" in name}
+    of_torch = {"norm": "layer", "gated": False, "rotary_base": None, "memory_channels": C}
+    of_torch |= {"attention_bias": True, "feed_forward_bias": True}
+    weights, encoder, of_torch = (
+        layouts.LAYOUTS[f"torch{name}"].write(each, put(each.init(0, xp=np)))
+        for name, each in (
+            ("", layers.MultiHeadAttention(C, 2)),
+            ("-encoder-layer", layers.EncoderLayer(C, 2, C)),
+            ("-decoder-layer", layers.DecoderLayer(C, 2, C, **of_torch)),
+        )
+    )
     decoder_layer, decoder = layers.DecoderLayer(C, 2, C), models.Decoder(5, C, 2, C, 1)
     of_layer, of_decoder, ids = put((decoder_layer.init(0, xp=np), decoder.init(0, xp=np), np.zeros((1, L), "int32")))
     return functions(put) | {

@@ -4,10 +4,10 @@
 """
 
 import importlib
-import itertools
 
 import pytest
 from conversion_helpers import agree, perturbed, same, same_layer, state, there_and_back
+from pairwise import covering
 
 from attention_models.layouts import LAYOUTS, LayoutError
 
@@ -30,7 +30,7 @@ def bert(torch):
     return importlib.import_module("transformers.models.bert.modeling_bert")
 
 
-OPTIONS = list(itertools.product((None, 10), (None, 14), *[(True, False)] * 3))
+OPTIONS = covering((None, 10), (None, 14), *[(True, False)] * 3)
 
 
 @pytest.mark.needs("torch")

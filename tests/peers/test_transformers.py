@@ -236,16 +236,6 @@ def test_generation_chooses_the_tokens_of_eager_attention(family, cache, monkeyp
     assert found.shape[-1] > 2
 
 
-def test_eager_attention_alone_breaks_the_contract_of_fully_masked_rows():
-    model, inputs = model_of("Llama"), inputs_of("Llama") | {"attention_mask": padding("left")}
-    model.set_attn_implementation("eager")
-    assert bool(values_of(model(**inputs))[0, 3:].isnan().any())  # a softmax in float32 of numbers of float64
-    model.set_attn_implementation("attention_core")
-    outputs = model(**inputs, output_attentions=True)
-    assert not bool(values_of(outputs).isnan().any())
-    assert not bool(outputs.attentions[0][0, :, :3].any())
-
-
 @pytest.mark.parametrize("length", [20, 300])
 def test_packed_sequences_do_not_see_each_other(length, monkeypatch):
     model, first = model_of("Mistral", sliding_window=6), length // 3
