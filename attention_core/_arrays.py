@@ -9,7 +9,7 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from attention_core._trees import rebuilt
+from attention_core._trees import container_of
 
 Array: TypeAlias = Any
 Arrays: TypeAlias = tuple[Array, ...]
@@ -57,7 +57,7 @@ def compute_dtype_name(dtype: DType, /) -> str:
 def upcast(tree: Any, /, *, xp: Namespace) -> Any:
     """Turn the 16-bit floating-point arrays of a tree into float32, which is exact; leave the rest."""
     if isinstance(tree, tuple):
-        return rebuilt(tree, [upcast(branch, xp=xp) for branch in tree])
+        return container_of(tree, [upcast(branch, xp=xp) for branch in tree])
     is_half = tree is not None and not isinstance(tree, int | float) and dtype_name(tree.dtype) in HALF
     return xp.astype(tree, xp.float32) if is_half else tree
 

@@ -15,11 +15,11 @@ def map_leaves(function: Callable[[Any], Any], tree: Any, /) -> Any:
     if isinstance(tree, dict):
         return {key: map_leaves(function, branch) for key, branch in tree.items()}
     if isinstance(tree, list | tuple):
-        return rebuilt(tree, [map_leaves(function, branch) for branch in tree])
+        return container_of(tree, [map_leaves(function, branch) for branch in tree])
     return function(tree)
 
 
-def rebuilt(tree: Any, branches: list[Any], /) -> Any:
+def container_of(tree: Any, branches: list[Any], /) -> Any:
     """A list or a (named) tuple of other branches."""
     if isinstance(tree, list):
         return branches
@@ -59,7 +59,7 @@ def tree_from_names(like: Any, arrays: Mapping[str, Any], prefix: str = "", /) -
     """
     if not isinstance(like, tuple):
         return None if like is None else arrays[prefix]
-    return rebuilt(like, [tree_from_names(branch, arrays, name) for name, branch in named_branches(like, prefix)])
+    return container_of(like, [tree_from_names(branch, arrays, name) for name, branch in named_branches(like, prefix)])
 
 
 class Leaf(NamedTuple):

@@ -13,7 +13,7 @@ from attention_core._arrays import FLOATING, HALF, Array, DType, cast_to, dtype_
 from attention_core._backend._base import Autocast
 from attention_core._backend._find import array_namespace, backend_of, is_compiling, is_of_numpy
 from attention_core._keywords import Names, call_error, names_of, with_options
-from attention_core._trees import rebuilt
+from attention_core._trees import container_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _CAST_OPTIONS = ("key", "value", "bias", "sinks", "memory")
@@ -122,7 +122,7 @@ def _cast_call(autocast: Autocast, function: Callable[..., Any], array: Array, l
 
 def _cast(tree: Any, dtype: DType, xp: Any) -> Any:
     if isinstance(tree, tuple):
-        return rebuilt(tree, [_cast(branch, dtype, xp) for branch in tree])
+        return container_of(tree, [_cast(branch, dtype, xp) for branch in tree])
     if not hasattr(tree, "dtype") or is_of_numpy(tree) or dtype_name(tree.dtype) not in (*HALF, "float32"):
         return tree
     return cast_to(tree, dtype, xp=xp)

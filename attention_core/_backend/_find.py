@@ -68,7 +68,7 @@ def common_namespace(xp: Namespace | None, arrays: Mapping[str, Any], /) -> Name
     found, library, kind = None, None, None
     leaves: dict[str, Any] = {}
     for name, value in arrays.items():
-        is_tree = not isinstance(value, int | float) and hasattr(value, "_fields")  # a compiler's symbol has no fields
+        is_tree = isinstance(value, tuple) and hasattr(value, "_fields")
         leaves |= named_arrays(value, name) if is_tree else {name: value}
     for name, array in leaves.items():
         if array is None or isinstance(array, int | float):

@@ -40,7 +40,7 @@ class Shape(NamedTuple):
     """The shape of one argument: letters are sizes, alike wherever they stand; ``...`` are the leading axes.
 
     ``H/G`` is a G that divides H, and ``H*D`` the channels of H heads of width D. ``like`` names the argument whose
-    dtype and device it has, ``on`` that of the device, and ``beside`` that to whose scores it is added.
+    dtype and device it has, ``on`` that of the device, and ``adds to`` that to whose scores it is added.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Shape(NamedTuple):
     words: tuple[str, ...]
     like: str
     on: str
-    beside: str
+    adds_to: str
     text: str
 
 
@@ -63,12 +63,12 @@ def _shapes_of(line: str) -> tuple[Shape, ...]:
     found = []
     for each in line.split(", "):
         name, _, text = each.partition(": ")
-        text, _, beside = text.partition(" beside ")
+        text, _, adds_to = text.partition(" adds to ")
         text, _, on = text.partition(" on ")
         text, _, like = text.partition(" like ")
         marks = text.split()
         axes = tuple(Axis(*mark.rpartition("*" if "*" in mark else "/")) for mark in marks if mark not in WORDS)
-        shape = Shape(name, axes, tuple(mark for mark in marks if mark in WORDS), like, on, beside, "")
+        shape = Shape(name, axes, tuple(mark for mark in marks if mark in WORDS), like, on, adds_to, "")
         found.append(shape._replace(text=_text(shape, {})))
     return tuple(found)
 
@@ -95,9 +95,9 @@ def check_shapes(line: str, arrays: Mapping[str, Any], known: Known | None = Non
                 KINDS[word](name, array)
         if shape.like:
             check_like(name, array, shape.like, arrays[shape.like])
-        if shape.beside:
-            check_added_dtype(name, array, arrays[shape.beside])
-        if model := shape.on or shape.beside:
+        if shape.adds_to:
+            check_added_dtype(name, array, arrays[shape.adds_to])
+        if model := shape.on or shape.adds_to:
             check_device(name, array, model, arrays[model])
         dims = sizes(array)
         if is_spread:
@@ -124,7 +124,9 @@ def _named(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Arrays by the names of a line; those of parameters have the names of their fields."""
     found: dict[str, Any] = {}
     for name, value in arrays.items():
-        is_tree = hasattr(value, "_fields") and not hasattr(value, "dtype")  # as `PreparedWeight` has
+        is_tree = (
+            isinstance(value, tuple) and hasattr(value, "_fields") and not hasattr(value, "dtype")
+        )  # as `PreparedWeight` has
         found |= _named(dict(named_branches(value, name))) if is_tree else {name: value}
     return found
 
@@ -187,7 +189,7 @@ def _swapped_hint(dims: tuple[int | None, ...], shape: Shape, shapes: tuple[Shap
 
 _ATTENTION = (
     "query: ... H M D floating, key: ... H/G N D like query, value: ... G N E like key,"
-    " bias: optional to ... H M N beside query"
+    " bias: optional to ... H M N adds to query"
 )
 
 
@@ -205,4 +207,4 @@ def check_attention(query: Array, key: Array, value: Array, bias: Array | None) 
 
 def check_bias(bias: Array, query: Array, target: tuple[int | None, ...]) -> None:
     """Raise unless a bias is of the query's type, or that of the computation, and broadcasts to scores."""
-    check_shapes("bias: to ... beside query", {"bias": bias, "query": query}, {"...": target})
+    check_shapes("bias: to ... adds to query", {"bias": bias, "query": query}, {"...": target})

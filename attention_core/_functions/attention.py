@@ -316,7 +316,7 @@ def check_options(query: Array, num_heads: int | None, **settled: Any) -> None:
     if options["score_mod"] is not None:
         _check_score_mod(options["score_mod"], num_heads)
     if options["sinks"] is not None:
-        check_shapes("sinks: H beside query", {"sinks": options["sinks"], "query": query}, {"H": num_heads})
+        check_shapes("sinks: H adds to query", {"sinks": options["sinks"], "query": query}, {"H": num_heads})
     if options["dropout"] is not None:
         check_dropout(options["dropout"])
 

@@ -140,12 +140,9 @@ def check_rotation(channels: int | None, base: Any, width: Any, divisors: Any, i
     if width is not None:
         width = check_positive("width", width)
     rotated: int = channels if width is None else width
-    if width is None and channels % 2:
-        raise ValueError(
-            f"expected heads of an even number of channels, or width=... for some; got {channels} channels"
-        )
     if rotated % 2 or rotated > channels:
-        raise ValueError(f"expected an even width of at most {channels} channels; got {rotated}")
+        hint = ": width=... rotates some of them" if width is None else ""
+        raise ValueError(f"expected an even width of at most {channels} channels; got {rotated}{hint}")
     if divisors is not None:
         check_divisors("divisors", divisors)
         if len(divisors) != rotated // 2:
