@@ -2,18 +2,18 @@
 
 import typing as _typing
 
-from attention_core import cache, functions, pieces, scores, weights  # noqa: F401 (attributes of the package)
-from attention_core._attention.call import Attention
-from attention_core._attention.config import config_context
-from attention_core._attention.explanation import Explanation
-from attention_core._attention.shards.splits import Shards
-from attention_core._functions.attention import attention_scores, explain_attention, scaled_dot_product_attention
-from attention_core._functions.heads import merge_heads, split_heads
-from attention_core._functions.multi_head import multi_head_attention
-from attention_core._functions.shards import shard, shard_positions, unshard
-from attention_core._keywords import publish as _publish
-from attention_core.masks import Causal, KeyLengths, Mask, MaskFunction, Segments, SlidingWindow
-from attention_core.random import Dropout
+from . import cache, functions, pieces, scores, weights  # noqa: F401 (attributes of the package)
+from ._attention.call import Attention
+from ._attention.config import config_context
+from ._attention.explanation import Explanation
+from ._attention.shards.splits import Shards
+from ._functions.attention import attention_scores, explain_attention, scaled_dot_product_attention
+from ._functions.heads import merge_heads, split_heads
+from ._functions.multi_head import multi_head_attention
+from ._functions.shards import shard, shard_positions, unshard
+from ._keywords import publish as _publish
+from .masks import Causal, KeyLengths, Mask, MaskFunction, Segments, SlidingWindow
+from .random import Dropout
 
 __all__ = [
     "Attention",

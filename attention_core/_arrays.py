@@ -9,7 +9,7 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from attention_core._trees import container_of
+from ._trees import container_of
 
 Array: TypeAlias = Any
 Arrays: TypeAlias = tuple[Array, ...]

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
-from attention_core._arrays import explained
+from ._arrays import explained
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Thing = TypeVar("Thing")

@@ -10,7 +10,7 @@ Nothing in the core is edited: arrays of the library then find their namespace, 
 command find the backend.
 """
 
-from attention_core._arrays import (
+from ._arrays import (
     Array,
     DType,
     Namespace,
@@ -24,8 +24,8 @@ from attention_core._arrays import (
     sizes,
     upcast,
 )
-from attention_core._attention.blocks.forward import blockwise
-from attention_core._attention.call import (
+from ._attention.blocks.forward import blockwise
+from ._attention.call import (
     Attention,
     Call,
     default_scale,
@@ -34,9 +34,9 @@ from attention_core._attention.call import (
     repeat_kv,
     score_positions,
 )
-from attention_core._attention.config import CONTEXTS, assumes_finite
-from attention_core._attention.finite import inputs_are_finite
-from attention_core._attention.parts import (
+from ._attention.config import CONTEXTS, assumes_finite
+from ._attention.finite import inputs_are_finite
+from ._attention.parts import (
     KeyCut,
     find_cut,
     has_few_queries,
@@ -46,8 +46,8 @@ from attention_core._attention.parts import (
     with_arrays,
     with_cut,
 )
-from attention_core._attention.takes import Takes
-from attention_core._backend import (
+from ._attention.takes import Takes
+from ._backend import (
     DIFFERENTIATED_ONCE,
     STEPS,
     Autocast,
@@ -73,13 +73,13 @@ from attention_core._backend import (
     registered,
     registered_name,
 )
-from attention_core._checks import check_flags, remember
-from attention_core._keywords import keyword_error, missing_error, names_keywords, names_of, unconverted, words_of
-from attention_core._trees import leaves, map_leaves
-from attention_core.masks import is_top_left_causal
-from attention_core.masks._mask import bounds_of
-from attention_core.masks._rules import rule_of
-from attention_core.masks._tree import may_count
+from ._checks import check_flags, remember
+from ._keywords import keyword_error, missing_error, names_keywords, names_of, unconverted, words_of
+from ._trees import leaves, map_leaves
+from .masks import is_top_left_causal
+from .masks._mask import bounds_of
+from .masks._rules import rule_of
+from .masks._tree import may_count
 
 __all__ = [
     "CONTEXTS",

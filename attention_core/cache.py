@@ -1,7 +1,7 @@
 """Caches of keys and values, for decoding."""
 
-from attention_core._functions.cache import KeyValueCache, append, cache_mask, empty_cache
-from attention_core._keywords import publish
+from ._functions.cache import KeyValueCache, append, cache_mask, empty_cache
+from ._keywords import publish
 
 __all__ = ["KeyValueCache", "append", "cache_mask", "empty_cache"]
 

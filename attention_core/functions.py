@@ -3,14 +3,14 @@
 They raise `TypeError` and `ValueError` where dtypes, shapes, devices or numbers do not fit, before any computation.
 """
 
-from attention_core._functions.decoder_layer import decoder_layer
-from attention_core._functions.embeddings import embed_tokens
-from attention_core._functions.encoder import encoder_layer
-from attention_core._functions.feed_forward import feed_forward, gated_feed_forward, gelu, linear, silu
-from attention_core._functions.normalization import layer_norm, rms_norm
-from attention_core._functions.rotary import rotary_embedding
-from attention_core._functions.sagan import sagan_attention, spectral_norm
-from attention_core._keywords import publish
+from ._functions.decoder_layer import decoder_layer
+from ._functions.embeddings import embed_tokens
+from ._functions.encoder import encoder_layer
+from ._functions.feed_forward import feed_forward, gated_feed_forward, gelu, linear, silu
+from ._functions.normalization import layer_norm, rms_norm
+from ._functions.rotary import rotary_embedding
+from ._functions.sagan import sagan_attention, spectral_norm
+from ._keywords import publish
 
 __all__ = [
     "decoder_layer",

@@ -13,11 +13,11 @@ import math
 from statistics import NormalDist
 from typing import Any, TypeAlias
 
-from attention_core._arrays import FLOATING, Array, Namespace, one_program, take_rows
-from attention_core._backend import own_namespace, without_warnings
-from attention_core._checks import check_choice, check_number, check_sizes
-from attention_core._keywords import publish
-from attention_core.random import check_elements, random_bits, uniform_integers
+from ._arrays import FLOATING, Array, Namespace, one_program, take_rows
+from ._backend import own_namespace, without_warnings
+from ._checks import check_choice, check_number, check_sizes
+from ._keywords import publish
+from .random import check_elements, random_bits, uniform_integers
 
 __all__ = ["glorot_uniform", "he_uniform", "lecun_normal", "normal", "truncated_normal", "uniform"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array
+from ._arrays import Array
 
 __all__ = [
     "DecoderLayer",

@@ -3,8 +3,8 @@
 What does not fit raises `TypeError` or `ValueError`, as in `scaled_dot_product_attention`.
 """
 
-from attention_core._functions.pieces import Partial, merge_partials, partial_attention
-from attention_core._keywords import publish
+from ._functions.pieces import Partial, merge_partials, partial_attention
+from ._keywords import publish
 
 __all__ = ["Partial", "merge_partials", "partial_attention"]
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any, NamedTuple
 
-from attention_core._arrays import (
+from ._arrays import (
     Array,
     Namespace,
     index_dtype,
@@ -28,9 +28,9 @@ from attention_core._arrays import (
     shape,
     shape_text,
 )
-from attention_core._backend import backend_for, own_namespace
-from attention_core._checks import check_integer, check_sizes, number_text, only_array, plain_integer
-from attention_core._keywords import names_keywords, unconverted
+from ._backend import backend_for, own_namespace
+from ._checks import check_integer, check_sizes, number_text, only_array, plain_integer
+from ._keywords import names_keywords, unconverted
 
 __all__ = [
     "Dropout",

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from attention_core._arrays import Array, Namespace, index_dtype, one_program, shape, shape_text, sizes
-from attention_core._backend import array_namespace, array_of, register
-from attention_core._checks import (
+from ._arrays import Array, Namespace, index_dtype, one_program, shape, shape_text, sizes
+from ._backend import array_namespace, array_of, register
+from ._checks import (
     MAX_POSITIONS,
     check_arity,
     check_flags,
@@ -20,7 +20,7 @@ from attention_core._checks import (
     number_text,
     only_array,
 )
-from attention_core._keywords import publish
+from ._keywords import publish
 
 __all__ = ["ScoreMod", "alibi", "relative_bias"]
 

@@ -1,7 +1,7 @@
 """The weights of attention, computed, mapped to the plane, and recorded in whole models."""
 
-from attention_core._functions.weights import RecordedAttention, attention_map, attention_weights, record_attention
-from attention_core._keywords import publish
+from ._functions.weights import RecordedAttention, attention_map, attention_weights, record_attention
+from ._keywords import publish
 
 __all__ = ["RecordedAttention", "attention_map", "attention_weights", "record_attention"]
 

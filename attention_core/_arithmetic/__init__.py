@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from attention_core._arithmetic import fast, reproducible
-from attention_core._arrays import Array, Arrays, Namespace, dtype_name
-from attention_core._checks import check_choice
+from .._arrays import Array, Arrays, Namespace, dtype_name
+from .._checks import check_choice
+from . import fast, reproducible
 
 # By name, the modules with the functions of an arithmetic: affine, normalize, gelu and the others.
 ARITHMETICS: dict[str, Any] = {"fast": fast, "reproducible": reproducible}

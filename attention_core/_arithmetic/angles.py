@@ -12,12 +12,12 @@ import math
 import operator
 from typing import Any, NamedTuple
 
-from attention_core._arithmetic.elementary import cosine, sine
-from attention_core._arithmetic.exact import uncontracted
-from attention_core._arrays import Array, DType, Namespace, dtype_name, index_dtype, one_program, shape
-from attention_core._backend import array_of, can_be_read, is_compiling, is_concrete, numbers_of, register
-from attention_core._checks import remember
-from attention_core._keywords import untraced
+from .._arrays import Array, DType, Namespace, dtype_name, index_dtype, one_program, shape
+from .._backend import array_of, can_be_read, is_compiling, is_concrete, numbers_of, register
+from .._checks import remember
+from .._keywords import untraced
+from .elementary import cosine, sine
+from .exact import uncontracted
 
 Words = tuple[list[Any], list[Any], list[Any]]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from attention_core._arithmetic.exact import LN_2, LOG2_E, power_above, uncontracted
-from attention_core._arrays import Array, Namespace, scalar_like
-from attention_core._backend import is_concrete
+from .._arrays import Array, Namespace, scalar_like
+from .._backend import is_concrete
+from .exact import LN_2, LOG2_E, power_above, uncontracted
 
 
 def horner(x: Array, coefficients: tuple[float, ...], xp: Namespace) -> Array:

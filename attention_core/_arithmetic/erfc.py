@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attention_core._arrays import Array, Namespace, dtype_name
+from .._arrays import Array, Namespace, dtype_name
 
 # Coefficients of R in erfc(x) = t exp(-x^2) R(y), with t = 4 / (4 + x) and y = (16 t - 9) / 7 in [-1, 1] for x in
 # [0, 28]. R is interpolated at 60 Chebyshev points, truncated after these terms and written in powers of y. The first

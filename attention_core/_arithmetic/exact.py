@@ -25,8 +25,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from attention_core._arrays import Array, DType, Namespace, cast_to, dtype_name, scalar_like, upcast
-from attention_core._backend import runs_at_once
+from .._arrays import Array, DType, Namespace, cast_to, dtype_name, scalar_like, upcast
+from .._backend import runs_at_once
 
 PRECISION = 53  # bits of float64: integers up to 2**53 are added exactly
 LONGEST = 4096  # terms that one matrix product adds up; longer sums are added as two parts each

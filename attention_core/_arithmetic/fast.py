@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._arithmetic.angles import Rotation, join_pairs, split_pairs, tables
-from attention_core._arithmetic.erfc import erfc
-from attention_core._arithmetic.prepared import restored
-from attention_core._arrays import Array, Arrays, Namespace, dtype_name, one_program, shape, take_rows
-from attention_core._backend import backend_for, can_be_read
-from attention_core.parameters import PreparedWeight
-from attention_core.random import drop as drop  # one of the operations of an arithmetic
+from .._arrays import Array, Arrays, Namespace, dtype_name, one_program, shape, take_rows
+from .._backend import backend_for, can_be_read
+from ..parameters import PreparedWeight
+from ..random import drop as drop  # one of the operations of an arithmetic
+from .angles import Rotation, join_pairs, split_pairs, tables
+from .erfc import erfc
+from .prepared import restored
 
 # Elements above the bound are multiplied by a power of two before they are squared, so no square overflows.
 _BOUNDS = {"float32": (2.0**60, 2.0**-96), "float64": (2.0**500, 2.0**-768)}

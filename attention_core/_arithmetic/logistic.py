@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from attention_core._arithmetic.elementary import exp2, tanh
-from attention_core._arithmetic.exact import LN_2, uncontracted
-from attention_core._arithmetic.fast import TANH_CUBE, TANH_FACTOR
-from attention_core._arithmetic.operations import Constants, applied
-from attention_core._arrays import Array, Arrays, Namespace, scalar_like
+from .._arrays import Array, Arrays, Namespace, scalar_like
+from .elementary import exp2, tanh
+from .exact import LN_2, uncontracted
+from .fast import TANH_CUBE, TANH_FACTOR
+from .operations import Constants, applied
 
 
 def _sigmoid(x: Array, xp: Namespace) -> Array:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arithmetic.exact import round_to_float32, to_float64
-from attention_core._arrays import Array, Arrays, Gradients, Namespace, is_floating
-from attention_core._backend import Backend, Operation, backend_for, register, runs_at_once
+from .._arrays import Array, Arrays, Gradients, Namespace, is_floating
+from .._backend import Backend, Operation, backend_for, register, runs_at_once
+from .exact import round_to_float32, to_float64
 
 
 class Constants(NamedTuple):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from attention_core._arithmetic.exact import LONGEST, round_to_float32, slice_bits, to_float64
-from attention_core._arithmetic.operations import Constants, in_row_blocks, rounded_once, run
-from attention_core._arithmetic.products import cut_columns, join_products, multiply_slices
-from attention_core._arrays import Array, Arrays, Namespace, on_device_of, shape, upcast
-from attention_core._backend import Backend, Operation, register
-from attention_core.parameters import PreparedWeight
+from .._arrays import Array, Arrays, Namespace, on_device_of, shape, upcast
+from .._backend import Backend, Operation, register
+from ..parameters import PreparedWeight
+from .exact import LONGEST, round_to_float32, slice_bits, to_float64
+from .operations import Constants, in_row_blocks, rounded_once, run
+from .products import cut_columns, join_products, multiply_slices
 
 PRODUCTS = 2**18  # elements of a product: with fewer rows at a time, libraries multiply matrices more slowly
 REFUSAL = "expected weights that are not prepared where gradients are computed; got prepared ones"

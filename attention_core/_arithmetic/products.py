@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from attention_core._arithmetic.exact import (
+from .._arrays import Array, Arrays, Namespace, on_device_of, scalar_like, shape
+from .._backend import Ranks
+from .exact import (
     LONGEST,
     join_carry,
     largest_magnitude,
@@ -14,8 +16,6 @@ from attention_core._arithmetic.exact import (
     slices,
     split_carry,
 )
-from attention_core._arrays import Array, Arrays, Namespace, on_device_of, scalar_like, shape
-from attention_core._backend import Ranks
 
 
 def _slice_both(x: Array, y: Array, powers: tuple[Array, Array], *, bits: int, xp: Namespace) -> Any:

@@ -12,11 +12,15 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._arithmetic import fast
-from attention_core._arithmetic.angles import Rotation, exact_tables, join_pairs, split_pairs
-from attention_core._arithmetic.elementary import exp2, horner
-from attention_core._arithmetic.erfc import SERIES
-from attention_core._arithmetic.exact import (
+from .._arrays import Array, Arrays, Gradients, Namespace, scalar_like, shape, take_rows
+from .._backend import Backend, Operation, register
+from ..parameters import PreparedWeight
+from ..random import Dropout, dropout_mask
+from . import fast
+from .angles import Rotation, exact_tables, join_pairs, split_pairs
+from .elementary import exp2, horner
+from .erfc import SERIES
+from .exact import (
     LN_2,
     ceil_log2,
     divide_rows,
@@ -26,10 +30,10 @@ from attention_core._arithmetic.exact import (
     to_float64,
     uncontracted,
 )
-from attention_core._arithmetic.logistic import cap as cap, gelu_tanh as gelu_tanh, silu as silu
-from attention_core._arithmetic.operations import Constants, applied, rounded_once, run
-from attention_core._arithmetic.prepared import PREPARED_AFFINE, affine_by_slices
-from attention_core._arithmetic.products import (
+from .logistic import cap as cap, gelu_tanh as gelu_tanh, silu as silu
+from .operations import Constants, applied, rounded_once, run
+from .prepared import PREPARED_AFFINE, affine_by_slices
+from .products import (
     SUM_BITS,
     add_in_order,
     cut_columns,
@@ -38,10 +42,6 @@ from attention_core._arithmetic.products import (
     matmul_over_positions,
     row_dots,
 )
-from attention_core._arrays import Array, Arrays, Gradients, Namespace, scalar_like, shape, take_rows
-from attention_core._backend import Backend, Operation, register
-from attention_core.parameters import PreparedWeight
-from attention_core.random import Dropout, dropout_mask
 
 TINY = 2.0**-600  # negligible against the square of any normal float32, and still a normal float64
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arrays import (
+from .._arrays import (
     HALF,
     Array,
     Namespace,
@@ -19,9 +19,9 @@ from attention_core._arrays import (
     take_rows,
     upcast,
 )
-from attention_core._backend import Backend
-from attention_core.masks import Mask, Positions
-from attention_core.random import Dropout, kept_at
+from .._backend import Backend
+from ..masks import Mask, Positions
+from ..random import Dropout, kept_at
 
 
 class Attention(NamedTuple):

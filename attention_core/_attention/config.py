@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
-from attention_core._attention.call import Call
-from attention_core._backend import is_concrete
-from attention_core._checks import check_flags
-from attention_core._keywords import untraced
+from .._backend import is_concrete
+from .._checks import check_flags
+from .._keywords import untraced
+from .call import Call
 
 
 class Contexts(threading.local):

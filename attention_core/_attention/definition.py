@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 
-from attention_core._arrays import Array
-from attention_core._attention.call import Call, Result, upcast_call
-from attention_core._attention.dense import dense, dense_scores
-from attention_core._attention.facts import Facts, facts_of
-from attention_core._attention.finite import guarded, inputs_are_finite, sanitized_keys
+from .._arrays import Array
+from .call import Call, Result, upcast_call
+from .dense import dense, dense_scores
+from .facts import Facts, facts_of
+from .finite import guarded, inputs_are_finite, sanitized_keys
 
 
 def guarded_dense(call: Call, facts: Facts | None = None, *, weights: bool = False, logsumexp: bool = True) -> Result:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from attention_core._arrays import Array, scalar_like
-from attention_core._attention.call import Call, Result, apply_dropout, num_heads_of_whole
-from attention_core._attention.facts import Facts
-from attention_core._attention.products import averages, products
-from attention_core._attention.scores import modify_scores
-from attention_core._attention.softmax import library_softmax, softmax
+from .._arrays import Array, scalar_like
+from .call import Call, Result, apply_dropout, num_heads_of_whole
+from .facts import Facts
+from .products import averages, products
+from .scores import modify_scores
+from .softmax import library_softmax, softmax
 
 
 def dense(call: Call, facts: Facts, *, weights: bool = True, logsumexp: bool = True) -> Result:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from attention_core._attention.blocks.query_chunks import query_chunks
-from attention_core._attention.call import Call
-from attention_core._attention.parts import keys_within_reach, with_cut
-from attention_core._attention.ways import REPRODUCIBLE, Dense, Way, is_taken, logsumexp_way, walk
-from attention_core._backend import Verdict, library_name
+from .._backend import Verdict, library_name
+from .blocks.query_chunks import query_chunks
+from .call import Call
+from .parts import keys_within_reach, with_cut
+from .ways import REPRODUCIBLE, Dense, Way, is_taken, logsumexp_way, walk
 
 REASONS = {
     "dense": "there are so few scores that cutting them into blocks would take longer",

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, has_sharding, one_program, sizes
-from attention_core._attention.call import (
+from .._arrays import Array, Namespace, has_sharding, one_program, sizes
+from .._backend import can_be_read, is_exporting
+from ..masks import Mask, Positions
+from .call import (
     Call,
     group_size,
     scale_like,
     score_positions,
     upcast_call,
 )
-from attention_core._attention.parts import every_query_has_a_key, has_few_queries
-from attention_core._attention.scores import allowed_by
-from attention_core._backend import can_be_read, is_exporting
-from attention_core.masks import Mask, Positions
+from .parts import every_query_has_a_key, has_few_queries
+from .scores import allowed_by
 
 MAX_KEPT = 2**16  # scores of a mask that is kept: making a larger one takes less time than what it masks
 

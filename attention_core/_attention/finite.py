@@ -12,10 +12,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._arrays import Array, Namespace, compute_dtype_name, one_program, scalar_like, shape
-from attention_core._attention.call import Call, Result, repeat_kv
-from attention_core._attention.facts import Facts
-from attention_core._backend import Loops, is_on_host
+from .._arrays import Array, Namespace, compute_dtype_name, one_program, scalar_like, shape
+from .._backend import Loops, is_on_host
+from .call import Call, Result, repeat_kv
+from .facts import Facts
 
 
 def guarded(way: Callable[..., Result], call: Call, facts: Facts, *, weights: bool) -> Result:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, cast_to
-from attention_core._attention.call import Call
-from attention_core._attention.parts import keys_within_reach, with_cut
-from attention_core._attention.ways import DENSE, Way, taken_way, with_sinks
-from attention_core._backend import Backend, can_be_read, is_compiling, is_of_eager_type, numbers_of, registered_name
-from attention_core.masks import Mask, flatten
-from attention_core.masks._mask import bounds_of
-from attention_core.masks._rules import rule_of
+from .._arrays import Array, Namespace, cast_to
+from .._backend import Backend, can_be_read, is_compiling, is_of_eager_type, numbers_of, registered_name
+from ..masks import Mask, flatten
+from ..masks._mask import bounds_of
+from ..masks._rules import rule_of
+from .call import Call
+from .parts import keys_within_reach, with_cut
+from .ways import DENSE, Way, taken_way, with_sinks
 
 OutputOf = Callable[[Call], "Array | None"]
 # What an output that is kept depends on, or takes from each call, besides numbers. With others, a call is judged.

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from attention_core._arrays import Array, Namespace, positions, sizes, take_rows
-from attention_core._attention.call import Call, group_size, is_listed
-from attention_core._backend import is_concrete, is_exporting
-from attention_core._trees import classes, leaves
-from attention_core.masks import Mask, Positions, flatten, unflatten
-from attention_core.masks._band import LIMIT, UNKNOWN, Band
-from attention_core.masks._mask import as_mask, bounds_of
-from attention_core.masks._rules import rule_of
-from attention_core.masks._tree import is_of_users
+from .._arrays import Array, Namespace, positions, sizes, take_rows
+from .._backend import is_concrete, is_exporting
+from .._trees import classes, leaves
+from ..masks import Mask, Positions, flatten, unflatten
+from ..masks._band import LIMIT, UNKNOWN, Band
+from ..masks._mask import as_mask, bounds_of
+from ..masks._rules import rule_of
+from ..masks._tree import is_of_users
+from .call import Call, group_size, is_listed
 
 FEW_QUERIES = 16
 KEYS_PER_QUERY = 64

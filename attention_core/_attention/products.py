@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 
-from attention_core._arrays import Array, Arrays, Namespace, scalar_like, sizes
-from attention_core._attention.call import fold_group, repeat_kv, unfold_group
-from attention_core._attention.facts import Facts
-from attention_core._attention.finite import is_clean, value_columns, with_infinities
-from attention_core._backend import Backend
+from .._arrays import Array, Arrays, Namespace, scalar_like, sizes
+from .._backend import Backend
+from .call import fold_group, repeat_kv, unfold_group
+from .facts import Facts
+from .finite import is_clean, value_columns, with_infinities
 
 
 def products(query: Array, key: Array, facts: Facts, backend: Backend) -> Array:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from attention_core._arrays import Array, Namespace, number_like
-from attention_core._checks import check_like_array, result_of
-from attention_core.masks import Mask, Positions
+from .._arrays import Array, Namespace, number_like
+from .._checks import check_like_array, result_of
+from ..masks import Mask, Positions
 
 
 def modify_scores(

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._arithmetic.exact import two_sum
-from attention_core._arrays import Array, Namespace, length, on_device_of, shape
-from attention_core._attention.call import Call
-from attention_core._attention.facts import Facts
+from .._arithmetic.exact import two_sum
+from .._arrays import Array, Namespace, length, on_device_of, shape
+from .call import Call
+from .facts import Facts
 
 
 def softmax(

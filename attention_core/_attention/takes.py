@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from attention_core._arrays import FLOATING, dtype_name, sizes
-from attention_core._attention.call import Call
-from attention_core.masks import Given, Mask
-from attention_core.masks._band import CAUSAL, FREE
-from attention_core.masks._mask import bounds_of
+from .._arrays import FLOATING, dtype_name, sizes
+from ..masks import Given, Mask
+from ..masks._band import CAUSAL, FREE
+from ..masks._mask import bounds_of
+from .call import Call
 
 
 class Takes(NamedTuple):

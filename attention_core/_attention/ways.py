@@ -10,15 +10,19 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from attention_core._arithmetic import ARITHMETICS, fan_out
-from attention_core._arrays import Array, dtype_name, sizes, upcast
-from attention_core._attention.blocks.forward import blockwise
-from attention_core._attention.blocks.grid import EXACT_WORK
-from attention_core._attention.blocks.plan import block_tuning
-from attention_core._attention.call import Call, Result, group_size, has_no_pairs, is_listed
-from attention_core._attention.definition import guarded_dense, guarded_scores
-from attention_core._attention.facts import Facts, folds_groups, lasting_facts
-from attention_core._attention.parts import (
+from .._arithmetic import ARITHMETICS, fan_out
+from .._arrays import Array, dtype_name, sizes, upcast
+from .._backend import Kernel, Verdict, backend_of, is_exporting, library_name
+from .._checks import check_choice
+from ..masks import Mask
+from ..masks._mask import bounds_of
+from .blocks.forward import blockwise
+from .blocks.grid import EXACT_WORK
+from .blocks.plan import block_tuning
+from .call import Call, Result, group_size, has_no_pairs, is_listed
+from .definition import guarded_dense, guarded_scores
+from .facts import Facts, folds_groups, lasting_facts
+from .parts import (
     KeyCut,
     cuts_that_save,
     has_few_queries,
@@ -26,13 +30,9 @@ from attention_core._attention.parts import (
     sample_calls,
     with_cut,
 )
-from attention_core._attention.reproducible.forward import reproducible_attention
-from attention_core._attention.reproducible.matrices import reproducible_scores, reproducible_weights
-from attention_core._attention.softmax import merge_logsumexps, with_remainder
-from attention_core._backend import Kernel, Verdict, backend_of, is_exporting, library_name
-from attention_core._checks import check_choice
-from attention_core.masks import Mask
-from attention_core.masks._mask import bounds_of
+from .reproducible.forward import reproducible_attention
+from .reproducible.matrices import reproducible_scores, reproducible_weights
+from .softmax import merge_logsumexps, with_remainder
 
 IMPLEMENTATIONS = ("auto", "dense", "blockwise", "fused")
 OPEN = Verdict(None)

@@ -1,11 +1,11 @@
 """What a library lends to the core, and how it is found. The public names are those of `attention_core.backend`."""
 
 # ruff: noqa: F403 (each file of this room says what it has)
-from attention_core._backend._autocast import *
-from attention_core._backend._base import *
-from attention_core._backend._collectives import *
-from attention_core._backend._constants import *
-from attention_core._backend._find import *
-from attention_core._backend._loops import *
-from attention_core._backend._registry import *
-from attention_core._backend._steps import *
+from ._autocast import *
+from ._base import *
+from ._collectives import *
+from ._constants import *
+from ._find import *
+from ._loops import *
+from ._registry import *
+from ._steps import *

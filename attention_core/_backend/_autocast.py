@@ -9,11 +9,11 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from attention_core._arrays import FLOATING, HALF, Array, DType, cast_to, dtype_name
-from attention_core._backend._base import Autocast
-from attention_core._backend._find import array_namespace, backend_of, is_compiling, is_of_numpy
-from attention_core._keywords import Names, call_error, names_of, with_options
-from attention_core._trees import container_of
+from .._arrays import FLOATING, HALF, Array, DType, cast_to, dtype_name
+from .._keywords import Names, call_error, names_of, with_options
+from .._trees import container_of
+from ._base import Autocast
+from ._find import array_namespace, backend_of, is_compiling, is_of_numpy
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _CAST_OPTIONS = ("key", "value", "bias", "sinks", "memory")

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, DType, Namespace, on_device_of
-from attention_core._backend._collectives import Collectives
-from attention_core._backend._loops import Loops, PythonLoops
+from .._arrays import Array, DType, Namespace, on_device_of
+from ._collectives import Collectives
+from ._loops import Loops, PythonLoops
 
 
 class Tuning(NamedTuple):
@@ -283,7 +283,7 @@ class Backend:
 
     def __reduce_ex__(self, protocol: Any, /) -> Any:
         """Copies and pickles of an announced backend are this one, by its name."""
-        from attention_core._backend._find import entries, get_backend  # noqa: PLC0415 (which imports this file)
+        from ._find import entries, get_backend  # noqa: PLC0415 (which imports this file)
 
         is_announced = self.name in entries() and get_backend(self.name) is self
         return (get_backend, (self.name,)) if is_announced else super().__reduce_ex__(protocol)

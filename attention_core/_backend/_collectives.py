@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array
+from .._arrays import Array
 
 
 class Collectives:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from attention_core._arrays import Array, dtype_name, on_device_of
-from attention_core._backend._find import array_namespace, is_compiling, is_of_numpy
-from attention_core._trees import flatten, unflatten
+from .._arrays import Array, dtype_name, on_device_of
+from .._trees import flatten, unflatten
+from ._find import array_namespace, is_compiling, is_of_numpy
 
 __all__ = ["as_constant", "constant", "holds_numpy"]
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import array_api_compat
 
-from attention_core._arrays import OURS, Array, Namespace, on_device_of, refusal, type_text
-from attention_core._backend._base import Backend, library_name
-from attention_core._keywords import unconverted, untraced
-from attention_core._trees import named_arrays
+from .._arrays import OURS, Array, Namespace, on_device_of, refusal, type_text
+from .._keywords import unconverted, untraced
+from .._trees import named_arrays
+from ._base import Backend, library_name
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

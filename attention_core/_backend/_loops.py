@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from attention_core._arrays import Array, Namespace
+from .._arrays import Array, Namespace
 
 Body: TypeAlias = Callable[[Any, Any], Any]  # of an index and a state
 Proceed: TypeAlias = Callable[[Any], Array]

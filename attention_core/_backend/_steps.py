@@ -9,8 +9,8 @@ import types
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from attention_core._backend._find import get_backend
-from attention_core._keywords import untraced
+from .._keywords import untraced
+from ._find import get_backend
 
 Step = TypeVar("Step", bound=Callable[..., Any])
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 from numbers import Integral, Rational, Real
 from typing import Any
 
-from attention_core._arrays import (
+from .._arrays import (
     FLOATING,
     Array,
     Namespace,
@@ -24,7 +24,7 @@ from attention_core._arrays import (
     sizes_differ,
     type_text,
 )
-from attention_core._backend import (
+from .._backend import (
     array_namespace,
     can_be_read,
     common_namespace,
@@ -32,8 +32,8 @@ from attention_core._backend import (
     is_dense,
     library_name,
 )
-from attention_core._keywords import choice_hint
-from attention_core.parameters import BRANCHES, PreparedWeight
+from .._keywords import choice_hint
+from ..parameters import BRANCHES, PreparedWeight
 
 FLOAT64_MAX = sys.float_info.max
 MAX_SIZE = 2**31 - 1  # counters are int32

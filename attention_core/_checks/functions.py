@@ -7,9 +7,9 @@ import re
 from types import FunctionType
 from typing import Any
 
-from attention_core._arrays import Array, dtype_name, dtypes_differ, shape_text, shapes_differ, sizes, type_text
-from attention_core._backend import common_namespace
-from attention_core._checks.arguments import check_boolean, check_broadcastable
+from .._arrays import Array, dtype_name, dtypes_differ, shape_text, shapes_differ, sizes, type_text
+from .._backend import common_namespace
+from .arguments import check_boolean, check_broadcastable
 
 _TRUTH = (
     "truth value|boolean value|bool is only allowed|as a python .?bool|tracerbool"  # what libraries say of `if array`

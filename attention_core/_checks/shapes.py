@@ -6,8 +6,10 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, shape_text, shapes_differ, sizes, sizes_differ
-from attention_core._checks.arguments import (
+from .._arrays import Array, shape_text, shapes_differ, sizes, sizes_differ
+from .._keywords import untraced
+from .._trees import named_branches
+from .arguments import (
     HEADS_FIRST,
     ORDER,
     check_added_dtype,
@@ -19,8 +21,6 @@ from attention_core._checks.arguments import (
     check_like,
     check_rank,
 )
-from attention_core._keywords import untraced
-from attention_core._trees import named_branches
 
 KINDS: dict[str, Any] = {"floating": check_floating, "integer": check_integer, "boolean": check_boolean}
 WORDS = ("optional", "to", "...", *KINDS)  # "to": it broadcasts to these axes

@@ -11,7 +11,7 @@ from operator import attrgetter
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
-from attention_core._backend import is_compiling, is_of_eager_type, registered_name
+from .._backend import is_compiling, is_of_eager_type, registered_name
 
 Checked = TypeVar("Checked")
 _PLAIN = frozenset((bool, int, float, Fraction, str, type(None), ModuleType))

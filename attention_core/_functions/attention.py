@@ -5,17 +5,17 @@ from __future__ import annotations
 from numbers import Real
 from typing import Any, Unpack, overload
 
-from attention_core._arithmetic import ARITHMETICS, check_arithmetic, fan_out
-from attention_core._arrays import Array, ArrayT, cast_to, sizes, sizes_differ
-from attention_core._attention.call import Attention, Call, has_no_pairs
-from attention_core._attention.config import CONTEXTS, assumes_finite, record
-from attention_core._attention.explanation import Explanation, explain
-from attention_core._attention.memo import Known, output_of, prepare
-from attention_core._attention.shards.explanation import explain_shards
-from attention_core._attention.shards.strategies import Sharded, taken_strategy
-from attention_core._attention.ways import all_scores, check_implementation, run_call
-from attention_core._backend import backend_for, common_namespace, may_be_step, with_autocast
-from attention_core._checks import (
+from .._arithmetic import ARITHMETICS, check_arithmetic, fan_out
+from .._arrays import Array, ArrayT, cast_to, sizes, sizes_differ
+from .._attention.call import Attention, Call, has_no_pairs
+from .._attention.config import CONTEXTS, assumes_finite, record
+from .._attention.explanation import Explanation, explain
+from .._attention.memo import Known, output_of, prepare
+from .._attention.shards.explanation import explain_shards
+from .._attention.shards.strategies import Sharded, taken_strategy
+from .._attention.ways import all_scores, check_implementation, run_call
+from .._backend import backend_for, common_namespace, may_be_step, with_autocast
+from .._checks import (
     check_arity,
     check_attention,
     check_flags,
@@ -25,8 +25,13 @@ from attention_core._checks import (
     once_per_signature,
     only_array,
 )
-from attention_core._functions.constants import with_constants
-from attention_core._functions.options import (
+from ..masks import And, Causal, Mask
+from ..masks._mask import as_mask
+from ..masks._tree import check_covered, check_mask, mask_arrays
+from ..random import check_dropout, seed_array, seeded
+from ..scores import ScoreMod
+from .constants import with_constants
+from .options import (
     DEFAULTS,
     FLAGS,
     NUMBERS,
@@ -36,12 +41,7 @@ from attention_core._functions.options import (
     WithWeights,
     options_but,
 )
-from attention_core._functions.shards import check_shared, place_of, whole_lengths
-from attention_core.masks import And, Causal, Mask
-from attention_core.masks._mask import as_mask
-from attention_core.masks._tree import check_covered, check_mask, mask_arrays
-from attention_core.random import check_dropout, seed_array, seeded
-from attention_core.scores import ScoreMod
+from .shards import check_shared, place_of, whole_lengths
 
 NOT_OF_SCORES = (*FLAGS, "sinks", "dropout", "implementation", "assume_finite", "shards")
 OF_THE_WHOLE = ("shards", "mask", "bias")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from attention_core._arrays import (
+from .._arrays import (
     Array,
     DType,
     Namespace,
@@ -16,7 +16,7 @@ from attention_core._arrays import (
     shapes_differ,
     sizes,
 )
-from attention_core._backend import (
+from .._backend import (
     as_constant,
     backend_for,
     common_namespace,
@@ -24,7 +24,7 @@ from attention_core._backend import (
     own_namespace,
     without_warnings,
 )
-from attention_core._checks import (
+from .._checks import (
     MAX_POSITIONS,
     OPEN_AXES,
     check_dtype,
@@ -40,7 +40,7 @@ from attention_core._checks import (
     plain_integer,
     value_range,
 )
-from attention_core.masks import And, Causal, KeyLengths, Mask
+from ..masks import And, Causal, KeyLengths, Mask
 
 
 class KeyValueCache(NamedTuple):

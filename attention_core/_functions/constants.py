@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from attention_core._arrays import Array
-from attention_core._backend import constant, holds_numpy, is_compiling, is_of_numpy
-from attention_core._checks import check_added_dtype
-from attention_core._functions.options import ARRAYS
+from .._arrays import Array
+from .._backend import constant, holds_numpy, is_compiling, is_of_numpy
+from .._checks import check_added_dtype
+from .options import ARRAYS
 
 
 def with_constants(like: Array, options: dict[str, Any], /) -> dict[str, Any]:

@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
-from attention_core._arithmetic import ARITHMETICS
-from attention_core._arithmetic.exact import round_to_half
-from attention_core._arrays import (
+from .._arithmetic import ARITHMETICS
+from .._arithmetic.exact import round_to_half
+from .._arrays import (
     HALF,
     Array,
     Namespace,
@@ -21,8 +21,8 @@ from attention_core._arrays import (
     sizes,
     upcast,
 )
-from attention_core._backend import common_namespace, may_be_step, runs_at_once, with_autocast
-from attention_core._checks import (
+from .._backend import common_namespace, may_be_step, runs_at_once, with_autocast
+from .._checks import (
     check_broadcastable,
     check_flags,
     check_parameters,
@@ -31,26 +31,26 @@ from attention_core._checks import (
     check_shapes,
     once_per_signature,
 )
-from attention_core._functions.attention import check_options, option_arrays
-from attention_core._functions.cache import KeyValueCache, check_cache, check_num_new, check_room, extended
-from attention_core._functions.constants import with_constants
-from attention_core._functions.encoder import (
+from ..masks import And, Causal, KeyLengths, Mask, SlidingWindow
+from ..masks._mask import as_mask
+from ..masks._tree import check_mask, mask_arrays
+from ..parameters import DecoderLayer, GatedFeedForward
+from ..random import seeded
+from .attention import check_options, option_arrays
+from .cache import KeyValueCache, check_cache, check_num_new, check_room, extended
+from .constants import with_constants
+from .encoder import (
     check_branches,
     check_of_layer,
     derived_dropouts,
     hooked,
 )
-from attention_core._functions.feed_forward import expand_and_contract, gate_and_contract
-from attention_core._functions.multi_head import attend_heads, check_heads, check_pairs, counts_of, projection_shapes
-from attention_core._functions.normalization import norm_shapes, normalized
-from attention_core._functions.options import DECODER_DEFAULTS, NUMBERS, DecoderOptions, options_but
-from attention_core._functions.rotary import ROTARY, check_rotation, rotations_of
-from attention_core._functions.shards import check_not_shared, place_of, shard_positions, whole_length
-from attention_core.masks import And, Causal, KeyLengths, Mask, SlidingWindow
-from attention_core.masks._mask import as_mask
-from attention_core.masks._tree import check_mask, mask_arrays
-from attention_core.parameters import DecoderLayer, GatedFeedForward
-from attention_core.random import seeded
+from .feed_forward import expand_and_contract, gate_and_contract
+from .multi_head import attend_heads, check_heads, check_pairs, counts_of, projection_shapes
+from .normalization import norm_shapes, normalized
+from .options import DECODER_DEFAULTS, NUMBERS, DecoderOptions, options_but
+from .rotary import ROTARY, check_rotation, rotations_of
+from .shards import check_not_shared, place_of, shard_positions, whole_length
 
 
 @may_be_step

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from attention_core._arithmetic import ARITHMETICS, check_arithmetic
-from attention_core._arrays import Array, Namespace, cast_to, positions, shape, sizes, upcast
-from attention_core._backend import as_constant, can_be_read, common_namespace, with_autocast
-from attention_core._checks import check_number, check_parameters, check_shapes, value_range
-from attention_core._functions.normalization import check_channels, norm_shapes, normalized
-from attention_core.parameters import Embeddings
-from attention_core.random import Dropout, check_dropout, seed_array, seeded
+from .._arithmetic import ARITHMETICS, check_arithmetic
+from .._arrays import Array, Namespace, cast_to, positions, shape, sizes, upcast
+from .._backend import as_constant, can_be_read, common_namespace, with_autocast
+from .._checks import check_number, check_parameters, check_shapes, value_range
+from ..parameters import Embeddings
+from ..random import Dropout, check_dropout, seed_array, seeded
+from .normalization import check_channels, norm_shapes, normalized
 
 
 @with_autocast(position=1, lowers=False)

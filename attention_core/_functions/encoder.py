@@ -6,11 +6,11 @@ import functools
 from collections.abc import Callable
 from typing import Any, Unpack
 
-from attention_core._arithmetic import ARITHMETICS, check_activation
-from attention_core._arrays import Array, Namespace, cast_to, dtypes_differ, sizes, sizes_differ, upcast
-from attention_core._attention.call import Attention
-from attention_core._backend import common_namespace, may_be_step, with_autocast
-from attention_core._checks import (
+from .._arithmetic import ARITHMETICS, check_activation
+from .._arrays import Array, Namespace, cast_to, dtypes_differ, sizes, sizes_differ, upcast
+from .._attention.call import Attention
+from .._backend import common_namespace, may_be_step, with_autocast
+from .._checks import (
     check_flags,
     check_function,
     check_like_array,
@@ -18,16 +18,16 @@ from attention_core._checks import (
     check_parameters,
     once_per_signature,
 )
-from attention_core._functions.attention import check_options, option_arrays
-from attention_core._functions.constants import with_constants
-from attention_core._functions.feed_forward import expand_and_contract, feed_forward_shapes
-from attention_core._functions.multi_head import attend_heads, check_heads, check_pairs, counts_of, projection_shapes
-from attention_core._functions.normalization import check_channels, norm_shapes, normalized
-from attention_core._functions.options import NUMBERS, Options, options_but
-from attention_core._functions.shards import check_not_shared
-from attention_core.masks._tree import mask_arrays
-from attention_core.parameters import DecoderLayer, EncoderLayer
-from attention_core.random import Dropout, fold_in, seeded
+from ..masks._tree import mask_arrays
+from ..parameters import DecoderLayer, EncoderLayer
+from ..random import Dropout, fold_in, seeded
+from .attention import check_options, option_arrays
+from .constants import with_constants
+from .feed_forward import expand_and_contract, feed_forward_shapes
+from .multi_head import attend_heads, check_heads, check_pairs, counts_of, projection_shapes
+from .normalization import check_channels, norm_shapes, normalized
+from .options import NUMBERS, Options, options_but
+from .shards import check_not_shared
 
 NOT_OF_LAYERS = (*NUMBERS, "sinks", "return_logsumexp", "assume_finite")
 

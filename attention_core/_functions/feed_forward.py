@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._arithmetic import ARITHMETICS, check_activation, check_arithmetic
-from attention_core._arrays import Array, Namespace, cast_to, upcast
-from attention_core._backend import common_namespace, with_autocast
-from attention_core._checks import check_parameters, check_shapes, linear_shapes, once_per_signature
-from attention_core._functions.normalization import check_map
-from attention_core.parameters import FeedForward, GatedFeedForward, Linear
-from attention_core.random import Dropout, check_dropout, seed_array, seeded
+from .._arithmetic import ARITHMETICS, check_activation, check_arithmetic
+from .._arrays import Array, Namespace, cast_to, upcast
+from .._backend import common_namespace, with_autocast
+from .._checks import check_parameters, check_shapes, linear_shapes, once_per_signature
+from ..parameters import FeedForward, GatedFeedForward, Linear
+from ..random import Dropout, check_dropout, seed_array, seeded
+from .normalization import check_map
 
 
 @with_autocast(position=1)

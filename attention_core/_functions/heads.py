@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from attention_core._arrays import Array, Namespace, one_program, shape
-from attention_core._backend import common_namespace
-from attention_core._checks import check_positive, check_shapes
+from .._arrays import Array, Namespace, one_program, shape
+from .._backend import common_namespace
+from .._checks import check_positive, check_shapes
 
 
 def split_heads(x: Array, num_heads: int, /, *, xp: Namespace | None = None) -> Array:

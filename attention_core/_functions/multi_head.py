@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, Required, TypeAlias, TypedDict, Unpack, overload
 
-from attention_core._arithmetic import ARITHMETICS, fan_out
-from attention_core._arrays import (
+from .._arithmetic import ARITHMETICS, fan_out
+from .._arrays import (
     Array,
     Arrays,
     ArrayT,
@@ -17,9 +17,9 @@ from attention_core._arrays import (
     sizes,
     upcast,
 )
-from attention_core._attention.call import Attention
-from attention_core._backend import common_namespace, may_be_step, with_autocast
-from attention_core._checks import (
+from .._attention.call import Attention
+from .._backend import common_namespace, may_be_step, with_autocast
+from .._checks import (
     ORDER,
     check_arity,
     check_bias,
@@ -33,13 +33,13 @@ from attention_core._checks import (
     once_per_signature,
     plain_integer,
 )
-from attention_core._functions.attention import check_options, checked_attention, option_arrays
-from attention_core._functions.constants import with_constants
-from attention_core._functions.heads import merge_channels, split_channels
-from attention_core._functions.options import Options, WithLogsumexp, WithoutFlags, WithWeights, options_but
-from attention_core._functions.shards import check_shared, place_of, whole_lengths
-from attention_core.masks._tree import check_mask, mask_arrays
-from attention_core.parameters import MultiHeadAttention
+from ..masks._tree import check_mask, mask_arrays
+from ..parameters import MultiHeadAttention
+from .attention import check_options, checked_attention, option_arrays
+from .constants import with_constants
+from .heads import merge_channels, split_channels
+from .options import Options, WithLogsumexp, WithoutFlags, WithWeights, options_but
+from .shards import check_shared, place_of, whole_lengths
 
 Prepare: TypeAlias = Callable[[Array, Array, Array], tuple[Array, Array, Array]]
 

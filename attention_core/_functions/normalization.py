@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from attention_core._arithmetic import ARITHMETICS, check_arithmetic
-from attention_core._arrays import Array, Namespace, cast_to, upcast
-from attention_core._backend import common_namespace, with_autocast
-from attention_core._checks import check_number, check_parameters, check_shapes, once_per_signature
-from attention_core.parameters import LayerNorm
+from .._arithmetic import ARITHMETICS, check_arithmetic
+from .._arrays import Array, Namespace, cast_to, upcast
+from .._backend import common_namespace, with_autocast
+from .._checks import check_number, check_parameters, check_shapes, once_per_signature
+from ..parameters import LayerNorm
 
 
 @with_autocast(position=1, lowers=False)

@@ -17,11 +17,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Literal, Required, TypedDict, TypeVar
 
-from attention_core._arrays import Array, Namespace
-from attention_core._attention.shards.splits import Shards
-from attention_core._keywords import with_options
-from attention_core.masks import Mask
-from attention_core.random import Dropout
+from .._arrays import Array, Namespace
+from .._attention.shards.splits import Shards
+from .._keywords import with_options
+from ..masks import Mask
+from ..random import Dropout
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple, Unpack
 
-from attention_core._arrays import (
+from .._arrays import (
     Array,
     Namespace,
     dtype_name,
@@ -15,12 +15,12 @@ from attention_core._arrays import (
     sizes,
     type_text,
 )
-from attention_core._attention.softmax import merge_pieces, with_remainder
-from attention_core._attention.ways import dense_advantage, run_call
-from attention_core._backend import common_namespace, with_autocast, without_warnings
-from attention_core._checks import check_start
-from attention_core._functions.attention import make_call
-from attention_core._functions.options import FLAGS, Options, options_but
+from .._attention.softmax import merge_pieces, with_remainder
+from .._attention.ways import dense_advantage, run_call
+from .._backend import common_namespace, with_autocast, without_warnings
+from .._checks import check_start
+from .attention import make_call
+from .options import FLAGS, Options, options_but
 
 
 @with_autocast(options=options_but(*FLAGS[1:], "sinks", "assume_finite", "shards"))

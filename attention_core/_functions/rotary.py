@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._arithmetic import ARITHMETICS, check_arithmetic
-from attention_core._arithmetic.angles import Rotation
-from attention_core._arrays import Array, Namespace, cast_to, type_text, upcast
-from attention_core._backend import as_constant, common_namespace, with_autocast
-from attention_core._checks import (
+from .._arithmetic import ARITHMETICS, check_arithmetic
+from .._arithmetic.angles import Rotation
+from .._arrays import Array, Namespace, cast_to, type_text, upcast
+from .._backend import as_constant, common_namespace, with_autocast
+from .._checks import (
     check_flags,
     check_number,
     check_positive,
@@ -18,7 +18,7 @@ from attention_core._checks import (
     once_per_signature,
     only_array,
 )
-from attention_core.parameters import DecoderLayer
+from ..parameters import DecoderLayer
 
 
 @with_autocast(lowers=False)

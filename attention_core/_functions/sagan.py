@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from attention_core._arithmetic import ARITHMETICS, check_arithmetic
-from attention_core._arrays import Array, Namespace, cast_to, shape, shape_text, sizes, upcast
-from attention_core._attention.call import Attention
-from attention_core._backend import common_namespace, with_autocast
-from attention_core._checks import (
+from .._arithmetic import ARITHMETICS, check_arithmetic
+from .._arrays import Array, Namespace, cast_to, shape, shape_text, sizes, upcast
+from .._attention.call import Attention
+from .._backend import common_namespace, with_autocast
+from .._checks import (
     check_choice,
     check_flags,
     check_number,
@@ -17,9 +17,9 @@ from attention_core._checks import (
     check_shapes,
     linear_shapes,
 )
-from attention_core._functions.attention import scaled_dot_product_attention
-from attention_core._functions.heads import move_axis
-from attention_core.parameters import SaganAttention
+from ..parameters import SaganAttention
+from .attention import scaled_dot_product_attention
+from .heads import move_axis
 
 MAX_ITERATIONS = 1000  # far beyond convergence: each is part of a traced program
 

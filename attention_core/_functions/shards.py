@@ -5,15 +5,15 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from attention_core._arrays import Array, shape_text, sizes, type_text
-from attention_core._attention.blocks.grid import pad
-from attention_core._attention.parts import Run, taken
-from attention_core._attention.shards.operations import gather
-from attention_core._attention.shards.splits import SPLITS, Place, Shards, own, stack_of
-from attention_core._attention.shards.strategies import STRATEGIES
-from attention_core._backend import Backend, array_namespace, backend_for
-from attention_core._checks import check_bias, check_choice, check_positive
-from attention_core.masks._tree import check_mask
+from .._arrays import Array, shape_text, sizes, type_text
+from .._attention.blocks.grid import pad
+from .._attention.parts import Run, taken
+from .._attention.shards.operations import gather
+from .._attention.shards.splits import SPLITS, Place, Shards, own, stack_of
+from .._attention.shards.strategies import STRATEGIES
+from .._backend import Backend, array_namespace, backend_for
+from .._checks import check_bias, check_choice, check_positive
+from ..masks._tree import check_mask
 
 WITH_COLLECTIVES = "PyTorch, JAX and TensorFlow"
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, Unpack
 
-from attention_core._arrays import (
+from .._arrays import (
     Array,
     Namespace,
     cast_to,
@@ -17,20 +17,20 @@ from attention_core._arrays import (
     type_text,
     upcast,
 )
-from attention_core._attention.call import Call, upcast_call
-from attention_core._attention.config import CONTEXTS
-from attention_core._attention.parts import Places, Run, cut, taken
-from attention_core._attention.ways import all_scores, run_call
-from attention_core._backend import array_of, common_namespace, with_autocast
-from attention_core._checks import (
+from .._attention.call import Call, upcast_call
+from .._attention.config import CONTEXTS
+from .._attention.parts import Places, Run, cut, taken
+from .._attention.ways import all_scores, run_call
+from .._backend import array_of, common_namespace, with_autocast
+from .._checks import (
     check_choice,
     check_positive,
     check_shapes,
     number_text,
     plain_integer,
 )
-from attention_core._functions.attention import make_call
-from attention_core._functions.options import Options, options_but
+from .attention import make_call
+from .options import Options, options_but
 
 Choice: TypeAlias = slice | Sequence[int] | None
 REDUCTIONS = ("max", "mean")

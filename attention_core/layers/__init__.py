@@ -16,14 +16,14 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from attention_core._backend import announced
-from attention_core._keywords import publish
-from attention_core._trees import named_arrays, tree_from_names
-from attention_core.layers._attention import DotProductAttention, MultiHeadAttention
-from attention_core.layers._decoder import DecoderLayer, GatedFeedForward, RMSNorm
-from attention_core.layers._layer import Initial, Layer, check_fit
-from attention_core.layers._sagan import SaganAttention, SpectralVectors
-from attention_core.layers._transformer import Embeddings, EncoderLayer, FeedForward
+from .._backend import announced
+from .._keywords import publish
+from .._trees import named_arrays, tree_from_names
+from ._attention import DotProductAttention, MultiHeadAttention
+from ._decoder import DecoderLayer, GatedFeedForward, RMSNorm
+from ._layer import Initial, Layer, check_fit
+from ._sagan import SaganAttention, SpectralVectors
+from ._transformer import Embeddings, EncoderLayer, FeedForward
 
 __all__ = [
     "KINDS",

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Unpack
 
-from attention_core import parameters as trees
-from attention_core._arrays import Array, Namespace, on_device_of, upcast
-from attention_core._attention.call import Attention
-from attention_core._backend import common_namespace
-from attention_core._checks import check_boolean, check_rank
-from attention_core._functions.attention import scaled_dot_product_attention
-from attention_core._functions.multi_head import Prepare, multi_head_attention
-from attention_core._functions.options import Options, takes
-from attention_core.layers._layer import Layer, all_masks, linear_spec
-from attention_core.masks import Mask
+from .. import parameters as trees
+from .._arrays import Array, Namespace, on_device_of, upcast
+from .._attention.call import Attention
+from .._backend import common_namespace
+from .._checks import check_boolean, check_rank
+from .._functions.attention import scaled_dot_product_attention
+from .._functions.multi_head import Prepare, multi_head_attention
+from .._functions.options import Options, takes
+from ..masks import Mask
+from ._layer import Layer, all_masks, linear_spec
 
 
 @dataclass(frozen=True)

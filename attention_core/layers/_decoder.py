@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, Unpack
 
-from attention_core import parameters as trees
-from attention_core._arrays import Array, Namespace
-from attention_core._checks import check_choice, check_positive
-from attention_core._functions.cache import KeyValueCache, empty_cache
-from attention_core._functions.decoder_layer import decoder_layer
-from attention_core._functions.feed_forward import gated_feed_forward
-from attention_core._functions.normalization import rms_norm
-from attention_core._functions.options import DECODER_DEFAULTS, DecoderOptions, takes
-from attention_core._functions.rotary import ROTARY, check_rotation
-from attention_core.layers._attention import MultiHeadAttention
-from attention_core.layers._layer import Initial, Layer, all_masks, norm_spec
-from attention_core.layers._transformer import FeedForward
+from .. import parameters as trees
+from .._arrays import Array, Namespace
+from .._checks import check_choice, check_positive
+from .._functions.cache import KeyValueCache, empty_cache
+from .._functions.decoder_layer import decoder_layer
+from .._functions.feed_forward import gated_feed_forward
+from .._functions.normalization import rms_norm
+from .._functions.options import DECODER_DEFAULTS, DecoderOptions, takes
+from .._functions.rotary import ROTARY, check_rotation
+from ._attention import MultiHeadAttention
+from ._layer import Initial, Layer, all_masks, norm_spec
+from ._transformer import FeedForward
 
 
 @dataclass(frozen=True)

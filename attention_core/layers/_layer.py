@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass, fields, replace
 from numbers import Real
 from typing import Any, ClassVar, TypeVar
 
-from attention_core import initializers, parameters as trees
-from attention_core._arithmetic import check_activation, check_arithmetic_name
-from attention_core._arrays import Array, Namespace, dtype_name, shape_text, sizes
-from attention_core._attention.ways import check_implementation
-from attention_core._backend import common_namespace, is_dense, own_namespace
-from attention_core._checks import (
+from .. import initializers, parameters as trees
+from .._arithmetic import check_activation, check_arithmetic_name
+from .._arrays import Array, Namespace, dtype_name, shape_text, sizes
+from .._attention.ways import check_implementation
+from .._backend import common_namespace, is_dense, own_namespace
+from .._checks import (
     check_boolean,
     check_broadcastable,
     check_flags,
@@ -25,13 +25,13 @@ from attention_core._checks import (
     check_rank,
     plain_integer,
 )
-from attention_core._functions.rotary import check_divisors
-from attention_core._functions.sagan import check_data_format
-from attention_core._keywords import Names, keyword_error, our_word
-from attention_core._trees import named_arrays, named_branches, tree_from_names
-from attention_core.masks import Mask
-from attention_core.masks._mask import as_mask
-from attention_core.random import Dropout, check_dropout_rate, fold_in
+from .._functions.rotary import check_divisors
+from .._functions.sagan import check_data_format
+from .._keywords import Names, keyword_error, our_word
+from .._trees import named_arrays, named_branches, tree_from_names
+from ..masks import Mask
+from ..masks._mask import as_mask
+from ..random import Dropout, check_dropout_rate, fold_in
 
 AnyLayer = TypeVar("AnyLayer", bound="Layer")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from attention_core import parameters as trees
-from attention_core._arrays import Array, Namespace
-from attention_core._functions.sagan import sagan_attention, spectral_norm
-from attention_core.layers._layer import Initial, Layer, linear_spec
+from .. import parameters as trees
+from .._arrays import Array, Namespace
+from .._functions.sagan import sagan_attention, spectral_norm
+from ._layer import Initial, Layer, linear_spec
 
 
 class SpectralVectors(NamedTuple):

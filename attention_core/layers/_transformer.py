@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
-from attention_core import parameters as trees
-from attention_core._arrays import Array, Namespace
-from attention_core._functions.embeddings import embed_tokens
-from attention_core._functions.encoder import encoder_layer
-from attention_core._functions.feed_forward import feed_forward
-from attention_core._functions.options import Options, takes
-from attention_core.layers._attention import MultiHeadAttention
-from attention_core.layers._layer import Initial, Layer, all_masks, linear_spec, norm_spec
+from .. import parameters as trees
+from .._arrays import Array, Namespace
+from .._functions.embeddings import embed_tokens
+from .._functions.encoder import encoder_layer
+from .._functions.feed_forward import feed_forward
+from .._functions.options import Options, takes
+from ._attention import MultiHeadAttention
+from ._layer import Initial, Layer, all_masks, linear_spec, norm_spec
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ import re
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, ClassVar, Self
 
-from attention_core._arrays import on_device_of
-from attention_core._backend import announced, common_namespace
-from attention_core._trees import named_arrays
-from attention_core.layers._layer import Layer, check_fit
+from .._arrays import on_device_of
+from .._backend import announced, common_namespace
+from .._trees import named_arrays
+from ._layer import Layer, check_fit
 
 __all__ = ["Adapted", "FixedSettings", "call_of", "constructor", "described", "settings_signature"]
 

@@ -5,11 +5,11 @@ is a rule about positions, and needs no more memory than its own arrays. From th
 tells whether the block is masked entirely, not at all, or in part.
 """
 
-from attention_core._backend import register
-from attention_core._keywords import publish
-from attention_core._trees import Leaf, flatten, unflatten
-from attention_core.masks._band import Band
-from attention_core.masks._converters import (
+from .._backend import register
+from .._keywords import publish
+from .._trees import Leaf, flatten, unflatten
+from ._band import Band
+from ._converters import (
     mask_from_additive,
     mask_from_ignore,
     mask_from_integers,
@@ -17,8 +17,8 @@ from attention_core.masks._converters import (
     mask_from_padding,
     mask_from_query_key,
 )
-from attention_core.masks._mask import And, Given, Mask, Not, Or, Positions, Spans
-from attention_core.masks._rules import (
+from ._mask import And, Given, Mask, Not, Or, Positions, Spans
+from ._rules import (
     Banded,
     Causal,
     KeyLengths,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, dtype_name, index_dtype
-from attention_core._backend import array_namespace, can_be_read
+from .._arrays import Array, Namespace, dtype_name, index_dtype
+from .._backend import array_namespace, can_be_read
 
 LIMIT = 2**29  # above all positions; three times as much still fits int32
 FREE, CAUSAL = (None, None), (None, 0)  # ends

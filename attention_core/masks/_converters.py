@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from attention_core._arrays import Array, Namespace, type_text
-from attention_core._backend import can_be_read, common_namespace
-from attention_core._checks import (
+from .._arrays import Array, Namespace, type_text
+from .._backend import can_be_read, common_namespace
+from .._checks import (
     MAX_POSITIONS,
     check_boolean,
     check_floating,
@@ -15,7 +15,7 @@ from attention_core._checks import (
     number_text,
     only_array,
 )
-from attention_core.masks._rules import KeyLengths
+from ._rules import KeyLengths
 
 
 def mask_from_ignore(mask: Array, /, *, xp: Namespace | None = None) -> Array:

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from attention_core._arrays import OURS, Array, Namespace, on_device_of, shape, sizes, take_rows
-from attention_core._backend import as_constant, common_namespace, own_namespace, without_warnings
-from attention_core._checks import (
+from .._arrays import OURS, Array, Namespace, on_device_of, shape, sizes, take_rows
+from .._backend import as_constant, common_namespace, own_namespace, without_warnings
+from .._checks import (
     HEADS_FIRST,
     OPEN_AXES,
     check_allowed,
@@ -21,7 +21,7 @@ from attention_core._checks import (
     check_sizes,
     check_start,
 )
-from attention_core.masks._band import ALL, FREE, UNKNOWN, Band, hull, intersection
+from ._band import ALL, FREE, UNKNOWN, Band, hull, intersection
 
 Sizes = tuple[int | None, ...]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from attention_core._arrays import (
+from .._arrays import (
     Array,
     Namespace,
     index_dtype,
@@ -25,7 +25,7 @@ from attention_core._arrays import (
     sizes_differ,
     take_rows,
 )
-from attention_core._checks import (
+from .._checks import (
     check_allowed,
     check_arity,
     check_broadcastable,
@@ -36,8 +36,8 @@ from attention_core._checks import (
     plain_integer,
     result_of,
 )
-from attention_core.masks._band import CAUSAL, FREE, Band, exact_band, integers
-from attention_core.masks._mask import Mask, PairPositions, Positions, Sizes, Spans, bounds_of
+from ._band import CAUSAL, FREE, Band, exact_band, integers
+from ._mask import Mask, PairPositions, Positions, Sizes, Spans, bounds_of
 
 
 class _Bounded(Mask):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from attention_core._arrays import OURS, Array, shape_text, sizes
-from attention_core._checks import check_device
-from attention_core._trees import classes, flatten, leaves
-from attention_core.masks._mask import Mask, Sizes, as_mask
-from attention_core.masks._rules import MaskFunction
+from .._arrays import OURS, Array, shape_text, sizes
+from .._checks import check_device
+from .._trees import classes, flatten, leaves
+from ._mask import Mask, Sizes, as_mask
+from ._rules import MaskFunction
 
 
 def is_of_users(kind: type, /) -> bool:

@@ -7,6 +7,8 @@ import ast
 import importlib
 import inspect
 import pathlib
+import re
+import shutil
 import subprocess
 import sys
 
@@ -226,17 +228,27 @@ def imports_of(path):
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path.name} imports relatively"
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
             yield node.module
 
 
 @pytest.mark.parametrize("path", sorted(CORE.glob("**/*.py")), ids=lambda path: path.name)
 def test_a_core_file_imports_the_standard_library_and_array_api_compat_alone(path):
     roots = {name.partition(".")[0] for name in imports_of(path)}
-    assert roots <= set(sys.stdlib_module_names) | {"array_api_compat", "attention_core"}
+    assert roots <= set(sys.stdlib_module_names) | {"array_api_compat"}  # the core's own modules relatively
     # Of array-api-compat the root alone, which imports no library; what wraps one would import it.
     assert not any(name.startswith("array_api_compat.") for name in imports_of(path))
+
+
+@pytest.mark.needs("torch")
+def test_a_copy_under_another_name_is_a_core_of_its_own(tmp_path):
+    copy, readme = "vendored.attention_core_copy", CORE.parent / "README.md"
+    shutil.copytree(CORE, tmp_path.joinpath(*copy.split(".")))
+    blocks = re.findall(r"^```python\n(.*?)^```$", readme.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    asked = "from attention_core.masks._tree import is_of_users\nassert not is_of_users(Causal)\n"
+    program = "".join((*blocks[:2], asked)).replace("attention_core", copy)  # on NumPy, and on PyTorch
+    program += "import sys\nassert not [name for name in sys.modules if name.startswith('attention_')]"
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
 
 
 # --- what is public ---

@@ -23,15 +23,15 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Arrays, Gradients, cast_to, shape, upcast
-from attention_core._attention.blocks.grid import Grid, Sample, make_grid, matmul_per_group, matmul_transposed, pad
-from attention_core._attention.blocks.nonfinite import zero_unless_finite
-from attention_core._attention.blocks.plan import Plan, pack, unpack, with_value_facts
-from attention_core._attention.blocks.scores import ScoreBlock, modified_scores, score_block, score_variables
-from attention_core._attention.blocks.visits import make_visits, visit_blocks
-from attention_core._attention.call import Call
-from attention_core._attention.finite import is_clean
-from attention_core._backend import Backend, can_be_read
+from ..._arrays import Array, Arrays, Gradients, cast_to, shape, upcast
+from ..._backend import Backend, can_be_read
+from ..call import Call
+from ..finite import is_clean
+from .grid import Grid, Sample, make_grid, matmul_per_group, matmul_transposed, pad
+from .nonfinite import zero_unless_finite
+from .plan import Plan, pack, unpack, with_value_facts
+from .scores import ScoreBlock, modified_scores, score_block, score_variables
+from .visits import make_visits, visit_blocks
 
 
 def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend) -> Gradients:

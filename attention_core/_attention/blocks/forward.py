@@ -21,24 +21,24 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-from attention_core._arithmetic.exact import two_sum
-from attention_core._arrays import Array, Arrays, scalar_like, shape, zeros_with
-from attention_core._attention.blocks.backward import backward
-from attention_core._attention.blocks.grid import Grid, Sample, make_grid, matmul_per_group
-from attention_core._attention.blocks.nonfinite import with_nonfinite_values
-from attention_core._attention.blocks.plan import (
+from ..._arithmetic.exact import two_sum
+from ..._arrays import Array, Arrays, scalar_like, shape, zeros_with
+from ..._backend import Backend, Operation, register
+from ..call import Call, upcast_call
+from ..finite import repaired_unless_clean
+from .backward import backward
+from .grid import Grid, Sample, make_grid, matmul_per_group
+from .nonfinite import with_nonfinite_values
+from .plan import (
     Plan,
     lasts,
     make_plan,
     unpack,
     with_value_facts,
 )
-from attention_core._attention.blocks.query_chunks import attend_query_chunks, query_chunks
-from attention_core._attention.blocks.scores import ScoreBlock, score_block
-from attention_core._attention.blocks.visits import make_visits, visit_blocks
-from attention_core._attention.call import Call, upcast_call
-from attention_core._attention.finite import repaired_unless_clean
-from attention_core._backend import Backend, Operation, register
+from .query_chunks import attend_query_chunks, query_chunks
+from .scores import ScoreBlock, score_block
+from .visits import make_visits, visit_blocks
 
 
 def blockwise(call: Call) -> tuple[Array, Array, Array]:

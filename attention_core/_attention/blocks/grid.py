@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Arrays, Namespace, on_device_of, positions, shape
-from attention_core._attention.blocks.plan import Plan
-from attention_core._attention.call import Call, apply_dropout, counted_from, flatten_group, is_listed
-from attention_core._attention.parts import with_arrays
-from attention_core._backend import Backend, Loops, runs_at_once
-from attention_core.masks import Positions, Spans
-from attention_core.masks._mask import bounds_of
+from ..._arrays import Array, Arrays, Namespace, on_device_of, positions, shape
+from ..._backend import Backend, Loops, runs_at_once
+from ...masks import Positions, Spans
+from ...masks._mask import bounds_of
+from ..call import Call, apply_dropout, counted_from, flatten_group, is_listed
+from ..parts import with_arrays
+from .plan import Plan
 
 EXACT_WORK = 8  # the time of a score in reproducible arithmetic, by that of one in fast arithmetic
 

@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._arrays import Array, Arrays, Namespace, shape
-from attention_core._attention.blocks.grid import Grid
-from attention_core._attention.finite import repaired_unless_clean, value_columns, with_infinities
-from attention_core._backend import can_be_read
+from ..._arrays import Array, Arrays, Namespace, shape
+from ..._backend import can_be_read
+from ..finite import repaired_unless_clean, value_columns, with_infinities
+from .grid import Grid
 
 
 def with_nonfinite_values(grid: Grid, average: Callable[[Grid], Arrays], empty: Callable[[], Arrays]) -> Arrays:

@@ -8,17 +8,17 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Arrays, Namespace, number_like, positions, shape, zeros_with
-from attention_core._attention.call import Call, Whole, scale_like
-from attention_core._attention.finite import inputs_are_finite
-from attention_core._attention.parts import with_arrays
-from attention_core._backend import Backend, Tuning, can_be_read, is_on_host, register
-from attention_core._checks import only_array, result_of
-from attention_core.masks import Positions, flatten, unflatten
-from attention_core.masks._mask import as_mask, band_of
-from attention_core.masks._tree import may_count
-from attention_core.random import Dropout
-from attention_core.scores import ScoreMod
+from ..._arrays import Array, Arrays, Namespace, number_like, positions, shape, zeros_with
+from ..._backend import Backend, Tuning, can_be_read, is_on_host, register
+from ..._checks import only_array, result_of
+from ...masks import Positions, flatten, unflatten
+from ...masks._mask import as_mask, band_of
+from ...masks._tree import may_count
+from ...random import Dropout
+from ...scores import ScoreMod
+from ..call import Call, Whole, scale_like
+from ..finite import inputs_are_finite
+from ..parts import with_arrays
 
 DEVICE_QUERIES, DEVICE_KEYS = 4, 4  # times as many of a block on an accelerator, where each costs launches
 REPRODUCIBLE_KEYS = 256  # of a block in reproducible arithmetic

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from attention_core._arrays import Array, dtype_name
-from attention_core._attention.call import Call
-from attention_core._attention.dense import dense
-from attention_core._attention.facts import facts_of
-from attention_core._attention.parts import Run, cut, keys_of
-from attention_core.masks._band import ALL
-from attention_core.masks._mask import band_of, bounds_of
+from ..._arrays import Array, dtype_name
+from ...masks._band import ALL
+from ...masks._mask import band_of, bounds_of
+from ..call import Call
+from ..dense import dense
+from ..facts import facts_of
+from ..parts import Run, cut, keys_of
 
 MAX_CHUNKS = 16  # each is a part of the program
 MAX_SCORE_BYTES = 2**27  # of the scores of all chunks, which a library may compute side by side

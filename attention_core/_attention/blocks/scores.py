@@ -6,11 +6,11 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Arrays, Namespace, is_floating, positions, shape
-from attention_core._attention.blocks.grid import Grid, Sample, is_broadcast, matmul_per_group
-from attention_core._attention.call import Call
-from attention_core._attention.scores import allowed_by, modify_scores
-from attention_core.masks import Positions, flatten, unflatten
+from ..._arrays import Array, Arrays, Namespace, is_floating, positions, shape
+from ...masks import Positions, flatten, unflatten
+from ..call import Call
+from ..scores import allowed_by, modify_scores
+from .grid import Grid, Sample, is_broadcast, matmul_per_group
 
 
 class ScoreBlock(NamedTuple):

@@ -6,14 +6,14 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, on_device_of, positions
-from attention_core._attention.blocks.grid import Grid, is_broadcast
-from attention_core._backend import is_concrete, is_on_host
-from attention_core._trees import classes
-from attention_core.masks import flatten
-from attention_core.masks._band import UNKNOWN
-from attention_core.masks._mask import band_of
-from attention_core.masks._tree import is_of_users
+from ..._arrays import Array, on_device_of, positions
+from ..._backend import is_concrete, is_on_host
+from ..._trees import classes
+from ...masks import flatten
+from ...masks._band import UNKNOWN
+from ...masks._mask import band_of
+from ...masks._tree import is_of_users
+from .grid import Grid, is_broadcast
 
 
 class Visits(NamedTuple):

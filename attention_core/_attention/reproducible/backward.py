@@ -16,8 +16,8 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-from attention_core._arithmetic.elementary import exp2
-from attention_core._arithmetic.exact import (
+from ..._arithmetic.elementary import exp2
+from ..._arithmetic.exact import (
     LN_2,
     join_carry,
     power_above_max,
@@ -26,9 +26,10 @@ from attention_core._arithmetic.exact import (
     to_float64,
     uncontracted,
 )
-from attention_core._arithmetic.products import exact_sum
-from attention_core._arrays import Array, Arrays, Gradients, Namespace, shape, take_rows, zeros_with
-from attention_core._attention.blocks.grid import (
+from ..._arithmetic.products import exact_sum
+from ..._arrays import Array, Arrays, Gradients, Namespace, shape, take_rows, zeros_with
+from ..._backend import Ranks, ranks_of
+from ..blocks.grid import (
     Grid,
     Sample,
     is_broadcast,
@@ -36,13 +37,13 @@ from attention_core._attention.blocks.grid import (
     matmul_per_group,
     matmul_transposed,
 )
-from attention_core._attention.blocks.nonfinite import zero_unless_finite
-from attention_core._attention.blocks.plan import Plan, unpack
-from attention_core._attention.blocks.visits import make_visits, visit_blocks
-from attention_core._attention.call import Call, dropout_scale, flatten_group
-from attention_core._attention.reproducible import bounds
-from attention_core._attention.reproducible.rows import QueryRows, for_each_rows, pad_rows, unpack_logarithm
-from attention_core._attention.reproducible.scores import (
+from ..blocks.nonfinite import zero_unless_finite
+from ..blocks.plan import Plan, unpack
+from ..blocks.visits import make_visits, visit_blocks
+from ..call import Call, dropout_scale, flatten_group
+from . import bounds
+from .rows import QueryRows, for_each_rows, pad_rows, unpack_logarithm
+from .scores import (
     ScoreBlock,
     cut_vectors,
     exact_block,
@@ -52,8 +53,7 @@ from attention_core._attention.reproducible.scores import (
     scaled_queries,
     score_block,
 )
-from attention_core._attention.reproducible.settle import TERM_BITS, Reference, Terms, settle
-from attention_core._backend import Ranks, ranks_of
+from .settle import TERM_BITS, Reference, Terms, settle
 
 BIAS_BITS = 40
 MAX_BACKWARD_BLOCK = 512  # queries or keys

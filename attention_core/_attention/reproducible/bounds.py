@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._arithmetic.exact import slice_bits
-from attention_core._arrays import Array, Namespace
-from attention_core._attention.blocks.grid import Grid
-from attention_core.masks._mask import band_of
+from ..._arithmetic.exact import slice_bits
+from ..._arrays import Array, Namespace
+from ...masks._mask import band_of
+from ..blocks.grid import Grid
 
 ULP = 2.0**-53  # u
 FUNCTION_ERROR = 2.0**-50

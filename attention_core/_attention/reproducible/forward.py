@@ -19,33 +19,33 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-from attention_core._arithmetic.elementary import exp2, split_log2
-from attention_core._arithmetic.exact import (
+from ..._arithmetic.elementary import exp2, split_log2
+from ..._arithmetic.exact import (
     LN_2,
     LOG2_E,
     round_to_float32,
     to_float64,
     uncontracted,
 )
-from attention_core._arithmetic.products import exact_sum
-from attention_core._arrays import Array, Arrays, Namespace, on_device_of, shape, zeros_with
-from attention_core._attention.blocks.forward import empty_results as empty_results_of_blocks
-from attention_core._attention.blocks.grid import Grid, Sample, make_grid, matmul_per_group
-from attention_core._attention.blocks.nonfinite import with_nonfinite_values
-from attention_core._attention.blocks.plan import Plan, make_plan, unpack
-from attention_core._attention.call import Call, dropout_scale, upcast_call
-from attention_core._attention.reproducible import bounds
-from attention_core._attention.reproducible.backward import backward
-from attention_core._attention.reproducible.rows import QueryRows, for_each_rows, pack_logarithm
-from attention_core._attention.reproducible.scores import (
+from ..._arithmetic.products import exact_sum
+from ..._arrays import Array, Arrays, Namespace, on_device_of, shape, zeros_with
+from ..._backend import Backend, Operation, Ranks, ranks_of, register
+from ..blocks.forward import empty_results as empty_results_of_blocks
+from ..blocks.grid import Grid, Sample, make_grid, matmul_per_group
+from ..blocks.nonfinite import with_nonfinite_values
+from ..blocks.plan import Plan, make_plan, unpack
+from ..call import Call, dropout_scale, upcast_call
+from . import bounds
+from .backward import backward
+from .rows import QueryRows, for_each_rows, pack_logarithm
+from .scores import (
     cut_vectors,
     listed_rows,
     near_vectors,
     scaled_queries,
     score_block,
 )
-from attention_core._attention.reproducible.settle import TERM_BITS, Reference, Terms, settle
-from attention_core._backend import Backend, Operation, Ranks, ranks_of, register
+from .settle import TERM_BITS, Reference, Terms, settle
 
 MAX_SCORE = 2.0**137  # in units of log 2: above, rows are nan
 

@@ -6,26 +6,26 @@ import functools
 import math
 from typing import Any
 
-from attention_core._arithmetic.elementary import exp2
-from attention_core._arithmetic.exact import round_to_float32, to_float64, uncontracted
-from attention_core._arithmetic.products import exact_sum
-from attention_core._arrays import Array, Arrays, Gradients, positions, shape, take_rows, zeros_with
-from attention_core._attention.blocks.grid import (
+from ..._arithmetic.elementary import exp2
+from ..._arithmetic.exact import round_to_float32, to_float64, uncontracted
+from ..._arithmetic.products import exact_sum
+from ..._arrays import Array, Arrays, Gradients, positions, shape, take_rows, zeros_with
+from ..._backend import Backend, Operation, register
+from ..blocks.grid import (
     Grid,
     Sample,
     is_broadcast,
     make_grid,
 )
-from attention_core._attention.blocks.nonfinite import zero_unless_finite
-from attention_core._attention.blocks.plan import Plan, unpack
-from attention_core._attention.call import Call, flatten_group
-from attention_core._attention.reproducible import bounds
-from attention_core._attention.reproducible.backward import backward
-from attention_core._attention.reproducible.forward import arrange
-from attention_core._attention.reproducible.rows import QueryRows, for_each_rows, pad_rows, unpack_logarithm
-from attention_core._attention.reproducible.scores import ScoreBlock, cut_vectors, exact_block
-from attention_core._attention.reproducible.settle import Reference, Terms, settle
-from attention_core._backend import Backend, Operation, register
+from ..blocks.nonfinite import zero_unless_finite
+from ..blocks.plan import Plan, unpack
+from ..call import Call, flatten_group
+from . import bounds
+from .backward import backward
+from .forward import arrange
+from .rows import QueryRows, for_each_rows, pad_rows, unpack_logarithm
+from .scores import ScoreBlock, cut_vectors, exact_block
+from .settle import Reference, Terms, settle
 
 
 def _cut(grid: Grid, sample: Sample) -> tuple[list[Array], list[Array]]:

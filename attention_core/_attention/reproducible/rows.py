@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arithmetic.exact import as_three_float32
-from attention_core._arrays import Array, Arrays, Namespace, shape
-from attention_core._attention.blocks.grid import Grid, Sample, pad
-from attention_core._attention.blocks.visits import make_visits, visit_blocks
+from ..._arithmetic.exact import as_three_float32
+from ..._arrays import Array, Arrays, Namespace, shape
+from ..blocks.grid import Grid, Sample, pad
+from ..blocks.visits import make_visits, visit_blocks
 
 
 class QueryRows(NamedTuple):

@@ -7,14 +7,14 @@ import itertools
 import math
 from typing import Any, NamedTuple
 
-from attention_core._arithmetic.elementary import tanh
-from attention_core._arithmetic.exact import LOG2_E, power_above_max, slice_bits, slices, to_float64, uncontracted
-from attention_core._arrays import Array, Namespace, take_rows
-from attention_core._attention.blocks.grid import Grid, Sample, is_broadcast, matmul_per_group
-from attention_core._attention.blocks.scores import block_context
-from attention_core._attention.reproducible.bounds import MOST, SLICES, score_error
-from attention_core._backend import Loops, runs_at_once
-from attention_core.masks import Positions
+from ..._arithmetic.elementary import tanh
+from ..._arithmetic.exact import LOG2_E, power_above_max, slice_bits, slices, to_float64, uncontracted
+from ..._arrays import Array, Namespace, take_rows
+from ..._backend import Loops, runs_at_once
+from ...masks import Positions
+from ..blocks.grid import Grid, Sample, is_broadcast, matmul_per_group
+from ..blocks.scores import block_context
+from .bounds import MOST, SLICES, score_error
 
 
 class ScoreBlock(NamedTuple):

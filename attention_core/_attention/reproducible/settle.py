@@ -12,11 +12,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from attention_core._arithmetic.exact import round_to_float32, uncontracted
-from attention_core._arithmetic.products import exact_sum
-from attention_core._arrays import Array, Arrays, on_device_of, shape, take_rows, zeros_with
-from attention_core._attention.blocks.grid import Grid, pad
-from attention_core._backend import Ranks, is_concrete
+from ..._arithmetic.exact import round_to_float32, uncontracted
+from ..._arithmetic.products import exact_sum
+from ..._arrays import Array, Arrays, on_device_of, shape, take_rows, zeros_with
+from ..._backend import Ranks, is_concrete
+from ..blocks.grid import Grid, pad
 
 AT_ONCE = 2**18  # products that are summed at a time
 TERM_BITS = 30  # of the two integers of a term: sums of up to 2**23 of them are exact

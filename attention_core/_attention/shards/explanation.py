@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from attention_core._attention.explanation import Explanation, explain
-from attention_core._attention.shards.strategies import RING, Sharded, taken_strategy, walk_strategies
+from ..explanation import Explanation, explain
+from .strategies import RING, Sharded, taken_strategy, walk_strategies
 
 
 def explain_shards(sharded: Sharded, name: str, *, logsumexp: bool) -> Explanation:

@@ -6,9 +6,9 @@ import functools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Gradients, cast_to, is_floating, upcast
-from attention_core._attention.shards.splits import Place, own, stack_of, whole_of
-from attention_core._backend import Backend, Operation, register
+from ..._arrays import Array, Gradients, cast_to, is_floating, upcast
+from ..._backend import Backend, Operation, register
+from .splits import Place, own, stack_of, whole_of
 
 Arrays = tuple[Array, ...]
 UNDIFFERENTIATED = (

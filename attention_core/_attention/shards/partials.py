@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from attention_core._arrays import Array, positions
-from attention_core._attention.call import Call, Result
-from attention_core._attention.reproducible.forward import reproducible_attention
-from attention_core._attention.shards.operations import total
-from attention_core._attention.shards.splits import Place
-from attention_core._attention.softmax import merge_pieces, with_remainder
-from attention_core._backend import Backend
+from ..._arrays import Array, positions
+from ..._backend import Backend
+from ..call import Call, Result
+from ..reproducible.forward import reproducible_attention
+from ..softmax import merge_pieces, with_remainder
+from .operations import total
+from .splits import Place
 
 
 def merge(piece: Result, here: Place, call: Call) -> Result:

@@ -18,21 +18,21 @@ import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Arrays, Gradients, Namespace, cast_to, is_floating, shape, upcast
-from attention_core._attention.blocks.backward import backward
-from attention_core._attention.blocks.forward import empty_results, forward
-from attention_core._attention.blocks.grid import is_broadcast
-from attention_core._attention.blocks.plan import Plan, make_plan, pack, unpack
-from attention_core._attention.call import Call, Result, score_change, upcast_call
-from attention_core._attention.parts import KeyRange, Run, cut, key_ranges, taken
-from attention_core._attention.shards.rules import from_starts
-from attention_core._attention.shards.splits import SPLITS, Place, start_of
-from attention_core._attention.softmax import merge_pieces
-from attention_core._attention.ways import taken_way
-from attention_core._backend import Backend, Operation, register
-from attention_core._keywords import untraced
-from attention_core.masks._band import LIMIT, Band
-from attention_core.masks._mask import band_of
+from ..._arrays import Array, Arrays, Gradients, Namespace, cast_to, is_floating, shape, upcast
+from ..._backend import Backend, Operation, register
+from ..._keywords import untraced
+from ...masks._band import LIMIT, Band
+from ...masks._mask import band_of
+from ..blocks.backward import backward
+from ..blocks.forward import empty_results, forward
+from ..blocks.grid import is_broadcast
+from ..blocks.plan import Plan, make_plan, pack, unpack
+from ..call import Call, Result, score_change, upcast_call
+from ..parts import KeyRange, Run, cut, key_ranges, taken
+from ..softmax import merge_pieces
+from ..ways import taken_way
+from .rules import from_starts
+from .splits import SPLITS, Place, start_of
 
 ROWS = -2, -1, -1  # the axis of output, logsumexp and remainder
 

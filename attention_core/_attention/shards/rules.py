@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from attention_core._arrays import Array, Namespace, clipped
-from attention_core._attention.call import Call
-from attention_core._backend import array_namespace, register
-from attention_core.masks import Mask, Positions, Spans
-from attention_core.masks._band import LIMIT, Band, intersection
-from attention_core.masks._mask import as_mask, band_of, bounds_of, logical_and
-from attention_core.masks._rules import rule_of
-from attention_core.scores import ScoreMod
+from ..._arrays import Array, Namespace, clipped
+from ..._backend import array_namespace, register
+from ...masks import Mask, Positions, Spans
+from ...masks._band import LIMIT, Band, intersection
+from ...masks._mask import as_mask, band_of, bounds_of, logical_and
+from ...masks._rules import rule_of
+from ...scores import ScoreMod
+from ..call import Call
 
 
 @dataclass(frozen=True, eq=False)

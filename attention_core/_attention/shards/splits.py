@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, positions
-from attention_core._attention.parts import Run, taken
+from ..._arrays import Array, Namespace, positions
+from ..parts import Run, taken
 
 SPLITS = {"contiguous": 1, "zigzag": 2}  # and how many chunks a rank has
 

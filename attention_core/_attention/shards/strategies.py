@@ -11,21 +11,21 @@ import operator
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from attention_core._arrays import HALF, Array, cast_to, clipped, dtype_name, upcast
-from attention_core._attention.blocks.grid import pad
-from attention_core._attention.call import Call, Result, has_no_pairs, repeat_kv, upcast_call
-from attention_core._attention.parts import Run, cut, taken
-from attention_core._attention.reproducible.forward import reproducible_attention
-from attention_core._attention.shards.operations import check_no_gradient, exchange, gather
-from attention_core._attention.shards.partials import merge, merge_exactly
-from attention_core._attention.shards.ring import Hops, hops_of, kernel_of, ring_attention
-from attention_core._attention.shards.rules import from_starts, within
-from attention_core._attention.shards.splits import Place, stack_of, whole_of
-from attention_core._attention.ways import dense_advantage, run_call, with_sinks
-from attention_core._backend import Verdict, is_on_host
-from attention_core.masks._band import LIMIT
-from attention_core.masks._mask import band_of
-from attention_core.scores import ScoreMod
+from ..._arrays import HALF, Array, cast_to, clipped, dtype_name, upcast
+from ..._backend import Verdict, is_on_host
+from ...masks._band import LIMIT
+from ...masks._mask import band_of
+from ...scores import ScoreMod
+from ..blocks.grid import pad
+from ..call import Call, Result, has_no_pairs, repeat_kv, upcast_call
+from ..parts import Run, cut, taken
+from ..reproducible.forward import reproducible_attention
+from ..ways import dense_advantage, run_call, with_sinks
+from .operations import check_no_gradient, exchange, gather
+from .partials import merge, merge_exactly
+from .ring import Hops, hops_of, kernel_of, ring_attention
+from .rules import from_starts, within
+from .splits import Place, stack_of, whole_of
 
 MOST_GATHERED = 2**21  # numbers of keys and values, of as many heads as are gathered at once
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
