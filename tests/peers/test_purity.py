@@ -282,7 +282,7 @@ def test_a_public_module_announces_what_it_defines(name):
     defined = {
         each
         for each, value in vars(module).items()
-        if f"{getattr(value, '__module__', None)}.".startswith(f"{module.__name__}.")
+        if f"{getattr(value, '__module__', None)}.".startswith(f"{module.__name__}.") and not each.startswith("_")
     }
     assert {
         each for each in module.__all__ if not each.isupper()
