@@ -179,9 +179,15 @@ def with_arrays(rule: Mask, part: Callable[[Array, int], Array]) -> Any:
     return unflatten(treedef, arrays)
 
 
+def looks_up_heads(rule: Any) -> bool:
+    """Whether a rule of users may look up an array by the heads of the whole, which blocks of some heads cannot do."""
+    treedef = flatten(rule, [])
+    return any(leaf.axes == 3 for leaf in leaves(treedef)) and any(map(is_of_users, classes(treedef)))
+
+
 def _rule_of_part(rule: Mask, call: Call, sample: tuple[int, ...] | None, heads: Any) -> Any:
-    xp, treedef = call.xp, None if heads is None else flatten(rule, [])
-    if any(leaf.axes == 3 for leaf in leaves(treedef)) and any(map(is_of_users, classes(treedef))):
+    xp = call.xp
+    if heads is not None and looks_up_heads(rule):
         rule, heads = OfHeads(rule, _indices(heads, call.query, xp), call.query.shape[-3]), None
 
     def part(array: Array, axes: int) -> Array:
@@ -193,7 +199,7 @@ def _rule_of_part(rule: Mask, call: Call, sample: tuple[int, ...] | None, heads:
 
 @dataclass(frozen=True, eq=False)
 class OfHeads(Mask):
-    """A rule of users for some heads, as it may look up arrays of all of them by their positions."""
+    """A rule of users for some heads, as it may look up arrays of all of them by their positions: in the dense form."""
 
     mask: Mask
     heads: Array

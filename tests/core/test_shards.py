@@ -387,6 +387,14 @@ class OfTable(ac.Mask):
         return xp.logical_and(taken, xp.less_equal(at.key, at.query))
 
 
+@dataclass(frozen=True, eq=False)
+class Causalish(ac.Mask):
+    """A rule of users without arrays."""
+
+    def allowed(self, at, /, *, xp):
+        return xp.less_equal(at.key, xp.add(at.query, at.head))
+
+
 class OfDocuments(ac.Segments):
     """A rule of users that takes a block for neighbours."""
 
@@ -412,8 +420,26 @@ def test_a_rule_of_users_classifies_no_block_of_positions_that_are_no_neighbours
         np.testing.assert_allclose(found, expected, rtol=1e-11)
 
 
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+def test_a_rule_of_users_with_an_array_is_computed_for_all_heads(put, get, ranks, monkeypatch, implementation):
+    """The rule might look up the array by heads, which are those of the whole."""
+    monkeypatch.setattr(strategies, "MOST_GATHERED", 40)
+    wholes, flags = tuple(map(put, inputs((4, 4))[:3])), put(np.random.default_rng(0).random((4, 1, 16)) < 0.8)
+    mask = Causalish() & flags
+    expected = get(ac.scaled_dot_product_attention(*wholes, mask=mask))
+
+    def of_shard(group):
+        shards = ac.Shards(group, "contiguous")
+        parts = [ac.shard(x, shards) for x in wholes]
+        with pytest.raises(ValueError, match="heads of the whole"):
+            ac.scaled_dot_product_attention(*parts, mask=mask, shards=shards._replace(strategy="heads"))
+        return get(ac.scaled_dot_product_attention(*parts, mask=mask, shards=shards, implementation=implementation))
+
+    np.testing.assert_allclose(np.concatenate(ranks(2, of_shard), axis=-2), expected, rtol=1e-11)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "gather"])
 @pytest.mark.parametrize("most", [strategies.MOST_GATHERED, 400])
-@pytest.mark.parametrize("strategy", ["gather", "heads"])
 def test_a_rule_of_users_looks_up_an_array_by_the_heads_of_the_whole(put, get, ranks, monkeypatch, strategy, most):
     monkeypatch.setattr(strategies, "MOST_GATHERED", most)
     wholes, table = tuple(map(put, inputs((4, 4))[:3])), put(np.random.default_rng(0).random((4, 1, 1)) < 0.5)

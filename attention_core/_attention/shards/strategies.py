@@ -18,7 +18,7 @@ from ...masks._mask import band_of
 from ...scores import ScoreMod
 from ..blocks.grid import pad
 from ..call import Call, Result, has_no_pairs, repeat_kv, upcast_call
-from ..parts import Run, cut, taken
+from ..parts import Run, cut, looks_up_heads, taken
 from ..reproducible.forward import reproducible_attention
 from ..ways import dense_advantage, run_call, with_sinks
 from .operations import check_no_gradient, exchange, gather
@@ -89,6 +89,8 @@ class Heads(Strategy):
             return Verdict(
                 f"{num_heads} heads and {num_kv_heads} key/value heads are not shared out evenly by {size} ranks"
             )
+        if looks_up_heads(call.mask):
+            return Verdict("a rule that is not of attention_core may look up an array by heads of the whole")
         if num_kv_heads % size == 0:
             return Verdict(None)
         if call.arithmetic == "reproducible":
@@ -303,6 +305,8 @@ def _turns(sharded: Sharded) -> list[Sharded]:
     """
     call, heads = sharded.call, sharded.call.key.shape[-3]
     if call.arithmetic == "reproducible" or call.backend.loops.traced or not is_on_host(call.query):
+        return [sharded]
+    if looks_up_heads(call.mask):
         return [sharded]
     numbers, most = sharded.here.size * _numbers_of_keys(sharded), range(1, max(1, heads) + 1)
     count = next(n for n in most if heads % n == 0 and (numbers <= n * MOST_GATHERED or n == heads))
