@@ -135,10 +135,10 @@ LEADING = Axis("", "", "...")
 
 
 def _difference(dims: tuple[int | None, ...], shape: Shape, known: Known) -> Axis | None:
-    """The first axis that does not fit what is known; `LEADING` for all of these, or too many."""
+    """The first axis that does not fit what is known; `LEADING` for those of the batch."""
     count = len(dims) - len(shape.axes)
     if shapes_differ(dims[:count], known.get("...", dims[:count]) if "..." in shape.words else ()):
-        return LEADING
+        return LEADING if "..." in shape.words or not shape.axes else shape.axes[0]  # of too many
     for axis, dim in zip(shape.axes, dims[count:], strict=True):
         if sizes_differ(dim, _size(axis, dim, known)):
             return axis
