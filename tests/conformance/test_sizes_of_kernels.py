@@ -27,14 +27,15 @@ def capped(query, key, value, is_causal=False, softcap=None, sinks=None, *, faul
     size = query.shape[1] // key.shape[1]
     key, value = (np.repeat(each, size, axis=1) for each in (key, value))
     scores = query @ np.swapaxes(key, -1, -2) / np.float32(query.shape[-1] ** 0.5)
-    if softcap:
+    if softcap and not (fault == "no softcap of many keys" and key.shape[-2] > 512):
         last = 64 if fault == "softcap of the first block" else None
         scores[..., :last] = softcap * np.tanh(scores[..., :last] / np.float32(softcap))
     if is_causal:
         scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, np.float32(-np.inf))
     if sinks is not None:
         of_heads = np.repeat(sinks[::size], size) if fault == "sinks of key heads" else sinks
-        count = -(-key.shape[-2] // 64) if fault == "a sink for each block" else 1
+        is_split = fault == "a sink for each half" and key.shape[-2] > 512
+        count = -(-key.shape[-2] // 64) if fault == "a sink for each block" else 1 + is_split
         sink = np.broadcast_to(of_heads[:, None, None], (*scores.shape[:-1], 1))
         scores = np.concatenate([scores, *[sink] * count], axis=-1).astype(query.dtype)
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -49,3 +50,23 @@ def test_softcap_and_sinks_of_several_blocks_and_grouped_heads_are_checked(fault
         subject = settled(Subject(functools.partial(capped, fault=each), backend="numpy"))
         assert (subject.softcap_name, subject.sinks_name) == ("softcap", "sinks")
         assert found(subject, case)[case].verdict == verdict
+
+
+CAUSES = {
+    "no softcap of many keys": ("softcap-65x1025", "no-softcap"), "a sink for each half": ("sinks-1x1100", "sink-twice"),
+    "two bases": ("shape-1x7-plain", "logsumexp-of-both-bases"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", CAUSES)
+@pytest.mark.needs("numpy")
+def test_softcap_sinks_and_logsumexp_of_many_keys_are_checked_and_named(fault):
+    def with_logsumexp(query, key, value, return_lse=True):
+        scores = query @ np.swapaxes(key, -1, -2) / np.float32(query.shape[-1] ** 0.5)
+        top = scores.max(axis=-1)
+        total = np.exp(scores - top[..., None]).sum(axis=-1)
+        return planted.attention(query, key, value), top + np.log2(total)
+
+    kernel = with_logsumexp if fault == "two bases" else functools.partial(capped, fault=fault)
+    case, cause = CAUSES[fault]
+    assert verdict_of(settled(Subject(kernel, backend="numpy")), case) == ("silently wrong", cause)
