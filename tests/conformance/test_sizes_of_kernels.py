@@ -38,6 +38,9 @@ def capped(query, key, value, is_causal=False, softcap=None, sinks=None, *, faul
         count = -(-key.shape[-2] // 64) if fault == "a sink for each block" else 1 + is_split
         sink = np.broadcast_to(of_heads[:, None, None], (*scores.shape[:-1], 1))
         scores = np.concatenate([scores, *[sink] * count], axis=-1).astype(query.dtype)
+    if fault == "old scores in the last block":
+        start = key.shape[-2] // 64 * 64
+        scores = np.concatenate([scores, scores[..., key.shape[-2] - 64 : start]], axis=-1)
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return ((powers / powers.sum(axis=-1, keepdims=True))[..., : key.shape[-2]] @ value).astype(query.dtype)
 
@@ -54,13 +57,13 @@ def test_softcap_and_sinks_of_several_blocks_and_grouped_heads_are_checked(fault
 
 CAUSES = {
     "no softcap of many keys": ("softcap-65x1025", "no-softcap"), "a sink for each half": ("sinks-1x1100", "sink-twice"),
-    "two bases": ("shape-1x7-plain", "logsumexp-of-both-bases"),
+    "old scores in the last block": ("shape-65x130-plain", "other-sum"), "two bases": ("shape-1x7-plain", "logsumexp-of-both-bases"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", CAUSES)
 @pytest.mark.needs("numpy")
-def test_softcap_sinks_and_logsumexp_of_many_keys_are_checked_and_named(fault):
+def test_faults_of_many_keys_and_of_logsumexp_are_found_and_named(fault):
     def with_logsumexp(query, key, value, return_lse=True):
         scores = query @ np.swapaxes(key, -1, -2) / np.float32(query.shape[-1] ** 0.5)
         top = scores.max(axis=-1)
