@@ -210,6 +210,14 @@ def test_a_plain_formula_that_adds_its_mask_is_not_called_wrong_where_it_multipl
 
 
 @pytest.mark.needs("jax")
+def test_the_bits_of_equal_calls_are_compared_in_one_way_of_calling():
+    import jax
+
+    subject, case = Subject(jax.nn.dot_product_attention, backend="jax"), "shape-64x513-h4on1-d16-plain-again"
+    assert found(settled(subject), case)[case].verdict == "right"
+
+
+@pytest.mark.needs("jax")
 def test_a_kind_of_device_is_its_first_device():
     subject = Subject(scaled_dot_product_attention, backend="jax", device="cpu")
     assert found(subject, "scale")["scale"].verdict == "right"

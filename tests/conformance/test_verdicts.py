@@ -130,6 +130,11 @@ def test_what_small_calls_found_about_all_of_a_kernel_is_told_first():
     assert [each.variant for each, *_ in grouped([leak, leak, sense])] == ["inverted-mask", "nan-through-mask"]
 
 
+def test_that_state_matters_is_told_before_other_causes():
+    wrong = [Finding("mask", "float32", 1, "", "silently wrong", variant=each) for each in ("zeros", "zeros", "state")]
+    assert [each.variant for each, *_ in grouped(wrong)] == ["state", "zeros"]
+
+
 @pytest.mark.needs("numpy")
 def test_a_kernel_without_a_scale_is_not_asked_about_one_array_for_query_and_key():
     def unscaled(query, key, value, is_causal=False):
