@@ -3,6 +3,8 @@
 A signature is types, shapes, dtypes, devices and options. A small call takes less time to compute than to be checked,
 and to be judged. Queries, keys and values are looked at in every call, and never kept. Lengths in a mask are read in
 every call, and what they decide is kept for the next one.
+
+A call that is answered here does not pass `run_call`: it goes from `output_of` to the `Way.run` that was kept.
 """
 
 from __future__ import annotations

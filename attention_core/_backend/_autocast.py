@@ -32,7 +32,8 @@ def with_autocast(
 ) -> Callable[[Function], Function]:
     """Let a public function cast its floating-point arguments, float64 excepted, and compute without autocast.
 
-    It also computes `without_warnings`: a weight that underflows is 0 by definition, and a masked score is -inf.
+    It also computes `without_warnings`: a weight that underflows is 0 by definition, and a masked score is -inf. Errors
+    of wrong keywords, and of arrays of an older standard, get their words here.
 
     Parameters
     ----------

@@ -97,7 +97,7 @@ class Mask(ABC):
 
     Derive your own rule as a frozen dataclass (``eq=False``). It needs `allowed` alone, and `bounds` for speed. Its
     fields are numbers, arrays and other rules. `axes` gives, for each field that is an array, its number of axes after
-    the leading ones.
+    the leading ones, by default 0.
     """
 
     axes: ClassVar[dict[str, int]] = {}

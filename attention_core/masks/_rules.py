@@ -3,8 +3,9 @@
 A new rule is a class here, by the description of `Mask`, and an import and a name in `attention_core.masks`, which
 registers it. Kernels take it by its bounds, where these are exact. A band that says more than the rule allows is not.
 PyTorch's kernel takes others as an array where that is small; `attention_torch.kernels.flex_functions` has to know
-them. In the kit, `problem.py`, `oracle/positions.py`, `drawn.py`, `ranks.py` and `sharded.py` know rules by their
-names.
+them. A rule without a registered name is checked and judged in every call. Rules are known by name to the kit's
+`oracle/positions.py` and `sharded.py`, to `tools/vectors.py`, `evidence/sharding/ranks.py`, and in the tests to
+`call_table.py`, `test_masks.py` and `fuzz_problems.py`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ from ._mask import Mask, PairPositions, Positions, Sizes, Spans, bounds_of
 
 
 class _Bounded(Mask):
-    """A rule that is a band; one derived from it, with `allowed` of its own, has no bounds."""
+    """A rule that is a band; one derived from it, with `allowed` of its own, has no bounds.
+
+    Of its arrays, those in the fields ``lengths``, ``stop`` and ``offset`` are checked.
+    """
 
     @abstractmethod
     def _band(self) -> Band: ...

@@ -1,4 +1,4 @@
-"""What PyTorch compares before each call of a compiled program: not the hundreds of functions that were traced here.
+"""Guards of Dynamo, which it compares before each call of a program: not the hundreds of functions that it traced here.
 
 They take longer to be compared than a small call takes to run, and nobody replaces them.
 """

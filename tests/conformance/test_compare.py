@@ -163,7 +163,7 @@ CHANGES = {
 def test_weights_are_compared_first(cause, tmp_path, encoder):
     name, change = CHANGES[cause]
     named = layers.named_arrays(TREES)
-    at = name.replace("layers.0", "1").replace("layers.1", "2").removeprefix("embeddings.")
+    at = name.replace("embeddings", "0").replace("layers.0", "1").replace("layers.1", "2")
     trees = layers.tree_from_names(TREES, named | {at: change(named[at])})
     save_layers(tmp_path / "other.safetensors", ENCODER, trees)
     found = compare(encoder, tmp_path / "other.safetensors")
