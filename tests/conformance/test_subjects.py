@@ -218,6 +218,18 @@ def test_the_bits_of_equal_calls_are_compared_in_one_way_of_calling():
 
 
 @pytest.mark.needs("jax")
+def test_lengths_of_a_kernel_of_jax_are_read_from_masks():
+    import jax
+
+    def attention(query, key, value, key_value_seq_lengths=None):
+        first = None if key_value_seq_lengths is None else 0 * key_value_seq_lengths + key_value_seq_lengths[0]
+        return jax.nn.dot_product_attention(query, key, value, key_value_seq_lengths=first)
+
+    (told,) = found(settled(Subject(attention, backend="jax")), "key-lengths").values()
+    assert (told.verdict, told.variant) == ("silently wrong", "mask-of-first-sample")
+
+
+@pytest.mark.needs("jax")
 def test_a_kind_of_device_is_its_first_device():
     subject = Subject(scaled_dot_product_attention, backend="jax", device="cpu")
     assert found(subject, "scale")["scale"].verdict == "right"

@@ -80,7 +80,8 @@ def _between(question: Question) -> Callable[[], Any] | None:
 
 def compiled(question: Question, function: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
     """The whole call as one program, where a library compiles each operation for itself otherwise."""
-    mode = question.mode or ("jit" if question.backend.name == "jax" else "eager")
+    reads_masks = hasattr(question.subject.function, "reads_masks")
+    mode = question.mode or ("jit" if question.backend.name == "jax" and not reads_masks else "eager")
     return question.backend.compile(function, mode=mode)
 
 
