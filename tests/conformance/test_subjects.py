@@ -11,6 +11,7 @@ import pytest
 from planted_kernels import TAKES, found, verdict_of
 
 from attention_conformance import CASES, Finding, Subject, load_target, problem_of
+from attention_conformance.kernel.adapters import masked_by_lengths
 from attention_conformance.kernel.probe import settled
 from attention_conformance.measure.finding import WRONG, most_telling, to_row
 from attention_conformance.mistakes.surprises import surprises
@@ -225,7 +226,8 @@ def test_lengths_of_a_kernel_of_jax_are_read_from_masks():
         first = None if key_value_seq_lengths is None else 0 * key_value_seq_lengths + key_value_seq_lengths[0]
         return jax.nn.dot_product_attention(query, key, value, key_value_seq_lengths=first)
 
-    (told,) = found(settled(Subject(attention, backend="jax")), "key-lengths").values()
+    kernel = masked_by_lengths(attention, "key_value_seq_lengths")
+    (told,) = found(settled(Subject(kernel, backend="jax", mask_name="mask")), "key-lengths").values()
     assert (told.verdict, told.variant) == ("silently wrong", "mask-of-first-sample")
 
 
