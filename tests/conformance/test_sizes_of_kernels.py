@@ -27,25 +27,37 @@ def capped(query, key, value, is_causal=False, softcap=None, sinks=None, *, faul
     size = query.shape[1] // key.shape[1]
     key, value = (np.repeat(each, size, axis=1) for each in (key, value))
     scores = query @ np.swapaxes(key, -1, -2) / np.float32(query.shape[-1] ** 0.5)
-    if softcap:
+    if softcap and not (fault == "no softcap of many keys" and key.shape[-2] > 512):
         last = 64 if fault == "softcap of the first block" else None
         scores[..., :last] = softcap * np.tanh(scores[..., :last] / np.float32(softcap))
     if is_causal:
         scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, np.float32(-np.inf))
     if sinks is not None:
         of_heads = np.repeat(sinks[::size], size) if fault == "sinks of key heads" else sinks
-        count = -(-key.shape[-2] // 64) if fault == "a sink for each block" else 1
+        is_split = fault == "a sink for each half" and key.shape[-2] > 512
+        count = -(-key.shape[-2] // 64) if fault == "a sink for each block" else 1 + is_split
         sink = np.broadcast_to(of_heads[:, None, None], (*scores.shape[:-1], 1))
         scores = np.concatenate([scores, *[sink] * count], axis=-1).astype(query.dtype)
+    if fault == "old scores":  # stay where the last block has no key
+        scores = np.concatenate([scores, scores[..., key.shape[-2] - 64 : key.shape[-2] // 64 * 64]], axis=-1)
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return ((powers / powers.sum(axis=-1, keepdims=True))[..., : key.shape[-2]] @ value).astype(query.dtype)
 
 
-@pytest.mark.parametrize("fault", ["softcap of the first block", "sinks of key heads", "a sink for each block"])
+FAULTS = {
+    "softcap of the first block": ("softcap-130", ""), "no softcap of many keys": ("softcap-65x1025", "no-softcap"),
+    "sinks of key heads": ("sinks-grouped-130", ""), "a sink for each block": ("sinks-grouped-130", ""),
+    "a sink for each half": ("sinks-1x1100", "sink-twice"), "old scores": ("shape-65x130-plain", "other-sum"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.needs("numpy")
-def test_softcap_and_sinks_of_several_blocks_and_grouped_heads_are_checked(fault):
-    case = "softcap-130" if "softcap" in fault else "sinks-grouped-130"
-    for each, verdict in (("", "right"), (fault, "silently wrong")):
+def test_softcap_sinks_and_sums_of_several_blocks_and_grouped_heads_are_checked(fault):
+    case, cause = FAULTS[fault]
+    for each, verdict in (("", ("right", "")), (fault, ("silently wrong", cause))):
         subject = settled(Subject(functools.partial(capped, fault=each), backend="numpy"))
         assert (subject.softcap_name, subject.sinks_name) == ("softcap", "sinks")
-        assert found(subject, case)[case].verdict == verdict
+        told = found(subject, case)[case]
+        assert told.verdict == verdict[0]
+        assert verdict[1] in ("", told.variant)

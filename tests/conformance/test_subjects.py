@@ -11,6 +11,7 @@ import pytest
 from planted_kernels import TAKES, found, verdict_of
 
 from attention_conformance import CASES, Finding, Subject, load_target, problem_of
+from attention_conformance.kernel.adapters import masked_by_lengths
 from attention_conformance.kernel.probe import settled
 from attention_conformance.measure.finding import WRONG, most_telling, to_row
 from attention_conformance.mistakes.surprises import surprises
@@ -207,6 +208,27 @@ def test_a_plain_formula_that_adds_its_mask_is_not_called_wrong_where_it_multipl
     assert told == {("differs by convention", "nan-through-mask")}, findings
     assert findings["gradient-masked-nonfinite"].variant == "nan-through-mask"
     assert findings["masked-nan-key"].variant == "nan-through-mask"
+
+
+@pytest.mark.needs("jax")
+def test_the_bits_of_equal_calls_are_compared_in_one_way_of_calling():
+    import jax
+
+    subject, case = Subject(jax.nn.dot_product_attention, backend="jax"), "shape-64x513-h4on1-d16-plain-again"
+    assert found(settled(subject), case)[case].verdict == "right"
+
+
+@pytest.mark.needs("jax")
+def test_lengths_of_a_kernel_of_jax_are_read_from_masks():
+    import jax
+
+    def attention(query, key, value, key_value_seq_lengths=None):
+        first = None if key_value_seq_lengths is None else 0 * key_value_seq_lengths + key_value_seq_lengths[0]
+        return jax.nn.dot_product_attention(query, key, value, key_value_seq_lengths=first)
+
+    kernel = masked_by_lengths(attention, "key_value_seq_lengths")
+    (told,) = found(settled(Subject(kernel, backend="jax", mask_name="mask")), "key-lengths").values()
+    assert (told.verdict, told.variant) == ("silently wrong", "mask-of-first-sample")
 
 
 @pytest.mark.needs("jax")

@@ -82,8 +82,8 @@ def _biased_by(draw: Draw, *shape: int) -> Problem:
     return attention(draw, 20, 34, 32, heads=3, gradient=True).holding(bias=draw.normal(*shape))
 
 
-def _sinks(draw: Draw, *, gradient: bool = False) -> Problem:
-    problem = attention(draw, 70, 130, 32, "causal", heads=6, groups=2, gradient=gradient)
+def _sinks(draw: Draw, *sizes: Any, gradient: bool = False) -> Problem:
+    problem = attention(draw, *(sizes or (70, 130, 32, "causal")), heads=6, groups=2, gradient=gradient)
     return problem.holding(sinks=draw.normal(6))
 
 
@@ -165,6 +165,9 @@ KERNELS: tuple[Case, ...] = (
         lambda d: cached(d, 1, 128, 66)),
     row("sinks-grouped-130", 7, "Sinks of 6 query heads on 2 key heads, counted once for several blocks of keys.",
         _sinks, probability),
+    row("sinks-1x1100", 7, "Sinks of one query on 1,100 keys.", lambda d: _sinks(d, 1, 1100), probability),
+    row("sinks-65x1025", 7, "Sinks of 65 queries on 1,025 keys.", lambda d: _sinks(d, 65, 1025), probability),
+    row("softcap-65x1025", 7, "Softcap for many blocks of keys.", sized(65, 1025, 64, softcap=1.5)),
     row("softcap-130", 7, "Softcap for several blocks of keys.", sized(70, 130, 32, "causal", softcap=1.5)),
     gradient("gradient-sinks-grouped-130", 7, "The gradients in these sinks, and next to them.",
              partial(_sinks, gradient=True), probability),

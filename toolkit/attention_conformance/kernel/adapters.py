@@ -48,6 +48,7 @@ def masked_by_lengths(attention: Callable[..., Any], name: str) -> Callable[...,
             options[name] = count.int() if hasattr(count, "int") else count.astype("int32")
         return attention(query, key, value, *more, **options)
 
+    called.reads_masks = True  # type: ignore[attr-defined]
     return called
 
 

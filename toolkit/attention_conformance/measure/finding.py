@@ -179,7 +179,8 @@ def most_telling(findings: Iterable[Finding]) -> Finding | None:
 def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
     """Findings of one verdict and one cause together: the worst first, then causes with a name.
 
-    What small calls found about all of a subject comes before its cases, and what many cases show before the rest.
+    What small calls found about all of a subject comes before its cases, and what many cases show before the rest. That
+    state or threads matter comes before other causes, as these may be guesses at what they do.
     """
     groups: dict[tuple[str, str, int], list[Finding]] = {}
     for each in findings:
@@ -190,6 +191,7 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
         groups.values(),
         key=lambda group: (
             VERDICTS.index(group[0].verdict),
+            group[0].variant not in ("state", "threads"),
             not group[0].variant,
             not group[0].says,
             group[0].dtype != "-",

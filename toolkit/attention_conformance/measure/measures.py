@@ -63,9 +63,9 @@ def result_of(question: Question, problem: Problem, *, poison: bool = False) -> 
         if problem.cotangent is not None:
             names = variables(question, problem)
             more = _between(question), question.library is not None
-            found = _compiled(question, lambda x: gradients(problem, subject, x, names, backend, *more))(arrays)
+            found = compiled(question, lambda x: gradients(problem, subject, x, names, backend, *more))(arrays)
         else:
-            found = _compiled(question, lambda placed: outputs(problem, subject, placed, xp))(arrays)
+            found = compiled(question, lambda placed: outputs(problem, subject, placed, xp))(arrays)
             shared(found, arrays, backend)
     return to_numpy(found, backend)
 
@@ -78,9 +78,10 @@ def _between(question: Question) -> Callable[[], Any] | None:
     return lambda: outputs(other, subject, place(other, subject, backend, question.device), backend.namespace)
 
 
-def _compiled(question: Question, function: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
+def compiled(question: Question, function: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
     """The whole call as one program, where a library compiles each operation for itself otherwise."""
-    mode = question.mode or ("jit" if question.backend.name == "jax" else "eager")
+    reads_masks = hasattr(question.subject.function, "reads_masks")
+    mode = question.mode or ("jit" if question.backend.name == "jax" and not reads_masks else "eager")
     return question.backend.compile(function, mode=mode)
 
 

@@ -18,6 +18,7 @@ from attention_conformance.launch.call import outputs, place, to_numpy, torch_pa
 from attention_conformance.launch.fit import fit, meant
 from attention_conformance.launch.subject import NotOffered, Subject
 from attention_conformance.launch.watch import Touched
+from attention_conformance.measure.measures import compiled
 from attention_conformance.measure.question import Question
 from attention_conformance.oracle.dense import answer, dense_of
 from attention_conformance.oracle.positions import passes
@@ -151,7 +152,8 @@ def again(question: Question, problem: Problem, call: Call) -> Arrays:
     subject, backend = question.subject, question.backend
     fitted, other = fit(problem, subject), fit(problem.turned(), subject)
     call(question, other)
-    result = outputs(fitted, subject, place(fitted, subject, backend, question.device), backend.namespace)
+    function = compiled(question, lambda placed: outputs(fitted, subject, placed, backend.namespace))
+    result = function(place(fitted, subject, backend, question.device))
     first = to_numpy(result, backend)
     first = {name: each.copy() for name, each in first.items()}
     call(question, other)

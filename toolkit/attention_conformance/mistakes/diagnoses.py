@@ -320,9 +320,14 @@ DIAGNOSES = (
             _cap_after_mask),
     Variant("sink-of-first-head", 7, "all heads get the sink of the first", lambda dense:
             None if dense.sinks is None else dense.changed(sinks=np.full_like(dense.sinks, dense.sinks[0]))),
+    Variant("sink-twice", 7, "the sink is counted twice, as by two parts of the keys", lambda dense:
+            None if dense.sinks is None else dense.changed(sinks=dense.sinks + math.log(2.0))),
     *(Variant("sink-unshifted", 7, "the sink is added to the sum without the shift by the maximum",
               _sink_unshifted(with_sink)) for with_sink in (True, False)),
     Variant("logsumexp-without-maximum", 6, "the logsumexp lacks the maximum", with_logsumexp(_without_maximum)),
+    Variant("logsumexp-of-both-bases", 6, "the maximum is of base e, and the logarithm of the sum of base 2",
+            with_logsumexp(lambda dense, truth:
+                           _maximum(dense, truth) + _without_maximum(dense, truth) / math.log(2.0))),
     Variant("logsumexp-is-maximum", 6, "the logsumexp is the maximum alone", with_logsumexp(_maximum)),
     Variant("logsumexp-without-sinks", 6, "the logsumexp lacks the sinks", with_logsumexp(lambda dense, truth:
             None if dense.sinks is None else answer(dense.changed(sinks=None)).arrays["logsumexp"])),

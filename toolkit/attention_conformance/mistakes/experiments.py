@@ -171,13 +171,17 @@ def _end(gone: NumpyArray) -> int:
 
 
 def _falling(question: Question, problem: Problem, row: tuple[int, ...], weights: NumpyArray, ask: Ask) -> float:
-    """The error of a row once the keys are in the order of its weights, so that the first block has the maximum."""
+    """The error of a row where no block has a new maximum: with keys in the order of its weights, and equal scores."""
     whole = positioned(problem, question.subject).changed(memory={})
     if whole.mask is not None:
         whole = whole.holding(mask=passes(whole.mask, whole))
-    changed = fit(taken(whole, -1, np.argsort(-weights, kind="stable")), question.subject)
-    truth = answer(dense_of(meant(changed, question.subject))).arrays["output"][row]
-    return float(abs(ask(changed)["output"][row] - truth).max() / abs(truth).max())
+    zeros = {name: np.zeros_like(whole.arrays[name]) for name in ("query", "bias") if name in whole.arrays}
+    errors = []
+    for other in (taken(whole, -1, np.argsort(-weights, kind="stable")), whole.holding(**zeros)):
+        changed = fit(other, question.subject)
+        truth = answer(dense_of(meant(changed, question.subject))).arrays["output"][row]
+        errors.append(float(abs(ask(changed)["output"][row] - truth).max() / abs(truth).max()))
+    return max(errors)
 
 
 def _worded(variant: Variant, *facts: object) -> Variant:
