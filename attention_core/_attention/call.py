@@ -104,11 +104,6 @@ def has_no_pairs(call: Call) -> bool:
     return 0 in (*sizes(call.query)[:-1], *sizes(call.key)[:-1])
 
 
-def score_change(call: Call) -> str | None:
-    """The name of an option that changes single scores, if there is one. Few kernels take any."""
-    return next((name for name in ("softcap", "score_mod") if getattr(call, name) is not None), None)
-
-
 def group_size(query: Array, key: Array, xp: Namespace) -> Any:
     """How often a key/value head is repeated: an integer, or a 0-d array where heads are counted only when running."""
     num_heads, num_kv_heads = length(query, -3, xp=xp), length(key, -3, xp=xp)

@@ -3,9 +3,8 @@
 Public functions take them as ``**options``, and so hold what a call gives, and nothing else. A new one is a line here,
 and a check. If it says how attention is computed, it is a field of `Call`, and each way takes or refuses it:
 
-* one that changes scores is in `modify_scores`, in `score_change`, by which rings and query chunks refuse, and in
-  `Takes`, by which kernels do;
-* blocks hold it in `Plan`, or in `Operands` if it is an array; reproducible arithmetic refuses it in its checks;
+* one that changes scores is in `modify_scores`, and in `Takes`, by which kernels refuse it;
+* blocks hold it in `Plan`; reproducible arithmetic refuses it in its checks;
 * FlexAttention and ``OF_EXTENTS`` of dask name the options that they take.
 
 Layers have it as a setting, by which functions of layers know its name.

@@ -27,7 +27,7 @@ from ..blocks.backward import backward
 from ..blocks.forward import empty_results, forward
 from ..blocks.grid import is_broadcast
 from ..blocks.plan import Plan, make_plan, pack, unpack
-from ..call import Call, Result, score_change, upcast_call
+from ..call import Call, Result, upcast_call
 from ..parts import KeyRange, Run, cut, key_ranges, taken
 from ..softmax import merge_pieces
 from ..ways import taken_way
@@ -170,7 +170,7 @@ def _among(x: Array, axis: int, index: Any, count: int, number: float, xp: Names
 
 def kernel_of(call: Call) -> Any:
     """The kernel that a call takes, if it has pieces, whose gradients are those of query, key and value alone."""
-    if any(each is not None for each in (call.bias, score_change(call), call.dropout)):
+    if any(each is not None for each in (call.bias, call.softcap, call.score_mod, call.dropout)):
         return None
     kernel = taken_way(call).kernel
     return kernel if kernel is not None and kernel.takes_pieces(call) else None
