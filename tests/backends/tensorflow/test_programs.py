@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from attention_core import SlidingWindow, scaled_dot_product_attention
 from attention_core.masks import MaskFunction
+from attention_core.scores import ScoreMod
 from attention_tensorflow import programs
 
 SHAPE = (2, 3, 70, 5)
@@ -249,3 +250,18 @@ def test_of_no_rows_all_gradients_are_0(dims, options, is_open):
 
     for found, array in zip(gradients(query, key, sinks), (query, key, sinks), strict=True):
         np.testing.assert_array_equal(found, tf.zeros_like(array))
+
+
+def test_gradients_pass_over_integers(arrays):
+    def sloped(scores, batch, head, query, key, table, slope):
+        return scores * slope + tf.cast(table[0], scores.dtype)
+
+    def slope_gradient(implementation):
+        slope = tf.constant(0.7)
+        with tf.GradientTape() as tape:
+            tape.watch(slope)
+            options = {"score_mod": ScoreMod(sloped, (tf.constant([2, 5]), slope)), "implementation": implementation}
+            total = tf.reduce_sum(scaled_dot_product_attention(*arrays, **options) ** 2)
+        return tape.gradient(total, slope)
+
+    np.testing.assert_allclose(slope_gradient("blockwise"), slope_gradient("dense"), rtol=1e-4)
