@@ -304,9 +304,8 @@ def _turns(sharded: Sharded) -> list[Sharded]:
     Compilers order it themselves, and accelerators have not been measured.
     """
     call, heads = sharded.call, sharded.call.key.shape[-3]
-    if call.arithmetic == "reproducible" or call.backend.loops.traced or not is_on_host(call.query):
-        return [sharded]
-    if looks_up_heads(call.mask):
+    is_host = is_on_host(call.query) and not call.backend.loops.traced
+    if call.arithmetic == "reproducible" or not is_host or looks_up_heads(call.mask):
         return [sharded]
     numbers, most = sharded.here.size * _numbers_of_keys(sharded), range(1, max(1, heads) + 1)
     count = next(n for n in most if heads % n == 0 and (numbers <= n * MOST_GATHERED or n == heads))
