@@ -253,15 +253,15 @@ def test_of_no_rows_all_gradients_are_0(dims, options, is_open):
 
 
 def test_gradients_pass_over_integers(arrays):
-    def sloped(scores, batch, head, query, key, table, slope):
-        return scores * slope + tf.cast(table[0], scores.dtype)
+    def steep(scores, batch, head, query, key, table, steepness):
+        return scores * steepness + tf.cast(table[0], scores.dtype)
 
-    def slope_gradient(implementation):
-        slope = tf.constant(0.7)
+    def steepness_gradient(implementation):
+        steepness = tf.constant(0.7)
         with tf.GradientTape() as tape:
-            tape.watch(slope)
-            options = {"score_mod": ScoreMod(sloped, (tf.constant([2, 5]), slope)), "implementation": implementation}
+            tape.watch(steepness)
+            options = {"score_mod": ScoreMod(steep, (tf.constant([2, 5]), steepness)), "implementation": implementation}
             total = tf.reduce_sum(scaled_dot_product_attention(*arrays, **options) ** 2)
-        return tape.gradient(total, slope)
+        return tape.gradient(total, steepness)
 
-    np.testing.assert_allclose(slope_gradient("blockwise"), slope_gradient("dense"), rtol=1e-4)
+    np.testing.assert_allclose(steepness_gradient("blockwise"), steepness_gradient("dense"), rtol=1e-4)
