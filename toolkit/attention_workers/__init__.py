@@ -225,11 +225,21 @@ def blocked_interrupts() -> Iterator[None]:
         yield
         return
     resource_tracker.ensure_running()  # starting the first process would start it, and it lets interrupts through again
+    arrived: list[int] = []  # as the handlers of Python run where a thread of a library lets a signal through
+    main = threading.current_thread() is threading.main_thread()  # the one that has handlers
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if main else ()
+    handlers = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
+    for number in handlers:
+        signal.signal(number, lambda number, _: arrived.append(number))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in arrived:
+            signal.raise_signal(number)
 
 
 def _child(work: Callable[[Any], Iterable[Any]], order: Order, connection: Connection, stack: str) -> None:
