@@ -227,7 +227,7 @@ def blocked_interrupts() -> Iterator[None]:
     resource_tracker.ensure_running()  # starting the first process would start it, and it lets interrupts through again
     arrived: list[int] = []  # as the handlers of Python run where a thread of a library lets a signal through
     main = threading.current_thread() is threading.main_thread()  # the one that has handlers
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if main else ()
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP] if main else []
     handlers = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
     for number in handlers:
         signal.signal(number, lambda number, _: arrived.append(number))
