@@ -61,7 +61,7 @@ WAYS = [  # every third of which have all strategies: ranks, split, strategy, le
     (2, "zigzag", "heads", (16, 8), (4, 4)), (2, "contiguous", "gather", (16, 8), (4, 2)), (2, "zigzag", "heads", 20, (28, 7)),
     (2, "zigzag", "ring", (8, 16), (4, 2)), (4, "zigzag", "gather", 1, (4, 2)), (2, "contiguous", "ring", (16, 8), (4, 2)),
     (4, "zigzag", "merge", 5, (4, 2)), (4, "contiguous", "ring", 7, (4, 2)), (8, "zigzag", "merge", 9, (4, 2)),
-    (8, "zigzag", "ring", 1, (4, 2)), (4, "contiguous", "merge", 3, (4, 2)), (4, "zigzag", "heads", 3, (8, 8)),
+    (8, "zigzag", "ring", 1, (4, 2)), (4, "contiguous", "merge", 3, (4, 2)), (4, "contiguous", "heads", 4, (8, 8)),
 ]  # fmt: skip
 
 
