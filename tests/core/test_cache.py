@@ -151,12 +151,3 @@ def test_an_empty_cache(get, xp):
     assert [get(array).dtype for array in cache] == [np.float64, np.float64, np.int32]
     assert get(empty_cache((), 3, 8, 4, value_dim=7, ragged=True, xp=xp).value).shape == (3, 8, 7)
     assert get(new_cache(xp, ragged=True).length).tolist() == [0, 0]
-
-
-def test_the_mask_shows_what_is_filled(put, get, xp):
-    length = put(np.asarray([3, 1], dtype=np.int64))
-    shown = [get(cache_mask(length, 1).to_array(1, 4, xp=xp))[:, 0, 0].sum(axis=-1)]
-    count = put(np.asarray([2, 1], dtype=np.int64))
-    shown.append(get(cache_mask(length, count).to_array(3, 4, xp=xp))[:, 0].sum(axis=-1))
-    np.testing.assert_array_equal(shown[0], [3, 1])
-    np.testing.assert_array_equal(shown[1], [[2, 3, 3], [1, 1, 1]])

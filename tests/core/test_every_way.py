@@ -72,7 +72,7 @@ WAYS = {
     "remembered": remembered,
     "by samples": remembered,
     "by weights": by_weights,
-    "in pieces": functools.partial(in_pieces, implementation="dense"),
+    "in pieces": in_pieces,
     "in pieces and blocks": functools.partial(in_pieces, implementation="blockwise"),
 }
 VALUES = ["ordinary", "steep", "hidden"]
@@ -98,7 +98,7 @@ def prepare(way, backend, monkeypatch):
     """Blocks so small that there are several, and calls of their own for samples that are small, too."""
     if "blocks" in way:
         monkeypatch.setattr(backend, "tuning", TUNING if backend.loops.traced else RUNS)
-    if way == "by samples":
+    if way in ("by samples", "in pieces"):
         monkeypatch.setattr(parts, "MIN_SAVED", 1)
         if backend.name == "torch":
             monkeypatch.setattr("attention_torch.kernels.parts.MIN_ELEMENTS", 1)

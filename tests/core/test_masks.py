@@ -50,10 +50,14 @@ def test_a_rule_allows_what_its_formula_says(name, put, get, xp):
 
 def test_masks_that_small_calls_keep_are_not_confused(put, get, rng):
     query, key, value = (put(rng.standard_normal((1, 1, rows, 4))) for rows in (M, N, N))
-    rules = [(ac.SlidingWindow(left=left, offset=offset), None) for left in range(9) for offset in range(9)]
+    rules = [rule for rule, _ in RULES.values()] + [ac.Causal(offset=offset) for offset in range(-10, 3)]
+    rules += [ac.SlidingWindow(left=left, offset=offset) for left in range(9) for offset in range(9)]
+    ends = [(2, 0), (0, 3), (9, 9), (None, 1)]
+    rules += [ac.SlidingWindow(left=left, right=right, offset=offset) for left, right in ends for offset in (-6, 0, 6)]
+    trees = [tree for rule in rules[-25:] for tree in (ac.Causal() & rule, ac.Causal(offset=-9) | rule)]
     for _ in range(2):
-        for rule, allowed in [*RULES.values(), *rules]:
-            allowed = rule.to_array(M, N, xp=np) if allowed is None else allowed
+        for rule in (*rules, *trees):
+            allowed = rule.to_array(M, N, xp=np)
             found, expected = (
                 get(ac.scaled_dot_product_attention(query, key, value, mask=mask)) for mask in (rule, put(allowed))
             )

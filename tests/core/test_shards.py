@@ -24,7 +24,7 @@ def compared(ranks, backend, put, name, way, hidden=False, **more):
     size, split, strategy, length, heads = way
     more = {"put": put, "differentiate": backend.differentiates and strategy != "merge"} | more
     more |= {"length": length, "heads": heads}
-    shards = {"split": split, "strategy": strategy, "length": length if isinstance(length, int) else None}
+    shards = {"split": split, "strategy": strategy, "length": length_of(strategy, length)}
     parts = ranks(size, lambda group: of_rank(backend, ac.Shards(group, **shards), name, hidden=hidden, **more))
     expected = whole(backend, name, **more)
     if strategy == "merge":  # all ranks have the whole
@@ -32,6 +32,11 @@ def compared(ranks, backend, put, name, way, hidden=False, **more):
             check_equal(part, parts[0])
         return parts[0], expected
     return joined(parts, split, expected), expected
+
+
+def length_of(strategy, length):
+    """What is divided: the keys alone under "merge", and queries and keys, each by itself, if they differ."""
+    return length if isinstance(length, int) else length[1] if strategy == "merge" else None
 
 
 def check_close(found, expected, most=1e-13):
@@ -61,6 +66,7 @@ WAYS = [  # every third of which have all strategies: ranks, split, strategy, le
     (2, "zigzag", "heads", (16, 8), (4, 4)), (2, "contiguous", "gather", (16, 8), (4, 2)), (2, "zigzag", "heads", 20, (28, 7)),
     (2, "zigzag", "ring", (8, 16), (4, 2)), (4, "zigzag", "gather", 1, (4, 2)), (2, "contiguous", "ring", (16, 8), (4, 2)),
     (4, "zigzag", "merge", 5, (4, 2)), (4, "contiguous", "ring", 7, (4, 2)), (8, "zigzag", "merge", 9, (4, 2)),
+    (2, "zigzag", "merge", (1, 29), (4, 2)), (3, "contiguous", "merge", (5, 29), (4, 2)), (4, "zigzag", "merge", (2, 21), (4, 2)),
     (8, "zigzag", "ring", 1, (4, 2)), (4, "contiguous", "merge", 3, (4, 2)), (4, "contiguous", "heads", 4, (8, 8)),
 ]  # fmt: skip
 

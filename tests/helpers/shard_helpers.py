@@ -186,10 +186,11 @@ def of_rank(
     arrays = wholes = tuple(map(put, plain))
     options = options_of(name, put, **more)
     if shards is not None:
-        arrays = tuple(ac.shard(x, shards, axis=axis) for x, axis in zip(wholes, (-2, -2, -2, -2, -1), strict=True))
-        if shards.strategy == "merge":
-            arrays, differentiate = (wholes[0], *arrays[1:3], *wholes[3:]), False
-        elif "bias" in options and options["bias"].shape[-2:-1] not in ((), (1,)):
+        is_merge = shards.strategy == "merge"  # of which all have the queries
+        axes = zip(wholes, (-2, -2, -2, -2, -1), (is_merge, False, False, is_merge, is_merge), strict=True)
+        arrays = tuple(x if is_whole else ac.shard(x, shards, axis=axis) for x, axis, is_whole in axes)
+        differentiate = differentiate and not is_merge
+        if not is_merge and "bias" in options and options["bias"].shape[-2:-1] not in ((), (1,)):
             options["bias"] = ac.shard(options["bias"], shards)
     extra = differentiated(options)
     asked = {"return_logsumexp": True, "arithmetic": arithmetic} | ({} if shards is None else {"shards": shards})
