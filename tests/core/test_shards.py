@@ -104,6 +104,7 @@ BITS = {"arithmetic": "reproducible", "dtype": "float32"}
 WAYS_OF_BITS = [
     (1, "zigzag", "gather", 13, (4, 2)), (2, "zigzag", "heads", 13, (4, 2)), (3, "zigzag", "gather", 13, (4, 2)),
     (8, "contiguous", "gather", 13, (4, 2)), (3, "contiguous", "merge", 13, (4, 2)), (4, "zigzag", "merge", 13, (4, 2)),
+    (4, "zigzag", "gather", 13, (4, 2)),
 ]  # fmt: skip
 
 
