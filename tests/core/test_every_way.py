@@ -10,6 +10,7 @@ import pytest
 from blockwise_helpers import RUNS, TUNING, assert_same, quickly
 from call_table import NAMES, Sizes, hide, options_of, shows
 from shard_helpers import differentiated, with_arrays
+from tracing_helpers import compiled as graph_of_torch
 
 import attention_core as ac
 from attention_core._attention import parts
@@ -158,13 +159,6 @@ def test_programs_of_blocks_are_the_definition(name, sizes, mode_number, backend
 
     way = WAYS["in blocks"]
     if backend.name == "torch":  # whose compiler differentiates what it has compiled
-        way, compiled = graph_of_torch(way), quickly
+        way, compiled = graph_of_torch(importlib.import_module("torch"), way, "aot_eager"), quickly
     wanted = gradients(backend, WAYS["dense"], arrays, options)
     assert_same(gradients(backend, way, arrays, options, compiled), wanted, 1e-12)
-
-
-def graph_of_torch(function):
-    """One graph; machine code is made of the same one."""
-    torch = importlib.import_module("torch")
-    torch._dynamo.reset()
-    return torch.compile(function, fullgraph=True, dynamic=False, backend="aot_eager")

@@ -3,6 +3,7 @@
 import mpmath
 import numpy as np
 import pytest
+from backend_helpers import close
 from blockwise_helpers import quickly
 
 import attention_core as ac
@@ -10,11 +11,6 @@ from attention_core._arithmetic import ARITHMETICS
 from attention_core._arithmetic.operations import Constants
 from attention_core._backend import get_backend, registered
 from attention_core.parameters import Embeddings, GatedFeedForward, LayerNorm, Linear
-
-
-def close(got, expected, ulps=16):
-    scale = max(1.0, float(np.abs(expected).max(initial=0)))
-    np.testing.assert_allclose(got, expected, rtol=0, atol=ulps * scale * np.finfo(got.dtype).eps)
 
 
 def normalized(x, scale, offset, epsilon):
