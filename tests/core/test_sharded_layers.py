@@ -49,11 +49,7 @@ def computed(backend, layer, parameters, x, options, cotangent):
 
     output = backend.to_numpy(layer(parameters, x, **options))
     gradients = backend.value_and_grad(loss)(parameters)[1][0] if backend.differentiates else ()
-    return output, [each for each in leaves(backend.to_numpy(gradients)) if each is not None]
-
-
-def leaves(tree):
-    return [leaf for branch in tree for leaf in leaves(branch)] if isinstance(tree, tuple) else [tree]
+    return output, [*layers.named_arrays(backend.to_numpy(gradients)).values()]
 
 
 @pytest.mark.parametrize("name", LAYERS)
