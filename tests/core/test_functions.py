@@ -74,8 +74,8 @@ def test_gated_feed_forward_multiplies_two_maps(activation, arithmetic, rng, put
 @pytest.mark.parametrize("name", ["gelu_tanh", "cap", "silu"])
 def test_maps_and_their_gradients_are_right_at_all_magnitudes(name, arithmetic, backend):
     """They neither overflow nor give NaN."""
-    x = [-1e30, -200.0, -90.0, -9.0, -3.0, -2.5, -1e-3, 0.0, 1e-3, 0.4, 3.0, 5.0, 90.0, 200.0, 1e30]
-    x, xp, formula = np.asarray(x, dtype=np.float32), backend.namespace, FORMULAS[name]
+    xp, formula, far = backend.namespace, FORMULAS[name], [-1e30, -200.0, -90.0, -1e-3, 0.0, 1e-3, 90.0, 200.0, 1e30]
+    x = np.asarray(far + ([-3.0, 3.0] if name == "silu" else [-9.0, -2.5, 0.4, 5.0]), dtype=np.float32)
     options = (20.0,) if name == "cap" else ()
 
     def function(x):

@@ -176,7 +176,7 @@ def of_rank(
 ):
     """The same, of one rank: its rows of results and gradients, or its part of the gradient of what ranks share.
 
-    What no query attends to may be NaN, and queries that attend to nothing.
+    What no query attends to may be NaN, and so may queries of fully masked rows.
     """
     xp, more = backend.namespace, {"heads": (4, 2), "batch": 2, "length": length} | more
     plain = inputs(**more)
