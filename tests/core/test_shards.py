@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import ml_dtypes
 import numpy as np
 import pytest
-import shard_helpers
 from call_table import NAMES, shows
 from shard_helpers import EXACT, inputs, joined, of_rank, parts_of, whole
 
@@ -139,16 +138,14 @@ def test_ranks_without_a_sample_or_a_head_have_the_empty_result(backend, put, ra
 @pytest.mark.parametrize("argument", range(3))
 @pytest.mark.parametrize("strategy", ["gather", "heads", "ring"])
 def test_a_nan_shows_in_what_attends_to_it_and_in_gradients_of_what_that_attends_to(
-    backend, put, ranks, monkeypatch, strategy, argument
+    backend, put, ranks, strategy, argument
 ):
-    def spoilt(*sizes, **more):
-        arrays = inputs(*sizes, **more)
+    def spoil(arrays):
         arrays[argument][0, :, 9, 2] = np.nan
         return arrays
 
-    monkeypatch.setattr(shard_helpers, "inputs", spoilt)
     for name, split in itertools.product(("causal", "window", "array"), ("contiguous", "zigzag")):
-        found, expected = compared(ranks, backend, put, name, (2, split, strategy, 16, (4, 2)))
+        found, expected = compared(ranks, backend, put, name, (2, split, strategy, 16, (4, 2)), change=spoil)
         check_close(found, expected)
         assert np.isnan(expected["output"]).any()
         assert np.isfinite(expected["value"][:, :, 12:]).any()
@@ -175,20 +172,16 @@ def test_no_rule_becomes_an_array_of_all_positions(backend, put, ranks, monkeypa
 @pytest.mark.needs("gradients")
 def test_bfloat16_is_as_precise_on_8_ranks_as_on_one(backend, put, ranks):
     heads, bfloat16 = (8, 4), ml_dtypes.bfloat16
+
+    def rounded(arrays):
+        return [x.astype(bfloat16).astype(np.float64) for x in arrays]
+
+    true = whole(backend, "causal", length=64, heads=heads, put=put, change=rounded)
     for strategy in ("gather", "heads", "ring"):
         found, one = compared(ranks, backend, put, "causal", (8, "zigzag", strategy, 64, heads), dtype=bfloat16)
-        rounded = [x.astype(np.float64) for x in inputs(heads, 64, dtype=bfloat16)]
-        true = whole_of_arrays(backend, put, rounded)
         for name in ("output", "key", "value", "query"):
             errors = [np.sqrt(np.mean((x[name].astype(np.float64) - true[name]) ** 2)) for x in (found, one)]
             assert errors[0] <= 1.05 * errors[1], name
-
-
-def whole_of_arrays(backend, put, arrays):
-    """Results and gradients for other inputs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard_helpers, "inputs", lambda *_, **__: arrays)
-        return whole(backend, "causal", length=64, heads=(8, 4), put=put)
 
 
 @pytest.mark.parametrize("split", ["contiguous", "zigzag"])
@@ -295,18 +288,23 @@ class OfDocuments(ac.Segments):
         return super().blocks(*(span._replace(at=None) for span in (query, key)), xp=xp)
 
 
-def test_a_rule_of_users_classifies_no_block_of_positions_that_are_no_neighbours(put, get, ranks, monkeypatch, backend):
-    monkeypatch.setattr(backend, "tuning", SMALL)
-    wholes = tuple(map(put, inputs(length=24)[:3]))
-    ids = put(np.random.default_rng(0).integers(0, 3, (2, 24)).astype(np.int32))
-    expected = get(ac.scaled_dot_product_attention(*wholes, mask=ac.Segments(ids, ids)))
+def attended(put, get, ranks, mask, way, **options):
+    """Outputs of ranks, and that of the whole."""
+    size, split, strategy, length, heads = way
+    wholes = tuple(map(put, inputs(heads, length)[:3]))
 
     def of_shard(group):
-        shards = ac.Shards(group, "zigzag", "merge")
-        mask = OfDocuments(ids, ids)
-        return get(ac.scaled_dot_product_attention(*parts_of(wholes, shards), mask=mask, shards=shards))
+        shards = ac.Shards(group, split, strategy)
+        return get(ac.scaled_dot_product_attention(*parts_of(wholes, shards), mask=mask, shards=shards, **options))
 
-    for found in ranks(3, of_shard):
+    return ranks(size, of_shard), get(ac.scaled_dot_product_attention(*wholes, mask=mask))
+
+
+def test_a_rule_of_users_classifies_no_block_of_positions_that_are_no_neighbours(put, get, ranks, monkeypatch, backend):
+    monkeypatch.setattr(backend, "tuning", SMALL)
+    ids = put(np.random.default_rng(0).integers(0, 3, (2, 24)).astype(np.int32))
+    parts, expected = attended(put, get, ranks, OfDocuments(ids, ids), (3, "zigzag", "merge", 24, (4, 2)))
+    for found in parts:
         np.testing.assert_allclose(found, expected, rtol=1e-11)
 
 
@@ -314,31 +312,19 @@ def test_a_rule_of_users_classifies_no_block_of_positions_that_are_no_neighbours
 def test_a_rule_of_users_with_an_array_is_computed_for_all_heads(put, get, ranks, monkeypatch, implementation):
     """The rule might look up the array by heads, which are those of the whole."""
     monkeypatch.setattr(strategies, "MOST_GATHERED", 40)
-    wholes, flags = tuple(map(put, inputs((4, 4))[:3])), put(np.random.default_rng(0).random((4, 1, 16)) < 0.8)
-    mask = Causalish() & flags
-    expected = get(ac.scaled_dot_product_attention(*wholes, mask=mask))
-
-    def of_shard(group):
-        shards = ac.Shards(group, "contiguous")
-        parts = [ac.shard(x, shards) for x in wholes]
-        with pytest.raises(ValueError, match="heads of the whole"):
-            ac.scaled_dot_product_attention(*parts, mask=mask, shards=shards._replace(strategy="heads"))
-        return get(ac.scaled_dot_product_attention(*parts, mask=mask, shards=shards, implementation=implementation))
-
-    np.testing.assert_allclose(np.concatenate(ranks(2, of_shard), axis=-2), expected, rtol=1e-11)
+    mask = Causalish() & put(np.random.default_rng(0).random((4, 1, 16)) < 0.8)
+    with pytest.raises(ValueError, match="heads of the whole"):
+        attended(put, get, ranks, mask, (2, "contiguous", "heads", 16, (4, 4)))
+    parts, expected = attended(
+        put, get, ranks, mask, (2, "contiguous", "auto", 16, (4, 4)), implementation=implementation
+    )
+    np.testing.assert_allclose(np.concatenate(parts, axis=-2), expected, rtol=1e-11)
 
 
 @pytest.mark.parametrize("strategy", ["auto", "gather"])
 @pytest.mark.parametrize("most", [strategies.MOST_GATHERED, 400])
 def test_a_rule_of_users_looks_up_an_array_by_the_heads_of_the_whole(put, get, ranks, monkeypatch, strategy, most):
     monkeypatch.setattr(strategies, "MOST_GATHERED", most)
-    wholes, table = tuple(map(put, inputs((4, 4))[:3])), put(np.random.default_rng(0).random((4, 1, 1)) < 0.5)
-    expected = get(ac.scaled_dot_product_attention(*wholes, mask=OfTable(table)))
-
-    def of_shard(group):
-        shards = ac.Shards(group, "contiguous", strategy)
-        return get(
-            ac.scaled_dot_product_attention(*(ac.shard(x, shards) for x in wholes), mask=OfTable(table), shards=shards)
-        )
-
-    np.testing.assert_allclose(np.concatenate(ranks(4, of_shard), axis=-2), expected, rtol=1e-11)
+    mask = OfTable(put(np.random.default_rng(0).random((4, 1, 1)) < 0.5))
+    parts, expected = attended(put, get, ranks, mask, (4, "contiguous", strategy, 16, (4, 4)))
+    np.testing.assert_allclose(np.concatenate(parts, axis=-2), expected, rtol=1e-11)

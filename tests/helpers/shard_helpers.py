@@ -108,12 +108,12 @@ def threads_as_ranks(backend, monkeypatch):
     yield run
 
 
-def inputs(heads=(4, 2), length=16, batch=2, dtype="float64", seed=0, spread=1.0):
+def inputs(heads=(4, 2), length=16, batch=2, dtype="float64", seed=0, spread=1.0, change=list):
     """Query, key, value, and cotangents of output and logsumexp; of one length, or of queries and keys apart."""
     rng, sizes = np.random.default_rng(seed), sizes_of(heads, length, batch)
     query, *others = sizes.arrays(rng)
     cotangents = [rng.standard_normal((batch, heads[0], sizes.rows, *width)) for width in ((sizes.value_width,), ())]
-    return [x.astype(dtype) for x in (query * spread, *others, *cotangents)]
+    return change([x.astype(dtype) for x in (query * spread, *others, *cotangents)])
 
 
 def sizes_of(heads, length, batch):

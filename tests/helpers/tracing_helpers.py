@@ -64,21 +64,9 @@ def masked(rule):
 
 
 def everything(query, key, value, mask, bias, seed):
-    return tuple(
-        ac.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            mask=mask,
-            is_causal=True,
-            bias=bias,
-            scale=0.4,
-            softcap=3.0,
-            dropout=ac.Dropout(0.25, seed),
-            return_weights=True,
-            return_logsumexp=True,
-        )
-    )
+    options = {"mask": mask, "bias": bias, "is_causal": True, "scale": 0.4, "softcap": 3.0}
+    options |= {"return_weights": True, "return_logsumexp": True, "dropout": ac.Dropout(0.25, seed)}
+    return tuple(attend(**options)(query, key, value))
 
 
 CASES = {
