@@ -116,6 +116,9 @@ def test_kernels_of_feature_maps_count_without_their_size(xp, put, get, rng):
     weights, expected = (layer(kernels, x, state=state, return_weights=True).weights for kernels in (larger, tree))
     assert np.ptp(get(expected)) > 0.01
     np.testing.assert_allclose(get(weights), get(expected), rtol=1e-5)
+    plain = layers.SaganAttention(7, spectral_norm=False)
+    weights, expected = (plain(kernels, x, return_weights=True).weights for kernels in (larger, tree))
+    assert np.abs(get(weights) - get(expected)).max() > 1e-3
 
 
 def test_the_state_of_feature_maps_is_updated_by_a_step_of_power_iteration(xp, put, get):

@@ -172,7 +172,17 @@ def whole(backend, name, **more):
 
 
 def of_rank(
-    backend, shards, name, length=16, arithmetic="fast", put=None, differentiate=True, wrap=None, hidden=False, **more
+    backend,
+    shards,
+    name,
+    length=16,
+    arithmetic="fast",
+    implementation="auto",
+    put=None,
+    differentiate=True,
+    wrap=None,
+    hidden=False,
+    **more,
 ):
     """The same, of one rank: its rows of results and gradients, or its part of the gradient of what ranks share.
 
@@ -193,7 +203,8 @@ def of_rank(
         if not is_merge and "bias" in options and options["bias"].shape[-2:-1] not in ((), (1,)):
             options["bias"] = ac.shard(options["bias"], shards)
     extra = differentiated(options)
-    asked = {"return_logsumexp": True, "arithmetic": arithmetic} | ({} if shards is None else {"shards": shards})
+    asked = {"return_logsumexp": True, "arithmetic": arithmetic, "implementation": implementation}
+    asked |= {} if shards is None else {"shards": shards}
 
     def attend(arrays, settings):
         return ac.scaled_dot_product_attention(*arrays[:3], **settings, **asked)
