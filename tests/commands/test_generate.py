@@ -19,7 +19,6 @@ from attention_models.layouts import LayoutError
 from attention_models.tokenizers import gguf_tokenizer, open_text_model
 from attention_numpy.trees import map_arrays
 
-pytestmark = pytest.mark.needs("numpy")
 WORDS = ["<unk>", "</s>", "a", "b", "c", "d", "e"]
 MODEL = models.Decoder(len(WORDS), 8, 2, 6, 2, num_key_value_heads=1, tied=False)
 

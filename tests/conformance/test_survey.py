@@ -20,7 +20,6 @@ from survey.check import RED, _causes, reproducer
 from survey.page import details, joined, page, written
 from survey.rows import PROPERTIES, ROWS, findings_of, property_of, read_remarks, remark_of
 
-pytestmark = pytest.mark.needs("numpy")
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -72,7 +72,6 @@ ODD = {
 
 
 @pytest.mark.parametrize("kernel", ODD, ids=lambda each: getattr(each, "__name__", type(each).__name__))
-@pytest.mark.needs("numpy")
 def test_an_odd_kernel_differs_by_a_convention_that_can_be_accepted(kernel):
     case, dtype, name = ODD[kernel]
     subject = settled(Subject(kernel))
@@ -92,13 +91,11 @@ def test_an_odd_kernel_differs_by_a_convention_that_can_be_accepted(kernel):
     assert {each.verdict for each in others} & set(WRONG) == set()
 
 
-@pytest.mark.needs("numpy")
 def test_a_call_that_writes_into_its_arguments_keeps_no_result():
     (told,) = found(Subject(planted.Kernel("scales the query in place")), "shape-20x34-plain-rewritten").values()
     assert (told.verdict, told.variant) == ("silently wrong", "changed-argument")
 
 
-@pytest.mark.needs("numpy")
 def test_a_leak_is_one_beyond_the_bound_of_16_bits_too():
     def attention(query, key, value, mask):
         scores = np.where(mask, query @ np.swapaxes(key, -1, -2) * query.dtype.type(query.shape[-1] ** -0.5), -np.inf)
@@ -109,13 +106,11 @@ def test_a_leak_is_one_beyond_the_bound_of_16_bits_too():
     assert verdict_of(subject, case, dtype="float16", seed=27) == (CONVENTION, "nan-through-mask")
 
 
-@pytest.mark.needs("numpy")
 def test_calls_before_a_case_take_the_mask_that_stands_for_causality():
     subject = settled(Subject(lambda query, key, value, mask=None: planted.attention(query, key, value, mask)))
     assert found(subject, "after-shorter")["after-shorter"].verdict == "right"
 
 
-@pytest.mark.needs("numpy")
 def test_the_dtype_of_an_output_is_looked_at_in_the_types_that_are_declared():
     def of_float32(query, key, value):
         return planted.attention(*(each.astype(np.float32) for each in (query, key, value)))
@@ -135,7 +130,6 @@ def test_that_state_matters_is_told_before_other_causes():
     assert [each.variant for each, *_ in grouped(wrong)] == ["state", "zeros"]
 
 
-@pytest.mark.needs("numpy")
 def test_a_kernel_without_a_scale_is_not_asked_about_one_array_for_query_and_key():
     def unscaled(query, key, value, is_causal=False):
         return planted.attention(query, key, value, is_causal=is_causal, scale=1.0)
@@ -148,7 +142,6 @@ def test_a_kernel_without_a_scale_is_not_asked_about_one_array_for_query_and_key
     )
 
 
-@pytest.mark.needs("numpy")
 def test_calls_before_a_case_are_those_that_a_kernel_takes():
     def of_one_type(query, key, value, bias=None):
         assert query.dtype == np.float32
@@ -160,7 +153,6 @@ def test_calls_before_a_case_are_those_that_a_kernel_takes():
     assert {name: each.verdict for name, each in told.items()} == dict.fromkeys(told, "right")
 
 
-@pytest.mark.needs("numpy")
 def test_a_kernel_that_is_always_causal_is_understood_or_told_by_that_name():
     subject = settled(Subject(always_causal))
     (told,) = surprises(subject.declared, ())
@@ -176,7 +168,6 @@ def test_a_kernel_that_is_always_causal_is_understood_or_told_by_that_name():
     assert {(each.verdict, each.variant) for each in wrong} == {("silently wrong", "always-causal")}
 
 
-@pytest.mark.needs("numpy")
 def test_rows_of_few_keys_and_large_scores_are_within_the_bound_of_a_plain_formula():
     def attention(query, key, value):
         scores = query @ np.swapaxes(key, -1, -2) * np.float32(query.shape[-1] ** -0.5)
@@ -190,7 +181,6 @@ def test_rows_of_few_keys_and_large_scores_are_within_the_bound_of_a_plain_formu
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.needs("numpy")
 def test_a_sum_in_16_bits_is_wrong_and_scores_in_16_bits_are_a_convention(dtype):
     def attention(query, key, value, narrow_sums=True):
         kind = query.dtype
@@ -218,7 +208,6 @@ def test_a_sum_in_16_bits_is_wrong_and_scores_in_16_bits_are_a_convention(dtype)
     assert near.verdict in ("right", CONVENTION)
 
 
-@pytest.mark.needs("numpy")
 def test_a_convention_stays_one_in_scores_of_16_bits():
     def attention(query, key, value, mask, before=lambda scores: scores):
         scores = np.einsum("bhmd,bhnd->bhmn", query, key) * query.dtype.type(query.shape[-1] ** -0.5)
@@ -235,7 +224,6 @@ def test_a_convention_stays_one_in_scores_of_16_bits():
         assert {(each.verdict, each.variant) for each in told} == {(verdict, cause)}
 
 
-@pytest.mark.needs("numpy")
 def test_products_of_11_bits_are_a_convention_of_accelerators_alone(monkeypatch):
     def rounded(each):
         fraction, exponent = np.frexp(np.asarray(each, np.float32))
@@ -264,7 +252,6 @@ def test_products_of_11_bits_are_a_convention_of_accelerators_alone(monkeypatch)
     assert told({"drops_mask": True})["mask"] == ("silently wrong", "no-mask")
 
 
-@pytest.mark.needs("numpy")
 def test_every_float_type_that_a_kernel_takes_is_checked():
     def widening(query, key, value):
         output = planted.attention(query, key, value)
@@ -293,7 +280,6 @@ def test_arrays_of_numpy_for_tensors_are_a_convention_and_their_numbers_count():
 
 
 @pytest.mark.parametrize("fault", ["adds to an old buffer", "one call late"])
-@pytest.mark.needs("numpy")
 def test_a_stale_workspace_is_told_as_such_and_its_layout_is_not_guessed(fault):
     last, kernel = {}, planted.Kernel(fault)
 
@@ -324,7 +310,6 @@ CAUSES = {
 
 
 @pytest.mark.parametrize(("fault", "cause"), CAUSES.items())
-@pytest.mark.needs("numpy")
 def test_the_cause_that_is_told_first_is_the_fault_that_was_planted(fault, cause):
     subject = Subject(planted.Kernel(fault), **TAKES)
     cases = ("shape-65x65-plain", "shape-128x128-d64-causal", "shape-1x130-plain", "mask", planted.FORWARD[fault])

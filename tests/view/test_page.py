@@ -11,7 +11,6 @@ from attention_view import View, view, view_mask
 from attention_view.codes import Details, encode, levels_of
 from attention_view.model import Map, Part, Show
 
-pytestmark = pytest.mark.needs("numpy")
 
 RANDOM = np.random.default_rng(0)
 

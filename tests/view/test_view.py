@@ -16,7 +16,6 @@ from attention_view import Computed, view, view_mask
 from attention_view.codes import decode, encode, levels_of, mean_levels
 from attention_view.weights import MOST_CODES
 
-pytestmark = pytest.mark.needs("numpy")
 
 RANDOM = np.random.default_rng(0)
 PIXELS = np.zeros((4, 4))
