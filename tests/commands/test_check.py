@@ -19,7 +19,6 @@ from attention_conformance.oracle.dense import answer, dense_of
 from attention_conformance.verdict.memory import too_large
 from attention_core.backend import get_backend
 
-
 KERNEL = """
 import os, time
 import numpy as np

@@ -22,11 +22,9 @@ from attention_conformance.own.language_model import KNOWN
 from attention_conformance.own.model import (
     PAIRS,
     PUBLISHED,
-    Model,
     ModelError,
     Published,
     identical_case,
-    load_any,
     load_model,
     tokens_of,
 )
@@ -191,14 +189,6 @@ def test_names_may_begin_with_bert_and_half_precision_is_widened(published, dire
     np.testing.assert_allclose(weight, original.parameters[2].feed_forward.expand.weight, atol=1e-3, rtol=rounding)
 
 
-def test_positions_of_roberta_begin_behind_its_padding(published, directory):
-    (directory / "config.json").write_text(json.dumps({**CONFIG, "model_type": "roberta", "pad_token_id": 1}))
-    loaded, original = load_model(directory), load_model(published)
-    assert loaded.definitions[0].num_positions == 10
-    np.testing.assert_array_equal(loaded.parameters[0].position, original.parameters[0].position[2:])
-    assert isinstance(load_any(directory), Model)
-
-
 def rewritten(**changes):
     """Change the configuration."""
 
@@ -294,11 +284,6 @@ def test_spoilt_files_are_told(directory, name):
     with pytest.raises(ModelError) as caught:
         load_model(directory)
     assert [part for part in parts if part not in str(caught.value)] == []
-
-
-def test_a_directory_that_is_none_is_told(tmp_path):
-    with pytest.raises(ModelError, match=r"expected a model directory; got .*nowhere, which is none"):
-        load_model(tmp_path / "nowhere")
 
 
 def test_tokens_that_the_encoder_does_not_know_are_told(directory):

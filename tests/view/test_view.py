@@ -13,9 +13,8 @@ from attention_core import scaled_dot_product_attention
 from attention_core.masks import Causal, KeyLengths, MaskFunction, Segments, SlidingWindow
 from attention_core.weights import attention_weights, record_attention
 from attention_view import Computed, view, view_mask
-from attention_view.codes import decode, encode, levels_of, mean_levels
+from attention_view.codes import decode, encode, levels_of
 from attention_view.weights import MOST_CODES
-
 
 RANDOM = np.random.default_rng(0)
 PIXELS = np.zeros((4, 4))
@@ -65,14 +64,6 @@ def means_of(weights, block):
     """The mean of each block, one by one."""
     rows, columns = ([slice(i, i + b) for i in range(0, n, b)] for n, b in zip(weights.shape, block, strict=True))
     return np.array([[weights[i, j].mean() for j in columns] for i in rows])
-
-
-def test_levels_halve_to_the_mean_of_each_block_also_where_it_is_cut_off():
-    weights = RANDOM.uniform(size=(301, 130))
-    levels = mean_levels(means_of(weights, (3, 2)), 16, (3, 2), weights.shape)
-    assert [level.block for level in levels] == [(3, 2), (6, 4)]
-    for codes, block in mean_levels(weights, 16, (1, 1), weights.shape) + levels:
-        np.testing.assert_array_equal(codes, encode(means_of(weights, block), 16))
 
 
 @pytest.mark.parametrize("at_once", [2, 11])  # queries: less than a block, and more

@@ -215,16 +215,16 @@ def shapes(xp, x, small, at, n, **_):
         yield xp.arange(start, stop, step, dtype=xp.int32)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES, "variables"])
 @pytest.mark.parametrize("calls", [products, reductions, conversions, shapes], ids=lambda each: each.__name__)
 def test_functions_are_those_of_numpy_in_every_mode(calls, mode):
-    """Compiled, no dimension is known."""
+    """Compiled, no dimension is known; variables stand for their values."""
 
     def run(*tensors):
         return list(calls(xp, **dict(zip(ARRAYS, tensors, strict=True))))
 
-    tensors = list(map(tensor, ARRAYS.values()))
-    if mode != "eager":
+    tensors = [tf.Variable(each) if mode == "variables" else each for each in map(tensor, ARRAYS.values())]
+    if mode in ("graph", "xla"):
         signature = [tf.TensorSpec([None] * each.shape.rank, each.dtype) for each in tensors]
         run = tf.function(run, input_signature=signature, jit_compile=mode == "xla", autograph=False)
     expected = list(calls(np, **ARRAYS))
