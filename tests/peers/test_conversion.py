@@ -6,6 +6,7 @@
 import importlib
 
 import pytest
+from backend_helpers import imported
 from conversion_helpers import agree, perturbed, same, same_layer, state, there_and_back
 from pairwise import covering
 
@@ -15,20 +16,8 @@ from attention_models.layouts import LAYOUTS, LayoutError
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 
-@pytest.fixture(scope="module")
-def torch():
-    return importlib.import_module("torch")
-
-
-@pytest.fixture(scope="module")
-def of_torch(torch):
-    return importlib.import_module("attention_models.torch.conversion")
-
-
-@pytest.fixture(scope="module")
-def bert(torch):
-    return importlib.import_module("transformers.models.bert.modeling_bert")
-
+torch, of_torch = imported("torch"), imported("attention_models.torch.conversion")
+bert = imported("transformers.models.bert.modeling_bert")
 
 OPTIONS = covering((None, 10), (None, 14), *[(True, False)] * 3)
 

@@ -5,6 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
+from backend_helpers import imported
 from conversion_helpers import agree, same, there_and_back, weights
 
 from attention_core import layers
@@ -15,39 +16,9 @@ from attention_models.layouts import LayoutError, from_flax, to_flax
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 
-@pytest.fixture(scope="module")
-def torch():
-    return importlib.import_module("torch")
-
-
-@pytest.fixture(scope="module")
-def of_torch(torch):
-    return importlib.import_module("attention_models.torch.conversion")
-
-
-@pytest.fixture(scope="module")
-def keras():
-    return importlib.import_module("keras")
-
-
-@pytest.fixture(scope="module")
-def of_keras(keras):
-    return importlib.import_module("attention_models.keras.conversion")
-
-
-@pytest.fixture(scope="module")
-def nnx():
-    return importlib.import_module("flax.nnx")
-
-
-@pytest.fixture(scope="module")
-def equinox():
-    return importlib.import_module("equinox")
-
-
-@pytest.fixture(scope="module")
-def of_jax():
-    return importlib.import_module("attention_models.jax.conversion")
+torch, of_torch = imported("torch"), imported("attention_models.torch.conversion")
+keras, of_keras = imported("keras"), imported("attention_models.keras.conversion")
+nnx, equinox, of_jax = imported("flax.nnx"), imported("equinox"), imported("attention_models.jax.conversion")
 
 
 class Keras:
