@@ -7,8 +7,8 @@ import pytest
 
 import attention_core as ac
 from attention_conformance import CASES, check
-from attention_conformance.cases.case import exact_scores, hard, ordinary, probability
-from attention_conformance.measure.implementations import COMPILED, IMPLEMENTATIONS, SLOWEST, bound_of, in_small_blocks
+from attention_conformance.cases.case import hard, ordinary, probability
+from attention_conformance.measure.implementations import COMPILED, IMPLEMENTATIONS, SLOWEST, in_small_blocks
 from attention_conformance.own.runner import plan, run
 from attention_conformance.problem import DTYPES
 from attention_conformance.verdict.expected import Expected
@@ -232,17 +232,6 @@ def test_bounds_are_those_that_are_stated():
         assert [hard(dtype, kappa) for dtype in DTYPES[:2]] == [0.51, 0.51]
         assert hard("float32", kappa) == max(6.0, 1 + kappa)
         assert probability("float32", kappa) == max(6.0, 4 * (1 + kappa))
-
-
-def test_an_implementation_may_need_a_bound_of_its_own():
-    def stated(name, bound, kappa=1e4):
-        return [bound_of(name, bound, dtype, kappa) for dtype in DTYPES]
-
-    assert stated("", ordinary) == stated("dense", ordinary) == [ordinary(dtype, 1e4) for dtype in DTYPES]
-    assert stated("fused", ordinary) == [2.0, 2.0, 12.0, ordinary("float64", 1e4)]
-    assert stated("blockwise", ordinary) == [0.51, 0.51, 8.0, ordinary("float64", 1e4)]
-    assert stated("blockwise", exact_scores)[-1] == exact_scores("float64", 1e4) + 745 / 4
-    assert stated("blockwise", hard)[2] == 1e4 + 1  # a bound that is wider already stays
 
 
 def test_an_implementation_is_judged_by_a_bound_of_its_own():

@@ -189,36 +189,10 @@ def test_windows_and_alibi_of_a_kernel_s_own_keywords_are_checked():
     assert verdicts[added] == {("silently wrong", "negated-bias"), lacks}
 
 
-@pytest.mark.needs("torch")
 def test_a_backward_pass_without_causality_is_told():
-    import torch
-
-    class Flash(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, query, key, value):
-            scores = query @ key.mT / query.shape[-1] ** 0.5
-            allowed = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-            logsumexp = scores.masked_fill(~allowed, -torch.inf).logsumexp(-1, keepdim=True)
-            output = torch.exp(scores - logsumexp).masked_fill(~allowed, 0) @ value
-            ctx.save_for_backward(query, key, value, output, logsumexp)
-            return output
-
-        @staticmethod
-        def backward(ctx, cotangent):
-            query, key, value, output, logsumexp = ctx.saved_tensors
-            weights = torch.exp(query @ key.mT / query.shape[-1] ** 0.5 - logsumexp)
-            delta = (cotangent * output).sum(-1, keepdim=True)
-            d_scores = weights * (cotangent @ value.mT - delta) / query.shape[-1] ** 0.5
-            return d_scores @ key, d_scores.mT @ query, weights.mT @ cotangent
-
-    def attention(query, key, value, is_causal=False):
-        if not is_causal:
-            raise NotImplementedError("causal alone")
-        return Flash.apply(query, key, value)
-
-    takes = PLAIN | {"backend": "torch", "causal": "top-left", "causal_name": "is_causal", "differentiates": True}
-    case = "shape-65x65-causal-gradient"
-    assert verdict_of(Subject(attention, **takes), case) == ("silently wrong", "gradient-without-mask")
+    backward = planted.Backward("backward ignores causality")
+    subject = Subject(planted.forward, backward=backward, **TAKES | {"returns": ("output", "logsumexp")})
+    assert verdict_of(subject, "shape-65x65-causal-gradient") == ("silently wrong", "gradient-without-mask")
 
 
 def test_the_shapes_of_the_first_call_are_asked_for_once_more():
