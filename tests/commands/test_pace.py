@@ -90,7 +90,5 @@ def test_the_table_ends_with_what_is_above_the_limit(pace):
     shown = io.StringIO()
     pace.tell(found, pace.rich.console.Console(file=shown, width=120))
     _, _, ending = shown.getvalue().partition("absent: not in BASE (LookupError: no name)")
-    assert ending.split("\n\n")[1:] == [
-        "above 1.1 of BASE: 1 of 1\n    1.20  slower",
-        "above 1.1 of the library's own: 0 of 1\n",
-    ]
+    got = ending.split("\n\n")[1:]
+    assert got == ["above 1.1 of BASE: 1 of 1\n    1.20  slower", "above 1.1 of the library's own: 0 of 1\n"]

@@ -139,11 +139,8 @@ def test_an_output_that_changes_when_weights_are_asked_for_is_found():
             else result
         )
 
-    assert outcomes(inclined, *names_of(6)) == {
-        "weights": True,
-        "weights-change-nothing": False,
-        "weights-change-nothing-unmasked": False,
-    }
+    got = outcomes(inclined, *names_of(6))
+    assert got == {"weights": True, "weights-change-nothing": False, "weights-change-nothing-unmasked": False}
 
 
 def test_forgetting_the_weights_is_found():
@@ -273,10 +270,8 @@ def test_what_an_implementation_refuses_is_no_failure():
     cases = [BY_NAME[name] for name in ("mask", "five-leading-axes", "wide-values", "weights-change-nothing-unmasked")]
     results = {each.case: each for each in check(picky, backend=Fused(np), cases=cases, dtypes=["float32"],
                                                  implementations=["fused"])}  # fmt: skip
-    assert [(results[name].passed, results[name].refused) for name in ("mask", "wide-values")] == [
-        (None, True),
-        (True, False),
-    ]
+    got = [(results[name].passed, results[name].refused) for name in ("mask", "wide-values")]
+    assert got == [(None, True), (True, False)]
     assert results["mask"].detail == "no masks"
     unasked = results["weights-change-nothing-unmasked"]
     assert (unasked.passed, unasked.refused) == (None, False)

@@ -59,10 +59,8 @@ def test_arrays_that_are_read_without_their_strides_are_told():
             value = value.base.reshape(-1)[: value.size].reshape(value.shape)
         return planted.attention(query, key, value)
 
-    assert verdict_of(Subject(attention, **PLAIN), "shape-18x34-h3on3-plain-permutedvalue") == (
-        "silently wrong",
-        "strides-ignored",
-    )
+    got = verdict_of(Subject(attention, **PLAIN), "shape-18x34-h3on3-plain-permutedvalue")
+    assert got == ("silently wrong", "strides-ignored")
 
 
 def test_a_fault_of_the_logsumexp_is_no_fault_of_the_output():

@@ -306,12 +306,6 @@ def test_what_is_known_of_a_published_model_must_hold(published):
         assert text is None or judged.detail == text
 
 
-def test_the_published_model_is_told_by_its_weights():
-    (weights,) = PUBLISHED
-    assert len(weights) == 64
-    assert PUBLISHED[weights].hello_world == (101, 7592, 2088, 102)
-
-
 def identical(directory, *arguments):
     """A run of the case alone, on NumPy, in this process."""
     options = ("--case", "model", "--backend", "numpy", "--jobs", 0, *arguments)

@@ -15,10 +15,8 @@ def test_a_kernel_that_counts_from_the_bottom_right_does_so_with_more_queries_to
     takes = TAKES | {"causal": "bottom-right"}
     case = "shape-130x65-causal"
     assert found(Subject(planted.Kernel("bottom right"), **takes), case)[case].verdict == "right"
-    assert verdict_of(Subject(planted.Kernel("bottom right of more keys alone"), **takes), case) == (
-        "differs by convention",
-        "top-left-causal",
-    )
+    got = verdict_of(Subject(planted.Kernel("bottom right of more keys alone"), **takes), case)
+    assert got == ("differs by convention", "top-left-causal")
 
 
 def capped(query, key, value, is_causal=False, softcap=None, sinks=None, *, fault=""):

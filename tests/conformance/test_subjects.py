@@ -242,10 +242,8 @@ def test_scores_of_16_bits_are_a_habit_of_plain_formulas_and_a_fault_of_kernels_
 @pytest.mark.parametrize("fault", [each for each in planted.LEAKS if planted.LEAKS[each] is not None])
 def test_nan_that_spreads_farther_than_0_times_nan_is_visibly_wrong(fault):
     case = planted.FORWARD[fault]
-    assert verdict_of(Subject(planted.Kernel(fault), **TAKES), case, accepted=["nan-through-mask"]) == (
-        "visibly wrong",
-        "nan-spreads",
-    )
+    got = verdict_of(Subject(planted.Kernel(fault), **TAKES), case, accepted=["nan-through-mask"])
+    assert got == ("visibly wrong", "nan-spreads")
 
 
 def test_a_wrong_answer_is_told_by_the_fault_that_it_equals():
@@ -358,10 +356,8 @@ def test_a_logsumexp_in_float32_of_an_output_in_float64_is_a_convention():
         return np.exp(scores - logsumexp[..., None]) @ value, logsumexp.astype(np.float32)
 
     case = "shape-65x65-plain"
-    assert verdict_of(settled(Subject(attention)), case, dtype="float64") == (
-        "differs by convention",
-        "float64-in-float32",
-    )
+    got = verdict_of(settled(Subject(attention)), case, dtype="float64")
+    assert got == ("differs by convention", "float64-in-float32")
 
 
 def test_conventions_that_a_call_has_found_are_told_unless_they_are_declared_or_accepted():

@@ -136,10 +136,8 @@ def test_a_kernel_without_a_scale_is_not_asked_about_one_array_for_query_and_key
 
     told = found(settled(Subject(unscaled)), "memory-one-array", "shape-13x13-causal")
     assert told["shape-13x13-causal"].verdict == "right"
-    assert (told["memory-one-array"].verdict, told["memory-one-array"].detail) == (
-        "not offered",
-        "one array in two places",
-    )
+    got = (told["memory-one-array"].verdict, told["memory-one-array"].detail)
+    assert got == ("not offered", "one array in two places")
 
 
 def test_calls_before_a_case_are_those_that_a_kernel_takes():
@@ -156,12 +154,8 @@ def test_calls_before_a_case_are_those_that_a_kernel_takes():
 def test_a_kernel_that_is_always_causal_is_understood_or_told_by_that_name():
     subject = settled(Subject(always_causal))
     (told,) = surprises(subject.declared, ())
-    assert (subject.layout, subject.causal, told.verdict, told.variant) == (
-        "BHSD",
-        "always",
-        CONVENTION,
-        "always-causal",
-    )
+    got = (subject.layout, subject.causal, told.verdict, told.variant)
+    assert got == ("BHSD", "always", CONVENTION, "always-causal")
     cases = ("shape-13x13-causal", "shape-65x65-plain", "shape-65x130-causal", "decoding-equals-prefill")
     assert {each.verdict for each in found(subject, *cases).values()} == {"right", "not offered"}
     wrong = found(Subject(always_causal, **PLAIN), "shape-65x65-plain", "shape-1x7-plain").values()
@@ -196,10 +190,8 @@ def test_a_sum_in_16_bits_is_wrong_and_scores_in_16_bits_are_a_convention(dtype)
         return output
 
     case, takes = "average-32768", PLAIN | {"dtypes": ("float32", dtype)}
-    assert verdict_of(Subject(attention, **takes), case, dtype=dtype, accepted=["narrow-scores"]) == (
-        "silently wrong",
-        "narrow-sums",
-    )
+    got = verdict_of(Subject(attention, **takes), case, dtype=dtype, accepted=["narrow-scores"])
+    assert got == ("silently wrong", "narrow-sums")
     honest = Subject(lambda query, key, value: attention(query, key, value, False), **takes)
     told = found(honest, case, "scores-above-100", "shape-31x31-d80-plain", dtype=dtype).values()
     assert {each.variant for each in told} <= {"", "narrow-scores"}

@@ -205,6 +205,14 @@ def config(bert, **more):
     return bert.BertConfig(**sizes, max_position_embeddings=9, attn_implementation="eager", **more)
 
 
+def encoded(layers, ids, key_mask=None, **options):
+    """The output of a whole BERT."""
+    x = layers[0](ids, **options)
+    for layer in layers[1:]:
+        x = layer(x, key_mask=key_mask)
+    return x
+
+
 @pytest.mark.needs("torch", "transformers")
 def test_bert(torch, of_torch, bert, rng):
     theirs = perturbed(torch, bert.BertModel(config(bert), add_pooling_layer=False).double())
@@ -216,9 +224,7 @@ def test_bert(torch, of_torch, bert, rng):
         same_layer(layer, again)
     tokens, segments = (torch.from_numpy(rng.integers(0, most, (2, 7))) for most in (31, 2))
     attended = torch.tensor([[1] * 7, [1] * 4 + [0] * 3])
-    x = embeddings(tokens, segment_ids=segments)
-    for layer in encoder:
-        x = layer(x, key_mask=attended.bool())
+    x = encoded(ours, tokens, segment_ids=segments, key_mask=attended.bool())
     for module in (theirs, back):
         expected = module(input_ids=tokens, token_type_ids=segments, attention_mask=attended).last_hidden_state
         agree(x.detach(), expected.detach(), "transformers BertLayer, BertEmbeddings, BertModel")
@@ -239,18 +245,13 @@ def test_relatives_of_bert_count_positions_from_behind_padding(family, segments,
         ours = of_torch.from_module(theirs)
     ids = torch.from_numpy(rng.integers(2, 31, (2, 5)))
     ids[0, :2] = 2
-    expected, x = theirs(ids).last_hidden_state, ids
-    for layer in ours:
-        x = layer(x)
+    expected, x = theirs(ids).last_hidden_state, encoded(ours, ids)
     agree(x.detach(), expected.detach(), "transformers BertLayer, BertEmbeddings, BertModel")
     ids[0, :2] = 1  # padding on the left, where positions count tokens alone
     kept = ids != 1
-    x, wanted = ours[0](ids, position_ids=kept.cumsum(-1).clamp(min=1) - 1), theirs(ids, attention_mask=kept.long())
-    for layer in ours[1:]:
-        x = layer(x, key_mask=kept)
-    agree(
-        x[kept].detach(), wanted.last_hidden_state[kept].detach(), "transformers BertLayer, BertEmbeddings, BertModel"
-    )
+    x = encoded(ours, ids, position_ids=kept.cumsum(-1).clamp(min=1) - 1, key_mask=kept)[kept]
+    wanted = theirs(ids, attention_mask=kept.long()).last_hidden_state[kept]
+    agree(x.detach(), wanted.detach(), "transformers BertLayer, BertEmbeddings, BertModel")
     ids[0, :2] = 2
     arrays = {f"roberta.{name}": each for name, each in state(theirs).items() if "pooler" not in name}
     definitions, _ = LAYOUTS["bert"].read(arrays, num_heads=3, epsilon=settings.layer_norm_eps, dropout=0.1)

@@ -190,21 +190,6 @@ def test_blocks_that_are_kept_show_each_weight_when_zoomed_in(opened):
     assert "query 1 → key 20: weight 9.7e-4 · largest of 16 × 16" in readout(page)
 
 
-def test_layers_of_other_lengths_have_their_own_tokens_and_map(opened):
-    layers = [RANDOM.dirichlet(np.ones(n), size=(1, m)) for m, n in ((4, 4), (3, 4))]
-    page = opened(view(layers, tokens=list("xyz"), key_tokens=list("abcd")))
-    assert page.locator("#layer option").all_text_contents() == ["0: 4 × 4", "1: 3 × 4"]
-    page.locator("#map").focus()
-    for _ in range(3):
-        page.keyboard.press("ArrowDown")
-    assert "query 3 “d” → key 0 “a”" in readout(page)
-    page.locator("#layer").select_option("1")
-    assert f"query 2 “z” → key 0 “a”: weight {layers[1][0, 2, 0]:.2g}"[:-1] in readout(page)
-    assert page.locator('#lines g[data-side="0"] text').all_text_contents() == list("xyz")
-    size = page.locator("#map").bounding_box()
-    assert size["height"] / size["width"] == pytest.approx(3 / 4, abs=0.02)
-
-
 def test_everything_is_reached_by_keyboard_and_fits_on_a_telephone(opened):
     tokens = ["[CLS]", "W" * 500, "<b>bold</b>\n", "🜂" * 40]
     made = view(RANDOM.dirichlet(np.ones(4), size=(2, 4)), tokens=tokens, image=RANDOM.uniform(size=(6, 6)))
