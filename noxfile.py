@@ -247,14 +247,16 @@ def survey(session, group):
 
 @nox.session(default=False)
 def expected(session):
-    """Check the presets whose expected findings are shipped, those of Keras on three libraries; `-- torch.sdpa` one."""
+    """Check the presets with a file of expected findings, those of Keras on three libraries; `-- torch.sdpa` one."""
     ours = checkout(f"keras,flax,{','.join(FRAMEWORKS)}")
     install(session, *ours, "transformers", "equinox", "onnx", "onnxruntime")
-    files = sorted((ROOT / "toolkit" / "attention_conformance" / "kernel" / "expected").glob("*.toml"))
-    for preset in session.posargs or [path.stem for path in files]:
-        for library in FRAMEWORKS if preset.startswith("keras") else ("torch",):
-            environment = QUIET | COMPILED_ONCE | {"KERAS_BACKEND": library}
-            session.run("attention-core", "check", preset, "--expected", "shipped", env=environment)
+    shipped = sorted((ROOT / "toolkit" / "attention_conformance" / "kernel" / "expected").glob("*.toml"))
+    for path in [*shipped, *sorted((ROOT / "evidence" / "survey" / "expected").glob("*.toml"))]:
+        name = path.stem if path in shipped else f"survey.presets:{re.sub('[.-]', '_', path.stem)}_preset"
+        for library in () if session.posargs and path.stem not in session.posargs else FRAMEWORKS:
+            environment = QUIET | COMPILED_ONCE | {"KERAS_BACKEND": library, "PYTHONPATH": "evidence"}
+            if library == "torch" or path.stem.startswith("keras"):
+                session.run("attention-core", "check", name, "--expected", str(path), env=environment)
 
 
 @nox.session(default=False)

@@ -217,7 +217,7 @@ def test_without_the_libraries_of_the_command_it_says_what_to_install(monkeypatc
     monkeypatch.setitem(sys.modules, "attention_cli.app", None)
     with pytest.raises(ModuleNotFoundError):
         program.run()  # that is not one of them
-    for name, extra in (("jinja2", "check"), ("typer", "view")):
+    for name, extra in (("packaging", "check"), ("typer", "view")):
 
         def app(name=name):
             raise ModuleNotFoundError(name=name)

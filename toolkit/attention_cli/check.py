@@ -20,7 +20,6 @@ from attention_conformance.measure.messages import Asked, Described, Refused
 from attention_conformance.mistakes.causes import agreed
 from attention_conformance.run.again import command_of, script_of
 from attention_conformance.run.alone import confirmed
-from attention_conformance.run.fuzz import Script
 from attention_conformance.run.job import Job, job_of
 from attention_conformance.run.names import no_case
 from attention_conformance.run.subjects import Message, supervised, work
@@ -100,7 +99,7 @@ class _Run:
     """Follows the messages of a run, and tells of them."""
 
     def __init__(self, job: Job, expected: tuple[Expected, ...]) -> None:
-        self.job, self.findings, self.reason, self.script = job, list[Finding](), "", ""
+        self.job, self.findings, self.reason = job, list[Finding](), ""
         self._expected, self._has_verdict = expected, False
         self._about: dict[str, Any] = {"target": job.target, "profile": self.job.how, "seed": job.seed}
         self._about |= {"declared": dict(job.declared), "machine": environment({})}
@@ -126,8 +125,6 @@ class _Run:
                 elif isinstance(message, Described):
                     self._describe(message)
                     progress.update(task, total=message.count + len(self.findings), completed=len(self.findings))
-                elif isinstance(message, Script):
-                    self.script = message.text
                 elif isinstance(message, Started):
                     progress.update(task, description=f"{message.finding.case} {message.finding.dtype}")
                 elif isinstance(message, Finding):
@@ -176,12 +173,7 @@ class _Run:
         for line in report.power(self.findings, self.job.how):
             self._screen.print(line, highlight=False)
         telling = most_telling(self.findings)
-        if self.script:
-            self._screen.print(
-                f"The least wrong call of seed {self.job.seed}, as a program:\n", highlight=False, soft_wrap=True
-            )
-            typer.echo(self.script)
-        elif telling is not None:
+        if telling is not None:
             again = (telling, self.job.target, self.job.declared, self.job.how)
             self._screen.print(f"\nThe most telling again, as a program:\n\n{script_of(*again)}", **AS_IT_IS)
             self._screen.print(f"To see the most telling again: {command_of(*again)}", **AS_IT_IS)

@@ -26,7 +26,7 @@ from attention_conformance.mistakes.causes import agreed
 from attention_conformance.mistakes.surprises import surprises
 from attention_conformance.processes import carried_out
 from attention_conformance.run.apart import distrusted
-from attention_conformance.run.fuzz import Script, fuzzed
+from attention_conformance.run.fuzz import fuzzed
 from attention_conformance.run.job import Job, unanswered
 from attention_conformance.run.questions import pair_questions, questions, usual_dtypes
 from attention_conformance.verdict.judge import judged, returned
@@ -43,7 +43,7 @@ MOST_CRASHES = 12
 """Crashes after which a run ends: a new process takes seconds."""
 
 
-Message: TypeAlias = AnyMessage | Script | Returned
+Message: TypeAlias = AnyMessage | Returned
 
 
 def check_subject(
