@@ -71,10 +71,7 @@ def test_the_fault_is_told_in_words_and_conventions_are_accepted_by_name(target)
     case = ("--case", "shape-128x128-d64-causal", "--case", "empty-row-mask", "--dtype", "float32")
     found = in_this_process(target, *case, "--layout", "BHSD", "--seed", 3)
     assert found.exit_code == 1
-    at_once = (
-        "silently wrong: shape-128x128-d64-causal float32: queries from 64 on see one key of the future; output at ("
-    )
-    assert at_once in " ".join(found.stderr.split())
+    assert found.stderr == ""
     told = " ".join(found.stdout.split())
     assert "SILENTLY WRONG queries from 64 on see one key of the future (future-key-from-64)" in told
     assert "a fully masked row gives the average of all values (mean-of-masked-row) contract, line 4" in told
@@ -162,7 +159,7 @@ def test_a_baseline_keeps_cause_and_error_and_another_is_no_baseline(tmp_path, m
         (["equinox"], "expected equinox for equinox; got none: pip install equinox"),
         (["numpy:abs", "--backend", "cupy"], "expected a backend out of numpy, torch, jax, tensorflow; got 'cupy'"),
         (["numpy:abs", "--layout", "SDHB"], "expected a layout out of BHSD, BSHD"),
-        (["numpy:abs", "--profile", "loose"], "expected a profile out of exact, kernel, tf32, 'like TARGET'; got 'loose'"),
+        (["numpy:abs", "--profile", "loose"], "expected a profile out of exact, kernel, tf32; got 'loose'"),
         (["numpy:abs", "--case", "casual-*"], "expected a case; got 'casual-*', which none matches: perhaps causal-"),
         (["numpy:abs", "--accept", "mean-of-maskedrow"], "got 'mean-of-maskedrow': perhaps mean-of-masked-row"),
         (["numpy:abs", "--keyword", "masc=x"], "expected --keyword of WHAT=NAME with one of mask, bias, causal,"),
@@ -264,10 +261,10 @@ def test_a_kernel_that_refuses_a_kind_of_call_throughout_or_every_call_does_not_
     assert alone.exit_code == 1
     assert "2 of 2 offered cases were refused: ValueError: one block of 64; nothing was computed" in alone.stdout
     stopped = in_this_process(nothing)
-    assert (stopped.exit_code, stopped.stdout) == (2, "")
-    assert "found by a call" not in stopped.stderr
-    assert "  layout: BHSD (every such call raised)" in stopped.stderr
-    last = stopped.stderr.splitlines()[-1]
+    assert stopped.exit_code == 2
+    assert "found by a call" not in stopped.stdout
+    assert "  layout: BHSD (every such call raised)" in stopped.stdout
+    (last,) = stopped.stderr.splitlines()
     assert last.startswith(f"attention-core: expected a call of {nothing} to return; got an exception of each of ")
     assert "the first RuntimeError: no device at all; --backend, --device, --layout, --mask" in last
 
@@ -323,7 +320,7 @@ def test_large_cases_count_heads_beyond_16_bits_and_ask_for_memory_first(tmp_pat
     monkeypatch.setattr("attention_conformance.run.subjects.available_memory", lambda: 1.0)
     left_out = in_this_process(f"{tmp_path / 'honest.py'}:attention", *words)
     line = "left out: large-heads float32: it takes 2 GiB of memory; 1.0 GiB are free"
-    assert line in " ".join(left_out.stderr.split())
+    assert line in " ".join(left_out.stdout.split())
     monkeypatch.setattr("attention_cli.check.available_memory", lambda: 1.0)
     refused = in_this_process("numpy:abs", "--large")
     assert (refused.exit_code, "expected 2 GiB of free memory for --large; got 1.0" in refused.stderr) == (2, True)
@@ -410,7 +407,7 @@ def test_each_question_about_bits_is_a_line_with_its_answer(pair, tmp_path):
     rows = ("--case", "bits-whole", "--case", "bits-batch", "--json", tmp_path / "found.json")
     found = in_this_process(f"{pair}attention_", "--same-bits-as", f"{pair}powers_", *rows)
     assert found.exit_code == 1
-    lines = found.stdout.splitlines()
+    lines = [each for each in found.stdout.splitlines() if "bits: bits-" in each or " again: " in each]
     assert lines[0] == "same bits: bits-whole float32: 1 comparisons"
     assert lines[1].startswith("other bits: bits-batch float32: ")
     assert "samples 0 alone: " in lines[1]

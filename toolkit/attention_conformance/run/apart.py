@@ -35,7 +35,7 @@ def distrusted(job: Job, messages: Iterator[Message | Returned]) -> Iterator[Mes
     plain = list[Question]()  # that were right
     for message in messages:
         if isinstance(message, Described) and owed is None:
-            owed = {(each.case.name, each.dtype): each for each in questions(_subject_of(message.facts), job, None)}
+            owed = {(each.case.name, each.dtype): each for each in questions(_subject_of(message.facts), job)}
         if isinstance(message, Finding) and message.dtype == "-":
             owed = {} if message.case in ("start", "end") else owed
             yield _accepted(message, job)

@@ -47,7 +47,7 @@ def fuzzed(subject: Subject, job: Any, dtypes: Sequence[str]) -> Iterator[Findin
 
 def _question(shape: Shape, dtype: str, subject: Subject, job: Any, seed: int, causes: bool) -> Question:
     told: dict[str, Any] = {"accepted": tuple(job.accepted), "power": False, "digits": False, "causes": causes}
-    return Question(subject, case_of(shape), dtype, job.bounds, seed, **told)
+    return Question(subject, case_of(shape), dtype, job.profile, seed, **told)
 
 
 def _wrong(shape: Shape, dtype: str, subject: Subject, job: Any, seed: int) -> Finding | None:

@@ -52,7 +52,6 @@ def check_subject(
     cases: Sequence[str] = (),
     dtypes: Sequence[str] = (),
     profile: str = "kernel",
-    like: Subject | None = None,
     accepted: Sequence[str] = (),
     seed: int = 0,
     power: bool = True,
@@ -70,8 +69,6 @@ def check_subject(
         By default float32 and a type of 16 bits, as far as the subject takes them, and a few cases in the other one.
     profile : str
         ``exact``, ``kernel`` or ``tf32``.
-    like : Subject, optional
-        Another subject, whose error is allowed twice; the profile is ``exact`` then.
     accepted : sequence of str
         Names of conventions, faults and cases that pass.
     seed : int
@@ -103,7 +100,7 @@ def check_subject(
     )
     if job.complaint:
         raise ValueError(job.complaint)
-    _, known, asked = questions_of(subject, job, like, same_bits_as)
+    _, known, asked = questions_of(subject, job, same_bits_as)
     found = [finding_of(question) for question in asked]
     if same_bits_as is not None:
         return [*known, *found]
@@ -112,7 +109,7 @@ def check_subject(
 
 
 def questions_of(
-    subject: Subject, job: Job, like: Subject | None, same_bits_as: Subject | None
+    subject: Subject, job: Job, same_bits_as: Subject | None
 ) -> tuple[Subject, list[Finding], list[Question]]:
     """A subject as small calls tell it, what these find, and what a job asks of it, or of it and another."""
     subject = adapted(subject)
@@ -121,8 +118,7 @@ def questions_of(
     if same_bits_as is not None:
         other = subject if same_bits_as is target else settled(on_device(adapted(same_bits_as)))
         return subject, conventions(subject, other, job.accepted), pair_questions(subject, other, job)
-    like = None if like is None else settled(adapted(like))
-    return subject, surprises(subject.declared, declared, job.accepted), questions(subject, job, like)
+    return subject, surprises(subject.declared, declared, job.accepted), questions(subject, job)
 
 
 def finding_of(question: Question) -> Finding:
@@ -180,7 +176,6 @@ def work(job: Job) -> Iterator[Message]:
     try:
         with quiet_start():
             subject = adapted(load_target(job.target, **job.declared))
-            like = settled(adapted(load_target(job.like))) if job.like else None
         subject = on_device(subject)
     except TargetError as error:
         yield Refused(str(error))
@@ -205,7 +200,7 @@ def work(job: Job) -> Iterator[Message]:
         return
     if sources.get("backend") == BY_SIGNATURE != subject.backend != read_signature(subject)["backend"]:
         sources["backend"] = "found by a call"
-    asked = [] if job.fuzz or job.same_bits_as else questions(subject, job, like)
+    asked = [] if job.fuzz or job.same_bits_as else questions(subject, job)
     versions = _library(subject).versions() if asked or job.same_bits_as else {}
     facts = {name: each for name, each in subject.declared.items() if name != "options"}
     yield Described(facts, sources, versions, len(BITS) if job.same_bits_as else len(asked))

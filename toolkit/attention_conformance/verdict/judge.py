@@ -242,7 +242,7 @@ def _precisions(bounds: Bounds) -> Iterator[tuple[Variant | None, Bounds]]:
         yield SINGLE, replace(bounds, is_single=True)
         return
     yield None, bounds
-    is_kernel = (question.profile, question.like, question.dtype) == ("kernel", None, "float32")
+    is_kernel = (question.profile, question.dtype) == ("kernel", "float32")
     if is_kernel and not question.device.lower().startswith("cpu"):  # which use TF32 unless they are told not to
         yield TF32, replace(bounds, question=replace(question, profile="tf32"))
 
