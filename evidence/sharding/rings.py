@@ -1,6 +1,7 @@
-"""Check the rings of others on gloo: ``PYTHONPATH=evidence torchrun --nproc-per-node 2 -m sharding.rings ring-attention-pytorch``.
+"""Check the rings of others on gloo: ``PYTHONPATH=evidence torchrun --nproc-per-node 2 -m sharding.rings NAME``.
 
-The others are ``context-parallel``, that of PyTorch, and ``attention-core``. A table of verdicts is printed.
+The others are ``ring-attention-pytorch``, ``context-parallel``, that of PyTorch, and ``attention-core``. A table of
+verdicts is printed.
 """
 
 import collections

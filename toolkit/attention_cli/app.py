@@ -356,10 +356,10 @@ class Conformance(Ways):
     ] = None
     case: Annotated[Many, typer.Option(help="Cases by name, * and ? allowed; repeatable. By default all.")] = None
     model: Annotated[
-        list[Path] | None,
+        Path | None,
         typer.Option(
-            help="A folder of transformers with an encoder of BERT's type or a language model of Llama's, or a GGUF"
-            " file, to be run as well, as the case model; repeatable, but with --identical."
+            help="With --identical, the case model: a folder of transformers with an encoder of BERT's type or a"
+            " language model of Llama's, or a GGUF file."
         ),
     ] = None
     list_: Annotated[bool, typer.Option("--list", help="List the cases and what they show, and run none.")] = False

@@ -179,8 +179,6 @@ class Case:
         Whether wrong arguments show only to a host that reads what arrays hold, which it does not on accelerators.
     sample : callable, optional
         As ``inputs``, of a problem with sides an eighth as long, by which the memory of a subject is measured.
-    answer : callable, optional
-        From a question to a finding, of a case of the core that is no call of attention.
     """
 
     name: str
@@ -198,7 +196,6 @@ class Case:
     memory: float = 0.0
     reads: bool = False
     sample: Callable[[Draw], Problem] | None = None
-    answer: Callable[[Any], Any] | None = None
 
     def problem(self, dtype: str, seed: int = 0, **widths: int) -> Problem:
         """Make the inputs in one dtype; ``width`` and ``value_width`` replace those of the catalogue."""
