@@ -89,11 +89,11 @@ def _unlike_alone(question: Question, target: str) -> Iterator[Finding]:
     source, _, name = target.rpartition(":")
 
     def alone(*arguments: Any, **words: Any) -> Any:
-        given = pickle.dumps(backend.to_numpy((list(arguments), words)))
+        sent = pickle.dumps(backend.to_numpy((list(arguments), words)))
         with tempfile.TemporaryDirectory() as folder:
             result = str(Path(folder) / "output.npy")
             command = [sys.executable, "-c", ALONE, source, name, MAKE.get(backend.name, "numpy:asarray"), result]
-            subprocess.run(command, input=given, capture_output=True, check=True, timeout=300)
+            subprocess.run(command, input=sent, capture_output=True, check=True, timeout=300)
             return backend.from_numpy(np.load(result))
 
     # A program that fails makes another call than was made here.
