@@ -12,11 +12,7 @@ from command_helpers import ENVIRONMENT, invoke
 
 from attention_conformance.cases.case import Draw
 from attention_conformance.cases.large import LARGE, selecting
-from attention_conformance.kernel.probe import settled
-from attention_conformance.launch.subject import Subject
-from attention_conformance.measure.question import Question
 from attention_conformance.oracle.dense import answer, dense_of
-from attention_conformance.verdict.memory import too_large
 from attention_core.backend import get_backend
 
 pytestmark = pytest.mark.needs("numpy")
@@ -333,21 +329,6 @@ def test_the_closed_form_of_large_cases_is_the_definition_at_a_size_that_can_be_
         problem = selecting(Draw(dtype, 0, "small"), 5, 50, 32, **sizes)
         output = answer(dense_of(problem)).arrays["output"]
         assert np.max(np.abs(output - LARGE[0].closed(problem))) < 1e-12
-
-
-def test_the_memory_of_all_scores_is_measured_on_a_part_of_them():
-    def dense(query, key, value):
-        powers = np.exp(query @ np.swapaxes(key, -1, -2) / np.float32(query.shape[-1] ** 0.5) - 64 * 16)
-        return powers @ value / powers.sum(axis=-1, keepdims=True)
-
-    def by_rows(query, key, value):
-        parts = [dense(query[..., at : at + 64, :], key, value) for at in range(0, query.shape[-2], 64)]
-        return np.concatenate(parts, axis=-2)
-
-    case = next(each for each in LARGE if each.name == "large-scores")
-    told = [too_large(Question(settled(Subject(each)), case, "float32"), 6.0) for each in (dense, by_rows)]
-    assert told[0].endswith("64 times what 1.6% of its scores took; 6.0 GiB are free")
-    assert told[1] == ""
 
 
 PAIR = """

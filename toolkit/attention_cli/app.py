@@ -389,6 +389,3 @@ class Cases:
     ] = None
     package: Annotated[Many, typer.Option(help="A package, such as torch; repeatable.")] = None
     like: Annotated[Many, typer.Option(help="A case of the kit that shows the same property; repeatable.")] = None
-    line: Annotated[int | None, typer.Option(min=0, max=12, help="A line of the contract; 0 for none of them.")] = None
-    on_cpu: Annotated[bool, typer.Option("--cpu", help="Those whose reproducer runs on a CPU.")] = False
-    failing: Annotated[bool, typer.Option("--failing", help="Those that were wrong when last run.")] = False
