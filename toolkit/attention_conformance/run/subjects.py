@@ -171,17 +171,29 @@ def stated_facts(subject: Subject) -> frozenset[str]:
     return frozenset({**read_signature(subject), **subject.declared})
 
 
+def _load(target: str, **declared: Any) -> Subject:
+    """The subject of a target on its device. Raise TargetError, whatever the module of the target raises."""
+    try:
+        with quiet_start():
+            subject = adapted(load_target(target, **declared))
+        return on_device(subject)
+    except TargetError:
+        raise
+    except Exception as error:
+        raise TargetError(f"expected {target} to load; got {one_line(error)}") from error
+
+
+def _facts(subject: Subject) -> dict[str, Any]:
+    """What is known of a subject, as it is told."""
+    return {name: each for name, each in subject.declared.items() if name != "options"}
+
+
 def work(job: Job) -> Iterator[Message]:
     """Do a job in this process."""
     try:
-        with quiet_start():
-            subject = adapted(load_target(job.target, **job.declared))
-        subject = on_device(subject)
+        subject = _load(job.target, **job.declared)
     except TargetError as error:
         yield Refused(str(error))
-        return
-    except Exception as error:  # of the module of the target
-        yield Refused(f"expected {job.target} to load; got {one_line(error)}")
         return
     answers, declared, sources = [], stated_facts(subject), _sources(subject)
     witness = Witness(subject)
@@ -202,7 +214,7 @@ def work(job: Job) -> Iterator[Message]:
         sources["backend"] = "found by a call"
     asked = [] if job.fuzz or job.same_bits_as else questions(subject, job)
     versions = _library(subject).versions() if asked or job.same_bits_as else {}
-    facts = {name: each for name, each in subject.declared.items() if name != "options"}
+    facts = _facts(subject)
     yield Described(facts, sources, versions, len(BITS) if job.same_bits_as else len(asked))
     if not job.known and (reason := _never_answered(job.target, witness)):
         yield Refused(reason)
@@ -250,19 +262,16 @@ def _pair(subject: Subject, job: Job) -> Iterator[Message]:
             return
         yield Started(replace(OTHER, seed=job.seed))
         try:
-            with quiet_start():
-                other = on_device(adapted(load_target(job.same_bits_as)))
-        except Exception as error:  # of the module of the target, too
-            detail = f"expected {job.same_bits_as} to load; got {one_line(error)}"
-            yield Refused(str(error) if isinstance(error, TargetError) else detail)
+            other = _load(job.same_bits_as)
+        except TargetError as error:
+            yield Refused(str(error))
             return
         witness = Witness(other)
         other = replace(settled(witness.subject), function=other.function)
         if reason := _never_answered(job.same_bits_as, witness):
             yield Refused(reason)
             return
-        facts = {name: each for name, each in other.declared.items() if name != "options"}
-        yield Described(facts, {}, _library(other).versions(), len(BITS), target=job.same_bits_as)
+        yield Described(_facts(other), {}, _library(other).versions(), len(BITS), target=job.same_bits_as)
     yield from conventions(subject, other, job.accepted) if not job.done else []
     asked = pair_questions(subject, other, job)
     if not (asked or job.done):
