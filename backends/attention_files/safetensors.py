@@ -251,7 +251,21 @@ def save_layers(path: str | os.PathLike[str], definitions: Any, parameters: Any,
     _save(path, {"tuple": structures}, arrays, settings)
 
 
-def hint_of(thing: Any) -> str:
+def save_adapted(path: str | os.PathLike[str], layer: Any, kind: type[Any], hint: str = "") -> None:
+    """Write a layer of an adapter, whose class of all layers is a kind; a hint says what to do with another thing."""
+    if not isinstance(layer, kind):
+        home = kind.__module__.partition(".")[0]
+        raise TypeError(f"expected a layer of {home}; got {type(layer).__name__}{hint or _hint_of(layer)}")
+    save_layer(path, layer.definition, *layer.to_numpy())
+
+
+def load_adapted(path: str | os.PathLike[str], kind: type[Any], settings: Mapping[str, Any], **placement: Any) -> Any:
+    """Make the layer of an adapter that a file holds, with other settings, on a device and in a dtype."""
+    definition, *arrays = load_layer(path)
+    return kind.from_numpy(definition.with_settings(**settings), *arrays, **placement)
+
+
+def _hint_of(thing: Any) -> str:
     """What an adapter says of several layers in the place of one, of a definition, and of what holds a layer."""
     if isinstance(thing, layers.Layer):
         return ", a definition: save_layer of attention_files.safetensors writes it with its parameters"

@@ -382,11 +382,7 @@ def save(layer: Layer, path: str | PathLike[str], /) -> None:
     """
     from attention_files import safetensors  # noqa: PLC0415 (safetensors is needed for files alone)
 
-    layer = getattr(layer, "layer", layer)  # of a module of attention_jax.nnx
-    if not isinstance(layer, Layer):
-        hint = safetensors.hint_of(layer)
-        raise TypeError(f"expected a layer of attention_jax; got {type(layer).__name__}{hint}")
-    safetensors.save_layer(path, layer.definition, *layer.to_numpy())
+    safetensors.save_adapted(path, getattr(layer, "layer", layer), Layer)  # or of a module of attention_jax.nnx
 
 
 def load(path: str | PathLike[str], /, *, device: Any = None, dtype: Any = None, **settings: Any) -> Layer:
@@ -396,5 +392,4 @@ def load(path: str | PathLike[str], /, *, device: Any = None, dtype: Any = None,
     """
     from attention_files import safetensors  # noqa: PLC0415 (safetensors is needed for files alone)
 
-    definition, *arrays = safetensors.load_layer(path)
-    return Layer.from_numpy(definition.with_settings(**settings), *arrays, device=device, dtype=dtype)
+    return safetensors.load_adapted(path, Layer, settings, device=device, dtype=dtype)  # type: ignore[no-any-return]

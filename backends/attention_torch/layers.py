@@ -192,10 +192,7 @@ def save(layer: Layer, path: str | PathLike[str], /) -> None:
     """
     from attention_files import safetensors  # noqa: PLC0415 (safetensors is needed for files alone)
 
-    if not isinstance(layer, Layer):
-        hint = safetensors.hint_of(layer)
-        raise TypeError(f"expected a layer of attention_torch; got {type(layer).__name__}{hint}")
-    safetensors.save_layer(path, layer.definition, *layer.to_numpy())
+    safetensors.save_adapted(path, layer, Layer)
 
 
 def load(
@@ -225,5 +222,4 @@ def load(
     """
     from attention_files import safetensors  # noqa: PLC0415 (safetensors is needed for files alone)
 
-    definition, *arrays = safetensors.load_layer(path)
-    return Layer.from_numpy(definition.with_settings(**settings), *arrays, device=device, dtype=dtype)
+    return safetensors.load_adapted(path, Layer, settings, device=device, dtype=dtype)  # type: ignore[no-any-return]
