@@ -170,12 +170,6 @@ class SaganAttention(Layer):
     kind = layers.SaganAttention
     defaults: ClassVar[Mapping[str, Any]] = {"data_format": "channels_first"}
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        sigma = state_dict.get(f"{prefix}sigma")
-        if isinstance(sigma, torch.Tensor) and sigma.ndim == 0:  # as in the original code of SAGAN
-            state_dict[f"{prefix}sigma"] = sigma.reshape(1)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
 
 def save(layer: Layer, path: str | PathLike[str], /) -> None:
     """Write a layer to a file of safetensors, which every framework loads: its settings, parameters and state.

@@ -281,7 +281,7 @@ def _gradients_of_part(
     """
     padded = torch.nn.functional.pad
     if not part.key.shape[-2]:
-        return *map(torch.zeros_like, part[:1]), *(padded(x, (0, 0, 0, columns)) for x in part[1:3])
+        return torch.zeros_like(part.query), *(padded(x, (0, 0, 0, columns)) for x in part[1:3])
     arrays, added, is_causal = inputs_of(part)
     output, logsumexp, d_logsumexp, d_output = (x.reshape(*arrays[0].shape[:-1], *x.shape[3:]) for x in ends)
     logsumexp = logsumexp if added is None else torch.where(logsumexp == -math.inf, 0.0, logsumexp)
