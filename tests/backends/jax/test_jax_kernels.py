@@ -157,7 +157,7 @@ def test_structure_is_handed_to_the_kernel(name, jax, backend, rng, put, monkeyp
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     make, expected = STRUCTURES[name]
     plain = NUMPY.from_numpy([rng.standard_normal((2, heads, L, D)) for heads in (H, G, G)], dtype="bfloat16")
-    call = Call(*put(plain), backend.namespace, backend, **make(put))
+    call = Call(*put(plain), backend.namespace, backend, **make(put), assume_finite=True)  # nothing is cleared
     assert kernels.DotProduct().judge(call).refusal is None
     with jax.disable_jit():
         found = kernels.DotProduct().attend(call)
