@@ -380,9 +380,9 @@ def save(layer: Layer, path: str | PathLike[str], /) -> None:
     TypeError
         When this is no layer of this package.
     """
-    from attention_files import safetensors  # noqa: PLC0415 (safetensors is needed for files alone)
+    from attention_files import adapted  # noqa: PLC0415 (safetensors is needed for files alone)
 
-    safetensors.save_adapted(path, getattr(layer, "layer", layer), Layer)  # or of a module of attention_jax.nnx
+    adapted.save(path, getattr(layer, "layer", layer), Layer)  # or of a module of attention_jax.nnx
 
 
 def load(path: str | PathLike[str], /, *, device: Any = None, dtype: Any = None, **settings: Any) -> Layer:
@@ -390,6 +390,6 @@ def load(path: str | PathLike[str], /, *, device: Any = None, dtype: Any = None,
 
     ``device`` and ``dtype`` are those of `Layer.from_numpy`. Settings such as ``arithmetic`` replace those in the file.
     """
-    from attention_files import safetensors  # noqa: PLC0415 (safetensors is needed for files alone)
+    from attention_files import adapted  # noqa: PLC0415 (safetensors is needed for files alone)
 
-    return safetensors.load_adapted(path, Layer, settings, device=device, dtype=dtype)  # type: ignore[no-any-return]
+    return adapted.load(path, Layer, settings, device=device, dtype=dtype)  # type: ignore[no-any-return]

@@ -171,10 +171,10 @@ def save(layer: Layer, path: str | Path) -> None:
     ...     load(f"{folder}/layer.safetensors").definition == layer.definition
     True
     """
-    from attention_files import safetensors  # noqa: PLC0415 (only who saves needs what files need)
+    from attention_files import adapted  # noqa: PLC0415 (only who saves needs what files need)
 
     hint = ": its save writes models" if isinstance(layer, keras.Model) else ""
-    safetensors.save_adapted(path, layer, Layer, hint)
+    adapted.save(path, layer, Layer, hint)
 
 
 def load(path: str | Path, *, device: str | None = None, dtype: str | None = None, **settings: Any) -> Layer:
@@ -200,6 +200,6 @@ def load(path: str | Path, *, device: str | None = None, dtype: str | None = Non
     TypeError, ValueError
         When the file is not one of a layer, or there is no such device or type.
     """
-    from attention_files import safetensors  # noqa: PLC0415 (only who loads needs what files need)
+    from attention_files import adapted  # noqa: PLC0415 (only who loads needs what files need)
 
-    return safetensors.load_adapted(path, Layer, settings, device=device, dtype=dtype)  # type: ignore[no-any-return]
+    return adapted.load(path, Layer, settings, device=device, dtype=dtype)  # type: ignore[no-any-return]

@@ -184,9 +184,9 @@ def save(layer: Layer, path: str | PathLike[str], /) -> None:
     TypeError
         When this is not a layer of `attention_torch`.
     """
-    from attention_files import safetensors  # noqa: PLC0415 (safetensors is needed for files alone)
+    from attention_files import adapted  # noqa: PLC0415 (safetensors is needed for files alone)
 
-    safetensors.save_adapted(path, layer, Layer)
+    adapted.save(path, layer, Layer)
 
 
 def load(
@@ -214,6 +214,6 @@ def load(
     TypeError, ValueError
         As in `Layer.from_numpy` and `Layer.with_settings`; what files raise is said in `attention_files.safetensors`.
     """
-    from attention_files import safetensors  # noqa: PLC0415 (safetensors is needed for files alone)
+    from attention_files import adapted  # noqa: PLC0415 (safetensors is needed for files alone)
 
-    return safetensors.load_adapted(path, Layer, settings, device=device, dtype=dtype)  # type: ignore[no-any-return]
+    return adapted.load(path, Layer, settings, device=device, dtype=dtype)  # type: ignore[no-any-return]
