@@ -148,7 +148,7 @@ class PythonLoops(Loops):
     def to_list(self, x: Array) -> Any:
         if hasattr(x, "tolist"):
             return x.tolist()
-        return [self.to_list(x[index, ...]) for index in range(x.shape[0])] if len(x.shape) else bool(x)
+        return [self.to_list(x[index, ...]) for index in range(x.shape[0])] if len(x.shape) else int(x)
 
     def loop(self, start: int, stop: int, body: Body, state: Any, *, proceed: Proceed | None = None) -> Any:
         for index in range(start, stop):

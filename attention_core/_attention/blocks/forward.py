@@ -18,14 +18,13 @@ M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018. T.
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any, NamedTuple
 
-from ..._arithmetic.exact import two_sum
 from ..._arrays import Array, Arrays, scalar_like, shape, zeros_with
 from ..._backend import Backend, Operation, register
 from ..call import Call, upcast_call
 from ..finite import repaired_unless_clean
+from ..softmax import log_normalizer
 from .backward import backward
 from .grid import Grid, Sample, make_grid, matmul_per_group
 from .nonfinite import with_nonfinite_values
@@ -188,14 +187,10 @@ def _finish(grid: Grid, state: Running) -> tuple[Array, Array]:
     if has_key is not None:
         total = xp.where(has_key, total, 1.0)
     output = xp.divide(weighted_sum, total)
-    logsumexp, remainder = xp.log(total), xp.zeros_like(total)
-    if row_max is not None:
-        logsumexp, remainder = two_sum(row_max, logsumexp, xp)
-        remainder = xp.where(xp.isnan(remainder), 0.0, remainder)  # of a row with a score that is inf or NaN
-    if has_key is not None:
-        logsumexp = xp.where(has_key, logsumexp, -math.inf)
     output = output if dropout is None else xp.multiply(output, dropout.scale)
-    return output, xp.concat([logsumexp, remainder], axis=-1)
+    top = xp.zeros_like(total) if row_max is None else row_max
+    none = None if has_key is None else xp.logical_not(has_key)
+    return output, xp.concat(list(log_normalizer(top, xp.log(total), none, xp)), axis=-1)
 
 
 BLOCKWISE = register("blockwise", Operation(forward, backward, empty_results, lasts=lasts))

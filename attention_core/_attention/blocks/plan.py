@@ -29,7 +29,7 @@ NORM_LIMIT = 1e15  # of norms, and of values
 class Plan(NamedTuple):
     """What is known of a call before its arrays: constants, which compare by value."""
 
-    call: tuple[Any, ...]  # tree definitions of the `FIELDS` of the call, by `attention_core.masks.flatten`
+    call: Call  # tree definitions of its fields, by `attention_core.masks.flatten`
     may_mask: bool  # whether something may be masked, so that a row may be fully masked
     all_finite: bool  # whether query, key and value are finite, or a host looks at what is computed of them
     block_sizes: tuple[int, int]  # queries and keys of a block
@@ -46,25 +46,21 @@ class Plan(NamedTuple):
     group: str | None = None  # of these ranks, in reproducible arithmetic
 
 
-register("Plan", Plan)
-register("Whole", Whole)
-register("Dropout", Dropout)
-# In the order of their arrays; only those of the first six have a gradient.
-FIELDS = ("query", "key", "value", "bias", "softcap", "score_mod", "dropout", "starts", "whole", "mask")
+for _each in (Plan, Call, Whole, Dropout):
+    register(_each.__name__, _each)
 
 
-def pack(call: Call) -> tuple[tuple[Any, ...], Arrays]:
-    """A call of five axes as tree definitions of its `FIELDS`, and its arrays."""
-    held: list[Array] = []
-    fields = [getattr(call, name) for name in FIELDS]
-    return tuple([field if field is None else flatten(field, held, -1) for field in fields]), tuple(held)
+def pack(call: Call) -> tuple[Call, Arrays]:
+    """A call of five axes as tree definitions of its fields, and its arrays in their order."""
+    arrays: list[Array] = []
+    _, *fields = flatten(call._replace(xp=None, backend=None), arrays, -1)  # type: ignore[arg-type]
+    return Call(*fields), tuple(arrays)
 
 
 def unpack(plan: Plan, arrays: Arrays, backend: Backend) -> Call:
     """The call of a plan, out of its arrays."""
-    fields = [branch if branch is None else unflatten(branch, arrays) for branch in plan.call]
-    named: dict[str, Any] = dict(zip(FIELDS, fields, strict=True))
-    return Call(xp=backend.namespace, backend=backend, **named)
+    call: Call = unflatten((Call, *plan.call), arrays)
+    return call._replace(xp=backend.namespace, backend=backend)
 
 
 def make_plan(call: Call, *, is_reproducible: bool = False, score_scale: float = 1.0) -> tuple[Plan, Arrays]:
@@ -101,7 +97,9 @@ def make_plan(call: Call, *, is_reproducible: bool = False, score_scale: float =
             key=xp.reshape(call.key, (batch, num_kv_heads, columns, width)),
             value=xp.reshape(call.value, (batch, num_kv_heads, columns, value_width)),
             bias=None if call.bias is None else flat(call.bias, 3),
+            scale=None,
             softcap=softcap,
+            sinks=None,
             dropout=call.dropout if call.dropout is not None and call.dropout.rate else None,
             mask=None if call.mask is None else with_arrays(as_mask(call.mask), flat),
         )
@@ -172,7 +170,8 @@ def with_value_facts(plan: Plan, arrays: Arrays, backend: Backend) -> Plan:
     """The plan, with what can be read of the arrays by now: while a program was compiled, they had no values."""
     if plan.assume_finite or plan.exp_without_max is not None or not can_be_read(*arrays[:3]):
         return plan
-    may_be_small = not backend.loops.traced and is_unmodified_product(plan, arrays)
+    is_product = plan.call.bias is plan.call.softcap is plan.call.score_mod is None
+    may_be_small = not backend.loops.traced and is_product and 0 not in [dim for x in arrays[:3] for dim in x.shape]
     exp_without_max = may_be_small and bool(scores_are_small(arrays, backend))
     return plan._replace(exp_without_max=exp_without_max, all_finite=plan.all_finite or exp_without_max)
 
@@ -182,13 +181,7 @@ def lasts(plan: Plan) -> bool:
 
     Their gradient is found by a library, which may record nothing while it traces a program for others.
     """
-    *_, softcap, score_mod = plan.call[:6]
-    return softcap is None and score_mod is None and not may_count(plan.call[-1])
-
-
-def is_unmodified_product(plan: Plan, arrays: Arrays) -> bool:
-    """Whether scores are products that are masked, and nothing else, and there are any."""
-    return plan.call[3:6] == (None, None, None) and all(0 not in x.shape for x in arrays[:3])
+    return plan.call.softcap is plan.call.score_mod is None and not may_count(plan.call.mask)
 
 
 def scores_are_small(arrays: Arrays, backend: Backend) -> Array:
