@@ -308,7 +308,7 @@ def check_implementation(implementation: Any, like: Array | None = None) -> None
 
 def has_no_elements(call: Call) -> bool:
     """Whether query, key or value is empty."""
-    return 0 in (*sizes(call.query), *sizes(call.key), *sizes(call.value))
+    return 0 in [dim for x in call[:3] for dim in x.shape if isinstance(dim, int)]
 
 
 def dense_advantage(call: Call) -> str | None:
@@ -317,11 +317,10 @@ def dense_advantage(call: Call) -> str | None:
     They are less safe in two places, where they are taken only by name. Lengths unknown while tracing may turn out 0,
     of which XLA makes no blocks. An exported program would need an operator of attention-core.
     """
-    query, key, value = map(sizes, call[:3])
-    if 0 in (*query, *key, *value):
+    if has_no_elements(call):
         return "there is nothing to cut"
-    *leading, rows, _ = query
-    columns, tuning = key[-2], call.backend.tuning
+    *leading, rows, _ = sizes(call.query)
+    columns, tuning = sizes(call.key)[-2], call.backend.tuning
     if rows is None or columns is None:
         return "lengths are not known before it runs"
     if is_exporting(call.query):

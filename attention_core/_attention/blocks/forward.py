@@ -117,7 +117,7 @@ def _attend_sample(grid: Grid, index: Any, stacks: Any) -> Any:
             state = visit_blocks(grid, sample.index, i, absorb, state=empty)
         found = _finish(grid, _empty_state(grid, rows) if state is None else state)
         position = index * grid.counts[0] + i
-        return tuple(loops.add_block(stack, position, x) for stack, x in zip(stacks, found, strict=True))
+        return tuple([loops.add_block(stack, position, x) for stack, x in zip(stacks, found, strict=True)])
 
     return loops.for_each(grid.counts[0], attend, stacks, grid.work)
 
@@ -127,7 +127,7 @@ def _absorb(
 ) -> Running:
     """The running sums after one more block of keys."""
     plan, xp, loops = grid.plan, grid.xp, grid.loops
-    keys, values = (loops.block_at(x, j) for x in blocks)
+    keys, values = [loops.block_at(x, j) for x in blocks]
     block = score_block(grid, sample, rows, xp.matrix_transpose(keys), i=i, j=j, masked=masked)
     if plan.exp_without_max:
         new_max, exponentials = None, loops.exp_scaled(block.scores)

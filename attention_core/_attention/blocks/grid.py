@@ -70,7 +70,9 @@ class Grid(NamedTuple):
 
         rule = None if call.mask is None else with_arrays(call.mask, part)
         bias = None if call.bias is None else self.part_of(call.bias, b, g)
-        query, key, value = [self.part_of(x, b, g) for x in call[:3]]
+        query, key, value = [self.loops.block_at(x, b) for x in call[:3]]
+        if g is not None:
+            query, key, value = [self.xp.expand_dims(self.loops.block_at(x, g), axis=0) for x in (query, key, value)]
         return Sample(b, g, query, key, value, bias=bias, rule=rule)
 
     def part_of(self, x: Array, b: Any, g: Any) -> Array:
