@@ -7,7 +7,7 @@ from .._backend import is_on_host
 from .call import Call, Result, upcast_call
 from .dense import dense, dense_scores
 from .facts import Facts, facts_of
-from .finite import inputs_are_finite, is_clean, sanitized, sanitized_keys, with_infinities
+from .finite import average_of_columns, inputs_are_finite, is_clean, sanitized, sanitized_keys
 
 
 def guarded_dense(call: Call, facts: Facts | None = None, *, weights: bool = False, logsumexp: bool = True) -> Result:
@@ -26,7 +26,7 @@ def guarded_dense(call: Call, facts: Facts | None = None, *, weights: bool = Fal
             return result
     facts = facts._replace(is_sanitized=backend.differentiates and is_on_host(call.query))
     result = dense(sanitized(call, facts), facts, **wanted)
-    return result._replace(output=with_infinities(result.output, call.xp))
+    return result._replace(output=average_of_columns(result.output, call.xp))
 
 
 def guarded_scores(call: Call) -> Array:
