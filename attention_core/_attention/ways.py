@@ -16,9 +16,9 @@ from .._backend import Kernel, Verdict, backend_of, is_exporting, library_name
 from .._checks import check_choice
 from ..masks import Mask
 from ..masks._mask import bounds_of
-from .blocks.forward import blockwise
+from .blocks.forward import blockwise, lasting_plan
 from .blocks.grid import EXACT_WORK
-from .blocks.plan import block_tuning
+from .blocks.plan import Plan, block_tuning
 from .call import Call, Result, group_size, has_no_pairs, is_listed
 from .definition import guarded_dense, guarded_scores
 from .facts import Facts, folds_groups, lasting_facts
@@ -140,18 +140,25 @@ class Blocks(Way):
 
     name = "blockwise"
 
+    def __init__(self, plan: Plan | None = None) -> None:
+        self.plan = plan
+
     def judge(self, call: Call) -> Verdict:
         slower = dense_advantage(call)
         return OPEN if slower is None else Verdict(None, False, slower)
 
     def run(self, call: Call, *, logsumexp: bool, weights: bool = False) -> Result:
         _check_lengths(call, "implementation='blockwise'")
-        output, *found = blockwise(call)
+        output, *found = blockwise(call, self.plan)
         return Result(output, None, *found)
 
     def memory(self, call: Call) -> int | None:
         tuning = block_tuning(call)
         return _memory(call, tuning.queries * tuning.keys)
+
+    def lasting(self, call: Call) -> Way | None:
+        plan = None if has_no_elements(call) else lasting_plan(call)
+        return None if plan is None else Blocks(plan)
 
 
 class Reproducible(Way):

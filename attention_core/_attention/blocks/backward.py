@@ -40,7 +40,7 @@ def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, ba
     Nothing depends on the third result, the remainder of the logsumexp, but this.
     """
     plan, call = with_value_facts(plan, arrays, backend), unpack(plan, arrays, backend)
-    plan = plan._replace(block_sizes=(plan.block_sizes[0], min(plan.block_sizes[1], plan.max_backward_keys)))
+    plan = plan._replace(block_sizes=(plan.block_sizes[0], min(plan.block_sizes[1], plan.max_backward_keys)), grid=None)
     if not plan.assume_finite and plan.may_mask and can_be_read(*arrays[:3], cotangents[0]):
         gradients = _gradients(plan._replace(all_finite=True), call, results, cotangents)
         if all(bool(is_clean(each, backend.namespace)) for each in gradients if each is not None):

@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 
 from ..._arrays import Array, Namespace, on_device_of, positions, shape
 from ..._backend import Backend, Loops, runs_at_once
+from ..._trees import leaves
 from ...masks import Positions, Spans
 from ...masks._band import Band
 from ...masks._mask import bounds_of
 from ..call import Call, apply_dropout, counted_from, flatten_group, is_listed
+from ..facts import MAX_KEPT
 from ..parts import with_arrays
 from .plan import Plan
 
@@ -46,6 +48,7 @@ class Grid(NamedTuple):
     num_rounds: Any  # samples, or key/value heads of all of them if these are taken one by one
     padded: bool  # whether the last block of keys is filled up with zeros
     bounds: Band  # of the mask
+    varies: bool  # whether the mask has arrays, which samples may have parts of
     may_mask: bool  # whether a block may hold masked scores
     changes_scores: bool  # whether there is a softcap or a score modification
     is_one_block: bool  # whether there is one block of keys, and no loop over them, nor a block to leave out
@@ -68,7 +71,8 @@ class Grid(NamedTuple):
         def part(array: Array, axes: int) -> Array:
             return self.part_of(array, b, g if axes == 3 else None)
 
-        rule = None if call.mask is None else with_arrays(call.mask, part)
+        rule: Any = call.mask
+        rule = with_arrays(rule, part) if self.varies else rule
         bias = None if call.bias is None else self.part_of(call.bias, b, g)
         query, key, value = [self.loops.block_at(x, b) for x in call[:3]]
         if g is not None:
@@ -86,8 +90,8 @@ class Grid(NamedTuple):
         """Compute a mask of a block; only once for all blocks of one shape and distance, if the distance decides."""
         if self.cache is None:
             return compute()
-        distance = first_block(i) * self.sizes[0] - first_block(j) * self.sizes[1]
-        key = name, distance, *like.shape[-2:]
+        first, start = [x.start if isinstance(x, range) else x for x in (i, j)]
+        key = name, first * self.sizes[0] - start * self.sizes[1], *like.shape[-2:]
         if key not in self.cache:
             self.cache[key] = compute()
         return self.cache[key]
@@ -226,6 +230,9 @@ class Grid(NamedTuple):
 
 def make_grid(plan: Plan, call: Call) -> Grid:
     """Cut the call of a plan into blocks; where loops are traced, fill the last block up with zeros."""
+    if plan.grid is not None:
+        kept: Grid = plan.grid._replace(plan=plan, call=call)
+        return kept if kept.cache is None or math.prod(kept.lengths) <= MAX_KEPT else kept._replace(cache={})
     xp, loops = call.xp, call.backend.loops
     batch, num_kv_heads, group, rows, _ = shape(call.query, xp=xp)
     lengths, width = (rows, shape(call.key, xp=xp)[-2]), shape(call.value, xp=xp)[-1]
@@ -253,6 +260,7 @@ def make_grid(plan: Plan, call: Call) -> Grid:
         num_rounds=batch * num_kv_heads if plan.per_head else batch,
         padded=padded,
         bounds=bounds,
+        varies=bool(leaves(plan.call.mask)),
         may_mask=call.mask is not None or call.bias is not None or padded,
         changes_scores=call.softcap is not None or call.score_mod is not None,
         is_one_block=isinstance(counts[1], int) and counts[1] == 1 and (loops.traced or call.mask is None),

@@ -44,6 +44,7 @@ class Plan(NamedTuple):
     assume_finite: bool = False  # whether nobody is to look at values, gradients among them
     num_queries: int | None = None  # of all ranks, if others have more of them
     group: str | None = None  # of these ranks, in reproducible arithmetic
+    grid: Any = None  # the `Grid` of all calls of a signature, which holds no array of theirs
 
 
 for _each in (Plan, Call, Whole, Dropout):
@@ -63,6 +64,21 @@ def unpack(plan: Plan, arrays: Arrays, backend: Backend) -> Call:
     return call._replace(xp=backend.namespace, backend=backend)
 
 
+def in_five_axes(call: Call, *, is_scaled: bool = True) -> tuple[Arrays, tuple[Any, ...], tuple[Any, ...]]:
+    """Query (B, G, R, M, D), scaled, key (B, G, N, D) and value (B, G, N, E); the axes of B; and B, G, R, M, N."""
+    xp = call.xp
+    query = xp.multiply(call.query, scale_like(call.query, call.scale, xp)) if is_scaled else call.query
+    *leading, num_heads, rows, width = shape(call.query, xp=xp)
+    num_kv_heads, columns = shape(call.key, xp=xp)[-3:-1]
+    value_width = shape(call.value, xp=xp)[-1]
+    batch = math.prod(leading)
+    group = 1 if isinstance(num_heads, int) and num_heads == num_kv_heads else num_heads // num_kv_heads
+    query = xp.reshape(query, (batch, num_kv_heads, group, rows, width))
+    key = xp.reshape(call.key, (batch, num_kv_heads, columns, width))
+    value = xp.reshape(call.value, (batch, num_kv_heads, columns, value_width))
+    return (query, key, value), tuple(leading), (batch, num_kv_heads, group, rows, columns)
+
+
 def make_plan(call: Call, *, is_reproducible: bool = False, score_scale: float = 1.0) -> tuple[Plan, Arrays]:
     """A call as constants and arrays: B samples of G key/value heads, each with R query heads.
 
@@ -70,13 +86,8 @@ def make_plan(call: Call, *, is_reproducible: bool = False, score_scale: float =
     (B, G, N, E). A bias has the five axes of the scores (B, G, R, M, N), or 1; arrays of a mask have one leading axis.
     """
     xp, tuning = call.xp, block_tuning(call)
-    query = call.query if is_reproducible else xp.multiply(call.query, scale_like(call.query, call.scale, xp))
-    *leading, num_heads, rows, width = shape(call.query, xp=xp)
-    num_kv_heads, columns = shape(call.key, xp=xp)[-3:-1]
-    value_width = shape(call.value, xp=xp)[-1]
-    batch = math.prod(leading)
-    group = 1 if isinstance(num_heads, int) and num_heads == num_kv_heads else num_heads // num_kv_heads
-    target = (batch, num_kv_heads, group, rows, columns)
+    (query, key, value), leading, target = in_five_axes(call, is_scaled=not is_reproducible)
+    _, num_kv_heads, group, _, columns = target
     is_open = not isinstance(columns, int) and call.backend.loops.traced  # else known when an operator runs
     may_mask = call.mask is not None or call.bias is not None or is_open
     all_finite = not may_mask or call.assume_finite
@@ -93,9 +104,9 @@ def make_plan(call: Call, *, is_reproducible: bool = False, score_scale: float =
 
     definitions, arrays = pack(
         call._replace(
-            query=xp.reshape(query, (batch, num_kv_heads, group, rows, width)),
-            key=xp.reshape(call.key, (batch, num_kv_heads, columns, width)),
-            value=xp.reshape(call.value, (batch, num_kv_heads, columns, value_width)),
+            query=query,
+            key=key,
+            value=value,
             bias=None if call.bias is None else flat(call.bias, 3),
             scale=None,
             softcap=softcap,
@@ -168,7 +179,8 @@ def block_tuning(call: Call) -> Tuning:
 
 def with_value_facts(plan: Plan, arrays: Arrays, backend: Backend) -> Plan:
     """The plan, with what can be read of the arrays by now: while a program was compiled, they had no values."""
-    if plan.assume_finite or plan.exp_without_max is not None or not can_be_read(*arrays[:3]):
+    can_look = plan.grid is not None or can_be_read(*arrays[:3])
+    if plan.assume_finite or plan.exp_without_max is not None or not can_look:
         return plan
     is_product = plan.call.bias is plan.call.softcap is plan.call.score_mod is None
     may_be_small = not backend.loops.traced and is_product and 0 not in [dim for x in arrays[:3] for dim in x.shape]
@@ -219,7 +231,7 @@ def _reproducible_block_sizes(tuning: Tuning, group: Any, mask: Any) -> tuple[in
     return max(32, tuning.exact_scores // keys // (group if isinstance(group, int) else 1)), keys
 
 
-def _flatten_batch(array: Array, axes: int, leading: list[Any], target: tuple[Any, ...], xp: Namespace) -> Array:
+def _flatten_batch(array: Array, axes: int, leading: tuple[Any, ...], target: tuple[Any, ...], xp: Namespace) -> Array:
     """An array with its leading axes as one, of length B or 1; one of the scores gets its five axes."""
     batch, num_kv_heads, group, rows, columns = target
     dims = shape(array, xp=xp)
