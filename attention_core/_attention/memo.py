@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 from .._arrays import Array, Namespace, cast_to
 from .._backend import Backend, can_be_read, is_compiling, is_of_eager_type, numbers_of, registered_name
-from ..masks import Mask, flatten
+from ..masks import Mask
 from ..masks._mask import bounds_of
 from ..masks._rules import rule_of
+from ..masks._tree import mask_arrays
 from .call import Call
 from .parts import keys_within_reach, with_cut
 from .ways import BLOCKS, DENSE, Way, taken_way, with_sinks
@@ -122,13 +123,13 @@ def _once_per_lengths(call: Call) -> OutputOf | None:
     samples share are numbers. Plans hold no array. There is none where reading would wait for a device.
     """
     leading = call.query.shape[:-3]
-    if 0 in leading or not can_be_read(*_lengths(call.mask)):
+    if 0 in leading or not can_be_read(*mask_arrays(call.mask).values()):
         return None
     last: tuple[Any, bool, Any, OutputOf | None] = (None, False, None, None)
 
     def output(call: Call) -> Array | None:
         nonlocal last
-        numbers = list(map(numbers_of, _lengths(call.mask)))
+        numbers = list(map(numbers_of, mask_arrays(call.mask).values()))
         known, is_shared, rule, planned = last
         if numbers != known:
             bands = bounds_of(call.mask).numbers(leading)
@@ -141,10 +142,3 @@ def _once_per_lengths(call: Call) -> OutputOf | None:
         return planned(call._replace(mask=rule) if is_shared else call)
 
     return output
-
-
-def _lengths(mask: Any) -> list[Array]:
-    """The arrays of a rule."""
-    arrays: list[Array] = []
-    flatten(mask, arrays)
-    return arrays

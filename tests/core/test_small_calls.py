@@ -15,6 +15,8 @@ from attention_core._attention import ways
 attention = ac.scaled_dot_product_attention
 M, N, D, E = 5, 7, 3, 4
 
+CAUSAL, BLOCKWISE = {"is_causal": True}, {"implementation": "blockwise"}
+
 
 @pytest.fixture
 def arrays(rng):
@@ -36,7 +38,7 @@ def test_a_signature_does_not_answer_for_another(put, get, rng):
     """All options in turn, each after all others."""
     sizes = Sizes((1,), 2, 2, M, M, D, D)
     arrays = sizes.arrays(rng)
-    named = [(name, {"implementation": "blockwise"}) for name in ("causal", "window", "none")]
+    named = [(name, BLOCKWISE) for name in ("causal", "window", "none")]
     more = [(name, {}) for name in NAMES] + named + [("none", {"scale": 1}), ("causal", {"implementation": "dense"})]
     wanted = [attention(*arrays, **options_of(name, sizes, np.asarray), implementation="dense") for name, _ in more]
     wanted[-2] = attention(*arrays, scale=1.0, implementation="dense")
@@ -46,10 +48,7 @@ def test_a_signature_does_not_answer_for_another(put, get, rng):
             np.testing.assert_allclose(get(found), want, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"is_causal": True}, *({"implementation": each, "is_causal": True} for each in ("dense", "blockwise"))],
-)
+@pytest.mark.parametrize("options", [{}, CAUSAL, CAUSAL | {"implementation": "dense"}, CAUSAL | BLOCKWISE])
 def test_values_are_looked_at_in_every_call(options, square, put, get):
     """NaN and infinities, where they are masked and where they are not, after calls without any."""
     is_causal = "is_causal" in options
@@ -128,10 +127,7 @@ def test_plans_are_shared_by_threads(square, put, get):
 
 
 @pytest.mark.needs(lambda backend: backend.name in ("numpy", "torch"))
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"is_causal": True}, {"implementation": "dense"}, {"mask": [198, 150] * 5}, {"implementation": "blockwise"}],
-)
+@pytest.mark.parametrize("options", [{}, CAUSAL, {"implementation": "dense"}, {"mask": [198, 150] * 5}, BLOCKWISE])
 def test_no_array_is_kept(options, rng, put):
     """Nor are offsets of a mask."""
     batch, columns = (10, 300) if "mask" in options else (2, 4)

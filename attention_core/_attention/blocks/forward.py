@@ -30,6 +30,7 @@ from .grid import Grid, Sample, make_grid, matmul_per_group
 from .nonfinite import with_nonfinite_values
 from .plan import (
     Plan,
+    block_tuning,
     in_five_axes,
     lasts,
     make_plan,
@@ -70,15 +71,19 @@ def lasting_plan(call: Call) -> Plan | None:
     if len(arrays) > 3:
         return None
     plan = plan._replace(exp_without_max=None, all_finite=plan.assume_finite or not plan.may_mask)
-    grid = _seen(_forward_grid(plan, unpack(plan, arrays, backend)))
+    grid = _forward_grid(plan, unpack(plan, arrays, backend))
     return plan._replace(grid=grid._replace(call=grid.call._replace(query=None, key=None, value=None)))
 
 
 def _forward_grid(plan: Plan, call: Call) -> Grid:
+    """The grid of a call, with the blocks that are visited."""
     if call.mask is not None and not call.backend.loops.traced:
-        # Smaller blocks of keys skip more of a mask; neighbours are then joined to runs of `max_keys_per_run`.
+        # Smaller blocks of keys skip more of a mask; neighbours are then joined to runs of the former size.
         plan = plan._replace(block_sizes=(plan.block_sizes[0], min(plan.block_sizes)))
-    return make_grid(plan, call)
+    grid = make_grid(plan, call)
+    if grid.is_one_block or grid.visits is not None:
+        return grid
+    return grid._replace(visits=make_visits(grid, by_key=False, run_keys=block_tuning(call).keys))
 
 
 def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
@@ -112,18 +117,10 @@ def empty_results(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, 
 
 def _grid_results(grid: Grid) -> tuple[Array, Array, Array]:
     """The results of one pass over the blocks."""
-    grid = _seen(grid)
     attend = functools.partial(_attend_sample, grid)
     outputs, numbers = grid.for_each_sample(attend, grid.row_stacks(grid.width, 2))
     output, rows = grid.concat_blocks((outputs, numbers), 0)
     return output, rows[..., 0], rows[..., 1]
-
-
-def _seen(grid: Grid) -> Grid:
-    """The grid with the blocks that are visited."""
-    if grid.is_one_block or grid.visits is not None:
-        return grid
-    return grid._replace(visits=make_visits(grid, by_key=False, run_keys=grid.plan.max_keys_per_run))
 
 
 class Running(NamedTuple):

@@ -90,7 +90,7 @@ class Grid(NamedTuple):
         """Compute a mask of a block; only once for all blocks of one shape and distance, if the distance decides."""
         if self.cache is None:
             return compute()
-        first, start = [x.start if isinstance(x, range) else x for x in (i, j)]
+        first, start = _first_blocks(i, j)
         key = name, first * self.sizes[0] - start * self.sizes[1], *like.shape[-2:]
         if key not in self.cache:
             self.cache[key] = compute()
@@ -127,8 +127,8 @@ class Grid(NamedTuple):
         heads = counted_from(self.call.whole.head, heads, xp)
         counted = [positions(length, like, xp=xp) for length in lengths]
         query, key = [
-            self.absolute(side, xp.add(counted[side], first_block(index) * self.sizes[side]))
-            for side, index in enumerate((i, j))
+            self.absolute(side, xp.add(counted[side], first * self.sizes[side]))
+            for side, first in enumerate(_first_blocks(i, j))
         ]
         batch = xp.add(xp.zeros((), dtype=xp.int32, **on_device_of(like)), sample.index)
         batch = counted_from(self.call.whole.batch, batch, xp)
@@ -303,9 +303,9 @@ def is_broadcast(x: Array, axis: int) -> bool:
     return isinstance(dim, int) and dim == 1
 
 
-def first_block(index: Any) -> Any:
-    """The index of a block, or of the first of a run of blocks."""
-    return index.start if isinstance(index, range) else index
+def _first_blocks(*indices: Any) -> list[Any]:
+    """The indices of blocks, or of the first of each run of blocks."""
+    return [index.start if isinstance(index, range) else index for index in indices]
 
 
 def matmul_per_group(weights: Array, value: Array, xp: Namespace) -> Array:

@@ -33,9 +33,7 @@ class Plan(NamedTuple):
     may_mask: bool  # whether something may be masked, so that a row may be fully masked
     all_finite: bool  # whether query, key and value are finite, or a host looks at what is computed of them
     block_sizes: tuple[int, int]  # queries and keys of a block
-    max_backward_keys: int  # of a block in the backward pass
     per_head: bool  # whether key/value heads are taken one by one
-    max_keys_per_run: int  # of neighbouring blocks that are taken at once, where loops are not traced
     # Whether scores are known to be so small that no maximum need be subtracted: exponentials, and averages by them,
     # neither overflow nor vanish. None where that could not be read.
     exp_without_max: bool | None = None
@@ -122,9 +120,7 @@ def make_plan(call: Call, *, is_reproducible: bool = False, score_scale: float =
         block_sizes=_reproducible_block_sizes(tuning, group, call.mask)
         if is_reproducible
         else _block_sizes(tuning, num_kv_heads, group, call.mask),
-        max_backward_keys=tuning.backward_keys,
         per_head=is_reproducible and not _fits(target[1:], tuning.exact_scores),
-        max_keys_per_run=tuning.keys,
         exp_without_max=False if is_reproducible else None,
         is_reproducible=is_reproducible,
         score_scale=score_scale,

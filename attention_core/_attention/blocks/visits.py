@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..._arrays import Array, on_device_of, positions
-from ..._backend import Loops, is_concrete, is_on_host
+from ..._backend import is_concrete, is_on_host
 from ..._trees import classes
 from ...masks import flatten
 from ...masks._band import UNKNOWN
@@ -22,14 +22,6 @@ class Visits(NamedTuple):
     whole: Any  # (B or 1, blocks) or an integer: how many come first that need no mask
     seen: Any  # likewise: how many are visited at all
     shared: bool = True  # whether all samples of the batch share one order
-
-    def of(self, b: Any, index: Any, loops: Loops) -> list[Any]:
-        """Order, whole and seen of one block of a sample."""
-        if self.order is None:
-            return [*self[:3]]
-        if not loops.traced:
-            return [table[0 if self.shared else b][index] for table in self[:3]]
-        return [loops.block_at(loops.block_at(table, 0 if self.shared else b), index) for table in self[:3]]
 
 
 def make_visits(grid: Grid, *, by_key: bool, run_keys: int = 0) -> Visits:
@@ -60,8 +52,11 @@ def visit_blocks(grid: Grid, b: Any, index: Any, absorb: Callable[[bool, Any, An
 
     A loop that can have no step is not traced.
     """
-    loops = grid.loops
-    order, whole, seen = grid.visits.of(b, index, loops)
+    loops, (order, whole, seen, shared) = grid.loops, grid.visits
+    if order is not None:
+        order, whole, seen = [
+            loops.block_at(loops.block_at(table, 0 if shared else b), index) for table in (order, whole, seen)
+        ]
 
     def visit(masked: bool, step: Any, state: Any) -> Any:
         return absorb(masked, loops.block_at(order, step), state)
