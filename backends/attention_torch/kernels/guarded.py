@@ -181,7 +181,7 @@ def _call(plan: GuardedPlan, arrays: tuple[torch.Tensor, ...], backend: Backend)
     query, key, value = map(_swapped, (query, key, value))
     bias = others.pop() if plan.has_bias else None
     mask = None if plan.mask is None else unflatten(plan.mask, others)
-    call = Call(query, key, value, backend.namespace, backend, mask, bias, scale=plan.scale, starts=plan.starts)
+    call = Call(query, key, value, backend.namespace, backend, bias, mask=mask, scale=plan.scale, starts=plan.starts)
     return call._replace(assume_finite=not plan.looks)
 
 
