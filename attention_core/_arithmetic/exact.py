@@ -63,12 +63,12 @@ def round_to_float32(x: Array, xp: Namespace, at_once: bool | None = None) -> Ar
     The sum :math:`c = 2^{29} x + x` has one rounding, as its product is exact. So :math:`c - (c - x)` is x to 24 bits:
     this is Veltkamp's splitting. The conversion itself rounds nothing, so a compiler may leave it out.
     """
-    if runs_at_once(x) if at_once is None else at_once:
+    if 0 not in x.shape and (runs_at_once(x) if at_once is None else at_once):
         size = xp.abs(x)
-        if bool(xp.all(xp.less(size, FLOAT32_OVERFLOW / 2))):  # nan is not, either
-            return xp.where(
-                xp.less(size, ROUNDED_TO_SMALLEST), 0.0, xp.astype(_shortened(x, PRECISION - 24, xp), xp.float32)
-            )
+        if bool(xp.less(xp.max(size), FLOAT32_OVERFLOW / 2)):  # nan is not, either
+            short = xp.astype(x, xp.float32)
+            is_normal = bool(xp.greater_equal(xp.min(size), SMALLEST))
+            return short if is_normal else xp.where(xp.less(size, ROUNDED_TO_SMALLEST), 0.0, short)
     x = xp.minimum(
         xp.maximum(x, scalar_like(-2 * FLOAT32_OVERFLOW, x, xp)), scalar_like(2 * FLOAT32_OVERFLOW, x, xp)
     )  # the bounds also end a product, as in `uncontracted`

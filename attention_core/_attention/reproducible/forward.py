@@ -213,7 +213,9 @@ def _average(rows: QueryRows, near: _Near) -> Arrays:
         scores -= xp.where(xp.equal(block_max, -math.inf), 0.0, block_max)
         weights = grid.loops.inplace(xp.exp, scores)
         if near.columns is None:
-            sums = _sums_of_channels(grid, weights, block, to_float64(grid.value_part(block_of(rows.sample.value)), xp), norm)
+            sums = _sums_of_channels(
+                grid, weights, block, to_float64(grid.value_part(block_of(rows.sample.value)), xp), norm
+            )
         else:
             sums = _sums(grid, weights, block, block_of(near.columns))
         return block_max, xp.expand_dims(xp.max(norm, axis=-2, keepdims=True), axis=1), *sums
