@@ -9,7 +9,7 @@ not finite. Where nothing can be read, a call is sanitized at once, or a program
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .._arrays import Array, Namespace, compute_dtype_name, one_program, scalar_like, shape
@@ -26,7 +26,7 @@ def guarded(way: Callable[..., Result], call: Call, facts: Facts, *, weights: bo
     def repair() -> Result:
         of_rows = facts._replace(is_sanitized=call.backend.differentiates and is_on_host(call.query))
         result = way(sanitized(call, facts), facts=of_rows, weights=weights)
-        return result._replace(output=with_infinities(result.output, call.xp))
+        return result._replace(output=average_of_columns(result.output, call.xp))
 
     if not facts.is_readable:
         if not call.backend.loops.traced:
@@ -86,17 +86,27 @@ def _finite_vectors(x: Array, *, xp: Namespace) -> tuple[Array, Array]:
 
 
 def value_columns(value: Array, *, xp: Namespace) -> Array:
-    """Values (..., N, E) as (..., N, 3 E): 0 for what is not finite, and which are +inf or NaN, and -inf or NaN."""
-    return xp.concat([xp.where(xp.isfinite(value), value, 0.0), *nonfinite_indicators(value, xp)], axis=-1)
+    """The `value_parts` of values (..., N, E) as columns (..., N, 3 E)."""
+    return xp.concat(value_parts(value, xp), axis=-1)
 
 
-def with_infinities(average: Array, xp: Namespace) -> Array:
-    """The average of `value_columns` as that of the values.
+def value_parts(value: Array, xp: Namespace) -> tuple[Array, Array, Array]:
+    """Values with 0 for what is not finite, and which are +inf or NaN, and -inf or NaN."""
+    return xp.where(xp.isfinite(value), value, 0.0), *nonfinite_indicators(value, xp)
+
+
+def average_of_columns(average: Array, xp: Namespace) -> Array:
+    """The average of `value_columns` as that of the values."""
+    width = shape(average, xp=xp)[-1] // 3
+    return with_infinities((average[..., start : start + width] for start in (0, width, 2 * width)), xp)
+
+
+def with_infinities(averages: Iterable[Array], xp: Namespace) -> Array:
+    """The averages of `value_parts` as that of the values.
 
     The infinities are multiplied by their weights, so that no gradient of them is finite.
     """
-    width = shape(average, xp=xp)[-1] // 3
-    output, inf, minus_inf = (average[..., start : start + width] for start in (0, width, 2 * width))
+    output, inf, minus_inf = averages
     added = infinities(xp.greater(inf, 0.0), xp.greater(minus_inf, 0.0), output, xp)
     return xp.add(output, xp.multiply(added, xp.add(inf, minus_inf)))
 
