@@ -40,7 +40,6 @@ from . import bounds
 from .backward import backward
 from .rows import QueryRows, for_each_rows, pack_logarithm
 from .scores import (
-    ScoreBlock,
     cut_vectors,
     listed_rows,
     near_vectors,
@@ -176,7 +175,7 @@ def _prepare(grid: Grid, ranks: Ranks | None, sample: Sample) -> _Near:
     value = to_float64(grid.value_part(sample.value), xp)
     sizes = xp.abs(value)
     units = _units(sizes, xp) if ranks is None else xp.ones_like(sizes[..., :1, :])  # ranks share a bound
-    size = _largest(xp.multiply(sizes, 1 / units), xp)
+    size = bounds.largest_size(xp.multiply(sizes, 1 / units), xp)
     columns = [value, size, xp.multiply(size, norm), xp.ones_like(norm), norm]
     return _Near(*queries, key, norm, xp.concat(columns, axis=-1), xp.expand_dims(units, axis=1))
 
@@ -188,10 +187,6 @@ def _units(sizes: Array, xp: Namespace) -> Array:
         return xp.ones_like(some[..., :1, :])
     some = xp.where(xp.logical_and(xp.isfinite(some), xp.greater(some, 0.0)), some, 1.0)
     return xp.exp(xp.mean(xp.log(some), axis=-2, keepdims=True))
-
-
-def _largest(sizes: Array, xp: Namespace) -> Array:
-    return (xp.sum if 0 in sizes.shape else xp.max)(sizes, axis=-1, keepdims=True)
 
 
 def _average(rows: QueryRows, near: _Near) -> Arrays:
@@ -212,15 +207,20 @@ def _average(rows: QueryRows, near: _Near) -> Arrays:
         block_max = xp.max(scores, axis=-1, keepdims=True)
         scores -= xp.where(xp.equal(block_max, -math.inf), 0.0, block_max)
         weights = grid.loops.inplace(xp.exp, scores)
+        kept = grid.drop(weights, block.at)
         if near.columns is None:
-            sums = _sums_of_channels(
-                grid, weights, block, to_float64(grid.value_part(block_of(rows.sample.value)), xp), norm
-            )
+            value = to_float64(grid.value_part(block_of(rows.sample.value)), xp)
+            sums, sizes = _sums_of_channels(grid, weights, kept, value, norm)
         else:
-            sums = _sums(grid, weights, block, block_of(near.columns))
-        return block_max, xp.expand_dims(xp.max(norm, axis=-2, keepdims=True), axis=1), *sums
+            sums, sizes = _sums(grid, weights, kept, block_of(near.columns))
+        longest = xp.expand_dims(xp.max(norm, axis=-2, keepdims=True), axis=1)
+        if block.bias is None:
+            return block_max, longest, sums
+        weights = xp.multiply(weights, xp.where(xp.equal(weights, 0.0), 0.0, xp.abs(block.bias)))
+        columns = xp.concat([sizes, xp.ones_like(norm)], axis=-1)
+        return block_max, longest, sums, matmul_per_group(weights, columns, xp)
 
-    if grid.is_one_block or (isinstance(grid.counts[1], int) and grid.counts[1] == 1):
+    if isinstance(grid.counts[1], int) and grid.counts[1] == 1:
         row_max, longest, *sums = weigh(grid.may_mask, 0)
     else:
         row_max, longest, *sums = rows.visit(functools.partial(_add_keys, weigh, xp), _no_keys(grid, query))
@@ -246,35 +246,23 @@ def _add_keys(weigh: Callable[[bool, Any], Arrays], xp: Namespace, masked: bool,
     return whole, xp.maximum(longest, block_longest), *sums
 
 
-def _sums(grid: Grid, weights: Array, block: ScoreBlock, columns: Array) -> Arrays:
-    """Sums of weights times columns, and of weights times the size of a bias, sizes and ones."""
-    xp, kept = grid.xp, grid.drop(weights, block.at)
+def _sums(grid: Grid, weights: Array, kept: Array, columns: Array) -> tuple[Array, Array]:
+    """Sums of weights times columns, and the sizes of values."""
+    xp, sizes = grid.xp, columns[..., grid.width : grid.width + 1]
     if kept is weights:
-        sums = matmul_per_group(weights, columns, xp)
-    else:
-        pairs = (kept, columns[..., :-2]), (weights, columns[..., -2:])
-        sums = xp.concat([matmul_per_group(*pair, xp) for pair in pairs], axis=-1)
-    return sums, *_sums_of_bias(grid, weights, block, columns[..., grid.width : grid.width + 1])
+        return matmul_per_group(weights, columns, xp), sizes
+    pairs = (kept, columns[..., :-2]), (weights, columns[..., -2:])
+    return xp.concat([matmul_per_group(*pair, xp) for pair in pairs], axis=-1), sizes
 
 
-def _sums_of_channels(grid: Grid, weights: Array, block: ScoreBlock, value: Array, norm: Array) -> Arrays:
-    """The same with a size for each channel."""
-    xp, kept, num_rows = grid.xp, grid.drop(weights, block.at), shape(weights, xp=grid.xp)[-2]
+def _sums_of_channels(grid: Grid, weights: Array, kept: Array, value: Array, norm: Array) -> tuple[Array, Array]:
+    """The same with a size for each channel, in the memory of the values."""
+    xp, num_rows = grid.xp, shape(weights, xp=grid.xp)[-2]
     norm = xp.expand_dims(xp.matrix_transpose(norm), axis=1)
     found, sizes = matmul_per_group(kept, value, xp), grid.loops.inplace(xp.abs, value)
     of_sizes = matmul_per_group(xp.concat([kept, xp.multiply(kept, norm)], axis=-2), sizes, xp)
     totals = (xp.sum(x, axis=-1, keepdims=True) for x in (weights, xp.multiply(weights, norm)))
-    sums = [found, of_sizes[..., :num_rows, :], of_sizes[..., num_rows:, :], *totals]
-    return xp.concat(sums, axis=-1), *_sums_of_bias(grid, weights, block, sizes)
-
-
-def _sums_of_bias(grid: Grid, weights: Array, block: ScoreBlock, sizes: Array) -> Arrays:
-    """Sums of weights times the size of a bias, times sizes of values and ones."""
-    if block.bias is None:
-        return ()
-    xp = grid.xp
-    weights = xp.multiply(weights, xp.where(xp.equal(weights, 0.0), 0.0, xp.abs(block.bias)))
-    return (matmul_per_group(weights, xp.concat([sizes, xp.ones_like(sizes[..., :1])], axis=-1), xp),)
+    return xp.concat([found, of_sizes[..., :num_rows, :], of_sizes[..., num_rows:, :], *totals], axis=-1), sizes
 
 
 def _decide(grid: Grid, ranks: Ranks | None, units: Any, row_max: Array, norm: Array, *sums: Array) -> _Filtered:
