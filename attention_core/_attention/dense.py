@@ -9,7 +9,7 @@ from .call import Call, Result, apply_dropout, num_heads_of_whole
 from .facts import Facts
 from .products import averages, products
 from .scores import modify_scores
-from .softmax import library_softmax, softmax
+from .softmax import softmax
 
 
 def dense(call: Call, facts: Facts, *, weights: bool = True, logsumexp: bool = True) -> Result:
@@ -19,7 +19,7 @@ def dense(call: Call, facts: Facts, *, weights: bool = True, logsumexp: bool = T
 
     over the keys that query i may attend to. Asking for weights or logsumexp never changes the output.
     """
-    xp, dropout, one_pass = call.xp, call.dropout, library_softmax(call)
+    xp, dropout, one_pass = call.xp, call.dropout, call.backend.loops.softmax
     scores = dense_scores(call, facts, 0.0 if one_pass else -math.inf)  # (..., H, M, N)
     # (..., H, M, N), their sums (..., H, M, 1), and twice (..., H, M)
     exponentials, total, *found = softmax(scores, call, facts, one_pass, weights=weights, logsumexp=logsumexp)

@@ -62,7 +62,7 @@ def softmax(
             total = xp.where(xp.equal(total, 0.0), 1.0, total)
         total = total if empty is None else xp.where(empty, 1.0, total)  # 0 / 0 and log(0)
         log_total = xp.log(total) if logsumexp else None
-        if (facts.is_sanitized or facts.is_guarded) and call.dropout is None:  # which could drop all that shows NaN
+        if facts.is_sanitized or facts.is_guarded:
             nan = xp.isnan(total)  # 0 divided by it would be NaN in the gradient of any value
             if facts.is_sanitized or weights:
                 exponentials = xp.where(allowed, xp.multiply(exponentials, xp.where(nan, total, 1.0)), 0.0)
@@ -74,14 +74,6 @@ def softmax(
     none = none if empty is None else xp.logical_or(none, empty)
     log_normalizer, remainder = xp.where(none, -math.inf, log_normalizer), xp.where(none, 0.0, remainder)
     return exponentials, total, xp.squeeze(log_normalizer, axis=-1), xp.squeeze(remainder, axis=-1)
-
-
-def library_softmax(call: Call) -> Callable[[Array], Array] | None:
-    """The softmax of the library, if it takes one pass.
-
-    It may give NaN to one key alone where one of them is NaN, and dropout must not drop that key.
-    """
-    return None if call.dropout is not None and call.dropout.rate else call.backend.loops.softmax
 
 
 def with_remainder(found: Any, xp: Namespace) -> Any:

@@ -263,6 +263,12 @@ class TorchBackend(Backend):
     def silu(self, x: Array, /) -> Array:
         return torch.nn.functional.silu(x)
 
+    def affine(self, x: Array, weight: Array, bias: Array, /) -> Array:
+        return torch.nn.functional.linear(x, weight.mT, bias)
+
+    def normalize(self, x: Array, scale: Array, offset: Array, epsilon: float, /) -> Array:
+        return torch.nn.functional.layer_norm(x, scale.shape, scale, offset, epsilon)
+
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
         if torch.compiler.is_compiling() or get_proxy_mode() is not None:
             text = operators.encode(*operation, type(plan), *plan)
