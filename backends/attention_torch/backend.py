@@ -273,7 +273,8 @@ class TorchBackend(Backend):
         if torch.compiler.is_compiling() or get_proxy_mode() is not None:
             text = operators.encode(*operation, type(plan), *plan)
             # What torch.func.grad is asked about says that it is differentiated only once something is done with it.
-            arrays = tuple(array.view_as(array) for array in arrays)
+            if torch.compiler.is_dynamo_compiling():
+                arrays = tuple(array.view_as(array) for array in arrays)
             recorded = torch.is_grad_enabled() and any(array.requires_grad for array in arrays)
             results = CompiledOperationFunction.apply(text, *arrays) if recorded else operators.attend(arrays, text)
             return tuple(results)
