@@ -150,6 +150,7 @@ class TorchBackend(Backend):
     modes: tuple[str, ...] = ("eager", "compiled")
     tuning = Tuning(queries=2048, keys=512, min_queries=64, dense_below=256 * 256, structured_below=256 * 256)
     kernels: tuple[Kernel, ...] = (ScaledDotProduct(FLEX), FLEX)
+    silu = staticmethod(torch.nn.functional.silu)
     collectives = TorchCollectives()
     autocast = TorchAutocast()
 
@@ -259,9 +260,6 @@ class TorchBackend(Backend):
                 kept = torch.asarray(numbers, dtype=dtype).to(like.device, non_blocking=True)
         remember(self._numbers, key, kept, most=KEPT_ARRAYS)
         return kept
-
-    def silu(self, x: Array, /) -> Array:
-        return torch.nn.functional.silu(x)
 
     def affine(self, x: Array, weight: Array, bias: Array, /) -> Array:
         return torch.nn.functional.linear(x, weight.mT, bias)
