@@ -79,6 +79,7 @@ class GuardedPlan(NamedTuple):
     has_bias: bool  # whether the last array is a bias, which holds the mask, too
     looks: bool  # whether somebody looks
     logsumexp: bool  # whether the logsumexp is asked for, and has a gradient
+    is_swapped: bool  # whether query, key and value have their rows before their heads, and so have gradients
 
 
 def run(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -141,7 +142,7 @@ def piece_gradients(
     call: Call, results: tuple[torch.Tensor, ...], cotangents: tuple[torch.Tensor, ...]
 ) -> tuple[torch.Tensor, ...] | None:
     """Gradients of query, key and value by the kernel, if they are finite and precise, given results to all keys."""
-    plan = GuardedPlan(None, 1.0, call.starts, False, not call.assume_finite, bool(cotangents[1].any()))
+    plan = GuardedPlan(None, 1.0, call.starts, False, not call.assume_finite, bool(cotangents[1].any()), False)
     return None if _is_rounded(results[1]) else _gradients(plan, call, (*results, *cotangents[::-1]))
 
 
@@ -150,20 +151,22 @@ def _is_rounded(logsumexp: torch.Tensor) -> bool:
     return bool(logsumexp.nan_to_num(neginf=0.0).abs().max().item() > sdpa.MAX_PLAIN_BIAS)
 
 
-def _recorded(call: Call, *, logsumexp: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _recorded(call: Call, *, logsumexp: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Output and logsumexp by the operation, which autograd or a compiler records."""
     mask_arrays: list[torch.Tensor] = []
     if isinstance(call.scale, torch.Tensor):
         call = sdpa.scaled(call)
     scale = call.scale if call.scale is None else float(call.scale)  # of a Fraction, too
-    plan = GuardedPlan(None, scale, call.starts, call.bias is not None, not call.assume_finite, logsumexp)
+    records = guards.records(call)
+    plan = GuardedPlan(None, scale, call.starts, call.bias is not None, not call.assume_finite, logsumexp, records)
     if call.mask is not None:
         mask = call.mask if isinstance(call.mask, Mask) else Given(call.mask)
         plan = plan._replace(mask=flatten(mask, mask_arrays))
     if call.bias is not None:
         mask_arrays.append(call.bias)
-    results = call.backend.custom_gradient(GUARDED, plan, (*map(_swapped, call[:3]), *mask_arrays))
-    return _swapped(results[0]), results[1].transpose(-2, -1)
+    arrays = map(_swapped, call[:3]) if records else call[:3]
+    output, rows = call.backend.custom_gradient(GUARDED, plan, (*arrays, *mask_arrays))
+    return _swapped(output), rows.transpose(-2, -1) if logsumexp else None
 
 
 def _with_mask_in_bias(call: Call) -> Call:
@@ -178,7 +181,8 @@ def _with_mask_in_bias(call: Call) -> Call:
 
 def _call(plan: GuardedPlan, arrays: tuple[torch.Tensor, ...], backend: Backend) -> Call:
     query, key, value, *others = arrays
-    query, key, value = map(_swapped, (query, key, value))
+    if plan.is_swapped:
+        query, key, value = map(_swapped, (query, key, value))
     bias = others.pop() if plan.has_bias else None
     mask = None if plan.mask is None else unflatten(plan.mask, others)
     call = Call(query, key, value, backend.namespace, backend, bias, mask=mask, scale=plan.scale, starts=plan.starts)
@@ -251,7 +255,7 @@ def _backward(
     gradients = _gradients(plan, call, (output, *rows, d_output))
     if gradients is None:
         gradients = _gradients_of_blocks(plan, call, d_output, rows[1])
-    return *map(_swapped, gradients), *(None for _ in arrays[3:])
+    return *(map(_swapped, gradients) if plan.is_swapped else gradients), *(None for _ in arrays[3:])
 
 
 def _gradients(plan: GuardedPlan, call: Call, ends: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
@@ -316,7 +320,7 @@ def _gradients_of_blocks(
 
 
 def _empty(plan: GuardedPlan, arrays: tuple[Any, ...], backend: Backend) -> tuple[torch.Tensor, torch.Tensor]:
-    query = arrays[0]
+    query = arrays[0] if plan.is_swapped else _swapped(arrays[0])
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     return query.new_empty(query.shape), query.new_empty(query.shape[:-1], dtype=wide)
 

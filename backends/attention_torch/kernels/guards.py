@@ -42,7 +42,7 @@ def records(call: Call) -> bool:
 
 def _requires_grad(array: torch.Tensor) -> bool:
     """Whether an array is to be differentiated, of which torch.func.grad tells a compiler once something is done."""
-    return bool((array.view_as(array) if torch.compiler.is_compiling() else array).requires_grad)
+    return bool((array.view_as(array) if torch.compiler.is_dynamo_compiling() else array).requires_grad)
 
 
 def slower(call: Call) -> str | None:
