@@ -74,8 +74,12 @@ def test_folding_in_numbers_gives_other_seeds(get, xp):
     assert len(seeds) == 8
 
 
-def test_dropout_of_an_element_depends_on_its_position(put, get, xp):
-    rate, seed = 0.3, 77
+SHARE = plain_hash(77, 0, 1, 4, 2, 1) >> 8  # up to which the element at (1, 1, 2, 1) is kept
+
+
+@pytest.mark.parametrize("rate", [0.3, SHARE / 2**24, (SHARE + 1) / 2**24, 1 - 2**-30])
+def test_dropout_of_an_element_depends_on_its_position(rate, put, get, xp):
+    seed = 77
     kept = get(dropout_mask(ac.Dropout(rate, seed), put(np.zeros((2, 3, 4, 5))), xp=xp))
     for b, h, i, j in np.ndindex(2, 3, 4, 5):
         assert kept[b, h, i, j] == (plain_hash(seed, 0, 1, b * 3 + h, i, j) >> 8 >= round(rate * 2**24))

@@ -35,6 +35,11 @@ def assert_same_bits(actual: np.ndarray, expected: np.ndarray) -> None:
     assert actual.tobytes() == expected.tobytes()
 
 
+def imported(name):
+    """A fixture that is a module."""
+    return pytest.fixture(scope="module")(lambda: importlib.import_module(name))
+
+
 def close(got, expected, ulps=16):
     """Fail unless errors are within so many units of the largest finite number that is expected."""
     scale = max(1.0, float(np.max(np.abs(expected), initial=0, where=np.isfinite(expected))))
