@@ -42,13 +42,10 @@ def wrong_calls(put):
 
 
 def test_wrong_calls_are_told_on_every_rank_before_any_collective(put, ranks):
-    for arrays, options, options_of_shards, kind, text in wrong_calls(put):
+    for arrays, options, settings, kind, text in wrong_calls(put):
 
-        def call(group, arrays=arrays, options=options, options_of_shards=options_of_shards, kind=kind):
-            shards = ac.Shards(
-                options_of_shards.get("group", group),
-                **{key: x for key, x in options_of_shards.items() if key != "group"},
-            )
+        def call(group, arrays=arrays, options=options, settings=settings, kind=kind):
+            shards = ac.Shards(**{"group": group} | settings)
             with pytest.raises(kind) as caught:
                 ac.scaled_dot_product_attention(*arrays, shards=shards, **options)
             return str(caught.value)
