@@ -173,7 +173,8 @@ def apply_dropout(
     if dropout is None or dropout.rate == 0 or at is None:
         return weights
     sample = xp.add(xp.multiply(at.batch, num_heads), at.head)
-    return xp.where(kept_at(dropout, sample, at.query, at.key, xp=xp), weights, 0.0)
+    kept = kept_at(dropout, sample, at.query, at.key, xp=xp)
+    return xp.multiply(weights, xp.astype(kept, weights.dtype))  # NaN stays, as in a row that is not finite
 
 
 def fold_group(x: Array, group: Any, /, *, xp: Namespace) -> Array:

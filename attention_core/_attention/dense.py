@@ -20,14 +20,10 @@ def dense(call: Call, facts: Facts, *, weights: bool = True, logsumexp: bool = T
     over the keys that query i may attend to. Asking for weights or logsumexp never changes the output.
     """
     xp, dropout, one_pass = call.xp, call.dropout, call.backend.loops.softmax
-    if dropout is not None and dropout.rate:  # it must not drop the only key that a softmax of a library makes NaN
-        one_pass = None
     scores = dense_scores(call, facts, 0.0 if one_pass else -math.inf)  # (..., H, M, N)
     # (..., H, M, N), their sums (..., H, M, 1), and twice (..., H, M)
     exponentials, total, *found = softmax(scores, call, facts, one_pass, weights=weights, logsumexp=logsumexp)
-    kept = exponentials
-    if dropout is not None:
-        kept = apply_dropout(kept, dropout, facts.at, num_heads_of_whole(call), xp)
+    kept = apply_dropout(exponentials, dropout, facts.at, num_heads_of_whole(call), xp)
     output = xp.divide(averages(kept, call.value, facts, call.backend), total)  # (..., H, M, E)
     output = output if dropout is None else xp.multiply(output, dropout.scale)
     return Result(output, xp.divide(exponentials, total) if weights else None, *found)

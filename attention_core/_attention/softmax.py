@@ -62,7 +62,7 @@ def softmax(
             total = xp.where(xp.equal(total, 0.0), 1.0, total)
         total = total if empty is None else xp.where(empty, 1.0, total)  # 0 / 0 and log(0)
         log_total = xp.log(total) if logsumexp else None
-        if (facts.is_sanitized or facts.is_guarded) and call.dropout is None:  # which could drop all that shows NaN
+        if facts.is_sanitized or facts.is_guarded:
             nan = xp.isnan(total)  # 0 divided by it would be NaN in the gradient of any value
             if facts.is_sanitized or weights:
                 exponentials = xp.where(allowed, xp.multiply(exponentials, xp.where(nan, total, 1.0)), 0.0)

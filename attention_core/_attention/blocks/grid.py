@@ -317,4 +317,5 @@ def matmul_per_group(weights: Array, value: Array, xp: Namespace) -> Array:
 
 def matmul_transposed(weights: Array, x: Array, xp: Namespace) -> Array:
     """Sums over queries, of weights (G, R, m, n) and vectors (G, R, m, D): an array (G, n, D)."""
-    return xp.matmul(xp.matrix_transpose(flatten_group(weights, xp=xp)), flatten_group(x, xp=xp))
+    transposed = xp.matmul(xp.matrix_transpose(flatten_group(x, xp=xp)), flatten_group(weights, xp=xp))
+    return xp.matrix_transpose(transposed)  # as libraries are slower where the larger factor is transposed
