@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from .._arithmetic.exact import two_sum
-from .._arrays import Array, Namespace, on_device_of, shape
+from .._arrays import Array, Namespace, length, on_device_of, shape
 from .call import Call
 from .facts import Facts
 
@@ -32,8 +32,7 @@ def softmax(
     they are, unless the weights are asked for, too.
     """
     xp, backend, allowed, empty = call.xp, call.backend, facts.allowed, facts.empty
-    num_keys = scores.shape[-1]
-    num_keys = num_keys if isinstance(num_keys, int) else shape(scores, xp=xp)[-1]
+    num_keys = length(scores, -1, xp=xp)
     if isinstance(num_keys, int) and num_keys == 0:
         one = xp.ones((*shape(scores, xp=xp)[:-1], 1), dtype=scores.dtype, **on_device_of(scores))
         row = xp.squeeze(one, axis=-1)
