@@ -23,7 +23,9 @@ def dense(call: Call, facts: Facts, *, weights: bool = True, logsumexp: bool = T
     scores = dense_scores(call, facts, 0.0 if one_pass else -math.inf)  # (..., H, M, N)
     # (..., H, M, N), their sums (..., H, M, 1), and twice (..., H, M)
     exponentials, total, *found = softmax(scores, call, facts, one_pass, weights=weights, logsumexp=logsumexp)
-    kept = apply_dropout(exponentials, dropout, facts.at, num_heads_of_whole(call), xp)
+    kept = exponentials
+    if dropout is not None:
+        kept = apply_dropout(kept, dropout, facts.at, num_heads_of_whole(call), xp)
     output = xp.divide(averages(kept, call.value, facts, call.backend), total)  # (..., H, M, E)
     output = output if dropout is None else xp.multiply(output, dropout.scale)
     return Result(output, xp.divide(exponentials, total) if weights else None, *found)

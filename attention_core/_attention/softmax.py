@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from .._arithmetic.exact import two_sum
-from .._arrays import Array, Namespace, on_device_of, shape
+from .._arrays import Array, Namespace, length, on_device_of, shape
 from .call import Call
 from .facts import Facts
 
@@ -32,8 +32,7 @@ def softmax(
     they are, unless the weights are asked for, too.
     """
     xp, backend, allowed, empty = call.xp, call.backend, facts.allowed, facts.empty
-    num_keys = scores.shape[-1]
-    num_keys = num_keys if isinstance(num_keys, int) else shape(scores, xp=xp)[-1]
+    num_keys = length(scores, -1, xp=xp)
     if isinstance(num_keys, int) and num_keys == 0:
         one = xp.ones((*shape(scores, xp=xp)[:-1], 1), dtype=scores.dtype, **on_device_of(scores))
         row = xp.squeeze(one, axis=-1)
@@ -74,11 +73,13 @@ def softmax(
     return exponentials, total, *(xp.squeeze(x, axis=-1) for x in found)
 
 
-def log_normalizer(top: Array, log_total: Array, none: Array | None, xp: Namespace) -> tuple[Array, Array]:
-    """The logarithm of a sum of exponentials, out of their largest logarithm and that of the rest of the sum.
+def log_normalizer(top: Array | None, log_total: Array, none: Array | None, xp: Namespace) -> tuple[Array, Array]:
+    """The logarithm of a sum of exponentials, out of their largest logarithm, if any, and that of the rest of the sum.
 
     It is a logsumexp, and what rounding took from it: -inf and 0 where the sum has ``none``.
     """
+    if top is None:
+        return log_total if none is None else xp.where(none, -math.inf, log_total), xp.zeros_like(log_total)
     logsumexp, remainder = two_sum(top, log_total, xp)
     unknown = xp.isnan(remainder)  # of a row with a score that is inf or NaN
     if none is not None:

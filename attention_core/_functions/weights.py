@@ -137,7 +137,7 @@ def attention_map(query: Array, key: Array, /, *, shape: tuple[int, int], **opti
     [1.0, 0.33, 0.2, 0.14]
     """
     call = make_call(query, key, key, **options)
-    return _checked_map(call, shape)
+    return _map(call, shape)
 
 
 class RecordedAttention:
@@ -164,7 +164,7 @@ class RecordedAttention:
 
     def map(self, *, shape: tuple[int, int]) -> Array:
         """Compute a map as `attention_map` does."""
-        return _checked_map(self._call, shape)
+        return _map(self._call, shape)
 
     def output(self) -> Array:
         """Compute the output (..., H, M, E) again."""
@@ -212,14 +212,10 @@ def record_attention() -> Iterator[Sequence[RecordedAttention]]:
         CONTEXTS.recorders.remove(note)
 
 
-def _checked_map(call: Call, shape: Any) -> Array:
+def _map(call: Call, shape: Any) -> Array:
     if not isinstance(shape, tuple | list) or len(shape) != 2:
         raise TypeError(f"expected shape as (rows, columns); got {type_text(shape)}")
-    return _map(call, (check_positive("shape", shape[0]), check_positive("shape", shape[1])))
-
-
-def _map(call: Call, most: tuple[int, int]) -> Array:
-    xp = call.xp
+    most = check_positive("shape", shape[0]), check_positive("shape", shape[1])
     *leading, heads, num_queries, _ = _known(call.query)
     num_keys = _known(call.key)[-2]
     rows, columns = (max(1, -(-length // number)) for length, number in zip((num_queries, num_keys), most, strict=True))
@@ -229,7 +225,7 @@ def _map(call: Call, most: tuple[int, int]) -> Array:
         _rows(call, range(first, min(first + step, num_queries)), (rows, columns), at_once)
         for first in range(0, max(1, num_queries), step)
     ]
-    return maps[0] if len(maps) == 1 else xp.concat(maps, axis=-2)
+    return maps[0] if len(maps) == 1 else call.xp.concat(maps, axis=-2)
 
 
 def _rows(call: Call, queries: range, block: tuple[int, int], at_once: int) -> Array:

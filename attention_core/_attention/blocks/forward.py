@@ -221,9 +221,8 @@ def _finish(grid: Grid, state: Running) -> tuple[Array, Array]:
         total = xp.where(has_key, total, 1.0)
     output = xp.divide(weighted_sum, total)
     output = output if dropout is None else xp.multiply(output, dropout.scale)
-    top = xp.zeros_like(total) if row_max is None else row_max
     none = None if has_key is None else xp.logical_not(has_key)
-    return output, xp.concat(list(log_normalizer(top, xp.log(total), none, xp)), axis=-1)
+    return output, xp.concat(list(log_normalizer(row_max, xp.log(total), none, xp)), axis=-1)
 
 
 BLOCKWISE = register("blockwise", Operation(forward, backward, empty_results, lasts=lasts))
