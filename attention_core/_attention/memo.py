@@ -14,15 +14,17 @@ from typing import Any, NamedTuple
 
 from .._arrays import Array, Namespace, cast_to
 from .._backend import Backend, can_be_read, is_compiling, is_of_eager_type, numbers_of, registered_name
-from ..masks import Mask, flatten
+from ..masks import Mask
 from ..masks._mask import bounds_of
 from ..masks._rules import rule_of
+from ..masks._tree import mask_arrays
 from .call import Call
 from .parts import keys_within_reach, with_cut
-from .ways import taken_way, with_sinks
+from .ways import BLOCKS, DENSE, Way, taken_way, with_sinks
 
 OutputOf = Callable[[Call], "Array | None"]
 # What an output that is kept depends on, or takes from each call, besides numbers. With others, a call is judged.
+_NAMED: dict[Any, Way | None] = {"auto": None, "dense": DENSE, "blockwise": BLOCKS}
 _PLANNED = {"mask", "is_causal", "sinks", "assume_finite", "implementation", "arithmetic", "xp"}
 
 
@@ -33,8 +35,8 @@ class Planned:
     is one of single calls.
     """
 
-    def __init__(self, assume_finite: bool | None) -> None:
-        self.assume_finite = assume_finite
+    def __init__(self, implementation: str, assume_finite: bool | None) -> None:
+        self.implementation, self.assume_finite = implementation, assume_finite
         self.made: tuple[Any, Any, OutputOf | None] = (None, None, None)  # for this tuning, and these kernels
 
 
@@ -51,35 +53,36 @@ def prepare(known: Known, arrays: tuple[Array, Array, Array], options: Mapping[s
     """What is known, with a plan for calls of this signature, if no option but mask and sinks is an array."""
     if is_compiling(arrays[0]) or known.has_constants or not all(map(is_of_eager_type, arrays)):
         return known
-    if options.get("arithmetic", "fast") != "fast" or options.get("implementation") != "auto":
+    if options.get("arithmetic", "fast") != "fast" or options.get("implementation") not in _NAMED:
         return known
     others = (value for name, value in options.items() if name not in _PLANNED)
     if any(not (value is None or value is False or type(value) in (int, float)) for value in others):
         return known
     if not isinstance(options.get("mask"), Mask | None):
         return known
-    return known._replace(planned=Planned(options.get("assume_finite")))
+    return known._replace(planned=Planned(options["implementation"], options.get("assume_finite")))
 
 
 def output_of(known: Known, call: Call) -> Array | None:
     """The output of a call of a known signature; ``None`` where it is to be judged."""
     planned, tuning, kernels = known.planned, known.backend.tuning, known.backend.kernels
-    if planned is None or (kernels and not kernels[0].lasts(call)):
+    if planned is None or (kernels and planned.implementation == "auto" and not kernels[0].lasts(call)):
         return None
     made_for_tuning, made_for_kernels, output = planned.made
     if tuning is not made_for_tuning or kernels is not made_for_kernels:
-        output = _output_of(call._replace(assume_finite=planned.assume_finite))
+        output = _output_of(call._replace(assume_finite=planned.assume_finite), planned.implementation)
         planned.made = tuning, kernels, output
     return None if output is None else output(call)
 
 
-def _output_of(call: Call) -> OutputOf | None:
+def _output_of(call: Call, implementation: str) -> OutputOf | None:
     """The output as a function of calls such as this one, at whose values nothing looks here."""
     if not (call.mask is None or _is_of_bands(call.mask, call.query.shape[:-3])):
         return None
     if bounds_of(call.mask).is_relative:
-        return _by_way(call)
-    return None if call.backend.loops.traced else _once_per_lengths(call)
+        return _by_way(_NAMED[implementation], call)
+    reads_lengths = implementation == "auto" and not call.backend.loops.traced
+    return _once_per_lengths(call) if reads_lengths else None
 
 
 def _is_of_bands(mask: Any, leading: tuple[int, ...]) -> bool:
@@ -88,15 +91,16 @@ def _is_of_bands(mask: Any, leading: tuple[int, ...]) -> bool:
     return is_rule and all(band.is_exact for band in mask.bounds().numbers(leading))
 
 
-def _by_way(call: Call) -> OutputOf | None:
-    """The output by the way that is taken: a kernel, where the library has any.
+def _by_way(way: Way | None, call: Call) -> OutputOf | None:
+    """The output by a way, or by the one that is taken: a kernel, where the library has any.
 
     Of the keys within reach, numbers are kept. Arrays of a mask come with each call.
     """
     keys, has_arrays = keys_within_reach(call), not bounds_of(call.mask).is_relative
     part = with_cut(call, keys)
-    way = taken_way(part)
-    lasting = None if call.backend.kernels and way.kernel is None else way.lasting(part)
+    needs_kernel = way is None and bool(call.backend.kernels)
+    way = taken_way(part) if way is None else way
+    lasting = None if needs_kernel and way.kernel is None else way.lasting(part)
     if lasting is None:
         return None
     keys, run = keys and keys._replace(mask=None if has_arrays else keys.mask), lasting.run
@@ -119,29 +123,22 @@ def _once_per_lengths(call: Call) -> OutputOf | None:
     samples share are numbers. Plans hold no array. There is none where reading would wait for a device.
     """
     leading = call.query.shape[:-3]
-    if 0 in leading or not can_be_read(*_lengths(call.mask)):
+    if 0 in leading or not can_be_read(*mask_arrays(call.mask).values()):
         return None
     last: tuple[Any, bool, Any, OutputOf | None] = (None, False, None, None)
 
     def output(call: Call) -> Array | None:
         nonlocal last
-        numbers = list(map(numbers_of, _lengths(call.mask)))
+        numbers = list(map(numbers_of, mask_arrays(call.mask).values()))
         known, is_shared, rule, planned = last
         if numbers != known:
             bands = bounds_of(call.mask).numbers(leading)
             is_shared = len(set(bands)) == 1
             rule = rule_of(bands[0]) if is_shared else None
-            planned = _by_way(call._replace(mask=rule) if is_shared else call)
+            planned = _by_way(None, call._replace(mask=rule) if is_shared else call)
             last = numbers, is_shared, rule, planned
         if planned is None:
             return None
         return planned(call._replace(mask=rule) if is_shared else call)
 
     return output
-
-
-def _lengths(mask: Any) -> list[Array]:
-    """The arrays of a rule."""
-    arrays: list[Array] = []
-    flatten(mask, arrays)
-    return arrays
