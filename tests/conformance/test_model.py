@@ -19,7 +19,6 @@ from attention_conformance.golden.identical import computed, digest
 from attention_conformance.own.language_model import KNOWN
 from attention_conformance.own.model import (
     PAIRS,
-    Model,
     ModelError,
     identical_case,
     load_model,
