@@ -334,11 +334,11 @@ def kept_at(dropout: Dropout, sample: Array, row: Array, column: Array, /, *, xp
 
 
 def _are_kept(rows: Array, columns: Array, flipped: int, least: int, *, xp: Namespace) -> Array:
-    r"""Whether `uniform_integers` of the hash of rows and columns are at least so large, in few passes over all pairs.
+    """Whether `uniform_integers` of the hash of rows and columns are at least so large, in few passes over all pairs.
 
-    The first shift of `fmix32` goes to each of them. The last one xors the upper half of a word into the lower, which
-    decides only where the upper half is that of the bound: ``flipped`` has those bits, and the sign, as integers are
-    compared with their sign.
+    The first shift of `fmix32` goes to each of them. The last one changes the lower half of a word by the upper half.
+    That decides only where the upper half is the bound's. So ``flipped`` has the bits of that one; and the sign, as
+    words are compared as signed integers.
     """
     first, second = (_xor_shifted(word, 16, xp) for word in (rows, columns))
     word = xp.bitwise_xor(_multiplied(xp.bitwise_xor(first, second), xp), flipped)

@@ -99,13 +99,13 @@ def test_a_backend_that_is_tuned_anew_is_asked_anew(square, backend, put, get, m
 
 @pytest.mark.needs(lambda backend: backend.name in ("numpy", "torch"))
 def test_small_calls_are_remembered(square, put, remembered):
-    for options in ({}, {"is_causal": True}, {"scale": 0.5}):
+    for options in ({}, {"is_causal": True}, {"scale": 0.5}, {"implementation": "dense"}):
         attention(*put(square), **options)
         attention(*put(square), **options)
-    assert remembered == [True] * 6
+    assert remembered == [True] * 8
     attention(*put(square), mask=put(np.tril(np.ones((M, M), bool))))
     attention(*put(square), return_logsumexp=True)
-    assert remembered[6:] == [False, False]
+    assert remembered[8:] == [False, False]
 
 
 def test_plans_are_shared_by_threads(square, put, get):
