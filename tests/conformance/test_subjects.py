@@ -314,7 +314,9 @@ def test_the_gradient_of_a_number_has_no_axes():
 
 
 def test_bounds_reject_faults_of_the_definition():
-    findings = found(Subject(planted.Kernel(), **TAKES), "shape-129x129-d64-causal", "grouped-heads", power=True)
+    cases = ("shape-129x129-d64-causal", "grouped-heads", "no-queries")
+    findings = found(Subject(planted.Kernel(), **TAKES), *cases, power=True)
+    assert bool(findings["no-queries"].planted) > bool(findings["no-queries"].rejected)
     assert "future-key-from-64" in findings["shape-129x129-d64-causal"].rejected
     assert "heads-in-turn" in findings["grouped-heads"].rejected
     loose = found(Subject(planted.Kernel(), **TAKES), "shape-129x129-d64-causal", power=True, profile="tf32")
