@@ -313,13 +313,12 @@ def test_the_gradient_of_a_number_has_no_axes():
     assert [each.verdict for each in findings.values()] == ["right"]
 
 
-def test_bounds_reject_faults_of_the_definition_and_say_which_cases_are_idle():
-    findings = found(
-        Subject(planted.Kernel(), **TAKES), "shape-129x129-d64-causal", "grouped-heads", "no-queries", power=True
-    )
+def test_bounds_reject_faults_of_the_definition():
+    cases = ("shape-129x129-d64-causal", "grouped-heads", "no-queries")
+    findings = found(Subject(planted.Kernel(), **TAKES), *cases, power=True)
+    assert bool(findings["no-queries"].planted) > bool(findings["no-queries"].rejected)
     assert "future-key-from-64" in findings["shape-129x129-d64-causal"].rejected
     assert "heads-in-turn" in findings["grouped-heads"].rejected
-    assert findings["no-queries"].is_idle
     loose = found(Subject(planted.Kernel(), **TAKES), "shape-129x129-d64-causal", power=True, profile="tf32")
     assert loose["shape-129x129-d64-causal"].bound > 100 * findings["shape-129x129-d64-causal"].bound
 

@@ -250,7 +250,7 @@ def test_every_float_type_that_a_kernel_takes_is_checked():
         return output.astype(np.float32) if query.dtype == np.float64 else output
 
     subject = settled(Subject(widening))
-    asked = {each.dtype for each in questions(subject, Job(""), None)}
+    asked = {each.dtype for each in questions(subject, Job(""))}
     assert asked == set(subject.dtypes) > {"float32", "float64"}
     assert verdict_of(subject, "scores-above-100", dtype="float64") == ("visibly wrong", "")
 

@@ -15,7 +15,7 @@ from attention_conformance.cases.large import LARGE
 from attention_conformance.kernel.options import OPTIONS
 from attention_conformance.kernel.presets import PRESETS
 from attention_conformance.measure.finding import Finding, Started, exit_status, most_telling
-from attention_conformance.measure.kinds import never_computed, refusals
+from attention_conformance.measure.kinds import never_computed
 from attention_conformance.measure.messages import Asked, Described, Refused
 from attention_conformance.mistakes.causes import agreed
 from attention_conformance.run.again import command_of, script_of
@@ -173,8 +173,6 @@ class _Run:
             self._screen.print(f"To see the most telling again: {command_of(*again)}", **AS_IT_IS)
         if interrupted:
             self._screen.print("Interrupted: the cases after these were not run.", highlight=False)
-        if line := refusals(self.findings):
-            self._screen.print(line, highlight=False, soft_wrap=True)
         typer.echo(report.summary(self.findings))
         if options.json is not None:
             report.write_findings(options.json, self.findings, self._about)

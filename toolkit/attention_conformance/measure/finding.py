@@ -126,11 +126,6 @@ class Finding:
         """Whether the call was refused; ``detail`` says why."""
         return self.verdict == "refused"
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether faults were planted, and none was rejected."""
-        return bool(self.planted) and not self.rejected
-
 
 @dataclass(frozen=True)
 class Started:

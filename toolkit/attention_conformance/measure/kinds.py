@@ -26,9 +26,6 @@ NAMES = {
 }
 """What `accepted` calls a kind that is refused throughout."""
 
-LONGEST = 120
-"""Characters of a reason in a summary."""
-
 NOT_CALLED = ("not offered", "refused", "crashed", "timed out")
 
 
@@ -64,16 +61,3 @@ def never_computed(findings: Sequence[Finding], accepted: Sequence[str] = ()) ->
         shows = "Some case of each kind that is offered is computed."
         found.append(Finding(f"kind: {kind}", "-", 0, shows, verdict, detail=detail, variant=name, says=says))
     return found
-
-
-def refusals(findings: Sequence[Finding]) -> str:
-    """How many of the offered cases were refused, and why; empty where none was."""
-    offered = [each for each in findings if each.dtype != "-" and each.verdict != "not offered"]
-    reasons = Counter(each.detail for each in offered if each.verdict == "refused")
-    if not reasons:
-        return ""
-    refused, (reason, count) = reasons.total(), reasons.most_common(1)[0]
-    most = "" if count == refused else f" ({count} times), and others"
-    left = "" if refused < len(offered) else "; nothing was computed, and so nothing is known of the target"
-    short = reason if len(reason) <= LONGEST else f"{reason[:LONGEST]}…"
-    return f"{refused} of {len(offered)} offered cases were refused: {short}{most}{left}"
