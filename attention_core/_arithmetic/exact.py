@@ -46,8 +46,10 @@ def uncontracted(x: Array, xp: Namespace) -> Array:
 
 def to_float64(x: Array, xp: Namespace) -> Array:
     """Numbers of at most 32 bits as float64: exact, except that subnormal float32 becomes 0."""
-    x = xp.astype(x, xp.float64)
-    return xp.where(xp.less(xp.abs(x), SMALLEST), 0.0, x)
+    size = xp.abs(x)
+    if 0 in x.shape or not runs_at_once(x) or not bool(xp.greater_equal(xp.min(size), SMALLEST)):  # as one is nan
+        x = xp.where(xp.less(size, SMALLEST), 0.0, x)
+    return xp.astype(x, xp.float64)
 
 
 def divide_rows(x: Array, divisor: Array, xp: Namespace) -> Array:
@@ -55,18 +57,18 @@ def divide_rows(x: Array, divisor: Array, xp: Namespace) -> Array:
     return xp.multiply(x, uncontracted(xp.divide(1.0, divisor), xp))
 
 
-def round_to_float32(x: Array, xp: Namespace, at_once: bool | None = None) -> Array:
+def round_to_float32(x: Array, xp: Namespace) -> Array:
     r"""Round float64 once to the nearest float32; below :math:`2^{-126}` to 0, above the largest to infinity.
 
-    The sum :math:`c = 2^{29} x + x` has one rounding, as its product is exact. So :math:`c - (c - x)` is x to 24 bits:
-    this is Veltkamp's splitting. The conversion itself rounds nothing, so a compiler may leave it out.
+    A conversion rounds so, but a compiler may leave it out. There the sum :math:`c = 2^{29} x + x` has one rounding, as
+    its product is exact. So :math:`c - (c - x)` is x to 24 bits: this is Veltkamp's splitting.
     """
-    if runs_at_once(x) if at_once is None else at_once:
+    if 0 not in x.shape and runs_at_once(x):
         size = xp.abs(x)
-        if bool(xp.all(xp.less(size, FLOAT32_OVERFLOW / 2))):  # nan is not, either
-            return xp.where(
-                xp.less(size, ROUNDED_TO_SMALLEST), 0.0, xp.astype(_shortened(x, PRECISION - 24, xp), xp.float32)
-            )
+        if bool(xp.less(xp.max(size), FLOAT32_OVERFLOW / 2)):  # nan is not, either
+            short = xp.astype(x, xp.float32)
+            is_normal = bool(xp.greater_equal(xp.min(size), SMALLEST))
+            return short if is_normal else xp.where(xp.less(size, ROUNDED_TO_SMALLEST), 0.0, short)
     x = xp.minimum(
         xp.maximum(x, scalar_like(-2 * FLOAT32_OVERFLOW, x, xp)), scalar_like(2 * FLOAT32_OVERFLOW, x, xp)
     )  # the bounds also end a product, as in `uncontracted`
@@ -99,9 +101,9 @@ def _shortened(x: Array, dropped: int, xp: Namespace) -> Array:
 
 def as_three_float32(x: Array, xp: Namespace) -> list[Array]:
     """Float64 numbers as sums of three float32 numbers."""
-    parts, at_once = [], runs_at_once(x)
+    parts: list[Array] = []
     for _ in range(3):
-        parts.append(round_to_float32(x, xp, at_once))
+        parts.append(round_to_float32(x, xp))
         x = xp.subtract(x, xp.astype(parts[-1], xp.float64))
     return parts
 
@@ -169,18 +171,11 @@ def join_carry(parts: tuple[Array, Array], xp: Namespace) -> Array:
     return xp.add(xp.multiply(parts[0], CARRY), parts[1])
 
 
-def power_above_max(x: Array, axis: Any, xp: Namespace, at_once: bool | None = None) -> Array:
+def power_above_max(x: Array, axis: Any, xp: Namespace) -> Array:
     """The power of two above all magnitudes along an axis of length 1 then: nan if one is not finite, 1 of none."""
-    if 0 in x.shape:
-        return xp.ones_like(xp.sum(x, axis=axis, keepdims=True))
-    size = xp.abs(x)
-    if runs_at_once(x) if at_once is None else at_once:  # a maximum that keeps nan
-        largest = xp.max(size, axis=axis, keepdims=True)
-        bounded = xp.less(largest, math.inf)
-        return xp.where(bounded, power_above(xp.where(bounded, largest, 0.0), xp), math.nan)
-    bounded = xp.less(size, math.inf)  # explicit, as not every library's maximum keeps nan
-    power = power_above(xp.max(xp.where(bounded, size, 0.0), axis=axis, keepdims=True), xp)
-    return xp.where(xp.all(bounded, axis=axis, keepdims=True), power, math.nan)
+    largest = largest_magnitude(x, axis, xp)
+    bounded = xp.less(largest, math.inf)
+    return xp.where(bounded, power_above(xp.where(bounded, largest, 0.0), xp), math.nan)
 
 
 def largest_magnitude(x: Array, axis: Any, xp: Namespace) -> Array:
@@ -188,4 +183,7 @@ def largest_magnitude(x: Array, axis: Any, xp: Namespace) -> Array:
     size = xp.abs(x)
     if 0 in x.shape:
         return xp.sum(size, axis=axis, keepdims=True)
-    return xp.max(xp.where(xp.less(size, math.inf), size, math.inf), axis=axis, keepdims=True)
+    if not runs_at_once(x):  # a maximum that may lose nan
+        size = xp.where(xp.less(size, math.inf), size, math.inf)
+    largest = xp.max(size, axis=axis, keepdims=True)
+    return xp.where(xp.less(largest, math.inf), largest, math.inf)

@@ -179,10 +179,6 @@ def _norm(x: Array, grid: Grid) -> Array:
     return grid.xp.expand_dims(grid.loops.norm(x), axis=-1)
 
 
-def _largest(x: Array, xp: Namespace) -> Array:
-    return xp.max(xp.abs(x), axis=-1, keepdims=True) if 0 not in x.shape else xp.sum(x, axis=-1, keepdims=True)
-
-
 def _factors(grid: Grid, rows: RowTerms, sample: Sample) -> _Factors:
     xp, mine = grid.xp, rows.of(grid, sample)
     query, _ = near_vectors(scaled_queries(grid, sample.query), grid.loops)
@@ -190,12 +186,16 @@ def _factors(grid: Grid, rows: RowTerms, sample: Sample) -> _Factors:
     query = bounds.limited(query, of_row, xp)
     num_rows = 1 if grid.plan.num_queries is None else -(-grid.plan.num_queries // max(1, grid.lengths[0]))
     of_row = xp.add(of_row, bounds.sum_error(grid, 0, num_rows))
-    largest, of_output, d_norm = _largest(mine.query, xp), _largest(mine.d_output, xp), _norm(mine.d_output, grid)
+    largest, of_output, d_norm = (
+        bounds.largest_size(mine.query, xp),
+        bounds.largest_size(mine.d_output, xp),
+        _norm(mine.d_output, grid),
+    )
     columns = [mine.query, *(xp.multiply(largest, x) for x in (of_row, of_score))]
     d_columns = [mine.d_output, *(xp.multiply(of_output, x) for x in (of_row, of_score)), xp.multiply(largest, d_norm)]
     keys, value = to_float64(sample.key, xp), to_float64(sample.value, xp)
     key, key_norm = near_vectors(keys, grid.loops)
-    top = _largest(keys, xp)
+    top = bounds.largest_size(keys, xp)
     key_columns = [keys, top, xp.multiply(top, key_norm), xp.multiply(top, _norm(value, grid))]
     return _Factors(
         query=query,

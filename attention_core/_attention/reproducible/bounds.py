@@ -53,6 +53,11 @@ def sum_error(grid: Grid, side: int, num_ranks: int = 1) -> Any:
     return (total if isinstance(total, int) else grid.xp.astype(total, grid.xp.float64)) * ULP
 
 
+def largest_size(x: Array, xp: Namespace) -> Array:
+    """The largest magnitude of each vector, (..., 1); 0 of none."""
+    return (xp.sum if 0 in x.shape else xp.max)(xp.abs(x), axis=-1, keepdims=True)
+
+
 def limited(x: Array, error: Array, xp: Namespace) -> Array:
     """Numbers of rows, nan where the relative error of the weights of the row is not small."""
     return xp.where(xp.less(error, MOST), x, math.nan)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..._arithmetic.elementary import exp2, split_log2
@@ -47,6 +48,7 @@ from .scores import (
 )
 from .settle import TERM_BITS, Reference, Terms, settle
 
+FEW = 8  # queries that share a key
 MAX_SCORE = 2.0**137  # in units of log 2: above, rows are nan
 
 
@@ -119,21 +121,23 @@ class _Filtered(NamedTuple):
     is_empty: Array  # 1 in a fully masked row
 
 
-class _Keys(NamedTuple):
-    """The keys of a sample for the filter."""
+class _Near(NamedTuple):
+    """A sample for the filter. Where queries are few, keys and values are prepared a block at a time."""
 
     query: Array  # scaled, (G, R, M, D)
-    query_norm: Array  # and times the largest norm of a key, (G, R, M, 2)
-    key: Array  # (G, D, N)
-    columns: Array  # (G, N, ...): values, their sizes in units, these times norms of keys, ones, norms
-    units: Any  # of channels, (G, 1, 1, E)
+    query_norm: Array  # (G, R, M, 1)
+    key: Array | None = None  # (G, N, D)
+    norm: Array | None = None  # of keys, (G, N, 1)
+    columns: Array | None = None  # values, their sizes in units, these times norms of keys, ones, norms
+    units: Any = 1.0  # of channels, (G, 1, 1, E)
 
 
 def _filtered(grid: Grid, ranks: Ranks | None) -> _Filtered:
     """The online softmax in float64, with the sums that bound its error."""
     prepare, decide = functools.partial(_prepare, grid, ranks), functools.partial(_decide, grid, ranks)
     if ranks is not None:
-        lasts = [1, 2, grid.width + 4, *([] if grid.call.bias is None else [2])]
+        span = _span(grid)
+        lasts = [1, 2, grid.width + 2 * span + 2, *([] if grid.call.bias is None else [span + 1])]
         sums = for_each_rows(grid, prepare, _average, grid.row_stacks(*lasts, dtype="float64"))
         return decide(1.0, *_over_ranks(*sums, ranks=ranks, xp=grid.xp))
     stacks = *grid.row_stacks(grid.width), *grid.row_stacks(2, 1, dtype="float64")
@@ -151,19 +155,29 @@ def _over_ranks(row_max: Array, norm: Array, *sums: Array, ranks: Ranks, xp: Nam
     return [whole, ranks.largest(norm), *(ranks.total(xp.multiply(x, shrunk)) for x in sums)]
 
 
-def _prepare(grid: Grid, ranks: Ranks | None, sample: Sample) -> _Keys:
+def _span(grid: Grid) -> Any:
+    """How many sizes a value has: one for all channels or, where queries are few, one for each."""
+    return grid.width if _are_few(grid) else 1
+
+
+def _are_few(grid: Grid) -> bool:
+    """Whether so few queries share a key that its own cost shows."""
+    group_size = grid.dims[2]
+    return isinstance(group_size, int) and grid.sizes[0] * group_size <= FEW
+
+
+def _prepare(grid: Grid, ranks: Ranks | None, sample: Sample) -> _Near:
     xp = grid.xp
-    query, query_norm = near_vectors(scaled_queries(grid, sample.query), grid.loops)
+    queries = near_vectors(scaled_queries(grid, sample.query), grid.loops)
+    if _are_few(grid):
+        return _Near(*queries)
     key, norm = near_vectors(to_float64(sample.key, xp), grid.loops)
     value = to_float64(grid.value_part(sample.value), xp)
     sizes = xp.abs(value)
     units = _units(sizes, xp) if ranks is None else xp.ones_like(sizes[..., :1, :])  # ranks share a bound
-    size = _largest(xp.multiply(sizes, 1 / units), xp)
+    size = bounds.largest_size(xp.multiply(sizes, 1 / units), xp)
     columns = [value, size, xp.multiply(size, norm), xp.ones_like(norm), norm]
-    norms = xp.concat(
-        [query_norm, xp.multiply(query_norm, xp.expand_dims(xp.max(norm, axis=-2, keepdims=True), axis=1))], axis=-1
-    )
-    return _Keys(query, norms, xp.matrix_transpose(key), xp.concat(columns, axis=-1), xp.expand_dims(units, axis=1))
+    return _Near(*queries, key, norm, xp.concat(columns, axis=-1), xp.expand_dims(units, axis=1))
 
 
 def _units(sizes: Array, xp: Namespace) -> Array:
@@ -175,64 +189,90 @@ def _units(sizes: Array, xp: Namespace) -> Array:
     return xp.exp(xp.mean(xp.log(some), axis=-2, keepdims=True))
 
 
-def _largest(sizes: Array, xp: Namespace) -> Array:
-    return (xp.sum if 0 in sizes.shape else xp.max)(sizes, axis=-1, keepdims=True)
-
-
-def _average(rows: QueryRows, keys: _Keys) -> Arrays:
+def _average(rows: QueryRows, near: _Near) -> Arrays:
     """Of each query the largest score, the norm, and sums of weights times columns of all keys."""
     grid, xp = rows.grid, rows.grid.xp
-    query, norm = rows.block(keys.query), rows.block(keys.query_norm)
-    has_bias = grid.call.bias is not None
+    query, norm = rows.block(near.query), rows.block(near.query_norm)
 
-    def weigh(masked: bool, j: Any) -> tuple[Array, list[Array]]:
-        product = matmul_per_group(query, grid.loops.block(keys.key, j, grid.sizes[1], -1), xp)
+    def weigh(masked: bool, j: Any) -> Arrays:
+        block_of = functools.partial(grid.loops.block, index=j, size=grid.sizes[1], axis=-2)
+        if near.key is None:
+            key, norm = near_vectors(to_float64(block_of(rows.sample.key), xp), grid.loops)
+        else:
+            key, norm = block_of(near.key), block_of(near.norm)
+        product = matmul_per_group(query, xp.matrix_transpose(key), xp)
+        del key  # so that its memory can serve the values
         block = score_block(grid, rows.sample, product, i=rows.i, j=j, masked=masked)
-        columns = grid.loops.block(keys.columns, j, grid.sizes[1], -2)
         scores = block.scores
         block_max = xp.max(scores, axis=-1, keepdims=True)
         scores -= xp.where(xp.equal(block_max, -math.inf), 0.0, block_max)
         weights = grid.loops.inplace(xp.exp, scores)
-        if grid.call.dropout is None:
-            sums = [matmul_per_group(weights, columns, xp)]
+        kept = grid.drop(weights, block.at)
+        if near.columns is None:
+            value = to_float64(grid.value_part(block_of(rows.sample.value)), xp)
+            sums, sizes = _sums_of_channels(grid, weights, kept, value, norm)
         else:
-            kept = grid.drop(weights, block.at)
-            parts = (matmul_per_group(x, y, xp) for x, y in ((kept, columns[..., :-2]), (weights, columns[..., -2:])))
-            sums = [xp.concat(list(parts), axis=-1)]
-        if has_bias:
-            weights = xp.multiply(weights, xp.where(xp.equal(weights, 0.0), 0.0, xp.abs(block.bias)))
-            sizes = columns[..., grid.width : grid.width + 1]
-            sums.append(matmul_per_group(weights, xp.concat([sizes, columns[..., -2:-1]], axis=-1), xp))
-        return block_max, sums
+            sums, sizes = _sums(grid, weights, kept, block_of(near.columns))
+        longest = xp.expand_dims(xp.max(norm, axis=-2, keepdims=True), axis=1)
+        if block.bias is None:
+            return block_max, longest, sums
+        weights = xp.multiply(weights, xp.where(xp.equal(weights, 0.0), 0.0, xp.abs(block.bias)))
+        columns = xp.concat([sizes, xp.ones_like(norm)], axis=-1)
+        return block_max, longest, sums, matmul_per_group(weights, columns, xp)
 
-    if grid.is_one_block or (isinstance(grid.counts[1], int) and grid.counts[1] == 1):
-        block_max, sums = weigh(grid.may_mask, 0)
-        return block_max, norm, *sums
+    if isinstance(grid.counts[1], int) and grid.counts[1] == 1:
+        row_max, longest, *sums = weigh(grid.may_mask, 0)
+    else:
+        row_max, longest, *sums = rows.visit(functools.partial(_add_keys, weigh, xp), _no_keys(grid, query))
+    return row_max, xp.concat([norm, xp.multiply(norm, longest)], axis=-1), *sums
 
-    def add_keys(masked: bool, j: Any, state: Any) -> Any:
-        row_max, *sums = state
-        block_max, new = weigh(masked, j)
-        whole = xp.maximum(row_max, block_max)
-        anchor = xp.where(xp.equal(whole, -math.inf), 0.0, whole)
-        old, fresh = (xp.exp(xp.subtract(x, anchor)) for x in (row_max, block_max))
-        sums = (xp.add(xp.multiply(x, old), xp.multiply(y, fresh)) for x, y in zip(sums, new, strict=True))
-        return whole, *sums
 
-    *dims, _ = shape(query, xp=xp)
-    lowest = xp.full((*dims, 1), -math.inf, dtype=xp.float64, **on_device_of(query))
-    lasts = [shape(keys.columns, xp=xp)[-1], *([2] if has_bias else [])]
-    row_max, *sums = rows.visit(add_keys, (lowest, *(zeros_with(lowest, *dims, last, xp=xp) for last in lasts)))
-    return row_max, norm, *sums
+def _no_keys(grid: Grid, query: Array) -> Arrays:
+    """What `_average` finds before it sees a key."""
+    xp, (*dims, _) = grid.xp, shape(query, xp=grid.xp)
+    lowest, span = xp.full((*dims, 1), -math.inf, dtype=xp.float64, **on_device_of(query)), _span(grid)
+    lasts = grid.width + 2 * span + 2, *(() if grid.call.bias is None else (span + 1,))
+    longest = zeros_with(lowest, dims[0], 1, 1, 1, xp=xp)
+    return lowest, longest, *(zeros_with(lowest, *dims, last, xp=xp) for last in lasts)
+
+
+def _add_keys(weigh: Callable[[bool, Any], Arrays], xp: Namespace, masked: bool, j: Any, state: Arrays) -> Arrays:
+    """The sums with another block of keys, relative to the largest score so far."""
+    (row_max, longest, *sums), (block_max, block_longest, *new) = state, weigh(masked, j)
+    whole = xp.maximum(row_max, block_max)
+    anchor = xp.where(xp.equal(whole, -math.inf), 0.0, whole)
+    old, fresh = (xp.exp(xp.subtract(x, anchor)) for x in (row_max, block_max))
+    sums = [xp.add(xp.multiply(x, old), xp.multiply(y, fresh)) for x, y in zip(sums, new, strict=True)]
+    return whole, xp.maximum(longest, block_longest), *sums
+
+
+def _sums(grid: Grid, weights: Array, kept: Array, columns: Array) -> tuple[Array, Array]:
+    """Sums of weights times columns, and the sizes of values."""
+    xp, sizes = grid.xp, columns[..., grid.width : grid.width + 1]
+    if kept is weights:
+        return matmul_per_group(weights, columns, xp), sizes
+    pairs = (kept, columns[..., :-2]), (weights, columns[..., -2:])
+    return xp.concat([matmul_per_group(*pair, xp) for pair in pairs], axis=-1), sizes
+
+
+def _sums_of_channels(grid: Grid, weights: Array, kept: Array, value: Array, norm: Array) -> tuple[Array, Array]:
+    """The same with a size for each channel, in the memory of the values."""
+    xp, num_rows = grid.xp, shape(weights, xp=grid.xp)[-2]
+    norm = xp.expand_dims(xp.matrix_transpose(norm), axis=1)
+    found, sizes = matmul_per_group(kept, value, xp), grid.loops.inplace(xp.abs, value)
+    of_sizes = matmul_per_group(xp.concat([kept, xp.multiply(kept, norm)], axis=-2), sizes, xp)
+    totals = (xp.sum(x, axis=-1, keepdims=True) for x in (weights, xp.multiply(weights, norm)))
+    return xp.concat([found, of_sizes[..., :num_rows, :], of_sizes[..., num_rows:, :], *totals], axis=-1), sizes
 
 
 def _decide(grid: Grid, ranks: Ranks | None, units: Any, row_max: Array, norm: Array, *sums: Array) -> _Filtered:
     """What the sums say of the output and of the logarithm of the sum of weights."""
-    xp, width, softcap = grid.xp, grid.width, grid.call.softcap
+    xp, width, span, softcap = grid.xp, grid.width, _span(grid), grid.call.softcap
     weight = sums[0][..., -2:-1]
     none = xp.equal(weight, 0.0)
     weight, row_max = xp.where(none, 1.0, weight), xp.where(none, 0.0, row_max)
     means = xp.divide(sums[0], weight)
-    found, by_size, by_both = means[..., :width], means[..., width : width + 1], means[..., width + 1 : width + 2]
+    found, by_size, by_both = means[..., :width], means[..., width : width + span], means[..., width + span : -2]
     num_ranks = 1 if ranks is None else ranks.collectives.size(ranks.group)
     per_norm = xp.multiply(norm[..., :1], bounds.score_error(grid.call.query.shape[-1]))
     of_row = bounds.sum_error(grid, 1, num_ranks)
@@ -245,7 +285,7 @@ def _decide(grid: Grid, ranks: Ranks | None, units: Any, row_max: Array, norm: A
     if len(sums) > 1:
         of_bias = xp.multiply(xp.divide(sums[1], weight), 8 * bounds.ULP)
         of_scores = xp.add(of_scores, of_bias[..., -1:])
-        of_values = xp.add(of_values, of_bias[..., :1])
+        of_values = xp.add(of_values, of_bias[..., :-1])
     relative = xp.add(of_row, of_scores)
     factor = dropout_scale(grid.call.dropout)
     bound = xp.add(xp.multiply(of_values, units), xp.multiply(xp.abs(found), relative))
@@ -280,7 +320,7 @@ def _reference(grid: Grid, ranks: Ranks | None, sample: Sample) -> Reference:
     """Of some queries, the terms of their outputs, and the logarithms of their sums of weights."""
     xp = grid.xp
     keys = cut_vectors(to_float64(sample.key, xp), xp)
-    values = to_float64(grid.value_part(sample.value), xp)
+    values = grid.value_part(sample.value)
     factor = dropout_scale(grid.call.dropout)
 
     def of_rows(rows: Array) -> tuple[list[Terms], list[Array]]:

@@ -58,19 +58,16 @@ def _soften(scores: Array, softcap: float, xp: Namespace) -> tuple[Array, Array]
 def cut_vectors(x: Array, xp: Namespace) -> list[Array]:
     r"""Vectors (..., D) as sums of slices, each of integers times a power of two of the vector.
 
-    Where a vector is not finite, its first slice is nan, which makes its products nan. Where a library computes at
-    once, a last slice of zeros is left out: few numbers of 24 bits reach into it.
+    Where a vector is not finite, its slices are nan, as its power is. Where a library computes at once, a last slice of
+    zeros is left out: few numbers of 24 bits reach into it.
     """
-    finite = xp.all(xp.isfinite(x), axis=-1, keepdims=True)
-    x, bits = xp.where(finite, x, 0.0), slice_bits(SLICES * x.shape[-1])
-    power = power_above_max(x, -1, xp)
+    bits, power = slice_bits(SLICES * x.shape[-1]), power_above_max(x, -1, xp)
     parts = slices(x, power, bits=bits, count=SLICES, xp=xp)
     if runs_at_once(x) and not bool(xp.any(parts[-1])):
         parts.pop()
-    first, *others = (
-        xp.multiply(part, xp.multiply(power, 2.0 ** (-bits * n))) for n, part in enumerate(parts, start=1)
-    )
-    return [xp.where(finite, first, math.nan), *others]
+    for n in range(len(parts)):
+        parts[n] *= xp.multiply(power, 2.0 ** (-bits * (n + 1)))
+    return parts
 
 
 def exact_product(queries: list[Array], keys: list[Array], xp: Namespace) -> Array:
@@ -144,6 +141,8 @@ def near_vectors(x: Array, loops: Loops) -> tuple[Array, Array]:
     """
     xp, norm = loops.xp, loops.xp.expand_dims(loops.norm(x), axis=-1)
     is_short = xp.less(norm, math.sqrt(MOST / score_error(x.shape[-1])))
+    if runs_at_once(x) and bool(xp.all(is_short)):
+        return x, norm
     return xp.where(is_short, x, math.nan), xp.where(is_short, norm, 0.0)
 
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..._arithmetic.exact import round_to_float32, uncontracted
+from ..._arithmetic.exact import round_to_float32, to_float64, uncontracted
 from ..._arithmetic.products import exact_sum
 from ..._arrays import Array, Arrays, on_device_of, shape, take_rows, zeros_with
 from ..._backend import Ranks, is_concrete
@@ -20,6 +20,7 @@ from ..blocks.grid import Grid, pad
 
 AT_ONCE = 2**18  # products that are summed at a time
 TERM_BITS = 30  # of the two integers of a term: sums of up to 2**23 of them are exact
+LONG = 2**13  # terms of a sum in all heads: above, heads are taken one by one
 MOST = 96  # rows, or sums, that are computed at a time
 
 
@@ -27,7 +28,7 @@ class Terms(NamedTuple):
     r"""Sums :math:`u_{l} \sum_n a_{ln} b_{nc}`, rows l of each of G groups, of which only some are computed."""
 
     factors: Array  # a, (G, L, N)
-    columns: Array  # b, (G, N, C)
+    columns: Array  # b, (G, N, C), of at most 32 bits
     units: Array  # u, (G, L, 1)
 
 
@@ -48,7 +49,9 @@ def settle(
     They are (B, G, R, M, C) on the side of queries, (B, G, N, C) on that of keys. Sums are those of all ranks, if there
     are others, which have the same doubts.
     """
-    xp, loops, found = grid.xp, grid.loops, (*results, *row_results)
+    xp, loops, found, dims = grid.xp, grid.loops, (*results, *row_results), (*grid.dims[:2], *grid.lengths)
+    if {*map(type, dims)} == {int} and grid.dims[1] * grid.lengths[1 - side] > LONG:
+        grid = grid._replace(plan=grid.plan._replace(per_head=True), num_rounds=grid.dims[0] * grid.dims[1])
     num_heads = 1 if grid.plan.per_head else grid.dims[1]
     between = (grid.dims[2],) if side == 0 else ()
     length, across = grid.lengths[side], grid.lengths[1 - side]
@@ -114,7 +117,7 @@ def _sum_where(grid: Grid, terms: Terms, doubt: Array, length: Any, ranks: Ranks
         row = xp.floor_divide(at, width)
         column = xp.add(xp.multiply(xp.floor_divide(row, num_rows), width), xp.remainder(at, width))
         factor = take_rows(factors, row, axis=0, xp=xp)
-        products = xp.multiply(factor, take_rows(columns, column, axis=0, xp=xp))
+        products = xp.multiply(factor, to_float64(take_rows(columns, column, axis=0, xp=xp), xp))
         products = xp.where(xp.equal(factor, 0.0), 0.0, uncontracted(products, xp))  # not nan
         total = exact_sum(products, -1, bits=TERM_BITS, ranks=ranks, xp=xp)
         return (uncontracted(xp.multiply(total, take_rows(units, row, axis=0, xp=xp)), xp),)
