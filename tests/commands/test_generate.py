@@ -294,7 +294,6 @@ def test_a_gguf_file_says_how_many_channels_are_rotated_and_how_fast(tmp_path):
         ({"values": {"tensor_data_layout": "reference"}}, LayoutError, "expected no llama.tensor_data_layout, which is not known, in {}; got 'reference'"),
         ({"values": {"rope.freq_base": "10"}}, LayoutError, "expected llama.rope.freq_base in {} as a positive number; got '10'"),
         ({"more_values": {"adapter.lora.alpha": 8.0}}, LayoutError, "expected a llama alone in {}; got adapter.lora.alpha 8.0"),
-        ({"values": {"expert_count": 2}}, LayoutError, "expected no llama.expert_count, which is not known, in {}; got 2"),
         ({"values": {"attention.value_length": 2}}, LayoutError, "expected values as wide as keys, 4, in {}; got 2"),
         ({"values": {"attention.head_count_kv": [1, 2]}}, LayoutError, "expected one llama.attention.head_count_kv for all layers in {}; got [1, 2]"),
         ({"values": {"rope.scaling.type": "longrope"}}, LayoutError, "expected original_max_position_embeddings of rotary positions of type longrope of {}; got none"),
