@@ -336,9 +336,9 @@ def kept_at(dropout: Dropout, sample: Array, row: Array, column: Array, /, *, xp
 def _are_kept(rows: Array, columns: Array, flipped: int, least: int, *, xp: Namespace) -> Array:
     r"""Whether `uniform_integers` of the hash of rows and columns are at least so large, in few passes over all pairs.
 
-    The first shift of `fmix32` goes to each of them. The last one xors the upper half of a word into the lower, which
-    decides only where the upper half is that of the bound: ``flipped`` has those bits, and the sign, as integers are
-    compared with their sign.
+    The first shift of `fmix32` goes to each of them. The last one xors the upper half of a word into the lower.
+    That decides only where the upper half is that of the bound. These bits stand in ``flipped``, with the sign, as
+    integers are compared with their sign.
     """
     first, second = (_xor_shifted(word, 16, xp) for word in (rows, columns))
     word = xp.bitwise_xor(_multiplied(xp.bitwise_xor(first, second), xp), flipped)
