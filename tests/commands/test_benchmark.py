@@ -258,7 +258,6 @@ def test_the_command_measures_and_writes(tmp_path):
         (("--lengths", "9" * 19), f"expected lengths as positive integers separated by commas; got '{'9' * 19}'"),
         (("--seconds", "nan"), "expected seconds as a number from 0; got nan"),
         (("--limit", "-1"), "expected limit as a number from 0; got -1.0"),
-        (("--json", "/dev/null"), "expected a file to write; got /dev/null, no regular file"),
         (("--preset", "no"), f"expected a preset out of {', '.join(PRESETS)}; got 'no'"),
         (("--shape", "1,4,8,2", "--kv-heads", 3), "expected attention, key/value heads that divide heads, and no more queries than keys"),
         (("--shape", "1,4,8,2", "--queries", 3, "--offset", 6), "expected an offset in 0..5; got 6"),

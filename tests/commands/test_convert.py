@@ -189,7 +189,6 @@ def test_nothing_is_replaced_without_force():
         (["--from", "torch", "--to", "keras"], "expected --num-heads from torch, whose arrays do not tell it; got none"),
         (["--from", "attention-core", "--to", "keras", "--num-heads", "3"], "expected no --num-heads from attention-core; got 3"),
         (["--from", "keras", "--to", "torch", "--epsilon", "1"], "expected no --epsilon from keras; got 1.0"),
-        (["--from", "keras", "--to", "torch", "--zero-attention"], "expected no --zero-attention from keras; got True"),
         (["--from", "keras", "--to", "torch", "--head-order", "tile"], "expected no --head-order from keras to torch; got 'tile'"),
         (["--from", "keras", "--to", "flax", "--head-order", "odd"], "expected repeat or tile; got 'odd'"),
         (["--from", "attention-core", "--to", "torch", "--prefix", "x"], "expected no --prefix and --drop from attention-core"),

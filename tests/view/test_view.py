@@ -72,6 +72,7 @@ def test_a_view_by_means_keeps_the_mean_of_every_block(other, at_once, monkeypat
     monkeypatch.setattr("attention_view.weights.MOST_ROWS", 20)
     monkeypatch.setattr("attention_view.weights.MOST_CODES", 2000)
     monkeypatch.setattr("attention_view.sources.SCORES_AT_ONCE", 47 * at_once)
+    monkeypatch.setattr("attention_view.codes.SMALLEST_LEVEL", 8)
     query, key = RANDOM.normal(size=(2, 1, 47, 4)).astype("float32")
     options = {"mask": Causal() & SlidingWindow(left=9) & MaskFunction(lambda b, h, q, k: q % 6 != 5)}
     options |= {"softcap": 2.0, "bias": RANDOM.normal(size=(47, 47)).astype("float32")}
@@ -80,7 +81,9 @@ def test_a_view_by_means_keeps_the_mean_of_every_block(other, at_once, monkeypat
     compared = {"other": wrong[None]} if other else {}
     made = view(Computed(query, key, **options), reduction="mean", **compared)
     expected = abs(wrong - weights) if other else weights
-    assert [level.block for level in made.maps[-1].levels] == [(3, 3)]
+    assert [level.block for level in made.maps[-1].levels] == [(3, 3), (6, 6)]
+    halves = codes_of(made.html(), -1, 1).astype(int)  # the last of which are cut off
+    assert abs(halves - encode(means_of(expected, (6, 6)), 8)).max() <= 1
     codes = codes_of(made.html(), -1).astype(int)
     assert abs(codes - encode(means_of(expected, (3, 3)), 8)).max() <= 1  # float32 against float64
     if at_once > 3 or not other:  # one query alone may round in another way than several
