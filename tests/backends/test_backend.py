@@ -89,7 +89,6 @@ def test_backend_owns_its_arrays_and_nothing_else(backend):
     assert not any(map(backend.owns, (None, 1, 1.0, [1.0], "1.0", object())))
 
 
-@pytest.mark.needs("numpy")
 @pytest.mark.parametrize(("make", "got"), [(np.ma.asarray, "a masked array"), (np.asmatrix, "a matrix")])
 @pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
 def test_arrays_that_only_look_like_plain_ones_are_refused(make, got):

@@ -145,16 +145,6 @@ def test_tensorflow_results_stay_where_its_scope_says():
 
 
 @pytest.mark.needs("torch")
-@pytest.mark.parametrize("case", CASES)
-def test_torch_computes_shapes_without_values(case):
-    backend = get_backend("torch")
-    results = attend(lambda array: backend.from_numpy(array, device="meta"), case)
-    assert all(result.is_meta for result in results)
-    assert [tuple(result.shape) for result in results] == [(2, 4, 3, 6), (2, 4, 3, 5), (2, 4, 3)]
-    assert {backend.from_numpy(QUERY).dtype} == {result.dtype for result in results}
-
-
-@pytest.mark.needs("torch")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_torch_computes_dtypes_without_values(dtype):
     backend = get_backend("torch")

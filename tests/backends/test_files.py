@@ -28,21 +28,8 @@ from attention_files.safetensors import (
     save_tree,
 )
 
-DTYPES = [
-    "float16",
-    ml_dtypes.bfloat16,
-    "float32",
-    "float64",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "bool",
-]
+DTYPES = ["float16", ml_dtypes.bfloat16, "float32", "float64", "bool"]
+DTYPES += [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
 LAYERS = [
     layers.DotProductAttention(softcap=3.0),
     layers.MultiHeadAttention(12, 3, key_channels=5, value_channels=7, query_bias=False, dropout=0.1),

@@ -14,18 +14,10 @@ import pytest
 # An adapter, written with the guide "Adding a backend" in hand.
 ADAPTER = """
 import abacus
-import numpy as np
 from abacus._array_object import Array
 from attention_core import backend as core
 from attention_core.backend import cast_to, default_scale, group_size, repeat_kv, upcast
-
-def mapped(function, tree):
-    if isinstance(tree, dict):
-        return {key: mapped(function, value) for key, value in tree.items()}
-    if isinstance(tree, (tuple, list)):
-        parts = [mapped(function, part) for part in tree]
-        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
-    return function(tree) if isinstance(tree, (np.ndarray, np.generic, Array)) else tree
+from attention_numpy.trees import as_floating, map_arrays
 
 class Kernel(core.Kernel):
     name = "abacus.attention"
@@ -38,7 +30,7 @@ class Kernel(core.Kernel):
             return "counts positions from 0"
         if call.key.size == 0:
             return "needs a key"
-        if not all(np.isfinite(x._array).all() for x in (call.query, call.key, call.value)):
+        if not all(call.xp.all(call.xp.isfinite(x)) for x in (call.query, call.key, call.value)):
             return "lets NaN behind a mask through"
         return None
 
@@ -68,13 +60,10 @@ class Backend(core.Backend):
         return ["cpu"]
 
     def from_numpy(self, tree, *, device=None, dtype=None):
-        def moved(array):
-            floating = dtype is not None and array.dtype.kind == "f"
-            return abacus.asarray(array.astype(dtype) if floating else array.copy())
-        return mapped(moved, tree)
+        return map_arrays(lambda array: abacus.asarray(as_floating(array, dtype, self.dtypes).copy()), tree)
 
     def to_numpy(self, tree):
-        return mapped(lambda array: array._array.copy(), tree)
+        return map_arrays(lambda array: array._array.copy(), tree)
 
     def to_device(self, tree, device):
         return tree

@@ -19,8 +19,6 @@ from attention_conformance.oracle.dense import answer, dense_of
 from attention_conformance.verdict.memory import too_large
 from attention_core.backend import get_backend
 
-pytestmark = pytest.mark.needs("numpy")
-
 KERNEL = """
 import os, time
 import numpy as np
@@ -194,7 +192,7 @@ FEW = (
 
 def test_after_a_crash_and_a_hang_the_run_goes_on(target, tmp_path):
     written = tmp_path / "found.json"
-    run = command(target, *FEW, "--timeout", 5, "--json", written, HABIT="abort hang")
+    run = command(target, *FEW, "--timeout", 15, "--json", written, HABIT="abort hang")
     found = subprocess.run(**run, capture_output=True, text=True, check=False)
     rows = {row["case"]: row for row in json.loads(written.read_text())["findings"]}
     verdicts = {name: row["verdict"] for name, row in rows.items()}
@@ -204,7 +202,7 @@ def test_after_a_crash_and_a_hang_the_run_goes_on(target, tmp_path):
     assert rows["shape-13x13-causal"]["detail"].startswith("its process died: SIGABRT, in line ")
     told = " ".join(found.stdout.split())
     assert "CRASHED its process died: SIGABRT, in line " in told
-    assert "shape-13x13-causal [float32] TIMED OUT no answer within 5 s, in line " in told
+    assert "shape-13x13-causal [float32] TIMED OUT no answer within 15 s, in line " in told
     assert found.returncode == 3
     assert found.stdout.splitlines()[-1] == f"0 silently wrong, 1 crashed, 1 timed out, {len(verdicts)} right"
 
@@ -433,9 +431,9 @@ def test_each_question_about_bits_is_a_line_with_its_answer(pair, tmp_path):
 
 
 def test_another_target_that_dies_hangs_or_refuses_is_told_in_a_sentence(pair):
-    rows = ("--case", "bits-batch", "--case", "bits-heads", "--timeout", "5")
+    rows = ("--case", "bits-batch", "--case", "bits-heads", "--timeout", "15")
     for name, told in (("dies_", "crashed: bits-batch float32: its process died: SIGABRT"),
-                       ("hangs_", "timed out: bits-batch float32: no answer within 5 s")):  # fmt: skip
+                       ("hangs_", "timed out: bits-batch float32: no answer within 15 s")):  # fmt: skip
         asked = command(f"{pair}attention_", "--same-bits-as", f"{pair}{name}", *rows)
         found = subprocess.run(**asked, capture_output=True, text=True, timeout=120)
         assert found.returncode == 3

@@ -29,8 +29,6 @@ from attention_core.backend import get_backend
 from attention_models.layouts import LAYOUTS
 from attention_numpy.trees import devices_of_kind
 
-pytestmark = pytest.mark.needs("numpy")
-
 
 def conformance(*arguments):
     """A short run in this process."""

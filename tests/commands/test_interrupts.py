@@ -144,13 +144,13 @@ def test_what_was_found_before_an_interrupt_is_shown_and_the_old_file_is_whole(s
 
 def test_an_interrupt_of_a_check_leaves_a_report_and_no_process(start, tmp_path):
     kernel, path = tmp_path / "kernel.py", tmp_path / "found.json"
-    kernel.write_text("import time\ndef attention(query, key, value):\n    time.sleep(60 * (query.shape[-2] == 31))\n")
+    kernel.write_text("import time\ndef attention(query, key, value):\n    time.sleep(600 * (query.shape[-2] == 31))\n")
     process = start("check", f"{kernel}:attention", "--case", "shape-*", "--json", path)
     while "first verdict" not in process.stderr.readline():
         assert process.poll() is None
     below = children_of(process.pid)
     os.killpg(process.pid, signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=120)
     assert (process.returncode, errors.splitlines()[-1]) == (130, "attention-core: interrupted")
     assert "Interrupted: the cases after these were not run." in output
     assert json.loads(path.read_text())["about"]["interrupted"] is True

@@ -9,8 +9,6 @@ import pytest
 
 from attention_workers import THREADS, Order, carried_out
 
-pytestmark = pytest.mark.needs("numpy")
-
 
 def threads(order):
     yield os.environ.get(THREADS[0])

@@ -67,33 +67,31 @@ MISTAKES = (
 OF_HEADS = {"grouped-heads": "head-order", "joined-heads": "head-order"}
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_of_porting_an_encoder_is_named(encoder, mistake):
-    from ported_models import Encoder
-
-    found = compare(encoder, Encoder(ENCODER, TREES, mistake))
-    assert found.first.name.startswith(("embeddings", "attention 0", "layers.0."))
-    assert names(found) == [mistake]
-
-
 OF_DECODERS = ["rotary-pairs", "mask-sense", "scale", "epsilon", "head-order", *OF_HEADS]
+PORTS = [
+    *(
+        ("Encoder", is_bare, each)
+        for is_bare in (False, True)
+        for each in MISTAKES
+        if not (is_bare and each == "dtype")
+    ),
+    *(("Decoder", is_bare, each) for is_bare in (False, True) for each in OF_DECODERS),
+]
 
 
-@pytest.mark.parametrize("mistake", [each for each in MISTAKES if each != "dtype"])
-def test_a_mistake_of_an_encoder_of_which_only_the_output_is_seen_is_named(encoder, mistake):
-    from ported_models import Bare, Encoder
+@pytest.mark.parametrize(("kind", "is_bare", "mistake"), PORTS)
+def test_a_mistake_of_porting_is_named(encoder, decoder, kind, is_bare, mistake):
+    """Also where only the output of a model is seen."""
+    import ported_models
 
-    found = compare(encoder, Bare(Encoder(ENCODER, TREES, mistake)))
-    assert (found.first.name, names(found)) == ("output", [mistake])
-    assert found.causes[0].says.endswith(": then all numbers are within the bound")
-
-
-@pytest.mark.parametrize("mistake", OF_DECODERS)
-def test_a_mistake_of_a_decoder_of_which_only_the_output_is_seen_is_named(decoder, mistake):
-    from ported_models import BareDecoder, Decoder
-
-    found = compare(decoder, BareDecoder(Decoder(DECODER, TREE, mistake)))
-    assert (found.first.name, names(found)) == ("output", [OF_HEADS.get(mistake, mistake)])
+    saved, made = {"Encoder": (encoder, (ENCODER, TREES)), "Decoder": (decoder, (DECODER, TREE))}[kind]
+    port = getattr(ported_models, kind)(*made, mistake)
+    bare = {"Encoder": ported_models.Bare, "Decoder": ported_models.BareDecoder}[kind]
+    found = compare(saved, bare(port) if is_bare else port)
+    assert found.first.name.startswith("output" if is_bare else ("embeddings", "attention 0", "layers.0."))
+    assert names(found) == [OF_HEADS.get(mistake, mistake)]
+    if is_bare and kind == "Encoder":
+        assert found.causes[0].says.endswith(": then all numbers are within the bound")
 
 
 @pytest.mark.parametrize("is_fused", [False, True])
@@ -115,15 +113,6 @@ def test_of_two_mistakes_the_first_is_named_and_that_it_is_not_all(encoder, mist
     heads = {"scale": "attention 1: output", "transposed": "attention 1: query"}[mistake]
     assert (found.first.name, names(found)) == (heads if is_fused else "layers.1.attention", [name])
     assert found.causes[0].says.endswith("is, and layers.1 is not within the bound")
-
-
-@pytest.mark.parametrize("mistake", OF_DECODERS)
-def test_a_mistake_of_porting_a_decoder_is_named(decoder, mistake):
-    from ported_models import Decoder
-
-    found = compare(Decoder(DECODER, TREE, mistake), decoder)
-    assert found.first.name.startswith(("attention 0", "layers.0."))
-    assert names(found) == [OF_HEADS.get(mistake, mistake)]
 
 
 def test_honest_ports_have_nothing(encoder, decoder):

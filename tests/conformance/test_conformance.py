@@ -7,8 +7,8 @@ import pytest
 
 import attention_core as ac
 from attention_conformance import CASES, check
-from attention_conformance.cases.case import exact_scores, hard, ordinary, probability
-from attention_conformance.measure.implementations import COMPILED, IMPLEMENTATIONS, SLOWEST, bound_of, in_small_blocks
+from attention_conformance.cases.case import hard, ordinary, probability
+from attention_conformance.measure.implementations import COMPILED, IMPLEMENTATIONS, SLOWEST, in_small_blocks
 from attention_conformance.own.runner import plan, run
 from attention_conformance.problem import DTYPES
 from attention_conformance.verdict.expected import Expected
@@ -139,11 +139,8 @@ def test_an_output_that_changes_when_weights_are_asked_for_is_found():
             else result
         )
 
-    assert outcomes(inclined, *names_of(6)) == {
-        "weights": True,
-        "weights-change-nothing": False,
-        "weights-change-nothing-unmasked": False,
-    }
+    got = outcomes(inclined, *names_of(6))
+    assert got == {"weights": True, "weights-change-nothing": False, "weights-change-nothing-unmasked": False}
 
 
 def test_forgetting_the_weights_is_found():
@@ -234,17 +231,6 @@ def test_bounds_are_those_that_are_stated():
         assert probability("float32", kappa) == max(6.0, 4 * (1 + kappa))
 
 
-def test_an_implementation_may_need_a_bound_of_its_own():
-    def stated(name, bound, kappa=1e4):
-        return [bound_of(name, bound, dtype, kappa) for dtype in DTYPES]
-
-    assert stated("", ordinary) == stated("dense", ordinary) == [ordinary(dtype, 1e4) for dtype in DTYPES]
-    assert stated("fused", ordinary) == [2.0, 2.0, 12.0, ordinary("float64", 1e4)]
-    assert stated("blockwise", ordinary) == [0.51, 0.51, 8.0, ordinary("float64", 1e4)]
-    assert stated("blockwise", exact_scores)[-1] == exact_scores("float64", 1e4) + 745 / 4
-    assert stated("blockwise", hard)[2] == 1e4 + 1  # a bound that is wider already stays
-
-
 def test_an_implementation_is_judged_by_a_bound_of_its_own():
     found = check(core, backend="numpy", cases=[BY_NAME["mask"]], dtypes=["float32"], implementations=IMPLEMENTATIONS)
     assert {each.implementation: each.bound for each in found} == {"dense": 6.0, "blockwise": 8.0}
@@ -284,10 +270,8 @@ def test_what_an_implementation_refuses_is_no_failure():
     cases = [BY_NAME[name] for name in ("mask", "five-leading-axes", "wide-values", "weights-change-nothing-unmasked")]
     results = {each.case: each for each in check(picky, backend=Fused(np), cases=cases, dtypes=["float32"],
                                                  implementations=["fused"])}  # fmt: skip
-    assert [(results[name].passed, results[name].refused) for name in ("mask", "wide-values")] == [
-        (None, True),
-        (True, False),
-    ]
+    got = [(results[name].passed, results[name].refused) for name in ("mask", "wide-values")]
+    assert got == [(None, True), (True, False)]
     assert results["mask"].detail == "no masks"
     unasked = results["weights-change-nothing-unmasked"]
     assert (unasked.passed, unasked.refused) == (None, False)

@@ -90,10 +90,8 @@ def test_the_command_writes_the_command_that_repeats_it(call, tmp_path):
     assert result.exit_code == 0, result.output
     document = json.loads(written.read_text())
     sha256 = document["cases"]["digest"]["sha256"]
-    assert result.stdout.splitlines() == [
-        "a call of attention, in reproducible arithmetic: 4 ways, compared with each other",
-        sha256,
-    ]
+    got = result.stdout.splitlines()
+    assert got == ["a call of attention, in reproducible arithmetic: 4 ways, compared with each other", sha256]
     assert document["cases"]["digest"]["ways"] == dict.fromkeys([*WAYS, "numpy (cpu, eager, 1 thread)"], sha256)
     words = shlex.split(document["environment"]["command"])
     assert words[:2] == ["attention-core", "digest"]

@@ -134,7 +134,6 @@ HABITS = {
 
 
 @pytest.mark.parametrize(("kernel", "habits"), HABITS.items(), ids=lambda each: getattr(each, "__name__", None))
-@pytest.mark.needs("numpy")
 def test_an_honest_kernel_is_understood_and_not_called_wrong(kernel, habits):
     subject = settled(Subject(kernel))
     assert {name: getattr(subject, name) for name in habits} == habits

@@ -12,7 +12,6 @@ from attention_conformance.hashes import published_model
 from attention_conformance.launch.libraries import devices_of
 from attention_conformance.own import language_model
 from attention_conformance.own.language_model import (
-    KNOWN,
     Known,
     LanguageModel,
     ModelError,
@@ -132,13 +131,6 @@ def test_what_is_no_language_model_is_told(path, tmp_path):
         told = refusal("conformance", *arguments, "--backend", "numpy", "--jobs", 0)
         assert "expected a whole GGUF file" in told
     assert "expected --model with a language model for --long" in refusal("conformance", "--long")
-
-
-def test_prompts_that_are_known_have_different_lengths():
-    (known,) = KNOWN.values()
-    assert len(known.prompts) == 8
-    assert len({len(each) for each in known.prompts}) > 4
-    assert known.question[-1] not in known.answer
 
 
 def test_a_long_run_compiles_and_takes_all_types(path):

@@ -18,8 +18,6 @@ from attention_conformance.oracle.positions import allowed
 from attention_conformance.oracle.ulps import spacing, worst_error
 from attention_conformance.problem import Problem, Rule, Seed, array, rounded
 
-pytestmark = pytest.mark.needs("numpy")
-
 EVERYTHING = {"return_weights": True, "return_logsumexp": True}
 
 

@@ -8,7 +8,6 @@ import pytest
 import attention_conformance.pytest_cases  # noqa: F401 (once for all runs of pytest in this process)
 
 pytest_plugins = ["pytester"]
-pytestmark = pytest.mark.needs("numpy")
 
 KERNEL = """
 import numpy as np

@@ -75,12 +75,8 @@ def test_ranks_answer_the_cases_of_the_kit(shared, size, strategy, split, count)
 
 @pytest.mark.needs("numpy")
 def test_each_property_of_ranks_has_cases_that_subjects_are_asked(backend):
-    assert list(PROPERTIES) == [
-        "shards = whole",
-        "gradients of shards",
-        "merging in any order",
-        "an empty shard is neutral",
-    ]
+    got = list(PROPERTIES)
+    assert got == ["shards = whole", "gradients of shards", "merging in any order", "an empty shard is neutral"]
     for name, patterns in PROPERTIES.items():
         for pattern in patterns:
             assert subject_cases([pattern]), name

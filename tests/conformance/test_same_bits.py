@@ -151,11 +151,8 @@ def test_the_cause_is_that_which_explains_every_bit(name):
     first, second, cause, says = PAIRS[name]
     row = "subnormal" if "flush" in second else "whole"
     (found,) = rows(planted(**first), planted(**second), row).values()
-    assert (found.verdict, found.variant, found.says) == (
-        "other bits",
-        f"other-{cause}",
-        f"{says}; this explains every bit",
-    )
+    got = (found.verdict, found.variant, found.says)
+    assert got == ("other bits", f"other-{cause}", f"{says}; this explains every bit")
 
 
 def test_what_no_way_explains_has_no_cause():

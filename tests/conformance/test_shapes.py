@@ -91,14 +91,12 @@ def test_a_name_tells_all_of_a_shape_and_makes_the_same_case():
 
 
 @pytest.mark.parametrize(("fault", "case"), FORMULA.items())
-@pytest.mark.needs("numpy")
 def test_a_fault_of_a_corner_is_caught(fault, case):
     verdicts = [found(Subject(formula(each), **TAKES), case)[case].verdict for each in ("", fault)]
     assert verdicts[0] == "right"
     assert verdicts[1] in ("silently wrong", "visibly wrong")
 
 
-@pytest.mark.needs("numpy")
 def test_a_few_cases_are_run_in_the_other_types_unless_dtypes_are_asked_for():
     def asked(**job):
         dtypes = ("float16", "bfloat16", "float32", "float64")

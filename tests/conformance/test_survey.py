@@ -16,11 +16,9 @@ from attention_conformance.kernel.target import load_object
 from attention_conformance.measure.catalogue import SUBJECT_CASES
 from attention_conformance.measure.finding import VERDICTS
 from survey import presets as surveyed
-from survey.check import RED, _causes, reproducer
-from survey.page import details, joined, page, written
+from survey.check import RED, reproducer
+from survey.page import page, written
 from survey.rows import PROPERTIES, ROWS, findings_of, property_of, read_remarks, remark_of
-
-pytestmark = pytest.mark.needs("numpy")
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -40,33 +38,6 @@ def test_every_case_has_a_column_and_every_row_a_preset():
 def test_the_page_is_that_of_the_json(rows):
     assert (DOCS / "survey.md").read_text(encoding="utf-8") == page(rows)
     assert (DOCS / "survey.json").read_text(encoding="utf-8") == written(rows)
-
-
-def test_what_stands_behind_a_row_is_printed(rows):
-    whole = details(rows)
-    assert [line[2:] for line in whole.splitlines() if line.startswith("# ")] == [row.name for row in ROWS]
-    one = details(rows, [ROWS[0].name])
-    assert whole.startswith(one)
-    assert "- *called*: torch " in one
-
-
-def test_a_row_that_was_not_checked_again_stays_as_it_was(rows, tmp_path):
-    first, second = rows[:2]
-    (tmp_path / "rows").mkdir()
-    (tmp_path / "rows" / f"{first['subject']}.json").write_text(json.dumps({**first, "date": "2030-01-01"}))
-    found = joined(tmp_path, rows)
-    assert len(found) == len(rows)
-    assert (found[0]["date"], found[1]) == ("2030-01-01", second)
-
-
-def test_findings_of_one_cause_are_kept_once_and_read_apart():
-    cases = (("masked-nan-value", "float32"), ("masked-inf-value", "float32"), ("masked-nan-value", "float16"))
-    said = {"verdict": "silently wrong", "detail": "output"}
-    found = [{"case": case, "dtype": dtype, **said} for case, dtype in cases]
-    other = {"case": "empty-row-mask", "dtype": "float32", "verdict": "visibly wrong", "detail": "weights"}
-    causes = _causes([*found, other], ROWS[0])
-    assert [cause["verdict"] for cause in causes] == ["silently wrong", "visibly wrong"]
-    assert findings_of({"findings": causes}) == [*found, other]
 
 
 def test_the_json_has_thirty_rows_whose_red_cells_were_seen_twice(rows):

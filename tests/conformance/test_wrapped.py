@@ -153,7 +153,6 @@ def seen_through(wrapper, backend):
 
 
 @pytest.mark.parametrize("kind", NUMPY)
-@pytest.mark.needs("numpy")
 def test_planted_faults_are_seen_through_a_wrapper(kind):
     assert seen_through(of_numpy(kind), "numpy") == []
 
@@ -170,7 +169,6 @@ def test_a_library_that_no_module_tells_is_found_by_calls():
     assert settled(Subject(of_torch()["wrapped module"])).backend == "torch"
 
 
-@pytest.mark.needs("numpy")
 def test_causality_is_told_to_a_call_that_is_causal_or_has_it_by_default():
     """A layer of Keras takes no mask with another keyword where its call has ``**kwargs``."""
 
@@ -187,7 +185,6 @@ def test_causality_is_told_to_a_call_that_is_causal_or_has_it_by_default():
         assert {each.verdict for each in found(subject, *HONEST).values()} <= {"right", "refused"}
 
 
-@pytest.mark.needs("numpy")
 def test_a_parameter_that_is_not_understood_is_told_and_makes_a_strict_run_fail():
     def attention(query, key, value, key_padding_mask=None, *, sliding_window=None):
         return planted.attention(query, key, value)
@@ -234,7 +231,6 @@ def packed_alike(q, k, v, cu_seqlens):
     return packed(q, k, v, cu_seqlens, cu_seqlens, 0, 0)
 
 
-@pytest.mark.needs("numpy")
 @pytest.mark.parametrize(
     ("kernel", "facts", "cases"),
     [
@@ -256,7 +252,6 @@ def test_masks_of_keys_lengths_and_packed_sequences_are_understood(kernel, facts
     assert ran.returncode == 0, ran.stderr
 
 
-@pytest.mark.needs("numpy")
 def test_what_lengths_and_packed_sequences_do_not_say_is_refused():
     arrays = [np.ones((1, 1, rows, 4), np.float32) for rows in (2, 3, 3)]
     with pytest.raises(NotImplementedError, match="expected a mask of the first keys"):
@@ -265,7 +260,6 @@ def test_what_lengths_and_packed_sequences_do_not_say_is_refused():
         unpacked(packed_alike, "cu_seqlens")(*(np.swapaxes(each, 1, 2) for each in arrays))
 
 
-@pytest.mark.needs("numpy")
 def test_a_mask_of_other_axes_is_not_understood_unless_there_is_said_to_be_none():
     def of_keys(query, key, value, mask=None):
         assert mask is None or mask.ndim == 2
@@ -276,7 +270,6 @@ def test_a_mask_of_other_axes_is_not_understood_unless_there_is_said_to_be_none(
     assert surprises(settled(Subject(of_keys, mask="none")).declared, ("mask",)) == []
 
 
-@pytest.mark.needs("numpy")
 def test_a_wrapper_that_swallows_all_keywords_is_asked_for_what_is_declared_and_judged():
     def attention(query, key, value, **kwargs):
         return planted.attention(query, key, value)
@@ -285,13 +278,10 @@ def test_a_wrapper_that_swallows_all_keywords_is_asked_for_what_is_declared_and_
     subject = settled(Subject(attention, mask="keep", causal="top-left"))
     assert (subject.mask_name, subject.causal_name) == ("attn_mask", "is_causal")
     told = found(subject, "mask", "shape-13x13-causal")
-    assert {name: each.variant for name, each in told.items()} == {
-        "mask": "no-mask",
-        "shape-13x13-causal": "no-causality",
-    }
+    got = {name: each.variant for name, each in told.items()}
+    assert got == {"mask": "no-mask", "shape-13x13-causal": "no-causality"}
 
 
-@pytest.mark.needs("numpy")
 def test_a_declared_mask_without_a_keyword_is_refused_before_any_case(tmp_path):
     kernel = tmp_path / "maskless_kernel.py"
     kernel.write_text("def attention(query, key, value, m=None):\n    return value.copy()\n")
@@ -307,7 +297,6 @@ def test_a_declared_mask_without_a_keyword_is_refused_before_any_case(tmp_path):
     assert (exit_status(findings), exit_status(findings, strict=True)) == (4, 1)
 
 
-@pytest.mark.needs("numpy")
 def test_layers_with_a_method_call_tell_its_parameters():
     class Layer:
         def __call__(self, *args, **kwargs):
@@ -324,7 +313,6 @@ def test_layers_with_a_method_call_tell_its_parameters():
     assert not is_open
 
 
-@pytest.mark.needs("numpy")
 def test_a_crash_is_a_failure_of_its_own():
     finding = found(Subject(planted.attention), "shape-1x1-d16-plain")["shape-1x1-d16-plain"]
     assert (exit_status([finding]), exit_status([finding, replace(finding, verdict="crashed")])) == (0, 3)

@@ -4,6 +4,7 @@ import importlib
 
 import numpy as np
 import pytest
+from backend_helpers import imported
 from tracing_helpers import (
     CASES,
     SEED,
@@ -29,14 +30,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def jax():
-    return importlib.import_module("jax")
-
-
-@pytest.fixture(scope="module")
-def tf():
-    return importlib.import_module("tensorflow")
+jax, tf = imported("jax"), imported("tensorflow")
 
 
 @pytest.fixture

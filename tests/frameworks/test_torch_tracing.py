@@ -28,7 +28,7 @@ from tracing_helpers import (
 import attention_core as ac
 from attention_core._arithmetic import ARITHMETICS
 from attention_core._arithmetic.angles import Rotation
-from attention_core._backend import _find, _steps
+from attention_core._backend import _steps
 from attention_core.backend import get_backend
 from attention_models import Decoder, generate
 
@@ -206,16 +206,6 @@ def test_one_array_that_a_program_made_may_be_both_key_and_value(torch):
         return ac.scaled_dot_product_attention(x, made, made, arithmetic="reproducible")
 
     assert torch.equal(torch.compile(attend, fullgraph=True, backend="eager")(x), attend(x))
-
-
-def test_a_class_of_another_library_keeps_its_backend(torch, monkeypatch):
-    kind = type("Own", (torch.Tensor,), {"__module__": "numpy.elsewhere"})
-    monkeypatch.setattr(_find, "_backends", {})
-    _find._learn(torch.Tensor)
-    assert _find._backends[torch.nn.Parameter] is get_backend("torch")
-    assert kind not in _find._backends
-    _find._learn(kind)
-    assert _find._backends[kind] is get_backend("numpy")
 
 
 def test_torch_compile_with_open_lengths_compiles_once(torch):

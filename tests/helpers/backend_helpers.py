@@ -35,6 +35,11 @@ def assert_same_bits(actual: np.ndarray, expected: np.ndarray) -> None:
     assert actual.tobytes() == expected.tobytes()
 
 
+def imported(name):
+    """A fixture that is a module."""
+    return pytest.fixture(scope="module")(lambda: importlib.import_module(name))
+
+
 def peer(name):
     """A library to compare with: required where ATTENTION_CORE_PEERS asks for it."""
     return importlib.import_module(name) if os.environ.get("ATTENTION_CORE_PEERS") == "1" else pytest.importorskip(name)

@@ -8,7 +8,6 @@ AGREEMENT = {
     "torch.nn.MultiheadAttention": 1e-14,
     "torch.nn.TransformerEncoderLayer": 1e-14,
     "torch.nn.TransformerDecoderLayer": 1e-14,
-    "transformers BartDecoderLayer, WhisperDecoderLayer": 1e-14,
     "transformers BertLayer, BertEmbeddings, BertModel": 1e-14,
     "equinox.nn.MultiheadAttention": 1e-14,
     "flax.nnx.MultiHeadAttention(sow_weights=True)": 1e-14,

@@ -6,6 +6,7 @@
 import importlib
 
 import pytest
+from backend_helpers import imported
 from conversion_helpers import agree, perturbed, same, same_layer, state, there_and_back
 from pairwise import covering
 
@@ -15,20 +16,8 @@ from attention_models.layouts import LAYOUTS, LayoutError
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 
-@pytest.fixture(scope="module")
-def torch():
-    return importlib.import_module("torch")
-
-
-@pytest.fixture(scope="module")
-def of_torch(torch):
-    return importlib.import_module("attention_models.torch.conversion")
-
-
-@pytest.fixture(scope="module")
-def bert(torch):
-    return importlib.import_module("transformers.models.bert.modeling_bert")
-
+torch, of_torch = imported("torch"), imported("attention_models.torch.conversion")
+bert = imported("transformers.models.bert.modeling_bert")
 
 OPTIONS = covering((None, 10), (None, 14), *[(True, False)] * 3)
 
@@ -147,47 +136,6 @@ def test_decoder_layer_of_torch(torch, of_torch, rng, norm_first, activation, bi
         agree(back(x, memory, **causal, **masks).detach(), expected, "torch.nn.TransformerDecoderLayer")
 
 
-@pytest.mark.needs("torch", "transformers")
-@pytest.mark.parametrize("family", ["Bart", "Whisper"])
-def test_decoder_layer_of_encoder_decoder_models(torch, rng, family):
-    """By hand, as no layout reads them: BART normalizes after its branches, Whisper before; Whisper's key has no bias."""
-    transformers = importlib.import_module("transformers")
-    home = importlib.import_module(f"transformers.models.{family.lower()}.modeling_{family.lower()}")
-    sizes = {"d_model": 12, "decoder_attention_heads": 3, "decoder_ffn_dim": 20, "attn_implementation": "eager"}
-    config = getattr(transformers, f"{family}Config")(**sizes)
-    theirs = perturbed(torch, getattr(home, f"{family}DecoderLayer")(config, layer_idx=0).double())
-    attention_torch = importlib.import_module("attention_torch")
-    ours = attention_torch.DecoderLayer(
-        12, 3, 20, norm="layer", norm_first=family == "Whisper", gated=False, activation="gelu", epsilon=1e-5,
-        attention_bias=True, feed_forward_bias=True, rotary_base=None, memory_channels=12, dtype=torch.float64,
-    ).eval()  # fmt: skip
-    names = {
-        "self_attn": "attention", "encoder_attn": "cross_attention", "self_attn_layer_norm": "attention_norm",
-        "encoder_attn_layer_norm": "cross_attention_norm", "final_layer_norm": "feed_forward_norm",
-        "fc1": "feed_forward.expand", "fc2": "feed_forward.contract",
-        "q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output",
-    }  # fmt: skip
-    arrays = {name: torch.zeros_like(tensor) for name, tensor in ours.state_dict().items()}
-    for name, tensor in theirs.state_dict().items():
-        *path, field = name.split(".")
-        field = {"weight": "scale", "bias": "offset"}[field] if "norm" in name else field
-        arrays[".".join([*(names[each] for each in path), field])] = tensor.mT if tensor.ndim == 2 else tensor
-    ours.load_state_dict(arrays)
-    x, memory = (torch.from_numpy(rng.standard_normal((2, length, 12))) for length in (5, 7))
-    later = torch.zeros(5, 5, dtype=torch.float64).masked_fill(
-        ~torch.tril(torch.ones(5, 5, dtype=torch.bool)), -torch.inf
-    )
-    options = {"attention_mask": later[None, None], "encoder_hidden_states": memory}
-    result = theirs(x, **options)
-    expected = result if torch.is_tensor(result) else result[0]
-    agree(ours(x, memory=memory).detach(), expected.detach(), "transformers BartDecoderLayer, WhisperDecoderLayer")
-    cache, parts = ours.empty_cache((2,), 5), []
-    for first, last in ((0, 2), (2, 3), (3, 5)):
-        part, cache = ours(x[:, first:last], memory=memory, cache=cache)
-        parts.append(part.detach())
-    agree(torch.cat(parts, 1), expected.detach(), "transformers BartDecoderLayer, WhisperDecoderLayer")
-
-
 @pytest.mark.needs("torch")
 @pytest.mark.parametrize("kind", ["TransformerEncoderLayer", "TransformerDecoderLayer"])
 def test_dropout_inside_of_a_feed_forward_is_left_out_of_evaluation_with_a_warning(torch, of_torch, rng, kind):
@@ -257,6 +205,14 @@ def config(bert, **more):
     return bert.BertConfig(**sizes, max_position_embeddings=9, attn_implementation="eager", **more)
 
 
+def encoded(layers, ids, key_mask=None, **options):
+    """The output of a whole BERT."""
+    x = layers[0](ids, **options)
+    for layer in layers[1:]:
+        x = layer(x, key_mask=key_mask)
+    return x
+
+
 @pytest.mark.needs("torch", "transformers")
 def test_bert(torch, of_torch, bert, rng):
     theirs = perturbed(torch, bert.BertModel(config(bert), add_pooling_layer=False).double())
@@ -268,9 +224,7 @@ def test_bert(torch, of_torch, bert, rng):
         same_layer(layer, again)
     tokens, segments = (torch.from_numpy(rng.integers(0, most, (2, 7))) for most in (31, 2))
     attended = torch.tensor([[1] * 7, [1] * 4 + [0] * 3])
-    x = embeddings(tokens, segment_ids=segments)
-    for layer in encoder:
-        x = layer(x, key_mask=attended.bool())
+    x = encoded(ours, tokens, segment_ids=segments, key_mask=attended.bool())
     for module in (theirs, back):
         expected = module(input_ids=tokens, token_type_ids=segments, attention_mask=attended).last_hidden_state
         agree(x.detach(), expected.detach(), "transformers BertLayer, BertEmbeddings, BertModel")
@@ -291,18 +245,13 @@ def test_relatives_of_bert_count_positions_from_behind_padding(family, segments,
         ours = of_torch.from_module(theirs)
     ids = torch.from_numpy(rng.integers(2, 31, (2, 5)))
     ids[0, :2] = 2
-    expected, x = theirs(ids).last_hidden_state, ids
-    for layer in ours:
-        x = layer(x)
+    expected, x = theirs(ids).last_hidden_state, encoded(ours, ids)
     agree(x.detach(), expected.detach(), "transformers BertLayer, BertEmbeddings, BertModel")
     ids[0, :2] = 1  # padding on the left, where positions count tokens alone
     kept = ids != 1
-    x, wanted = ours[0](ids, position_ids=kept.cumsum(-1).clamp(min=1) - 1), theirs(ids, attention_mask=kept.long())
-    for layer in ours[1:]:
-        x = layer(x, key_mask=kept)
-    agree(
-        x[kept].detach(), wanted.last_hidden_state[kept].detach(), "transformers BertLayer, BertEmbeddings, BertModel"
-    )
+    x = encoded(ours, ids, position_ids=kept.cumsum(-1).clamp(min=1) - 1, key_mask=kept)[kept]
+    wanted = theirs(ids, attention_mask=kept.long()).last_hidden_state[kept]
+    agree(x.detach(), wanted.detach(), "transformers BertLayer, BertEmbeddings, BertModel")
     ids[0, :2] = 2
     arrays = {f"roberta.{name}": each for name, each in state(theirs).items() if "pooler" not in name}
     definitions, _ = LAYOUTS["bert"].read(arrays, num_heads=3, epsilon=settings.layer_norm_eps, dropout=0.1)
@@ -313,17 +262,6 @@ def test_relatives_of_bert_count_positions_from_behind_padding(family, segments,
         of_torch.to_module(ours, kind)
 
 
-@pytest.mark.needs("torch", "transformers")
-@pytest.mark.parametrize("width", [3, 8, 32, 64])
-def test_berts_of_any_head_size(width, torch, of_torch, bert, rng):
-    """Their scale is rounded in another way than ours for most of them."""
-    theirs = perturbed(torch, bert.BertLayer(config(bert, hidden_size=3 * width)).double())
-    ours, x = of_torch.from_module(theirs), torch.from_numpy(rng.standard_normal((2, 5, 3 * width)))
-    found = theirs(x)
-    found = found[0] if isinstance(found, tuple) else found
-    agree(ours(x).detach(), found.detach(), "transformers BertLayer, BertEmbeddings, BertModel")
-
-
 @pytest.mark.needs("torch")
 @pytest.mark.parametrize("trained", [False, True])
 def test_what_is_frozen_stays_so(trained, torch, of_torch):
@@ -332,9 +270,12 @@ def test_what_is_frozen_stays_so(trained, torch, of_torch):
 
 
 @pytest.mark.needs("torch", "transformers")
-def test_parts_of_bert(torch, of_torch, bert, rng):
-    x = torch.from_numpy(rng.standard_normal((2, 5, 12)))
-    theirs = perturbed(torch, bert.BertLayer(config(bert, layer_norm_eps=1e-7)).double())
+@pytest.mark.parametrize("width", [3, 4, 8, 32, 64])
+def test_parts_of_bert(width, torch, of_torch, bert, rng):
+    """Their scale is rounded in another way than ours for most widths of heads."""
+    x = torch.from_numpy(rng.standard_normal((2, 5, 3 * width)))
+    sizes = config(bert, layer_norm_eps=1e-7, hidden_size=3 * width)
+    theirs = perturbed(torch, bert.BertLayer(sizes).double())
     ours, back = there_and_back(of_torch, theirs, state)
     assert (ours.definition.epsilon, ours.definition.dropout) == (1e-7, 0.1)
     for module in (theirs, back):

@@ -5,7 +5,8 @@ import itertools
 
 import numpy as np
 import pytest
-from conversion_helpers import agree, perturbed, same, state, there_and_back, weights
+from backend_helpers import imported
+from conversion_helpers import agree, same, there_and_back, weights
 
 from attention_core import layers
 from attention_core.parameters import Linear, MultiHeadAttention
@@ -15,39 +16,9 @@ from attention_models.layouts import LayoutError, from_flax, to_flax
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 
-@pytest.fixture(scope="module")
-def torch():
-    return importlib.import_module("torch")
-
-
-@pytest.fixture(scope="module")
-def of_torch(torch):
-    return importlib.import_module("attention_models.torch.conversion")
-
-
-@pytest.fixture(scope="module")
-def keras():
-    return importlib.import_module("keras")
-
-
-@pytest.fixture(scope="module")
-def of_keras(keras):
-    return importlib.import_module("attention_models.keras.conversion")
-
-
-@pytest.fixture(scope="module")
-def nnx():
-    return importlib.import_module("flax.nnx")
-
-
-@pytest.fixture(scope="module")
-def equinox():
-    return importlib.import_module("equinox")
-
-
-@pytest.fixture(scope="module")
-def of_jax():
-    return importlib.import_module("attention_models.jax.conversion")
+torch, of_torch = imported("torch"), imported("attention_models.torch.conversion")
+keras, of_keras = imported("keras"), imported("attention_models.keras.conversion")
+nnx, equinox, of_jax = imported("flax.nnx"), imported("equinox"), imported("attention_models.jax.conversion")
 
 
 class Keras:
@@ -284,48 +255,6 @@ def test_modules_of_other_classes_are_told_in_jax(nnx, equinox, of_jax):
             of_jax.from_module(module)
         with pytest.raises(TypeError, match=r"expected a module out of flax.nnx.MultiHeadAttention, equinox.*; got"):
             of_jax.to_module(ours, type(module))
-
-
-@pytest.mark.needs("torch", "tensorflow", "jax", "flax", "equinox")
-def test_a_module_of_one_framework_is_one_of_every_other(torch, of_torch, keras, of_keras, nnx, equinox, of_jax, rng):
-    """Over NumPy and back again: the bits of `torch.nn.MultiheadAttention` stay."""
-    import attention_jax
-    import attention_keras
-    import attention_torch
-
-    theirs = perturbed(torch, torch.nn.MultiheadAttention(12, 3, batch_first=True, dtype=torch.float64))
-    layer = of_torch.from_module(theirs)
-    x = rng.standard_normal((5, 12))
-    expected = theirs(*[torch.from_numpy(x)[None]] * 3)[0].detach()[0]
-
-    in_keras = attention_keras.MultiHeadAttention.from_numpy(layer.definition, *layer.to_numpy())
-    module = of_keras.to_module(in_keras, keras.layers.MultiHeadAttention)
-    agree(np.asarray(module(x[None], x[None]))[0], expected, "keras.layers.*, 1/√key_dim exact in float32")
-
-    in_jax = attention_jax.Layer.from_numpy(layer.definition, *of_keras.from_module(module).to_numpy())
-    in_flax = of_jax.to_module(in_jax, nnx.MultiHeadAttention)
-    agree(in_flax(x[None], sow_weights=True)[0], expected, "flax.nnx.MultiHeadAttention(sow_weights=True)")
-
-    last = of_jax.to_module(of_jax.from_module(in_flax), equinox.nn.MultiheadAttention)
-    agree(last(x, x, x), expected, "equinox.nn.MultiheadAttention")
-    home = attention_torch.Layer.from_numpy(layer.definition, *of_jax.from_module(last).to_numpy())
-    same(state(of_torch.to_module(home, torch.nn.MultiheadAttention)), state(theirs))
-
-
-@pytest.mark.needs("torch", "tensorflow", "jax", "flax")
-def test_settings_without_a_place_are_named_by_every_framework(torch, of_torch, keras, of_keras, nnx, of_jax):
-    import attention_jax
-    import attention_keras
-    import attention_torch
-
-    options = {"channels": 8, "num_heads": 2, "softcap": 3.0}
-    for layer, convert, kind in (
-        (attention_torch.MultiHeadAttention(**options), of_torch.to_module, torch.nn.MultiheadAttention),
-        (attention_keras.MultiHeadAttention(**options), of_keras.to_module, keras.layers.MultiHeadAttention),
-        (attention_jax.MultiHeadAttention.init(0, **options), of_jax.to_module, nnx.MultiHeadAttention),
-    ):
-        with pytest.raises(LayoutError, match=r"expected softcap None for .*; got 3.0"):
-            convert(layer, kind)
 
 
 @pytest.mark.needs("torch")

@@ -173,13 +173,7 @@ def test_what_is_no_such_model_is_refused():
     arrays = layouts.to_causal_lm(d, d.init(0, xp=np))
     read = layouts.from_causal_lm
     assert layers.named_arrays(read(arrays, config=TINY)[1])["layers.0.feed_forward.contract.weight"].shape == (6, 4)
-    norm = "model.layers.0.input_layernorm.weight"
     cases = [
-        (arrays | {norm: None}, TINY, f"expected {norm} of transformers.AutoModelForCausalLM"),
-        ({k: a for k, a in arrays.items() if k != norm}, TINY, f"expected {norm} of transformers.AutoModelForCausalLM; got no such array"),
-        (arrays | {"model.extra": np.ones(1)}, TINY, "expected nothing else of transformers.AutoModelForCausalLM; got model.extra"),
-        (arrays | {norm: np.ones(3)}, TINY, rf"expected {norm} (4,) of transformers.AutoModelForCausalLM; got (3,)"),
-        (arrays, TINY | {"model_type": "bloom"}, "expected a model_type out of llama, mistral, qwen2, qwen3, gemma, gemma2, phi3; got 'bloom'"),
         (arrays, TINY | {"rope_scaling": {"rope_type": "dynamic"}}, f"expected rotary positions of {OF} of a type out of default, linear, llama3, yarn, longrope; got 'dynamic'"),
         (arrays, TINY | {"rope_scaling": {"rope_type": "linear"}}, f"expected factor of rotary positions of type linear of {OF}; got none"),
         (arrays, TINY | {"rope_scaling": LONG}, f"expected rotary positions of {OF} that no length of a text changes; got a long_factor other than the short_factor"),

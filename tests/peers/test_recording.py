@@ -35,19 +35,12 @@ def of_nnx():
     return lambda: np.asarray(second(first(importlib.import_module("jax").numpy.asarray(X))))
 
 
-def of_keras():
-    keras, layers = importlib.import_module("keras"), importlib.import_module("attention_keras")
-    model = keras.Sequential([layers.EncoderLayer(8, 2, 12, seed=seed) for seed in (0, 1)])
-    return lambda: keras.ops.convert_to_numpy(model(X))
-
-
 @pytest.mark.parametrize(
     "make",
     [
         pytest.param(of_torch, marks=pytest.mark.needs("torch")),
         pytest.param(of_transformers, marks=pytest.mark.needs("torch", "transformers")),
         pytest.param(of_nnx, marks=pytest.mark.needs("jax", "flax")),
-        pytest.param(of_keras, marks=pytest.mark.needs("keras", "tensorflow")),
     ],
 )
 def test_a_recorded_model_computes_the_same_bits(make):

@@ -10,8 +10,6 @@ from attention_core.weights import attention_weights
 from attention_view import Computed, view
 from attention_view.codes import decode
 
-pytestmark = pytest.mark.needs("numpy")
-
 RANDOM = np.random.default_rng(0)
 
 

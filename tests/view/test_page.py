@@ -1,6 +1,5 @@
 """The page of the viewer in a browser: opened from a file, without network, by pointer and by keyboard."""
 
-import re
 import shutil
 
 import numpy as np
@@ -10,8 +9,6 @@ from attention_core.masks import Causal, SlidingWindow
 from attention_view import View, view, view_mask
 from attention_view.codes import Details, encode, levels_of
 from attention_view.model import Map, Part, Show
-
-pytestmark = pytest.mark.needs("numpy")
 
 RANDOM = np.random.default_rng(0)
 
@@ -191,36 +188,6 @@ def test_blocks_that_are_kept_show_each_weight_when_zoomed_in(opened):
     assert shown[1][3] == 0  # 0 within the block is hatched
     page.mouse.click(*(canvas.bounding_box()[side] + at * size for side, at in (("x", 20), ("y", 1))))
     assert "query 1 → key 20: weight 9.7e-4 · largest of 16 × 16" in readout(page)
-
-
-def test_layers_of_other_lengths_have_their_own_tokens_and_map(opened):
-    layers = [RANDOM.dirichlet(np.ones(n), size=(1, m)) for m, n in ((4, 4), (3, 4))]
-    page = opened(view(layers, tokens=list("xyz"), key_tokens=list("abcd")))
-    assert page.locator("#layer option").all_text_contents() == ["0: 4 × 4", "1: 3 × 4"]
-    page.locator("#map").focus()
-    for _ in range(3):
-        page.keyboard.press("ArrowDown")
-    assert "query 3 “d” → key 0 “a”" in readout(page)
-    page.locator("#layer").select_option("1")
-    assert f"query 2 “z” → key 0 “a”: weight {layers[1][0, 2, 0]:.2g}"[:-1] in readout(page)
-    assert page.locator('#lines g[data-side="0"] text').all_text_contents() == list("xyz")
-    size = page.locator("#map").bounding_box()
-    assert size["height"] / size["width"] == pytest.approx(3 / 4, abs=0.02)
-
-
-def test_queries_that_are_kept_are_reached_by_click_and_arrow_keys(opened):
-    weights = RANDOM.dirichlet(np.ones(4), size=(1, 3))
-    page = opened(view(weights, image=np.full((8, 8), 0.5), grid=(8, 8), query=[(1, 6), (4, 2), (7, 1)]))
-    query = page.locator("#query")
-    assert "query at row 1, column 6" in readout(page)
-    box = query.bounding_box()
-    query.click(position={"x": box["width"] * 0.3, "y": box["height"] * 0.6})
-    assert "query at row 4, column 2" in query.get_attribute("aria-label")
-    found = []
-    for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
-        page.keyboard.press(key)
-        found.append(re.search(r"row \d, column \d", readout(page))[0])
-    assert found == ["row 7, column 1", "row 7, column 1", "row 4, column 2"]
 
 
 def test_everything_is_reached_by_keyboard_and_fits_on_a_telephone(opened):

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from backend_helpers import imported
 
 import attention_core as ac
 from attention_core.backend import Call, get_backend
@@ -13,11 +14,7 @@ B, H, G, M, N, D = 1, 4, 2, 8, 9, 16
 SHAPES = (B, H, M, D), (B, G, N, D), (B, G, N, D)
 
 
-@pytest.fixture
-def jax():
-    import jax
-
-    return jax
+jax = imported("jax")
 
 
 @pytest.fixture

@@ -53,18 +53,6 @@ def test_attention_is_that_of_arguments_in_the_dtype_of_autocast(dtype, options)
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["dense", "blockwise", "reproducible"])
-def test_the_output_has_the_accuracy_of_its_dtype(name, dtype):
-    x = drawn(2, 3, 40, 8)
-    with autocast(dtype):
-        found = ac.scaled_dot_product_attention(x, x, x, **CALLS[name]).double()
-    wide = x.to(dtype).double()
-    weights = torch.softmax(wide @ wide.mT / 8**0.5, dim=-1)
-    unit = torch.exp2(torch.floor(torch.log2(weights @ wide.abs()))) * torch.finfo(dtype).eps
-    assert ((found - weights @ wide).abs() / unit).max() <= 0.51
-
-
 def test_gradients_are_of_the_dtype_of_the_arguments(options):
     x, low = drawn(2, 3, 40, 8).requires_grad_(), drawn(2, 3, 40, 8).bfloat16().requires_grad_()
     with autocast():
@@ -145,10 +133,3 @@ def test_what_is_not_lowered_is_computed_as_outside():
         with autocast():
             found = call()
         assert torch.equal(found, call())
-
-
-def test_a_bias_of_numpy_is_a_constant():
-    x, bias = drawn(2, 3, 40, 8), np.linspace(-1, 1, 40, dtype=np.float32)
-    with autocast():
-        found = ac.scaled_dot_product_attention(x, x, x, bias=bias)
-        assert torch.equal(found, ac.scaled_dot_product_attention(x.bfloat16(), x.bfloat16(), x.bfloat16(), bias=bias))

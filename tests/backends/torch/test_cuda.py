@@ -35,15 +35,11 @@ def options_on_gpu(torch, name, sizes, dtype):
     return options_of(name, sizes, put)
 
 
-def results(torch, arrays, options, d_output=None):
+def results(torch, arrays, options):
     """Output and gradients."""
     leaves = [x.detach().requires_grad_() for x in arrays]
     output = ac.scaled_dot_product_attention(*leaves, **options)
-    d_output = (
-        torch.linspace(-1, 1, output.numel(), dtype=output.dtype, device=output.device).reshape(output.shape)
-        if d_output is None
-        else d_output
-    )
+    d_output = torch.linspace(-1, 1, output.numel(), dtype=output.dtype, device=output.device).reshape(output.shape)
     return [x.detach() for x in (output, *torch.autograd.grad(output, leaves, d_output))]
 
 
@@ -135,16 +131,12 @@ def test_few_queries_that_share_key_heads(name, dtype, torch):
     dtype = getattr(torch, dtype)
     query = torch.randn(2, 8, 1, 64, device="cuda").to(dtype)
     key, value = (torch.randn(2, 2, 300, 64, device="cuda").to(dtype) for _ in range(2))
-    options = (
-        {}
-        if name == "plain"
-        else {"is_causal": True}
-        if name == "causal"
-        else {
-            "lengths": {"mask": ac.KeyLengths(torch.tensor([0, 133], device="cuda"))},
-            "array": {"mask": torch.arange(300, device="cuda") % 3 > 0},
-        }[name]
-    )
+    options = {
+        "plain": {},
+        "causal": {"is_causal": True},
+        "lengths": {"mask": ac.KeyLengths(torch.tensor([0, 133], device="cuda"))},
+        "array": {"mask": torch.arange(300, device="cuda") % 3 > 0},
+    }[name]
     with torch.no_grad():
         found = ac.scaled_dot_product_attention(query, key, value, **options)
         wide = [x.float() for x in (query, key, value)]

@@ -336,26 +336,12 @@ def test_layer_compiles_as_one_graph_and_draws_anew(name, layer):
     torch.testing.assert_close(compiled.eval()(*inputs), layer(*inputs))
 
 
-def test_default_compiler_draws_anew_too():
-    layer, x = layer_of("FeedForward"), torch.ones(2, 3, 5)
-    compiled = torch.compile(layer, fullgraph=True)
-    assert not torch.equal(compiled(x), compiled(x))
-
-
 @pytest.mark.parametrize("name", ["EncoderLayer", "Embeddings", "SaganAttention"])  # with all of the others
 def test_layer_is_exported_in_evaluation(name, layer):
     layer.eval()
     program = torch.export.export(layer, inputs_of(name), strict=name == "Embeddings")
     torch.testing.assert_close(program.module()(*inputs_of(name)), layer(*inputs_of(name)))
     assert set(program.state_dict) == set(layer.state_dict())
-
-
-def test_exported_layer_with_a_mask_is_saved(tmp_path):
-    x, keep = torch.ones(2, 5, 16).cumsum(1), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
-    layer = attention_torch.MultiHeadAttention(16, 4, seed=0, is_causal=True).eval()
-    torch.export.save(torch.export.export(layer, (x,), {"key_mask": keep}), tmp_path / "layer.pt2")
-    program = torch.export.load(tmp_path / "layer.pt2").module()
-    torch.testing.assert_close(program(x, key_mask=keep), layer(x, key_mask=keep))
 
 
 def test_arrays_of_numpy_are_taken_in_dtypes_of_pytorch():

@@ -55,8 +55,8 @@ def test_processes_have_the_numbers_and_bits_of_one(found, kind, count, most):
 def test_a_rank_that_does_not_come_and_one_that_dies_are_errors_on_all_others(folder):
     for rank in range(3):
         late, dead = pickle.loads((folder / f"told{rank}").read_bytes())
-        assert late[1] < 2 + 3
-        assert dead[1] < 10
+        assert late[1] < 60  # by the limit of its group, not that of PyTorch
+        assert dead[1] < 60  # before that of its group
 
 
 @pytest.mark.parametrize("way", ["compiled", "compiled ring", "checkpoint", "mesh"])

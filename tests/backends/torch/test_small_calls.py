@@ -62,31 +62,26 @@ def in_gradient(function, arrays):
     return function(*arrays)
 
 
-def in_dual_level(function, arrays):
-    with forward_ad.dual_level():
-        return function(*arrays)
+def within(context):
+    def mode(function, arrays):
+        with context():
+            return function(*arrays)
 
-
-def in_dispatch_mode(function, arrays):
-    with FlopCounterMode(display=False):
-        return function(*arrays)
-
-
-def in_function_mode(function, arrays):
-    with BaseTorchFunctionMode():
-        return function(*arrays)
-
-
-def in_inference(function, arrays):
-    with torch.inference_mode():
-        return function(*arrays)
+    return mode
 
 
 def in_trace(function, arrays):
     return make_fx(function)(*arrays)(*arrays)
 
 
-MODES = [in_vmap, in_gradient, in_dual_level, in_dispatch_mode, in_function_mode, in_inference, in_trace]
+CONTEXTS = {
+    "in_dual_level": forward_ad.dual_level,
+    "in_dispatch_mode": lambda: FlopCounterMode(display=False),
+    "in_function_mode": BaseTorchFunctionMode,
+    "in_inference": torch.inference_mode,
+}
+MODES = {each.__name__: each for each in (in_vmap, in_gradient, in_trace)}
+MODES |= {name: within(context) for name, context in CONTEXTS.items()}
 MASKS = [{}, {"is_causal": True}, {"mask": ac.SlidingWindow(left=2)}, {"mask": ac.KeyLengths(torch.tensor([4, 6]))}]
 
 
@@ -94,10 +89,10 @@ MASKS = [{}, {"is_causal": True}, {"mask": ac.SlidingWindow(left=2)}, {"mask": a
 @pytest.mark.parametrize("options", MASKS, ids=["full", "causal", "window", "lengths"])
 def test_a_signature_first_met_in_a_mode_is_remembered_outside(options, mode, remembered):
     """The scale makes a signature of its own."""
-    options = options | {"scale": 0.5 + MODES.index(mode) / 8}
+    options = options | {"scale": 0.5 + list(MODES).index(mode) / 8}
     arrays = drawn(2, 3, 6, 8).unbind()
     function = lambda *arrays: attention(*arrays, **options)  # noqa: E731
-    first = mode(function, arrays)
+    first = MODES[mode](function, arrays)
     remembered.clear()
     found = [function(*arrays) for _ in range(2)]
     assert remembered == [True, True]
