@@ -127,30 +127,28 @@ def peers(session):
 
 @nox.session(venv_backend="none", requires=["everything"])
 def conformance(session):
-    """Run the cases, and a real encoder on real sentences, on all backends.
+    """Run the cases on all backends, and compare a real encoder on each library with that on NumPy.
 
     Without words these are eager calls in float32, and the encoder has to give the published bits in reproducible
-    arithmetic. A real language model writes the same texts on all libraries. `-- --all` runs all cases on
-    array-api-strict too, writes conformance.json, and compares the bits of the language model; `-- --long` runs that
-    in all modes, with 8 prompts.
+    arithmetic. `-- --all` runs all cases on array-api-strict too, writes conformance.json, and compares the bits of
+    a real language model; `-- --long` compares those with 8 prompts.
     """
     environment, words = QUIET | COMPILED_ONCE, session.posargs
     command = ("attention-core", "conformance")
     libraries = [word for name in BACKENDS for word in ("--backend", name)]  # array-api-strict takes minutes
-    encoder, language = (("--model", pretrained(session, package)) for package in (MODEL, LANGUAGE_MODEL))
-    if not words:
-        among_everything(session, *command, "--quick", *libraries, *encoder, *language, env=environment | ONE_THREAD)
-        bits = (*command, "--identical", "--quick", "--case", "model")
-        among_everything(session, *bits, *libraries, *encoder, env=environment)
-        return
-    long = words if "--long" in words else ()
-    texts = (*command, *libraries, "--case", "model", *language, *long)
-    among_everything(session, *texts, env=environment | ONE_THREAD)
-    among_everything(session, *texts, "--identical", env=environment)
-    if not long:
-        chosen_cases = ["--json", "conformance.json"] if words == ["--all"] else words
-        among_everything(session, *command, *encoder, *chosen_cases, env=environment | ONE_THREAD)
-        among_everything(session, *command, *encoder, "--identical", "--case", "model", env=environment)
+    encoder, language = (pretrained(session, package) for package in (MODEL, LANGUAGE_MODEL))
+    bits = (*command, "--identical", "--case", "model")
+    is_long, is_quick = "--long" in words, not words
+    if not is_quick:
+        among_everything(session, *bits, *libraries, "--model", language, *["--long"] * is_long, env=environment)
+    if not is_long:
+        chosen_cases = [*libraries, "--quick"] if is_quick else words
+        chosen_cases = ["--json", "conformance.json"] if words == ["--all"] else chosen_cases
+        among_everything(session, *command, *chosen_cases, env=environment | ONE_THREAD)
+        among_everything(session, *bits, *["--quick", *libraries] * is_quick, "--model", encoder, env=environment)
+        for library in FRAMEWORKS:
+            pair = (f"numpy:{encoder}", f"{library}:{encoder}")
+            among_everything(session, "attention-core", "compare", *pair, env=environment | ONE_THREAD)
 
 
 @nox.session(default=False)
@@ -247,14 +245,16 @@ def survey(session, group):
 
 @nox.session(default=False)
 def expected(session):
-    """Check the presets whose expected findings are shipped, those of Keras on three libraries; `-- torch.sdpa` one."""
+    """Check the presets with a file of expected findings, those of Keras on three libraries; `-- torch.sdpa` one."""
     ours = checkout(f"keras,flax,{','.join(FRAMEWORKS)}")
     install(session, *ours, "transformers", "equinox", "onnx", "onnxruntime")
-    files = sorted((ROOT / "toolkit" / "attention_conformance" / "kernel" / "expected").glob("*.toml"))
-    for preset in session.posargs or [path.stem for path in files]:
-        for library in FRAMEWORKS if preset.startswith("keras") else ("torch",):
-            environment = QUIET | COMPILED_ONCE | {"KERAS_BACKEND": library}
-            session.run("attention-core", "check", preset, "--expected", "shipped", env=environment)
+    shipped = sorted((ROOT / "toolkit" / "attention_conformance" / "kernel" / "expected").glob("*.toml"))
+    for path in [*shipped, *sorted((ROOT / "evidence" / "survey" / "expected").glob("*.toml"))]:
+        name = path.stem if path in shipped else f"survey.presets:{re.sub('[.-]', '_', path.stem)}_preset"
+        for library in () if session.posargs and path.stem not in session.posargs else FRAMEWORKS:
+            environment = QUIET | COMPILED_ONCE | {"KERAS_BACKEND": library, "PYTHONPATH": "evidence"}
+            if library == "torch" or path.stem.startswith("keras"):
+                session.run("attention-core", "check", name, "--expected", str(path), env=environment)
 
 
 @nox.session(default=False)

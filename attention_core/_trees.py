@@ -72,6 +72,9 @@ class Leaf(NamedTuple):
     axes: int
 
 
+_PLAIN = (type(None), int, float, bool, str)
+
+
 def flatten(rule: Any, arrays: list[Any], axes: int = 0, /) -> Any:
     """Append the arrays of a rule, or of another dataclass, to a list, and return the tree definition.
 
@@ -84,11 +87,11 @@ def flatten(rule: Any, arrays: list[Any], axes: int = 0, /) -> Any:
         return Leaf(len(arrays) - 1, axes)
     if isinstance(rule, tuple):
         kind = type(rule) if hasattr(rule, "_fields") else tuple
-        return kind, *(item if item is None or type(item) is int else flatten(item, arrays, -1) for item in rule)
+        return kind, *[item if type(item) in _PLAIN else flatten(item, arrays, -1) for item in rule]
     if is_dataclass(rule) and not isinstance(rule, type):
         axes_of: dict[str, int] = getattr(rule, "axes", {})
         names = [field.name for field in fields(rule)]
-        return type(rule), *(flatten(getattr(rule, name), arrays, axes_of.get(name, 0)) for name in names)
+        return type(rule), *[flatten(getattr(rule, name), arrays, axes_of.get(name, 0)) for name in names]
     return rule
 
 

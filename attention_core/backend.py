@@ -42,7 +42,6 @@ from ._attention.parts import (
     has_few_queries,
     key_ranges,
     sample_cuts,
-    sample_ranges,
     with_arrays,
     with_cut,
 )
@@ -142,7 +141,6 @@ __all__ = [
     "repeat_kv",
     "rule_of",
     "sample_cuts",
-    "sample_ranges",
     "score_positions",
     "shape",
     "shape_text",

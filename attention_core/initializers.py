@@ -19,7 +19,7 @@ from ._checks import check_choice, check_number, check_sizes
 from ._keywords import publish
 from .random import check_elements, random_bits, uniform_integers
 
-__all__ = ["glorot_uniform", "he_uniform", "lecun_normal", "normal", "truncated_normal", "uniform"]
+__all__ = ["glorot_uniform", "normal", "truncated_normal", "uniform"]
 
 Dims: TypeAlias = tuple[int, ...]
 _TABLE_BITS = 16
@@ -133,40 +133,6 @@ def glorot_uniform(seed: Any, dims: Dims, /, *, dtype: str = "float32", xp: Name
     """
     _check_matrix(dims)
     return uniform(seed, dims, limit=math.sqrt(6 / sum(dims)), dtype=dtype, xp=xp, device=device)
-
-
-def he_uniform(seed: Any, dims: Dims, /, *, dtype: str = "float32", xp: Namespace, device: Any = None) -> Array:
-    r"""Draw uniformly, with limit :math:`\sqrt{6 / in}` for a weight of shape (in, out).
-
-    References
-    ----------
-    K. He, X. Zhang, S. Ren, J. Sun, "Delving deep into rectifiers", 2015.
-
-    Examples
-    --------
-    >>> import array_api_strict as xp
-    >>> he_uniform(3, (2, 4), xp=xp).shape
-    (2, 4)
-    """
-    _check_matrix(dims)
-    return uniform(seed, dims, limit=math.sqrt(6 / dims[0]), dtype=dtype, xp=xp, device=device)
-
-
-def lecun_normal(seed: Any, dims: Dims, /, *, dtype: str = "float32", xp: Namespace, device: Any = None) -> Array:
-    r"""Draw normally, with standard deviation :math:`\sqrt{1 / in}` for a weight of shape (in, out).
-
-    References
-    ----------
-    Y. LeCun, L. Bottou, G. Orr, K.-R. Müller, "Efficient backprop", 1998.
-
-    Examples
-    --------
-    >>> import array_api_strict as xp
-    >>> lecun_normal(3, (2, 4), xp=xp).shape
-    (2, 4)
-    """
-    _check_matrix(dims)
-    return normal(seed, dims, stddev=math.sqrt(1 / dims[0]), dtype=dtype, xp=xp, device=device)
 
 
 def _quantiles(seed: Any, dims: Dims, /, *, cut: float, stddev: float, dtype: str, xp: Namespace, device: Any) -> Array:

@@ -1,9 +1,9 @@
 r"""Random numbers that depend on a seed and a position, and on nothing else.
 
 A 32-bit word is drawn by hashing the words of seed and position, one after the other, with the finalizer of
-MurmurHash3: shifts, exclusive-ors and multiplications by constants. Words are held as int32 and multiplied in the index
-type of the library. In int64 no product overflows. In int32, as in XLA, products wrap around. So all libraries give the
-same bits: eager or compiled, whole or in blocks.
+MurmurHash3: shifts, exclusive-ors and multiplications by constants. Words are held as int32. Products wrap around where
+arrays are eager and on a host, and in XLA; elsewhere they are taken in int64, in which none overflows. So all libraries
+give the same bits: eager or compiled, whole or in blocks.
 
 References
 ----------
@@ -28,7 +28,7 @@ from ._arrays import (
     shape,
     shape_text,
 )
-from ._backend import backend_for, own_namespace
+from ._backend import backend_for, can_be_read, numbers_of, own_namespace
 from ._checks import check_integer, check_sizes, number_text, only_array, plain_integer
 from ._keywords import names_keywords, unconverted
 
@@ -147,6 +147,8 @@ def check_seed(seed: Any) -> None:
 def seed_words(seed: Any, /, *, xp: Namespace) -> tuple[Any, Any]:
     """Split a seed into its 32-bit words, low and high: two integers, or two int32 arrays of shape (1,).
 
+    They are integers wherever the seed can be read, as hashing these takes less time than an operation of an array.
+
     Parameters
     ----------
     seed : int or Array
@@ -158,6 +160,9 @@ def seed_words(seed: Any, /, *, xp: Namespace) -> tuple[Any, Any]:
     if isinstance(seed, int):
         return _signed(seed), _signed(seed >> 32)
     words = xp.reshape(xp.astype(seed, xp.int32), (-1,))
+    if can_be_read(words):
+        low, *high = numbers_of(words)
+        return low, high[0] if high else 0
     low = words[:1]
     return low, (words[1:] if len(seed.shape) else xp.zeros_like(low))
 
@@ -226,9 +231,13 @@ def fmix32(word: Array, /, *, xp: Namespace) -> Array:
     >>> int(fmix32(xp.ones((1,), dtype=xp.int32), xp=xp)[0]) == 0x514E28B7
     True
     """
-    word = _product(_xor_shifted(word, 16, xp), _signed(0x85EBCA6B), xp)
-    word = _product(_xor_shifted(word, 13, xp), _signed(0xC2B2AE35), xp)
-    return _xor_shifted(word, 16, xp)
+    return _xor_shifted(_multiplied(_xor_shifted(word, 16, xp), xp), 16, xp)
+
+
+def _multiplied(word: Array, xp: Namespace) -> Array:
+    """What stands between the outer shifts of `fmix32`."""
+    word = _product(word, _signed(0x85EBCA6B), xp)
+    return _product(_xor_shifted(word, 13, xp), _signed(0xC2B2AE35), xp)
 
 
 def _xor_shifted(word: Array, distance: int, xp: Namespace) -> Array:
@@ -236,7 +245,12 @@ def _xor_shifted(word: Array, distance: int, xp: Namespace) -> Array:
 
 
 def _product(word: Array, factor: int, xp: Namespace) -> Array:
-    """The lower 32 bits of a product: both factors are below 2^31 in magnitude, so that 64 bits hold it."""
+    """The lower 32 bits of a product: both factors are below 2^31 in magnitude, so that 64 bits hold it.
+
+    An eager product wraps around. A compiler may rule out that it overflows.
+    """
+    if can_be_read(word):
+        return xp.multiply(word, factor)
     wide = index_dtype(word, xp=xp)
     return xp.astype(xp.multiply(xp.astype(word, wide), factor), xp.int32)
 
@@ -245,7 +259,11 @@ def fold_in(seed: Any, number: int, /, *, xp: Namespace) -> Any:
     """Derive a new seed from a seed and a number: an integer, or two words."""
     seed = plain_integer(seed)
     low, high = (hash_words(*seed_words(seed, xp=xp), _FOLDED, number, word, xp=xp) for word in (0, 1))
-    return low | high << 32 if isinstance(seed, int) else xp.concat([low, high], axis=0)
+    if isinstance(seed, int):
+        return low | high << 32
+    if isinstance(low, int):
+        return xp.asarray([_signed(low), _signed(high)], dtype=xp.int32, **on_device_of(seed))
+    return xp.concat([low, high], axis=0)
 
 
 def check_elements(dims: Any) -> tuple[int, ...]:
@@ -308,12 +326,23 @@ def kept_at(dropout: Dropout, sample: Array, row: Array, column: Array, /, *, xp
         The position: leading axes counted as one, in row-major order, and the last two axes.
     xp : array namespace
     """
-    bits = hash_words(*seed_words(dropout.seed, xp=xp), _LEADING, sample, row, column, xp=xp)
-    return one_program(_at_least, xp)(bits, round(dropout.rate * 2**_RESOLUTION), xp=xp)
+    rows = hash_words(*seed_words(dropout.seed, xp=xp), _LEADING, sample, row, xp=xp)
+    columns = _joined(column, _signed(6 * _GOLDEN), xp)  # the sixth word
+    least = round(dropout.rate * 2**_RESOLUTION)
+    flipped = _signed(2**31 | least >> 8 & 0xFF00)
+    return one_program(_are_kept, xp)(rows, columns, flipped, least - 2 ** (_RESOLUTION - 1), xp=xp)
 
 
-def _at_least(bits: Array, least: int, *, xp: Namespace) -> Array:
-    return xp.greater_equal(uniform_integers(bits, xp=xp), least)
+def _are_kept(rows: Array, columns: Array, flipped: int, least: int, *, xp: Namespace) -> Array:
+    r"""Whether `uniform_integers` of the hash of rows and columns are at least so large, in few passes over all pairs.
+
+    The first shift of `fmix32` goes to each of them. The last one xors the upper half of a word into the lower, which
+    decides only where the upper half is that of the bound: ``flipped`` has those bits, and the sign, as integers are
+    compared with their sign.
+    """
+    first, second = (_xor_shifted(word, 16, xp) for word in (rows, columns))
+    word = xp.bitwise_xor(_multiplied(xp.bitwise_xor(first, second), xp), flipped)
+    return xp.greater_equal(xp.bitwise_right_shift(word, 32 - _RESOLUTION), least)
 
 
 def drop(x: Array, dropout: Dropout | None, /, *, xp: Namespace) -> Array:
@@ -322,7 +351,8 @@ def drop(x: Array, dropout: Dropout | None, /, *, xp: Namespace) -> Array:
         return x
     if len(x.shape) == 1:
         return xp.squeeze(drop(xp.expand_dims(x, axis=0), dropout, xp=xp), axis=0)
-    return xp.multiply(xp.where(dropout_mask(dropout, x, xp=xp), x, 0.0), dropout.scale)
+    factors = xp.multiply(xp.astype(dropout_mask(dropout, x, xp=xp), x.dtype), dropout.scale)
+    return xp.multiply(x, factors)  # as choosing by a random mask takes a processor ten times as long
 
 
 def uniform_integers(bits: Array, /, *, xp: Namespace) -> Array:

@@ -23,8 +23,7 @@ ROWS = (
 
 def main(path):
     """Print rows of cases, columns of libraries and implementations, cells of the worst error over the rest."""
-    report = [result for result in json.loads(Path(path).read_text())["results"] if result["backend"] in LIBRARIES]
-    results = [result for result in report if result["case"] != "model"]
+    results = [result for result in json.loads(Path(path).read_text())["results"] if result["backend"] in LIBRARIES]
     columns = list(
         dict.fromkeys(
             (name, result["implementation"]) for name in LIBRARIES for result in results if result["backend"] == name
@@ -36,10 +35,6 @@ def main(path):
         chosen = [result for result in results if (result["case"], result["dtype"]) == (case, dtype)]
         print(f"| {title} | {' | '.join(worst(chosen, column) for column in columns)} |")
     print(f"| **results that keep their bounds** | {' | '.join(kept(results, column) for column in columns)} |")
-    for name, title in LIBRARIES.items():
-        run = ("model", name, "float32")
-        model = [result for result in report if (result["case"], result["backend"], result["dtype"]) == run]
-        print(f"\nSix sentences through the encoder, {title}: {worst(model, (name, ''))}")
 
 
 def of(results, column):

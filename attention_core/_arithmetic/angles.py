@@ -22,7 +22,7 @@ from .exact import uncontracted
 Words = tuple[list[Any], list[Any], list[Any]]
 
 _TURN = 0xA2F9836E4E441529FC2757D1F534DDC0DB629599  # 2**162 / (2 pi), rounded down
-_EXACT_BITS = 400  # after the point: even a frequency of 2**-300 turns keeps 53 significant bits
+_BITS = 400  # after the point: even a frequency of 2**-300 turns keeps 53 significant bits
 _MOST_NUMBERS = 2**10  # that are kept of a table
 _kept_tables: dict[Any, list[Any]] = {}
 _DECIMALS = decimal.Context(prec=60, rounding=decimal.ROUND_HALF_EVEN, Emin=-9999, Emax=9999, traps=[])
@@ -89,7 +89,7 @@ def _read(array: Array, width: int, like: Array) -> list[Any] | None:
 def _computed_tables(positions: Array, x: Array, settings: Any, xp: Namespace) -> tuple[Array, Array]:
     is_float64 = dtype_name(x.dtype) == "float64"
     words = _words(
-        "float64" if is_float64 else "integer", *(_without_symbols(*settings) if is_compiling(x) else settings)
+        "floats" if is_float64 else "integers", *(_without_symbols(*settings) if is_compiling(x) else settings)
     )
     if is_float64:
         quadrant, angle = _angle_by_floats(xp.astype(positions, x.dtype), words, xp)
@@ -102,8 +102,8 @@ def _computed_tables(positions: Array, x: Array, settings: Any, xp: Namespace) -
 
 
 def exact_tables(plan: Rotation, positions: Array, *, xp: Namespace) -> tuple[Array, Array]:
-    """The same for positions in float64, with the same bits everywhere; frequencies have more bits than float64."""
-    quadrant, angle = _angle_by_floats(positions, _words("exact", plan.base, plan.width, plan.divisors), xp)
+    """The same for positions in float64, with the same bits everywhere."""
+    quadrant, angle = _angle_by_floats(positions, _words("floats", plan.base, plan.width, plan.divisors), xp)
     return _rotate_by_quadrant(cosine(angle, xp), sine(angle, xp), quadrant, xp=xp)
 
 
@@ -171,14 +171,14 @@ def _words(kind: str, base: float, width: int, divisors: tuple[float, ...] | Non
 
 @functools.lru_cache(maxsize=64)
 def _kept_words(kind: str, base: float, width: int, divisors: tuple[float, ...] | None) -> Words:
-    if kind == "exact":
-        return _words_of_22_bits(_exact_turns(base, width, divisors), _EXACT_BITS)
-    frequencies = [base ** (-2 * i / width) for i in range(width // 2)]
-    if divisors is not None:
-        frequencies = [frequency / divisor for frequency, divisor in zip(frequencies, divisors, strict=True)]
-    if kind == "float64":
-        return _words_of_22_bits([_turns(frequency, 120) for frequency in frequencies], 120)
-    turns = [_turns(frequency, 62) for frequency in frequencies]  # a word of 32 bits, signed, and two of 15
+    turns = _turns(base, width, divisors)
+    if kind == "floats":  # two words of 22 bits, and the rest
+        return (
+            [math.ldexp(turn >> _BITS - 22, -22) for turn in turns],
+            [math.ldexp(turn >> _BITS - 44 & 0x3FFFFF, -44) for turn in turns],
+            [math.ldexp(turn & (1 << _BITS - 44) - 1, -_BITS) for turn in turns],
+        )
+    turns = [turn >> _BITS - 62 for turn in turns]  # a word of 32 bits, signed, and two of 15
     return (
         [(turn >> 30 ^ 2**31) - 2**31 for turn in turns],
         [turn >> 15 & 0x7FFF for turn in turns],
@@ -186,30 +186,18 @@ def _kept_words(kind: str, base: float, width: int, divisors: tuple[float, ...] 
     )
 
 
-def _words_of_22_bits(turns: list[int], bits: int) -> Words:
-    return (
-        [math.ldexp(turn >> bits - 22, -22) for turn in turns],
-        [math.ldexp(turn >> bits - 44 & 0x3FFFFF, -44) for turn in turns],
-        [math.ldexp(turn & (1 << bits - 44) - 1, -bits) for turn in turns],
-    )
+def _turns(base: float, width: int, divisors: tuple[float, ...] | None) -> list[int]:
+    """Frequencies in turns modulo one, in fixed point, rounded down.
 
-
-def _exact_turns(base: float, width: int, divisors: tuple[float, ...] | None) -> list[int]:
-    """Frequencies in turns, by decimals: their logarithms and exponentials are correctly rounded, unlike those of C."""
+    They come from decimals, whose logarithms and exponentials are correctly rounded, unlike those of C.
+    """
     log = _DECIMALS.ln(decimal.Decimal(base))
     turns = []
     for i, divisor in enumerate(divisors or (1.0,) * (width // 2)):
         power = _DECIMALS.exp(_DECIMALS.divide(_DECIMALS.multiply(log, -2 * i), width))
         frequency = _DECIMALS.divide(power, decimal.Decimal(divisor))
-        turns.append(int(_DECIMALS.multiply(frequency, _TURN << _EXACT_BITS - 162)) & (1 << _EXACT_BITS) - 1)
+        turns.append(int(_DECIMALS.multiply(frequency, _TURN << _BITS - 162)) & (1 << _BITS) - 1)
     return turns
-
-
-def _turns(frequency: float, bits: int) -> int:
-    """A frequency in turns modulo one, in fixed point with so many bits after the point, rounded down."""
-    mantissa, exponent = math.frexp(frequency)
-    turns = int(mantissa * 2**53) * _TURN >> 162 + 53 - exponent - bits
-    return turns & (1 << bits) - 1
 
 
 def _fraction(number: Array, xp: Namespace) -> Array:

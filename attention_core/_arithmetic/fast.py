@@ -20,13 +20,22 @@ _BOUNDS = {"float32": (2.0**60, 2.0**-96), "float64": (2.0**500, 2.0**-768)}
 
 def affine(x: Array, weight: Array | PreparedWeight, bias: Array | None, /, *, xp: Namespace) -> Array:
     r"""Affine map of the channels, :math:`x W + b`: (..., in) -> (..., out)."""
-    y = xp.matmul(x, restored(weight, xp=xp) if isinstance(weight, PreparedWeight) else weight)
-    return y if bias is None else xp.add(y, bias)
+    matrix = restored(weight, xp=xp) if isinstance(weight, PreparedWeight) else weight
+    if bias is None:
+        return xp.matmul(x, matrix)
+    fused = backend_for(x, xp).affine
+    return xp.add(xp.matmul(x, matrix), bias) if fused is None else fused(x, matrix, bias)
 
 
 def normalize(x: Array, /, scale: Array, offset: Array, epsilon: float, *, xp: Namespace) -> Array:
-    """Normalize the channels to mean 0 and variance 1, then scale and shift them."""
-    centred = xp.subtract(x, xp.mean(x, axis=-1, keepdims=True))
+    """Normalize the channels to mean 0 and variance 1, then scale and shift them.
+
+    No shift of the channels changes the result, so that derivatives take the first mean as a constant.
+    """
+    backend = backend_for(x, xp)
+    centred = xp.subtract(x, xp.mean(backend.stop_gradient(x), axis=-1, keepdims=True))
+    if backend.normalize is not None:
+        return backend.normalize(centred, scale, offset, epsilon)
     centred = xp.subtract(centred, xp.mean(centred, axis=-1, keepdims=True))  # the mean was rounded
     variance = xp.mean(xp.multiply(centred, centred), axis=-1, keepdims=True)
     normal = xp.divide(centred, xp.sqrt(xp.add(variance, epsilon)))

@@ -58,10 +58,10 @@ class Call(NamedTuple):
     xp : array namespace
     backend : Backend
         Of the library of the arrays.
-    mask : Mask or Array of bool or None
     bias : Array or None
-    scale, softcap : float or Array or None
+    softcap, scale : float or Array or None
     score_mod : callable or None
+    mask : Mask or Array of bool or None
     sinks : Array or None
         Of shape (H,): for each head the score of a sink, which has no value.
     dropout : Dropout or None
@@ -78,11 +78,11 @@ class Call(NamedTuple):
     value: Array
     xp: Namespace
     backend: Backend
-    mask: Mask | Array | None = None
-    bias: Array | None = None
-    scale: float | Array | None = None
+    bias: Array | None = None  # it is differentiated by blocks, as are softcap and score_mod
     softcap: float | Array | None = None
     score_mod: Callable[..., Array] | None = None
+    mask: Mask | Array | None = None
+    scale: float | Array | None = None
     sinks: Array | None = None
     dropout: Dropout | None = None
     starts: tuple[Any, Any] = (0, 0)
@@ -173,7 +173,8 @@ def apply_dropout(
     if dropout is None or dropout.rate == 0 or at is None:
         return weights
     sample = xp.add(xp.multiply(at.batch, num_heads), at.head)
-    return xp.where(kept_at(dropout, sample, at.query, at.key, xp=xp), weights, 0.0)
+    kept = kept_at(dropout, sample, at.query, at.key, xp=xp)
+    return xp.multiply(weights, xp.astype(kept, weights.dtype))  # NaN stays, as in a row that is not finite
 
 
 def fold_group(x: Array, group: Any, /, *, xp: Namespace) -> Array:

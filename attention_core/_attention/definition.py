@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-import functools
-
 from .._arrays import Array
+from .._backend import is_on_host
 from .call import Call, Result, upcast_call
 from .dense import dense, dense_scores
 from .facts import Facts, facts_of
-from .finite import guarded, inputs_are_finite, sanitized_keys
+from .finite import average_of_columns, inputs_are_finite, is_clean, sanitized, sanitized_keys
 
 
 def guarded_dense(call: Call, facts: Facts | None = None, *, weights: bool = False, logsumexp: bool = True) -> Result:
     """Attention from all scores at once. The facts may be those of an earlier call of this signature."""
-    call = upcast_call(call)
-    facts = facts_of(call) if facts is None else facts
-    return guarded(functools.partial(dense, facts=facts, logsumexp=logsumexp), call, facts, weights=weights)
+    if facts is None:
+        call = upcast_call(call)
+        facts = facts_of(call)
+    backend, wanted = call.backend, {"weights": weights, "logsumexp": logsumexp}
+    if facts.allowed is None or call.assume_finite:
+        return dense(call, facts, **wanted)
+    if backend.loops.traced and not facts.is_readable:
+        return dense(call, facts._replace(is_guarded=True), **wanted)
+    if facts.is_readable and (not backend.differentiates or bool(inputs_are_finite(call))):
+        result = dense(call, facts, **wanted)
+        if backend.differentiates or bool(is_clean(result.output, call.xp)):
+            return result
+    facts = facts._replace(is_sanitized=backend.differentiates and is_on_host(call.query))
+    result = dense(sanitized(call, facts), facts, **wanted)
+    return result._replace(output=average_of_columns(result.output, call.xp))
 
 
 def guarded_scores(call: Call) -> Array:

@@ -9,7 +9,7 @@ from .call import Call, Result, apply_dropout, num_heads_of_whole
 from .facts import Facts
 from .products import averages, products
 from .scores import modify_scores
-from .softmax import library_softmax, softmax
+from .softmax import softmax
 
 
 def dense(call: Call, facts: Facts, *, weights: bool = True, logsumexp: bool = True) -> Result:
@@ -19,13 +19,11 @@ def dense(call: Call, facts: Facts, *, weights: bool = True, logsumexp: bool = T
 
     over the keys that query i may attend to. Asking for weights or logsumexp never changes the output.
     """
-    xp, dropout, one_pass = call.xp, call.dropout, library_softmax(call)
+    xp, dropout, one_pass = call.xp, call.dropout, call.backend.loops.softmax
     scores = dense_scores(call, facts, 0.0 if one_pass else -math.inf)  # (..., H, M, N)
     # (..., H, M, N), their sums (..., H, M, 1), and twice (..., H, M)
     exponentials, total, *found = softmax(scores, call, facts, one_pass, weights=weights, logsumexp=logsumexp)
-    kept = exponentials
-    if dropout is not None:
-        kept = apply_dropout(kept, dropout, facts.at, num_heads_of_whole(call), xp)
+    kept = apply_dropout(exponentials, dropout, facts.at, num_heads_of_whole(call), xp)
     output = xp.divide(averages(kept, call.value, facts, call.backend), total)  # (..., H, M, E)
     output = output if dropout is None else xp.multiply(output, dropout.scale)
     return Result(output, xp.divide(exponentials, total) if weights else None, *found)
@@ -39,7 +37,8 @@ def dense_scores(call: Call, facts: Facts, of_empty: float = -math.inf) -> Array
     xp, allowed = call.xp, facts.allowed  # (..., M, N) or None
     query = xp.multiply(call.query, facts.scale)  # so that a score that fits does not overflow on the way
     scores = products(query, call.key, facts, call.backend)  # (..., H, M, N)
-    scores = modify_scores(scores, call.softcap, call.score_mod, facts.at, allowed, xp=xp)
+    if call.softcap is not None or call.score_mod is not None:
+        scores = modify_scores(scores, call.softcap, call.score_mod, facts.at, allowed, xp=xp)
     scores = scores if call.bias is None else xp.add(scores, call.bias)
     if allowed is None:
         return scores

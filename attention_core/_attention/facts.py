@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from .._arrays import Array, Namespace, has_sharding, one_program, sizes
+from .._arrays import HALF, Array, Namespace, dtype_name, has_sharding, one_program, sizes
 from .._backend import can_be_read, is_exporting
 from ..masks import Mask, Positions
 from .call import (
@@ -13,7 +13,6 @@ from .call import (
     group_size,
     scale_like,
     score_positions,
-    upcast_call,
 )
 from .parts import every_query_has_a_key, has_few_queries
 from .scores import allowed_by
@@ -63,14 +62,15 @@ def _has_no_key(allowed: Array, *, xp: Namespace) -> Array:
 def lasting_facts(call: Call) -> Facts | None:
     """The facts of all calls of the signature of this one, with a mask of numbers as an array; ``None`` if none last.
 
-    Libraries that differentiate keep no array: what they make may belong to a trace, or to a mode of the library.
+    None do of 16 bits, which each call turns into others. Libraries that differentiate keep no array: what they make
+    may belong to a trace, or to a mode of the library.
     """
     xp, (*leading, _, rows, _), columns = call.xp, call.query.shape, call.key.shape[-2]
     is_small = math.prod(leading) * rows * columns <= MAX_KEPT
     is_kept = is_small and not call.backend.differentiates and can_be_read(*call[:3])
-    if call.mask is not None and not is_kept:
+    if dtype_name(call.query.dtype) in HALF or (call.mask is not None and not is_kept):
         return None
-    facts = facts_of(upcast_call(call))
+    facts = facts_of(call)
     if facts.empty is not None and not bool(xp.any(facts.empty)):
         facts = facts._replace(empty=None)
     return facts._replace(at=None)

@@ -13,29 +13,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from .._arrays import Array, Namespace, compute_dtype_name, one_program, scalar_like, shape
-from .._backend import Loops, is_on_host
-from .call import Call, Result, repeat_kv
+from .._backend import Loops
+from .call import Call, repeat_kv
 from .facts import Facts
-
-
-def guarded(way: Callable[..., Result], call: Call, facts: Facts, *, weights: bool) -> Result:
-    """The result of a way that the library differentiates by itself, if it does."""
-    if facts.allowed is None or call.assume_finite:
-        return way(call, weights=weights)
-
-    def repair() -> Result:
-        of_rows = facts._replace(is_sanitized=call.backend.differentiates and is_on_host(call.query))
-        result = way(sanitized(call, facts), facts=of_rows, weights=weights)
-        return result._replace(output=average_of_columns(result.output, call.xp))
-
-    if not facts.is_readable:
-        if not call.backend.loops.traced:
-            return repair()
-        return way(call, facts=facts._replace(is_guarded=True), weights=weights)
-    if call.backend.differentiates:
-        return way(call, weights=weights) if bool(inputs_are_finite(call)) else repair()
-    result = way(call, weights=weights)
-    return result if bool(is_clean(result.output, call.xp)) else repair()
 
 
 def inputs_are_finite(call: Call) -> Array:

@@ -14,15 +14,17 @@ from typing import Any, NamedTuple
 
 from .._arrays import Array, Namespace, cast_to
 from .._backend import Backend, can_be_read, is_compiling, is_of_eager_type, numbers_of, registered_name
-from ..masks import Mask, flatten
+from ..masks import Mask
 from ..masks._mask import bounds_of
 from ..masks._rules import rule_of
+from ..masks._tree import mask_arrays
 from .call import Call
 from .parts import keys_within_reach, with_cut
-from .ways import DENSE, Way, taken_way, with_sinks
+from .ways import BLOCKS, DENSE, Way, taken_way, with_sinks
 
 OutputOf = Callable[[Call], "Array | None"]
 # What an output that is kept depends on, or takes from each call, besides numbers. With others, a call is judged.
+_NAMED: dict[Any, Way | None] = {"auto": None, "dense": DENSE, "blockwise": BLOCKS}
 _PLANNED = {"mask", "is_causal", "sinks", "assume_finite", "implementation", "arithmetic", "xp"}
 
 
@@ -51,7 +53,7 @@ def prepare(known: Known, arrays: tuple[Array, Array, Array], options: Mapping[s
     """What is known, with a plan for calls of this signature, if no option but mask and sinks is an array."""
     if is_compiling(arrays[0]) or known.has_constants or not all(map(is_of_eager_type, arrays)):
         return known
-    if options.get("arithmetic", "fast") != "fast" or options.get("implementation") not in ("auto", "dense"):
+    if options.get("arithmetic", "fast") != "fast" or options.get("implementation") not in _NAMED:
         return known
     others = (value for name, value in options.items() if name not in _PLANNED)
     if any(not (value is None or value is False or type(value) in (int, float)) for value in others):
@@ -77,12 +79,10 @@ def _output_of(call: Call, implementation: str) -> OutputOf | None:
     """The output as a function of calls such as this one, at whose values nothing looks here."""
     if not (call.mask is None or _is_of_bands(call.mask, call.query.shape[:-3])):
         return None
-    is_of_numbers = bounds_of(call.mask).is_relative
-    if implementation == "dense":
-        return _by_way(DENSE, call) if is_of_numbers else None
-    if is_of_numbers:
-        return _by_way(None, call)
-    return None if call.backend.loops.traced else _once_per_lengths(call)
+    if bounds_of(call.mask).is_relative:
+        return _by_way(_NAMED[implementation], call)
+    reads_lengths = implementation == "auto" and not call.backend.loops.traced
+    return _once_per_lengths(call) if reads_lengths else None
 
 
 def _is_of_bands(mask: Any, leading: tuple[int, ...]) -> bool:
@@ -123,13 +123,13 @@ def _once_per_lengths(call: Call) -> OutputOf | None:
     samples share are numbers. Plans hold no array. There is none where reading would wait for a device.
     """
     leading = call.query.shape[:-3]
-    if 0 in leading or not can_be_read(*_lengths(call.mask)):
+    if 0 in leading or not can_be_read(*mask_arrays(call.mask).values()):
         return None
     last: tuple[Any, bool, Any, OutputOf | None] = (None, False, None, None)
 
     def output(call: Call) -> Array | None:
         nonlocal last
-        numbers = list(map(numbers_of, _lengths(call.mask)))
+        numbers = list(map(numbers_of, mask_arrays(call.mask).values()))
         known, is_shared, rule, planned = last
         if numbers != known:
             bands = bounds_of(call.mask).numbers(leading)
@@ -142,10 +142,3 @@ def _once_per_lengths(call: Call) -> OutputOf | None:
         return planned(call._replace(mask=rule) if is_shared else call)
 
     return output
-
-
-def _lengths(mask: Any) -> list[Array]:
-    """The arrays of a rule."""
-    arrays: list[Array] = []
-    flatten(mask, arrays)
-    return arrays

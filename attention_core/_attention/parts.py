@@ -271,17 +271,14 @@ def _left_of(call: Call, bands: list[Band], stop: int) -> Any:
     return rule_of(whole._replace(stop=stops.pop()) if len(stops) == 1 else whole)
 
 
-def sample_ranges(call: Call) -> list[KeyRange] | None:
-    """The keys of each sample of a ragged batch; ``None`` of other batches, and where they are not known."""
+def sample_cuts(call: Call) -> list[KeyCut] | None:
+    """The keys that the lengths of each sample of a ragged batch leave, and the mask of numbers that is left for them.
+
+    ``None`` of other batches, and where lengths are not known.
+    """
     bands = _bands(call)
     if bands is None or len(bands) < 2 or not all(band.is_exact for band in bands):
         return None
-    return key_ranges(call)
-
-
-def sample_cuts(call: Call, ranges: list[KeyRange]) -> list[KeyCut]:
-    """The keys that the lengths of each sample leave, and the mask of numbers that is left for them."""
-    bands: Any = _bands(call)
     return [_cut(call, [band]) or KeyCut(0, call.key.shape[-2], rule_of(band), call.starts) for band in bands]
 
 
@@ -302,13 +299,14 @@ def cuts_that_save(call: Call) -> list[KeyCut] | None:
         return None
     if call.bias is not None or call.score_mod is not None or call.dropout is not None:  # which tell samples apart
         return None
-    ranges = sample_ranges(call)
-    if ranges is None:
+    cuts = sample_cuts(call)
+    if cuts is None:
         return None
+    ranges: Any = key_ranges(call)
     lengths = [max(0, each.stop - each.first) for each in ranges]
     numbers_per_key = call.key.shape[-3] * (call.key.shape[-1] + call.value.shape[-1])
     is_worth_it = (max(lengths) - sum(lengths) / len(lengths)) * numbers_per_key >= MIN_SAVED
-    return sample_cuts(call, ranges) if is_worth_it else None
+    return cuts if is_worth_it else None
 
 
 def keys_within_reach(call: Call) -> KeyCut | None:

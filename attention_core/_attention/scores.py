@@ -28,8 +28,6 @@ def modify_scores(
 
     What is not allowed becomes 0 first: an infinity there would reach their gradients.
     """
-    if softcap is None and score_mod is None:
-        return scores
     scores = scores if allowed is None else xp.where(allowed, scores, 0.0)
     if softcap is not None:
         softcap = number_like(softcap, scores, xp)

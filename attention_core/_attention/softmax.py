@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from .._arithmetic.exact import two_sum
-from .._arrays import Array, Namespace, length, on_device_of, shape
+from .._arrays import Array, Namespace, on_device_of, shape
 from .call import Call
 from .facts import Facts
 
@@ -33,7 +32,8 @@ def softmax(
     they are, unless the weights are asked for, too.
     """
     xp, backend, allowed, empty = call.xp, call.backend, facts.allowed, facts.empty
-    num_keys = length(scores, -1, xp=xp)
+    num_keys = scores.shape[-1]
+    num_keys = num_keys if isinstance(num_keys, int) else shape(scores, xp=xp)[-1]
     if isinstance(num_keys, int) and num_keys == 0:
         one = xp.ones((*shape(scores, xp=xp)[:-1], 1), dtype=scores.dtype, **on_device_of(scores))
         row = xp.squeeze(one, axis=-1)
@@ -62,26 +62,28 @@ def softmax(
             total = xp.where(xp.equal(total, 0.0), 1.0, total)
         total = total if empty is None else xp.where(empty, 1.0, total)  # 0 / 0 and log(0)
         log_total = xp.log(total) if logsumexp else None
-        if (facts.is_sanitized or facts.is_guarded) and call.dropout is None:  # which could drop all that shows NaN
+        if facts.is_sanitized or facts.is_guarded:
             nan = xp.isnan(total)  # 0 divided by it would be NaN in the gradient of any value
             if facts.is_sanitized or weights:
                 exponentials = xp.where(allowed, xp.multiply(exponentials, xp.where(nan, total, 1.0)), 0.0)
             total = xp.where(nan, 1.0, total)
     if log_total is None:
         return exponentials, total, None, None
-    log_normalizer, remainder = two_sum(top, log_total, xp)
     none = xp.equal(top, -math.inf)  # by scores, which say no row empty: its output is NaN
-    none = none if empty is None else xp.logical_or(none, empty)
-    log_normalizer, remainder = xp.where(none, -math.inf, log_normalizer), xp.where(none, 0.0, remainder)
-    return exponentials, total, xp.squeeze(log_normalizer, axis=-1), xp.squeeze(remainder, axis=-1)
+    found = log_normalizer(top, log_total, none if empty is None else xp.logical_or(none, empty), xp)
+    return exponentials, total, *(xp.squeeze(x, axis=-1) for x in found)
 
 
-def library_softmax(call: Call) -> Callable[[Array], Array] | None:
-    """The softmax of the library, if it takes one pass.
+def log_normalizer(top: Array, log_total: Array, none: Array | None, xp: Namespace) -> tuple[Array, Array]:
+    """The logarithm of a sum of exponentials, out of their largest logarithm and that of the rest of the sum.
 
-    It may give NaN to one key alone where one of them is NaN, and dropout must not drop that key.
+    It is a logsumexp, and what rounding took from it: -inf and 0 where the sum has ``none``.
     """
-    return None if call.dropout is not None and call.dropout.rate else call.backend.loops.softmax
+    logsumexp, remainder = two_sum(top, log_total, xp)
+    unknown = xp.isnan(remainder)  # of a row with a score that is inf or NaN
+    if none is not None:
+        logsumexp, unknown = xp.where(none, -math.inf, logsumexp), xp.logical_or(none, unknown)
+    return logsumexp, xp.where(unknown, 0.0, remainder)
 
 
 def with_remainder(found: Any, xp: Namespace) -> Any:
@@ -102,9 +104,7 @@ def merge_logsumexps(logsumexp: Array, remainder: Array, /, *, xp: Namespace) ->
     rest = xp.max(xp.where(xp.equal(logsumexp, largest), remainder, -math.inf), axis=0)
     exponentials = xp.exp(xp.add(xp.subtract(logsumexp, top), xp.subtract(remainder, rest)))
     total = xp.where(none, 1.0, xp.sum(exponentials, axis=0))
-    merged, remainder = two_sum(top, xp.add(rest, xp.log(total)), xp)
-    known = xp.logical_not(xp.logical_or(none, xp.isnan(remainder)))  # not of a row with a score that is inf or NaN
-    return xp.divide(exponentials, total), xp.where(none, -math.inf, merged), xp.where(known, remainder, 0.0)
+    return xp.divide(exponentials, total), *log_normalizer(top, xp.add(rest, xp.log(total)), none, xp)
 
 
 def merge_pieces(output: Array, logsumexp: Array, remainder: Array, /, *, xp: Namespace) -> tuple[Array, Array, Array]:

@@ -16,9 +16,9 @@ from .._backend import Kernel, Verdict, backend_of, is_exporting, library_name
 from .._checks import check_choice
 from ..masks import Mask
 from ..masks._mask import bounds_of
-from .blocks.forward import blockwise
+from .blocks.forward import blockwise, lasting_plan
 from .blocks.grid import EXACT_WORK
-from .blocks.plan import block_tuning
+from .blocks.plan import Plan, block_tuning
 from .call import Call, Result, group_size, has_no_pairs, is_listed
 from .definition import guarded_dense, guarded_scores
 from .facts import Facts, folds_groups, lasting_facts
@@ -140,18 +140,25 @@ class Blocks(Way):
 
     name = "blockwise"
 
+    def __init__(self, plan: Plan | None = None) -> None:
+        self.plan = plan
+
     def judge(self, call: Call) -> Verdict:
         slower = dense_advantage(call)
         return OPEN if slower is None else Verdict(None, False, slower)
 
     def run(self, call: Call, *, logsumexp: bool, weights: bool = False) -> Result:
         _check_lengths(call, "implementation='blockwise'")
-        output, *found = blockwise(call)
+        output, *found = blockwise(call, self.plan)
         return Result(output, None, *found)
 
     def memory(self, call: Call) -> int | None:
         tuning = block_tuning(call)
         return _memory(call, tuning.queries * tuning.keys)
+
+    def lasting(self, call: Call) -> Way | None:
+        plan = None if has_no_elements(call) else lasting_plan(call)
+        return None if plan is None else Blocks(plan)
 
 
 class Reproducible(Way):
@@ -308,7 +315,7 @@ def check_implementation(implementation: Any, like: Array | None = None) -> None
 
 def has_no_elements(call: Call) -> bool:
     """Whether query, key or value is empty."""
-    return 0 in (*sizes(call.query), *sizes(call.key), *sizes(call.value))
+    return 0 in [dim for x in call[:3] for dim in x.shape if isinstance(dim, int)]
 
 
 def dense_advantage(call: Call) -> str | None:
@@ -317,11 +324,10 @@ def dense_advantage(call: Call) -> str | None:
     They are less safe in two places, where they are taken only by name. Lengths unknown while tracing may turn out 0,
     of which XLA makes no blocks. An exported program would need an operator of attention-core.
     """
-    query, key, value = map(sizes, call[:3])
-    if 0 in (*query, *key, *value):
+    if has_no_elements(call):
         return "there is nothing to cut"
-    *leading, rows, _ = query
-    columns, tuning = key[-2], call.backend.tuning
+    *leading, rows, _ = sizes(call.query)
+    columns, tuning = sizes(call.key)[-2], call.backend.tuning
     if rows is None or columns is None:
         return "lengths are not known before it runs"
     if is_exporting(call.query):

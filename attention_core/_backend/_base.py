@@ -253,9 +253,11 @@ class Backend:
         returns an array (..., C, D) with rows (..., L, D) written over those at start, ..., start + L - 1. ``start`` is
         a 0-d array of integers, or one of shape (...) for arrays (..., G, C, D); no row is beyond C. With ``donate``
         the memory of the array may be written over: it is not used again.
-    silu : callable or None
-        The sigmoid linear unit, if the library has it in one pass. It may be 0 where the exponential of ``-x``
-        overflows. The formula of the core takes a pass over memory for each operation, unless a compiler fuses them.
+    silu, affine, normalize : callable or None
+        The sigmoid linear unit ``silu(x)``, an affine map ``affine(x, weight, bias)`` and a layer normalization
+        ``normalize(x, scale, offset, epsilon)`` of channels whose mean is near 0, if the library has them in one pass.
+        SiLU may be 0 where the exponential of ``-x`` overflows. The formulas of the core take a pass over memory for
+        each operation, unless a compiler fuses them.
     collectives : Collectives or None
         What the library lends to compute over several ranks, if it runs on groups of them.
     has_gradient : callable or None
@@ -272,6 +274,8 @@ class Backend:
     without_warnings: Callable[[], AbstractContextManager[Any]] | None = None
     update_rows: Callable[..., Array] | None = None
     silu: Callable[[Array], Array] | None = None
+    affine: Callable[[Array, Array, Array], Array] | None = None
+    normalize: Callable[[Array, Array, Array, float], Array] | None = None
     has_gradient: Callable[[Array], bool] | None = None
     collectives: Collectives | None = None
 

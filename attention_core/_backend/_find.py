@@ -215,15 +215,15 @@ def _kin(kind: type) -> Iterator[type]:
 
 def is_compiling(array: Array, /) -> bool:
     """Whether the library of an array records what is called, so that hardly anything else can be looked up."""
-    compiler: Any = sys.modules.get("torch.compiler")
-    return hasattr(compiler, "is_compiling") and bool(compiler.is_compiling()) and _library_of(type(array)) == "torch"
+    compiler: Any = sys.modules.get(f"{_library_of(type(array))}.compiler")
+    return hasattr(compiler, "is_compiling") and bool(compiler.is_compiling())
 
 
 def is_exporting(array: Array, /) -> bool:
     """Whether the library of an array records a program for other machines, and perhaps for other lengths."""
-    compiler: Any = sys.modules.get("torch.compiler")
-    # torch.compiler.is_exporting itself says so of every program that PyTorch 2.11 compiles.
-    return bool(getattr(compiler, "_is_exporting_flag", False)) and _library_of(type(array)) == "torch"
+    compiler: Any = sys.modules.get(f"{_library_of(type(array))}.compiler")
+    # its function is_exporting itself says so of every program that PyTorch 2.11 compiles
+    return bool(getattr(compiler, "_is_exporting_flag", False))
 
 
 @untraced  # which could not ask a class of parameters

@@ -148,7 +148,7 @@ class PythonLoops(Loops):
     def to_list(self, x: Array) -> Any:
         if hasattr(x, "tolist"):
             return x.tolist()
-        return [self.to_list(x[index, ...]) for index in range(x.shape[0])] if len(x.shape) else bool(x)
+        return [self.to_list(x[index, ...]) for index in range(x.shape[0])] if len(x.shape) else int(x)
 
     def loop(self, start: int, stop: int, body: Body, state: Any, *, proceed: Proceed | None = None) -> Any:
         for index in range(start, stop):
@@ -208,15 +208,11 @@ class _Split(NamedTuple):
     size: int
 
 
-class _BlockList:
+class _BlockList(NamedTuple):
     """A list of blocks, ``None`` for zeros that are not there yet."""
 
-    def __init__(self, blocks: Sequence[Array | None], zero: Callable[[int], Array] | None = None) -> None:
-        self.blocks = list(blocks)
-        self.zero = zero
+    blocks: list[Array | None]
+    zero: Callable[[int], Array] | None = None
 
     def filled(self) -> list[Array]:
-        for index, block in enumerate(self.blocks):
-            if block is None and self.zero is not None:
-                self.blocks[index] = self.zero(index)
-        return self.blocks
+        return [self.zero(n) if x is None and self.zero is not None else x for n, x in enumerate(self.blocks)]

@@ -138,12 +138,22 @@ def check_parameters(name: str, value: Any, *kinds: type[Any]) -> None:
 
 
 def check_floating(name: str, array: Array) -> None:
-    """Raise unless the array has one of the floating-point types that are computed with."""
+    """Raise unless this is an array of a floating-point type that is computed with."""
+    _check_kind(name, array, FLOATING, f"dtype {', '.join(FLOATING)}")
+
+
+def check_integer(name: str, array: Array) -> None:
+    """Raise unless this is an array of integers."""
+    _check_kind(name, array, ("int", "uint"), "an integer dtype")
+
+
+def _check_kind(name: str, array: Array, kinds: tuple[str, ...], words: str) -> None:
+    """Raise unless this is a dense array whose dtype begins with one of these words."""
     if not hasattr(array, "dtype"):
         raise TypeError(f"expected {name} as an array; got {type_text(array)}")
     _check_dense(name, array)
-    if dtype_name(array.dtype) not in FLOATING:
-        raise TypeError(f"expected {name} of dtype {', '.join(FLOATING)}; got {dtype_name(array.dtype)}")
+    if not dtype_name(array.dtype).startswith(kinds):
+        raise TypeError(f"expected {name} of {words}; got {dtype_name(array.dtype)}")
 
 
 def value_range(integers: Array) -> tuple[int, int]:
@@ -160,15 +170,6 @@ def value_range(integers: Array) -> tuple[int, int]:
 def _ends(integers: Array, *, xp: Namespace) -> tuple[Array, Array]:
     integers = xp.astype(integers, index_dtype(integers, xp=xp), copy=False)
     return xp.min(integers), xp.max(integers)
-
-
-def check_integer(name: str, array: Array) -> None:
-    """Raise unless the array has an integer type."""
-    if not hasattr(array, "dtype"):
-        raise TypeError(f"expected {name} as an array; got {type_text(array)}")
-    _check_dense(name, array)
-    if not dtype_name(array.dtype).startswith(("int", "uint")):
-        raise TypeError(f"expected {name} of an integer dtype; got {dtype_name(array.dtype)}")
 
 
 def check_boolean(name: str, array: Array, kinds: str = "a boolean array or a Mask") -> None:

@@ -215,7 +215,8 @@ def _sharded(query: Array, key: Array, value: Array, options: dict[str, Any]) ->
     named = {"query": query, "bias": bias, **mask_arrays(mask)}
     common_namespace(call.xp, {name: array for name, array in named.items() if array is not None})
     check_shared(query, mask, bias, lengths)
-    mask = with_causal(mask, options.get("is_causal", False))
+    if options.get("is_causal"):
+        mask = _CAUSAL if mask is None else _with_causal(mask)
     return Sharded(call._replace(mask=mask, bias=bias), here, lengths, implementation)
 
 
@@ -363,7 +364,7 @@ def _known_call(known: Known, query: Array, key: Array, value: Array, options: d
     if fields.get("assume_finite") is None:  # the context is read here alone: what is traced keeps it
         fields["assume_finite"] = assumes_finite(*CONTEXTS.settings)
     if options.get("is_causal"):
-        fields["mask"] = with_causal(fields.get("mask"), True)
+        fields["mask"] = _CAUSAL if fields.get("mask") is None else _with_causal(fields["mask"])
     if "starts" in fields and fields.get("mask") is not None:
         fields["mask"] = as_mask(fields["mask"])  # over positions of the whole
     return Call(query, key, value, backend=known.backend, **fields | {"xp": known.xp})
@@ -372,11 +373,9 @@ def _known_call(known: Known, query: Array, key: Array, value: Array, options: d
 _CAUSAL = Causal()
 
 
-def with_causal(mask: Mask | Array | None, is_causal: bool) -> Mask | Array | None:
-    """The mask, and `Causal` if it is asked for. Not by ``&``, which compilers trace as their own."""
-    if not is_causal:
-        return mask
-    return _CAUSAL if mask is None else And(_CAUSAL, as_mask(mask))
+def _with_causal(mask: Mask | Array) -> Mask:
+    """The mask and `Causal`. Not by ``&``, which compilers trace as their own."""
+    return And(_CAUSAL, as_mask(mask))
 
 
 @once_per_signature

@@ -70,12 +70,12 @@ def rotary_embedding(
     Notes
     -----
     Angles are computed in fixed point, in turns modulo one, so that large positions lose no accuracy. The measured
-    error is at most 2.1 ulps of the length of a pair, at all valid positions. In float64, that is against the formula
-    with frequencies rounded to float64. Computing the angle in float32, as is common, gives cosines that are off by
-    3e-3 at position 2**17, and by 2e-2 at position 2**20.
+    error is at most 2.1 ulps of the length of a pair, at all valid positions. Nor are frequencies rounded to float64.
+    Computing the angle in float32, as is common, gives cosines that are off by 3e-3 at position 2**17, and by 2e-2 at
+    position 2**20.
 
-    In reproducible arithmetic frequencies are not rounded: more than 99 % of the float32 results are correctly rounded,
-    at all positions. If one channel of a pair is not finite, both are NaN.
+    In reproducible arithmetic more than 99 % of the float32 results are correctly rounded, at all positions. If one
+    channel of a pair is not finite, both are NaN.
 
     References
     ----------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias, Unpack
 
 from .._arrays import (
@@ -23,7 +23,6 @@ from .._attention.parts import Places, Run, cut, taken
 from .._attention.ways import all_scores, run_call
 from .._backend import array_of, common_namespace, with_autocast
 from .._checks import (
-    check_choice,
     check_positive,
     check_shapes,
     number_text,
@@ -33,7 +32,6 @@ from .attention import make_call
 from .options import Options, options_but
 
 Choice: TypeAlias = slice | Sequence[int] | None
-REDUCTIONS = ("max", "mean")
 NOT_OF_WEIGHTS = ("dropout", "return_weights", "return_logsumexp", "implementation", "assume_finite", "shards")
 SCORES_AT_ONCE = 2**22
 """How many scores of a map are held at a time, as far as one row of them is no more."""
@@ -103,13 +101,10 @@ def attention_weights(
 
 
 @with_autocast(options=options_but(*NOT_OF_WEIGHTS))
-def attention_map(
-    query: Array, key: Array, /, *, shape: tuple[int, int], reduction: str = "max", **options: Unpack[Options]
-) -> Array:
+def attention_map(query: Array, key: Array, /, *, shape: tuple[int, int], **options: Unpack[Options]) -> Array:
     r"""Compute a map of all weights at a lower resolution, as a picture of them needs.
 
-    .. math:: P_{ab} = \max_{i \in I_a,\, j \in J_b} p_{ij}
-        \quad\text{or}\quad P_{ab} = \frac{1}{|I_a|\,|J_b|} \sum_{i \in I_a,\, j \in J_b} p_{ij},
+    .. math:: P_{ab} = \max_{i \in I_a,\, j \in J_b} p_{ij},
 
     where :math:`I_a` and :math:`J_b` are runs of :math:`\lceil M / m \rceil` queries and :math:`\lceil N / n \rceil`
     keys. A run at the end may be shorter. Time grows with M × N, and memory does not.
@@ -120,7 +115,6 @@ def attention_map(
     key : Array, shape (..., G, N, D)
     shape : tuple of int
         The largest numbers of rows and columns, m and n. There are as many as runs.
-    reduction : {"max", "mean"}
     mask, bias, is_causal, scale, softcap, score_mod, sinks, arithmetic, xp
         As in `scaled_dot_product_attention`.
 
@@ -143,7 +137,7 @@ def attention_map(
     [1.0, 0.33, 0.2, 0.14]
     """
     call = make_call(query, key, key, **options)
-    return _checked_map(call, shape, reduction)
+    return _checked_map(call, shape)
 
 
 class RecordedAttention:
@@ -168,9 +162,9 @@ class RecordedAttention:
         found = _weights(self._call, *_chosen(self._call, heads, queries, keys))
         return cast_to(found, self.query.dtype, xp=self._call.xp)
 
-    def map(self, *, shape: tuple[int, int], reduction: str = "max") -> Array:
+    def map(self, *, shape: tuple[int, int]) -> Array:
         """Compute a map as `attention_map` does."""
-        return _checked_map(self._call, shape, reduction)
+        return _checked_map(self._call, shape)
 
     def output(self) -> Array:
         """Compute the output (..., H, M, E) again."""
@@ -218,17 +212,13 @@ def record_attention() -> Iterator[Sequence[RecordedAttention]]:
         CONTEXTS.recorders.remove(note)
 
 
-def _checked_map(call: Call, shape: Any, reduction: Any) -> Array:
-    check_choice("reduction", reduction, REDUCTIONS)
+def _checked_map(call: Call, shape: Any) -> Array:
     if not isinstance(shape, tuple | list) or len(shape) != 2:
         raise TypeError(f"expected shape as (rows, columns); got {type_text(shape)}")
-    most = check_positive("shape", shape[0]), check_positive("shape", shape[1])
-    if reduction == "mean" and call.arithmetic == "reproducible":
-        raise ValueError("expected reduction='max' with arithmetic='reproducible', as libraries average; got 'mean'")
-    return _map(call, most, reduction)
+    return _map(call, (check_positive("shape", shape[0]), check_positive("shape", shape[1])))
 
 
-def _map(call: Call, most: tuple[int, int], reduction: str) -> Array:
+def _map(call: Call, most: tuple[int, int]) -> Array:
     xp = call.xp
     *leading, heads, num_queries, _ = _known(call.query)
     num_keys = _known(call.key)[-2]
@@ -236,39 +226,33 @@ def _map(call: Call, most: tuple[int, int], reduction: str) -> Array:
     at_once = max(1, SCORES_AT_ONCE // max(1, math.prod(leading) * heads * num_keys))
     step = at_once // rows * rows or rows  # whole rows of the map, as far as they are no more than is held
     maps = [
-        _rows(call, range(first, min(first + step, num_queries)), (rows, columns), at_once, reduction)
+        _rows(call, range(first, min(first + step, num_queries)), (rows, columns), at_once)
         for first in range(0, max(1, num_queries), step)
     ]
     return maps[0] if len(maps) == 1 else xp.concat(maps, axis=-2)
 
 
-def _rows(call: Call, queries: range, block: tuple[int, int], at_once: int, reduction: str) -> Array:
+def _rows(call: Call, queries: range, block: tuple[int, int], at_once: int) -> Array:
     """Rows of a map from their queries: many rows from weights at once, or one row from weights in parts."""
-    xp, mean = call.xp, reduction == "mean"
-    over_keys, over_queries, combine = (xp.mean, xp.sum, xp.add) if mean else (xp.max, xp.max, xp.maximum)
-    found: Any = None
+    xp, found = call.xp, None
     for start in range(queries.start, max(queries.stop, queries.start + 1), at_once):
         part = range(start, min(start + at_once, queries.stop))
-        weights = _runs(_weights(call, None, Run(start, len(part)), None), block[1], over_keys, axis=-1, xp=xp)
-        weights = _runs(weights, block[0], over_queries, axis=-2, xp=xp)
-        found = weights if found is None else combine(found, weights)
-    if not mean or not len(queries):
-        return found
-    whole, rest = divmod(len(queries), block[0])
-    counts = [float(block[0])] * whole + [float(rest)] * (rest > 0)
-    return xp.divide(found, xp.expand_dims(array_of(counts, found.dtype, found, xp), axis=-1))
+        weights = _runs(_weights(call, None, Run(start, len(part)), None), block[1], axis=-1, xp=xp)
+        weights = _runs(weights, block[0], axis=-2, xp=xp)
+        found = weights if found is None else xp.maximum(found, weights)
+    return found
 
 
-def _runs(x: Array, length: int, reduce: Callable[..., Array], *, axis: int, xp: Namespace) -> Array:
-    """Each run of so many elements along an axis, -1 or -2, reduced to one; the last run may be shorter."""
+def _runs(x: Array, length: int, *, axis: int, xp: Namespace) -> Array:
+    """The largest of each run of so many elements along an axis, -1 or -2; the last run may be shorter."""
     dims, behind = list(_known(x)), [slice(None)] * (-axis - 1)
     size = dims[axis]
     whole = size - size % length
     cut = [*dims[:axis], whole // length, length, *(dims[axis + 1 :] if axis < -1 else [])]
-    found = reduce(xp.reshape(x[(..., slice(0, whole), *behind)], tuple(cut)), axis=axis)
+    found = xp.max(xp.reshape(x[(..., slice(0, whole), *behind)], tuple(cut)), axis=axis)
     if whole == size:
         return found
-    rest = reduce(x[(..., slice(whole, size), *behind)], axis=axis, keepdims=True)
+    rest = xp.max(x[(..., slice(whole, size), *behind)], axis=axis, keepdims=True)
     return xp.concat([found, rest], axis=axis) if whole else rest
 
 

@@ -310,8 +310,7 @@ def _check_tree(name: str, like: Any, tree: Any) -> None:
         return
     if not hasattr(tree, "shape") or isinstance(tree, trees.PreparedWeight):
         raise TypeError(f"expected {name} as an array of shape {like.dims}; got {type(tree).__name__}")
-    is_number = like.dims == (1,) and len(tree.shape) == 0  # as in the original code of SAGAN
-    if tuple(tree.shape) != like.dims and not is_number:
+    if tuple(tree.shape) != like.dims:
         raise ValueError(f"expected {name} {like.dims}; got {shape_text(tree)}")
     check_floating(name, tree)
 

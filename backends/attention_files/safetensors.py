@@ -14,7 +14,7 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -249,18 +249,6 @@ def save_layers(path: str | os.PathLike[str], definitions: Any, parameters: Any,
         structures.append(_layer_structure(path, tree, state, str(index), arrays=arrays))
     settings = {"layers": [definition.settings() for definition in definitions]}
     _save(path, {"tuple": structures}, arrays, settings)
-
-
-def hint_of(thing: Any) -> str:
-    """What an adapter says of several layers in the place of one, of a definition, and of what holds a layer."""
-    if isinstance(thing, layers.Layer):
-        return ", a definition: save_layer of attention_files.safetensors writes it with its parameters"
-    held = next((name for name in ("_orig_mod", "module") if hasattr(thing, name)), None)
-    if held is not None:
-        return f": it holds one as its {held}"
-    if not isinstance(thing, Iterable) or isinstance(thing, str | os.PathLike):
-        return ""
-    return ": save_layers of attention_files.safetensors writes definitions and parameters of several"
 
 
 def load_layers(path: str | os.PathLike[str]) -> tuple[tuple[layers.Layer, ...], tuple[Any, ...], tuple[Any, ...]]:

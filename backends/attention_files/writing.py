@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import importlib
 import os
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
 
 from attention_core.backend import one_line
 
@@ -24,7 +20,7 @@ class FileError(ValueError):
 def write_file(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file, which is replaced whole or, on an error, left as it was.
 
-    Temporary files of savers that were killed while they wrote the same file are removed.
+    A process that is killed meanwhile leaves a hidden file next to it, which ends with ``.tmp``.
 
     Raises
     ------
@@ -32,17 +28,20 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
         When the file cannot be written, or is no regular file.
     """
     target = check_writable(path)
+    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
-        _remove_abandoned(target)
-        with _temporary(target) as (file, temporary):
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
             if target.exists():
                 temporary.chmod(target.stat().st_mode)
-            temporary.replace(target)
+        temporary.replace(target)
     except OSError as error:
         raise FileError(f"expected a file that can be written; got {target}: {error.strerror}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def check_writable(path: str | os.PathLike[str]) -> Path:
@@ -67,49 +66,3 @@ def check_writable(path: str | os.PathLike[str]) -> Path:
     if not os.access(target.parent, os.W_OK) or (there and not os.access(target, os.W_OK)):
         raise FileError(f"expected a file that can be written; got {path}: Permission denied")
     return target
-
-
-def _prefix(target: Path) -> str:
-    return f".{hashlib.sha256(target.name.encode(errors='surrogateescape')).hexdigest()[:16]}."
-
-
-@contextlib.contextmanager
-def _temporary(target: Path) -> Iterator[tuple[BinaryIO, Path]]:
-    """A new file next to the target, locked as long as its saver lives, and removed afterwards."""
-    while True:
-        temporary = target.with_name(f"{_prefix(target)}{secrets.token_hex(8)}.tmp")
-        try:
-            with temporary.open("xb") as file:
-                # Another saver may take the file for an abandoned one before it is locked.
-                if _lock(file) and not _is_at(file, temporary):
-                    continue
-                yield file, temporary
-                return
-        finally:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-
-
-def _remove_abandoned(target: Path) -> None:
-    """Remove temporary files of this target that no living process has locked."""
-    for temporary in target.parent.glob(f"{_prefix(target)}*.tmp"):
-        with contextlib.suppress(OSError), temporary.open("rb") as file:
-            if _lock(file):
-                temporary.unlink(missing_ok=True)
-
-
-def _is_at(file: BinaryIO, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _lock(file: BinaryIO) -> bool:
-    """Lock an open file, which its process does until it ends; false where another has, or the system cannot."""
-    try:
-        fcntl: Any = importlib.import_module("fcntl")  # of POSIX
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (ImportError, OSError):
-        return False
-    return True

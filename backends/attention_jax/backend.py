@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -128,14 +128,16 @@ class JaxBackend(Backend):
         @computed.defjvp  # type: ignore[untyped-decorator]
         def differentiated(arrays: Any, tangents: Any) -> Any:
             value = computed(*arrays)
-            return value, tangent(arrays, jax.lax.stop_gradient(value), tangents)
+            with self.without_warnings():
+                return value, tangent(arrays, jax.lax.stop_gradient(value), tangents)
 
         return computed(*arrays)
 
     def without_warnings(self) -> contextlib.AbstractContextManager[Any]:
-        """A context in which `jax.transfer_guard` lets Python numbers be brought to the device, as eager calls do."""
-        guard = jax.config.jax_transfer_guard_host_to_device
-        return contextlib.nullcontext() if guard is None else jax.transfer_guard_host_to_device("allow")
+        """A context in which Python numbers are brought to the device, and ranks promoted, as eager calls do both."""
+        config = jax.config
+        is_default = config.jax_transfer_guard_host_to_device is None and config.jax_numpy_rank_promotion == "allow"
+        return contextlib.nullcontext() if is_default else _lenient()
 
     def draw_seed(self, source: Any, /) -> Any:
         """Draw two words from a typed key of JAX or a generator of Keras; those of a raw key are words already."""
@@ -238,9 +240,19 @@ def _mapped(function: Callable[..., Any], operation: Operation, plan: Any, *in_a
     return program  # type: ignore[no-any-return]
 
 
-def _width(operation: Operation) -> Any:
-    """Where float64 is to be had, whatever the configuration says."""
-    return jax.enable_x64(True) if operation.needs_float64 else contextlib.nullcontext()
+@contextlib.contextmanager
+def _lenient() -> Iterator[None]:
+    """Whatever `jax.transfer_guard` and ``jax_numpy_rank_promotion`` say."""
+    with jax.transfer_guard_host_to_device("allow"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@contextlib.contextmanager
+def _width(operation: Operation) -> Iterator[None]:
+    """Where float64 is to be had, whatever the configuration says; traced later than a call, ranks are promoted too."""
+    wide = jax.enable_x64(True) if operation.needs_float64 else contextlib.nullcontext()
+    with jax.numpy_rank_promotion("allow"), wide:
+        yield
 
 
 _derived.defvjp(_derived_forward, _derived_backward)

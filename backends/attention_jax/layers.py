@@ -380,13 +380,9 @@ def save(layer: Layer, path: str | PathLike[str], /) -> None:
     TypeError
         When this is no layer of this package.
     """
-    from attention_files import safetensors  # noqa: PLC0415 (safetensors is needed for files alone)
+    from attention_files import adapted  # noqa: PLC0415 (safetensors is needed for files alone)
 
-    layer = getattr(layer, "layer", layer)  # of a module of attention_jax.nnx
-    if not isinstance(layer, Layer):
-        hint = safetensors.hint_of(layer)
-        raise TypeError(f"expected a layer of attention_jax; got {type(layer).__name__}{hint}")
-    safetensors.save_layer(path, layer.definition, *layer.to_numpy())
+    adapted.save(path, getattr(layer, "layer", layer), Layer)  # or of a module of attention_jax.nnx
 
 
 def load(path: str | PathLike[str], /, *, device: Any = None, dtype: Any = None, **settings: Any) -> Layer:
@@ -394,7 +390,6 @@ def load(path: str | PathLike[str], /, *, device: Any = None, dtype: Any = None,
 
     ``device`` and ``dtype`` are those of `Layer.from_numpy`. Settings such as ``arithmetic`` replace those in the file.
     """
-    from attention_files import safetensors  # noqa: PLC0415 (safetensors is needed for files alone)
+    from attention_files import adapted  # noqa: PLC0415 (safetensors is needed for files alone)
 
-    definition, *arrays = safetensors.load_layer(path)
-    return Layer.from_numpy(definition.with_settings(**settings), *arrays, device=device, dtype=dtype)
+    return adapted.load(path, Layer, settings, device=device, dtype=dtype)  # type: ignore[no-any-return]

@@ -1,7 +1,4 @@
-"""The array namespace of JAX: everything in ``jax.numpy``, five functions excepted, and those that broadcast.
-
-The latter give arrays one number of axes where ``jax_numpy_rank_promotion`` does not let JAX do so.
-"""
+"""The array namespace of JAX: everything in ``jax.numpy``, five functions excepted."""
 
 from __future__ import annotations
 
@@ -63,36 +60,6 @@ def reshape(x: Array, /, shape: Any, *, copy: bool | None = None) -> Array:
 
 
 _repeat = jax.jit(jax.numpy.repeat, static_argnames=("repeats", "axis", "out_sharding"), inline=True)
-
-
-BROADCASTING = (
-    *("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "pow", "atan2", "hypot"),
-    *("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "minimum", "maximum"),
-    *("logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor"),
-    *("bitwise_left_shift", "bitwise_right_shift", "where", "matmul", "vecdot"),
-)
-
-
-def _with_one_rank(name: str) -> Callable[..., Array]:
-    function: Callable[..., Array] = globals().get(name) or getattr(jax.numpy, name)
-
-    @functools.wraps(function)
-    def promoted(*arrays: Any, **options: Any) -> Array:
-        if jax.config.jax_numpy_rank_promotion == "allow":  # in the same program
-            return function(*arrays, **options)
-        ranks = [getattr(array, "ndim", 0) for array in arrays]
-        rank = max(ranks)
-        if min(ranks) == rank or (name == "matmul" and min(ranks) < 2):  # of a vector, which is no stack
-            return function(*arrays, **options)
-        pairs = zip(arrays, ranks, strict=True)
-        # JAX itself lets numbers, and arrays without axes, be combined with any array.
-        return function(*[x[(None,) * (rank - ndim)] if 0 < ndim < rank else x for x, ndim in pairs], **options)
-
-    return promoted
-
-
-for _name in BROADCASTING:
-    vars()[_name] = _with_one_rank(_name)
 
 
 def __getattr__(name: str) -> Any:

@@ -171,12 +171,10 @@ def save(layer: Layer, path: str | Path) -> None:
     ...     load(f"{folder}/layer.safetensors").definition == layer.definition
     True
     """
-    from attention_files import safetensors  # noqa: PLC0415 (only who saves needs what files need)
+    from attention_files import adapted  # noqa: PLC0415 (only who saves needs what files need)
 
-    if not isinstance(layer, Layer):
-        hint = ": its save writes models" if isinstance(layer, keras.Model) else safetensors.hint_of(layer)
-        raise TypeError(f"expected a layer of attention_keras; got {type(layer).__name__}{hint}")
-    safetensors.save_layer(path, layer.definition, *layer.to_numpy())
+    hint = ": its save writes models" if isinstance(layer, keras.Model) else ""
+    adapted.save(path, layer, Layer, hint)
 
 
 def load(path: str | Path, *, device: str | None = None, dtype: str | None = None, **settings: Any) -> Layer:
@@ -202,7 +200,6 @@ def load(path: str | Path, *, device: str | None = None, dtype: str | None = Non
     TypeError, ValueError
         When the file is not one of a layer, or there is no such device or type.
     """
-    from attention_files.safetensors import load_layer  # noqa: PLC0415 (only who loads needs what files need)
+    from attention_files import adapted  # noqa: PLC0415 (only who loads needs what files need)
 
-    definition, *arrays = load_layer(path)
-    return Layer.from_numpy(definition.with_settings(**settings), *arrays, device=device, dtype=dtype)
+    return adapted.load(path, Layer, settings, device=device, dtype=dtype)  # type: ignore[no-any-return]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,24 +15,6 @@ from attention_numpy.threads import NumpyThreads
 from attention_numpy.trees import as_floating, known_device, known_mode, map_arrays, to_copies, versions_of
 
 __all__ = ["NumpyBackend", "backend"]
-
-
-_empty = contextvars.Context()
-_empty.run(np.seterr, all="ignore")
-_IGNORED = list(_empty.items())  # NumPy's variable and its value, which `numpy.errstate` makes anew each time
-
-
-class _Ignored:
-    """What ``numpy.errstate(all="ignore")`` is, in a sixth of its time."""
-
-    __slots__ = ("_token",)
-
-    def __enter__(self) -> None:
-        ((variable, value),) = _IGNORED
-        self._token = variable.set(value)
-
-    def __exit__(self, *_: object) -> None:
-        _IGNORED[0][0].reset(self._token)
 
 
 class NumpyLoops(PythonLoops):
@@ -112,7 +93,7 @@ class NumpyBackend(Backend):
 
     def without_warnings(self) -> contextlib.AbstractContextManager[Any]:
         """A context in which NumPy warns of no number, and raises for none."""
-        return _Ignored() if _IGNORED else np.errstate(all="ignore")
+        return np.errstate(all="ignore")
 
     def draw_seed(self, source: Any, /) -> Any:
         """Draw two words from a generator of NumPy."""

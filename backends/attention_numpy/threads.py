@@ -6,7 +6,7 @@ their time.
 
 After a function, a thread of the library waits for the next one. Meanwhile it keeps a core busy, for milliseconds with
 OpenMP, and a tenth of a second with OpenBLAS. The variable OPENBLAS_THREAD_TIMEOUT may say otherwise. So threads of our
-own are for long loops.
+own are for long loops. A process that is forked during one has none.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-import os
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -47,8 +45,6 @@ class Threads:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.limits: contextlib.AbstractContextManager[Any] | None = None  # while a loop has the threads
-        _ALL.add(self)
 
     def count(self) -> int:
         """How many threads a function has now; 1 where that number cannot be set."""
@@ -88,12 +84,10 @@ class Threads:
             workers = self.num_workers(work) if is_held else 1
             if not 1 < workers <= 2 * count:
                 return False
-            self.limits = self.limited()
-            with self.limits:
+            with self.limited():
                 self._share(deque(range(count)), min(workers, count), lambda index: body(index, state))
         finally:
             if is_held:
-                self.limits = None
                 lock.release()
         return True
 
@@ -130,22 +124,6 @@ class Threads:
                     errors.append(error)
         if errors:
             raise errors[0]
-
-
-_ALL: weakref.WeakSet[Threads] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    """In the child of a process, no loop has threads, and functions have as many as before it."""
-    for threads in _ALL:
-        threads.lock = threading.Lock()
-        if threads.limits is not None:
-            threads.limits.__exit__(None, None, None)
-            threads.limits = None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 class NumpyThreads(Threads):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context, record  # no public name tells what looks at operations, or all tapes
 from tensorflow.python.saved_model import save_context  # no public name tells that a program is being saved
 
 from attention_core.backend import DIFFERENTIATED_ONCE, Array, Backend, Operation, Tuning, explain_class
@@ -94,7 +95,7 @@ class TensorFlowBackend(Backend):
 
     def has_gradient(self, array: Array, /) -> bool:
         """Whether a tape that is open here records what is computed from a tensor; one around a graph is not seen."""
-        return bool(_is_recorded([tf.convert_to_tensor(array)]))  # of a variable, what is read
+        return bool(record.should_record_backprop([tf.convert_to_tensor(array)]))  # of a variable, what is read
 
     def stop_gradient(self, array: Array, /) -> Array:
         return tf.stop_gradient(array)
@@ -122,7 +123,7 @@ class TensorFlowBackend(Backend):
 
     def without_warnings(self) -> contextlib.AbstractContextManager[Any]:
         """A context in which `tf.debugging.enable_check_numerics` raises for no number: a masked score is -inf."""
-        return _without_callbacks()
+        return _unseen(context.context()) if context.context().op_callbacks else contextlib.nullcontext()
 
     def draw_seed(self, source: Any, /) -> Any:
         """Draw two words from a generator of TensorFlow or Keras."""
@@ -169,35 +170,17 @@ class TensorFlowBackend(Backend):
         return value, gradients_of
 
 
-def _without_callbacks() -> contextlib.AbstractContextManager[Any]:
-    """A context in which nothing looks at the operations that are run."""
-    try:
-        from tensorflow.python.eager.context import context  # noqa: PLC0415 (it may move)
-    except ImportError:
-        return contextlib.nullcontext()
-    current = context()
-    return _unseen(current) if current.op_callbacks else contextlib.nullcontext()
-
-
 @contextlib.contextmanager
-def _unseen(context: Any) -> Iterator[None]:
-    callbacks = list(context.op_callbacks)
+def _unseen(current: Any) -> Iterator[None]:
+    """A context in which nothing looks at the operations that are run."""
+    callbacks = list(current.op_callbacks)
     for callback in callbacks:
-        context.remove_op_callback(callback)
+        current.remove_op_callback(callback)
     try:
         yield
     finally:
         for callback in callbacks:
-            context.add_op_callback(callback)
-
-
-def _is_recorded(arrays: list[Array]) -> bool:
-    """Whether a tape watches a tensor; no public function of TensorFlow tells."""
-    try:
-        from tensorflow.python.eager.record import should_record_backprop  # noqa: PLC0415 (it may move)
-    except ImportError:
-        return False
-    return bool(should_record_backprop(arrays))
+            current.add_op_callback(callback)
 
 
 def _refused(tensors: tuple[Array, ...]) -> Any:

@@ -1,10 +1,9 @@
-"""What the array API standard lets one ask of a library: its dtypes, their kinds, limits and promotion, its devices."""
+"""What attention asks of a library by the array API standard: its dtypes, their limits and promotion, its devices."""
 
 from __future__ import annotations
 
 import builtins
 import functools
-from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,27 +22,6 @@ SIGNED = frozenset({int8, int16, int32, int64})
 UNSIGNED = frozenset({uint8, uint16, uint32, uint64})
 INTEGRAL = SIGNED | UNSIGNED
 FLOATING = frozenset({float16, bfloat16, float32, float64})
-COMPLEX = frozenset({tf.complex64, tf.complex128})  # told apart, though nothing here computes with them
-KINDS: Mapping[str, frozenset[DType]] = {
-    "bool": frozenset({bool}),
-    "signed integer": SIGNED,
-    "unsigned integer": UNSIGNED,
-    "integral": INTEGRAL,
-    "real floating": FLOATING,
-    "complex floating": COMPLEX,
-    "numeric": INTEGRAL | FLOATING | COMPLEX,
-}
-
-
-def isdtype(dtype: DType, kind: str | DType | tuple[str | DType, ...]) -> builtins.bool:
-    """Whether a dtype is of a kind: a name of the standard, a dtype, or several of these."""
-    if isinstance(kind, tuple):
-        return any(isdtype(dtype, one) for one in kind)
-    if not isinstance(kind, str):
-        return dtype is kind
-    if kind not in KINDS:
-        raise ValueError(f"expected a kind out of {', '.join(KINDS)}; got {kind!r}")
-    return dtype in KINDS[kind]
 
 
 def _holds(wide: DType, narrow: DType) -> builtins.bool:
@@ -102,33 +80,14 @@ def finfo(type: Array | DType, /) -> SimpleNamespace:
     return SimpleNamespace(bits=8 * dtype.size, dtype=dtype, **values)
 
 
-def iinfo(type: Array | DType, /) -> SimpleNamespace:
-    """Limits of an integer dtype."""
-    dtype = _dtype_of(type)
-    return SimpleNamespace(bits=8 * dtype.size, dtype=dtype, max=int(dtype.max), min=int(dtype.min))
-
-
 class NamespaceInfo:
     """What the namespace offers, in the terms of the standard."""
-
-    def capabilities(self) -> dict[str, Any]:
-        """Say that no shape depends on data here, and how many axes there may be."""
-        return {"boolean indexing": False, "data-dependent shapes": False, "max dimensions": 8}
 
     def devices(self) -> list[str]:
         """List the short names of TensorFlow's devices, the default one first."""
         names = [device.name.removeprefix("/device:") for device in tf.config.list_logical_devices()]
         return sorted(names, key=lambda name: not name.startswith("GPU"))  # stable: all else keeps its order
 
-    def default_device(self) -> str:
-        """Name the device on which tensors are made unless another is asked for."""
-        return self.devices()[0]
-
     def default_dtypes(self, *, device: str | None = None) -> dict[str, DType]:
         """Name the dtypes of what is made of Python numbers, and of positions."""
-        return {"real floating": float32, "complex floating": tf.complex64, "integral": int32, "indexing": int64}
-
-    def dtypes(self, *, device: str | None = None, kind: str | tuple[str, ...] | None = None) -> dict[str, DType]:
-        """List the dtypes of the standard by name, those of a kind where one is given."""
-        known = INTEGRAL | {bool, float32, float64}
-        return {dtype.name: dtype for dtype in known if kind is None or isdtype(dtype, kind)}
+        return {"real floating": float32, "integral": int32, "indexing": int64}

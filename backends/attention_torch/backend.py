@@ -150,6 +150,7 @@ class TorchBackend(Backend):
     modes: tuple[str, ...] = ("eager", "compiled")
     tuning = Tuning(queries=2048, keys=512, min_queries=64, dense_below=256 * 256, structured_below=256 * 256)
     kernels: tuple[Kernel, ...] = (ScaledDotProduct(FLEX), FLEX)
+    silu = staticmethod(torch.nn.functional.silu)
     collectives = TorchCollectives()
     autocast = TorchAutocast()
 
@@ -260,14 +261,18 @@ class TorchBackend(Backend):
         remember(self._numbers, key, kept, most=KEPT_ARRAYS)
         return kept
 
-    def silu(self, x: Array, /) -> Array:
-        return torch.nn.functional.silu(x)
+    def affine(self, x: Array, weight: Array, bias: Array, /) -> Array:
+        return torch.nn.functional.linear(x, weight.mT, bias)
+
+    def normalize(self, x: Array, scale: Array, offset: Array, epsilon: float, /) -> Array:
+        return torch.nn.functional.layer_norm(x, scale.shape, scale, offset, epsilon)
 
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
         if torch.compiler.is_compiling() or get_proxy_mode() is not None:
             text = operators.encode(*operation, type(plan), *plan)
             # What torch.func.grad is asked about says that it is differentiated only once something is done with it.
-            arrays = tuple(array.view_as(array) for array in arrays)
+            if torch.compiler.is_dynamo_compiling():
+                arrays = tuple(array.view_as(array) for array in arrays)
             recorded = torch.is_grad_enabled() and any(array.requires_grad for array in arrays)
             results = CompiledOperationFunction.apply(text, *arrays) if recorded else operators.attend(arrays, text)
             return tuple(results)

@@ -170,12 +170,6 @@ class SaganAttention(Layer):
     kind = layers.SaganAttention
     defaults: ClassVar[Mapping[str, Any]] = {"data_format": "channels_first"}
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        sigma = state_dict.get(f"{prefix}sigma")
-        if isinstance(sigma, torch.Tensor) and sigma.ndim == 0:  # as in the original code of SAGAN
-            state_dict[f"{prefix}sigma"] = sigma.reshape(1)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
 
 def save(layer: Layer, path: str | PathLike[str], /) -> None:
     """Write a layer to a file of safetensors, which every framework loads: its settings, parameters and state.
@@ -190,12 +184,9 @@ def save(layer: Layer, path: str | PathLike[str], /) -> None:
     TypeError
         When this is not a layer of `attention_torch`.
     """
-    from attention_files import safetensors  # noqa: PLC0415 (safetensors is needed for files alone)
+    from attention_files import adapted  # noqa: PLC0415 (safetensors is needed for files alone)
 
-    if not isinstance(layer, Layer):
-        hint = safetensors.hint_of(layer)
-        raise TypeError(f"expected a layer of attention_torch; got {type(layer).__name__}{hint}")
-    safetensors.save_layer(path, layer.definition, *layer.to_numpy())
+    adapted.save(path, layer, Layer)
 
 
 def load(
@@ -223,7 +214,6 @@ def load(
     TypeError, ValueError
         As in `Layer.from_numpy` and `Layer.with_settings`; what files raise is said in `attention_files.safetensors`.
     """
-    from attention_files import safetensors  # noqa: PLC0415 (safetensors is needed for files alone)
+    from attention_files import adapted  # noqa: PLC0415 (safetensors is needed for files alone)
 
-    definition, *arrays = safetensors.load_layer(path)
-    return Layer.from_numpy(definition.with_settings(**settings), *arrays, device=device, dtype=dtype)
+    return adapted.load(path, Layer, settings, device=device, dtype=dtype)  # type: ignore[no-any-return]

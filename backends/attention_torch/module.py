@@ -222,9 +222,6 @@ class Layer(Adapted, Tree):
     def _get_name(self) -> str:
         return type(self).__name__
 
-    def __prepare_scriptable__(self) -> Any:
-        raise TypeError("expected tensors of PyTorch; got those of torch.jit.script: torch.export traces layers")
-
     def _state(self) -> Any:
         return () if self.state is None else self.state.read()
 
@@ -262,14 +259,7 @@ class Layer(Adapted, Tree):
         parameters = self.read()
         if self.state is not None:
             options["state"] = self._step(parameters)
-        if not torch.jit.is_tracing():
-            return self.definition(parameters, *arrays, **options, xp=backend.namespace)
-        try:
-            return self.definition(parameters, *arrays, **options, xp=backend.namespace)
-        except (AttributeError, TypeError, ValueError) as error:
-            if str(error).startswith("expected") and "unknown" not in str(error):
-                raise
-            raise ValueError(f"{error}: torch.jit.trace knows no size, torch.export does") from error
+        return self.definition(parameters, *arrays, **options, xp=backend.namespace)
 
     def _compute_part(self, name: str, function: Callable[[torch.Tensor], Any], h: torch.Tensor) -> Any:
         """Call a module with what it is to compute, so that its hooks are called."""

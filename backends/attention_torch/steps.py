@@ -19,6 +19,8 @@ from attention_core.backend import CONTEXTS, STEPS, assumes_finite, read_as
 from attention_numpy.trees import ARRAYS
 from attention_torch import modes
 
+CONSTANTS = (types.NoneType, bool, str, types.ModuleType)  # parts of a structure
+NUMBERS = (int, float)  # leaves, as tensors are
 _structures: dict[str, Any] = {}
 
 
@@ -33,38 +35,40 @@ def _as_step(name: str, read: Any) -> Callable[..., Any]:
 
     def step(*arguments: Any, **options: Any) -> Any:
         if takes_setting and options.get("assume_finite") is None:
-            options = {**options, "assume_finite": assumes_finite(*CONTEXTS.settings)}
+            options["assume_finite"] = assumes_finite(*CONTEXTS.settings)
         leaves: list[Any] = []
         others: list[Any] = []
-        structure = _taken_apart((arguments, options), leaves, others)
-        for leaf in leaves:
-            if isinstance(leaf, torch.Tensor) and leaf.device.type not in modes.HOSTS:
-                others.append(leaf)
+        structure = _taken_apart((*arguments, *options.values()), leaves, others)
         if others or CONTEXTS.recorders or _must_be_read():
             return read(*arguments, **options)
-        return _run(_kept(name, structure), *leaves)
+        return _run(_kept(name, (tuple(options), structure)), *leaves)
 
     return step
 
 
 def _taken_apart(part: Any, leaves: list[Any], others: list[Any]) -> Any:
-    """The structure of a container, with an index for each leaf; what is no pytree of leaves goes to the others.
+    """The structure of a container, with an index for each leaf.
 
-    It is a loop, and not a function of each leaf, as Dynamo takes a millisecond to enter a function.
+    What is no pytree of leaves goes to the others, and so do tensors on an accelerator. It is a loop of few
+    instructions, and not a function of each leaf, as Dynamo takes a millisecond to enter a function.
     """
-    if isinstance(part, dict):
-        found, parts = [dict, tuple(part)], tuple(part.values())
-    elif isinstance(part, tuple | list):
-        found, parts = [type(part)], tuple(part)
+    found: list[Any] = [type(part)]
+    if isinstance(part, tuple | list):
+        parts = tuple(part)
     elif not isinstance(part, ARRAYS) and is_dataclass(part):
-        found, parts = [type(part)], tuple([getattr(part, field.name) for field in fields(part)])
+        parts = tuple([getattr(part, field.name) for field in fields(part)])
     else:
         others.append(part)
         return None
     for each in parts:
-        if each is None or isinstance(each, bool | str | types.ModuleType):
+        if isinstance(each, torch.Tensor):
+            found.append(len(leaves))
+            leaves.append(each)
+            if each.device.type not in modes.HOSTS:
+                others.append(each)
+        elif isinstance(each, CONSTANTS):
             found.append(each)
-        elif isinstance(each, torch.Tensor | int | float):
+        elif isinstance(each, NUMBERS):
             found.append(len(leaves))
             leaves.append(each)
         else:
@@ -76,9 +80,6 @@ def _put_together(structure: Any, leaves: tuple[Any, ...]) -> Any:
     if not isinstance(structure, tuple):
         return leaves[structure] if type(structure) is int else structure  # True is no index
     kind, *branches = structure
-    if kind is dict:
-        names, *branches = branches
-        return dict(zip(names, [_put_together(branch, leaves) for branch in branches], strict=True))
     values = [_put_together(branch, leaves) for branch in branches]
     if issubclass(kind, tuple | list):
         return kind(*values) if hasattr(kind, "_fields") else kind(values)
@@ -114,9 +115,11 @@ for _each in (_must_be_read, _kept):
 
 def _run(text: str, *leaves: Any) -> Any:
     """The results of a function; what is wrong with its arguments ends the graph before it, so that it says so."""
-    arguments, options = _put_together(_structures[text], leaves)
+    names, structure = _structures[text]
+    values = _put_together(structure, leaves)
+    count = len(values) - len(names)
     try:
-        return STEPS[text.partition(" ")[0]](*arguments, **options)
+        return STEPS[text.partition(" ")[0]](*values[:count], **dict(zip(names, values[count:], strict=True)))
     except (TypeError, ValueError) as error:
         if torch._guards.TracingContext.try_get() is None:
             raise

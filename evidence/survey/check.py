@@ -31,9 +31,9 @@ from attention_conformance.measure.finding import (
 from attention_conformance.measure.measures import drawn, variables
 from attention_conformance.measure.question import Question
 from attention_conformance.run.again import script_of
-from attention_conformance.verdict.script import script
 from attention_conformance.written.summary import assumptions
 from survey.rows import PROPERTIES, Row, property_of, read_remarks, remark_of
+from survey.script import script
 
 RED = (*WRONG, "crashed", "timed out")
 """Verdicts of cells that are published only after their script has shown them."""

@@ -9,16 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.kernel.presets import (
-    PRESETS as SHIPPED,
-    Preset,
-    flax,
-    keras_heads,
-    of_model,
-    sdpa,
-    session_of,
-)
+from attention_conformance.kernel.presets import PRESETS as SHIPPED, Preset, flax
 from attention_conformance.launch.subject import Subject
+from survey.attentions import keras_heads, of_model, onnx, sdpa, session_of, torch_mha, transformers
 
 
 def flash_of_cpu() -> Subject:
@@ -367,6 +360,13 @@ def openvino() -> Subject:
 
 
 PRESETS = SHIPPED | {
+    "torch.sdpa-math": Preset("torch", functools.partial(sdpa, "MATH")),
+    "torch.mha": Preset("torch", torch_mha),
+    "keras.mha": Preset("keras", functools.partial(keras_heads, grouped=False)),
+    "transformers.eager": Preset("transformers", functools.partial(transformers, sdpa=False)),
+    "transformers.sdpa": Preset("transformers", functools.partial(transformers, sdpa=True)),
+    "onnx.reference": Preset("onnx", functools.partial(onnx, runtime=False)),
+    "onnxruntime": Preset("onnxruntime", functools.partial(onnx, runtime=True)),
     "torch.sdpa-flash": Preset("torch", functools.partial(sdpa, "FLASH_ATTENTION")),
     "torch.flash-of-cpu": Preset("torch", flash_of_cpu),
     "torch.causal-lower-right": Preset("torch", causal_lower_right),

@@ -168,45 +168,6 @@ def test_after_the_main_thread_has_ended():
     assert done.stdout == "(1, 8, 2048, 8)\n", done.stderr
 
 
-FORKED = """
-import os, threading
-from attention_numpy.threads import NumpyThreads
-
-THREADS = NumpyThreads()
-
-inside, forked = threading.Event(), threading.Event()
-
-def body(index, state):
-    inside.set()
-    forked.wait()
-
-loop = threading.Thread(target=THREADS.for_each, args=(4, body, None, THREADS.least_work))
-if THREADS.count() == 2:
-    loop.start()
-    inside.wait()
-    child = os.fork()
-    if child == 0:
-        again = THREADS.count() == 2 and THREADS.for_each(4, lambda *_: None, None, THREADS.least_work)
-        os._exit(0 if again else 1)
-    forked.set()
-    loop.join()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert THREADS.count() == 2
-else:
-    print("NumPy has a library of products whose threads cannot be set")
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_fork_during_a_loop_has_its_threads_again():
-    """In a process of its own, as other libraries warn of forks."""
-    environment = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    if done.stdout:
-        pytest.skip(done.stdout)
-
-
 def test_without_threadpoolctl(monkeypatch):
     monkeypatch.setattr(threads, "ThreadpoolController", None)
     threads._products.cache_clear()

@@ -1,4 +1,4 @@
-"""Files are written whole or not at all: what is no regular file stays, and killed savers leave nothing for long."""
+"""Files are written whole or not at all: what is no regular file stays, and what a killed saver was to replace."""
 
 import os
 import signal
@@ -40,50 +40,28 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path):
     assert names(tmp_path) == ["link", "pipe"]
 
 
-def test_what_a_killed_saver_left_is_removed_by_the_next(tmp_path):
-    path, other = tmp_path / "weights", tmp_path / "others"
-    for target in (path, path, other):
-        ended = subprocess.run(
-            [sys.executable, "-c", KILLED, target],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-            check=False,
-        )
-        assert ended.returncode == -signal.SIGKILL
-    assert [each.endswith(".tmp") for each in names(tmp_path)] == [True, True]  # the second removed what the first left
+def test_a_killed_saver_leaves_the_file_as_it_was(tmp_path):
+    path = tmp_path / "weights"
     write_file(path, b"whole")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run([sys.executable, "-c", KILLED, path], env=environment, check=False)
+    assert ended.returncode == -signal.SIGKILL
     assert path.read_bytes() == b"whole"
-    assert len(names(tmp_path)) == 2  # that of the other target is its own saver's
-    write_file(other, b"whole")
-    assert names(tmp_path) == ["others", "weights"]
+    assert [each.endswith(".tmp") for each in names(tmp_path)] == [True, False]
 
 
-def test_a_saver_that_lives_keeps_its_temporary_file(tmp_path, monkeypatch):
+def test_two_savers_of_one_file_at_once_both_write_it_whole(tmp_path, monkeypatch):
     path, seen, fsync = tmp_path / "weights", [], os.fsync
 
     def meanwhile(number):
         monkeypatch.setattr(writing.os, "fsync", fsync)
         write_file(path, b"second")
-        seen.append(names(tmp_path))
+        seen.append(path.read_bytes())
         fsync(number)
 
     monkeypatch.setattr(writing.os, "fsync", meanwhile)
     write_file(path, b"first")
-    assert (path.read_bytes(), names(tmp_path)) == (b"first", ["weights"])
-    assert [len(each) for each in seen] == [2]
-
-
-def test_a_saver_whose_file_was_taken_for_abandoned_makes_another(tmp_path, monkeypatch):
-    path, lock, calls = tmp_path / "weights", writing._lock, []
-
-    def late(file):
-        calls.append(file.name)
-        if len(calls) == 1:
-            os.unlink(file.name)
-        return lock(file)
-
-    monkeypatch.setattr(writing, "_lock", late)
-    write_file(path, b"whole")
-    assert (path.read_bytes(), names(tmp_path), len(set(calls))) == (b"whole", ["weights"], 2)
+    assert (seen, path.read_bytes(), names(tmp_path)) == ([b"second"], b"first", ["weights"])
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")

@@ -12,11 +12,7 @@ from command_helpers import ENVIRONMENT, invoke
 
 from attention_conformance.cases.case import Draw
 from attention_conformance.cases.large import LARGE, selecting
-from attention_conformance.kernel.probe import settled
-from attention_conformance.launch.subject import Subject
-from attention_conformance.measure.question import Question
 from attention_conformance.oracle.dense import answer, dense_of
-from attention_conformance.verdict.memory import too_large
 from attention_core.backend import get_backend
 
 KERNEL = """
@@ -69,10 +65,7 @@ def test_the_fault_is_told_in_words_and_conventions_are_accepted_by_name(target)
     case = ("--case", "shape-128x128-d64-causal", "--case", "empty-row-mask", "--dtype", "float32")
     found = in_this_process(target, *case, "--layout", "BHSD", "--seed", 3)
     assert found.exit_code == 1
-    at_once = (
-        "silently wrong: shape-128x128-d64-causal float32: queries from 64 on see one key of the future; output at ("
-    )
-    assert at_once in " ".join(found.stderr.split())
+    assert found.stderr == ""
     told = " ".join(found.stdout.split())
     assert "SILENTLY WRONG queries from 64 on see one key of the future (future-key-from-64)" in told
     assert "a fully masked row gives the average of all values (mean-of-masked-row) contract, line 4" in told
@@ -160,7 +153,7 @@ def test_a_baseline_keeps_cause_and_error_and_another_is_no_baseline(tmp_path, m
         (["equinox"], "expected equinox for equinox; got none: pip install equinox"),
         (["numpy:abs", "--backend", "cupy"], "expected a backend out of numpy, torch, jax, tensorflow; got 'cupy'"),
         (["numpy:abs", "--layout", "SDHB"], "expected a layout out of BHSD, BSHD"),
-        (["numpy:abs", "--profile", "loose"], "expected a profile out of exact, kernel, tf32, 'like TARGET'; got 'loose'"),
+        (["numpy:abs", "--profile", "loose"], "expected a profile out of exact, kernel, tf32; got 'loose'"),
         (["numpy:abs", "--case", "casual-*"], "expected a case; got 'casual-*', which none matches: perhaps causal-"),
         (["numpy:abs", "--accept", "mean-of-maskedrow"], "got 'mean-of-maskedrow': perhaps mean-of-masked-row"),
         (["numpy:abs", "--keyword", "masc=x"], "expected --keyword of WHAT=NAME with one of mask, bias, causal,"),
@@ -262,10 +255,10 @@ def test_a_kernel_that_refuses_a_kind_of_call_throughout_or_every_call_does_not_
     assert alone.exit_code == 1
     assert "2 of 2 offered cases were refused: ValueError: one block of 64; nothing was computed" in alone.stdout
     stopped = in_this_process(nothing)
-    assert (stopped.exit_code, stopped.stdout) == (2, "")
-    assert "found by a call" not in stopped.stderr
-    assert "  layout: BHSD (every such call raised)" in stopped.stderr
-    last = stopped.stderr.splitlines()[-1]
+    assert stopped.exit_code == 2
+    assert "found by a call" not in stopped.stdout
+    assert "  layout: BHSD (every such call raised)" in stopped.stdout
+    (last,) = stopped.stderr.splitlines()
     assert last.startswith(f"attention-core: expected a call of {nothing} to return; got an exception of each of ")
     assert "the first RuntimeError: no device at all; --backend, --device, --layout, --mask" in last
 
@@ -290,28 +283,22 @@ def test_what_is_right_in_a_process_of_its_own_is_told_as_of_state(tmp_path):
     assert "what is kept of calls before, or their order, matters (state)" in " ".join(found.stdout.split())
 
 
-def test_the_least_wrong_of_drawn_calls_is_a_program_that_a_seed_replays(tmp_path):
+def test_the_least_wrong_of_drawn_calls_is_a_case_that_a_seed_replays(tmp_path):
     source = tmp_path / "kernel.py"
     source.write_text(
         "import numpy as np\n\ndef attention(query, key, value):\n    return 0 * query @ key.mT @ value\n"
     )
     words = (f"{source}:attention", "--fuzz", 1, "--seed", 3, "--dtype", "float32", "--layout", "SD")
     accepted = in_this_process(*words, "--fuzz", 0.001, "--accept", "zeros")
-    assert (accepted.exit_code, "as a program" in accepted.stdout) == (0, False)
+    assert (accepted.exit_code, accepted.stdout.splitlines()[-1]) == (0, "0 silently wrong, 1 right")
     drawn = [in_this_process(*words) for _ in range(2)]
     assert drawn[0].stdout == drawn[1].stdout
     assert drawn[0].exit_code == 1
     assert "shape-1x1-b1-h1on1-d16-plain" in drawn[0].stdout
-    program = tmp_path / "program.py"
-    program.write_text('"""' + drawn[0].stdout.partition('\n"""')[2].rpartition("\n\n")[0])
-    assert "attention_conformance" not in program.read_text()
-    environment = {name: each for name, each in ENVIRONMENT.items() if name != "PYTHONPATH"}
+    again = drawn[0].stdout.partition("see the most telling again: ")[2].splitlines()[0]
     for text, status in ((source.read_text(), 1), (KERNEL, 0)):
         source.write_text(text)
-        words = [sys.executable, "-P", program]
-        run = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
-        assert run.returncode == status, run.stderr
-        assert ": expected " in run.stdout
+        assert in_this_process(*shlex.split(again)[2:]).exit_code == status
 
 
 def test_large_cases_count_heads_beyond_16_bits_and_ask_for_memory_first(tmp_path, monkeypatch):
@@ -327,7 +314,7 @@ def test_large_cases_count_heads_beyond_16_bits_and_ask_for_memory_first(tmp_pat
     monkeypatch.setattr("attention_conformance.run.subjects.available_memory", lambda: 1.0)
     left_out = in_this_process(f"{tmp_path / 'honest.py'}:attention", *words)
     line = "left out: large-heads float32: it takes 2 GiB of memory; 1.0 GiB are free"
-    assert line in " ".join(left_out.stderr.split())
+    assert line in " ".join(left_out.stdout.split())
     monkeypatch.setattr("attention_cli.check.available_memory", lambda: 1.0)
     refused = in_this_process("numpy:abs", "--large")
     assert (refused.exit_code, "expected 2 GiB of free memory for --large; got 1.0" in refused.stderr) == (2, True)
@@ -340,21 +327,6 @@ def test_the_closed_form_of_large_cases_is_the_definition_at_a_size_that_can_be_
         problem = selecting(Draw(dtype, 0, "small"), 5, 50, 32, **sizes)
         output = answer(dense_of(problem)).arrays["output"]
         assert np.max(np.abs(output - LARGE[0].closed(problem))) < 1e-12
-
-
-def test_the_memory_of_all_scores_is_measured_on_a_part_of_them():
-    def dense(query, key, value):
-        powers = np.exp(query @ np.swapaxes(key, -1, -2) / np.float32(query.shape[-1] ** 0.5) - 64 * 16)
-        return powers @ value / powers.sum(axis=-1, keepdims=True)
-
-    def by_rows(query, key, value):
-        parts = [dense(query[..., at : at + 64, :], key, value) for at in range(0, query.shape[-2], 64)]
-        return np.concatenate(parts, axis=-2)
-
-    case = next(each for each in LARGE if each.name == "large-scores")
-    told = [too_large(Question(settled(Subject(each)), case, "float32"), 6.0) for each in (dense, by_rows)]
-    assert told[0].endswith("64 times what 1.6% of its scores took; 6.0 GiB are free")
-    assert told[1] == ""
 
 
 PAIR = """
@@ -414,7 +386,7 @@ def test_each_question_about_bits_is_a_line_with_its_answer(pair, tmp_path):
     rows = ("--case", "bits-whole", "--case", "bits-batch", "--json", tmp_path / "found.json")
     found = in_this_process(f"{pair}attention_", "--same-bits-as", f"{pair}powers_", *rows)
     assert found.exit_code == 1
-    lines = found.stdout.splitlines()
+    lines = [each for each in found.stdout.splitlines() if "bits: bits-" in each or " again: " in each]
     assert lines[0] == "same bits: bits-whole float32: 1 comparisons"
     assert lines[1].startswith("other bits: bits-batch float32: ")
     assert "samples 0 alone: " in lines[1]

@@ -183,7 +183,7 @@ def test_results_are_written_as_json(tmp_path):
         (["--json", "/no/such/folder/results.json"], "expected a file that can be written; got /no/such/folder/results.json"),
         (["--json", "."], "expected a file to write; got ., a directory"),
         (["--json", "/dev/null"], "expected a file to write; got /dev/null, no regular file"),
-        (["--backend", "numpy", "--model", "/no/such/model"], "expected a model directory; got /no/such/model"),
+        (["--backend", "numpy", "--model", "/no/such/model"], "expected --identical with --model, whose numbers"),
     ],
     ids=lambda each: each[-2] if isinstance(each, list) else "",
 )  # fmt: skip
@@ -215,7 +215,7 @@ def test_without_the_libraries_of_the_command_it_says_what_to_install(monkeypatc
     monkeypatch.setitem(sys.modules, "attention_cli.app", None)
     with pytest.raises(ModuleNotFoundError):
         program.run()  # that is not one of them
-    for name, extra in (("jinja2", "check"), ("typer", "view")):
+    for name, extra in (("packaging", "check"), ("typer", "view")):
 
         def app(name=name):
             raise ModuleNotFoundError(name=name)

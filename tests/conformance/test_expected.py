@@ -2,19 +2,20 @@
 
 from dataclasses import replace
 from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
 from command_helpers import invoke
 
 from attention_conformance import Finding
-from attention_conformance.kernel.presets import PRESETS
 from attention_conformance.measure.catalogue import subject_cases
 from attention_conformance.measure.kinds import NAMES as KINDS
 from attention_conformance.mistakes.diagnoses import DIAGNOSES
 from attention_conformance.mistakes.variants import CONVENTIONS, FAULTS, NARROW, SPREAD
 from attention_conformance.named import named_cases
-from attention_conformance.verdict.expected import SHIPPED, Origin, expected_of, met, read_expected, unmatched
+from attention_conformance.verdict.expected import SHIPPED, Origin, met, read_expected, unmatched
 from attention_workers.machine import machine
+from survey.presets import PRESETS
 
 CASES = {case.name: set(case.dtypes) for case in subject_cases()}
 NAMES = {*CASES, *(f"kind: {kind}" for kind in KINDS)}
@@ -22,9 +23,14 @@ VARIANTS = {"", *(each.name for each in (*CONVENTIONS, *FAULTS, *DIAGNOSES, NARR
 LINKS = {"", *(each.url for each in named_cases())}
 
 
-@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.toml")), ids=lambda path: path.stem)
-def test_a_shipped_file_names_a_preset_its_package_cases_and_threads(path):
-    entries = expected_of(path.stem, "shipped")
+SURVEYED = Path(__file__).parents[2] / "evidence" / "survey" / "expected"
+
+
+@pytest.mark.parametrize(
+    "path", sorted([*SHIPPED.glob("*.toml"), *SURVEYED.glob("*.toml")]), ids=lambda path: path.stem
+)
+def test_a_file_of_a_preset_names_its_package_cases_and_threads(path):
+    entries = read_expected(path)
     assert entries
     for entry in entries:
         assert PRESETS[path.stem].package in entry.versions

@@ -277,7 +277,6 @@ def test_hashes_are_written_as_json(tmp_path):
         (["--mode", "slow"], "expected a mode out of eager; got 'slow'"),
         (["--dtype", "float32"], "expected no --dtype with --identical; got one"),
         (["--model", "/no/such/model"], "expected a model directory; got /no/such/model, which is none"),
-        (["--model", "a", "--model", "b"], "expected one --model with --identical; got 2"),
         (["--case", "model"], "expected a case out of those of --list; got 'model', which none matches"),
     ],
 )

@@ -127,7 +127,7 @@ def test_a_part_of_several_names_is_refused():
         assert refusal("cases", part).startswith("expected a part of one name out of ")
 
 
-def test_cases_are_listed_by_word_property_package_line_and_device():
+def test_cases_are_listed_by_word_property_package_and_like_cases():
     def names(*options):
         return {line.split()[0] for line in invoke("cases", *options).stdout.splitlines()[1:-2]}
 
@@ -136,11 +136,8 @@ def test_cases_are_listed_by_word_property_package_line_and_device():
     assert names("--word", "padding", "--word", "NaN") == {
         case.name for case in CASES if case.matches("padding") and case.matches("nan")
     }
-    assert names("--line", "12", "--cpu") == set()
     assert "pytorch-103749-padding-mask" in names("--like", "empty-row-mask")
     assert names("--like", "pieces-empty") == {"flashinfer-4051-merge-of-nothing"}
-    assert names("--cpu") == {case.name for case in CASES if case.needs == "cpu"}
-    assert names("--failing") == {case.name for case in CASES if case.shown.result == "wrong"}
     assert "expected a property out of mask, " in refusal("cases", "--property", "speed")
 
 

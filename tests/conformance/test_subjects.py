@@ -324,15 +324,7 @@ def test_bounds_reject_faults_of_the_definition_and_say_which_cases_are_idle():
     assert loose["shape-129x129-d64-causal"].bound > 100 * findings["shape-129x129-d64-causal"].bound
 
 
-def test_a_subject_may_be_as_inaccurate_as_another():
-    rough = Subject(planted.Kernel("query in 8 bits"), **TAKES)
-    case = "shape-31x31-d80-plain"
-    assert found(rough, case)[case].verdict == "silently wrong"
-    assert found(rough, case, like=rough)[case].verdict == "right"
-    lost = Subject(planted.Kernel("last query lost"), **TAKES)
-    assert found(lost, case, like=lost)[case].verdict == "silently wrong"  # whatever another does
-
-
+@pytest.mark.needs("numpy")
 def test_the_wide_reference_is_that_of_50_digits():
     for name in ("mask-and-bias", "attended-inf-value", "attended-nan-key", "sinks", "softcap-before-bias-and-mask",
                  "empty-row-bias", "gradient-mask-and-bias", "gradient-sinks", "gradient-softcap", "gradient-grouped",

@@ -23,7 +23,7 @@ from attention_conformance.mistakes.surprises import surprises
 from attention_conformance.run.job import Job
 from attention_conformance.run.subjects import work
 from attention_conformance.verdict.judge import asked
-from attention_conformance.verdict.script import script
+from survey.script import script
 
 KERNEL = [planted.Kernel()]
 """The kernel that all wrappers call."""

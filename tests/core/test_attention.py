@@ -1,13 +1,16 @@
 """The definition of attention, and its contract line by line."""
 
+import functools
 import math
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from backend_helpers import close as near
 
 import attention_core as ac
 from attention_core import scaled_dot_product_attention as attention
+
+close = functools.partial(near, ulps=32)
 
 B, H, G, M, N, D, E = 2, 6, 3, 4, 5, 7, 8  # all different, so that a swapped axis cannot pass
 
@@ -59,11 +62,6 @@ def mask(rng):
     allowed = rng.random((B, H, M, N)) < 0.6
     allowed[0, 1, 2] = False
     return allowed
-
-
-def close(got, expected, ulps=32):
-    scale = max(1.0, float(np.max(np.abs(expected[np.isfinite(expected)]), initial=0)))
-    np.testing.assert_allclose(got, expected, rtol=0, atol=ulps * scale * np.finfo(got.dtype).eps)
 
 
 def test_equals_the_definition(qkv, put, get):
@@ -156,24 +154,6 @@ def test_a_bias_of_any_finite_size_is_no_mask(put, get, qkv):
     result = get(attention(*put(qkv), bias=put(bias), return_logsumexp=True))
     np.testing.assert_allclose(result.output, reference(*qkv)[0], atol=1e-10)  # adding and taking away 2e4 costs digits
     assert np.isfinite(result.logsumexp).all()
-
-
-@given(data=st.data())
-def test_property_equals_the_definition(data, put, get):
-    """Any mask, any causal offset, in a few shapes: eager JAX compiles every operation anew for each."""
-    shapes = [((), 1, 1, 1, 1, 1, 1), ((2,), 1, 2, 3, 4, 5, 2), ((1, 2), 2, 1, 4, 2, 3, 1), ((3,), 2, 2, 1, 5, 2, 4)]
-    leading, groups, times, m, n, d, e = data.draw(st.sampled_from(shapes))
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    q = rng.standard_normal((*leading, groups * times, m, d)) * 3
-    k, v = (rng.standard_normal((*leading, groups, n, width)) for width in (d, e))
-    allowed = rng.random((*leading, groups * times, m, n)) < data.draw(st.sampled_from([0.2, 0.7, 1.0]))
-    offset = data.draw(st.integers(-3, 3))
-    causal = np.arange(n)[None, :] <= np.arange(m)[:, None] + offset
-    result = attention(
-        *put([q, k, v]), mask=ac.Causal(offset=offset) & put(allowed), return_weights=True, return_logsumexp=True
-    )
-    for got, expected in zip(get(result), reference(q, k, v, allowed & causal), strict=True):
-        close(got, expected)
 
 
 # Errors

@@ -19,6 +19,7 @@ from blockwise_helpers import (
     attention,
     qkv,
 )
+from tracing_helpers import sized
 
 import attention_core as ac
 from attention_core._attention.blocks import backward as _backward
@@ -40,12 +41,6 @@ def attend_some(query, key, value, lengths, implementation="blockwise"):
 dense_some = functools.partial(attend_some, implementation="dense")
 
 
-def sized(batch, length, put):
-    rng = np.random.default_rng(batch * 100 + length)
-    shapes = (batch, 6, length, 4), (batch, 3, length + 2, 4), (batch, 3, length + 2, 3)
-    return put([*map(rng.standard_normal, shapes), rng.integers(0, length + 1, batch)])
-
-
 @pytest.mark.needs("tensorflow")
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_tensorflow_with_open_batch_and_lengths(jit_compile, backend):
@@ -63,7 +58,7 @@ def test_tensorflow_with_open_batch_and_lengths(jit_compile, backend):
 
     graph = tf.function(gradients, input_signature=signature, jit_compile=jit_compile)
     for batch, length in ((3, 11), (1, 1)):
-        blocks, dense = graph(*sized(batch, length, backend.from_numpy))
+        blocks, dense = graph(*sized(batch, length, backend.name))
         np.testing.assert_allclose(blocks[0], dense[0], rtol=1e-12)
         for found, expected in zip(blocks[1][:3], dense[1][:3], strict=True):
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11)
@@ -98,11 +93,11 @@ def test_jax_export_with_open_batch_and_lengths(backend):
     shapes = [
         jax.ShapeDtypeStruct(export.symbolic_shape(text, scope=scope), array.dtype)
         for array, text in zip(
-            sized(2, 5, backend.from_numpy), ["b, 6, m, 4", "b, 3, m + 2, 4", "b, 3, m + 2, 3", "b"], strict=True
+            sized(2, 5, backend.name), ["b, 6, m, 4", "b, 3, m + 2, 4", "b, 3, m + 2, 3", "b"], strict=True
         )
     ]
     program = export.deserialize(export.export(jax.jit(attend_some))(*shapes).serialize())
-    arrays = sized(3, 11, backend.from_numpy)
+    arrays = sized(3, 11, backend.name)
     np.testing.assert_allclose(program.call(*arrays), jax.jit(dense_some)(*arrays), rtol=0, atol=1e-13)
 
 

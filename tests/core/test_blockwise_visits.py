@@ -1,6 +1,5 @@
 """The blocks that are computed, the memory and the programs of attention in blocks."""
 
-import dataclasses
 import importlib
 import itertools
 import math
@@ -124,24 +123,6 @@ def test_a_rule_about_distance_is_asked_once_for_each(backend, rng, monkeypatch)
         implementation="blockwise",
     )
     assert len(asked) == 3 + B * 4
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class LaterInLaterEntries(ac.Causal):
-    def allowed(self, at, /, *, xp):
-        return xp.logical_and(super().allowed(at, xp=xp), xp.greater_equal(at.key, at.batch))
-
-    def blocks(self, query, key, /, *, xp):
-        return super().blocks(query, key, xp=xp)[0], False
-
-
-@pytest.mark.needs("untraced loops")
-def test_a_rule_derived_from_one_about_distance_is_asked_everywhere(backend, rng, get):
-    arrays = backend.from_numpy(qkv(rng))
-    found, expected = (
-        get(attention(*arrays, mask=LaterInLaterEntries(), implementation=each)) for each in ("blockwise", "dense")
-    )
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.needs("gradients")

@@ -1,79 +1,34 @@
-"""The cache of keys and values: decoding one position after the other is attending to all of them at once."""
+"""The cache of keys and values: what is written behind its lengths, and what is written over."""
 
 import functools
 
 import numpy as np
 import pytest
-from blockwise_helpers import quickly
-from pairwise import pairwise
 
-from attention_core import scaled_dot_product_attention
-from attention_core.backend import get_backend
-from attention_core.cache import KeyValueCache, append, cache_mask, empty_cache
-from attention_core.functions import rotary_embedding
+from attention_core.cache import KeyValueCache, append, empty_cache
 
-NUMPY = get_backend("numpy").namespace
-B, H, G, L, C, D, E = 2, 6, 3, 5, 8, 4, 7
-attend = functools.partial(scaled_dot_product_attention, implementation="dense")
-CLOSE = {"float32": 1e-6, "float64": 1e-14}
+B, G, C, D, E = 2, 3, 8, 4, 7
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function at '_helpers"
 )
 
 
-def drawn(rng, dtype="float64", length=L):
-    """Query, key and value of a text."""
-    shapes = (B, H, length, D), (B, G, length, D), (B, G, length, E)
-    return tuple(rng.standard_normal(shape).astype(dtype) for shape in shapes)
+def drawn(rng, length):
+    """Key and value of a text."""
+    return tuple(rng.standard_normal((B, G, length, width)) for width in (D, E))
 
 
 def new_cache(xp, dtype="float64", **options):
     return empty_cache((B,), G, C, D, value_dim=E, dtype=getattr(xp, dtype), xp=xp, **options)
 
 
-def turned(x, length, xp):
-    """Rotary embedding of positions behind a length, which may be one for every sample."""
-    places = xp.add(xp.expand_dims(length, axis=-1), xp.arange(x.shape[-2], dtype=xp.int32))
-    return rotary_embedding(x, places, xp=xp)
-
-
-def step(cache, query, key, value, *, xp):
-    """Attention of new positions: their output, and the cache that they are in."""
-    query, key = turned(query, cache.length, xp), turned(key, cache.length, xp)
-    cache = append(cache, key, value, xp=xp)
-    mask = cache_mask(cache, query.shape[-2])
-    return cache, attend(query, cache.key, cache.value, mask=mask, xp=xp)
-
-
-def at_once(query, key, value, xp):
-    zero = xp.zeros((), dtype=xp.int32)
-    return attend(turned(query, zero, xp), turned(key, zero, xp), value, is_causal=True, xp=xp)
-
-
-def pieces(arrays, ends):
-    return [tuple(array[..., start:end, :] for array in arrays) for start, end in zip((0, *ends), ends, strict=False)]
-
-
-@pairwise(ends=[(1, 2, 3, 4, 5), (3, 5)], ragged=[False, True], dtype=["float32", "float64"])
-def test_decoding_is_prefill(ends, ragged, dtype, backend, put, get, rng, xp):
-    arrays = drawn(rng, dtype)
-    run = quickly(backend, functools.partial(step, xp=xp))
-    cache, outputs = new_cache(xp, dtype, ragged=ragged), []
-    for piece in pieces(arrays, ends):
-        cache, output = run(cache, *map(put, piece))
-        outputs.append(get(output))
-    np.testing.assert_array_equal(get(cache.length), np.full((B,) if ragged else (), L))
-    expected = at_once(*arrays, NUMPY)
-    np.testing.assert_allclose(np.concatenate(outputs, axis=-2), expected, rtol=0, atol=CLOSE[dtype])
-
-
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_rows_are_written_behind_the_lengths(count, ragged, put, get, rng):
-    _, key, value = drawn(rng, length=C)
+    key, value = drawn(rng, length=C)
     lengths = np.asarray([2, 5], dtype=np.int32) if ragged else np.asarray(4, dtype=np.int32)
-    _, new_key, new_value = drawn(rng, length=count)
+    new_key, new_value = drawn(rng, length=count)
     before = KeyValueCache(*map(put, (key, value, lengths)))
     cache = append(before, put(new_key), put(new_value))
     for array, was, old, new in ((cache.key, before.key, key, new_key), (cache.value, before.value, value, new_value)):
@@ -89,9 +44,9 @@ def test_rows_are_written_behind_the_lengths(count, ragged, put, get, rng):
 @pytest.mark.parametrize(("count", "ragged"), [(1, False), (3, True)])
 def test_a_donated_cache_is_written_over(count, ragged, backend, rng):
     """The same numbers; in the memory of the cache on libraries that write in place."""
-    _, key, value = drawn(rng, length=C)
+    key, value = drawn(rng, length=C)
     lengths = np.asarray([2, 5], dtype=np.int32) if ragged else np.asarray(4, dtype=np.int32)
-    _, new_key, new_value = drawn(rng, length=count)
+    new_key, new_value = drawn(rng, length=count)
     arrays = backend.from_numpy((KeyValueCache(key, value, lengths), new_key, new_value))
     expected = backend.to_numpy(append(*arrays))
     kept = backend.from_numpy((key, value, lengths))
@@ -121,8 +76,8 @@ def test_a_read_only_cache_is_not_donated():
 @pytest.mark.needs("torch")
 @pytest.mark.parametrize("ragged", [False, True])
 def test_a_prompt_that_beams_share_is_copied_though_it_is_donated(ragged, put, get, rng):
-    _, key, value = (x[:1] for x in drawn(rng, length=C))
-    _, new_key, new_value = map(put, drawn(rng, length=1))
+    key, value = (x[:1] for x in drawn(rng, length=C))
+    new_key, new_value = map(put, drawn(rng, length=1))
     lengths = put(np.full(B, 4) if ragged else np.asarray(4))
     shared = KeyValueCache(*(put(x).expand(B, -1, -1, -1) for x in (key, value)), lengths)
     expected = append(shared, new_key, new_value)
@@ -133,8 +88,8 @@ def test_a_prompt_that_beams_share_is_copied_though_it_is_donated(ragged, put, g
 @pytest.mark.needs("compilation")
 @pytest.mark.parametrize("count", [1, 3])
 def test_what_does_not_fit_is_dropped_where_lengths_cannot_be_read(count, backend, rng):
-    _, key, value = drawn(rng, length=C)
-    _, new_key, new_value = drawn(rng, length=count)
+    key, value = drawn(rng, length=C)
+    new_key, new_value = drawn(rng, length=count)
     lengths = np.asarray([C - 1, C], dtype=np.int32)
     arrays = backend.from_numpy((KeyValueCache(key, value, lengths), new_key, new_value))
     for mode in backend.modes[1:]:
@@ -151,12 +106,3 @@ def test_an_empty_cache(get, xp):
     assert [get(array).dtype for array in cache] == [np.float64, np.float64, np.int32]
     assert get(empty_cache((), 3, 8, 4, value_dim=7, ragged=True, xp=xp).value).shape == (3, 8, 7)
     assert get(new_cache(xp, ragged=True).length).tolist() == [0, 0]
-
-
-def test_the_mask_shows_what_is_filled(put, get, xp):
-    length = put(np.asarray([3, 1], dtype=np.int64))
-    shown = [get(cache_mask(length, 1).to_array(1, 4, xp=xp))[:, 0, 0].sum(axis=-1)]
-    count = put(np.asarray([2, 1], dtype=np.int64))
-    shown.append(get(cache_mask(length, count).to_array(3, 4, xp=xp))[:, 0].sum(axis=-1))
-    np.testing.assert_array_equal(shown[0], [3, 1])
-    np.testing.assert_array_equal(shown[1], [[2, 3, 3], [1, 1, 1]])

@@ -1,20 +1,19 @@
 """Multi-head attention and the encoder layer, each against its formula head by head."""
 
+import functools
 import math
 
 import numpy as np
 import pytest
+from backend_helpers import close as near
 from blockwise_helpers import quickly
 
 import attention_core as ac
 from attention_core.parameters import EncoderLayer, FeedForward, LayerNorm, Linear, MultiHeadAttention
 
+close = functools.partial(near, ulps=64)
+
 C, H, G, D, E, M, N = 10, 4, 2, 3, 5, 6, 7
-
-
-def close(got, expected, ulps=64):
-    scale = max(1.0, float(np.abs(expected).max(initial=0)))
-    np.testing.assert_allclose(got, expected, rtol=0, atol=ulps * scale * np.finfo(got.dtype).eps)
 
 
 def affine(rng, *shape, bias=True):

@@ -8,8 +8,9 @@ import zlib
 import numpy as np
 import pytest
 from blockwise_helpers import RUNS, TUNING, assert_same, quickly
-from call_table import NAMES, Sizes, hide, options_of
+from call_table import NAMES, Sizes, hide, options_of, shows
 from shard_helpers import differentiated, with_arrays
+from tracing_helpers import compiled as graph_of_torch
 
 import attention_core as ac
 from attention_core._attention import parts
@@ -72,23 +73,19 @@ WAYS = {
     "remembered": remembered,
     "by samples": remembered,
     "by weights": by_weights,
-    "in pieces": functools.partial(in_pieces, implementation="dense"),
+    "in pieces": in_pieces,
     "in pieces and blocks": functools.partial(in_pieces, implementation="blockwise"),
 }
 VALUES = ["ordinary", "steep", "hidden"]
 
 
-def shows(name, way):
-    """Who does not look, a product and functions of scores show what is hidden."""
-    return (
-        way in ("assumed finite", "by weights") or "score_mod" in name or name.startswith(("every", "bias of a mask"))
-    )
+SHOWING = ("assumed finite", "by weights")  # who does not look, and a product
 
 
 def row(name, way):
     """A name and a way with values and sizes that depend on these two alone: what is added later changes no other row."""
     number = zlib.crc32(f"{name} {way}".encode())
-    values = VALUES[number // len(SIZES) % (len(VALUES) - shows(name, way))]
+    values = VALUES[number // len(SIZES) % (len(VALUES) - (way in SHOWING or shows(name)))]
     return name, way, values, list(SIZES)[number % len(SIZES)]
 
 
@@ -102,7 +99,7 @@ def prepare(way, backend, monkeypatch):
     """Blocks so small that there are several, and calls of their own for samples that are small, too."""
     if "blocks" in way:
         monkeypatch.setattr(backend, "tuning", TUNING if backend.loops.traced else RUNS)
-    if way == "by samples":
+    if way in ("by samples", "in pieces"):
         monkeypatch.setattr(parts, "MIN_SAVED", 1)
         if backend.name == "torch":
             monkeypatch.setattr("attention_torch.kernels.parts.MIN_ELEMENTS", 1)
@@ -162,13 +159,6 @@ def test_programs_of_blocks_are_the_definition(name, sizes, mode_number, backend
 
     way = WAYS["in blocks"]
     if backend.name == "torch":  # whose compiler differentiates what it has compiled
-        way, compiled = graph_of_torch(way), quickly
+        way, compiled = graph_of_torch(importlib.import_module("torch"), way, "aot_eager"), quickly
     wanted = gradients(backend, WAYS["dense"], arrays, options)
     assert_same(gradients(backend, way, arrays, options, compiled), wanted, 1e-12)
-
-
-def graph_of_torch(function):
-    """One graph; machine code is made of the same one."""
-    torch = importlib.import_module("torch")
-    torch._dynamo.reset()
-    return torch.compile(function, fullgraph=True, dynamic=False, backend="aot_eager")

@@ -4,27 +4,22 @@ import importlib
 
 import numpy as np
 import pytest
+from call_table import Sizes
 
 import attention_core as ac
 from attention_core._attention import memo
 from attention_core.backend import get_backend
-from attention_core.masks import And, Or
 from attention_core.masks._rules import rule_of
 
 attention = ac.scaled_dot_product_attention
 NUMPY = get_backend("numpy").namespace
-B, H, G, D, E = 3, 6, 2, 5, 4
+B, H, G, D = 3, 6, 2, 5
 
 
 def as_array(mask, rows, columns):
     """The mask of all scores, on NumPy."""
     counts = np.ix_(*(np.arange(count, dtype=np.int32) for count in (B, H, rows, columns)))
     return np.broadcast_to(mask.allowed(ac.masks.Positions(*counts), xp=NUMPY), (B, 1, rows, columns))
-
-
-def inputs(rng, rows, columns, width=E):
-    shapes = (B, H, rows, D), (B, G, columns, D), (B, G, columns, width)
-    return [rng.standard_normal(shape) for shape in shapes]
 
 
 LENGTHS = [
@@ -52,7 +47,7 @@ def test_lengths_are_read_in_every_call(rule, backend, put, get, rng, monkeypatc
         return planned[-1]
 
     monkeypatch.setattr("attention_core._functions.attention.output_of", output)
-    plain = inputs(rng, rows, columns, D)
+    plain = Sizes((B,), H, G, rows, columns, D, D).arrays(rng)
     expected = [
         attention(*plain, mask=as_array(rule(np.asarray(numbers)), rows, columns), implementation="dense")
         for numbers in LENGTHS
@@ -69,7 +64,7 @@ def test_lengths_are_read_in_every_call(rule, backend, put, get, rng, monkeypatc
 
 @pytest.mark.needs("numpy")
 def test_lengths_that_are_written_over_are_read(rng):
-    arrays = [rng.standard_normal(dims) for dims in ((B, H, 1, D), (B, G, 300, D), (B, G, 300, D))]
+    arrays = Sizes((B,), H, G, 1, 300, D, D).arrays(rng)
     first, second = (np.asarray(numbers) for numbers in ([50, 50, 50], [70, 90, 300]))
     for lengths in (first, second, first, second):
         expected = attention(*arrays, mask=ac.KeyLengths(lengths.copy()), implementation="dense")
@@ -85,22 +80,3 @@ def test_the_program_of_jax_transposes_no_key():
     program = jax.jit(lambda *arrays: attention(*arrays, mask=ac.Causal(offset=397))).lower(query, key, key)
     assert "x400x7x" in program.as_text()
     assert "x7x400x" not in program.as_text()
-
-
-@pytest.mark.needs(lambda sizes, backend: not backend.loops.traced or sizes == (9, 5))
-@pytest.mark.parametrize("sizes", [(5, 5), (5, 9), (9, 5)])
-def test_a_rule_says_that_no_row_is_empty_only_if_none_is(sizes, backend, put, xp, rng):
-    query, key = put([rng.standard_normal((1, 2, length, D)) for length in sizes])
-    rules = [ac.Causal(offset=offset) for offset in range(-10, 3)]
-    rules += [
-        ac.SlidingWindow(left=left, right=right, offset=offset)
-        for left, right in ((2, 0), (0, 3), (9, 9), (None, 1))
-        for offset in (-6, 0, 6)
-    ]
-    for rule in (
-        *rules,
-        *(And(ac.Causal(), rule) for rule in rules),
-        *(Or(ac.Causal(offset=-9), rule) for rule in rules),
-    ):
-        scores = [attention(query, key, key, mask=each, implementation="dense") for each in (rule, rule & ~rule | rule)]
-        np.testing.assert_allclose(*map(backend.to_numpy, scores), rtol=1e-5, atol=1e-6)

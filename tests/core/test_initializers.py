@@ -14,8 +14,6 @@ HASHES = {  # of float32 numbers, seed 2024, shape (64, 48): the same on every l
     "normal": "a9bd829e73ace1b1",
     "truncated_normal": "4740b9713a0a345a",
     "glorot_uniform": "da69c66ea0e1bca1",
-    "he_uniform": "db0c6daef788c758",
-    "lecun_normal": "67ca1b8977fcbed2",
 }
 
 

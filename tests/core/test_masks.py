@@ -50,10 +50,14 @@ def test_a_rule_allows_what_its_formula_says(name, put, get, xp):
 
 def test_masks_that_small_calls_keep_are_not_confused(put, get, rng):
     query, key, value = (put(rng.standard_normal((1, 1, rows, 4))) for rows in (M, N, N))
-    rules = [(ac.SlidingWindow(left=left, offset=offset), None) for left in range(9) for offset in range(9)]
+    rules = [rule for rule, _ in RULES.values()] + [ac.Causal(offset=offset) for offset in range(-10, 3)]
+    rules += [ac.SlidingWindow(left=left, offset=offset) for left in range(9) for offset in range(9)]
+    ends = [(2, 0), (0, 3), (9, 9), (None, 1)]
+    rules += [ac.SlidingWindow(left=left, right=right, offset=offset) for left, right in ends for offset in (-6, 0, 6)]
+    trees = [tree for rule in rules[-25:] for tree in (ac.Causal() & rule, ac.Causal(offset=-9) | rule)]
     for _ in range(2):
-        for rule, allowed in [*RULES.values(), *rules]:
-            allowed = rule.to_array(M, N, xp=np) if allowed is None else allowed
+        for rule in (*rules, *trees):
+            allowed = rule.to_array(M, N, xp=np)
             found, expected = (
                 get(ac.scaled_dot_product_attention(query, key, value, mask=mask)) for mask in (rule, put(allowed))
             )
@@ -94,37 +98,9 @@ class Even(ac.masks.Mask):
         return Band(high=0)
 
 
-def test_bounds_are_not_the_rule_unless_it_says_so(put, get, rng):
-    query, key, value = (put(rng.standard_normal((1, 1, rows, 4))) for rows in (M, N, N))
-    allowed = put(np.broadcast_to((J <= I) & (J % 2 == 0), (M, N)))
-    found, expected = (get(ac.scaled_dot_product_attention(query, key, value, mask=each)) for each in (Even(), allowed))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+def test_bounds_are_not_relative_unless_a_rule_says_so():
     assert not Even().bounds().is_relative
     assert not (Even() & ac.Causal()).bounds().is_relative
-
-
-@pytest.mark.parametrize("implementation", ["auto", "blockwise"])
-@pytest.mark.parametrize("name", ["causal", "offset", "window", "lengths", "segments"])
-def test_a_derived_rule_is_what_it_allows_and_not_its_base(name, implementation, put, get, rng):
-    rules = {
-        "causal": ac.Causal(),
-        "offset": ac.Causal(offset=6),  # all pairs, which its blocks would say
-        "window": ac.SlidingWindow(left=3, right=1),
-        "lengths": ac.KeyLengths(2),
-        "segments": ac.Segments(put(np.zeros(M, int)), put(np.zeros(N, int))),
-    }
-    base = type(rules[name])
-
-    class EvenSums(base):
-        def allowed(self, at, /, *, xp):
-            return xp.logical_and(super().allowed(at, xp=xp), xp.equal(xp.remainder(at.query + at.key, 2), 0))
-
-    rule = EvenSums(**vars(rules[name]))
-    query, key, value = (put(rng.standard_normal((1, 1, rows, 4))) for rows in (M, N, N))
-    allowed = put((rules[name].to_array(M, N, xp=np) if name != "segments" else 0 * I == 0 * J) & ((I + J) % 2 == 0))
-    found = ac.scaled_dot_product_attention(query, key, value, mask=rule, implementation=implementation)
-    expected = ac.scaled_dot_product_attention(query, key, value, mask=allowed, implementation="dense")
-    np.testing.assert_allclose(get(found), get(expected), rtol=0, atol=1e-6)
 
 
 class Odd:
@@ -138,12 +114,49 @@ class OddCausal(Odd, ac.Causal):
     """Odd keys, of which the bounds of `Causal` are not."""
 
 
-@pytest.mark.parametrize("implementation", ["auto", "blockwise"])
-def test_what_a_rule_is_mixed_with_replaces_its_base(implementation, put, get, rng):
-    query, key, value = (put(rng.standard_normal((1, 1, rows, 4))) for rows in (M, N, N))
-    allowed = put(np.broadcast_to(J % 2 == 1, (M, N)))
-    found = ac.scaled_dot_product_attention(query, key, value, mask=OddCausal(), implementation=implementation)
-    expected = ac.scaled_dot_product_attention(query, key, value, mask=allowed, implementation="dense")
+class LaterInLaterEntries(ac.Causal):
+    """A rule about more than distance, with blocks of its own."""
+
+    def allowed(self, at, /, *, xp):
+        return xp.logical_and(super().allowed(at, xp=xp), xp.greater_equal(at.key, at.batch))
+
+    def blocks(self, query, key, /, *, xp):
+        return super().blocks(query, key, xp=xp)[0], False
+
+
+def even_sums(rule):
+    """A rule derived from the one that is given: pairs whose sum is even."""
+
+    class EvenSums(type(rule)):
+        def allowed(self, at, /, *, xp):
+            return xp.logical_and(super().allowed(at, xp=xp), xp.equal(xp.remainder(at.query + at.key, 2), 0))
+
+    return EvenSums(**vars(rule))
+
+
+EVEN = (I + J) % 2 == 0
+DERIVED = {
+    "bounds": (lambda put: Even(), (J <= I) & (J % 2 == 0)),
+    "causal": (lambda put: even_sums(ac.Causal()), (J <= I) & EVEN),
+    "offset": (lambda put: even_sums(ac.Causal(offset=6)), EVEN),  # all pairs, which its blocks would say
+    "window": (lambda put: even_sums(ac.SlidingWindow(left=3, right=1)), (J >= I - 3) & (J <= I + 1) & EVEN),
+    "lengths": (lambda put: even_sums(ac.KeyLengths(2)), (J < 2) & EVEN),
+    "segments": (lambda put: even_sums(ac.Segments(put(np.zeros(M, int)), put(np.zeros(N, int)))), EVEN),
+    "blocks": (lambda put: LaterInLaterEntries(), (J <= I) & (np.arange(2)[:, None, None, None] <= J)),
+    "mixed": (lambda put: OddCausal(), np.broadcast_to(J % 2 == 1, (M, N))),
+    "behind one that allows more": (lambda put: ac.Causal() | (ac.Causal() & ac.MaskFunction(LOOKING["head"])), J <= I),
+}
+
+
+@pytest.mark.parametrize("implementation", ["auto", "dense", "blockwise"])
+@pytest.mark.parametrize("name", DERIVED)
+def test_a_derived_rule_is_what_it_allows_and_not_its_base(name, implementation, backend, put, get, rng, monkeypatch):
+    """Nor are its bounds, and what the whole tree allows is bounds alone."""
+    monkeypatch.setattr(backend, "tuning", backend.tuning._replace(min_queries=2, keys=3))
+    query, key, value = (put(rng.standard_normal((2, 3, rows, 4))) for rows in (M, N, N))
+    make, allowed = DERIVED[name]
+    found = ac.scaled_dot_product_attention(query, key, value, mask=make(put), implementation=implementation)
+    expected = ac.scaled_dot_product_attention(query, key, value, mask=put(allowed), implementation="dense")
     np.testing.assert_allclose(get(found), get(expected), rtol=0, atol=1e-6)
 
 
@@ -300,18 +313,6 @@ def test_numbers_on_an_accelerator_are_not_read(put, get, monkeypatch):
         ac.masks.mask_from_additive(mask)
     monkeypatch.setattr("attention_core._backend._find.is_on_host", lambda array: False)
     assert get(ac.masks.mask_from_additive(mask)).tolist() == [True, True, False]
-
-
-@pytest.mark.parametrize("way", ["auto", "dense", "blockwise"])
-def test_a_rule_behind_one_that_allows_more_may_ask_for_sample_and_head(way, put, get, rng):
-    """What the whole tree allows is bounds alone, and its rules are asked nevertheless."""
-    x = put(rng.standard_normal((2, 3, 7, 4)))
-    of_heads = ac.MaskFunction(lambda batch, head, query, key: (batch + head) % 2 == 0)
-    found, wanted = (
-        get(ac.scaled_dot_product_attention(x, x, x, mask=mask, implementation=way))
-        for mask in (ac.Causal() | (ac.Causal() & of_heads), ac.Causal())
-    )
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("way", ["auto", "dense", "blockwise"])

@@ -9,40 +9,6 @@ import attention_core as ac
 pytestmark = pytest.mark.needs(lambda backend: backend.name in ("torch", "numpy"))
 
 
-@pytest.mark.parametrize("implementation", ["auto", "dense", "blockwise"])
-@pytest.mark.parametrize(
-    ("size", "split"),
-    [(2, "zigzag"), (3, "contiguous"), (8, "zigzag"), (4, "contiguous")],
-)
-def test_decoding_from_a_spread_cache_gives_the_rows_of_the_prompt(
-    backend, put, get, ranks, size, split, implementation
-):
-    """Ragged lengths, and NaN in the rows of the cache that nobody has written yet."""
-    query, key, value = inputs(length=21)[:3]
-    lengths = np.asarray([21, 12])
-    rows = put(np.arange(21)[:, None] < lengths[:, None, None, None])
-    whole = get(ac.scaled_dot_product_attention(*map(put, (query, key, value)), mask=ac.Causal() & rows))
-    for new in (1, 2, 5):
-        cache = [np.concatenate([x, np.full_like(x[..., :8, :], np.nan)], axis=-2) for x in (key, value)]
-        for x in cache:
-            x[1, :, 12:] = np.nan
-        offset = put((lengths - new).astype(np.int32))
-        mask = ac.Causal(offset=offset) & ac.KeyLengths(put(lengths))
-
-        def last_rows(x, new=new):
-            return np.stack([each[:, count - new : count] for each, count in zip(x, lengths, strict=True)])
-
-        def step(group, cache=cache, mask=mask, last_rows=last_rows):
-            shards = ac.Shards(group, split, "merge", length=29)
-            parts = parts_of([put(x) for x in (last_rows(query), *cache)], shards)
-            return get(ac.scaled_dot_product_attention(*parts, mask=mask, implementation=implementation, shards=shards))
-
-        ranks.lent.calls.clear()
-        for found in ranks(size, step):
-            np.testing.assert_allclose(found, last_rows(whole), rtol=1e-12)
-        assert ranks.lent.calls == ["total"] * size  # one collective a step
-
-
 @pytest.mark.needs(
     "gradients", lambda arithmetic, argument: arithmetic == "fast" or argument not in ("softcap", "score_mod")
 )

@@ -118,28 +118,6 @@ def test_a_mistake_is_told_what_to_write(role, backend, put, xp):
     assert got == {mistake: message.replace("got ARRAY", f"got {array}") for mistake, message in TABLE[role].items()}
 
 
-@pytest.mark.needs(lambda backend: backend.name in LAYERS)
-def test_layers_of_frameworks_are_told_the_same(backend, put):
-    kind = importlib.import_module(LAYERS[backend.name]).MultiHeadAttention
-    make = functools.partial(kind.init, 0) if backend.name == "jax" else kind
-    layer, x = make(8, 2), put(np.ones((2, 6, 8), "float32"))
-    for call, hint in (
-        (lambda **options: make(num_heads=2, **options), "embed_dim: channels=..."),
-        (lambda **options: make(8, 2, **options), "batch_first: no batch_first, as the batch is first"),
-        (lambda **options: make(8, 2, **options), "add_zero_attn: zero_attention=True"),
-        (lambda **options: layer(x, **options), "need_weights: return_weights=True"),
-        (lambda **options: layer(x, **options), "attn_mask: mask=..., True = may attend, or mask_from_additive(...)"),
-        (
-            lambda **options: layer(x, **options),
-            "use_causal_mask: is_causal=True as a setting, when a layer is made, or mask=Causal()",
-        ),
-    ):
-        word, _, text = hint.partition(": ")
-        with pytest.raises(TypeError) as raised:
-            call(**{word: True})
-        assert str(raised.value) == f"expected {text}, in MultiHeadAttention; got the keyword {word}"
-
-
 def test_signatures_stay_as_they_are_written():
     """To those who read them, and pickled functions keep their addresses."""
     assert list(inspect.signature(ac.split_heads).parameters) == ["x", "num_heads", "xp"]

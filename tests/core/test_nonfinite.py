@@ -44,6 +44,20 @@ def allowed_pairs(options, backend, rows, columns):
     return np.broadcast_to(allowed, (B, H, rows, columns))
 
 
+def spoil(options, backend, argument, hidden, sizes):
+    """The pairs that are allowed, places of an argument that are spoilt, and which queries and keys these reach."""
+    rows, columns = sizes
+    allowed = allowed_pairs(options, backend, rows, columns)
+    attended = allowed.reshape(B, G, H // G, rows, columns).any(axis=2)
+    if argument == "query":
+        places = np.broadcast_to(~allowed.any(axis=-1) if hidden else np.arange(rows) == rows - 1, (B, H, rows))
+        hit = places & allowed.any(axis=-1)
+    else:
+        places = ~attended.any(axis=-2) if hidden else attended[..., -1, :] & (np.cumsum(attended[..., -1, :], -1) == 1)
+        hit = (allowed & np.repeat(places, H // G, axis=1)[:, :, None]).any(axis=-1)
+    return allowed, places, hit, (allowed & hit[..., None]).reshape(B, G, -1, columns).any(axis=-2)
+
+
 @pytest.mark.needs(
     lambda name, sizes, backend: not backend.loops.traced or (name, sizes) in (("array", (7, 9)), ("lengths", (2, 130)))
 )
@@ -64,16 +78,8 @@ def test_what_is_masked_reaches_nothing_and_what_is_attended_shows(
     shapes = {"query": (B, H, rows, D), "key": (B, G, columns, D), "value": (B, G, columns, D)}
     arrays = {name: np.abs(rng.standard_normal(dims)).astype(np.float32) for name, dims in shapes.items()}
     options = MASKS[name](put, rows, columns)
-    allowed = allowed_pairs(options, backend, rows, columns)
+    allowed, places, hit, seen = spoil(options, backend, argument, hidden, sizes)
     options |= {**SINKS[way], "sinks": put(np.arange(H) - 1.0, dtype="float32")} if way in SINKS else WAYS[way]
-    reached = allowed.reshape(B, G, H // G, rows, columns).any(axis=2)
-    if argument == "query":
-        places = ~allowed.any(axis=-1) if hidden else np.arange(rows) == rows - 1
-        places = np.broadcast_to(places, (B, H, rows))
-        hit = places & allowed.any(axis=-1)
-    else:
-        places = ~reached.any(axis=-2) if hidden else reached[..., -1, :] & (np.cumsum(reached[..., -1, :], -1) == 1)
-        hit = (allowed & np.repeat(places, H // G, axis=1)[:, :, None]).any(axis=-1)
     spoilt = {**arrays, argument: np.where(places[..., None], np.float32(number), arrays[argument])}
     factor = put(rng.standard_normal((B, H, rows, D)), dtype="float32")
     xp = backend.namespace
@@ -91,7 +97,6 @@ def test_what_is_masked_reaches_nothing_and_what_is_attended_shows(
         gradients, wanted = (
             get(backend.value_and_grad(loss)(*put(list(each.values())))[1]) for each in (spoilt, arrays)
         )
-        seen = (allowed & hit[..., None]).reshape(B, G, -1, columns).any(axis=-2)
         for one, other, of_rows in zip(gradients, wanted, (hit, seen, seen), strict=True):
             np.testing.assert_allclose(one[~of_rows], other[~of_rows], rtol=0, atol=1e-5)
         assert not hidden or not gradients[list(shapes).index(argument)][places].any()
@@ -112,10 +117,9 @@ def test_programs_have_the_gradients_of_finite_numbers_but_of_what_attends_to_ot
     rows, columns = SIZES[0]
     arrays = [rng.standard_normal(dims) for dims in ((B, H, rows, D), (B, G, columns, D), (B, G, columns, D))]
     options = MASKS[name](put, rows, columns) | {"implementation": "dense"}
-    position = (..., -1 if hidden and argument != "query" else 1 if hidden else 0, 0)  # the last key, the second query
-    index = ("query", "key", "value").index(argument)
-    spoilt = [array.copy() for array in arrays]
-    spoilt[index][position] = number
+    _, places, hit, seen = spoil(options, backend, argument, hidden, SIZES[0])
+    index, spoilt = ("query", "key", "value").index(argument), arrays.copy()
+    spoilt[index] = np.where(places[..., None], number, arrays[index])
     xp, factor = backend.namespace, put(rng.standard_normal((B, H, rows, D)), dtype="float32")
 
     def loss(*arrays):
@@ -123,19 +127,11 @@ def test_programs_have_the_gradients_of_finite_numbers_but_of_what_attends_to_ot
         total = xp.sum(xp.multiply(found.output if both else found, factor))
         return xp.add(total, xp.sum(xp.multiply(found.weights, found.weights))) if both else total
 
-    seen = allowed_pairs(options, backend, rows, columns)
-    hit = np.zeros((B, H, rows), bool)
-    if argument == "query":
-        hit[..., position[1]] = True
-        hit &= seen.any(axis=-1)
-    else:
-        hit |= seen[..., position[1]]
-    reached = (seen & hit[..., None]).reshape(B, G, -1, columns).any(axis=-2)
     clean = get(backend.value_and_grad(loss)(*put(arrays, dtype="float32"))[1])
     for mode in backend.modes[1:]:
         program = backend.compile(backend.value_and_grad(loss), mode=mode)
         found = get(program(*put(spoilt, dtype="float32"))[1])
-        for one, other, of_rows in zip(found, clean, (hit, reached, reached), strict=True):
+        for one, other, of_rows in zip(found, clean, (hit, seen, seen), strict=True):
             np.testing.assert_allclose(one[~of_rows], other[~of_rows], rtol=0, atol=1e-5)
         if hit.any() and (math.isnan(number) or argument == "value"):  # a score of -inf has the weight 0
             assert not np.isfinite(found[0][hit]).all(axis=-1).any()

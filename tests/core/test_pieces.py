@@ -36,17 +36,12 @@ def whole(arrays, **options):
     return result.output, result.logsumexp
 
 
-def piece(arrays, start, stop, rows=slice(None), **options):
-    query, key, value = arrays
-    first = 0 if rows.start is None else rows.start
-    return partial_attention(
-        query[:, :, rows, :],
-        key[:, :, start:stop, :],
-        value[:, :, start:stop, :],
-        query_start=first,
-        key_start=start,
-        **options,
-    )
+def piece(arrays, start, stop, rows=slice(None), bias=None, **options):
+    """Attention of some rows to some keys, at the positions that they have in the whole unless options say so."""
+    (query, key, value), at = arrays, slice(start, stop)
+    options = {"query_start": rows.start or 0, "key_start": start} | options
+    options |= {} if bias is None else {"bias": bias[:, :, :, at]}
+    return partial_attention(query[:, :, rows, :], key[:, :, at, :], value[:, :, at, :], **options)
 
 
 def same(actual, desired, get, close=1e-13):
@@ -58,23 +53,12 @@ def same(actual, desired, get, close=1e-13):
 def test_starts_may_be_arrays(implementation, plain, arrays, backend, put, get):
     options = {"mask": ac.SlidingWindow(left=4, right=1), "dropout": ac.Dropout(0.2, 5)}
     expected = whole(plain, **options)
+    options["implementation"] = implementation
 
     def found(first, second, *arrays):
-        query, key, value = arrays
-        return merge_partials(
-            *(
-                partial_attention(
-                    query[:, :, 4:, :],
-                    key[:, :, at, :],
-                    value[:, :, at, :],
-                    query_start=first,
-                    key_start=start,
-                    implementation=implementation,
-                    **options,
-                )
-                for at, start in ((slice(0, 5), 0), (slice(5, N), second))
-            )
-        )
+        spans = (0, 5, 0), (5, N, second)
+        parts = [piece(arrays, *at, slice(4, None), query_start=first, key_start=key, **options) for *at, key in spans]
+        return merge_partials(*parts)
 
     starts = put(np.array(4)), put(np.array(5, dtype=np.int32))
     compiled = found if backend.name == "torch" else backend.compile(found)
@@ -165,19 +149,9 @@ def test_a_logsumexp_without_place_for_the_number_of_keys_loses_no_digits(implem
     weights /= weights.sum(axis=-1, keepdims=True)
     query, key = (np.zeros((1, 2, rows, D), np.float32) for rows in (3, N))
 
-    def merged(query, key, value, bias):
-        return merge_partials(
-            *(
-                partial_attention(
-                    query,
-                    key[:, :, at, :],
-                    value[:, :, at, :],
-                    bias=bias[:, :, :, at],
-                    implementation=implementation,
-                )
-                for at in (slice(0, 1), slice(1, 4), slice(4, N))
-            )
-        ).output
+    def merged(bias, *arrays):
+        spans = (0, 1), (1, 4), (4, N)
+        return merge_partials(*(piece(arrays, *at, bias=bias, implementation=implementation) for at in spans)).output
 
-    found = quickly(backend, merged)(*backend.from_numpy((query, key, value, bias)))
+    found = quickly(backend, merged)(*backend.from_numpy((bias, query, key, value)))
     np.testing.assert_allclose(get(found), weights @ value, rtol=1e-6)

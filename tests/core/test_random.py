@@ -4,9 +4,9 @@ import importlib
 
 import numpy as np
 import pytest
+from fuzz_calls import VALID, built
 
 import attention_core as ac
-from attention_core import parameters
 from attention_core.random import dropout_mask, fmix32, fold_in, hash_words, random_bits
 
 
@@ -74,8 +74,12 @@ def test_folding_in_numbers_gives_other_seeds(get, xp):
     assert len(seeds) == 8
 
 
-def test_dropout_of_an_element_depends_on_its_position(put, get, xp):
-    rate, seed = 0.3, 77
+SHARE = plain_hash(77, 0, 1, 4, 2, 1) >> 8  # up to which the element at (1, 1, 2, 1) is kept
+
+
+@pytest.mark.parametrize("rate", [0.3, SHARE / 2**24, (SHARE + 1) / 2**24, 1 - 2**-30])
+def test_dropout_of_an_element_depends_on_its_position(rate, put, get, xp):
+    seed = 77
     kept = get(dropout_mask(ac.Dropout(rate, seed), put(np.zeros((2, 3, 4, 5))), xp=xp))
     for b, h, i, j in np.ndindex(2, 3, 4, 5):
         assert kept[b, h, i, j] == (plain_hash(seed, 0, 1, b * 3 + h, i, j) >> 8 >= round(rate * 2**24))
@@ -95,27 +99,15 @@ def has_source(backend):
 
 
 @pytest.mark.needs.with_args(has_source)
-@pytest.mark.parametrize("function", ["attention", "heads", "encoder", "feed_forward", "embeddings"])
-def test_sources_of_the_library_are_seeds_drawn_once_for_a_call(backend, put, get, rng, function):
-    library = importlib.import_module(backend.name)
-    x, linear = put(rng.standard_normal((2, 3, 4))), parameters.Linear(put(rng.standard_normal((4, 4))))
-    heads = parameters.MultiHeadAttention(linear, linear, linear, linear)
-    norm = parameters.LayerNorm(put(np.ones(4)), put(np.zeros(4)))
-    both, table = parameters.FeedForward(linear, linear), put(rng.standard_normal((5, 64)))
-    encoder = parameters.EncoderLayer(heads, norm, both, norm)
+@pytest.mark.parametrize("name", [name for name, valid in VALID.items() if "dropout" in valid.options])
+def test_sources_of_the_library_are_seeds_drawn_once_for_a_call(backend, put, get, name):
+    library, (function, positional, options) = importlib.import_module(backend.name), VALID[name]
+    positional, names = built(tuple(positional), put), options.keys() - {"dropout"}
+    options = {each: built(options[each], put) for each in names}
 
     def call(seed):
-        dropout = ac.Dropout(0.5, seed)
-        if function == "attention":
-            return get(ac.scaled_dot_product_attention(x, x, x, dropout=dropout))
-        if function == "heads":
-            return get(ac.multi_head_attention(heads, x, num_heads=2, dropout=dropout))
-        if function == "encoder":
-            return get(ac.functions.encoder_layer(encoder, x, num_heads=2, dropout=dropout))
-        if function == "feed_forward":
-            return get(ac.functions.feed_forward(both, x, dropout=dropout))
-        tables = parameters.Embeddings(table, table, None, None)
-        return get(ac.functions.embed_tokens(tables, put(np.array([[1, 2, 3]])), dropout=dropout))
+        result = function(*positional, **options, dropout=ac.Dropout(0.5, seed))
+        return get(getattr(result, "output", result))
 
     source, same = SOURCES[backend.name](library), SOURCES[backend.name](library)
     seed = backend.draw_seed(same)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from fractions import Fraction
 
@@ -247,9 +248,7 @@ def test_normalized_and_rotated_numbers_and_their_gradients_have_the_same_bits_a
         same(one, other.reshape(one.shape))
 
 
-_compiled = {}
-
-
+@functools.cache
 def _mapped(backend, name, backward=False):
     """Normalization or rotation, or its gradients for a cotangent, compiled once by libraries that take their time to run a single call."""
     function = {
@@ -261,10 +260,8 @@ def _mapped(backend, name, backward=False):
     def gradients(out, *arrays):
         return backend.value_and_grad(lambda *leaves: backend.namespace.sum(function(*leaves) * out))(*arrays)[1]
 
-    if (backend.name, name, backward) not in _compiled:
-        mode = {"jax": "jit", "tensorflow": "graph"}.get(backend.name, "eager")
-        _compiled[backend.name, name, backward] = backend.compile(gradients if backward else function, mode=mode)
-    return _compiled[backend.name, name, backward]
+    mode = {"jax": "jit", "tensorflow": "graph"}.get(backend.name, "eager")
+    return backend.compile(gradients if backward else function, mode=mode)
 
 
 def oracle(query, key, value, mask=None):

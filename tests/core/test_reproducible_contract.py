@@ -7,10 +7,11 @@ import importlib
 
 import numpy as np
 import pytest
+from layer_helpers import CASES, definition_of, perturbed
 from reproducible_helpers import EXACTLY, LAYERS, NUMPY, B, E, H, M, N, float32, of_numpy, qkv, same
 
 import attention_core as ac
-from attention_core import layers, scaled_dot_product_attention as attention
+from attention_core import scaled_dot_product_attention as attention
 from attention_core._arithmetic import exact, reproducible
 from attention_core._attention.blocks import plan
 
@@ -87,30 +88,21 @@ def test_a_device_without_float64_is_refused():
         check_arithmetic("reproducible", "query", Somewhere())
 
 
-@pytest.mark.parametrize("kind", ["EncoderLayer", "FeedForward", "MultiHeadAttention", "Embeddings", "SaganAttention"])
-def test_layers_take_the_setting(kind, backend, rng):
-    definition = {
-        "EncoderLayer": layers.EncoderLayer(16, 2, 32, dropout=0.1),
-        "FeedForward": layers.FeedForward(16, 32, dropout=0.1),
-        "MultiHeadAttention": layers.MultiHeadAttention(16, 2, dropout=0.1),
-        "Embeddings": layers.Embeddings(11, 9, 16, 2, dropout=0.1),
-        "SaganAttention": layers.SaganAttention(16, data_format="channels_first"),
-    }[kind]
+@pytest.mark.parametrize("name", [name for name in CASES if hasattr(definition_of(name), "arithmetic")])
+def test_layers_take_the_setting(name, backend):
+    settings, inputs, options = CASES[name]
+    definition = definition_of(name)(**settings)
     exact = dataclasses.replace(definition, **EXACTLY)
-    parameters = exact.init(3, xp=NUMPY)
-    inputs = float32(rng, 2, 7, 16)
-    options = {"seed": 5}
-    if kind == "Embeddings":
-        inputs = rng.integers(0, 11, (2, 7))
-    if kind == "SaganAttention":
-        inputs, options = float32(rng, 2, 16, 4, 6), {}
-        parameters = parameters._replace(sigma=np.asarray(0.5, dtype=np.float32))
-        options = {"state": exact.init_state(3, xp=NUMPY)}
-    placed = backend.from_numpy((parameters, inputs, options.get("state")))
-    placed_options = {**options, "state": placed[2]} if "state" in options else options
-    found = backend.to_numpy(exact(*placed[:2], **placed_options))
-    same(found, exact(parameters, inputs, **options))
-    np.testing.assert_allclose(found, definition(parameters, inputs, **options), rtol=1e-4, atol=1e-5)
+    (tree, state), inputs = perturbed(exact), [x.astype(np.float32) if x.dtype == np.float64 else x for x in inputs]
+    options = options | ({"seed": 5} if "dropout" in settings else {})
+
+    def computed(layer, put):
+        placed = {key: put(x) if isinstance(x, np.ndarray) else x for key, x in options.items()}
+        return layer(*put((tree, *inputs)), **placed, **({"state": put(state)} if state else {}))
+
+    found = backend.to_numpy(computed(exact, backend.from_numpy))
+    same(found, computed(exact, lambda x: x))
+    np.testing.assert_allclose(found, computed(definition, lambda x: x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.needs("gradients", lambda dims, backend: not backend.loops.traced or dims in ((B, H, M, N), (1, 1, 1, N)))

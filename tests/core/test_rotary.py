@@ -18,10 +18,11 @@ DIVISORS = (0.25, 1, 1, 1.5, 3.1, 8, 8, 1e6)
 
 
 def tables(positions, base, divisors=None, width=WIDTH):
-    """Cosine and sine of all angles, from 60 digits; frequencies are those of float64."""
-    frequencies = [base ** (-2 * i / width) / d for i, d in enumerate(divisors or [1] * (width // 2))]
+    """Cosine and sine of all angles, from 60 digits."""
     with mpmath.workdps(60):
-        angles = [[int(p) * mpmath.mpf(frequency) for frequency in frequencies] for p in positions]
+        powers = (mpmath.mpf(base) ** (mpmath.mpf(-2 * i) / width) for i in range(width // 2))
+        frequencies = [power / d for power, d in zip(powers, divisors or [1] * (width // 2), strict=True)]
+        angles = [[int(p) * frequency for frequency in frequencies] for p in positions]
         return tuple(np.asarray([[float(f(a)) for a in row] for row in angles]) for f in (mpmath.cos, mpmath.sin))
 
 

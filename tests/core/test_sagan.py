@@ -1,7 +1,10 @@
 """Self-attention over feature maps, and spectral normalization."""
 
+import functools
+
 import numpy as np
 import pytest
+from backend_helpers import close as near
 from blockwise_helpers import quickly
 
 import attention_core as ac
@@ -9,12 +12,9 @@ from attention_core import layers
 from attention_core.layers import named_arrays
 from attention_core.parameters import Linear, SaganAttention
 
+close = functools.partial(near, ulps=64)
+
 HEIGHT, WIDTH, C, D, E = 4, 6, 8, 2, 3
-
-
-def close(got, expected, ulps=64):
-    scale = max(1.0, float(np.abs(expected).max(initial=0)))
-    np.testing.assert_allclose(got, expected, rtol=0, atol=ulps * scale * np.finfo(got.dtype).eps)
 
 
 def affine(rng, *shape, bias=False):

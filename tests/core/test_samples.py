@@ -2,12 +2,10 @@
 
 import numpy as np
 import pytest
-from call_table import Sizes, options_of
+from call_table import Sizes
 
 import attention_core as ac
 from attention_core._attention import parts, ways
-from attention_core._functions.attention import make_call, rounded_attention
-from attention_core.backend import find_cut, with_cut
 from attention_core.masks import Or
 from attention_core.scores import alibi
 
@@ -17,7 +15,6 @@ H, G, D, E, COLUMNS = 6, 2, 5, 4, 200
 LENGTHS = np.asarray([7, 200, 0, 64])
 
 SIZES = Sizes((4,), H, G, 2, COLUMNS, D, E)
-RAGGED = ("lengths", "lengths of uint8", "offsets to the end", "windows of two sides", "cache", "window and lengths")
 
 
 @pytest.fixture
@@ -79,18 +76,3 @@ def test_samples_are_taken_where_they_save_more_than_their_calls_cost(rng):
 def test_many_queries_of_a_sample_are_computed_in_blocks(rng):
     key, query = np.zeros((4, 4, 1000, 64), np.float32), np.zeros((4, 16, 64, 64), np.float32)
     assert ac.explain_attention(query, key, key, mask=ac.KeyLengths(np.asarray([1, 2, 3, 999]))).chosen == "blockwise"
-
-
-@numpy_alone
-@pytest.mark.parametrize("name", RAGGED)
-def test_keys_of_a_piece_have_the_positions_of_the_whole(name, calls, rng):
-    sizes, start = SIZES._replace(columns=COLUMNS + 8), 8
-    query, key, value = sizes.arrays(rng)
-    rule = options_of(name, sizes, np.asarray)["mask"]
-    arrays = query, key[..., start:, :], value[..., start:, :]
-    array = rule.to_array(2, start + COLUMNS, leading=(4,), num_heads=H, xp=np)[..., start:]
-    expected = attention(*arrays, mask=array, implementation="dense")
-    call = make_call(*arrays, mask=rule, starts=(0, start))
-    for each in (call, with_cut(call, find_cut(call))):
-        np.testing.assert_allclose(rounded_attention(each, "auto").output, expected, rtol=1e-13, atol=1e-13)
-    assert calls[0] == 4

@@ -112,23 +112,6 @@ def test_equal_rules_are_known_as_equal():
 
 
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])
-def test_attention_with_a_score_mod_is_attention_with_what_it_adds(implementation, put, get, rng):
-    query, key, value, table = map(
-        put, (normal(rng)[..., :4], *rng.standard_normal((2, 2, H, N, 4)), rng.standard_normal((8, H)))
-    )
-    for offset in (3, put(LENGTHS)):
-        for mod in (alibi(H, offset=offset), relative_bias(table, max_distance=7, offset=offset)):
-            bias = mod(put(np.zeros((2, H, M, N))), *map(put, where()))
-            results = [
-                scaled_dot_product_attention(
-                    query, key, value, mask=Causal(offset=2), implementation=implementation, **options
-                )
-                for options in ({"score_mod": mod}, {"bias": bias})
-            ]
-            np.testing.assert_allclose(*map(get, results), rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
 @pytest.mark.parametrize("mask", [None, Causal(offset=N - M)])
 def test_arrays_that_take_the_place_of_scores_are_left_alone(implementation, mask, put, get, rng):
     """Exponentials may be written over scores, but not over what belongs to the user."""

@@ -10,9 +10,12 @@ from call_table import NAMES, Sizes, options_of
 
 import attention_core as ac
 from attention_core._arrays import dtype_name
+from attention_core._attention import ways
 
 attention = ac.scaled_dot_product_attention
 M, N, D, E = 5, 7, 3, 4
+
+CAUSAL, BLOCKWISE = {"is_causal": True}, {"implementation": "blockwise"}
 
 
 @pytest.fixture
@@ -35,7 +38,8 @@ def test_a_signature_does_not_answer_for_another(put, get, rng):
     """All options in turn, each after all others."""
     sizes = Sizes((1,), 2, 2, M, M, D, D)
     arrays = sizes.arrays(rng)
-    more = [(name, {}) for name in NAMES] + [("none", {"scale": 1}), ("causal", {"implementation": "dense"})]
+    named = [(name, BLOCKWISE) for name in ("causal", "window", "none")]
+    more = [(name, {}) for name in NAMES] + named + [("none", {"scale": 1}), ("causal", {"implementation": "dense"})]
     wanted = [attention(*arrays, **options_of(name, sizes, np.asarray), implementation="dense") for name, _ in more]
     wanted[-2] = attention(*arrays, scale=1.0, implementation="dense")
     for _ in range(2):
@@ -44,7 +48,7 @@ def test_a_signature_does_not_answer_for_another(put, get, rng):
             np.testing.assert_allclose(get(found), want, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"implementation": "dense", "is_causal": True}])
+@pytest.mark.parametrize("options", [{}, CAUSAL, CAUSAL | {"implementation": "dense"}, CAUSAL | BLOCKWISE])
 def test_values_are_looked_at_in_every_call(options, square, put, get):
     """NaN and infinities, where they are masked and where they are not, after calls without any."""
     is_causal = "is_causal" in options
@@ -83,23 +87,25 @@ def test_settings_and_recorders_are_read_in_every_call(square, put, get):
     assert len(record) == 1
 
 
-def test_a_backend_that_is_tuned_anew_is_asked_anew(square, backend, put, get, remembered, monkeypatch):
+def test_a_backend_that_is_tuned_anew_is_asked_anew(square, backend, put, get, monkeypatch):
     want = get(attention(*put(square)))
     monkeypatch.setattr(backend, "tuning", backend.tuning._replace(dense_below=0, structured_below=0))
     monkeypatch.setattr(backend, "kernels", ())
+    computed, taken = ways.blockwise, []
+    monkeypatch.setattr(ways, "blockwise", lambda *arguments: taken.append(arguments) or computed(*arguments))
     np.testing.assert_allclose(get(attention(*put(square))), want, rtol=1e-6, atol=1e-7)
-    assert not remembered[-1]
+    assert taken
 
 
 @pytest.mark.needs(lambda backend: backend.name in ("numpy", "torch"))
 def test_small_calls_are_remembered(square, put, remembered):
-    for options in ({}, {"is_causal": True}, {"scale": 0.5}, {"implementation": "dense"}):
+    for options in ({}, {"is_causal": True}, {"scale": 0.5}):
         attention(*put(square), **options)
         attention(*put(square), **options)
-    assert remembered == [True] * 8
+    assert remembered == [True] * 6
     attention(*put(square), mask=put(np.tril(np.ones((M, M), bool))))
     attention(*put(square), return_logsumexp=True)
-    assert remembered[8:] == [False, False]
+    assert remembered[6:] == [False, False]
 
 
 def test_plans_are_shared_by_threads(square, put, get):
@@ -121,7 +127,7 @@ def test_plans_are_shared_by_threads(square, put, get):
 
 
 @pytest.mark.needs(lambda backend: backend.name in ("numpy", "torch"))
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"implementation": "dense"}, {"mask": [198, 150] * 5}])
+@pytest.mark.parametrize("options", [{}, CAUSAL, {"implementation": "dense"}, {"mask": [198, 150] * 5}, BLOCKWISE])
 def test_no_array_is_kept(options, rng, put):
     """Nor are offsets of a mask."""
     batch, columns = (10, 300) if "mask" in options else (2, 4)

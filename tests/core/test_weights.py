@@ -69,35 +69,33 @@ def test_they_are_those_of_the_dense_form(name, backend, put, get):
 
 @pytest.mark.needs(lambda backend, name: backend.name in ("numpy", "torch") or name in FEW)
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name != "reproducible"])
-@pytest.mark.parametrize("reduction", ["max", "mean"])
-def test_a_map_reduces_runs_of_queries_and_keys(name, reduction, backend, put, get):
+def test_a_map_has_the_largest_of_runs_of_queries_and_keys(name, backend, put, get):
     query, key, result = dense(name)
     query, key = put([query, key])
     weights, options = result.weights, placed(put, name)
     rows = [slice(first, first + 4) for first in range(0, M, 4)]
     columns = [slice(first, first + 3) for first in range(0, N, 3)]
-    expected = [[getattr(weights[..., i, j], reduction)((-1, -2)) for j in columns] for i in rows]
+    expected = [[weights[..., i, j].max((-1, -2)) for j in columns] for i in rows]
 
     def reduced(query, key):
-        return ac.weights.attention_map(query, key, shape=(4, 4), reduction=reduction, **options)
+        return ac.weights.attention_map(query, key, shape=(4, 4), **options)
 
     found = get(quickly(backend, reduced)(query, key))
     np.testing.assert_allclose(found, np.moveaxis(np.asarray(expected), (0, 1), (-2, -1)), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.needs("numpy")
-@pytest.mark.parametrize("reduction", ["max", "mean"])
-def test_a_map_of_many_rows_takes_few_calls(reduction, monkeypatch):
+def test_a_map_of_many_rows_takes_few_calls(monkeypatch):
     module, calls = "attention_core._functions.weights", []
     run_call = importlib.import_module(module).run_call
     monkeypatch.setattr(f"{module}.run_call", lambda *a, **k: calls.append(a) or run_call(*a, **k))
     monkeypatch.setattr(f"{module}.SCORES_AT_ONCE", B * H * N * 7)
     whole = ac.scaled_dot_product_attention(QUERY, KEY, KEY, return_weights=True).weights
-    found = ac.weights.attention_map(QUERY, KEY, shape=(M, N), reduction=reduction)
+    found = ac.weights.attention_map(QUERY, KEY, shape=(M, N))
     np.testing.assert_allclose(found, whole, rtol=1e-12)
     assert len(calls) == -(-M // 7)
-    found = ac.weights.attention_map(QUERY, KEY, shape=(1, 1), reduction=reduction)  # one row, in parts
-    np.testing.assert_allclose(found[..., 0, 0], getattr(whole, reduction)((-1, -2)), rtol=1e-12)
+    found = ac.weights.attention_map(QUERY, KEY, shape=(1, 1))  # one row, in parts
+    np.testing.assert_allclose(found[..., 0, 0], whole.max((-1, -2)), rtol=1e-12)
 
 
 @pytest.mark.needs("numpy")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-import shard_helpers
+from call_table import quadratic
 from shard_helpers import inputs
 
 import attention_core as ac
@@ -117,7 +117,7 @@ def calls_that_differ(put):
     yield "mask", *({"mask": put(each)} for each in allowed)
     yield "bias", {}, {"bias": put(np.zeros((8, 24)))}
     yield "dropout", {"dropout": ac.Dropout(0.5, 3)}, {"dropout": ac.Dropout(0.5, 4)}
-    yield "score_mod", {"score_mod": shard_helpers.by_position}, {"score_mod": ac.scores.alibi(4)}
+    yield "score_mod", {"score_mod": quadratic}, {"score_mod": ac.scores.alibi(4)}
     for usual, odd in functions_that_differ(put):
         yield "score_mod", {"score_mod": usual}, {"score_mod": odd}
     yield "score_mod", *({"score_mod": ac.scores.ScoreMod(each)} for each in next(functions_that_differ(put)))
@@ -158,7 +158,7 @@ def test_calls_that_agree_are_the_same(put, ranks):
         box.append(box)
         score_mod = closing_over((box, len, frozenset(("a", "b")), with_default(0.5)))
         options = {
-            "mask": ac.MaskFunction(shard_helpers.by_head),
+            "mask": ac.MaskFunction(lambda batch, head, query, key: key <= query),
             "dropout": ac.Dropout(0.4, 11),
             "score_mod": score_mod,
         }

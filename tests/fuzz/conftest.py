@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,12 +32,10 @@ class Fuzzer:
 
     def __init__(self, name: str, seed: int, seconds: float, cases: int) -> None:
         self.name, self.seed, self.seconds, self.cases = name, seed, seconds, cases
-        self.counts: Counter[str] = Counter()
+        self.count = 0
 
-    def __call__(
-        self, check: Callable[[Any], str | None], strategy: SearchStrategy[Any], corpus: Sequence[Any] = ()
-    ) -> None:
-        """Check a corpus, and what a strategy draws; a check may return a word under which the case counts."""
+    def __call__(self, check: Callable[[Any], None], strategy: SearchStrategy[Any], corpus: Sequence[Any] = ()) -> None:
+        """Check a corpus, and what a strategy draws."""
         end, failed = time.monotonic() + self.seconds, False
 
         def one(case: Any) -> None:
@@ -46,11 +43,11 @@ class Fuzzer:
             if self.seconds and not failed and time.monotonic() > end:
                 return  # what is left of a round; a failure is shrunk whatever the time
             try:
-                word = check(case)
+                check(case)
             except BaseException:
                 failed = True
                 raise
-            self.counts[word or ""] += 1
+            self.count += 1
 
         for case in corpus:
             one(case)
@@ -60,9 +57,9 @@ class Fuzzer:
             return
         examples, phases = 5, [Phase.reuse, Phase.generate, Phase.shrink]
         while time.monotonic() < end:
-            started, before = time.monotonic(), self.counts.total()
+            started, before = time.monotonic(), self.count
             self._round(hypothesis.given(strategy)(one), examples, phases)
-            elapsed, done = time.monotonic() - started, self.counts.total() - before
+            elapsed, done = time.monotonic() - started, self.count - before
             left = min(10.0, end - time.monotonic())
             examples, phases = max(5, min(2000, int(done / max(elapsed, 1e-3) * left))), [Phase.generate, Phase.shrink]
 
@@ -95,30 +92,16 @@ def fuzz(request: pytest.FixtureRequest) -> Any:
         cases = -(-cases // 6)
     fuzzer = Fuzzer(request.node.name, seed, request.config.stash[_SHARE], cases)
     yield fuzzer
-    for word, count in fuzzer.counts.items():
-        request.node.user_properties.append(("fuzz", (f"{request.node.name} {word}".strip(), count)))
+    request.node.user_properties.append(("cases", fuzzer.count))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print how many cases each category had, and how many findings."""
-    if not MINUTES:
-        return
-    cases: Counter[str] = Counter()
-    findings: Counter[str] = Counter()
-    for outcome in ("passed", "failed"):
-        for report in terminalreporter.stats.get(outcome, []):
-            category = report.location[2].partition("[")[0].removeprefix("test_")
-            findings[category] += outcome == "failed" and report.when == "call"
-    for outcome in ("passed", "failed", "error", ""):
-        for report in terminalreporter.stats.get(outcome, []):
-            if getattr(report, "when", None) == "teardown":
-                for name, value in report.user_properties:
-                    if name == "fuzz":
-                        cases[value[0].partition("[")[0].removeprefix("test_")] += value[1]
-    terminalreporter.section("cases")
-    for category in sorted(cases | findings):
-        terminalreporter.write_line(f"{category:<40}{cases[category]:>9} cases{findings[category]:>4} findings")
-    terminalreporter.write_line(f"{'all':<40}{cases.total():>9} cases{findings.total():>4} findings")
+    """Print how many cases each test had."""
+    if MINUTES:
+        terminalreporter.section("cases")
+        for report in terminalreporter.stats.get("", []):
+            for count in [value for name, value in report.user_properties if name == "cases"]:
+                terminalreporter.write_line(f"{report.nodeid:<90}{count:>9}")
 
 
 @pytest.fixture(scope="session")

@@ -113,7 +113,7 @@ VALID: dict[str, Valid] = {
     "explain": Valid(ac.explain_attention, [_floats(*Q), _floats(*K), _floats(*V)], OPTIONS | RETURNS),
     "scores": Valid(ac.attention_scores, [_floats(*Q), _floats(*K)], {"mask": SEGMENTS, "scale": 0.5, "softcap": 2.0, "arithmetic": "fast"}),
     "weights": Valid(ac.weights.attention_weights, [_floats(*Q), _floats(*K)], {"queries": [0, -1], "heads": [1], "is_causal": True, "scale": 0.5}),
-    "map": Valid(ac.weights.attention_map, [_floats(*Q), _floats(*K)], {"shape": (2, 2), "reduction": "mean", "mask": SEGMENTS, "softcap": 2.0}),
+    "map": Valid(ac.weights.attention_map, [_floats(*Q), _floats(*K)], {"shape": (2, 2), "mask": SEGMENTS, "softcap": 2.0}),
     "partial": Valid(
         ac.pieces.partial_attention,
         [_floats(*Q), _floats(*K), _floats(*V)],
@@ -178,8 +178,6 @@ VALID: dict[str, Valid] = {
     "normal": Valid(_with_xp(initializers.normal), [_integers(2), SHAPE], {"stddev": 1.0, "dtype": "float32"}),
     "truncated": Valid(_with_xp(initializers.truncated_normal), [3, SHAPE], {"stddev": 1.0, "dtype": "float32"}),
     "glorot": Valid(_with_xp(initializers.glorot_uniform), [3, SHAPE], {"dtype": "float32"}),
-    "he": Valid(_with_xp(initializers.he_uniform), [3, SHAPE], {"dtype": "float32"}),
-    "lecun": Valid(_with_xp(initializers.lecun_normal), [3, SHAPE], {"dtype": "float32"}),
 }  # fmt: skip
 
 

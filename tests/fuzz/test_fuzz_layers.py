@@ -129,10 +129,10 @@ def wrong_layers(draw: Any) -> Change:
     return Change(name, part, argument, draw(st.sampled_from(wrongs)))
 
 
-def check_wrong(change: Change, backend: Any) -> str:
+def check_wrong(change: Change, backend: Any) -> None:
     kind, words = outcome(change, backend)
     if backend.name == "tensorflow" and is_of_keras(change, words):
-        return "of Keras"
+        return
     if kind:
         assert_is_of_the_contract(kind, words)
     expected = outcome(change, NUMPY)
@@ -142,7 +142,6 @@ def check_wrong(change: Change, backend: Any) -> str:
         assert bool(kind) == bool(expected[0]), (
             f"{backend.name} says {kind} {words!r}, numpy {expected[0]} {expected[1]!r}"
         )
-    return "refused" if kind else "right"
 
 
 @pytest.mark.needs("float16")  # which is one of the wrong types

@@ -40,6 +40,12 @@ def imported(name):
     return pytest.fixture(scope="module")(lambda: importlib.import_module(name))
 
 
+def close(got, expected, ulps=16):
+    """Fail unless errors are within so many units of the largest finite number that is expected."""
+    scale = max(1.0, float(np.max(np.abs(expected), initial=0, where=np.isfinite(expected))))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=ulps * scale * np.finfo(got.dtype).eps)
+
+
 def peer(name):
     """A library to compare with: required where ATTENTION_CORE_PEERS asks for it."""
     return importlib.import_module(name) if os.environ.get("ATTENTION_CORE_PEERS") == "1" else pytest.importorskip(name)

@@ -258,6 +258,11 @@ def options_of(name, sizes, put, seed=7):
     return OTHERS[name](of) if name in OTHERS else rule(of, name)
 
 
+def shows(name):
+    """Whether options show what is hidden: functions of scores, and biases that leave it a weight."""
+    return "score_mod" in name or name.startswith(("every", "bias of a mask"))
+
+
 def hide(arrays, options, sizes):
     """NaN in keys and values that no query attends to, and in queries that attend to none."""
     query, key, value = map(np.copy, arrays)

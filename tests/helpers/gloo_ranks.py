@@ -18,12 +18,12 @@ from attention_torch.collectives import TorchCollectives
 
 CASES = [
     ("causal", 4, "zigzag", "gather", 13),
-    ("array in a rule", 2, "zigzag", "heads", 13),
-    ("bias", 4, "contiguous", "heads", 16),
+    ("array and rule", 2, "zigzag", "heads", 13),
+    ("bias of bhmn", 4, "contiguous", "heads", 16),
     ("relative bias", 4, "zigzag", "gather", 16),
-    ("dropout and score_mod", 4, "zigzag", "heads", 13),
+    ("everything", 4, "zigzag", "heads", 13),
     ("causal", 3, "zigzag", "ring", 13),
-    ("bias", 4, "contiguous", "ring", 13),
+    ("bias of bhmn", 4, "contiguous", "ring", 13),
     ("window", 4, "contiguous", "ring", 32),
     ("sinks", 4, "zigzag", "merge", 13),
 ]
@@ -136,7 +136,7 @@ def compared(rank, group, case, arithmetic, dtype, seed=0, heads=(4, 2), **optio
         return None
     is_merged = strategy == "merge"  # so that all ranks have the whole
     expected = whole(backend, name, put=torch.from_numpy, differentiate=not is_merged, **more)
-    return ranks[-1] if is_merged else joined(ranks, split, name, length), expected
+    return ranks[-1] if is_merged else joined(ranks, split, expected), expected
 
 
 def compiled(loss):

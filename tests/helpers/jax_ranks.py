@@ -19,10 +19,10 @@ from attention_jax.collectives import JaxCollectives
 from sharding.ranks import of_devices, over
 
 CASES = [
-    ("segments", 4, "zigzag", "gather", 13, "fast", "float64"),
-    ("dropout and score_mod", 4, "zigzag", "heads", 13, "fast", "float64"),
+    ("segments of samples", 4, "zigzag", "gather", 13, "fast", "float64"),
+    ("everything", 4, "zigzag", "heads", 13, "fast", "float64"),
     ("sinks", 8, "contiguous", "gather", 16, "fast", "float64"),
-    ("bias", 4, "zigzag", "ring", 13, "fast", "float64"),
+    ("bias of bhmn", 4, "zigzag", "ring", 13, "fast", "float64"),
     ("window", 8, "contiguous", "ring", 32, "fast", "float64"),
 ]
 

@@ -4,6 +4,7 @@ import functools
 import importlib
 
 import numpy as np
+from conversion_helpers import same
 
 import attention_core as ac
 import attention_models as models
@@ -88,11 +89,7 @@ def perturbed(definition, dtype="float32"):
 def alike(trees, others):
     """Fail unless trees of NumPy arrays have the same names, types and bits."""
     for tree, other in zip(trees, others, strict=True):
-        found, expected = named_arrays(tree), named_arrays(other)
-        assert list(found) == list(expected)
-        for name, array in found.items():
-            assert (array.dtype, array.shape) == (expected[name].dtype, expected[name].shape), name
-            assert array.tobytes() == expected[name].tobytes(), name
+        same(named_arrays(tree), named_arrays(other))
 
 
 @functools.cache

@@ -5,10 +5,12 @@ import math
 import threading
 from contextlib import contextmanager
 
+import call_table
 import numpy as np
+from call_table import Sizes, hide
 
 import attention_core as ac
-from attention_core.backend import Collectives, array_namespace
+from attention_core.backend import Collectives
 
 
 def bytes_of(x):
@@ -107,13 +109,15 @@ def threads_as_ranks(backend, monkeypatch):
 
 
 def inputs(heads=(4, 2), length=16, batch=2, dtype="float64", seed=0, spread=1.0):
-    """Query, key, value, and cotangents of output and logsumexp."""
-    rng = np.random.default_rng(seed)
-    num_heads, num_kv_heads = heads
-    shapes = (num_heads, 6), (num_kv_heads, 6), (num_kv_heads, 5), (num_heads, 5)
-    arrays = [rng.standard_normal((batch, count, length, width)) for count, width in shapes]
-    arrays[0] *= spread
-    return [x.astype(dtype) for x in (*arrays, rng.standard_normal((batch, num_heads, length)))]
+    """Query, key, value, and cotangents of output and logsumexp; of one length, or of queries and keys apart."""
+    rng, sizes = np.random.default_rng(seed), sizes_of(heads, length, batch)
+    query, *others = sizes.arrays(rng)
+    cotangents = [rng.standard_normal((batch, heads[0], sizes.rows, *width)) for width in ((sizes.value_width,), ())]
+    return [x.astype(dtype) for x in (query * spread, *others, *cotangents)]
+
+
+def sizes_of(heads, length, batch):
+    return Sizes((batch,), *heads, *(length if isinstance(length, tuple) else (length, length)), 6, 5)
 
 
 def parts_of(wholes, shards):
@@ -121,70 +125,17 @@ def parts_of(wholes, shards):
     return [x if n == 0 and shards.strategy == "merge" else ac.shard(x, shards) for n, x in enumerate(wholes)]
 
 
-def by_head(batch, head, query, key):
-    """A rule that looks at all positions."""
-    return (key <= query) & ((key + head + batch) % 3 != 0) | (key == query)
-
-
-def by_position(scores, batch, head, query, key):
-    """A function of scores that looks at all positions."""
-    xp = array_namespace(scores)
-    return scores * 0.5 + 0.01 * xp.astype((head + 1) * (query - 2 * key + batch), scores.dtype)
-
-
-def masking(scores, batch, head, query, key):
-    """A function of scores that leaves a rank of the last keys nothing of the first queries."""
-    xp = array_namespace(scores)
-    return xp.where(query >= key, scores, -math.inf)
-
-
 def options_of(name, put, heads=(4, 2), length=16, batch=2, dtype="float64", **_):
-    """Options by name: those of the whole, and the arrays among them that are differentiated."""
-    rng = np.random.default_rng(7)
-    count, dims = heads[0], (batch, heads[0], length, length)
-    ids = np.sort(rng.integers(0, 3, (batch, length)), axis=-1)
-    lengths = np.asarray([length - 3, 1] + [length] * (batch - 2))[:batch]
-    allowed = rng.random(dims) < 0.6
+    """Options of a name, of a dtype."""
 
-    def floats(dims, size=1.0):
-        return put((size * rng.standard_normal(dims)).astype(dtype))
+    def put_as(x):
+        return put(x.astype(dtype) if x.dtype == np.float64 else x)
 
-    made = {
-        "none": dict,
-        "causal": lambda: {"is_causal": True},
-        "window": lambda: {"mask": ac.SlidingWindow(left=3, right=1)},
-        "lengths": lambda: {"mask": ac.KeyLengths(put(lengths)), "is_causal": True},
-        "no key": lambda: {"mask": ac.KeyLengths(put(lengths * 0))},
-        "segments": lambda: {"mask": ac.Segments(put(ids), put(ids)), "is_causal": True},
-        "array": lambda: {"mask": put(allowed)},
-        "array of one head": lambda: {"mask": put(allowed[:, :1])},
-        "array in a rule": lambda: {"mask": ac.Causal() & put(allowed)},
-        "function": lambda: {"mask": ac.MaskFunction(by_head)},
-        "bias": lambda: {"bias": floats(dims), "is_causal": True},
-        "bias of one head": lambda: {"bias": floats((1, 1, *dims[2:]))},
-        "bias of one row": lambda: {"bias": floats((count, 1, length))},
-        "alibi": lambda: {"score_mod": ac.scores.alibi(count), "is_causal": True},
-        "relative bias": lambda: {"score_mod": ac.scores.relative_bias(floats((8, count)), max_distance=9)},
-        "score_mod": lambda: {"score_mod": by_position},
-        "score_mod of a mask": lambda: {"score_mod": masking},
-        "softcap": lambda: {"softcap": 1.5, "scale": 0.7},
-        "scale": lambda: {"softcap": put(np.asarray(1.5, dtype)), "scale": put(np.asarray(0.7, dtype))},
-        "sinks": lambda: {"sinks": floats((count,), 3.0), "is_causal": True},
-        "dropout": lambda: {"dropout": ac.Dropout(0.4, 11), "is_causal": True},
-        "dropout and score_mod": lambda: {
-            "dropout": ac.Dropout(0.4, put(np.asarray([3, 4], np.int32))),
-            "score_mod": by_position,
-        },
-    }
-    return made[name]()
+    return call_table.options_of(name, sizes_of(heads, length, batch), put_as)
 
 
-NAMES = (
-    "none", "causal", "window", "lengths", "no key", "segments", "array", "array of one head", "array in a rule",
-    "function", "bias", "bias of one head", "bias of one row", "alibi", "relative bias", "score_mod", "softcap", "scale",
-    "sinks", "dropout", "dropout and score_mod",
-)  # fmt: skip
-EXACT = ("none", "causal", "window", "lengths", "no key", "segments", "array", "function", "bias", "softcap", "dropout")
+EXACT = ("none", "causal", "window", "lengths", "no keys", "segments of samples", "array", "function", "bias of bhmn",
+         "softcap", "dropout")  # fmt: skip
 
 
 def differentiated(options):
@@ -221,17 +172,25 @@ def whole(backend, name, **more):
 
 
 def of_rank(
-    backend, shards, name, heads=(4, 2), length=16, arithmetic="fast", put=None, differentiate=True, wrap=None, **more
+    backend, shards, name, length=16, arithmetic="fast", put=None, differentiate=True, wrap=None, hidden=False, **more
 ):
-    """The same, of one rank: its rows of results and gradients, or its part of the gradient of what ranks share."""
-    xp = backend.namespace
-    arrays = wholes = tuple(map(put, inputs(heads, length, **more)))
-    options = options_of(name, put, heads, length, **more)
+    """The same, of one rank: its rows of results and gradients, or its part of the gradient of what ranks share.
+
+    What no query attends to may be NaN, and so may queries of fully masked rows.
+    """
+    xp, more = backend.namespace, {"heads": (4, 2), "batch": 2, "length": length} | more
+    plain = inputs(**more)
+    if hidden:
+        sizes = sizes_of(more["heads"], length, more["batch"])
+        plain[:3] = hide(plain[:3], options_of(name, np.asarray, **more), sizes)
+    arrays = wholes = tuple(map(put, plain))
+    options = options_of(name, put, **more)
     if shards is not None:
-        arrays = tuple(ac.shard(x, shards, axis=axis) for x, axis in zip(wholes, (-2, -2, -2, -2, -1), strict=True))
-        if shards.strategy == "merge":
-            arrays, differentiate = (wholes[0], *arrays[1:3], *wholes[3:]), False
-        elif "bias" in options and options["bias"].shape[-2] != 1:
+        is_merge = shards.strategy == "merge"  # of which all have the queries
+        axes = zip(wholes, (-2, -2, -2, -2, -1), (is_merge, False, False, is_merge, is_merge), strict=True)
+        arrays = tuple(x if is_whole else ac.shard(x, shards, axis=axis) for x, axis, is_whole in axes)
+        differentiate = differentiate and not is_merge
+        if not is_merge and "bias" in options and options["bias"].shape[-2:-1] not in ((), (1,)):
             options["bias"] = ac.shard(options["bias"], shards)
     extra = differentiated(options)
     asked = {"return_logsumexp": True, "arithmetic": arithmetic} | ({} if shards is None else {"shards": shards})
@@ -252,20 +211,22 @@ def of_rank(
     return {key: backend.to_numpy(x) for key, x in found.items()}
 
 
-def joined(ranks, split, name, length):
-    """Results of ranks as those of the whole: rows put together, and parts of gradients summed."""
-    size = len(ranks)
+def joined(ranks, split, expected):
+    """Results of ranks as those of the whole: rows put together, of which padding is empty, and parts of gradients summed."""
     found = {}
-    for key in ranks[0]:
-        parts = [rank[key] for rank in ranks]
-        axis = -1 if key == "logsumexp" else -2
-        is_shared = key in ("scale", "softcap", "sinks", "score_mod") or (key == "bias" and "row" in name)
-        found[key] = np.sum(parts, axis=0) if is_shared else in_order(parts, axis, size, split, length)
+    for key, x in expected.items():
+        parts, axis = [rank[key] for rank in ranks], -1 if key == "logsumexp" else -2
+        if key in ("scale", "softcap", "sinks", "score_mod") or (key == "bias" and x.shape[-2:-1] in ((), (1,))):
+            found[key] = np.sum(parts, axis=0)
+            continue
+        rows = in_order(parts, axis, len(ranks), split)
+        found[key], padding = np.split(rows, [x.shape[axis]], axis=axis)
+        assert not np.any(padding, where=padding != -np.inf)
     return found
 
 
-def in_order(parts, axis, size, split, length):
-    """Rows of ranks in the order of positions, without padding."""
+def in_order(parts, axis, size, split, length=None):
+    """Rows of ranks in the order of positions, up to a length."""
     at = places(size, split, parts[0].shape[axis])
     return np.take(np.concatenate(parts, axis=axis), np.argsort(at)[:length], axis=axis)
 

@@ -4,6 +4,7 @@ import contextlib
 
 import numpy as np
 import pytest
+import tracing_helpers
 from call_table import Sizes, options_of
 
 import attention_core as ac
@@ -38,8 +39,7 @@ def taken(name):
 
 
 def compiled(torch, function, backend="aot_eager"):
-    torch._dynamo.reset()
-    return torch.compile(function, fullgraph=True, dynamic=False, backend=backend)
+    return tracing_helpers.compiled(torch, function, backend)
 
 
 @contextlib.contextmanager

@@ -356,10 +356,10 @@ class Conformance(Ways):
     ] = None
     case: Annotated[Many, typer.Option(help="Cases by name, * and ? allowed; repeatable. By default all.")] = None
     model: Annotated[
-        list[Path] | None,
+        Path | None,
         typer.Option(
-            help="A folder of transformers with an encoder of BERT's type or a language model of Llama's, or a GGUF"
-            " file, to be run as well, as the case model; repeatable, but with --identical."
+            help="With --identical, the case model: a folder of transformers with an encoder of BERT's type or a"
+            " language model of Llama's, or a GGUF file."
         ),
     ] = None
     list_: Annotated[bool, typer.Option("--list", help="List the cases and what they show, and run none.")] = False
@@ -389,6 +389,3 @@ class Cases:
     ] = None
     package: Annotated[Many, typer.Option(help="A package, such as torch; repeatable.")] = None
     like: Annotated[Many, typer.Option(help="A case of the kit that shows the same property; repeatable.")] = None
-    line: Annotated[int | None, typer.Option(min=0, max=12, help="A line of the contract; 0 for none of them.")] = None
-    on_cpu: Annotated[bool, typer.Option("--cpu", help="Those whose reproducer runs on a CPU.")] = False
-    failing: Annotated[bool, typer.Option("--failing", help="Those that were wrong when last run.")] = False

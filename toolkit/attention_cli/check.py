@@ -14,13 +14,12 @@ from attention_cli.terminal import check_file, console, progress_bar, refusal, r
 from attention_conformance.cases.large import LARGE
 from attention_conformance.kernel.options import OPTIONS
 from attention_conformance.kernel.presets import PRESETS
-from attention_conformance.measure.finding import ENDED, WRONG, Finding, Started, exit_status, most_telling
+from attention_conformance.measure.finding import Finding, Started, exit_status, most_telling
 from attention_conformance.measure.kinds import never_computed, refusals
 from attention_conformance.measure.messages import Asked, Described, Refused
 from attention_conformance.mistakes.causes import agreed
 from attention_conformance.run.again import command_of, script_of
 from attention_conformance.run.alone import confirmed
-from attention_conformance.run.fuzz import Script
 from attention_conformance.run.job import Job, job_of
 from attention_conformance.run.names import no_case
 from attention_conformance.run.subjects import Message, supervised, work
@@ -50,14 +49,11 @@ SHRINKING = 600.0
 
 def check(options: Check, /) -> None:
     """Check a target, show what was found, and exit with its status."""
-    profile, untrusted, fuzz, large = options.profile or "kernel", options.untrusted, options.fuzz, options.large
-    like = profile.startswith("like ")
-    if untrusted and (fuzz or not options.jobs or like):
-        raise refusal("expected --untrusted without --fuzz, --jobs 0 and --profile 'like TARGET'; got one of them")
-    if options.same_bits_as and (untrusted or fuzz or large or like):
-        raise refusal(
-            "expected --same-bits-as without --untrusted, --fuzz, --large and --profile 'like TARGET'; got one"
-        )
+    untrusted, fuzz, large = options.untrusted, options.fuzz, options.large
+    if untrusted and (fuzz or not options.jobs):
+        raise refusal("expected --untrusted without --fuzz and --jobs 0; got one of them")
+    if options.same_bits_as and (untrusted or fuzz or large):
+        raise refusal("expected --same-bits-as without --untrusted, --fuzz and --large; got one")
     free = available_memory()
     least = min(each.memory for each in LARGE)
     if large and free is not None and free < least:
@@ -100,14 +96,13 @@ class _Run:
     """Follows the messages of a run, and tells of them."""
 
     def __init__(self, job: Job, expected: tuple[Expected, ...]) -> None:
-        self.job, self.findings, self.reason, self.script = job, list[Finding](), "", ""
+        self.job, self.findings, self.reason = job, list[Finding](), ""
         self._expected, self._has_verdict = expected, False
         self._about: dict[str, Any] = {"target": job.target, "profile": self.job.how, "seed": job.seed}
         self._about |= {"declared": dict(job.declared), "machine": environment({})}
-        self._screen, self._errors = console(), console(stderr=True)
-        for each in (self._screen, self._errors):
-            if not each.is_terminal:
-                each.width = min(each.width, 100)
+        self._screen = console()
+        if not self._screen.is_terminal:
+            self._screen.width = min(self._screen.width, 100)
 
     @property
     def _origin(self) -> Origin:
@@ -116,7 +111,7 @@ class _Run:
 
     def follow(self, messages: Iterator[Message]) -> None:
         """Tell of each message as it comes."""
-        with progress_bar(self._errors, 48) as progress:
+        with progress_bar(console(stderr=True), 48) as progress:
             task = progress.add_task(f"loading {self.job.target}", total=None)
             for message in messages:
                 if isinstance(message, Refused):
@@ -126,8 +121,6 @@ class _Run:
                 elif isinstance(message, Described):
                     self._describe(message)
                     progress.update(task, total=message.count + len(self.findings), completed=len(self.findings))
-                elif isinstance(message, Script):
-                    self.script = message.text
                 elif isinstance(message, Started):
                     progress.update(task, description=f"{message.finding.case} {message.finding.dtype}")
                 elif isinstance(message, Finding):
@@ -144,21 +137,19 @@ class _Run:
             self._about |= {"assumed": dict(message.facts), "sources": dict(message.sources)}
             self._about["versions"] = dict(message.versions)
         versions = ", ".join(f"{name} {each}" for name, each in message.versions.items())
-        self._errors.print(f"{message.target or self.job.target} ({versions}), assumed:", style="bold", highlight=False)
+        self._screen.print(f"{message.target or self.job.target} ({versions}), assumed:", style="bold", highlight=False)
         for line in report.assumptions(message.facts, message.sources):
-            self._errors.print(f"  {line}", highlight=False)
+            self._screen.print(f"  {line}", highlight=False)
 
     def _note(self, finding: Finding) -> None:
         if finding.dtype != "-" and finding.verdict != "not offered" and not self._has_verdict:
             self._has_verdict = True
-            self._errors.print(f"first verdict: {finding.case} {finding.dtype} is {finding.verdict}", style="dim")
+            self._screen.print(f"first verdict: {finding.case} {finding.dtype} is {finding.verdict}", style="dim")
         self.findings.append(finding)  # judged by what is expected at the end, when all causes are known
         if self.job.is_large and finding.verdict == "not offered":
-            self._errors.print(f"left out: {finding.case} {finding.dtype}: {finding.detail}", soft_wrap=True)
+            self._screen.print(f"left out: {finding.case} {finding.dtype}: {finding.detail}", soft_wrap=True)
         if self.job.same_bits_as:
             self._screen.print(report.line_of(finding), highlight=False, soft_wrap=True)
-        elif met(finding, self._expected, self._origin).verdict in (*WRONG, *ENDED):
-            self._errors.print(report.line_of(finding), highlight=False, soft_wrap=True)
 
     def finish(self, options: Check, *, interrupted: bool = False) -> None:
         """Show what was found, and write it."""
@@ -176,12 +167,7 @@ class _Run:
         for line in report.power(self.findings, self.job.how):
             self._screen.print(line, highlight=False)
         telling = most_telling(self.findings)
-        if self.script:
-            self._screen.print(
-                f"The least wrong call of seed {self.job.seed}, as a program:\n", highlight=False, soft_wrap=True
-            )
-            typer.echo(self.script)
-        elif telling is not None:
+        if telling is not None:
             again = (telling, self.job.target, self.job.declared, self.job.how)
             self._screen.print(f"\nThe most telling again, as a program:\n\n{script_of(*again)}", **AS_IT_IS)
             self._screen.print(f"To see the most telling again: {command_of(*again)}", **AS_IT_IS)

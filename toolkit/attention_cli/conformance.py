@@ -10,7 +10,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -28,7 +27,6 @@ from attention_conformance.measure.implementations import IMPLEMENTATIONS
 from attention_conformance.measure.messages import Described, Message
 from attention_conformance.own.identical import Identical
 from attention_conformance.own.language_model import ModelError
-from attention_conformance.own.model import load_any
 from attention_conformance.own.runner import work
 from attention_conformance.problem import DTYPES
 from attention_conformance.processes import Order, carried_out
@@ -44,18 +42,19 @@ _LONGEST = {"jax": 0, "torch": 1, "tensorflow": 2}  # whose compilers take longe
 
 def conformance(options: Conformance, /) -> None:
     """Run the cases, and show what came of them."""
-    models, long = options.model or [], options.long
+    model, long = options.model, options.long
     for option in ("dtype", "implementation") if options.identical else ():
         if getattr(options, option):
             raise refusal(f"expected no --{option} with --identical; got one")
-    if options.identical and len(models) > 1:
-        raise refusal(f"expected one --model with --identical; got {len(models)}")
-    _check_models(models, long)
+    if model and not options.identical:
+        raise refusal("expected --identical with --model, whose numbers attention-core compare compares; got none")
+    if long and not (model and model.is_file()):
+        raise refusal("expected --model with a language model for --long; got none")
     catalogue: Sequence[Case | Identical] = CASES
     if options.identical:
         with refusing(ModelError):
-            catalogue = bits.catalogue(models[0] if models else None, long=long)
-    cases = _chosen_cases(options.case, catalogue, besides=("model",) if models else ())
+            catalogue = bits.catalogue(model, long=long)
+    cases = _chosen_cases(options.case, catalogue)
     if options.list_:
         _list(cases)
         return
@@ -66,28 +65,28 @@ def conformance(options: Conformance, /) -> None:
     places = (check_places(names, options.device, options.mode), options.dtype, options.mode, options.implementation)
     chosen = tuple(each.name for each in cases)
     devices, dtypes, modes, implementations = (tuple(each) if each else None for each in places)
-    order = Order("", chosen, devices, dtypes, modes, implementations, tuple(models), options.quick, long)
+    order = Order("", chosen, devices, dtypes, modes, implementations, model, options.quick, long)
     orders = [replace(order, backend=name) for name in names]
-    (_identical if options.identical else _near)(options, orders, models)
+    (_identical if options.identical else _near)(options, orders)
 
 
-def _near(options: Conformance, orders: list[Order], models: Sequence[Path]) -> None:
+def _near(options: Conformance, orders: list[Order]) -> None:
     """Compare each result with the oracle, and print a line for each line of the contract."""
     results, described = run_all(orders, options.jobs)
     _show(results)
     if options.json:
         report.write_json(options.json, results, environment_of(described))
-    for line in report.proved(results, models, is_quick=options.quick):
+    for line in report.proved(results, is_quick=options.quick):
         typer.echo(line)
     typer.echo(report.summary(results))
     holds = {result.passed for result in results}
     raise typer.Exit(False in holds or True not in holds)
 
 
-def _identical(options: Conformance, orders: list[Order], models: Sequence[Path]) -> None:
+def _identical(options: Conformance, orders: list[Order]) -> None:
     """Run the cases of which all ways must give the same bits, and compare these."""
     jobs, quick, mode, chosen = options.jobs, options.quick, options.mode, orders[0].cases
-    devices, model = orders[0].devices, models[0] if models else None
+    devices, model = orders[0].devices, options.model
     if jobs and not quick and len(available_threads()) > 1 and (mode is None or "eager" in mode):
         orders += [replace(each, modes=("eager",), threads=1) for each in orders]
     known = published() | published_model(model, long=options.long)
@@ -106,7 +105,7 @@ def _identical(options: Conformance, orders: list[Order], models: Sequence[Path]
     tell_left_out(reasons.values())
     if options.json:
         places: dict[str, Any] = {"backend": run_on(results), "device": devices, "mode": mode}
-        places |= {"case": options.case, "model": models}
+        places |= {"case": options.case, "model": [model] if model else ()}
         command = command_of(["conformance", "--identical", *["--quick"] * quick], places, jobs)
         about = {**bits_environment(described), "command": command, "left out": reasons}
         bits.write_json(options.json, judged, about)
@@ -212,11 +211,8 @@ def _way(found: Finding) -> str:
 
 def _show(results: Sequence[Finding]) -> None:
     screen = console()
-    if any(result.case != "model" for result in results):
-        screen.print(report.line_table(results, screen.width))
-        screen.print(report.LINE_LEGEND, style="dim")
-    for table in report.model_tables(results):
-        screen.print(table)
+    screen.print(report.line_table(results, screen.width))
+    screen.print(report.LINE_LEGEND, style="dim")
     for line in report.failures(results):
         screen.print(line, style="red", highlight=False, soft_wrap=True)
 
@@ -229,9 +225,9 @@ def _list(cases: Iterable[Case | Identical]) -> None:
     console().print(table)
 
 
-def _chosen_cases(patterns: Many, cases: Sequence[Case | Identical], besides: Sequence[str]) -> list[Case | Identical]:
+def _chosen_cases(patterns: Many, cases: Sequence[Case | Identical]) -> list[Case | Identical]:
     for pattern in patterns or ():
-        if not fnmatch.filter([*besides, *(case.name for case in cases)], pattern):
+        if not fnmatch.filter([case.name for case in cases], pattern):
             raise refusal(f"expected a case out of those of --list; got {pattern!r}, which none matches")
     return [case for case in cases if not patterns or any(fnmatch.fnmatch(case.name, each) for each in patterns)]
 
@@ -248,11 +244,3 @@ def check_places(names: Iterable[str], devices: Many, modes: Many) -> Many:
     check_known("device", devices, known)
     check_known("mode", modes, dict.fromkeys(each for backend in loaded for each in backend.modes))
     return devices
-
-
-def _check_models(models: Sequence[Path], long: bool) -> None:
-    if long and not any(path.is_file() for path in models):
-        raise refusal("expected --model with a language model for --long; got none")
-    with refusing(ModelError):
-        for path in models:
-            load_any(path)

@@ -11,7 +11,7 @@ import signal
 import sys
 from types import FrameType
 
-NEEDED = ("numpy", "ml_dtypes", "typer", "rich", "safetensors", "jinja2", "packaging")
+NEEDED = ("numpy", "ml_dtypes", "typer", "rich", "safetensors", "packaging")
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

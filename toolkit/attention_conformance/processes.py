@@ -22,8 +22,8 @@ class Order(workers.Order):
     Attributes
     ----------
     devices, dtypes, modes, implementations : tuple of str, optional
-    models : tuple of Path
-        Directories with an encoder or a language model, or GGUF files, to be run as well.
+    model : Path, optional
+        A directory with an encoder or a language model, or a GGUF file, whose bits are compared as well.
     quick : bool
         Whether to run eager calls in float32 alone, on the first device unless others are named. Bits are compared of
         one eager call of each case then.
@@ -41,7 +41,7 @@ class Order(workers.Order):
     dtypes: tuple[str, ...] | None = None
     modes: tuple[str, ...] | None = None
     implementations: tuple[str, ...] | None = None
-    models: tuple[Path, ...] = ()
+    model: Path | None = None
     quick: bool = False
     long: bool = False
     recipe: Any = None

@@ -71,7 +71,7 @@ def _tests(subject: Subject, job: Job, expected: Sequence[Expected], same_bits_a
         raise ValueError(job.complaint)
     again = functools.partial(_again, job)
     with warnings.catch_warnings(action="ignore"):
-        subject, known, asked = questions_of(subject, job, load_target(job.like) if job.like else None, same_bits_as)
+        subject, known, asked = questions_of(subject, job, same_bits_as)
         offers = [each for each in asked if same_bits_as is not None or _is_offered(each)]
     origin = Origin(subject.device or "cpu", subject.backend or "")
     if same_bits_as is None and (job.cases or job.dtypes):

@@ -29,7 +29,7 @@ from ..call import Call
 from ..finite import is_clean
 from .grid import Grid, Sample, make_grid, matmul_per_group, matmul_transposed, pad
 from .nonfinite import zero_unless_finite
-from .plan import Plan, pack, unpack, with_value_facts
+from .plan import Plan, block_tuning, pack, unpack, with_value_facts
 from .scores import ScoreBlock, modified_scores, score_block, score_variables
 from .visits import make_visits, visit_blocks
 
@@ -40,7 +40,8 @@ def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, ba
     Nothing depends on the third result, the remainder of the logsumexp, but this.
     """
     plan, call = with_value_facts(plan, arrays, backend), unpack(plan, arrays, backend)
-    plan = plan._replace(block_sizes=(plan.block_sizes[0], min(plan.block_sizes[1], plan.max_backward_keys)))
+    queries, keys = plan.block_sizes
+    plan = plan._replace(block_sizes=(queries, min(keys, block_tuning(call).backward_keys)), grid=None)
     if not plan.assume_finite and plan.may_mask and can_be_read(*arrays[:3], cotangents[0]):
         gradients = _gradients(plan._replace(all_finite=True), call, results, cotangents)
         if all(bool(is_clean(each, backend.namespace)) for each in gradients if each is not None):

@@ -18,19 +18,20 @@ M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018. T.
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any, NamedTuple
 
-from ..._arithmetic.exact import two_sum
 from ..._arrays import Array, Arrays, scalar_like, shape, zeros_with
-from ..._backend import Backend, Operation, register
+from ..._backend import Backend, Operation, can_be_read, register
 from ..call import Call, upcast_call
 from ..finite import repaired_unless_clean
+from ..softmax import log_normalizer
 from .backward import backward
 from .grid import Grid, Sample, make_grid, matmul_per_group
 from .nonfinite import with_nonfinite_values
 from .plan import (
     Plan,
+    block_tuning,
+    in_five_axes,
     lasts,
     make_plan,
     unpack,
@@ -41,28 +42,61 @@ from .scores import ScoreBlock, score_block
 from .visits import make_visits, visit_blocks
 
 
-def blockwise(call: Call) -> tuple[Array, Array, Array]:
+def blockwise(call: Call, plan: Plan | None = None) -> tuple[Array, Array, Array]:
     """Attention over blocks, in the type of the computation: output (..., H, M, E), and of each row two numbers.
 
-    They are the logsumexp (..., H, M), and what is to be added to that to make it exact.
+    They are the logsumexp (..., H, M), and what is to be added to that to make it exact. A plan is one that lasts.
     """
     xp, call = call.xp, upcast_call(call)
-    output, logsumexp, remainder = call.backend.custom_gradient(BLOCKWISE, *make_plan(call))
+    if plan is None:
+        plan, arrays = make_plan(call)
+    else:
+        arrays, *_ = in_five_axes(call)
+        plan = with_value_facts(plan, arrays, call.backend)
+    output, logsumexp, remainder = call.backend.custom_gradient(BLOCKWISE, plan, arrays)
     *dims, _ = shape(call.query, xp=xp)
     output = xp.reshape(output, (*dims, shape(call.value, xp=xp)[-1]))
     return output, xp.reshape(logsumexp, tuple(dims)), xp.reshape(remainder, tuple(dims))
 
 
+def lasting_plan(call: Call) -> Plan | None:
+    """The plan of all calls of the signature of this one, cut already; ``None`` if it depends on more than that.
+
+    Libraries that differentiate keep none, as in `facts.lasting_facts`.
+    """
+    backend = call.backend
+    if backend.differentiates or call.score_mod is not None or not can_be_read(*call[:3]):
+        return None
+    plan, arrays = make_plan(upcast_call(call))
+    if len(arrays) > 3:
+        return None
+    plan = plan._replace(exp_without_max=None, all_finite=plan.assume_finite or not plan.may_mask)
+    grid = _forward_grid(plan, unpack(plan, arrays, backend))
+    return plan._replace(grid=grid._replace(call=grid.call._replace(query=None, key=None, value=None)))
+
+
+def _forward_grid(plan: Plan, call: Call) -> Grid:
+    """The grid of a call, with the blocks that are visited."""
+    if call.mask is not None and not call.backend.loops.traced:
+        # Smaller blocks of keys skip more of a mask; neighbours are then joined to runs of the former size.
+        plan = plan._replace(block_sizes=(plan.block_sizes[0], min(plan.block_sizes)))
+    grid = make_grid(plan, call)
+    if grid.is_one_block or grid.visits is not None:
+        return grid
+    return grid._replace(visits=make_visits(grid, by_key=False, run_keys=block_tuning(call).keys))
+
+
 def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
     """Output (B, G, R, M, E), logsumexp (B, G, R, M), and what is to be added to that to make it exact."""
-    plan, call = with_value_facts(plan, arrays, backend), unpack(plan, arrays, backend)
-    if call.mask is not None and not backend.loops.traced:
-        # Smaller blocks of keys skip more of a mask; neighbours are then joined to runs of `max_keys_per_run`.
-        plan = plan._replace(block_sizes=(plan.block_sizes[0], min(plan.block_sizes)))
+    plan = with_value_facts(plan, arrays, backend)
+    if plan.grid is None:
+        call = unpack(plan, arrays, backend)
+    else:
+        call = plan.grid.call._replace(**dict(zip(("query", "key", "value"), arrays, strict=True)))
     empty = functools.partial(empty_results, plan, arrays, backend)
 
     def results_of(plan: Plan) -> Any:
-        grid = make_grid(plan, call)
+        grid = _forward_grid(plan, call)
         return _grid_results(grid) if plan.all_finite else with_nonfinite_values(grid, _grid_results, empty)
 
     chunks = query_chunks(call)
@@ -83,8 +117,6 @@ def empty_results(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, 
 
 def _grid_results(grid: Grid) -> tuple[Array, Array, Array]:
     """The results of one pass over the blocks."""
-    if not grid.is_one_block:
-        grid = grid._replace(visits=make_visits(grid, by_key=False, run_keys=grid.plan.max_keys_per_run))
     attend = functools.partial(_attend_sample, grid)
     outputs, numbers = grid.for_each_sample(attend, grid.row_stacks(grid.width, 2))
     output, rows = grid.concat_blocks((outputs, numbers), 0)
@@ -118,7 +150,7 @@ def _attend_sample(grid: Grid, index: Any, stacks: Any) -> Any:
             state = visit_blocks(grid, sample.index, i, absorb, state=empty)
         found = _finish(grid, _empty_state(grid, rows) if state is None else state)
         position = index * grid.counts[0] + i
-        return tuple(loops.add_block(stack, position, x) for stack, x in zip(stacks, found, strict=True))
+        return tuple([loops.add_block(stack, position, x) for stack, x in zip(stacks, found, strict=True)])
 
     return loops.for_each(grid.counts[0], attend, stacks, grid.work)
 
@@ -128,7 +160,7 @@ def _absorb(
 ) -> Running:
     """The running sums after one more block of keys."""
     plan, xp, loops = grid.plan, grid.xp, grid.loops
-    keys, values = (loops.block_at(x, j) for x in blocks)
+    keys, values = [loops.block_at(x, j) for x in blocks]
     block = score_block(grid, sample, rows, xp.matrix_transpose(keys), i=i, j=j, masked=masked)
     if plan.exp_without_max:
         new_max, exponentials = None, loops.exp_scaled(block.scores)
@@ -188,14 +220,10 @@ def _finish(grid: Grid, state: Running) -> tuple[Array, Array]:
     if has_key is not None:
         total = xp.where(has_key, total, 1.0)
     output = xp.divide(weighted_sum, total)
-    logsumexp, remainder = xp.log(total), xp.zeros_like(total)
-    if row_max is not None:
-        logsumexp, remainder = two_sum(row_max, logsumexp, xp)
-        remainder = xp.where(xp.isnan(remainder), 0.0, remainder)  # of a row with a score that is inf or NaN
-    if has_key is not None:
-        logsumexp = xp.where(has_key, logsumexp, -math.inf)
     output = output if dropout is None else xp.multiply(output, dropout.scale)
-    return output, xp.concat([logsumexp, remainder], axis=-1)
+    top = xp.zeros_like(total) if row_max is None else row_max
+    none = None if has_key is None else xp.logical_not(has_key)
+    return output, xp.concat(list(log_normalizer(top, xp.log(total), none, xp)), axis=-1)
 
 
 BLOCKWISE = register("blockwise", Operation(forward, backward, empty_results, lasts=lasts))

@@ -6,11 +6,14 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..._arrays import Array, Arrays, Namespace, on_device_of, positions, shape
+from ..._arrays import Array, Namespace, on_device_of, positions, shape
 from ..._backend import Backend, Loops, runs_at_once
+from ..._trees import leaves
 from ...masks import Positions, Spans
+from ...masks._band import Band
 from ...masks._mask import bounds_of
 from ..call import Call, apply_dropout, counted_from, flatten_group, is_listed
+from ..facts import MAX_KEPT
 from ..parts import with_arrays
 from .plan import Plan
 
@@ -44,11 +47,12 @@ class Grid(NamedTuple):
     width: Any  # of the values that are averaged
     num_rounds: Any  # samples, or key/value heads of all of them if these are taken one by one
     padded: bool  # whether the last block of keys is filled up with zeros
+    bounds: Band  # of the mask
+    varies: bool  # whether the mask has arrays, which samples may have parts of
     may_mask: bool  # whether a block may hold masked scores
     changes_scores: bool  # whether there is a softcap or a score modification
     is_one_block: bool  # whether there is one block of keys, and no loop over them, nor a block to leave out
-    at_once: bool  # whether the library computes on the host at once
-    work: int  # of all scores of a round, by the time of one in fast arithmetic; 0 where it does not compute at once
+    work: int  # of all scores of a round, by the time of one in fast arithmetic; 0 if not computed on the host at once
     cache: dict[Any, Array] | None = None  # masks by distance, under a rule that looks at `key - query` alone
     value_part: Callable[[Array], Array] = lambda values: values  # of a block of values, what is averaged
     visits: Any = None  # `Visits`, once they are known
@@ -67,50 +71,42 @@ class Grid(NamedTuple):
         def part(array: Array, axes: int) -> Array:
             return self.part_of(array, b, g if axes == 3 else None)
 
-        rule = None if call.mask is None else with_arrays(call.mask, part)
+        rule: Any = call.mask
+        rule = with_arrays(rule, part) if self.varies else rule
         bias = None if call.bias is None else self.part_of(call.bias, b, g)
-        query, key, value = self.parts_of(call[:3], b, g)
+        query, key, value = [self.loops.block_at(x, b) for x in call[:3]]
+        if g is not None:
+            query, key, value = [self.xp.expand_dims(self.loops.block_at(x, g), axis=0) for x in (query, key, value)]
         return Sample(b, g, query, key, value, bias=bias, rule=rule)
 
     def part_of(self, x: Array, b: Any, g: Any) -> Array:
         """The part of an array (B or 1, G or 1, ...) of one sample, and one key/value head if that is not ``None``."""
-        (part,) = self.parts_of((x,), b, g)
-        return part
-
-    def parts_of(self, arrays: Arrays, b: Any, g: Any) -> list[Array]:
-        """`part_of` of several arrays."""
-        samples = [0 if is_broadcast(x, 0) else b for x in arrays]
-        parts = list(map(self.loops.block_at, arrays, samples))
-        if g is None:
-            return parts
-        return [x if is_broadcast(x, 0) else self.xp.expand_dims(self.loops.block_at(x, g), axis=0) for x in parts]
+        part = self.loops.block_at(x, 0 if is_broadcast(x, 0) else b)
+        if g is None or is_broadcast(part, 0):
+            return part
+        return self.xp.expand_dims(self.loops.block_at(part, g), axis=0)
 
     def cached_by_distance(self, name: str, i: Any, j: Any, like: Array, compute: Callable[[], Array]) -> Array:
         """Compute a mask of a block; only once for all blocks of one shape and distance, if the distance decides."""
         if self.cache is None:
             return compute()
-        distance = first_block(i) * self.sizes[0] - first_block(j) * self.sizes[1]
-        key = name, distance, *like.shape[-2:]
+        first, start = _first_blocks(i, j)
+        key = name, first * self.sizes[0] - start * self.sizes[1], *like.shape[-2:]
         if key not in self.cache:
             self.cache[key] = compute()
         return self.cache[key]
-
-    def first(self, side: int) -> Any:
-        """The position of the first query or key, or the positions of all of them."""
-        start = self.call.starts[side]
-        return start if isinstance(start, int) else self.xp.astype(start, self.xp.int32)
 
     def absolute(self, side: int, counted: Array) -> Array:
         """The positions of queries or keys that are counted from 0; what only fills up the last block has the last."""
         xp, size, count, length = self.xp, self.sizes[side], self.counts[side], self.lengths[side]
         if not (isinstance(length, int) and size * count == length):
             counted = xp.minimum(counted, xp.add(xp.zeros_like(counted), length - 1))
-        return counted_from(self.first(side), counted, xp)
+        return counted_from(self.call.starts[side], counted, xp)
 
     def spans(self, side: int) -> Spans:
         """The positions of all blocks of one side: of queries as a column, of keys as a row."""
         xp, size, count = self.xp, self.sizes[side], self.counts[side]
-        if is_listed(self.first(side)):
+        if is_listed(self.call.starts[side]):
             at = self.absolute(side, positions(count * size, self.call.query, xp=xp))
             at = xp.reshape(at, (count, size))
             first, last = xp.min(at, axis=-1), xp.max(at, axis=-1)
@@ -124,16 +120,16 @@ class Grid(NamedTuple):
     def positions(self, sample: Sample, i: Any, j: Any, scores: Array) -> Positions:
         """Where the scores (G, R, m, n) of a block stand."""
         xp, like = self.xp, sample.query
-        num_kv_heads, group, rows, columns = shape(scores, xp=xp)
+        num_kv_heads, group, *lengths = shape(scores, xp=xp)
         heads = positions(num_kv_heads * group, like, xp=xp)
         if sample.head is not None:
             heads = xp.add(heads, sample.head * group)
         heads = counted_from(self.call.whole.head, heads, xp)
-        query, key = (
-            xp.add(positions(count, like, xp=xp), first_block(index) * self.sizes[side])
-            for side, (count, index) in enumerate(((rows, i), (columns, j)))
-        )
-        query, key = (self.absolute(side, x) for side, x in enumerate((query, key)))
+        counted = [positions(length, like, xp=xp) for length in lengths]
+        query, key = [
+            self.absolute(side, xp.add(counted[side], first * self.sizes[side]))
+            for side, first in enumerate(_first_blocks(i, j))
+        ]
         batch = xp.add(xp.zeros((), dtype=xp.int32, **on_device_of(like)), sample.index)
         batch = counted_from(self.call.whole.batch, batch, xp)
         return Positions(batch, xp.reshape(heads, (num_kv_heads, group, 1, 1)), xp.expand_dims(query, axis=-1), key)
@@ -234,6 +230,9 @@ class Grid(NamedTuple):
 
 def make_grid(plan: Plan, call: Call) -> Grid:
     """Cut the call of a plan into blocks; where loops are traced, fill the last block up with zeros."""
+    if plan.grid is not None:
+        kept: Grid = plan.grid._replace(plan=plan, call=call)
+        return kept if kept.cache is None or math.prod(kept.lengths) <= MAX_KEPT else kept._replace(cache={})
     xp, loops = call.xp, call.backend.loops
     batch, num_kv_heads, group, rows, _ = shape(call.query, xp=xp)
     lengths, width = (rows, shape(call.key, xp=xp)[-2]), shape(call.value, xp=xp)[-1]
@@ -243,9 +242,10 @@ def make_grid(plan: Plan, call: Call) -> Grid:
         fill = tuple(count * size - length for count, size, length in zip(counts, sizes, lengths, strict=True))
         padded = not (isinstance(fill[1], int) and fill[1] == 0)
         call = _padded(call, fill, xp)
-    relative = call.mask is not None and bounds_of(call.mask).is_relative and not any(map(is_listed, call.starts))
+    bounds = bounds_of(call.mask)
+    relative = call.mask is not None and bounds.is_relative and not any(map(is_listed, call.starts))
     repeats = max(sizes) % max(min(sizes), 1) == 0  # else hardly any distance occurs twice
-    at_once, num_heads = runs_at_once(call.query), 1 if plan.per_head else num_kv_heads
+    scores = math.prod((1 if plan.per_head else num_kv_heads, group, *lengths)) if runs_at_once(call.query) else 0
     return Grid(
         plan,
         call,
@@ -259,11 +259,12 @@ def make_grid(plan: Plan, call: Call) -> Grid:
         width=width,
         num_rounds=batch * num_kv_heads if plan.per_head else batch,
         padded=padded,
+        bounds=bounds,
+        varies=bool(leaves(plan.call.mask)),
         may_mask=call.mask is not None or call.bias is not None or padded,
         changes_scores=call.softcap is not None or call.score_mod is not None,
         is_one_block=isinstance(counts[1], int) and counts[1] == 1 and (loops.traced or call.mask is None),
-        at_once=at_once,
-        work=math.prod((num_heads, group, *lengths)) * (EXACT_WORK if plan.is_reproducible else 1) if at_once else 0,
+        work=scores * (EXACT_WORK if plan.is_reproducible else 1),
         cache={} if relative and repeats and call.bias is None and not loops.traced else None,
     )
 
@@ -302,9 +303,9 @@ def is_broadcast(x: Array, axis: int) -> bool:
     return isinstance(dim, int) and dim == 1
 
 
-def first_block(index: Any) -> Any:
-    """The index of a block, or of the first of a run of blocks."""
-    return index.start if isinstance(index, range) else index
+def _first_blocks(*indices: Any) -> list[Any]:
+    """The indices of blocks, or of the first of each run of blocks."""
+    return [index.start if isinstance(index, range) else index for index in indices]
 
 
 def matmul_per_group(weights: Array, value: Array, xp: Namespace) -> Array:

@@ -36,12 +36,10 @@ def with_nonfinite_values(grid: Grid, average: Callable[[Grid], Arrays], empty: 
 
 def _of_columns(grid: Grid, average: Any) -> Arrays:
     """The results by one pass over finite values and both indicators, side by side."""
-    averages, *rest = average(_with_values(grid, value_columns(grid.call.value, xp=grid.xp)))
+    columns = value_columns(grid.call.value, xp=grid.xp)
+    grid = grid._replace(call=grid.call._replace(value=columns), width=shape(columns, xp=grid.xp)[-1])
+    averages, *rest = average(grid)
     return average_of_columns(averages, grid.xp), *rest
-
-
-def _with_values(grid: Grid, value: Array) -> Grid:
-    return grid._replace(call=grid.call._replace(value=value), width=shape(value, xp=grid.xp)[-1])
 
 
 def _one_pass(grid: Grid, average: Any, number: Any, results: Arrays) -> Arrays:

@@ -30,13 +30,11 @@ NORM_LIMIT = 1e15  # of norms, and of values
 class Plan(NamedTuple):
     """What is known of a call before its arrays: constants, which compare by value."""
 
-    call: tuple[Any, ...]  # tree definitions of the `FIELDS` of the call, by `attention_core.masks.flatten`
+    call: Call  # tree definitions of its fields, by `attention_core.masks.flatten`
     may_mask: bool  # whether something may be masked, so that a row may be fully masked
     all_finite: bool  # whether query, key and value are finite, or a host looks at what is computed of them
     block_sizes: tuple[int, int]  # queries and keys of a block
-    max_backward_keys: int  # of a block in the backward pass
     per_head: bool  # whether key/value heads are taken one by one
-    max_keys_per_run: int  # of neighbouring blocks that are taken at once, where loops are not traced
     # Whether scores are known to be so small that no maximum need be subtracted: exponentials, and averages by them,
     # neither overflow nor vanish. None where that could not be read.
     exp_without_max: bool | None = None
@@ -45,27 +43,39 @@ class Plan(NamedTuple):
     assume_finite: bool = False  # whether nobody is to look at values, gradients among them
     num_queries: int | None = None  # of all ranks, if others have more of them
     group: str | None = None  # of these ranks, in reproducible arithmetic
+    grid: Any = None  # the `Grid` of all calls of a signature, which holds no array of theirs
 
 
-register("Plan", Plan)
-register("Whole", Whole)
-register("Dropout", Dropout)
-# In the order of their arrays; only those of the first six have a gradient.
-FIELDS = ("query", "key", "value", "bias", "softcap", "score_mod", "dropout", "starts", "whole", "mask")
+for _each in (Plan, Call, Whole, Dropout):
+    register(_each.__name__, _each)
 
 
-def pack(call: Call) -> tuple[tuple[Any, ...], Arrays]:
-    """A call of five axes as tree definitions of its `FIELDS`, and its arrays."""
-    held: list[Array] = []
-    fields = [getattr(call, name) for name in FIELDS]
-    return tuple([field if field is None else flatten(field, held, -1) for field in fields]), tuple(held)
+def pack(call: Call) -> tuple[Call, Arrays]:
+    """A call of five axes as tree definitions of its fields, and its arrays in their order."""
+    arrays: list[Array] = []
+    _, *fields = flatten(call._replace(xp=None, backend=None), arrays, -1)  # type: ignore[arg-type]
+    return Call(*fields), tuple(arrays)
 
 
 def unpack(plan: Plan, arrays: Arrays, backend: Backend) -> Call:
     """The call of a plan, out of its arrays."""
-    fields = [branch if branch is None else unflatten(branch, arrays) for branch in plan.call]
-    named: dict[str, Any] = dict(zip(FIELDS, fields, strict=True))
-    return Call(xp=backend.namespace, backend=backend, **named)
+    call: Call = unflatten((Call, *plan.call), arrays)
+    return call._replace(xp=backend.namespace, backend=backend)
+
+
+def in_five_axes(call: Call, *, is_scaled: bool = True) -> tuple[Arrays, tuple[Any, ...], tuple[Any, ...]]:
+    """Query (B, G, R, M, D), scaled, key (B, G, N, D) and value (B, G, N, E); the axes of B; and B, G, R, M, N."""
+    xp = call.xp
+    query = xp.multiply(call.query, scale_like(call.query, call.scale, xp)) if is_scaled else call.query
+    *leading, num_heads, rows, width = shape(call.query, xp=xp)
+    num_kv_heads, columns = shape(call.key, xp=xp)[-3:-1]
+    value_width = shape(call.value, xp=xp)[-1]
+    batch = math.prod(leading)
+    group = 1 if isinstance(num_heads, int) and num_heads == num_kv_heads else num_heads // num_kv_heads
+    query = xp.reshape(query, (batch, num_kv_heads, group, rows, width))
+    key = xp.reshape(call.key, (batch, num_kv_heads, columns, width))
+    value = xp.reshape(call.value, (batch, num_kv_heads, columns, value_width))
+    return (query, key, value), tuple(leading), (batch, num_kv_heads, group, rows, columns)
 
 
 def make_plan(call: Call, *, is_reproducible: bool = False, score_scale: float = 1.0) -> tuple[Plan, Arrays]:
@@ -75,13 +85,8 @@ def make_plan(call: Call, *, is_reproducible: bool = False, score_scale: float =
     (B, G, N, E). A bias has the five axes of the scores (B, G, R, M, N), or 1; arrays of a mask have one leading axis.
     """
     xp, tuning = call.xp, block_tuning(call)
-    query = call.query if is_reproducible else xp.multiply(call.query, scale_like(call.query, call.scale, xp))
-    *leading, num_heads, rows, width = shape(call.query, xp=xp)
-    num_kv_heads, columns = shape(call.key, xp=xp)[-3:-1]
-    value_width = shape(call.value, xp=xp)[-1]
-    batch = math.prod(leading)
-    group = 1 if isinstance(num_heads, int) and num_heads == num_kv_heads else num_heads // num_kv_heads
-    target = (batch, num_kv_heads, group, rows, columns)
+    (query, key, value), leading, target = in_five_axes(call, is_scaled=not is_reproducible)
+    _, num_kv_heads, group, _, columns = target
     is_open = not isinstance(columns, int) and call.backend.loops.traced  # else known when an operator runs
     may_mask = call.mask is not None or call.bias is not None or is_open
     all_finite = not may_mask or call.assume_finite
@@ -98,11 +103,13 @@ def make_plan(call: Call, *, is_reproducible: bool = False, score_scale: float =
 
     definitions, arrays = pack(
         call._replace(
-            query=xp.reshape(query, (batch, num_kv_heads, group, rows, width)),
-            key=xp.reshape(call.key, (batch, num_kv_heads, columns, width)),
-            value=xp.reshape(call.value, (batch, num_kv_heads, columns, value_width)),
+            query=query,
+            key=key,
+            value=value,
             bias=None if call.bias is None else flat(call.bias, 3),
+            scale=None,
             softcap=softcap,
+            sinks=None,
             dropout=call.dropout if call.dropout is not None and call.dropout.rate else None,
             mask=None if call.mask is None else with_arrays(as_mask(call.mask), flat),
         )
@@ -114,9 +121,7 @@ def make_plan(call: Call, *, is_reproducible: bool = False, score_scale: float =
         block_sizes=_reproducible_block_sizes(tuning, (group, rows), call.mask)
         if is_reproducible
         else _block_sizes(tuning, num_kv_heads, group, call.mask),
-        max_backward_keys=tuning.backward_keys,
         per_head=is_reproducible and not _fits(target[1:], tuning.exact_scores),
-        max_keys_per_run=tuning.keys,
         exp_without_max=False if is_reproducible else None,
         is_reproducible=is_reproducible,
         score_scale=score_scale,
@@ -171,9 +176,11 @@ def block_tuning(call: Call) -> Tuning:
 
 def with_value_facts(plan: Plan, arrays: Arrays, backend: Backend) -> Plan:
     """The plan, with what can be read of the arrays by now: while a program was compiled, they had no values."""
-    if plan.assume_finite or plan.exp_without_max is not None or not can_be_read(*arrays[:3]):
+    can_look = plan.grid is not None or can_be_read(*arrays[:3])
+    if plan.assume_finite or plan.exp_without_max is not None or not can_look:
         return plan
-    may_be_small = not backend.loops.traced and is_unmodified_product(plan, arrays)
+    is_product = plan.call.bias is plan.call.softcap is plan.call.score_mod is None
+    may_be_small = not backend.loops.traced and is_product and 0 not in [dim for x in arrays[:3] for dim in x.shape]
     exp_without_max = may_be_small and bool(scores_are_small(arrays, backend))
     return plan._replace(exp_without_max=exp_without_max, all_finite=plan.all_finite or exp_without_max)
 
@@ -183,13 +190,7 @@ def lasts(plan: Plan) -> bool:
 
     Their gradient is found by a library, which may record nothing while it traces a program for others.
     """
-    *_, softcap, score_mod = plan.call[:6]
-    return softcap is None and score_mod is None and not may_count(plan.call[-1])
-
-
-def is_unmodified_product(plan: Plan, arrays: Arrays) -> bool:
-    """Whether scores are products that are masked, and nothing else, and there are any."""
-    return plan.call[3:6] == (None, None, None) and all(0 not in x.shape for x in arrays[:3])
+    return plan.call.softcap is plan.call.score_mod is None and not may_count(plan.call.mask)
 
 
 def scores_are_small(arrays: Arrays, backend: Backend) -> Array:
@@ -233,7 +234,7 @@ def are_few(group: Any, rows: Any) -> bool:
     return isinstance(group, int) and isinstance(rows, int) and group * rows <= FEW_QUERIES
 
 
-def _flatten_batch(array: Array, axes: int, leading: list[Any], target: tuple[Any, ...], xp: Namespace) -> Array:
+def _flatten_batch(array: Array, axes: int, leading: tuple[Any, ...], target: tuple[Any, ...], xp: Namespace) -> Array:
     """An array with its leading axes as one, of length B or 1; one of the scores gets its five axes."""
     batch, num_kv_heads, group, rows, columns = target
     dims = shape(array, xp=xp)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..._arrays import Array, on_device_of, positions
@@ -11,7 +11,6 @@ from ..._backend import is_concrete, is_on_host
 from ..._trees import classes
 from ...masks import flatten
 from ...masks._band import UNKNOWN
-from ...masks._mask import band_of
 from ...masks._tree import is_of_users
 from .grid import Grid, is_broadcast
 
@@ -36,8 +35,10 @@ def make_visits(grid: Grid, *, by_key: bool, run_keys: int = 0) -> Visits:
         kinds = _listed_kinds(grid)
         if kinds is None:
             return Visits(None, 0, along)
-        some, every = ([list(zip(*x, strict=True)) if by_key else x for x in kind] for kind in kinds)
-        return _visits_from_lists(some, every, max(1, run_keys // grid.sizes[1]))
+        longest = max(1, run_keys // grid.sizes[1])
+        tables = [[_runs(line, longest) for line in (zip(*table, strict=True) if by_key else table)] for table in kinds]
+        order, whole, seen = ([[line[n] for line in table] for table in tables] for n in range(3))
+        return Visits(order, whole, seen, len(tables) == 1)
     some, every = _block_kinds(grid)
     if by_key:
         some, every = xp.matrix_transpose(some), xp.matrix_transpose(every)
@@ -53,9 +54,9 @@ def visit_blocks(grid: Grid, b: Any, index: Any, absorb: Callable[[bool, Any, An
     """
     loops, (order, whole, seen, shared) = grid.loops, grid.visits
     if order is not None:
-        order, whole, seen = (
+        order, whole, seen = [
             loops.block_at(loops.block_at(table, 0 if shared else b), index) for table in (order, whole, seen)
-        )
+        ]
 
     def visit(masked: bool, step: Any, state: Any) -> Any:
         return absorb(masked, loops.block_at(order, step), state)
@@ -67,47 +68,52 @@ def visit_blocks(grid: Grid, b: Any, index: Any, absorb: Callable[[bool, Any, An
 
 
 def _listed_kinds(grid: Grid) -> list[Any] | None:
-    """`_block_kinds` as lists, ``None`` where they cannot be read.
+    """`_block_kinds` as lists of 0 (nothing is allowed), 1 and 2 (everything is), ``None`` where they cannot be read.
 
     They are found by the numbers of a rule where these say all, or where an accelerator would be waited for.
     """
-    are_known = all(isinstance(start, int) for start in grid.call.starts)
-    band, starts = (band_of(grid.call.mask), grid.call.starts) if are_known else (UNKNOWN, (0, 0))
-    if is_on_host(grid.call.query) and not band.is_exact:
-        kinds = _block_kinds(grid)
-        return list(map(grid.loops.to_list, kinds)) if all(map(is_concrete, kinds)) else None
-    queries, keys = (
-        [(start + first, start + min(first + size, length) - 1) for first in range(0, count * size, size)]
-        for start, count, size, length in zip(starts, grid.counts, grid.sizes, grid.lengths, strict=True)
-    )
-    is_exact, (low, high, stop, *_) = band.is_exact and grid.call.bias is None, band
-    some = [[k[0] - q[1] <= high and k[1] - q[0] >= low and k[0] < stop for k in keys] for q in queries]
-    every = [[is_exact and low <= k[0] - q[1] and k[1] - q[0] <= high and k[1] < stop for k in keys] for q in queries]
-    return [[some], [every]]
+    call, xp, (first, start) = grid.call, grid.xp, grid.call.starts
+    are_known = isinstance(first, int) and isinstance(start, int)
+    band = grid.bounds.numbers()[0] if are_known else UNKNOWN
+    if is_on_host(call.query) and not band.is_exact:
+        some, every = (xp.astype(kind, xp.int32) for kind in _block_kinds(grid))
+        kinds = xp.add(some, every)
+        return grid.loops.to_list(kinds) if is_concrete(kinds) else None
+    low, high, stop, is_exact, _ = band._replace(is_exact=band.is_exact and call.bias is None)
+    table = []
+    keys = _ends(grid, 1, start)
+    for first_query, last_query in _ends(grid, 0, first):
+        line = []
+        for first_key, last_key in keys:
+            seen = first_key - last_query <= high and last_key - first_query >= low and first_key < stop
+            full = is_exact and low <= first_key - last_query and last_key - first_query <= high and last_key < stop
+            line.append(seen + (seen and full))
+        table.append(line)
+    return [table]
 
 
-def _visits_from_lists(some: list[Any], every: list[Any], longest: int) -> Visits:
-    """Visits as lists of Python integers, or of ranges if runs may be longer than one."""
-    order, whole, seen = [], [], []
-    for tables in zip(some, every, strict=True):
-        pieces = [list(_runs(may, is_full, longest)) for may, is_full in zip(*tables, strict=True)]
-        split = [[[block for block, kind in line if kind is wanted] for wanted in (True, False)] for line in pieces]
-        order.append([full + mixed for full, mixed in split])
-        whole.append([len(full) for full, _ in split])
-        seen.append([len(line) for line in pieces])
-    return Visits(order, whole, seen, len(order) == 1)
+def _ends(grid: Grid, side: int, start: Any) -> list[tuple[int, int]]:
+    """The first and the last position of each block of one side, from 0 where the start is not known."""
+    start, size, length = start if isinstance(start, int) else 0, grid.sizes[side], grid.lengths[side]
+    return [(start + at, start + min(at + size, length) - 1) for at in range(0, grid.counts[side] * size, size)]
 
 
-def _runs(may: list[bool], is_full: list[bool], longest: int) -> Iterator[tuple[Any, bool]]:
-    """The blocks in which something is allowed, in runs of neighbours, and whether everything is."""
+def _runs(kinds: Sequence[int], longest: int) -> tuple[list[Any], int, int]:
+    """The blocks in which something is allowed, in runs of neighbours, those first that need no mask; and how many.
+
+    They are integers, or ranges if runs may be longer than one.
+    """
+    whole: list[Any] = []
+    mixed: list[Any] = []
     start = 0
-    while start < len(may):
+    while start < len(kinds):
         stop = start + 1
-        while may[start] and stop < min(len(may), start + longest) and may[stop]:
+        while kinds[start] and stop < min(len(kinds), start + longest) and kinds[stop]:
             stop += 1
-        if may[start]:
-            yield (start if longest == 1 else range(start, stop)), all(is_full[start:stop])
+        if kinds[start]:
+            (whole if min(kinds[start:stop]) == 2 else mixed).append(start if longest == 1 else range(start, stop))
         start = stop
+    return whole + mixed, len(whole), len(whole) + len(mixed)
 
 
 def _block_kinds(grid: Grid) -> tuple[Array, Array]:

@@ -18,7 +18,6 @@ from attention_core.backend import Call, Kernel, Takes, Verdict, default_scale, 
 from attention_core.masks import And, Given, Mask, MaskFunction, Not, Or, Segments, Spans, flatten
 from attention_torch.kernels.flex_functions import (
     KEPT,
-    all_of,
     makes_tables,
     mask_function,
     modified,
@@ -26,7 +25,7 @@ from attention_torch.kernels.flex_functions import (
 )
 from attention_torch.kernels.guards import all_finite, as_looked_at, records
 from attention_torch.kernels.hidden import with_hidden_cleared
-from attention_torch.kernels.sdpa import differentiated_again, row_shift
+from attention_torch.kernels.sdpa import differentiated_again
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -53,12 +52,7 @@ class FlexAttention(Kernel):
     """`torch.nn.attention.flex_attention`, compiled once for each kind of call."""
 
     name = "torch.nn.attention.flex_attention"
-    takes = Takes(
-        ("float16", "bfloat16", "float32"),
-        options=("bias", "softcap", "score_mod"),
-        masks=("any",),
-        constant_bias=True,
-    )
+    takes = Takes(("float16", "bfloat16", "float32"), options=("softcap", "score_mod"), masks=("any",))
 
     def __init__(self, devices: tuple[str, ...] = ("cuda",), function: Callable[..., Any] | None = None) -> None:
         self.devices = devices  # the kinds of them on which it is a kernel that is differentiated
@@ -83,7 +77,7 @@ class FlexAttention(Kernel):
             return "takes no empty arrays"
         if min(call.query.shape[-1], call.value.shape[-1]) < MIN_WIDTH:
             return f"takes heads of a width of at least {MIN_WIDTH}"
-        if (call.mask is not None or call.bias is not None) and not all_finite(as_looked_at(call)):
+        if call.mask is not None and not all_finite(as_looked_at(call)):
             return "lets masked keys leak that are not seen to be finite (line 5)"
         return _refusal_of_mask(call) or _refusal_of_scores(call)
 
@@ -101,10 +95,7 @@ class FlexAttention(Kernel):
         """Return output and logsumexp of one run of the kernel."""
         call = prepared(call)
         output, found = self._kernel(call, return_aux=_library().AuxRequest(lse=True))
-        leading, logsumexp = call.query.shape[:-3], found.lse
-        if call.bias is not None:
-            logsumexp = logsumexp + all_of(row_shift(call.bias), call)[..., 0]
-        output = differentiated_again(output)
+        output, logsumexp, leading = differentiated_again(output), found.lse, call.query.shape[:-3]
         return output.reshape(*leading, *output.shape[1:]), logsumexp.reshape(*leading, *logsumexp.shape[1:])
 
     def _kernel(self, call: Call, **options: Any) -> Any:
@@ -125,7 +116,6 @@ class FlexAttention(Kernel):
         shapes = tuple((x.dtype, x.shape[-3], x.shape[-1]) for x in (call.query, call.key, call.value))
         options = (
             call.softcap is None,
-            call.bias is None,
             function if isinstance(function, Hashable) else id(function),
             call.scale if isinstance(call.scale, float) else None,
         )
@@ -179,8 +169,8 @@ def _refusal_of_scores(call: Call) -> str | None:
     arrays = [call.softcap, *getattr(call.score_mod, "arrays", ())]
     if any(isinstance(array, torch.Tensor) and array.requires_grad for array in arrays):
         return "is not known to differentiate by arrays of functions of scores"
-    if torch.compiler.is_compiling() and (call.bias is not None or makes_tables(call.score_mod)):
-        return "is given a bias, or tables of a score_mod, outside of a compiled program only"
+    if torch.compiler.is_compiling() and makes_tables(call.score_mod):
+        return "is given tables of a score_mod outside of a compiled program only"
     if call.score_mod is not None and not _takes_positions(modified(call), 5, call):
         return "calls a score_mod with single positions, which this one does not take"
     return None

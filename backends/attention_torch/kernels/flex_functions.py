@@ -14,9 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from attention_core.backend import Call
 from attention_core.masks import And, Band, Given, Mask, MaskFunction, Not, Or, Segments
 from attention_core.scores import ScoreMod
-from attention_torch.kernels.sdpa import row_shift
 
-LEAST_SCORE = -1e37  # of a pair that a bias does not hide; times log2(e), it is still finite
 FARTHEST = 2**29  # above all positions, as in the core
 KEPT = 32  # block masks, programs and traced functions
 
@@ -168,24 +166,16 @@ def _take_single_elements(graph: Any) -> None:
 
 
 def score_function(call: Call) -> Callable[..., torch.Tensor] | None:
-    """Cap, function and bias of a call as FlexAttention calls them, in the order of the definition."""
-    softcap, bias = call.softcap, call.bias
-    if softcap is None and bias is None and call.score_mod is None:
+    """Cap and function of a call as FlexAttention calls them, in the order of the definition."""
+    if call.softcap is None and call.score_mod is None:
         return None
-    if softcap is not None:  # in the type of scores
-        softcap = _float_of(softcap, call.query)
+    softcap = None if call.softcap is None else _float_of(call.softcap, call.query)
     modify = None if call.score_mod is None else modified(call)
-    bias = None if bias is None else all_of(bias - row_shift(bias), call)
 
-    def scores(score: Any, batch: Any, head: Any, query: Any, key: Any) -> torch.Tensor:
+    def scores(score: Any, *at: Any) -> torch.Tensor:
         if softcap is not None:
             score = torch.tanh(score.to(torch.float32) / softcap) * softcap
-        if modify is not None:
-            score = modify(score.to(torch.float32), batch, head, query, key)
-        if bias is None:
-            return score
-        added = bias[batch, head, query, key]
-        return torch.where(added == -math.inf, -math.inf, (score + added).clamp(min=LEAST_SCORE))
+        return score if modify is None else modify(score.to(torch.float32), *at)
 
     return scores
 
@@ -195,9 +185,3 @@ def _float_of(number: Any, like: torch.Tensor) -> torch.Tensor:
     if isinstance(number, torch.Tensor):
         return number.to(torch.float32)
     return torch.full((), float(number), dtype=torch.float32, device=like.device)
-
-
-def all_of(bias: torch.Tensor, call: Call) -> torch.Tensor:
-    """A bias with all axes of scores, and one for the batch (B, H, M, N)."""
-    bias = bias.expand(*call.query.shape[:-1], call.key.shape[-2])
-    return bias if bias.dim() == 4 else bias.reshape(-1, *bias.shape[-3:])

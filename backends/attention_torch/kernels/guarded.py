@@ -66,7 +66,8 @@ def facts_of(call: Call) -> Facts:
         return facts
     factor, scale = sdpa.factors(call)
     with torch.inference_mode(False):
-        return facts._replace(factor=torch.tensor(factor, dtype=query.dtype, device="cpu"), scale=scale)
+        factor = torch.tensor(1.0 if factor is None else factor, dtype=query.dtype, device="cpu")
+    return facts._replace(factor=factor, scale=scale)
 
 
 class GuardedPlan(NamedTuple):
@@ -78,13 +79,16 @@ class GuardedPlan(NamedTuple):
     has_bias: bool  # whether the last array is a bias, which holds the mask, too
     looks: bool  # whether somebody looks
     logsumexp: bool  # whether the logsumexp is asked for, and has a gradient
+    is_swapped: bool  # whether query, key and value have their rows before their heads, and so have gradients
 
 
 def run(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Output (..., H, M, E) and logsumexp (..., H, M), which may be ``None`` if it is not asked for."""
     by_operation = not facts.is_alone or (logsumexp and guards.records(call))
     if facts.factor is not None and not by_operation:
-        found = _native(call, facts)
+        query, key, value = map(sdpa.with_unit_stride, call[:3])
+        inputs = Inputs((query * facts.factor, key, value), None, facts.is_causal)
+        found = _looked_at(call, inputs, facts.scale)
         if found is not None:
             return found
     is_direct = not (logsumexp or facts.is_alone or guards.is_rule_without_flag(call.mask))
@@ -100,13 +104,7 @@ def run(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.Ten
     return _by_kernel_or_blocks(call, facts.cuts, logsumexp=logsumexp)
 
 
-def _native(call: Call, facts: Facts) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The results of the kernel, which takes the call as it is; ``None`` if something may have leaked."""
-    query, key, value = map(sdpa.with_unit_stride, call[:3])
-    return _looked_at(call, Inputs((query * facts.factor, key, value), None, facts.is_causal), facts.scale)
-
-
-def _looked_at(call: Call, inputs: Inputs, scale: float) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _looked_at(call: Call, inputs: Inputs, scale: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Output and logsumexp of the kernel; ``None`` if something may leak into gradients, or has leaked.
 
     The kernel takes a row whose scores are NaN, among few keys or behind -inf, or -inf by overflow, for a fully masked
@@ -144,7 +142,7 @@ def piece_gradients(
     call: Call, results: tuple[torch.Tensor, ...], cotangents: tuple[torch.Tensor, ...]
 ) -> tuple[torch.Tensor, ...] | None:
     """Gradients of query, key and value by the kernel, if they are finite and precise, given results to all keys."""
-    plan = GuardedPlan(None, 1.0, call.starts, False, not call.assume_finite, bool(cotangents[1].any()))
+    plan = GuardedPlan(None, 1.0, call.starts, False, not call.assume_finite, bool(cotangents[1].any()), False)
     return None if _is_rounded(results[1]) else _gradients(plan, call, (*results, *cotangents[::-1]))
 
 
@@ -153,20 +151,22 @@ def _is_rounded(logsumexp: torch.Tensor) -> bool:
     return bool(logsumexp.nan_to_num(neginf=0.0).abs().max().item() > sdpa.MAX_PLAIN_BIAS)
 
 
-def _recorded(call: Call, *, logsumexp: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _recorded(call: Call, *, logsumexp: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Output and logsumexp by the operation, which autograd or a compiler records."""
     mask_arrays: list[torch.Tensor] = []
     if isinstance(call.scale, torch.Tensor):
         call = sdpa.scaled(call)
     scale = call.scale if call.scale is None else float(call.scale)  # of a Fraction, too
-    plan = GuardedPlan(None, scale, call.starts, call.bias is not None, not call.assume_finite, logsumexp)
+    records = guards.records(call)
+    plan = GuardedPlan(None, scale, call.starts, call.bias is not None, not call.assume_finite, logsumexp, records)
     if call.mask is not None:
         mask = call.mask if isinstance(call.mask, Mask) else Given(call.mask)
         plan = plan._replace(mask=flatten(mask, mask_arrays))
     if call.bias is not None:
         mask_arrays.append(call.bias)
-    results = call.backend.custom_gradient(GUARDED, plan, (*map(_swapped, call[:3]), *mask_arrays))
-    return _swapped(results[0]), results[1].transpose(-2, -1)
+    arrays = map(_swapped, call[:3]) if records else call[:3]
+    output, rows = call.backend.custom_gradient(GUARDED, plan, (*arrays, *mask_arrays))
+    return _swapped(output), rows.transpose(-2, -1) if logsumexp else None
 
 
 def _with_mask_in_bias(call: Call) -> Call:
@@ -181,10 +181,11 @@ def _with_mask_in_bias(call: Call) -> Call:
 
 def _call(plan: GuardedPlan, arrays: tuple[torch.Tensor, ...], backend: Backend) -> Call:
     query, key, value, *others = arrays
-    query, key, value = map(_swapped, (query, key, value))
+    if plan.is_swapped:
+        query, key, value = map(_swapped, (query, key, value))
     bias = others.pop() if plan.has_bias else None
     mask = None if plan.mask is None else unflatten(plan.mask, others)
-    call = Call(query, key, value, backend.namespace, backend, mask, bias, scale=plan.scale, starts=plan.starts)
+    call = Call(query, key, value, backend.namespace, backend, bias, mask=mask, scale=plan.scale, starts=plan.starts)
     return call._replace(assume_finite=not plan.looks)
 
 
@@ -213,11 +214,9 @@ def _by_kernel(
     if cuts is None or (guards.records(call) and all(cut.first >= cut.stop for cut in cuts)):
         return None  # autograd would not know where zeros are from
     call = sdpa.scaled(call)
-    scale: Any = call.scale
-    parts = parts_of(call, cuts)
     found = []
-    for part in parts:
-        results = _of_part(part, scale, logsumexp=logsumexp)
+    for part in parts_of(call, cuts):
+        results = _of_part(part, logsumexp=logsumexp)
         if results is None:
             return None
         found.append(results)
@@ -225,11 +224,11 @@ def _by_kernel(
     return output, rows
 
 
-def _of_part(part: Call, scale: float, *, logsumexp: bool) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _of_part(part: Call, *, logsumexp: bool) -> tuple[torch.Tensor, torch.Tensor] | None:
     if not part.key.shape[-2]:
         return of_no_key(part)
     inputs = inputs_of(part)
-    results = _looked_at(part, inputs, scale)
+    results = _looked_at(part, inputs, part.scale)
     if results is None:
         return None
     output, rows = results
@@ -256,7 +255,7 @@ def _backward(
     gradients = _gradients(plan, call, (output, *rows, d_output))
     if gradients is None:
         gradients = _gradients_of_blocks(plan, call, d_output, rows[1])
-    return *map(_swapped, gradients), *(None for _ in arrays[3:])
+    return *(map(_swapped, gradients) if plan.is_swapped else gradients), *(None for _ in arrays[3:])
 
 
 def _gradients(plan: GuardedPlan, call: Call, ends: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
@@ -264,46 +263,45 @@ def _gradients(plan: GuardedPlan, call: Call, ends: tuple[torch.Tensor, ...]) ->
     cuts = cuts_of(call)
     if cuts is None:
         return None
-    factor, scale = sdpa.factors(call)
-    parts = parts_of(call if factor == 1.0 else call._replace(query=call.query * factor), cuts)
-    flat = [x.reshape(-1, *x.shape[call.query.dim() - 3 :]) for x in ends]
-    plan = plan._replace(scale=scale)
-    if len(parts) == 1 and parts[0].key.shape == call.key.shape:
-        found = _gradients_of_part(plan, parts[0], flat)
-    else:
-        found = tuple(torch.zeros_like(x.reshape(-1, *x.shape[-3:])) for x in call[:3])
-        parts_of_found = parts_of(call._replace(query=found[0], key=found[1], value=found[2]), cuts)
-        for index, (part, of_found) in enumerate(zip(parts, parts_of_found, strict=True)):
-            if part.key.shape[-2]:
-                of_part = flat if len(parts) == 1 else [x[index : index + 1] for x in flat]
-                for view, gradient in zip(of_found[:3], _gradients_of_part(plan, part, of_part), strict=True):
-                    view.copy_(gradient.reshape(view.shape))
-    total: Any = sum(each.sum() for each in found) if plan.looks else 0.0
+    factor, _ = sdpa.factors(call)
+    parts = parts_of(sdpa.scaled(call), cuts)
+    of_parts = zip(*(x.reshape(-1, *x.shape[call.query.dim() - 3 :]).chunk(len(cuts)) for x in ends), strict=True)
+    found = [_gradients_of_part(plan, *each, call.key.shape[-2]) for each in zip(parts, cuts, of_parts, strict=True)]
+    gradients = [x[0] if len(x) == 1 else torch.cat(x) for x in map(list, zip(*found, strict=True))]
+    total: Any = sum(each.sum() for each in gradients) if plan.looks else 0.0
     if not math.isfinite(total):
         return None
-    found = (found[0] if factor == 1.0 else found[0] * factor, *found[1:])
-    return tuple(x.reshape(like.shape) for x, like in zip(found, call[:3], strict=True))
+    gradients[0] = gradients[0] if factor is None else gradients[0] * factor
+    return tuple(x.reshape(like.shape) for x, like in zip(gradients, call[:3], strict=True))
 
 
-def _gradients_of_part(plan: GuardedPlan, part: Call, ends: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Gradients by the kernel, which knows no gradient of the logsumexp.
+def _gradients_of_part(
+    plan: GuardedPlan, part: Call, cut: KeyCut, ends: tuple[torch.Tensor, ...], columns: int
+) -> tuple[torch.Tensor, ...]:
+    """Gradients by the kernel, of so many keys, which knows no gradient of the logsumexp.
 
     That one adds to the gradient of the scores: P (dP - delta + d_logsumexp). The kernel sums delta from dO and O. So
     one more channel, 1 in dO and -d_logsumexp in O, subtracts it from delta. It is 0 in all other arrays.
     """
+    padded = torch.nn.functional.pad
+    if not part.key.shape[-2]:
+        return torch.zeros_like(part.query), *(padded(x, (0, 0, 0, columns)) for x in part[1:3])
     arrays, added, is_causal = inputs_of(part)
     output, logsumexp, d_logsumexp, d_output = (x.reshape(*arrays[0].shape[:-1], *x.shape[3:]) for x in ends)
     logsumexp = logsumexp if added is None else torch.where(logsumexp == -math.inf, 0.0, logsumexp)
     if plan.logsumexp:
-        padded = torch.nn.functional.pad
         arrays = tuple(padded(array, (0, 1)) for array in arrays)
         output = torch.cat([output, -d_logsumexp.unsqueeze(-1).to(output.dtype)], dim=-1)
         d_output = padded(d_output, (0, 1), value=1.0)
     d_output, output = map(sdpa.with_unit_stride, (d_output, output))
     gradients = FLASH_CPU_BACKWARD(
-        d_output, *arrays, output, logsumexp, 0.0, is_causal, attn_mask=added, scale=plan.scale
+        d_output, *arrays, output, logsumexp, 0.0, is_causal, attn_mask=added, scale=part.scale
     )
-    return tuple(x[..., :-1] for x in gradients) if plan.logsumexp else gradients
+    if plan.logsumexp:
+        gradients = [x[..., :-1] for x in gradients]
+    d_query, *of_keys = (x.reshape(like.shape) for x, like in zip(gradients, part[:3], strict=True))
+    behind = columns - cut.stop
+    return d_query, *(padded(x, (0, 0, cut.first, behind)) if cut.first or behind else x for x in of_keys)
 
 
 def _gradients_of_blocks(
@@ -322,7 +320,7 @@ def _gradients_of_blocks(
 
 
 def _empty(plan: GuardedPlan, arrays: tuple[Any, ...], backend: Backend) -> tuple[torch.Tensor, torch.Tensor]:
-    query = arrays[0]
+    query = arrays[0] if plan.is_swapped else _swapped(arrays[0])
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     return query.new_empty(query.shape), query.new_empty(query.shape[:-1], dtype=wide)
 

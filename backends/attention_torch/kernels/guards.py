@@ -42,7 +42,7 @@ def records(call: Call) -> bool:
 
 def _requires_grad(array: torch.Tensor) -> bool:
     """Whether an array is to be differentiated, of which torch.func.grad tells a compiler once something is done."""
-    return bool((array.view_as(array) if torch.compiler.is_compiling() else array).requires_grad)
+    return bool((array.view_as(array) if torch.compiler.is_dynamo_compiling() else array).requires_grad)
 
 
 def slower(call: Call) -> str | None:
@@ -170,6 +170,8 @@ def fits_as_array(call: Call) -> bool:
         return True  # a program for many sizes looks at them when it runs
     rows, columns = call.query.shape[-2], call.key.shape[-2]
     inputs = call.query.numel() + 2 * call.key.numel()
+    if is_on_accelerator(call.query) and call.bias is not None and call.bias.shape[-2:] == (rows, columns):
+        return True  # next to an array of as many numbers
     if is_on_accelerator(call.query) and _is_rule_of_positions(call.mask):
         return bool(math.prod(call.query.shape[:-3]) * rows * columns <= MASK_PER_INPUT * inputs)
     if is_on_host(call.query) and rows * columns <= call.backend.tuning.structured_below:

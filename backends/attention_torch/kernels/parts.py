@@ -17,7 +17,6 @@ from attention_core.backend import (
     remember,
     rule_of,
     sample_cuts,
-    sample_ranges,
     with_cut,
 )
 from attention_core.masks import Band, Mask, flatten
@@ -79,8 +78,7 @@ def _cuts_of_samples(call: Call) -> list[KeyCut] | None:
         ranges = key_ranges(call._replace(mask=rule_of(Band(stop=band.stop, is_exact=True))))
         causal = rule_of(Band(high=band.high, is_exact=True))
         return None if ranges is None else [KeyCut(each.first, each.stop, causal, call.starts) for each in ranges]
-    ranges = sample_ranges(call)
-    return None if ranges is None else sample_cuts(call, ranges)
+    return sample_cuts(call)
 
 
 def joined(call: Call, arrays: list[torch.Tensor]) -> torch.Tensor:

@@ -238,27 +238,26 @@ def with_batch_of(call: Call, array: torch.Tensor) -> torch.Tensor:
 def scaled(call: Call) -> Call:
     """The call with its query multiplied by as much of the scale as is not left to the kernel."""
     factor, scale = factors(call)
-    query = call.query if isinstance(factor, Real) and factor == 1.0 else call.query * factor
-    return call._replace(query=query, scale=scale)
+    return call._replace(query=call.query if factor is None else call.query * factor, scale=scale)
 
 
 def factors(call: Call) -> tuple[Any, float]:
-    """The scale as a factor of the query, and what is left of it to the kernel.
+    """The scale as a factor of the query, ``None`` for 1, and what is left of it to the kernel.
 
-    The query is multiplied, as scores that fit might overflow on the way; in 16 bits by a power of two alone, which
-    rounds nothing. The kernel multiplies what it has masked with -inf already, so that it gets no scale but a positive
-    one.
+    The query is multiplied, as scores that fit might overflow on the way; by a power of two, which rounds nothing.
+    Products of float16 are far from the largest float32. The kernel multiplies what it has masked with -inf already, so
+    that it gets no scale but a positive one.
     """
     scale: Any = default_scale(call.query, call.xp) if call.scale is None else call.scale
     if isinstance(scale, torch.Tensor):
         return scale.to(call.query.dtype), 1.0
-    if call.assume_finite and is_on_accelerator(call.query) and isinstance(scale, Real) and float(scale) > 0:
-        return 1.0, float(scale)
-    if call.query.dtype in HALVES and isinstance(scale, Real) and scale:  # not a symbol
-        # Products of float16 are far from the largest float32; those of bfloat16 are not.
-        fraction, exponent = math.frexp(scale) if call.query.dtype == torch.bfloat16 else (float(scale), 0)
-        return math.copysign(2.0**exponent, fraction), abs(fraction)
-    return (scale if call.scale is None else float(scale)), 1.0  # of a Fraction, too
+    scale = scale if call.scale is None else float(scale)  # of a Fraction, too
+    if not isinstance(scale, Real) or scale == 0.0:  # a symbol
+        return scale, 1.0
+    is_left = call.query.dtype == torch.float16 or (call.assume_finite and is_on_accelerator(call.query))
+    exponent = 0 if is_left else math.frexp(scale)[1] - 1
+    factor = math.copysign(2.0**exponent, scale)
+    return None if factor == 1.0 else factor, math.ldexp(abs(scale), -exponent)
 
 
 def _is_of_all(mask: torch.Tensor, call: Call) -> bool:

@@ -32,13 +32,14 @@ def strictly():
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CALLS)
 def test_attention_promotes_nothing(name, way, strictly):
-    """Neither traced, which tells it, nor with arrays that can be read."""
+    """Neither traced, which tells it, nor with arrays that can be read, nor where gradients are traced later."""
 
     def loss(query, key):
         return jnp.sum(jnp.square(ac.scaled_dot_product_attention(query, key, key, **CALLS[name], **WAYS[way])))
 
     gradient = jax.grad(loss, argnums=(0, 1))
     jax.eval_shape(gradient, QUERY, KEY)
+    jax.eval_shape(jax.grad(jax.jit(loss), argnums=(0, 1)), QUERY, KEY)
     if name == "cache":
         gradient(QUERY, KEY)
 

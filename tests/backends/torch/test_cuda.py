@@ -22,8 +22,8 @@ MASKS = ("causal", "causal later", "offsets", "window", "lengths", "and lengths"
 
 
 FLEX = ("causal later", "offsets", "window", "window to the right", "lengths", "segments", "segments of samples", "array",
-        "array and rule", "or lengths", "function", "softcap", "alibi", "relative bias", "score_mod with arrays", "bias of mn",
-        "bias with infinities", "sinks", "scale", "number")  # fmt: skip
+        "array and rule", "or lengths", "function", "softcap", "alibi", "relative bias", "score_mod with arrays",
+        "sinks", "scale", "number")  # fmt: skip
 
 
 def options_on_gpu(torch, name, sizes, dtype):

@@ -139,7 +139,7 @@ def refused(torch, arrays, put):
             "calls a score_mod with single positions",
         ),
         ((query, key, value), {"score_mod": relative_bias(table)}, "is not known to differentiate"),
-        ((query, key, value), {"bias": table[:1, :1].reshape(1, 1)}, "takes no bias of another dtype"),
+        ((query, key, value), {"bias": table[:1, :1].reshape(1, 1)}, "has no bias"),
     ]
 
 
@@ -180,25 +180,3 @@ def test_an_object_that_modifies_scores_is_read_at_every_call(flex, arrays):
                 found = attention(*arrays, score_mod=function)
                 expected = attention(*arrays, score_mod=function, implementation="dense")
                 np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6)
-
-
-@pytest.mark.parametrize("size", [-1e5, 1e5, -1e30])
-def test_a_large_bias_of_a_whole_row_changes_no_weight_and_no_gradient(size, flex, arrays):
-    shape = (arrays[0].shape[-2], arrays[1].shape[-2])
-    bias = torch.zeros(shape)
-    bias[2, 3] = -math.inf
-    expected = with_gradients(torch, arrays, bias)
-    bias[2:4] += size
-    found = with_gradients(torch, arrays, bias)
-    expected[1][:, :, 2:4] += size
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
-
-
-def with_gradients(torch, arrays, bias):
-    """Output, logsumexp, and the gradients of query, key and value."""
-    leaves = [x.detach().requires_grad_() for x in arrays]
-    options = {"implementation": "torch.nn.attention.flex_attention", "return_logsumexp": True}
-    output, _, logsumexp = attention(*leaves, bias=bias, **options)
-    gradients = torch.autograd.grad(output.square().sum(), leaves)
-    return [x.detach() for x in (output, logsumexp, *gradients)]

@@ -177,10 +177,6 @@ class Case:
         The memory in GiB that a kernel with all scores takes, for cases that ask for it first.
     reads : bool
         Whether wrong arguments show only to a host that reads what arrays hold, which it does not on accelerators.
-    sample : callable, optional
-        As ``inputs``, of a problem with sides an eighth as long, by which the memory of a subject is measured.
-    answer : callable, optional
-        From a question to a finding, of a case of the core that is no call of attention.
     """
 
     name: str
@@ -197,8 +193,6 @@ class Case:
     closed: Callable[[Problem], NumpyArray] | None = None
     memory: float = 0.0
     reads: bool = False
-    sample: Callable[[Draw], Problem] | None = None
-    answer: Callable[[Any], Any] | None = None
 
     def problem(self, dtype: str, seed: int = 0, **widths: int) -> Problem:
         """Make the inputs in one dtype; ``width`` and ``value_width`` replace those of the catalogue."""

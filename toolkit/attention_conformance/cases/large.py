@@ -17,9 +17,6 @@ KEYS = 2100
 
 NARROW = ("float16", "bfloat16")
 
-SIDE = 8
-"""How many times smaller each side of the scores is in a problem by which memory is measured."""
-
 PERIOD = 127
 """Heads after which values repeat; it divides no power of two, at which an index may wrap."""
 
@@ -78,10 +75,6 @@ def _of_selected(problem: Problem) -> NumpyArray:
     return _numbers(entries[..., None], chosen, width).reshape(batch, heads, queries, width)
 
 
-def _square(draw: Draw, size: int) -> Problem:
-    return selecting(draw, size, size, 16, size=16.0)
-
-
 def _far(draw: Draw, name: str) -> Problem:
     return attention(draw, 3, KEYS, 64, heads=1, batch=1).changed(memory={name: "far"})
 
@@ -100,7 +93,7 @@ LARGE: tuple[Case, ...] = (
     _case("large-offset-value", "Values lie beyond 2**31 elements of a buffer.", 10.0, dtypes=NARROW,
           inputs=lambda d: _far(d, "value")),
     _case("large-scores", "More than 2**31 scores of one head.", 28.0, closed=_of_selected,
-          inputs=lambda d: _square(d, 46400), sample=lambda d: _square(d, 46400 // SIDE)),
+          inputs=lambda d: selecting(d, 46400, 46400, 16, size=16.0)),
     _case("large-elements-key", "The keys of 65,600 heads are 2**31 elements; all samples share the values.", 12.0,
           dtypes=NARROW, closed=_of_selected,
           inputs=lambda d: selecting(d, 1, 256, 128, heads=32, batch=2050, shared="value")),

@@ -99,16 +99,6 @@ def _steep(draw: Draw) -> Problem:
     return problem.put("key", AT[..., 0], -90.0).put("key", AT[..., :64, 0], 0.0)
 
 
-def _value_width(draw: Draw, width: int, value_width: int) -> Problem:
-    problem = attention(draw, 33, 65, width, "causal")
-    return problem.holding(value=draw.normal(2, 2, 65, value_width))
-
-
-def _alone(draw: Draw) -> Problem:
-    problem = attention(draw, 20, 34, 32, heads=3, batch=3)
-    return problem.holding(mask=draw.mask(3, 3, 20, 34)).changed(calls=(1, 1, 1))
-
-
 def _of_heads(draw: Draw, **options: Any) -> Problem:
     return attention(draw, 70, 130, 32, heads=3, **options).holding(mask=draw.mask(2, 3, 70, 130))
 

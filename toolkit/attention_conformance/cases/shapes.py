@@ -32,7 +32,7 @@ QUERIES = ((1,), (2, 7, 16, 17), (63, 64, 65), (0,), (127, 128, 129), (255, 256,
 """Classes of lengths, at whose edges kernels change their way; 0 stands for as many queries as keys."""
 
 HEADS = ((1, 1), (2, 2), (3, 3), (8, 2), (4, 1), (6, 3), (10, 5))
-WIDTHS = ((16,), (32,), (64,), (40, 72, 80, 112), (96,), (128,), (256, 192))
+WIDTHS = ((16,), (32,), (64,), (40, 72, 80, 112), (96,), (128,), (256, 160, 192))
 MASKS = ("maskbhm", "mask", "maskhm", "maskm", "maskbh", "maskb", "maskh")
 """Masks, by the axes that they have besides that of the keys: samples, heads, and queries; `mask` has no heads."""
 

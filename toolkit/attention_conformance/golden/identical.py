@@ -120,8 +120,7 @@ def work(order: Order) -> Iterator[Message]:
 
     A quick order is one eager call of each case, on the first device unless others are named.
     """
-    model = order.models[0] if order.models else None
-    yield from work_on([case for case in catalogue(model, long=order.long) if case.name in order.cases], order)
+    yield from work_on([case for case in catalogue(order.model, long=order.long) if case.name in order.cases], order)
 
 
 def work_on(cases: Sequence[Identical], order: Order) -> Iterator[Message]:

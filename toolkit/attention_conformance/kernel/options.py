@@ -52,7 +52,7 @@ OPTIONS = {
     "dtype": Option(
         "A floating-point type; repeatable. By default two of those it takes, and a few cases in a third.", kind="many"
     ),
-    "profile": Option("exact, tf32, or 'like TARGET'; by default kernel, for weights of 16 bits."),
+    "profile": Option("exact or tf32; by default kernel, for weights of 16 bits."),
     "same-bits-as": Option("Another target, or the same: compare bits of different calls, in place of the cases."),
     "case": Option("Cases by name, * and ? allowed; repeatable. By default all.", kind="many"),
     "accept": Option("A convention, fault or case that passes, by name; repeatable.", kind="many"),

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from ml_dtypes import finfo
-
 from attention_conformance.cases.case import probability
-from attention_conformance.launch.fit import fit
 from attention_conformance.measure.implementations import bound_of
-from attention_conformance.measure.measures import drawn, result_of
 from attention_conformance.measure.profiles import bound_for, of_narrow_weights
-from attention_conformance.measure.question import Question, Truth, truth_of
+from attention_conformance.measure.question import Question, Truth
 from attention_conformance.measure.where import located
 from attention_conformance.oracle.attention import Exact
 from attention_conformance.oracle.ulps import worst_error
@@ -74,30 +69,14 @@ class Bounds:
         return wide if name == "logsumexp" else self.question.dtype
 
     def bound(self, name: str, dtype: str) -> float:
-        """The bound of a result: by the profile, or twice the error of another subject."""
+        """The bound of a result: by the profile, or that of an implementation."""
         if self.is_single and dtype == "float64":
             return 2.0**29 * self.bound(name, "float32")
         case = self.question.case
-        profile = "exact" if self.question.like is not None else self.question.profile
+        profile = self.question.profile
         stated = bound_for(profile, case, name, dtype, self.truth.kappa)
         stated += of_narrow_weights(profile, self.question.dtype) if name == "logsumexp" else 0.0
         if self.question.implementation:
             of_case = probability if name == "weights" else case.bound
-            stated = bound_of(self.question.implementation, of_case, dtype, self.truth.kappa)
-        if self.question.like is None:
-            return stated
-        return max(stated, 2 * self.others.get(name, 0.0))
-
-    @functools.cached_property
-    def others(self) -> dict[str, float]:
-        """The errors of the subject that this one is compared with; 0 where it is wrong itself."""
-        assert self.question.like is not None
-        question = replace(self.question, subject=self.question.like, like=None)
-        try:
-            problem = fit(drawn(question), question.subject)
-            got, truth = result_of(question, problem), truth_of(question, problem)
-        except Exception:  # the other refuses: the bound of the case stands
-            return {}
-        errors = {name: worst_error(each, truth.arrays[name], self.dtype(name))[0] for name, each in got.items()}
-        limit = math.ldexp(1.0, finfo(self.question.dtype).nmant - 5)  # a part in 64
-        return {name: error for name, error in errors.items() if error < limit}
+            return bound_of(self.question.implementation, of_case, dtype, self.truth.kappa)
+        return stated

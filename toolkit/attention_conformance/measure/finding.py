@@ -40,7 +40,7 @@ QUIET = ("right", "not offered", "refused", "not understood", "accepted")
 """Verdicts that call for no action."""
 
 
-WAY = ("backend", "device", "mode", "implementation", "measure", "values")
+WAY = ("backend", "device", "mode", "implementation", "measure")
 """What tells findings of one case apart that were come by in several ways."""
 
 
@@ -88,8 +88,6 @@ class Finding:
     backend, device, mode, implementation, measure : str
         In which way it was called, where a subject is called in several; the implementation is empty where the call
         names none. A `Case` says what its measure is.
-    values : tuple of float
-        What else is to be shown: the cosines that a model finds.
     """
 
     case: str
@@ -117,7 +115,6 @@ class Finding:
     mode: str = ""
     implementation: str = ""
     measure: str = ""
-    values: tuple[float, ...] = ()
 
     @property
     def passed(self) -> bool | None:

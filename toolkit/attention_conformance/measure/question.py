@@ -24,7 +24,7 @@ from attention_core.backend import Backend, get_backend
 class Question:
     """One case for one subject, and how it is judged.
 
-    ``like`` is another subject, whose error is allowed twice. ``accepted`` names conventions and faults that pass.
+    ``accepted`` names conventions and faults that pass.
     ``digits`` asks for the oracle of 50 digits where a problem is small, which takes longer.
     Without ``is_trusted``, calls of the framework's own attention are found.
     ``other`` is the subject whose bits are compared. ``mode`` is how its library runs a call, by default eagerly, or as
@@ -41,7 +41,6 @@ class Question:
     profile: str = "kernel"
     seed: int = 0
     accepted: tuple[str, ...] = ()
-    like: Subject | None = None
     power: bool = True
     digits: bool = True
     causes: bool = True

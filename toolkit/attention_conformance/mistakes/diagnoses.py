@@ -308,6 +308,8 @@ DIAGNOSES = (
     Variant("first-sample-of-value", 10, "all samples use the value of the first", first_of(-4, "value")),
     Variant("scale-ignored", 7, "the scale of the caller is not used; 1/√D is",
             scaled(lambda dense: dense.query.shape[-1] ** -0.5 if dense.query.shape[-1] else dense.scale)),
+    Variant("scale-of-padded-width", 7, "the scale is that of the width, padded to a multiple of 64",
+            scaled(lambda dense: max(64, -(-dense.query.shape[-1] // 64) * 64) ** -0.5)),
     Variant("scale-of-value-width", 7, "the scale is that of the width of the values",
             lambda dense: dense.changed(scale=dense.value.shape[-1] ** -0.5) if dense.value.shape[-1] else None),
     Variant("softcap-before-scale", 7, "the softcap comes before the scale",

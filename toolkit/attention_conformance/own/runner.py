@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -17,8 +16,6 @@ from attention_conformance.measure.finding import Finding, Started
 from attention_conformance.measure.implementations import IMPLEMENTATIONS as LISTED, is_quick, left_out
 from attention_conformance.measure.messages import Described, Message
 from attention_conformance.measure.question import Question
-from attention_conformance.own.language_model import LanguageModel
-from attention_conformance.own.model import Model, load_any, model_case
 from attention_conformance.processes import Order
 from attention_conformance.verdict.judge import judged
 from attention_core import scaled_dot_product_attention
@@ -132,25 +129,6 @@ def plan(
     ]
 
 
-def plan_model(
-    model: Model | LanguageModel,
-    backends: Iterable[Backend],
-    *,
-    modes: Sequence[str] | None = None,
-    dtypes: Sequence[str] | None = None,
-    long: bool = False,
-    **chosen: Any,
-) -> list[Question]:
-    """As `plan`; a language model is compiled, and in other types, where it is to be long, or these are asked for."""
-    questions = plan([model_case(model)], backends, modes=modes, dtypes=dtypes, **chosen)
-    if long or not isinstance(model, LanguageModel):
-        return questions
-    compiled = "a language model is compiled by --long, or where modes are asked for" * (modes is None)
-    wide = "a language model runs in float32, unless --long or dtypes are asked for" * (dtypes is None)
-    reasons = [compiled * (each.mode != "eager") or wide * (each.dtype != "float32") for each in questions]
-    return [replace(each, reason=each.reason or reason) for each, reason in zip(questions, reasons, strict=True)]
-
-
 def _reason(case: Case, backend: Backend, device: str, dtype: str, mode: str, *, asked: bool) -> str:
     """Why a case is not to be run in this way; empty where it is."""
     if not holds(backend, device, dtype):
@@ -190,8 +168,6 @@ def work(order: Order) -> Iterator[Message]:
     implementations, is_all = order.implementations or LISTED, order.implementations is not None
     cases = [case for case in CASES if case.name in order.cases]
     trials = plan(cases, [backend], **chosen, implementations=implementations, everything=is_all)
-    for path in order.models:
-        trials += plan_model(load_any(path), [backend], **chosen, long=order.long)
     if order.quick:
         trials = [each for each in trials if is_quick(backend, each.mode, each.dtype, each.implementation)]
     yield Described({}, {}, backend.versions(), len(trials), backend.name)

@@ -64,7 +64,7 @@ def script_of(finding: Finding, target: str, declared: Mapping[str, Any], profil
     told = "".join(f", {name}={each!r}" for name, each in declared.items())
     name, _, other = profile.partition(" ")
     loaded = "subject" if other == target else f"load_target({other!r})"
-    how = {"like": f"like={loaded}", SAME_BITS_AS: f"same_bits_as={loaded}"}.get(name, f'profile="{profile}"')
+    how = f"same_bits_as={loaded}" if name == SAME_BITS_AS else f'profile="{profile}"'
     return f"""from attention_conformance import check_subject, load_target, problem_of
 
 subject = load_target({target!r}{told})

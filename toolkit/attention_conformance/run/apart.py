@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from attention_conformance.cases.shapes import shape_of
+from attention_conformance.launch.call import outputs, place, to_numpy
 from attention_conformance.launch.subject import Subject
 from attention_conformance.launch.watch import TOUCHED
-from attention_conformance.measure.finding import QUIET, Finding
+from attention_conformance.measure.finding import QUIET, WRONG, Finding
 from attention_conformance.measure.messages import OF_REFUSAL, Described, Message, Refused, Returned
 from attention_conformance.measure.question import Question
 from attention_conformance.run.job import Job
 from attention_conformance.run.questions import questions
 from attention_conformance.verdict.judge import asked, graded
-from attention_conformance.verdict.script import script
 
 
 def distrusted(job: Job, messages: Iterator[Message | Returned]) -> Iterator[Message]:
@@ -30,7 +35,7 @@ def distrusted(job: Job, messages: Iterator[Message | Returned]) -> Iterator[Mes
     plain = list[Question]()  # that were right
     for message in messages:
         if isinstance(message, Described) and owed is None:
-            owed = {(each.case.name, each.dtype): each for each in questions(_subject_of(message.facts), job, None)}
+            owed = {(each.case.name, each.dtype): each for each in questions(_subject_of(message.facts), job)}
         if isinstance(message, Finding) and message.dtype == "-":
             owed = {} if message.case in ("start", "end") else owed
             yield _accepted(message, job)
@@ -40,7 +45,7 @@ def distrusted(job: Job, messages: Iterator[Message | Returned]) -> Iterator[Mes
                 found = graded(question, message.arrays)
                 plain += [question] * (
                     found.verdict == "right"
-                    and len(question.case.dtypes) > 2
+                    and question.case.measure == "ulp"
                     and shape_of(question.case.name) is not None
                 )
                 yield found
@@ -56,16 +61,49 @@ def distrusted(job: Job, messages: Iterator[Message | Returned]) -> Iterator[Mes
         yield from [_accepted(each, job) for each in _unlike_alone(question, job.target)]
 
 
+ALONE = """
+import importlib.util, pickle, pkgutil, sys
+import numpy as np
+
+source, name, make, result = sys.argv[1:]
+arguments, words = pickle.load(sys.stdin.buffer)
+if source.endswith(".py"):
+    specification = importlib.util.spec_from_file_location("kernel", source)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+else:
+    module = importlib.import_module(source)
+put = lambda each: pkgutil.resolve_name(make)(each) if isinstance(each, np.ndarray) else each
+found = getattr(module, name)(*map(put, arguments), **{word: put(each) for word, each in words.items()})
+np.save(result, np.asarray(found[0] if isinstance(found, (tuple, list)) else found))
+"""
+"""A program that calls an attention, and has no line of the kit."""
+
+MAKE = {"torch": "torch:from_numpy", "jax": "jax.numpy:asarray", "tensorflow": "tensorflow:convert_to_tensor"}
+"""What makes an array of a library from one of NumPy."""
+
+
 def _unlike_alone(question: Question, target: str) -> Iterator[Finding]:
     """A finding where a process without a line of the kit, which calls the subject once, gets a wrong answer."""
-    problem, dtype = asked(question), question.dtype
-    text = script(problem, question.subject, target, dtype=dtype, bound=64.0, says=question.case.shows)
-    kept: dict[str, Any] = {"input": text, "capture_output": True, "text": True}
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run([sys.executable, "-"], check=False, timeout=300, **kept)
-        if done.returncode == 1 and "Traceback" not in done.stderr:  # which is that of another call than was made here
-            found = replace(question.blank, case="probe: alone", verdict="silently wrong", variant="unlike-alone")
-            yield replace(found, says=TOUCHED["unlike-alone"], detail=done.stdout.strip()[-200:])
+    problem, backend = asked(question), question.backend
+    source, _, name = target.rpartition(":")
+
+    def alone(*arguments: Any, **words: Any) -> Any:
+        sent = pickle.dumps(backend.to_numpy((list(arguments), words)))
+        with tempfile.TemporaryDirectory() as folder:
+            result = str(Path(folder) / "output.npy")
+            command = [sys.executable, "-c", ALONE, source, name, MAKE.get(backend.name, "numpy:asarray"), result]
+            subprocess.run(command, input=sent, capture_output=True, check=True, timeout=300)
+            return backend.from_numpy(np.load(result))
+
+    # A program that fails makes another call than was made here.
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        arrays = place(problem, question.subject, backend, question.device)
+        called = replace(question.subject, function=alone)
+        found = graded(question, to_numpy(outputs(problem, called, arrays, backend.namespace), backend))
+        if found.verdict in WRONG:
+            found = replace(found, case="probe: alone", dtype="-", variant="unlike-alone", kinds=())
+            yield replace(found, verdict="silently wrong", says=TOUCHED["unlike-alone"])
 
 
 def _accepted(found: Finding, job: Job) -> Finding:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from attention_conformance.cases.shapes import NARROW, Shape, case_of, drawn
-from attention_conformance.launch.fit import fit
 from attention_conformance.launch.subject import Subject
 from attention_conformance.measure.catalogue import offered
 from attention_conformance.measure.finding import WRONG, Finding
 from attention_conformance.measure.question import Question
 from attention_conformance.verdict.judge import judged
-from attention_conformance.verdict.script import script
 
 LEAST = 40
 """Shapes that are drawn, whatever the time."""
@@ -26,15 +24,8 @@ SIMPLEST = (
 """Settings that are tried in place of those of a wrong call."""
 
 
-@dataclass(frozen=True)
-class Script:
-    """The least wrong call, as a program."""
-
-    text: str
-
-
-def fuzzed(subject: Subject, job: Any, dtypes: Sequence[str]) -> Iterator[Finding | Script]:
-    """Draw shapes for some minutes: a finding for each seed, and a script once one is wrong.
+def fuzzed(subject: Subject, job: Any, dtypes: Sequence[str]) -> Iterator[Finding]:
+    """Draw shapes for some minutes: a finding for each seed, and one of the least call once one is wrong.
 
     The shapes are those of the seed and its number alone, so that the same seed replays the same calls.
     """
@@ -56,7 +47,7 @@ def fuzzed(subject: Subject, job: Any, dtypes: Sequence[str]) -> Iterator[Findin
 
 def _question(shape: Shape, dtype: str, subject: Subject, job: Any, seed: int, causes: bool) -> Question:
     told: dict[str, Any] = {"accepted": tuple(job.accepted), "power": False, "digits": False, "causes": causes}
-    return Question(subject, case_of(shape), dtype, job.bounds, seed, **told)
+    return Question(subject, case_of(shape), dtype, job.profile, seed, **told)
 
 
 def _wrong(shape: Shape, dtype: str, subject: Subject, job: Any, seed: int) -> Finding | None:
@@ -65,8 +56,8 @@ def _wrong(shape: Shape, dtype: str, subject: Subject, job: Any, seed: int) -> F
     return found if found.verdict in WRONG else None
 
 
-def _smallest(shape: Shape, dtype: str, subject: Subject, job: Any, seed: int) -> Iterator[Finding | Script]:
-    """The finding and the program of a wrong shape, once no simpler or smaller one is wrong."""
+def _smallest(shape: Shape, dtype: str, subject: Subject, job: Any, seed: int) -> Iterator[Finding]:
+    """The finding of a wrong shape, once no simpler or smaller one is wrong: its name tells all of the call."""
     sizes, is_smaller = ("queries", "keys", "batch", "width"), True
     while is_smaller:
         is_smaller = False
@@ -78,15 +69,7 @@ def _smallest(shape: Shape, dtype: str, subject: Subject, job: Any, seed: int) -
                 continue
             if _size(other) < _size(shape) and _wrong(other, dtype, subject, job, seed) is not None:
                 shape, is_smaller = other, True
-    question = _question(shape, dtype, subject, job, seed, causes=True)
-    found = judged(question)
-    yield replace(found, detail=f"{found.detail}; {shape.name}")
-    if shape.relation in ("", "gradient"):
-        says, problem = (
-            f"{found.verdict.capitalize()}: {found.detail}.",
-            fit(question.case.problem(dtype, seed), subject),
-        )
-        yield Script(script(problem, subject, job.target, dtype=dtype, bound=max(found.bound, 1.0), says=says))
+    yield judged(_question(shape, dtype, subject, job, seed, causes=True))
 
 
 def _size(shape: Shape) -> tuple[int, int]:

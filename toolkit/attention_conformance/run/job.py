@@ -30,7 +30,7 @@ class Job(workers.Order):
     cases, dtypes : tuple of str
         Patterns of names, and dtypes; by default all cases in float32 and a type of 16 bits, and a few in the other.
     profile : str
-        ``exact``, ``kernel``, ``tf32``, or ``like`` and another target, whose error is allowed twice.
+        ``exact``, ``kernel`` or ``tf32``.
     same_bits_as : str
         Another target, or the same, whose bits are compared, in place of the cases.
     power : bool
@@ -68,16 +68,6 @@ class Job(workers.Order):
         return f"same-bits-as {self.same_bits_as}" if self.same_bits_as else self.profile
 
     @property
-    def like(self) -> str:
-        """The target whose error is allowed twice; empty where the profile is another."""
-        return self.profile.removeprefix("like ") if self.profile.startswith("like ") else ""
-
-    @property
-    def bounds(self) -> str:
-        """The profile of the bounds that hold whatever the other target is."""
-        return "exact" if self.like else self.profile
-
-    @property
     def complaint(self) -> str:
         """Why it cannot be done as it is asked; empty where it can."""
         for dtype in self.dtypes:
@@ -85,8 +75,8 @@ class Job(workers.Order):
                 return f"expected a dtype out of {', '.join(DTYPES)}; got {dtype!r}"
         if self.seed < 0:
             return f"expected a seed from 0; got {self.seed}"
-        if self.bounds not in PROFILES:
-            return f"expected a profile out of {', '.join(PROFILES)}, 'like TARGET'; got {self.profile!r}"
+        if self.profile not in PROFILES:
+            return f"expected a profile out of {', '.join(PROFILES)}; got {self.profile!r}"
         return next((wrong for wrong in (not_accepted(self.accepted), *map(no_case, self.cases)) if wrong), "")
 
     def packed(self, message: Any) -> bytes:

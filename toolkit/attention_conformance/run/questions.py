@@ -19,14 +19,14 @@ SLOW = ("bits-compiled", "bits-strides", "bits-threads")
 """Questions about bits in one type."""
 
 
-def questions(subject: Subject, job: Job, like: Subject | None) -> list[Question]:
+def questions(subject: Subject, job: Job) -> list[Question]:
     """What a job asks of a settled subject."""
     dtypes = job.dtypes or usual_dtypes(subject)
     is_all = not (job.dtypes or job.cases or job.is_large)
     others = [each for each in DTYPES if each in (subject.dtypes or ()) and each not in dtypes and is_all]
-    asked = functools.partial(Question, profile=job.bounds, seed=job.seed, accepted=job.accepted, like=like,
+    asked = functools.partial(Question, profile=job.profile, seed=job.seed, accepted=job.accepted,
                               is_trusted=job.is_trusted)  # fmt: skip
-    cases = matching(LARGE, job.cases) if job.is_large else subject_cases(job.cases, job.bounds, subject, job.seed)
+    cases = matching(LARGE, job.cases) if job.is_large else subject_cases(job.cases, job.profile, subject, job.seed)
     has_power = job.power and not job.is_large
     return [
         asked(
@@ -49,7 +49,7 @@ def pair_questions(subject: Subject, other: Subject, job: Job) -> list[Question]
     """What a job asks of two settled subjects; of one and itself, no call is asked twice."""
     both = [each for each in usual_dtypes(subject) if each in (other.dtypes or ("float32",))]
     return [
-        Question(subject, case, dtype, job.bounds, job.seed, accepted=job.accepted, power=False, digits=False,
+        Question(subject, case, dtype, job.profile, job.seed, accepted=job.accepted, power=False, digits=False,
                  other=other)
         for case in matching(BITS, job.cases)
         if not (subject is other and case.name in SAME_CALL)

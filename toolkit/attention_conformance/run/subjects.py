@@ -26,7 +26,7 @@ from attention_conformance.mistakes.causes import agreed
 from attention_conformance.mistakes.surprises import surprises
 from attention_conformance.processes import carried_out
 from attention_conformance.run.apart import distrusted
-from attention_conformance.run.fuzz import Script, fuzzed
+from attention_conformance.run.fuzz import fuzzed
 from attention_conformance.run.job import Job, unanswered
 from attention_conformance.run.questions import pair_questions, questions, usual_dtypes
 from attention_conformance.verdict.judge import judged, returned
@@ -43,7 +43,7 @@ MOST_CRASHES = 12
 """Crashes after which a run ends: a new process takes seconds."""
 
 
-Message: TypeAlias = AnyMessage | Script | Returned
+Message: TypeAlias = AnyMessage | Returned
 
 
 def check_subject(
@@ -52,7 +52,6 @@ def check_subject(
     cases: Sequence[str] = (),
     dtypes: Sequence[str] = (),
     profile: str = "kernel",
-    like: Subject | None = None,
     accepted: Sequence[str] = (),
     seed: int = 0,
     power: bool = True,
@@ -70,8 +69,6 @@ def check_subject(
         By default float32 and a type of 16 bits, as far as the subject takes them, and a few cases in the other one.
     profile : str
         ``exact``, ``kernel`` or ``tf32``.
-    like : Subject, optional
-        Another subject, whose error is allowed twice; the profile is ``exact`` then.
     accepted : sequence of str
         Names of conventions, faults and cases that pass.
     seed : int
@@ -103,7 +100,7 @@ def check_subject(
     )
     if job.complaint:
         raise ValueError(job.complaint)
-    _, known, asked = questions_of(subject, job, like, same_bits_as)
+    _, known, asked = questions_of(subject, job, same_bits_as)
     found = [finding_of(question) for question in asked]
     if same_bits_as is not None:
         return [*known, *found]
@@ -112,7 +109,7 @@ def check_subject(
 
 
 def questions_of(
-    subject: Subject, job: Job, like: Subject | None, same_bits_as: Subject | None
+    subject: Subject, job: Job, same_bits_as: Subject | None
 ) -> tuple[Subject, list[Finding], list[Question]]:
     """A subject as small calls tell it, what these find, and what a job asks of it, or of it and another."""
     subject = adapted(subject)
@@ -121,8 +118,7 @@ def questions_of(
     if same_bits_as is not None:
         other = subject if same_bits_as is target else settled(on_device(adapted(same_bits_as)))
         return subject, conventions(subject, other, job.accepted), pair_questions(subject, other, job)
-    like = None if like is None else settled(adapted(like))
-    return subject, surprises(subject.declared, declared, job.accepted), questions(subject, job, like)
+    return subject, surprises(subject.declared, declared, job.accepted), questions(subject, job)
 
 
 def finding_of(question: Question) -> Finding:
@@ -175,18 +171,29 @@ def stated_facts(subject: Subject) -> frozenset[str]:
     return frozenset({**read_signature(subject), **subject.declared})
 
 
+def _load(target: str, **declared: Any) -> Subject:
+    """The subject of a target on its device. Raise TargetError, whatever the module of the target raises."""
+    try:
+        with quiet_start():
+            subject = adapted(load_target(target, **declared))
+        return on_device(subject)
+    except TargetError:
+        raise
+    except Exception as error:
+        raise TargetError(f"expected {target} to load; got {one_line(error)}") from error
+
+
+def _facts(subject: Subject) -> dict[str, Any]:
+    """What is known of a subject, as it is told."""
+    return {name: each for name, each in subject.declared.items() if name != "options"}
+
+
 def work(job: Job) -> Iterator[Message]:
     """Do a job in this process."""
     try:
-        with quiet_start():
-            subject = adapted(load_target(job.target, **job.declared))
-            like = settled(adapted(load_target(job.like))) if job.like else None
-        subject = on_device(subject)
+        subject = _load(job.target, **job.declared)
     except TargetError as error:
         yield Refused(str(error))
-        return
-    except Exception as error:  # of the module of the target
-        yield Refused(f"expected {job.target} to load; got {one_line(error)}")
         return
     answers, declared, sources = [], stated_facts(subject), _sources(subject)
     witness = Witness(subject)
@@ -205,9 +212,9 @@ def work(job: Job) -> Iterator[Message]:
         return
     if sources.get("backend") == BY_SIGNATURE != subject.backend != read_signature(subject)["backend"]:
         sources["backend"] = "found by a call"
-    asked = [] if job.fuzz or job.same_bits_as else questions(subject, job, like)
+    asked = [] if job.fuzz or job.same_bits_as else questions(subject, job)
     versions = _library(subject).versions() if asked or job.same_bits_as else {}
-    facts = {name: each for name, each in subject.declared.items() if name != "options"}
+    facts = _facts(subject)
     yield Described(facts, sources, versions, len(BITS) if job.same_bits_as else len(asked))
     if not job.known and (reason := _never_answered(job.target, witness)):
         yield Refused(reason)
@@ -255,19 +262,16 @@ def _pair(subject: Subject, job: Job) -> Iterator[Message]:
             return
         yield Started(replace(OTHER, seed=job.seed))
         try:
-            with quiet_start():
-                other = on_device(adapted(load_target(job.same_bits_as)))
-        except Exception as error:  # of the module of the target, too
-            detail = f"expected {job.same_bits_as} to load; got {one_line(error)}"
-            yield Refused(str(error) if isinstance(error, TargetError) else detail)
+            other = _load(job.same_bits_as)
+        except TargetError as error:
+            yield Refused(str(error))
             return
         witness = Witness(other)
         other = replace(settled(witness.subject), function=other.function)
         if reason := _never_answered(job.same_bits_as, witness):
             yield Refused(reason)
             return
-        facts = {name: each for name, each in other.declared.items() if name != "options"}
-        yield Described(facts, {}, _library(other).versions(), len(BITS), target=job.same_bits_as)
+        yield Described(_facts(other), {}, _library(other).versions(), len(BITS), target=job.same_bits_as)
     yield from conventions(subject, other, job.accepted) if not job.done else []
     asked = pair_questions(subject, other, job)
     if not (asked or job.done):

@@ -121,8 +121,6 @@ def _answered(question: Question) -> tuple[Finding | dict[str, NumpyArray], Any]
     measure = MEASURES.get(question.case.measure, plain)
 
     def answer() -> Finding | dict[str, NumpyArray]:
-        if question.case.answer:
-            return question.case.answer(question)  # type: ignore[no-any-return]
         with in_way(question, problem):
             return several(question, problem, result_of) if several else measure(question, problem)
 
@@ -150,7 +148,7 @@ def attempted(question: Question, blank: Finding, answer: Callable[[], Answer]) 
 
 def _failed(question: Question, blank: Finding, error: Exception) -> Finding:
     """The finding for an exception of the core, which may refuse an implementation alone."""
-    if isinstance(error, NotImplementedError) and not question.case.answer:
+    if isinstance(error, NotImplementedError):
         return replace(blank, verdict="not offered", detail=f"not supported: {error}")
     if question.implementation and (refused := refusal(error)):
         return replace(blank, verdict="refused", detail=refused)
@@ -242,7 +240,7 @@ def _precisions(bounds: Bounds) -> Iterator[tuple[Variant | None, Bounds]]:
         yield SINGLE, replace(bounds, is_single=True)
         return
     yield None, bounds
-    is_kernel = (question.profile, question.like, question.dtype) == ("kernel", None, "float32")
+    is_kernel = (question.profile, question.dtype) == ("kernel", "float32")
     if is_kernel and not question.device.lower().startswith("cpu"):  # which use TF32 unless they are told not to
         yield TF32, replace(bounds, question=replace(question, profile="tf32"))
 

@@ -15,7 +15,6 @@ from rich.text import Text
 from attention_conformance.cases import CASES
 from attention_conformance.cases.contract import LINES
 from attention_conformance.measure.finding import Finding, plain
-from attention_conformance.own.model import PAIRS
 from attention_files.writing import write_file
 from attention_workers.machine import environment as environment_of_machine
 
@@ -57,30 +56,6 @@ def _nearness(result: Finding) -> tuple[bool, float, float]:
     return result.passed is False, math.inf if math.isnan(ratio) else ratio, result.error
 
 
-def model_tables(results: Iterable[Finding]) -> list[Table]:
-    """For every way of running a model the error, and the cosines between the sentences of each pair, or the text."""
-    results = [result for result in results if result.case == "model" and result.passed is not None]
-    tables = []
-    for headings in (["\n".join(pair) for pair in PAIRS], [""]):
-        group = [result for result in results if bool(result.values) == (len(headings) > 1)]
-        table = Table(title="Sentences through the model", title_justify="left", header_style="bold")
-        for heading in ("backend", "mode", "device", "dtype", "error"):
-            table.add_column(heading)
-        for heading in headings:
-            table.add_column(heading, justify="right")
-        for result in group:
-            way = (
-                result.backend,
-                result.mode,
-                result.device,
-                result.dtype,
-                Text(f"{result.error:.3g}", style="green" if result.passed else "bold red"),
-            )
-            table.add_row(*way, *([f"{cosine:.6f}" for cosine in result.values] or [result.detail]))
-        tables += [table] * bool(group)
-    return tables
-
-
 def failures(results: Iterable[Finding]) -> list[str]:
     """A line for every result that failed."""
     return [
@@ -96,26 +71,21 @@ def way_text(result: Finding) -> str:
     return ", ".join(filter(None, (result.device, result.dtype, result.mode, result.implementation)))
 
 
-def proved(results: Sequence[Finding], models: Sequence[Path], *, is_quick: bool) -> list[str]:
+def proved(results: Sequence[Finding], *, is_quick: bool) -> list[str]:
     """Say of how many cases on which backends results hold, how near they come to a bound, and how to see more."""
     judged = [result for result in results if result.passed is not None]
     lines = []
-    for name in ("", "model"):
-        group = [result for result in judged if (result.case == "model") == bool(name)]
-        if group:
-            worst = max(group, key=_nearness)
-            backends = list(dict.fromkeys(result.backend for result in group))
-            held, cases = sum(bool(result.passed) for result in group), len({result.case for result in group})
-            named = f"model{'s' * (len(models) != 1)} {', '.join(path.resolve().name for path in models)}"
-            what = named if name else f"{cases} case{'s' * (cases != 1)}"
-            lines.append(
-                f"{what} on {len(backends)} backend{'s' * (len(backends) != 1)} ({', '.join(backends)}):"
-                f" {held} of {len(group)} results within their bounds"
-            )
-            lines.append(
-                f"  nearest to its bound: {worst.error:.3g} of {worst.bound:.3g} units in the last place,"
-                f" {worst.case} on {worst.backend} ({way_text(worst)})"
-            )
+    if judged:
+        worst, backends = max(judged, key=_nearness), list(dict.fromkeys(result.backend for result in judged))
+        held, cases = sum(bool(result.passed) for result in judged), len({result.case for result in judged})
+        lines.append(
+            f"{cases} case{'s' * (cases != 1)} on {len(backends)} backend{'s' * (len(backends) != 1)}"
+            f" ({', '.join(backends)}): {held} of {len(judged)} results within their bounds"
+        )
+        lines.append(
+            f"  nearest to its bound: {worst.error:.3g} of {worst.bound:.3g} units in the last place,"
+            f" {worst.case} on {worst.backend} ({way_text(worst)})"
+        )
     all_of_it = ", without --quick all dtypes, modes and devices" * is_quick
     return [*lines, f"more: --json FILE for each result, --list for what cases show, --identical for bits{all_of_it}"]
 
@@ -139,7 +109,7 @@ def environment(backends: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
 
 
 ROW = ("case", "backend", "device", "dtype", "mode", "implementation", "measure",
-       "error", "bound", "passed", "detail", "seconds", "values", "refused")  # fmt: skip
+       "error", "bound", "passed", "detail", "seconds", "refused")  # fmt: skip
 """What a file tells of a result."""
 
 

@@ -33,8 +33,6 @@ MOST_REFUSALS = 6
 MOST_UNNAMED = 4
 """Cases of a verdict that the terminal tells in full, where the cause has no name."""
 
-MEANINGS = {verdict: means for verdict, (_, means) in VERDICT_TEXTS.items()}
-
 WORDS = {
     "keep": "True = may attend",
     "drop": "True = hidden",

@@ -21,6 +21,9 @@ from attention_conformance.launch.call import by_place, keywords
 from attention_conformance.launch.subject import Subject
 from attention_conformance.problem import NumpyArray, Problem
 
+SHARED = (Preset.__module__, "survey.attentions")
+"""Modules whose functions presets of other modules call."""
+
 TURNS = {"torch": "each.permute({})", "tensorflow": "tensorflow.transpose(each, ({}))"}
 """How axes are turned, where arrays have no `transpose`."""
 
@@ -189,7 +192,7 @@ def _gather(function: Any, into: dict[str, Any]) -> None:
         waiting += [each for each in code.co_consts if isinstance(each, types.CodeType)]
         for name in code.co_names:
             each = getattr(module, name, None)
-            if getattr(each, "__module__", None) in (function.__module__, Preset.__module__) and name != "Subject":
+            if getattr(each, "__module__", None) in (function.__module__, *SHARED) and name != "Subject":
                 _gather(each, into)
 
 
