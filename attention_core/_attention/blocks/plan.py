@@ -86,7 +86,7 @@ def make_plan(call: Call, *, is_reproducible: bool = False, score_scale: float =
     """
     xp, tuning = call.xp, block_tuning(call)
     (query, key, value), leading, target = in_five_axes(call, is_scaled=not is_reproducible)
-    _, num_kv_heads, group, _, columns = target
+    _, num_kv_heads, group, rows, columns = target
     is_open = not isinstance(columns, int) and call.backend.loops.traced  # else known when an operator runs
     may_mask = call.mask is not None or call.bias is not None or is_open
     all_finite = not may_mask or call.assume_finite

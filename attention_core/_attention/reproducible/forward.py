@@ -179,8 +179,7 @@ def _units(sizes: Array, xp: Namespace) -> Array:
     if 0 in sizes.shape:
         return xp.ones_like(some[..., :1, :])
     some = xp.where(xp.logical_and(xp.isfinite(some), xp.greater(some, 0.0)), some, 1.0)
-    units = xp.exp(xp.mean(xp.log(some), axis=-2, keepdims=True))
-    return xp.where(xp.equal(xp.max(sizes, axis=-2, keepdims=True), 0.0), bounds.TINY, units)  # so 0 is decided
+    return xp.exp(xp.mean(xp.log(some), axis=-2, keepdims=True))
 
 
 def _average(rows: QueryRows, near: _Near) -> Arrays:
