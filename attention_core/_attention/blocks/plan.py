@@ -21,7 +21,8 @@ from ..finite import inputs_are_finite
 from ..parts import with_arrays
 
 DEVICE_QUERIES, DEVICE_KEYS = 4, 4  # times as many of a block on an accelerator, where each costs launches
-REPRODUCIBLE_KEYS = 256  # of a block in reproducible arithmetic
+REPRODUCIBLE_KEYS = 256  # of a block in reproducible arithmetic; of one with few queries, four times as many
+FEW_QUERIES = 8  # that share a key in reproducible arithmetic: then the time of the key itself shows
 MAX_PLAIN_SCORE = 32.0  # below this, exponentials of scores can be taken as they are
 NORM_LIMIT = 1e15  # of norms, and of values
 
@@ -85,7 +86,7 @@ def make_plan(call: Call, *, is_reproducible: bool = False, score_scale: float =
     """
     xp, tuning = call.xp, block_tuning(call)
     (query, key, value), leading, target = in_five_axes(call, is_scaled=not is_reproducible)
-    _, num_kv_heads, group, _, columns = target
+    _, num_kv_heads, group, rows, columns = target
     is_open = not isinstance(columns, int) and call.backend.loops.traced  # else known when an operator runs
     may_mask = call.mask is not None or call.bias is not None or is_open
     all_finite = not may_mask or call.assume_finite
@@ -117,7 +118,7 @@ def make_plan(call: Call, *, is_reproducible: bool = False, score_scale: float =
         call=definitions,
         may_mask=may_mask,
         all_finite=bool(all_finite),
-        block_sizes=_reproducible_block_sizes(tuning, group, call.mask)
+        block_sizes=_reproducible_block_sizes(tuning, (group, rows), call.mask)
         if is_reproducible
         else _block_sizes(tuning, num_kv_heads, group, call.mask),
         per_head=is_reproducible and not _fits(target[1:], tuning.exact_scores),
@@ -220,11 +221,17 @@ def _block_sizes(tuning: Tuning, num_kv_heads: Any, group: Any, mask: Any) -> tu
     return max(tuning.min_queries, min(most, tuning.queries // (num_kv_heads * group))), most
 
 
-def _reproducible_block_sizes(tuning: Tuning, group: Any, mask: Any) -> tuple[int, int]:
+def _reproducible_block_sizes(tuning: Tuning, sharing: tuple[Any, Any], mask: Any) -> tuple[int, int]:
     """The same in float64, whose sums over a block are off by as many digits as it has keys."""
-    band = band_of(mask)
-    keys = max(64, math.ceil(min(REPRODUCIBLE_KEYS, (band.high - band.low) / 2)))
-    return max(32, tuning.exact_scores // keys // (group if isinstance(group, int) else 1)), keys
+    band, group = band_of(mask), sharing[0] if isinstance(sharing[0], int) else 1
+    most = REPRODUCIBLE_KEYS * (4 if are_few(*sharing) else 1)
+    keys = max(64, math.ceil(min(most, (band.high - band.low) / 2)))
+    return max(32, tuning.exact_scores // keys // group), keys
+
+
+def are_few(group: Any, rows: Any) -> bool:
+    """Whether so few queries share a key that they take less time than the key itself."""
+    return isinstance(group, int) and isinstance(rows, int) and group * rows <= FEW_QUERIES
 
 
 def _flatten_batch(array: Array, axes: int, leading: tuple[Any, ...], target: tuple[Any, ...], xp: Namespace) -> Array:

@@ -34,7 +34,7 @@ from ..._backend import Backend, Operation, Ranks, ranks_of, register
 from ..blocks.forward import empty_results as empty_results_of_blocks
 from ..blocks.grid import Grid, Sample, make_grid, matmul_per_group
 from ..blocks.nonfinite import with_nonfinite_values
-from ..blocks.plan import Plan, make_plan, unpack
+from ..blocks.plan import Plan, are_few, make_plan, unpack
 from ..call import Call, dropout_scale, upcast_call
 from . import bounds
 from .backward import backward
@@ -48,7 +48,6 @@ from .scores import (
 )
 from .settle import TERM_BITS, Reference, Terms, settle
 
-FEW = 8  # queries that share a key
 MAX_SCORE = 2.0**137  # in units of log 2: above, rows are nan
 
 
@@ -157,19 +156,13 @@ def _over_ranks(row_max: Array, norm: Array, *sums: Array, ranks: Ranks, xp: Nam
 
 def _span(grid: Grid) -> Any:
     """How many sizes a value has: one for all channels or, where queries are few, one for each."""
-    return grid.width if _are_few(grid) else 1
-
-
-def _are_few(grid: Grid) -> bool:
-    """Whether so few queries share a key that its own cost shows."""
-    group_size = grid.dims[2]
-    return isinstance(group_size, int) and grid.sizes[0] * group_size <= FEW
+    return grid.width if are_few(grid.dims[2], grid.sizes[0]) else 1
 
 
 def _prepare(grid: Grid, ranks: Ranks | None, sample: Sample) -> _Near:
     xp = grid.xp
     queries = near_vectors(scaled_queries(grid, sample.query), grid.loops)
-    if _are_few(grid):
+    if are_few(grid.dims[2], grid.sizes[0]):
         return _Near(*queries)
     key, norm = near_vectors(to_float64(sample.key, xp), grid.loops)
     value = to_float64(grid.value_part(sample.value), xp)
