@@ -37,6 +37,7 @@ from attention_conformance.own.identical import Identical
 from attention_conformance.own.language_model import LanguageModel, load_language_model
 from attention_conformance.own.runner import check
 from attention_conformance.problem import DTYPES, NumpyArray, Problem, Rule
+from attention_conformance.sharded import whole_of
 from attention_core import (
     Causal,
     Shards,
@@ -49,7 +50,6 @@ from attention_core import (
 from attention_core.backend import Backend, array_namespace, get_backend
 from attention_core.functions import linear, rotary_embedding
 from attention_models import prepare_weights
-from sharding.whole import whole_of
 
 SIZES = (1, 2, 3, 4, 8)
 NEW = 8

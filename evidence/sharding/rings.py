@@ -1,4 +1,4 @@
-"""Check the rings of others on gloo: ``PYTHONPATH=evidence torchrun --nproc-per-node 2 -m sharding.rings NAME``.
+"""Check the rings of others on gloo: ``torchrun --nproc-per-node 2 evidence/sharding/rings.py NAME``.
 
 The others are ``ring-attention-pytorch``, ``context-parallel``, that of PyTorch, and ``attention-core``. A table of
 verdicts is printed.
@@ -16,9 +16,8 @@ from torch.distributed.tensor import experimental
 from torch.distributed.tensor.experimental._attention import _cp_options
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attention_conformance import Subject
+from attention_conformance import Subject, check_sharded
 from attention_core import Shards, scaled_dot_product_attention as ours, shard_positions
-from sharding.whole import check_sharded
 
 
 def ring_attention_pytorch(query, key, value, attn_mask=None, is_causal=False, *, shards):

@@ -13,9 +13,9 @@ from attention_conformance.golden.identical import computed_of, digest
 from attention_conformance.hashes import published
 from attention_conformance.measure.catalogue import subject_cases
 from attention_conformance.own.language_model import load_language_model
+from attention_conformance.sharded import PROPERTIES, whole_of
 from attention_core import Shards, scaled_dot_product_attention
 from sharding.ranks import SHARED_CASES, SIZES, attention_of_shards, logits_over, over, ways_of
-from sharding.whole import PROPERTIES, whole_of
 
 pytestmark = pytest.mark.needs(lambda backend: backend.name in ("torch", "numpy"))
 SHARED = [case for case in IDENTICAL if case.name.startswith("shared")]

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from attention_conformance.run.again import problem_of as problem_of
     from attention_conformance.run.subjects import check_subject as check_subject
     from attention_conformance.same_call import check_same_call as check_same_call
+    from attention_conformance.sharded import check_sharded as check_sharded
 
 _HOMES = {
     "CASES": "cases",
@@ -43,6 +44,7 @@ _HOMES = {
     "Verdict": "golden.identical",
     "check": "own.runner",
     "check_same_call": "same_call",
+    "check_sharded": "sharded",
     "check_subject": "run.subjects",
     "compare": "port.comparison",
     "digest": "golden.digest",
