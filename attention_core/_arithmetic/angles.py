@@ -195,7 +195,7 @@ def _turns(base: float, width: int, divisors: tuple[float, ...] | None) -> list[
     turns = []
     for i, divisor in enumerate(divisors or (1.0,) * (width // 2)):
         power = _DECIMALS.exp(_DECIMALS.divide(_DECIMALS.multiply(log, -2 * i), width))
-        frequency = _DECIMALS.divide(power, decimal.Decimal(divisor))
+        frequency = _DECIMALS.divide(power, decimal.Decimal(float(divisor)))
         turns.append(int(_DECIMALS.multiply(frequency, _TURN << _BITS - 162)) & (1 << _BITS) - 1)
     return turns
 
