@@ -46,10 +46,10 @@ def uncontracted(x: Array, xp: Namespace) -> Array:
 
 def to_float64(x: Array, xp: Namespace) -> Array:
     """Numbers of at most 32 bits as float64: exact, except that subnormal float32 becomes 0."""
-    size = xp.abs(x)
-    if 0 in x.shape or not runs_at_once(x) or not bool(xp.greater_equal(xp.min(size), SMALLEST)):  # as one is nan
-        x = xp.where(xp.less(size, SMALLEST), 0.0, x)
-    return xp.astype(x, xp.float64)
+    if runs_at_once(x) and 0 not in x.shape and bool(xp.greater_equal(xp.min(xp.abs(x)), SMALLEST)):  # none is nan
+        return xp.astype(x, xp.float64)
+    x = xp.astype(x, xp.float64)  # first: XLA does not end where it is to convert what is chosen
+    return xp.where(xp.less(xp.abs(x), SMALLEST), 0.0, x)
 
 
 def divide_rows(x: Array, divisor: Array, xp: Namespace) -> Array:
