@@ -20,6 +20,8 @@ def dense(call: Call, facts: Facts, *, weights: bool = True, logsumexp: bool = T
     over the keys that query i may attend to. Asking for weights or logsumexp never changes the output.
     """
     xp, dropout, one_pass = call.xp, call.dropout, call.backend.loops.softmax
+    if dropout is not None and dropout.rate:  # errors of few weights that are kept do not average out
+        one_pass = None
     scores = dense_scores(call, facts, 0.0 if one_pass else -math.inf)  # (..., H, M, N)
     # (..., H, M, N), their sums (..., H, M, 1), and twice (..., H, M)
     exponentials, total, *found = softmax(scores, call, facts, one_pass, weights=weights, logsumexp=logsumexp)
