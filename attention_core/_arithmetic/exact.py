@@ -48,7 +48,7 @@ def to_float64(x: Array, xp: Namespace) -> Array:
     """Numbers of at most 32 bits as float64: exact, except that subnormal float32 becomes 0."""
     if runs_at_once(x) and 0 not in x.shape and bool(xp.greater_equal(xp.min(xp.abs(x)), SMALLEST)):  # none is nan
         return xp.astype(x, xp.float64)
-    x = xp.astype(x, xp.float64)  # first: XLA does not end where it is to convert what is chosen
+    x = xp.astype(x, xp.float64)  # before the choice: after it, XLA compiles some programs of TensorFlow without end
     return xp.where(xp.less(xp.abs(x), SMALLEST), 0.0, x)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 from attention_core import layers
 from attention_files.safetensors import load_layer, save_layer
+
+L = TypeVar("L")
 
 
 def save(path: str | os.PathLike[str], layer: Any, kind: type[Any], hint: str = "") -> None:
@@ -18,10 +20,12 @@ def save(path: str | os.PathLike[str], layer: Any, kind: type[Any], hint: str = 
     save_layer(path, layer.definition, *layer.to_numpy())
 
 
-def load(path: str | os.PathLike[str], kind: type[Any], settings: Mapping[str, Any], **placement: Any) -> Any:
+def load(
+    path: str | os.PathLike[str], from_numpy: Callable[..., L], settings: Mapping[str, Any], **placement: Any
+) -> L:
     """Make the layer of an adapter that a file holds, with other settings, on a device and in a dtype."""
     definition, *arrays = load_layer(path)
-    return kind.from_numpy(definition.with_settings(**settings), *arrays, **placement)
+    return from_numpy(definition.with_settings(**settings), *arrays, **placement)
 
 
 def _hint_of(thing: Any) -> str:

@@ -392,4 +392,4 @@ def load(path: str | PathLike[str], /, *, device: Any = None, dtype: Any = None,
     """
     from attention_files import adapted  # noqa: PLC0415 (safetensors is needed for files alone)
 
-    return adapted.load(path, Layer, settings, device=device, dtype=dtype)  # type: ignore[no-any-return]
+    return adapted.load(path, Layer.from_numpy, settings, device=device, dtype=dtype)

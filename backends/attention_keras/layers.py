@@ -202,4 +202,4 @@ def load(path: str | Path, *, device: str | None = None, dtype: str | None = Non
     """
     from attention_files import adapted  # noqa: PLC0415 (only who loads needs what files need)
 
-    return adapted.load(path, Layer, settings, device=device, dtype=dtype)  # type: ignore[no-any-return]
+    return adapted.load(path, Layer.from_numpy, settings, device=device, dtype=dtype)

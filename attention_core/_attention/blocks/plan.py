@@ -53,7 +53,7 @@ for _each in (Plan, Call, Whole, Dropout):
 def pack(call: Call) -> tuple[Call, Arrays]:
     """A call of five axes as tree definitions of its fields, and its arrays in their order."""
     arrays: list[Array] = []
-    _, *fields = flatten(call._replace(xp=None, backend=None), arrays, -1)  # type: ignore[arg-type]
+    _, *fields = flatten(call._replace(xp=None, backend=None), arrays, -1)  # type: ignore[arg-type]  # a plan has none
     return Call(*fields), tuple(arrays)
 
 
