@@ -173,13 +173,13 @@ def checked_attention(query: Array, key: Array, value: Array, options: dict[str,
     output = None if CONTEXTS.recorders else output_of(known, call)
     if output is not None:
         return Attention(output)
-    weights, logsumexp = options.get("return_weights", False), options.get("return_logsumexp", False)
+    weights, logsumexp = (bool(options.get(name)) for name in FLAGS[1:])
     return rounded_attention(call, options["implementation"], weights=weights, logsumexp=logsumexp)
 
 
 def _attend_shards(query: Array, key: Array, value: Array, options: dict[str, Any]) -> Attention:
     """Attention of a sequence of which this rank holds a shard, by a strategy of its group."""
-    sharded, wants_logsumexp = _sharded(query, key, value, options), options.get("return_logsumexp", False)
+    sharded, wants_logsumexp = _sharded(query, key, value, options), bool(options.get("return_logsumexp"))
     call = sharded.call
     if sharded.here.size == 1 and sharded.lengths[1] == key.shape[-2]:  # the whole, in order
         return checked_attention(query, key, value, {**options, "shards": None, "dropout": call.dropout})
@@ -361,8 +361,8 @@ def _known_call(known: Known, query: Array, key: Array, value: Array, options: d
         fields.pop(name, None)
     if fields.get("dropout") is not None:
         fields["dropout"] = seeded(fields["dropout"], query, known.xp)
-    if fields.get("assume_finite") is None:  # the context is read here alone: what is traced keeps it
-        fields["assume_finite"] = assumes_finite(*CONTEXTS.settings)
+    assumed = fields.get("assume_finite")  # else the context is read, here alone: what is traced keeps it
+    fields["assume_finite"] = assumes_finite(*CONTEXTS.settings) if assumed is None else bool(assumed)
     if options.get("is_causal"):
         fields["mask"] = _CAUSAL if fields.get("mask") is None else _with_causal(fields["mask"])
     if "starts" in fields and fields.get("mask") is not None:
