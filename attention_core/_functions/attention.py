@@ -260,11 +260,12 @@ def explain_attention(query: Array, key: Array, value: Array, /, **options: Unpa
       blockwise: about 20 MiB
       dense: about 1.54e+03 MiB, not taken: holds all scores at once
     """
-    wanted = {name: bool(options.get(f"return_{name}")) for name in ("weights", "logsumexp")}
     if (shards := options.get("shards")) is not None:
         sharded = _sharded(query, key, value, dict(options))
-        return explain_shards(sharded, shards.strategy, logsumexp=wanted["logsumexp"])
-    return explain(make_call(query, key, value, **options), **wanted)
+        return explain_shards(sharded, shards.strategy, logsumexp=bool(options.get("return_logsumexp")))
+    call = make_call(query, key, value, **options)
+    weights, logsumexp = (bool(options.get(name)) for name in FLAGS[1:])
+    return explain(call, weights=weights, logsumexp=logsumexp)
 
 
 @with_autocast(options=options_but(*NOT_OF_SCORES))

@@ -36,7 +36,7 @@ def public():
 
 
 OPTIONS = sorted({(name, flag) for name, thing in public() for flag in flags_of(thing)})
-WRONG = (math.nan, object(), "yes", [], 0, 1, 1.0, np.asarray(True))
+WRONG = (math.nan, object(), "yes", [], 0, 1, 1.0, np.asarray(True), np.ones(2, bool))
 
 
 OPTIONAL = {"query_bias", "key_bias", "value_bias", "output_bias", "assume_finite"}  # which may be None
