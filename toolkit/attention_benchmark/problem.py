@@ -19,7 +19,7 @@ DOCUMENT = 512  # length of the documents packed into one sequence
 SOFTCAP = 2.0  # so low that a result without it is wrong
 SHAPES = ((1, 1, 8, 16), (32, 12, 128, 64), (4, 12, 512, 64), (1, 8, 2048, 64), (1, 4, 8192, 64))
 PADDED = (4, 8, 2048, 64)
-DIRECTIONS = ("forward", "both")
+DIRECTIONS = ("forward", "fwd+bwd")
 OPERATIONS = ("attention", "linear")
 
 
@@ -147,7 +147,7 @@ class Problem:
     mask : str
         A name in `MASKS`.
     direction : str
-        ``"forward"``, or ``"both"``: the output, and the gradients of ``sum(output * cotangent)``.
+        ``"forward"``, or ``"fwd+bwd"``: the output, and the gradients of ``sum(output * cotangent)``.
     dtype, device : str
         ``"cpu"``, or what the name of a framework's device starts with, such as ``"cuda"``.
     operation : str
@@ -257,7 +257,7 @@ class Problem:
         if self.sinks is None:
             keys, allowed = self.cut()
             return self.arrays, keys, self.mask_arrays if self.mask == "bias" else () if allowed is None else (allowed,)
-        if self.direction == "both":
+        if self.direction == "fwd+bwd":
             raise ValueError("expected the direction forward, as the sink of a peer is one more key; got both")
         query, *shared = self.arrays
         bias = np.zeros((1, self.shape[1], 1, self.shape[2] + 1), np.float32)

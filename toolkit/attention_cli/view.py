@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
 import re
 import zipfile
 import zlib
@@ -31,26 +32,27 @@ DEFAULTS: tuple[Any, ...] = ("max", "", 0, None, False, (), [])
 
 def view(options: View, /) -> None:
     """Make the view, and write or print it."""
-    files, output, masks, versus = options.files or [], options.output, options.mask or [], options.versus or []
+    files, output, masks = options.files or [], options.output, options.mask or []
     length, tokens = options.length or [], options.tokens
     rules = {name: getattr(options, name) for name in ("window", "offset", "keys", "segments", "block")}
-    chosen = {name: getattr(options, name) for name in ("image", "prefix", "sample", "reduction", "exact")}
+    chosen = {name: getattr(options, name) for name in ("image", "sample", "reduction")}
     check_file(output)
     if bool(files) == bool(masks):
         raise refusal("expected files of weights, or --mask; got " + ("both" if files else "none"))
-    for_masks = {"versus": versus, "length": length, **rules}
+    for_masks = {"length": length, **rules}
     for_files = {"tokens": tokens, "causal": options.causal, "query": options.query, "head": options.head, **chosen}
+    for_files["class-tokens"] = options.class_tokens
     for name, value in (for_files if masks else for_masks).items():
         if value not in DEFAULTS:
             raise refusal(f"expected no --{name} with {'--mask' if masks else 'files'}; got {value}")
     for name, rule in RULES_OF.items():
-        if rules[name] and rule not in (*masks, *versus):
+        if rules[name] and rule not in masks:
             raise refusal(f"expected --mask {rule} with --{name}; got none")
     with refusing(TypeError, ValueError, IndexError, OSError, ModuleNotFoundError):
         if masks:
-            made = _of_masks(masks, versus, length or (64,), rules)
+            made = _of_masks(masks, length or (64,), rules)
         else:
-            chosen |= {"heads": options.head, "query": _queries(options.query or [])}
+            chosen |= {"heads": options.head, "query": _queries(options.query or []), "prefix": options.class_tokens}
             made = _of_files(files, _tokens(tokens), options.causal, chosen)
         if output is not None:
             made.save(output)
@@ -58,18 +60,13 @@ def view(options: View, /) -> None:
     typer.echo(text)  # as all commands, which end quietly where nobody reads on
 
 
-def _of_masks(masks: Sequence[str], versus: Sequence[str], length: Sequence[int], rules: Mapping[str, Any]) -> Picture:
+def _of_masks(masks: Sequence[str], length: Sequence[int], rules: Mapping[str, Any]) -> Picture:
     if len(length) not in (1, 2):
         raise ValueError(f"expected --length of queries, and another of keys if it differs; got {len(length)}")
     num_queries, num_keys = length[0], length[-1]
-    other = _combined(versus, rules, length) if versus else None
-    title = " & ".join(masks) + (f" compared with {' & '.join(versus)}" if versus else "")
     sizes = None if rules["block"] is None else (rules["block"], rules["block"])
-    return view_mask(_combined(masks, rules, length), num_queries, num_keys, other=other, block=sizes, title=title)
-
-
-def _combined(names: Sequence[str], rules: Mapping[str, Any], length: Sequence[int]) -> Mask:
-    return functools.reduce(lambda first, second: first & second, [_rule(name, rules, length) for name in names])
+    mask = functools.reduce(operator.and_, [_rule(name, rules, length) for name in masks])
+    return view_mask(mask, num_queries, num_keys, block=sizes, title=" & ".join(masks))
 
 
 def _rule(name: str, rules: Mapping[str, Any], length: Sequence[int]) -> Mask:
@@ -97,8 +94,6 @@ def _of_files(files: Sequence[Path], tokens: Any, causal: bool, options: Mapping
         raise ValueError(f"expected a file, and another to compare with; got {len(files)}")
     found = [_attention(file, causal) for file in files]
     chosen = {name: value for name, value in options.items() if value is not None}
-    if "exact" in chosen:
-        chosen["exact"] = _window(chosen["exact"])
     title = " compared with ".join(file.name for file in files).encode(errors="replace").decode()
     return view_weights(found[0], other=found[1] if len(found) == 2 else None, tokens=tokens, title=title, **chosen)
 
@@ -128,15 +123,6 @@ def _by_number(name: str) -> list[Any]:
     """Names in the order of the numbers within: layer.2 before layer.10."""
     words = re.findall(r"[0-9]+|[^0-9]+", name)
     return [(word.isdecimal(), int(word) if word.isdecimal() else 0, word) for word in words]
-
-
-def _window(text: str) -> tuple[slice, slice]:
-    """Queries and keys, such as 1000:1200,0:300."""
-    found = re.fullmatch(r"(\d*):(\d*),(\d*):(\d*)", text)
-    if not found:
-        raise ValueError(f"expected --exact as queries and keys such as 1000:1200,0:300; got {text}")
-    ends = [int(each) if each else None for each in found.groups()]
-    return slice(*ends[:2]), slice(*ends[2:])
 
 
 def _queries(texts: Sequence[str]) -> Any:

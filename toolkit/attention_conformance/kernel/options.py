@@ -37,15 +37,15 @@ OPTIONS = {
     ),
     "device": Option("A device of that library, or its kind, as cuda.", "device"),
     "layout": Option("BHSD, BSHD, SBHD, HSD, SHD or SD.", "layout", LAYOUTS),
-    "mask": Option(
+    "mask-kind": Option(
         "keep, drop (True hides), integer (1 or 0), additive or none.",
         "mask",
         ("keep", "drop", "integer", "additive", "none"),
     ),
-    "causal": Option(
+    "causal-alignment": Option(
         "top-left, bottom-right, none, or always.", "causal", ("top-left", "bottom-right", "none", "always")
     ),
-    "scale": Option("The scale by default: sqrt (1/√D) or one.", "default_scale", ("sqrt", "one")),
+    "default-scale": Option("The scale that no call states: sqrt (1/√D) or one.", "default_scale", ("sqrt", "one")),
     "grouped": Option("Whether heads may share keys.", "grouped", kind="flag or not"),
     "batch-invariant": Option("It promises a sample the same bits in any batch.", "batch_invariant", kind="flag"),
     "backward": Option("The second of a raw pair, in the same file or as a target.", "backward"),
@@ -54,7 +54,9 @@ OPTIONS = {
     ),
     "profile": Option("exact or tf32; by default kernel, for weights of 16 bits."),
     "same-bits-as": Option("Another target, or the same: compare bits of different calls, in place of the cases."),
-    "case": Option("Cases by name, * and ? allowed; repeatable. By default all.", kind="many"),
+    "case": Option(
+        "Cases by name, * and ? allowed; repeatable. By default all but large-*, as far as memory allows.", kind="many"
+    ),
     "accept": Option("A convention, fault or case that passes, by name; repeatable.", kind="many"),
     "seed": Option("The seed of all inputs; by default 0.", kind="number"),
     "expected": Option("A file of findings that are expected, or shipped: that of the preset."),

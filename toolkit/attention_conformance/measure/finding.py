@@ -16,16 +16,25 @@ VERDICT_TEXTS = {
     "crashed": ("bold magenta", "the process ended"),
     "timed out": ("bold magenta", "no answer in time"),
     "differs by convention": ("yellow", "another known answer; --accept NAME"),
-    "other bits": ("yellow", "not those of another call, or of --same-bits-as"),
+    "other bits": ("yellow", "with another call, or with --same-bits-as"),
     "unexpectedly right": ("yellow", "named by --expected, and no longer wrong"),
-    "never computed": ("yellow", "a kind of call that is always refused"),
-    "not understood": ("yellow", "parameters left at their defaults; --keyword"),
+    "never computed": ("yellow", "a kind of call that raises in every case"),
+    "not understood": ("yellow", "left at their defaults; --keyword"),
     "refused": ("dim", "an exception before a result"),
-    "not offered": ("dim", "the subject declares no such option"),
+    "not offered": ("dim", "the kernel has no such option"),
     "accepted": ("cyan", "named by --accept or --expected"),
     "right": ("green", "within the bound"),
 }
 """All verdicts, the worst first: the style of each in the terminal, and what it means."""
+
+LABELS = {
+    "other bits": "not bitwise equal",
+    "never computed": "always unsupported",
+    "not understood": "unknown parameters",
+    "refused": "raised (unsupported)",
+    "not offered": "not applicable",
+}
+"""What a report calls a verdict, where JSON and Python have another word."""
 
 VERDICTS = tuple(VERDICT_TEXTS)
 
@@ -126,6 +135,11 @@ class Finding:
         """Whether the call was refused; ``detail`` says why."""
         return self.verdict == "refused"
 
+    @property
+    def label(self) -> str:
+        """What a report calls the verdict."""
+        return LABELS.get(self.verdict, self.verdict)
+
 
 @dataclass(frozen=True)
 class Started:
@@ -140,7 +154,7 @@ def little(findings: Sequence[Finding]) -> str:
     computed = sum(each.verdict not in ("refused", "not offered") for each in cases)
     unknown = [each.detail for each in findings if each.verdict == "not understood"]
     told = [f"{computed} of {len(cases)} cases were computed"] if 2 * computed < len(cases) else []
-    return "; ".join([*told, *(f"not understood: {each}" for each in unknown)])
+    return "; ".join([*told, *(f"unknown parameters: {each}" for each in unknown)])
 
 
 def exit_status(findings: Sequence[Finding], strict: bool = False) -> int:

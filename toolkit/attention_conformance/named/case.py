@@ -106,10 +106,6 @@ class NamedCase:
         """The path of the reproducer in the repository."""
         return f"evidence/reproducers/scripts/{self.name.replace('-', '_')}.py"
 
-    def matches(self, word: str) -> bool:
-        """Tell whether a word stands in the name, the summary, the story or the title."""
-        return word.lower() in " ".join((self.name, self.summary, self.story, self.title, self.property)).lower()
-
 
 @functools.cache
 def named_cases() -> tuple[NamedCase, ...]:

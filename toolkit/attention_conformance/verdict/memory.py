@@ -11,7 +11,7 @@ def too_large(question: Question, free: float | None) -> str:
     needed = question.case.memory
     if free is None or needed <= free:
         return ""
-    return f"it takes {needed:.3g} GiB of memory; {free:.1f} GiB are free"
+    return f"{question.case.name} takes {needed:.3g} GiB of memory of which {free:.1f} GiB are free"
 
 
 def available_memory() -> float | None:
