@@ -393,7 +393,7 @@ def test_the_command_writes_pages_and_prints_text(tmp_path, monkeypatch):
     ]
     for words, message in (
         ((), "expected files of weights, or --mask; got none"),
-        (("--mask", "diagonal"), "expected a mask out of causal, window, lengths, segments; got 'diagonal'"),
+        (("--mask", "diagonal"), "expected a mask out of causal, window; got 'diagonal'"),
         (("--mask", "window"), "expected --window with --mask window; got none"),
         (("none.npz",), "expected a file of NumPy arrays"),
         (("cut.npz",), "expected a file of NumPy arrays"),

@@ -168,7 +168,6 @@ class Check(Shared, Apart):  # type: ignore[misc]  # its fields are made of a ta
     write_expected: Annotated[Path | None, typer.Option(help="Write what is wrong to such a file.")] = None
     untrusted: Annotated[bool, typer.Option(help="For generated kernels: compared in another process.")] = False
     strict: Annotated[bool, typer.Option(help="Status 1, too, where little was checked.")] = False
-    fuzz: Annotated[float, typer.Option(min=0, help="Draw calls for so many minutes instead, and shrink.")] = 0.0
 
 
 @command("Find where two models part.", "attention_cli.compare:compare")
@@ -274,14 +273,12 @@ class View:
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="html, png, svg or pdf. By default text is printed.")
     ] = None
-    mask: Annotated[
-        Many, typer.Option(help="Draw a mask instead: causal, window, lengths or segments; repeatable, all must allow.")
-    ] = None
+    mask: Annotated[Many, typer.Option(help="Draw a mask instead: causal or window; repeatable, all must allow.")] = (
+        None
+    )
     length: Annotated[list[int] | None, typer.Option(min=1, help="Queries of a mask, and again: keys.")] = None
     window: Annotated[int | None, typer.Option(min=1, help="Positions on each side, of the mask window.")] = None
     offset: Annotated[int, typer.Option(help="Added to the query's position, of causal and window.")] = 0
-    keys: Annotated[int | None, typer.Option(min=1, help="How many keys there are, of the mask lengths.")] = None
-    segments: Annotated[list[int] | None, typer.Option(min=1, help="The length of a segment; repeatable.")] = None
     block: Annotated[int | None, typer.Option(min=1, help="Queries and keys of a block of a mask.")] = None
     tokens: Annotated[Path | None, typer.Option(help="Tokens: a list in JSON, or one in each line.")] = None
     image: Annotated[Path | None, typer.Option(help="What queries and keys are patches of: PNG or JPEG.")] = None

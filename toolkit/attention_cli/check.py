@@ -13,6 +13,7 @@ import typer
 from attention_cli.terminal import check_file, console, progress_bar, refusal, refusing
 from attention_conformance.kernel.options import OPTIONS
 from attention_conformance.kernel.presets import PRESETS
+from attention_conformance.measure.catalogue import large_cases
 from attention_conformance.measure.finding import Finding, Started, exit_status, most_telling
 from attention_conformance.measure.kinds import never_computed
 from attention_conformance.measure.messages import Asked, Described, Refused
@@ -44,18 +45,16 @@ AS_IT_IS: dict[str, Any] = {"highlight": False, "soft_wrap": True, "markup": Fal
 
 def check(options: Check, /) -> None:
     """Check a target, show what was found, and exit with its status."""
-    untrusted, fuzz = options.untrusted, options.fuzz
-    if untrusted and (fuzz or not options.jobs):
-        raise refusal("expected --untrusted without --fuzz and --jobs 0; got one of them")
-    if options.same_bits_as and (untrusted or fuzz):
-        raise refusal("expected --same-bits-as without --untrusted and --fuzz; got one")
+    untrusted = options.untrusted
+    if untrusted and (options.same_bits_as or not options.jobs):
+        raise refusal("expected --untrusted without --same-bits-as and --jobs 0; got one of them")
     for path in (options.json, options.write_expected):
         check_file(path)
     asked = {name: getattr(options, name.replace("-", "_")) for name in OPTIONS}
     asked |= {"batch-invariant": options.batch_invariant or None}
     asked |= {"seed": secrets.randbits(32)} if untrusted and options.seed is None else {}
     with refusing(ValueError):
-        job = job_of(options.target, asked, fuzz=fuzz, is_trusted=not untrusted)
+        job = job_of(options.target, asked, is_trusted=not untrusted)
     if job.complaint:
         raise refusal(job.complaint)
     run = _Run(job, _expected(options.expected, options.target))
@@ -143,10 +142,10 @@ class _Run:
     def finish(self, options: Check, *, interrupted: bool = False) -> None:
         """Show what was found, and write it."""
         self._about["interrupted"] = interrupted
-        if not (interrupted or self.job.cases or self.job.fuzz or self.job.same_bits_as):
+        if not (interrupted or self.job.cases or self.job.same_bits_as):
             self.findings += never_computed(self.findings, self.job.accepted)
         found = agreed(self.findings)
-        if self.job.is_trusted and not (interrupted or self.job.same_bits_as or self.job.is_slow):
+        if self.job.is_trusted and not (interrupted or self.job.same_bits_as or large_cases(self.job.cases)):
             found = confirmed(found, self.job)
         self.findings = [met(each, self._expected, self._origin) for each in found]
         if not (interrupted or self.job.cases or self.job.dtypes or self.reason):

@@ -12,7 +12,6 @@ import attention_workers as workers
 from attention_conformance.call import one_line
 from attention_conformance.kernel.options import OPTIONS, named_keywords
 from attention_conformance.kernel.probe import AFTER_A_CRASH
-from attention_conformance.measure.catalogue import large_cases
 from attention_conformance.measure.finding import Finding, Started
 from attention_conformance.measure.messages import Asked, Message, Returned, packed, unpacked
 from attention_conformance.measure.profiles import PROFILES
@@ -42,8 +41,6 @@ class Job(workers.Order):
         Another target, or the same, whose bits are compared, in place of the cases.
     power : bool
         Whether faults are planted.
-    fuzz : float
-        Minutes for drawn calls, in place of the cases.
     is_trusted : bool
         Whether the process that calls the subject may also compare.
     known : mapping
@@ -63,7 +60,6 @@ class Job(workers.Order):
     accepted: tuple[str, ...] = ()
     seed: int = 0
     power: bool = True
-    fuzz: float = 0.0
     is_trusted: bool = True
     known: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     done: frozenset[tuple[str, str]] = frozenset()
@@ -73,11 +69,6 @@ class Job(workers.Order):
     def how(self) -> str:
         """How it is judged: by a profile, or another target, as `command_of` takes it."""
         return f"same-bits-as {self.same_bits_as}" if self.same_bits_as else self.profile
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether it draws calls, or has large cases."""
-        return bool(self.fuzz or large_cases(self.cases))
 
     @property
     def complaint(self) -> str:

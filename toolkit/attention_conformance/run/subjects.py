@@ -18,6 +18,7 @@ from attention_conformance.kernel.signature import read_signature
 from attention_conformance.kernel.target import TargetError, load_target
 from attention_conformance.launch.libraries import devices_of, holds, quiet_start
 from attention_conformance.launch.subject import Subject
+from attention_conformance.measure.catalogue import large_cases
 from attention_conformance.measure.finding import Finding, Started
 from attention_conformance.measure.kinds import never_computed
 from attention_conformance.measure.messages import Asked, Described, Message as AnyMessage, Refused, Returned
@@ -25,9 +26,8 @@ from attention_conformance.measure.question import Question
 from attention_conformance.mistakes.causes import agreed
 from attention_conformance.mistakes.surprises import surprises
 from attention_conformance.run.apart import distrusted
-from attention_conformance.run.fuzz import fuzzed
 from attention_conformance.run.job import TOLD, Job, unanswered
-from attention_conformance.run.questions import pair_questions, questions, usual_dtypes
+from attention_conformance.run.questions import pair_questions, questions
 from attention_conformance.verdict.judge import judged, returned
 from attention_conformance.verdict.memory import available_memory, too_large
 from attention_core.backend import Backend, get_backend
@@ -38,7 +38,7 @@ BIASED = "mask", "additive"
 """What a keyword for a bias takes."""
 
 SLOW = 600.0
-"""Seconds for a large case, or for a round of drawn calls, in which the first that is wrong is shrunk."""
+"""Seconds for a large case."""
 
 BY_SIGNATURE, CRASHED = "by its signature", "the call ended the process"
 
@@ -213,7 +213,7 @@ def work(job: Job) -> Iterator[Message]:
         return
     if sources.get("backend") == BY_SIGNATURE != subject.backend != read_signature(subject)["backend"]:
         sources["backend"] = "found by a call"
-    asked = [] if job.fuzz or job.same_bits_as else questions(subject, job)
+    asked = [] if job.same_bits_as else questions(subject, job)
     versions = _library(subject).versions() if asked or job.same_bits_as else {}
     facts = _facts(subject)
     yield Described(facts, sources, versions, len(BITS) if job.same_bits_as else len(asked))
@@ -223,17 +223,12 @@ def work(job: Job) -> Iterator[Message]:
     if job.same_bits_as:
         yield from _pair(subject, job)
         return
-    if not (asked or job.fuzz or job.done):
+    if not (asked or job.done):
         hint = "those of bits need --same-bits-as"
         yield Refused(f"expected a case that is asked of {job.target}; got {', '.join(job.cases)}: {hint}")
         return
     known = surprises(facts, declared, job.accepted) if not job.done else []
-    is_part = bool(job.cases or job.fuzz)  # of which a parameter that is not understood is told, too
-    yield from (each for each in known if not is_part or each.verdict == "not understood")
-    if job.fuzz:
-        yield Started(Finding("fuzz", "-", 0, "Drawn calls are right.", "right", seed=job.seed))
-        yield from fuzzed(subject, job, job.dtypes or usual_dtypes(subject))
-        return
+    yield from (each for each in known if not job.cases or each.verdict == "not understood")  # which is always told
     for each in asked:
         yield Started(each.blank)
         if reason := too_large(each, available_memory() if each.case.memory else None):
@@ -285,7 +280,7 @@ def _pair(subject: Subject, job: Job) -> Iterator[Message]:
 
 def supervised(job: Job, limit: float = 60.0) -> Generator[Message, None, None]:
     """Do a job in a process; after a crash, or what takes more seconds than the limit, go on in another."""
-    limit = max(limit, SLOW) if job.is_slow else limit
+    limit = max(limit, SLOW) if large_cases(job.cases) else limit
     start = max(5 * limit, 60.0)  # libraries start slowly on a busy machine
     with contextlib.closing(carried_out([job], 1, _alone, limit=limit, start=start)) as messages:
         yield from messages if job.is_trusted else distrusted(job, messages)
