@@ -288,7 +288,7 @@ def test_large_cases_count_heads_beyond_16_bits_and_ask_for_memory_first(tmp_pat
     found = [in_this_process(f"{tmp_path / name}:attention", *words) for name in ("honest.py", "wrong.py")]
     assert found[0].stdout.splitlines()[-1] == "0 silently wrong, 1 right"
     assert found[1].stdout.splitlines()[-1] == "1 silently wrong"
-    monkeypatch.setattr("attention_conformance.run.subjects.available_memory", lambda: 1.0)
+    monkeypatch.setattr("attention_conformance.verdict.memory.available", lambda: 2**30)
     left_out = in_this_process(f"{tmp_path / 'honest.py'}:attention", *words)
     assert left_out.exit_code == 1
     assert "large-heads takes 2 GiB of memory of which 1.0 GiB are free" in " ".join(left_out.stdout.split())

@@ -29,7 +29,7 @@ from attention_conformance.run.apart import distrusted
 from attention_conformance.run.job import TOLD, Job, unanswered
 from attention_conformance.run.questions import pair_questions, questions
 from attention_conformance.verdict.judge import judged, returned
-from attention_conformance.verdict.memory import available_memory, too_large
+from attention_conformance.verdict.memory import too_large
 from attention_core.backend import Backend, get_backend
 from attention_numpy.trees import devices_of_kind
 from attention_workers import carried_out
@@ -231,7 +231,7 @@ def work(job: Job) -> Iterator[Message]:
     yield from (each for each in known if not job.cases or each.verdict == "not understood")  # which is always told
     for each in asked:
         yield Started(each.blank)
-        if reason := too_large(each, available_memory() if each.case.memory else None):
+        if reason := too_large(each):
             yield replace(each.blank, verdict="not offered", detail=reason)
             continue
         yield judged(each) if job.is_trusted else returned(each)
