@@ -50,11 +50,11 @@ NAMES = {
     "full_mask": "masks of the whole shape alone",
     "mask_with_causal": "masks and causality at once",
     "default_scale": "scale by default",
-    "grouped": "fewer key heads than query heads",
+    "grouped": "query heads that share KV heads (GQA)",
     "same_width": "values as wide as keys alone",
     "differentiates": "gradients",
     "unknown": "unknown parameters, left at their defaults",
-    "batch_invariant": "the same bits in any batch",
+    "batch_invariant": "bitwise equal in any batch",
 }
 """Facts whose names say too little."""
 
