@@ -11,30 +11,21 @@ from typing import Any
 from attention_conformance.measure.where import Worst
 
 VERDICT_TEXTS = {
-    "silently wrong": ("bold red", "finite numbers that are not the answer"),
-    "visibly wrong": ("red", "NaN for a number, or a wrong shape or dtype"),
-    "crashed": ("bold magenta", "the process ended"),
-    "timed out": ("bold magenta", "no answer in time"),
-    "differs by convention": ("yellow", "another known answer; --accept NAME"),
-    "other bits": ("yellow", "with another call, or with --same-bits-as"),
-    "unexpectedly right": ("yellow", "named by --expected, and no longer wrong"),
-    "never computed": ("yellow", "a kind of call that raises in every case"),
-    "not understood": ("yellow", "left at their defaults; --keyword"),
-    "refused": ("dim", "an exception before a result"),
-    "not offered": ("dim", "the kernel has no such option"),
-    "accepted": ("cyan", "named by --accept or --expected"),
-    "right": ("green", "within the bound"),
+    "silently wrong": ("bold red", "silently wrong", "finite numbers that are not the answer"),
+    "visibly wrong": ("red", "visibly wrong", "NaN for a number, or a wrong shape or dtype"),
+    "crashed": ("bold magenta", "crashed", "the process ended"),
+    "timed out": ("bold magenta", "timed out", "no answer in time"),
+    "differs by convention": ("yellow", "differs by convention", "another known answer; --accept NAME"),
+    "other bits": ("yellow", "not bitwise equal", "with another call, or with --same-bits-as"),
+    "unexpectedly right": ("yellow", "unexpectedly right", "named by --expected, and no longer wrong"),
+    "never computed": ("yellow", "always unsupported", "a kind of call that raises in every case"),
+    "not understood": ("yellow", "unknown parameters", "left at their defaults; --keyword"),
+    "refused": ("dim", "raised (unsupported)", "an exception before a result"),
+    "not offered": ("dim", "not applicable", "the kernel has no such option"),
+    "accepted": ("cyan", "accepted", "named by --accept or --expected"),
+    "right": ("green", "right", "within the bound"),
 }
-"""All verdicts, the worst first: the style of each in the terminal, and what it means."""
-
-LABELS = {
-    "other bits": "not bitwise equal",
-    "never computed": "always unsupported",
-    "not understood": "unknown parameters",
-    "refused": "raised (unsupported)",
-    "not offered": "not applicable",
-}
-"""What a report calls a verdict, where JSON and Python have another word."""
+"""All verdicts, the worst first: the style and the label of each in reports, and what it means."""
 
 VERDICTS = tuple(VERDICT_TEXTS)
 
@@ -138,7 +129,7 @@ class Finding:
     @property
     def label(self) -> str:
         """What a report calls the verdict."""
-        return LABELS.get(self.verdict, self.verdict)
+        return VERDICT_TEXTS[self.verdict][1]
 
 
 @dataclass(frozen=True)

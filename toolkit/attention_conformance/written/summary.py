@@ -16,7 +16,6 @@ from rich.text import Text
 from attention_conformance.cases.contract import LINES
 from attention_conformance.measure.finding import (
     ENDED,
-    LABELS,
     VERDICT_TEXTS,
     Finding,
     counted,
@@ -119,7 +118,8 @@ def tables(findings: Sequence[Finding], width: int) -> Iterable[Table | Text | P
 
 
 def _heading(verdict: str, more: str = "") -> Text:
-    return Text(f"\n{LABELS.get(verdict, verdict).upper()}{more}", style=VERDICT_TEXTS[verdict][0])
+    style, label, _ = VERDICT_TEXTS[verdict]
+    return Text(f"\n{label.upper()}{more}", style=style)
 
 
 def _reasons(findings: Iterable[Finding]) -> list[tuple[str, list[Finding]]]:
@@ -171,8 +171,8 @@ def _counts(findings: Sequence[Finding]) -> Table:
     table.add_column("cases", justify="right")
     table.add_column("means")
     for verdict, count in counted(findings).items():
-        style, means = VERDICT_TEXTS[verdict]
-        table.add_row(Text(LABELS.get(verdict, verdict), style=style), str(count), means)
+        style, label, means = VERDICT_TEXTS[verdict]
+        table.add_row(Text(label, style=style), str(count), means)
     return table
 
 
@@ -196,7 +196,7 @@ def summary(findings: Sequence[Finding]) -> str:
     """All verdicts with their numbers, the worst first."""
     counts = counted(findings)
     leading = [] if "silently wrong" in counts else ["0 silently wrong"]
-    line = ", ".join([*leading, *(f"{count} {LABELS.get(verdict, verdict)}" for verdict, count in counts.items())])
+    line = ", ".join([*leading, *(f"{count} {VERDICT_TEXTS[verdict][1]}" for verdict, count in counts.items())])
     return f"{line}; little was checked: {few}" if (few := little(findings)) else line
 
 
