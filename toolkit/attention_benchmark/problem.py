@@ -154,8 +154,6 @@ class Problem:
         ``"attention"`` of queries, keys and values, or ``"linear"``: a projection without a bias.
     kv_heads, queries : int, optional
         The numbers of key/value heads and of queries; by default those of heads and of keys.
-    offset : int, optional
-        The position of the first query; by default, the queries are the last positions.
     key_lengths : tuple of int
         Of the masks ``"padded"``, ``"padded-causal"`` and ``"ragged"``, repeated for the batch.
     window : int
@@ -172,7 +170,6 @@ class Problem:
     operation: str = "attention"
     kv_heads: int | None = None
     queries: int | None = None
-    offset: int | None = None
     key_lengths: tuple[int, ...] = ()
     window: int = WINDOW
     document: int = DOCUMENT
@@ -190,7 +187,7 @@ class Problem:
     @property
     def ahead(self) -> int:
         """The position of the first query."""
-        return self.shape[2] - self.num_queries if self.offset is None else self.offset
+        return self.shape[2] - self.num_queries
 
     @property
     def is_causal(self) -> bool:

@@ -132,8 +132,7 @@ def _mask(problem: Problem) -> str:
         "padded-causal": problem.key_lengths,
         "ragged": problem.key_lengths,
     }
-    text = " ".join((problem.mask, *map(str, numbers.get(problem.mask, ()))))
-    return text if problem.offset is None else f"{text} from {problem.offset}"
+    return " ".join((problem.mask, *map(str, numbers.get(problem.mask, ()))))
 
 
 def duration(seconds: float) -> str:
