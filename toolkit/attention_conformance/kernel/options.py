@@ -43,7 +43,9 @@ OPTIONS = {
         ("keep", "drop", "integer", "additive", "none"),
     ),
     "causal-alignment": Option(
-        "top-left, bottom-right, none, or always.", "causal", ("top-left", "bottom-right", "none", "always")
+        "Where causality counts from: top-left, bottom-right, none, or always.",
+        "causal",
+        ("top-left", "bottom-right", "none", "always"),
     ),
     "default-scale": Option("The scale that no call states: sqrt (1/√D) or one.", "default_scale", ("sqrt", "one")),
     "grouped": Option("Whether query heads may share KV heads (GQA).", "grouped", kind="flag or not"),
@@ -57,7 +59,7 @@ OPTIONS = {
     "profile": Option("exact or tf32; by default kernel, for weights in half precision."),
     "same-bits-as": Option("Another target, or the same: are different calls bitwise equal? In place of the cases."),
     "case": Option(
-        "Cases by name, * and ? allowed; repeatable. By default all but large-*, as far as memory allows.", kind="many"
+        "Cases by name, * and ? allowed; repeatable. By default all but large-*, of up to 28 GiB.", kind="many"
     ),
     "accept": Option("A convention, fault or case that passes, by name; repeatable.", kind="many"),
     "seed": Option("The seed of all inputs, by default 0; each draws other shapes.", kind="number"),
