@@ -22,7 +22,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import PIPE, Popen, TimeoutExpired
-from typing import Any, TypeAlias
+from typing import Any
 
 __all__ = ["THREADS", "Death", "Order", "carried_out"]
 
@@ -111,7 +111,7 @@ def carried_out(
     object
         The messages of all processes, and what `Order.lost` says of those that died.
     """
-    waiting, running, arrived = deque(orders), list[_Worker](), queue.SimpleQueue[_Arrived]()
+    waiting, running, arrived = deque(orders), list[_Worker](), queue.SimpleQueue[Any]()
     if not jobs:
         for order in waiting:
             yield from work(order)
@@ -185,9 +185,9 @@ class _Worker:
             time.sleep(0.2)
         with contextlib.suppress(OSError, UnicodeDecodeError):
             stack = Path(self._stack).read_text()
-        end = _signal(code) if code and code < 0 else f"exit status {code}"
-        reason = f"no answer within {self.limit:g} s" if code is None else f"its process died: {end}"
-        return Death(reason, stack, code)
+        if code is None:
+            return Death(f"no answer within {self.limit:g} s", stack)
+        return Death(f"its process died: {_signal(code) if code < 0 else f'exit status {code}'}", stack, code)
 
     def end(self, patience: float = 0.0) -> None:
         """End the process, and those that it started."""
@@ -203,10 +203,7 @@ class _Worker:
         Path(self._stack).unlink(missing_ok=True)
 
 
-_Arrived: TypeAlias = tuple[_Worker, bytes]
-
-
-def _heard(running: list[_Worker], arrived: queue.SimpleQueue[_Arrived]) -> tuple[_Worker, Any]:
+def _heard(running: list[_Worker], arrived: queue.SimpleQueue[Any]) -> tuple[_Worker, Any]:
     """The next message of a process; a `Death` where there can be none, and None after the last."""
     while True:
         latest = min(running, key=lambda each: each.left)
