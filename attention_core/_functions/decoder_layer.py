@@ -34,18 +34,13 @@ from .._checks import (
 from ..masks import And, Causal, KeyLengths, Mask, SlidingWindow
 from ..masks._mask import as_mask
 from ..masks._tree import check_mask, mask_arrays
-from ..parameters import DecoderLayer, GatedFeedForward
+from ..parameters import DecoderLayer
 from ..random import seeded
 from .attention import check_options, option_arrays
 from .cache import KeyValueCache, check_cache, check_num_new, check_room, extended
 from .constants import with_constants
-from .encoder import (
-    check_branches,
-    check_of_layer,
-    derived_dropouts,
-    hooked,
-)
-from .feed_forward import expand_and_contract, gate_and_contract
+from .encoder import apply_branches, check_branches, check_of_layer, derived_dropouts
+from .feed_forward import feed_and_contract
 from .multi_head import attend_heads, check_heads, check_pairs, counts_of, projection_shapes
 from .normalization import norm_shapes, normalized
 from .options import DECODER_DEFAULTS, NUMBERS, DecoderOptions, options_but
@@ -111,8 +106,8 @@ def decoder_layer(parameters: DecoderLayer, x: Array, /, *, num_heads: int, **op
     donate : bool
         Whether the arrays of the cache may be written over, as in `append`.
     hook : callable, optional
-        As in `encoder_layer`, of ``"attention"``, ``"cross_attention"`` and ``"feed_forward"``, before norms with a
-        prime.
+        As in `encoder_layer`, also of ``"cross_attention"``, before norms with a prime. Of norms it is called for each
+        `LayerNorm`.
     implementation : {"auto", "dense", "blockwise", "fused"}
     arithmetic : {"fast", "reproducible"}
     shards : Shards, optional
@@ -185,7 +180,6 @@ def apply_layer(
     *,
     located: NewPositions,
     rotations: dict[int, Callable[[Array], Array]],
-    hook: Callable[..., Any] | None = None,
     **settled: Any,
 ) -> tuple[Array, KeyValueCache | None]:
     """The body of `decoder_layer`, in the type of the computation."""
@@ -194,7 +188,7 @@ def apply_layer(
     is_half = dtype_name(dtype) in HALF
     parameters = upcast(parameters, xp=xp) if is_half else parameters
     in_weights, in_attention, in_feed, in_cross, in_memory_weights = derived_dropouts(settled["dropout"], 5, xp)
-    norm_first, options = settled["norm_first"], {name: settled[name] for name in OF_HEADS}
+    options = {name: settled[name] for name in OF_HEADS}
     normal = functools.partial(normalized, epsilon=settled["epsilon"], ops=ops, xp=xp)
 
     def prepare(query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
@@ -222,28 +216,11 @@ def apply_layer(
         heads = {"mask": settled["memory_mask"], "dropout": in_memory_weights, **options}
         return attend_heads(parameters.cross_attention, (h, memory, memory), **heads).output  # type: ignore[arg-type]
 
-    def feed(h: Array) -> Array:
-        is_gated = isinstance(parameters.feed_forward, GatedFeedForward)
-        apply: Callable[..., Array] = gate_and_contract if is_gated else expand_and_contract
-        return apply(parameters.feed_forward, h, settled["activation"], ops, xp=xp)
-
-    for name, branch, in_branch in zip(
-        ("attention", "cross_attention", "feed_forward"),
-        (attend, attend_to_memory, feed),
-        (in_attention, in_cross, in_feed),
-        strict=True,
-    ):
-        if getattr(parameters, name) is None:
-            continue
-        if hook is not None:
-            branch = functools.partial(hooked, hook, name, branch)
-        x, h = ops.copies(x, 2, xp=xp)
-        norm, post_norm = getattr(parameters, f"{name}_norm"), getattr(parameters, f"{name}_post_norm", None)
-        y = branch(normal(h, norm) if norm_first else h)
-        y = y if post_norm is None else normal(y, post_norm)
-        x = ops.add(x, ops.drop(y, in_branch, xp=xp), xp=xp)
-        x = x if norm_first else normal(x, norm)
-    return x, cache
+    feeding = {"activation": settled["activation"], "ops": ops, "xp": xp}
+    feed = functools.partial(feed_and_contract, parameters.feed_forward, **feeding)
+    crosses = {} if parameters.cross_attention is None else {"cross_attention": (attend_to_memory, in_cross)}
+    branches = {"attention": (attend, in_attention), **crosses, "feed_forward": (feed, in_feed)}
+    return apply_branches(parameters, x, branches, settled)[0], cache
 
 
 OF_HEADS = ("num_heads", "num_kv_heads", "implementation", "arithmetic", "shards", "xp")
