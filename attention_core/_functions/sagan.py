@@ -189,17 +189,11 @@ def spectral_norm(
 def _max_pool(maps: Array, arithmetic: Any, xp: Namespace) -> Array:
     """Maxima of 2 × 2 positions: (..., height, width, C) -> (..., height // 2, width // 2, C)."""
     *leading, height, width, channels = shape(maps, xp=xp)
-    if not (_is_even(height) and _is_even(width)):
-        maps = maps[..., : height // 2 * 2, : width // 2 * 2, :]
-    apart = xp.reshape(maps, (*leading, height // 2, 2, width // 2, 2, channels))
+    even = maps[..., : height // 2 * 2, : width // 2 * 2, :]
+    apart = xp.reshape(even, (*leading, height // 2, 2, width // 2, 2, channels))
     *axes, top, side, left, low, last = range(len(apart.shape))
     squares = xp.permute_dims(apart, (*axes, top, left, side, low, last))
     return arithmetic.max_pool(xp.reshape(squares, (*leading, height // 2, width // 2, 4, channels)), xp=xp)
-
-
-def _is_even(size: Any) -> bool:
-    """Whether a size is known, and even."""
-    return isinstance(size, int) and size % 2 == 0
 
 
 def _flatten_places(maps: Array, xp: Namespace) -> Array:

@@ -33,7 +33,6 @@ from attention_numpy.trees import known_device
 
 __all__ = [
     "DecoderLayer",
-    "DotProductAttention",
     "Embeddings",
     "EncoderLayer",
     "FeedForward",
@@ -268,20 +267,6 @@ def floating_name(dtype: Any) -> str:
 
 def _placed(device: Any) -> Any:
     return _devices()[known_device(device, backend.devices())] if isinstance(device, str) else device
-
-
-class DotProductAttention(Layer):
-    """Scaled dot-product attention of one head, without parameters: `attention_core.layers.DotProductAttention`.
-
-    Examples
-    --------
-    >>> keys = jnp.arange(40.0).reshape(1, 10, 4)
-    >>> DotProductAttention.init(0)(jnp.ones((1, 2, 4)), jnp.ones((1, 10, 4)), keys)
-    Array([[[18., 19., 20., 21.],
-            [18., 19., 20., 21.]]], dtype=float32)
-    """
-
-    kind = layers.DotProductAttention
 
 
 class MultiHeadAttention(Layer):

@@ -24,7 +24,6 @@ from attention_jax import layers as pytrees
 
 __all__ = [
     "DecoderLayer",
-    "DotProductAttention",
     "Embeddings",
     "EncoderLayer",
     "FeedForward",
@@ -184,19 +183,6 @@ class _Made(Layer):
             raise ValueError(f"expected rngs with a stream params; got {', '.join(rngs) or 'none'}")
         layer = self.kind.init(rngs.params(), *settings, dtype=param_dtype, **named)
         super().__init__(layer, dtype=dtype, deterministic=deterministic, rngs=rngs)
-
-
-class DotProductAttention(_Made):
-    """Scaled dot-product attention of one head, without parameters: `attention_jax.DotProductAttention` as a module.
-
-    Examples
-    --------
-    >>> module = DotProductAttention(rngs=nnx.Rngs(0))
-    >>> module(jnp.ones((1, 2, 4)), jnp.ones((1, 10, 4))).shape
-    (1, 2, 4)
-    """
-
-    kind = pytrees.DotProductAttention
 
 
 class MultiHeadAttention(_Made):

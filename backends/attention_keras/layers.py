@@ -17,7 +17,6 @@ from attention_keras.layer import AttentionLayer, Layer
 
 __all__ = [
     "DecoderLayer",
-    "DotProductAttention",
     "Embeddings",
     "EncoderLayer",
     "FeedForward",
@@ -29,24 +28,6 @@ __all__ = [
     "load",
     "save",
 ]
-
-
-class DotProductAttention(AttentionLayer):
-    """Scaled dot-product attention of one head, without weights, as a layer of Keras.
-
-    The order is query, key, value: `keras.layers.Attention` takes the value before the key. A query that is masked out
-    gives exactly 0.
-
-    Examples
-    --------
-    >>> keys = keras.ops.reshape(keras.ops.arange(40.0), (1, 10, 4))
-    >>> layer = DotProductAttention()
-    >>> output = layer(keras.ops.ones((1, 2, 4)), keras.ops.ones((1, 10, 4)), keys)
-    >>> keras.ops.convert_to_numpy(output)[0, 0].tolist()
-    [18.0, 19.0, 20.0, 21.0]
-    """
-
-    kind = definitions.DotProductAttention
 
 
 class MultiHeadAttention(AttentionLayer):

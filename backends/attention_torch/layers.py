@@ -27,7 +27,6 @@ from attention_torch.module import (
 
 __all__ = [
     "DecoderLayer",
-    "DotProductAttention",
     "Embeddings",
     "EncoderLayer",
     "FeedForward",
@@ -39,20 +38,6 @@ __all__ = [
     "load",
     "save",
 ]
-
-
-class DotProductAttention(Layer):
-    """Scaled dot-product attention of one head, without parameters: `attention_core.layers.DotProductAttention`.
-
-    Examples
-    --------
-    >>> keys = torch.arange(40.0).reshape(1, 10, 4)
-    >>> DotProductAttention()(torch.ones(1, 2, 4), torch.ones(1, 10, 4), keys)
-    tensor([[[18., 19., 20., 21.],
-             [18., 19., 20., 21.]]])
-    """
-
-    kind = layers.DotProductAttention
 
 
 class MultiHeadAttention(Layer):
