@@ -42,7 +42,7 @@ from .constants import with_constants
 from .encoder import apply_branches, check_branches, check_of_layer, derived_dropouts
 from .feed_forward import feed_and_contract
 from .multi_head import attend_heads, check_heads, check_pairs, counts_of, projection_shapes
-from .normalization import norm_shapes, normalized
+from .normalization import normalized
 from .options import DECODER_DEFAULTS, NUMBERS, DecoderOptions, options_but
 from .rotary import ROTARY, check_rotation, rotations_of
 from .shards import check_not_shared, place_of, shard_positions, whole_length
@@ -312,6 +312,8 @@ def check_layer(
     """Raise unless a layer fits inputs like ``x``, its cache and its options."""
     check_parameters(name, layer, DecoderLayer)
     num_heads, window, mask = (settled[name] for name in ("num_heads", "window", "mask"))
+    memory, memory_mask = settled["memory"], settled["memory_mask"]
+    _check_memory(name, layer, memory, memory_mask)
     known = check_branches(name, layer, x, settled)
     check_options(x, num_heads, **{name: settled[name] for name in (*NUMBERS, "implementation", "arithmetic")})
     if settled["rotary_base"] is not None:
@@ -323,31 +325,26 @@ def check_layer(
         check_shapes(_CACHE, {"cache.key": cache.key, "cache.value": cache.value, "x": x}, of_cache)
     keys = x if cache is None else cache.key
     check_pairs(x, keys, num_heads, mask=mask if settled["shards"] is None else None)
-    _check_memory(name, layer, x, settled)
+    if memory is not None and layer.cross_attention is not None:
+        taken = "x: ... L C", "memory: ... M K", "K"  # by heads that may be of another width
+        line = projection_shapes(f"{name}.cross_attention", layer.cross_attention, taken, "C")
+        check_heads(line, {"x": x, "memory": memory, name: layer}, num_heads, settled["num_kv_heads"])
+        _check_memory_mask(memory_mask, memory, (*sizes(x)[:-2], num_heads, sizes(x)[-2], sizes(memory)[-2]))
+        check_pairs(x, memory, num_heads, mask=memory_mask)
 
 
 _CACHE = "cache.key: ... G C D floating on x, cache.value: ... G C E floating on x"
 _POSITIONS = "position_ids: optional to ... L integer on x, num_new: optional to ... integer on x"
 
 
-def _check_memory(name: str, layer: DecoderLayer, x: Array, settled: dict[str, Any]) -> None:
-    """Raise unless cross-attention and what it attends to are both there and fit, or neither is."""
-    memory, mask, parameters = settled["memory"], settled["memory_mask"], layer.cross_attention
-    if parameters is None:
-        if layer.cross_attention_norm is not None:
-            raise ValueError(f"expected {name}.cross_attention besides {name}.cross_attention_norm; got None")
-        if memory is not None or mask is not None:
-            raise ValueError(f"expected no memory for {name} without cross_attention, of memory_channels=...; got some")
-        return
-    if memory is None:
+def _check_memory(name: str, layer: DecoderLayer, memory: Array | None, mask: Any) -> None:
+    """Raise unless cross-attention and what it attends to are both there, or neither is."""
+    if layer.cross_attention is not None and memory is None:
         raise ValueError(f"expected memory for {name}.cross_attention, of memory_channels=...; got None")
-    taken = "x: ... L C", "memory: ... M K", "K"
-    lines = projection_shapes(f"{name}.cross_attention", parameters, taken, "C")
-    lines += ", " + norm_shapes(f"{name}.cross_attention_norm", layer.cross_attention_norm, "C", "x")
-    num_heads = settled["num_heads"]
-    check_heads(lines, {"x": x, "memory": memory, name: layer}, num_heads, settled["num_kv_heads"])
-    _check_memory_mask(mask, memory, (*sizes(x)[:-2], num_heads, sizes(x)[-2], sizes(memory)[-2]))
-    check_pairs(x, memory, num_heads, mask=mask)
+    if layer.cross_attention is None and (memory is not None or mask is not None):
+        raise ValueError(f"expected no memory for {name} without cross_attention, of memory_channels=...; got some")
+    if layer.cross_attention is None and layer.cross_attention_norm is not None:
+        raise ValueError(f"expected {name}.cross_attention besides {name}.cross_attention_norm; got None")
 
 
 def _check_memory_mask(mask: Any, memory: Array, target: tuple[int | None, ...]) -> None:
