@@ -17,9 +17,9 @@ from .._checks import (
     check_shapes,
     linear_shapes,
 )
-from ..parameters import MultiHeadAttention, SaganAttention
+from ..parameters import SaganAttention
+from .attention import scaled_dot_product_attention
 from .heads import move_axis
-from .multi_head import attend_heads
 
 MAX_ITERATIONS = 1000  # far beyond convergence: each is part of a traced program
 
@@ -91,16 +91,19 @@ def sagan_attention(
     maps = ARITHMETICS[arithmetic]
     x, attended = maps.copies(x, 2, xp=xp)
     places = move_axis(attended, -3, -1, xp) if data_format == "channels_first" else attended
-    *leading, height, width, channels = dims = shape(places, xp=xp)
-    places = xp.reshape(places, (*leading, height * width, channels))
-
-    def pooled(query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
-        return query, _max_pool(key, (height, width), maps, xp), _max_pool(value, (height, width), maps, xp)
-
-    options = {"num_heads": 1, "num_kv_heads": 1, "scale": 1.0, "return_weights": return_weights, "xp": xp}
-    options |= {"prepare": pooled if pool else None, "arithmetic": arithmetic}
-    found = attend_heads(MultiHeadAttention(*parameters[:4]), (places, places, places), **options)
-    y = xp.reshape(found.output, dims)
+    theta, phi, g = (
+        maps.affine(each, *convolution, xp=xp)
+        for each, convolution in zip(maps.copies(places, 3, xp=xp), parameters[:3], strict=True)
+    )
+    if pool:
+        phi, g = _max_pool(phi, maps, xp), _max_pool(g, maps, xp)
+    query, key, value = (_flatten_places(array, xp) for array in (theta, phi, g))  # (..., 1, positions, channels)
+    found = scaled_dot_product_attention(
+        query, key, value, scale=1.0, return_weights=return_weights, arithmetic=arithmetic, xp=xp
+    )
+    output = found.output if return_weights else found
+    y = output if parameters.output is None else maps.affine(output, *parameters.output, xp=xp)
+    y = xp.reshape(y, shape(places, xp=xp))
     y = move_axis(y, -1, -3, xp) if data_format == "channels_first" else y
     result = cast_to(maps.blend(x, y, xp.reshape(parameters.sigma, ()), xp=xp), dtype, xp=xp)
     return Attention(result, cast_to(found.weights, dtype, xp=xp)) if return_weights else result
@@ -183,14 +186,26 @@ def spectral_norm(
     return cast_to(normalized, dtype, xp=xp), cast_to(xp.reshape(kept, (-1,)), dtype_of_u, xp=xp)
 
 
-def _max_pool(heads: Array, dims: tuple[Any, Any], maps: Any, xp: Namespace) -> Array:
-    """Maxima of 2 × 2 positions of a map: (..., height * width, C) -> (..., (height // 2) * (width // 2), C)."""
-    (height, width), (*leading, _, channels) = dims, shape(heads, xp=xp)
-    even = xp.reshape(heads, (*leading, height, width, channels))[..., : height // 2 * 2, : width // 2 * 2, :]
-    apart = xp.reshape(even, (*leading, height // 2, 2, width // 2, 2, channels))
+def _max_pool(maps: Array, arithmetic: Any, xp: Namespace) -> Array:
+    """Maxima of 2 × 2 positions: (..., height, width, C) -> (..., height // 2, width // 2, C)."""
+    *leading, height, width, channels = shape(maps, xp=xp)
+    if not (_is_even(height) and _is_even(width)):
+        maps = maps[..., : height // 2 * 2, : width // 2 * 2, :]
+    apart = xp.reshape(maps, (*leading, height // 2, 2, width // 2, 2, channels))
     *axes, top, side, left, low, last = range(len(apart.shape))
     squares = xp.permute_dims(apart, (*axes, top, left, side, low, last))
-    return maps.max_pool(xp.reshape(squares, (*leading, height // 2 * (width // 2), 4, channels)), xp=xp)
+    return arithmetic.max_pool(xp.reshape(squares, (*leading, height // 2, width // 2, 4, channels)), xp=xp)
+
+
+def _is_even(size: Any) -> bool:
+    """Whether a size is known, and even."""
+    return isinstance(size, int) and size % 2 == 0
+
+
+def _flatten_places(maps: Array, xp: Namespace) -> Array:
+    """Flatten a feature map to a sequence, for one head: (..., height, width, C) -> (..., 1, height * width, C)."""
+    *leading, height, width, channels = shape(maps, xp=xp)
+    return xp.reshape(maps, (*leading, 1, height * width, channels))
 
 
 def check_data_format(data_format: Any) -> None:
