@@ -163,6 +163,8 @@ class _Made(Layer):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if not hasattr(cls, "kind"):
+            cls.kind = getattr(pytrees, cls.__name__)
         if "kind" in vars(cls):
             says = settings_signature(_Made.__init__, cls.kind.kind)
             cls.__signature__ = says.replace(parameters=list(says.parameters.values())[1:])
@@ -195,8 +197,6 @@ class MultiHeadAttention(_Made):
     (3, 5, 8)
     """
 
-    kind = pytrees.MultiHeadAttention
-
 
 class FeedForward(_Made):
     """Linear, GELU, linear, dropout, at every position: `attention_jax.FeedForward` as a module.
@@ -206,8 +206,6 @@ class FeedForward(_Made):
     >>> FeedForward(4, 16, rngs=nnx.Rngs(0)).parameters.expand.weight.shape
     (4, 16)
     """
-
-    kind = pytrees.FeedForward
 
 
 class EncoderLayer(_Made):
@@ -219,25 +217,17 @@ class EncoderLayer(_Made):
     (3, 5, 8)
     """
 
-    kind = pytrees.EncoderLayer
-
 
 class RMSNorm(_Made):
     """Division of the channels by the root of their mean square: `attention_jax.RMSNorm` as a module."""
-
-    kind = pytrees.RMSNorm
 
 
 class GatedFeedForward(_Made):
     """Gated feed-forward block, at every position: `attention_jax.GatedFeedForward` as a module."""
 
-    kind = pytrees.GatedFeedForward
-
 
 class DecoderLayer(_Made):
     """Decoder layer of a language model: `attention_jax.DecoderLayer` as a module."""
-
-    kind = pytrees.DecoderLayer
 
 
 class Embeddings(_Made):
@@ -249,8 +239,6 @@ class Embeddings(_Made):
     (1, 3, 4)
     """
 
-    kind = pytrees.Embeddings
-
 
 class SaganAttention(_Made):
     """Self-attention over feature maps, as in SAGAN: `attention_jax.SaganAttention` as a module.
@@ -260,8 +248,6 @@ class SaganAttention(_Made):
     >>> SaganAttention(16, rngs=nnx.Rngs(0))(jnp.ones((1, 4, 4, 16))).shape
     (1, 4, 4, 16)
     """
-
-    kind = pytrees.SaganAttention
 
 
 def _is_variable(leaf: Any) -> bool:

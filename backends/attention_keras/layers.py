@@ -12,7 +12,6 @@ from typing import Any
 
 import keras
 
-from attention_core import layers as definitions
 from attention_keras.layer import AttentionLayer, Layer
 
 __all__ = [
@@ -45,8 +44,6 @@ class MultiHeadAttention(AttentionLayer):
     (3, 5, 8)
     """
 
-    kind = definitions.MultiHeadAttention
-
 
 class FeedForward(Layer):
     """Linear, activation, linear, dropout, at every position, as a layer of Keras.
@@ -57,8 +54,6 @@ class FeedForward(Layer):
     >>> tuple(layer(keras.ops.ones((2, 4))).shape)
     (2, 3)
     """
-
-    kind = definitions.FeedForward
 
 
 class EncoderLayer(AttentionLayer):
@@ -73,8 +68,6 @@ class EncoderLayer(AttentionLayer):
     (1, 3, 4)
     """
 
-    kind = definitions.EncoderLayer
-
 
 class Embeddings(Layer):
     """Vectors of tokens at absolute positions, in segments, normalized, with dropout, as a layer of Keras.
@@ -85,8 +78,6 @@ class Embeddings(Layer):
     >>> tuple(layer(keras.ops.array([[3, 1, 4]])).shape)
     (1, 3, 4)
     """
-
-    kind = definitions.Embeddings
 
 
 class SaganAttention(Layer):
@@ -102,13 +93,9 @@ class SaganAttention(Layer):
     True
     """
 
-    kind = definitions.SaganAttention
-
 
 class RMSNorm(Layer):
     """Division of the channels by the root of their mean square, as a layer of Keras."""
-
-    kind = definitions.RMSNorm
 
 
 class GatedFeedForward(Layer):
@@ -120,8 +107,6 @@ class GatedFeedForward(Layer):
     (2, 4)
     """
 
-    kind = definitions.GatedFeedForward
-
 
 class DecoderLayer(AttentionLayer):
     """Decoder layer of a language model, as a layer of Keras.
@@ -131,8 +116,6 @@ class DecoderLayer(AttentionLayer):
     >>> tuple(DecoderLayer(8, 2, 16)(keras.ops.ones((3, 5, 8))).shape)
     (3, 5, 8)
     """
-
-    kind = definitions.DecoderLayer
 
 
 def save(layer: Layer, path: str | Path) -> None:
