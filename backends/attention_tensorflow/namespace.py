@@ -58,10 +58,10 @@ __all__ = [
     "astype", "bfloat16", "bitwise_and", "bitwise_invert", "bitwise_left_shift", "bitwise_or", "bitwise_right_shift",
     "bitwise_xor", "bool", "broadcast_to", "clip", "concat", "cos", "divide", "equal", "erfc", "exp", "expand_dims",
     "finfo", "flip", "float16", "float32", "float64", "floor", "floor_divide", "full", "full_like", "greater",
-    "greater_equal", "inf", "int8", "int16", "int32", "int64", "isfinite", "isnan", "less",
+    "greater_equal", "inf", "int8", "int16", "int32", "int64", "isfinite", "isinf", "isnan", "less",
     "less_equal", "log", "logical_and", "logical_not", "logical_or", "matmul", "matrix_transpose", "max", "maximum",
     "mean", "min", "minimum", "multiply", "nan", "negative", "newaxis", "not_equal", "ones", "ones_like",
-    "permute_dims", "pi", "remainder", "repeat", "reshape", "result_type", "round", "shape", "sign", "sin",
+    "permute_dims", "pi", "pow", "remainder", "repeat", "reshape", "result_type", "round", "shape", "sign", "sin",
     "sqrt", "square", "squeeze", "stack", "subtract", "sum", "take", "tanh", "uint8", "uint16", "uint32", "uint64",
     "vecdot", "where", "zeros", "zeros_like",
 ]
@@ -131,6 +131,7 @@ negative = _unless(tf.negative, UNSIGNED, lambda x: tf.zeros_like(x) - x)
 sign = _unless(tf.sign, UNSIGNED, lambda x: tf.minimum(x, tf.ones_like(x)))
 floor = _unless(tf.floor, INTEGRAL, tf.identity)
 isfinite = _unless(tf.math.is_finite, INTEGRAL, _everywhere(True))
+isinf = _unless(tf.math.is_inf, INTEGRAL, _everywhere(False))
 isnan = _unless(tf.math.is_nan, INTEGRAL, _everywhere(False))
 
 
@@ -145,6 +146,7 @@ def _multiply(x1: Array, x2: Array, /) -> Array:
 
 add, subtract, multiply, divide = _binary(tf.add), _binary(tf.subtract), _binary(_multiply), _binary(tf.realdiv)
 floor_divide, remainder = _binary(tf.math.floordiv), _binary(tf.math.floormod)
+pow = _binary(_unless(tf.pow, UNSIGNED, _in_int64(tf.pow)))
 # XLA on a CPU keeps the NaN of the first operand only here, and none in `max` and `min`, unless the XLA_FLAGS of the
 # process say --xla_cpu_enable_fast_min_max=false.
 maximum, minimum = _binary(tf.maximum), _binary(tf.minimum)

@@ -120,7 +120,7 @@ def test_arrays_of_others_are_refused():
             xp.add(tf.ones(2), foreign)
 
 
-REAL = ("abs", "floor", "isfinite", "isnan", "negative", "round", "sign", "square")
+REAL = ("abs", "floor", "isfinite", "isinf", "isnan", "negative", "round", "sign", "square")
 
 UNARY = (
     dict.fromkeys(REAL, INTEGRAL + FLOATING)
@@ -182,6 +182,8 @@ def conversions(xp, x, n, of, small, mask, **_):
     yield from (xp.bitwise_right_shift(n, of), xp.bitwise_left_shift(n, of))
     yield from (xp.where(mask, small, n[:, :3]), xp.where(mask, small, 5), xp.where(mask, 5, small))
     yield from (xp.astype(n, xp.bool), xp.astype(mask, xp.float64), xp.astype(small, xp.float16))
+    unsigned = xp.astype(small, xp.uint8)
+    yield from (xp.pow(small, 2), xp.pow(unsigned, 6), xp.pow(unsigned, xp.astype(mask, xp.uint8)), xp.pow(x, 2))
     yield from (xp.isfinite(n), xp.full_like(x, 7), xp.zeros_like(x, dtype=xp.int8), xp.ones_like(small))
 
 
