@@ -70,14 +70,11 @@ class Spans(NamedTuple):
     ----------
     first, last : Array of int32, shape (blocks, 1) for queries and (blocks,) for keys
     size : int
-    at : Array of int32, shape (blocks, size), or None
-        All positions of each block, where they are no neighbours.
     """
 
     first: Array
     last: Array
     size: int
-    at: Array | None = None
 
 
 def checked(allowed: Callable[..., Array], name: str, /) -> Callable[..., Array]:

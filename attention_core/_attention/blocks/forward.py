@@ -70,7 +70,7 @@ def lasting_plan(call: Call) -> Plan | None:
     plan, arrays = make_plan(upcast_call(call))
     if len(arrays) > 3:
         return None
-    plan = plan._replace(exp_without_max=None, all_finite=plan.assume_finite or not plan.may_mask)
+    plan = plan._replace(exp_without_max=None, all_finite=bool(call.assume_finite) or not plan.may_mask)
     grid = _forward_grid(plan, unpack(plan, arrays, backend))
     return plan._replace(grid=grid._replace(call=grid.call._replace(query=None, key=None, value=None)))
 

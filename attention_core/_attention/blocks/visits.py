@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from ..._arrays import Array, on_device_of, positions
 from ..._backend import is_concrete, is_on_host
-from ..._trees import classes
-from ...masks import flatten
+from ...masks import Mask
 from ...masks._band import UNKNOWN
-from ...masks._tree import is_of_users
+from ...masks._mask import band_of
+from ..call import is_listed
 from .grid import Grid, is_broadcast
 
 
@@ -74,7 +74,7 @@ def _listed_kinds(grid: Grid) -> list[Any] | None:
     """
     call, xp, (first, start) = grid.call, grid.xp, grid.call.starts
     are_known = isinstance(first, int) and isinstance(start, int)
-    band = grid.bounds.numbers()[0] if are_known else UNKNOWN
+    band = band_of(call.mask) if are_known else UNKNOWN
     if is_on_host(call.query) and not band.is_exact:
         some, every = (xp.astype(kind, xp.int32) for kind in _block_kinds(grid))
         kinds = xp.add(some, every)
@@ -122,11 +122,9 @@ def _block_kinds(grid: Grid) -> tuple[Array, Array]:
     some: Any = True
     every: Any = True
     query, key = (grid.spans(side) for side in (0, 1))
-    is_listed = query.at is not None or key.at is not None
-    if is_listed and any(map(is_of_users, classes(flatten(call.mask, [])))):  # who take a block for neighbours
-        every = False
-    elif call.mask is not None:
-        some, every = call.mask.blocks(query, key, xp=xp)
+    if call.mask is not None:  # by its bounds alone, where positions are no neighbours
+        kind: Any = Mask if any(map(is_listed, call.starts)) else type(call.mask)
+        some, every = kind.blocks(call.mask, query, key, xp=xp)
     if call.bias is not None:
         every = False
     if grid.padded and every is not False:

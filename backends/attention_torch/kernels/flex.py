@@ -65,7 +65,7 @@ class FlexAttention(Kernel):
             return Verdict("needs a GPU: on a CPU it is dense unless compiled, and has no gradient")
         refusal = self.takes.refusal(call) or self.refusal(call)
         if refusal is None and call.query.shape[-2] < MIN_ROWS:
-            return Verdict(None, False, "gains less for few queries than compiling costs")
+            return Verdict(None, "gains less for few queries than compiling costs")
         return Verdict(refusal)
 
     def refusal(self, call: Call) -> str | None:
