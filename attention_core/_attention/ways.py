@@ -16,9 +16,9 @@ from .._backend import Kernel, Verdict, backend_of, is_exporting, library_name
 from .._checks import check_choice
 from ..masks import Mask
 from ..masks._mask import bounds_of
-from .blocks.forward import blockwise, lasting_plan
-from .blocks.grid import EXACT_WORK
-from .blocks.plan import Plan, block_tuning
+from .blocks.forward import blockwise, lasting_grid
+from .blocks.grid import EXACT_WORK, Grid
+from .blocks.plan import block_tuning
 from .call import Call, Result, group_size, has_no_pairs, is_listed
 from .definition import guarded_dense, guarded_scores
 from .facts import Facts, folds_groups, lasting_facts
@@ -141,15 +141,15 @@ class Blocks(Way):
 
     name, reason = "blockwise", "there are so many scores that they are better never held at once"
 
-    def __init__(self, plan: Plan | None = None) -> None:
-        self.plan = plan
+    def __init__(self, grid: Grid | None = None) -> None:
+        self.grid = grid
 
     def judge(self, call: Call) -> Verdict:
         return Verdict(None, dense_advantage(call))
 
     def run(self, call: Call, *, logsumexp: bool, weights: bool = False) -> Result:
         _check_lengths(call, "implementation='blockwise'")
-        output, *found = blockwise(call, self.plan)
+        output, *found = blockwise(call, self.grid)
         return Result(output, None, *found)
 
     def memory(self, call: Call) -> int | None:
@@ -157,8 +157,8 @@ class Blocks(Way):
         return _memory(call, tuning.queries * tuning.keys)
 
     def lasting(self, call: Call) -> Way | None:
-        plan = None if has_no_elements(call) else lasting_plan(call)
-        return None if plan is None else Blocks(plan)
+        grid = None if has_no_elements(call) else lasting_grid(call)
+        return None if grid is None else Blocks(grid)
 
 
 class Reproducible(Way):

@@ -12,7 +12,6 @@ from ..._trees import leaves
 from ...masks import Positions, Spans
 from ...masks._mask import bounds_of
 from ..call import Call, apply_dropout, counted_from, flatten_group, is_listed
-from ..facts import MAX_KEPT
 from ..parts import with_arrays
 from .plan import Plan
 
@@ -228,9 +227,6 @@ class Grid(NamedTuple):
 
 def make_grid(plan: Plan, call: Call) -> Grid:
     """Cut the call of a plan into blocks; where loops are traced, fill the last block up with zeros."""
-    if plan.grid is not None:
-        kept: Grid = plan.grid._replace(plan=plan, call=call)
-        return kept if kept.cache is None or math.prod(kept.lengths) <= MAX_KEPT else kept._replace(cache={})
     xp, loops = call.xp, call.backend.loops
     batch, num_kv_heads, group, rows, _ = shape(call.query, xp=xp)
     lengths, width = (rows, shape(call.key, xp=xp)[-2]), shape(call.value, xp=xp)[-1]

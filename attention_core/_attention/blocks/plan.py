@@ -41,7 +41,6 @@ class Plan(NamedTuple):
     score_scale: float = 1.0  # in reproducible arithmetic, the scale, by which the query is not multiplied yet
     num_queries: int | None = None  # of all ranks, if others have more of them
     group: str | None = None  # of these ranks, in reproducible arithmetic
-    grid: Any = None  # the `Grid` of all calls of a signature, which holds no array of theirs
 
 
 for _each in (Plan, Call, Whole, Dropout):
@@ -170,10 +169,9 @@ def block_tuning(call: Call) -> Tuning:
     )
 
 
-def with_value_facts(plan: Plan, arrays: Arrays, backend: Backend) -> Plan:
+def with_value_facts(plan: Plan, arrays: Arrays, backend: Backend, *, have_values: bool = False) -> Plan:
     """The plan, with what can be read of the arrays by now: while a program was compiled, they had no values."""
-    can_look = plan.grid is not None or can_be_read(*arrays[:3])
-    if plan.call.assume_finite or plan.exp_without_max is not None or not can_look:
+    if plan.call.assume_finite or plan.exp_without_max is not None or not (have_values or can_be_read(*arrays[:3])):
         return plan
     is_product = plan.call.bias is plan.call.softcap is plan.call.score_mod is None
     may_be_small = not backend.loops.traced and is_product and 0 not in [dim for x in arrays[:3] for dim in x.shape]
