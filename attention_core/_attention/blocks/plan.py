@@ -15,7 +15,6 @@ from ...masks import Positions, flatten, unflatten
 from ...masks._mask import as_mask, band_of
 from ...masks._tree import may_count
 from ...random import Dropout
-from ...scores import ScoreMod
 from ..call import Call, Whole, scale_like
 from ..finite import inputs_are_finite
 from ..parts import with_arrays
@@ -130,16 +129,14 @@ def _check_score_mod(call: Call) -> None:
 
     A backend that cannot tell either raises by itself, or its library does not know before a program is differentiated.
     """
-    score_mod: Any = call.score_mod
     if call.backend.has_gradient is None:
         return
-    xp, like = call.xp, call.backend.stop_gradient(call.query)
-    arrays: Arrays = ()
-    if isinstance(score_mod, ScoreMod):
-        score_mod, arrays = score_mod.function, tuple(map(call.backend.stop_gradient, score_mod.arrays))
+    arrays: list[Array] = []
+    treedef, xp, like = flatten(call.score_mod, arrays), call.xp, call.backend.stop_gradient(call.query)
+    score_mod = unflatten(treedef, list(map(call.backend.stop_gradient, arrays)))
     first = positions(1, like, xp=xp)
     at = Positions(xp.reshape(first, ()), xp.reshape(first, (1, 1, 1, 1)), xp.expand_dims(first, axis=-1), first)
-    new: Any = result_of("score_mod", score_mod, zeros_with(like, 1, 1, 1, 1, xp=xp), *at, *arrays)
+    new: Any = result_of("score_mod", score_mod, zeros_with(like, 1, 1, 1, 1, xp=xp), *at)
     if hasattr(new, "dtype") and call.backend.has_gradient(new):
         raise ValueError(
             "expected a score_mod whose arrays with a gradient are those of ScoreMod(function, arrays); "

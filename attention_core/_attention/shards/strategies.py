@@ -15,8 +15,8 @@ from ..._arrays import HALF, Array, cast_to, clipped, dtype_name, upcast
 from ..._backend import Verdict
 from ...masks._band import LIMIT
 from ...masks._mask import band_of
-from ...scores import ScoreMod
 from ..blocks.grid import pad
+from ..blocks.scores import score_variables
 from ..call import Call, Result, has_no_pairs, repeat_kv, upcast_call
 from ..explanation import Explanation
 from ..parts import Run, cut, looks_up_heads, taken
@@ -188,8 +188,7 @@ class Merge(Strategy):
         places = clipped(here.positions(rows, call.key, xp), keys, xp=xp)
         bias, starts = taken(call.bias, places, -1, xp, may_broadcast=True), (0, here.start(rows, call.key, xp))
         call = within(call._replace(sinks=None, bias=bias, starts=starts), keys=sharded.stop)
-        of_scores = call.score_mod.arrays if isinstance(call.score_mod, ScoreMod) else ()
-        check_no_gradient((*call[:3], call.bias, call.scale, call.softcap, *of_scores), call.backend)
+        check_no_gradient((*call[:3], call.bias, call.scale, *score_variables(call)), call.backend)
         if call.arithmetic == "reproducible":
             return merge_exactly(call, here)
         if implementation == "auto":  # few kernels return the logsumexp
