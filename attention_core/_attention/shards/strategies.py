@@ -11,8 +11,8 @@ import operator
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ..._arrays import HALF, Array, cast_to, clipped, dtype_name, upcast
-from ..._backend import Verdict
+from ..._arrays import HALF, Array, cast_to, clipped, dtype_name, positions, upcast
+from ..._backend import Backend, Verdict
 from ...masks._band import LIMIT
 from ...masks._mask import band_of
 from ..blocks.grid import pad
@@ -21,9 +21,9 @@ from ..call import Call, Result, has_no_pairs, repeat_kv, upcast_call
 from ..explanation import Explanation
 from ..parts import Run, cut, looks_up_heads, taken
 from ..reproducible.forward import reproducible_attention
+from ..softmax import merge_pieces, with_remainder
 from ..ways import dense_advantage, run_call, with_sinks
-from .operations import check_no_gradient, exchange, gather
-from .partials import merge, merge_exactly
+from .operations import check_no_gradient, exchange, gather, total
 from .ring import Hops, hops_of, kernel_of, ring_attention
 from .rules import from_starts, within
 from .splits import Place, stack_of, whole_of
@@ -190,10 +190,10 @@ class Merge(Strategy):
         call = within(call._replace(sinks=None, bias=bias, starts=starts), keys=sharded.stop)
         check_no_gradient((*call[:3], call.bias, call.scale, *score_variables(call)), call.backend)
         if call.arithmetic == "reproducible":
-            return merge_exactly(call, here)
+            return _merged_exactly(call, here)
         if implementation == "auto":  # few kernels return the logsumexp
             implementation = "dense" if dense_advantage(call) else "blockwise"
-        result = merge(run_call(call, implementation, logsumexp=True), here, call)
+        result = _merged(run_call(call, implementation, logsumexp=True), here, call)
         return result if sharded.call.sinks is None else with_sinks(result, sharded.call)
 
 
@@ -251,3 +251,30 @@ def _without_padding(sharded: Sharded, result: Result) -> Result:
     xp, rows = sharded.call.xp, sharded.call.query.shape[-2]
     is_inside = xp.less(sharded.here.positions(rows, result.logsumexp, xp), sharded.stop)
     return result._replace(logsumexp=xp.where(is_inside, result.logsumexp, -math.inf))
+
+
+def _merged(piece: Result, here: Place, call: Call) -> Result:
+    """Attention to all keys, out of that to those of this rank: one sum over ranks."""
+    xp, known = call.xp, with_remainder(piece, call.xp)
+    stack = xp.concat([known.output, *(xp.expand_dims(x, axis=-1) for x in known[2:])], axis=-1)
+    stack = _of_all_ranks(stack, here, call.backend)
+    output, *rows = merge_pieces(stack[..., :-2], stack[..., -2], stack[..., -1], xp=xp)
+    return Result(output, None, *rows)
+
+
+def _merged_exactly(call: Call, here: Place) -> Result:
+    """The same in reproducible arithmetic. Another sum, to which one rank adds, tells JAX that all have the same."""
+    xp = call.xp
+    output, logsumexp, _ = reproducible_attention(call, here.group)
+    results = xp.concat([output, xp.expand_dims(logsumexp, axis=-1)], axis=-1)
+    is_first = xp.equal(positions(1, results, xp=xp), here.rank)
+    results = total(xp.where(is_first, results, 0.0), here, call.backend)
+    return Result(results[..., :-1], None, results[..., -1])
+
+
+def _of_all_ranks(x: Array, here: Place, backend: Backend) -> Array:
+    """The arrays of all ranks, (R, ...), by a sum in which each has a place: so JAX knows that all get the same."""
+    xp = backend.namespace
+    mine = xp.equal(positions(here.size, x, xp=xp), here.rank)
+    places = xp.where(xp.reshape(mine, (here.size, *(1 for _ in x.shape))), xp.expand_dims(x, axis=0), 0.0)
+    return total(places, here, backend)
