@@ -29,9 +29,8 @@ CPUS = os.cpu_count() or 1
 # Written out, as the rooms that know them import NumPy: a test compares.
 LAYOUTS = "attention-core, torch, torch-encoder-layer, torch-decoder-layer, equinox, keras, keras-grouped, flax, bert"
 LAYOUTS += ", bert-layer, bert-embeddings, causal-lm"
-OPERATIONS = "attention, linear"
 MASKS = "full, causal, window, packed, padded, padded-causal, ragged, softcap, alibi, bias, sinks"
-PRESETS = "training, prefill, decode, caches, masked, accelerator, small"
+PRESETS = "training, prefill, decode, accelerator"
 WINDOW = 256
 
 
@@ -87,11 +86,10 @@ class Bench:
     The exit status is 1 if a result is wrong or a process failed, and 2 if an argument is not valid.
     """
 
-    backend: Annotated[Many, typer.Option(help="A framework, or onnxruntime; repeatable. By default all.")] = None
+    backend: Annotated[Many, typer.Option(help="A framework; repeatable. By default all.")] = None
     candidate: Annotated[
         Many, typer.Option("--candidate", "--implementation", help="Candidates by name, * allowed; repeatable.")
     ] = None
-    operation: Annotated[Many, typer.Option(help=f"{OPERATIONS}; repeatable. By default the first.")] = None
     shape: Annotated[Many, typer.Option(help="Batch, heads, length, head dimension, as in 4,12,512,64.")] = None
     preset: Annotated[Many, typer.Option(help=f"{PRESETS}: shapes and masks; repeatable.")] = None
     kv_heads: Annotated[int | None, typer.Option(min=1, help="Key/value heads. By default as many as heads.")] = None
