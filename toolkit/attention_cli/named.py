@@ -59,7 +59,7 @@ def _tell(name: str) -> None:
         "needs": f"{', '.join(found.packages)} on {found.needs}",
         "like": f"cases {', '.join(found.like)} of the kit" if found.like else "no case of the kit",
         "shown": ", ".join(filter(None, (shown.result, shown.versions, shown.date))) + f": {shown.detail}",
-        "script": found.script,
+        "script": found.script or "none, as it was never run",
     }
     typer.echo(f"{found.name}\n\n{textwrap.fill(found.summary, WIDTH)}\n")
     for word, text in facts.items():
