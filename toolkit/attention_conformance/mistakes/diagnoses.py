@@ -109,6 +109,13 @@ def _by_blocks(block: int, rows: NumpyArray, columns: NumpyArray) -> NumpyArray:
     return np.asarray(columns // block <= rows // block)
 
 
+def _either(dense: Dense) -> Dense | None:
+    if dense.mask is None or dense.causal is None:
+        return None
+    rows, columns = dense.positions
+    return dense.changed(mask=dense.mask | (columns <= rows + dense.causal), causal=None)
+
+
 def _mask_transposed(dense: Dense) -> Dense | None:
     mask = dense.mask
     is_square = mask is not None and mask.shape[-1] == mask.shape[-2]
@@ -280,6 +287,8 @@ DIAGNOSES = (
             _causal_by(lambda rows, columns: columns >= rows)),
     Variant("causality-of-first-query", 3, "all queries see what causality shows the first",
             _causal_by(lambda rows, columns: columns <= rows.min())),
+    Variant("mask-or-causality", 1, "a query sees what the mask or causality shows, in place of what both show",
+            _either),
     Variant("sink-of-zero", 8, "1 is added to the sum of the weights, as a sink of 0 adds it",
             lambda dense: dense.changed(sinks=np.zeros(dense.query.shape[-3], dense.query.dtype))
             if dense.sinks is None else None),
