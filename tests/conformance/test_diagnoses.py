@@ -99,7 +99,7 @@ SLIPS = [
     "softmax-over-queries", "softmax-over-heads", "masked-after-softmax", "powers-of-2", "powers-of-e",
     "key-and-value-swapped", "width-from-64-lost", "reversed-causality", "causality-by-blocks-of-32",
     "lost-keys", "causality-of-first-query", "sink-of-zero", "mask-transposed", "keys-after-hidden-lost",
-    "keys-beyond-queries-lost", "heads-not-transposed", "mask-or-causality",
+    "keys-beyond-queries-lost", "heads-not-transposed", "mask-or-causality", "mask-of-another",
 ]  # fmt: skip
 
 
@@ -120,6 +120,7 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
         seen = seen.get(slip, columns <= rows) if is_causal else columns >= 0
         if mask is not None:
             mask = np.swapaxes(mask, -1, -2) if slip == "mask-transposed" and mask.shape[-1] == mask.shape[-2] else mask
+            mask = np.roll(mask, 1, axis=-2) if slip == "mask-of-another" else mask
             mask = np.logical_and.accumulate(mask, axis=-1) if slip == "keys-after-hidden-lost" else mask
             seen = seen | mask if slip == "mask-or-causality" and is_causal else seen & mask
         seen = seen & (columns < rows.size) if slip == "keys-beyond-queries-lost" else seen
