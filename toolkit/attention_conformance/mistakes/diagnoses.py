@@ -178,12 +178,13 @@ def _factor(dense: Dense, names: Sequence[str], factor: Callable[[Dense], float]
 
 
 @given
-def _first_of_group(dense: Dense, names: Sequence[str]) -> Answer | None:
-    """The gradient of a shared key head is that through its first query head."""
+def _one_of_group(dense: Dense, names: Sequence[str], at: int) -> Answer | None:
+    """The gradient of a shared key head is that through one of its query heads."""
     if dense.cotangent is None or dense.group_size == 1:
         return None
     truth, each_head = answer(dense), answer(dense.changed(group_size=1)).arrays
-    return truth.of(**{**truth.arrays, **{name: each_head[name][..., :: dense.group_size, :, :] for name in names}})
+    of_one = {name: each_head[name][..., at % dense.group_size :: dense.group_size, :, :] for name in names}
+    return truth.of(**{**truth.arrays, **of_one})
 
 
 @given
@@ -232,8 +233,9 @@ def _gradients() -> Iterator[Variant]:
         yield Variant(f"{name}-scaled-twice", 7, f"{of} is scaled twice", _factor(names, lambda dense: dense.scale))
     for names, of in ((("key", "value"), "keys and values"), (("key",), "keys"), (("value",), "values")):
         name, of = f"gradient-of-{'-and-'.join(names)}", f"the gradient of {of}"
-        yield Variant(f"{name}-of-first-query-head", 9, f"{of} comes from the first query head of a group alone",
-                      _first_of_group(names))  # fmt: skip
+        for at, which in enumerate(("last", "first"), -1):
+            yield Variant(f"{name}-of-{which}-query-head", 9, f"{of} is from the {which} query head of a group alone",
+                          _one_of_group(names, at))  # fmt: skip
         yield Variant(f"{name}-averaged", 9, f"{of} is the average over the query heads of a group, not the sum",
                       _factor(names, lambda dense: 1 / dense.group_size))  # fmt: skip
     yield Variant("gradient-without-delta", 8, "the gradient of the softmax lacks the sum of p dp",
