@@ -100,6 +100,7 @@ SLIPS = [
     "key-and-value-swapped", "width-from-64-lost", "reversed-causality", "causality-by-blocks-of-32",
     "lost-keys", "causality-of-first-query", "sink-of-zero", "mask-transposed", "keys-after-hidden-lost",
     "keys-beyond-queries-lost", "heads-not-transposed", "mask-or-causality", "mask-of-another",
+    "scale-of-padded-width",
 ]  # fmt: skip
 
 
@@ -111,6 +112,7 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
         key, value = (value, key) if slip == "key-and-value-swapped" else (key, value)
         width = 64 if slip == "width-from-64-lost" else width
         scale = scale / np.float32(np.log(2)) if slip == "powers-of-e" else scale
+        scale = np.float32((-(-width // 32) * 32) ** -0.5) if slip == "scale-of-padded-width" else scale
         scores = scale * query[..., :width] @ np.swapaxes(key[..., :width], -1, -2)
         seen = {
             "reversed-causality": columns >= rows,

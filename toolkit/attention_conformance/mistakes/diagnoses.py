@@ -278,6 +278,10 @@ def _finite_bias(dense: Dense) -> NumpyArray | float:
     return 0.0 if dense.bias is None else np.where(np.isfinite(dense.bias), dense.bias, 0)
 
 
+def _padded_scale(whole: int, dense: Dense) -> float:
+    return float(max(whole, -(-dense.query.shape[-1] // whole) * whole) ** -0.5)
+
+
 FINITE = Variant("bias-of-minus-10000", 4, "a bias of −10,000 stands for the mask: a fully masked row attends to all",
                  _unhidden)  # fmt: skip
 
@@ -319,8 +323,8 @@ DIAGNOSES = (
     Variant("first-sample-of-value", 10, "all samples use the value of the first", first_of(-4, "value")),
     Variant("scale-ignored", 7, "the scale of the caller is not used; 1/√D is",
             scaled(lambda dense: dense.query.shape[-1] ** -0.5 if dense.query.shape[-1] else dense.scale)),
-    Variant("scale-of-padded-width", 7, "the scale is that of the width, padded to a multiple of 64",
-            scaled(lambda dense: max(64, -(-dense.query.shape[-1] // 64) * 64) ** -0.5)),
+    *(Variant("scale-of-padded-width", 7, "the scale is that of a padded width",
+              scaled(functools.partial(_padded_scale, whole))) for whole in BLOCKS[1:]),
     Variant("scale-of-value-width", 7, "the scale is that of the width of the values",
             lambda dense: dense.changed(scale=dense.value.shape[-1] ** -0.5) if dense.value.shape[-1] else None),
     Variant("softcap-before-scale", 7, "the softcap comes before the scale",
