@@ -168,6 +168,8 @@ def _of_another(dense: Dense, row: tuple[int, ...], got: NumpyArray) -> Variant 
     """Whether a row is what the mask and the bias of another row make of it."""
     if (dense.mask is None and dense.bias is None) or dense.softcap is not None or dense.sinks is not None:
         return None
+    if not dense.through[row].any():  # of which conventions are
+        return None
     sample, head, query = row
     with np.errstate(all="ignore"):
         bias = np.where(dense.through, 0 if dense.bias is None else dense.bias, -np.inf)
