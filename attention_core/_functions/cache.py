@@ -328,9 +328,11 @@ def check_num_new(num_new: Array | None, length: Array, count: int | None) -> No
 
 
 def check_room(length: Array, count: int | None, capacity: int | None) -> None:
-    """Raise if there is no room for so many more positions, as far as the lengths can be read."""
+    """Raise if lengths that can be read are negative, or leave no room for so many more positions."""
     if count is None or capacity is None:
         return
-    _, filled = value_range(length)
+    least, filled = value_range(length)
+    if least < 0:
+        raise ValueError(f"expected lengths of a cache from 0 on; got {least}")
     if filled + count > capacity:
         raise ValueError(f"expected room for {count} more positions in a cache of {capacity}; got {filled} filled")
