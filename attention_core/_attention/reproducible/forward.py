@@ -155,8 +155,10 @@ def _over_ranks(row_max: Array, norm: Array, *sums: Array, ranks: Ranks, xp: Nam
 
 
 def _span(grid: Grid) -> Any:
-    """How many sizes a value has: one for all channels or, where queries are few, one for each."""
-    return grid.width if are_few(grid.dims[2], grid.sizes[0]) else 1
+    """How many sizes a value has: one for each channel, where queries are few, or for each of its `value_parts`."""
+    if are_few(grid.dims[2], grid.sizes[0]):
+        return grid.width
+    return 1 if grid.plan.all_finite or grid.loops.traced else 3
 
 
 def _prepare(grid: Grid, ranks: Ranks | None, sample: Sample) -> _Near:
@@ -164,12 +166,14 @@ def _prepare(grid: Grid, ranks: Ranks | None, sample: Sample) -> _Near:
     queries = near_vectors(scaled_queries(grid, sample.query), grid.loops)
     if are_few(grid.dims[2], grid.sizes[0]):
         return _Near(*queries)
-    key, norm = near_vectors(to_float64(sample.key, xp), grid.loops)
+    key, norm = near_vectors(xp.astype(sample.key, xp.float64), grid.loops)
     value = to_float64(grid.value_part(sample.value), xp)
     sizes = xp.abs(value)
     units = _units(sizes, xp) if ranks is None else xp.ones_like(sizes[..., :1, :])  # ranks share a bound
-    size = bounds.largest_size(xp.multiply(sizes, 1 / units), xp)
-    columns = [value, size, xp.multiply(size, norm), xp.ones_like(norm), norm]
+    span, sizes = _span(grid), xp.multiply(sizes, 1 / units)
+    width = grid.width // span
+    of_parts = [bounds.largest_size(sizes[..., n * width : (n + 1) * width], xp) for n in range(span)]
+    columns = [value, *of_parts, *(xp.multiply(size, norm) for size in of_parts), xp.ones_like(norm), norm]
     return _Near(*queries, key, norm, xp.concat(columns, axis=-1), xp.expand_dims(units, axis=1))
 
 
@@ -190,7 +194,7 @@ def _average(rows: QueryRows, near: _Near) -> Arrays:
     def weigh(masked: bool, j: Any) -> Arrays:
         block_of = functools.partial(grid.loops.block, index=j, size=grid.sizes[1], axis=-2)
         if near.key is None:
-            key, norm = near_vectors(to_float64(block_of(rows.sample.key), xp), grid.loops)
+            key, norm = near_vectors(xp.astype(block_of(rows.sample.key), xp.float64), grid.loops)
         else:
             key, norm = block_of(near.key), block_of(near.norm)
         product = matmul_per_group(query, xp.matrix_transpose(key), xp)
@@ -241,7 +245,7 @@ def _add_keys(weigh: Callable[[bool, Any], Arrays], xp: Namespace, masked: bool,
 
 def _sums(grid: Grid, weights: Array, kept: Array, columns: Array) -> tuple[Array, Array]:
     """Sums of weights times columns, and the sizes of values."""
-    xp, sizes = grid.xp, columns[..., grid.width : grid.width + 1]
+    xp, sizes = grid.xp, columns[..., grid.width : grid.width + _span(grid)]
     if kept is weights:
         return matmul_per_group(weights, columns, xp), sizes
     pairs = (kept, columns[..., :-2]), (weights, columns[..., -2:])
@@ -280,6 +284,8 @@ def _decide(grid: Grid, ranks: Ranks | None, units: Any, row_max: Array, norm: A
         of_scores = xp.add(of_scores, of_bias[..., -1:])
         of_values = xp.add(of_values, of_bias[..., :-1])
     relative = xp.add(of_row, of_scores)
+    if isinstance(span, int) and span > 1:
+        of_values = xp.repeat(of_values, width // span, axis=-1)
     factor = dropout_scale(grid.call.dropout)
     bound = xp.add(xp.multiply(of_values, units), xp.multiply(xp.abs(found), relative))
     bound = xp.multiply(bound, bounds.SLACK * factor)

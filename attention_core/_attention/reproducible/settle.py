@@ -20,7 +20,7 @@ from ..blocks.grid import Grid, pad
 
 AT_ONCE = 2**18  # products that are summed at a time
 TERM_BITS = 30  # of the two integers of a term: sums of up to 2**23 of them are exact
-LONG = 2**13  # terms of a sum in all heads: above, heads are taken one by one
+LONG = 2**10  # terms of a sum in all heads: above, heads are taken one by one
 MOST = 96  # rows, or sums, that are computed at a time
 
 
