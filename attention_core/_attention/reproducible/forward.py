@@ -49,6 +49,7 @@ from .scores import (
 from .settle import TERM_BITS, Reference, Terms, settle
 
 MAX_SCORE = 2.0**137  # in units of log 2: above, rows are nan
+UNIT_KEYS = 64  # about so many values of a channel tell its unit
 
 
 def reproducible_attention(
@@ -178,12 +179,17 @@ def _prepare(grid: Grid, ranks: Ranks | None, sample: Sample) -> _Near:
 
 
 def _units(sizes: Array, xp: Namespace) -> Array:
-    """A geometric mean of each channel, (G, 1, C), so that one size serves channels that are far apart."""
-    some = sizes[..., ::2, :]
+    """A median of each channel, (G, 1, C), so that one size serves channels that are far apart.
+
+    No number of a few hidden keys moves it far.
+    """
+    length = sizes.shape[-2]
+    some = sizes[..., :: max(1, length // UNIT_KEYS) if isinstance(length, int) else 1, :]
     if 0 in sizes.shape:
         return xp.ones_like(some[..., :1, :])
-    some = xp.where(xp.logical_and(xp.isfinite(some), xp.greater(some, 0.0)), some, 1.0)
-    return xp.exp(xp.mean(xp.log(some), axis=-2, keepdims=True))
+    half = shape(some, xp=xp)[-2] // 2
+    middle = xp.sort(some, axis=-2)[..., half : half + 1, :]
+    return xp.where(xp.logical_and(xp.isfinite(middle), xp.greater(middle, 0.0)), middle, 1.0)
 
 
 def _average(rows: QueryRows, near: _Near) -> Arrays:
