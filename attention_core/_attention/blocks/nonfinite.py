@@ -35,7 +35,8 @@ def with_nonfinite_values(grid: Grid, average: Callable[[Grid], Arrays], empty: 
             return average(grid)
         key = xp.where(xp.all(finite, axis=-1, keepdims=True), grid.call.key, math.nan)
         grid = grid._replace(call=grid.call._replace(key=key, value=xp.where(finite, grid.call.value, 0.0)))
-    return repaired_unless_clean(average(grid), repair, loops)  # type: ignore[no-any-return]
+    results = average(grid)
+    return repaired_unless_clean(results, repair, loops)  # type: ignore[no-any-return]
 
 
 def _of_columns(grid: Grid, average: Any) -> Arrays:
