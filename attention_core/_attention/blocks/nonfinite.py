@@ -29,7 +29,7 @@ def with_nonfinite_values(grid: Grid, average: Callable[[Grid], Arrays], empty: 
     if not can_be_read(grid.call.value):
         return repair()
     grid = grid._replace(plan=grid.plan._replace(all_finite=True))
-    if grid.plan.is_reproducible:  # where a row is nan only if it attends to a nan
+    if grid.call.arithmetic == "reproducible":  # where a row is nan only if it attends to a nan
         finite = xp.isfinite(grid.call.value)
         if bool(xp.all(finite)):
             return average(grid)
