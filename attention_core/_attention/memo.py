@@ -60,7 +60,8 @@ def prepare(known: Known, arrays: tuple[Array, Array, Array], options: Mapping[s
         return known
     if not isinstance(options.get("mask"), Mask | None):
         return known
-    return known._replace(planned=Planned(options["implementation"], options.get("assume_finite")))
+    assumed = options.get("assume_finite")
+    return known._replace(planned=Planned(options["implementation"], assumed if assumed is None else bool(assumed)))
 
 
 def output_of(known: Known, call: Call) -> Array | None:

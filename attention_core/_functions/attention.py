@@ -172,13 +172,13 @@ def checked_attention(query: Array, key: Array, value: Array, options: dict[str,
     output = None if CONTEXTS.recorders else output_of(known, call)
     if output is not None:
         return Attention(output)
-    weights, logsumexp = options.get("return_weights", False), options.get("return_logsumexp", False)
+    weights, logsumexp = (bool(options.get(name)) for name in FLAGS[1:])
     return rounded_attention(call, options["implementation"], weights=weights, logsumexp=logsumexp)
 
 
 def _attend_shards(query: Array, key: Array, value: Array, options: dict[str, Any]) -> Attention:
     """Attention of a sequence of which this rank holds a shard, by a strategy of its group."""
-    sharded, wants_logsumexp = _sharded(query, key, value, options), options.get("return_logsumexp", False)
+    sharded, wants_logsumexp = _sharded(query, key, value, options), bool(options.get("return_logsumexp"))
     call = sharded.call
     if sharded.here.size == 1 and sharded.lengths[1] == key.shape[-2]:  # the whole, in order
         return checked_attention(query, key, value, {**options, "shards": None, "dropout": call.dropout})
@@ -259,11 +259,12 @@ def explain_attention(query: Array, key: Array, value: Array, /, **options: Unpa
       blockwise: about 20 MiB
       dense: about 1.54e+03 MiB, not taken: holds all scores at once
     """
-    wanted = {name: bool(options.get(f"return_{name}")) for name in ("weights", "logsumexp")}
     if (shards := options.get("shards")) is not None:
         sharded = _sharded(query, key, value, dict(options))
         return explain_shards(sharded, shards.strategy)
-    return explain(make_call(query, key, value, **options), **wanted)
+    call = make_call(query, key, value, **options)
+    weights, logsumexp = (bool(options.get(name)) for name in FLAGS[1:])
+    return explain(call, weights=weights, logsumexp=logsumexp)
 
 
 @with_autocast(options=options_but(*NOT_OF_SCORES))
@@ -360,8 +361,8 @@ def _known_call(known: Known, query: Array, key: Array, value: Array, options: d
         fields.pop(name, None)
     if fields.get("dropout") is not None:
         fields["dropout"] = seeded(fields["dropout"], query, known.xp)
-    if fields.get("assume_finite") is None:  # the context is read here alone: what is traced keeps it
-        fields["assume_finite"] = assumes_finite(*CONTEXTS.settings)
+    assumed = fields.get("assume_finite")  # else the context is read, here alone: what is traced keeps it
+    fields["assume_finite"] = assumes_finite(*CONTEXTS.settings) if assumed is None else bool(assumed)
     if options.get("is_causal"):
         fields["mask"] = _CAUSAL if fields.get("mask") is None else _with_causal(fields["mask"])
     if "starts" in fields and fields.get("mask") is not None:
