@@ -62,8 +62,8 @@ __all__ = [
     "less_equal", "log", "logical_and", "logical_not", "logical_or", "matmul", "matrix_transpose", "max", "maximum",
     "mean", "min", "minimum", "multiply", "nan", "negative", "newaxis", "not_equal", "ones", "ones_like",
     "permute_dims", "pi", "pow", "remainder", "repeat", "reshape", "result_type", "round", "shape", "sign", "sin",
-    "sqrt", "square", "squeeze", "stack", "subtract", "sum", "take", "tanh", "uint8", "uint16", "uint32", "uint64",
-    "vecdot", "where", "zeros", "zeros_like",
+    "sort", "sqrt", "square", "squeeze", "stack", "subtract", "sum", "take", "tanh", "uint8", "uint16", "uint32",
+    "uint64", "vecdot", "where", "zeros", "zeros_like",
 ]
 # fmt: on
 
@@ -262,6 +262,11 @@ def argsort(x: Array, /, *, axis: int = -1, descending: builtins.bool = False, s
     """Indices that put the elements along an axis in order; those of equal ones stay in order."""
     direction = "DESCENDING" if descending else "ASCENDING"
     return tf.cast(tf.argsort(x, axis=axis, direction=direction, stable=True), int64)
+
+
+def sort(x: Array, /, *, axis: int = -1, descending: builtins.bool = False, stable: builtins.bool = True) -> Array:
+    """The elements in order along an axis."""
+    return tf.sort(x, axis=axis, direction="DESCENDING" if descending else "ASCENDING")
 
 
 # Reductions, and the matrix product

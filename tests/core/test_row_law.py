@@ -12,6 +12,7 @@ from reproducible_helpers import EXACTLY, same
 
 import attention_core as ac
 from attention_core import scaled_dot_product_attention as attention
+from attention_core._attention.blocks import nonfinite, plan
 from attention_core._attention.reproducible import backward, bounds, forward
 
 FINITE = [0.0, 1.0, 1e4, 1e10, 1e20, 3e38]
@@ -148,16 +149,24 @@ def cancelling(rng, num_rows):
     return [np.ones((1, 64, num_rows, 1)), key, value]
 
 
+def unread(monkeypatch):
+    """An accelerator, whose values nobody reads: with a mask, it averages indicators next to values."""
+    for module in (nonfinite, plan):
+        monkeypatch.setattr(module, "can_be_read", lambda *_: False)
+    return {"mask": np.ones(256, bool)}
+
+
 @pytest.mark.parametrize("sign", [-1, 0, 1])
-@pytest.mark.parametrize("kind", ["normal", "saturated", "one row cancels", "rows cancel"])
+@pytest.mark.parametrize("kind", ["normal", "saturated", "one row cancels", "rows cancel", "rows cancel, unread"])
 def test_products_as_far_off_as_is_assumed_change_no_bit(kind, sign, rng, monkeypatch):
     """Of another library: of all elements in one direction, or in a drawn one."""
+    options = unread(monkeypatch) if "unread" in kind else {}
     if "cancel" in kind:
         arrays = cancelling(rng, 1 if kind == "one row cancels" else 16)
     else:
         arrays = drawn(rng, (1, 4, 1, 128, 256, 64, 64), kind)[0]
     arrays = [x.astype(np.float32) for x in arrays]
-    whole = attention(*arrays, **EXACTLY)
+    whole = attention(*arrays, **options, **EXACTLY)
     multiply = forward.matmul_per_group
 
     def off(x, y, xp):
@@ -165,7 +174,28 @@ def test_products_as_far_off_as_is_assumed_change_no_bit(kind, sign, rng, monkey
         return multiply(x, y, xp) + sizes * (sign or rng.choice([-1, 1], sizes.shape))
 
     monkeypatch.setattr(forward, "matmul_per_group", off)
-    same(attention(*arrays, **EXACTLY), whole)
+    same(attention(*arrays, **options, **EXACTLY), whole)
+
+
+@pytest.mark.parametrize("can_be_read", [True, False])
+def test_hidden_numbers_put_hardly_any_number_in_doubt(can_be_read, rng, monkeypatch):
+    """Which would take many times as long."""
+    arrays, _ = drawn(rng, (1, 2, 1, 64, 300, 16, 16), "normal")
+    settle, counts = forward.settle, []
+
+    def counted(grid, side, results, *others):
+        counts.append(sum(np.isnan(x).sum() for x in results))
+        return settle(grid, side, results, *others)
+
+    monkeypatch.setattr(forward, "settle", counted)
+    if not can_be_read:
+        unread(monkeypatch)
+    bits = rng.integers(0, 2**32, (1, 2, 100, 16), dtype=np.uint32).view(np.float32)
+    for junk in [*FINITE, *NEVER_FINITE, bits]:
+        changed = with_junk(arrays, 0, range(200, 300), (0.0, junk[0] if junk is bits else junk))
+        attention(*changed, mask=ac.KeyLengths(np.asarray([200])), **EXACTLY)
+    assert len(counts) == len(FINITE) + len(NEVER_FINITE) + 1
+    assert max(counts) <= 12
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -28,11 +28,14 @@ def with_nonfinite_values(grid: Grid, average: Callable[[Grid], Arrays], empty: 
     repair = functools.partial(_of_columns, grid, average)
     if not can_be_read(grid.call.value):
         return repair()
-    if grid.call.arithmetic == "reproducible" and not bool(
-        xp.all(xp.isfinite(grid.call.value))
-    ):  # each nan would be settled
-        return repair()
-    results = average(grid._replace(plan=grid.plan._replace(all_finite=True)))
+    grid = grid._replace(plan=grid.plan._replace(all_finite=True))
+    if grid.call.arithmetic == "reproducible":  # where a row is nan only if it attends to a nan
+        finite = xp.isfinite(grid.call.value)
+        if bool(xp.all(finite)):
+            return average(grid)
+        key = xp.where(xp.all(finite, axis=-1, keepdims=True), grid.call.key, math.nan)
+        grid = grid._replace(call=grid.call._replace(key=key, value=xp.where(finite, grid.call.value, 0.0)))
+    results = average(grid)
     return repaired_unless_clean(results, repair, loops)  # type: ignore[no-any-return]
 
 

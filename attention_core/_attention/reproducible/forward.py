@@ -49,6 +49,7 @@ from .scores import (
 from .settle import TERM_BITS, Reference, Terms, settle
 
 MAX_SCORE = 2.0**137  # in units of log 2: above, rows are nan
+UNIT_KEYS = 64  # about so many values of a channel tell its unit
 
 
 def reproducible_attention(
@@ -155,8 +156,10 @@ def _over_ranks(row_max: Array, norm: Array, *sums: Array, ranks: Ranks, xp: Nam
 
 
 def _span(grid: Grid) -> Any:
-    """How many sizes a value has: one for all channels or, where queries are few, one for each."""
-    return grid.width if are_few(grid.dims[2], grid.sizes[0]) else 1
+    """How many sizes a value has: one for each channel, where queries are few, or for each of its `value_parts`."""
+    if are_few(grid.dims[2], grid.sizes[0]):
+        return grid.width
+    return 1 if grid.plan.all_finite or grid.loops.traced else 3
 
 
 def _prepare(grid: Grid, ranks: Ranks | None, sample: Sample) -> _Near:
@@ -164,22 +167,29 @@ def _prepare(grid: Grid, ranks: Ranks | None, sample: Sample) -> _Near:
     queries = near_vectors(scaled_queries(grid, sample.query), grid.loops)
     if are_few(grid.dims[2], grid.sizes[0]):
         return _Near(*queries)
-    key, norm = near_vectors(to_float64(sample.key, xp), grid.loops)
+    key, norm = near_vectors(xp.astype(sample.key, xp.float64), grid.loops)
     value = to_float64(grid.value_part(sample.value), xp)
     sizes = xp.abs(value)
     units = _units(sizes, xp) if ranks is None else xp.ones_like(sizes[..., :1, :])  # ranks share a bound
-    size = bounds.largest_size(xp.multiply(sizes, 1 / units), xp)
-    columns = [value, size, xp.multiply(size, norm), xp.ones_like(norm), norm]
+    span, sizes = _span(grid), xp.multiply(sizes, 1 / units)
+    width = grid.width // span
+    of_parts = [bounds.largest_size(sizes[..., n * width : (n + 1) * width], xp) for n in range(span)]
+    columns = [value, *of_parts, *(xp.multiply(size, norm) for size in of_parts), xp.ones_like(norm), norm]
     return _Near(*queries, key, norm, xp.concat(columns, axis=-1), xp.expand_dims(units, axis=1))
 
 
 def _units(sizes: Array, xp: Namespace) -> Array:
-    """A geometric mean of each channel, (G, 1, C), so that one size serves channels that are far apart."""
-    some = sizes[..., ::2, :]
+    """A median of each channel, (G, 1, C), so that one size serves channels that are far apart.
+
+    No number of a few hidden keys moves it far.
+    """
+    length = sizes.shape[-2]
+    some = sizes[..., :: max(1, length // UNIT_KEYS) if isinstance(length, int) else 1, :]
     if 0 in sizes.shape:
         return xp.ones_like(some[..., :1, :])
-    some = xp.where(xp.logical_and(xp.isfinite(some), xp.greater(some, 0.0)), some, 1.0)
-    return xp.exp(xp.mean(xp.log(some), axis=-2, keepdims=True))
+    half = shape(some, xp=xp)[-2] // 2
+    middle = xp.sort(some, axis=-2)[..., half : half + 1, :]
+    return xp.where(xp.logical_and(xp.isfinite(middle), xp.greater(middle, 0.0)), middle, 1.0)
 
 
 def _average(rows: QueryRows, near: _Near) -> Arrays:
@@ -190,7 +200,7 @@ def _average(rows: QueryRows, near: _Near) -> Arrays:
     def weigh(masked: bool, j: Any) -> Arrays:
         block_of = functools.partial(grid.loops.block, index=j, size=grid.sizes[1], axis=-2)
         if near.key is None:
-            key, norm = near_vectors(to_float64(block_of(rows.sample.key), xp), grid.loops)
+            key, norm = near_vectors(xp.astype(block_of(rows.sample.key), xp.float64), grid.loops)
         else:
             key, norm = block_of(near.key), block_of(near.norm)
         product = matmul_per_group(query, xp.matrix_transpose(key), xp)
@@ -241,7 +251,7 @@ def _add_keys(weigh: Callable[[bool, Any], Arrays], xp: Namespace, masked: bool,
 
 def _sums(grid: Grid, weights: Array, kept: Array, columns: Array) -> tuple[Array, Array]:
     """Sums of weights times columns, and the sizes of values."""
-    xp, sizes = grid.xp, columns[..., grid.width : grid.width + 1]
+    xp, sizes = grid.xp, columns[..., grid.width : grid.width + _span(grid)]
     if kept is weights:
         return matmul_per_group(weights, columns, xp), sizes
     pairs = (kept, columns[..., :-2]), (weights, columns[..., -2:])
@@ -280,6 +290,8 @@ def _decide(grid: Grid, ranks: Ranks | None, units: Any, row_max: Array, norm: A
         of_scores = xp.add(of_scores, of_bias[..., -1:])
         of_values = xp.add(of_values, of_bias[..., :-1])
     relative = xp.add(of_row, of_scores)
+    if isinstance(span, int) and span > 1:
+        of_values = xp.repeat(of_values, width // span, axis=-1)
     factor = dropout_scale(grid.call.dropout)
     bound = xp.add(xp.multiply(of_values, units), xp.multiply(xp.abs(found), relative))
     bound = xp.multiply(bound, bounds.SLACK * factor)

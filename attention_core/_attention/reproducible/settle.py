@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 from ..._arithmetic.exact import round_to_float32, to_float64, uncontracted
 from ..._arithmetic.products import exact_sum
-from ..._arrays import Array, Arrays, on_device_of, shape, take_rows, zeros_with
+from ..._arrays import Array, Arrays, Namespace, on_device_of, shape, take_rows, zeros_with
 from ..._backend import Ranks, is_concrete
 from ..blocks.grid import Grid, pad
 
 AT_ONCE = 2**18  # products that are summed at a time
 TERM_BITS = 30  # of the two integers of a term: sums of up to 2**23 of them are exact
-LONG = 2**13  # terms of a sum in all heads: above, heads are taken one by one
+LONG = 2**10  # terms of a sum in all heads: above, heads are taken one by one
 MOST = 96  # rows, or sums, that are computed at a time
 
 
@@ -49,7 +49,9 @@ def settle(
     They are (B, G, R, M, C) on the side of queries, (B, G, N, C) on that of keys. Sums are those of all ranks, if there
     are others, which have the same doubts.
     """
-    xp, loops, found, dims = grid.xp, grid.loops, (*results, *row_results), (*grid.dims[:2], *grid.lengths)
+    xp, loops, found, dims = grid.xp, grid.loops, [*results, *row_results], (*grid.dims[:2], *grid.lengths)
+    if not loops.traced and not any(_count(xp.isnan(x), xp) for x in found):
+        return found
     if {*map(type, dims)} == {int} and grid.dims[1] * grid.lengths[1 - side] > LONG:
         grid = grid._replace(plan=grid.plan._replace(per_head=True), num_rounds=grid.dims[0] * grid.dims[1])
     num_heads = 1 if grid.plan.per_head else grid.dims[1]
@@ -145,7 +147,9 @@ def _for_flagged(
     xp, loops, (length,) = grid.xp, grid.loops, shape(flags, xp=grid.xp)
     if isinstance(length, int) and length == 0:
         return None
-    count: Any = xp.sum(xp.astype(flags, xp.int32), dtype=xp.int32)
+    count: Any = xp.sum(xp.astype(flags, xp.int32), dtype=xp.int32) if loops.traced else _count(flags, xp)
+    if not loops.traced and count == 0:
+        return None
     order = xp.astype(xp.argsort(xp.astype(xp.logical_not(flags), xp.int32), stable=True), xp.int32)
     inverse = xp.astype(xp.argsort(order, stable=True), xp.int32)
     if loops.traced:
@@ -153,9 +157,6 @@ def _for_flagged(
         num_lots = (length + (size - 1)) // size if isinstance(length, int) else length // size + 1  # at least one
         order = xp.squeeze(pad(xp.expand_dims(order, axis=-1), -2, num_lots * size - length, xp, 0), axis=-1)
     else:
-        count = _number(count)
-        if count == 0:
-            return None
         size, order = min(most, count), order[:count]
         num_lots = -(-count // size)
         inverse = xp.where(xp.less(inverse, count), inverse, 0)
@@ -170,8 +171,9 @@ def _for_flagged(
     return [take_rows(x, inverse, axis=-2, xp=xp) for x in sorted_rows]
 
 
-def _number(count: Array) -> int:
-    """A count as a number, which a lazy library computes now; 0 of arrays that have no values, as those of meta."""
+def _count(flags: Array, xp: Namespace) -> int:
+    """How many flags are true, which a lazy library computes now; 0 of arrays without values, as those of meta."""
+    count = xp.sum(xp.astype(flags, xp.int32), dtype=xp.int32)
     try:
         return int(count)
     except RuntimeError:
