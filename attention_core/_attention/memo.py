@@ -35,8 +35,10 @@ class Planned:
     is one of single calls.
     """
 
-    def __init__(self, implementation: str, assume_finite: bool | None) -> None:
-        self.implementation, self.assume_finite = implementation, assume_finite
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.implementation, self.assume_finite = options["implementation"], options.get("assume_finite")
+        self.is_of_numbers = options.get("mask") is None and options.get("sinks") is None
+        self.fields: tuple[Any, ...] | None = None  # of a call that is of numbers, but its arrays and the last one
         self.made: tuple[Any, Any, OutputOf | None] = (None, None, None)  # for this tuning, and these kernels
 
 
@@ -60,7 +62,7 @@ def prepare(known: Known, arrays: tuple[Array, Array, Array], options: Mapping[s
         return known
     if not isinstance(options.get("mask"), Mask | None):
         return known
-    return known._replace(planned=Planned(options["implementation"], options.get("assume_finite")))
+    return known._replace(planned=Planned(options))
 
 
 def output_of(known: Known, call: Call) -> Array | None:

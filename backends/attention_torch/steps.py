@@ -19,8 +19,7 @@ from attention_core.backend import CONTEXTS, STEPS, assumes_finite, read_as
 from attention_numpy.trees import ARRAYS
 from attention_torch import modes
 
-CONSTANTS = (types.NoneType, bool, str, types.ModuleType)  # parts of a structure
-NUMBERS = (int, float)  # leaves, as tensors are
+LEAVES = (torch.Tensor, int, float, str, types.NoneType)  # which a graph takes as arguments
 _structures: dict[str, Any] = {}
 
 
@@ -39,6 +38,11 @@ def _as_step(name: str, read: Any) -> Callable[..., Any]:
         leaves: list[Any] = []
         others: list[Any] = []
         structure = _taken_apart((*arguments, *options.values()), leaves, others)
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):  # the first tells for all
+                if leaf.device.type not in modes.HOSTS:
+                    others.append(leaf)
+                break
         if others or CONTEXTS.recorders or _must_be_read():
             return read(*arguments, **options)
         return _run(_kept(name, (tuple(options), structure)), *leaves)
@@ -49,10 +53,9 @@ def _as_step(name: str, read: Any) -> Callable[..., Any]:
 def _taken_apart(part: Any, leaves: list[Any], others: list[Any]) -> Any:
     """The structure of a container, with an index for each leaf.
 
-    What is no pytree of leaves goes to the others, and so do tensors on an accelerator. It is a loop of few
-    instructions, and not a function of each leaf, as Dynamo takes a millisecond to enter a function.
+    What is no pytree of leaves goes to the others. It is a loop of few instructions, and over what is no leaf, as Dynamo
+    takes a millisecond to enter a function, and a tenth of it for each instruction.
     """
-    found: list[Any] = [type(part)]
     if isinstance(part, tuple | list):
         parts = tuple(part)
     elif not isinstance(part, ARRAYS) and is_dataclass(part):
@@ -60,19 +63,12 @@ def _taken_apart(part: Any, leaves: list[Any], others: list[Any]) -> Any:
     else:
         others.append(part)
         return None
-    for each in parts:
-        if isinstance(each, torch.Tensor):
-            found.append(len(leaves))
-            leaves.append(each)
-            if each.device.type not in modes.HOSTS:
-                others.append(each)
-        elif isinstance(each, CONSTANTS):
-            found.append(each)
-        elif isinstance(each, NUMBERS):
-            found.append(len(leaves))
-            leaves.append(each)
-        else:
-            found.append(_taken_apart(each, leaves, others))
+    first = len(leaves)
+    found: list[Any] = [type(part), *range(first, first + len(parts))]
+    leaves.extend(parts)
+    for index in _no_leaves(tuple(map(type, parts))):
+        each, leaves[first + index] = parts[index], None
+        found[1 + index] = each if isinstance(each, types.ModuleType) else _taken_apart(each, leaves, others)
     return tuple(found)
 
 
@@ -87,6 +83,11 @@ def _put_together(structure: Any, leaves: tuple[Any, ...]) -> Any:
     for field, value in zip(fields(kind), values, strict=True):
         object.__setattr__(made, field.name, value)
     return made
+
+
+def _no_leaves(kinds: tuple[type, ...]) -> list[int]:
+    """Which parts of these classes are no leaves."""
+    return [index for index, kind in enumerate(kinds) if not issubclass(kind, LEAVES)]
 
 
 def _must_be_read() -> bool:
@@ -109,7 +110,7 @@ def _kept(name: str, structure: Any) -> str:
 
 
 _each: Any
-for _each in (_must_be_read, _kept):
+for _each in (_must_be_read, _kept, _no_leaves):
     _each._dynamo_marked_constant = True  # torch.compile runs it and does not trace it
 
 
