@@ -35,6 +35,8 @@ def _as_step(name: str, read: Any) -> Callable[..., Any]:
     def step(*arguments: Any, **options: Any) -> Any:
         if takes_setting and options.get("assume_finite") is None:
             options["assume_finite"] = assumes_finite(*CONTEXTS.settings)
+        if CONTEXTS.recorders or _is_transformed():
+            return read(*arguments, **options)
         leaves: list[Any] = []
         others: list[Any] = []
         structure = _taken_apart((*arguments, *options.values()), leaves, others)
@@ -43,7 +45,7 @@ def _as_step(name: str, read: Any) -> Callable[..., Any]:
                 if leaf.device.type not in modes.HOSTS:
                     others.append(leaf)
                 break
-        if others or CONTEXTS.recorders or _must_be_read():
+        if others or _has_symbols():
             return read(*arguments, **options)
         return _run(_kept(name, (tuple(options), structure)), *leaves)
 
@@ -53,8 +55,8 @@ def _as_step(name: str, read: Any) -> Callable[..., Any]:
 def _taken_apart(part: Any, leaves: list[Any], others: list[Any]) -> Any:
     """The structure of a container, with an index for each leaf.
 
-    What is no pytree of leaves goes to the others. It is a loop of few instructions, and over what is no leaf, as Dynamo
-    takes a millisecond to enter a function, and a tenth of it for each instruction.
+    What is no pytree of leaves goes to the others. It is a loop of few instructions, and not a function of each leaf, as
+    Dynamo takes a millisecond to enter a function, and a tenth of it for each instruction.
     """
     if isinstance(part, tuple | list):
         parts = tuple(part)
@@ -66,9 +68,10 @@ def _taken_apart(part: Any, leaves: list[Any], others: list[Any]) -> Any:
     first = len(leaves)
     found: list[Any] = [type(part), *range(first, first + len(parts))]
     leaves.extend(parts)
-    for index in _no_leaves(tuple(map(type, parts))):
-        each, leaves[first + index] = parts[index], None
-        found[1 + index] = each if isinstance(each, types.ModuleType) else _taken_apart(each, leaves, others)
+    for index, each in enumerate(parts):
+        if not isinstance(each, LEAVES):
+            leaves[first + index] = None
+            found[1 + index] = each if isinstance(each, types.ModuleType) else _taken_apart(each, leaves, others)
     return tuple(found)
 
 
@@ -85,19 +88,14 @@ def _put_together(structure: Any, leaves: tuple[Any, ...]) -> Any:
     return made
 
 
-def _no_leaves(kinds: tuple[type, ...]) -> list[int]:
-    """Which parts of these classes are no leaves."""
-    return [index for index, kind in enumerate(kinds) if not issubclass(kind, LEAVES)]
+def _is_transformed() -> bool:
+    """Whether a transform of `torch.func` is open: Dynamo differentiates our operations for it where it reads bytecode."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def _must_be_read() -> bool:
-    """Whether a transform of `torch.func` is open here, or some length or number is a symbol.
-
-    Only where it reads bytecode does Dynamo differentiate our operations for the first, and give ranges to the second.
-    """
-    is_transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    fake_mode = torch._guards.TracingContext.get().fake_mode
-    return is_transformed or bool(fake_mode.shape_env.var_to_sources)
+def _has_symbols() -> bool:
+    """Whether some length or number is a symbol, which Dynamo gives a range where it reads bytecode."""
+    return bool(torch._guards.TracingContext.get().fake_mode.shape_env.var_to_sources)
 
 
 def _kept(name: str, structure: Any) -> str:
@@ -110,7 +108,7 @@ def _kept(name: str, structure: Any) -> str:
 
 
 _each: Any
-for _each in (_must_be_read, _kept, _no_leaves):
+for _each in (_is_transformed, _has_symbols, _kept):
     _each._dynamo_marked_constant = True  # torch.compile runs it and does not trace it
 
 
