@@ -55,7 +55,7 @@ def _as_step(name: str, read: Any) -> Callable[..., Any]:
 def _taken_apart(part: Any, leaves: list[Any], others: list[Any]) -> Any:
     """The structure of a container, with an index for each leaf.
 
-    What is no pytree of leaves goes to the others. It is a loop of few instructions, and not a function of each leaf, as
+    What is no pytree of leaves goes to the others. It is a loop of few instructions, and not a function of each leaf:
     Dynamo takes a millisecond to enter a function, and a tenth of it for each instruction.
     """
     if isinstance(part, tuple | list):
@@ -89,7 +89,7 @@ def _put_together(structure: Any, leaves: tuple[Any, ...]) -> Any:
 
 
 def _is_transformed() -> bool:
-    """Whether a transform of `torch.func` is open: Dynamo differentiates our operations for it where it reads bytecode."""
+    """Whether a transform of `torch.func` is open, for which Dynamo differentiates what it reads."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
