@@ -357,10 +357,8 @@ def _known_call(known: Known, query: Array, key: Array, value: Array, options: d
     """The arguments of attention, which are known to be right."""
     planned = known.planned
     if planned is not None and planned.fields is not None:
-        finite = planned.assume_finite
-        return Call(
-            query, key, value, *planned.fields, assumes_finite(*CONTEXTS.settings) if finite is None else finite
-        )
+        finite = assumes_finite(*CONTEXTS.settings) if planned.assume_finite is None else planned.assume_finite
+        return Call._make((query, key, value, *planned.fields, finite))
     options = with_constants(query, options) if known.has_constants else options
     fields = dict(options)
     for name in NOT_OF_CALLS:

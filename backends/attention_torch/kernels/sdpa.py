@@ -246,7 +246,7 @@ class Scale(NamedTuple):
 
     factor: Any  # of the query, None for 1
     left: float  # what is left to the kernel
-    number: float  # both, if they are numbers
+    number: Any  # both, if they are numbers
 
 
 def scale_of(call: Call) -> Scale:
