@@ -119,7 +119,8 @@ def _looked_at(
     """
     (query, key, value), added, is_causal = inputs
     looks, is_masked = not call.assume_finite, is_causal or added is not None
-    looks_first = looks and ((is_masked and guards.records(call)) or query.shape[-2] >= MIN_ROWS)
+    records = guards.records(call)
+    looks_first = looks and ((is_masked and records) or query.shape[-2] >= MIN_ROWS)
     if looks_first and not _are_small(call, inputs, scale):
         return None
     is_whole = looks_first and scale.number > 0.0  # as no product overflows before it is scaled
@@ -127,7 +128,7 @@ def _looked_at(
     number = scale.number if is_whole else scale.left
     output, rows = FLASH_CPU(query, key, value, 0.0, is_causal, attn_mask=added, scale=number)
     if looks and not looks_first:
-        is_seen = not is_masked or _is_finite(output)  # without a mask, what is not finite is attended to
+        is_seen = not (is_masked or records) or _is_finite(output)  # if all is attended to, nothing leaks
         if not (is_seen and (rows.all() or _are_small(call, inputs, scale))):
             return None
     if logsumexp and added is not None:  # of fully masked rows it is 0
@@ -138,7 +139,7 @@ def _looked_at(
 
 def _is_finite(output: torch.Tensor) -> bool:
     """Whether all numbers are; a sum of float16 would overflow."""
-    total = output.sum(dtype=torch.float32) if output.dtype == torch.float16 else output.sum()
+    total = output.detach().sum(dtype=torch.float32) if output.dtype == torch.float16 else output.detach().sum()
     return math.isfinite(total.item())
 
 
