@@ -18,12 +18,13 @@ from attention_conformance.measure.messages import Described, Message
 from attention_conformance.own.identical import Identical
 from attention_conformance.own.source import Trees
 from attention_conformance.problem import NumpyArray
-from attention_conformance.processes import Order, carried_out
+from attention_conformance.processes import Order
 from attention_core import scaled_dot_product_attention
 from attention_core.backend import available_backends
 from attention_core.layers import SaganAttention
 from attention_files.safetensors import KEY, FileError, load_arrays, load_layer
 from attention_numpy.trees import is_floating
+from attention_workers import carried_out
 
 NAME = "digest"
 CALL = {"query": 4, "key": 4, "value": 4, "mask": 4, "bias": 4}
