@@ -42,7 +42,7 @@ def uniform(
     dtype : {"float16", "bfloat16", "float32", "float64"}
     xp : array namespace
     device : optional
-        A device of the library.
+        A device of the library; by default its own, wherever the seed is.
 
     Returns
     -------

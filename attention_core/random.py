@@ -274,6 +274,8 @@ def check_elements(dims: Any) -> tuple[int, ...]:
 def random_bits(seed: Any, dims: tuple[int, ...], /, *, xp: Namespace, device: Any = None) -> Array:
     """Draw uniformly distributed int32 words; the word at flat position n depends on the seed and n alone.
 
+    Without a device they are where the library makes arrays, wherever the seed is.
+
     Raises
     ------
     TypeError, ValueError

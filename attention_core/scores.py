@@ -54,7 +54,7 @@ class ScoreMod:
     In blocks, no gradient reaches arrays that the function closes over. They raise an error where that is known. A
     graph of TensorFlow does not know it, if the tape is around its call: there the gradient of such a tensor is None.
     JAX compiles blocks once for each function, as ``jax.jit`` does, and so does ``torch.compile``: neither sees that
-    what the function reads has changed.
+    what the function reads has changed. In the function, ``jax_numpy_rank_promotion`` is ``"allow"``.
 
     Examples
     --------

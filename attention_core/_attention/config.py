@@ -78,6 +78,7 @@ def config_context(*, assume_finite: bool | None = None) -> contextlib.AbstractC
     """
     if assume_finite is not None:
         check_flags(assume_finite=assume_finite)
+        assume_finite = bool(assume_finite)
     return _context(assume_finite)
 
 

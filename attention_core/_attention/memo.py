@@ -36,7 +36,8 @@ class Planned:
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        self.implementation, self.assume_finite = options["implementation"], options.get("assume_finite")
+        assumed = options.get("assume_finite")
+        self.implementation, self.assume_finite = options["implementation"], None if assumed is None else bool(assumed)
         self.is_of_numbers = options.get("mask") is None and options.get("sinks") is None
         self.fields: tuple[Any, ...] | None = None  # of a call that is of numbers, but its arrays and the last one
         self.made: tuple[Any, Any, OutputOf | None] = (None, None, None)  # for this tuning, and these kernels

@@ -103,10 +103,18 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
         raise ValueError(f"expected {name} out of {', '.join(choices)}; got {got}")
 
 
+def is_flag(value: Any) -> bool:
+    """Whether this is True or False, of Python or of NumPy, which is known by its class alone."""
+    return isinstance(value, bool) or (type(value).__module__, type(value).__name__) in _FLAGS_OF_NUMPY
+
+
+_FLAGS_OF_NUMPY = (("numpy", "bool"), ("numpy", "bool_"))
+
+
 def check_flags(**flags: Any) -> None:
-    """Raise unless these options are True or False: no number, text, array or boolean of another library."""
+    """Raise unless these options are True or False: no number, text or array."""
     for name, value in flags.items():
-        if not isinstance(value, bool):
+        if not is_flag(value):
             is_boolean = getattr(value, "shape", None) == () and dtype_name(value.dtype) == "bool"
             hint = f": bool({name}) is one" if is_boolean else ""
             raise TypeError(f"expected {name} as True or False; got {type_text(value)}{hint}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -107,7 +108,9 @@ def check_shapes(line: str, arrays: Mapping[str, Any], known: Known | None = Non
         if axis is not None:
             model = origins.get(axis.letter) or origins.get(axis.heads) or shape.like
             model = f" to match {model} {shape_text(arrays[model])}" if model not in ("", name) else ""
-            why = _swapped_hint(dims, shape, shapes, known) or ("" if hint is None else hint(name, array, known))
+            why = _swapped_hint(dims, shape, shapes, known)
+            with contextlib.suppress(AttributeError):  # of a hint that looks at another argument, which is no array
+                why = why or ("" if hint is None else hint(name, array, known))
             raise ValueError(f"expected {name} {_text(shape, known)}{model}; got {shape_text(array)}{why}")
         count = len(dims) - len(shape.axes)
         found: Known = {"...": dims[:count]} if "..." in shape.words else {}
@@ -121,13 +124,16 @@ def check_shapes(line: str, arrays: Mapping[str, Any], known: Known | None = Non
 
 
 def _named(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays by the names of a line; those of parameters have the names of their fields."""
-    found: dict[str, Any] = {}
+    """Arrays by the names of a line; those of parameters have the names of their fields.
+
+    A tree has its own name, too, as one in the place of an array is not a missing one.
+    """
+    found = dict(arrays)
     for name, value in arrays.items():
-        is_tree = (
+        if (
             isinstance(value, tuple) and hasattr(value, "_fields") and not hasattr(value, "dtype")
-        )  # as `PreparedWeight` has
-        found |= _named(dict(named_branches(value, name))) if is_tree else {name: value}
+        ):  # of `PreparedWeight`
+            found |= _named(dict(named_branches(value, name)))
     return found
 
 

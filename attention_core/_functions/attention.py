@@ -11,8 +11,7 @@ from .._attention.call import Attention, Call, has_no_pairs
 from .._attention.config import CONTEXTS, assumes_finite, record
 from .._attention.explanation import Explanation, explain
 from .._attention.memo import Known, output_of, prepare
-from .._attention.shards.explanation import explain_shards
-from .._attention.shards.strategies import Sharded, taken_strategy
+from .._attention.shards.strategies import Sharded, explain_shards, taken_strategy
 from .._attention.ways import all_scores, check_implementation, run_call
 from .._backend import backend_for, common_namespace, may_be_step, with_autocast
 from .._checks import (
@@ -173,13 +172,13 @@ def checked_attention(query: Array, key: Array, value: Array, options: dict[str,
     output = None if CONTEXTS.recorders else output_of(known, call)
     if output is not None:
         return Attention(output)
-    weights, logsumexp = options.get("return_weights", False), options.get("return_logsumexp", False)
+    weights, logsumexp = (bool(options.get(name)) for name in FLAGS[1:])
     return rounded_attention(call, options["implementation"], weights=weights, logsumexp=logsumexp)
 
 
 def _attend_shards(query: Array, key: Array, value: Array, options: dict[str, Any]) -> Attention:
     """Attention of a sequence of which this rank holds a shard, by a strategy of its group."""
-    sharded, wants_logsumexp = _sharded(query, key, value, options), options.get("return_logsumexp", False)
+    sharded, wants_logsumexp = _sharded(query, key, value, options), bool(options.get("return_logsumexp"))
     call = sharded.call
     if sharded.here.size == 1 and sharded.lengths[1] == key.shape[-2]:  # the whole, in order
         return checked_attention(query, key, value, {**options, "shards": None, "dropout": call.dropout})
@@ -241,7 +240,7 @@ def explain_attention(query: Array, key: Array, value: Array, /, **options: Unpa
     query, key, value, mask, bias, is_causal, scale, softcap, score_mod, sinks, dropout
         As in `scaled_dot_product_attention`. No attention is computed.
     arithmetic, assume_finite, shards, xp
-        As in `scaled_dot_product_attention`. With shards, it is the local call that is explained.
+        As in `scaled_dot_product_attention`. With shards, it is the strategy that is explained.
     return_weights, return_logsumexp : bool, default False
         Whether the call would ask for them: a kernel without a logsumexp may then cost a second computation.
 
@@ -260,11 +259,12 @@ def explain_attention(query: Array, key: Array, value: Array, /, **options: Unpa
       blockwise: about 20 MiB
       dense: about 1.54e+03 MiB, not taken: holds all scores at once
     """
-    wanted = {name: bool(options.get(f"return_{name}")) for name in ("weights", "logsumexp")}
     if (shards := options.get("shards")) is not None:
         sharded = _sharded(query, key, value, dict(options))
-        return explain_shards(sharded, shards.strategy, logsumexp=wanted["logsumexp"])
-    return explain(make_call(query, key, value, **options), **wanted)
+        return explain_shards(sharded, shards.strategy)
+    call = make_call(query, key, value, **options)
+    weights, logsumexp = (bool(options.get(name)) for name in FLAGS[1:])
+    return explain(call, weights=weights, logsumexp=logsumexp)
 
 
 @with_autocast(options=options_but(*NOT_OF_SCORES))
@@ -365,8 +365,8 @@ def _known_call(known: Known, query: Array, key: Array, value: Array, options: d
         fields.pop(name, None)
     if fields.get("dropout") is not None:
         fields["dropout"] = seeded(fields["dropout"], query, known.xp)
-    if fields.get("assume_finite") is None:  # the context is read here alone: what is traced keeps it
-        fields["assume_finite"] = assumes_finite(*CONTEXTS.settings)
+    assumed = fields.get("assume_finite")  # else the context is read, here alone: what is traced keeps it
+    fields["assume_finite"] = assumes_finite(*CONTEXTS.settings) if assumed is None else bool(assumed)
     if options.get("is_causal"):
         fields["mask"] = _CAUSAL if fields.get("mask") is None else _with_causal(fields["mask"])
     if "starts" in fields and fields.get("mask") is not None:

@@ -193,8 +193,8 @@ def _check_call(*, x: Array, parameters: EncoderLayer, xp: Any = None, **raw: An
     xp = common_namespace(xp, named)
     check_branches("layer", parameters, x, of_layer)
     check_pairs(x, x, of_layer["num_heads"], mask=mask, bias=bias, shards=shards)
-    check_not_shared(shards, dropout=options.get("dropout"), return_weights=options.get("return_weights") or None)
     check_options(x, of_layer["num_heads"], **options)
+    check_not_shared(shards, dropout=options.get("dropout"), return_weights=options.get("return_weights") or None)
     check_of_layer(of_layer)
     check_channels("x", sizes(x)[-1])
     return xp, turned is not raw

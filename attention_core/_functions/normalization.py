@@ -76,12 +76,12 @@ def _normalized_once(x: Array, norm: LayerNorm | Array, epsilon: float, arithmet
 
 
 @once_per_signature
-def check_map(*, x: Array, line: str, arithmetic: Any, xp: Any, epsilon: Any = None, **parameters: Any) -> Namespace:
+def check_map(*, x: Array, line: str, arithmetic: Any, xp: Any, epsilon: Any = ..., **parameters: Any) -> Namespace:
     """Raise unless parameters, and an input that an arithmetic supports, have the shapes of a line."""
     xp = common_namespace(xp, {"x": x, **parameters})
     check_arithmetic(arithmetic, "x", x)
     known = check_shapes(line, {"x": x, **parameters})
-    if epsilon is not None:
+    if epsilon is not ...:  # of a normalization
         check_number("epsilon", epsilon, positive=True)
         check_channels("x", known["C"])
     return xp

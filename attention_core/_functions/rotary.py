@@ -95,7 +95,7 @@ def rotary_embedding(
     places = xp.reshape(positions, (1,)) if not len(positions.shape) else positions
     places = xp.expand_dims(xp.expand_dims(xp.astype(places, xp.int32), axis=-2), axis=-1)
     heads = upcast(x, xp=xp)
-    plan = Rotation(float(base), width, interleaved, divisors)
+    plan = Rotation(float(base), width, bool(interleaved), divisors)
     rotate = ARITHMETICS[arithmetic].rotation(plan, places, heads, xp=xp)
     return cast_to(rotate(heads), x.dtype, xp=xp)
 
@@ -109,7 +109,7 @@ def rotations_of(
         return {}
     widths = {layer.attention.query.weight.shape[1] // settled["num_heads"] for layer in layers}
     places = xp.expand_dims(xp.expand_dims(positions, axis=-2), axis=-1)
-    plans = {width: Rotation(float(base), first or width, interleaved, divisors) for width in widths}
+    plans = {width: Rotation(float(base), first or width, bool(interleaved), divisors) for width in widths}
     ops = ARITHMETICS[settled["arithmetic"]]
     return {width: ops.rotation(plan, places, like, xp=xp) for width, plan in plans.items()}
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from .._arrays import type_text
 from .._backend import announced
 from .._keywords import publish
 from .._trees import named_arrays, tree_from_names
@@ -58,6 +59,8 @@ def layer_from_settings(settings: Mapping[str, Any], /) -> Layer:
     >>> layer_from_settings({"layer": "FeedForward", "channels": 4, "inner": 16}).inner
     16
     """
+    if not isinstance(settings, Mapping):
+        raise TypeError(f"expected the settings of a layer as a mapping; got {type_text(settings)}")
     name = settings.get("layer")
     kind = KINDS.get(name) or announced(__name__, name)
     if kind is None:

@@ -78,7 +78,7 @@ class Layer(ABC):
                 if check is not None:  # fields of layers of users may be of any type
                     plain = tuple(map(plain_integer, value)) if type(value) is tuple else plain_integer(value)
                     check(field.name, plain)
-                    object.__setattr__(self, field.name, plain)
+                    object.__setattr__(self, field.name, bool(plain) if kind == "bool" else plain)
 
     @property
     @abstractmethod

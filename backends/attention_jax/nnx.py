@@ -90,7 +90,7 @@ class Layer(FixedSettings, nnx.Module):  # type: ignore[misc]
         self.parameters = nnx.data(jax.tree.map(nnx.Param, layer.parameters))
         self.state = nnx.data(jax.tree.map(SpectralVector, layer.state))
         self.dtype = dtype
-        self.deterministic = deterministic
+        self.deterministic = bool(deterministic)
         self.rngs = nnx.data(_stream(rngs).fork() if rngs is not None and self._drops else None)
 
     def with_settings(self, **changes: Any) -> Self:
@@ -111,7 +111,7 @@ class Layer(FixedSettings, nnx.Module):  # type: ignore[misc]
         """
         if deterministic is not None:
             check_flags(deterministic=deterministic)
-            self.deterministic = deterministic
+            self.deterministic = bool(deterministic)
 
     @property
     def layer(self) -> pytrees.Layer:

@@ -53,7 +53,7 @@ from attention_models import prepare_weights
 
 SIZES = (1, 2, 3, 4, 8)
 NEW = 8
-"""Tokens after the question."""
+"""Tokens after the prompt."""
 KINDS = {
     "Causal": "causal",
     "SlidingWindow": "window",
@@ -237,11 +237,11 @@ EXACT: dict[str, Any] = {"arithmetic": "reproducible"}
 
 
 def logits_over(model: LanguageModel, backend: Backend, device: str, shards: Shards | None) -> NumpyArray:
-    """The logits of the tokens after the question, most probable ones: without shards, by the cache of the model."""
+    """The logits of the most probable tokens after the first prompt: without shards, by the cache of the model."""
     definition = model.definition.with_settings(**EXACT)
     parameters = prepare_weights(backend.from_numpy(model.parameters, device=device))
-    ids, found, xp = np.asarray([model.question], np.int32), [], backend.namespace
-    length = len(model.question) + NEW - 1
+    ids, found, xp = model.prompts(False)[0][:1], [], backend.namespace
+    length = ids.shape[-1] + NEW - 1
     spread = None if shards is None else _Spread(definition, parameters, shards, length)
     cache = definition.empty_cache((1,), length, dtype=xp.float32, device=parameters.token.device, xp=xp)
     for _ in range(NEW):

@@ -8,17 +8,13 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from attention_conformance.bits.cases import BITS, VARIATIONS
 from attention_conformance.bits.pair import OTHER_BITS
-from attention_conformance.kernel.signature import read_signature
-from attention_conformance.kernel.target import load_target
-from attention_conformance.launch.fit import fit
-from attention_conformance.launch.subject import Subject
 from attention_conformance.measure.catalogue import subject_cases
 from attention_conformance.measure.finding import (
     CONVENTION,
@@ -28,12 +24,9 @@ from attention_conformance.measure.finding import (
     most_telling,
     to_row,
 )
-from attention_conformance.measure.measures import drawn, variables
-from attention_conformance.measure.question import Question
 from attention_conformance.run.again import script_of
 from attention_conformance.written.summary import assumptions
 from survey.rows import PROPERTIES, Row, property_of, read_remarks, remark_of
-from survey.script import script
 
 RED = (*WRONG, "crashed", "timed out")
 """Verdicts of cells that are published only after their script has shown them."""
@@ -95,20 +88,14 @@ def row_of(row: Row, documents: list[dict[str, Any]], folder: Path) -> dict[str,
     """A row of the survey from the documents of its checks: a cell for each property that has a finding."""
     about = documents[0]["about"]
     findings = [_finding(each) for document in documents for each in document["findings"]]
-    os.environ.update(row.environment)
-    declared = {name: each for name, each in about["declared"].items() if each is not None}
-    subject = load_target(row.target, **declared)
     facts = {name: tuple(each) if isinstance(each, list) else each for name, each in about["assumed"].items()}
-    known = {**read_signature(subject), **subject.declared}
-    subject = subject.learned({name: each for name, each in facts.items() if name != "options"})
-    subject = subject.learned({"options": known.get("options")})
     groups: dict[str, list[Finding]] = {name: [] for name in PROPERTIES}
     cases = {case.name: case for case in (*subject_cases(), *BITS)}
     for each in findings:
         if each.case in cases:
             groups[property_of(cases[each.case], each.dtype)].append(each)
     cells = {
-        name: _cell(group, row, subject, folder / "scripts" / f"{row.name}.{name.partition(',')[0]}.py")
+        name: _cell(group, row, folder / "scripts" / f"{row.name}.{name.partition(',')[0]}.py")
         for name, group in groups.items()
         if group
     }
@@ -137,7 +124,7 @@ def _version(package: str) -> dict[str, str]:
         return {}
 
 
-def _cell(findings: list[Finding], row: Row, subject: Subject, path: Path) -> dict[str, Any]:
+def _cell(findings: list[Finding], row: Row, path: Path) -> dict[str, Any]:
     verdicts = [each.verdict for each in findings]
     cell: dict[str, Any] = {"counts": {name: verdicts.count(name) for name in VERDICTS if name in verdicts}}
     bad = [each for each in findings if each.verdict in (*RED, CONVENTION, OTHER_BITS)]
@@ -146,7 +133,7 @@ def _cell(findings: list[Finding], row: Row, subject: Subject, path: Path) -> di
     cell |= {"refusals": refusals} if refusals else {}
     red = [each for each in bad if each.verdict in RED]
     if red:
-        cell |= _shown(red, row, subject, path)
+        cell |= _shown(red, row, path)
     return cell
 
 
@@ -167,35 +154,23 @@ def _causes(findings: list[dict[str, str]], row: Row) -> list[dict[str, Any]]:
     return list(causes.values())
 
 
-def _shown(red: list[Finding], row: Row, subject: Subject, path: Path) -> dict[str, Any]:
+def _shown(red: list[Finding], row: Row, path: Path) -> dict[str, Any]:
     """What the script of the most telling finding shows, of those without a remark first."""
     remarks = read_remarks()
     bare = [each for each in red if remark_of(row.name, _short(each), remarks) is None]
-    red = bare or red
-    plain = [each for each in red if is_plain(each) and each.verdict in WRONG]
-    while plain:
-        telling = most_telling(plain)
-        assert telling is not None
-        text = reproducer(telling, subject, row.target)
-        if text is not None:
-            return _run(text, path, row, _about(telling, alone=True))
-        plain.remove(telling)
-    telling = most_telling(red)
+    telling = most_telling(bare or red)
     assert telling is not None
     text = (
         script_of(telling, row.target, {}, f"same-bits-as {row.target}" if telling.case in VARIATIONS else "kernel")
         + "raise SystemExit(int(finding.verdict in ('silently wrong', 'visibly wrong')))\n"
     )
-    return _run(text, path, row, _about(telling, alone=False))
+    return _run(text, path, row, telling)
 
 
-def _about(finding: Finding, *, alone: bool) -> dict[str, Any]:
-    return {"case": finding.case, "dtype": finding.dtype, "verdict": finding.verdict, "alone": alone}
-
-
-def _run(text: str, path: Path, row: Row, about: Mapping[str, Any]) -> dict[str, Any]:
+def _run(text: str, path: Path, row: Row, telling: Finding) -> dict[str, Any]:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
+    about = {"case": telling.case, "dtype": telling.dtype, "verdict": telling.verdict}
     command = [sys.executable, str(path)]
     try:
         done = subprocess.run(
@@ -203,37 +178,8 @@ def _run(text: str, path: Path, row: Row, about: Mapping[str, Any]) -> dict[str,
         )
     except subprocess.TimeoutExpired:
         return {"script": {**about, "showed": False, "printed": f"no answer within {LONGEST:g} s"}}
-    died = done.returncode < 0 and about["verdict"] == "crashed"
-    verdicts = ("",) if about["alone"] else WRONG
-    is_shown = died or (done.returncode == 1 and bool(done.stdout) and done.stdout.startswith(verdicts))
+    died = done.returncode < 0 and telling.verdict == "crashed"
+    is_shown = died or (done.returncode == 1 and done.stdout.startswith(WRONG))
     printed = [] if died else (done.stdout if is_shown else done.stdout + done.stderr).strip().splitlines()
-    told = (
-        printed[-1 if about["alone"] or not is_shown else 0] if printed else f"the process ended with {done.returncode}"
-    )
+    told = printed[0 if is_shown else -1] if printed else f"the process ended with {done.returncode}"
     return {"script": {**about, "showed": is_shown, "printed": told}}
-
-
-MOST = 4_000_000
-"""Bytes of arrays that a script holds at most."""
-
-
-def is_plain(finding: Finding) -> bool:
-    """Whether the finding is about the output or the gradients of a single call."""
-    if finding.detail.startswith(("logsumexp", "weights")):
-        return False
-    cases = subject_cases([finding.case])
-    return any(each.measure in ("ulp", "gradient") and not each.before for each in cases)
-
-
-def reproducer(finding: Finding, subject: Subject, target: str) -> str | None:
-    """The script, which exits with 1 where the result is wrong; None where its arrays are too large."""
-    (case,) = subject_cases([finding.case])
-    question = Question(subject, case, finding.dtype, seed=finding.seed)
-    problem = fit(drawn(question), subject)
-    names = ("query", "key", "value")
-    if problem.cotangent is not None and (subject.backward or not set(variables(question, problem)) <= set(names)):
-        return None
-    if sum(each.nbytes for each in problem.arrays.values()) > MOST:
-        return None
-    says = f"{target}, {finding.case} in {finding.dtype}. {finding.shows}"
-    return script(problem, subject, target, dtype=finding.dtype, bound=finding.bound, says=says)

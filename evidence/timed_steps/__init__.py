@@ -1,7 +1,7 @@
 """Whole steps of a program, timed in turns with the same steps by a library's own functions.
 
-A step is one that users take: of training, of decoding with a cache, of a model. ``python -m timed_steps OPERATION
-LIBRARY`` prints a row for each pair: our time, the ratio as the median over the turns with its quartiles, and memory.
+A step is one that users take: of decoding with a cache, of a model. ``python -m timed_steps OPERATION LIBRARY`` prints
+a row for each pair: our time, the ratio as the median over the turns with its quartiles, and memory.
 """
 
 from __future__ import annotations

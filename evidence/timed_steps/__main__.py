@@ -11,8 +11,6 @@ from timed_steps import TURNS, Order, measured
 
 OPERATIONS = {
     "decode-loop": "decoding_loop",
-    "train-step": "training_step",
-    "encoder": "transformers_encoder",
     "language-model": "language_model",
 }
 """The module that makes the pairs of an operation."""

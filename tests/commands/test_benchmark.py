@@ -13,7 +13,7 @@ from command_helpers import invoke, refusal
 from attention_benchmark import CANDIDATES, Measurement, Problem, processes, report
 from attention_benchmark.measurement import fastest_peers, quartiles, ratio
 from attention_benchmark.order import Order
-from attention_benchmark.problem import MASKS, OPERATIONS, PRESETS, default_problems
+from attention_benchmark.problem import MASKS, PRESETS, default_problems
 from attention_benchmark.processes import measurements_of, memory_of
 from attention_benchmark.reference import TOLERANCE, expected, worst_error
 from attention_cli import bench
@@ -36,13 +36,13 @@ PROBLEMS = (
     Problem(**FEW, mask="ragged", queries=5, key_lengths=(9, 3)),
     Problem(**FEW, mask="causal"),
     Problem(**FEW, mask="sinks", queries=3),
-    Problem((2, 3, 7, 8), "full", "fwd+bwd", operation="linear"),
+    Problem((2, 3, 7, 8), "full", "fwd+bwd"),
 )
-NEEDS = {"keras": "keras", "nnx": "flax", "Attention": "onnx", "GroupQuery": "onnx"}
+NEEDS = {"keras": "keras", "nnx": "flax"}
 DIFFERENTIATING = ("torch", "jax", "tensorflow")
 
 NAIVE = next(each for each in CANDIDATES if each.name == "naive")
-DENSE = next(each for each in CANDIDATES if each.key == "numpy:eager:attention:dense")
+DENSE = next(each for each in CANDIDATES if each.key == "numpy:eager:dense")
 
 
 def quick(framework, problems, candidates, **options):
@@ -57,12 +57,12 @@ def present(candidate):
 
 @pytest.mark.needs(lambda framework: framework in (ASKED or processes.installed()))
 @pytest.mark.parametrize("part", [0, 1])
-@pytest.mark.parametrize("framework", ["numpy", *DIFFERENTIATING, "onnxruntime"])
+@pytest.mark.parametrize("framework", ["numpy", *DIFFERENTIATING])
 def test_every_candidate_computes_the_same(framework, part):
     takes_long = {"compiled", "xla"}
     chosen = [each for each in CANDIDATES if each.framework == framework and each.mode not in takes_long]
     problems = PROBLEMS[part::2]
-    attend = [each.key for each in chosen if each.operation == "attention"]
+    attend = [each.key for each in chosen]
     every = {"torch": 3, "jax": 4, "tensorflow": 4}.get(framework, 1)  # problem is for a candidate: compilers take long
     without = tuple((key, n) for at, key in enumerate(attend) for n in range(len(problems)) if (at + n) % every)
     if framework not in DIFFERENTIATING:
@@ -76,7 +76,7 @@ def test_every_candidate_computes_the_same(framework, part):
             assert len(each.seconds) == 2
         else:
             name = each.candidate.name.removesuffix(" (cudnn)")
-            narrow = ("fused", "jax.nn.dot_product_attention", "GroupQueryAttention")
+            narrow = ("fused", "jax.nn.dot_product_attention")
             assert name in narrow or each.problem.mask == "sinks", each
     able = [each for each in chosen if present(each) and any(map(each.takes, problems))]
     assert {each.candidate.name for each in found if each.seconds} >= {
@@ -85,7 +85,7 @@ def test_every_candidate_computes_the_same(framework, part):
 
 
 def test_an_impossible_call_is_refused_with_its_reason():
-    found = quick("numpy", [Problem(SHAPE)], [each for each in CANDIDATES if each.key == "numpy:eager:attention:fused"])
+    found = quick("numpy", [Problem(SHAPE)], [each for each in CANDIDATES if each.key == "numpy:eager:fused"])
     (refused,) = found
     assert refused.outcome == "refused"
     assert "expected" in refused.reason
@@ -188,9 +188,9 @@ def test_peers_get_fewer_keys_where_that_is_all_that_a_mask_does():
     assert Problem(shape, "causal").cut() == (slice(None), None)  # for which there is a flag
 
 
-@pytest.mark.parametrize(("operation", "mask"), [*((each, "causal") for each in OPERATIONS), ("attention", "softcap")])
-def test_reference_gradients_agree_with_differences(operation, mask):
-    problem = Problem((1, 2, 4, 3), mask, "fwd+bwd", "float64", operation=operation)
+@pytest.mark.parametrize("mask", ["causal", "softcap"])
+def test_reference_gradients_agree_with_differences(mask):
+    problem = Problem((1, 2, 4, 3), mask, "fwd+bwd", "float64")
     wanted, direction = expected(problem), np.random.default_rng(1).standard_normal(problem.arrays[0].shape)
 
     def loss(step):
@@ -213,7 +213,7 @@ class Moved:
 
 def made_up():
     problem = Problem((1, 1, 8, 16))
-    torch = [each for each in CANDIDATES if each.framework == "torch" and each.operation == "attention"]
+    torch = [each for each in CANDIDATES if each.framework == "torch"]
     ours, peer, other = torch[0], *[each for each in torch if each.is_peer][:2]
     return [
         Measurement(problem, ours, "measured", "", 1e-7, 2.0, (3.0, 30.0, 6.0), 2**20),
@@ -255,7 +255,7 @@ def test_the_command_measures_and_writes(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--backend", "no"), "expected a backend out of numpy, torch, jax, tensorflow, onnxruntime; got 'no'"),
+        (("--backend", "no"), "expected a backend out of numpy, torch, jax, tensorflow; got 'no'"),
         (("--mask", "no"), f"expected a mask out of {', '.join(MASKS)}; got 'no'"),
         (("--shape", "1,2,3"), "expected shape as batch,heads,length,width; got '1,2,3'"),
         (("--lengths", "8,x"), "expected lengths as positive integers separated by commas; got '8,x'"),
@@ -265,7 +265,7 @@ def test_the_command_measures_and_writes(tmp_path):
         (("--seconds", "nan"), "expected seconds as a number from 0; got nan"),
         (("--max-seconds", "-1"), "expected max-seconds as a number from 0; got -1.0"),
         (("--preset", "no"), f"expected a preset out of {', '.join(PRESETS)}; got 'no'"),
-        (("--shape", "1,4,8,2", "--kv-heads", 3), "expected attention, key/value heads that divide heads, and no more queries than keys"),
+        (("--shape", "1,4,8,2", "--kv-heads", 3), "expected key/value heads that divide heads, and no more queries than keys"),
         (("--device", "cuda", "--preset", "accelerator"), "expected a device of some framework; got 'cuda', and numpy has cpu"),
     ],
 )  # fmt: skip
@@ -297,5 +297,4 @@ def test_a_wrong_result_is_an_error(monkeypatch):
 
 def test_keys_name_one_candidate_each():
     assert len({each.key for each in CANDIDATES}) == len(CANDIDATES)
-    problems = *default_problems(), Problem(SHAPE, operation="linear")
-    assert all(any(each.takes(problem) for problem in problems) for each in CANDIDATES)
+    assert all(any(each.takes(problem) for problem in default_problems()) for each in CANDIDATES)

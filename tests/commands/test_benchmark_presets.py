@@ -7,7 +7,7 @@ from attention_benchmark import CANDIDATES, Problem
 from attention_benchmark.problem import PRESETS
 from attention_cli import bench
 
-DENSE = next(each for each in CANDIDATES if each.key == "numpy:eager:attention:dense")
+DENSE = next(each for each in CANDIDATES if each.key == "numpy:eager:dense")
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -16,7 +16,7 @@ from command_helpers import ENVIRONMENT, invoke, refusal
 from rich.console import Console
 
 import attention_core as ac
-from attention_benchmark.problem import MASKS, OPERATIONS, PRESETS
+from attention_benchmark.problem import MASKS, PRESETS
 from attention_cli import app as command_line, main as program
 from attention_conformance import CASES
 from attention_conformance.cases.contract import LINES
@@ -152,7 +152,6 @@ def test_help_is_whole_and_imports_no_library(command):
 
 def test_help_names_what_there_is():
     assert f"attention-core, {', '.join(LAYOUTS)}" == command_line.LAYOUTS
-    assert ", ".join(OPERATIONS) == command_line.OPERATIONS
     assert ", ".join(MASKS) == command_line.MASKS
     assert ", ".join(PRESETS) == command_line.PRESETS
 

@@ -99,7 +99,8 @@ SLIPS = [
     "softmax-over-queries", "softmax-over-heads", "masked-after-softmax", "powers-of-2", "powers-of-e",
     "key-and-value-swapped", "width-from-64-lost", "reversed-causality", "causality-by-blocks-of-32",
     "lost-keys", "causality-of-first-query", "sink-of-zero", "mask-transposed", "keys-after-hidden-lost",
-    "keys-beyond-queries-lost", "heads-not-transposed",
+    "keys-beyond-queries-lost", "heads-not-transposed", "mask-or-causality", "mask-of-another",
+    "scale-of-padded-width",
 ]  # fmt: skip
 
 
@@ -111,6 +112,7 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
         key, value = (value, key) if slip == "key-and-value-swapped" else (key, value)
         width = 64 if slip == "width-from-64-lost" else width
         scale = scale / np.float32(np.log(2)) if slip == "powers-of-e" else scale
+        scale = np.float32((-(-width // 32) * 32) ** -0.5) if slip == "scale-of-padded-width" else scale
         scores = scale * query[..., :width] @ np.swapaxes(key[..., :width], -1, -2)
         seen = {
             "reversed-causality": columns >= rows,
@@ -120,7 +122,9 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
         seen = seen.get(slip, columns <= rows) if is_causal else columns >= 0
         if mask is not None:
             mask = np.swapaxes(mask, -1, -2) if slip == "mask-transposed" and mask.shape[-1] == mask.shape[-2] else mask
-            seen = seen & (np.logical_and.accumulate(mask, axis=-1) if slip == "keys-after-hidden-lost" else mask)
+            mask = np.roll(mask, 1, axis=-2) if slip == "mask-of-another" else mask
+            mask = np.logical_and.accumulate(mask, axis=-1) if slip == "keys-after-hidden-lost" else mask
+            seen = seen | mask if slip == "mask-or-causality" and is_causal else seen & mask
         seen = seen & (columns < rows.size) if slip == "keys-beyond-queries-lost" else seen
         seen = seen & (columns < columns.size // 8 * 8) if slip == "lost-keys" else seen
         axis = {"softmax-over-queries": -2, "softmax-over-heads": -3}.get(slip, -1)
@@ -140,6 +144,7 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
         "shape-16x16-d64-mask",
         "after-other-mask",
         "mask",
+        "causal-and-mask",
     )
     findings = agreed(list(found(Subject(attention, **TAKES | {"grouped": False}), *cases).values()))
     assert grouped(each for each in findings if each.verdict in WRONG)[0][0].variant == slip

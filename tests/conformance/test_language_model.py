@@ -101,5 +101,5 @@ def test_what_is_no_language_model_is_told(path, tmp_path):
 
 def test_prompts_that_are_known_have_different_lengths():
     (known,) = KNOWN.values()
-    assert len(known.prompts) == 8
-    assert len({len(each) for each in known.prompts}) > 4
+    assert len(known) == 8
+    assert len({len(each) for each in known}) > 4

@@ -11,9 +11,8 @@ from attention_conformance import check
 from attention_conformance.golden.cases import IDENTICAL
 from attention_conformance.golden.identical import computed_of, digest
 from attention_conformance.hashes import published
-from attention_conformance.measure.catalogue import subject_cases
 from attention_conformance.own.language_model import load_language_model
-from attention_conformance.sharded import PROPERTIES, whole_of
+from attention_conformance.sharded import whole_of
 from attention_core import Shards, scaled_dot_product_attention
 from sharding.ranks import SHARED_CASES, SIZES, attention_of_shards, logits_over, over, ways_of
 
@@ -71,15 +70,6 @@ def test_ranks_answer_the_cases_of_the_kit(shared, size, strategy, split, count)
     results = check(shared(size, strategy, split), backend="numpy", cases=SHARED_CASES, dtypes=["float32"])
     assert {each.case for each in results if each.passed is False} == ROUNDED.get(strategy, set())
     assert sum(each.passed is True for each in results) == count
-
-
-@pytest.mark.needs("numpy")
-def test_each_property_of_ranks_has_cases_that_subjects_are_asked(backend):
-    got = list(PROPERTIES)
-    assert got == ["shards = whole", "gradients of shards", "merging in any order", "an empty shard is neutral"]
-    for name, patterns in PROPERTIES.items():
-        for pattern in patterns:
-            assert subject_cases([pattern]), name
 
 
 @pytest.mark.needs("numpy")

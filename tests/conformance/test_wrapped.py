@@ -1,29 +1,22 @@
 """Attentions behind wrappers of many kinds: what they take is found, and every planted fault is seen through them."""
 
 import functools
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import planted_kernels as planted
 import pytest
-from command_helpers import ENVIRONMENT
 from planted_kernels import found
 
 from attention_conformance import Finding, Subject, check_subject
-from attention_conformance.cases.shapes import case_of, shape_of
 from attention_conformance.kernel.adapters import adapted, masked_by_lengths, unpacked
 from attention_conformance.kernel.probe import settled
 from attention_conformance.kernel.signature import parameters_of
 from attention_conformance.measure.finding import QUIET, WRONG, exit_status, little
 from attention_conformance.measure.messages import Refused
-from attention_conformance.measure.question import Question
 from attention_conformance.mistakes.surprises import surprises
 from attention_conformance.run.job import Job
 from attention_conformance.run.subjects import work
-from attention_conformance.verdict.judge import asked
-from survey.script import script
 
 KERNEL = [planted.Kernel()]
 """The kernel that all wrappers call."""
@@ -245,11 +238,6 @@ def test_masks_of_keys_lengths_and_packed_sequences_are_understood(kernel, facts
     assert (subject.layout, subject.mask, subject.causal, subject.unknown) == (*facts, ())
     for each in check_subject(Subject(kernel), cases=cases, dtypes=["float32"], power=False):
         assert each.verdict == "right", each
-    problem = asked(Question(subject, case_of(shape_of(cases[1])), "float32"))
-    text = script(problem, subject, f"{__file__}:{kernel.__name__}", dtype="float32", bound=64.0, says="right")
-    kept = {"input": text, "capture_output": True, "text": True, "env": ENVIRONMENT}
-    ran = subprocess.run([sys.executable, "-"], **kept, check=False)
-    assert ran.returncode == 0, ran.stderr
 
 
 def test_what_lengths_and_packed_sequences_do_not_say_is_refused():

@@ -46,8 +46,6 @@ class Candidate:
         The mode of the framework: eager, compiled, and so on.
     preparation : str
         The function from a `Problem` to a `Call`, as ``module:name``.
-    operation : str
-        The operation of the problems it takes.
     is_peer : bool
         Whether the implementations of the core are compared with it.
     scores : str
@@ -58,38 +56,32 @@ class Candidate:
     framework: str
     mode: str
     preparation: str
-    operation: str = "attention"
     is_peer: bool = True
     scores: str = ""
 
     @property
     def key(self) -> str:
         """A unique name."""
-        return ":".join((self.framework, self.mode, self.operation, self.name))
+        return ":".join((self.framework, self.mode, self.name))
 
     def takes(self, problem: Problem) -> bool:
         """Whether the candidate can compute a problem."""
         differentiates = self.framework in _DIFFERENTIATING
         knows = MASKS[problem.mask].scores is None or not self.is_peer or problem.mask in self.scores.split()
-        return problem.operation == self.operation and knows and (differentiates or problem.direction == "forward")
+        return knows and (differentiates or problem.direction == "forward")
 
     def prepare(self, problem: Problem) -> Call:
         """Lay out the arrays of a problem, and make the call."""
         return cast(Call, pkgutil.resolve_name(f"attention_benchmark.{self.preparation}")(problem))
 
 
-FRAMEWORKS = ("numpy", "torch", "jax", "tensorflow", "onnxruntime")
+FRAMEWORKS = ("numpy", "torch", "jax", "tensorflow")
 _DIFFERENTIATING = ("torch", "jax", "tensorflow")
 _IMPLEMENTATIONS = ("dense", "blockwise", "fused", "auto", "reproducible")  # the last is an arithmetic
 
 
 def _core(framework: str, mode: str) -> list[Candidate]:
-    of_attention = [Candidate(name, framework, mode, f"core:{name}", is_peer=False) for name in _IMPLEMENTATIONS]
-    return [
-        *of_attention,
-        Candidate("reproducible", framework, mode, "core:linear", operation="linear", is_peer=False),
-        Candidate("@", framework, mode, "core:product", operation="linear"),
-    ]
+    return [Candidate(name, framework, mode, f"core:{name}", is_peer=False) for name in _IMPLEMENTATIONS]
 
 
 CANDIDATES = (
@@ -110,6 +102,4 @@ CANDIDATES = (
     *_core("tensorflow", "xla"),
     Candidate("keras.ops.dot_product_attention", "tensorflow", "graph", "frameworks.keras:attention", scores="sinks"),
     Candidate("keras.ops.dot_product_attention", "tensorflow", "xla", "frameworks.keras:attention", scores="sinks"),
-    Candidate("Attention", "onnxruntime", "session", "frameworks.onnxruntime:attention"),
-    Candidate("GroupQueryAttention", "onnxruntime", "session", "frameworks.onnxruntime:grouped_query"),
 )

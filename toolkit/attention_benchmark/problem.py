@@ -20,7 +20,6 @@ SOFTCAP = 2.0  # so low that a result without it is wrong
 SHAPES = ((1, 1, 8, 16), (32, 12, 128, 64), (4, 12, 512, 64), (1, 8, 2048, 64), (1, 4, 8192, 64))
 PADDED = (4, 8, 2048, 64)
 DIRECTIONS = ("forward", "fwd+bwd")
-OPERATIONS = ("attention", "linear")
 
 
 class MaskKind(NamedTuple):
@@ -150,8 +149,6 @@ class Problem:
         ``"forward"``, or ``"fwd+bwd"``: the output, and the gradients of ``sum(output * cotangent)``.
     dtype, device : str
         ``"cpu"``, or what the name of a framework's device starts with, such as ``"cuda"``.
-    operation : str
-        ``"attention"`` of queries, keys and values, or ``"linear"``: a projection without a bias.
     kv_heads, queries : int, optional
         The numbers of key/value heads and of queries; by default those of heads and of keys.
     key_lengths : tuple of int
@@ -167,7 +164,6 @@ class Problem:
     direction: str = "forward"
     dtype: str = "float32"
     device: str = "cpu"
-    operation: str = "attention"
     kv_heads: int | None = None
     queries: int | None = None
     key_lengths: tuple[int, ...] = ()
@@ -198,8 +194,7 @@ class Problem:
     def nbytes(self) -> int:
         """Bytes of all arrays in float64, in which they are drawn."""
         batch, heads, length, width = self.shape
-        inputs, square = batch * heads * length * width, (heads * width) ** 2
-        return 8 * (4 * inputs if self.operation == "attention" else 2 * inputs + square)
+        return 8 * 4 * batch * heads * length * width
 
     @property
     def mask_arrays(self) -> tuple[NumpyArray, ...]:
@@ -264,13 +259,13 @@ class Problem:
 
     @property
     def arrays(self) -> tuple[NumpyArray, ...]:
-        """The arrays to differentiate by: query, key and value, or the input and the weight of a projection."""
-        return drawn_arrays(self._dims, self.dtype, self.operation)[:-1]
+        """The arrays to differentiate by: query, key and value."""
+        return drawn_arrays(self._dims, self.dtype)[:-1]
 
     @property
     def cotangent(self) -> NumpyArray:
         """The cotangent of the output."""
-        return drawn_arrays(self._dims, self.dtype, self.operation)[-1]
+        return drawn_arrays(self._dims, self.dtype)[-1]
 
     @property
     def _dims(self) -> tuple[int, ...]:
@@ -278,16 +273,12 @@ class Problem:
 
 
 @functools.lru_cache(maxsize=2)
-def drawn_arrays(dims: tuple[int, ...], dtype: str, operation: str) -> tuple[NumpyArray, ...]:
+def drawn_arrays(dims: tuple[int, ...], dtype: str) -> tuple[NumpyArray, ...]:
     """Draw the arrays of a problem, and its cotangent, from the seed of all problems."""
     rng = np.random.default_rng(20240229)
     batch, heads, length, width, kv_heads, queries = dims
-    if operation == "attention":
-        query, key = (batch, heads, queries, width), (batch, kv_heads, length, width)
-        return tuple(_rounded(rng.standard_normal(shape), dtype) for shape in (query, key, key, query))
-    channels = heads * width
-    shapes = (batch, length, channels), (channels, channels), (batch, length, channels)
-    return tuple(_rounded(rng.standard_normal(shape), dtype) for shape in shapes)
+    query, key = (batch, heads, queries, width), (batch, kv_heads, length, width)
+    return tuple(_rounded(rng.standard_normal(shape), dtype) for shape in (query, key, key, query))
 
 
 def _rounded(array: NumpyArray, dtype: str) -> NumpyArray:
@@ -307,13 +298,7 @@ def _decode(batch: int, heads: tuple[int, int], length: int, width: int, queries
     return {"shape": shape, "mask": mask, "kv_heads": heads[1], "queries": queries, "window": 1024}
 
 
-def _quarters(length: int) -> dict[str, int]:
-    """A window and documents of a quarter of the keys."""
-    return {"window": length // 4, "document": length // 4}
-
-
 _LONG = (1, (32, 8), 4096, 128)
-_CACHES = ((1, 4096), (4, 2048), (16, 1024))  # batch and length
 PRESETS: dict[str, tuple[dict[str, Any], ...]] = {
     "training": tuple(
         {"shape": shape, "mask": mask, "direction": direction, "kv_heads": kv_heads}
@@ -341,19 +326,6 @@ PRESETS: dict[str, tuple[dict[str, Any], ...]] = {
         _decode(4, (16, 16), 2048, 64, 1, "padded"),
         _decode(16, (32, 8), 1024, 128, 1, "padded"),
     ),
-    "caches": tuple(
-        _decode(batch, (16, kv_heads), 4096 if mask == "window" else length, 64, queries, mask)
-        for batch, length in _CACHES
-        for kv_heads in (16, 4, 2)
-        for queries in (1, 4, 16, 64, 512)
-        for mask in (("causal", "padded", "window", "sinks") if kv_heads == 4 else ("causal",))
-    ),
-    "masked": tuple(
-        {"shape": (batch, 8, length, 64), "mask": mask, "direction": direction, **_quarters(length)}
-        for batch, length in ((32, 48), (16, 128), (8, 256), (4, 512))
-        for mask in ("padded", "padded-causal", "window", "packed", "alibi", "bias")
-        for direction in DIRECTIONS
-    ),
     "accelerator": (
         *(
             {"shape": shape, "mask": mask, "direction": direction, "dtype": "bfloat16", **fields}
@@ -373,11 +345,6 @@ PRESETS: dict[str, tuple[dict[str, Any], ...]] = {
             {"shape": (1, 16, 8192, 128), "mask": "causal", "direction": direction, "dtype": "float32"}
             for direction in DIRECTIONS
         ),
-    ),
-    "small": tuple(
-        {"shape": (1, 1, 8, 16), "mask": mask, "direction": direction}
-        for mask in ("full", "causal")
-        for direction in DIRECTIONS
     ),
 }
 """Fields of problems by what they are like; those of accelerators have types of their own."""

@@ -30,8 +30,7 @@ def expected(problem: Problem) -> Expected:
     rows = np.unique(np.append(np.random.default_rng(7).choice(length, min(length, ROWS), replace=False), length - 1))
     cotangent = np.zeros_like(problem.cotangent)
     cotangent[..., rows, :] = problem.cotangent[..., rows, :]
-    compute = {"attention": _attention, "linear": _linear}[problem.operation]
-    output, gradients = compute(problem, rows, cotangent[..., rows, :].astype(np.float64))
+    output, gradients = _attention(problem, rows, cotangent[..., rows, :].astype(np.float64))
     return Expected(rows, cotangent, output, gradients)
 
 
@@ -69,10 +68,3 @@ def _attention(problem: Problem, rows: NumpyArray, cotangent: NumpyArray) -> tup
     batch, _, length, width = problem.shape
     d_key, d_value = (each.reshape(batch, -1, problem.group, length, width).sum(axis=2) for each in per_head)
     return output, (d_query, d_key, d_value)
-
-
-def _linear(problem: Problem, rows: NumpyArray, cotangent: NumpyArray) -> tuple[NumpyArray, tuple[NumpyArray, ...]]:
-    x, weight = (each.astype(np.float64) for each in problem.arrays)
-    d_x = np.zeros_like(x)
-    d_x[..., rows, :] = cotangent @ weight.T
-    return x[..., rows, :] @ weight, (d_x, np.add.reduce(x[..., rows, :].swapaxes(-1, -2) @ cotangent))

@@ -16,7 +16,7 @@ NOTHING = "–"
 IN_BRACKETS = "In brackets: how many times as long as the fastest peer of the same framework."
 COMMON = "F.scaled_dot_product_attention"
 DETAILS = ("framework", "mode", "candidate", "median", "quartiles", "× peer", "× PyTorch", "memory", "first")
-DIRECTION = {"forward": "forward", "fwd+bwd": "forward and backward"}
+DIRECTION = {"forward": "Attention, forward", "fwd+bwd": "Attention, forward and backward"}
 LEGEND = (
     "× peer: how many times as long as the fastest peer of the same framework, round by round. × PyTorch: as long as "
     f"`{COMMON}` in its own process. Memory: peak memory, without the arguments. First: the first call, compiled."
@@ -33,15 +33,13 @@ class TextTable(NamedTuple):
 
 
 def overviews(measurements: Sequence[Measurement]) -> list[TextTable]:
-    """Tables with a row for each candidate and a column for each problem, by operation and direction."""
-    kinds = dict.fromkeys((each.problem.operation, each.problem.direction) for each in measurements)
-    return [_overview(measurements, *kind) for kind in kinds]
+    """Tables with a row for each candidate and a column for each problem, by direction."""
+    directions = dict.fromkeys(each.problem.direction for each in measurements)
+    return [_overview(measurements, each) for each in directions]
 
 
-def _overview(measurements: Sequence[Measurement], operation: str, direction: str) -> TextTable:
-    chosen = [
-        each for each in measurements if (each.problem.operation, each.problem.direction) == (operation, direction)
-    ]
+def _overview(measurements: Sequence[Measurement], direction: str) -> TextTable:
+    chosen = [each for each in measurements if each.problem.direction == direction]
     problems = list(dict.fromkeys(each.problem for each in chosen))
     peers = fastest_peers(chosen)
     rows = []
@@ -49,7 +47,7 @@ def _overview(measurements: Sequence[Measurement], operation: str, direction: st
         by_problem = {each.problem: each for each in chosen if each.candidate == candidate}
         rows.append((*_name(candidate), *(_overview_cell(by_problem.get(problem), peers) for problem in problems)))
     headings = ("framework", "mode", "candidate", *(f"{_shape(each)} {_mask(each)}" for each in problems))
-    return TextTable(f"{_title(operation)}, {DIRECTION[direction]}", headings, rows, [IN_BRACKETS, *_reasons(chosen)])
+    return TextTable(DIRECTION[direction], headings, rows, [IN_BRACKETS, *_reasons(chosen)])
 
 
 def _overview_cell(measurement: Measurement | None, peers: Mapping[tuple[Problem, str], Measurement]) -> str:
@@ -69,10 +67,7 @@ def details(measurements: Sequence[Measurement]) -> list[TextTable]:
 
 
 def _detail(problem: Problem, measurements: Sequence[Measurement]) -> TextTable:
-    title = (
-        f"{_title(problem.operation)}, {DIRECTION[problem.direction]}: {_shape(problem)}, {_mask(problem)}, "
-        f"{problem.dtype}, {problem.device}"
-    )
+    title = f"{DIRECTION[problem.direction]}: {_shape(problem)}, {_mask(problem)}, {problem.dtype}, {problem.device}"
     common = next((each for each in measurements if each.candidate.name == COMMON), None)
     peers = fastest_peers(measurements)
     rows = [(*_name(each.candidate), *_detail_cells(each, peers, common)) for each in measurements]
@@ -110,10 +105,6 @@ def _name(candidate: Candidate) -> tuple[str, str, str]:
         candidate.mode,
         candidate.name if candidate.is_peer else f"attention_core {candidate.name}",
     )
-
-
-def _title(operation: str) -> str:
-    return operation.replace("_", "-").capitalize()
 
 
 def _shape(problem: Problem, queries: str = "{}×") -> str:

@@ -29,9 +29,8 @@ CPUS = os.cpu_count() or 1
 # Written out, as the rooms that know them import NumPy: a test compares.
 LAYOUTS = "attention-core, torch, torch-encoder-layer, torch-decoder-layer, equinox, keras, keras-grouped, flax, bert"
 LAYOUTS += ", bert-layer, bert-embeddings, causal-lm"
-OPERATIONS = "attention, linear"
 MASKS = "full, causal, window, packed, padded, padded-causal, ragged, softcap, alibi, bias, sinks"
-PRESETS = "training, prefill, decode, caches, masked, accelerator, small"
+PRESETS = "training, prefill, decode, accelerator"
 
 
 def _version(wanted: bool) -> None:
@@ -86,11 +85,10 @@ class Bench:
     The exit status is 1 if a result is wrong or a process failed, and 2 if an argument is not valid.
     """
 
-    backend: Annotated[Many, typer.Option(help="A framework, or onnxruntime; repeatable. By default all.")] = None
+    backend: Annotated[Many, typer.Option(help="A framework; repeatable. By default all.")] = None
     candidate: Annotated[
         Many, typer.Option("--candidate", "--implementation", help="Candidates by name, * allowed; repeatable.")
     ] = None
-    operation: Annotated[Many, typer.Option(help=f"{OPERATIONS}; repeatable. By default the first.")] = None
     shape: Annotated[Many, typer.Option(help="Batch, heads, length, head dimension, as in 4,12,512,64.")] = None
     preset: Annotated[Many, typer.Option(help=f"{PRESETS}: shapes and masks; repeatable.")] = None
     kv_heads: Annotated[int | None, typer.Option(min=1, help="Key/value heads. By default as many as heads.")] = None
@@ -115,7 +113,9 @@ class Ways:
 
     backend: Annotated[Many, typer.Option(help="A backend; repeatable. By default all that are installed.")] = None
     device: Annotated[Many, typer.Option(help="A device, or its kind, as cuda; repeatable. By default all.")] = None
-    mode: Annotated[Many, typer.Option(help="A mode, such as eager or compiled; repeatable. By default all.")] = None
+    mode: Annotated[
+        Many, typer.Option(help="A mode, such as eager or jit; repeatable. By default all; of digest eager.")
+    ] = None
     json: Annotated[Path | None, typer.Option(help="Write environment and results to this file.")] = None
     jobs: Annotated[int, typer.Option(min=0, help="Processes at a time, one for a backend; 0: all in this one.")] = CPUS
 
@@ -298,9 +298,9 @@ class Digest(Ways):
     """Hash the results of a call of attention, or of a saved layer, on given inputs, with SHA-256.
 
     A call takes query, key, value and, if they are there, mask and bias. A layer takes its own arguments, by name.
-    Reproducible arithmetic computes them on every backend in every mode. Eager calls run again in small blocks, with
-    the samples of a batch apart, and with other numbers of threads. With --chain or --against, a language model has a
-    hash for each layer and token instead, and the first that differs is told.
+    Reproducible arithmetic computes them by an eager call on every backend, again in small blocks, and with the samples
+    of a batch apart. --mode asks for compiled calls, and --threads for processes with numbers of threads. With --chain
+    or --against, a language model has a hash for each layer and token instead, and the first that differs is told.
 
     The exit status is 0 if all bits are the same (and as expected), 1 if not, and 2 if the command cannot be run as
     given.
@@ -310,7 +310,7 @@ class Digest(Ways):
         list[Path], typer.Argument(help="Inputs as safetensors, and at most one saved layer; a model with --chain.")
     ]
     threads: Annotated[
-        list[int] | None, typer.Option(min=1, help="A number of threads to run with, too; repeatable. By default 1.")
+        list[int] | None, typer.Option(min=1, help="A number of threads to run with, too; repeatable.")
     ] = None
     causal: Annotated[bool, typer.Option("--causal", help="is_causal of a call without a layer.")] = False
     scale: Annotated[float | None, typer.Option(help="The scale of a call without a layer.")] = None

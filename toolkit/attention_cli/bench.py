@@ -20,7 +20,6 @@ from attention_benchmark.order import Order
 from attention_benchmark.problem import (
     DIRECTIONS,
     MASKS,
-    OPERATIONS,
     PRESETS,
     SHAPES,
     Problem,
@@ -44,7 +43,6 @@ def bench(options: Bench, /) -> None:
     """Measure; print and write what came of it."""
     for name, values, known in (
         ("backend", options.backend, FRAMEWORKS),
-        ("operation", options.operation, OPERATIONS),
         ("preset", options.preset, PRESETS),
         ("mask", options.mask, MASKS),
         ("direction", options.direction, DIRECTIONS),
@@ -88,7 +86,7 @@ def bench(options: Bench, /) -> None:
 def _problems(options: Bench) -> list[Problem]:
     """Choose from the default problems or those of presets, or combine shapes, masks and directions."""
     dtype, device, lengths = options.dtype, options.device, options.lengths
-    masks, operations, directions = options.mask, options.operation, options.direction
+    masks, directions = options.mask, options.direction
     if options.preset:
         chosen = [each for name in options.preset for each in PRESETS[name]]
         problems = [Problem(**{"dtype": dtype, **each}, device=device) for each in chosen]
@@ -104,23 +102,16 @@ def _problems(options: Bench) -> list[Problem]:
             batch, heads, _, width = dims[-1] if dims else SHAPES[-1]
             dims = [(batch, heads, length, width) for length in sorted(_integers("lengths", lengths))]
         problems = [
-            Problem(each, kind, direction, dtype=dtype, device=device, operation=operation)
-            for operation in operations or ["attention"]
+            Problem(each, kind, direction, dtype=dtype, device=device)
             for kind in masks or ["full", "causal"]
             for each in dims
             for direction in DIRECTIONS
         ]
     fitting = [
-        each
-        for each in problems
-        if each.mask in (masks or MASKS)
-        and each.direction in (directions or DIRECTIONS)
-        and each.operation in (operations or OPERATIONS)
+        each for each in problems if each.mask in (masks or MASKS) and each.direction in (directions or DIRECTIONS)
     ]
     if not fitting:
-        raise refusal("expected a mask and an operation that the default shapes have; name a --shape")
-    if any(each.operation == "linear" and each.mask != "full" for each in fitting):
-        raise refusal("expected mask full with linear; got another")
+        raise refusal("expected a mask that the default shapes have; name a --shape")
     _check_sizes(fitting)
     return fitting
 
@@ -137,8 +128,8 @@ def _with_cache(problems: list[Problem], options: Bench) -> list[Problem]:
         for count in counts
     ]
     for each in found:
-        if each.operation != "attention" or each.shape[1] % (each.kv_heads or 1) or each.num_queries > each.shape[2]:
-            raise refusal("expected attention, key/value heads that divide heads, and no more queries than keys")
+        if each.shape[1] % (each.kv_heads or 1) or each.num_queries > each.shape[2]:
+            raise refusal("expected key/value heads that divide heads, and no more queries than keys")
     return found
 
 

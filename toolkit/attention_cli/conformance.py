@@ -92,10 +92,7 @@ def _identical(options: Conformance, orders: list[Order]) -> None:
         orders += [replace(each, modes=("eager",), threads=1) for each in orders]
     known = published() | published_model(model, long=options.long)
     results, described = run_all(orders, jobs, bits.work)
-    left_out = [
-        *(each for backend in described for each in backend.left_out),
-        *([] if quick else fixed_threads(jobs, mode)),
-    ]
+    left_out = [each for backend in described for each in backend.left_out]
     judged = bits.verdicts(chosen, results, known, left_out=left_out)
     screen = console()
     screen.print(bits.table(judged))
@@ -181,15 +178,6 @@ def bits_environment(described: Sequence[Described]) -> dict[str, Any]:
 def run_on(results: Iterable[Finding]) -> list[str]:
     """The backends that gave results."""
     return list(dict.fromkeys(result.backend for result in results))
-
-
-def fixed_threads(jobs: int, mode: Many = None) -> list[tuple[str, str, str]]:
-    """Why all is run with one number of threads; nothing where it is not."""
-    if not jobs:
-        return [("*", "other threads", "--jobs 0 computes in this process, which keeps those that it has")]
-    if len(available_threads()) < 2:
-        return [("*", "other threads", "there is one processor")]
-    return [] if mode is None or "eager" in mode else [("*", "other threads", "they are varied in eager calls alone")]
 
 
 def tell_left_out(cases: Iterable[Sequence[str]]) -> None:

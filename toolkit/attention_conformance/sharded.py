@@ -20,13 +20,6 @@ AttentionFunction = Callable[..., Any]
 MASKS = "mask", "attn_mask"
 BY_POSITION = Causal, KeyLengths, SlidingWindow
 """Masks that hold nothing of the queries."""
-PROPERTIES = {
-    "shards = whole": ("shape-*",),
-    "gradients of shards": ("gradient-*",),
-    "merging in any order": ("merged-pieces", "reordered-keys"),
-    "an empty shard is neutral": ("empty-row*", "gradient-empty*"),
-}
-"""The cases of each property of ranks, for `check_sharded`; of the last, all keys are hidden that some rank holds."""
 
 
 def check_sharded(subject: Subject, shards: Shards, **asked: Any) -> list[Finding]:

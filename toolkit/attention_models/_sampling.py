@@ -30,7 +30,16 @@ from attention_core._backend import (
     register,
     with_autocast,
 )
-from attention_core._checks import check_floating, check_number, check_positive, check_rank, only_array, plain_integer
+from attention_core._checks import (
+    check_floating,
+    check_number,
+    check_offset,
+    check_positive,
+    check_rank,
+    check_shapes,
+    only_array,
+    plain_integer,
+)
 from attention_core.random import check_seed, hash_words, seed_words, uniform_integers
 
 _SAMPLED = 3  # the purpose of this stream of random words, besides those of `attention_core.random`
@@ -107,13 +116,15 @@ def sample_tokens(
     >>> [int(sample_tokens(logits, top_k=2, seed=7, step=step)) for step in range(8)]
     [1, 1, 1, 1, 1, 1, 1, 2]
     """
-    step = as_constant(plain_integer(step), logits, wraps=True)
+    step = check_offset("step", as_constant(step, logits, wraps=True))
     xp = common_namespace(xp, {"logits": logits, "step": step if hasattr(step, "dtype") else None})
     top_k = plain_integer(top_k)
     check_sampling(temperature, top_k, top_p)
     check_rank("logits", logits, 1, "(..., V)")
     check_floating("logits", logits)
     check_seed(seed)
+    if hasattr(step, "dtype"):
+        check_shapes("step: integer", {"step": step})
     *leading, count = shape(logits, xp=xp)
     if sizes(logits)[-1] == 0:
         raise ValueError("expected logits of at least one token; got none")
@@ -122,7 +133,6 @@ def sample_tokens(
         tokens = first_greatest(rows, xp)
     else:
         index = positions(shape(rows, xp=xp)[0], rows, xp=xp)
-        step = step if hasattr(step, "dtype") else int(step)
         step = xp.reshape(xp.astype(step, xp.int32), (1,)) if hasattr(step, "dtype") else step
         words = [hash_words(*seed_words(seed, xp=xp), _SAMPLED, word, step, index, xp=xp) for word in (0, 1)]
         plan = Sampling(float(temperature), 0 if top_k is None else top_k, 1.0 if top_p is None else float(top_p))

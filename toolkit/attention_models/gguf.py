@@ -100,7 +100,12 @@ def open_gguf(path: str | os.PathLike[str], /) -> tuple[models.Decoder, Callable
     path = Path(path)
     values, tensors = _contents(path)
     dims = {name: tensor.dims for name, tensor in tensors.items()}
-    definition = _definition(path, values, tensors, dims=dims)
+    try:
+        definition = _definition(path, values, tensors, dims=dims)
+    except LayoutError:
+        raise
+    except ValueError as error:
+        raise LayoutError(f"expected settings of a language model in {path}; got others: {error}") from error
     names = _names(definition)
     specs = layers.named_arrays(definition.parameters)
     transposed = {name: len(spec.dims) == 2 and name != "token" for name, spec in specs.items()}

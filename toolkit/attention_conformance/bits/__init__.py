@@ -1,4 +1,1 @@
-"""Two kernels to the last bit: `cases` that are the same by mathematics, and the `pair` that is compared.
-
-What differs has `causes`, ways of computing that are `emulated`.
-"""
+"""Two kernels to the last bit: `cases` that are the same by mathematics, and the `pair` that is compared."""

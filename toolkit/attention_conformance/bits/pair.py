@@ -1,4 +1,4 @@
-"""Two attentions to the last bit: calls that are the same by mathematics, what differs, where, and why."""
+"""Two attentions to the last bit: calls that are the same by mathematics, what differs, and where."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.bits.cases import SAME_CALL, VARIATIONS, Variation
-from attention_conformance.bits.causes import NO_CAUSE, Seen, cause_of
-from attention_conformance.bits.emulated import head_of
 from attention_conformance.call import one_line
 from attention_conformance.launch.call import outputs, place, to_numpy, torch_pass
 from attention_conformance.launch.fit import fit, meant
@@ -27,7 +25,7 @@ from attention_conformance.measure.finding import CONVENTION, WRONG, Finding
 from attention_conformance.measure.measures import drawn, result_of
 from attention_conformance.measure.properties import merged
 from attention_conformance.measure.question import Question, truth_of
-from attention_conformance.oracle.dense import Dense, answer, dense_of
+from attention_conformance.oracle.dense import answer, dense_of
 from attention_conformance.oracle.ulps import Difference, difference
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.verdict.judge import attempted, judged
@@ -121,7 +119,7 @@ class _Row:
             raise NotOffered(self.lacking)
 
     def answer(self) -> Finding:
-        """The finding: same bits, or the first difference with its cause."""
+        """The finding: same bits, or the first difference."""
         problem = drawn(self.question)
         blank = replace(self.blank, shapes={name: each.shape for name, each in problem.arrays.items()})
         if not self.count:
@@ -187,13 +185,12 @@ class _Row:
         return tuple(int(each) for each in np.unravel_index(places[unlike.difference.index], whole.shape))
 
     def _explained(self, finding: Finding, unlike: _Unlike) -> Finding:
-        """The finding with its cause: mathematics, the whole call, or a way of computing that was emulated."""
+        """The finding with its cause, where it is the whole call, or other mathematics."""
         if not self.is_one and finding.case not in SAME_CALL and self._is_whole(unlike):
             return replace(finding, variant=AS_WHOLE[0], says=AS_WHOLE[1])
-        name, says = self._cause() if unlike.name == "output" else ("", f"{NO_CAUSE}, as outputs alone are emulated")
-        wrong = None if name else self._mathematics(unlike)
+        wrong = self._mathematics(unlike)
         if wrong is None:
-            return replace(finding, variant=name, says=says)
+            return finding
         who, found = wrong
         says = f"not the same mathematics: {who} is {found.verdict}: {found.says or found.detail}"
         return replace(finding, verdict=found.verdict, variant=found.variant, says=says, line=found.line)
@@ -235,33 +232,6 @@ class _Row:
         part = unlike.variation.part(unlike.name, whole[unlike.name])
         got_part = unlike.variation.own(unlike.name, unlike.got[unlike.name])
         return part is not None and part.tobytes() == got_part.tobytes()
-
-    def _cause(self) -> tuple[str, str]:
-        """The cause by emulations of heads in which outputs first differ: of one call, seen again in two others."""
-        unlike = sorted((each for each in self.unlike if each.name == "output"), key=_size, reverse=True)
-        chosen = dict.fromkeys((0, len(unlike) // 2, len(unlike) - 1))
-        dense = self._dense(self.question, drawn(self.question))
-        seen = []
-        for each in (unlike[at] for at in chosen):
-            at, part = each.difference.index[:2], each.variation.part("output", each.whole["output"])
-            assert part is not None
-            other = head_of(self._dense(self.other, each.variation.problem), *at)
-            head = head_of(dense, *self._place(each)[:2])
-            seen.append(Seen(head, self._rows(each), part[at], other, each.got["output"][at]))
-        return cause_of(seen, self.question.dtype)
-
-    def _dense(self, question: Question, problem: Problem) -> Dense:
-        fitted = fit(replace(problem, cotangent=None, pieces=()), question.subject)
-        return dense_of(meant(fitted, question.subject))
-
-    def _rows(self, unlike: _Unlike) -> NumpyArray:
-        """The queries that a variation has of the whole."""
-        return np.asarray(np.arange(unlike.whole["output"].shape[-2])[unlike.variation.taken.get("rows", slice(None))])
-
-
-def _size(unlike: _Unlike) -> int:
-    """How much a call tells of its way: elements of the output, times keys."""
-    return int(unlike.got["output"].size * unlike.variation.problem.arrays["key"].shape[-2])
 
 
 def _varied(question: Question, variation: Variation) -> Arrays:

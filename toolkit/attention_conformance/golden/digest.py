@@ -72,8 +72,8 @@ def digest(
 ) -> Verdict:
     """Hash a call of attention, or a saved layer, on given inputs, and compare the bits of every way of running.
 
-    A way is a device and a mode of a library. Eager calls are computed again in small blocks, and with the samples of
-    the batch apart. All is computed in reproducible arithmetic.
+    A way is a device and a mode of a library, by default eager. Eager calls are computed again in small blocks, and
+    with the samples of the batch apart. All is computed in reproducible arithmetic.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def digest(
     scale, softcap : float, optional
         Of a call without a layer.
     backends, devices, modes : sequence of str, optional
-        By default all that are installed.
+        By default all that are installed, and eager calls.
     threads : sequence of int
         Numbers of threads, each of which gets processes of its own; needs ``jobs``.
     sha256 : str, optional
@@ -140,7 +140,7 @@ def orders(
 ) -> list[Order]:
     """One order for every backend with its threads as they are; then for every number of threads that is asked for."""
     device_names, mode_names = (tuple(each) if each else None for each in (devices, modes))
-    order = Order("", (NAME,), device_names, modes=mode_names, recipe=recipe)
+    order = Order("", (NAME,), device_names, modes=mode_names or ("eager",), recipe=recipe)
     counts = (None, *dict.fromkeys(threads))
     return [replace(order, backend=name, threads=count) for count in counts for name in backends]
 

@@ -144,13 +144,6 @@ def work_on(cases: Sequence[Identical], order: Order) -> Iterator[Message]:
         for variation in (variations(case) if mode == "eager" and not order.quick and order.threads is None else ("",))
     ]
     left_out = [(case, f"{backend.name} on {device}", reason) for (case, device), reason in lacking.items() if reason]
-    if order.quick:
-        left_out.append(("*", "", "blocks, batch, threads, devices and compiled modes: --quick runs one eager call"))
-    elif order.threads is None:
-        run_cases = {case.name: case for case, *_ in trials}
-        left_out += [(name, "", reason) for name, case in run_cases.items() for reason in _unvaried(case, modes)]
-        unheld = [each for each in backend.devices() if each not in devices_of(backend)]
-        left_out += [("*", f"{backend.name} on {each}", "it holds no values") for each in unheld]
     yield Described({}, {}, backend.versions(), len(trials), backend.name, threads_of(backend), tuple(left_out))
     threads = "" if order.threads is None else f"{order.threads} thread{'s' * (order.threads != 1)}"
     for case, device, mode, variation in trials[order.skip :]:
@@ -177,25 +170,6 @@ def variations(case: Identical) -> tuple[str, ...]:
 def _longest(trees: Trees) -> int:
     inputs = {name: tree for name, tree in trees.items() if name != "parameters"}
     return max((size for leaf in arrays_of(inputs) for size in leaf.shape), default=0)
-
-
-def _unvaried(case: Identical, modes: Sequence[str]) -> Iterator[str]:
-    """Why a case has not all variations."""
-    if "eager" not in modes:
-        yield "blocks and batch: they are varied in eager calls alone"
-        return
-    others = [mode for mode in modes if mode != "eager"]
-    if case.modes is not None and set(modes) - set(case.modes):
-        yield f"{', '.join(mode for mode in modes if mode not in case.modes)}: its model takes minutes to be compiled"
-    elif others:
-        yield f"blocks and batch in {', '.join(others)}: they are varied in eager calls alone"
-    trees = case.trees()
-    if _longest(trees) <= SMALL_ROWS:
-        yield f"{SMALL_BLOCKS}: no input is longer than {SMALL_ROWS}, and so there is one block"
-    if len(_entries(case, trees)) < 2:
-        shared = bool(case.batched) and not set(case.variables) <= set(case.batched)
-        reason = "a gradient is a sum over the batch" if shared else "there is no batch of several independent samples"
-        yield f"{APART}: {reason}"
 
 
 def _entries(case: Identical, trees: Trees) -> list[Trees]:

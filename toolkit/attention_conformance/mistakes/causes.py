@@ -133,7 +133,8 @@ class Variants:
                 break
         if not equal and self._dense is not None and not np.isfinite(self._dense.query).all():
             equal = [SPREAD] * _spreads(got, bounds)  # after the conventions of masked rows
-        return equal, unlike
+        named = {each.name for each in equal}
+        return equal, [name for name in unlike if name not in named]
 
     def _is_other(
         self, got: Mapping[str, NumpyArray], again: Callable[[], Mapping[str, NumpyArray]], bounds: Bounds

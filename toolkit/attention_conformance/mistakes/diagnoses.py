@@ -109,6 +109,13 @@ def _by_blocks(block: int, rows: NumpyArray, columns: NumpyArray) -> NumpyArray:
     return np.asarray(columns // block <= rows // block)
 
 
+def _either(dense: Dense) -> Dense | None:
+    if dense.mask is None or dense.causal is None:
+        return None
+    rows, columns = dense.positions
+    return dense.changed(mask=dense.mask | (columns <= rows + dense.causal), causal=None)
+
+
 def _mask_transposed(dense: Dense) -> Dense | None:
     mask = dense.mask
     is_square = mask is not None and mask.shape[-1] == mask.shape[-2]
@@ -171,12 +178,13 @@ def _factor(dense: Dense, names: Sequence[str], factor: Callable[[Dense], float]
 
 
 @given
-def _first_of_group(dense: Dense, names: Sequence[str]) -> Answer | None:
-    """The gradient of a shared key head is that through its first query head."""
+def _one_of_group(dense: Dense, names: Sequence[str], at: int) -> Answer | None:
+    """The gradient of a shared key head is that through one of its query heads."""
     if dense.cotangent is None or dense.group_size == 1:
         return None
     truth, each_head = answer(dense), answer(dense.changed(group_size=1)).arrays
-    return truth.of(**{**truth.arrays, **{name: each_head[name][..., :: dense.group_size, :, :] for name in names}})
+    of_one = {name: each_head[name][..., at % dense.group_size :: dense.group_size, :, :] for name in names}
+    return truth.of(**{**truth.arrays, **of_one})
 
 
 @given
@@ -225,8 +233,9 @@ def _gradients() -> Iterator[Variant]:
         yield Variant(f"{name}-scaled-twice", 7, f"{of} is scaled twice", _factor(names, lambda dense: dense.scale))
     for names, of in ((("key", "value"), "keys and values"), (("key",), "keys"), (("value",), "values")):
         name, of = f"gradient-of-{'-and-'.join(names)}", f"the gradient of {of}"
-        yield Variant(f"{name}-of-first-query-head", 9, f"{of} comes from the first query head of a group alone",
-                      _first_of_group(names))  # fmt: skip
+        for at, which in enumerate(("last", "first"), -1):
+            yield Variant(f"{name}-of-{which}-query-head", 9, f"{of} is from the {which} query head of a group alone",
+                          _one_of_group(names, at))  # fmt: skip
         yield Variant(f"{name}-averaged", 9, f"{of} is the average over the query heads of a group, not the sum",
                       _factor(names, lambda dense: 1 / dense.group_size))  # fmt: skip
     yield Variant("gradient-without-delta", 8, "the gradient of the softmax lacks the sum of p dp",
@@ -269,6 +278,10 @@ def _finite_bias(dense: Dense) -> NumpyArray | float:
     return 0.0 if dense.bias is None else np.where(np.isfinite(dense.bias), dense.bias, 0)
 
 
+def _padded_scale(whole: int, dense: Dense) -> float:
+    return float(max(whole, -(-dense.query.shape[-1] // whole) * whole) ** -0.5)
+
+
 FINITE = Variant("bias-of-minus-10000", 4, "a bias of −10,000 stands for the mask: a fully masked row attends to all",
                  _unhidden)  # fmt: skip
 
@@ -280,6 +293,8 @@ DIAGNOSES = (
             _causal_by(lambda rows, columns: columns >= rows)),
     Variant("causality-of-first-query", 3, "all queries see what causality shows the first",
             _causal_by(lambda rows, columns: columns <= rows.min())),
+    Variant("mask-or-causality", 1, "a query sees what the mask or causality shows, in place of what both show",
+            _either),
     Variant("sink-of-zero", 8, "1 is added to the sum of the weights, as a sink of 0 adds it",
             lambda dense: dense.changed(sinks=np.zeros(dense.query.shape[-3], dense.query.dtype))
             if dense.sinks is None else None),
@@ -308,8 +323,8 @@ DIAGNOSES = (
     Variant("first-sample-of-value", 10, "all samples use the value of the first", first_of(-4, "value")),
     Variant("scale-ignored", 7, "the scale of the caller is not used; 1/√D is",
             scaled(lambda dense: dense.query.shape[-1] ** -0.5 if dense.query.shape[-1] else dense.scale)),
-    Variant("scale-of-padded-width", 7, "the scale is that of the width, padded to a multiple of 64",
-            scaled(lambda dense: max(64, -(-dense.query.shape[-1] // 64) * 64) ** -0.5)),
+    *(Variant("scale-of-padded-width", 7, "the scale is that of a padded width",
+              scaled(functools.partial(_padded_scale, whole))) for whole in BLOCKS[1:]),
     Variant("scale-of-value-width", 7, "the scale is that of the width of the values",
             lambda dense: dense.changed(scale=dense.value.shape[-1] ** -0.5) if dense.value.shape[-1] else None),
     Variant("softcap-before-scale", 7, "the softcap comes before the scale",

@@ -16,7 +16,7 @@ from attention_conformance.measure.properties import positioned, taken
 from attention_conformance.measure.question import Question
 from attention_conformance.mistakes.former import CALL, STRIDES
 from attention_conformance.mistakes.variants import Variant
-from attention_conformance.oracle.dense import answer, dense_of
+from attention_conformance.oracle.dense import Dense, answer, dense_of
 from attention_conformance.oracle.positions import passes
 from attention_conformance.problem import NumpyArray, Problem
 
@@ -39,12 +39,13 @@ MORE, LESS = "counts more than the keys, as where padding or a sink adds to it",
 STALE = Variant("unscaled-maximum", 8, "right where scores fall from key to key: not all is scaled to a new maximum")
 SCALED = Variant("other-weights", 8, "weights of the keys before {} are {:.3g} times, and others {:.3g} times, what "
                  "they should be: some block has another scale, or counts twice")  # fmt: skip
+ROW = Variant("mask-of-another", 1, "query {}, head {}, sample {} has the mask or bias of query {}, head {}, sample {}")
 OTHER = Variant("other-values", 9, "head {} of sample {} reads the values of head {} of sample {}")
 
 STATE = Variant("state", 10, "right in a process of its own: what is kept of calls before, or their order, matters")
 THREADS = Variant("threads", 10, "right with one thread, and wrong with several: threads race")
 
-EXPERIMENTS = (*UNLIKE.values(), SUMS, STATE, THREADS, LOST, SEEN, SUM, STALE, SCALED, OTHER)
+EXPERIMENTS = (*UNLIKE.values(), SUMS, STATE, THREADS, LOST, SEEN, SUM, STALE, SCALED, ROW, OTHER)
 """All that is told here."""
 
 AVERAGE = next(case for case in KERNELS if case.name == "average-32768")
@@ -111,8 +112,8 @@ def read(question: Question, problem: Problem, row: tuple[int, ...], ask: Ask) -
     sample, head, _ = row
     value, shared = problem.arrays["value"], problem.sizes[1] // problem.arrays["value"].shape[1]
     groups, keys, width = value.shape[1:]
-    truth = answer(dense_of(meant(problem, question.subject)))
-    weights = truth.arrays["weights"][row].astype(np.float64)
+    dense = dense_of(meant(problem, question.subject))
+    weights = answer(dense).arrays["weights"][row].astype(np.float64)
     plain = problem.changed(memory={name: each for name, each in problem.memory.items() if name != "value"})
 
     def shown(codes: NumpyArray) -> NumpyArray:
@@ -135,6 +136,8 @@ def read(question: Question, problem: Problem, row: tuple[int, ...], ask: Ask) -
     if weights.sum() > 0.5 and got.argmax() != entry % width and got.max() > 0.9:
         other = int(got.argmax())
         return _worded(OTHER, head, sample, other % groups, other // groups)
+    if another := _of_another(dense, row, ask(problem)["output"][row]):
+        return another
     size = -(-keys // width)
     got, expected = sums(0, size)
     least = 1e-3 / width
@@ -159,6 +162,23 @@ def read(question: Question, problem: Problem, row: tuple[int, ...], ask: Ask) -
     (steps,) = np.nonzero(abs(np.diff(ratios)) > ALIKE * ratios.max())
     cut = int(steps[0]) + 1
     return _worded(SCALED, int(blocks[cut]) * size, ratios[:cut].mean(), ratios[cut:].mean())
+
+
+def _of_another(dense: Dense, row: tuple[int, ...], got: NumpyArray) -> Variant | None:
+    """Whether a row is what the mask and the bias of another row make of it."""
+    if (dense.mask is None and dense.bias is None) or dense.softcap is not None or dense.sinks is not None:
+        return None
+    if not dense.through[row].any():  # of which conventions are
+        return None
+    sample, head, query = row
+    with np.errstate(all="ignore"):
+        bias = np.where(dense.through, 0 if dense.bias is None else dense.bias, -np.inf)
+        scores = dense.scale * (dense.key[sample, head] @ dense.query[row]) + bias
+        powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        outputs = powers @ dense.value[sample, head] / powers.sum(axis=-1, keepdims=True)
+        errors = np.nan_to_num(abs(outputs - got.astype(np.float64)).max(axis=-1), nan=np.inf)
+    other = tuple(map(int, np.unravel_index(errors.argmin(), errors.shape)))
+    return _worded(ROW, query, head, sample, *other[::-1]) if errors[other] < errors[row] / 100 else None
 
 
 def _gone(got: NumpyArray, expected: NumpyArray) -> NumpyArray:

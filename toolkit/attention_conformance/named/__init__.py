@@ -1,6 +1,6 @@
 """Named cases: mistakes of published attentions, each with its thread, its story and its geometry, in ``cases.toml``.
 
-A script for each, in ``evidence/reproducers`` of the repository, shows it with the package concerned alone.
+If a CPU shows it, a script in ``evidence/reproducers`` of the repository does so with the package concerned alone.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ RESULTS = {
     "refused": 0,  # an error now, where there was a wrong result
     "wrong": 1,
     "documented": 1,  # the library's convention is another one, and says so
-    "not run": 77,  # needs a device, or a package, that was not there
+    "not run": 77,  # needs a device that was not there, and has no script
 }
 """What a reproducer showed, and the exit status of its script."""
 
@@ -54,7 +54,7 @@ class NamedCase:
     packages : tuple of str
         As a package index knows them.
     needs : str
-        The device without which the script says "not here", by default "cpu".
+        The device that shows it, by default "cpu".
     geometry : mapping
         Sizes B, H, G, M, N, D, E as far as the case asks for them.
     like : tuple of str
@@ -83,8 +83,9 @@ class NamedCase:
 
     @functools.cached_property
     def script(self) -> str:
-        """The path of the reproducer in the repository."""
-        return f"evidence/reproducers/scripts/{self.name.replace('-', '_')}.py"
+        """The path of the reproducer in the repository; empty where none was ever run."""
+        is_run = self.shown.result != "not run"
+        return f"evidence/reproducers/scripts/{self.name.replace('-', '_')}.py" if is_run else ""
 
 
 @functools.cache

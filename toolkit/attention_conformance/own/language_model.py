@@ -28,29 +28,20 @@ class ModelError(Exception):
     """A model directory lacks a file, or holds one that is broken or does not fit the others."""
 
 
-@dataclass(frozen=True)
-class Known:
-    """A question to a published model, and prompts for comparisons of bits."""
-
-    question: tuple[int, ...]
-    prompts: tuple[tuple[int, ...], ...]
-
-
 KNOWN = {
-    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53": Known(  # SmolLM2-135M-Instruct.Q4_1.gguf
-        (1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198),
-        (
-            (504, 3575, 282, 4649, 314),
-            (12615,),
-            (6403, 1980, 253, 655),
-            (34, 1232, 216, 34, 446),
-            (2068, 325, 28, 355, 441, 288, 325, 28, 338),
-            (66, 4243, 359, 2382),
-            (1604, 803, 24, 81, 28, 278, 727),
-            (53, 446, 29311),
-        ),
+    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53": (  # SmolLM2-135M-Instruct.Q4_1.gguf
+        (504, 3575, 282, 4649, 314),
+        (12615,),
+        (6403, 1980, 253, 655),
+        (34, 1232, 216, 34, 446),
+        (2068, 325, 28, 355, 441, 288, 325, 28, 338),
+        (66, 4243, 359, 2382),
+        (1604, 803, 24, 81, 28, 278, 727),
+        (53, 446, 29311),
     )
 }
+"""Prompts of published models, by the SHA-256 of their weights."""
+
 SHORT = 3  # prompts, unless the run is to be long
 
 
@@ -61,20 +52,13 @@ class LanguageModel:
     name: str
     definition: Decoder
     parameters: Parameters
-    known: Known | None
     sha256: str  # of its file, or of all files of weights, one after the other
 
-    @property
-    def question(self) -> tuple[int, ...]:
-        """The prompt that is answered: made up where the model is not known."""
-        return self.known.question if self.known else tuple(7 * i % self.definition.num_tokens for i in range(1, 6))
-
     def prompts(self, long: bool) -> tuple[NumpyArray, NumpyArray]:
-        """Prompts of different lengths, padded to one, and their lengths."""
+        """Prompts of different lengths, padded to one, and their lengths; made up where the model is not known."""
         count = self.definition.num_tokens
         made_up = tuple(tuple((7 * i + j) % count for i in range(length)) for j, length in enumerate((5, 1, 4)))
-        rows = self.known.prompts if self.known else made_up
-        rows = rows if long else rows[:SHORT]
+        rows = KNOWN.get(self.sha256, made_up)[: None if long else SHORT]
         longest = max(map(len, rows))
         padded = [row + (0,) * (longest - len(row)) for row in rows]
         return np.asarray(padded, np.int32), np.asarray([len(row) for row in rows], np.int32)
@@ -106,17 +90,13 @@ def load_language_model(path: Path) -> LanguageModel:
 @functools.lru_cache(maxsize=1)
 def _loaded(path: Path, changed: tuple[tuple[Path, int, int], ...]) -> LanguageModel:
     try:
-        if path.is_dir():
-            definition, parameters = load_causal_lm(path)
-        else:
-            definition, parameters, _ = load_gguf(path)
+        definition, parameters, *_ = (load_causal_lm if path.is_dir() else load_gguf)(path)
     except (FileError, LayoutError, ModuleNotFoundError) as error:
         raise ModelError(str(error)) from error
     digest = hashlib.sha256()
     for each in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
         digest.update(each.read_bytes())
-    found = digest.hexdigest()
-    return LanguageModel(path.resolve().name, definition, parameters, KNOWN.get(found), sha256=found)
+    return LanguageModel(path.resolve().name, definition, parameters, sha256=digest.hexdigest())
 
 
 def identical_cases(model: LanguageModel, long: bool) -> tuple[Identical, ...]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from attention_conformance.bits.cases import BITS
-from attention_conformance.bits.emulated import AXES
 from attention_conformance.bits.pair import AS_WHOLE, FACTS
 from attention_conformance.cases.large import LARGE
 from attention_conformance.cases.shapes import shape_of
@@ -25,7 +24,7 @@ from attention_conformance.mistakes.variants import CONVENTIONS, FAULTS, NARROW,
 
 def _variants() -> list[str]:
     known = [each.name for each in (*CONVENTIONS, *FAULTS, *DIAGNOSES, *FORMER, *EXPERIMENTS, MIXED, NARROW, SPREAD)]
-    known += [*(f"other-{name}" for name in AXES), *(name for name, _ in FACTS.values()), AS_WHOLE[0]]
+    known += [*(name for name, _ in FACTS.values()), AS_WHOLE[0]]
     return [*known, *TOUCHED, *(name for _, name, _ in SURPRISES.values()), *NAMES.values()]
 
 
