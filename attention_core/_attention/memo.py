@@ -35,8 +35,11 @@ class Planned:
     is one of single calls.
     """
 
-    def __init__(self, implementation: str, assume_finite: bool | None) -> None:
-        self.implementation, self.assume_finite = implementation, assume_finite
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        assumed = options.get("assume_finite")
+        self.implementation, self.assume_finite = options["implementation"], None if assumed is None else bool(assumed)
+        self.is_of_numbers = options.get("mask") is None and options.get("sinks") is None
+        self.fields: tuple[Any, ...] | None = None  # of a call that is of numbers, but its arrays and the last one
         self.made: tuple[Any, Any, OutputOf | None] = (None, None, None)  # for this tuning, and these kernels
 
 
@@ -60,8 +63,7 @@ def prepare(known: Known, arrays: tuple[Array, Array, Array], options: Mapping[s
         return known
     if not isinstance(options.get("mask"), Mask | None):
         return known
-    assumed = options.get("assume_finite")
-    return known._replace(planned=Planned(options["implementation"], assumed if assumed is None else bool(assumed)))
+    return known._replace(planned=Planned(options))
 
 
 def output_of(known: Known, call: Call) -> Array | None:

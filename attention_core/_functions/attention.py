@@ -355,6 +355,10 @@ def make_call(query: Array, key: Array, value: Array, /, **options: Any) -> Call
 
 def _known_call(known: Known, query: Array, key: Array, value: Array, options: dict[str, Any]) -> Call:
     """The arguments of attention, which are known to be right."""
+    planned = known.planned
+    if planned is not None and planned.fields is not None:
+        finite = assumes_finite(*CONTEXTS.settings) if planned.assume_finite is None else planned.assume_finite
+        return Call._make((query, key, value, *planned.fields, finite))
     options = with_constants(query, options) if known.has_constants else options
     fields = dict(options)
     for name in NOT_OF_CALLS:
@@ -367,7 +371,10 @@ def _known_call(known: Known, query: Array, key: Array, value: Array, options: d
         fields["mask"] = _CAUSAL if fields.get("mask") is None else _with_causal(fields["mask"])
     if "starts" in fields and fields.get("mask") is not None:
         fields["mask"] = as_mask(fields["mask"])  # over positions of the whole
-    return Call(query, key, value, backend=known.backend, **fields | {"xp": known.xp})
+    call = Call(query, key, value, backend=known.backend, **fields | {"xp": known.xp})
+    if planned is not None and planned.is_of_numbers:
+        planned.fields = call[3:-1]
+    return call
 
 
 _CAUSAL = Causal()

@@ -19,8 +19,7 @@ from attention_core.backend import CONTEXTS, STEPS, assumes_finite, read_as
 from attention_numpy.trees import ARRAYS
 from attention_torch import modes
 
-CONSTANTS = (types.NoneType, bool, str, types.ModuleType)  # parts of a structure
-NUMBERS = (int, float)  # leaves, as tensors are
+LEAVES = (torch.Tensor, int, float, str, types.NoneType)  # which a graph takes as arguments
 _structures: dict[str, Any] = {}
 
 
@@ -36,10 +35,17 @@ def _as_step(name: str, read: Any) -> Callable[..., Any]:
     def step(*arguments: Any, **options: Any) -> Any:
         if takes_setting and options.get("assume_finite") is None:
             options["assume_finite"] = assumes_finite(*CONTEXTS.settings)
+        if CONTEXTS.recorders or _is_transformed():
+            return read(*arguments, **options)
         leaves: list[Any] = []
         others: list[Any] = []
         structure = _taken_apart((*arguments, *options.values()), leaves, others)
-        if others or CONTEXTS.recorders or _must_be_read():
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):  # the first tells for all
+                if leaf.device.type not in modes.HOSTS:
+                    others.append(leaf)
+                break
+        if others or _has_symbols():
             return read(*arguments, **options)
         return _run(_kept(name, (tuple(options), structure)), *leaves)
 
@@ -49,10 +55,9 @@ def _as_step(name: str, read: Any) -> Callable[..., Any]:
 def _taken_apart(part: Any, leaves: list[Any], others: list[Any]) -> Any:
     """The structure of a container, with an index for each leaf.
 
-    What is no pytree of leaves goes to the others, and so do tensors on an accelerator. It is a loop of few
-    instructions, and not a function of each leaf, as Dynamo takes a millisecond to enter a function.
+    What is no pytree of leaves goes to the others. It is a loop of few instructions, and not a function of each leaf:
+    Dynamo takes a millisecond to enter a function, and a tenth of it for each instruction.
     """
-    found: list[Any] = [type(part)]
     if isinstance(part, tuple | list):
         parts = tuple(part)
     elif not isinstance(part, ARRAYS) and is_dataclass(part):
@@ -60,19 +65,13 @@ def _taken_apart(part: Any, leaves: list[Any], others: list[Any]) -> Any:
     else:
         others.append(part)
         return None
-    for each in parts:
-        if isinstance(each, torch.Tensor):
-            found.append(len(leaves))
-            leaves.append(each)
-            if each.device.type not in modes.HOSTS:
-                others.append(each)
-        elif isinstance(each, CONSTANTS):
-            found.append(each)
-        elif isinstance(each, NUMBERS):
-            found.append(len(leaves))
-            leaves.append(each)
-        else:
-            found.append(_taken_apart(each, leaves, others))
+    first = len(leaves)
+    found: list[Any] = [type(part), *range(first, first + len(parts))]
+    leaves.extend(parts)
+    for index, each in enumerate(parts):
+        if not isinstance(each, LEAVES):
+            leaves[first + index] = None
+            found[1 + index] = each if isinstance(each, types.ModuleType) else _taken_apart(each, leaves, others)
     return tuple(found)
 
 
@@ -89,14 +88,14 @@ def _put_together(structure: Any, leaves: tuple[Any, ...]) -> Any:
     return made
 
 
-def _must_be_read() -> bool:
-    """Whether a transform of `torch.func` is open here, or some length or number is a symbol.
+def _is_transformed() -> bool:
+    """Whether a transform of `torch.func` is open, for which Dynamo differentiates what it reads."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
-    Only where it reads bytecode does Dynamo differentiate our operations for the first, and give ranges to the second.
-    """
-    is_transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    fake_mode = torch._guards.TracingContext.get().fake_mode
-    return is_transformed or bool(fake_mode.shape_env.var_to_sources)
+
+def _has_symbols() -> bool:
+    """Whether some length or number is a symbol, which Dynamo gives a range where it reads bytecode."""
+    return bool(torch._guards.TracingContext.get().fake_mode.shape_env.var_to_sources)
 
 
 def _kept(name: str, structure: Any) -> str:
@@ -109,7 +108,7 @@ def _kept(name: str, structure: Any) -> str:
 
 
 _each: Any
-for _each in (_must_be_read, _kept):
+for _each in (_is_transformed, _has_symbols, _kept):
     _each._dynamo_marked_constant = True  # torch.compile runs it and does not trace it
 
 

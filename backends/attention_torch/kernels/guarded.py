@@ -31,8 +31,11 @@ from attention_core.backend import (
 from attention_core.masks import Given, Mask, flatten, unflatten
 from attention_torch import modes
 from attention_torch.kernels import guards, sdpa
-from attention_torch.kernels.parts import Inputs, cuts_of, inputs_of, joined, of_no_key, parts_of
+from attention_torch.kernels.parts import Inputs, added_to_scores, cuts_of, inputs_of, joined, of_no_key, parts_of
+from attention_torch.kernels.sdpa import Scale
 
+MIN_ROWS = 64  # from which on norms take less time than to scale queries in new memory, and to look at outputs
+MAX_ADDED = 2**14  # numbers of a mask that is kept with a plan, and of keys that are read whole next to it
 FLASH_CPU = torch._scaled_dot_product_flash_attention_for_cpu
 FLASH_CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -41,10 +44,10 @@ class Facts(NamedTuple):
     """What is known of a call for a host before anything is computed, and of all others of its signature."""
 
     is_alone: bool  # whether nothing but autograd looks at what is called
-    is_causal: bool = False  # whether the kernel takes its mask as a flag
     cuts: list[KeyCut] | None = None  # the keys of all samples, or of each; None if they are read in each call
-    factor: torch.Tensor | None = None  # of the query of a call that the kernel takes: half the time of a number
-    scale: float = 1.0  # what is left of its scale to the kernel
+    scale: Scale | None = None  # of a call that the kernel takes as it is; its factor is a tensor: half the time
+    is_causal: bool = False  # whether that takes its mask as a flag
+    added: torch.Tensor | None = None  # to its scores, by a rule that is no flag
 
 
 def facts_of(call: Call) -> Facts:
@@ -53,21 +56,24 @@ def facts_of(call: Call) -> Facts:
     is_alone = is_plain and not (torch.compiler.is_compiling() or modes.has_modes())
     if not is_alone:
         return Facts(is_alone)
-    is_causal = is_top_left_causal(call.mask) and guards.counts_from_0(call.starts)
     cuts = cuts_of(call)
     has_arrays = any(not bounds_of(cut.mask).is_relative for cut in cuts or ())
-    facts = Facts(is_alone, is_causal, None if has_arrays else cuts)
+    facts = Facts(is_alone, None if has_arrays else cuts)
     query, key = call[:2]
-    is_flag = call.mask is None or is_causal
-    is_number = call.scale is None or isinstance(call.scale, Real)
-    is_native = is_flag and is_number and call.bias is None and query.dim() == 4 and sdpa.TAKES_GROUPS
-    is_folded = query.shape[-3] != key.shape[-3] and guards.few_queries(call)
-    if is_folded or not is_native:
+    is_causal = is_top_left_causal(call.mask) and guards.counts_from_0(call.starts)
+    needs_array = call.mask is not None and not is_causal
+    numbers = max(math.prod(query.shape[:-3]) * query.shape[-2] * key.shape[-2], key.numel())
+    if needs_array and (cuts is None or numbers > MAX_ADDED or not guards.is_rule_without_flag(call.mask)):
         return facts
-    factor, scale = sdpa.factors(call)
+    is_number = call.scale is None or isinstance(call.scale, Real)
+    is_folded = query.shape[-3] != key.shape[-3] and guards.few_queries(call)
+    if is_folded or not is_number or call.bias is not None or query.dim() != 4 or not sdpa.TAKES_GROUPS:
+        return facts
+    scale = sdpa.scale_of(call)
     with torch.inference_mode(False):
-        factor = torch.tensor(1.0 if factor is None else factor, dtype=query.dtype, device="cpu")
-    return facts._replace(factor=factor, scale=scale)
+        added = added_to_scores(call, query) if needs_array else None
+        factor = None if scale.factor is None else torch.tensor(scale.factor, dtype=query.dtype, device="cpu")
+    return facts._replace(scale=scale._replace(factor=factor), is_causal=is_causal, added=added)
 
 
 class GuardedPlan(NamedTuple):
@@ -85,10 +91,9 @@ class GuardedPlan(NamedTuple):
 def run(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Output (..., H, M, E) and logsumexp (..., H, M), which may be ``None`` if it is not asked for."""
     by_operation = not facts.is_alone or (logsumexp and guards.records(call))
-    if facts.factor is not None and not by_operation:
-        query, key, value = map(sdpa.with_unit_stride, call[:3])
-        inputs = Inputs((query * facts.factor, key, value), None, facts.is_causal)
-        found = _looked_at(call, inputs, facts.scale)
+    if facts.scale is not None and not by_operation:
+        arrays = tuple([sdpa.with_unit_stride(x) for x in call[:3]])
+        found = _looked_at(call, Inputs(arrays, facts.added, facts.is_causal), facts.scale, logsumexp=logsumexp)
         if found is not None:
             return found
     is_direct = not (logsumexp or facts.is_alone or guards.is_rule_without_flag(call.mask))
@@ -104,32 +109,44 @@ def run(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.Ten
     return _by_kernel_or_blocks(call, facts.cuts, logsumexp=logsumexp)
 
 
-def _looked_at(call: Call, inputs: Inputs, scale: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _looked_at(
+    call: Call, inputs: Inputs, scale: Scale, *, logsumexp: bool
+) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Output and logsumexp of the kernel; ``None`` if something may leak into gradients, or has leaked.
 
     The kernel takes a row whose scores are NaN, among few keys or behind -inf, or -inf by overflow, for a fully masked
-    one: 0, and 0 as its logsumexp. Norms tell it from these.
+    one: 0, and 0 as its logsumexp. Norms tell it from these, and that no product overflows before it is scaled.
     """
-    arrays, added, is_causal = inputs
-    looks, looks_first = not call.assume_finite, (is_causal or added is not None) and guards.records(call)
-    if looks and looks_first and not _are_small(inputs, scale):
+    (query, key, value), added, is_causal = inputs
+    looks, is_masked = not call.assume_finite, is_causal or added is not None
+    records = guards.records(call)
+    looks_first = looks and ((is_masked and records) or query.shape[-2] >= MIN_ROWS)
+    if looks_first and not _are_small(call, inputs, scale):
         return None
-    output, logsumexp = FLASH_CPU(*arrays, 0.0, is_causal, attn_mask=added, scale=scale)
-    if looks and not (looks_first or (_is_finite(output) and (logsumexp.all() or _are_small(inputs, scale)))):
-        return None
-    return sdpa.differentiated_again(output), logsumexp
+    is_whole = looks_first and scale.number > 0.0  # as no product overflows before it is scaled
+    query = query if is_whole or scale.factor is None else query * scale.factor
+    number = scale.number if is_whole else scale.left
+    output, rows = FLASH_CPU(query, key, value, 0.0, is_causal, attn_mask=added, scale=number)
+    if looks and not looks_first:
+        is_seen = not (is_masked or records) or _is_finite(output)  # if all is attended to, nothing leaks
+        if not (is_seen and (rows.all() or _are_small(call, inputs, scale))):
+            return None
+    if logsumexp and added is not None:  # of fully masked rows it is 0
+        has_keys = (added > -math.inf).any(dim=-1)
+        rows = torch.where(has_keys.expand(rows.shape), rows, -math.inf)
+    return sdpa.differentiated_again(output), rows
 
 
 def _is_finite(output: torch.Tensor) -> bool:
     """Whether all numbers are; a sum of float16 would overflow."""
-    dtype = torch.float32 if output.dtype == torch.float16 else None
-    return math.isfinite(output.detach().sum(dtype=dtype).item())
+    total = output.detach().sum(dtype=torch.float32) if output.dtype == torch.float16 else output.detach().sum()
+    return math.isfinite(total.item())
 
 
-def _are_small(inputs: Inputs, scale: float) -> bool:
-    """Whether norms show that no score is NaN or overflows, and no product with values does."""
-    is_number = inputs.added is None or inputs.added.amax().item() < math.inf
-    return is_number and guards.norms_are_small(inputs.arrays, scale)
+def _are_small(call: Call, inputs: Inputs, scale: Scale) -> bool:
+    """Whether norms show that no score is NaN or overflows, even unscaled, and no product with values does."""
+    is_number = call.bias is None or (inputs.added is not None and inputs.added.amax().item() < math.inf)
+    return is_number and guards.norms_are_small(inputs.arrays, scale.number)
 
 
 def attend_to_piece(call: Call) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -213,10 +230,10 @@ def _by_kernel(
     cuts = cuts_of(call) if cuts is None else cuts
     if cuts is None or (guards.records(call) and all(cut.first >= cut.stop for cut in cuts)):
         return None  # autograd would not know where zeros are from
-    call = sdpa.scaled(call)
-    found = []
+    call = sdpa.scaled(call) if isinstance(call.scale, torch.Tensor) else call
+    scale, found = sdpa.scale_of(call), []
     for part in parts_of(call, cuts):
-        results = _of_part(part, logsumexp=logsumexp)
+        results = _of_part(part, scale, logsumexp=logsumexp)
         if results is None:
             return None
         found.append(results)
@@ -224,18 +241,11 @@ def _by_kernel(
     return output, rows
 
 
-def _of_part(part: Call, *, logsumexp: bool) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _of_part(part: Call, scale: Scale, *, logsumexp: bool) -> tuple[torch.Tensor, torch.Tensor] | None:
     if not part.key.shape[-2]:
         return of_no_key(part)
-    inputs = inputs_of(part)
-    results = _looked_at(part, inputs, part.scale)
-    if results is None:
-        return None
-    output, rows = results
-    if logsumexp and inputs.added is not None:  # of fully masked rows it is 0
-        has_keys = (inputs.added > -math.inf).any(dim=-1)
-        rows = torch.where(has_keys.expand(rows.shape), rows, -math.inf)
-    return sdpa.with_batch_of(part, output), sdpa.with_batch_of(part, rows)
+    results = _looked_at(part, inputs_of(part), scale, logsumexp=logsumexp)
+    return None if results is None else tuple([sdpa.with_batch_of(part, x) for x in results])
 
 
 def _backward(
@@ -263,7 +273,7 @@ def _gradients(plan: GuardedPlan, call: Call, ends: tuple[torch.Tensor, ...]) ->
     cuts = cuts_of(call)
     if cuts is None:
         return None
-    factor, _ = sdpa.factors(call)
+    factor = sdpa.scale_of(call).factor
     parts = parts_of(sdpa.scaled(call), cuts)
     of_parts = zip(*(x.reshape(-1, *x.shape[call.query.dim() - 3 :]).chunk(len(cuts)) for x in ends), strict=True)
     found = [_gradients_of_part(plan, *each, call.key.shape[-2]) for each in zip(parts, cuts, of_parts, strict=True)]

@@ -206,14 +206,14 @@ def _has_few_keys(call: Call) -> bool:
 
 
 def norms_are_small(arrays: tuple[torch.Tensor, ...], scale: float) -> bool:
-    """Whether norms of query, key and value show that no score overflows, nor a product with values.
+    """Whether norms of query, key and value show that no score overflows, scaled or not, nor a product with values.
 
     No number is then non-finite. Norms of 16 bits are taken in float32.
     """
     dtype = torch.float32 if arrays[0].dtype in HALVES else arrays[0].dtype
     query, key, value = (torch.linalg.vector_norm(x.detach(), dtype=dtype).item() for x in arrays)
     largest = torch.finfo(dtype).max
-    return bool(query * max(1.0, scale) * key < largest and value < math.sqrt(largest) / 16)
+    return bool(query * max(1.0, abs(scale)) * key < largest and value < math.sqrt(largest) / 16)
 
 
 def counts_from_0(starts: tuple[Any, Any]) -> bool:

@@ -14,18 +14,15 @@ from attention_core.backend import (
     find_cut,
     is_top_left_causal,
     key_ranges,
-    remember,
     rule_of,
     sample_cuts,
     with_cut,
 )
-from attention_core.masks import Band, Mask, flatten
+from attention_core.masks import Band, Mask
 from attention_torch.kernels import guards, sdpa
 
 CALLS_OF_A_MASK = 8  # which take as long as it takes to make one
 MIN_ELEMENTS = 2**16  # of a sample of a batch, from which on a call of its own takes less time than a mask
-MAX_KEPT, MAX_KEPT_NUMBERS = 64, 2**16  # masks, such as those of the samples of a batch, and numbers of one
-_kept: dict[Any, torch.Tensor] = {}
 
 
 class Inputs(NamedTuple):
@@ -51,7 +48,7 @@ def inputs_of(call: Call) -> Inputs:
     if call.bias is not None:
         added = sdpa.with_axes_of(arrays[0], call, call.bias)
     elif call.mask is not None and not is_causal:
-        added = _added_to_scores(call, arrays[0])
+        added = added_to_scores(call, arrays[0])
     return Inputs(arrays, added, is_causal)
 
 
@@ -92,25 +89,8 @@ def of_no_key(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.zeros_like(call.query), call.query.new_full(call.query.shape[:-1], -math.inf, dtype=wide)
 
 
-def _added_to_scores(call: Call, query: torch.Tensor) -> torch.Tensor:
-    """What the mask adds to the scores of a query of `kernel_arrays`.
-
-    What a rule of numbers adds is the same in all layers of a model, and kept for the next of them.
-    """
-    if not bounds_of(call.mask).is_relative:
-        return _added(call, query)
-    dims = call.query.shape[:-1], query.shape[:-1], call.key.shape[-2]
-    key = flatten(call.mask, []), dims, call.starts, query.dtype
-    kept = _kept.get(key)
-    if kept is None:
-        with torch.inference_mode(False):
-            kept = _added(call, query)
-        if kept.numel() <= MAX_KEPT_NUMBERS:
-            remember(_kept, key, kept, most=MAX_KEPT)
-    return kept
-
-
-def _added(call: Call, query: torch.Tensor) -> torch.Tensor:
+def added_to_scores(call: Call, query: torch.Tensor) -> torch.Tensor:
+    """What the mask adds to the scores of a query of `kernel_arrays`."""
     _, mask = sdpa.kernel_mask(call)
     assert mask is not None
     mask = sdpa.with_axes_of(query, call, mask)

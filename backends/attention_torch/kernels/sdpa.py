@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import math
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -237,12 +237,20 @@ def with_batch_of(call: Call, array: torch.Tensor) -> torch.Tensor:
 
 def scaled(call: Call) -> Call:
     """The call with its query multiplied by as much of the scale as is not left to the kernel."""
-    factor, scale = factors(call)
-    return call._replace(query=call.query if factor is None else call.query * factor, scale=scale)
+    factor, left, _ = scale_of(call)
+    return call._replace(query=call.query if factor is None else call.query * factor, scale=left)
 
 
-def factors(call: Call) -> tuple[Any, float]:
-    """The scale as a factor of the query, ``None`` for 1, and what is left of it to the kernel.
+class Scale(NamedTuple):
+    """The scale of a call for a kernel."""
+
+    factor: Any  # of the query, None for 1
+    left: float  # what is left to the kernel
+    number: Any  # both, if they are numbers
+
+
+def scale_of(call: Call) -> Scale:
+    """The scale as a factor of the query, and what is left of it to the kernel.
 
     The query is multiplied, as scores that fit might overflow on the way; by a power of two, which rounds nothing.
     Products of float16 are far from the largest float32. The kernel multiplies what it has masked with -inf already, so
@@ -250,14 +258,14 @@ def factors(call: Call) -> tuple[Any, float]:
     """
     scale: Any = default_scale(call.query, call.xp) if call.scale is None else call.scale
     if isinstance(scale, torch.Tensor):
-        return scale.to(call.query.dtype), 1.0
+        return Scale(scale.to(call.query.dtype), 1.0, math.nan)
     scale = scale if call.scale is None else float(scale)  # of a Fraction, too
     if not isinstance(scale, Real) or scale == 0.0:  # a symbol
-        return scale, 1.0
+        return Scale(scale, 1.0, scale)
     is_left = call.query.dtype == torch.float16 or (call.assume_finite and is_on_accelerator(call.query))
     exponent = 0 if is_left else math.frexp(scale)[1] - 1
     factor = math.copysign(2.0**exponent, scale)
-    return None if factor == 1.0 else factor, math.ldexp(abs(scale), -exponent)
+    return Scale(None if factor == 1.0 else factor, math.ldexp(abs(scale), -exponent), scale)
 
 
 def _is_of_all(mask: torch.Tensor, call: Call) -> bool:

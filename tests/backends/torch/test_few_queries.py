@@ -9,7 +9,8 @@ from pairwise import pairwise
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import attention_core as ac
-from attention_torch.kernels import parts, sdpa
+from attention_core.backend import Call
+from attention_torch.kernels import guarded, sdpa
 
 attention = ac.scaled_dot_product_attention
 B, H, G, N, D = 2, 6, 2, 300, 8
@@ -86,26 +87,22 @@ def test_the_numbers_of_a_mask_are_those_of_the_call():
             for dtype in (torch.float32, torch.float64):
                 typed = [x.to(dtype) for x in arrays]
                 torch.testing.assert_close(attention(*typed, mask=mask), formula(typed, mask))
-    assert 0 < len(parts._kept) <= parts.MAX_KEPT
 
 
 def test_what_is_kept_is_of_all_axes_of_a_batch(rng):
     window = ac.SlidingWindow(left=1, right=1, offset=1)
-    parts._kept.clear()
     for batch in ((2, 2), (3,), (), (2, 3), (2, 2)):
         arrays = [torch.from_numpy(rng.standard_normal((*batch, 1, rows, 4))) for rows in (3, 5, 5)]
         expected = attention(*arrays, mask=window, implementation="dense")
         torch.testing.assert_close(attention(*arrays, mask=window), expected)
-    assert parts._kept
 
 
 @needs_groups
-def test_no_large_mask_is_kept(monkeypatch):
-    monkeypatch.setattr(parts, "MAX_KEPT_NUMBERS", 5)
-    parts._kept.clear()
-    arrays, mask = drawn(4), MASKS["window"](4)
-    torch.testing.assert_close(attention(*arrays, mask=mask), formula(arrays, mask))
-    assert not parts._kept
+@pytest.mark.parametrize(("rows", "width", "is_kept"), [(8, 4, True), (200, 4, False), (8, 4096, False)])
+def test_no_large_mask_is_kept_nor_one_next_to_many_keys(rows, width, is_kept, backend):
+    x = torch.zeros((2, 3, rows, width))
+    call = Call(x, x, x, backend.namespace, backend, mask=ac.KeyLengths(torch.tensor([3, 8])))
+    assert (guarded.facts_of(call).added is not None) == is_kept
 
 
 @needs_groups
