@@ -109,29 +109,6 @@ def test_the_command_writes_the_command_that_repeats_it(call, tmp_path):
     assert document["cases"]["digest"]["left out"] == []
 
 
-def test_ways_that_do_not_apply_are_told_with_their_reasons(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    save_arrays("-x.safetensors", {name: normal(1, 2, 7, 6) for name in ("query", "key", "value")})
-    result = invoke("digest", "--backend", "numpy", "--jobs", 0, "--json", "out.json", "--", "-x.safetensors")
-    told = [
-        "small blocks: no input is longer than 32, and so there is one block",
-        "batch apart: there is no batch of several independent samples",
-        "other threads: --jobs 0 computes in this process, which keeps those that it has",
-    ]
-    assert result.stderr.splitlines()[-3:] == [f"left out: {line}" for line in told]
-    document = json.loads((tmp_path / "out.json").read_text())
-    assert document["cases"]["digest"]["left out"] == told
-    assert digest("-x.safetensors", backends=["numpy"]).left_out == tuple(told[:2])
-    words = shlex.split(document["environment"]["command"])
-    assert words[2:] == [
-        "./-x.safetensors",
-        "--backend=numpy",
-        f"--sha256={document['cases']['digest']['sha256']}",
-        "--jobs=0",
-    ]
-    assert invoke(*words[1:]).exit_code == 0
-
-
 def test_another_hash_than_the_expected_one_has_status_1(call, tmp_path):
     written = tmp_path / "digest.json"
     result = invoke("digest", call[0], "--backend", "numpy", "--jobs", 0, "--sha256", "0" * 64, "--json", written)
