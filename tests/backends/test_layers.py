@@ -117,8 +117,8 @@ def test_a_call_is_that_of_the_definition_on_numpy(name, training, adapter, get)
     if len(inputs) > 1:
         mapping = dict(zip(("query", "key", "value"), inputs, strict=False))
         by_name = {key: array for key, array in mapping.items() if key != "query"}
-        for given, more in (((mapping,), {}), (inputs[:1], by_name))[: 1 + (adapter.backend.name in CALLS)]:
-            np.testing.assert_allclose(get(adapter.call(layer, *given, **more, **options)), plain, rtol=0, atol=1e-12)
+        for places, more in (((mapping,), {}), (inputs[:1], by_name))[: 1 + (adapter.backend.name in CALLS)]:
+            np.testing.assert_allclose(get(adapter.call(layer, *places, **more, **options)), plain, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "DotProductAttention"])
