@@ -59,8 +59,7 @@ def uniform(
     >>> bool(xp.all(xp.abs(uniform(3, (5, 7), limit=0.25, xp=xp)) <= 0.25))
     True
     """
-    xp = own_namespace(xp)
-    _check(dims, dtype)
+    xp = _checked(dims, dtype, xp)
     check_number("limit", limit, positive=True)
     half = 2**23
     integers = xp.subtract(uniform_integers(random_bits(seed, dims, xp=xp, device=device), xp=xp), half)
@@ -136,8 +135,7 @@ def glorot_uniform(seed: Any, dims: Dims, /, *, dtype: str = "float32", xp: Name
 
 
 def _quantiles(seed: Any, dims: Dims, /, *, cut: float, stddev: float, dtype: str, xp: Namespace, device: Any) -> Array:
-    xp = own_namespace(xp)
-    _check(dims, dtype)
+    xp = _checked(dims, dtype, xp)
     check_number("stddev", stddev, positive=True)
     placement = {} if device is None else {"device": device}
     table = xp.asarray(quantile_table(cut), dtype=xp.int32, **placement)
@@ -167,22 +165,18 @@ def _rounded(integers: Array, factor: float, *, unit: float, dtype: str, xp: Nam
 
 
 def _scaled(integers: Array, factor: float, *, unit: float, dtype: str, xp: Namespace) -> Array:
-    return xp.astype(xp.multiply(xp.divide(xp.astype(integers, _wide(dtype, xp)), unit), factor), _dtype(dtype, xp))
+    wide = xp.float64 if dtype == "float64" else xp.float32
+    return xp.astype(xp.multiply(xp.divide(xp.astype(integers, wide), unit), factor), getattr(xp, dtype))
 
 
-def _dtype(name: str, xp: Namespace) -> Any:
-    if not hasattr(xp, name):
-        raise ValueError(f"expected a dtype of {xp.__name__}; got {name!r}: make float32 and convert")
-    return getattr(xp, name)
-
-
-def _wide(dtype: str, xp: Namespace) -> Any:
-    return xp.float64 if dtype == "float64" else xp.float32
-
-
-def _check(dims: Dims, dtype: str) -> None:
+def _checked(dims: Dims, dtype: str, xp: Namespace) -> Namespace:
+    """The namespace, once it is known to have a dtype, and numbers for so many elements."""
+    xp = own_namespace(xp)
     check_elements(dims)
     check_choice("dtype", dtype, FLOATING)
+    if not hasattr(xp, dtype):
+        raise ValueError(f"expected a dtype of {xp.__name__}; got {dtype!r}: make float32 and convert")
+    return xp
 
 
 def _check_matrix(dims: Dims) -> None:

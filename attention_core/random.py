@@ -194,18 +194,15 @@ def hash_words(*words: Any, xp: Namespace) -> Array:
     """
     state: Any = 0
     for index, word in enumerate(words, start=1):
-        word = _mixed(word ^ index * _GOLDEN) if isinstance(word, int) else _joined(word, _signed(index * _GOLDEN), xp)
-        if isinstance(word, int) and isinstance(state, int):
-            state = _mixed(state ^ word)
-        else:
-            first, second = (state, word) if isinstance(word, int) else (word, state)
-            second = _signed(second) if isinstance(second, int) else second
-            state = _joined(first, second, xp)
+        state = _joined(_joined(word, index * _GOLDEN, xp), state, xp)
     return state
 
 
-def _joined(first: Array, second: Any, xp: Namespace) -> Array:
-    return one_program(_mix, xp)(first, second, xp=xp)
+def _joined(first: Any, second: Any, xp: Namespace) -> Any:
+    """`fmix32` of the bits in which two words differ: integers of Python, or int32 arrays."""
+    if isinstance(first, int):
+        return _mixed(first ^ second) if isinstance(second, int) else _joined(second, first, xp)
+    return one_program(_mix, xp)(first, _signed(second) if isinstance(second, int) else second, xp=xp)
 
 
 def _mix(first: Array, second: Any, *, xp: Namespace) -> Array:
@@ -327,7 +324,7 @@ def kept_at(dropout: Dropout, sample: Array, row: Array, column: Array, /, *, xp
     xp : array namespace
     """
     rows = hash_words(*seed_words(dropout.seed, xp=xp), _LEADING, sample, row, xp=xp)
-    columns = _joined(column, _signed(6 * _GOLDEN), xp)  # the sixth word
+    columns = _joined(column, 6 * _GOLDEN, xp)  # the sixth word
     least = round(dropout.rate * 2**_RESOLUTION)
     flipped = _signed(2**31 | least >> 8 & 0xFF00)
     return one_program(_are_kept, xp)(rows, columns, flipped, least - 2 ** (_RESOLUTION - 1), xp=xp)

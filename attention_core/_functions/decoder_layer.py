@@ -34,20 +34,15 @@ from .._checks import (
 from ..masks import And, Causal, KeyLengths, Mask, SlidingWindow
 from ..masks._mask import as_mask
 from ..masks._tree import check_mask, mask_arrays
-from ..parameters import DecoderLayer, GatedFeedForward
+from ..parameters import DecoderLayer
 from ..random import seeded
 from .attention import check_options, option_arrays
 from .cache import KeyValueCache, check_cache, check_num_new, check_room, extended
 from .constants import with_constants
-from .encoder import (
-    check_branches,
-    check_of_layer,
-    derived_dropouts,
-    hooked,
-)
-from .feed_forward import expand_and_contract, gate_and_contract
+from .encoder import apply_branches, check_branches, check_of_layer, derived_dropouts
+from .feed_forward import feed_and_contract
 from .multi_head import attend_heads, check_heads, check_pairs, counts_of, projection_shapes
-from .normalization import norm_shapes, normalized
+from .normalization import normalized
 from .options import DECODER_DEFAULTS, NUMBERS, DecoderOptions, options_but
 from .rotary import ROTARY, check_rotation, rotations_of
 from .shards import check_not_shared, place_of, shard_positions, whole_length
@@ -111,8 +106,8 @@ def decoder_layer(parameters: DecoderLayer, x: Array, /, *, num_heads: int, **op
     donate : bool
         Whether the arrays of the cache may be written over, as in `append`.
     hook : callable, optional
-        As in `encoder_layer`, of ``"attention"``, ``"cross_attention"`` and ``"feed_forward"``, before norms with a
-        prime.
+        As in `encoder_layer`, also of ``"cross_attention"``, before norms with a prime. Of norms it is called for each
+        `LayerNorm`.
     implementation : {"auto", "dense", "blockwise", "fused"}
     arithmetic : {"fast", "reproducible"}
     shards : Shards, optional
@@ -185,7 +180,6 @@ def apply_layer(
     *,
     located: NewPositions,
     rotations: dict[int, Callable[[Array], Array]],
-    hook: Callable[..., Any] | None = None,
     **settled: Any,
 ) -> tuple[Array, KeyValueCache | None]:
     """The body of `decoder_layer`, in the type of the computation."""
@@ -194,7 +188,7 @@ def apply_layer(
     is_half = dtype_name(dtype) in HALF
     parameters = upcast(parameters, xp=xp) if is_half else parameters
     in_weights, in_attention, in_feed, in_cross, in_memory_weights = derived_dropouts(settled["dropout"], 5, xp)
-    norm_first, options = settled["norm_first"], {name: settled[name] for name in OF_HEADS}
+    options = {name: settled[name] for name in OF_HEADS}
     normal = functools.partial(normalized, epsilon=settled["epsilon"], ops=ops, xp=xp)
 
     def prepare(query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
@@ -222,28 +216,11 @@ def apply_layer(
         heads = {"mask": settled["memory_mask"], "dropout": in_memory_weights, **options}
         return attend_heads(parameters.cross_attention, (h, memory, memory), **heads).output  # type: ignore[arg-type]
 
-    def feed(h: Array) -> Array:
-        is_gated = isinstance(parameters.feed_forward, GatedFeedForward)
-        apply: Callable[..., Array] = gate_and_contract if is_gated else expand_and_contract
-        return apply(parameters.feed_forward, h, settled["activation"], ops, xp=xp)
-
-    for name, branch, in_branch in zip(
-        ("attention", "cross_attention", "feed_forward"),
-        (attend, attend_to_memory, feed),
-        (in_attention, in_cross, in_feed),
-        strict=True,
-    ):
-        if getattr(parameters, name) is None:
-            continue
-        if hook is not None:
-            branch = functools.partial(hooked, hook, name, branch)
-        x, h = ops.copies(x, 2, xp=xp)
-        norm, post_norm = getattr(parameters, f"{name}_norm"), getattr(parameters, f"{name}_post_norm", None)
-        y = branch(normal(h, norm) if norm_first else h)
-        y = y if post_norm is None else normal(y, post_norm)
-        x = ops.add(x, ops.drop(y, in_branch, xp=xp), xp=xp)
-        x = x if norm_first else normal(x, norm)
-    return x, cache
+    feeding = {"activation": settled["activation"], "ops": ops, "xp": xp}
+    feed = functools.partial(feed_and_contract, parameters.feed_forward, **feeding)
+    crosses = {} if parameters.cross_attention is None else {"cross_attention": (attend_to_memory, in_cross)}
+    branches = {"attention": (attend, in_attention), **crosses, "feed_forward": (feed, in_feed)}
+    return apply_branches(parameters, x, branches, settled)[0], cache
 
 
 OF_HEADS = ("num_heads", "num_kv_heads", "implementation", "arithmetic", "shards", "xp")
@@ -335,6 +312,8 @@ def check_layer(
     """Raise unless a layer fits inputs like ``x``, its cache and its options."""
     check_parameters(name, layer, DecoderLayer)
     num_heads, window, mask = (settled[name] for name in ("num_heads", "window", "mask"))
+    memory, memory_mask = settled["memory"], settled["memory_mask"]
+    _check_memory(name, layer, memory, memory_mask)
     known = check_branches(name, layer, x, settled)
     check_options(x, num_heads, **{name: settled[name] for name in (*NUMBERS, "implementation", "arithmetic")})
     if settled["rotary_base"] is not None:
@@ -346,31 +325,26 @@ def check_layer(
         check_shapes(_CACHE, {"cache.key": cache.key, "cache.value": cache.value, "x": x}, of_cache)
     keys = x if cache is None else cache.key
     check_pairs(x, keys, num_heads, mask=mask if settled["shards"] is None else None)
-    _check_memory(name, layer, x, settled)
+    if memory is not None and layer.cross_attention is not None:
+        taken = "x: ... L C", "memory: ... M K", "K"  # by heads that may be of another width
+        line = projection_shapes(f"{name}.cross_attention", layer.cross_attention, taken, "C")
+        check_heads(line, {"x": x, "memory": memory, name: layer}, num_heads, settled["num_kv_heads"])
+        _check_memory_mask(memory_mask, memory, (*sizes(x)[:-2], num_heads, sizes(x)[-2], sizes(memory)[-2]))
+        check_pairs(x, memory, num_heads, mask=memory_mask)
 
 
 _CACHE = "cache.key: ... G C D floating on x, cache.value: ... G C E floating on x"
 _POSITIONS = "position_ids: optional to ... L integer on x, num_new: optional to ... integer on x"
 
 
-def _check_memory(name: str, layer: DecoderLayer, x: Array, settled: dict[str, Any]) -> None:
-    """Raise unless cross-attention and what it attends to are both there and fit, or neither is."""
-    memory, mask, parameters = settled["memory"], settled["memory_mask"], layer.cross_attention
-    if parameters is None:
-        if layer.cross_attention_norm is not None:
-            raise ValueError(f"expected {name}.cross_attention besides {name}.cross_attention_norm; got None")
-        if memory is not None or mask is not None:
-            raise ValueError(f"expected no memory for {name} without cross_attention, of memory_channels=...; got some")
-        return
-    if memory is None:
+def _check_memory(name: str, layer: DecoderLayer, memory: Array | None, mask: Any) -> None:
+    """Raise unless cross-attention and what it attends to are both there, or neither is."""
+    if layer.cross_attention is not None and memory is None:
         raise ValueError(f"expected memory for {name}.cross_attention, of memory_channels=...; got None")
-    taken = "x: ... L C", "memory: ... M K", "K"
-    lines = projection_shapes(f"{name}.cross_attention", parameters, taken, "C")
-    lines += ", " + norm_shapes(f"{name}.cross_attention_norm", layer.cross_attention_norm, "C", "x")
-    num_heads = settled["num_heads"]
-    check_heads(lines, {"x": x, "memory": memory, name: layer}, num_heads, settled["num_kv_heads"])
-    _check_memory_mask(mask, memory, (*sizes(x)[:-2], num_heads, sizes(x)[-2], sizes(memory)[-2]))
-    check_pairs(x, memory, num_heads, mask=mask)
+    if layer.cross_attention is None and (memory is not None or mask is not None):
+        raise ValueError(f"expected no memory for {name} without cross_attention, of memory_channels=...; got some")
+    if layer.cross_attention is None and layer.cross_attention_norm is not None:
+        raise ValueError(f"expected {name}.cross_attention besides {name}.cross_attention_norm; got None")
 
 
 def _check_memory_mask(mask: Any, memory: Array, target: tuple[int | None, ...]) -> None:

@@ -19,11 +19,11 @@ from .._checks import (
     once_per_signature,
 )
 from ..masks._tree import mask_arrays
-from ..parameters import DecoderLayer, EncoderLayer
+from ..parameters import DecoderLayer, EncoderLayer, LayerNorm
 from ..random import Dropout, fold_in, seeded
 from .attention import check_options, option_arrays
 from .constants import with_constants
-from .feed_forward import expand_and_contract, feed_forward_shapes
+from .feed_forward import feed_and_contract, feed_forward_shapes
 from .multi_head import attend_heads, check_heads, check_pairs, counts_of, projection_shapes
 from .normalization import check_channels, norm_shapes, normalized
 from .options import NUMBERS, Options, options_but
@@ -125,34 +125,48 @@ def encoder_layer(
     ops = ARITHMETICS[settled.get("arithmetic", "fast")]
     in_weights, in_attention, in_feed_forward = derived_dropouts(seeded(dropout, x, xp), 3, xp)
 
-    weights = None
-
     def attend(h: Array) -> Any:
+        """Attention, with its weights if they are to be returned."""
         result = attend_heads(parameters.attention, (h, h, h), dropout=in_weights, **settled)
         return result if return_weights else result.output
 
-    def feed(h: Array) -> Array:
-        return expand_and_contract(parameters.feed_forward, h, activation, ops, xp=xp)
-
-    for name, branch, in_branch in (("attention", attend, in_attention), ("feed_forward", feed, in_feed_forward)):
-        norm = getattr(parameters, f"{name}_norm")
-        normal = functools.partial(normalized, norm=norm, epsilon=epsilon, ops=ops, xp=xp)
-        if hook is not None:
-            normal = functools.partial(hooked, hook, f"{name}_norm", normal)
-            branch = functools.partial(hooked, hook, name, branch)
-        x, h = ops.copies(x, 2, xp=xp)
-        y = branch(normal(h) if norm_first else h)
-        if return_weights and name == "attention":
-            check_parameters("the result of hook for attention", y, Attention)
-            y, weights = y.output, y.weights
-        x = ops.add(x, ops.drop(y, in_branch, xp=xp), xp=xp)
-        x = x if norm_first else normal(x)
+    feed = functools.partial(feed_and_contract, parameters.feed_forward, activation=activation, ops=ops, xp=xp)
+    branches = {"attention": (attend, in_attention), "feed_forward": (feed, in_feed_forward)}
+    x, weights = apply_branches(parameters, x, branches, settled | more)
     x = cast_to(x, dtype, xp=xp)
     return Attention(x, cast_to(weights, dtype, xp=xp)) if return_weights else x
 
 
-def hooked(hook: Callable[..., Any], name: str, function: Callable[[Array], Any], h: Array) -> Any:
+def apply_branches(parameters: Any, x: Array, branches: dict[str, Any], settled: dict[str, Any]) -> tuple[Array, Any]:
+    """Apply the branches of a layer, each between its norms, with dropout and a residual; return the weights, too.
+
+    A branch is a function and its dropout, by the name of its parameters. A hook is called for each branch, and for
+    norms that are parts with a name: those of `LayerNorm`.
+    """
+    ops, xp, weights = ARITHMETICS[settled.get("arithmetic", "fast")], settled["xp"], None
+    norm_first, hook = settled["norm_first"], settled.get("hook")
+
+    def normal(name: str, h: Array) -> Any:
+        if (norm := getattr(parameters, name, None)) is None:
+            return h
+        function = functools.partial(normalized, norm=norm, epsilon=settled["epsilon"], ops=ops, xp=xp)
+        return hooked(hook if isinstance(norm, LayerNorm) else None, name, function, h)
+
+    for name, (branch, dropout) in branches.items():
+        x, h = ops.copies(x, 2, xp=xp)
+        y = hooked(hook, name, branch, normal(f"{name}_norm", h) if norm_first else h)
+        if settled.get("return_weights") and name == "attention":
+            check_parameters("the result of hook for attention", y, Attention)
+            y, weights = y.output, y.weights
+        x = ops.add(x, ops.drop(normal(f"{name}_post_norm", y), dropout, xp=xp), xp=xp)
+        x = x if norm_first else normal(f"{name}_norm", x)
+    return x, weights
+
+
+def hooked(hook: Callable[..., Any] | None, name: str, function: Callable[[Array], Any], h: Array) -> Any:
     """What a hook returns for a part of the layer: like its input, and the weights where they are asked for."""
+    if hook is None:
+        return function(h)
     result = hook(name, function, h)
     output = getattr(result, "output", result)
     if not hasattr(output, "dtype") or dtypes_differ(output, h) or output.shape != h.shape:

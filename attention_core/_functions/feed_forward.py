@@ -222,6 +222,12 @@ def _block(
     return cast_to(ops.drop(y, dropout, xp=xp), dtype, xp=xp)
 
 
+def feed_and_contract(parameters: FeedForward | GatedFeedForward, x: Array, **options: Any) -> Array:
+    """The body of `feed_forward` or of `gated_feed_forward`, by what the parameters are."""
+    body: Callable[..., Array] = gate_and_contract if isinstance(parameters, GatedFeedForward) else expand_and_contract
+    return body(parameters, x, **options)
+
+
 def expand_and_contract(parameters: FeedForward, x: Array, activation: str, ops: Any, *, xp: Namespace) -> Array:
     """The body of `feed_forward` before dropout, in the type of the computation."""
     inner = getattr(ops, activation)(ops.affine(x, *parameters.expand, xp=xp), xp=xp)

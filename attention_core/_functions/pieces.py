@@ -5,20 +5,11 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple, Unpack
 
-from .._arrays import (
-    Array,
-    Namespace,
-    dtype_name,
-    dtypes_differ,
-    shape_text,
-    shapes_differ,
-    sizes,
-    type_text,
-)
+from .._arrays import Array, Namespace, type_text
 from .._attention.softmax import merge_pieces, with_remainder
 from .._attention.ways import dense_advantage, run_call
 from .._backend import common_namespace, with_autocast, without_warnings
-from .._checks import check_start
+from .._checks import check_shapes, check_start, once_per_signature
 from .attention import make_call
 from .options import FLAGS, Options, options_but
 
@@ -137,11 +128,10 @@ def merge_partials(first: Partial, /, *others: Partial, xp: Namespace | None = N
     >>> merge_partials(half, other).output
     Array([[[0.5, 0.5]]], dtype=array_api_strict.float64)
     """
-    _check_partials((first, *others))
-    named = {f"Partial[{index}]": Partial(*each) for index, each in enumerate((first, *others))}
-    xp = common_namespace(xp, named)
-    with without_warnings(first[0]):
-        return functools.reduce(functools.partial(_merge_two, xp=xp), (Partial(*each) for each in (first, *others)))
+    partials = tuple(map(_as_partial, (first, *others)))
+    xp = _check_partials(output=partials[0].output, partials=partials, xp=xp)
+    with without_warnings(partials[0].output):
+        return functools.reduce(functools.partial(_merge_two, xp=xp), partials)
 
 
 def _merge_two(first: Partial, second: Partial, *, xp: Namespace) -> Partial:
@@ -149,32 +139,22 @@ def _merge_two(first: Partial, second: Partial, *, xp: Namespace) -> Partial:
     return Partial(*merge_pieces(*(xp.stack(pair) for pair in pairs), xp=xp))
 
 
-def _check_partials(partials: tuple[Any, ...]) -> None:
-    fields = Partial._fields
-    for partial in partials:
-        if not isinstance(partial, Partial) and (type(partial) is not tuple or len(partial) not in (2, len(fields))):
-            raise TypeError(f"expected Partial({', '.join(fields)}); got {type_text(partial)}")
-    _check_alike(fields[:2], tuple(partial[:2] for partial in partials))
-    remainders = ((x,) for partial in partials for x in partial[2:] if x is not None)
-    _check_alike(("remainder",), ((partials[0][1],), *remainders))
-    output, logsumexp = partials[0][:2]
-    if shapes_differ(sizes(logsumexp), sizes(output)[:-1]):
-        raise ValueError(
-            f"expected the logsumexp of a Partial (..., H, M) to match its output {shape_text(output)}; got"
-            f" {shape_text(logsumexp)}"
-        )
+def _as_partial(each: Any) -> Partial:
+    if not isinstance(each, Partial) and (type(each) is not tuple or len(each) not in (2, len(Partial._fields))):
+        raise TypeError(f"expected Partial({', '.join(Partial._fields)}); got {type_text(each)}")
+    return Partial(*each)
 
 
-def _check_alike(names: tuple[str, ...], tuples: tuple[Any, ...]) -> None:
-    """Raise unless the arrays of all tuples have the dtypes and shapes of the first."""
-    for name, model in zip(names, tuples[0], strict=True):
-        if not hasattr(model, "dtype"):
-            raise TypeError(f"expected the {name} of all partials as arrays; got {type(model).__name__}")
-    for each in tuples:
-        for name, array, model in zip(names, each, tuples[0], strict=True):
-            if not hasattr(array, "dtype") or dtypes_differ(array, model):
-                got = dtype_name(array.dtype) if hasattr(array, "dtype") else type(array).__name__
-                expected = dtype_name(model.dtype)
-                raise TypeError(f"expected the {name} of all partials of one dtype, {expected}; got {got}")
-            if shapes_differ(sizes(array), sizes(model)):
-                raise ValueError(f"expected the {name} of all partials {shape_text(model)}; got {shape_text(array)}")
+_PARTIAL = (
+    "{0}.output: ... H M E floating like {1}.output, {0}.logsumexp: ... H M like {1}.logsumexp,"
+    " {0}.remainder: optional ... H M like {1}.logsumexp"
+)
+
+
+@once_per_signature
+def _check_partials(*, output: Any, partials: tuple[Partial, ...], xp: Any) -> Namespace:
+    """Raise unless the arrays of all partials have the dtypes and shapes of the first; return the namespace."""
+    named = {f"Partial[{index}]": partial for index, partial in enumerate(partials)}
+    xp = common_namespace(xp, named)
+    check_shapes(", ".join(_PARTIAL.format(name, "Partial[0]") for name in named), named)
+    return xp

@@ -1,40 +1,23 @@
-"""The weights of chosen queries, keys and heads, and maps of all of them, without M × N numbers at a time."""
+"""The weights of chosen queries, keys and heads, without M × N numbers at a time, and of recorded calls."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias, Unpack
+from typing import TypeAlias, Unpack
 
-from .._arrays import (
-    Array,
-    Namespace,
-    cast_to,
-    dtype_name,
-    shape_text,
-    sizes,
-    type_text,
-    upcast,
-)
-from .._attention.call import Call, upcast_call
+from .._arrays import Array, cast_to, shape_text, sizes, type_text
+from .._attention.call import Call
 from .._attention.config import CONTEXTS
 from .._attention.parts import Places, Run, cut, taken
-from .._attention.ways import all_scores, run_call
-from .._backend import array_of, common_namespace, with_autocast
-from .._checks import (
-    check_positive,
-    check_shapes,
-    number_text,
-    plain_integer,
-)
+from .._attention.ways import run_call
+from .._backend import array_of, with_autocast
+from .._checks import number_text, plain_integer
 from .attention import make_call
 from .options import Options, options_but
 
 Choice: TypeAlias = slice | Sequence[int] | None
 NOT_OF_WEIGHTS = ("dropout", "return_weights", "return_logsumexp", "implementation", "assume_finite", "shards")
-SCORES_AT_ONCE = 2**22
-"""How many scores of a map are held at a time, as far as one row of them is no more."""
 
 
 @with_autocast(options=options_but(*NOT_OF_WEIGHTS))
@@ -46,15 +29,11 @@ def attention_weights(
     queries: Choice = None,
     keys: Choice = None,
     heads: Choice = None,
-    logsumexp: Array | None = None,
     **options: Unpack[Options],
 ) -> Array:
-    r"""Compute the weights that chosen queries give to chosen keys, in chosen heads.
+    """Compute the weights that chosen queries give to chosen keys, in chosen heads.
 
-    .. math:: p_{ij} = \exp(s_{ij} - \ell_i)
-
-    Nothing is computed for other queries, so that a few rows of a long sequence need little memory. With the
-    logsumexp of the call, nothing is computed for other keys, either.
+    Nothing is computed for other queries and heads, so that a few rows of a long sequence need little memory.
 
     Parameters
     ----------
@@ -63,27 +42,18 @@ def attention_weights(
     key : Array, shape (..., G, N, D)
     queries, keys, heads : slice or sequence of int, optional
         Which, as indices along M, N and H; negative ones count from the end. By default all.
-    logsumexp : Array, shape (..., H, M), optional
-        :math:`\ell`, that of all queries, from `scaled_dot_product_attention` with ``return_logsumexp=True``. It
-        already holds the sinks. Without it, all keys of the chosen queries are looked at.
     mask, bias, is_causal, scale, softcap, score_mod, sinks, arithmetic, xp
         As in `scaled_dot_product_attention`: for all queries, keys and heads.
 
     Returns
     -------
     Array, shape (..., heads, queries, keys)
-        Of the query's dtype. Without the logsumexp, in reproducible arithmetic, they have the bits of the weights that
-        attention returns. From it, a weight is as uncertain as its score and :math:`\ell_i`.
+        Of the query's dtype. In reproducible arithmetic, they have the bits of the weights that attention returns.
 
     Raises
     ------
     TypeError, ValueError
-        As in `scaled_dot_product_attention`; also when an index is out of range, the logsumexp does not fit, or it is
-        given with ``arithmetic="reproducible"``.
-
-    See Also
-    --------
-    attention_map : All weights, at a lower resolution.
+        As in `scaled_dot_product_attention`; also when an index is out of range.
 
     Examples
     --------
@@ -92,52 +62,7 @@ def attention_weights(
     >>> attention_weights(query, key, queries=[3], keys=slice(0, 5), is_causal=True)
     Array([[[0.25, 0.25, 0.25, 0.25, 0.  ]]], dtype=array_api_strict.float64)
     """
-    call = make_call(query, key, key, **options)
-    chosen = _chosen(call, heads, queries, keys)
-    if logsumexp is not None:
-        _check_logsumexp(logsumexp, call)
-    found = _weights(call, *chosen) if logsumexp is None else _weights_from(logsumexp, call, *chosen)
-    return cast_to(found, query.dtype, xp=call.xp)
-
-
-@with_autocast(options=options_but(*NOT_OF_WEIGHTS))
-def attention_map(query: Array, key: Array, /, *, shape: tuple[int, int], **options: Unpack[Options]) -> Array:
-    r"""Compute a map of all weights at a lower resolution, as a picture of them needs.
-
-    .. math:: P_{ab} = \max_{i \in I_a,\, j \in J_b} p_{ij},
-
-    where :math:`I_a` and :math:`J_b` are runs of :math:`\lceil M / m \rceil` queries and :math:`\lceil N / n \rceil`
-    keys. A run at the end may be shorter. Time grows with M × N, and memory does not.
-
-    Parameters
-    ----------
-    query : Array, shape (..., H, M, D)
-    key : Array, shape (..., G, N, D)
-    shape : tuple of int
-        The largest numbers of rows and columns, m and n. There are as many as runs.
-    mask, bias, is_causal, scale, softcap, score_mod, sinks, arithmetic, xp
-        As in `scaled_dot_product_attention`.
-
-    Returns
-    -------
-    Array, shape (..., H, m, n)
-        In the compute dtype: float32 for 16-bit types.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `scaled_dot_product_attention`; also when lengths are unknown while a program is traced.
-
-    Examples
-    --------
-    >>> import array_api_strict as xp
-    >>> x = xp.zeros((1, 8, 4))
-    >>> found = attention_map(x, x, shape=(4, 2), is_causal=True)
-    >>> [round(float(found[0, row, 0]), 2) for row in range(4)]
-    [1.0, 0.33, 0.2, 0.14]
-    """
-    call = make_call(query, key, key, **options)
-    return _map(call, shape)
+    return RecordedAttention(make_call(query, key, key, **options)).weights(queries=queries, keys=keys, heads=heads)
 
 
 class RecordedAttention:
@@ -159,12 +84,11 @@ class RecordedAttention:
 
     def weights(self, *, queries: Choice = None, keys: Choice = None, heads: Choice = None) -> Array:
         """Compute weights as `attention_weights` does."""
-        found = _weights(self._call, *_chosen(self._call, heads, queries, keys))
-        return cast_to(found, self.query.dtype, xp=self._call.xp)
-
-    def map(self, *, shape: tuple[int, int]) -> Array:
-        """Compute a map as `attention_map` does."""
-        return _map(self._call, shape)
+        call = self._call._replace(value=self.key[..., :0])  # of the output, nothing is used
+        of_heads, of_rows, columns = _chosen(call, heads, queries, keys)
+        part = cut(call, heads=of_heads, rows=of_rows)
+        weights = run_call(part, "dense", weights=True, logsumexp=False).weights
+        return cast_to(taken(weights, columns, -1, call.xp), self.query.dtype, xp=call.xp)
 
     def output(self) -> Array:
         """Compute the output (..., H, M, E) again."""
@@ -212,61 +136,6 @@ def record_attention() -> Iterator[Sequence[RecordedAttention]]:
         CONTEXTS.recorders.remove(note)
 
 
-def _map(call: Call, shape: Any) -> Array:
-    if not isinstance(shape, tuple | list) or len(shape) != 2:
-        raise TypeError(f"expected shape as (rows, columns); got {type_text(shape)}")
-    most = check_positive("shape", shape[0]), check_positive("shape", shape[1])
-    *leading, heads, num_queries, _ = _known(call.query)
-    num_keys = _known(call.key)[-2]
-    rows, columns = (max(1, -(-length // number)) for length, number in zip((num_queries, num_keys), most, strict=True))
-    at_once = max(1, SCORES_AT_ONCE // max(1, math.prod(leading) * heads * num_keys))
-    step = at_once // rows * rows or rows  # whole rows of the map, as far as they are no more than is held
-    maps = [
-        _rows(call, range(first, min(first + step, num_queries)), (rows, columns), at_once)
-        for first in range(0, max(1, num_queries), step)
-    ]
-    return maps[0] if len(maps) == 1 else call.xp.concat(maps, axis=-2)
-
-
-def _rows(call: Call, queries: range, block: tuple[int, int], at_once: int) -> Array:
-    """Rows of a map from their queries: many rows from weights at once, or one row from weights in parts."""
-    xp, found = call.xp, None
-    for start in range(queries.start, max(queries.stop, queries.start + 1), at_once):
-        part = range(start, min(start + at_once, queries.stop))
-        weights = _runs(_weights(call, None, Run(start, len(part)), None), block[1], axis=-1, xp=xp)
-        weights = _runs(weights, block[0], axis=-2, xp=xp)
-        found = weights if found is None else xp.maximum(found, weights)
-    return found
-
-
-def _runs(x: Array, length: int, *, axis: int, xp: Namespace) -> Array:
-    """The largest of each run of so many elements along an axis, -1 or -2; the last run may be shorter."""
-    dims, behind = list(_known(x)), [slice(None)] * (-axis - 1)
-    size = dims[axis]
-    whole = size - size % length
-    cut = [*dims[:axis], whole // length, length, *(dims[axis + 1 :] if axis < -1 else [])]
-    found = xp.max(xp.reshape(x[(..., slice(0, whole), *behind)], tuple(cut)), axis=axis)
-    if whole == size:
-        return found
-    rest = xp.max(x[(..., slice(whole, size), *behind)], axis=axis, keepdims=True)
-    return xp.concat([found, rest], axis=axis) if whole else rest
-
-
-def _weights(call: Call, heads: Places, queries: Places, keys: Places) -> Array:
-    """The weights of chosen queries, from all of their keys, in the compute dtype."""
-    part = cut(call._replace(value=call.key[..., :0]), heads=heads, rows=queries)  # of the output, nothing is used
-    return taken(run_call(part, "dense", weights=True, logsumexp=False).weights, keys, -1, call.xp)
-
-
-def _weights_from(logsumexp: Array, call: Call, heads: Places, queries: Places, keys: Places) -> Array:
-    """The same from the logsumexp of all queries (..., H, M), by scores of the chosen keys alone."""
-    xp = call.xp
-    lse = xp.expand_dims(taken(taken(logsumexp, heads, -2, xp), queries, -1, xp), axis=-1)
-    scores = all_scores(upcast_call(cut(call, heads=heads, rows=queries, columns=keys)))
-    masked = xp.equal(scores, -math.inf)
-    return xp.where(masked, 0.0, xp.exp(xp.subtract(scores, xp.where(xp.equal(lse, -math.inf), 0.0, lse))))
-
-
 def _chosen(call: Call, heads: Choice, queries: Choice, keys: Choice) -> list[Places]:
     """What was chosen of the axes of the scores (..., H, M, N)."""
     lengths = (*sizes(call.query)[-3:-1], sizes(call.key)[-2])
@@ -298,26 +167,3 @@ def _indices(name: str, choice: Choice, length: int | None) -> Sequence[int] | N
         if not -length <= index < length:
             raise ValueError(f"expected {name} in [{-length}, {length}); got {number_text(index)}")
     return [index % length for index in indices]
-
-
-def _known(array: Array) -> tuple[int, ...]:
-    dims = sizes(array)
-    if None in dims:
-        raise ValueError(f"expected known sizes for a map; got {shape_text(array)}")
-    return dims  # type: ignore[return-value]
-
-
-_LOGSUMEXP = "query: ... H M D, logsumexp: ... H M floating"
-
-
-def _check_logsumexp(logsumexp: Array, call: Call) -> None:
-    """Raise unless this may be the logsumexp of the call."""
-    if call.arithmetic == "reproducible":
-        raise ValueError(
-            "expected no logsumexp with arithmetic='reproducible', as weights from it have other bits; got one"
-        )
-    common_namespace(call.xp, {"query": call.query, "logsumexp": logsumexp})
-    check_shapes(_LOGSUMEXP, {"query": call.query, "logsumexp": logsumexp})
-    wide = dtype_name(upcast(call.query, xp=call.xp).dtype)
-    if dtype_name(logsumexp.dtype) != wide:
-        raise TypeError(f"expected logsumexp of dtype {wide}; got {dtype_name(logsumexp.dtype)}")

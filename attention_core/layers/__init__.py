@@ -19,7 +19,7 @@ from typing import Any
 from .._backend import announced
 from .._keywords import publish
 from .._trees import named_arrays, tree_from_names
-from ._attention import DotProductAttention, MultiHeadAttention
+from ._attention import MultiHeadAttention
 from ._decoder import DecoderLayer, GatedFeedForward, RMSNorm
 from ._layer import Initial, Layer, check_fit
 from ._sagan import SaganAttention, SpectralVectors
@@ -28,7 +28,6 @@ from ._transformer import Embeddings, EncoderLayer, FeedForward
 __all__ = [
     "KINDS",
     "DecoderLayer",
-    "DotProductAttention",
     "Embeddings",
     "EncoderLayer",
     "FeedForward",

@@ -1,118 +1,17 @@
-"""Single-head attention, and multi-head attention with its projections."""
+"""Multi-head attention with its projections."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Unpack
 
 from .. import parameters as trees
-from .._arrays import Array, Namespace, on_device_of, upcast
-from .._attention.call import Attention
+from .._arrays import Array, on_device_of, upcast
 from .._backend import common_namespace
-from .._checks import check_boolean, check_rank
-from .._functions.attention import scaled_dot_product_attention
 from .._functions.multi_head import Prepare, multi_head_attention
 from .._functions.options import Options, takes
-from ..masks import Mask
 from ._layer import Layer, all_masks, linear_spec
-
-
-@dataclass(frozen=True)
-class DotProductAttention(Layer):
-    """Scaled dot-product attention with a single head and without parameters.
-
-    Parameters
-    ----------
-    scale : float, optional
-        By default 1 / √D.
-    softcap : float, optional
-    is_causal : bool
-    dropout : float
-        The rate of dropout of the weights in training.
-    implementation : {"auto", "dense", "blockwise", "fused"}
-    arithmetic : {"fast", "reproducible"}
-
-    Examples
-    --------
-    >>> import array_api_strict as xp
-    >>> keys = xp.reshape(xp.arange(40, dtype=xp.float64), (1, 10, 4))
-    >>> DotProductAttention()((), xp.ones((1, 2, 4)), xp.ones((1, 10, 4)), keys)
-    Array([[[18., 19., 20., 21.],
-            [18., 19., 20., 21.]]], dtype=array_api_strict.float64)
-    """
-
-    scale: float | None = None
-    softcap: float | None = None
-    is_causal: bool = False
-    dropout: float = 0.0
-    implementation: str = "auto"
-    arithmetic: str = "fast"
-
-    @property
-    def parameters(self) -> Any:
-        """None."""
-        return ()
-
-    @takes("mask", "bias", "return_weights", "return_logsumexp", "xp")
-    def __call__(
-        self,
-        parameters: Any,
-        query: Any,
-        key: Array | None = None,
-        value: Array | None = None,
-        /,
-        *,
-        query_mask: Array | None = None,
-        key_mask: Array | None = None,
-        seed: Any = None,
-        **options: Unpack[Options],
-    ) -> Any:
-        """Compute attention.
-
-        Parameters
-        ----------
-        parameters : tuple
-            Empty.
-        query : Array, shape (..., M, D), or a mapping with "query", "key" and "value"
-        key : Array, shape (..., N, D), optional
-            By default the query.
-        value : Array, shape (..., N, E), optional
-            By default the key.
-        mask : Mask or Array of bool, broadcastable to (..., M, N), optional
-            True = may attend.
-        query_mask : Array of bool, shape (..., M), optional
-            False masks a query.
-        key_mask : Array of bool, shape (..., N), optional
-            False masks a key.
-        bias : Array, broadcastable to (..., M, N), optional
-        seed : int or Array of int, optional
-            Of the dropout; without it nothing is dropped.
-        return_weights, return_logsumexp : bool
-        xp : array namespace, optional
-
-        Returns
-        -------
-        Array, shape (..., M, E)
-            Or `Attention` if a return flag is set, with weights (..., M, N) and logsumexp (..., M).
-        """
-        query, key, value = _query_key_value(query, key, value)
-        for name, array in (("query", query), ("key", key), ("value", value)):
-            check_rank(name, array, 2, "(..., length, channels)")
-        mask, xp = options.get("mask"), options.get("xp")
-        xp = common_namespace(xp, {"query": query, "key": key, "value": value})
-        if mask is not None and not isinstance(mask, Mask):
-            check_boolean("mask", mask)
-        padding = {"query_mask": (query_mask, query), "key_mask": (key_mask, key)}
-        options |= {"mask": all_masks(_with_heads(mask, xp), xp, **padding), "xp": xp}
-        options |= {"bias": _with_heads(options.get("bias"), xp)}
-        heads = (xp.expand_dims(array, axis=-3) for array in (query, key, value))
-        result = scaled_dot_product_attention(*heads, **options, **self._options(seed, *_SETTINGS))
-        if not isinstance(result, Attention):
-            return xp.squeeze(result, axis=-3)
-        weights = None if result.weights is None else xp.squeeze(result.weights, axis=-3)
-        logsumexp = None if result.logsumexp is None else xp.squeeze(result.logsumexp, axis=-2)
-        return Attention(xp.squeeze(result.output, axis=-3), weights, logsumexp)
 
 
 @dataclass(frozen=True)
@@ -142,8 +41,14 @@ class MultiHeadAttention(Layer):
     query_bias, key_bias, value_bias, output_bias : bool, optional
     zero_attention : bool
         Whether to append a key and a value of zeros, as ``add_zero_attn`` in PyTorch: a sink of score 0.
-    scale, softcap, is_causal, dropout, implementation, arithmetic
-        As in `DotProductAttention`.
+    scale : float, optional
+        By default 1 / √D.
+    softcap : float, optional
+    is_causal : bool
+    dropout : float
+        The rate of dropout of the weights in training.
+    implementation : {"auto", "dense", "blockwise", "fused"}
+    arithmetic : {"fast", "reproducible"}
 
     Examples
     --------
@@ -234,8 +139,12 @@ class MultiHeadAttention(Layer):
         key, value : Arrays, shapes (..., N, C') and (..., N, C''), optional
         mask : Mask or Array of bool, broadcastable to (..., H, M, N), optional
             True = may attend.
-        query_mask, key_mask, seed
-            As in `DotProductAttention`.
+        query_mask : Array of bool, shape (..., M), optional
+            False masks a query.
+        key_mask : Array of bool, shape (..., N), optional
+            False masks a key.
+        seed : int or Array of int, optional
+            Of the dropout; without it nothing is dropped.
         bias, score_mod, prepare, return_weights, return_logsumexp, shards, xp
             As in `attention_core.multi_head_attention`.
 
@@ -251,11 +160,11 @@ class MultiHeadAttention(Layer):
             options["sinks"] = xp.zeros((self.num_heads,), dtype=upcast(query, xp=xp).dtype, **on_device_of(query))
         padding = {"query_mask": (query_mask, query, shards), "key_mask": (key_mask, key, shards)}
         options["mask"] = all_masks(options.get("mask"), xp, **padding)
-        settings = self._options(seed, "num_heads", "num_key_value_heads", *_SETTINGS)
+        settings = self._options(seed, *_SETTINGS)
         return multi_head_attention(parameters, query, key, value, prepare=prepare, **options, **settings)
 
 
-_SETTINGS = tuple(each.name for each in fields(DotProductAttention) if each.name != "dropout")
+_SETTINGS = ("num_heads", "num_key_value_heads", "scale", "softcap", "is_causal", "implementation", "arithmetic")
 _BIASES = ("query_bias", "key_bias", "value_bias", "output_bias")
 
 
@@ -271,10 +180,3 @@ def _query_key_value(query: Any, key: Array | None, value: Array | None) -> tupl
         query, key, value = query["query"], query.get("key"), query.get("value")
     key = query if key is None else key
     return query, key, key if value is None else value
-
-
-def _with_heads(array: Any, xp: Namespace) -> Any:
-    """Insert an axis for heads into an array (..., M, N) with leading axes; return as it is what is no such array."""
-    if not hasattr(array, "shape") or len(array.shape) < 3:
-        return array
-    return xp.expand_dims(array, axis=-3)

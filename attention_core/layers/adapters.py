@@ -1,7 +1,7 @@
 """Layers of a framework, made of definitions: their signatures, their documentation, and what they share.
 
 A layer of an adapter holds arrays and a definition, which says what they are and computes. An adapter writes one class
-for each definition, whose ``kind`` it is, and makes of it what follows.
+for each definition, of its name, and makes of it what follows.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 from .._arrays import on_device_of
 from .._backend import announced, common_namespace
 from .._trees import named_arrays
+from . import KINDS
 from ._layer import Layer, check_fit
 
 __all__ = ["Adapted", "FixedSettings", "call_of", "constructor", "described", "settings_signature"]
@@ -95,11 +96,16 @@ class Adapted(FixedSettings):
     Attributes
     ----------
     kind : type
-        The class of its definition.
+        The class of its definition: unless it says so, that of its name in `attention_core.layers`.
     """
 
     kind: ClassVar[type[Layer]]
     _classes: ClassVar[dict[type[Layer], Any]]  # by kind
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if not hasattr(cls, "kind") and cls.__name__ in KINDS:
+            cls.kind = KINDS[cls.__name__]
 
     @classmethod
     def from_numpy(

@@ -33,7 +33,6 @@ from attention_numpy.trees import known_device
 
 __all__ = [
     "DecoderLayer",
-    "DotProductAttention",
     "Embeddings",
     "EncoderLayer",
     "FeedForward",
@@ -270,20 +269,6 @@ def _placed(device: Any) -> Any:
     return _devices()[known_device(device, backend.devices())] if isinstance(device, str) else device
 
 
-class DotProductAttention(Layer):
-    """Scaled dot-product attention of one head, without parameters: `attention_core.layers.DotProductAttention`.
-
-    Examples
-    --------
-    >>> keys = jnp.arange(40.0).reshape(1, 10, 4)
-    >>> DotProductAttention.init(0)(jnp.ones((1, 2, 4)), jnp.ones((1, 10, 4)), keys)
-    Array([[[18., 19., 20., 21.],
-            [18., 19., 20., 21.]]], dtype=float32)
-    """
-
-    kind = layers.DotProductAttention
-
-
 class MultiHeadAttention(Layer):
     """Multi-head attention with its projections: `attention_core.layers.MultiHeadAttention`.
 
@@ -294,8 +279,6 @@ class MultiHeadAttention(Layer):
     (3, 5, 8)
     """
 
-    kind = layers.MultiHeadAttention
-
 
 class FeedForward(Layer):
     """Linear, activation, linear, dropout, at every position: `attention_core.layers.FeedForward`.
@@ -305,8 +288,6 @@ class FeedForward(Layer):
     >>> FeedForward.init(0, 4, 16).astype("bfloat16")(jnp.ones((3, 4), "bfloat16")).dtype
     dtype(bfloat16)
     """
-
-    kind = layers.FeedForward
 
 
 class EncoderLayer(Layer):
@@ -321,25 +302,17 @@ class EncoderLayer(Layer):
     (3, 5, 8)
     """
 
-    kind = layers.EncoderLayer
-
 
 class RMSNorm(Layer):
     """Division of the channels by the root of their mean square: `attention_core.layers.RMSNorm`."""
-
-    kind = layers.RMSNorm
 
 
 class GatedFeedForward(Layer):
     """Gated feed-forward block, at every position: `attention_core.layers.GatedFeedForward`."""
 
-    kind = layers.GatedFeedForward
-
 
 class DecoderLayer(Layer):
     """Decoder layer of a language model: `attention_core.layers.DecoderLayer`."""
-
-    kind = layers.DecoderLayer
 
 
 class Embeddings(Layer):
@@ -350,8 +323,6 @@ class Embeddings(Layer):
     >>> Embeddings.init(0, num_tokens=11, num_positions=7, channels=4)(jnp.asarray([[3, 0, 10]])).shape
     (1, 3, 4)
     """
-
-    kind = layers.Embeddings
 
 
 class SaganAttention(Layer):
@@ -368,8 +339,6 @@ class SaganAttention(Layer):
     >>> layer.refreshed().state.theta.shape
     (2,)
     """
-
-    kind = layers.SaganAttention
 
 
 def save(layer: Layer, path: str | PathLike[str], /) -> None:

@@ -10,7 +10,6 @@ import jax
 from attention_core import masks
 from attention_core.backend import Array
 from attention_core.masks import Mask, flatten, unflatten
-from attention_jax.exporting import register_mask_class
 
 Kind = TypeVar("Kind", bound=type[Mask])
 
@@ -42,7 +41,6 @@ def register_mask(kind: Kind, /) -> Kind:
     [Array([3, 5], dtype=int32)]
     """
     jax.tree_util.register_pytree_node(kind, _flatten, _unflatten)
-    register_mask_class(kind)
     return kind
 
 

@@ -24,7 +24,6 @@ from attention_jax import layers as pytrees
 
 __all__ = [
     "DecoderLayer",
-    "DotProductAttention",
     "Embeddings",
     "EncoderLayer",
     "FeedForward",
@@ -164,6 +163,8 @@ class _Made(Layer):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if not hasattr(cls, "kind"):
+            cls.kind = getattr(pytrees, cls.__name__)
         if "kind" in vars(cls):
             says = settings_signature(_Made.__init__, cls.kind.kind)
             cls.__signature__ = says.replace(parameters=list(says.parameters.values())[1:])
@@ -186,19 +187,6 @@ class _Made(Layer):
         super().__init__(layer, dtype=dtype, deterministic=deterministic, rngs=rngs)
 
 
-class DotProductAttention(_Made):
-    """Scaled dot-product attention of one head, without parameters: `attention_jax.DotProductAttention` as a module.
-
-    Examples
-    --------
-    >>> module = DotProductAttention(rngs=nnx.Rngs(0))
-    >>> module(jnp.ones((1, 2, 4)), jnp.ones((1, 10, 4))).shape
-    (1, 2, 4)
-    """
-
-    kind = pytrees.DotProductAttention
-
-
 class MultiHeadAttention(_Made):
     """Multi-head attention with its projections: `attention_jax.MultiHeadAttention` as a module.
 
@@ -208,8 +196,6 @@ class MultiHeadAttention(_Made):
     >>> module(jnp.ones((3, 5, 8))).shape
     (3, 5, 8)
     """
-
-    kind = pytrees.MultiHeadAttention
 
 
 class FeedForward(_Made):
@@ -221,8 +207,6 @@ class FeedForward(_Made):
     (4, 16)
     """
 
-    kind = pytrees.FeedForward
-
 
 class EncoderLayer(_Made):
     """Encoder layer of a transformer: `attention_jax.EncoderLayer` as a module.
@@ -233,25 +217,17 @@ class EncoderLayer(_Made):
     (3, 5, 8)
     """
 
-    kind = pytrees.EncoderLayer
-
 
 class RMSNorm(_Made):
     """Division of the channels by the root of their mean square: `attention_jax.RMSNorm` as a module."""
-
-    kind = pytrees.RMSNorm
 
 
 class GatedFeedForward(_Made):
     """Gated feed-forward block, at every position: `attention_jax.GatedFeedForward` as a module."""
 
-    kind = pytrees.GatedFeedForward
-
 
 class DecoderLayer(_Made):
     """Decoder layer of a language model: `attention_jax.DecoderLayer` as a module."""
-
-    kind = pytrees.DecoderLayer
 
 
 class Embeddings(_Made):
@@ -263,8 +239,6 @@ class Embeddings(_Made):
     (1, 3, 4)
     """
 
-    kind = pytrees.Embeddings
-
 
 class SaganAttention(_Made):
     """Self-attention over feature maps, as in SAGAN: `attention_jax.SaganAttention` as a module.
@@ -274,8 +248,6 @@ class SaganAttention(_Made):
     >>> SaganAttention(16, rngs=nnx.Rngs(0))(jnp.ones((1, 4, 4, 16))).shape
     (1, 4, 4, 16)
     """
-
-    kind = pytrees.SaganAttention
 
 
 def _is_variable(leaf: Any) -> bool:

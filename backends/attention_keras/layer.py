@@ -256,13 +256,11 @@ class AttentionLayer(Layer):
         elif options["key_mask"] is None and options.get("cache") is None:  # Keras has none over the places of a cache
             options["key_mask"] = attached(inputs[0])
         axes = functools.partial(per_sample, query=inputs[0], has_channels=not self.kind.takes_ids)
-        if self.kind is not definitions.DotProductAttention:  # of which a mask has no axis of heads
-            mask = axes(mask)
         if options.get("memory") is not None:
             options["memory_mask"] = axes(options["memory_mask"])
             if options["memory_key_mask"] is None:
                 options["memory_key_mask"] = attached(options["memory"])
-        return super()._call(*inputs, mask=mask, **options)
+        return super()._call(*inputs, mask=axes(mask), **options)
 
 
 def _settings(definition: definitions.Layer) -> dict[str, Any]:

@@ -12,12 +12,10 @@ from typing import Any
 
 import keras
 
-from attention_core import layers as definitions
 from attention_keras.layer import AttentionLayer, Layer
 
 __all__ = [
     "DecoderLayer",
-    "DotProductAttention",
     "Embeddings",
     "EncoderLayer",
     "FeedForward",
@@ -29,24 +27,6 @@ __all__ = [
     "load",
     "save",
 ]
-
-
-class DotProductAttention(AttentionLayer):
-    """Scaled dot-product attention of one head, without weights, as a layer of Keras.
-
-    The order is query, key, value: `keras.layers.Attention` takes the value before the key. A query that is masked out
-    gives exactly 0.
-
-    Examples
-    --------
-    >>> keys = keras.ops.reshape(keras.ops.arange(40.0), (1, 10, 4))
-    >>> layer = DotProductAttention()
-    >>> output = layer(keras.ops.ones((1, 2, 4)), keras.ops.ones((1, 10, 4)), keys)
-    >>> keras.ops.convert_to_numpy(output)[0, 0].tolist()
-    [18.0, 19.0, 20.0, 21.0]
-    """
-
-    kind = definitions.DotProductAttention
 
 
 class MultiHeadAttention(AttentionLayer):
@@ -64,8 +44,6 @@ class MultiHeadAttention(AttentionLayer):
     (3, 5, 8)
     """
 
-    kind = definitions.MultiHeadAttention
-
 
 class FeedForward(Layer):
     """Linear, activation, linear, dropout, at every position, as a layer of Keras.
@@ -76,8 +54,6 @@ class FeedForward(Layer):
     >>> tuple(layer(keras.ops.ones((2, 4))).shape)
     (2, 3)
     """
-
-    kind = definitions.FeedForward
 
 
 class EncoderLayer(AttentionLayer):
@@ -92,8 +68,6 @@ class EncoderLayer(AttentionLayer):
     (1, 3, 4)
     """
 
-    kind = definitions.EncoderLayer
-
 
 class Embeddings(Layer):
     """Vectors of tokens at absolute positions, in segments, normalized, with dropout, as a layer of Keras.
@@ -104,8 +78,6 @@ class Embeddings(Layer):
     >>> tuple(layer(keras.ops.array([[3, 1, 4]])).shape)
     (1, 3, 4)
     """
-
-    kind = definitions.Embeddings
 
 
 class SaganAttention(Layer):
@@ -121,13 +93,9 @@ class SaganAttention(Layer):
     True
     """
 
-    kind = definitions.SaganAttention
-
 
 class RMSNorm(Layer):
     """Division of the channels by the root of their mean square, as a layer of Keras."""
-
-    kind = definitions.RMSNorm
 
 
 class GatedFeedForward(Layer):
@@ -139,8 +107,6 @@ class GatedFeedForward(Layer):
     (2, 4)
     """
 
-    kind = definitions.GatedFeedForward
-
 
 class DecoderLayer(AttentionLayer):
     """Decoder layer of a language model, as a layer of Keras.
@@ -150,8 +116,6 @@ class DecoderLayer(AttentionLayer):
     >>> tuple(DecoderLayer(8, 2, 16)(keras.ops.ones((3, 5, 8))).shape)
     (3, 5, 8)
     """
-
-    kind = definitions.DecoderLayer
 
 
 def save(layer: Layer, path: str | Path) -> None:

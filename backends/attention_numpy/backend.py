@@ -42,6 +42,7 @@ class NumpyLoops(PythonLoops):
 class NumpyBackend(Backend):
     """The backend of NumPy, and of libraries that compute with it."""
 
+    dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32", "float64")  # of which ml_dtypes has bfloat16
     holds_values = True
     tuning = Tuning(
         queries=2048,
@@ -51,11 +52,6 @@ class NumpyBackend(Backend):
         structured_below=127 * 127,
         exact_scores=2**17,
     )
-
-    @property
-    def dtypes(self) -> tuple[str, ...]:
-        """The floating-point types, bfloat16 being that of ml_dtypes."""
-        return ("float16", "bfloat16", "float32", "float64")
 
     def versions(self) -> dict[str, str]:
         """Versions of NumPy and of what supplies bfloat16."""

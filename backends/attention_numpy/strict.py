@@ -17,10 +17,7 @@ from attention_numpy.trees import as_floating, known_device, map_arrays, to_copi
 class StrictBackend(NumpyBackend):
     """The backend of array-api-strict."""
 
-    @property
-    def dtypes(self) -> tuple[str, ...]:
-        """The floating-point types of the standard."""
-        return ("float32", "float64")
+    dtypes: tuple[str, ...] = ("float32", "float64")  # of the standard
 
     def versions(self) -> dict[str, str]:
         """Versions of array-api-strict and of the NumPy it computes with."""

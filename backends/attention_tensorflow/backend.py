@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from importlib.metadata import PackageNotFoundError
 from typing import Any
 
 import numpy as np
@@ -39,6 +38,7 @@ class TensorFlowBackend(Backend):
 
     collectives = TensorFlowCollectives()
     modes: tuple[str, ...] = ("eager", "graph", "xla")
+    dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32", "float64")
     tuning = Tuning(
         queries=4096,
         keys=512,
@@ -50,16 +50,9 @@ class TensorFlowBackend(Backend):
         query_chunk=128,
     )
 
-    @property
-    def dtypes(self) -> tuple[str, ...]:
-        return ("float16", "bfloat16", "float32", "float64")
-
     def versions(self) -> dict[str, str]:
         """Versions of TensorFlow, of Keras where it is installed, and of what tensors pass through."""
-        versions = {"tensorflow": tf.__version__, **versions_of("numpy", "ml_dtypes")}
-        with contextlib.suppress(PackageNotFoundError):
-            versions |= versions_of("keras")
-        return versions
+        return {"tensorflow": tf.__version__, **versions_of("numpy", "ml_dtypes", "keras")}
 
     def owns(self, array: Array, /) -> bool:
         """Whether this is a tensor or a variable; ragged and sparse tensors are not, nor are those of Keras."""

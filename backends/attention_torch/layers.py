@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from attention_core import layers
 from attention_torch.module import (
     Layer,
     Tree as Tree,  # pickles hold it under this address
@@ -27,7 +26,6 @@ from attention_torch.module import (
 
 __all__ = [
     "DecoderLayer",
-    "DotProductAttention",
     "Embeddings",
     "EncoderLayer",
     "FeedForward",
@@ -39,20 +37,6 @@ __all__ = [
     "load",
     "save",
 ]
-
-
-class DotProductAttention(Layer):
-    """Scaled dot-product attention of one head, without parameters: `attention_core.layers.DotProductAttention`.
-
-    Examples
-    --------
-    >>> keys = torch.arange(40.0).reshape(1, 10, 4)
-    >>> DotProductAttention()(torch.ones(1, 2, 4), torch.ones(1, 10, 4), keys)
-    tensor([[[18., 19., 20., 21.],
-             [18., 19., 20., 21.]]])
-    """
-
-    kind = layers.DotProductAttention
 
 
 class MultiHeadAttention(Layer):
@@ -73,8 +57,6 @@ class MultiHeadAttention(Layer):
     torch.Size([3, 5, 8])
     """
 
-    kind = layers.MultiHeadAttention
-
 
 class FeedForward(Layer):
     """Linear, activation, linear, dropout, at every position: `attention_core.layers.FeedForward`.
@@ -84,8 +66,6 @@ class FeedForward(Layer):
     >>> FeedForward(4, 16)(torch.ones(3, 5, 4)).shape
     torch.Size([3, 5, 4])
     """
-
-    kind = layers.FeedForward
 
 
 class EncoderLayer(Layer):
@@ -97,8 +77,6 @@ class EncoderLayer(Layer):
     torch.Size([3, 5, 8])
     """
 
-    kind = layers.EncoderLayer
-
 
 class RMSNorm(Layer):
     """Division of the channels by the root of their mean square: `attention_core.layers.RMSNorm`.
@@ -108,8 +86,6 @@ class RMSNorm(Layer):
     >>> RMSNorm(2)(torch.tensor([[1.0, 7.0]]))
     tensor([[0.2000, 1.4000]], grad_fn=<MulBackward0>)
     """
-
-    kind = layers.RMSNorm
 
 
 class GatedFeedForward(Layer):
@@ -121,8 +97,6 @@ class GatedFeedForward(Layer):
     torch.Size([3, 5, 4])
     """
 
-    kind = layers.GatedFeedForward
-
 
 class DecoderLayer(Layer):
     """Decoder layer of a language model: `attention_core.layers.DecoderLayer`.
@@ -132,8 +106,6 @@ class DecoderLayer(Layer):
     >>> DecoderLayer(8, 2, 16)(torch.ones(3, 5, 8)).shape
     torch.Size([3, 5, 8])
     """
-
-    kind = layers.DecoderLayer
 
 
 class Embeddings(Layer):
@@ -146,8 +118,6 @@ class Embeddings(Layer):
     >>> Embeddings(100, 16, 8)(torch.tensor([[3, 1, 4]])).shape
     torch.Size([1, 3, 8])
     """
-
-    kind = layers.Embeddings
 
 
 class SaganAttention(Layer):
@@ -167,7 +137,6 @@ class SaganAttention(Layer):
     ['state.theta', 'state.phi', 'state.g', 'state.output']
     """
 
-    kind = layers.SaganAttention
     defaults: ClassVar[Mapping[str, Any]] = {"data_format": "channels_first"}
 
 

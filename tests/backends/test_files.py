@@ -32,7 +32,6 @@ from attention_files.safetensors import (
 DTYPES = ["float16", ml_dtypes.bfloat16, "float32", "float64", "bool"]
 DTYPES += [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
 LAYERS = [
-    layers.DotProductAttention(softcap=3.0),
     layers.MultiHeadAttention(12, 3, key_channels=5, value_channels=7, query_bias=False, dropout=0.1),
     layers.MultiHeadAttention(12, 6, 2, bias=False, output=False),
     layers.FeedForward(4, 9, output_channels=3),

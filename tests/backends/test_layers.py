@@ -121,7 +121,7 @@ def test_a_call_is_that_of_the_definition_on_numpy(name, training, adapter, get)
             np.testing.assert_allclose(get(adapter.call(layer, *places, **more, **options)), plain, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "DotProductAttention"])
+@pytest.mark.parametrize("name", CASES)
 def test_gradients_are_those_of_the_definition(name, adapter, backend, get, rng):
     layer, (inputs, options) = adapter.made(name, "float64"), adapter.inputs(name, "float64")
     parameters, state = backend.from_numpy(layer.to_numpy())

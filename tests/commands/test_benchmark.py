@@ -5,7 +5,6 @@ import importlib.util
 import json
 import os
 import re
-import types
 
 import numpy as np
 import pytest
@@ -24,20 +23,20 @@ ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",
 SHAPE = (2, 3, 520, 8)  # two documents
 FEW = {"shape": (2, 4, 18, 8), "kv_heads": 2}
 PROBLEMS = (
-    Problem((2, 3, 13, 8), "padded", "both"),
+    Problem((2, 3, 13, 8), "padded", "fwd+bwd"),
     Problem((2, 3, 13, 8), "packed", document=7),
     Problem((2, 3, 13, 8), "window", window=5),
-    Problem((2, 3, 13, 8), "causal", "both"),
-    Problem(**FEW, mask="causal", direction="both", queries=3),
+    Problem((2, 3, 13, 8), "causal", "fwd+bwd"),
+    Problem(**FEW, mask="causal", direction="fwd+bwd", queries=3),
     Problem(**FEW, mask="window", queries=1, window=5),
-    Problem(**FEW, mask="window", queries=3, offset=6, window=5),
+    Problem(**FEW, mask="window", queries=3, window=5),
     Problem(**FEW, mask="padded", queries=3, key_lengths=(7, 12)),
     Problem(**FEW, mask="padded-causal"),
-    Problem(**FEW, mask="ragged", direction="both", queries=3),
+    Problem(**FEW, mask="ragged", direction="fwd+bwd", queries=3),
     Problem(**FEW, mask="ragged", queries=5, key_lengths=(9, 3)),
     Problem(**FEW, mask="causal"),
     Problem(**FEW, mask="sinks", queries=3),
-    Problem((2, 3, 7, 8), "full", "both", operation="linear"),
+    Problem((2, 3, 7, 8), "full", "fwd+bwd", operation="linear"),
 )
 NEEDS = {"keras": "keras", "nnx": "flax", "Attention": "onnx", "GroupQuery": "onnx"}
 DIFFERENTIATING = ("torch", "jax", "tensorflow")
@@ -113,14 +112,21 @@ def test_memory_of_a_naive_computation_has_the_scores_in_it():
 
 
 def test_a_process_that_dies_costs_its_candidate_and_nothing_else(monkeypatch):
-    problems = (Problem((1, 1, 8, 4)), Problem((1, 1, 16, 4)), Problem((1, 1, 16, 4), direction="both"))
+    problems = (Problem((1, 1, 8, 4)), Problem((1, 1, 16, 4)), Problem((1, 1, 16, 4), direction="fwd+bwd"))
     orders = []
 
-    def dying(work, waiting):
+    def dying(waiting, jobs, work):
         while waiting:
-            orders.append(order := waiting.popleft())
-            process = types.SimpleNamespace(order=order, at=None)
-            yield from ((process, message) for message in messages(order))
+            orders.append(order := waiting.pop())
+            at = None
+            for message in messages(order):
+                if isinstance(message, Death):
+                    died, left = order.lost(at, message)
+                    yield from died
+                    waiting.append(left)
+                else:
+                    order, at = order.noted(message, at)
+                    yield message
 
     def messages(order):
         for index, problem in enumerate(order.problems):
@@ -173,7 +179,7 @@ def test_peers_get_fewer_keys_where_that_is_all_that_a_mask_does():
     shape = (1, 4, 70, 8)
     for fields, keys, has_mask in (
         ({"mask": "causal", "queries": 1}, slice(0, 70), False),
-        ({"mask": "causal", "queries": 3, "offset": 20}, slice(0, 23), True),
+        ({"mask": "causal", "queries": 3}, slice(0, 70), True),
         ({"mask": "window", "queries": 1, "window": 9}, slice(61, 70), False),
         ({"mask": "padded", "queries": 2, "key_lengths": (30,)}, slice(0, 30), False),
     ):
@@ -184,7 +190,7 @@ def test_peers_get_fewer_keys_where_that_is_all_that_a_mask_does():
 
 @pytest.mark.parametrize(("operation", "mask"), [*((each, "causal") for each in OPERATIONS), ("attention", "softcap")])
 def test_reference_gradients_agree_with_differences(operation, mask):
-    problem = Problem((1, 2, 4, 3), mask, "both", "float64", operation=operation)
+    problem = Problem((1, 2, 4, 3), mask, "fwd+bwd", "float64", operation=operation)
     wanted, direction = expected(problem), np.random.default_rng(1).standard_normal(problem.arrays[0].shape)
 
     def loss(step):
@@ -257,10 +263,9 @@ def test_the_command_measures_and_writes(tmp_path):
         (("--shape", f"1,1,{'9' * 5000},64"), f"expected shape as positive integers separated by commas; got '1,1,{'9' * 76}'"),
         (("--lengths", "9" * 19), f"expected lengths as positive integers separated by commas; got '{'9' * 19}'"),
         (("--seconds", "nan"), "expected seconds as a number from 0; got nan"),
-        (("--limit", "-1"), "expected limit as a number from 0; got -1.0"),
+        (("--max-seconds", "-1"), "expected max-seconds as a number from 0; got -1.0"),
         (("--preset", "no"), f"expected a preset out of {', '.join(PRESETS)}; got 'no'"),
         (("--shape", "1,4,8,2", "--kv-heads", 3), "expected attention, key/value heads that divide heads, and no more queries than keys"),
-        (("--shape", "1,4,8,2", "--queries", 3, "--offset", 6), "expected an offset in 0..5; got 6"),
         (("--device", "cuda", "--preset", "accelerator"), "expected a device of some framework; got 'cuda', and numpy has cpu"),
     ],
 )  # fmt: skip

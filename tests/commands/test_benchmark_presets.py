@@ -16,7 +16,7 @@ def test_presets_are_problems(name, monkeypatch):
     monkeypatch.setattr(bench, "_measured", lambda orders, memory, failures, without: (seen.extend(orders), [])[1])
     assert invoke("bench", "--backend", "numpy", "--preset", name).exit_code == 0
     problems = [problem for order in seen for problem in order.problems]
-    forward = [Problem(**each) for each in PRESETS[name] if each.get("direction") != "both"]
+    forward = [Problem(**each) for each in PRESETS[name] if each.get("direction") != "fwd+bwd"]
     assert problems == [each for each in forward if DENSE.takes(each)]
     assert all(each.shape[1] % (each.kv_heads or 1) == 0 and each.num_queries <= each.shape[2] for each in problems)
 
@@ -24,8 +24,7 @@ def test_presets_are_problems(name, monkeypatch):
 def test_queries_heads_and_lengths_are_options(monkeypatch):
     seen = []
     monkeypatch.setattr(bench, "_measured", lambda orders, memory, failures, without: (seen.extend(orders), [])[1])
-    options = ("--kv-heads", 2, "--queries", "1,4", "--key-lengths", "30,20", "--offset", 9, "--window", 7)
+    options = ("--kv-heads", 2, "--q-len", "1,4")
     assert invoke("bench", "--backend", "numpy", "--shape", "2,4,40,8", "--mask", "padded", *options).exit_code == 0
-    fields = {"kv_heads": 2, "key_lengths": (30, 20), "offset": 9, "window": 7}
     found = [problem for order in seen for problem in order.problems]
-    assert found == [Problem((2, 4, 40, 8), "padded", queries=count, **fields) for count in (1, 4)]
+    assert found == [Problem((2, 4, 40, 8), "padded", queries=count, kv_heads=2) for count in (1, 4)]

@@ -16,18 +16,19 @@ from command_helpers import ENVIRONMENT, invoke, refusal
 from rich.console import Console
 
 import attention_core as ac
-from attention_benchmark.problem import MASKS, OPERATIONS, PRESETS, WINDOW
+from attention_benchmark.problem import MASKS, OPERATIONS, PRESETS
 from attention_cli import app as command_line, main as program
 from attention_conformance import CASES
 from attention_conformance.cases.contract import LINES
 from attention_conformance.measure.finding import Finding
 from attention_conformance.measure.implementations import is_quick
 from attention_conformance.problem import DTYPES
-from attention_conformance.processes import Order, carried_out
+from attention_conformance.processes import Order
 from attention_conformance.written import report
 from attention_core.backend import get_backend
 from attention_models.layouts import LAYOUTS
 from attention_numpy.trees import devices_of_kind
+from attention_workers import carried_out
 
 
 def conformance(*arguments):
@@ -133,7 +134,7 @@ def test_a_quick_run_is_eager_in_float32_on_one_device(tmp_path):
     assert not is_quick(backend, "eager", "float16", "dense")
 
 
-COMMANDS = ("conformance", "digest", "cases", "bench", "convert", "backends", "view")
+COMMANDS = ("conformance", "digest", "bench", "convert", "backends", "view")
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])
@@ -153,7 +154,7 @@ def test_help_names_what_there_is():
     assert f"attention-core, {', '.join(LAYOUTS)}" == command_line.LAYOUTS
     assert ", ".join(OPERATIONS) == command_line.OPERATIONS
     assert ", ".join(MASKS) == command_line.MASKS
-    assert (", ".join(PRESETS), WINDOW) == (command_line.PRESETS, command_line.WINDOW)
+    assert ", ".join(PRESETS) == command_line.PRESETS
 
 
 def test_results_are_written_as_json(tmp_path):
@@ -246,7 +247,7 @@ def test_a_view_ends_quietly_where_nobody_reads_on():
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="writes to a device of Linux")
-@pytest.mark.parametrize("words", [["view", "--mask", "causal"], ["cases"]])
+@pytest.mark.parametrize("words", [["view", "--mask", "causal"], ["backends"]])
 def test_output_on_a_full_disk_is_told_in_a_line(words):
     with open("/dev/full", "w") as stream:
         command = [sys.executable, "-m", "attention_core", *words]

@@ -1,11 +1,13 @@
-"""Processes that carry out orders: what they find, and what they leave as it is."""
+"""Processes that carry out orders: what they find, what they leave as it is, and that they end with who started them."""
 
 import os
-import signal
-from collections import deque
-from multiprocessing.context import SpawnProcess
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
+from command_helpers import ENVIRONMENT, is_alive, wait_until
 
 from attention_workers import THREADS, Order, carried_out
 
@@ -15,39 +17,37 @@ def threads(order):
 
 
 def test_processes_find_their_variables_and_all_others_stay(monkeypatch):
-    """Another thread may set a variable while a process is started."""
-    start = SpawnProcess.start
-
-    def start_and_set(process):
-        os.environ["SET_MEANWHILE"] = "1"
-        start(process)
-
-    monkeypatch.setattr(SpawnProcess, "start", start_and_set)
-    monkeypatch.setenv("SET_MEANWHILE", "0")
     monkeypatch.setenv(THREADS[0], "5")
     for name in THREADS[1:]:
         monkeypatch.delenv(name, raising=False)
     before = dict(os.environ)
-    orders = deque([Order(threads=3), Order(), Order(threads=2)])
-    assert sorted(message for _, message in carried_out(threads, orders, jobs=3)) == ["2", "3", "5"]
-    assert dict(os.environ) == before | {"SET_MEANWHILE": "1"}
+    orders = [Order(threads=3), Order(), Order(threads=2)]
+    assert sorted(carried_out(orders, 3, threads)) == ["2", "3", "5"]
+    assert dict(os.environ) == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_wait_until_a_process_has_started(monkeypatch, number):
-    """Else it would find no orders, and print that."""
-    start, events = SpawnProcess.start, []
+def sleeping(order):
+    """What starts a process, and tells it and itself."""
+    yield os.getpid(), subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid
+    time.sleep(600)
 
-    def start_and_signal(process):
-        signal.raise_signal(number)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])  # as a thread of a library that does not block it
-        start(process)
-        events.append("started")
 
-    monkeypatch.setattr(SpawnProcess, "start", start_and_signal)
-    before = signal.signal(number, lambda *_: events.append("handled"))
-    try:
-        assert [message for _, message in carried_out(threads, deque([Order(threads=3)]))] == ["3"]
-    finally:
-        signal.signal(number, before)
-    assert events == ["started", "handled"]
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the processes of Linux")
+def test_what_processes_started_ends_with_them():
+    messages = carried_out([Order()], 1, sleeping)
+    found = next(messages)
+    assert all(map(is_alive, found))
+    messages.close()
+    wait_until(lambda: not any(map(is_alive, found)))
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the processes of Linux")
+def test_processes_end_with_the_one_that_started_them_however_that_ends():
+    script = (
+        "import os\nfrom test_workers import *\n"
+        "for numbers in carried_out([Order()], 1, sleeping):\n    print(*numbers, flush=True)\n    os._exit(0)"
+    )
+    environment = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    found = [int(each) for each in done.stdout.split()]
+    wait_until(lambda: len(found) == 2 and not any(map(is_alive, found)))

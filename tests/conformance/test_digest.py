@@ -10,7 +10,7 @@ from command_helpers import invoke, refusal
 import attention_core as ac
 from attention_conformance import digest
 from attention_conformance.golden.identical import digest as hash_of
-from attention_core.layers import DotProductAttention, Embeddings, FeedForward, MultiHeadAttention, SaganAttention
+from attention_core.layers import Embeddings, FeedForward, MultiHeadAttention, SaganAttention
 from attention_files.safetensors import save_arrays, save_layer, save_layers, save_tree
 
 WAYS = ["numpy (cpu, eager)", "numpy (cpu, eager, small blocks)", "numpy (cpu, eager, batch apart)"]
@@ -62,7 +62,7 @@ def test_every_library_and_number_of_threads_gives_the_hash_of_a_saved_layer(bac
 @pytest.mark.parametrize(
     ("definition", "inputs"),
     [
-        (DotProductAttention(), {"query": normal(2, 3, 6), "mask": np.arange(18).reshape(2, 3, 3) % 4 > 0}),
+        (MultiHeadAttention(6, 2), {"query": normal(2, 3, 6), "mask": np.arange(18).reshape(2, 1, 3, 3) % 4 > 0}),
         (FeedForward(6, 8), {"x": normal(2, 3, 6)}),
         (Embeddings(10, 7, 6), {"token_ids": np.arange(6).reshape(2, 3), "position_ids": np.ones((2, 3), np.int32)}),
         (SaganAttention(8), {"x": normal(2, 4, 4, 8)}),

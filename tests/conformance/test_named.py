@@ -1,4 +1,4 @@
-"""Named cases: the data is complete, the scripts ask for what they need, and the command tells them."""
+"""Named cases: the data is complete, and the scripts ask for what they need."""
 
 import ast
 import json
@@ -9,7 +9,6 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from command_helpers import invoke, refusal
 
 from attention_conformance import CASES as CATALOGUE
 from attention_conformance.cases.contract import LINES
@@ -108,15 +107,6 @@ def test_a_run_compares_with_the_last(capsys, monkeypatch):
     assert "right; expected wrong:\nseen" in capsys.readouterr().out
 
 
-def test_a_case_is_told_by_a_part_of_its_name():
-    result = invoke("cases", "160064")
-    case = find_case("160064")
-    assert result.exit_code == 0
-    assert result.stdout.startswith("pytorch-160064-masked-head\n\nAsking for weights")
-    for text in (case.thread, case.url, "(line 6 of the contract)", case.shown.versions, case.script):
-        assert text in result.stdout
-
-
 def test_a_number_is_that_of_a_thread_before_it_is_a_part_of_one():
     assert find_case("1133").name.startswith("flash-attention-1133-")
     assert find_case("81133").name == "pytorch-181133-permuted"
@@ -124,21 +114,8 @@ def test_a_number_is_that_of_a_thread_before_it_is_a_part_of_one():
 
 def test_a_part_of_several_names_is_refused():
     for part in ("pytorch", "no such name"):
-        assert refusal("cases", part).startswith("expected a part of one name out of ")
-
-
-def test_cases_are_listed_by_word_property_package_and_like_cases():
-    def names(*options):
-        return {line.split()[0] for line in invoke("cases", *options).stdout.splitlines()[1:-2]}
-
-    assert names() == {case.name for case in CASES}
-    assert names("--package", "jax", "--property", "decode") == {"flax-5591-cached-decoding"}
-    assert names("--word", "padding", "--word", "NaN") == {
-        case.name for case in CASES if case.matches("padding") and case.matches("nan")
-    }
-    assert "pytorch-103749-padding-mask" in names("--like", "empty-row-mask")
-    assert names("--like", "pieces-empty") == {"flashinfer-4051-merge-of-nothing"}
-    assert "expected a property out of mask, " in refusal("cases", "--property", "speed")
+        with pytest.raises(ValueError, match="expected a part of one name out of "):
+            find_case(part)
 
 
 def test_the_session_installs_what_a_cpu_can_run():

@@ -57,7 +57,7 @@ def test_each_case_is_a_test_that_tells_what_is_wrong(run):
             "  Seen before: antimora/burn-flex#16, *; https://github.com/antimora/burn-flex/issues/16",
             "To see it again: attention-core check kernel.py:attention --layout BHSD --case empty-row-mask --dtype *",
             "    subject = load_target('kernel.py:attention', layout='BHSD')",
-            "SKIPPED [[]1[]] kernel.py:attention: refused: ValueError: 13 queries are refused",
+            "SKIPPED [[]1[]] kernel.py:attention: raised (unsupported): ValueError: 13 queries are refused",
         ],
         consecutive=False,
     )

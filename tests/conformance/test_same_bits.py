@@ -260,7 +260,7 @@ def test_each_row_is_a_test_of_pytest():
     assert (answer.name, whole.name) == ("any-answer", "bits-whole-float32")
     answer.check()
     with pytest.raises(
-        pytest.fail.Exception, match=r"(?s)other bits: bits-whole, float32.*keys in a block: 0 and 64; this"
+        pytest.fail.Exception, match=r"(?s)not bitwise equal: bits-whole, float32.*keys in a block: 0 and 64; this"
     ):
         whole.check()
     options |= {"case": ["bits-again"], "same-bits-as": f"{__file__}:FIRST"}

@@ -193,7 +193,7 @@ def test_a_parameter_that_is_not_understood_is_told_and_makes_a_strict_run_fail(
     told = surprises(subject.declared, ())
     assert [(each.verdict, each.detail) for each in told] == [("not understood", "key_padding_mask, sliding_window")]
     findings = [*told, *found(subject, "shape-65x65-plain", "mask", "sinks").values()]
-    assert little(findings) == "1 of 3 cases were computed; not understood: key_padding_mask, sliding_window"
+    assert little(findings) == "1 of 3 cases were computed; unknown parameters: key_padding_mask, sliding_window"
     assert (exit_status(findings), exit_status(findings, strict=True)) == (4, 1)
     assert "not understood" in QUIET
     named = settled(Subject(attention, mask_name="key_padding_mask"))
@@ -287,7 +287,7 @@ def test_a_declared_mask_without_a_keyword_is_refused_before_any_case(tmp_path):
     kernel.write_text("def attention(query, key, value, m=None):\n    return value.copy()\n")
     *_, last = work(Job(f"{kernel}:attention", {"mask": "keep"}))
     assert last == Refused(
-        "expected a keyword for --mask keep; got none in its signature: --keyword mask=NAME tells it"
+        "expected a keyword for --mask-kind keep; got none in its signature: --keyword mask=NAME tells it"
     )
     told = list(work(Job(f"{kernel}:attention", {"mask_name": "m"}, cases=("mask",), dtypes=("float32",))))
     assert [(each.case, each.verdict) for each in told if isinstance(each, Finding)] == [("mask", "visibly wrong")]

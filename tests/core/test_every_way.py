@@ -46,7 +46,7 @@ def by_weights(query, key, value, **options):
     if "dropout" in options:
         return output, logsumexp
     xp, half = array_namespace(value), query.shape[-2] // 2
-    alone = ac.weights.attention_weights(query, key, **options, queries=slice(half, None), logsumexp=logsumexp)
+    alone = ac.weights.attention_weights(query, key, **options, queries=slice(half, None))
     weights = xp.concat([weights[..., :half, :], alone], axis=-2)
     return xp.matmul(weights, xp.repeat(value, query.shape[-3] // key.shape[-3], axis=-3)), logsumexp
 

@@ -12,8 +12,7 @@ from attention_core import layers, parameters
 from attention_core.random import Dropout, dropout_mask, plain_seed
 
 LAYERS = {
-    "dot product": layers.DotProductAttention(scale=0.5, dropout=0.1),
-    "multi-head": layers.MultiHeadAttention(12, 3, key_bias=False),
+    "multi-head": layers.MultiHeadAttention(12, 3, key_bias=False, scale=0.5, dropout=0.1),
     "grouped": layers.MultiHeadAttention(12, 6, num_key_value_heads=2, value_head_dim=3, output_channels=5),
     "feed-forward": layers.FeedForward(4, 8, bias=False),
     "encoder": layers.EncoderLayer(12, 3, 8, norm_first=False),
@@ -38,7 +37,7 @@ def test_settings_make_the_layer_again(name):
 
 
 def test_settings_are_plain_numbers():
-    assert type(layers.DotProductAttention(scale=np.float64(0.5)).settings()["scale"]) is float
+    assert type(layers.MultiHeadAttention(8, 2, scale=np.float64(0.5)).settings()["scale"]) is float
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -158,7 +158,7 @@ def opened(tf, tree):
 
 @pytest.mark.needs("tensorflow")
 @pytest.mark.parametrize(
-    "name", sorted(set(CASES) - {"relative_bias", "weights", "map", "rotary", "rotary_interleaved"})
+    "name", sorted(set(CASES) - {"relative_bias", "weights", "rotary", "rotary_interleaved"})
 )  # whose sizes are to be known
 def test_tensorflow_with_every_dimension_open(tf, name):
     function, arrays = case(name, "tensorflow")

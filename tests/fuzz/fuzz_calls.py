@@ -113,7 +113,6 @@ VALID: dict[str, Valid] = {
     "explain": Valid(ac.explain_attention, [_floats(*Q), _floats(*K), _floats(*V)], OPTIONS | RETURNS),
     "scores": Valid(ac.attention_scores, [_floats(*Q), _floats(*K)], {"mask": SEGMENTS, "scale": 0.5, "softcap": 2.0, "arithmetic": "fast"}),
     "weights": Valid(ac.weights.attention_weights, [_floats(*Q), _floats(*K)], {"queries": [0, -1], "heads": [1], "is_causal": True, "scale": 0.5}),
-    "map": Valid(ac.weights.attention_map, [_floats(*Q), _floats(*K)], {"shape": (2, 2), "mask": SEGMENTS, "softcap": 2.0}),
     "partial": Valid(
         ac.pieces.partial_attention,
         [_floats(*Q), _floats(*K), _floats(*V)],

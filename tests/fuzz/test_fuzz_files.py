@@ -24,7 +24,6 @@ LAYERS = (
     layers.MultiHeadAttention(6, 2, dropout=0.1),
     layers.SaganAttention(8, head_channels=2),
     layers.Embeddings(5, 4, 6, num_segments=2),
-    layers.DotProductAttention(softcap=2.0),
 )
 WORDS = st.text(st.characters(codec="utf-8"), max_size=4) | st.sampled_from(["\n", "\r\n", "\u2028"])
 JSON = st.recursive(

@@ -31,7 +31,6 @@ class Valid(NamedTuple):
 
 
 MORE = {  # options besides those of the case
-    "DotProductAttention": {"mask": RNG.random((3, 5)) < 0.7, "query_mask": RNG.random((2, 3)) < 0.7, "bias": RNG.random((3, 5))},
     "MultiHeadAttention": {"mask": RNG.random((3, 6)) < 0.7, "key_mask": RNG.random((2, 6)) < 0.7, "bias": RNG.random((3, 6))},
     "EncoderLayer": {"mask": RNG.random((5, 5)) < 0.7},
     "Embeddings": {"position_ids": RNG.integers(0, 7, (5,)).astype("int32")},

@@ -2,6 +2,8 @@
 
 import os
 import sys
+import time
+from pathlib import Path
 
 from typer.testing import CliRunner
 
@@ -22,3 +24,19 @@ def refusal(*arguments, status=2):
     (line,) = result.stderr.splitlines()
     assert line.startswith("attention-core: ")
     return line.removeprefix("attention-core: ")
+
+
+def is_alive(number):
+    """Whether a process of Linux runs."""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition):
+    """Wait for two minutes at most."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

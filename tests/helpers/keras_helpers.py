@@ -6,7 +6,6 @@ import tensorflow as tf
 from layer_helpers import perturbed
 
 from attention_keras.layers import (
-    DotProductAttention,
     Embeddings,
     EncoderLayer,
     FeedForward,
@@ -16,7 +15,6 @@ from attention_keras.layers import (
 from attention_models.keras import Decoder
 
 CASES = {
-    "dot_product": (DotProductAttention, {"dropout": 0.25}, (2, 5, 6)),
     "multi_head": (
         MultiHeadAttention,
         {"channels": 6, "num_heads": 2, "num_key_value_heads": 1, "dropout": 0.25},

@@ -36,7 +36,6 @@ IDS = RNG.integers(0, 11, (2, 5)).astype("int32")
 KEPT = np.arange(5) < np.asarray([[5], [3]])
 LANGUAGE = {"num_heads": 4, "inner": 6, "num_key_value_heads": 2, "query_key_norm": True, "post_norm": True}
 CASES = {
-    "DotProductAttention": ({"softcap": 2.0, "dropout": 0.4}, (x(2, 3, 4), x(2, 5, 4), x(2, 5, 6)), {"key_mask": KEPT}),
     "MultiHeadAttention": (
         {"channels": 8, "num_heads": 4, "num_key_value_heads": 2, "key_channels": 5, "dropout": 0.4},
         (x(2, 3, 8), x(2, 6, 5)),
@@ -67,7 +66,7 @@ CASES = {
         {},
     ),
 }
-FEW = ("DotProductAttention", "MultiHeadAttention", "FeedForward", "EncoderLayer", "Embeddings", "SaganAttention")
+FEW = ("MultiHeadAttention", "FeedForward", "EncoderLayer", "Embeddings", "SaganAttention")
 DROPPING = [name for name, (settings, *_) in CASES.items() if "dropout" in settings]
 
 

@@ -103,7 +103,6 @@ CASES = {
         lambda q, k: ac.weights.attention_weights(q, k, queries=[2, 0], heads=[1], mask=ac.Causal(offset=1)),
         QKV[:2],
     ),
-    "map": (lambda q, k: ac.weights.attention_map(q, k, shape=(2, 2)), QKV[:2]),
     "heads": (lambda x: ac.merge_heads(ac.split_heads(x, 2)), (X,)),
     "mask_from_lengths": (masked(lambda lengths: ac.masks.mask_from_lengths(lengths, 7)), (*QKV, LENGTHS)),
     "multi_head_attention": (

@@ -393,17 +393,17 @@ def test_the_command_writes_pages_and_prints_text(tmp_path, monkeypatch):
     ]
     for words, message in (
         ((), "expected files of weights, or --mask; got none"),
-        (("--mask", "diagonal"), "expected a mask out of causal, window, lengths, segments; got 'diagonal'"),
+        (("--mask", "diagonal"), "expected a mask out of causal, window; got 'diagonal'"),
         (("--mask", "window"), "expected --window with --mask window; got none"),
         (("none.npz",), "expected a file of NumPy arrays"),
         (("cut.npz",), "expected a file of NumPy arrays"),
         (("empty.npz",), "expected a file of NumPy arrays"),
         (("query.npz",), "expected both query and key"),
-        (("call.npz", "--versus", "causal"), "expected no --versus with files; got"),
+        (("call.npz", "--block", 3), "expected no --block with files; got 3"),
         (("call.npz", "--image", "cut.png"), "expected an image of PNG or JPEG; got cut.png"),
         (("call.npz", "--tokens", "cut.png"), "expected tokens in"),
         (("call.npz", "--query", "1;2"), "expected --query as a number, or as row and column such as 3,5"),
-        (("call.npz", "--exact", "1:2"), "expected --exact as queries and keys such as 1000:1200,0:300"),
+        (("--mask", "causal", "--class-tokens", 1), "expected no --class-tokens with --mask; got 1"),
         (("--mask", "causal", "--image", "x.png"), "expected no --image with --mask; got x.png"),
         (("--mask", "causal", "--window", 3), "expected --mask window with --window; got none"),
     ):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import attention_workers as workers
+from attention_benchmark.candidate import CANDIDATES
+from attention_benchmark.measurement import Measurement
 from attention_benchmark.problem import Problem
 
 OF_MEMORY = {
@@ -61,3 +64,34 @@ class Order(workers.Order):
         if self.framework in ("torch", "jax", "tensorflow"):
             settings["KERAS_BACKEND"] = self.framework
         return settings | (OF_MEMORY if self.memory else {})
+
+    def noted(self, message: Any, at: Any) -> tuple[Order, Any]:
+        """The order as it is, and the candidate and the problem that the process has started."""
+        return self, message.get("started", at) if isinstance(message, dict) else at
+
+    def lost(self, at: Any, death: workers.Death) -> tuple[list[Measurement], Order | None]:
+        """The candidate that died, on all problems that it is not tried on again, and the order without it.
+
+        Raise RuntimeError for a process that failed by itself, or before it came to a candidate.
+        """
+        if death.code is not None and death.code >= 0:  # the system did not end it
+            said = death.stack.strip().rpartition("\n")[2] or death.reason
+            raise RuntimeError(f"expected {self.framework} to be measured; its process said {said}")
+        if self.memory:  # which stays unknown
+            return [], None
+        if at is None:
+            raise RuntimeError(f"expected {self.framework} to be measured; got none: {death.reason}")
+        key, first = at
+        # All problems before this one are measured; of this one, only refusals were reported.
+        problems = self.problems[first:]
+        kept = [(other, index - first) for other, index in self.without if index >= first]
+        too_large = [
+            index
+            for index, each in enumerate(problems)
+            if each.direction == problems[0].direction and each.shape >= problems[0].shape
+        ]
+        without = (*kept, *((key, index) for index in too_large))
+        candidate = next(each for each in CANDIDATES if each.key == key)
+        died = sorted(index for other, index in without if other == key)
+        found = [Measurement(problems[index], candidate, "died", death.reason) for index in died]
+        return found, replace(self, problems=problems, without=without)

@@ -19,7 +19,7 @@ DOCUMENT = 512  # length of the documents packed into one sequence
 SOFTCAP = 2.0  # so low that a result without it is wrong
 SHAPES = ((1, 1, 8, 16), (32, 12, 128, 64), (4, 12, 512, 64), (1, 8, 2048, 64), (1, 4, 8192, 64))
 PADDED = (4, 8, 2048, 64)
-DIRECTIONS = ("forward", "both")
+DIRECTIONS = ("forward", "fwd+bwd")
 OPERATIONS = ("attention", "linear")
 
 
@@ -147,15 +147,13 @@ class Problem:
     mask : str
         A name in `MASKS`.
     direction : str
-        ``"forward"``, or ``"both"``: the output, and the gradients of ``sum(output * cotangent)``.
+        ``"forward"``, or ``"fwd+bwd"``: the output, and the gradients of ``sum(output * cotangent)``.
     dtype, device : str
         ``"cpu"``, or what the name of a framework's device starts with, such as ``"cuda"``.
     operation : str
         ``"attention"`` of queries, keys and values, or ``"linear"``: a projection without a bias.
     kv_heads, queries : int, optional
         The numbers of key/value heads and of queries; by default those of heads and of keys.
-    offset : int, optional
-        The position of the first query; by default, the queries are the last positions.
     key_lengths : tuple of int
         Of the masks ``"padded"``, ``"padded-causal"`` and ``"ragged"``, repeated for the batch.
     window : int
@@ -172,7 +170,6 @@ class Problem:
     operation: str = "attention"
     kv_heads: int | None = None
     queries: int | None = None
-    offset: int | None = None
     key_lengths: tuple[int, ...] = ()
     window: int = WINDOW
     document: int = DOCUMENT
@@ -190,7 +187,7 @@ class Problem:
     @property
     def ahead(self) -> int:
         """The position of the first query."""
-        return self.shape[2] - self.num_queries if self.offset is None else self.offset
+        return self.shape[2] - self.num_queries
 
     @property
     def is_causal(self) -> bool:
@@ -257,7 +254,7 @@ class Problem:
         if self.sinks is None:
             keys, allowed = self.cut()
             return self.arrays, keys, self.mask_arrays if self.mask == "bias" else () if allowed is None else (allowed,)
-        if self.direction == "both":
+        if self.direction == "fwd+bwd":
             raise ValueError("expected the direction forward, as the sink of a peer is one more key; got both")
         query, *shared = self.arrays
         bias = np.zeros((1, self.shape[1], 1, self.shape[2] + 1), np.float32)

@@ -16,7 +16,7 @@ NOTHING = "–"
 IN_BRACKETS = "In brackets: how many times as long as the fastest peer of the same framework."
 COMMON = "F.scaled_dot_product_attention"
 DETAILS = ("framework", "mode", "candidate", "median", "quartiles", "× peer", "× PyTorch", "memory", "first")
-DIRECTION = {"forward": "forward", "both": "forward and backward"}
+DIRECTION = {"forward": "forward", "fwd+bwd": "forward and backward"}
 LEGEND = (
     "× peer: how many times as long as the fastest peer of the same framework, round by round. × PyTorch: as long as "
     f"`{COMMON}` in its own process. Memory: peak memory, without the arguments. First: the first call, compiled."
@@ -132,8 +132,7 @@ def _mask(problem: Problem) -> str:
         "padded-causal": problem.key_lengths,
         "ragged": problem.key_lengths,
     }
-    text = " ".join((problem.mask, *map(str, numbers.get(problem.mask, ()))))
-    return text if problem.offset is None else f"{text} from {problem.offset}"
+    return " ".join((problem.mask, *map(str, numbers.get(problem.mask, ()))))
 
 
 def duration(seconds: float) -> str:

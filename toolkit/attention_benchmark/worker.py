@@ -112,7 +112,7 @@ def _chosen(order: Order, problem: Problem) -> list[Candidate]:
 
 
 def _step(engine: Engine, problem: Problem, candidate: Candidate, call: Call) -> Callable[..., Any]:
-    return engine.step(call.function, candidate.mode, problem.direction == "both")
+    return engine.step(call.function, candidate.mode, problem.direction == "fwd+bwd")
 
 
 def _arguments(engine: Engine, problem: Problem, call: Call, cotangent: NumpyArray | None = None) -> tuple[Any, ...]:

@@ -32,7 +32,6 @@ LAYOUTS += ", bert-layer, bert-embeddings, causal-lm"
 OPERATIONS = "attention, linear"
 MASKS = "full, causal, window, packed, padded, padded-causal, ragged, softcap, alibi, bias, sinks"
 PRESETS = "training, prefill, decode, caches, masked, accelerator, small"
-WINDOW = 256
 
 
 def _version(wanted: bool) -> None:
@@ -95,22 +94,19 @@ class Bench:
     shape: Annotated[Many, typer.Option(help="Batch, heads, length, head dimension, as in 4,12,512,64.")] = None
     preset: Annotated[Many, typer.Option(help=f"{PRESETS}: shapes and masks; repeatable.")] = None
     kv_heads: Annotated[int | None, typer.Option(min=1, help="Key/value heads. By default as many as heads.")] = None
-    queries: Annotated[str | None, typer.Option(help="How many queries, as in 1,4,16. By default the length.")] = None
-    offset: Annotated[int | None, typer.Option(help="Position of the first query. By default, the last ones.")] = None
-    key_lengths: Annotated[str | None, typer.Option(help="Of padded and ragged, as in 3000, or one each.")] = None
-    window: Annotated[int, typer.Option(min=1, help="Keys of a query under the mask window.")] = WINDOW
+    q_len: Annotated[str | None, typer.Option(help="Last queries, as in 1,4,16. By default as many as keys.")] = None
     lengths: Annotated[str | None, typer.Option(help="Of a series, as in 512,1024; or the most of a preset.")] = None
     mask: Annotated[Many, typer.Option(help=f"{MASKS}; repeatable.")] = None
-    direction: Annotated[Many, typer.Option(help="forward, or both; repeatable. By default each of them.")] = None
+    direction: Annotated[Many, typer.Option(help="forward, or fwd+bwd; repeatable. By default each of them.")] = None
     dtype: Annotated[str, typer.Option(help="A floating-point type.")] = "float32"
     device: Annotated[str, typer.Option(help="cpu, or the beginning of device names, such as cuda.")] = "cpu"
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of samples. By default 5 to 30.")] = None
     seconds: Annotated[float, typer.Option(help="Time for the samples of a candidate, by default.")] = 2.0
-    limit: Annotated[float, typer.Option(help="Skip calls that would take more than these seconds.")] = 60.0
+    max_seconds: Annotated[float, typer.Option(help="Skip calls that would take more than these seconds.")] = 60.0
     threads: Annotated[int, typer.Option(min=1, help="Threads of each framework.")] = 2
     memory: Annotated[bool, typer.Option(help="Measure peak memory as well, each candidate in a process.")] = True
     json: Annotated[Path | None, typer.Option(help="Write the environment and all samples to this file.")] = None
-    details: Annotated[bool, typer.Option("--details", help="Print a table for every single problem, too.")] = False
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A table for every single problem, too.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,14 +117,16 @@ class Ways:
     device: Annotated[Many, typer.Option(help="A device, or its kind, as cuda; repeatable. By default all.")] = None
     mode: Annotated[Many, typer.Option(help="A mode, such as eager or compiled; repeatable. By default all.")] = None
     json: Annotated[Path | None, typer.Option(help="Write environment and results to this file.")] = None
-    jobs: Annotated[int, typer.Option(min=0, help="Backends at a time, each in a process; 0: all in this one.")] = CPUS
+    jobs: Annotated[int, typer.Option(min=0, help="Processes at a time, one for a backend; 0: all in this one.")] = CPUS
 
 
 @dataclass(frozen=True, kw_only=True)
 class Apart:
     """Options of what runs in a process of its own."""
 
-    jobs: Annotated[int, typer.Option(min=0, max=1, help="0: in this process, which a crash then ends.")] = 1
+    jobs: Annotated[
+        int, typer.Option(min=0, max=1, help="Processes at a time; 0: in this one, which a crash then ends.")
+    ] = 1
     json: Annotated[Path | None, typer.Option(help="Write what was found to this file.")] = None
 
 
@@ -152,15 +150,15 @@ def _shared(name: str, option: Option) -> tuple[str, Any, Any]:
 Shared: Any = make_dataclass("Shared", [_shared(*each) for each in OPTIONS.items()], frozen=True)
 
 
-@command("Check anybody's attention.", "attention_cli.check:check")
+@command("Check any attention.", "attention_cli.check:check")
 @dataclass(frozen=True)
 class Check(Shared, Apart):  # type: ignore[misc]  # its fields are made of a table
-    """Check anybody's attention: say what is right, silently wrong, visibly wrong or refused.
+    """Check any attention, in one process; `conformance` checks this project's own, in all its backends and modes.
 
     The signature and small calls tell what the target expects, and that is printed. Options say it where it is found
     wrong. The exit status is 0 if all is right or accepted, and 1 if something is wrong or of another convention. It is
     2 if the command cannot be run as given, and 3 if a case crashed or took too long. It is 4 if nothing else is wrong,
-    and a parameter of the target is not understood.
+    and a parameter of the target is unknown.
     """
 
     target: Annotated[
@@ -169,9 +167,7 @@ class Check(Shared, Apart):  # type: ignore[misc]  # its fields are made of a ta
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each case.")] = 60.0
     write_expected: Annotated[Path | None, typer.Option(help="Write what is wrong to such a file.")] = None
     untrusted: Annotated[bool, typer.Option(help="For generated kernels: compared in another process.")] = False
-    large: Annotated[bool, typer.Option(help="The large cases instead, as far as memory allows: minutes.")] = False
     strict: Annotated[bool, typer.Option(help="Status 1, too, where little was checked.")] = False
-    fuzz: Annotated[float, typer.Option(min=0, help="Draw calls for so many minutes instead, and shrink.")] = 0.0
 
 
 @command("Find where two models part.", "attention_cli.compare:compare")
@@ -196,7 +192,7 @@ class Compare(Apart):
         float, typer.Option(min=0, help="In ulps of the largest number of a position, besides what rounding explains.")
     ] = 16.0
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each step, such as a run of a model.")] = 300.0
-    details: Annotated[bool, typer.Option("--details", help="Show all places, and not the first that differ.")] = False
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All places, not the first that differ.")] = False
 
 
 @command("Convert weights from one library's layout to another's.", "attention_cli.convert:convert")
@@ -277,26 +273,22 @@ class View:
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="html, png, svg or pdf. By default text is printed.")
     ] = None
-    mask: Annotated[
-        Many, typer.Option(help="Draw a mask instead: causal, window, lengths or segments; repeatable, all must allow.")
-    ] = None
-    versus: Annotated[Many, typer.Option(help="A mask to compare with; repeatable.")] = None
+    mask: Annotated[Many, typer.Option(help="Draw a mask instead: causal or window; repeatable, all must allow.")] = (
+        None
+    )
     length: Annotated[list[int] | None, typer.Option(min=1, help="Queries of a mask, and again: keys.")] = None
     window: Annotated[int | None, typer.Option(min=1, help="Positions on each side, of the mask window.")] = None
     offset: Annotated[int, typer.Option(help="Added to the query's position, of causal and window.")] = 0
-    keys: Annotated[int | None, typer.Option(min=1, help="How many keys there are, of the mask lengths.")] = None
-    segments: Annotated[list[int] | None, typer.Option(min=1, help="The length of a segment; repeatable.")] = None
     block: Annotated[int | None, typer.Option(min=1, help="Queries and keys of a block of a mask.")] = None
     tokens: Annotated[Path | None, typer.Option(help="Tokens: a list in JSON, or one in each line.")] = None
     image: Annotated[Path | None, typer.Option(help="What queries and keys are patches of: PNG or JPEG.")] = None
-    prefix: Annotated[int, typer.Option(min=0, help="Queries and keys before the patches.")] = 0
+    class_tokens: Annotated[int, typer.Option(min=0, help="Class or register tokens before the patches.")] = 0
     query: Annotated[
         Many, typer.Option(help="The query that is looked at first: its number, or R,C on the image; repeatable.")
     ] = None
     head: Annotated[list[int] | None, typer.Option(help="A head; repeatable. By default all.")] = None
     sample: Annotated[int, typer.Option(help="Of the batch.")] = 0
     reduction: Annotated[str, typer.Option(help="Of several weights in a cell: max or mean.")] = "max"
-    exact: Annotated[str | None, typer.Option(help="Queries and keys kept one by one, as 1000:1200,0:300.")] = None
     causal: Annotated[bool, typer.Option("--causal", help="is_causal, of query and key.")] = False
 
 
@@ -335,14 +327,14 @@ class Digest(Ways):
     )
 
 
-@command("Check every backend against the contract.", "attention_cli.conformance:conformance")
+@command("Check this project on your machine.", "attention_cli.conformance:conformance")
 @dataclass(frozen=True)
 class Conformance(Ways):
-    """Run the catalogue of cases, and compare each result with an oracle of higher precision.
+    """Check this project's own attention, in all its backends and modes; `check` checks any other.
 
-    With --identical, run another catalogue in reproducible arithmetic, in every mode of every backend, and compare the
-    SHA-256 of each result with the published one. Eager calls run again in small blocks, with the samples of a batch
-    apart, and with one thread.
+    Each result of a catalogue of cases is compared with an oracle of higher precision. With --identical, run another
+    catalogue in reproducible arithmetic, in every mode of every backend, and compare the SHA-256 of each result with
+    the published one. Eager calls run again in small blocks, with the samples of a batch apart, and with one thread.
 
     The last lines say what was proved.
 
@@ -373,19 +365,3 @@ class Conformance(Ways):
     long: Annotated[
         bool, typer.Option("--long", help="Run a language model in all modes, and compare the bits of 8 prompts.")
     ] = False
-
-
-@command("List mistakes of published attentions, or tell one.", "attention_cli.named:cases")
-@dataclass(frozen=True)
-class Cases:
-    """List the named cases, each a mistake from a public thread, or tell one with its story and its script."""
-
-    name: Annotated[
-        str | None, typer.Argument(help="The case to tell: a part of its name, such as the number of the thread.")
-    ] = None
-    word: Annotated[Many, typer.Option(help="A word of the name, the story or the title; repeatable.")] = None
-    property_: Annotated[
-        Many, typer.Option("--property", help="A property, such as 'fully masked row'; repeatable.")
-    ] = None
-    package: Annotated[Many, typer.Option(help="A package, such as torch; repeatable.")] = None
-    like: Annotated[Many, typer.Option(help="A case of the kit that shows the same property; repeatable.")] = None

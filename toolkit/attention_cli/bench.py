@@ -23,7 +23,6 @@ from attention_benchmark.problem import (
     OPERATIONS,
     PRESETS,
     SHAPES,
-    WINDOW,
     Problem,
     default_problems,
     shortened,
@@ -52,7 +51,7 @@ def bench(options: Bench, /) -> None:
         ("dtype", [options.dtype], TOLERANCE),
     ):
         check_known(name, values, list(known))
-    for name, number in (("seconds", options.seconds), ("limit", options.limit)):
+    for name, number in (("seconds", options.seconds), ("max-seconds", options.max_seconds)):
         if not 0 <= number < math.inf:
             raise refusal(f"expected {name} as a number from 0; got {number}")
     check_file(options.json)
@@ -64,7 +63,7 @@ def bench(options: Bench, /) -> None:
         (),
         seconds=options.seconds,
         rounds=(options.rounds, options.rounds) if options.rounds else None,
-        limit=options.limit,
+        limit=options.max_seconds,
         threads=options.threads,
     )
     problems = _with_cache(_problems(options), options)
@@ -80,7 +79,7 @@ def bench(options: Bench, /) -> None:
         raise refusal(f"expected a device of some framework; got {options.device!r}, and {has}")
     if without:
         typer.echo(f"without {options.device!r}, and left out: {has}", err=True)
-    _show(measurements, options.details)
+    _show(measurements, options.verbose)
     for failure in failures:
         typer.echo(failure, err=True)
     raise typer.Exit(bool(failures) or any(each.outcome == "wrong" for each in measurements))
@@ -127,23 +126,19 @@ def _problems(options: Bench) -> list[Problem]:
 
 
 def _with_cache(problems: list[Problem], options: Bench) -> list[Problem]:
-    """The problems with other numbers of key/value heads and queries, and fields of masks, as far as they are there."""
-    fields: dict[str, Any] = {"kv_heads": options.kv_heads, "offset": options.offset}
-    fields = {name: value for name, value in fields.items() if value is not None}
-    if options.key_lengths is not None:
-        fields["key_lengths"] = tuple(_integers("key-lengths", options.key_lengths))
-    if options.window != WINDOW:  # which is that of a preset
-        fields["window"] = options.window
-    queries = options.queries
-    counts: list[dict[str, Any]] = [{}] if queries is None else [{"queries": n} for n in _integers("queries", queries)]
-    if not fields and queries is None:
+    """The problems with other numbers of key/value heads and queries."""
+    heads, queries = options.kv_heads, options.q_len
+    if heads is None and queries is None:
         return problems
-    found = [dataclasses.replace(each, **fields, **count) for each in problems for count in counts]
+    counts: list[Any] = [None] if queries is None else _integers("q-len", queries)
+    found = [
+        dataclasses.replace(each, kv_heads=heads or each.kv_heads, queries=count or each.queries)
+        for each in problems
+        for count in counts
+    ]
     for each in found:
         if each.operation != "attention" or each.shape[1] % (each.kv_heads or 1) or each.num_queries > each.shape[2]:
             raise refusal("expected attention, key/value heads that divide heads, and no more queries than keys")
-        if not 0 <= each.ahead <= each.shape[2] - each.num_queries:
-            raise refusal(f"expected an offset in 0..{each.shape[2] - each.num_queries}; got {each.offset}")
     return found
 
 
@@ -232,15 +227,15 @@ def _with_memory(
     return list(known.values())
 
 
-def _show(measurements: Sequence[Measurement], details: bool) -> None:
+def _show(measurements: Sequence[Measurement], verbose: bool) -> None:
     console = Console(markup=False)
     if not console.is_terminal:
         console.width = 200
-    for grid in [*report.overviews(measurements), *(report.details(measurements) if details else ())]:
+    for grid in [*report.overviews(measurements), *(report.details(measurements) if verbose else ())]:
         console.print(report.rich_table(grid))
         for note in grid.notes:
             console.print(note, style="dim", highlight=False, soft_wrap=True)
-    if details:
+    if verbose:
         console.print(report.LEGEND, style="dim")
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from attention_cli.terminal import check_file, console, progress_bar, refusal, refusing
-from attention_conformance.cases.large import LARGE
 from attention_conformance.kernel.options import OPTIONS
 from attention_conformance.kernel.presets import PRESETS
+from attention_conformance.measure.catalogue import large_cases
 from attention_conformance.measure.finding import Finding, Started, exit_status, most_telling
 from attention_conformance.measure.kinds import never_computed
 from attention_conformance.measure.messages import Asked, Described, Refused
@@ -32,7 +32,6 @@ from attention_conformance.verdict.expected import (
     met,
     unmatched,
 )
-from attention_conformance.verdict.memory import available_memory
 from attention_conformance.written import summary as report
 from attention_conformance.written.report import environment
 from attention_files.writing import write_file
@@ -43,34 +42,25 @@ if TYPE_CHECKING:
 AS_IT_IS: dict[str, Any] = {"highlight": False, "soft_wrap": True, "markup": False}
 """How a program is printed, which has brackets."""
 
-SHRINKING = 600.0
-"""Seconds for a large case, or for a round of drawn calls, in which the first that is wrong is shrunk."""
-
 
 def check(options: Check, /) -> None:
     """Check a target, show what was found, and exit with its status."""
-    untrusted, fuzz, large = options.untrusted, options.fuzz, options.large
-    if untrusted and (fuzz or not options.jobs):
-        raise refusal("expected --untrusted without --fuzz and --jobs 0; got one of them")
-    if options.same_bits_as and (untrusted or fuzz or large):
-        raise refusal("expected --same-bits-as without --untrusted, --fuzz and --large; got one")
-    free = available_memory()
-    least = min(each.memory for each in LARGE)
-    if large and free is not None and free < least:
-        raise refusal(f"expected {least:g} GiB of free memory for --large; got {free:.1f}")
+    untrusted = options.untrusted
+    if untrusted and (options.same_bits_as or not options.jobs):
+        raise refusal("expected --untrusted without --same-bits-as and --jobs 0; got one of them")
     for path in (options.json, options.write_expected):
         check_file(path)
     asked = {name: getattr(options, name.replace("-", "_")) for name in OPTIONS}
     asked |= {"batch-invariant": options.batch_invariant or None}
     asked |= {"seed": secrets.randbits(32)} if untrusted and options.seed is None else {}
     with refusing(ValueError):
-        job = job_of(options.target, asked, fuzz=fuzz, is_trusted=not untrusted, is_large=large)
+        job = job_of(options.target, asked, is_trusted=not untrusted)
     if job.complaint:
         raise refusal(job.complaint)
     run = _Run(job, _expected(options.expected, options.target))
     try:
-        limit = max(options.timeout, SHRINKING) if fuzz or large else options.timeout
-        with contextlib.closing(supervised(job, limit) if options.jobs else work(job)) as messages:  # type: ignore[type-var]
+        messages = supervised(job, options.timeout) if options.jobs else work(job)
+        with contextlib.closing(messages):  # type: ignore[type-var]
             run.follow(messages)
     except BaseException as error:  # of an interrupt: what was found is told, and kept
         run.finish(options, interrupted=True)
@@ -144,20 +134,18 @@ class _Run:
     def _note(self, finding: Finding) -> None:
         if finding.dtype != "-" and finding.verdict != "not offered" and not self._has_verdict:
             self._has_verdict = True
-            self._screen.print(f"first verdict: {finding.case} {finding.dtype} is {finding.verdict}", style="dim")
+            self._screen.print(f"first verdict: {finding.case} {finding.dtype} is {finding.label}", style="dim")
         self.findings.append(finding)  # judged by what is expected at the end, when all causes are known
-        if self.job.is_large and finding.verdict == "not offered":
-            self._screen.print(f"left out: {finding.case} {finding.dtype}: {finding.detail}", soft_wrap=True)
         if self.job.same_bits_as:
             self._screen.print(report.line_of(finding), highlight=False, soft_wrap=True)
 
     def finish(self, options: Check, *, interrupted: bool = False) -> None:
         """Show what was found, and write it."""
         self._about["interrupted"] = interrupted
-        if not (interrupted or self.job.cases or self.job.fuzz or self.job.is_large or self.job.same_bits_as):
+        if not (interrupted or self.job.cases or self.job.same_bits_as):
             self.findings += never_computed(self.findings, self.job.accepted)
         found = agreed(self.findings)
-        if self.job.is_trusted and not (interrupted or self.job.same_bits_as or self.job.fuzz or self.job.is_large):
+        if self.job.is_trusted and not (interrupted or self.job.same_bits_as or large_cases(self.job.cases)):
             found = confirmed(found, self.job)
         self.findings = [met(each, self._expected, self._origin) for each in found]
         if not (interrupted or self.job.cases or self.job.dtypes or self.reason):

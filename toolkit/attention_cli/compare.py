@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -44,21 +43,26 @@ def compare(options: Compare, /) -> None:
     order = _Asked((options.first, options.second, options.input), options.bound)
     step, found = "starting", None
     try:
-        for message in _supervised(order, options.timeout) if options.jobs else steps(*order.models, bound=order.bound):
-            if isinstance(message, Comparison):
-                found = message
-            elif isinstance(message, Death):
-                raise _died(step, f"took more than {options.timeout:g} seconds" if message.code is None else "crashed")
-            else:
-                step = message
-                if sys.stderr.isatty():
-                    typer.echo(f"{step} …", err=True)
+        times = {"limit": options.timeout, "start": max(options.timeout, START)}
+        with contextlib.closing(carried_out([order], options.jobs, _work, **times)) as messages:
+            for message in messages:
+                if isinstance(message, ComparisonError):
+                    raise message
+                if isinstance(message, Comparison):
+                    found = message
+                elif isinstance(message, Death):
+                    what = f"took more than {options.timeout:g} seconds" if message.code is None else "crashed"
+                    raise _died(step, what)
+                else:
+                    step = message
+                    if sys.stderr.isatty():
+                        typer.echo(f"{step} …", err=True)
     except ComparisonError as error:
         raise refusal(str(error)) from error
     except SystemExit as error:  # of a model, in this process
         raise _died(step, "crashed") from error
     assert found is not None
-    _show(found, options.details)
+    _show(found, options.verbose)
     if options.json is not None:
         write_file(options.json, (json.dumps(found.json(), indent=1, default=str) + "\n").encode())
     raise typer.Exit(not found.agrees)
@@ -70,16 +74,6 @@ def _died(step: str, what: str) -> typer.Exit:
     return typer.Exit(3)
 
 
-def _supervised(order: _Asked, timeout: float) -> Iterator[str | Comparison | Death]:
-    """The steps in another process, which may die or hang."""
-    with contextlib.closing(carried_out(_work, deque([order]), limit=max(timeout, START))) as messages:
-        for worker, message in messages:
-            worker.limit = timeout
-            if isinstance(message, ComparisonError):
-                raise message
-            yield message
-
-
 def _work(order: _Asked) -> Iterator[Any]:
     try:
         yield from steps(*order.models, bound=order.bound)
@@ -87,17 +81,17 @@ def _work(order: _Asked) -> Iterator[Any]:
         yield error
 
 
-def _show(found: Comparison, details: bool) -> None:
+def _show(found: Comparison, verbose: bool) -> None:
     screen = console()
     for name, versions in zip(found.names, found.versions, strict=True):
         screen.print(f"{name} ({', '.join(f'{each} {number}' for each, number in versions.items())})", highlight=False)
     for name, first, second in found.settings:
         screen.print(f"setting {name}: {first} and {second}", highlight=False)
     screen.print(f"weights: {found.same_weights} with the same bits, {len(found.weights)} others", highlight=False)
-    for weight in found.weights if details else found.weights[:SHOWN]:
+    for weight in found.weights if verbose else found.weights[:SHOWN]:
         screen.print(f"  {weight.name}: {weight.says}", highlight=False, soft_wrap=True)
     table = Table("place", "in the second", "ulp", "bound", "worst head", box=None)
-    for row in _rows(found, details):
+    for row in _rows(found, verbose):
         head = f"{max(range(len(row.heads)), key=row.heads.__getitem__)}: {max(row.heads):.3g}" if row.heads else ""
         other = "none" if not row.other else "" if row.other == row.name else row.other
         style = "" if row.is_within else "red"
@@ -107,10 +101,10 @@ def _show(found: Comparison, details: bool) -> None:
         screen.print(line, highlight=False, soft_wrap=True)
 
 
-def _rows(found: Comparison, details: bool) -> list[PlaceRow]:
+def _rows(found: Comparison, verbose: bool) -> list[PlaceRow]:
     """All places, or those around the first that leaves the bound, and the last."""
     rows = list(found.places)
-    if details or len(rows) <= 2 * SHOWN:
+    if verbose or len(rows) <= 2 * SHOWN:
         return rows
     at = len(rows) - 1 if found.first is None else rows.index(found.first)
     return [*rows[max(0, at - SHOWN) : at + SHOWN], *([rows[-1]] if at + SHOWN < len(rows) else [])]

@@ -29,9 +29,10 @@ from attention_conformance.own.identical import Identical
 from attention_conformance.own.language_model import ModelError
 from attention_conformance.own.runner import work
 from attention_conformance.problem import DTYPES
-from attention_conformance.processes import Order, carried_out
+from attention_conformance.processes import Order
 from attention_conformance.written import report
 from attention_numpy.trees import devices_of_kind
+from attention_workers import carried_out
 from attention_workers.machine import available_threads
 
 if TYPE_CHECKING:

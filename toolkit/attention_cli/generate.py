@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import time
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import typer
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import attention_models as generation
 from attention_cli.backends import chosen_backends
-from attention_cli.terminal import console, refusal, refusing, telling_warnings
+from attention_cli.terminal import refusal, refusing, telling_warnings
 from attention_core.backend import Backend, get_backend
 from attention_files.safetensors import FileError
 from attention_models import Decoder, check_prompts, prepare_weights
@@ -101,6 +98,7 @@ def _write_texts(
 ) -> None:
     texts: list[list[int]] = [[] for _ in ids]
     hashes, ended, shown, start = [hashlib.sha256() for _ in ids], [False] * len(ids), [""], list[float]()
+    compiling = [True] * (mode != "eager")
 
     def show(*, at_the_end: bool = False) -> None:
         text = tokenizer.decode(texts[0])
@@ -110,7 +108,7 @@ def _write_texts(
 
     def on_step(tokens: Any, logits: Any) -> None:
         rows, chosen = np.ascontiguousarray(backend.to_numpy(logits), "<f4"), backend.to_numpy(tokens).tolist()
-        is_compiling = compiling()
+        is_compiling = bool(compiling and compiling.pop())  # the step of all further tokens
         if not is_compiling:
             start.append(time.perf_counter())
         for row, token in enumerate(chosen):
@@ -122,17 +120,18 @@ def _write_texts(
             show()
 
     parameters = backend.from_numpy(parameters)
-    with _compile_notice(mode) as compiling:
-        generation.generate(
-            definition,
-            prepare_weights(parameters) if definition.arithmetic == "reproducible" else parameters,
-            backend.from_numpy(ids),
-            prompt_lengths=backend.from_numpy(lengths),
-            stop_ids=stop_ids,
-            on_step=on_step,
-            mode=mode,
-            **options,
-        )
+    if compiling:
+        typer.echo("compiling layers for the prompts, and for each further token", err=True)
+    generation.generate(
+        definition,
+        prepare_weights(parameters) if definition.arithmetic == "reproducible" else parameters,
+        backend.from_numpy(ids),
+        prompt_lengths=backend.from_numpy(lengths),
+        stop_ids=stop_ids,
+        on_step=on_step,
+        mode=mode,
+        **options,
+    )
     if len(ids) == 1:
         show(at_the_end=True)
     else:
@@ -143,27 +142,3 @@ def _write_texts(
         typer.echo(f"{speed:.3g} tokens per second after {first}, {backend.name}")
     for each in hashes:
         typer.echo(f"sha256 of all logits {each.hexdigest()}")
-
-
-@contextlib.contextmanager
-def _compile_notice(mode: str) -> Iterator[Callable[[], bool]]:
-    """Tell on the standard error stream what is compiled; after each step, what is given says whether that goes on."""
-    errors = console(stderr=True)
-    programs = iter(() if mode == "eager" else ("the prompts", "each further token"))
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
-        task = progress.add_task("", total=None)
-
-        def is_compiling() -> bool:
-            program = next(programs, None)
-            if program is None:
-                progress.stop()
-                return False
-            text = f"compiling layers for {program}"
-            progress.update(task, description=text)
-            if not errors.is_terminal:
-                errors.print(text, highlight=False)
-            return True
-
-        is_compiling()
-        yield is_compiling

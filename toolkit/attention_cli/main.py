@@ -98,10 +98,7 @@ def _ignore_signals() -> None:
 
 
 def _end() -> None:
-    """Exit at once: what libraries do at the end of a process, they may do with a trace, or not finish."""
-    multiprocessing = sys.modules.get("multiprocessing")
-    for child in multiprocessing.active_children() if multiprocessing else ():
-        child.kill()
+    """Exit at once, and so do processes that were started: what libraries do at the end, they may do with a trace."""
     with contextlib.suppress(OSError):  # of a pipe whose reader has ended
         sys.stdout.flush()
     with contextlib.suppress(OSError, IndexError):

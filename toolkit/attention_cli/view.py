@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
 import re
 import zipfile
 import zlib
@@ -15,7 +16,7 @@ import numpy as np
 import typer
 
 from attention_cli.terminal import check_file, refusal, refusing
-from attention_core.masks import Causal, KeyLengths, Mask, Segments, SlidingWindow
+from attention_core.masks import Causal, Mask, SlidingWindow
 from attention_files.safetensors import load_arrays
 from attention_files.writing import FileError
 from attention_view import Computed, View as Picture, view as view_weights, view_mask
@@ -23,34 +24,30 @@ from attention_view import Computed, View as Picture, view as view_weights, view
 if TYPE_CHECKING:
     from attention_cli.app import View
 
-MASKS = ("causal", "window", "lengths", "segments")
-RULES_OF = {"window": "window", "keys": "lengths", "segments": "segments"}
-"""The mask that reads an option."""
 DEFAULTS: tuple[Any, ...] = ("max", "", 0, None, False, (), [])
 
 
 def view(options: View, /) -> None:
     """Make the view, and write or print it."""
-    files, output, masks, versus = options.files or [], options.output, options.mask or [], options.versus or []
+    files, output, masks = options.files or [], options.output, options.mask or []
     length, tokens = options.length or [], options.tokens
-    rules = {name: getattr(options, name) for name in ("window", "offset", "keys", "segments", "block")}
-    chosen = {name: getattr(options, name) for name in ("image", "prefix", "sample", "reduction", "exact")}
+    chosen = {name: getattr(options, name) for name in ("image", "sample", "reduction")}
     check_file(output)
     if bool(files) == bool(masks):
         raise refusal("expected files of weights, or --mask; got " + ("both" if files else "none"))
-    for_masks = {"versus": versus, "length": length, **rules}
+    for_masks = {"length": length, **{name: getattr(options, name) for name in ("window", "offset", "block")}}
     for_files = {"tokens": tokens, "causal": options.causal, "query": options.query, "head": options.head, **chosen}
+    for_files["class-tokens"] = options.class_tokens
     for name, value in (for_files if masks else for_masks).items():
         if value not in DEFAULTS:
             raise refusal(f"expected no --{name} with {'--mask' if masks else 'files'}; got {value}")
-    for name, rule in RULES_OF.items():
-        if rules[name] and rule not in (*masks, *versus):
-            raise refusal(f"expected --mask {rule} with --{name}; got none")
+    if options.window and "window" not in masks:
+        raise refusal("expected --mask window with --window; got none")
     with refusing(TypeError, ValueError, IndexError, OSError, ModuleNotFoundError):
         if masks:
-            made = _of_masks(masks, versus, length or (64,), rules)
+            made = _of_masks(masks, length or (64,), options)
         else:
-            chosen |= {"heads": options.head, "query": _queries(options.query or [])}
+            chosen |= {"heads": options.head, "query": _queries(options.query or []), "prefix": options.class_tokens}
             made = _of_files(files, _tokens(tokens), options.causal, chosen)
         if output is not None:
             made.save(output)
@@ -58,38 +55,23 @@ def view(options: View, /) -> None:
     typer.echo(text)  # as all commands, which end quietly where nobody reads on
 
 
-def _of_masks(masks: Sequence[str], versus: Sequence[str], length: Sequence[int], rules: Mapping[str, Any]) -> Picture:
+def _of_masks(masks: Sequence[str], length: Sequence[int], options: View) -> Picture:
     if len(length) not in (1, 2):
         raise ValueError(f"expected --length of queries, and another of keys if it differs; got {len(length)}")
-    num_queries, num_keys = length[0], length[-1]
-    other = _combined(versus, rules, length) if versus else None
-    title = " & ".join(masks) + (f" compared with {' & '.join(versus)}" if versus else "")
-    sizes = None if rules["block"] is None else (rules["block"], rules["block"])
-    return view_mask(_combined(masks, rules, length), num_queries, num_keys, other=other, block=sizes, title=title)
+    sizes = None if options.block is None else (options.block, options.block)
+    mask = functools.reduce(operator.and_, [_rule(name, options.window, options.offset) for name in masks])
+    return view_mask(mask, length[0], length[-1], block=sizes, title=" & ".join(masks))
 
 
-def _combined(names: Sequence[str], rules: Mapping[str, Any], length: Sequence[int]) -> Mask:
-    return functools.reduce(lambda first, second: first & second, [_rule(name, rules, length) for name in names])
-
-
-def _rule(name: str, rules: Mapping[str, Any], length: Sequence[int]) -> Mask:
+def _rule(name: str, window: int | None, offset: int) -> Mask:
     """One rule, by its name and the options that it takes."""
     if name == "causal":
-        return Causal(offset=rules["offset"])
-    needed = {rule: option for option, rule in RULES_OF.items()}
-    if name not in needed:
-        raise ValueError(f"expected a mask out of {', '.join(MASKS)}; got {name!r}")
-    number = rules[needed[name]]
-    if not number:
-        raise ValueError(f"expected --{needed[name]} with --mask {name}; got none")
-    if name == "window":
-        return SlidingWindow(left=number, right=number, offset=rules["offset"])
-    if name == "lengths":
-        return KeyLengths(number)
-    ids = np.repeat(np.arange(len(number)), number)
-    if len(ids) != length[0] or len(ids) != length[-1]:
-        raise ValueError(f"expected --segments that add up to the length {length[0]}; got {len(ids)}")
-    return Segments(ids, ids)
+        return Causal(offset=offset)
+    if name != "window":
+        raise ValueError(f"expected a mask out of causal, window; got {name!r}")
+    if window is None:
+        raise ValueError("expected --window with --mask window; got none")
+    return SlidingWindow(left=window, right=window, offset=offset)
 
 
 def _of_files(files: Sequence[Path], tokens: Any, causal: bool, options: Mapping[str, Any]) -> Picture:
@@ -97,8 +79,6 @@ def _of_files(files: Sequence[Path], tokens: Any, causal: bool, options: Mapping
         raise ValueError(f"expected a file, and another to compare with; got {len(files)}")
     found = [_attention(file, causal) for file in files]
     chosen = {name: value for name, value in options.items() if value is not None}
-    if "exact" in chosen:
-        chosen["exact"] = _window(chosen["exact"])
     title = " compared with ".join(file.name for file in files).encode(errors="replace").decode()
     return view_weights(found[0], other=found[1] if len(found) == 2 else None, tokens=tokens, title=title, **chosen)
 
@@ -128,15 +108,6 @@ def _by_number(name: str) -> list[Any]:
     """Names in the order of the numbers within: layer.2 before layer.10."""
     words = re.findall(r"[0-9]+|[^0-9]+", name)
     return [(word.isdecimal(), int(word) if word.isdecimal() else 0, word) for word in words]
-
-
-def _window(text: str) -> tuple[slice, slice]:
-    """Queries and keys, such as 1000:1200,0:300."""
-    found = re.fullmatch(r"(\d*):(\d*),(\d*):(\d*)", text)
-    if not found:
-        raise ValueError(f"expected --exact as queries and keys such as 1000:1200,0:300; got {text}")
-    ends = [int(each) if each else None for each in found.groups()]
-    return slice(*ends[:2]), slice(*ends[2:])
 
 
 def _queries(texts: Sequence[str]) -> Any:

@@ -49,7 +49,7 @@ class CaseTest:
         with warnings.catch_warnings(action="ignore"):
             finding = self._judge()
         if finding.verdict in ("refused", "not offered", "not understood"):
-            pytest.skip(f"{finding.verdict}: {finding.detail}")
+            pytest.skip(f"{finding.label}: {finding.detail}")
         if finding.verdict == "accepted" and finding.reason:
             pytest.xfail(finding.reason)
         if finding.verdict not in ("right", "accepted"):
@@ -119,7 +119,7 @@ def _slug(finding: Finding) -> str:
 def _lines(finding: Finding) -> list[str]:
     """What is wrong, in words."""
     where = "" if finding.dtype == "-" else f", {finding.dtype}"
-    return [f"{finding.verdict}: {finding.case}{where}", *(f"  {line}" for line in story(finding))]
+    return [f"{finding.label}: {finding.case}{where}", *(f"  {line}" for line in story(finding))]
 
 
 def _again(job: Job, finding: Finding) -> list[str]:

@@ -1,30 +1,30 @@
-"""Processes that carry out orders: of one that dies or hangs it is told why, and whoever follows may go on after it."""
+"""Processes that carry out orders: of one that dies or hangs it is told why, and another carries out what is left."""
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import itertools
 import logging
 import math
-import multiprocessing
 import os
 import pickle
+import queue
 import signal
+import sys
 import tempfile
 import threading
 import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
+from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Any
 
-__all__ = ["THREADS", "Death", "Order", "Worker", "blocked_interrupts", "carried_out"]
+__all__ = ["THREADS", "Death", "Order", "carried_out"]
 
 THREADS = (
     "OMP_NUM_THREADS",
@@ -35,7 +35,23 @@ THREADS = (
     "NPROC",
 )
 """Environment variables by which libraries limit their threads."""
-_STARTING = threading.Lock()  # of one process at a time, as each has an environment of its own
+
+
+@dataclass(frozen=True)
+class Death:
+    """Why a process did not carry out its order.
+
+    Attributes
+    ----------
+    stack : str
+        The calls in Python that it was in, as faulthandler tells them, or the traceback of an exception.
+    code : int, optional
+        Its exit status, or minus a signal; None where it did not answer in time.
+    """
+
+    reason: str
+    stack: str = ""
+    code: int | None = None
 
 
 @dataclass(frozen=True)
@@ -63,204 +79,183 @@ class Order:
         """The message that was sent, by a process that is trusted as this one is."""
         return pickle.loads(data)
 
+    def noted(self, message: Any, at: Any) -> tuple[Any, Any]:
+        """What is left of the order after a message, and where the process is then, which was at ``at``."""
+        return self, message
 
-@dataclass(frozen=True)
-class Death:
-    """The last message of a process that did not carry out its order.
+    def lost(self, at: Any, death: Death) -> tuple[list[Any], Any]:
+        """The messages in place of those of a process that died, and what another has to do; None for nothing."""
+        return [death], None
 
-    Attributes
+
+def carried_out(
+    orders: Iterable[Any],
+    jobs: int,
+    work: Callable[[Any], Iterable[Any]],
+    *,
+    limit: float = math.inf,
+    start: float = math.inf,
+) -> Generator[Any, None, None]:
+    """Carry out orders, as many at a time as there are jobs; without jobs, one after the other in this process.
+
+    Parameters
     ----------
-    stack : str
-        The calls in Python that it was in, as faulthandler tells them, or the traceback of an exception.
-    code : int, optional
-        Its exit status, or minus a signal; None where it did not answer in time.
+    orders : iterable of Order
+    work : callable
+        From an order to messages. It is a function of a module, which other processes import.
+    limit, start : float
+        Seconds for each message, and for the first.
+
+    Yields
+    ------
+    object
+        The messages of all processes, and what `Order.lost` says of those that died.
     """
+    waiting, running, arrived = deque(orders), list[_Worker](), queue.SimpleQueue[Any]()
+    if not jobs:
+        for order in waiting:
+            yield from work(order)
+        return
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                running.append(_Worker(work, waiting.popleft(), start, arrived))
+            worker, message = _heard(running, arrived)
+            if message is None or isinstance(message, Death):
+                running.remove(worker)
+                worker.end(patience=0.0 if message else 5.0)  # libraries put away what they hold
+            if isinstance(message, Death):
+                messages, left = worker.order.lost(worker.at, message)
+                waiting.extend([] if left is None else [left])
+                yield from messages
+            elif message is not None:
+                worker.order, worker.at = worker.order.noted(message, worker.at)
+                yield message
+            worker.limit, worker.since = limit, time.monotonic()
+    finally:  # of an interrupt, too
+        for worker in running:
+            worker.end()
 
-    reason: str
-    stack: str = ""
-    code: int | None = None
+
+_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; import attention_workers; attention_workers._carry_out()"
+
+_SIZE = 8
+"""Bytes in front of a message that say how many it has."""
 
 
-class Worker:
-    """A process at work.
+class _Worker:
+    """A process at work, in a session of its own, so that no interrupt reaches it, and what it starts ends with it."""
 
-    Attributes
-    ----------
-    order : Order
-        Who follows the messages may exchange it for what is left of it.
-    at : object
-        Where the process is, as who follows the messages notes it.
-    limit : float
-        Seconds for the next message.
-    """
-
-    def __init__(self, work: Callable[[Any], Iterable[Any]], order: Any, limit: float) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.order, self.limit, self.since = order, limit, time.monotonic()
-        self.at: Any = None
-        self.connection, sender = context.Pipe(duplex=False)
+    def __init__(self, work: Callable[[Any], Iterable[Any]], order: Any, limit: float, arrived: Any) -> None:
+        self.order, self.at, self.limit, self.since = order, None, limit, time.monotonic()
         file, self._stack = tempfile.mkstemp(prefix="attention-", suffix=".stack")
         os.close(file)
-        arguments = (work, order, sender, self._stack)
-        self.process: BaseProcess = context.Process(target=_child, args=arguments, daemon=True)
-        with _environment(order.environment):  # which the process finds
-            self.process.start()
-        sender.close()  # so that the end of the process is the end of the messages
+        words, environment = [sys.executable, "-c", _PROGRAM, *map(str, sys.path)], {**os.environ, **order.environment}
+        self._process: Any = Popen(words, stdin=PIPE, stdout=PIPE, env=environment, start_new_session=True)
+        orders: Any = self._process.stdin
+        with contextlib.suppress(OSError):  # it has died already
+            pickle.dump((self._stack, pickle.dumps((work, order))), orders)
+            orders.flush()  # and left open: its end is the end of this process
+        threading.Thread(target=self._follow, args=(arrived,), daemon=True).start()
 
     @property
     def left(self) -> float:
         """The seconds that are left for the next message."""
         return self.since + self.limit - time.monotonic()
 
-    def receive(self) -> Any:
-        """The next message; a `Death` where none can come, and None after the last."""
-        if self.connection.poll():
-            with contextlib.suppress(EOFError):
-                return self.order.unpacked(self.connection.recv_bytes())
-        elif self.left <= 0 and self.process.is_alive():
-            return Death(f"no answer within {self.limit:g} s", self._stack_of_hang())
-        self.process.join(5)  # a child that it leaves may hold the connection open
-        code = self.process.exitcode or 0
-        end = _signal(code) if code < 0 else f"exit status {code}"
-        return Death(f"its process died: {end}", self._stack_text(), code)
+    def _follow(self, arrived: Any) -> None:
+        """Pass on the messages, and no bytes at the end."""
+        reader = threading.Thread(target=self._read, args=(arrived,), daemon=True)
+        reader.start()
+        self._process.wait()
+        reader.join(1.0)  # a child that it leaves may hold the pipe open
+        arrived.put((self, b""))
 
-    def _stack_of_hang(self) -> str:
-        """Let a process that hangs write where it is, if it still answers."""
-        if hasattr(signal, "SIGUSR1") and self.process.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.process.pid, signal.SIGUSR1)
-                self.process.join(0.2)
-        return self._stack_text()
+    def _read(self, arrived: Any) -> None:
+        with contextlib.suppress(OSError, OverflowError, MemoryError), self._process.stdout as stream:
+            while size := int.from_bytes(stream.read(_SIZE)):
+                if len(data := stream.read(size)) == size:
+                    arrived.put((self, data))
 
-    def _stack_text(self) -> str:
-        try:
-            return Path(self._stack).read_text()
-        except (OSError, UnicodeDecodeError):
-            return ""
+    def death(self) -> Death:
+        """Why there is no message; a process that is late, and still answers, writes where it is."""
+        code, stack = self._process.poll(), ""
+        if code is None and hasattr(signal, "SIGUSR1"):
+            self._process.send_signal(signal.SIGUSR1)
+            time.sleep(0.2)
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            stack = Path(self._stack).read_text()
+        if code is None:
+            return Death(f"no answer within {self.limit:g} s", stack)
+        return Death(f"its process died: {_signal(code) if code < 0 else f'exit status {code}'}", stack, code)
 
-    def end(self) -> None:
+    def end(self, patience: float = 0.0) -> None:
         """End the process, and those that it started."""
-        if hasattr(os, "killpg") and self.process.pid is not None:
+        with contextlib.suppress(TimeoutExpired):
+            self._process.wait(patience)
+        if hasattr(os, "killpg"):
             with contextlib.suppress(ProcessLookupError, PermissionError):  # none is left, or it has just begun
-                os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.kill()
-        self.process.join()
-        self.connection.close()
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.wait()
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
         Path(self._stack).unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of this process for a while, and leave all others alone, which other threads may read or set."""
-    with _STARTING:
-        before = {name: os.environ.get(name) for name in variables}
-        os.environ.update(variables)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
-
-
-def carried_out(
-    work: Callable[[Any], Iterable[Any]], orders: deque[Any], jobs: int = 1, limit: float = math.inf
-) -> Generator[tuple[Worker, Any], None, None]:
-    """Carry out orders, as many at a time as there are jobs.
-
-    Parameters
-    ----------
-    work : callable
-        From an order to messages, in a process of its own.
-    orders : deque of Order
-        It may grow meanwhile: after a `Death` by what is left.
-    limit : float
-        Seconds for each message, until `Worker.limit` is another.
-
-    Yields
-    ------
-    (Worker, object)
-        Each message with the process that sent it.
-    """
-    running: list[Worker] = []
-    try:
-        while orders or running:
-            while orders and len(running) < jobs:
-                with blocked_interrupts():
-                    running.append(Worker(work, orders.popleft(), limit))
-            for worker in _heard(running):
-                message = worker.receive()
-                if message is None:
-                    worker.process.join(5)  # so that libraries put away what they hold
-                if message is None or isinstance(message, Death):
-                    running.remove(worker)
-                    worker.end()
-                if message is not None:
-                    yield worker, message
-                worker.since = time.monotonic()
-    finally:  # of an interrupt, too
-        for worker in running:
-            worker.end()
-
-
-def _heard(running: list[Worker]) -> list[Worker]:
-    """Wait for processes that sent a message, ended, or are late."""
+def _heard(running: list[_Worker], arrived: queue.SimpleQueue[Any]) -> tuple[_Worker, Any]:
+    """The next message of a process; a `Death` where there can be none, and None after the last."""
     while True:
-        left = max(0.0, min(each.left for each in running))
-        ready = wait(
-            [part for each in running for part in (each.connection, each.process.sentinel)],
-            None if left == math.inf else left,
-        )
-        found = [each for each in running if {each.connection, each.process.sentinel} & {*ready} or each.left <= 0]
-        if found:
-            return found
+        latest = min(running, key=lambda each: each.left)
+        try:
+            worker, data = arrived.get(timeout=min(max(latest.left, 0.0), 60.0))
+        except queue.Empty:
+            if latest.left <= 0:
+                return latest, latest.death()
+            continue
+        if worker in running:  # and not ended already
+            return worker, worker.order.unpacked(data) if data else worker.death()
 
 
-@contextlib.contextmanager
-def blocked_interrupts() -> Iterator[None]:
-    """Put off interrupts; a process that is started here never sees one, and is ended by the one that started it."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    resource_tracker.ensure_running()  # starting the first process would start it, and it lets interrupts through again
-    arrived: list[int] = []  # as the handlers of Python run where a thread of a library lets a signal through
-    main = threading.current_thread() is threading.main_thread()  # the one that has handlers
-    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP] if main else []
-    handlers = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
-    for number in handlers:
-        signal.signal(number, lambda number, _: arrived.append(number))
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for late in arrived:
-            signal.raise_signal(late)
-
-
-def _child(work: Callable[[Any], Iterable[Any]], order: Order, connection: Connection, stack: str) -> None:
-    if hasattr(os, "setpgrp"):
-        os.setpgrp()  # so that what it starts ends with it
-    if order.threads is not None and hasattr(os, "sched_setaffinity"):  # some libraries ignore the variables
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: order.threads])
-    file = open(stack, "w")  # noqa: SIM115 (until the process ends)
-    faulthandler.enable(file)
+def _carry_out() -> None:
+    """Carry out the order that the process that started this one sends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    orders, messages = os.dup(0), open(os.dup(1), "wb")  # noqa: SIM115 (until the process ends)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)  # the standard output is the report's
+    with open(orders, "rb", closefd=False) as received:
+        try:
+            name, data = pickle.load(received)
+        except EOFError:  # the other has ended
+            return
+    threading.Thread(target=_end_with, args=(orders,), daemon=True).start()
+    stack = open(name, "w")  # noqa: SIM115 (until the process ends)
+    faulthandler.enable(stack)
     if hasattr(signal, "SIGUSR1"):
-        faulthandler.register(signal.SIGUSR1, file)
+        faulthandler.register(signal.SIGUSR1, stack)
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")  # of libraries, about themselves
-    os.dup2(2, 1)  # the standard output is the report's
     try:
-        for message in work(order):
-            connection.send_bytes(order.packed(message))
+        work, order = pickle.loads(data)
+        if order.threads is not None and hasattr(os, "sched_setaffinity"):  # some libraries ignore the variables
+            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: order.threads])
+        for message in itertools.chain(work(order), [None]):
+            packed = order.packed(message)
+            messages.write(len(packed).to_bytes(_SIZE) + packed)
+            messages.flush()
     except Exception:
-        traceback.print_exc(file=file)
+        traceback.print_exc(file=stack)
         raise
-    connection.send_bytes(order.packed(None))
+
+
+def _end_with(other: int) -> None:
+    """End as soon as the process that started this one has: the pipe from there ends then."""
+    with contextlib.suppress(OSError):
+        while os.read(other, 1):
+            pass
+    if hasattr(os, "killpg"):
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 
 def _signal(code: int) -> str:

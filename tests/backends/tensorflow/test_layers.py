@@ -10,7 +10,7 @@ from keras_helpers import CASES, MODES, OF_TOKENS, close, compiled, example, mad
 from layer_helpers import NUMPY
 
 import attention_models as models
-from attention_keras.layers import DotProductAttention, FeedForward, MultiHeadAttention
+from attention_keras.layers import FeedForward, MultiHeadAttention
 
 WITH_DROPOUT = [name for name in CASES if name != "sagan"]
 
@@ -59,7 +59,7 @@ def test_shapes_are_told_before_the_call(rng, name):
 
 
 def test_shapes_of_three_inputs_are_told_before_the_call():
-    assert DotProductAttention().compute_output_shape((2, 5, 6), (2, 7, 6), (2, 7, 3)) == (2, 5, 3)
+    assert MultiHeadAttention(6, 2, value_channels=3).compute_output_shape((2, 5, 6), (2, 7, 6), (2, 7, 3)) == (2, 5, 6)
     shapes = {"query": (None, None, 6), "key": (None, 7, 5)}
     assert MultiHeadAttention(6, 2, key_channels=5, output=False).compute_output_shape(shapes) == (None, None, 6)
 
@@ -130,9 +130,8 @@ def test_functional_models_carry_masks_on(rng):
 
 
 @pytest.mark.parametrize("form", ["places", "mapping"])
-@pytest.mark.parametrize("name", ["dot_product", "multi_head"])
-def test_masks_of_query_key_and_value_hide_places(rng, name, form):
-    layer, (query, key, value) = made(name, rng), (example(name, rng) for _ in range(3))
+def test_masks_of_query_key_and_value_hide_places(rng, form):
+    layer, (query, key, value) = made("multi_head", rng), (example("multi_head", rng) for _ in range(3))
     of_query, of_key, of_value = (rng.random((2, 5)) > 0.3 for _ in range(3))
     of_query[0, 0] = of_value[1, 2] = False
     of_key[1, 2] = True
@@ -140,16 +139,12 @@ def test_masks_of_query_key_and_value_hide_places(rng, name, form):
     found = layer(*inputs) if form == "places" else layer(dict(zip(("query", "key", "value"), inputs, strict=True)))
     close(found, defined(layer, query, key, value, query_mask=of_query, key_mask=of_key & of_value), 1e-5)
     same(found._keras_mask, of_query)
-    bias = 0.0 if name == "dot_product" else layer.to_numpy()[0].output.bias
-    same(np.asarray(found)[~of_query], np.broadcast_to(bias, (np.sum(~of_query), 6)))
+    same(np.asarray(found)[~of_query], np.broadcast_to(layer.to_numpy()[0].output.bias, (np.sum(~of_query), 6)))
 
 
-@pytest.mark.parametrize("name", ["dot_product", "multi_head"])
-def test_a_given_mask_takes_the_place_of_that_of_the_input(rng, name):
-    layer, x = made(name, rng), example(name, rng)
+def test_a_given_mask_takes_the_place_of_that_of_the_input(rng):
+    layer, x = made("multi_head", rng), example("multi_head", rng)
     allowed, padding = rng.random((2, 1, 5, 5)) > 0.4, rng.random((2, 5)) > 0.3
-    if name == "dot_product":
-        allowed = allowed[:, 0]
     found = layer(masked(x, PLACES), mask=allowed, key_mask=padding)
     close(found, defined(layer, x, mask=allowed, query_mask=PLACES, key_mask=padding), 1e-5)
     same(found._keras_mask, PLACES)

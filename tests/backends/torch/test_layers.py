@@ -51,7 +51,6 @@ def test_feature_maps_have_the_layout_of_convolutions():
 def test_text_shows_what_differs_from_the_defaults():
     layer = attention_torch.SaganAttention(16, bias=True, data_format="channels_last")
     assert layer.extra_repr() == "channels=16, bias=True, data_format='channels_last'"
-    assert repr(attention_torch.DotProductAttention()) == "DotProductAttention()"
     assert "(state): SpectralVectors(theta=(2,), phi=(2,), g=(8,), output=(16,))" in repr(layer)
 
 

@@ -88,7 +88,6 @@ FUNCTIONS = {
     "rotary in float64": lambda x: ac.functions.rotary_embedding(x[0].double(), torch.arange(7)),
     "pieces": lambda x: by_pieces(*x),
     "weights": lambda x: ac.weights.attention_weights(x[0], x[1], queries=[1, 3]),
-    "map": lambda x: ac.weights.attention_map(x[0], x[1], shape=(3, 4)),
     "additive mask": lambda x: ac.masks.mask_from_additive(torch.tensor([[0.0, -math.inf]])),
     "tokens": lambda x: models.sample_tokens(x[0], top_k=5, seed=3, step=torch.tensor(4)),
     "tokens by share": lambda x: models.sample_tokens(x[0], top_p=0.5, seed=3),

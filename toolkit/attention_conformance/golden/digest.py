@@ -18,12 +18,13 @@ from attention_conformance.measure.messages import Described, Message
 from attention_conformance.own.identical import Identical
 from attention_conformance.own.source import Trees
 from attention_conformance.problem import NumpyArray
-from attention_conformance.processes import Order, carried_out
+from attention_conformance.processes import Order
 from attention_core import scaled_dot_product_attention
 from attention_core.backend import available_backends
-from attention_core.layers import DotProductAttention, SaganAttention
+from attention_core.layers import SaganAttention
 from attention_files.safetensors import KEY, FileError, load_arrays, load_layer
 from attention_numpy.trees import is_floating
+from attention_workers import carried_out
 
 NAME = "digest"
 CALL = {"query": 4, "key": 4, "value": 4, "mask": 4, "bias": 4}
@@ -198,7 +199,6 @@ def _layer_case(definition: Any, parameters: Any, state: Any, inputs: Trees) -> 
     shows, definition = str(definition), definition.with_settings(**exact)
     trees = {**inputs, "parameters": parameters, "state": state}
     axes = LAYER | (dict.fromkeys(CHANNELS, 4) if isinstance(definition, SaganAttention) else CHANNELS)
-    axes |= {"mask": 3, "bias": 3} if isinstance(definition, DotProductAttention) else {}
     floats = (leaf.dtype.name for leaf in arrays_of((parameters, inputs)) if is_floating(leaf.dtype))
     function = functools.partial(_layer, definition, positional, "state" in taken)
     return _case(shows, trees, function, dtype=next(floats, "float32"), axes=axes, inputs=inputs)

@@ -37,27 +37,33 @@ OPTIONS = {
     ),
     "device": Option("A device of that library, or its kind, as cuda.", "device"),
     "layout": Option("BHSD, BSHD, SBHD, HSD, SHD or SD.", "layout", LAYOUTS),
-    "mask": Option(
+    "mask-kind": Option(
         "keep, drop (True hides), integer (1 or 0), additive or none.",
         "mask",
         ("keep", "drop", "integer", "additive", "none"),
     ),
-    "causal": Option(
-        "top-left, bottom-right, none, or always.", "causal", ("top-left", "bottom-right", "none", "always")
+    "causal-alignment": Option(
+        "Where causality counts from: top-left, bottom-right, none, or always.",
+        "causal",
+        ("top-left", "bottom-right", "none", "always"),
     ),
-    "scale": Option("The scale by default: sqrt (1/√D) or one.", "default_scale", ("sqrt", "one")),
-    "grouped": Option("Whether heads may share keys.", "grouped", kind="flag or not"),
-    "batch-invariant": Option("It promises a sample the same bits in any batch.", "batch_invariant", kind="flag"),
-    "backward": Option("The second of a raw pair, in the same file or as a target.", "backward"),
+    "default-scale": Option("The scale that no call states: sqrt (1/√D) or one.", "default_scale", ("sqrt", "one")),
+    "grouped": Option("Whether query heads may share KV heads (GQA).", "grouped", kind="flag or not"),
+    "batch-invariant": Option(
+        "The kernel promises bitwise equal results in any batch.", "batch_invariant", kind="flag"
+    ),
+    "backward": Option("The backward function of a kernel without autograd.", "backward"),
     "dtype": Option(
         "A floating-point type; repeatable. By default two of those it takes, and a few cases in a third.", kind="many"
     ),
-    "profile": Option("exact or tf32; by default kernel, for weights of 16 bits."),
-    "same-bits-as": Option("Another target, or the same: compare bits of different calls, in place of the cases."),
-    "case": Option("Cases by name, * and ? allowed; repeatable. By default all.", kind="many"),
+    "profile": Option("exact or tf32; by default kernel, for weights in half precision."),
+    "same-bits-as": Option("Another target, or the same: are different calls bitwise equal? In place of the cases."),
+    "case": Option(
+        "Cases by name, * and ? allowed; repeatable. By default all but large-*, of up to 28 GiB.", kind="many"
+    ),
     "accept": Option("A convention, fault or case that passes, by name; repeatable.", kind="many"),
-    "seed": Option("The seed of all inputs; by default 0.", kind="number"),
-    "expected": Option("A file of findings that are expected, or shipped: that of the preset."),
+    "seed": Option("The seed of all inputs, by default 0; each draws other shapes.", kind="number"),
+    "expected": Option("A file of known failures, or shipped: that of the preset."),
     "keyword": Option("What a keyword is, as mask=NAME or causal=NAME; repeatable.", kind="many"),
 }
 """The options that the command and pytest share, by name."""

@@ -24,9 +24,9 @@ class Preset:
     make: Callable[[], Subject]
 
 
-def _torch_sdpa() -> Subject:
-    functional = importlib.import_module("torch.nn.functional")
-    return Subject(functional.scaled_dot_product_attention, backend="torch")
+def member(module: str, name: str, **facts: Any) -> Subject:
+    """The function of a module."""
+    return Subject(getattr(importlib.import_module(module), name), **facts)
 
 
 def _torch_flex() -> Subject:
@@ -56,12 +56,6 @@ def _torch_flex() -> Subject:
     return Subject(attention, backend="torch")
 
 
-def _jax_nn() -> Subject:
-    function = importlib.import_module("jax").nn.dot_product_attention
-    # Lengths are asked for by masks, and the choice of a kernel by none.
-    return Subject(function, backend="jax", layout="BSHD", mask="keep", same_width=True, asks={}, unknown=())
-
-
 def _keras_ops() -> Subject:
     keras = importlib.import_module("keras")
 
@@ -72,15 +66,6 @@ def _keras_ops() -> Subject:
         )
 
     return Subject(attention, backend=str(keras.config.backend()), layout="BSHD", mask="keep")
-
-
-def _equinox() -> Subject:
-    function = importlib.import_module("equinox.nn._attention").dot_product_attention
-    return Subject(function, backend="jax", layout="SD", mask="keep", full_mask=True, grouped=False)
-
-
-def _own() -> Subject:
-    return Subject(importlib.import_module("attention_core").scaled_dot_product_attention, backend="numpy")
 
 
 def flax(module: str) -> Subject:
@@ -125,13 +110,18 @@ def onnx_model(path: str, provider: str) -> Subject:
     return Subject(masked, backend="numpy", dtypes=(dtype,), mask_name="mask", mask=sense)
 
 
+SDPA, DPA = "scaled_dot_product_attention", "dot_product_attention"
+
 PRESETS = {
-    "attention-core": Preset("attention-core", _own),
-    "torch.sdpa": Preset("torch", _torch_sdpa),
+    "attention-core": Preset("attention-core", functools.partial(member, "attention_core", SDPA, backend="numpy")),
+    "torch.sdpa": Preset("torch", functools.partial(member, "torch.nn.functional", SDPA, backend="torch")),
     "torch.flex": Preset("torch", _torch_flex),
-    "jax.nn": Preset("jax", _jax_nn),
+    # Lengths are asked for by masks, and the choice of a kernel by none.
+    "jax.nn": Preset("jax", functools.partial(member, "jax.nn", DPA, backend="jax", layout="BSHD", mask="keep",
+                                              same_width=True, asks={}, unknown=())),
     "keras.ops": Preset("keras", _keras_ops),
     "flax.nnx": Preset("flax", functools.partial(flax, "flax.nnx")),
-    "equinox": Preset("equinox", _equinox),
-}
+    "equinox": Preset("equinox", functools.partial(member, "equinox.nn._attention", DPA, backend="jax", layout="SD",
+                                                   mask="keep", full_mask=True, grouped=False)),
+}  # fmt: skip
 """All presets, by the name of the target."""

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from attention_conformance.cases import CASES
 from attention_conformance.cases.case import Case
 from attention_conformance.cases.kernels import KERNELS
+from attention_conformance.cases.large import LARGE
 from attention_conformance.cases.properties import CORNERS, PROPERTIES
 from attention_conformance.cases.shapes import NARROW, WIDE, Shape, case_of, drawn, shape_of
 from attention_conformance.launch.subject import STRIDED, Subject
@@ -42,7 +43,14 @@ def subject_cases(
     written = [shape for shape in map(shape_of, patterns or OF_OTHERS) if shape is not None]
     globs = [each for each in patterns if shape_of(each) is None]
     listed = matching((*SUBJECT_CASES, *shapes(subject, seed)), globs) if globs or not patterns else []
+    listed += large_cases(patterns)
     return [case for case in dict.fromkeys([*listed, *map(case_of, written)]) if is_asked(profile, case)]
+
+
+def large_cases(patterns: Sequence[str]) -> list[Case]:
+    """The large cases, which are run by name alone: patterns of other cases match none of them."""
+    named = [each for each in patterns if each.startswith("large")]
+    return matching(LARGE, named) if named else []
 
 
 def shapes(subject: Subject | None = None, seed: int = 0) -> list[Case]:

@@ -11,21 +11,21 @@ from typing import Any
 from attention_conformance.measure.where import Worst
 
 VERDICT_TEXTS = {
-    "silently wrong": ("bold red", "finite numbers that are not the answer"),
-    "visibly wrong": ("red", "NaN for a number, or a wrong shape or dtype"),
-    "crashed": ("bold magenta", "the process ended"),
-    "timed out": ("bold magenta", "no answer in time"),
-    "differs by convention": ("yellow", "another known answer; --accept NAME"),
-    "other bits": ("yellow", "not those of another call, or of --same-bits-as"),
-    "unexpectedly right": ("yellow", "named by --expected, and no longer wrong"),
-    "never computed": ("yellow", "a kind of call that is always refused"),
-    "not understood": ("yellow", "parameters left at their defaults; --keyword"),
-    "refused": ("dim", "an exception before a result"),
-    "not offered": ("dim", "the subject declares no such option"),
-    "accepted": ("cyan", "named by --accept or --expected"),
-    "right": ("green", "within the bound"),
+    "silently wrong": ("bold red", "silently wrong", "finite numbers that are not the answer"),
+    "visibly wrong": ("red", "visibly wrong", "NaN for a number, or a wrong shape or dtype"),
+    "crashed": ("bold magenta", "crashed", "the process ended"),
+    "timed out": ("bold magenta", "timed out", "no answer in time"),
+    "differs by convention": ("yellow", "differs by convention", "another known answer; --accept NAME"),
+    "other bits": ("yellow", "not bitwise equal", "with another call, or with --same-bits-as"),
+    "unexpectedly right": ("yellow", "unexpectedly right", "named by --expected, and no longer wrong"),
+    "never computed": ("yellow", "always unsupported", "a kind of call that raises in every case"),
+    "not understood": ("yellow", "unknown parameters", "left at their defaults; --keyword"),
+    "refused": ("dim", "raised (unsupported)", "an exception before a result"),
+    "not offered": ("dim", "not applicable", "the kernel has no such option"),
+    "accepted": ("cyan", "accepted", "named by --accept or --expected"),
+    "right": ("green", "right", "within the bound"),
 }
-"""All verdicts, the worst first: the style of each in the terminal, and what it means."""
+"""All verdicts, the worst first: the style and the label of each in reports, and what it means."""
 
 VERDICTS = tuple(VERDICT_TEXTS)
 
@@ -126,6 +126,11 @@ class Finding:
         """Whether the call was refused; ``detail`` says why."""
         return self.verdict == "refused"
 
+    @property
+    def label(self) -> str:
+        """What a report calls the verdict."""
+        return VERDICT_TEXTS[self.verdict][1]
+
 
 @dataclass(frozen=True)
 class Started:
@@ -140,7 +145,7 @@ def little(findings: Sequence[Finding]) -> str:
     computed = sum(each.verdict not in ("refused", "not offered") for each in cases)
     unknown = [each.detail for each in findings if each.verdict == "not understood"]
     told = [f"{computed} of {len(cases)} cases were computed"] if 2 * computed < len(cases) else []
-    return "; ".join([*told, *(f"not understood: {each}" for each in unknown)])
+    return "; ".join([*told, *(f"unknown parameters: {each}" for each in unknown)])
 
 
 def exit_status(findings: Sequence[Finding], strict: bool = False) -> int:

@@ -13,7 +13,7 @@ LONG = 256
 
 CAUSAL, MASKED, GROUPED, GRADIENTS = "causality", "a mask or a bias", "grouped heads", "gradients"
 MANY = f"more than {LONG} keys"
-ADVICE = {CAUSAL: "--causal none", MASKED: "--mask none", GROUPED: "--no-grouped"}
+ADVICE = {CAUSAL: "--causal-alignment none", MASKED: "--mask-kind none", GROUPED: "--no-grouped"}
 """The option that declares a kind away."""
 
 NAMES = {
@@ -54,7 +54,7 @@ def never_computed(findings: Sequence[Finding], accepted: Sequence[str] = ()) ->
         if not refused[kind] or kind in computed:
             continue
         reasons = Counter(each.detail for each in findings if each.verdict == "refused" and kind in each.kinds)
-        says = f"all {refused[kind]} cases with {kind} are refused, so nothing is known of them"
+        says = f"all {refused[kind]} cases with {kind} raise, so nothing is known of them"
         ways = " or ".join(filter(None, (ADVICE.get(kind), f"--accept {name}")))
         verdict = "accepted" if name in accepted else "never computed"
         detail = f"{reasons.most_common(1)[0][0]}; mend it, or say that it is meant by {ways}"

@@ -9,30 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PROPERTIES = {
-    "mask": "True means may attend, and a bias is added",
-    "combined rules": "what one rule excludes is excluded, whatever the others say",
-    "causal": "key position ≤ query position + offset",
-    "window": "a window counts in positions, with both ends as documented",
-    "decode": "a cached step computes what the whole sequence computes",
-    "fully masked row": "such a row gives 0, no NaN, and no gradient",
-    "masked non-finite": "a masked NaN or infinity reaches nothing",
-    "attended non-finite": "an attended NaN or infinity arrives, in its row alone",
-    "weights": "asking for weights changes nothing else",
-    "scale": "the scale is the one of the caller, of either sign",
-    "softcap": "softcap comes before bias and mask",
-    "score function": "bias, ALiBi and score functions change the scores alone",
-    "sinks": "a sink adds to the denominator once",
-    "precision": "computed wide, rounded once",
-    "range": "scores of any size are compared with their maximum",
-    "grouped heads": "query head h uses key head ⌊h / (H / G)⌋",
-    "sizes": "a size decides nothing but the shape",
-    "memory layout": "strides of the arguments change nothing",
-    "gradient": "gradients are those of the result",
-    "dropout": "forward and backward drop the same weights, at the rate asked for",
-    "repetition": "the same call gives the same bits, alone or in a batch",
-    "compiled": "a compiled call computes what the eager one does",
-}
+TABLES = tomllib.loads(Path(__file__).with_name("properties.toml").read_text(encoding="utf-8"))
+"""What ``properties.toml`` says: properties, and patterns of the faults and the cases that break them."""
+
+PROPERTIES: Mapping[str, str] = TABLES["properties"]
 """The properties by which cases are chosen, with a sentence each."""
 
 RESULTS = {
@@ -105,10 +85,6 @@ class NamedCase:
     def script(self) -> str:
         """The path of the reproducer in the repository."""
         return f"evidence/reproducers/scripts/{self.name.replace('-', '_')}.py"
-
-    def matches(self, word: str) -> bool:
-        """Tell whether a word stands in the name, the summary, the story or the title."""
-        return word.lower() in " ".join((self.name, self.summary, self.story, self.title, self.property)).lower()
 
 
 @functools.cache

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attention_conformance.bits.cases import BITS
+from attention_conformance.kernel.options import OPTIONS
 from attention_conformance.kernel.probe import settled
 from attention_conformance.launch.subject import Subject
 from attention_conformance.measure.catalogue import subject_cases
@@ -17,8 +18,8 @@ from attention_conformance.verdict.judge import asked
 
 SAME_BITS_AS = "same-bits-as"
 
-FLAGS = {"grouped": {True: "--grouped", False: "--no-grouped"}, "batch_invariant": {True: "--batch-invariant"}}
-"""Options that take no value."""
+NAMES = {option.fact: name for name, option in OPTIONS.items() if option.fact}
+"""The options that declare facts."""
 
 
 def problem_of(finding: Finding, subject: Subject) -> Problem:
@@ -47,11 +48,13 @@ def command_of(finding: Finding, target: str, declared: Mapping[str, Any], profi
         told = [f"--{name}={getattr(finding, name)}" for name in way if getattr(finding, name)]
         return shlex.join(["attention-core", "conformance", *told])
     words = ["attention-core", "check", target]
-    for name, each in declared.items():
-        option = f"--{name.removeprefix('default_')}"
-        if name.endswith("_name"):
-            option, each = "--keyword", f"{name.removesuffix('_name')}={each}"
-        words += [FLAGS[name][each]] if name in FLAGS else [option, str(each)]
+    for fact, each in declared.items():
+        if isinstance(each, bool):
+            words += [f"--{'no-' * (not each)}{NAMES[fact]}"]
+        elif fact in NAMES:
+            words += [f"--{NAMES[fact]}", str(each)]
+        else:
+            words += ["--keyword", f"{fact.removesuffix('_name')}={each}"]
     words += ["--case", finding.case, "--dtype", finding.dtype]
     words += ["--seed", str(finding.seed)] if finding.seed else []
     name, _, other = profile.partition(" ")

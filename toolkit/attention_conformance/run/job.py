@@ -18,6 +18,12 @@ from attention_conformance.measure.profiles import PROFILES
 from attention_conformance.problem import DTYPES
 from attention_conformance.run.names import no_case, not_accepted
 
+MOST_CRASHES = 12
+"""Crashes after which a run ends: a new process takes seconds."""
+
+TOLD = 79
+"""The exit status of a process that has told by itself that it cannot go on."""
+
 
 @dataclass(frozen=True)
 class Job(workers.Order):
@@ -35,16 +41,14 @@ class Job(workers.Order):
         Another target, or the same, whose bits are compared, in place of the cases.
     power : bool
         Whether faults are planted.
-    fuzz : float
-        Minutes for drawn calls, in place of the cases.
     is_trusted : bool
         Whether the process that calls the subject may also compare.
-    is_large : bool
-        Whether the large cases are run, in place of the others.
     known : mapping
         Answers to questions about the subject, of a former process.
     done : frozenset
         Pairs of case and dtype that are not to be run again.
+    crashes : int
+        Processes that died of it.
     """
 
     target: str
@@ -56,11 +60,10 @@ class Job(workers.Order):
     accepted: tuple[str, ...] = ()
     seed: int = 0
     power: bool = True
-    fuzz: float = 0.0
     is_trusted: bool = True
-    is_large: bool = False
     known: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     done: frozenset[tuple[str, str]] = frozenset()
+    crashes: int = 0
 
     @property
     def how(self) -> str:
@@ -100,18 +103,25 @@ class Job(workers.Order):
             return replace(self, done=self.done | {(message.case, message.dtype)}), at
         return self, message if isinstance(message, Started | Asked) else at
 
-    def lost(self, at: Any, death: workers.Death) -> tuple[Finding, Job | None]:
+    def lost(self, at: Any, death: workers.Death) -> tuple[list[Finding], Job | None]:
         """The finding for the question or the case that a process died of, and the rest, without it."""
         verdict = "timed out" if death.code is None else "crashed"
         if at is None:
-            return Finding("start", "-", 0, "The target loads.", verdict, detail=death.reason), None
+            return [Finding("start", "-", 0, "The target loads.", verdict, detail=death.reason)], None
+        left = replace(self, crashes=self.crashes + 1)
         if isinstance(at, Asked):
-            left = replace(self, known={**self.known, at.question: AFTER_A_CRASH[at.question]})
-            return unanswered(at.question, verdict, death.reason), left
-        found: Finding = at.finding
-        left = replace(self, done=self.done | {(found.case, found.dtype)})
-        detail = death.reason + _frame(death.stack, self.target)
-        return replace(found, verdict=verdict, detail=detail, traceback=death.stack), left
+            left = replace(left, known={**self.known, at.question: AFTER_A_CRASH[at.question]})
+            found = [unanswered(at.question, verdict, death.reason)]
+        else:
+            case: Finding = at.finding
+            left = replace(left, done=self.done | {(case.case, case.dtype)})
+            detail = death.reason + _frame(death.stack, self.target)
+            found = [replace(case, verdict=verdict, detail=detail, traceback=death.stack)]
+        found = [] if death.code == TOLD else found
+        if left.crashes < MOST_CRASHES:
+            return found, left
+        detail = f"{left.crashes} crashes: the rest is not run"
+        return [*found, Finding("end", "-", 0, "The run goes on after a crash.", "crashed", detail=detail)], None
 
 
 def job_of(target: str, options: Mapping[str, Any], **others: Any) -> Job:

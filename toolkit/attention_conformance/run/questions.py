@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from attention_conformance.bits.cases import BITS, SAME_CALL
 from attention_conformance.cases.case import Case
-from attention_conformance.cases.large import LARGE
 from attention_conformance.cases.shapes import NARROW, shape_of
 from attention_conformance.launch.subject import Subject
 from attention_conformance.measure.catalogue import OF_OTHERS, matching, subject_cases
@@ -22,21 +21,20 @@ SLOW = ("bits-compiled", "bits-strides", "bits-threads")
 def questions(subject: Subject, job: Job) -> list[Question]:
     """What a job asks of a settled subject."""
     dtypes = job.dtypes or usual_dtypes(subject)
-    is_all = not (job.dtypes or job.cases or job.is_large)
+    is_all = not (job.dtypes or job.cases)
     others = [each for each in DTYPES if each in (subject.dtypes or ()) and each not in dtypes and is_all]
     asked = functools.partial(Question, profile=job.profile, seed=job.seed, accepted=job.accepted,
                               is_trusted=job.is_trusted)  # fmt: skip
-    cases = matching(LARGE, job.cases) if job.is_large else subject_cases(job.cases, job.profile, subject, job.seed)
-    has_power = job.power and not job.is_large
     return [
         asked(
-            subject, case, dtype, power=has_power and not (is_shape and case.dtypes is not DTYPES), digits=not is_shape
+            subject, case, dtype, digits=not is_shape,
+            power=job.power and not case.memory and not (is_shape and case.dtypes is not DTYPES),
         )
-        for case in cases
+        for case in subject_cases(job.cases, job.profile, subject, job.seed)
         for is_shape in [shape_of(case.name) is not None]
         for dtype in _asked_types(case, is_shape, dtypes, others)
         if (case.name, dtype) not in job.done
-    ]
+    ]  # fmt: skip
 
 
 def _asked_types(case: Case, is_shape: bool, dtypes: Sequence[str], others: Sequence[str]) -> list[str]:

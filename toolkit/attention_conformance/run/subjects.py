@@ -18,30 +18,29 @@ from attention_conformance.kernel.signature import read_signature
 from attention_conformance.kernel.target import TargetError, load_target
 from attention_conformance.launch.libraries import devices_of, holds, quiet_start
 from attention_conformance.launch.subject import Subject
+from attention_conformance.measure.catalogue import large_cases
 from attention_conformance.measure.finding import Finding, Started
 from attention_conformance.measure.kinds import never_computed
 from attention_conformance.measure.messages import Asked, Described, Message as AnyMessage, Refused, Returned
 from attention_conformance.measure.question import Question
 from attention_conformance.mistakes.causes import agreed
 from attention_conformance.mistakes.surprises import surprises
-from attention_conformance.processes import carried_out
 from attention_conformance.run.apart import distrusted
-from attention_conformance.run.fuzz import fuzzed
-from attention_conformance.run.job import Job, unanswered
-from attention_conformance.run.questions import pair_questions, questions, usual_dtypes
+from attention_conformance.run.job import TOLD, Job, unanswered
+from attention_conformance.run.questions import pair_questions, questions
 from attention_conformance.verdict.judge import judged, returned
-from attention_conformance.verdict.memory import available_memory, too_large
+from attention_conformance.verdict.memory import too_large
 from attention_core.backend import Backend, get_backend
 from attention_numpy.trees import devices_of_kind
+from attention_workers import carried_out
 
 BIASED = "mask", "additive"
 """What a keyword for a bias takes."""
 
+SLOW = 600.0
+"""Seconds for a large case."""
+
 BY_SIGNATURE, CRASHED = "by its signature", "the call ended the process"
-
-MOST_CRASHES = 12
-"""Crashes after which a run ends: a new process takes seconds."""
-
 
 Message: TypeAlias = AnyMessage | Returned
 
@@ -159,10 +158,12 @@ def _library(subject: Subject) -> Backend:
 
 def _lacks_keyword(subject: Subject, declared: Mapping[str, Any]) -> str:
     """Why what is declared cannot be asked for; empty where it can."""
-    for fact in ("mask", "causal"):
+    for fact, option in (("mask", "mask-kind"), ("causal", "causal-alignment")):
         kind = declared.get(fact)
         if kind not in (None, "none", "always") and not (getattr(subject, f"{fact}_name") or (fact, kind) == BIASED):
-            return f"expected a keyword for --{fact} {kind}; got none in its signature: --keyword {fact}=NAME tells it"
+            return (
+                f"expected a keyword for --{option} {kind}; got none in its signature: --keyword {fact}=NAME tells it"
+            )
     return ""
 
 
@@ -212,7 +213,7 @@ def work(job: Job) -> Iterator[Message]:
         return
     if sources.get("backend") == BY_SIGNATURE != subject.backend != read_signature(subject)["backend"]:
         sources["backend"] = "found by a call"
-    asked = [] if job.fuzz or job.same_bits_as else questions(subject, job)
+    asked = [] if job.same_bits_as else questions(subject, job)
     versions = _library(subject).versions() if asked or job.same_bits_as else {}
     facts = _facts(subject)
     yield Described(facts, sources, versions, len(BITS) if job.same_bits_as else len(asked))
@@ -222,20 +223,15 @@ def work(job: Job) -> Iterator[Message]:
     if job.same_bits_as:
         yield from _pair(subject, job)
         return
-    if not (asked or job.fuzz or job.done):
-        hint = "those of bits need --same-bits-as, large ones --large"
+    if not (asked or job.done):
+        hint = "those of bits need --same-bits-as"
         yield Refused(f"expected a case that is asked of {job.target}; got {', '.join(job.cases)}: {hint}")
         return
     known = surprises(facts, declared, job.accepted) if not job.done else []
-    is_part = bool(job.cases or job.fuzz or job.is_large)  # of which a parameter that is not understood is told, too
-    yield from (each for each in known if not is_part or each.verdict == "not understood")
-    if job.fuzz:
-        yield Started(Finding("fuzz", "-", 0, "Drawn calls are right.", "right", seed=job.seed))
-        yield from fuzzed(subject, job, job.dtypes or usual_dtypes(subject))
-        return
+    yield from (each for each in known if not job.cases or each.verdict == "not understood")  # which is always told
     for each in asked:
         yield Started(each.blank)
-        if reason := too_large(each, available_memory() if each.case.memory else None):
+        if reason := too_large(each):
             yield replace(each.blank, verdict="not offered", detail=reason)
             continue
         yield judged(each) if job.is_trusted else returned(each)
@@ -247,7 +243,7 @@ def _never_answered(target: str, witness: Witness) -> str:
         return ""
     return (
         f"expected a call of {target} to return; got an exception of each of {witness.calls}, the first "
-        f"{witness.raised}; --backend, --device, --layout, --mask, --causal and --scale correct what is assumed"
+        f"{witness.raised}; --backend, --device, --layout, --mask-kind and --default-scale correct what is assumed"
     )
 
 
@@ -284,8 +280,9 @@ def _pair(subject: Subject, job: Job) -> Iterator[Message]:
 
 def supervised(job: Job, limit: float = 60.0) -> Generator[Message, None, None]:
     """Do a job in a process; after a crash, or what takes more seconds than the limit, go on in another."""
+    limit = max(limit, SLOW) if large_cases(job.cases) else limit
     start = max(5 * limit, 60.0)  # libraries start slowly on a busy machine
-    with contextlib.closing(carried_out([job], 1, _alone, limit=limit, start=start, most=MOST_CRASHES)) as messages:
+    with contextlib.closing(carried_out([job], 1, _alone, limit=limit, start=start)) as messages:
         yield from messages if job.is_trusted else distrusted(job, messages)
 
 
@@ -294,7 +291,7 @@ def _alone(job: Job) -> Iterator[Message]:
     for message in work(job if job.is_trusted else replace(job, accepted=())):
         yield message
         if isinstance(message, Finding) and message.verdict == "crashed":
-            os._exit(1)  # it may hang otherwise
+            os._exit(TOLD)  # it may hang otherwise
 
 
 def _has_broken_device(subject: Subject) -> bool:

@@ -6,15 +6,10 @@ from attention_conformance.measure.question import Question
 from attention_workers.memory import available
 
 
-def too_large(question: Question, free: float | None) -> str:
-    """Why a case cannot run in so much memory, in GiB; empty where it can, or where nothing is known of it."""
-    needed = question.case.memory
-    if free is None or needed <= free:
+def too_large(question: Question) -> str:
+    """Why a case cannot run in the memory that is free; empty where it can, or where nothing is known of it."""
+    needed = question.case.memory  # in GiB
+    free = available() if needed else None
+    if free is None or needed <= free / 2**30:
         return ""
-    return f"it takes {needed:.3g} GiB of memory; {free:.1f} GiB are free"
-
-
-def available_memory() -> float | None:
-    """The memory that is free, in GiB; None where the system does not tell."""
-    size = available()
-    return None if size is None else size / 2**30
+    return f"{question.case.name} takes {needed:.3g} GiB of memory of which {free / 2**30:.1f} GiB are free"

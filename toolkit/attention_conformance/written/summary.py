@@ -24,7 +24,7 @@ from attention_conformance.measure.finding import (
     to_row,
 )
 from attention_conformance.mistakes.variants import FAULTS
-from attention_conformance.written.story import thread_lines
+from attention_conformance.written.story import thread_of
 from attention_files.writing import write_file
 
 MOST_REFUSALS = 6
@@ -44,16 +44,16 @@ WORDS = {
 HIDDEN = ("name", "native", "asks", "order", "array_names", "returns", "options", "keeps_dtype", "keeps_library",
           "positional")  # fmt: skip
 
-LABELS = {
+NAMES = {
     "causal_name": "keyword of causality",
     "full_mask": "masks of the whole shape alone",
     "mask_with_causal": "masks and causality at once",
     "default_scale": "scale by default",
-    "grouped": "fewer key heads than query heads",
+    "grouped": "query heads that share KV heads (GQA)",
     "same_width": "values as wide as keys alone",
     "differentiates": "gradients",
-    "unknown": "not understood, left at their defaults",
-    "batch_invariant": "the same bits in any batch",
+    "unknown": "unknown parameters, left at their defaults",
+    "batch_invariant": "bitwise equal in any batch",
 }
 """Facts whose names say too little."""
 
@@ -69,14 +69,14 @@ def assumptions(facts: Mapping[str, Any], sources: Mapping[str, str]) -> list[st
         text = ", ".join(fact) if isinstance(fact, tuple) else WORDS.get(str(fact), str(fact))
         text = {"True": "yes", "False": "no"}.get(text, text)
         label = f"keyword of {name.removesuffix('_name')}" if name.endswith("_name") else name.replace("_", " ")
-        lines.append(f"{LABELS.get(name, label)}: {text} ({sources.get(name, 'found by a call')})")
+        lines.append(f"{NAMES.get(name, label)}: {text} ({sources.get(name, 'found by a call')})")
     return lines
 
 
 def line_of(finding: Finding) -> Text:
     """A finding in a line or two: what is wrong in words, where there are any, and one element."""
     is_same = finding.verdict == "right" and finding.bound == 0
-    text = Text(f"{'same bits' if is_same else finding.verdict}: ", style=VERDICT_TEXTS[finding.verdict][0])
+    text = Text(f"{'bitwise equal' if is_same else finding.label}: ", style=VERDICT_TEXTS[finding.verdict][0])
     text.append(finding.case if finding.dtype == "-" else f"{finding.case} {finding.dtype}", style="bold")
     line = "; ".join(each for each in (finding.says, finding.detail) if each)
     text.append(f": {line}", style="default")
@@ -88,20 +88,20 @@ def tables(findings: Sequence[Finding], width: int) -> Iterable[Table | Text | P
     groups = grouped(each for each in findings if each.verdict not in ("right", "refused", "not offered"))
     seen: list[str] = []
     for verdict, of_verdict in itertools.groupby(groups, key=lambda group: group[0].verdict):
-        yield Text(f"\n{verdict.upper()}", style=VERDICT_TEXTS[verdict][0])
+        yield _heading(verdict)
         shown = list(of_verdict)
         named = [group for group in shown if group[0].variant or verdict in ENDED]
         unnamed = [group for group in shown if group not in named]
         for group in (*named, *unnamed[:MOST_UNNAMED]):
             yield from _group(group)
-            threads = [line for line in thread_lines(group[0]) if line not in seen]
-            seen += threads
-            yield from (_indented(Text(line, style="dim"), 4) for line in threads)
+            if (thread := thread_of(group[0])) and thread not in seen:
+                seen.append(thread)
+                yield _indented(Text(thread, style="dim"), 4)
         others = [each for group in unnamed[MOST_UNNAMED:] for each in group]
         yield from [_indented(Text(f"and in other cases: {_names(others, 24)}"), 2)] if others else []
     refused = _reasons(findings)
     if refused:
-        yield Text("\nREFUSED", style="bold")
+        yield _heading("refused")
         for reason, each in refused[:MOST_REFUSALS]:
             yield Text(f"  {len(each):>3} × {reason[: width - 12]}", style="dim")
             yield _indented(Text(_names(each, 3), style="dim"), 8)
@@ -111,10 +111,15 @@ def tables(findings: Sequence[Finding], width: int) -> Iterable[Table | Text | P
     if lacking:
         count = sum(each.verdict == "not offered" for each in findings)
         parts = ", ".join(f"{part} {count}" for part, count in lacking.most_common())
-        yield Text(f"\nNOT OFFERED ({count} cases)", style="bold")
+        yield _heading("not offered", f" ({count} cases)")
         yield _indented(Text(parts, style="dim"), 2)
     yield Text("")
     yield _counts(findings)
+
+
+def _heading(verdict: str, more: str = "") -> Text:
+    style, label, _ = VERDICT_TEXTS[verdict]
+    return Text(f"\n{label.upper()}{more}", style=style)
 
 
 def _reasons(findings: Iterable[Finding]) -> list[tuple[str, list[Finding]]]:
@@ -166,8 +171,8 @@ def _counts(findings: Sequence[Finding]) -> Table:
     table.add_column("cases", justify="right")
     table.add_column("means")
     for verdict, count in counted(findings).items():
-        style, means = VERDICT_TEXTS[verdict]
-        table.add_row(Text(verdict, style=style), str(count), means)
+        style, label, means = VERDICT_TEXTS[verdict]
+        table.add_row(Text(label, style=style), str(count), means)
     return table
 
 
@@ -191,7 +196,7 @@ def summary(findings: Sequence[Finding]) -> str:
     """All verdicts with their numbers, the worst first."""
     counts = counted(findings)
     leading = [] if "silently wrong" in counts else ["0 silently wrong"]
-    line = ", ".join([*leading, *(f"{count} {verdict}" for verdict, count in counts.items())])
+    line = ", ".join([*leading, *(f"{count} {VERDICT_TEXTS[verdict][1]}" for verdict, count in counts.items())])
     return f"{line}; little was checked: {few}" if (few := little(findings)) else line
 
 
