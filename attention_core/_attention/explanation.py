@@ -8,13 +8,7 @@ from .._backend import Verdict, library_name
 from .blocks.query_chunks import query_chunks
 from .call import Call
 from .parts import keys_within_reach, with_cut
-from .ways import REPRODUCIBLE, Dense, Way, is_taken, logsumexp_way, walk
-
-REASONS = {
-    "dense": "there are so few scores that cutting them into blocks would take longer",
-    "blockwise": "there are so many scores that they are better never held at once",
-    "fused": "a kernel of the library gives the answer of the definition",
-}
+from .ways import Dense, Way, is_taken, logsumexp_way, walk
 
 
 class Candidate(NamedTuple):
@@ -71,31 +65,17 @@ class Explanation(NamedTuple):
 def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
     """What `run_call` walks, in words."""
     notes = ["assume_finite: no value is looked at, and a masked NaN may leak"] if call.assume_finite else []
-    kernels = call.backend.kernels
-    if call.arithmetic == "reproducible":
-        refusal, memory = "adds up in an order of its own", REPRODUCIBLE.memory(call)
-        fused = [Candidate("fused", kernel.name, refusal, None) for kernel in kernels]
-        return Explanation(
-            "blockwise",
-            "in reproducible arithmetic, there are blocks alone, and their size does not show",
-            (
-                *(fused or [Candidate("fused", None, refusal, None)]),
-                Candidate("blockwise", None, None, memory),
-                Candidate("dense", None, None, memory, "is computed in the same blocks"),
-            ),
-            tuple(notes),
-        )
-    call = with_cut(call, keys_within_reach(call))
+    is_exact = call.arithmetic == "reproducible"
+    call = call if is_exact else with_cut(call, keys_within_reach(call))
     rows = list(walk(call))
     taken = next(way for way, verdict in rows if is_taken(way, verdict, call))
-    if weights:
+    if weights and not is_exact:
         notes.append("return_weights: the dense form computes the weights")
     if isinstance(taken, Dense) and taken.cuts is not None:
         notes.append(f"dense: {len(taken.cuts)} samples one by one, each with the keys that its lengths leave")
     if logsumexp and not taken.gives_logsumexp(call):
         notes.append(f"return_logsumexp: computed separately, {logsumexp_way(call).name}")
-    chunks = query_chunks(call)
-    if chunks:
+    if chunks := not is_exact and query_chunks(call):
         notes.append(f"blockwise: {len(chunks)} query chunks instead of blocks, if their result is finite")
     rows.sort(key=lambda row: isinstance(row[0], Dense))  # which is told last
     candidates = [
@@ -108,10 +88,10 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
         )
         for way, verdict in rows
     ]
-    if not kernels:
+    if not call.backend.kernels:
         refusal = f"{library_name(call.xp)} has no fused kernel that is known here"
         candidates.insert(0, Candidate("fused", None, refusal, None))
-    return Explanation(taken.name, REASONS[taken.name], tuple(candidates), tuple(notes))
+    return Explanation(taken.name, taken.reason, tuple(candidates), tuple(notes))
 
 
 def _slower(way: Way, verdict: Verdict, taken: Way) -> str | None:
@@ -122,7 +102,7 @@ def _slower(way: Way, verdict: Verdict, taken: Way) -> str | None:
         return "slower than the kernel" + (", and holds all scores at once" if isinstance(way, Dense) else "")
     if isinstance(taken, Dense) and taken.cuts is not None:
         return "slower than samples one by one"
-    if verdict.is_faster and way.kernel is not None:
+    if verdict.slower is None and way.kernel is not None:
         return (
             "another kernel comes first" if taken.kernel is not None else "returns no logsumexp here, which sinks need"
         )

@@ -302,8 +302,7 @@ def cuts_that_save(call: Call) -> list[KeyCut] | None:
     cuts = sample_cuts(call)
     if cuts is None:
         return None
-    ranges: Any = key_ranges(call)
-    lengths = [max(0, each.stop - each.first) for each in ranges]
+    lengths = [each.stop - each.first for each in cuts]
     numbers_per_key = call.key.shape[-3] * (call.key.shape[-1] + call.value.shape[-1])
     is_worth_it = (max(lengths) - sum(lengths) / len(lengths)) * numbers_per_key >= MIN_SAVED
     return cuts if is_worth_it else None

@@ -16,9 +16,9 @@ from .._backend import Kernel, Verdict, backend_of, is_exporting, library_name
 from .._checks import check_choice
 from ..masks import Mask
 from ..masks._mask import bounds_of
-from .blocks.forward import blockwise, lasting_plan
-from .blocks.grid import EXACT_WORK
-from .blocks.plan import Plan, block_tuning
+from .blocks.forward import blockwise, lasting_grid
+from .blocks.grid import EXACT_WORK, Grid
+from .blocks.plan import block_tuning
 from .call import Call, Result, group_size, has_no_pairs, is_listed
 from .definition import guarded_dense, guarded_scores
 from .facts import Facts, folds_groups, lasting_facts
@@ -42,6 +42,7 @@ class Way:
     """A way to compute attention: a base class."""
 
     name: str  # what `implementation=` and explanations call it: "dense", "blockwise" or "fused"
+    reason: str  # why it is taken, as explanations say
     kernel: Kernel | None = None
 
     def judge(self, call: Call) -> Verdict:
@@ -68,20 +69,20 @@ class Way:
 class Fused(Way):
     """A kernel of the library."""
 
-    name = "fused"
+    name, reason = "fused", "a kernel of the library gives the answer of the definition"
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel: Any = kernel
 
     def judge(self, call: Call) -> Verdict:
+        if call.arithmetic == "reproducible":
+            return Verdict("adds up in an order of its own")
         if any(map(is_listed, call.starts)):
             return Verdict("counts neighbouring positions")
         verdict: Verdict = self.kernel.judge(call)
         if has_no_elements(call):
-            return Verdict(verdict.refusal, False, "query, key or value is empty")
-        if verdict.is_faster:
-            return verdict
-        return verdict._replace(slower=verdict.slower or "slower than what is written here")
+            return Verdict(verdict.refusal, "query, key or value is empty")
+        return verdict
 
     def gives_logsumexp(self, call: Call) -> bool:
         return bool(self.kernel.has_logsumexp(call))
@@ -99,14 +100,14 @@ class Fused(Way):
 class Dense(Way):
     """The definition, with all scores at once; or sample by sample, with the keys that lengths leave of each."""
 
-    name = "dense"
+    name, reason = "dense", "there are so few scores that cutting them into blocks would take longer"
 
     def __init__(self, cuts: list[KeyCut] | None = None, facts: Facts | None = None) -> None:
         self.cuts, self.facts = cuts, facts
 
     def judge(self, call: Call) -> Verdict:
         is_open = self.cuts is not None or dense_advantage(call) is not None
-        return OPEN if is_open else Verdict(None, False, "holds all scores at once")
+        return OPEN if is_open else Verdict(None, "holds all scores at once")
 
     def run(self, call: Call, *, logsumexp: bool, weights: bool = False) -> Result:
         if self.cuts is not None:
@@ -138,18 +139,17 @@ def _attend_per_sample(call: Call, cuts: list[KeyCut], *, logsumexp: bool) -> Re
 class Blocks(Way):
     """Blocks of queries and keys."""
 
-    name = "blockwise"
+    name, reason = "blockwise", "there are so many scores that they are better never held at once"
 
-    def __init__(self, plan: Plan | None = None) -> None:
-        self.plan = plan
+    def __init__(self, grid: Grid | None = None) -> None:
+        self.grid = grid
 
     def judge(self, call: Call) -> Verdict:
-        slower = dense_advantage(call)
-        return OPEN if slower is None else Verdict(None, False, slower)
+        return Verdict(None, dense_advantage(call))
 
     def run(self, call: Call, *, logsumexp: bool, weights: bool = False) -> Result:
         _check_lengths(call, "implementation='blockwise'")
-        output, *found = blockwise(call, self.plan)
+        output, *found = blockwise(call, self.grid)
         return Result(output, None, *found)
 
     def memory(self, call: Call) -> int | None:
@@ -157,14 +157,14 @@ class Blocks(Way):
         return _memory(call, tuning.queries * tuning.keys)
 
     def lasting(self, call: Call) -> Way | None:
-        plan = None if has_no_elements(call) else lasting_plan(call)
-        return None if plan is None else Blocks(plan)
+        grid = None if has_no_elements(call) else lasting_grid(call)
+        return None if grid is None else Blocks(grid)
 
 
 class Reproducible(Way):
     """Reproducible arithmetic, in whose bits blocks do not show."""
 
-    name = "blockwise"
+    name, reason = "blockwise", "in reproducible arithmetic, there are blocks alone, and their size does not show"
 
     def run(self, call: Call, *, logsumexp: bool, weights: bool = False) -> Result:
         if has_no_pairs(call):
@@ -191,6 +191,9 @@ def walk(call: Call) -> Iterator[tuple[Way, Verdict]]:
     """All ways with their verdicts, in the order in which they are asked."""
     for kernel in map(Fused, call.backend.kernels):
         yield kernel, kernel.judge(call)
+    if call.arithmetic == "reproducible":
+        yield REPRODUCIBLE, OPEN
+        return
     cuts = cuts_that_save(call)
     takes_samples = cuts is not None and all(map(dense_advantage, sample_calls(call, cuts)))
     for way in (Dense(cuts) if takes_samples else DENSE, BLOCKS):
@@ -204,13 +207,12 @@ def taken_way(call: Call) -> Way:
 
 def is_taken(way: Way, verdict: Verdict, call: Call) -> bool:
     """Whether a call takes this way, if it comes first. The output depends on the logsumexp where there are sinks."""
-    is_open = verdict.refusal is None and verdict.is_faster
-    return is_open and (call.sinks is None or way.gives_logsumexp(call))
+    return verdict == OPEN and (call.sinks is None or way.gives_logsumexp(call))
 
 
 def logsumexp_way(call: Call) -> Way:
     """The way that computes a logsumexp which does not come with the output."""
-    return DENSE if DENSE.judge(call).is_faster else BLOCKS
+    return DENSE if DENSE.judge(call) == OPEN else BLOCKS
 
 
 def run_call(whole: Call, implementation: str, *, weights: bool = False, logsumexp: bool = False) -> Result:

@@ -95,14 +95,12 @@ class Verdict(NamedTuple):
     ----------
     refusal : str or None
         Why the kernel would not give the defined answer, or ``None`` where it does.
-    is_faster : bool
-        Whether the kernel is faster than the core's own implementations. Otherwise, it is taken only by name.
     slower : str or None
-        Why it is not faster, in words that follow its name.
+        Why it is not faster than the core's own implementations, in words that follow its name: then it is taken only
+        by name. ``None`` where it is.
     """
 
     refusal: str | None
-    is_faster: bool = True
     slower: str | None = None
 
 

@@ -31,7 +31,7 @@ class Loops:
         weights into NaN.
     """
 
-    traced: bool
+    traced = True
     log_base = 1.0
     takes_out = False
     softmax: Callable[[Array], Array] | None = None
@@ -125,15 +125,6 @@ class Loops:
     def stack_blocks(self, stack: Any) -> Array:
         """Return the blocks as one array, with a new first axis."""
         raise NotImplementedError
-
-
-class TracedLoops(Loops):
-    """What loops of compilers have in common."""
-
-    traced = True
-
-    def to_list(self, x: Array) -> Any:
-        raise TypeError("expected nothing to be read while a function is traced")
 
 
 class PythonLoops(Loops):

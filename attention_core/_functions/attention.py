@@ -11,8 +11,7 @@ from .._attention.call import Attention, Call, has_no_pairs
 from .._attention.config import CONTEXTS, assumes_finite, record
 from .._attention.explanation import Explanation, explain
 from .._attention.memo import Known, output_of, prepare
-from .._attention.shards.explanation import explain_shards
-from .._attention.shards.strategies import Sharded, taken_strategy
+from .._attention.shards.strategies import Sharded, explain_shards, taken_strategy
 from .._attention.ways import all_scores, check_implementation, run_call
 from .._backend import backend_for, common_namespace, may_be_step, with_autocast
 from .._checks import (
@@ -241,7 +240,7 @@ def explain_attention(query: Array, key: Array, value: Array, /, **options: Unpa
     query, key, value, mask, bias, is_causal, scale, softcap, score_mod, sinks, dropout
         As in `scaled_dot_product_attention`. No attention is computed.
     arithmetic, assume_finite, shards, xp
-        As in `scaled_dot_product_attention`. With shards, it is the local call that is explained.
+        As in `scaled_dot_product_attention`. With shards, it is the strategy that is explained.
     return_weights, return_logsumexp : bool, default False
         Whether the call would ask for them: a kernel without a logsumexp may then cost a second computation.
 
@@ -263,7 +262,7 @@ def explain_attention(query: Array, key: Array, value: Array, /, **options: Unpa
     wanted = {name: bool(options.get(f"return_{name}")) for name in ("weights", "logsumexp")}
     if (shards := options.get("shards")) is not None:
         sharded = _sharded(query, key, value, dict(options))
-        return explain_shards(sharded, shards.strategy, logsumexp=wanted["logsumexp"])
+        return explain_shards(sharded, shards.strategy)
     return explain(make_call(query, key, value, **options), **wanted)
 
 

@@ -21,7 +21,7 @@ from .._checks import (
     check_sizes,
     check_start,
 )
-from ._band import ALL, FREE, UNKNOWN, Band, hull, intersection
+from ._band import ALL, UNKNOWN, Band, hull, intersection
 
 Sizes = tuple[int | None, ...]
 
@@ -70,14 +70,11 @@ class Spans(NamedTuple):
     ----------
     first, last : Array of int32, shape (blocks, 1) for queries and (blocks,) for keys
     size : int
-    at : Array of int32, shape (blocks, size), or None
-        All positions of each block, where they are no neighbours.
     """
 
     first: Array
     last: Array
     size: int
-    at: Array | None = None
 
 
 def checked(allowed: Callable[..., Array], name: str, /) -> Callable[..., Array]:
@@ -133,7 +130,7 @@ class Mask(ABC):
         """
         return UNKNOWN
 
-    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
+    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array, Array]:
         """Classify blocks by the positions at their ends, by default from the bounds of the rule.
 
         A block is the scores of a run of queries against a run of keys. PyTorch's blocks on an accelerator are skipped
@@ -141,14 +138,14 @@ class Mask(ABC):
 
         Returns
         -------
-        some, every : Array of bool, broadcastable to (..., H, query blocks, key blocks), or bool
+        some, every : Array of bool, broadcastable to (..., H, query blocks, key blocks)
             Whether any pair of the block may be allowed, and whether all are known to be.
         """
         band = self.bounds().over_batch(key.first, xp)
-        if band.ends == FREE and not band.has_stop:
-            return True, band.is_exact
         some = band.holds((query.last, query.first), (key.first, key.last), xp)
-        return some, band.is_exact and band.holds((query.first, query.last), (key.last, key.first), xp)
+        if not band.is_exact:
+            return some, xp.zeros_like(some)
+        return some, band.holds((query.first, query.last), (key.last, key.first), xp)
 
     def check(self, target: Sizes, /) -> None:  # noqa: B027 (a rule without arrays fits everywhere)
         """Raise unless the arrays of the rule fit scores of shape (..., H, M, N)."""
@@ -269,7 +266,6 @@ class _Pair(Mask):
     first: Mask
     second: Mask
     operator: ClassVar[str]
-    of_flags: ClassVar[Any]
     of_bands: ClassVar[Any]
 
     def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
@@ -279,41 +275,26 @@ class _Pair(Mask):
         band: Band = self.of_bands(self.first.bounds(), self.second.bounds())
         return band
 
-    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
-        some, every = self.first.blocks(query, key, xp=xp)
-        other_some, other_every = self.second.blocks(query, key, xp=xp)
-        return self.of_flags(some, other_some, xp), self.of_flags(every, other_every, xp)
+    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array, Array]:
+        pairs = zip(self.first.blocks(query, key, xp=xp), self.second.blocks(query, key, xp=xp), strict=True)
+        some, every = (getattr(xp, self.operator)(*pair) for pair in pairs)
+        return some, every
 
     def check(self, target: Sizes, /) -> None:
         self.first.check(target)
         self.second.check(target)
 
 
-def logical_and(first: Array | bool, second: Array | bool, xp: Namespace) -> Array | bool:
-    for one, other in ((first, second), (second, first)):
-        if isinstance(one, bool):
-            return other if one else False
-    return xp.logical_and(first, second)
-
-
-def logical_or(first: Array | bool, second: Array | bool, xp: Namespace) -> Array | bool:
-    return logical_not(logical_and(logical_not(first, xp), logical_not(second, xp), xp), xp)
-
-
-def logical_not(value: Array | bool, xp: Namespace) -> Array | bool:
-    return not value if isinstance(value, bool) else xp.logical_not(value)
-
-
 class And(_Pair):
     """The pairs that both masks allow."""
 
-    operator, of_flags, of_bands = "logical_and", staticmethod(logical_and), staticmethod(intersection)
+    operator, of_bands = "logical_and", staticmethod(intersection)
 
 
 class Or(_Pair):
     """The pairs that at least one of two masks allows."""
 
-    operator, of_flags, of_bands = "logical_or", staticmethod(logical_or), staticmethod(hull)
+    operator, of_bands = "logical_or", staticmethod(hull)
 
 
 @dataclass(frozen=True, eq=False)
@@ -325,9 +306,9 @@ class Not(Mask):
     def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
         return xp.logical_not(self.mask.allowed(at, xp=xp))
 
-    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
+    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array, Array]:
         some, every = self.mask.blocks(query, key, xp=xp)
-        return logical_not(every, xp), logical_not(some, xp)
+        return xp.logical_not(every), xp.logical_not(some)
 
     def check(self, target: Sizes, /) -> None:
         self.mask.check(target)

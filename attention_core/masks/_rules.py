@@ -215,11 +215,9 @@ class Segments(Mask):
 
     def _extent(self, span: Spans, ids: Array, xp: Namespace) -> tuple[Array, Array]:
         """The least and the greatest id of each block: two arrays of shape (..., blocks)."""
-        positions = span.at
-        if positions is None:
-            counted = xp.arange(span.size, dtype=xp.int32, **on_device_of(span.first))
-            positions = xp.add(xp.reshape(span.first, (-1, 1)), counted)
-            positions = xp.minimum(positions, xp.reshape(span.last, (-1, 1)))
+        counted = xp.arange(span.size, dtype=xp.int32, **on_device_of(span.first))
+        positions = xp.add(xp.reshape(span.first, (-1, 1)), counted)
+        positions = xp.minimum(positions, xp.reshape(span.last, (-1, 1)))
         *leading, _ = shape(ids, xp=xp)
         count, size = shape(positions, xp=xp)
         ids = xp.reshape(self._ids(positions, ids, xp), (*leading, count, size))

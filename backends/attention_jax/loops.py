@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_core.backend import Array, Namespace, TracedLoops
+from attention_core.backend import Array, Loops, Namespace
 from attention_jax.sharding import vary
 
 
@@ -19,7 +19,7 @@ class _Cut(NamedTuple):
     function: Callable[[Array], Array]
 
 
-class JaxLoops(TracedLoops):
+class JaxLoops(Loops):
     """Loops of `jax.lax`; a stack is an array whose first axis counts blocks.
 
     Under `jax.shard_map`, states vary over the same axes of the mesh as the arrays that go into them.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
-from attention_core.backend import Array, TracedLoops
+from attention_core.backend import Array, Loops
 from attention_tensorflow import namespace as tensorflow_namespace
 from attention_tensorflow.programs import is_for_xla
 
@@ -18,7 +18,7 @@ class _Cut(NamedTuple):
     size: int
 
 
-class TensorFlowLoops(TracedLoops):
+class TensorFlowLoops(Loops):
     """Loops of `tf.while_loop`; a stack is a `tf.TensorArray`, which is written to in place."""
 
     @property

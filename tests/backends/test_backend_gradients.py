@@ -247,7 +247,7 @@ def test_a_kernel_that_judges_and_attends_is_taken(implementation, backend, put,
     assert (kernel.judged, kernel.attended) == (2, 1)
 
 
-@pytest.mark.parametrize("verdict", [Verdict("has no time"), Verdict(None, is_faster=False)])
+@pytest.mark.parametrize("verdict", [Verdict("has no time"), Verdict(None, slower="is slower")])
 def test_auto_takes_no_kernel_that_refuses_or_is_slower(verdict, backend, put, rng, monkeypatch):
     kernel = CountingKernel(verdict)
     monkeypatch.setattr(backend, "kernels", (kernel,))

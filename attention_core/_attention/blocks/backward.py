@@ -41,8 +41,8 @@ def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, ba
     """
     plan, call = with_value_facts(plan, arrays, backend), unpack(plan, arrays, backend)
     queries, keys = plan.block_sizes
-    plan = plan._replace(block_sizes=(queries, min(keys, block_tuning(call).backward_keys)), grid=None)
-    if not plan.assume_finite and plan.may_mask and can_be_read(*arrays[:3], cotangents[0]):
+    plan = plan._replace(block_sizes=(queries, min(keys, block_tuning(call).backward_keys)))
+    if not call.assume_finite and plan.may_mask and can_be_read(*arrays[:3], cotangents[0]):
         gradients = _gradients(plan._replace(all_finite=True), call, results, cotangents)
         if all(bool(is_clean(each, backend.namespace)) for each in gradients if each is not None):
             return gradients

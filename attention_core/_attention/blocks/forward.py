@@ -18,11 +18,14 @@ M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018. T.
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..._arrays import Array, Arrays, scalar_like, shape, zeros_with
 from ..._backend import Backend, Operation, can_be_read, register
 from ..call import Call, upcast_call
+from ..facts import MAX_KEPT
 from ..finite import repaired_unless_clean
 from ..softmax import log_normalizer
 from .backward import backward
@@ -42,25 +45,27 @@ from .scores import ScoreBlock, score_block
 from .visits import make_visits, visit_blocks
 
 
-def blockwise(call: Call, plan: Plan | None = None) -> tuple[Array, Array, Array]:
+def blockwise(call: Call, grid: Grid | None = None) -> tuple[Array, Array, Array]:
     """Attention over blocks, in the type of the computation: output (..., H, M, E), and of each row two numbers.
 
-    They are the logsumexp (..., H, M), and what is to be added to that to make it exact. A plan is one that lasts.
+    They are the logsumexp (..., H, M), and what is to be added to that to make it exact. A grid is one that lasts.
     """
     xp, call = call.xp, upcast_call(call)
-    if plan is None:
-        plan, arrays = make_plan(call)
+    if grid is None:
+        output, logsumexp, remainder = call.backend.custom_gradient(BLOCKWISE, *make_plan(call))
     else:
         arrays, *_ = in_five_axes(call)
-        plan = with_value_facts(plan, arrays, call.backend)
-    output, logsumexp, remainder = call.backend.custom_gradient(BLOCKWISE, plan, arrays)
+        plan = with_value_facts(grid.plan, arrays, call.backend, have_values=True)
+        whole = grid.call._replace(**dict(zip(("query", "key", "value"), arrays, strict=True)))
+        cache = grid.cache if grid.cache is None or math.prod(grid.lengths) <= MAX_KEPT else {}
+        output, logsumexp, remainder = _results(grid._replace(plan=plan, call=whole, cache=cache), tuple)
     *dims, _ = shape(call.query, xp=xp)
     output = xp.reshape(output, (*dims, shape(call.value, xp=xp)[-1]))
     return output, xp.reshape(logsumexp, tuple(dims)), xp.reshape(remainder, tuple(dims))
 
 
-def lasting_plan(call: Call) -> Plan | None:
-    """The plan of all calls of the signature of this one, cut already; ``None`` if it depends on more than that.
+def lasting_grid(call: Call) -> Grid | None:
+    """The grid of all calls of the signature of this one, without arrays; ``None`` if it depends on more than that.
 
     Libraries that differentiate keep none, as in `facts.lasting_facts`.
     """
@@ -70,9 +75,9 @@ def lasting_plan(call: Call) -> Plan | None:
     plan, arrays = make_plan(upcast_call(call))
     if len(arrays) > 3:
         return None
-    plan = plan._replace(exp_without_max=None, all_finite=plan.assume_finite or not plan.may_mask)
+    plan = plan._replace(exp_without_max=None, all_finite=bool(call.assume_finite) or not plan.may_mask)
     grid = _forward_grid(plan, unpack(plan, arrays, backend))
-    return plan._replace(grid=grid._replace(call=grid.call._replace(query=None, key=None, value=None)))
+    return grid._replace(call=grid.call._replace(query=None, key=None, value=None))
 
 
 def _forward_grid(plan: Plan, call: Call) -> Grid:
@@ -81,7 +86,7 @@ def _forward_grid(plan: Plan, call: Call) -> Grid:
         # Smaller blocks of keys skip more of a mask; neighbours are then joined to runs of the former size.
         plan = plan._replace(block_sizes=(plan.block_sizes[0], min(plan.block_sizes)))
     grid = make_grid(plan, call)
-    if grid.is_one_block or grid.visits is not None:
+    if grid.is_one_block:
         return grid
     return grid._replace(visits=make_visits(grid, by_key=False, run_keys=block_tuning(call).keys))
 
@@ -89,21 +94,20 @@ def _forward_grid(plan: Plan, call: Call) -> Grid:
 def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
     """Output (B, G, R, M, E), logsumexp (B, G, R, M), and what is to be added to that to make it exact."""
     plan = with_value_facts(plan, arrays, backend)
-    if plan.grid is None:
-        call = unpack(plan, arrays, backend)
-    else:
-        call = plan.grid.call._replace(**dict(zip(("query", "key", "value"), arrays, strict=True)))
-    empty = functools.partial(empty_results, plan, arrays, backend)
+    call = unpack(plan, arrays, backend)
 
-    def results_of(plan: Plan) -> Any:
-        grid = _forward_grid(plan, call)
-        return _grid_results(grid) if plan.all_finite else with_nonfinite_values(grid, _grid_results, empty)
+    def of_blocks() -> Any:
+        return _results(_forward_grid(plan, call), functools.partial(empty_results, plan, arrays, backend))
 
     chunks = query_chunks(call)
     if not chunks:
-        return results_of(plan)  # type: ignore[no-any-return]
-    of_chunks, repair = attend_query_chunks(call, chunks), functools.partial(results_of, plan)
-    return repaired_unless_clean(of_chunks, repair, backend.loops)  # type: ignore[no-any-return]
+        return of_blocks()  # type: ignore[no-any-return]
+    return repaired_unless_clean(attend_query_chunks(call, chunks), of_blocks, backend.loops)  # type: ignore[no-any-return]
+
+
+def _results(grid: Grid, empty: Callable[[], Arrays]) -> Any:
+    """The results of a grid, whose values may not be finite."""
+    return _grid_results(grid) if grid.plan.all_finite else with_nonfinite_values(grid, _grid_results, empty)
 
 
 def empty_results(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:

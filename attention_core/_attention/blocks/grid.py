@@ -10,10 +10,8 @@ from ..._arrays import Array, Namespace, on_device_of, positions, shape
 from ..._backend import Backend, Loops, runs_at_once
 from ..._trees import leaves
 from ...masks import Positions, Spans
-from ...masks._band import Band
 from ...masks._mask import bounds_of
 from ..call import Call, apply_dropout, counted_from, flatten_group, is_listed
-from ..facts import MAX_KEPT
 from ..parts import with_arrays
 from .plan import Plan
 
@@ -47,7 +45,6 @@ class Grid(NamedTuple):
     width: Any  # of the values that are averaged
     num_rounds: Any  # samples, or key/value heads of all of them if these are taken one by one
     padded: bool  # whether the last block of keys is filled up with zeros
-    bounds: Band  # of the mask
     varies: bool  # whether the mask has arrays, which samples may have parts of
     may_mask: bool  # whether a block may hold masked scores
     changes_scores: bool  # whether there is a softcap or a score modification
@@ -111,11 +108,11 @@ class Grid(NamedTuple):
             at = xp.reshape(at, (count, size))
             first, last = xp.min(at, axis=-1), xp.max(at, axis=-1)
         else:
-            at, counted = None, xp.multiply(positions(count, self.call.query, xp=xp), size)
+            counted = xp.multiply(positions(count, self.call.query, xp=xp), size)
             first, last = (self.absolute(side, x) for x in (counted, xp.add(counted, size - 1)))
         if side == 0:
             first, last = xp.expand_dims(first, axis=-1), xp.expand_dims(last, axis=-1)
-        return Spans(first, last, size, at)
+        return Spans(first, last, size)
 
     def positions(self, sample: Sample, i: Any, j: Any, scores: Array) -> Positions:
         """Where the scores (G, R, m, n) of a block stand."""
@@ -230,9 +227,6 @@ class Grid(NamedTuple):
 
 def make_grid(plan: Plan, call: Call) -> Grid:
     """Cut the call of a plan into blocks; where loops are traced, fill the last block up with zeros."""
-    if plan.grid is not None:
-        kept: Grid = plan.grid._replace(plan=plan, call=call)
-        return kept if kept.cache is None or math.prod(kept.lengths) <= MAX_KEPT else kept._replace(cache={})
     xp, loops = call.xp, call.backend.loops
     batch, num_kv_heads, group, rows, _ = shape(call.query, xp=xp)
     lengths, width = (rows, shape(call.key, xp=xp)[-2]), shape(call.value, xp=xp)[-1]
@@ -242,8 +236,7 @@ def make_grid(plan: Plan, call: Call) -> Grid:
         fill = tuple(count * size - length for count, size, length in zip(counts, sizes, lengths, strict=True))
         padded = not (isinstance(fill[1], int) and fill[1] == 0)
         call = _padded(call, fill, xp)
-    bounds = bounds_of(call.mask)
-    relative = call.mask is not None and bounds.is_relative and not any(map(is_listed, call.starts))
+    relative = call.mask is not None and bounds_of(call.mask).is_relative and not any(map(is_listed, call.starts))
     repeats = max(sizes) % max(min(sizes), 1) == 0  # else hardly any distance occurs twice
     scores = math.prod((1 if plan.per_head else num_kv_heads, group, *lengths)) if runs_at_once(call.query) else 0
     return Grid(
@@ -259,12 +252,11 @@ def make_grid(plan: Plan, call: Call) -> Grid:
         width=width,
         num_rounds=batch * num_kv_heads if plan.per_head else batch,
         padded=padded,
-        bounds=bounds,
         varies=bool(leaves(plan.call.mask)),
         may_mask=call.mask is not None or call.bias is not None or padded,
         changes_scores=call.softcap is not None or call.score_mod is not None,
         is_one_block=isinstance(counts[1], int) and counts[1] == 1 and (loops.traced or call.mask is None),
-        work=scores * (EXACT_WORK if plan.is_reproducible else 1),
+        work=scores * (EXACT_WORK if call.arithmetic == "reproducible" else 1),
         cache={} if relative and repeats and call.bias is None and not loops.traced else None,
     )
 

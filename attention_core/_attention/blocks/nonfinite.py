@@ -28,7 +28,9 @@ def with_nonfinite_values(grid: Grid, average: Callable[[Grid], Arrays], empty: 
     repair = functools.partial(_of_columns, grid, average)
     if not can_be_read(grid.call.value):
         return repair()
-    if grid.plan.is_reproducible and not bool(xp.all(xp.isfinite(grid.call.value))):  # each nan would be settled
+    if grid.call.arithmetic == "reproducible" and not bool(
+        xp.all(xp.isfinite(grid.call.value))
+    ):  # each nan would be settled
         return repair()
     results = average(grid._replace(plan=grid.plan._replace(all_finite=True)))
     return repaired_unless_clean(results, repair, loops)  # type: ignore[no-any-return]

@@ -15,7 +15,6 @@ from ...masks import Positions, flatten, unflatten
 from ...masks._mask import as_mask, band_of
 from ...masks._tree import may_count
 from ...random import Dropout
-from ...scores import ScoreMod
 from ..call import Call, Whole, scale_like
 from ..finite import inputs_are_finite
 from ..parts import with_arrays
@@ -38,12 +37,9 @@ class Plan(NamedTuple):
     # Whether scores are known to be so small that no maximum need be subtracted: exponentials, and averages by them,
     # neither overflow nor vanish. None where that could not be read.
     exp_without_max: bool | None = None
-    is_reproducible: bool = False
     score_scale: float = 1.0  # in reproducible arithmetic, the scale, by which the query is not multiplied yet
-    assume_finite: bool = False  # whether nobody is to look at values, gradients among them
     num_queries: int | None = None  # of all ranks, if others have more of them
     group: str | None = None  # of these ranks, in reproducible arithmetic
-    grid: Any = None  # the `Grid` of all calls of a signature, which holds no array of theirs
 
 
 for _each in (Plan, Call, Whole, Dropout):
@@ -78,19 +74,19 @@ def in_five_axes(call: Call, *, is_scaled: bool = True) -> tuple[Arrays, tuple[A
     return (query, key, value), tuple(leading), (batch, num_kv_heads, group, rows, columns)
 
 
-def make_plan(call: Call, *, is_reproducible: bool = False, score_scale: float = 1.0) -> tuple[Plan, Arrays]:
+def make_plan(call: Call, *, score_scale: float = 1.0) -> tuple[Plan, Arrays]:
     """A call as constants and arrays: B samples of G key/value heads, each with R query heads.
 
     The query (B, G, R, M, D) is scaled; in reproducible arithmetic, not yet. Key and value are (B, G, N, D) and
     (B, G, N, E). A bias has the five axes of the scores (B, G, R, M, N), or 1; arrays of a mask have one leading axis.
     """
-    xp, tuning = call.xp, block_tuning(call)
-    (query, key, value), leading, target = in_five_axes(call, is_scaled=not is_reproducible)
+    xp, tuning, is_exact = call.xp, block_tuning(call), call.arithmetic == "reproducible"
+    (query, key, value), leading, target = in_five_axes(call, is_scaled=not is_exact)
     _, num_kv_heads, group, rows, columns = target
     is_open = not isinstance(columns, int) and call.backend.loops.traced  # else known when an operator runs
     may_mask = call.mask is not None or call.bias is not None or is_open
     all_finite = not may_mask or call.assume_finite
-    if is_reproducible and not all_finite and call.bias is None and can_be_read(*call[:3]):
+    if is_exact and not all_finite and call.bias is None and can_be_read(*call[:3]):
         all_finite = bool(inputs_are_finite(call))
     if call.score_mod is not None:
         _check_score_mod(call)
@@ -119,13 +115,11 @@ def make_plan(call: Call, *, is_reproducible: bool = False, score_scale: float =
         may_mask=may_mask,
         all_finite=bool(all_finite),
         block_sizes=_reproducible_block_sizes(tuning, (group, rows), call.mask)
-        if is_reproducible
+        if is_exact
         else _block_sizes(tuning, num_kv_heads, group, call.mask),
-        per_head=is_reproducible and not _fits(target[1:], tuning.exact_scores),
-        exp_without_max=False if is_reproducible else None,
-        is_reproducible=is_reproducible,
+        per_head=is_exact and not _fits(target[1:], tuning.exact_scores),
+        exp_without_max=False if is_exact else None,
         score_scale=score_scale,
-        assume_finite=bool(call.assume_finite),
     )
     return with_value_facts(plan, arrays, call.backend), arrays
 
@@ -135,16 +129,14 @@ def _check_score_mod(call: Call) -> None:
 
     A backend that cannot tell either raises by itself, or its library does not know before a program is differentiated.
     """
-    score_mod: Any = call.score_mod
     if call.backend.has_gradient is None:
         return
-    xp, like = call.xp, call.backend.stop_gradient(call.query)
-    arrays: Arrays = ()
-    if isinstance(score_mod, ScoreMod):
-        score_mod, arrays = score_mod.function, tuple(map(call.backend.stop_gradient, score_mod.arrays))
+    arrays: list[Array] = []
+    treedef, xp, like = flatten(call.score_mod, arrays), call.xp, call.backend.stop_gradient(call.query)
+    score_mod = unflatten(treedef, list(map(call.backend.stop_gradient, arrays)))
     first = positions(1, like, xp=xp)
     at = Positions(xp.reshape(first, ()), xp.reshape(first, (1, 1, 1, 1)), xp.expand_dims(first, axis=-1), first)
-    new: Any = result_of("score_mod", score_mod, zeros_with(like, 1, 1, 1, 1, xp=xp), *at, *arrays)
+    new: Any = result_of("score_mod", score_mod, zeros_with(like, 1, 1, 1, 1, xp=xp), *at)
     if hasattr(new, "dtype") and call.backend.has_gradient(new):
         raise ValueError(
             "expected a score_mod whose arrays with a gradient are those of ScoreMod(function, arrays); "
@@ -174,10 +166,9 @@ def block_tuning(call: Call) -> Tuning:
     )
 
 
-def with_value_facts(plan: Plan, arrays: Arrays, backend: Backend) -> Plan:
+def with_value_facts(plan: Plan, arrays: Arrays, backend: Backend, *, have_values: bool = False) -> Plan:
     """The plan, with what can be read of the arrays by now: while a program was compiled, they had no values."""
-    can_look = plan.grid is not None or can_be_read(*arrays[:3])
-    if plan.assume_finite or plan.exp_without_max is not None or not can_look:
+    if plan.call.assume_finite or plan.exp_without_max is not None or not (have_values or can_be_read(*arrays[:3])):
         return plan
     is_product = plan.call.bias is plan.call.softcap is plan.call.score_mod is None
     may_be_small = not backend.loops.traced and is_product and 0 not in [dim for x in arrays[:3] for dim in x.shape]

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from ..._arrays import Array, on_device_of, positions
 from ..._backend import is_concrete, is_on_host
-from ..._trees import classes
-from ...masks import flatten
+from ...masks import Mask
 from ...masks._band import UNKNOWN
-from ...masks._tree import is_of_users
+from ...masks._mask import band_of
+from ..call import is_listed
 from .grid import Grid, is_broadcast
 
 
@@ -74,7 +74,7 @@ def _listed_kinds(grid: Grid) -> list[Any] | None:
     """
     call, xp, (first, start) = grid.call, grid.xp, grid.call.starts
     are_known = isinstance(first, int) and isinstance(start, int)
-    band = grid.bounds.numbers()[0] if are_known else UNKNOWN
+    band = band_of(call.mask) if are_known else UNKNOWN
     if is_on_host(call.query) and not band.is_exact:
         some, every = (xp.astype(kind, xp.int32) for kind in _block_kinds(grid))
         kinds = xp.add(some, every)
@@ -119,25 +119,14 @@ def _runs(kinds: Sequence[int], longest: int) -> tuple[list[Any], int, int]:
 def _block_kinds(grid: Grid) -> tuple[Array, Array]:
     """In which blocks something is allowed, and in which everything is: two of shape (B or 1, rows, columns)."""
     call, xp = grid.call, grid.xp
-    some: Any = True
-    every: Any = True
     query, key = (grid.spans(side) for side in (0, 1))
-    is_listed = query.at is not None or key.at is not None
-    if is_listed and any(map(is_of_users, classes(flatten(call.mask, [])))):  # who take a block for neighbours
-        every = False
-    elif call.mask is not None:
-        some, every = call.mask.blocks(query, key, xp=xp)
+    some = every = xp.ones((1, 1, *grid.counts), dtype=xp.bool, **on_device_of(call.query))
+    if call.mask is not None:  # by its bounds alone, where positions are no neighbours
+        kind: Any = Mask if any(map(is_listed, call.starts)) else type(call.mask)
+        some, every = (xp.logical_and(some, flags) for flags in kind.blocks(call.mask, query, key, xp=xp))
     if call.bias is not None:
-        every = False
-    if grid.padded and every is not False:
+        every = xp.zeros_like(every)
+    if grid.padded:
         ends = xp.multiply(xp.add(positions(grid.counts[1], key.first, xp=xp), 1), grid.sizes[1])
-        inside = xp.less_equal(ends, grid.lengths[1])
-        every = inside if every is True else xp.logical_and(every, inside)
-    none = xp.zeros((1, 1, *grid.counts), dtype=xp.bool, **on_device_of(call.query))
-    for kind in (some, every):  # both get the leading axis that one of them has
-        none = none if isinstance(kind, bool) else xp.logical_and(none, kind)
-    some, every = (
-        xp.logical_not(none) if kind is True else none if kind is False else xp.logical_or(none, kind)
-        for kind in (some, every)
-    )
+        every = xp.logical_and(every, xp.less_equal(ends, grid.lengths[1]))
     return xp.any(some, axis=-3), xp.all(every, axis=-3)

@@ -77,7 +77,7 @@ def arrange(call: Call) -> tuple[Plan, Arrays]:
         call, width = call._replace(query=query, key=key), 1
     scale = 1 / math.sqrt(width) if call.scale is None else float(call.scale)
     call = call._replace(softcap=None if call.softcap is None else float(call.softcap))
-    return make_plan(call, is_reproducible=True, score_scale=scale)
+    return make_plan(call, score_scale=scale)
 
 
 def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:

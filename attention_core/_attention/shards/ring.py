@@ -104,7 +104,8 @@ def ring_attention(call: Call, here: Place, hops: Hops, by_kernel: bool) -> Resu
     """Attention of the queries of this rank; a bias has the columns of rank after rank."""
     xp, (plan, arrays) = call.xp, make_plan(upcast_call(call))
     plan = plan._replace(  # of the keys of others, nothing is known
-        all_finite=not plan.may_mask or plan.assume_finite, exp_without_max=False if call.backend.loops.traced else None
+        all_finite=not plan.may_mask or bool(call.assume_finite),
+        exp_without_max=False if call.backend.loops.traced else None,
     )
     keys = (cast_to(x, call.key.dtype, xp=xp) for x in arrays[1:3])  # they travel in 16 bits
     ring, arrays = RingPlan(plan, *here[:2], here.split, hops, by_kernel), (arrays[0], *keys, *arrays[3:])
@@ -182,7 +183,6 @@ def _kernel_call(plan: RingPlan, part: Call) -> tuple[Any, Call]:
     if not plan.by_kernel or call.starts != (0, 0) or not band_of(call.mask).is_exact:
         return None, call
     call = call._replace(query=_with_heads(call.query, call.xp), scale=1.0)
-    call = call._replace(assume_finite=plan.plan.assume_finite or None)
     if key_ranges(call) == [KeyRange(0, columns, 0, columns)]:
         call = call._replace(mask=None)
     return kernel_of(call), call

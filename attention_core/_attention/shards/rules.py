@@ -8,9 +8,9 @@ from typing import Any
 
 from ..._arrays import Array, Namespace, clipped
 from ..._backend import array_namespace, register
-from ...masks import Mask, Positions, Spans
+from ...masks import Mask, Positions
 from ...masks._band import LIMIT, Band, intersection
-from ...masks._mask import as_mask, band_of, bounds_of, logical_and
+from ...masks._mask import as_mask, band_of, bounds_of
 from ...masks._rules import rule_of
 from ...scores import ScoreMod
 from ..call import Call
@@ -30,18 +30,6 @@ class Within(Mask):
             return inside
         query, key = clipped(at.query, self.queries, xp=xp), clipped(at.key, self.keys, xp=xp)
         return xp.logical_and(inside, self.mask.allowed(at._replace(query=query, key=key), xp=xp))
-
-    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
-        sides: Any = (query, self.queries), (key, self.keys)
-        flags = (xp.logical_and(*(xp.less(span[end], count) for span, count in sides)) for end in (0, 1))
-        if self.mask is None:
-            return next(flags), next(flags)
-        known = (
-            Spans._make(x if x is None or isinstance(x, int) else clipped(x, count, xp=xp) for x in span)
-            for span, count in sides
-        )
-        some, every = (logical_and(*pair, xp) for pair in zip(flags, self.mask.blocks(*known, xp=xp), strict=True))
-        return some, every
 
     def bounds(self) -> Band:
         return intersection(bounds_of(self.mask), Band(stop=self.keys))

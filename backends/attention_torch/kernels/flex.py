@@ -63,10 +63,8 @@ class FlexAttention(Kernel):
         """Say why the kernel would not give the answer, and whether it is faster. Values are read if a call asks."""
         if call.query.device.type not in self.devices:
             return Verdict("needs a GPU: on a CPU it is dense unless compiled, and has no gradient")
-        refusal = self.takes.refusal(call) or self.refusal(call)
-        if refusal is None and call.query.shape[-2] < MIN_ROWS:
-            return Verdict(None, False, "gains less for few queries than compiling costs")
-        return Verdict(refusal)
+        slower = "gains less for few queries than compiling costs" if call.query.shape[-2] < MIN_ROWS else None
+        return Verdict(self.takes.refusal(call) or self.refusal(call), slower)
 
     def refusal(self, call: Call) -> str | None:
         """Why the kernel does not give the answer to a call that it takes."""
@@ -258,7 +256,6 @@ def _blocks(call: Call, function: Callable[..., torch.Tensor] | None, *, with_qu
     )
     whole = ((query[1] - query[0]) == BLOCK - 1)[:, None] & ((key[1] - key[0]) == BLOCK - 1)
     dims = (*leading, heads, *whole.shape)
-    some, every = (flags if isinstance(flags, torch.Tensor) else whole.new_full((), flags) for flags in (some, every))
     full = some & every & whole
     full, mixed = (_four_axes(flags, dims) for flags in (full, some & ~full))
     counted = [x for flags in (mixed, full) for x in _indices(flags)]

@@ -32,12 +32,12 @@ class ScaledDotProduct(Kernel):
         Query, key and value are read on an accelerator alone, with ``assume_finite=False``.
         """
         if torch.jit.is_tracing():
-            return Verdict(TRACED, is_faster=False, slower=TRACED)
+            return Verdict(TRACED)
         if isinstance(call.mask, Mask):
             modes.check_local(call.query)
         call = guards.as_looked_at(call)
         slower = guards.slower(call) or self._slower_than_flex(call)
-        return Verdict(self.takes.refusal(call) or guards.refusal(call), slower is None, slower)
+        return Verdict(self.takes.refusal(call) or guards.refusal(call), slower)
 
     def lasts(self, call: Call) -> bool:
         """Whether the verdict is that of all calls of this signature, outside of modes of PyTorch."""
@@ -56,8 +56,7 @@ class ScaledDotProduct(Kernel):
         if modes.is_on_host(call.query) or not guards.is_rule_without_flag(call.mask):
             return None
         is_large = call.query.shape[-2] * call.key.shape[-2] >= MIN_SCORES
-        verdict = self.flex.judge(call)
-        return "computes what the rule masks" if is_large and verdict.refusal is None and verdict.is_faster else None
+        return "computes what the rule masks" if is_large and self.flex.judge(call) == Verdict(None) else None
 
     def attend(self, call: Call) -> torch.Tensor:
         """Return the output of the kernel, or that of blocks if it turns out that something leaked, or was lost."""

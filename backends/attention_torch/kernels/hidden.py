@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from attention_core.backend import Call, group_size, key_ranges
-from attention_core.masks import Given, Spans
+from attention_core.masks import Given, Mask, Spans
 
 
 def with_hidden_cleared(call: Call) -> Call:
@@ -33,7 +33,10 @@ def _attended_by(mask: Any, call: Call) -> Any:
     if isinstance(mask, torch.Tensor):
         return mask.any(dim=-2, keepdim=True) if mask.dim() > 1 else mask
     rows, columns = call.query.shape[-2], call.key.shape[-2]
-    ranges = key_ranges(call._replace(mask=mask)) if mask.bounds().is_relative else None
+    band = mask.bounds()
+    if type(mask).blocks is Mask.blocks and band.ends == (None, None) and not band.has_stop:
+        return True
+    ranges = key_ranges(call._replace(mask=mask)) if band.is_relative else None
     if ranges is not None and all(each.first <= 0 and each.stop >= columns for each in ranges):
         return True
     start, device = call.starts[0], call.query.device

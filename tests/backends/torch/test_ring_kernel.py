@@ -131,15 +131,3 @@ def test_hidden_keys_do_not_leak_into_hops_by_the_kernel(ranks, pieces, hidden):
         np.testing.assert_allclose(found, x, rtol=0, atol=2e-6 * np.abs(x).max())
     assert sorted(pieces["attend_to_piece"]) == [False, True, True]
     assert sorted(pieces["piece_gradients"]) == [False, False, True]  # the last output is not finite
-
-
-def test_the_kernel_of_a_ring_is_told(put, ranks):
-    def told(group, **options):
-        shards = ac.Shards(group, strategy="ring")
-        x = ac.shard(put(of_one_width()[0]), shards)
-        return str(ac.explain_attention(x, x, x, is_causal=True, shards=shards, **options)).split("\n")[0]
-
-    by_kernel = "fused: a ring attends to the keys of each hop by the kernel, or in blocks if that refuses its mask"
-    in_blocks = "blockwise: a ring attends to the keys of each hop in blocks"
-    assert ranks(2, told) == [by_kernel] * 2
-    assert ranks(2, lambda group: told(group, softcap=2.0)) == [in_blocks] * 2
