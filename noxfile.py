@@ -57,10 +57,8 @@ INSTALLED = (  # read files of packages, and entry points
 PEERS = (
     "tests/peers",
     "tests/backends/test_keras.py::test_a_model_saved_on_one_library_loads_on_the_next",
-    "tests/frameworks/test_gradients.py::test_frameworks_agree_on_gradients",
     "tests/view/test_page.py",  # likewise
     "tests/view/test_view.py",  # with matplotlib
-    "tests/frameworks/test_timed_steps.py",
     "tests/core/test_user_functions.py::test_a_frame_is_no_mask",  # of pandas
 )
 NOTEBOOKS = ("docs/tutorial.md", "docs/guides/masks.md", "docs/guides/kernels.md", "docs/guides/moving-weights.md")
@@ -299,7 +297,7 @@ def wheel(session):
 def mutants(session):
     """Plant faults, one at a time, and see that their tests catch every one of them.
 
-    Those of what the last commit changed, and a tenth of the others, unless words ask for some, or `-- --all`.
+    Those of what the last commit changed, unless words ask for some, or `-- --all`.
     """
     environment = QUIET | ONE_THREAD | COMPILED_ONCE | UNOPTIMIZED
     among_everything(session, "python", "tests/mutants/plant.py", *session.posargs, env=environment)

@@ -11,6 +11,7 @@ import zipfile
 import ml_dtypes
 import numpy as np
 import pytest
+from backend_helpers import assert_same_tree
 from safetensors.numpy import load_file, save_file
 
 from attention_core import layers, parameters
@@ -50,21 +51,6 @@ def drawn(rng, dtype, *dims):
     return np.frombuffer(rng.bytes(size * int(np.prod(dims))), dtype=dtype).reshape(dims)
 
 
-def assert_same(found, expected):
-    """Equal in structure, type, dtype, shape and bits."""
-    assert type(found) is type(expected)
-    if isinstance(expected, dict):
-        assert list(found) == list(expected)
-        found, expected = list(found.values()), list(expected.values())
-    if isinstance(expected, list | tuple):
-        assert len(found) == len(expected)
-        for branch, wanted in zip(found, expected, strict=True):
-            assert_same(branch, wanted)
-    elif expected is not None:
-        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
-        assert found.tobytes() == expected.tobytes()
-
-
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "weights.safetensors"
@@ -84,7 +70,7 @@ def test_an_array_comes_back_bit_for_bit(path, rng, dtype, dims):
     array = drawn(rng, dtype, *dims)
     save_tree(path, array)
     found, settings = load_tree(path)
-    assert_same(found, array)
+    assert_same_tree(found, array)
     assert settings is None
     assert found.flags.writeable
 
@@ -99,7 +85,7 @@ def test_a_tree_of_everything_comes_back(path, rng):
     settings = {"text": "é", "numbers": [1, 0.1, -1e300, 2**70], "none": None, "deep": {"on": True}}
     save_tree(path, tree, settings)
     found, again = load_tree(path)
-    assert_same(found, tree)
+    assert_same_tree(found, tree)
     assert again == settings
 
 
@@ -177,7 +163,7 @@ def test_several_layers_come_back(path):
     save_layers(path, LAYERS, trees, states)
     found = load_layers(path)
     assert found[0] == tuple(LAYERS)
-    assert_same(found[1:], (trees, states))
+    assert_same_tree(found[1:], (trees, states))
     with pytest.raises(FileError, match=r"expected one layer in .*; got several, which load_layers reads"):
         load_layer(path)
     save_layer(path, LAYERS[3], trees[3])

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import itertools
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -52,6 +53,27 @@ def test_constructors_show_the_settings_and_what_the_framework_is_used_to(name, 
     assert (kind.__name__, name) == (name, definition.__name__)
 
 
+CALLS = {"torch": "forward", "tensorflow": "call"}  # which show the arguments of each class
+
+
+def parameters_in(documentation):
+    """The names of a section of parameters."""
+    section = re.search(r"Parameters\n-+\n(.*?)(?:\n\n|\Z)", documentation, re.DOTALL)
+    lines = re.findall(r"^\S[^:\n]*", section[1] if section else "", re.MULTILINE)
+    return {name for line in lines for name in line.strip().split(", ")}
+
+
+@pytest.mark.needs(lambda backend: backend.name in CALLS)
+@every
+def test_each_setting_and_each_option_of_a_call_is_documented(name, adapter):
+    kind, settings = class_of(name, adapter.module.__name__), inspect.signature(definition_of(name)).parameters
+    told = parameters_in(inspect.getdoc(kind))
+    assert settings.keys() <= told or "**settings" in told
+    call = getattr(kind, CALLS[adapter.backend.name])
+    told, shown = parameters_in(inspect.getdoc(call)), inspect.signature(call).parameters.keys() - {"self"}
+    assert told == (shown if told else set())
+
+
 DOCUMENTED = [("torch", "attention_torch.layers"), ("jax", "attention_jax.layers"), ("jax", "attention_jax.masks"),
               ("tensorflow", "attention_keras.layers")]  # fmt: skip
 
@@ -94,7 +116,9 @@ def test_a_call_is_that_of_the_definition_on_numpy(name, training, adapter, get)
     assert np.array_equal(expected, plain) == (not seeded)
     if len(inputs) > 1:
         mapping = dict(zip(("query", "key", "value"), inputs, strict=False))
-        np.testing.assert_allclose(get(adapter.call(layer, mapping, **options)), plain, rtol=0, atol=1e-12)
+        by_name = {key: array for key, array in mapping.items() if key != "query"}
+        for places, more in (((mapping,), {}), (inputs[:1], by_name))[: 1 + (adapter.backend.name in CALLS)]:
+            np.testing.assert_allclose(get(adapter.call(layer, *places, **more, **options)), plain, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", CASES)

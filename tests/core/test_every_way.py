@@ -144,14 +144,29 @@ def test_every_way_is_the_definition(name, way, values, sizes, backend, rng, mon
     assert_same(gradients(backend, WAYS[way], inputs, options), wanted, 10 * close)
 
 
-@pytest.mark.needs("compilation", lambda mode_number, backend: len(backend.modes) > mode_number)
-@pytest.mark.parametrize("mode_number", [1, 2])
-@pytest.mark.parametrize(
-    ("name", "sizes"), [("everything of a user", Sizes()), ("none", Sizes((1,), 1, 1, 1, 1, 4, 1))]
+# Where a library has a softmax of one pass, it has the last ones in chunks of queries.
+PROGRAMS = {
+    "everything of a user": Sizes(),
+    "none": Sizes((1,), 1, 1, 1, 1, 4, 1),
+    "causal earlier": Sizes(),
+    "window": Sizes(rows=3),
+    "or": Sizes(columns=6),
+}
+
+
+@pytest.mark.needs(
+    "compilation",
+    lambda mode_number, backend: len(backend.modes) > mode_number,
+    lambda name, mode_number, backend: (
+        name in ("everything of a user", "none") or (mode_number == 1 and backend.loops.softmax is not None)
+    ),
 )
+@pytest.mark.parametrize("mode_number", [1, 2])
+@pytest.mark.parametrize(("name", "sizes"), PROGRAMS.items())
 def test_programs_of_blocks_are_the_definition(name, sizes, mode_number, backend, rng, monkeypatch):
     """In every mode that compiles; results and gradients of the second are single rows, each contiguous in another."""
     prepare("in blocks", backend, monkeypatch)
+    monkeypatch.setattr(backend, "tuning", backend.tuning._replace(query_chunk=4))
     arrays, options = backend.from_numpy(sizes.arrays(rng)), options_of(name, sizes, backend.from_numpy)
 
     def compiled(backend, function):

@@ -1,9 +1,7 @@
 """Layers without a framework: settings, initial values, and the call."""
 
 import dataclasses
-import inspect
 import json
-import re
 
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ import pytest
 import attention_core as ac
 import attention_models as models
 from attention_core import layers, parameters
-from attention_core.layers.adapters import call_of, described
 from attention_core.random import Dropout, dropout_mask, plain_seed
 
 LAYERS = {
@@ -162,60 +159,6 @@ def test_parameters_have_the_shapes_of_the_settings():
 def test_kinds_are_the_layers_by_name():
     assert {type(layer).__name__ for layer in LAYERS.values()} == {*layers.KINDS, "Decoder"}
     assert all(kind.__name__ == name and issubclass(kind, layers.Layer) for name, kind in layers.KINDS.items())
-
-
-WORDS = """Call.
-
-    Parameters
-    ----------
-    attention_mask : tensor
-    training : bool
-        Whether anything is dropped.
-    """
-
-
-@pytest.mark.parametrize("kind", [*layers.KINDS.values(), models.Decoder])
-def test_a_call_of_an_adapter_hands_on_what_its_definition_takes_and_documents_it(kind):
-    class Adapted:
-        def _call(self, *arrays, **options):
-            return arrays, options
-
-    of_definition = {
-        name: each
-        for name, each in inspect.signature(kind.__call__).parameters.items()
-        if name not in ("self", "parameters", "state", "xp")
-    }
-    expected = {"attention_mask" if name == "mask" else name for name in of_definition}
-    Adapted.call = call_of(kind, "call", renamed={"mask": "attention_mask"}, added=["training"], words=WORDS)
-    shown = inspect.signature(Adapted().call).parameters
-    assert set(shown) == expected | {"training"}
-    assert [each.default for each in shown.values()] == [*(each.default for each in of_definition.values()), None]
-    names = [name for name, each in of_definition.items() if each.kind is each.POSITIONAL_ONLY]
-    options = {name: name for name in shown if name not in names}
-    for by_name in (names, names[1:]):
-        by_position = [name for name in names if name not in by_name]
-        found = Adapted().call(*by_position, **{name: name for name in by_name}, **options)
-        assert found == (tuple(names), options)
-    told = inspect.getdoc(Adapted.call).partition("Parameters\n---")[2].partition("\n\n")[0]
-    assert {name for line in re.findall(r"^\w[^:\n]*", told, re.MULTILINE) for name in line.strip().split(", ")} == (
-        set(shown) if told else set()
-    )
-
-
-@pytest.mark.parametrize("kind", [*layers.KINDS.values(), models.Decoder])
-def test_a_class_of_an_adapter_documents_each_setting(kind):
-    class_doc = "Ours.\n\n    More.\n\n    Examples\n    --------\n    >>> 1\n    1\n    "
-    told = described(
-        kind.__doc__, "Base.\n\nParameters\n----------\n*settings, **named\n    All.\nseed : int", class_doc=class_doc
-    )
-    assert told.startswith("Ours.\n\nMore.\n\nParameters\n----------\n")
-    assert told.endswith("\n\nExamples\n--------\n>>> 1\n1")
-    assert "*settings," not in told
-    section = re.search(r"Parameters\n-+\n(.*?)\n\n", told, re.DOTALL)[1]
-    names = {each for line in re.findall(r"^\S[^:\n]*", section, re.MULTILINE) for each in line.strip().split(", ")}
-    settings = set(inspect.signature(kind).parameters)
-    assert names - {"**settings"} <= settings | {"seed"}
-    assert settings | {"seed"} == names or "**settings" in names
 
 
 def test_a_layer_of_users_may_have_settings_of_any_type():

@@ -31,8 +31,7 @@ def by_default(factor):
     return function
 
 
-@pytest.mark.parametrize("make", [closed_over, by_default])
-@pytest.mark.parametrize("kind", ["score_mod", "mask"])
+@pytest.mark.parametrize(("kind", "make"), [("score_mod", by_default), ("mask", closed_over)])
 def test_functions_of_one_code_under_one_program_are_not_confused(torch, kind, make):
     def rule(factor):
         function = make(factor)

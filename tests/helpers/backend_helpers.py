@@ -35,6 +35,19 @@ def assert_same_bits(actual: np.ndarray, expected: np.ndarray) -> None:
     assert actual.tobytes() == expected.tobytes()
 
 
+def assert_same_tree(found: Any, expected: Any) -> None:
+    """Equal in structure, type, dtype, shape and bits."""
+    assert type(found) is type(expected)
+    if isinstance(expected, dict):
+        assert list(found) == list(expected)
+        found, expected = list(found.values()), list(expected.values())
+    if isinstance(expected, list | tuple):
+        for branch, wanted in zip(found, expected, strict=True):
+            assert_same_tree(branch, wanted)
+    elif expected is not None:
+        assert_same_bits(found, expected)
+
+
 def imported(name):
     """A fixture that is a module."""
     return pytest.fixture(scope="module")(lambda: importlib.import_module(name))

@@ -23,7 +23,6 @@ X = RNG.standard_normal((2, 5, 6))
 
 CASES = {name: ALL[name] for name in FEW}  # of every layer: settings, inputs, and options
 
-every = pytest.mark.parametrize("name", CASES)
 few = pytest.mark.parametrize("name", ["EncoderLayer", "SaganAttention"])  # with options, and with a state
 
 

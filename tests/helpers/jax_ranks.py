@@ -1,4 +1,4 @@
-"""A program of its own on eight devices of JAX, which share a sequence; it writes what it found into a file."""
+"""A program of its own on eight devices of JAX, which share a sequence; or one of two processes, for arguments."""
 
 import dataclasses
 import pickle
@@ -8,8 +8,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import AxisType, PartitionSpec
-from shard_helpers import differentiated, in_order, inputs, loss_of, options_of, with_arrays
+from shard_helpers import check_close, check_told, differentiated, in_order, inputs, loss_of, options_of, with_arrays
 
 import attention_core as ac
 from attention_conformance.golden.cases import IDENTICAL
@@ -95,8 +96,8 @@ def decoded(size, shards, **options):
     return tuple(map(np.asarray, (jax.jit(over)(*arrays), ac.scaled_dot_product_attention(*arrays, **options))))
 
 
-def undifferentiated():
-    """What is told of a differentiated merge, in each way to differentiate, and how many sums over ranks were made."""
+def check_differentiated():
+    """A differentiated merge is refused in each way to differentiate, before any sum over ranks."""
     mesh, spec = (
         jax.make_mesh((2,), ("ranks",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2]),
         PartitionSpec(),
@@ -120,40 +121,37 @@ def undifferentiated():
         except NotImplementedError as error:
             told.append(str(error))
     JaxCollectives.total = total
-    return told, len(sums)
+    check_told(told, 4)
+    assert not sums
 
 
-def published_bits(name, *way):
-    """The hash of a case of the kit by so many devices, and that which is published."""
+def check_published(name, *way):
+    """So many devices have the published hash of a case of the kit."""
     (case,) = (case for case in IDENTICAL if case.name == name)
     ours = dataclasses.replace(case, function=over(case, of_devices(*way)))
     jax.config.update("jax_enable_x64", False)
     found = digest(computed_of(ours, ac.backend.get_backend("jax"), "cpu:0", "eager", case.trees()))
     jax.config.update("jax_enable_x64", True)
-    return found, published()[name]
+    assert found == published()[name]
 
 
-def main(path):
-    """Run all cases."""
+def main():
+    """Compare all cases with one device."""
     exact = {"mask": ac.Causal(offset=11), "arithmetic": "reproducible"}
-    found = {"merge": decoded(8, ac.Shards("ranks", "zigzag", "merge", 13), **exact)}
-    for case in CASES:
-        name, size, split, strategy, length, arithmetic, dtype = case
+    np.testing.assert_array_equal(*decoded(8, ac.Shards("ranks", "zigzag", "merge", 13), **exact))
+    for name, size, split, strategy, length, arithmetic, dtype in CASES:
         shards = ac.Shards("ranks", split, strategy, length)
         settings = name, length, arithmetic, dtype, (4, 4) if strategy == "heads" else (4, 2)
-        found[case] = results(*settings, shards, size), results(*settings)
+        check_close(results(*settings, shards, size), results(*settings))
     shards = ac.Shards("ranks", "contiguous", "gather", 13)
     settings = "causal", 13, "fast", "float64", (4, 2)
-    found["checkpoint"] = results(*settings, shards, 2, wrap=jax.checkpoint), results(*settings)
-    found["published"] = published_bits("shared-spread-gradient", 3, "gather", "zigzag")
-    found["differentiated"] = undifferentiated()
-    x = jnp.zeros((1, 2, 4, 3))
-    try:
+    check_close(results(*settings, shards, 2, wrap=jax.checkpoint), results(*settings))
+    check_published("shared-spread-gradient", 3, "gather", "zigzag")
+    check_differentiated()
+    x, text = jnp.zeros((1, 2, 4, 3)), "expected the name of an axis under jax.shard_map; got 'ranks', which is none"
+    with pytest.raises(ValueError, match=text):
         ac.scaled_dot_product_attention(x, x, x, shards=ac.Shards("ranks"))
-    except ValueError as error:
-        found["outside"] = str(error)
-    Path(path).write_bytes(pickle.dumps(found))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1]) if len(sys.argv) == 2 else of_process(*sys.argv[1:])
+    of_process(*sys.argv[1:]) if sys.argv[1:] else main()

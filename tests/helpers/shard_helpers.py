@@ -236,6 +236,23 @@ def joined(ranks, split, expected):
     return found
 
 
+def check_close(found, expected, most=1e-13):
+    """Largest errors, relative to the largest number; what is infinite is the same."""
+    assert found.keys() == expected.keys()
+    for key, x in expected.items():
+        finite = np.isfinite(x)
+        np.testing.assert_array_equal(found[key][~finite], x[~finite], err_msg=key)
+        largest = np.max(np.abs(x), where=finite, initial=1e-300)
+        np.testing.assert_allclose(found[key][finite], x[finite], rtol=0, atol=most * largest, err_msg=key)
+
+
+def check_told(told, count):
+    """Whether so many ranks, or ways to differentiate, are told the same of a differentiated merge."""
+    (text,) = set(told)
+    assert len(told) == count
+    assert "expected strategy='merge' of shards, which is for decoding, not to be differentiated" in text
+
+
 def in_order(parts, axis, size, split, length=None):
     """Rows of ranks in the order of positions, up to a length."""
     at = places(size, split, parts[0].shape[axis])

@@ -166,6 +166,7 @@ CASES = {
     ),
 }
 
+OF_INTEGERS = {"combined_with_array", "mask", "length", "mask_from_lengths", "offsets", "segments"}  # arrays
 FEW = ("causal", "everything", "encoder_layer", "embed_tokens", "sagan_attention", "combined_with_array")
 
 SIXTEEN = [("everything", "bfloat16"), ("encoder_layer", "float16"), ("embed_tokens", "bfloat16")]

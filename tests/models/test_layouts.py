@@ -5,6 +5,7 @@ import functools
 
 import numpy as np
 import pytest
+from backend_helpers import assert_same_tree
 from pairwise import covering
 
 import attention_models as models
@@ -102,18 +103,6 @@ def wanted(definition):
     return definition.parameters
 
 
-def assert_same(found, expected):
-    if isinstance(expected, tuple):
-        assert type(found) is type(expected)
-        for branch, other in zip(found, expected, strict=True):
-            assert_same(branch, other)
-    elif expected is None:
-        assert found is None
-    else:
-        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
-        assert found.tobytes() == expected.tobytes()
-
-
 def write(name, definition, tree, options):
     order = {"head_order": options["head_order"]} if "head_order" in options else {}
     return LAYOUTS[name].write(definition, tree, **order)
@@ -127,11 +116,11 @@ def test_there_and_back_is_where_it_was_bit_for_bit(rng, put, get, name, definit
     arrays = write(name, definition, put(tree), options)
     found, again = LAYOUTS[name].read(arrays, **options)
     assert found == definition
-    assert_same(get(again), tree)
+    assert_same_tree(get(again), tree)
     twice = get(write(name, found, again, options))
     arrays = get(arrays)
     assert list(twice) == list(arrays)
-    assert_same(tuple(twice.values()), tuple(arrays.values()))
+    assert_same_tree(tuple(twice.values()), tuple(arrays.values()))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -288,7 +277,7 @@ def test_bert_is_read_with_its_prefix_and_positions(rng):
         named = {name.replace(old, new): array for name, array in named.items()}
     found, again = LAYOUTS["bert"].read(named, num_heads=3, dropout=0.1)
     assert found == BERT
-    assert_same(again, tree)
+    assert_same_tree(again, tree)
 
 
 def test_positions_of_roberta_begin_behind_its_row_of_zeros(rng):
@@ -297,7 +286,7 @@ def test_positions_of_roberta_begin_behind_its_row_of_zeros(rng):
     name = "embeddings.position_embeddings.weight"
     table = np.concatenate([rng.standard_normal((3, 12)), arrays[name]])
     read = functools.partial(LAYOUTS["bert"].read, num_heads=3, dropout=0.1)
-    assert_same(read({**arrays, name: table}, padding_idx=2)[1], tree)
+    assert_same_tree(read({**arrays, name: table}, padding_idx=2)[1], tree)
     table[1] = 0
     found, again = read({**arrays, name: table})
     assert found[0].num_positions == 8

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 import tomllib
-import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from importlib.machinery import SourceFileLoader
@@ -131,15 +130,15 @@ def mistakes(every: list[Fault], index: Collection[str]) -> Iterator[str]:
 
 
 def choose(every: list[Fault], asked: argparse.Namespace) -> list[Fault]:
-    """The faults that are asked for, or those of files that the last commit or merge changed, and a tenth of all.
+    """The faults that are asked for, or those of files that the last commit or merge changed.
 
-    The tenth is another for each commit. Without a repository all faults are planted.
+    Without a repository all faults are planted.
     """
     if asked.all or asked.word:
         return [each for each in every if asked.all or any(word in f"{each.file} {each.breaks}" for word in asked.word)]
     try:
-        commits = git("rev-list", "--first-parent", "--max-count=2", "HEAD")
-        changed = set(git("diff", "--name-only", asked.changed or commits[-1], "--"))
+        before = asked.changed or git("rev-list", "--first-parent", "--max-count=2", "HEAD")[-1]
+        changed = set(git("diff", "--name-only", before, "--"))
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"all faults are planted: {error}")
         return every
@@ -148,7 +147,6 @@ def choose(every: list[Fault], asked: argparse.Namespace) -> list[Fault]:
         for each in every
         if not changed.isdisjoint((each.file, each.caught_by.split("::")[0]))
         or (asked.record and "::" not in each.caught_by)
-        or (not asked.changed and zlib.crc32(f"{commits[0]} {each.breaks}".encode()) % 10 == 0)
     ]
 
 

@@ -146,16 +146,6 @@ def test_continuous_integration_runs_the_test_command_of_the_readme():
     assert f"\n{last}\n" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: str(page.relative_to(ROOT)))
-def test_no_sentence_has_more_than_thirty_words(page):
-    text = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    text = re.sub(r"\$\$.*?\$\$|\$[^$]*\$|`[^`]*`", "X", re.sub(r"<[^>]*>|\]\([^)]*\)", "", text), flags=re.DOTALL)
-    # An item of a list is a sentence, as is a paragraph; rows of tables and headings are none.
-    prose = re.sub(r"^\s*([|#].*)?$|^\s*([*-]|\d+\.) ", "\n\n", text, flags=re.MULTILINE)
-    for sentence in re.split(r"\n\s*\n|(?<=[.!?])\W*\s(?=\W*[A-Z0-9])", prose):
-        assert len(re.findall(r"\S*\w\S*", sentence)) <= 30, sentence
-
-
 def test_readme_shows_code_before_line_15_and_ends_before_line_91():
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert "```python" in lines[:15]

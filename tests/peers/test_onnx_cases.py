@@ -1,4 +1,4 @@
-"""The cases that the onnx package ships for ``Attention`` (opset 23 to 25) and ``FlexAttention``, in public names.
+"""The cases that the onnx package ships for ``Attention`` (opset 23 to 25), in public names.
 
 ``ATTENTION_CORE_PEERS=1`` makes the onnx package required; without it, its absence skips these tests.
 """
@@ -22,20 +22,20 @@ ULPS = {"float64": 7, "float32": 7, "float16": 1, "bfloat16": 1}
 onnx = peer("onnx")
 
 
-def load_cases(operator):
+def load_cases():
     with warnings.catch_warnings():  # onnx computes its expected outputs on import, warnings included
         warnings.simplefilter("ignore")
         node = importlib.import_module("onnx.backend.test.case.node")
-        importlib.import_module(f"onnx.backend.test.case.node.{operator.lower()}")
+        importlib.import_module("onnx.backend.test.case.node.attention")
     # The operator is also written out in simpler ones ("expanded"), with the same inputs and outputs.
     return {
         case.name: case
         for case in node._NodeTestCases
-        if [each.op_type for each in case.model.graph.node] == [operator]
+        if [each.op_type for each in case.model.graph.node] == ["Attention"]
     }
 
 
-CASES, FLEXIBLE = load_cases("Attention"), load_cases("FlexAttention")
+CASES = load_cases()
 
 
 def named(names, arrays):
@@ -131,7 +131,7 @@ def assert_close(name, actual, expected):
 
 def test_all_cases_of_the_operator_are_here():
     opsets = [case.model.opset_import[0].version for case in CASES.values()]
-    assert (len(CASES), len(FLEXIBLE)) == (93, 11)
+    assert len(CASES) == 93
     assert set(opsets) == {23, 24, 25}
 
 
@@ -147,42 +147,3 @@ def test_the_operator_of_onnx_in_public_names(name, backend):
     results = attention_operator(backend, attributes, inputs)
     for output, wanted in outputs.items():
         assert_close(output, backend.to_numpy(results[output]), wanted)
-
-
-def modified(xp, case, attributes):
-    """What a graph of ``FlexAttention`` stands for, which changes scores: options of ours, with the graph's numbers."""
-    graph = attributes.get("score_mod")
-    if graph is None:
-        return {}
-    numbers = {each.name: float(onnx.numpy_helper.to_array(each)) for each in graph.initializer if not each.dims}
-    options = {
-        "score_mod_bias": lambda: {"bias": xp.full((1, 1), numbers["bias"], dtype=xp.float32)},
-        "score_mod_causal_mask": lambda: {"is_causal": True},
-        "score_mod_soft_cap": lambda: {"softcap": numbers["cap"]},
-        "score_mod_relative_positional": lambda: {
-            "score_mod": ac.scores.ScoreMod(
-                lambda scores, batch, head, query, key: xp.add(scores, xp.astype(xp.subtract(query, key), scores.dtype))
-            )
-        },
-    }
-    return options[graph.name]()
-
-
-@pytest.mark.parametrize("name", FLEXIBLE)
-def test_the_flexible_operator_of_onnx_in_public_names(name, backend):
-    """A function of the weights is applied to those that are returned: only the dense form ever has them all."""
-    case, xp = FLEXIBLE[name], backend.namespace
-    (node,) = case.model.graph.node
-    attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
-    (((query, key, value), (expected,)),) = case.data_sets
-    if query.dtype.name not in backend.dtypes:
-        pytest.skip(f"{backend.name} has no {query.dtype.name}")
-    query, key, value = map(backend.from_numpy, (query, key, value))
-    options = {"scale": attributes.get("scale"), **modified(xp, case, attributes)}
-    if "prob_mod" in attributes:
-        (factor,) = map(onnx.numpy_helper.to_array, attributes["prob_mod"].initializer)
-        weights = ac.scaled_dot_product_attention(query, key, value, **options, return_weights=True).weights
-        output = xp.matmul(xp.multiply(weights, float(factor)), value)
-    else:
-        output = ac.scaled_dot_product_attention(query, key, value, **options)
-    assert_close(name, backend.to_numpy(output), expected)

@@ -37,13 +37,11 @@ MODELS = {
     ),
     "Llama": ("LlamaForCausalLM", "LlamaConfig", GROUPED),
     "Mistral": ("MistralForCausalLM", "MistralConfig", GROUPED | WINDOW),
-    "Qwen3": ("Qwen3ForCausalLM", "Qwen3Config", GROUPED),
     "Gemma2": (
         "Gemma2ForCausalLM",
         "Gemma2Config",
         GROUPED | MIXED | {"attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 7},
     ),
-    "Gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", GROUPED | MIXED | {"query_pre_attn_scalar": 7}),
     "GptOss": (
         "GptOssForCausalLM",
         "GptOssConfig",
@@ -233,7 +231,7 @@ RULED = {  # a family, the side of the padding, whether sequences are packed, an
     "padding and window": ("GptOss", "left", False, {"Causal", "SlidingWindow", "Given"}),
     "padding": ("Llama", "right", False, {"Causal", "Given"}),
     "packed": ("Mistral", None, True, {"Causal", "SlidingWindow", "Segments"}),
-    "causal": ("Qwen3", None, False, set()),
+    "causal": ("Llama", None, False, set()),
 }
 
 

@@ -6,7 +6,7 @@ import importlib
 
 import numpy as np
 import pytest
-from jax_layer_helpers import CASES, X, attention_jax, close, equal, every, few, jax, jnp, made
+from jax_layer_helpers import CASES, X, attention_jax, close, equal, few, jax, jnp, made
 
 import attention_core as ac
 
@@ -46,7 +46,7 @@ def test_a_layer_does_not_change():
     assert repr(layer) == f"attention_jax.{layer.definition!r}"
 
 
-@every
+@few
 def test_a_layer_goes_through_jit_as_an_argument_and_closed_over(name):
     layer, inputs, options = made(name)
     _, raw, same = CASES[name]

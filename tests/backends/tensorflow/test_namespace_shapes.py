@@ -91,22 +91,6 @@ class Parameters(NamedTuple):
     power: object
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_compiled_functions_take_and_return_trees(mode):
-    def function(parameters, options):
-        assert parameters.bias is None
-        assert isinstance(parameters.power, int)
-        return {"sum": Parameters(xp.pow(parameters.weight, parameters.power), None, [options["x"]])}
-
-    compiled = backend.compile(function, mode=mode)
-    for power in (2, 3):
-        result = compiled(Parameters(tensor([1.0, 2.0]), None, power), {"x": tensor([7])})["sum"]
-        assert isinstance(result, Parameters)
-        assert_same(result.weight, np.asarray([1.0, 2.0]) ** power)
-        assert result.bias is None
-        assert_same(result.power[0], [7])
-
-
 def test_xla_compiles_by_default_and_for_its_own_mode_only():
     def intermediate_code(mode):
         return backend.compile(lambda x: xp.exp(x), mode=mode).experimental_get_compiler_ir(tf.ones(2))()

@@ -1,9 +1,8 @@
-"""Processes of gloo that share a sequence: one start for all tests."""
+"""Processes of gloo that share a sequence, and programs of a group of one."""
 
 import multiprocessing
-import pickle
 
-import numpy as np
+import gloo_ranks
 import pytest
 import torch
 import torch.distributed
@@ -14,63 +13,10 @@ import attention_core as ac
 pytestmark = pytest.mark.needs("torch")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    import gloo_ranks
-
-    folder = tmp_path_factory.mktemp("ranks")
+def test_processes_have_the_numbers_and_bits_of_one_and_the_same_errors(tmp_path):
+    """Each case is compared by the first process."""
     multiprocessing.set_forkserver_preload(["gloo_ranks"])  # PyTorch is imported once for all ranks
-    arguments = (str(folder / "store"), str(folder))
-    torch.multiprocessing.start_processes(gloo_ranks.run, arguments, nprocs=4, start_method="forkserver")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def found(folder):
-    return pickle.loads((folder / "found").read_bytes())
-
-
-def check(pair, most):
-    joined, whole = pair
-    assert joined.keys() == whole.keys()
-    for key, x in whole.items():
-        finite = np.isfinite(x)
-        np.testing.assert_array_equal(joined[key][~finite], x[~finite])
-        errors = np.where(finite, joined[key], 0) - np.where(finite, x, 0)
-        assert np.max(np.abs(errors)) <= most * np.max(np.abs(np.where(finite, x, 0))), key
-
-
-@pytest.mark.parametrize(
-    ("kind", "count", "most"),
-    [("numbers", 9, 1e-13), ("exact", 6, 0), ("alternation", 4, 1e-13), ("threads", 4, 1e-13)],
-)
-def test_processes_have_the_numbers_and_bits_of_one(found, kind, count, most):
-    """Also two groups in one process, of which each has its own."""
-    cases = [case for case in found if case[0] == kind]
-    assert len(cases) == count
-    for case in cases:
-        check(found[case], most)
-
-
-def test_a_rank_that_does_not_come_and_one_that_dies_are_errors_on_all_others(folder):
-    for rank in range(3):
-        late, dead = pickle.loads((folder / f"told{rank}").read_bytes())
-        assert late[1] < 60  # by the limit of its group, not that of PyTorch
-        assert dead[1] < 60  # before that of its group
-
-
-@pytest.mark.parametrize("way", ["compiled", "compiled ring", "checkpoint", "mesh"])
-def test_programs_checkpoints_and_meshes_have_the_numbers_of_one(found, way):
-    check(found[way], 1e-13)
-
-
-def test_a_differentiated_merge_is_refused_before_anything_is_sent(found):
-    refused, sums = found["merge"]
-    assert sums == 1
-    for mode, (told, sums) in refused.items():
-        assert sums == 0, mode
-        assert told[0] == told[1]
-        assert "expected strategy='merge' of shards, which is for decoding, not to be differentiated" in told[0]
+    torch.multiprocessing.start_processes(gloo_ranks.run, (str(tmp_path),), nprocs=4, start_method="forkserver")
 
 
 @pytest.fixture
@@ -108,10 +54,3 @@ def test_lengths_and_heads_that_became_symbols_are_compiled(alone, strategy):
             return ac.scaled_dot_product_attention(x, x, x, is_causal=True, shards=shards)
 
         torch.testing.assert_close(torch.compile(attend, fullgraph=True, backend="eager")(x), attend(x))
-
-
-def test_groups_that_are_none_are_named_on_every_rank(found):
-    expected = "TypeError: expected the group of shards as a ProcessGroup, or a DeviceMesh of one axis; got "
-    *wrong, two_axes = found["errors"]
-    assert wrong == [expected + kind for kind in ("NoneType", "str", "int")]
-    assert two_axes == "ValueError: expected a DeviceMesh of one axis as the group of shards; got one of 2"
