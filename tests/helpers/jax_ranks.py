@@ -81,9 +81,10 @@ def of_process(port, process, path):
     Path(path).write_bytes(pickle.dumps(found))
 
 
-def decoded(size, shards, **options):
+def decoded(size, shards, last, **options):
     """Attention of the last of some queries to keys that so many devices share, the same on all; and of one device."""
     query, key, value = map(jnp.asarray, inputs((4, 2), 13, dtype="float32")[:3])
+    value = value.at[0, :, -1].set(last)
     mesh = jax.make_mesh((size,), ("ranks",), axis_types=(AxisType.Auto,), devices=jax.devices()[:size])
 
     def step(query, key, value):
@@ -138,7 +139,8 @@ def check_published(name, *way):
 def main():
     """Compare all cases with one device."""
     exact = {"mask": ac.Causal(offset=11), "arithmetic": "reproducible"}
-    np.testing.assert_array_equal(*decoded(8, ac.Shards("ranks", "zigzag", "merge", 13), **exact))
+    for last in (1.0, np.nan):  # which one device has, and one of two queries attends to
+        np.testing.assert_array_equal(*decoded(8, ac.Shards("ranks", "zigzag", "merge", 13), last, **exact))
     for name, size, split, strategy, length, arithmetic, dtype in CASES:
         shards = ac.Shards("ranks", split, strategy, length)
         settings = name, length, arithmetic, dtype, (4, 4) if strategy == "heads" else (4, 2)

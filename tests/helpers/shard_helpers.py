@@ -83,7 +83,7 @@ def threads_as_ranks(backend, monkeypatch):
     monkeypatch.setattr(backend, "collectives", lent, raising=False)
 
     def run(size, function):
-        barrier, results, errors = threading.Barrier(size), [None] * size, []
+        barrier, results, errors = threading.Barrier(size, timeout=100), [None] * size, []  # no rank waits forever
 
         def of_rank(rank):
             lent.local.rank = rank

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..._arrays import Array, Namespace, on_device_of, positions, shape
-from ..._backend import Backend, Loops, runs_at_once
+from ..._backend import Backend, Loops, Ranks, ranks_of, runs_at_once
 from ..._trees import leaves
 from ...masks import Positions, Spans
 from ...masks._mask import bounds_of
@@ -53,6 +53,11 @@ class Grid(NamedTuple):
     cache: dict[Any, Array] | None = None  # masks by distance, under a rule that looks at `key - query` alone
     value_part: Callable[[Array], Array] = lambda values: values  # of a block of values, what is averaged
     visits: Any = None  # `Visits`, once they are known
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """The ranks that share the keys, if any do: what one of them knows of its values, the others do not."""
+        return None if self.plan.num_queries is not None else ranks_of(self.backend, self.plan.group)
 
     def for_each_sample(self, body: Callable[[Any, Any], Any], state: Any, *, is_shared: bool = False) -> Any:
         """Run a body for each round; in turn, if they add to the same sums."""

@@ -22,8 +22,9 @@ def with_nonfinite_values(grid: Grid, average: Callable[[Grid], Arrays], empty: 
     """
     xp, loops = grid.xp, grid.loops
     if loops.traced:
-        infinite = xp.logical_not(xp.isfinite(xp.sum(grid.call.value)))
-        num_passes = xp.add(xp.multiply(xp.astype(infinite, xp.int32), 2), 1)
+        infinite = xp.astype(xp.logical_not(xp.isfinite(xp.sum(grid.call.value))), xp.int32)
+        infinite = infinite if grid.ranks is None else grid.ranks.largest(infinite)
+        num_passes = xp.add(xp.multiply(infinite, 2), 1)
         return loops.loop(0, num_passes, functools.partial(_one_pass, grid, average), empty())  # type: ignore[no-any-return]
     repair = functools.partial(_of_columns, grid, average)
     if not can_be_read(grid.call.value):
@@ -31,7 +32,7 @@ def with_nonfinite_values(grid: Grid, average: Callable[[Grid], Arrays], empty: 
     grid = grid._replace(plan=grid.plan._replace(all_finite=True))
     if grid.call.arithmetic == "reproducible":  # where a row is nan only if it attends to a nan
         finite = xp.isfinite(grid.call.value)
-        if bool(xp.all(finite)):
+        if grid.ranks is None and bool(xp.all(finite)):  # ranks look at results, which are those of all
             return average(grid)
         key = xp.where(xp.all(finite, axis=-1, keepdims=True), grid.call.key, math.nan)
         grid = grid._replace(call=grid.call._replace(key=key, value=xp.where(finite, grid.call.value, 0.0)))

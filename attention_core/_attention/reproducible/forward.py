@@ -30,7 +30,7 @@ from ..._arithmetic.exact import (
 )
 from ..._arithmetic.products import exact_sum
 from ..._arrays import Array, Arrays, Namespace, on_device_of, shape, zeros_with
-from ..._backend import Backend, Operation, Ranks, ranks_of, register
+from ..._backend import Backend, Operation, Ranks, register
 from ..blocks.forward import empty_results as empty_results_of_blocks
 from ..blocks.grid import Grid, Sample, make_grid, matmul_per_group
 from ..blocks.nonfinite import with_nonfinite_values
@@ -61,6 +61,8 @@ def reproducible_attention(
     each has all keys, and gets their whole gradients. If no number is given, they share the keys.
     """
     xp, (plan, arrays) = call.xp, arrange(call)
+    if group is not None and num_queries is None and plan.may_mask and not call.assume_finite:
+        plan = plan._replace(all_finite=False)  # the values of one rank do not tell what all ranks do next
     plan = plan._replace(group=group, num_queries=num_queries)
     output, logsumexp, reference = call.backend.custom_gradient(REPRODUCIBLE, plan, arrays)
     *dims, _ = shape(call.query, xp=xp)
@@ -90,8 +92,7 @@ def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array,
 
 
 def _forward(grid: Grid) -> tuple[Array, Array, Array]:
-    xp, plan = grid.xp, grid.plan
-    ranks = None if plan.num_queries is not None else ranks_of(grid.backend, plan.group)
+    xp, ranks = grid.xp, grid.ranks
     found = _filtered(grid, ranks)
     output, logarithm = settle(grid, 0, found[:1], found[1:2], functools.partial(_reference, grid, ranks), ranks)
     none = xp.equal(found.is_empty, 1.0)
