@@ -210,7 +210,7 @@ def test_a_module_is_stacked_by_vmap_and_scanned():
     close(nnx.scan(lambda x, module: module(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(X, stack), expected)
 
 
-@pytest.mark.parametrize("wrong", [0, "no", np.False_, float("nan")])
+@pytest.mark.parametrize("wrong", [0, "no", float("nan")])
 def test_deterministic_is_true_or_false(wrong):
     module, inputs = made("FeedForward")
     uses = (
