@@ -45,6 +45,7 @@ CONFIGS = {
 def wide(monkeypatch):
     """Transformers normalizes, rotates and exponentiates in float32, whatever the type of the model: not so here."""
     torch = pytest.importorskip("torch")
+    pytest.importorskip("torch._inductor.compile_fx")  # whose tables of types would be filled with the wrong one
     for name in ("float32", "float"):
         monkeypatch.setattr(torch, name, torch.float64)
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
