@@ -32,14 +32,15 @@ def kernel(torch, arrays, **options):
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=True, **options)
 
 
-@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize(("rows", "is_causal"), [(1, False), (40, False), (80, True)])
 @pytest.mark.parametrize("scale", [0.1, -0.3, 4.0])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_the_scale_rounds_no_query_of_16_bits(dtype, scale, rows):
+def test_the_scale_rounds_no_query_of_16_bits(dtype, scale, rows, is_causal):
     torch.manual_seed(0)
-    query, key, value = (torch.randn(2, 4, length, 16).to(getattr(torch, dtype)) for length in (rows, 40, 40))
-    found = attention(query, key, value, scale=scale, implementation="fused")
-    assert torch.equal(found, kernel(torch, (math.copysign(1.0, scale) * query, key, value), scale=abs(scale)))
+    query, key, value = (torch.randn(2, 4, length, 16).to(getattr(torch, dtype)) for length in (rows, 80, 80))
+    found = attention(query, key, value, scale=scale, is_causal=is_causal, implementation="fused")
+    signed = math.copysign(1.0, scale) * query, key, value
+    assert torch.equal(found, kernel(torch, signed, scale=abs(scale), is_causal=is_causal))
 
 
 def test_a_scale_above_1_makes_no_query_of_float16_overflow():
