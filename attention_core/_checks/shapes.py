@@ -130,9 +130,8 @@ def _named(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """
     found = dict(arrays)
     for name, value in arrays.items():
-        if (
-            isinstance(value, tuple) and hasattr(value, "_fields") and not hasattr(value, "dtype")
-        ):  # of `PreparedWeight`
+        is_array = hasattr(value, "dtype")  # as `PreparedWeight` is
+        if isinstance(value, tuple) and hasattr(value, "_fields") and not is_array:
             found |= _named(dict(named_branches(value, name)))
     return found
 

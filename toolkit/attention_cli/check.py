@@ -60,7 +60,7 @@ def check(options: Check, /) -> None:
     run = _Run(job, _expected(options.expected, options.target))
     try:
         messages = supervised(job, options.timeout) if options.jobs else work(job)
-        with contextlib.closing(messages):  # type: ignore[type-var]
+        with contextlib.closing(messages):
             run.follow(messages)
     except BaseException as error:  # of an interrupt: what was found is told, and kept
         run.finish(options, interrupted=True)

@@ -189,7 +189,7 @@ def _facts(subject: Subject) -> dict[str, Any]:
     return {name: each for name, each in subject.declared.items() if name != "options"}
 
 
-def work(job: Job) -> Iterator[Message]:
+def work(job: Job) -> Generator[Message, None, None]:
     """Do a job in this process."""
     try:
         subject = _load(job.target, **job.declared)
