@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -135,7 +134,7 @@ class MultiHeadAttention(Layer):
         Parameters
         ----------
         parameters : attention_core.parameters.MultiHeadAttention
-        query : Array, shape (..., M, C), or a mapping with "query", "key" and "value"
+        query : Array, shape (..., M, C)
         key, value : Arrays, shapes (..., N, C') and (..., N, C''), optional
         mask : Mask or Array of bool, broadcastable to (..., H, M, N), optional
             True = may attend.
@@ -153,12 +152,12 @@ class MultiHeadAttention(Layer):
         Array, shape (..., M, channels of the output)
             Or `Attention` if a return flag is set.
         """
-        query, key, value = _query_key_value(query, key, value)
         xp, shards = options.get("xp"), options.get("shards")
         if self.zero_attention:
             xp = common_namespace(xp, {"query": query})
             options["sinks"] = xp.zeros((self.num_heads,), dtype=upcast(query, xp=xp).dtype, **on_device_of(query))
-        padding = {"query_mask": (query_mask, query, shards), "key_mask": (key_mask, key, shards)}
+        of_keys = key_mask, query if key is None else key, shards
+        padding = {"query_mask": (query_mask, query, shards), "key_mask": of_keys}
         options["mask"] = all_masks(options.get("mask"), xp, **padding)
         settings = self._options(seed, *_SETTINGS)
         return multi_head_attention(parameters, query, key, value, prepare=prepare, **options, **settings)
@@ -166,17 +165,3 @@ class MultiHeadAttention(Layer):
 
 _SETTINGS = ("num_heads", "num_key_value_heads", "scale", "softcap", "is_causal", "implementation", "arithmetic")
 _BIASES = ("query_bias", "key_bias", "value_bias", "output_bias")
-
-
-def _query_key_value(query: Any, key: Array | None, value: Array | None) -> tuple[Any, Any, Any]:
-    """Unpack a mapping of inputs, and fill in defaults: the query as the key, the key as the value."""
-    if isinstance(query, Mapping):
-        if key is not None or value is not None:
-            raise TypeError("expected either a mapping of query, key and value, or arrays; got both")
-        if unknown := [name for name in query if name not in ("query", "key", "value")]:
-            raise ValueError(f"expected a mapping of query, key and value; got {', '.join(map(str, unknown))}")
-        if "query" not in query:
-            raise ValueError(f"expected a mapping with query; got {', '.join(query) or 'nothing'}")
-        query, key, value = query["query"], query.get("key"), query.get("value")
-    key = query if key is None else key
-    return query, key, key if value is None else value

@@ -123,15 +123,8 @@ class Layer(Adapted, keras.layers.Layer):  # type: ignore[misc]
     def compute_output_shape(self, input_shape: Any, *others: Any) -> tuple[int | None, ...]:
         """The shape of the output, given those of the inputs."""
         dtype = "int32" if self.kind.takes_ids else self.compute_dtype
-        inputs = (
-            keras.tree.map_shape_structure(lambda dims: keras.KerasTensor(dims, dtype), shape)
-            for shape in (input_shape, *others)
-        )
+        inputs = (keras.KerasTensor(dims, dtype) for dims in (input_shape, *others))
         return tuple(self.compute_output_spec(*inputs).shape)
-
-    def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
-        """The mask of the input, or of the query."""
-        return previous_mask.get("query") if isinstance(previous_mask, Mapping) else previous_mask
 
     def read(self) -> Any:
         self._ensure_built()
@@ -282,7 +275,6 @@ def named_results(result: Any) -> Any:
 
 def per_sample(mask: Any, query: Any, *, has_channels: bool) -> Any:
     """A mask of as many axes as the query, which in Keras is one for each sample, with the axis of heads."""
-    query = query.get("query") if isinstance(query, Mapping) else query
     is_array = hasattr(mask, "shape") and not isinstance(mask, Mask)
     axes = len(getattr(query, "shape", ())) + (not has_channels)
     return mask[..., None, :, :] if is_array and len(mask.shape) == axes > 2 else mask
@@ -291,9 +283,7 @@ def per_sample(mask: Any, query: Any, *, has_channels: bool) -> Any:
 def place_masks(inputs: tuple[Any, ...], query_mask: Any, key_mask: Any) -> tuple[Any, Any]:
     """The masks over queries and over keys: those given, or else those that Keras attached to the inputs."""
     query, key, value = inputs
-    if isinstance(query, Mapping):
-        query, key, value = (query.get(name) for name in ("query", "key", "value"))
-    if query_mask is None or isinstance(query_mask, Mapping):  # which Keras makes of a mapping
+    if query_mask is None:
         query_mask = attached(query)
     if key_mask is None:
         key_mask = attached(query if key is None else key)

@@ -236,13 +236,7 @@ class Layer(Adapted, Tree):
             As in the function; by default the hooks of the modules of parts are called, with the input and with the
             output before dropout.
         """
-        arrays = tuple([dict(each) if isinstance(each, Mapping) else each for each in arrays])
-        tensors = [
-            leaf
-            for each in arrays
-            for leaf in (each.values() if isinstance(each, dict) else (each,))
-            if leaf is not None
-        ]
+        tensors = [each for each in arrays if each is not None]
         for leaf in tensors:
             if not isinstance(leaf, torch.Tensor):
                 hint = " of torch.fx: torch.export traces layers" if isinstance(leaf, torch.fx.Proxy) else ""

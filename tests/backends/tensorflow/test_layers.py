@@ -60,8 +60,8 @@ def test_shapes_are_told_before_the_call(rng, name):
 
 def test_shapes_of_three_inputs_are_told_before_the_call():
     assert MultiHeadAttention(6, 2, value_channels=3).compute_output_shape((2, 5, 6), (2, 7, 6), (2, 7, 3)) == (2, 5, 6)
-    shapes = {"query": (None, None, 6), "key": (None, 7, 5)}
-    assert MultiHeadAttention(6, 2, key_channels=5, output=False).compute_output_shape(shapes) == (None, None, 6)
+    shapes = (None, None, 6), (None, 7, 5)
+    assert MultiHeadAttention(6, 2, key_channels=5, output=False).compute_output_shape(*shapes) == (None, None, 6)
 
 
 def test_without_a_seed_the_generator_of_keras_gives_one():
@@ -129,14 +129,13 @@ def test_functional_models_carry_masks_on(rng):
     close(found, defined(feed, middle), 1e-4)
 
 
-@pytest.mark.parametrize("form", ["places", "mapping"])
-def test_masks_of_query_key_and_value_hide_places(rng, form):
+def test_masks_of_query_key_and_value_hide_places(rng):
     layer, (query, key, value) = made("multi_head", rng), (example("multi_head", rng) for _ in range(3))
     of_query, of_key, of_value = (rng.random((2, 5)) > 0.3 for _ in range(3))
     of_query[0, 0] = of_value[1, 2] = False
     of_key[1, 2] = True
     inputs = masked(query, of_query), masked(key, of_key), masked(value, of_value)
-    found = layer(*inputs) if form == "places" else layer(dict(zip(("query", "key", "value"), inputs, strict=True)))
+    found = layer(*inputs)
     close(found, defined(layer, query, key, value, query_mask=of_query, key_mask=of_key & of_value), 1e-5)
     same(found._keras_mask, of_query)
     same(np.asarray(found)[~of_query], np.broadcast_to(layer.to_numpy()[0].output.bias, (np.sum(~of_query), 6)))

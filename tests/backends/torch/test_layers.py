@@ -233,11 +233,11 @@ def test_autocast_leaves_float64_and_the_state_alone(name, dtype):
         equal(one, other)
 
 
-def test_autocast_brings_a_mapping_and_a_bias_along():
+def test_autocast_brings_a_bias_along():
     layer = attention_torch.MultiHeadAttention(8, 2, seed=0)
     x, bias = torch.ones(3, 5, 8), torch.ones(5, 5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = layer({"query": x, "value": x}, bias=bias)
+        found = layer(x, value=x, bias=bias)
         equal(found, layer(x, bias=bias))
     assert found.dtype == torch.bfloat16
 
