@@ -29,8 +29,8 @@ _eager_types: set[type] = set()
 
 
 @unconverted
-def array_namespace(*arrays: Array) -> Namespace:
-    """The array namespace that all given arrays share; ``None`` and Python numbers are passed over.
+def array_namespace(array: Array, /) -> Namespace:
+    """The array namespace of an array.
 
     Libraries that array-api-compat wraps are taken from there. Any other is first looked up among the backends, which
     may supply what a library lacks, or correct what it has.
@@ -38,26 +38,15 @@ def array_namespace(*arrays: Array) -> Namespace:
     Raises
     ------
     TypeError
-        When something is not an array, when arrays of two libraries are mixed, or when there is no array at all.
+        When this is no array.
 
     Examples
     --------
     >>> import array_api_strict as library
-    >>> array_namespace(library.ones(3), None, 0.5) is library
+    >>> array_namespace(library.ones(3)) is library
     True
     """
-    found: Namespace = None
-    for array in arrays:
-        if array is None or isinstance(array, int | float):
-            continue
-        xp = _namespaces.get(type(array)) or _namespace_of(array)
-        if found is None:
-            found = xp
-        elif xp is not found:
-            raise TypeError(f"expected arrays of one library; got {library_name(found)} and {library_name(xp)}")
-    if found is None:
-        raise TypeError("expected at least one array; got none")
-    return found
+    return _namespaces.get(type(array)) or _namespace_of(array)
 
 
 def common_namespace(xp: Namespace | None, arrays: Mapping[str, Any], /) -> Namespace:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Required, TypeAlias, TypedDict, Unpack, overload
+from typing import Any, TypeAlias, Unpack
 
 from .._arithmetic import ARITHMETICS, fan_out
 from .._arrays import (
     Array,
     Arrays,
-    ArrayT,
     Namespace,
     cast_to,
     one_program,
@@ -38,46 +37,12 @@ from ..parameters import MultiHeadAttention
 from .attention import check_options, checked_attention, option_arrays
 from .constants import with_constants
 from .heads import merge_channels, split_channels
-from .options import Options, WithLogsumexp, WithoutFlags, WithWeights, options_but
+from .options import Options, options_but
 from .shards import check_shared, place_of, whole_lengths
 
 Prepare: TypeAlias = Callable[[Array, Array, Array], tuple[Array, Array, Array]]
 
 
-class _Heads(TypedDict, total=False):
-    num_heads: Required[int]
-    num_key_value_heads: int | None
-    prepare: Prepare | None
-
-
-class _Plain(_Heads, WithoutFlags): ...
-
-
-class _Weights(_Heads, WithWeights): ...
-
-
-class _LSE(_Heads, WithLogsumexp): ...
-
-
-class _Options(_Heads, Options): ...
-
-
-@overload
-def multi_head_attention(
-    parameters: MultiHeadAttention, query: ArrayT, key: Array = None, value: Array = None, /, **options: Unpack[_Plain]
-) -> ArrayT: ...
-@overload
-def multi_head_attention(
-    parameters: MultiHeadAttention, query: Array, key: Array = None, value: Array = None, /, **options: Unpack[_Weights]
-) -> Attention: ...
-@overload
-def multi_head_attention(
-    parameters: MultiHeadAttention, query: Array, key: Array = None, value: Array = None, /, **options: Unpack[_LSE]
-) -> Attention: ...
-@overload
-def multi_head_attention(
-    parameters: MultiHeadAttention, query: Array, key: Array = None, value: Array = None, /, **options: Unpack[_Options]
-) -> Any: ...
 @may_be_step
 @with_autocast(position=1, options=options_but())
 def multi_head_attention(

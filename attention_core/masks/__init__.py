@@ -13,9 +13,7 @@ from ._converters import (
     mask_from_additive,
     mask_from_ignore,
     mask_from_integers,
-    mask_from_lengths,
     mask_from_padding,
-    mask_from_query_key,
 )
 from ._mask import And, Given, Mask, Not, Or, Positions, Spans
 from ._rules import (
@@ -49,9 +47,7 @@ __all__ = [
     "mask_from_additive",
     "mask_from_ignore",
     "mask_from_integers",
-    "mask_from_lengths",
     "mask_from_padding",
-    "mask_from_query_key",
     "unflatten",
 ]
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 from .._arrays import Array, Namespace, type_text
 from .._backend import can_be_read, common_namespace
 from .._checks import (
-    MAX_POSITIONS,
     check_boolean,
     check_floating,
     check_integer,
     check_number,
-    check_positive,
     check_shapes,
     number_text,
     only_array,
 )
-from ._rules import KeyLengths
 
 
 def mask_from_ignore(mask: Array, /, *, xp: Namespace | None = None) -> Array:
@@ -88,21 +85,6 @@ def _check_none(others: Array, mask: Array, expected: str, xp: Namespace) -> Non
         raise ValueError(f"expected mask {expected}; got {first:g}")
 
 
-def mask_from_lengths(lengths: Array, key_length: int, /, *, xp: Namespace | None = None) -> Array:
-    """Turn lengths of shape (...) into a boolean mask of shape (..., 1, 1, N): the first ``lengths`` of N keys.
-
-    Examples
-    --------
-    >>> import array_api_strict as xp
-    >>> mask_from_lengths(xp.asarray([1, 3]), 3).shape
-    (2, 1, 1, 3)
-    """
-    xp = common_namespace(xp, {"lengths": lengths})
-    key_length = check_positive("key_length", key_length, most=MAX_POSITIONS)
-    rule = KeyLengths(lengths)
-    return rule.to_array(1, key_length, like=lengths, xp=xp)
-
-
 def mask_from_padding(mask: Array, /, *, xp: Namespace | None = None) -> Array:
     """Turn a boolean mask over keys, (..., N), into one for attention, (..., 1, 1, N).
 
@@ -115,19 +97,3 @@ def mask_from_padding(mask: Array, /, *, xp: Namespace | None = None) -> Array:
     xp = common_namespace(xp, {"mask": mask})
     check_shapes("mask: ... N boolean", {"mask": mask})
     return xp.expand_dims(xp.expand_dims(mask, axis=-2), axis=-2)
-
-
-def mask_from_query_key(query_mask: Array, key_mask: Array, /, *, xp: Namespace | None = None) -> Array:
-    """Turn a mask over queries, (..., M), and one over keys, (..., N), into their outer product, (..., 1, M, N).
-
-    Examples
-    --------
-    >>> import array_api_strict as xp
-    >>> mask_from_query_key(xp.ones((2, 3), dtype=xp.bool), xp.ones((2, 5), dtype=xp.bool)).shape
-    (2, 1, 3, 5)
-    """
-    xp = common_namespace(xp, {"query_mask": query_mask, "key_mask": key_mask})
-    masks = {"query_mask": query_mask, "key_mask": key_mask}
-    check_shapes("query_mask: ... M boolean, key_mask: ... N boolean like query_mask", masks)
-    both = xp.logical_and(xp.expand_dims(query_mask, axis=-1), xp.expand_dims(key_mask, axis=-2))
-    return xp.expand_dims(both, axis=-3)

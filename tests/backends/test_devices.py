@@ -46,7 +46,7 @@ def test_results_stay_on_the_device(backend, case):
 def test_scores_and_masks_stay_on_the_device(backend):
     for device in backend.devices():
         query, key, lengths = backend.from_numpy((QUERY, KEY, np.asarray([4, 0], "int32")), device=device)
-        mask = ac.masks.mask_from_lengths(lengths, SIZES.columns)
+        mask = ac.KeyLengths(lengths).to_array(1, SIZES.columns, like=lengths, xp=backend.namespace)
         scores = ac.attention_scores(query, key, mask=mask)
         assert str(mask.device) == str(scores.device) == str(query.device)
 

@@ -264,12 +264,7 @@ def test_conventions_come_in_by_name(put, get):
         get(ac.masks.mask_from_additive(put(np.array([-2.0, 0.0])), threshold=-1.0)), [False, True]
     )
     np.testing.assert_array_equal(get(ac.masks.mask_from_additive(put(np.array([0.0, -1e4])))), [True, False])
-    lengths = get(ac.masks.mask_from_lengths(put(np.array([2, 1])), 3))
-    np.testing.assert_array_equal(lengths, keep[:, None, None, :])
     np.testing.assert_array_equal(get(ac.masks.mask_from_padding(put(keep))), keep[:, None, None, :])
-    queries = np.array([[True, False], [True, True]])
-    outer = get(ac.masks.mask_from_query_key(put(queries), put(keep)))
-    np.testing.assert_array_equal(outer, (queries[:, :, None] & keep[:, None, :])[:, None])
 
 
 def test_only_a_causal_mask_without_offset_is_top_left_causal(xp):

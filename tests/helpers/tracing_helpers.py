@@ -104,7 +104,6 @@ CASES = {
         QKV[:2],
     ),
     "heads": (lambda x: ac.merge_heads(ac.split_heads(x, 2)), (X,)),
-    "mask_from_lengths": (masked(lambda lengths: ac.masks.mask_from_lengths(lengths, 7)), (*QKV, LENGTHS)),
     "multi_head_attention": (
         lambda p, x, lengths: ac.multi_head_attention(
             p, x, num_heads=4, num_key_value_heads=2, is_causal=True, mask=ac.KeyLengths(lengths)
@@ -166,7 +165,7 @@ CASES = {
     ),
 }
 
-OF_INTEGERS = {"combined_with_array", "mask", "length", "mask_from_lengths", "offsets", "segments"}  # arrays
+OF_INTEGERS = {"combined_with_array", "mask", "length", "offsets", "segments"}  # arrays
 FEW = ("causal", "everything", "encoder_layer", "embed_tokens", "sagan_attention", "combined_with_array")
 
 SIXTEEN = [("everything", "bfloat16"), ("encoder_layer", "float16"), ("embed_tokens", "bfloat16")]
