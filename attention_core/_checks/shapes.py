@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -108,9 +107,9 @@ def check_shapes(line: str, arrays: Mapping[str, Any], known: Known | None = Non
         if axis is not None:
             model = origins.get(axis.letter) or origins.get(axis.heads) or shape.like
             model = f" to match {model} {shape_text(arrays[model])}" if model not in ("", name) else ""
+            are_arrays = all(hasattr(arrays.get(each.name), "shape") for each in shapes if "optional" not in each.words)
             why = _swapped_hint(dims, shape, shapes, known)
-            with contextlib.suppress(AttributeError):  # of a hint that looks at another argument, which is no array
-                why = why or ("" if hint is None else hint(name, array, known))
+            why = why or (hint(name, array, known) if hint is not None and are_arrays else "")
             raise ValueError(f"expected {name} {_text(shape, known)}{model}; got {shape_text(array)}{why}")
         count = len(dims) - len(shape.axes)
         found: Known = {"...": dims[:count]} if "..." in shape.words else {}

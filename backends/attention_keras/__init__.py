@@ -1,12 +1,10 @@
-"""The layers and functions of attention-core for Keras, on TensorFlow, JAX or PyTorch: ``KERAS_BACKEND`` decides."""
+"""The layers of attention-core for Keras, on TensorFlow, JAX or PyTorch: ``KERAS_BACKEND`` decides."""
 
 import attention_core  # noqa: F401 (before its parts, for which two threads would wait for each other)
 import attention_numpy  # noqa: F401 (likewise)
-from attention_keras import functions, layers
-from attention_keras.functions import *  # noqa: F403 (the names stand there, once)
-from attention_keras.layers import *  # noqa: F403
+from attention_keras import layers
+from attention_keras.layers import *  # noqa: F403 (the names stand there, once)
 from attention_keras.library import backend
 
 __all__ = ["backend"]
-__all__ += functions.__all__
 __all__ += layers.__all__

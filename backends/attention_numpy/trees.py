@@ -24,9 +24,9 @@ ARRAYS, SCALARS = ((), ()) if isinstance(np, Missing) else ((np.ndarray,), (np.g
 
 
 # A symbol, which whoever calls the core meets before anything of attention_keras is imported.
-explain_class("keras", "KerasTensor", ", which the functions of attention_keras take", is_array=False)
+explain_class("keras", "KerasTensor", ": functions take it inside of a layer of Keras", is_array=False)
 for _name in ("Variable", "JaxVariable", "NnxVariable"):
-    explain_class("keras", _name, ": the functions of attention_keras take it, and all others its value", is_array=True)
+    explain_class("keras", _name, ": its value is one", is_array=True)
 
 
 def is_array(leaf: Any, /) -> bool:

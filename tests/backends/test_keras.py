@@ -10,7 +10,7 @@ import pytest
 
 HERE = Path(__file__).parent
 DROPPED = "501b71d3023a56b0"
-SAVED = "225d8b7159d8e0ac"
+SAVED = "f01f24b8f50621ba"
 # So the variables of TensorFlow and PyTorch answer when Keras asks NumPy for them.
 IGNORED = "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
 
