@@ -155,12 +155,12 @@ def call_error(raised: Exception, name: str, names: Names, count: int, options: 
     return missing_error(name, names, count, options)
 
 
-def names_keywords(function: Function, name: str, /) -> Function:
-    """Let a function raise `call_error` where Python raises for what a call gives.
+def names_keywords(function: Function, name: str, names: Names | None = None, /) -> Function:
+    """Let a function raise `call_error` where Python raises for what a call gives, by names that may be given.
 
     The signature stays, to readers, `inspect` and type checkers.
     """
-    names = names_of(function)
+    names = names or names_of(function)
     if names is None or hasattr(function, "names"):
         return function
 

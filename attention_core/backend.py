@@ -72,7 +72,7 @@ from ._backend import (
     registered_name,
 )
 from ._checks import check_flags, remember
-from ._keywords import keyword_error, missing_error, names_keywords, names_of, unconverted, words_of
+from ._keywords import keyword_error, names_keywords, names_of, unconverted, words_of
 from ._trees import leaves, map_leaves
 from .masks import is_top_left_causal
 from .masks._mask import bounds_of
@@ -126,7 +126,6 @@ __all__ = [
     "leaves",
     "map_leaves",
     "may_count",
-    "missing_error",
     "names_keywords",
     "names_of",
     "on_device_of",

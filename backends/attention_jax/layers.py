@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_core import layers
-from attention_core.backend import missing_error, names_of, shape_text, words_of
+from attention_core.backend import names_keywords, names_of, shape_text, words_of
 from attention_core.layers.adapters import Adapted, settings_signature
 from attention_core.random import check_seed
 from attention_jax.backend import WIDE, _devices, backend
@@ -195,22 +195,12 @@ def _complete(init: Callable[..., Any], kind: type[layers.Layer]) -> Callable[..
     """An ``init`` that says what it lacks, with the key first: two sizes alone are a key and one size."""
     settings: Any = names_of(kind.__init__)
     names = settings._replace(
-        positional=("cls", "key"),
-        keywords=settings.keywords[1:],
+        positional=("self", "key"),
+        keywords=(*settings.keywords[1:], "dtype", "device"),
         places=settings.places + 1,
         required=("key", *settings.required),
     )
-
-    @functools.wraps(init)
-    def complete(cls: type[Layer], *arguments: Any, **options: Any) -> Any:
-        try:
-            return init(cls, *arguments, **options)
-        except TypeError:
-            error = missing_error(f"{cls.__name__}.init", names, 1 + len(arguments), options)
-            if error is not None and options.keys() <= {*names.keywords, "dtype", "device"}:
-                raise error from None
-            raise
-
+    complete = names_keywords(init, f"{kind.__name__}.init", names)
     complete.__signature__ = settings_signature(init, kind)  # type: ignore[attr-defined]
     return complete
 
