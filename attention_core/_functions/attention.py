@@ -394,7 +394,6 @@ def _check_call(*, query: Array, key: Array, value: Array, starts: Any = None, *
     options = dict(turned)
     mask, bias, starts = (options.pop(name, None) for name in ("mask", "bias", "starts"))
     mask = None if mask is None else as_mask(mask)  # which tells what is no mask
-    check_scaling(options.get("scale"), options.get("softcap"))
     named = {"query": query, "key": key, "value": value, "bias": bias, **mask_arrays(mask)}
     named |= dict(zip(("query_start", "key_start"), map(only_array, starts or ()), strict=False))
     xp = common_namespace(options.pop("xp", None), named | option_arrays(**options))

@@ -26,7 +26,6 @@ from .._checks import (
     check_parameters,
     check_positive,
     check_prepared,
-    check_scaling,
     check_shapes,
     linear_shapes,
     once_per_signature,
@@ -163,7 +162,6 @@ def _check_call(
     options = dict(turned)
     mask, bias, shards = (options.pop(name, None) for name in ("mask", "bias", "shards"))
     num_heads, num_kv_heads = options.pop("num_heads"), options.pop("num_kv_heads")
-    check_scaling(options.get("scale"), options.get("softcap"))
     inputs = {"query": query, "key": key, "value": value, "attention": parameters}
     xp = common_namespace(xp, inputs | {"bias": bias} | mask_arrays(mask) | option_arrays(**options))
     taken = "query: floating ... M C", "key: floating ... N K", "value: floating ... N V"

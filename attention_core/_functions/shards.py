@@ -153,21 +153,16 @@ def whole_length(name: str, x: Array, axis: int, shards: Shards, here: Place) ->
     ValueError
         When ranks do not share it out evenly, or it is not that of the shards.
     """
-    rows, length = x.shape[axis], shards.length
-    whole = rows * here.size
-    hint = "shard(x, shards) pads to it, and Shards(length=...) tells the length"
-    padded = here.padded(whole if length is None else length)
-    if length is None and padded != whole:
-        raise ValueError(
-            f"expected {name} with a multiple of {SPLITS[here.split]} positions on each rank, such as"
-            f" {padded // here.size}, under the {here.split} split; got {rows}: {hint}"
-        )
+    rows, whole = x.shape[axis], x.shape[axis] * here.size
+    length = whole if shards.length is None else shards.length
+    padded = here.padded(length)
     if whole != padded:
         raise ValueError(
-            f"expected {name} with {padded // here.size} positions on each of {here.size} ranks, of length"
-            f" {length}; got {rows}: {hint}"
+            f"expected {name} with {padded // here.size} positions on each of {here.size} ranks, of length {length}"
+            f" under the {here.split} split; got {rows}: shard(x, shards) pads to it, and Shards(length=...) tells the"
+            " length"
         )
-    return operator.index(whole if length is None else length)  # no symbol of a compiler
+    return operator.index(length)  # no symbol of a compiler
 
 
 def whole_lengths(shards: Shards, here: Place, query: Array, key: Array) -> tuple[int, int]:

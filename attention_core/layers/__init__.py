@@ -13,7 +13,6 @@ parameters of any library::
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from .._arrays import type_text
@@ -68,9 +67,6 @@ def layer_from_settings(settings: Mapping[str, Any], /) -> Layer:
     values = {
         key: tuple(value) if isinstance(value, list) else value for key, value in settings.items() if key != "layer"
     }
-    known = {field.name for field in fields(kind)}
-    if unknown := sorted(values.keys() - known):
-        raise ValueError(f"expected settings of {name} out of {', '.join(sorted(known))}; got {', '.join(unknown)}")
     try:
         return kind(**values)
     except TypeError as error:

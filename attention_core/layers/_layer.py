@@ -27,7 +27,7 @@ from .._checks import (
 )
 from .._functions.rotary import check_divisors
 from .._functions.sagan import check_data_format
-from .._keywords import Names, keyword_error, our_word
+from .._keywords import our_word
 from .._trees import named_arrays, named_branches, tree_from_names
 from ..masks import Mask
 from ..masks._mask import as_mask
@@ -131,9 +131,6 @@ class Layer(ABC):
         >>> FeedForward(4, 16).with_settings(arithmetic="reproducible").arithmetic
         'reproducible'
         """
-        known = [field.name for field in fields(self)]
-        if unknown := sorted(changes.keys() - set(known)):
-            raise keyword_error(type(self).__name__, Names((), tuple(known), 0), unknown[0])
         changed = replace(self, **changes)
         if (changed.parameters, changed.state) != (self.parameters, self.state):
             raise ValueError(f"expected settings for the same parameters and state; got {', '.join(sorted(changes))}")
