@@ -13,14 +13,7 @@ class Collectives:
 
     An adapter only translates. All ranks call the same members in the same order. Arrays of R leading entries have one
     for each rank.
-
-    Attributes
-    ----------
-    strategies : tuple of str
-        Those for which the library has collectives. ``"gather"`` asks for all but `exchange` and `rotate`.
     """
-
-    strategies: tuple[str, ...] = ("gather", "heads", "merge", "ring")
 
     def name_of(self, group: Any, /) -> str:
         """Return the name of a group, which plans hold and compilers keep.

@@ -15,7 +15,7 @@ from .._backend import Backend, array_namespace, backend_for
 from .._checks import check_bias, check_choice, check_positive
 from ..masks._tree import check_mask
 
-WITH_COLLECTIVES = "PyTorch, JAX and TensorFlow"
+WITH_COLLECTIVES = "PyTorch and JAX"
 
 
 def shard(x: Array, shards: Shards, /, *, axis: int = -2) -> Array:

@@ -21,7 +21,6 @@ from attention_numpy.trees import (
     versions_of,
 )
 from attention_tensorflow import namespace as tensorflow_namespace, programs
-from attention_tensorflow.collectives import TensorFlowCollectives
 from attention_tensorflow.loops import TensorFlowLoops
 
 __all__ = ["TensorFlowBackend", "backend"]
@@ -36,7 +35,6 @@ explain_class("tensorflow", "IndexedSlices", ": tf.convert_to_tensor makes one",
 class TensorFlowBackend(Backend):
     """The backend of TensorFlow."""
 
-    collectives = TensorFlowCollectives()
     modes: tuple[str, ...] = ("eager", "graph", "xla")
     dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32", "float64")
     tuning = Tuning(

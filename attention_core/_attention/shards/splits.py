@@ -17,7 +17,7 @@ class Shards(NamedTuple):
     ----------
     group : group of ranks
         In PyTorch a ``ProcessGroup``, or a ``DeviceMesh`` of one axis. In JAX the name of an axis under
-        `jax.shard_map`. In TensorFlow a ``tf.distribute.Strategy``, within its ``run``.
+        `jax.shard_map`.
     split : {"zigzag", "contiguous"}
         Of R ranks, rank r holds the chunks r and 2 R - 1 - r out of 2 R, or chunk r out of R. Under a causal mask, the
         first gives all as much work.

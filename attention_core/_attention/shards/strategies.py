@@ -9,7 +9,7 @@ import functools
 import math
 import operator
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..._arrays import HALF, Array, cast_to, clipped, dtype_name, positions, upcast
 from ..._backend import Backend, Verdict
@@ -198,10 +198,8 @@ STRATEGIES = ("auto", "gather", "heads", "merge", "ring")
 
 def walk_strategies(sharded: Sharded, name: str) -> Iterator[tuple[Strategy, Verdict]]:
     """The strategies for what is shared with their verdicts, in the order in which they are asked."""
-    backend: Any = sharded.call.backend
-    cannot = Verdict(f"ranks of {backend.name} cannot send to each other: 'gather' has the same numbers")
     for strategy in (MERGE,) if name == MERGE.name else (RING, HEADS, GATHER):
-        yield strategy, strategy.judge(sharded) if strategy.name in backend.collectives.strategies else cannot
+        yield strategy, strategy.judge(sharded)
 
 
 def taken_strategy(sharded: Sharded, name: str) -> Strategy:
