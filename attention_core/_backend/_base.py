@@ -148,6 +148,26 @@ class Kernel:
         """
         raise NotImplementedError
 
+    def takes_pieces(self, call: Any, /) -> bool:
+        """Whether the kernel has the next two methods for a call that it accepts. It has not by default."""
+        return False
+
+    def attend_to_piece(self, call: Any, /) -> tuple[Array, Array] | None:
+        """Return output and logsumexp of a piece of the keys, to be merged with those of others.
+
+        Its query is scaled already. ``None`` leaves it to blocks: of a large logsumexp, rounding takes too much.
+        """
+        raise NotImplementedError
+
+    def piece_gradients(
+        self, call: Any, results: tuple[Array, Array], cotangents: tuple[Array, Array], /
+    ) -> tuple[Array, Array, Array] | None:
+        """Return gradients of query, and of this piece of keys and values, or ``None``.
+
+        Output and logsumexp are those of all keys, and given as exact, and so are their gradients.
+        """
+        raise NotImplementedError
+
     def lasts(self, call: Any, /) -> bool:
         """Whether a verdict on this call is one on all of its types, lengths and options, which the core remembers.
 

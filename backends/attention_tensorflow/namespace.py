@@ -55,14 +55,14 @@ from attention_tensorflow.inspection import (
 # fmt: off
 __all__ = [
     "__array_api_version__", "__array_namespace_info__", "abs", "add", "all", "any", "arange", "argsort", "asarray",
-    "astype", "bfloat16", "bitwise_and", "bitwise_right_shift", "bitwise_xor",
-    "bool", "broadcast_to", "clip", "concat", "cos", "divide", "equal", "erfc", "exp", "expand_dims",
+    "astype", "bfloat16", "bitwise_and", "bitwise_invert", "bitwise_left_shift", "bitwise_or", "bitwise_right_shift",
+    "bitwise_xor", "bool", "broadcast_to", "clip", "concat", "cos", "divide", "equal", "erfc", "exp", "expand_dims",
     "finfo", "flip", "float16", "float32", "float64", "floor", "floor_divide", "full", "full_like", "greater",
-    "greater_equal", "inf", "int8", "int16", "int32", "int64", "isfinite", "isnan", "less",
+    "greater_equal", "inf", "int8", "int16", "int32", "int64", "isfinite", "isinf", "isnan", "less",
     "less_equal", "log", "logical_and", "logical_not", "logical_or", "matmul", "matrix_transpose", "max", "maximum",
     "mean", "min", "minimum", "multiply", "nan", "negative", "newaxis", "not_equal", "ones", "ones_like",
-    "permute_dims", "pi", "remainder", "repeat", "reshape", "result_type", "round", "shape", "sin",
-    "sort", "sqrt", "squeeze", "stack", "subtract", "sum", "take", "tanh", "uint8", "uint16", "uint32",
+    "permute_dims", "pi", "pow", "remainder", "repeat", "reshape", "result_type", "round", "shape", "sign", "sin",
+    "sort", "sqrt", "square", "squeeze", "stack", "subtract", "sum", "take", "tanh", "uint8", "uint16", "uint32",
     "uint64", "vecdot", "where", "zeros", "zeros_like",
 ]
 # fmt: on
@@ -107,19 +107,31 @@ def _unless(operation: Operation, dtypes: Iterable[DType], other: Operation) -> 
     return lambda *arrays: others.get(arrays[0].dtype, operation)(*arrays)
 
 
+def _in_int64(operation: Operation) -> Operation:
+    """Compute in int64; the way back wraps around, as the narrower type would have."""
+
+    def function(x1: Array, x2: Array, /) -> Array:
+        return tf.cast(operation(tf.cast(x1, int64), tf.cast(x2, int64)), x1.dtype)
+
+    return function
+
+
 def _everywhere(value: builtins.bool) -> Operation:
     return lambda x: full_like(x, value, dtype=bool)
 
 
 # Elementwise functions
 
-exp, log, tanh, sqrt, erfc = tf.exp, tf.math.log, tf.tanh, tf.sqrt, tf.math.erfc
+exp, log, tanh, sqrt, square, erfc = tf.exp, tf.math.log, tf.tanh, tf.sqrt, tf.square, tf.math.erfc
 cos, sin = tf.cos, tf.sin
 logical_not, round = tf.logical_not, tf.round
+bitwise_invert = _unless(tf.bitwise.invert, {bool}, tf.logical_not)
 abs = _unless(tf.abs, UNSIGNED, tf.identity)
 negative = _unless(tf.negative, UNSIGNED, lambda x: tf.zeros_like(x) - x)
+sign = _unless(tf.sign, UNSIGNED, lambda x: tf.minimum(x, tf.ones_like(x)))
 floor = _unless(tf.floor, INTEGRAL, tf.identity)
 isfinite = _unless(tf.math.is_finite, INTEGRAL, _everywhere(True))
+isinf = _unless(tf.math.is_inf, INTEGRAL, _everywhere(False))
 isnan = _unless(tf.math.is_nan, INTEGRAL, _everywhere(False))
 
 
@@ -134,6 +146,7 @@ def _multiply(x1: Array, x2: Array, /) -> Array:
 
 add, subtract, multiply, divide = _binary(tf.add), _binary(tf.subtract), _binary(_multiply), _binary(tf.realdiv)
 floor_divide, remainder = _binary(tf.math.floordiv), _binary(tf.math.floormod)
+pow = _binary(_unless(tf.pow, UNSIGNED, _in_int64(tf.pow)))
 # XLA on a CPU keeps the NaN of the first operand only here, and none in `max` and `min`, unless the XLA_FLAGS of the
 # process say --xla_cpu_enable_fast_min_max=false.
 maximum, minimum = _binary(tf.maximum), _binary(tf.minimum)
@@ -142,8 +155,9 @@ less, less_equal = _binary(tf.less), _binary(tf.less_equal)
 greater, greater_equal = _binary(tf.greater), _binary(tf.greater_equal)
 logical_and, logical_or = _binary(tf.logical_and), _binary(tf.logical_or)
 bitwise_and = _binary(_unless(tf.bitwise.bitwise_and, {bool}, tf.logical_and))
+bitwise_or = _binary(_unless(tf.bitwise.bitwise_or, {bool}, tf.logical_or))
 bitwise_xor = _binary(_unless(tf.bitwise.bitwise_xor, {bool}, tf.math.logical_xor))
-bitwise_right_shift = _binary(tf.bitwise.right_shift)
+bitwise_left_shift, bitwise_right_shift = _binary(tf.bitwise.left_shift), _binary(tf.bitwise.right_shift)
 
 
 def where(condition: Array, x1: Array | float, x2: Array | float, /) -> Array:
@@ -292,7 +306,7 @@ def _product(x1: Array, x2: Array, /) -> Array:
 
 
 # Whether a GPU may round float32 to TensorFloat-32 here is a setting of TensorFlow's, which is left to the user.
-matmul = _binary(_product)
+matmul = _binary(_unless(_product, INTEGRAL - {int32, int64}, _in_int64(_product)))
 
 
 def vecdot(x1: Array, x2: Array, /, *, axis: int = -1) -> Array:

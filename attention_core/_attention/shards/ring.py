@@ -1,8 +1,8 @@
 """A ring of ranks: keys and values go round, and each rank attends to those that it has.
 
 Forward, what a rank found of the keys so far is merged with what it finds of the next ones. Backward, the gradients of
-keys and values go round with them. The backward function of blocks takes output and logsumexp as given:
-given those of the whole, it returns the gradients of a piece. So whatever a block can do, each hop does.
+keys and values go round with them. The backward functions of blocks and of some kernels take output and logsumexp as
+given: given those of the whole, they return the gradients of a piece. So whatever a block can do, each hop does.
 
 References
 ----------
@@ -28,8 +28,10 @@ from ..blocks.forward import empty_results, forward
 from ..blocks.grid import is_broadcast
 from ..blocks.plan import Plan, make_plan, pack, unpack
 from ..call import Call, Result, upcast_call
-from ..parts import Run, cut, taken
+from ..parts import KeyRange, Run, cut, key_ranges, taken
 from ..softmax import merge_pieces
+from ..ways import taken_way
+from .rules import from_starts
 from .splits import SPLITS, Place, start_of
 
 ROWS = -2, -1, -1  # the axis of output, logsumexp and remainder
@@ -95,9 +97,10 @@ class RingPlan(NamedTuple):
     size: int
     split: str
     hops: Hops
+    by_kernel: bool
 
 
-def ring_attention(call: Call, here: Place, hops: Hops) -> Result:
+def ring_attention(call: Call, here: Place, hops: Hops, by_kernel: bool) -> Result:
     """Attention of the queries of this rank; a bias has the columns of rank after rank."""
     xp, (plan, arrays) = call.xp, make_plan(upcast_call(call))
     plan = plan._replace(  # of the keys of others, nothing is known
@@ -105,7 +108,7 @@ def ring_attention(call: Call, here: Place, hops: Hops) -> Result:
         exp_without_max=False if call.backend.loops.traced else None,
     )
     keys = (cast_to(x, call.key.dtype, xp=xp) for x in arrays[1:3])  # they travel in 16 bits
-    ring, arrays = RingPlan(plan, *here[:2], here.split, hops), (arrays[0], *keys, *arrays[3:])
+    ring, arrays = RingPlan(plan, *here[:2], here.split, hops, by_kernel), (arrays[0], *keys, *arrays[3:])
     output, *rows = call.backend.custom_gradient(RING, ring, arrays)
     *dims, _ = shape(call.query, xp=xp)
     return Result(xp.reshape(output, (*dims, call.value.shape[-1])), None, *(xp.reshape(x, tuple(dims)) for x in rows))
@@ -166,10 +169,55 @@ def _among(x: Array, axis: int, index: Any, count: int, number: float, xp: Names
     return xp.concat([xp.where(xp.equal(index, each), x, other) for each in range(count)], axis=axis)
 
 
+def kernel_of(call: Call) -> Any:
+    """The kernel that a call takes, if it has pieces, whose gradients are those of query, key and value alone."""
+    if any(each is not None for each in (call.bias, call.softcap, call.score_mod, call.dropout)):
+        return None
+    kernel = taken_way(call).kernel
+    return kernel if kernel is not None and kernel.takes_pieces(call) else None
+
+
+def _kernel_call(plan: RingPlan, part: Call) -> tuple[Any, Call]:
+    """The kernel that a part takes, and its call; none where the mask is no band of numbers."""
+    call, columns = from_starts(part._replace(starts=(0, 0)), *part.starts), part.key.shape[-2]
+    if not plan.by_kernel or call.starts != (0, 0) or not band_of(call.mask).is_exact:
+        return None, call
+    call = call._replace(query=_with_heads(call.query, call.xp), scale=1.0)
+    if key_ranges(call) == [KeyRange(0, columns, 0, columns)]:
+        call = call._replace(mask=None)
+    return kernel_of(call), call
+
+
+def _with_heads(x: Array, xp: Namespace) -> Array:
+    """An array (B, G, R, M, ...) with one axis of heads."""
+    batch, heads, group, *dims = x.shape
+    return xp.reshape(x, (batch, heads * group, *dims))
+
+
 def _packed(plan: RingPlan, part: Call) -> tuple[Plan, Arrays]:
     """A part as blocks take it."""
     definitions, arrays = pack(part)
     return plan.plan._replace(call=definitions), arrays
+
+
+def _attend(plan: RingPlan, part: Call) -> Arrays:
+    """What `forward` returns of a part. A kernel does not tell what rounding takes from its logsumexp: little."""
+    (kernel, call), xp = _kernel_call(plan, part), part.xp
+    found = None if kernel is None else kernel.attend_to_piece(call)
+    if found is None:
+        return forward(*_packed(plan, part), part.backend)
+    output, logsumexp = (xp.reshape(x, (*part.query.shape[:-1], *x.shape[3:])) for x in found)
+    return output, logsumexp, xp.zeros_like(logsumexp)
+
+
+def _gradients(plan: RingPlan, part: Call, results: Arrays, cotangents: Arrays) -> list[Any]:
+    """The gradients of the arrays of a part, given what is exact of the whole."""
+    (kernel, call), xp = _kernel_call(plan, part), part.xp
+    ends = ([_with_heads(x, xp) for x in each[:2]] for each in (results, cotangents))
+    found = None if kernel is None else kernel.piece_gradients(call, *ends)
+    if found is None:
+        return list(backward(*_packed(plan, part), results, cotangents, part.backend))
+    return [xp.reshape(found[0], part.query.shape), *found[1:], *(None for _ in pack(part)[1][3:])]
 
 
 def _forward(plan: RingPlan, arrays: Arrays, backend: Backend) -> Arrays:
@@ -177,7 +225,7 @@ def _forward(plan: RingPlan, arrays: Arrays, backend: Backend) -> Arrays:
     xp, num_chunks = backend.namespace, SPLITS[plan.split]
 
     def add(part: Call, i: Any, j: Any, results: Arrays) -> Arrays:
-        found = zip(forward(*_packed(plan, part), backend), ROWS, (0.0, -math.inf, 0.0), strict=True)
+        found = zip(_attend(plan, part), ROWS, (0.0, -math.inf, 0.0), strict=True)
         others = (_among(x, axis, i, num_chunks, number, xp) for x, axis, number in found)
         return merge_pieces(*(xp.stack(each) for each in zip(results, others, strict=True)), xp=xp)
 
@@ -196,8 +244,8 @@ def _backward(plan: RingPlan, arrays: Arrays, results: Arrays, cotangents: Array
 
     def add(part: Call, i: Any, j: Any, sums: Any) -> Any:
         rows = Run(i * part.query.shape[-2], part.query.shape[-2])
-        ends = [tuple([taken(x, rows, axis, xp) for x, axis in zip(each, ROWS, strict=True)]) for each in of_rows]
-        found, bias = list(backward(*_packed(plan, part), ends[0], ends[1], backend)), call.bias
+        ends = (tuple([taken(x, rows, axis, xp) for x, axis in zip(each, ROWS, strict=True)]) for each in of_rows)
+        found, bias = _gradients(plan, part, *ends), call.bias
         for n, chunk in enumerate((i, j % num_chunks, j % num_chunks)):
             found[n] = _among(found[n], -2, chunk, num_chunks, 0.0, xp)
         if bias is not None and not is_broadcast(bias, -2):

@@ -9,7 +9,7 @@ from typing import Any
 from ..._arrays import Array, Namespace, clipped
 from ..._backend import array_namespace, register
 from ...masks import Mask, Positions
-from ...masks._band import LIMIT, Band, exact_band, intersection
+from ...masks._band import LIMIT, Band, intersection
 from ...masks._mask import as_mask, band_of, bounds_of
 from ...masks._rules import rule_of
 from ...scores import ScoreMod
@@ -66,11 +66,18 @@ def within(call: Call, queries: int = LIMIT, keys: int = LIMIT) -> Call:
     return call._replace(mask=Within(mask, queries, keys), score_mod=score_mod)
 
 
-def from_start(call: Call, query: Any) -> Call:
-    """A call of queries from a position on: in its rule, which kernels take, if it is a band that alone looks at it."""
-    starts, is_free = (query, 0), call.score_mod is None and call.dropout is None
+def from_starts(call: Call, query: Any, key: Any) -> Call:
+    """A call from positions on: in its rule, which kernels take, if that is a band and nothing else looks at them."""
+    starts, is_free = (query, key), call.score_mod is None and call.dropout is None
     if is_free and call.mask is None:
         starts = 0, 0
-    elif is_free and isinstance(query, int) and (band := band_of(call.mask)).is_exact:
-        starts, call = (0, 0), call._replace(mask=rule_of(exact_band(*band.ends, band.stop, query)))
+    elif is_free and isinstance(query, int) and isinstance(key, int) and (band := band_of(call.mask)).is_exact:
+        starts, call = (0, 0), call._replace(mask=rule_of(moved(band, query, key)))
     return call._replace(starts=starts)
+
+
+def moved(band: Band, query: int, key: int) -> Band:
+    """A band of queries and keys from positions on, counted from there."""
+    ends = zip(band[:3], (query - key, query - key, -key), strict=True)
+    low, high, stop = (end if abs(end) == LIMIT else end + by for end, by in ends)
+    return Band(low, high, stop, band.is_exact)

@@ -24,8 +24,8 @@ from ..reproducible.forward import reproducible_attention
 from ..softmax import merge_pieces, with_remainder
 from ..ways import dense_advantage, run_call, with_sinks
 from .operations import check_no_gradient, exchange, gather, total
-from .ring import Hops, hops_of, ring_attention
-from .rules import from_start, within
+from .ring import Hops, hops_of, kernel_of, ring_attention
+from .rules import from_starts, within
 from .splits import Place, stack_of, whole_of
 
 
@@ -132,7 +132,7 @@ class Gather(Strategy):
             return _without_padding(sharded, Result(output, None, found))
         call = call._replace(query=upcast(call.query, xp=xp), bias=upcast(call.bias, xp=xp))
         chunks = enumerate(here.chunks(rows))
-        parts = [from_start(cut(call, rows=Run(n * size, size)), start) for n, (start, size) in chunks]
+        parts = [from_starts(cut(call, rows=Run(n * size, size)), start, 0) for n, (start, size) in chunks]
         results = [run_call(each, implementation, logsumexp=logsumexp) for each in parts]
         output, found = xp.concat([each.output for each in results], axis=-2), None
         if logsumexp:
@@ -164,8 +164,13 @@ class Ring(Strategy):
             bias = pad(call.bias, -1, call.key.shape[-2] * here.size - sharded.lengths[1], call.xp)
             stack = stack_of(bias, -1, here.split, here.size, call.xp)
             call = call._replace(bias=whole_of(stack, -1, "contiguous", call.xp))
-        result = ring_attention(within(call, stop, stop), here, self._hops(sharded))
+        result = ring_attention(within(call, stop, stop), here, self._hops(sharded), self.takes_kernel(sharded))
         return _without_padding(sharded, result if call.sinks is None else with_sinks(result, call))
+
+    def takes_kernel(self, sharded: Sharded) -> bool:
+        """Whether hops that need no mask take a kernel."""
+        hop = upcast_call(sharded.call)._replace(mask=None, scale=1.0, sinks=None)
+        return sharded.implementation == "auto" and kernel_of(hop) is not None
 
     def _hops(self, sharded: Sharded) -> Hops:
         call, (_, size, _, split) = sharded.call, sharded.here

@@ -20,6 +20,8 @@ class ScaledDotProduct(Kernel):
 
     name = "torch.nn.functional.scaled_dot_product_attention"
     takes = Takes(options=("bias",), masks=("any",), one_width=True, constant_bias=True)
+    attend_to_piece = staticmethod(guarded.attend_to_piece)
+    piece_gradients = staticmethod(guarded.piece_gradients)
 
     def __init__(self, flex: FlexAttention, facts: guarded.Facts | None = None) -> None:
         self.flex, self.facts = flex, facts
@@ -70,6 +72,10 @@ class ScaledDotProduct(Kernel):
         """Whether the operator of the kernel gives the same output, and the logsumexp of the definition."""
         is_shifted = call.bias is not None and guards.records(call)
         return modes.is_on_host(call.query) and guards.attends_later(call) and not is_shifted
+
+    def takes_pieces(self, call: Call) -> bool:
+        """Whether the operator of the kernel gives what is merged, and its gradients."""
+        return sdpa.TAKES_GROUPS and self.has_logsumexp(call)
 
     def attend_with_logsumexp(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the same output as `attend`, and logsumexp."""

@@ -149,6 +149,25 @@ def _are_small(call: Call, inputs: Inputs, scale: Scale) -> bool:
     return is_number and guards.norms_are_small(inputs.arrays, scale.number)
 
 
+def attend_to_piece(call: Call) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Output and logsumexp, if these are those of the kernel, and lose no digits where they are merged with others."""
+    found = _by_kernel(call)
+    return None if found is None or _is_rounded(found[1]) else found
+
+
+def piece_gradients(
+    call: Call, results: tuple[torch.Tensor, ...], cotangents: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor, ...] | None:
+    """Gradients of query, key and value by the kernel, if they are finite and precise, given results to all keys."""
+    plan = GuardedPlan(None, 1.0, call.starts, False, not call.assume_finite, bool(cotangents[1].any()), False)
+    return None if _is_rounded(results[1]) else _gradients(plan, call, (*results, *cotangents[::-1]))
+
+
+def _is_rounded(logsumexp: torch.Tensor) -> bool:
+    """Whether a logsumexp is so large that the kernel, which gives no remainder, loses digits of the sum."""
+    return bool(logsumexp.nan_to_num(neginf=0.0).abs().max().item() > sdpa.MAX_PLAIN_BIAS)
+
+
 def _recorded(call: Call, *, logsumexp: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Output and logsumexp by the operation, which autograd or a compiler records."""
     mask_arrays: list[torch.Tensor] = []

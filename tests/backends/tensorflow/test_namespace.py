@@ -49,8 +49,8 @@ BINARY = (
     dict.fromkeys(ANY_NUMBER, INTEGRAL + FLOATING)
     | dict.fromkeys(("equal", "not_equal"), DTYPES)
     | dict.fromkeys(("logical_and", "logical_or"), ("bool",))
-    | dict.fromkeys(("bitwise_and", "bitwise_xor"), ("bool", *INTEGRAL))
-    | dict.fromkeys(("bitwise_right_shift", "floor_divide", "remainder"), INTEGRAL)
+    | dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor"), ("bool", *INTEGRAL))
+    | dict.fromkeys(("bitwise_left_shift", "bitwise_right_shift", "floor_divide", "remainder"), INTEGRAL)
     | {"divide": FLOATING}
 )
 
@@ -120,12 +120,12 @@ def test_arrays_of_others_are_refused():
             xp.add(tf.ones(2), foreign)
 
 
-REAL = ("abs", "floor", "isfinite", "isnan", "negative", "round")
+REAL = ("abs", "floor", "isfinite", "isinf", "isnan", "negative", "round", "sign", "square")
 
 UNARY = (
     dict.fromkeys(REAL, INTEGRAL + FLOATING)
     | dict.fromkeys(("exp", "tanh", "sqrt", "log", "cos", "sin"), FLOATING)
-    | {"logical_not": ("bool",)}
+    | {"logical_not": ("bool",), "bitwise_invert": ("bool", *INTEGRAL)}
 )
 
 SPECIAL = [math.nan, math.inf, -math.inf, 0.0, -2.5, -0.5, 0.5, 1.5, 2.5, 3.0]
@@ -162,7 +162,7 @@ def products(xp, x, y, small, **_):
     vector, turned = y[0, 0], xp.matrix_transpose(y)
     yield from (xp.matmul(vector, vector), xp.matmul(x, vector), xp.matmul(vector, xp.matrix_transpose(x)))
     yield from (xp.matmul(xp.expand_dims(x, axis=1), turned), xp.matmul(xp.expand_dims(x, axis=1), turned[0]))
-    yield from (xp.matmul(x[:, :0], turned[0]), xp.matmul(x[..., :0], turned[0, :0]))
+    yield from (xp.matmul(x[:, :0], turned[0]), xp.matmul(x[..., :0], turned[0, :0]), xp.matmul(small, small))
     for axis in (-1, -2):
         yield xp.vecdot(xp.expand_dims(x, axis=1), y, axis=axis)
     yield xp.vecdot(small, small)
@@ -179,9 +179,11 @@ def reductions(xp, x, **_):
 
 def conversions(xp, x, n, of, small, mask, **_):
     yield from (xp.add(n, of), xp.subtract(n, of), xp.multiply(n, n), xp.negative(n))  # which wrap around
-    yield xp.bitwise_right_shift(n, of)
+    yield from (xp.bitwise_right_shift(n, of), xp.bitwise_left_shift(n, of))
     yield from (xp.where(mask, small, n[:, :3]), xp.where(mask, small, 5), xp.where(mask, 5, small))
     yield from (xp.astype(n, xp.bool), xp.astype(mask, xp.float64), xp.astype(small, xp.float16))
+    unsigned = xp.astype(small, xp.uint8)
+    yield from (xp.pow(small, 2), xp.pow(unsigned, 6), xp.pow(unsigned, xp.astype(mask, xp.uint8)), xp.pow(x, 2))
     yield from (xp.isfinite(n), xp.full_like(x, 7), xp.zeros_like(x, dtype=xp.int8), xp.ones_like(small))
 
 
