@@ -122,6 +122,14 @@ def intersection(a: Band, b: Band) -> Band:
     return Band(ends.low, ends.high, stop, is_exact, ends.offset)
 
 
+def hull(a: Band, b: Band) -> Band:
+    """The least band of numbers that holds two others, which is exact if it is one of them."""
+    if not all(isinstance(number, int) for each in (a, b) for number in (each.stop, each.offset)):
+        return UNKNOWN
+    found = Band(min(a.low, b.low), max(a.high, b.high), max(a.stop, b.stop), is_exact=True)
+    return found if found in (a, b) else found._replace(is_exact=False)
+
+
 def _clamped(value: int, most: int = LIMIT) -> int:
     return -most if value < -most else min(value, most)
 

@@ -21,7 +21,7 @@ from .._checks import (
     check_sizes,
     check_start,
 )
-from ._band import ALL, UNKNOWN, Band, intersection
+from ._band import ALL, UNKNOWN, Band, hull, intersection
 
 Sizes = tuple[int | None, ...]
 
@@ -266,9 +266,14 @@ class _Pair(Mask):
     first: Mask
     second: Mask
     operator: ClassVar[str]
+    of_bands: ClassVar[Any]
 
     def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
         return getattr(xp, self.operator)(self.first.allowed(at, xp=xp), self.second.allowed(at, xp=xp))
+
+    def bounds(self) -> Band:
+        band: Band = self.of_bands(self.first.bounds(), self.second.bounds())
+        return band
 
     def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array, Array]:
         pairs = zip(self.first.blocks(query, key, xp=xp), self.second.blocks(query, key, xp=xp), strict=True)
@@ -283,16 +288,13 @@ class _Pair(Mask):
 class And(_Pair):
     """The pairs that both masks allow."""
 
-    operator = "logical_and"
-
-    def bounds(self) -> Band:
-        return intersection(self.first.bounds(), self.second.bounds())
+    operator, of_bands = "logical_and", staticmethod(intersection)
 
 
 class Or(_Pair):
     """The pairs that at least one of two masks allows."""
 
-    operator = "logical_or"
+    operator, of_bands = "logical_or", staticmethod(hull)
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ attention = ac.scaled_dot_product_attention
 CHUNK = 4  # which divides no length below
 SIZES = Sizes((2,), 4, 2, 11, 13, 5, 6)
 NAMES = ("causal later", "causal earlier", "causal of nothing", "causal of all", "window", "window far ahead",
-         "window to the right", "and")  # fmt: skip
+         "window to the right", "and", "or")  # fmt: skip
 
 
 def mask_of(name):
