@@ -58,7 +58,6 @@ PEERS = (
     "tests/peers",
     "tests/backends/test_keras.py::test_a_model_saved_on_one_library_loads_on_the_next",
     "tests/view/test_page.py",  # likewise
-    "tests/view/test_view.py",  # with matplotlib
     "tests/core/test_user_functions.py::test_a_frame_is_no_mask",  # of pandas
 )
 NOTEBOOKS = ("docs/tutorial.md", "docs/guides/masks.md", "docs/guides/kernels.md", "docs/guides/moving-weights.md")
@@ -324,7 +323,6 @@ def gallery(session):
     models = [pretrained(session, package, nox.Session.run) for package in (MODEL, LANGUAGE_MODEL)]
     for script in sorted((ROOT / "docs").glob("plot_*.py")):
         session.run("python", str(script), *(models if script.name == "plot_views.py" else []), env=QUIET)
-    session.run("python", "examples/digits.py", "--plot", str(ROOT / "docs" / "images" / "digits.svg"), env=QUIET)
 
 
 @nox.session(default=False)

@@ -261,7 +261,7 @@ class Generate:
 @command("Look at weights or at a mask.", "attention_cli.view:view")
 @dataclass(frozen=True)
 class View:
-    """Look at weights or at a mask: as one HTML file without network, as a picture, or as text.
+    """Look at weights or at a mask: as one HTML file without network, or as text.
 
     The exit status is 0 if the view was made, and 2 if the command cannot be run as given.
     """
@@ -270,9 +270,9 @@ class View:
         list[Path] | None,
         typer.Argument(help="Weights, or query and key, as npz, npy or safetensors; a second file is compared."),
     ] = None
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="html, png, svg or pdf. By default text is printed.")
-    ] = None
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="An HTML file. By default text is printed.")] = (
+        None
+    )
     mask: Annotated[Many, typer.Option(help="Draw a mask instead: causal or window; repeatable, all must allow.")] = (
         None
     )

@@ -1,4 +1,4 @@
-"""The command ``view``: weights or a mask as one HTML file, a picture, or text."""
+"""The command ``view``: weights or a mask as one HTML file, or as text."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def text_of(view: ViewData) -> str:
 
     Of a picture, it is the keys of a query in their rows and columns.
     """
-    found = view.find()
+    found = view.first
     show = view.shows[found.show]
     codes = found.levels[0].codes if view.picture is None else view.picture.keys(found, view.query)
     shape = tuple(min(most, size) for most, size in zip((MOST_ROWS, MOST_COLUMNS), codes.shape, strict=True))

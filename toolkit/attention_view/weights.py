@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import os
@@ -13,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attention_view.codes import DECADES, encode, levels_of, mean_levels
-from attention_view.details import DETAIL_CODES, Kept, cells_of_window
 from attention_view.model import Map, Part, Picture, Show
 from attention_view.places import picture_of
 from attention_view.sources import Source, reduced, sources_of, whole
@@ -44,14 +42,13 @@ def view(
     sample: int = 0,
     heads: Sequence[int] | None = None,
     reduction: str = "max",
-    exact: tuple[slice, slice] | None = None,
     title: str = "Attention",
 ) -> View:
     """Make a view of weights: of one layer or several, of text, of a picture, or of a long sequence.
 
-    Long sequences are kept as the largest weight or the mean of each block, at several resolutions; some blocks are
-    also kept weight by weight. Of a large picture, some queries are kept, in rows and columns. Recorded calls and
-    `Computed` compute these without M × N numbers at a time.
+    Long sequences are kept as the largest weight or the mean of each block, at several resolutions. Of a large picture,
+    some queries are kept, in rows and columns. Recorded calls and `Computed` compute these without M × N numbers at a
+    time.
 
     Parameters
     ----------
@@ -80,9 +77,6 @@ def view(
         By default all.
     reduction : {"max", "mean"}
         What a cell shows that stands for several weights: the largest, or their mean.
-    exact : tuple of slice, optional
-        Queries and keys of a long sequence whose blocks are kept weight by weight, up to 2 million weights in all. By
-        default, these are blocks with the largest cells, as many for every query.
     title : str
 
     Returns
@@ -133,12 +127,10 @@ def view(
     for (lengths, chosen), count in zip(parts.items(), counts, strict=True):
         part = _part(lengths, tokens, key_tokens, padding)
         block = _block(lengths, count, most)
-        window = None if exact is None or block == (1, 1) else cells_of_window(exact, lengths, block, count)
-        per_row = DETAIL_CODES // (len(parts) * count * -(-lengths[0] // block[0]) * math.prod(block))
-        make = functools.partial(_maps, part, block, bits, reduction=reduction, window=window, per_row=per_row)
-        made = [each for layer in chosen for each in make(layer)]
-        notes += _notes(made, block, reduction, exact)
-        maps += made
+        maps += [each for layer in chosen for each in _maps(part, block, bits, layer, reduction=reduction)]
+        if block != (1, 1):
+            kind = "mean" if reduction == "mean" else "largest"
+            notes.append(f"Each cell is the {kind} of at most {block[0]} × {block[1]} weights.")
     maps.sort(key=lambda each: each.layer)
     names = ["weights"] if others is None else ["first", "second", "difference"]
     shows = [Show(name, "difference" if name == "difference" else "weights", bits, DECADES[bits]) for name in names]
@@ -153,33 +145,14 @@ class _Layer(NamedTuple):
     shows: Sequence[Any]
 
 
-def _maps(
-    part: Part, block: tuple[int, int], bits: int, layer: _Layer, *, reduction: str, window: Any, per_row: int
-) -> Iterator[Map]:
-    """The maps of a layer; of those of a long sequence, the largest blocks of each row or a window are kept, too."""
+def _maps(part: Part, block: tuple[int, int], bits: int, layer: _Layer, *, reduction: str) -> Iterator[Map]:
+    """The maps of a layer."""
     for show, some in enumerate(layer.shows):
-        kept = None if block == (1, 1) else Kept(block, part.lengths, per_row)
-        found = reduced(some, layer.source.shape, block, reduction, kept if window is None else None)
-        if kept is not None and window is not None:
-            kept.add_window(some, *window)
-        details = kept.details(len(found)) if kept is not None else [None] * len(found)
-        for head, each, some_blocks in zip(layer.source.heads, found, details, strict=True):
+        found = reduced(some, layer.source.shape, block, reduction)
+        for head, each in zip(layer.source.heads, found, strict=True):
             mean = reduction == "mean"
             levels = mean_levels(each, bits, block, part.lengths) if mean else levels_of(encode(each, bits), block)
-            yield Map(layer.number, head, show, part, levels, some_blocks)
-
-
-def _notes(maps: Sequence[Map], block: tuple[int, int], reduction: str, exact: Any) -> Iterator[str]:
-    if block != (1, 1):
-        kind = "mean" if reduction == "mean" else "largest"
-        yield f"Each cell is the {kind} of at most {block[0]} × {block[1]} weights."
-    if any(each.details is not None and len(each.details.places) for each in maps):
-        told = "those with the largest" if exact is None else f"queries {_told(exact[0])} and keys {_told(exact[1])}"
-        yield f"Some blocks show each weight when zoomed in: {told}."
-
-
-def _told(chosen: slice) -> str:
-    return f"{'' if chosen.start is None else chosen.start}:{'' if chosen.stop is None else chosen.stop}"
+            yield Map(layer.number, head, show, part, levels)
 
 
 def _difference(first: Source, second: Source) -> Any:
