@@ -29,7 +29,7 @@ CPUS = os.cpu_count() or 1
 # Written out, as the rooms that know them import NumPy: a test compares.
 LAYOUTS = "attention-core, torch, torch-encoder-layer, torch-decoder-layer, equinox, keras, keras-grouped, flax, bert"
 LAYOUTS += ", bert-layer, bert-embeddings, causal-lm"
-MASKS = "full, causal, window, packed, padded, padded-causal, ragged, softcap, alibi, bias, sinks"
+MASKS = "full, causal, window, packed, padded, padded-causal, softcap, alibi, bias, sinks"
 PRESETS = "training, prefill, decode, accelerator"
 
 
@@ -210,9 +210,6 @@ class Convert:
     from_: Annotated[str, typer.Option("--from", help=f"The layout of the source, gguf or out of {LAYOUTS}.")]
     to: Annotated[str, typer.Option("--to", help=f"The layout of the target, out of {LAYOUTS}.")]
     num_heads: Annotated[int | None, typer.Option(min=1, help="The number of query heads of the source.")] = None
-    head_order: Annotated[
-        str | None, typer.Option(help="Where heads share keys: repeat, if neighbours do, or tile, if heads apart do.")
-    ] = None
     zero_attention: Annotated[bool, typer.Option("--zero-attention", help="add_zero_attn of the source.")] = False
     norm_first: Annotated[bool, typer.Option("--norm-first", help="norm_first of the source.")] = False
     epsilon: Annotated[float | None, typer.Option(help="The epsilon of normalizations of the source.")] = None

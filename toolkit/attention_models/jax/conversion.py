@@ -95,8 +95,7 @@ def to_module(layer: Any, kind: type[Any], /) -> Any:
         from attention_models.keras import conversion  # noqa: PLC0415 (who converts no such layer does without)
 
         return conversion.write_module(definition, parameters, kind, dtype=parameters.query.weight.dtype.name)
-    order = {"head_order": "repeat"} if name == "flax" else {}
-    arrays = backend.from_numpy(LAYOUTS[name].write(definition, parameters, **order))
+    arrays = backend.from_numpy(LAYOUTS[name].write(definition, parameters))
     arguments = LAYOUTS[name].arguments(definition)
     dtype = parameters.query.weight.dtype
     if name == "equinox":
@@ -171,7 +170,7 @@ def _flax(module: Any) -> dict[str, Any]:
         raise LayoutError(
             f"expected broadcast_dropout False of {layout} with dropout, as here each weight has its own; got True"
         )
-    return {"num_heads": module.num_heads, "head_order": "repeat", "dropout": module.dropout_rate}
+    return {"num_heads": module.num_heads, "dropout": module.dropout_rate}
 
 
 def _filled_flax(kind: type[Any], arguments: dict[str, Any], dtype: Any, arrays: dict[str, jax.Array]) -> Any:

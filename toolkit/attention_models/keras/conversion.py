@@ -73,8 +73,7 @@ def read_module(module: keras.layers.Layer, /) -> tuple[Any, Any]:
     arrays = {
         "/".join(variable.path.split("/")[-2:]): backend.to_numpy(variable.value) for variable in _weights(module)
     }
-    order = {"head_order": "repeat"} if name == "keras-grouped" else {}
-    return LAYOUTS[name].read(arrays, dropout=config["dropout"], **order)
+    return LAYOUTS[name].read(arrays, dropout=config["dropout"])
 
 
 def to_module(layer: Layer, kind: type[keras.layers.Layer], /) -> keras.layers.Layer:
@@ -112,8 +111,7 @@ def to_module(layer: Layer, kind: type[keras.layers.Layer], /) -> keras.layers.L
 def write_module(definition: Any, parameters: Any, kind: type[Any], /, *, dtype: Any) -> keras.layers.Layer:
     """Make a layer of Keras of a definition and its weights in NumPy, under a dtype policy."""
     name = _name(kind)
-    order = {"head_order": "repeat"} if name == "keras-grouped" else {}
-    arrays = LAYOUTS[name].write(definition, parameters, **order)
+    arrays = LAYOUTS[name].write(definition, parameters)
     module = kind(**LAYOUTS[name].arguments(definition), dtype=dtype)
     query, key, value = ((None, None, each.weight.shape[0]) for each in parameters[:3])
     module.build(query, value, key)
