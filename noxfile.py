@@ -60,7 +60,6 @@ PEERS = (
     "tests/view/test_page.py",  # likewise
     "tests/core/test_user_functions.py::test_a_frame_is_no_mask",  # of pandas
 )
-NOTEBOOKS = ("docs/tutorial.md", "docs/guides/masks.md", "docs/guides/kernels.md", "docs/guides/moving-weights.md")
 COMMANDS = ("tests/commands/test_cli.py", "tests/commands/test_check.py")
 QUICK = ("tests/core", "tests/models", *COMMANDS)  # nothing pretrained, no other packages
 DOCTESTS = ("--doctest-modules", "attention_core", "toolkit/attention_models", "--ignore-glob=*_models/[jkt]*")
@@ -318,7 +317,7 @@ def docs(session):
 def gallery(session):
     """Draw the pictures of the documentation again; those of looking.md need Chromium, and pretrained models."""
     ours = checkout(",".join(FRAMEWORKS), "check,view,gguf")
-    install(session, *ours, "mpmath", "scikit-learn", groups=("benchmark", "site"))
+    install(session, *ours, "mpmath", groups=("benchmark", "site"))
     install(session, "--no-deps", MODEL, LANGUAGE_MODEL)
     models = [pretrained(session, package, nox.Session.run) for package in (MODEL, LANGUAGE_MODEL)]
     for script in sorted((ROOT / "docs").glob("plot_*.py")):
@@ -331,19 +330,6 @@ def site(session):
     install(session, *checkout("numpy,array-api-strict"), groups=("docs", "site"))
     session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "site/html")
     session.run("python", "tools/check_site.py", "site/html", *session.posargs)
-
-
-@nox.session(default=False)
-def notebooks(session):
-    """Make notebooks of some pages in site/notebooks, and run each from top to bottom."""
-    install(session, *checkout(f"keras,flax,{','.join(FRAMEWORKS)}"), groups=("notebooks",))
-    session.run("python", "-m", "ipykernel", "install", "--sys-prefix", "--name", "python3")
-    made = ROOT / "site" / "notebooks"
-    made.mkdir(parents=True, exist_ok=True)
-    session.chdir(session.create_tmp())  # for the files that the pages write
-    for page in NOTEBOOKS:
-        target = made / Path(page).with_suffix(".ipynb").name
-        session.run("jupytext", "--to", "ipynb", "--execute", "--output", str(target), str(ROOT / page), env=QUIET)
 
 
 def read_sources(session):
