@@ -59,15 +59,9 @@ def test_levels_halve_to_the_largest_of_each_block():
         np.testing.assert_array_equal(level.codes, expected)
 
 
-def means_of(weights, block):
-    """The mean of each block, one by one."""
-    rows, columns = ([slice(i, i + b) for i in range(0, n, b)] for n, b in zip(weights.shape, block, strict=True))
-    return np.array([[weights[i, j].mean() for j in columns] for i in rows])
-
-
 @pytest.mark.parametrize("at_once", [2, 11])  # queries: less than a block, and more
 @pytest.mark.parametrize("other", [False, True])
-def test_a_view_by_means_keeps_the_mean_of_every_block(other, at_once, monkeypatch):
+def test_a_view_of_blocks_keeps_the_largest_of_each(other, at_once, monkeypatch):
     monkeypatch.setattr("attention_view.weights.MOST_ROWS", 20)
     monkeypatch.setattr("attention_view.weights.MOST_CODES", 2000)
     monkeypatch.setattr("attention_view.sources.SCORES_AT_ONCE", 47 * at_once)
@@ -78,17 +72,17 @@ def test_a_view_by_means_keeps_the_mean_of_every_block(other, at_once, monkeypat
     weights = attention_weights(query, key, **options)[0].astype(float)
     wrong = weights + np.eye(47)[20] / 8
     compared = {"other": wrong[None]} if other else {}
-    made = view(Computed(query, key, **options), reduction="mean", **compared)
+    made = view(Computed(query, key, **options), **compared)
     expected = abs(wrong - weights) if other else weights
     assert [level.block for level in made.maps[-1].levels] == [(3, 3), (6, 6)]
-    halves = codes_of(made.html(), -1, 1).astype(int)  # the last of which are cut off
-    assert abs(halves - encode(means_of(expected, (6, 6)), 8)).max() <= 1
-    codes = codes_of(made.html(), -1).astype(int)
-    assert abs(codes - encode(means_of(expected, (3, 3)), 8)).max() <= 1  # float32 against float64
-    if at_once > 3 or not other:  # one query alone may round in another way than several
-        np.testing.assert_array_equal(codes == 0, means_of(expected, (3, 3)) == 0)
-    assert "the mean of at most 3 × 3 weights" in made.notes[0]
-    assert opened(made.html())[0]["reduction"] == "mean"
+    for level, size in enumerate((3, 6)):  # the last of which are cut off
+        starts = np.arange(0, 47, size)
+        largest = np.maximum.reduceat(np.maximum.reduceat(expected, starts), starts, axis=1)
+        codes = codes_of(made.html(), -1, level).astype(int)
+        assert abs(codes - encode(largest, 8)).max() <= 1  # float32 against float64
+        if at_once > 3 or not other:  # one query alone may round in another way than several
+            np.testing.assert_array_equal(codes == 0, largest == 0)
+    assert "the largest of at most 3 × 3 weights" in made.notes[0]
 
 
 def test_the_page_holds_the_weights_of_each_layer_and_head_and_no_address():
@@ -236,7 +230,6 @@ def test_text_shows_tokens_and_nan():
         (lambda: view(np.full((2, 2), 0.5), tokens="ab"), "expected tokens as a sequence of str; got a str"),
         (lambda: view(np.full((2, 2), 0.5), other=np.full((3, 3), 0.3)), "expected other of layers"),
         (lambda: view(np.full((2, 2), 0.5), sample=1), r"expected sample in \[0, 1\); got 1"),
-        (lambda: view(np.full((2, 2), 0.5), reduction="sum"), "expected reduction out of max, mean; got 'sum'"),
         (lambda: view([None]), 'expected weights; got None: .*attn_implementation="eager"'),
         (lambda: view({"logits": 1, "attentions": [np.eye(2)]}), "got dict, of which they may be attentions"),
         (lambda: view([[np.eye(2)], []]), r"expected steps of the same number of layers; got \[1, 0\]"),

@@ -285,7 +285,6 @@ class View:
     ] = None
     head: Annotated[list[int] | None, typer.Option(help="A head; repeatable. By default all.")] = None
     sample: Annotated[int, typer.Option(help="Of the batch.")] = 0
-    reduction: Annotated[str, typer.Option(help="Of several weights in a cell: max or mean.")] = "max"
     causal: Annotated[bool, typer.Option("--causal", help="is_causal, of query and key.")] = False
 
 

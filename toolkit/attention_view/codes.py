@@ -53,19 +53,6 @@ def levels_of(codes: Any, block: tuple[int, int], combine: Any = np.maximum, /) 
     return levels
 
 
-def mean_levels(means: Any, bits: int, block: tuple[int, int], lengths: tuple[int, int], /) -> list[Level]:
-    """The means of blocks as codes, and at each half of their resolution."""
-    levels = [Level(encode(means, bits), block)]
-    while max(means.shape) > SMALLEST_LEVEL:
-        sums, steps = means * cell_sizes(lengths, block), _steps(means.shape)
-        for axis, (size, step) in enumerate(zip(sums.shape, steps, strict=True)):
-            sums = np.add.reduceat(sums, np.arange(0, size, step), axis=axis)
-        block = (steps[0] * block[0], steps[1] * block[1])
-        means = sums / cell_sizes(lengths, block)
-        levels.append(Level(encode(means, bits), block))
-    return levels
-
-
 def cell_sizes(lengths: tuple[int, int], block: tuple[int, int], /) -> Any:
     """How many pairs each block has (rows, columns); those at the end may have fewer."""
     rows, columns = (np.minimum(b, n - np.arange(0, n, b)).astype(float) for n, b in zip(lengths, block, strict=True))

@@ -61,7 +61,6 @@ def _payload(view: ViewData) -> bytes:
         "picture": view.picture and view.picture._asdict(),
         "blocks": blocks[0] if blocks else None,
         "notes": view.notes,
-        "reduction": view.reduction,
     }
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
     text += b" " * (-len(text) % 4)

@@ -96,7 +96,6 @@ class ViewData:
     picture: Picture | None = None
     blocks: Level | None = None
     notes: Sequence[str] = field(default_factory=tuple)
-    reduction: str = "max"
 
     @property
     def first(self) -> Map:

@@ -13,7 +13,6 @@ import numpy as np
 from attention_core import Attention
 from attention_core.backend import available_backends, get_backend
 from attention_core.weights import attention_weights
-from attention_view.codes import cell_sizes
 
 SCORES_AT_ONCE = 2**22
 
@@ -93,27 +92,26 @@ class Source:
         return len(self.heads), self.rows, self.columns
 
 
-def reduced(some: Any, shape: tuple[int, int, int], block: tuple[int, int], reduction: str) -> Any:
-    """The largest number or the mean of each block, (H, rows, columns), of a function that gives (H, queries, N).
+def reduced(some: Any, shape: tuple[int, int, int], block: tuple[int, int]) -> Any:
+    """The largest number of each block, (H, rows, columns), of a function that gives (H, queries, N).
 
     NaN is the largest. Some 4 million numbers are held at a time, as far as one row of all heads is no more.
     """
     if block == (1, 1):
         return some(range(shape[1]))
     heads, rows, columns = shape
-    combine, first_value = (np.add, 0.0) if reduction == "mean" else (np.maximum, -np.inf)
     starts = np.arange(0, columns, block[1])
     at_once = max(1, SCORES_AT_ONCE // (heads * columns))
-    found = np.full((heads, -(-rows // block[0]), len(starts)), first_value)
+    found = np.full((heads, -(-rows // block[0]), len(starts)), -np.inf)
     for first in range(0, rows, at_once):
         queries = range(first, min(first + at_once, rows))
-        numbers = combine.reduceat(some(queries), starts, axis=-1, dtype=found.dtype)
+        numbers = np.maximum.reduceat(some(queries), starts, axis=-1, dtype=found.dtype)
         cells = np.arange(queries.start, queries.stop) // block[0]
         new = np.flatnonzero(np.diff(cells, prepend=-1))
-        numbers = combine.reduceat(numbers, new, axis=-2)
+        numbers = np.maximum.reduceat(numbers, new, axis=-2)
         within = slice(int(cells[0]), int(cells[-1]) + 1)
-        found[:, within] = combine(found[:, within], numbers)
-    return found / cell_sizes((rows, columns), block) if reduction == "mean" else found
+        found[:, within] = np.maximum(found[:, within], numbers)
+    return found
 
 
 def sources_of(attention: Any, sample: int, heads: Sequence[int] | None) -> list[Source]:

@@ -29,7 +29,7 @@ def text_of(view: ViewData) -> str:
         legend = ", ".join(f"{mark} {name}" for mark, name in zip(CLASS_MARKS, CLASSES, strict=True) if mark in drawn)
     else:
         top = view.top(found, codes)
-        values = _blocks(view.values(found, codes), shape, "mean" if show.kind == "share" else view.reduction)
+        values = _blocks(view.values(found, codes), shape, "mean" if show.kind == "share" else "max")
         # Only 0 has the first mark, and of shares only 1 the last.
         steps = np.clip(np.rint(np.nan_to_num(values) / top * 4), 1, np.where(values < 1, 3 + (show.decades > 0), 4))
         drawn = np.where(np.isnan(values), "!", np.array(list(SHADES))[np.where(values == 0, 0, steps).astype(int)])

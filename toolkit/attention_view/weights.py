@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attention_view.codes import DECADES, encode, levels_of, mean_levels
+from attention_view.codes import DECADES, encode, levels_of
 from attention_view.model import Map, Part, Picture, Show
 from attention_view.places import picture_of
 from attention_view.sources import Source, reduced, sources_of, whole
 from attention_view.views import View
 
-REDUCTIONS = ("max", "mean")
 EXACT_CODES = 2**22
 """Up to so many weights in all are kept one by one in 16 bits; more are kept in 8."""
 MOST_CODES = 2**23
@@ -41,12 +40,11 @@ def view(
     other: Any = None,
     sample: int = 0,
     heads: Sequence[int] | None = None,
-    reduction: str = "max",
     title: str = "Attention",
 ) -> View:
     """Make a view of weights: of one layer or several, of text, of a picture, or of a long sequence.
 
-    Long sequences are kept as the largest weight or the mean of each block, at several resolutions. Of a large picture,
+    Long sequences are kept as the largest weight of each block, at several resolutions. Of a large picture,
     some queries are kept, in rows and columns. Recorded calls and `Computed` compute these without M × N numbers at a
     time.
 
@@ -75,8 +73,6 @@ def view(
         Of the batch.
     heads : sequence of int, optional
         By default all.
-    reduction : {"max", "mean"}
-        What a cell shows that stands for several weights: the largest, or their mean.
     title : str
 
     Returns
@@ -94,8 +90,6 @@ def view(
     >>> view(np.full((1, 2, 2), 0.5), tokens=["a", "b"])
     View('Attention', 1 maps of 2 × 2)
     """
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"expected reduction out of {', '.join(REDUCTIONS)}; got {reduction!r}")
     sources = sources_of(attention, sample, heads)
     others = None if other is None else sources_of(other, sample, heads)
     _check_other(sources, others)
@@ -127,14 +121,13 @@ def view(
     for (lengths, chosen), count in zip(parts.items(), counts, strict=True):
         part = _part(lengths, tokens, key_tokens, padding)
         block = _block(lengths, count, most)
-        maps += [each for layer in chosen for each in _maps(part, block, bits, layer, reduction=reduction)]
+        maps += [each for layer in chosen for each in _maps(part, block, bits, layer)]
         if block != (1, 1):
-            kind = "mean" if reduction == "mean" else "largest"
-            notes.append(f"Each cell is the {kind} of at most {block[0]} × {block[1]} weights.")
+            notes.append(f"Each cell is the largest of at most {block[0]} × {block[1]} weights.")
     maps.sort(key=lambda each: each.layer)
     names = ["weights"] if others is None else ["first", "second", "difference"]
     shows = [Show(name, "difference" if name == "difference" else "weights", bits, DECADES[bits]) for name in names]
-    return View(title, shows, maps, first, picture, notes=list(dict.fromkeys(notes)), reduction=reduction)
+    return View(title, shows, maps, first, picture, notes=list(dict.fromkeys(notes)))
 
 
 class _Layer(NamedTuple):
@@ -145,14 +138,12 @@ class _Layer(NamedTuple):
     shows: Sequence[Any]
 
 
-def _maps(part: Part, block: tuple[int, int], bits: int, layer: _Layer, *, reduction: str) -> Iterator[Map]:
+def _maps(part: Part, block: tuple[int, int], bits: int, layer: _Layer) -> Iterator[Map]:
     """The maps of a layer."""
     for show, some in enumerate(layer.shows):
-        found = reduced(some, layer.source.shape, block, reduction)
+        found = reduced(some, layer.source.shape, block)
         for head, each in zip(layer.source.heads, found, strict=True):
-            mean = reduction == "mean"
-            levels = mean_levels(each, bits, block, part.lengths) if mean else levels_of(encode(each, bits), block)
-            yield Map(layer.number, head, show, part, levels)
+            yield Map(layer.number, head, show, part, levels_of(encode(each, bits), block))
 
 
 def _difference(first: Source, second: Source) -> Any:
