@@ -254,13 +254,6 @@ def expected(session):
 
 
 @nox.session(default=False)
-def benchmark(session):
-    """Time all implementations and the attentions of the frameworks; what came of it is in benchmark.json."""
-    install(session, *checkout(",".join(FRAMEWORKS), "bench"), groups=("benchmark",))
-    session.run("attention-core", "bench", *(session.posargs or ("--json", "benchmark.json")), env=QUIET)
-
-
-@nox.session(default=False)
 def pace(session):
     """Compare the speed of this tree with the commit of reference, and with the libraries' own; `-- HEAD --quick`."""
     install(session, *checkout(f"keras,{','.join(FRAMEWORKS)}"))
