@@ -58,10 +58,8 @@ PEERS = (
     "tests/peers",
     "tests/backends/test_keras.py::test_a_model_saved_on_one_library_loads_on_the_next",
     "tests/view/test_page.py",  # likewise
-    "tests/view/test_view.py",  # with matplotlib
     "tests/core/test_user_functions.py::test_a_frame_is_no_mask",  # of pandas
 )
-NOTEBOOKS = ("docs/tutorial.md", "docs/guides/masks.md", "docs/guides/kernels.md", "docs/guides/moving-weights.md")
 COMMANDS = ("tests/commands/test_cli.py", "tests/commands/test_check.py")
 QUICK = ("tests/core", "tests/models", *COMMANDS)  # nothing pretrained, no other packages
 DOCTESTS = ("--doctest-modules", "attention_core", "toolkit/attention_models", "--ignore-glob=*_models/[jkt]*")
@@ -256,13 +254,6 @@ def expected(session):
 
 
 @nox.session(default=False)
-def benchmark(session):
-    """Time all implementations and the attentions of the frameworks; what came of it is in benchmark.json."""
-    install(session, *checkout(",".join(FRAMEWORKS), "bench"), groups=("benchmark",))
-    session.run("attention-core", "bench", *(session.posargs or ("--json", "benchmark.json")), env=QUIET)
-
-
-@nox.session(default=False)
 def pace(session):
     """Compare the speed of this tree with the commit of reference, and with the libraries' own; `-- HEAD --quick`."""
     install(session, *checkout(f"keras,{','.join(FRAMEWORKS)}"))
@@ -319,12 +310,11 @@ def docs(session):
 def gallery(session):
     """Draw the pictures of the documentation again; those of looking.md need Chromium, and pretrained models."""
     ours = checkout(",".join(FRAMEWORKS), "check,view,gguf")
-    install(session, *ours, "mpmath", "scikit-learn", groups=("benchmark", "site"))
+    install(session, *ours, "mpmath", groups=("benchmark", "site"))
     install(session, "--no-deps", MODEL, LANGUAGE_MODEL)
     models = [pretrained(session, package, nox.Session.run) for package in (MODEL, LANGUAGE_MODEL)]
     for script in sorted((ROOT / "docs").glob("plot_*.py")):
         session.run("python", str(script), *(models if script.name == "plot_views.py" else []), env=QUIET)
-    session.run("python", "examples/digits.py", "--plot", str(ROOT / "docs" / "images" / "digits.svg"), env=QUIET)
 
 
 @nox.session(default=False)
@@ -333,19 +323,6 @@ def site(session):
     install(session, *checkout("numpy,array-api-strict"), groups=("docs", "site"))
     session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "site/html")
     session.run("python", "tools/check_site.py", "site/html", *session.posargs)
-
-
-@nox.session(default=False)
-def notebooks(session):
-    """Make notebooks of some pages in site/notebooks, and run each from top to bottom."""
-    install(session, *checkout(f"keras,flax,{','.join(FRAMEWORKS)}"), groups=("notebooks",))
-    session.run("python", "-m", "ipykernel", "install", "--sys-prefix", "--name", "python3")
-    made = ROOT / "site" / "notebooks"
-    made.mkdir(parents=True, exist_ok=True)
-    session.chdir(session.create_tmp())  # for the files that the pages write
-    for page in NOTEBOOKS:
-        target = made / Path(page).with_suffix(".ipynb").name
-        session.run("jupytext", "--to", "ipynb", "--execute", "--output", str(target), str(ROOT / page), env=QUIET)
 
 
 def read_sources(session):

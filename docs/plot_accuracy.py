@@ -1,4 +1,4 @@
-"""Draw docs/images/error-length.svg, errors over the number of keys, and exact-sum.svg, how a sum becomes exact."""
+"""Draw docs/images/error-length.svg, errors over the number of keys."""
 
 from pathlib import Path
 
@@ -61,40 +61,6 @@ def draw_errors():
     plt.close(figure)
 
 
-def draw_sum():
-    """Three numbers as rows of bits under their powers of two, cut at the same places into two integers each."""
-    numbers, bits, cuts = (54181 / 2**16, 15996 / 2**16, -3987 / 2**16), 16, (0, 8, 16)
-    figure, axes = plt.subplots(figsize=(7, 2.6), layout="constrained")
-    totals = [0, 0]
-    for row, number in enumerate(numbers):
-        whole = round(abs(number) * 2**bits)
-        sign = -1 if number < 0 else 1
-        for column in range(bits):
-            bit = whole >> (bits - 1 - column) & 1
-            colour = ("#9ecae1", "#fdae6b")[column // 8] if bit else "#f3f4f6"
-            axes.add_patch(plt.Rectangle((column, -row), 0.94, 0.8, color=colour))
-            axes.text(column + 0.47, -row + 0.4, bit, ha="center", va="center", fontsize=8)
-        parts = [sign * (whole >> 8), sign * (whole & 255)]
-        totals = [total + part for total, part in zip(totals, parts, strict=True)]
-        axes.text(-0.4, -row + 0.4, f"{number:+.6f}", ha="right", va="center", fontsize=9)
-        axes.text(bits + 0.4, -row + 0.4, f"{parts[0]:+d}, {parts[1]:+d}", va="center", fontsize=9)
-    assert totals[0] * 2**8 + totals[1] == sum(numbers) * 2**bits
-    below = -len(numbers) - 0.1
-    axes.text(-0.4, below + 0.4, "sum", ha="right", va="center", fontsize=9)
-    for column, total in enumerate(totals):
-        axes.text(8 * column + 4, below + 0.4, f"{total}", ha="center", va="center", fontsize=10, weight="bold")
-    axes.text(bits + 0.4, below + 0.4, f"= {sum(numbers):+.10f}", va="center", fontsize=9)
-    for cut in cuts:
-        axes.plot([cut - 0.03] * 2, [below, 1], color="black", linewidth=1)
-    axes.set_xlim(-4.2, bits + 5.5)
-    axes.set_ylim(below - 0.2, 1.3)
-    axes.axis("off")
-    axes.set_title("Integers in columns: their sums are exact, in any order", fontsize=10)
-    figure.savefig(IMAGES / "exact-sum.svg", metadata={"Date": None}, facecolor="white")
-    plt.close(figure)
-
-
 if __name__ == "__main__":
     mpl.rcParams.update({"svg.hashsalt": "attention-core", "svg.fonttype": "none", "font.size": 9})
     draw_errors()
-    draw_sum()

@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
 
-from attention_core import Causal, Dropout, KeyLengths, Segments, SlidingWindow, scaled_dot_product_attention
+from attention_core import Causal, KeyLengths, Segments, SlidingWindow, scaled_dot_product_attention
 
 mpl.use("svg")
 import matplotlib.pyplot as plt
@@ -197,85 +197,7 @@ def masked_nan():
     draw("masked-nan", panels, "outputs of 3 queries, where a masked value is NaN", height=2.2)
 
 
-def scale():
-    query, key, value = inputs(3, 3)
-    query, key = query * np.float32(4e19), key * np.float32(4e19)
-    tiny = float(np.float32(2.0**-130))
-    panels = {
-        "attention-core": attempt(ours, query, key, value, scale=tiny),
-        "PyTorch": attempt(torch_function, query, key, value, scale=tiny),
-        "JAX": attempt(jax_function, query, key, value, scale=tiny),
-        "Keras": attempt(keras_function, query, key, value, scale=tiny),
-    }
-    draw("scale", panels, "weights, where products overflow float32, and scaled scores are about 1")
-
-
-def accuracy():
-    query, key, value = (RANDOM.normal(size=(1, n, 64)) for n in (64, 512, 512))
-    wide = [x.astype(np.longdouble) for x in (query, key, value)]
-    scores = wide[0] @ np.swapaxes(wide[1], 1, 2) / 8
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
-    with jax.enable_x64(True):
-        found = {
-            "attention-core": ours(query, key, value),
-            "PyTorch": torch_function(query, key, value),
-            "JAX": jax_function(query, key, value),
-            "Keras on JAX": keras_function(query, key, value),
-            "Flax": flax_function(query, key, value),
-        }
-    scale = weights @ np.abs(wide[2])
-    errors = [float(np.max(np.abs(output - weights @ wide[2]) / scale)) for output in found.values()]
-    figure, axes = plt.subplots(figsize=(7, 2.2), layout="constrained")
-    bars = axes.barh(list(found), errors, color=["#08306b"] + ["#8a8d91"] * (len(found) - 1), left=1e-17)
-    axes.bar_label(bars, [f"{error:.0e}" for error in errors], padding=3, fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xscale("log")
-    axes.set_xlim(1e-17, 1e-5)
-    axes.set_xlabel("largest error in Σ w |v|, of float64 inputs, 512 keys of width 64", fontsize=9)
-    axes.tick_params(labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    save(figure, "accuracy")
-
-
-def grouped_heads():
-    query, key = (RANDOM.normal(size=(heads, 2, 4)).astype(np.float32) for heads in (4, 2))
-    value = np.broadcast_to(np.eye(2, dtype=np.float32)[:, None], (2, 2, 2))
-
-    def first_query(function, **options):
-        return lambda *arrays: np.asarray(function(*arrays, **options))[None, :, 0]
-
-    padded = np.pad(value, ((0, 0), (0, 0), (0, 2)))  # these want values as wide as keys
-    panels = {
-        "attention-core": attempt(first_query(ours), query, key, value),
-        "PyTorch": attempt(first_query(torch_function), query, key, value),
-        "PyTorch, enable_gqa": attempt(first_query(torch_function, enable_gqa=True), query, key, value),
-        "JAX": attempt(first_query(jax_function), query, key, padded)[..., :2],
-    }
-    draw(
-        "grouped-heads", panels, "4 query heads, from above, and which of the 2 key heads each of them uses", height=2.6
-    )
-
-
-def dropout():
-    arrays, half = inputs(6, 6), Dropout(0.5, 1)
-    on_torch = scaled_dot_product_attention(*(torch.tensor(x) for x in arrays), dropout=half)
-    on_jax = scaled_dot_product_attention(*map(jax.numpy.asarray, arrays), dropout=half)
-    panels = {
-        "on NumPy": attempt(ours, *arrays, dropout=half),
-        "on PyTorch": on_torch[0].numpy(),
-        "on JAX": np.asarray(on_jax)[0],
-        "PyTorch's own": attempt(torch_function, *arrays, dropout_p=0.5),
-        "… called again": attempt(torch_function, *arrays, dropout_p=0.5),
-    }
-    panels = {title: found > 0 for title, found in panels.items()}
-    draw("dropout", panels, "weights that a rate of one half keeps, dark", height=2.2, numbers=False)
-
-
 if __name__ == "__main__":
     mpl.rcParams.update({"svg.hashsalt": "attention-core", "svg.fonttype": "none", "font.size": 9})
-    torch.manual_seed(0)
-    for picture in (
-        mask, rules, causal, fully_masked_row, masked_nan, scale, accuracy, grouped_heads, dropout,
-    ):  # fmt: skip
+    for picture in (mask, rules, causal, fully_masked_row, masked_nan):
         picture()

@@ -5,15 +5,17 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 from playwright.sync_api import sync_playwright
-from same_maps import SENTENCE, language_model
 
 from attention_conformance.own.model import load_model, token_vectors
 from attention_core.masks import Causal, SlidingWindow
 from attention_core.weights import record_attention
+from attention_models.tokenizers import open_text_model
 from attention_view import view, view_mask
 
 IMAGES = Path(__file__).parent / "images"
+SENTENCE = "The animal did not cross the street because it was too tired."
 
 
 def encoder(folder):
@@ -28,9 +30,11 @@ def encoder(folder):
 
 def decoder(file):
     """The sentence through a real language model."""
-    definition, parameters, tokens, ids = language_model(file)
+    tokenizer, definition, read_weights, _ = open_text_model(Path(file))
+    ids = tokenizer.encode(SENTENCE).ids
+    tokens = [tokenizer.decode([each]).strip() for each in ids]
     with record_attention() as records:
-        definition(parameters, ids)
+        definition(read_weights(), np.asarray([ids], np.int32))
     return view(records, tokens=tokens, title="SmolLM2-135M-Instruct"), tokens
 
 

@@ -1,8 +1,7 @@
 """Open every page of the built documentation in Chromium, and fail on what a reader could not use.
 
 ``python tools/check_site.py site/html [SCREENSHOTS]`` looks at 1300 pixels, light, and at 400, dark, for
-serious violations of accessibility (axe-core), requests to the network, and pages that scroll sideways. Some answers
-have to be at most three links of texts away from the landing page, each reached by keyboard.
+serious violations of accessibility (axe-core), requests to the network, and pages that scroll sideways.
 """
 
 import shutil
@@ -14,13 +13,6 @@ from playwright.sync_api import sync_playwright
 
 SERIOUS = ("serious", "critical")
 SHOWN = ("index.html", "explanation/contract.html", "guides/models.html", "guides/troubleshooting.html")
-ANSWERS = {  # a question, and the words of its answer
-    "how to mask padding from a tokenizer": "mask_from_integers(attention_mask)",
-    "why the output has NaN in PyTorch and 0 here": "PyTorch gives NaN, and this gives 0",
-    "how to check a kernel": "attention-core check kernel.py:attention",
-    "what reproducible arithmetic costs": "What it costs",
-}
-CLICKS = 3
 LOOKS = ((1300, "light"), (400, "dark"))
 
 
@@ -46,36 +38,6 @@ def problems_of(page, file, axe, requests):
     return problems
 
 
-def links_of(page):
-    """The pages that the text of a page links to, as far as its links take the focus of a keyboard."""
-    return page.evaluate(
-        """[...document.querySelectorAll("[role=main] a[href]")].filter(link => {
-            link.focus();
-            return document.activeElement === link && link.getClientRects().length;
-        }).map(link => link.href.split("#")[0])"""
-    )
-
-
-def unanswered(page, folder):
-    """Questions whose answer is more than three links away from the landing page; the others are printed."""
-    here, left = {(folder / "index.html").as_uri(): ("index.html",)}, dict(ANSWERS)
-    seen = set()
-    for clicks in range(CLICKS + 1):
-        following = {}
-        for url, path in here.items():
-            page.goto(url)
-            text = page.locator("[role=main]").inner_text()
-            for question in [each for each, words in left.items() if words in text]:
-                print(f"{question}: {clicks} clicks, {' > '.join(path)}")
-                del left[question]
-            for link in links_of(page) if clicks < CLICKS and left else ():
-                if link.startswith(folder.as_uri()) and link.endswith(".html"):
-                    following.setdefault(link, (*path, link.removeprefix(f"{folder.as_uri()}/")))
-        seen |= set(here)
-        here = {url: path for url, path in following.items() if url not in seen}
-    return list(left)
-
-
 def main(folder, screenshots=None):
     """Print problems by page, and the total size; return how many pages have any."""
     folder = Path(folder).resolve()
@@ -96,9 +58,6 @@ def main(folder, screenshots=None):
                 if screenshots and name in SHOWN:
                     picture = Path(screenshots) / f"{name.replace('/', '-')[:-5]}-{width}-{scheme}.png"
                     page.screenshot(path=picture, full_page=True)
-            for question in unanswered(page, folder):
-                print(f"{question}, {width} pixels: more than {CLICKS} clicks away")
-                bad.add("index.html")
             page.close()
         browser.close()
     size = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())

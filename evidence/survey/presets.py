@@ -14,59 +14,6 @@ from attention_conformance.launch.subject import Subject
 from survey.attentions import keras_heads, of_model, onnx, sdpa, session_of, torch_mha, transformers
 
 
-def flash_of_cpu() -> Subject:
-    """The operator below ``scaled_dot_product_attention`` on a CPU, with its logsumexp."""
-    kernel = importlib.import_module("torch").ops.aten._scaled_dot_product_flash_attention_for_cpu
-
-    def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, is_causal: bool = False,
-                  scale: float | None = None) -> Any:  # fmt: skip
-        return kernel(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)
-
-    return Subject(attention, backend="torch", layout="BHSD", mask="additive", asks={"logsumexp": {}})
-
-
-def causal_lower_right() -> Subject:
-    """The function, with its mask that counts from the bottom right."""
-    functional, biases = (importlib.import_module(name) for name in ("torch.nn.functional", "torch.nn.attention.bias"))
-
-    def attention(query: Any, key: Any, value: Any, is_causal: bool = False, scale: float | None = None,
-                  enable_gqa: bool = False) -> Any:  # fmt: skip
-        mask = biases.causal_lower_right(query.shape[-2], key.shape[-2]) if is_causal else None
-        return functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, scale=scale, enable_gqa=enable_gqa
-        )
-
-    return Subject(attention, backend="torch", layout="BHSD", causal="bottom-right")
-
-
-def mha_module() -> Subject:
-    """The module in evaluation, whose fast path takes one tensor: heads of query, key and value lie side by side."""
-    torch = importlib.import_module("torch")
-
-    @functools.cache
-    def module(heads: int, width: int, dtype: Any) -> Any:
-        size = heads * width
-        made = torch.nn.MultiheadAttention(3 * size, 3 * heads, bias=False, batch_first=True, dtype=dtype).eval()
-        eye, made.in_proj_weight.data = torch.eye(size, dtype=dtype), torch.zeros(9 * size, 3 * size, dtype=dtype)
-        for part in range(3):
-            made.in_proj_weight.data[3 * part * size :][:size, part * size :][:, :size] = eye
-        made.out_proj.weight.data = torch.eye(3 * size, dtype=dtype)
-        return made.requires_grad_(False)
-
-    def attention(query: Any, key: Any, value: Any, attn_mask: Any = None) -> Any:
-        batch, rows, heads, width = query.shape
-        if key.shape[1] != rows:
-            raise ValueError("the fast path is for self-attention")
-        packed = torch.cat([each.reshape(batch, rows, -1) for each in (query, key, value)], dim=-1)
-        if attn_mask is not None:
-            attn_mask = attn_mask.expand(batch, heads, rows, rows).repeat(1, 3, 1, 1).reshape(-1, rows, rows)
-        made = module(heads, width, query.dtype)
-        output, _ = made(packed, packed, packed, attn_mask=attn_mask, need_weights=False)
-        return output[..., : heads * width].reshape(batch, rows, heads, width)
-
-    return Subject(attention, backend="torch", layout="BSHD", mask="drop", same_width=True, grouped=False)
-
-
 def gemma2() -> Subject:
     """The eager attention of Gemma 2, with softcap."""
     function = importlib.import_module("transformers.models.gemma2.modeling_gemma2").eager_attention_forward
@@ -117,16 +64,6 @@ def diffusers() -> Subject:
     return Subject(attention, backend="torch", layout="BSHD")
 
 
-def memory_efficient() -> Subject:
-    """The function, whose masks are biases here."""
-    module = importlib.import_module("memory_efficient_attention_pytorch.memory_efficient_attention")
-
-    def attention(query: Any, key: Any, value: Any, attn_bias: Any = None, causal: bool = False) -> Any:
-        return module.memory_efficient_attention(query, key, value, attn_bias=attn_bias, causal=causal)
-
-    return Subject(attention, backend="torch", layout="BHSD", full_mask=True)
-
-
 def pallas_mha() -> Subject:
     """The kernel for a GPU, in the interpreter."""
     module = importlib.import_module("jax.experimental.pallas.ops.gpu.attention")
@@ -135,36 +72,6 @@ def pallas_mha() -> Subject:
         return module.mha(query, key, value, None, sm_scale, causal, interpret=True)
 
     return Subject(attention, backend="jax", layout="BSHD", default_scale="one", same_width=True, grouped=False)
-
-
-def tpu_flash() -> Subject:
-    """The kernel for a TPU, in the interpreter."""
-    module = importlib.import_module("jax.experimental.pallas.ops.tpu.flash_attention")
-    tpu = importlib.import_module("jax.experimental.pallas.tpu")
-
-    def attention(query: Any, key: Any, value: Any, bias: Any = None, causal: bool = False,
-                  sm_scale: float = 1.0) -> Any:  # fmt: skip
-        with tpu.force_tpu_interpret_mode():
-            return module.flash_attention(query, key, value, ab=bias, causal=causal, sm_scale=sm_scale)
-
-    return Subject(
-        attention, backend="jax", layout="BHSD", default_scale="one", same_width=True, full_mask=True, grouped=False
-    )
-
-
-def splash() -> Subject:
-    """Its masks are known before it is traced, so that it is asked for causality alone."""
-    module = importlib.import_module("jax.experimental.pallas.ops.tpu.splash_attention")
-    jax = importlib.import_module("jax")
-
-    def attention(query: Any, key: Any, value: Any, causal: bool = False) -> Any:
-        shape = (query.shape[-2], key.shape[-2])
-        rule = module.CausalMask(shape) if causal else module.FullMask(shape)
-        heads = module.MultiHeadMask([rule] * query.shape[1])
-        kernel = module.make_splash_mha_single_device(heads, interpret=True)
-        return jax.vmap(kernel)(query, key, value)
-
-    return Subject(attention, backend="jax", layout="BHSD", default_scale="one", same_width=True, grouped=False)
 
 
 def haiku() -> Subject:
@@ -206,16 +113,6 @@ def tokamax(implementation: str) -> Subject:
     return Subject(attention, backend="jax", layout="BSHD", mask="keep")
 
 
-def attnax() -> Subject:
-    """The function, which takes what JAX has on a CPU."""
-    function = importlib.import_module("attnax.kernels.attention").flash_attention
-
-    def attention(query: Any, key: Any, value: Any, mask: Any = None) -> Any:
-        return function(query, key, value, mask=mask)
-
-    return Subject(attention, backend="jax", mask="keep")
-
-
 def flash_attention_jax() -> Subject:
     """The two functions, with and without causality."""
     module, numpy = importlib.import_module("flash_attention_jax"), importlib.import_module("jax.numpy")
@@ -226,23 +123,6 @@ def flash_attention_jax() -> Subject:
         return module.flash_attention(query, key, value, numpy.ones((key.shape[0], key.shape[2]), bool))
 
     return Subject(attention, backend="jax", layout="BHSD", grouped=False)
-
-
-def keras_attention() -> Subject:
-    """The layer without weights, which has one head: heads lie in the batch."""
-    keras = importlib.import_module("keras")
-    layer = keras.layers.Attention(dtype="float32")
-
-    def attention(query: Any, key: Any, value: Any, use_causal_mask: bool = False) -> Any:
-        batch, heads, rows, _ = query.shape
-        flat = [keras.ops.reshape(each, (batch * heads, -1, each.shape[-1])) for each in (query, key, value)]
-        found = layer([flat[0], flat[2], flat[1]], use_causal_mask=use_causal_mask)
-        return keras.ops.reshape(found, (batch, heads, rows, -1))
-
-    return Subject(
-        attention, backend=str(keras.config.backend()), layout="BHSD", default_scale="one", grouped=False,
-        dtypes=("float32",), keeps_dtype=True, keeps_library=True,
-    )  # fmt: skip
 
 
 def onnxruntime_mha() -> Subject:
@@ -368,26 +248,18 @@ PRESETS = SHIPPED | {
     "onnx.reference": Preset("onnx", functools.partial(onnx, runtime=False)),
     "onnxruntime": Preset("onnxruntime", functools.partial(onnx, runtime=True)),
     "torch.sdpa-flash": Preset("torch", functools.partial(sdpa, "FLASH_ATTENTION")),
-    "torch.flash-of-cpu": Preset("torch", flash_of_cpu),
-    "torch.causal-lower-right": Preset("torch", causal_lower_right),
-    "torch.mha-module": Preset("torch", mha_module),
     "transformers.gemma2": Preset("transformers", gemma2),
     "transformers.gpt-oss": Preset("transformers", gpt_oss),
     "x-transformers": Preset("x-transformers", functools.partial(x_transformers, flash=False)),
     "x-transformers.flash": Preset("x-transformers", functools.partial(x_transformers, flash=True)),
     "diffusers": Preset("diffusers", diffusers),
-    "memory-efficient": Preset("memory-efficient-attention-pytorch", memory_efficient),
     "jax.pallas-mha": Preset("jax", pallas_mha),
-    "jax.tpu-flash": Preset("jax", tpu_flash),
-    "jax.splash": Preset("jax", splash),
     "haiku": Preset("dm-haiku", haiku),
     "flax.linen": Preset("flax", functools.partial(flax, "flax.linen")),
     "tokamax": Preset("tokamax", functools.partial(tokamax, implementation="xla")),
     "tokamax.chunked": Preset("tokamax", functools.partial(tokamax, implementation="xla_chunked")),
-    "attnax": Preset("attnax", attnax),
     "flash-attention-jax": Preset("flash-attention-jax", flash_attention_jax),
     "keras.gqa": Preset("keras", functools.partial(keras_heads, grouped=True)),
-    "keras.attention": Preset("keras", keras_attention),
     "onnxruntime.mha": Preset("onnxruntime", onnxruntime_mha),
     "mlx": Preset("mlx[cpu]", mlx),
     "tinygrad": Preset("tinygrad", tinygrad),

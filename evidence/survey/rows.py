@@ -47,14 +47,13 @@ def _rows(group: str, *presets: str, is_compiled: bool = False, **environment: s
 
 
 ROWS: tuple[Row, ...] = (
-    *_rows("torch", "torch.sdpa", "torch.sdpa-math", "torch.sdpa-flash", "torch.flash-of-cpu"),
-    *_rows("torch", "torch.causal-lower-right", "torch.flex", "torch.mha", "torch.mha-module"),
+    *_rows("torch", "torch.sdpa", "torch.sdpa-math", "torch.sdpa-flash", "torch.flex", "torch.mha"),
     *_rows("torch", "transformers.eager", "transformers.sdpa", "transformers.gemma2", "transformers.gpt-oss"),
-    *_rows("torch", "diffusers", "x-transformers", "x-transformers.flash", "memory-efficient"),
-    *_rows("torch", "keras.ops", "keras.mha", "keras.gqa", "keras.attention", KERAS_BACKEND="torch"),
-    *_rows("jax", "jax.nn", "jax.pallas-mha", "jax.tpu-flash", "jax.splash", is_compiled=True),
+    *_rows("torch", "diffusers", "x-transformers", "x-transformers.flash"),
+    *_rows("torch", "keras.ops", "keras.mha", "keras.gqa", KERAS_BACKEND="torch"),
+    *_rows("jax", "jax.nn", "jax.pallas-mha", is_compiled=True),
     *_rows("jax", "flax.nnx", "flax.linen", "equinox", "haiku", is_compiled=True),
-    *_rows("jax", "tokamax", "tokamax.chunked", "attnax", "flash-attention-jax", is_compiled=True),
+    *_rows("jax", "tokamax", "tokamax.chunked", "flash-attention-jax", is_compiled=True),
     *_rows("jax", "keras.ops", is_compiled=True, KERAS_BACKEND="jax"),
     *_rows("tensorflow", "keras.ops", "keras.mha", is_compiled=True, KERAS_BACKEND="tensorflow"),
     *_rows("others", "keras.ops", KERAS_BACKEND="numpy"),
@@ -69,6 +68,7 @@ ABSENT = {
     "torchtune, keras-hub": "hundreds of MB, and their attention is `torch.sdpa` or `keras.ops`",
     "paddlepaddle": "no version installs with the other versions of the survey",
     "flash-attn, TransformerEngine, cuDNN": "they need a GPU",
+    "jax flash_attention and splash_attention for a TPU": "interpreted, they refuse nearly all lengths of the kit",
     "jax decode_attention.gqa": "it takes one query alone, and no case of the kit has one",
 }
 """Attentions that could not be had, and why."""

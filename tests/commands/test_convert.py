@@ -17,7 +17,6 @@ from attention_models.gguf import load_gguf
 from attention_models.layouts import LAYOUTS
 
 ATTENTION = layers.MultiHeadAttention(12, 3, dropout=0.5)
-GROUPED = layers.MultiHeadAttention(12, 6, 2)
 BERT = (
     layers.Embeddings(11, 7, 12, num_segments=2),
     *[layers.EncoderLayer(12, 3, 20, norm_first=False, epsilon=1e-12)] * 2,
@@ -156,20 +155,6 @@ def test_one_layer_out_of_a_file_by_its_prefix():
     assert "that begin with x.; got embeddings.LayerNorm.bias, encoder.layer.7." in result.stderr
 
 
-@pytest.mark.parametrize("order", ["repeat", "tile"])
-def test_the_order_of_heads_is_asked_for(order):
-    arrays = LAYOUTS["flax"].write(GROUPED, drawn(GROUPED), head_order=order)
-    save_file({name: np.array(array, order="C") for name, array in arrays.items()}, path_of("a"))
-    arguments = ("a", "b", "flax", "attention-core")
-    result = invoke(*command(*arguments))
-    assert result.exit_code == 1
-    assert "expected head_order for flax.nnx.MultiHeadAttention, as 6 heads share 2" in result.stderr
-    converted(*arguments, "--head-order", order)
-    definition, parameters, _ = load_layer(path_of("b"))
-    assert definition == GROUPED
-    same(layers.named_arrays(parameters), layers.named_arrays(drawn(GROUPED)))
-
-
 def test_nothing_is_replaced_without_force():
     save_layer(path_of("a"), ATTENTION, drawn(ATTENTION))
     path_of("b").write_text("precious")
@@ -189,8 +174,6 @@ def test_nothing_is_replaced_without_force():
         (["--from", "torch", "--to", "keras"], "expected --num-heads from torch, whose arrays do not tell it; got none"),
         (["--from", "attention-core", "--to", "keras", "--num-heads", "3"], "expected no --num-heads from attention-core; got 3"),
         (["--from", "keras", "--to", "torch", "--epsilon", "1"], "expected no --epsilon from keras; got 1.0"),
-        (["--from", "keras", "--to", "torch", "--head-order", "tile"], "expected no --head-order from keras to torch; got 'tile'"),
-        (["--from", "keras", "--to", "flax", "--head-order", "odd"], "expected repeat or tile; got 'odd'"),
         (["--from", "attention-core", "--to", "torch", "--prefix", "x"], "expected no --prefix and --drop from attention-core"),
     ],
     ids=lambda each: " ".join(each[:5]) if isinstance(each, list) else "",

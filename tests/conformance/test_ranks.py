@@ -4,17 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from gguf_helpers import write_gguf
 from shard_helpers import threads_as_ranks
 
 from attention_conformance import check
 from attention_conformance.golden.cases import IDENTICAL
 from attention_conformance.golden.identical import computed_of, digest
 from attention_conformance.hashes import published
-from attention_conformance.own.language_model import load_language_model
 from attention_conformance.sharded import whole_of
 from attention_core import Shards, scaled_dot_product_attention
-from sharding.ranks import SHARED_CASES, SIZES, attention_of_shards, logits_over, over, ways_of
+from sharding.ranks import SHARED_CASES, SIZES, attention_of_shards, over, ways_of
 
 pytestmark = pytest.mark.needs(lambda backend: backend.name in ("torch", "numpy"))
 SHARED = [case for case in IDENTICAL if case.name.startswith("shared")]
@@ -70,14 +68,3 @@ def test_ranks_answer_the_cases_of_the_kit(shared, size, strategy, split, count)
     results = check(shared(size, strategy, split), backend="numpy", cases=SHARED_CASES, dtypes=["float32"])
     assert {each.case for each in results if each.passed is False} == ROUNDED.get(strategy, set())
     assert sum(each.passed is True for each in results) == count
-
-
-@pytest.mark.needs("numpy")
-def test_a_language_model_writes_the_same_bits_from_a_cache_of_ranks(backend, monkeypatch, tmp_path):
-    write_gguf(tmp_path / "small.gguf")
-    model = load_language_model(tmp_path / "small.gguf")
-    whole = logits_over(model, backend, "cpu", None)
-    with threads_as_ranks(backend, monkeypatch) as run:
-        for size, split in ((1, "zigzag"), (2, "contiguous"), (4, "zigzag")):
-            for found in run(size, lambda group, split=split: logits_over(model, backend, "cpu", Shards(group, split))):
-                np.testing.assert_array_equal(found, whole)

@@ -142,7 +142,7 @@ def configured():
 
 
 def converted(dtype="float32"):
-    """Keras's own attention is a layer here and back, and on JAX a layer of `attention_jax`, too."""
+    """Keras's own attention is a layer here and back."""
     inputs = [np.sin(np.arange(size, dtype=dtype)).reshape(2, -1, 7) for size in (70, 42, 42)]
     mask = np.tile(np.tri(5, 3, dtype=bool), (2, 1, 1))
     for kind, settings in (
@@ -152,13 +152,12 @@ def converted(dtype="float32"):
         theirs = kind(**settings, dtype=dtype, bias_initializer="random_normal")
         query, key, value = inputs
         expected = array(theirs(query, value, key, attention_mask=mask))
-        for adapter in ("keras", "jax") if LIBRARY == "jax" else ("keras",):
-            conversion = importlib.import_module(f"attention_models.{adapter}.conversion")
-            ours = conversion.from_module(theirs)
-            found = array(ours(query, key, value, mask=mask[:, None]))
-            assert found.dtype == dtype
-            np.testing.assert_allclose(found, expected, atol=2e-6)
-            assert digest(*conversion.to_module(ours, kind).weights) == digest(*theirs.weights)
+        conversion = importlib.import_module("attention_models.keras.conversion")
+        ours = conversion.from_module(theirs)
+        found = array(ours(query, key, value, mask=mask[:, None]))
+        assert found.dtype == dtype
+        np.testing.assert_allclose(found, expected, atol=2e-6)
+        assert digest(*conversion.to_module(ours, kind).weights) == digest(*theirs.weights)
 
 
 def dropped():

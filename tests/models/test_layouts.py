@@ -11,7 +11,7 @@ from pairwise import covering
 import attention_models as models
 from attention_core import layers, multi_head_attention
 from attention_core.parameters import Linear, MultiHeadAttention
-from attention_models.layouts import LAYOUTS, LayoutError, join_heads, separate_heads
+from attention_models.layouts import LAYOUTS, LayoutError
 
 ATTENTION = layers.MultiHeadAttention
 BERT = (
@@ -36,12 +36,12 @@ CASES = {
         (ATTENTION(12, 5, key_channels=7, value_channels=9, head_dim=4, value_head_dim=6, output_channels=8, bias=False, dropout=0.2), {"num_heads": 5, "dropout": 0.2}),
     ],
     "keras-grouped": [
-        (ATTENTION(12, 6, groups, key_channels=7, value_channels=9, head_dim=4, bias=bias), {"head_order": order})
-        for groups, bias, order in covering((1, 2, 3, None), (True, False), ("repeat", "tile"))
+        (ATTENTION(12, 6, groups, key_channels=7, value_channels=9, head_dim=4, bias=bias), {})
+        for groups, bias in covering((1, 2, 3, None), (True, False))
     ],
     "flax": [
-        (ATTENTION(12, 6, groups, key_channels=7, head_dim=4, output_channels=8, bias=bias, dropout=0.3), {"head_order": order, "dropout": 0.3})
-        for groups, bias, order in covering((1, 2, 3, None), (True, False), ("repeat", "tile"))
+        (ATTENTION(12, 6, groups, key_channels=7, head_dim=4, output_channels=8, bias=bias, dropout=0.3), {"dropout": 0.3})
+        for groups, bias in covering((1, 2, 3, None), (True, False))
     ],
     "equinox": [
         (
@@ -103,21 +103,16 @@ def wanted(definition):
     return definition.parameters
 
 
-def write(name, definition, tree, options):
-    order = {"head_order": options["head_order"]} if "head_order" in options else {}
-    return LAYOUTS[name].write(definition, tree, **order)
-
-
 @pytest.mark.parametrize(
     ("name", "definition", "options"), EVERY, ids=lambda each: each if isinstance(each, str) else ""
 )
 def test_there_and_back_is_where_it_was_bit_for_bit(rng, put, get, name, definition, options):
     tree = drawn(wanted(definition), rng)
-    arrays = write(name, definition, put(tree), options)
+    arrays = LAYOUTS[name].write(definition, put(tree))
     found, again = LAYOUTS[name].read(arrays, **options)
     assert found == definition
     assert_same_tree(get(again), tree)
-    twice = get(write(name, found, again, options))
+    twice = get(LAYOUTS[name].write(found, again))
     arrays = get(arrays)
     assert list(twice) == list(arrays)
     assert_same_tree(tuple(twice.values()), tuple(arrays.values()))
@@ -126,7 +121,7 @@ def test_there_and_back_is_where_it_was_bit_for_bit(rng, put, get, name, definit
 @pytest.mark.parametrize("name", CASES)
 def test_arrays_missing_or_unknown_are_told(rng, name):
     definition, options = CASES[name][0]
-    arrays = write(name, definition, drawn(wanted(definition), rng), options)
+    arrays = LAYOUTS[name].write(definition, drawn(wanted(definition), rng))
     for missing in arrays:
         less = {each: array for each, array in arrays.items() if each != missing}
         if missing in ("out_proj.bias", "in_proj_bias") or (
@@ -144,7 +139,7 @@ def test_arrays_missing_or_unknown_are_told(rng, name):
 @pytest.mark.parametrize("name", CASES)
 def test_arrays_of_other_shapes_are_told(rng, name):
     definition, options = CASES[name][0]
-    arrays = write(name, definition, drawn(wanted(definition), rng), options)
+    arrays = LAYOUTS[name].write(definition, drawn(wanted(definition), rng))
     for each, array in arrays.items():
         for wrong in (array[..., None], np.concatenate([array, array[-1:]])):
             if wrong.ndim == array.ndim and ("_embeddings" in each or each[:-7] in ("query", "key", "value")):
@@ -156,7 +151,7 @@ def test_arrays_of_other_shapes_are_told(rng, name):
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_no_array_is_named(rng, put, name):
     definition, settings = CASES[name][0]
-    arrays = write(name, definition, put(drawn(wanted(definition), rng)), settings)
+    arrays = LAYOUTS[name].write(definition, put(drawn(wanted(definition), rng)))
     first = min(arrays)
     for wrong in (1.5, True, [1.0], Linear(next(iter(arrays.values())))):
         with pytest.raises(TypeError, match=f"^expected {first} as an array; got {type(wrong).__name__}$"):
@@ -243,9 +238,9 @@ def test_a_layout_says_its_arguments_and_refuses_what_does_not_fit(rng, name):
         assert LAYOUTS[name].arguments(definition)
     with pytest.raises(LayoutError, match="expected"):
         LAYOUTS[name].write(layers.RMSNorm(4), ())
-    definition, options = CASES[name][0]
+    definition, _ = CASES[name][0]
     with pytest.raises(ValueError, match=r"expected parameters\..* \("):
-        write(name, definition, with_another_axis(drawn(wanted(definition), rng)), options)
+        LAYOUTS[name].write(definition, with_another_axis(drawn(wanted(definition), rng)))
 
 
 @pytest.mark.parametrize(
@@ -262,7 +257,7 @@ def test_a_layout_says_its_arguments_and_refuses_what_does_not_fit(rng, name):
 )  # fmt: skip
 def test_arrays_that_have_no_place_here_are_named(rng, name, extra, text):
     definition, options = CASES[name][0]
-    arrays = write(name, definition, drawn(wanted(definition), rng), options)
+    arrays = LAYOUTS[name].write(definition, drawn(wanted(definition), rng))
     with pytest.raises(LayoutError, match=text):
         LAYOUTS[name].read({**arrays, **extra}, **options)
 
@@ -311,35 +306,8 @@ def test_layers_of_a_bert_that_differ_are_told(rng):
         LAYOUTS["bert"].write(BERT, drawn(wanted(BERT[:2]), rng))
 
 
-# --- the order of heads ---
-
-
-@pytest.mark.parametrize("name", ["keras-grouped", "flax"])
-def test_the_order_of_grouped_heads_is_never_guessed(rng, name):
-    definition = ATTENTION(12, 6, 2)
-    tree = drawn(definition.parameters, rng)
-    arrays = LAYOUTS[name].write(definition, tree, head_order="repeat")
-    for ask in (
-        lambda **order: LAYOUTS[name].write(definition, tree, **order),
-        lambda **order: LAYOUTS[name].read(arrays, **order),
-    ):
-        with pytest.raises(
-            LayoutError, match=f"expected head_order for {LAYOUTS[name].module}, as 6 heads share 2: repeat"
-        ):
-            ask()
-        with pytest.raises(LayoutError, match="expected head_order out of repeat, tile; got 'interleaved'"):
-            ask(head_order="interleaved")
-        with pytest.raises(LayoutError, match=r"expected head_order out of repeat, tile; got ndarray$"):
-            ask(head_order=np.ones((2, 3)))
-    with pytest.raises(TypeError, match=r"expected num_heads as a positive integer; got ndarray$"):
-        LAYOUTS[name].read(arrays, num_heads=np.ones((2, 3)))
-    for groups in (1, 6):
-        alone = ATTENTION(12, 6, groups)
-        LAYOUTS[name].write(alone, drawn(alone.parameters, rng))
-
-
 @pytest.mark.parametrize("groups", [1, 2, 3, 6])
-def test_head_orders_share_keys_as_documented(rng, put, get, groups):
+def test_grouped_heads_share_keys_in_order(rng, put, get, groups):
     """Against heads that each have a copy of their key."""
     heads, width = 6, 4
     kernels = {
@@ -348,29 +316,9 @@ def test_head_orders_share_keys_as_documented(rng, put, get, groups):
     }
     out, x = rng.standard_normal((heads, width, 12)), rng.standard_normal((2, 5, 12))
     arrays = {**{f"{name}.kernel": kernel for name, kernel in kernels.items()}, "out.kernel": out}
-    for order, index in (("tile", np.arange(heads) % groups), ("repeat", np.arange(heads) // (heads // groups))):
-        apart = [kernels["query"], *(kernels[name][:, index] for name in ("key", "value"))]
-        joined = MultiHeadAttention(*(Linear(each.reshape(12, -1)) for each in apart), Linear(out.reshape(-1, 12)))
-        expected = multi_head_attention(joined, x, num_heads=heads)
-        definition, tree = LAYOUTS["flax"].read(put(arrays), head_order=order)
-        assert definition.groups == groups
-        np.testing.assert_allclose(get(definition(tree, put(x))), expected, rtol=0, atol=1e-14 * np.abs(expected).max())
-
-
-# --- heads apart ---
-
-
-def test_heads_that_cannot_be_joined_or_separated_are_told(rng):
-    one, other = Linear(np.zeros((4, 2))), Linear(np.zeros((4, 3)))
-    for wrong in ([], [(one, one)], [(one, one, one.weight)]):
-        with pytest.raises(LayoutError, match="for each of at least one head"):
-            join_heads(wrong)
-    with pytest.raises(LayoutError, match="expected the value of all heads with the same shape and bias"):
-        join_heads([(one, one, one), (one, one, other)])
-    with pytest.raises(LayoutError, match="expected the query of all heads with the same shape and bias"):
-        join_heads([(one, one, one), (Linear(one.weight, np.zeros(2)), one, one)])
-    tree = drawn(ATTENTION(12, 6, 2).parameters, rng)
-    with pytest.raises(LayoutError, match="expected as many channels of key as of query, 12"):
-        separate_heads(tree, 6)
-    with pytest.raises(LayoutError, match="expected query to channels that 5 heads share out evenly; got 12"):
-        separate_heads(drawn(ATTENTION(12, 6).parameters, rng), 5)
+    apart = [kernels["query"], *(np.repeat(kernels[name], heads // groups, axis=1) for name in ("key", "value"))]
+    joined = MultiHeadAttention(*(Linear(each.reshape(12, -1)) for each in apart), Linear(out.reshape(-1, 12)))
+    expected = multi_head_attention(joined, x, num_heads=heads)
+    definition, tree = LAYOUTS["flax"].read(put(arrays))
+    assert definition.groups == groups
+    np.testing.assert_allclose(get(definition(tree, put(x))), expected, rtol=0, atol=1e-14 * np.abs(expected).max())

@@ -8,8 +8,6 @@ import pytest
 from backend_helpers import imported
 from conversion_helpers import agree, same, there_and_back, weights
 
-from attention_core import layers
-from attention_core.parameters import Linear, MultiHeadAttention
 from attention_models.layouts import LayoutError, from_flax, to_flax
 
 # The libraries announce what they deprecate in one another; none of it is about these numbers.
@@ -255,24 +253,3 @@ def test_modules_of_other_classes_are_told_in_jax(nnx, equinox, of_jax):
             of_jax.from_module(module)
         with pytest.raises(TypeError, match=r"expected a module out of flax.nnx.MultiHeadAttention, equinox.*; got"):
             of_jax.to_module(ours, type(module))
-
-
-@pytest.mark.needs("torch")
-def test_one_projection_per_head_is_a_module_of_torch(torch, of_torch, rng):
-    """Heads kept apart, each a triple of linear maps, joined and passed on."""
-    from attention_models.layouts import join_heads, separate_heads
-    from attention_torch import Layer
-
-    heads = [tuple(Linear(rng.standard_normal((8, 4)), rng.standard_normal(4)) for _ in range(3)) for _ in range(2)]
-    joined = join_heads(heads, Linear(rng.standard_normal((8, 8)), rng.standard_normal(8)))
-    module = of_torch.to_module(Layer.from_numpy(layers.MultiHeadAttention(8, 2), joined), torch.nn.MultiheadAttention)
-    x = rng.standard_normal((2, 5, 8))
-    parts = [
-        np.asarray(layers.MultiHeadAttention(8, 1, head_dim=4, output=False)(MultiHeadAttention(*head), x))
-        for head in heads
-    ]
-    expected = np.concatenate(parts, axis=-1) @ joined.output.weight + joined.output.bias
-    agree(module(*[torch.from_numpy(x)] * 3)[0].detach(), expected, "torch.nn.MultiheadAttention")
-    again, _ = separate_heads(of_torch.from_module(module).to_numpy()[0], 2)
-    for head, other in zip(again, heads, strict=True):
-        same(layers.named_arrays(MultiHeadAttention(*head)), layers.named_arrays(MultiHeadAttention(*other)))

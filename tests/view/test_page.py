@@ -7,7 +7,7 @@ import pytest
 
 from attention_core.masks import Causal, SlidingWindow
 from attention_view import View, view, view_mask
-from attention_view.codes import Details, encode, levels_of
+from attention_view.codes import encode, levels_of
 from attention_view.model import Map, Part, Show
 
 RANDOM = np.random.default_rng(0)
@@ -160,34 +160,6 @@ def test_a_map_of_32768_tokens_is_panned_and_zoomed(opened):
     page.keyboard.press("0")
     drawn(page)
     assert canvas.get_attribute("data-level") == whole
-
-
-def test_blocks_that_are_kept_show_each_weight_when_zoomed_in(opened):
-    codes = encode(np.full((2048, 2048), 1e-3), 8)
-    codes[0, 0] = encode(0.5, 8)
-    one_by_one = np.zeros((1, 16, 16))
-    one_by_one[0, 1, 3] = 0.5
-    details = Details(np.zeros(1, "<u4"), encode(one_by_one, 16))
-    shows, part = [Show("weights", "weights", 8, 6)], Part((32768, 32768))
-    page = opened(View("long", shows, [Map(0, 0, 0, part, levels_of(codes, (16, 16)), details)]))
-    canvas = page.locator("#map")
-    canvas.focus()
-    page.keyboard.press("ArrowRight")
-    assert "key 16: weight 9.7e-4 · largest of 16 × 16" in readout(page)
-    page.keyboard.press("ArrowLeft")
-    for _ in range(13):
-        page.keyboard.press("+")
-    for key in ("ArrowDown", *["ArrowRight"] * 3):  # by one query or key
-        page.keyboard.press(key)
-    assert readout(page) == "layer 0, head 0 · query 1 → key 3: weight 0.500"
-    drawn(page)
-    size = canvas.bounding_box()["width"] / 32768 * 1.6**13  # the first weight is half out of sight
-    pixel = "(canvas, at) => [...canvas.getContext('2d').getImageData(...at, 1, 1).data]"
-    shown = [canvas.evaluate(pixel, [round(j * size), round(size)]) for j in (3, 5, 20)]
-    assert sum(shown[0][:3]) > sum(shown[2][:3]) > 0  # the weight, and a cell behind the block
-    assert shown[1][3] == 0  # 0 within the block is hatched
-    page.mouse.click(*(canvas.bounding_box()[side] + at * size for side, at in (("x", 20), ("y", 1))))
-    assert "query 1 → key 20: weight 9.7e-4 · largest of 16 × 16" in readout(page)
 
 
 def test_everything_is_reached_by_keyboard_and_fits_on_a_telephone(opened):

@@ -77,16 +77,6 @@ def _lengths(problem: Problem) -> tuple[NumpyArray, ...]:
     return (np.ceil((np.arange(batch) + 0.5) / batch * length).astype(np.int32),)
 
 
-def _last_keys(i: NumpyArray, lengths: NumpyArray, problem: Problem) -> NumpyArray:
-    """The last key of each query, if queries are the last positions of so many keys."""
-    return i - problem.ahead + lengths - problem.num_queries
-
-
-def _cached(problem: Problem) -> tuple[NumpyArray, ...]:
-    """The lengths of a cache for each sample, whose last positions are those of the queries."""
-    return (np.maximum(_lengths(problem)[0], problem.num_queries).astype(np.int32),)
-
-
 MASKS = {
     "full": MaskKind(),
     "causal": MaskKind(
@@ -111,11 +101,6 @@ MASKS = {
         _lengths,
         lambda problem, lengths: attention_core.KeyLengths(lengths) & attention_core.Causal(offset=problem.ahead),
         lambda i, j, lengths, problem: (j <= i) & (j < lengths[:, None, None, None]),
-    ),
-    "ragged": MaskKind(
-        _cached,
-        lambda problem, lengths: attention_core.Causal(offset=lengths - problem.num_queries),
-        lambda i, j, lengths, problem: j <= _last_keys(i, lengths[:, None, None, None], problem),
     ),
     "softcap": MaskKind(options=lambda problem: {"softcap": SOFTCAP}, scores=_capped),
     "alibi": MaskKind(
@@ -152,7 +137,7 @@ class Problem:
     kv_heads, queries : int, optional
         The numbers of key/value heads and of queries; by default those of heads and of keys.
     key_lengths : tuple of int
-        Of the masks ``"padded"``, ``"padded-causal"`` and ``"ragged"``, repeated for the batch.
+        Of the masks ``"padded"`` and ``"padded-causal"``, repeated for the batch.
     window : int
         The keys that a query attends to under the mask ``"window"``.
     document : int

@@ -121,7 +121,6 @@ def _mask(problem: Problem) -> str:
         "packed": [problem.document] if problem.document != DOCUMENT else [],
         "padded": problem.key_lengths,
         "padded-causal": problem.key_lengths,
-        "ragged": problem.key_lengths,
     }
     return " ".join((problem.mask, *map(str, numbers.get(problem.mask, ()))))
 

@@ -29,7 +29,7 @@ CPUS = os.cpu_count() or 1
 # Written out, as the rooms that know them import NumPy: a test compares.
 LAYOUTS = "attention-core, torch, torch-encoder-layer, torch-decoder-layer, equinox, keras, keras-grouped, flax, bert"
 LAYOUTS += ", bert-layer, bert-embeddings, causal-lm"
-MASKS = "full, causal, window, packed, padded, padded-causal, ragged, softcap, alibi, bias, sinks"
+MASKS = "full, causal, window, packed, padded, padded-causal, softcap, alibi, bias, sinks"
 PRESETS = "training, prefill, decode, accelerator"
 
 
@@ -210,9 +210,6 @@ class Convert:
     from_: Annotated[str, typer.Option("--from", help=f"The layout of the source, gguf or out of {LAYOUTS}.")]
     to: Annotated[str, typer.Option("--to", help=f"The layout of the target, out of {LAYOUTS}.")]
     num_heads: Annotated[int | None, typer.Option(min=1, help="The number of query heads of the source.")] = None
-    head_order: Annotated[
-        str | None, typer.Option(help="Where heads share keys: repeat, if neighbours do, or tile, if heads apart do.")
-    ] = None
     zero_attention: Annotated[bool, typer.Option("--zero-attention", help="add_zero_attn of the source.")] = False
     norm_first: Annotated[bool, typer.Option("--norm-first", help="norm_first of the source.")] = False
     epsilon: Annotated[float | None, typer.Option(help="The epsilon of normalizations of the source.")] = None
@@ -261,7 +258,7 @@ class Generate:
 @command("Look at weights or at a mask.", "attention_cli.view:view")
 @dataclass(frozen=True)
 class View:
-    """Look at weights or at a mask: as one HTML file without network, as a picture, or as text.
+    """Look at weights or at a mask: as one HTML file without network, or as text.
 
     The exit status is 0 if the view was made, and 2 if the command cannot be run as given.
     """
@@ -270,9 +267,9 @@ class View:
         list[Path] | None,
         typer.Argument(help="Weights, or query and key, as npz, npy or safetensors; a second file is compared."),
     ] = None
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="html, png, svg or pdf. By default text is printed.")
-    ] = None
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="An HTML file. By default text is printed.")] = (
+        None
+    )
     mask: Annotated[Many, typer.Option(help="Draw a mask instead: causal or window; repeatable, all must allow.")] = (
         None
     )
@@ -288,7 +285,6 @@ class View:
     ] = None
     head: Annotated[list[int] | None, typer.Option(help="A head; repeatable. By default all.")] = None
     sample: Annotated[int, typer.Option(help="Of the batch.")] = 0
-    reduction: Annotated[str, typer.Option(help="Of several weights in a cell: max or mean.")] = "max"
     causal: Annotated[bool, typer.Option("--causal", help="is_causal, of query and key.")] = False
 
 

@@ -28,18 +28,14 @@ WHOLE = (OWN, FOLDERS, GGUF)  # with all their settings
 def convert(options: Convert, /) -> None:
     """Convert a file from one layout to another."""
     source, target, from_, to = options.source, options.target, options.from_, options.to
-    prefix, drop, head_order = options.prefix, options.drop or [], options.head_order
-    taken = {name for each in LAYOUTS.values() for name in inspect.signature(each.read).parameters} - {"head_order"}
+    prefix, drop = options.prefix, options.drop or []
+    taken = {name for each in LAYOUTS.values() for name in inspect.signature(each.read).parameters}
     named = {name: each for name, each in vars(options).items() if name in taken}
     asked = {name: each for name, each in named.items() if each is not None and each is not False}
     for name, layout, known in (("--from", from_, (OWN, *LAYOUTS, GGUF)), ("--to", to, (OWN, *LAYOUTS))):
         if layout not in known:
             raise refusal(f"expected {name} out of {', '.join(known)}; got {layout!r}")
     reading = _options(from_, asked, prefix, drop)
-    ordered = [name for name in (from_, to) if name not in WHOLE and _takes(LAYOUTS[name].read, "head_order")]
-    if head_order is not None and (not ordered or head_order not in ("repeat", "tile")):
-        wanted = "repeat or tile" if ordered else f"no --head-order from {from_} to {to}"
-        raise refusal(f"expected {wanted}; got {head_order!r}")
     if not (source.is_dir() if from_ == FOLDERS else source.is_file()):
         kinds = {FOLDERS: "a folder with config.json and safetensors", GGUF: "a GGUF file"}
         raise refusal(f"expected {kinds.get(from_, 'a file of safetensors')}; got {source}, which is none")
@@ -48,12 +44,9 @@ def convert(options: Convert, /) -> None:
     if target.exists() and not options.force:
         raise refusal(f"expected a target that is not there, or --force; got {target}")
     try:
-        order = {"head_order": head_order}
         with telling_warnings():
-            definitions, parameters, states = _read(
-                source, from_, reading | (order if from_ in ordered else {}), prefix, drop=drop
-            )
-        _write(target, to, definitions, parameters, states=states, options=order if to in ordered else {})
+            definitions, parameters, states = _read(source, from_, reading, prefix, drop=drop)
+        _write(target, to, definitions, parameters, states=states)
     except (ModuleNotFoundError, TypeError, ValueError) as error:
         typer.echo(f"attention-core: {error}", err=True)
         raise typer.Exit(1) from error
@@ -80,10 +73,6 @@ def _options(layout: str, options: dict[str, Any], prefix: str, drop: list[str])
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-def _takes(function: Any, name: str) -> bool:
-    return name in inspect.signature(function).parameters
 
 
 def _read(
@@ -115,7 +104,6 @@ def _write(
     definitions: tuple[Any, ...],
     parameters: tuple[Any, ...],
     states: tuple[Any, ...],
-    options: dict[str, Any],
 ) -> None:
     if layout == FOLDERS:
         _whole(layout, definitions)
@@ -123,7 +111,7 @@ def _write(
     elif layout != OWN:
         whole = _whole(layout, definitions)
         chosen = (definitions, parameters) if whole else (definitions[0], parameters[0])
-        save_arrays(path, LAYOUTS[layout].write(*chosen, **options, xp=np))
+        save_arrays(path, LAYOUTS[layout].write(*chosen, xp=np))
     elif len(definitions) > 1:
         save_layers(path, definitions, parameters, states)
     else:

@@ -1,4 +1,4 @@
-"""The command ``view``: weights or a mask as one HTML file, a picture, or text."""
+"""The command ``view``: weights or a mask as one HTML file, or as text."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from attention_view import Computed, View as Picture, view as view_weights, view
 if TYPE_CHECKING:
     from attention_cli.app import View
 
-DEFAULTS: tuple[Any, ...] = ("max", "", 0, None, False, (), [])
+DEFAULTS: tuple[Any, ...] = ("", 0, None, False, (), [])
 
 
 def view(options: View, /) -> None:
     """Make the view, and write or print it."""
     files, output, masks = options.files or [], options.output, options.mask or []
     length, tokens = options.length or [], options.tokens
-    chosen = {name: getattr(options, name) for name in ("image", "sample", "reduction")}
+    chosen = {name: getattr(options, name) for name in ("image", "sample")}
     check_file(output)
     if bool(files) == bool(masks):
         raise refusal("expected files of weights, or --mask; got " + ("both" if files else "none"))

@@ -1,4 +1,4 @@
-"""Attention and masks to look at: one HTML file without network, static pictures, and text for a terminal."""
+"""Attention and masks to look at: one HTML file without network, and text for a terminal."""
 
 from attention_view.masks import view_mask
 from attention_view.sources import Computed

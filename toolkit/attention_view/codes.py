@@ -18,21 +18,6 @@ class Level(NamedTuple):
     block: tuple[int, int]
 
 
-class Details(NamedTuple):
-    """Blocks of the finest level whose numbers are kept one by one, in codes of 16 bits.
-
-    Attributes
-    ----------
-    places : Array of uint32, shape (n,)
-        Which cells: row times columns plus column, ascending.
-    codes : Array of uint16, shape (n, queries, keys)
-        Beyond the end of the map, 0.
-    """
-
-    places: Any
-    codes: Any
-
-
 def encode(values: Any, bits: int, /) -> Any:
     """The codes of numbers in [0, 1]: 0 stands for 0 alone, the last for NaN, and the last but one for 1."""
     last, decades = 2**bits - 1, DECADES[bits]
@@ -68,30 +53,10 @@ def levels_of(codes: Any, block: tuple[int, int], combine: Any = np.maximum, /) 
     return levels
 
 
-def mean_levels(means: Any, bits: int, block: tuple[int, int], lengths: tuple[int, int], /) -> list[Level]:
-    """The means of blocks as codes, and at each half of their resolution."""
-    levels = [Level(encode(means, bits), block)]
-    while max(means.shape) > SMALLEST_LEVEL:
-        sums, steps = means * cell_sizes(lengths, block), _steps(means.shape)
-        for axis, (size, step) in enumerate(zip(sums.shape, steps, strict=True)):
-            sums = np.add.reduceat(sums, np.arange(0, size, step), axis=axis)
-        block = (steps[0] * block[0], steps[1] * block[1])
-        means = sums / cell_sizes(lengths, block)
-        levels.append(Level(encode(means, bits), block))
-    return levels
-
-
 def cell_sizes(lengths: tuple[int, int], block: tuple[int, int], /) -> Any:
     """How many pairs each block has (rows, columns); those at the end may have fewer."""
     rows, columns = (np.minimum(b, n - np.arange(0, n, b)).astype(float) for n, b in zip(lengths, block, strict=True))
     return rows[:, None] * columns
-
-
-def blocks_of(numbers: Any, columns: Any, block: tuple[int, int], /) -> Any:
-    """Codes of the blocks in some columns of cells, (columns, queries, keys), of the numbers in one row of cells."""
-    short = [(0, -size % length) for size, length in zip(numbers.shape, block, strict=True)]
-    padded = np.pad(numbers, short)
-    return encode(padded.reshape(block[0], -1, block[1])[:, columns].swapaxes(0, 1), 16)
 
 
 def _steps(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from attention_view.codes import Details, Level
+from attention_view.codes import Level
 from attention_view.model import ViewData
 
 SCRIPTS = ("data.js", "overview.js", "matrix.js", "tokens.js", "picture.js", "main.js")
@@ -55,14 +55,12 @@ def _payload(view: ViewData) -> bytes:
             {"layer": each.layer, "head": each.head, "show": each.show, "top": view.top(each)}
             | {"part": [*parts].index(id(each.part))}
             | {"levels": [*_placed(each.levels, chunks)]}
-            | {"details": each.details and _placed_details(each.details, chunks)}
             for each in view.maps
         ],
         "query": view.query,
         "picture": view.picture and view.picture._asdict(),
         "blocks": blocks[0] if blocks else None,
         "notes": view.notes,
-        "reduction": view.reduction,
     }
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
     text += b" " * (-len(text) % 4)
@@ -73,11 +71,6 @@ def _placed(levels: Sequence[Level], chunks: list[bytes]) -> Iterator[dict[str, 
     """Append codes to chunks, and say where they stand."""
     for codes, block in levels:
         yield {"rows": codes.shape[0], "columns": codes.shape[1], "block": block, "at": _appended(codes, chunks)}
-
-
-def _placed_details(details: Details, chunks: list[bytes]) -> dict[str, int]:
-    places, codes = details
-    return {"count": len(places), "places": _appended(places, chunks), "at": _appended(codes, chunks)}
 
 
 def _appended(codes: Any, chunks: list[bytes]) -> int:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attention_view.codes import Details, Level, decode
+from attention_view.codes import Level, decode
 
 EVEN_SHARES = 4
 """A scale of weights reaches at least so many times 1 / N, so that weights that are nearly even stay dark."""
@@ -44,14 +44,13 @@ class Part(NamedTuple):
 
 
 class Map(NamedTuple):
-    """A map of one head of one layer, finest level first, and blocks of it that are kept one by one."""
+    """A map of one head of one layer, finest level first."""
 
     layer: int
     head: int
     show: int
     part: Part
     levels: Sequence[Level]
-    details: Details | None = None
 
 
 class Picture(NamedTuple):
@@ -97,15 +96,11 @@ class ViewData:
     picture: Picture | None = None
     blocks: Level | None = None
     notes: Sequence[str] = field(default_factory=tuple)
-    reduction: str = "max"
 
-    def find(self, *, layer: int | None = None, head: int | None = None, show: int | None = None) -> Map:
-        """The map of a layer, head and show; by default the first layer and head, and the last show."""
-        wanted = (layer, head, len(self.shows) - 1 if show is None else show)
-        for each in self.maps:
-            if all(want in (None, got) for want, got in zip(wanted, each[:3], strict=True)):
-                return each
-        raise ValueError(f"expected a layer, head and show of the view; got {wanted}")
+    @property
+    def first(self) -> Map:
+        """The map of the first layer and head, and of the last show."""
+        return next(each for each in self.maps if each.show == len(self.shows) - 1)
 
     def values(self, found: Map, codes: Any = None) -> Any:
         """The numbers of a map or of some of its codes: weights, differences, or shares of allowed pairs."""

@@ -44,14 +44,6 @@ def picture_of(
     return Picture(source, size, grid, key_grid, prefix, places), kept, places.index(at)
 
 
-def row_of(picture: Picture, query: Any) -> int:
-    """The row of a query that is kept."""
-    patch = _place(query, picture.grid, picture.prefix)
-    if patch not in picture.places:
-        raise ValueError(f"expected a query that the view keeps, as view(..., query={query}) does; got {query}")
-    return picture.places.index(patch)
-
-
 def _every(grid: Grid, prefix: int, at: int, most: int) -> list[int]:
     """Places in even rows and columns with one of them, as many as may be, and all before the patches."""
     step, before = 1, range(-prefix, 0)

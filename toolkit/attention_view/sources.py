@@ -13,7 +13,6 @@ import numpy as np
 from attention_core import Attention
 from attention_core.backend import available_backends, get_backend
 from attention_core.weights import attention_weights
-from attention_view.codes import cell_sizes
 
 SCORES_AT_ONCE = 2**22
 
@@ -93,33 +92,26 @@ class Source:
         return len(self.heads), self.rows, self.columns
 
 
-def reduced(some: Any, shape: tuple[int, int, int], block: tuple[int, int], reduction: str, keep: Any = None) -> Any:
-    """The largest number or the mean of each block, (H, rows, columns), of a function that gives (H, queries, N).
+def reduced(some: Any, shape: tuple[int, int, int], block: tuple[int, int]) -> Any:
+    """The largest number of each block, (H, rows, columns), of a function that gives (H, queries, N).
 
-    NaN is the largest. Some 4 million numbers are held at a time, as far as one row of all heads is no more. Where
-    these have whole blocks, `keep` is given the first row of cells, the cells, and the numbers.
+    NaN is the largest. Some 4 million numbers are held at a time, as far as one row of all heads is no more.
     """
     if block == (1, 1):
         return some(range(shape[1]))
     heads, rows, columns = shape
-    combine, first_value = (np.add, 0.0) if reduction == "mean" else (np.maximum, -np.inf)
     starts = np.arange(0, columns, block[1])
     at_once = max(1, SCORES_AT_ONCE // (heads * columns))
-    at_once = at_once // block[0] * block[0] or at_once  # whole blocks, as far as they are no more than is held
-    sizes = cell_sizes((rows, columns), block) if reduction == "mean" else None
-    found = np.full((heads, -(-rows // block[0]), len(starts)), first_value)
+    found = np.full((heads, -(-rows // block[0]), len(starts)), -np.inf)
     for first in range(0, rows, at_once):
         queries = range(first, min(first + at_once, rows))
-        held = some(queries)
-        numbers = combine.reduceat(held, starts, axis=-1, dtype=found.dtype)
+        numbers = np.maximum.reduceat(some(queries), starts, axis=-1, dtype=found.dtype)
         cells = np.arange(queries.start, queries.stop) // block[0]
         new = np.flatnonzero(np.diff(cells, prepend=-1))
-        numbers = combine.reduceat(numbers, new, axis=-2)
+        numbers = np.maximum.reduceat(numbers, new, axis=-2)
         within = slice(int(cells[0]), int(cells[-1]) + 1)
-        found[:, within] = combine(found[:, within], numbers)
-        if keep is not None and at_once % block[0] == 0:
-            keep(within.start, found[:, within] if sizes is None else found[:, within] / sizes[within], held)
-    return found if sizes is None else found / sizes
+        found[:, within] = np.maximum(found[:, within], numbers)
+    return found
 
 
 def sources_of(attention: Any, sample: int, heads: Sequence[int] | None) -> list[Source]:

@@ -20,7 +20,7 @@ def text_of(view: ViewData) -> str:
 
     Of a picture, it is the keys of a query in their rows and columns.
     """
-    found = view.find()
+    found = view.first
     show = view.shows[found.show]
     codes = found.levels[0].codes if view.picture is None else view.picture.keys(found, view.query)
     shape = tuple(min(most, size) for most, size in zip((MOST_ROWS, MOST_COLUMNS), codes.shape, strict=True))
@@ -29,7 +29,7 @@ def text_of(view: ViewData) -> str:
         legend = ", ".join(f"{mark} {name}" for mark, name in zip(CLASS_MARKS, CLASSES, strict=True) if mark in drawn)
     else:
         top = view.top(found, codes)
-        values = _blocks(view.values(found, codes), shape, "mean" if show.kind == "share" else view.reduction)
+        values = _blocks(view.values(found, codes), shape, "mean" if show.kind == "share" else "max")
         # Only 0 has the first mark, and of shares only 1 the last.
         steps = np.clip(np.rint(np.nan_to_num(values) / top * 4), 1, np.where(values < 1, 3 + (show.decades > 0), 4))
         drawn = np.where(np.isnan(values), "!", np.array(list(SHADES))[np.where(values == 0, 0, steps).astype(int)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import os
@@ -12,14 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attention_view.codes import DECADES, encode, levels_of, mean_levels
-from attention_view.details import DETAIL_CODES, Kept, cells_of_window
+from attention_view.codes import DECADES, encode, levels_of
 from attention_view.model import Map, Part, Picture, Show
 from attention_view.places import picture_of
 from attention_view.sources import Source, reduced, sources_of, whole
 from attention_view.views import View
 
-REDUCTIONS = ("max", "mean")
 EXACT_CODES = 2**22
 """Up to so many weights in all are kept one by one in 16 bits; more are kept in 8."""
 MOST_CODES = 2**23
@@ -43,15 +40,13 @@ def view(
     other: Any = None,
     sample: int = 0,
     heads: Sequence[int] | None = None,
-    reduction: str = "max",
-    exact: tuple[slice, slice] | None = None,
     title: str = "Attention",
 ) -> View:
     """Make a view of weights: of one layer or several, of text, of a picture, or of a long sequence.
 
-    Long sequences are kept as the largest weight or the mean of each block, at several resolutions; some blocks are
-    also kept weight by weight. Of a large picture, some queries are kept, in rows and columns. Recorded calls and
-    `Computed` compute these without M × N numbers at a time.
+    Long sequences are kept as the largest weight of each block, at several resolutions. Of a large picture,
+    some queries are kept, in rows and columns. Recorded calls and `Computed` compute these without M × N numbers at a
+    time.
 
     Parameters
     ----------
@@ -78,11 +73,6 @@ def view(
         Of the batch.
     heads : sequence of int, optional
         By default all.
-    reduction : {"max", "mean"}
-        What a cell shows that stands for several weights: the largest, or their mean.
-    exact : tuple of slice, optional
-        Queries and keys of a long sequence whose blocks are kept weight by weight, up to 2 million weights in all. By
-        default, these are blocks with the largest cells, as many for every query.
     title : str
 
     Returns
@@ -100,8 +90,6 @@ def view(
     >>> view(np.full((1, 2, 2), 0.5), tokens=["a", "b"])
     View('Attention', 1 maps of 2 × 2)
     """
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"expected reduction out of {', '.join(REDUCTIONS)}; got {reduction!r}")
     sources = sources_of(attention, sample, heads)
     others = None if other is None else sources_of(other, sample, heads)
     _check_other(sources, others)
@@ -133,16 +121,13 @@ def view(
     for (lengths, chosen), count in zip(parts.items(), counts, strict=True):
         part = _part(lengths, tokens, key_tokens, padding)
         block = _block(lengths, count, most)
-        window = None if exact is None or block == (1, 1) else cells_of_window(exact, lengths, block, count)
-        per_row = DETAIL_CODES // (len(parts) * count * -(-lengths[0] // block[0]) * math.prod(block))
-        make = functools.partial(_maps, part, block, bits, reduction=reduction, window=window, per_row=per_row)
-        made = [each for layer in chosen for each in make(layer)]
-        notes += _notes(made, block, reduction, exact)
-        maps += made
+        maps += [each for layer in chosen for each in _maps(part, block, bits, layer)]
+        if block != (1, 1):
+            notes.append(f"Each cell is the largest of at most {block[0]} × {block[1]} weights.")
     maps.sort(key=lambda each: each.layer)
     names = ["weights"] if others is None else ["first", "second", "difference"]
     shows = [Show(name, "difference" if name == "difference" else "weights", bits, DECADES[bits]) for name in names]
-    return View(title, shows, maps, first, picture, notes=list(dict.fromkeys(notes)), reduction=reduction)
+    return View(title, shows, maps, first, picture, notes=list(dict.fromkeys(notes)))
 
 
 class _Layer(NamedTuple):
@@ -153,33 +138,12 @@ class _Layer(NamedTuple):
     shows: Sequence[Any]
 
 
-def _maps(
-    part: Part, block: tuple[int, int], bits: int, layer: _Layer, *, reduction: str, window: Any, per_row: int
-) -> Iterator[Map]:
-    """The maps of a layer; of those of a long sequence, the largest blocks of each row or a window are kept, too."""
+def _maps(part: Part, block: tuple[int, int], bits: int, layer: _Layer) -> Iterator[Map]:
+    """The maps of a layer."""
     for show, some in enumerate(layer.shows):
-        kept = None if block == (1, 1) else Kept(block, part.lengths, per_row)
-        found = reduced(some, layer.source.shape, block, reduction, kept if window is None else None)
-        if kept is not None and window is not None:
-            kept.add_window(some, *window)
-        details = kept.details(len(found)) if kept is not None else [None] * len(found)
-        for head, each, some_blocks in zip(layer.source.heads, found, details, strict=True):
-            mean = reduction == "mean"
-            levels = mean_levels(each, bits, block, part.lengths) if mean else levels_of(encode(each, bits), block)
-            yield Map(layer.number, head, show, part, levels, some_blocks)
-
-
-def _notes(maps: Sequence[Map], block: tuple[int, int], reduction: str, exact: Any) -> Iterator[str]:
-    if block != (1, 1):
-        kind = "mean" if reduction == "mean" else "largest"
-        yield f"Each cell is the {kind} of at most {block[0]} × {block[1]} weights."
-    if any(each.details is not None and len(each.details.places) for each in maps):
-        told = "those with the largest" if exact is None else f"queries {_told(exact[0])} and keys {_told(exact[1])}"
-        yield f"Some blocks show each weight when zoomed in: {told}."
-
-
-def _told(chosen: slice) -> str:
-    return f"{'' if chosen.start is None else chosen.start}:{'' if chosen.stop is None else chosen.stop}"
+        found = reduced(some, layer.source.shape, block)
+        for head, each in zip(layer.source.heads, found, strict=True):
+            yield Map(layer.number, head, show, part, levels_of(encode(each, bits), block))
 
 
 def _difference(first: Source, second: Source) -> Any:

@@ -82,7 +82,6 @@ def flex(problem: Problem) -> Call:
         "packed": lambda b, h, q, k: arrays[0][q] == arrays[1][k],
         "padded": lambda b, h, q, k: k < arrays[0][b],
         "padded-causal": lambda b, h, q, k: (k <= q + ahead) & (k < arrays[0][b]),
-        "ragged": lambda b, h, q, k: k <= q + arrays[0][b] - problem.num_queries,
     }
     rule = rules.get(problem.mask)
     changes: dict[str, Callable[..., Any]] = {
@@ -91,7 +90,7 @@ def flex(problem: Problem) -> Call:
         "bias": lambda s, b, h, q, k: s + arrays[0][q, k],
     }
     change = changes.get(problem.mask)
-    batches = batch if problem.mask in ("padded", "padded-causal", "ragged") else None
+    batches = batch if problem.mask in ("padded", "padded-causal") else None
     blocks = rule and create_block_mask(rule, batches, None, problem.num_queries, length, device=device)
 
     def function(query: Any, key: Any, value: Any) -> Any:

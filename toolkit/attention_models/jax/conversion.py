@@ -1,4 +1,4 @@
-"""Modules of flax.nnx, equinox and Keras into layers, and back, with their weights bit for bit."""
+"""Modules of flax.nnx and equinox into layers, and back, with their weights bit for bit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def from_module(module: Any, /) -> Layer:
 
     Parameters
     ----------
-    module : flax.nnx.MultiHeadAttention, equinox.nn.MultiheadAttention, or either attention of Keras
+    module : flax.nnx.MultiHeadAttention or equinox.nn.MultiheadAttention
         Whether it is in training is no matter of a layer here, which drops weights where it is given a key. For the
         parameters of a module of flax.linen there is `attention_models.layouts.from_flax`.
 
@@ -45,10 +45,6 @@ def from_module(module: Any, /) -> Layer:
     >>> bool(jax.numpy.allclose(ours(x), theirs(x, x, x)))
     True
     """
-    if _is_of_keras(type(module)):
-        from attention_models.keras import conversion  # noqa: PLC0415 (who converts no such layer does without)
-
-        return Layer.from_numpy(*conversion.read_module(module))
     if isinstance(module, Layer):
         raise TypeError(f"expected a module; got {type(module).__name__}, which is a layer already")
     name = _name(type(module))
@@ -65,8 +61,7 @@ def to_module(layer: Any, kind: type[Any], /) -> Any:
     layer : Layer
     kind : type
         `flax.nnx.MultiHeadAttention`, made with ``broadcast_dropout=False``, ``decode=False`` and, until
-        ``module.train()`` says otherwise, ``deterministic=True``; `equinox.nn.MultiheadAttention`; or a class of Keras,
-        `keras.layers.MultiHeadAttention` or `keras.layers.GroupQueryAttention`.
+        ``module.train()`` says otherwise, ``deterministic=True``; or `equinox.nn.MultiheadAttention`.
 
     Returns
     -------
@@ -87,16 +82,11 @@ def to_module(layer: Any, kind: type[Any], /) -> Any:
     >>> to_module(MultiHeadAttention.init(0, 8, 2), equinox.nn.MultiheadAttention).query_proj.weight.shape
     (8, 8)
     """
-    name = "keras" if _is_of_keras(kind) else _name(kind)
+    name = _name(kind)
     if not isinstance(layer, Layer):
         raise TypeError(f"expected a layer of attention_jax; got {type(layer).__name__}")
     definition, parameters = layer.definition, layer.to_numpy()[0]
-    if name == "keras":
-        from attention_models.keras import conversion  # noqa: PLC0415 (who converts no such layer does without)
-
-        return conversion.write_module(definition, parameters, kind, dtype=parameters.query.weight.dtype.name)
-    order = {"head_order": "repeat"} if name == "flax" else {}
-    arrays = backend.from_numpy(LAYOUTS[name].write(definition, parameters, **order))
+    arrays = backend.from_numpy(LAYOUTS[name].write(definition, parameters))
     arguments = LAYOUTS[name].arguments(definition)
     dtype = parameters.query.weight.dtype
     if name == "equinox":
@@ -117,15 +107,11 @@ def _name(kind: type[Any]) -> str:
 
         if kind is equinox.nn.MultiheadAttention:
             return "equinox"
-    known = ", ".join(LAYOUTS[name].module for name in ("flax", "equinox", "keras", "keras-grouped"))
+    known = ", ".join(LAYOUTS[name].module for name in ("flax", "equinox"))
     hint = (
         ": attention_models.layouts.from_flax reads its params" if ".linen." in getattr(kind, "__module__", "") else ""
     )
     raise TypeError(f"expected a module out of {known}; got {getattr(kind, '__name__', kind)}{hint}")
-
-
-def _is_of_keras(kind: type[Any]) -> bool:
-    return getattr(kind, "__module__", "").partition(".")[0] == "keras"
 
 
 def _arrays(module: Any, name: str) -> dict[str, jax.Array]:
@@ -171,7 +157,7 @@ def _flax(module: Any) -> dict[str, Any]:
         raise LayoutError(
             f"expected broadcast_dropout False of {layout} with dropout, as here each weight has its own; got True"
         )
-    return {"num_heads": module.num_heads, "head_order": "repeat", "dropout": module.dropout_rate}
+    return {"num_heads": module.num_heads, "dropout": module.dropout_rate}
 
 
 def _filled_flax(kind: type[Any], arguments: dict[str, Any], dtype: Any, arrays: dict[str, jax.Array]) -> Any:

@@ -10,7 +10,7 @@ from attention_keras.layers import Layer
 from attention_keras.library import backend
 from attention_models.layouts import LAYOUTS, LayoutError
 
-__all__ = ["from_module", "read_module", "to_module", "write_module"]
+__all__ = ["from_module", "to_module"]
 
 LAYERS = {keras.layers.MultiHeadAttention: "keras", keras.layers.GroupQueryAttention: "keras-grouped"}
 ABSENT = (
@@ -51,14 +51,6 @@ def from_module(module: keras.layers.Layer, /) -> Any:
     >>> bool(keras.ops.all(keras.ops.isclose(ours(x), theirs(x, x))))
     True
     """
-    definition, parameters = read_module(module)
-    layer = Layer.from_numpy(definition, parameters, dtype=module.dtype_policy.name)
-    layer.trainable = module.trainable
-    return layer
-
-
-def read_module(module: keras.layers.Layer, /) -> tuple[Any, Any]:
-    """The definition of a layer of Keras, and its weights in NumPy."""
     name = _name(type(module), _hint(module))
     layout = LAYOUTS[name].module
     config = module.get_config()
@@ -73,8 +65,10 @@ def read_module(module: keras.layers.Layer, /) -> tuple[Any, Any]:
     arrays = {
         "/".join(variable.path.split("/")[-2:]): backend.to_numpy(variable.value) for variable in _weights(module)
     }
-    order = {"head_order": "repeat"} if name == "keras-grouped" else {}
-    return LAYOUTS[name].read(arrays, dropout=config["dropout"], **order)
+    definition, parameters = LAYOUTS[name].read(arrays, dropout=config["dropout"])
+    layer = Layer.from_numpy(definition, parameters, dtype=module.dtype_policy.name)
+    layer.trainable = module.trainable
+    return layer
 
 
 def to_module(layer: Layer, kind: type[keras.layers.Layer], /) -> keras.layers.Layer:
@@ -103,18 +97,12 @@ def to_module(layer: Layer, kind: type[keras.layers.Layer], /) -> keras.layers.L
     >>> to_module(MultiHeadAttention(8, 2), keras.layers.MultiHeadAttention).key_dim
     4
     """
-    _name(kind)
+    name = _name(kind)
     if not isinstance(layer, Layer):
         raise TypeError(f"expected a layer of attention_keras; got {type(layer).__name__}")
-    return write_module(layer.definition, layer.to_numpy()[0], kind, dtype=layer.dtype_policy)
-
-
-def write_module(definition: Any, parameters: Any, kind: type[Any], /, *, dtype: Any) -> keras.layers.Layer:
-    """Make a layer of Keras of a definition and its weights in NumPy, under a dtype policy."""
-    name = _name(kind)
-    order = {"head_order": "repeat"} if name == "keras-grouped" else {}
-    arrays = LAYOUTS[name].write(definition, parameters, **order)
-    module = kind(**LAYOUTS[name].arguments(definition), dtype=dtype)
+    definition, parameters = layer.definition, layer.to_numpy()[0]
+    arrays = LAYOUTS[name].write(definition, parameters)
+    module = kind(**LAYOUTS[name].arguments(definition), dtype=layer.dtype_policy)
     query, key, value = ((None, None, each.weight.shape[0]) for each in parameters[:3])
     module.build(query, value, key)
     for variable in _weights(module):

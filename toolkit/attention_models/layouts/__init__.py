@@ -22,7 +22,6 @@ from attention_models.layouts._bert import (
 )
 from attention_models.layouts._decoder import check_causal_lm, from_causal_lm, to_causal_lm
 from attention_models.layouts._decoder_config import decoder_from_config
-from attention_models.layouts._heads import join_heads, separate_heads
 from attention_models.layouts._kernels import (
     from_flax,
     from_keras,
@@ -64,9 +63,7 @@ __all__ = [
     "from_torch",
     "from_torch_decoder_layer",
     "from_torch_encoder_layer",
-    "join_heads",
     "rotary_divisors",
-    "separate_heads",
     "to_bert",
     "to_bert_embeddings",
     "to_bert_layer",

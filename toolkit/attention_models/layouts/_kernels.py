@@ -9,7 +9,6 @@ from attention_core import layers
 from attention_core._arrays import Array, Namespace
 from attention_core._checks import check_positive
 from attention_core.parameters import Linear, MultiHeadAttention
-from attention_models.layouts._heads import check_order, in_order
 from attention_models.layouts._layout import (
     Arrays,
     Layout,
@@ -75,9 +74,7 @@ def from_keras(
     >>> definition.num_heads, parameters.output.weight.shape
     (2, (8, 8))
     """
-    definition, tree = _from_kernels(
-        KERAS_NAMES, Arrays(KERAS, arrays, xp), num_heads=num_heads, head_order=None, dropout=dropout
-    )
+    definition, tree = _from_kernels(KERAS_NAMES, Arrays(KERAS, arrays, xp), num_heads=num_heads, dropout=dropout)
     if definition.groups != definition.num_heads:
         raise LayoutError(f"expected as many key heads as query heads of {KERAS}; got {definition.groups}")
     return definition, tree
@@ -88,7 +85,6 @@ def from_keras_grouped(
     /,
     *,
     num_heads: int | None = None,
-    head_order: str | None = None,
     dropout: float = 0.0,
     xp: Namespace | None = None,
 ) -> tuple[layers.MultiHeadAttention, MultiHeadAttention]:
@@ -100,19 +96,16 @@ def from_keras_grouped(
         As in `from_keras`, with G heads of keys and values.
     num_heads : int, optional
         H, to check the arrays against.
-    head_order : {"repeat", "tile"}
-        Which key/value head query head h uses: h // (H / G) with ``"repeat"``, as here and in Keras; h % G with
-        ``"tile"``. Required if it makes a difference.
     dropout : float
     xp : array namespace, optional
 
     Raises
     ------
     LayoutError
-        When an array is missing, of another shape, or unknown, or the order is missing.
+        When an array is missing, of another shape, or unknown.
     """
     reader = Arrays(KERAS_GROUPED, arrays, xp)
-    return _from_kernels(KERAS_GROUPED_NAMES, reader, num_heads=num_heads, head_order=head_order, dropout=dropout)
+    return _from_kernels(KERAS_GROUPED_NAMES, reader, num_heads=num_heads, dropout=dropout)
 
 
 def from_flax(
@@ -120,7 +113,6 @@ def from_flax(
     /,
     *,
     num_heads: int | None = None,
-    head_order: str | None = None,
     dropout: float = 0.0,
     xp: Namespace | None = None,
 ) -> tuple[layers.MultiHeadAttention, MultiHeadAttention]:
@@ -132,17 +124,16 @@ def from_flax(
         ``query.kernel`` (in, H, D), ``key.kernel`` and ``value.kernel`` (in, G, D), ``out.kernel`` (H, D, out).
         Optionally ``query.bias`` (H, D) and so on, ``out.bias`` (out,). Or nested, ``{"query": {"kernel": ...}}``, as
         in linen.
-    num_heads, head_order, dropout, xp
-        As in `from_keras_grouped`; flax repeats.
+    num_heads, dropout, xp
+        As in `from_keras_grouped`.
 
     Raises
     ------
     LayoutError
-        When an array is missing, of another shape, or unknown, such as those of ``normalize_qk``, or the order is
-        missing.
+        When an array is missing, of another shape, or unknown, such as those of ``normalize_qk``.
     """
     reader = Arrays(FLAX, _flat(arrays), xp)
-    return _from_kernels(FLAX_NAMES, reader, num_heads=num_heads, head_order=head_order, dropout=dropout)
+    return _from_kernels(FLAX_NAMES, reader, num_heads=num_heads, dropout=dropout)
 
 
 def _flat(arrays: Any) -> Any:
@@ -172,7 +163,7 @@ def to_keras(
         projections only. So with ``is_causal``, which is an argument of the module's call.
     """
     check_attention(KERAS, definition)
-    return _to_kernels(KERAS_NAMES, definition, parameters, head_order=None, xp=xp)
+    return _to_kernels(KERAS_NAMES, definition, parameters, xp=xp)
 
 
 def to_keras_grouped(
@@ -180,7 +171,6 @@ def to_keras_grouped(
     parameters: MultiHeadAttention,
     /,
     *,
-    head_order: str | None = None,
     xp: Namespace | None = None,
 ) -> dict[str, Array]:
     """Write the weights for `keras.layers.GroupQueryAttention`: the inverse of `from_keras_grouped`.
@@ -188,11 +178,10 @@ def to_keras_grouped(
     Raises
     ------
     LayoutError
-        As in `to_keras`, except for grouped heads. Also when values or outputs have another width, or the order is
-        missing.
+        As in `to_keras`, except for grouped heads. Also when values or outputs have another width.
     """
     _check_keras_grouped(definition)
-    return _to_kernels(KERAS_GROUPED_NAMES, definition, parameters, head_order=head_order, xp=xp)
+    return _to_kernels(KERAS_GROUPED_NAMES, definition, parameters, xp=xp)
 
 
 def to_flax(
@@ -200,7 +189,6 @@ def to_flax(
     parameters: MultiHeadAttention,
     /,
     *,
-    head_order: str | None = None,
     xp: Namespace | None = None,
 ) -> dict[str, Array]:
     """Write the weights for `flax.nnx.MultiHeadAttention`: the inverse of `from_flax`.
@@ -208,11 +196,10 @@ def to_flax(
     Raises
     ------
     LayoutError
-        As in `to_keras`, except for grouped heads. Also when values have another width or other channels than keys, or
-        the order is missing.
+        As in `to_keras`, except for grouped heads. Also when values have another width or other channels than keys.
     """
     _check_flax(definition)
-    return _to_kernels(FLAX_NAMES, definition, parameters, head_order=head_order, xp=xp)
+    return _to_kernels(FLAX_NAMES, definition, parameters, xp=xp)
 
 
 def _check_keras_grouped(definition: Any) -> Sizes:
@@ -263,7 +250,7 @@ def flax_arguments(definition: layers.MultiHeadAttention) -> dict[str, Any]:
 
 
 def _from_kernels(
-    names: _Names, reader: Arrays, /, *, num_heads: int | None, head_order: str | None, dropout: float
+    names: _Names, reader: Arrays, /, *, num_heads: int | None, dropout: float
 ) -> tuple[layers.MultiHeadAttention, MultiHeadAttention]:
     xp = reader.xp
     if num_heads is not None:
@@ -285,21 +272,14 @@ def _from_kernels(
         xp.reshape(kernel, (heads * width, channels)), reader.find(f"{names.output}{names.dot}bias", channels)
     )
     reader.close(names.hints)
-    definition, tree = attention_of(
-        reader.layout, MultiHeadAttention(query, key, value, output), heads, num_kv_heads, dropout=dropout
-    )
-    check_order(reader.layout, head_order, heads, num_kv_heads)
-    return definition, in_order(tree, heads // num_kv_heads, num_kv_heads, xp) if head_order == "tile" else tree
+    tree = MultiHeadAttention(query, key, value, output)
+    return attention_of(reader.layout, tree, heads, num_kv_heads, dropout=dropout)
 
 
-def _to_kernels(
-    names: _Names, definition: Any, tree: Any, /, *, head_order: str | None, xp: Namespace | None
-) -> dict[str, Array]:
+def _to_kernels(names: _Names, definition: Any, tree: Any, /, *, xp: Namespace | None) -> dict[str, Array]:
     layers.check_fit(definition, tree)
     heads, num_kv_heads = definition.num_heads, definition.groups
-    check_order(names.module, head_order, heads, num_kv_heads)
     xp = namespace_of(tree, xp)
-    tree = in_order(tree, num_kv_heads, heads // num_kv_heads, xp) if head_order == "tile" else tree
     sizes = sizes_of(definition)
     arrays: dict[str, Array | None] = {}
     for name, count, width in (

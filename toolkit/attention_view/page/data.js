@@ -20,7 +20,6 @@ async function load() {
   data.index = new Map();
   for (const map of data.maps) {
     for (const level of map.levels) level.codes = codesOf(level, data.shows[map.show].bits);
-    if (map.details) readDetails(map, bytes, 4 + length);
     data.index.set(`${map.layer}/${map.head}/${map.show}`, map);
   }
   if (data.blocks) data.blocks.codes = codesOf(data.blocks, 8);
@@ -32,23 +31,11 @@ async function load() {
   state.head = data.heads[0];
 }
 
-// Blocks of which each weight is kept: where the codes of a cell start.
-function readDetails(map, bytes, start) {
-  const { count, places, at } = map.details;
-  const size = map.levels[0].block[0] * map.levels[0].block[1];
-  map.details.codes = new Uint16Array(bytes, start + at, count * size);
-  map.details.starts = new Map();
-  new Uint32Array(bytes, start + places, count).forEach((place, i) => map.details.starts.set(place, i * size));
-}
-
 const mapOf = (layer, head, show) => data.index.get(`${layer}/${head}/${show}`);
 const chosen = () => mapOf(state.layer, state.head, state.show);
 const partOf = () => chosen().part;
 const showOf = () => data.shows[state.show];
 const isExact = () => chosen().levels[0].block[0] === 1 && chosen().levels[0].block[1] === 1;
-// How the codes of single weights are read where cells stand for several.
-const FINE = { bits: 16, decades: 12 };
-
 function valueOf(code, show) {
   if (show.kind === "class") return code;
   if (show.kind === "share") return code / 255;
@@ -84,32 +71,32 @@ function once(key, compute) {
 }
 
 // A function from codes of a map to colours as bytes. Code 0 is transparent: the hatch is seen behind it.
-function painter(map, { fine = false, top = map.top } = {}) {
+function painter(map, top = map.top) {
   const { kind, bits, decades } = data.shows[map.show];
   const ramp = rampOf(kind);
   if (kind === "class") return (code) => ramp[code];
   if (kind === "share") return (code) => (code === 0 ? 0 : code === 255 ? ALLOWED_BYTES : ramp[code]);
-  const last = 2 ** (fine ? FINE.bits : bits) - 1;
-  const heights = heightsOf(fine ? FINE : data.shows[map.show], decades);
+  const last = 2 ** bits - 1;
+  const heights = heightsOf(data.shows[map.show]);
   const factor = 255 / heightOf(top, decades);
   return (code) => (code === 0 ? 0 : code === last ? NAN_BYTES : ramp[Math.min(255, Math.round(heights[code] * factor))]);
 }
 
 // The colours of all codes of the map that was painted last: as fast as a large image needs it.
-const tables = {};
-function tableOf(map, fine = false) {
+let painting = {};
+function tableOf(map) {
   const key = `${map.layer}/${map.head}/${map.show}/${state.scale}`;
-  if (tables[fine]?.key !== key) {
-    const colour = painter(map, { fine });
-    const { bits } = fine ? FINE : data.shows[map.show];
-    tables[fine] = { key, colours: Uint32Array.from({ length: 2 ** bits }, (_, code) => colour(code)) };
+  if (painting.key !== key) {
+    const colour = painter(map);
+    const { bits } = data.shows[map.show];
+    painting = { key, colours: Uint32Array.from({ length: 2 ** bits }, (_, code) => colour(code)) };
   }
-  return tables[fine].colours;
+  return painting.colours;
 }
 
 // How far above the start of the scale a number stands: above 0, or above the smallest code of a logarithmic scale.
 const heightOf = (value, decades) => (state.scale === "log" ? Math.max(1e-9, Math.log10(value) + decades) : value);
-const heightsOf = (show, decades) => once(`${show.bits}/${decades}/${state.scale}`, () => Float64Array.from({ length: 2 ** show.bits }, (_, code) => heightOf(valueOf(code, show), decades)));
+const heightsOf = (show) => once(`${show.bits}/${state.scale}`, () => Float64Array.from({ length: 2 ** show.bits }, (_, code) => heightOf(valueOf(code, show), show.decades)));
 const interpolated = (kind) => (kind === "difference" ? d3.interpolateInferno : d3.interpolateViridis);
 const rampOf = (kind) => once(kind, () => (kind === "class" ? Uint32Array.from(CLASS_COLOURS, (each) => (each ? bytesOf(each) : 0)) : Uint32Array.from({ length: 256 }, (_, i) => bytesOf(interpolated(kind)(i / 255)))));
 
@@ -133,25 +120,6 @@ function imageOf(map, level, rows, columns) {
   });
 }
 
-// Some weights as an image, one pixel each: single ones where they are kept, else the colour of their cell.
-function imageOfWeights(map, rows, columns) {
-  const { block, columns: across, codes } = map.levels[0];
-  const [width, height] = [columns[1] - columns[0], rows[1] - rows[0]];
-  return painted(width, height, (pixels) => {
-    const [table, fine] = [tableOf(map), tableOf(map, true)];
-    for (let i = 0, at = 0; i < height; i++) {
-      const row = rows[0] + i;
-      for (let column = columns[0]; column < columns[1]; ) {
-        const place = Math.floor(row / block[0]) * across + Math.floor(column / block[1]);
-        const end = Math.min(columns[1], (Math.floor(column / block[1]) + 1) * block[1]);
-        const start = map.details.starts.get(place);
-        const first = start + (row % block[0]) * block[1];
-        for (; column < end; column++) pixels[at++] = start === undefined ? table[codes[place]] : fine[map.details.codes[first + (column % block[1])]];
-      }
-    }
-  });
-}
-
 function painted(width, height, paint) {
   held.width = width;
   held.height = height;
@@ -162,13 +130,10 @@ function painted(width, height, paint) {
   return held;
 }
 
-// The code of a pair, how it is read, and whether it is of this pair alone.
+// The code of the cell of a pair.
 function codeAt(map, row, column) {
   const { block, columns, codes } = map.levels[0];
-  const place = Math.floor(row / block[0]) * columns + Math.floor(column / block[1]);
-  const start = map.details?.starts.get(place);
-  if (start === undefined) return { code: codes[place], show: data.shows[map.show], exact: block[0] * block[1] === 1 };
-  return { code: map.details.codes[start + (row % block[0]) * block[1] + (column % block[1])], show: FINE, exact: true };
+  return codes[Math.floor(row / block[0]) * columns + Math.floor(column / block[1])];
 }
 
 // Whether all weights of a query are 0: it may attend to no key. NaN is not 0.

@@ -5,7 +5,7 @@ function next(values, value, step) {
 
 function press(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || /^(SELECT|INPUT)$/.test(event.target.tagName)) return;
-  const block = cellSize();
+  const { block } = chosen().levels[0];
   const moves = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
   if (event.key in moves && event.target === byId("map")) {
     event.preventDefault();

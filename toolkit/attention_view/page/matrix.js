@@ -86,12 +86,6 @@ function inSight(shift, zoom, size, cell, count) {
   return [Math.max(0, Math.floor(at(0))), Math.min(count, Math.ceil(at(size)))];
 }
 
-// Whether single weights have a pixel or more each way.
-const isClose = () => pitch().every((size) => size * matrix.transform.k >= 1);
-
-// Queries and keys of what is marked: one of each where a single weight is shown.
-const cellSize = () => (isClose() && codeAt(chosen(), state.row, state.column).exact ? [1, 1] : chosen().levels[0].block);
-
 function drawMatrix() {
   matrix.frame = 0;
   const canvas = byId("map");
@@ -108,17 +102,15 @@ function drawMatrix() {
   const level = levelFor(map, canvas.width * k, canvas.height * k);
   canvas.dataset.level = `${level.rows}x${level.columns}`;
   const [across, down] = pitch();
-  const single = Boolean(map.details) && isClose();
-  const [block, counts] = single ? [[1, 1], partOf().lengths] : [level.block, [level.rows, level.columns]];
-  const [height, width] = [block[0] * down, block[1] * across];
-  const rows = inSight(y, k, canvas.clientHeight, height, counts[0]);
-  const columns = inSight(x, k, canvas.clientWidth, width, counts[1]);
+  const [height, width] = [level.block[0] * down, level.block[1] * across];
+  const rows = inSight(y, k, canvas.clientHeight, height, level.rows);
+  const columns = inSight(x, k, canvas.clientWidth, width, level.columns);
   // The last cells may stand for fewer queries or keys, and reach beyond the end.
   context.save();
   context.beginPath();
   context.rect(0, 0, canvas.clientWidth, canvas.clientHeight);
   context.clip();
-  const image = single ? imageOfWeights(map, rows, columns) : imageOf(map, level, rows, columns);
+  const image = imageOf(map, level, rows, columns);
   context.drawImage(image, columns[0] * width, rows[0] * height, image.width * width, image.height * height);
   context.restore();
   if (data.blocks && byId("blocks").checked) drawBlocks(context, k);
@@ -126,7 +118,7 @@ function drawMatrix() {
   const style = getComputedStyle(document.documentElement);
   context.lineWidth = 2 / k;
   context.strokeStyle = style.getPropertyValue("--mark");
-  const cell = cellSize();
+  const cell = map.levels[0].block;
   const [row, column] = [Math.floor(state.row / cell[0]) * cell[0], Math.floor(state.column / cell[1]) * cell[1]];
   const [w, h] = [Math.max(cell[1] * across, 5 / k), Math.max(cell[0] * down, 5 / k)];
   context.strokeRect(column * across, row * down, w, h);

@@ -66,11 +66,10 @@ function showControls() {
 
 function showReadout() {
   const map = chosen();
-  const { code, show, exact } = codeAt(map, state.row, state.column);
   const block = map.levels[0].block;
-  const parts = [`layer ${state.layer}, head ${state.head}`, `${nameOf(0, state.row)} → ${nameOf(1, state.column)}: ${showOf().name === "weights" ? "weight" : showOf().name} ${told(code, show)}`];
+  const parts = [`layer ${state.layer}, head ${state.head}`, `${nameOf(0, state.row)} → ${nameOf(1, state.column)}: ${showOf().name === "weights" ? "weight" : showOf().name} ${told(codeAt(map, state.row, state.column), showOf())}`];
   if (showOf().kind === "share" || showOf().kind === "class") parts.shift();
-  if (!exact) parts.push(`${showOf().kind === "share" ? "in" : data.reduction === "mean" ? "mean of" : "largest of"} ${block[0]} × ${block[1]}`);
+  if (!isExact()) parts.push(`${showOf().kind === "share" ? "in" : "largest of"} ${block[0]} × ${block[1]}`);
   const compared = showOf().kind === "difference" || showOf().kind === "class";
   if (!compared && isEmpty(map, state.row)) parts.push(isExact() ? "this row is fully masked" : "these rows are fully masked");
   if (showOf().kind === "difference") {

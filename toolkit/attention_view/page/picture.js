@@ -120,7 +120,7 @@ function drawKeys(canvas, context, map) {
   const largest = weights[best] || 0; // all may be NaN
   const top = show.kind === "difference" ? largest || 1 : Math.max(largest, map.part.least);
   const { columns, codes } = map.levels[0];
-  const colour = painter(map, { top });
+  const colour = painter(map, top);
   [keyImage.height, keyImage.width] = keys;
   const small = keyImage.getContext("2d");
   const image = small.createImageData(keys[1], keys[0]);
