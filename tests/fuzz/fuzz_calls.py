@@ -288,14 +288,14 @@ def changed(tree: Any, path: Path, wrong: str) -> Any:
     return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
 
 
-def built(tree: Any, put: Callable[[Any], Any]) -> Any:
-    """The arguments on a library."""
+def built(tree: Any, put: Callable[[Any], Any], kind: type = np.ndarray) -> Any:
+    """The arguments with arrays of a library, which are put in the place of leaves of a kind."""
     if isinstance(tree, Made):
-        return tree.function(**{name: built(branch, put) for name, branch in tree.arguments.items()})
-    if isinstance(tree, np.ndarray):
+        return tree.function(**{name: built(branch, put, kind) for name, branch in tree.arguments.items()})
+    if isinstance(tree, kind):
         return put(tree)
     if isinstance(tree, tuple):
-        branches = [built(branch, put) for branch in tree]
+        branches = [built(branch, put, kind) for branch in tree]
         return type(tree)(*branches) if hasattr(tree, "_fields") else tuple(branches)
     return tree
 

@@ -1,6 +1,10 @@
 """Functions to be traced, with their arrays."""
 
+import dataclasses
+
 import numpy as np
+from call_table import Sizes, options_of
+from fuzz_calls import VALID, Made, built
 
 import attention_core as ac
 from attention_core.backend import get_backend
@@ -16,159 +20,68 @@ def normal(*dims):
     return RNG.standard_normal(dims)
 
 
-def affine(inputs, outputs):
-    return ac.parameters.Linear(normal(inputs, outputs), normal(outputs))
+SIZES = Sizes((2,), 6, 3, 5, 7, 4, 3)
+
+QKV = tuple(SIZES.arrays(RNG))
+
+LENGTHS, SEED = np.asarray([3, 0]), np.asarray([7, 9], dtype=np.int32)
 
 
-C = 8
+@dataclasses.dataclass(frozen=True)
+class Left:
+    """The place of an array that was taken out."""
 
-QKV = normal(2, 6, 5, 4), normal(2, 3, 7, 4), normal(2, 3, 7, 3)
-
-MASK, BIAS = RNG.random((2, 1, 5, 7)) > 0.4, normal(6, 5, 7)
-
-SEGMENTS = RNG.integers(0, 2, (2, 5)), RNG.integers(0, 2, (2, 7))
-
-LENGTHS, OFFSETS, SEED = np.asarray([3, 0]), np.asarray([2, -3]), np.asarray([7, 9], dtype=np.int32)
-
-HEADS = ac.parameters.MultiHeadAttention(affine(C, 12), affine(C, 6), affine(C, 10), affine(20, C))
-
-SELF = ac.parameters.MultiHeadAttention(affine(C, C), affine(C, C), affine(C, C), affine(C, C))
-
-NORM = ac.parameters.LayerNorm(normal(C), normal(C))
-
-MLP = ac.parameters.FeedForward(affine(C, 10), affine(10, C))
-
-LAYER = ac.parameters.EncoderLayer(SELF, NORM, MLP, ac.parameters.LayerNorm(normal(C), normal(C)))
-
-TABLES = ac.parameters.Embeddings(normal(13, C), normal(9, C), normal(2, C), NORM)
-
-# Scores of this layer are not scaled: with small kernels its finite differences are as good as those of the others.
-SAGAN = ac.parameters.SaganAttention(
-    *(ac.parameters.Linear(0.3 * normal(C, 3), normal(3)) for _ in range(2)),
-    affine(C, 5),
-    affine(5, C),
-    np.asarray(0.7),
-)
-
-X, IDS, KEPT = normal(2, 5, C), RNG.integers(0, 13, (2, 5)), np.asarray([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    index: int
 
 
-def attend(**options):
-    """Attention with options that are known while tracing."""
-    return lambda query, key, value: ac.scaled_dot_product_attention(query, key, value, **options)
+def taken_out(node, arrays):
+    """Arguments as what `built` makes them of again, without the arrays, which a tracer may not see in them."""
+    if isinstance(node, np.ndarray | np.generic):
+        arrays.append(np.asarray(node, "float64" if node.dtype.kind == "f" else None))
+        return Left(len(arrays) - 1)
+    if dataclasses.is_dataclass(node):
+        node = Made(type(node), {each.name: getattr(node, each.name) for each in dataclasses.fields(node)})
+    if isinstance(node, Made):
+        return Made(node.function, {name: taken_out(each, arrays) for name, each in node.arguments.items()})
+    if isinstance(node, tuple):
+        parts = [taken_out(each, arrays) for each in node]
+        return type(node)(*parts) if hasattr(node, "_fields") else tuple(parts)
+    return node
 
 
-def masked(rule):
-    """Attention under a mask made of traced arrays."""
-    return lambda query, key, value, *arrays: ac.scaled_dot_product_attention(query, key, value, mask=rule(*arrays))
+def traced(function, positional, options):
+    """A right call as a function of its arrays, in arithmetic for all dtypes, and these arrays."""
+    arrays = []
+    options = {name: taken_out(each, arrays) for name, each in options.items() if name != "arithmetic"}
+    positional = taken_out(tuple(positional), arrays)
+
+    def call(*given):
+        placed = {name: built(each, lambda left: given[left.index], Left) for name, each in options.items()}
+        result = function(*built(positional, lambda left: given[left.index], Left), **placed)
+        return tuple(x for x in result if x is not None) if isinstance(result, tuple) else result
+
+    return call, tuple(arrays)
 
 
-def everything(query, key, value, mask, bias, seed):
-    options = {"mask": mask, "bias": bias, "is_causal": True, "scale": 0.4, "softcap": 3.0}
-    options |= {"return_weights": True, "return_logsumexp": True, "dropout": ac.Dropout(0.25, seed)}
-    return tuple(attend(**options)(query, key, value))
+def options_named(name):
+    """Options of attention; everything is returned with all of them."""
+    return options_of(name, SIZES, lambda array: array) | (RETURNS if name == "everything" else {})
 
 
-CASES = {
-    "causal": (attend(is_causal=True), QKV),
-    "window": (attend(mask=ac.SlidingWindow(left=1, right=2)), QKV),
-    "softcap": (attend(softcap=2.0, scale=0.3), QKV),
-    "flags": (lambda *qkv: tuple(attend(return_weights=True, return_logsumexp=True)(*qkv)), QKV),
-    "mask": (masked(lambda mask: mask), (*QKV, MASK)),
-    "combined": (
-        masked(
-            lambda lengths, offset: (
-                (ac.KeyLengths(lengths) | ac.Causal(offset=offset)) & ac.SlidingWindow(left=3, right=2, offset=offset)
-            )
-        ),
-        (*QKV, LENGTHS, OFFSETS),
-    ),
-    "combined_with_array": (
-        masked(lambda mask, lengths: (mask | ac.KeyLengths(lengths)) & ~ac.SlidingWindow(left=0, right=0)),
-        (*QKV, MASK, LENGTHS),
-    ),
-    "length": (attend(mask=ac.KeyLengths(4)), QKV),
-    "lengths": (masked(ac.KeyLengths), (*QKV, LENGTHS)),
-    "offsets": (masked(lambda offset: ac.Causal(offset=offset)), (*QKV, OFFSETS)),
-    "segments": (masked(ac.Segments), (*QKV, *SEGMENTS)),
-    "bias": (lambda q, k, v, bias: ac.scaled_dot_product_attention(q, k, v, bias=bias, is_causal=True), (*QKV, BIAS)),
-    "scale_and_softcap": (
-        lambda q, k, v, scale, cap: ac.scaled_dot_product_attention(q, k, v, scale=scale, softcap=cap),
-        (*QKV, np.asarray(0.3), np.asarray(2.0)),
-    ),
-    "dropout": (lambda q, k, v, seed: attend(dropout=ac.Dropout(0.25, seed))(q, k, v), (*QKV, SEED)),
-    "everything": (everything, (*QKV, MASK, BIAS, SEED)),
-    "scores": (lambda q, k, mask: ac.attention_scores(q, k, mask=mask, softcap=2.0), (*QKV[:2], MASK)),
-    "weights": (
-        lambda q, k: ac.weights.attention_weights(q, k, queries=[2, 0], heads=[1], mask=ac.Causal(offset=1)),
-        QKV[:2],
-    ),
-    "heads": (lambda x: ac.merge_heads(ac.split_heads(x, 2)), (X,)),
-    "multi_head_attention": (
-        lambda p, x, lengths: ac.multi_head_attention(
-            p, x, num_heads=4, num_key_value_heads=2, is_causal=True, mask=ac.KeyLengths(lengths)
-        ),
-        (HEADS, X, LENGTHS),
-    ),
-    "encoder_layer": (
-        lambda p, x, kept: ac.functions.encoder_layer(
-            p, x, num_heads=2, mask=ac.masks.mask_from_padding(ac.masks.mask_from_integers(kept))
-        ),
-        (LAYER, X, KEPT),
-    ),
-    "encoder_layer_dropout": (
-        lambda p, x, seed: ac.functions.encoder_layer(
-            p, x, num_heads=2, norm_first=False, dropout=ac.Dropout(0.2, seed)
-        ),
-        (LAYER, X, SEED),
-    ),
-    "embed_tokens": (
-        lambda p, ids, segments: ac.functions.embed_tokens(p, ids, segment_ids=segments),
-        (TABLES, IDS, SEGMENTS[0]),
-    ),
-    "sagan_attention": (
-        lambda p, x: tuple(ac.functions.sagan_attention(p, x, return_weights=True))[:2],
-        (SAGAN, normal(2, 5, 6, C)),
-    ),
-    "sagan_attention_channels_first": (
-        lambda p, x: ac.functions.sagan_attention(p, x, pool=False, data_format="channels_first"),
-        (SAGAN, normal(2, C, 4, 3)),
-    ),
-    "spectral_norm": (lambda w, u: ac.functions.spectral_norm(w, u, iterations=2), (normal(3, 2, 4), normal(4))),
-    "gelu": (ac.functions.gelu, (normal(3, 5),)),
-    "linear": (ac.functions.linear, (SELF.query, X)),
-    "layer_norm": (ac.functions.layer_norm, (NORM, X)),
-    "rms_norm": (ac.functions.rms_norm, (NORM.scale, X)),
-    "alibi": (lambda q, k, v, offset: attend(score_mod=ac.scores.alibi(6, offset=offset))(q, k, v), (*QKV, OFFSETS)),
-    "relative_bias": (
-        lambda q, k, v, table, offset: attend(score_mod=ac.scores.relative_bias(table, max_distance=7, offset=offset))(
-            q, k, v
-        ),
-        (*QKV, TABLES.token[:8, :6], np.asarray(3)),
-    ),
-    "feed_forward": (ac.functions.feed_forward, (MLP, X)),
-    "silu": (ac.functions.silu, (normal(3, 5),)),
-    "gated_feed_forward": (
-        ac.functions.gated_feed_forward,
-        (ac.parameters.GatedFeedForward(affine(C, 10), affine(C, 10), affine(10, C)), X),
-    ),
-    **{
-        f"rotary{suffix}": (
-            lambda x, places, turn=turn: ac.functions.rotary_embedding(x, places, width=6, interleaved=turn),
-            (normal(2, 3, 5, 8), RNG.integers(-(2**31), 2**31, (2, 5))),
-        )
-        for suffix, turn in (("", False), ("_interleaved", True))
-    },
-    "append": (
-        lambda cache, *new: tuple(ac.cache.append(cache, *new)[:2]),
-        (ac.cache.KeyValueCache(*QKV[1:], np.asarray([2, 5])), normal(2, 3, 2, 4), normal(2, 3, 2, 3)),
-    ),
-}
+RETURNS = {"return_weights": True, "return_logsumexp": True}
+OPTIONS = ("causal", "window", "softcap", "array", "or lengths", "array and rule", "length", "lengths", "offsets",
+           "segments of samples", "bias of hmn", "numbers", "dropout by words", "everything", "alibi",
+           "relative bias")  # fmt: skip
+FUNCTIONS = ("scores", "weights", "partial", "merge", "multi-head", "encoder", "feed-forward", "linear",
+             "gated feed-forward", "gelu", "silu", "layer norm", "rms norm", "embed", "rotary", "sagan",
+             "spectral norm", "split", "join", "append")  # fmt: skip
+CASES = {name: traced(ac.scaled_dot_product_attention, QKV, options_named(name)) for name in OPTIONS}
+CASES |= {name: traced(*VALID[name]) for name in FUNCTIONS}
 
-OF_INTEGERS = {"combined_with_array", "mask", "length", "offsets", "segments"}  # arrays
-FEW = ("causal", "everything", "encoder_layer", "embed_tokens", "sagan_attention", "combined_with_array")
+OF_INTEGERS = {"array and rule", "array", "length", "offsets", "segments of samples"}  # arrays
+FEW = ("causal", "everything", "encoder", "embed", "sagan", "array and rule")
 
-SIXTEEN = [("everything", "bfloat16"), ("encoder_layer", "float16"), ("embed_tokens", "bfloat16")]
+SIXTEEN = [("everything", "bfloat16"), ("encoder", "float16"), ("embed", "bfloat16")]
 
 
 def case(name, library, dtype=None):
@@ -192,7 +105,9 @@ def assert_same(library, actual, expected):
     exact = [wanted.astype(np.float64) for wanted in expected]
     largest = max(np.max(np.abs(wanted), initial=0.0, where=np.isfinite(wanted)) for wanted in exact)
     for result, wanted in zip(actual, exact, strict=True):
-        np.testing.assert_allclose(result.astype(np.float64), wanted, rtol=0, atol=CLOSE[result.dtype.name] * largest)
+        np.testing.assert_allclose(
+            result.astype(np.float64), wanted, rtol=0, atol=CLOSE.get(result.dtype.name, 0) * largest
+        )
 
 
 def sized(batch, length, library):

@@ -115,20 +115,6 @@ def masked(x, places):
     return tensor
 
 
-def test_functional_models_carry_masks_on(rng):
-    tokens = np.array([[3, 1, 4, 0, 0], [9, 2, 6, 5, 3]])
-    inputs = keras.Input((None,), dtype="int32")
-    apart = keras.initializers.RandomNormal(stddev=1.0, seed=1)  # so that a token more is seen
-    vectors = keras.layers.Embedding(10, 6, embeddings_initializer=apart, mask_zero=True)(inputs)
-    first, second, feed = made("encoder", rng), made("multi_head", rng), made("feed_forward", rng)
-    model = keras.Model(inputs, [vectors, feed(second(first(vectors)))])
-    start, found = model(tokens)
-    same(found._keras_mask, tokens != 0)
-    middle = defined(first, np.asarray(start), key_mask=tokens != 0)
-    middle = defined(second, middle, query_mask=tokens != 0, key_mask=tokens != 0)
-    close(found, defined(feed, middle), 1e-4)
-
-
 def test_masks_of_query_key_and_value_hide_places(rng):
     layer, (query, key, value) = made("multi_head", rng), (example("multi_head", rng) for _ in range(3))
     of_query, of_key, of_value = (rng.random((2, 5)) > 0.3 for _ in range(3))
@@ -181,13 +167,6 @@ def test_dropout_is_fresh_in_training_and_that_of_the_definition_by_a_seed(rng, 
     same(first[1], second[1])
     same(first[2], first[3])
     close(first[2], defined(layer, x), 1e-5)
-
-
-@pytest.mark.parametrize("name", ["encoder", "decoder"])
-def test_the_seed_of_a_layer_gives_the_same_run_of_dropouts(rng, name):
-    kind, settings, _ = CASES[name]
-    layers, x = [kind(**settings, seed=2**63 + 4) for _ in range(2)], example(name, rng)
-    same(*([np.asarray(layer(x, training=True)) for _ in range(3)] for layer in layers))
 
 
 def test_a_layer_without_dropout_draws_no_seed(rng):
