@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import math
 
+import numpy as np
 import pytest
 from call_table import Sizes, options_of
 from flex_helpers import BLOCKS
@@ -18,21 +19,12 @@ pytestmark = [
 
 SMALL = Sizes((2,), 4, 2, 9, 11, 8, 8)
 MASKS = ("causal", "causal later", "offsets", "window", "lengths", "and lengths", "segments", "array of keys", "array",
-         "bias of hidden keys", "causal bias")  # fmt: skip
+         "bias of hidden keys", "causal bias", "array of rows")  # fmt: skip
 
 
 FLEX = ("causal later", "offsets", "window", "window to the right", "lengths", "segments", "segments of samples", "array",
         "array and rule", "or lengths", "function", "softcap", "alibi", "relative bias", "score_mod with arrays",
         "sinks", "scale", "number")  # fmt: skip
-
-
-def options_on_gpu(torch, name, sizes, dtype):
-    """The options of a name, in the type of the arrays."""
-
-    def put(x):
-        return torch.asarray(x, device="cuda", dtype=dtype if x.dtype.kind == "f" else None)
-
-    return options_of(name, sizes, put)
 
 
 def results(torch, arrays, options):
@@ -62,11 +54,11 @@ def unsynchronized(torch):
         torch.cuda.set_sync_debug_mode("default")
 
 
-def make(torch, name, dtype):
+def make(torch, name, dtype, sizes=SMALL):
     """Arrays and options on the GPU."""
-    torch.manual_seed(0)
-    arrays = [torch.randn(dims, device="cuda").to(dtype) for dims in ((2, 4, 9, 8), (2, 2, 11, 8), (2, 2, 11, 8))]
-    return arrays, options_on_gpu(torch, name, SMALL, dtype)
+    arrays = [torch.asarray(x, device="cuda", dtype=dtype) for x in sizes.arrays(np.random.default_rng(0))]
+    floating = {"f": dtype}
+    return arrays, options_of(name, sizes, lambda x: torch.asarray(x, device="cuda", dtype=floating.get(x.dtype.kind)))
 
 
 def close(torch, found, expected, dtype):
@@ -75,16 +67,22 @@ def close(torch, found, expected, dtype):
         torch.testing.assert_close(one.float(), other.float(), rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", MASKS)
-def test_no_call_waits(name, dtype, torch):
-    dtype = getattr(torch, dtype)
-    arrays, options = make(torch, name, dtype)
+@pytest.mark.parametrize(
+    ("name", "sizes", "dtype", "more"),
+    [
+        *((name, SMALL, dtype, {}) for name in MASKS for dtype in ("float32", "bfloat16")),
+        *((name, SMALL, "bfloat16", {"assume_finite": True}) for name in MASKS),
+        *((name, BLOCKS, "float32", {}) for name in FLEX),
+    ],
+)
+def test_no_call_waits(name, sizes, dtype, more, torch):
+    """Nor one by FlexAttention, of which the first is compiled."""
+    arrays, options = make(torch, name, getattr(torch, dtype), sizes)
     expected = results(torch, [x.float() for x in arrays], _wide(options) | {"implementation": "dense"})
-    results(torch, arrays, options)  # the first call prepares libraries
+    results(torch, arrays, options | more)  # the first call prepares libraries
     with unsynchronized(torch):
-        found = results(torch, arrays, options)
-    close(torch, found, expected, dtype)
+        found = results(torch, arrays, options | more)
+    close(torch, found, expected, torch.bfloat16 if sizes is BLOCKS else arrays[0].dtype)
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -126,21 +124,13 @@ def test_what_is_hidden_from_all_queries_reaches_nothing(name, queries, torch):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["causal", "lengths", "array", "plain"])
+@pytest.mark.parametrize("name", ["none", "causal", "lengths", "array of keys"])
 def test_few_queries_that_share_key_heads(name, dtype, torch):
-    dtype = getattr(torch, dtype)
-    query = torch.randn(2, 8, 1, 64, device="cuda").to(dtype)
-    key, value = (torch.randn(2, 2, 300, 64, device="cuda").to(dtype) for _ in range(2))
-    options = {
-        "plain": {},
-        "causal": {"is_causal": True},
-        "lengths": {"mask": ac.KeyLengths(torch.tensor([0, 133], device="cuda"))},
-        "array": {"mask": torch.arange(300, device="cuda") % 3 > 0},
-    }[name]
+    arrays, options = make(torch, name, getattr(torch, dtype), Sizes((2,), 8, 2, 1, 300, 64, 64))
     with torch.no_grad():
-        found = ac.scaled_dot_product_attention(query, key, value, **options)
-        wide = [x.float() for x in (query, key, value)]
-        close(torch, [found], [ac.scaled_dot_product_attention(*wide, **options, implementation="dense")], dtype)
+        found = ac.scaled_dot_product_attention(*arrays, **options)
+        expected = ac.scaled_dot_product_attention(*(x.float() for x in arrays), **options, implementation="dense")
+    close(torch, [found], [expected], arrays[0].dtype)
 
 
 @pytest.mark.parametrize("where", ["query", "key", "value", "mask"])
@@ -172,13 +162,6 @@ def test_flex_attention_is_a_part_of_a_compiled_program(documents, torch):
 
     torch.compile(attend, backend=keep)(ids)
     assert [sum("flex_attention" in str(node.target) for node in graph.graph.nodes) for graph in graphs] == [1]
-
-
-def test_a_mask_of_queries_alone(torch):
-    arrays, _ = make(torch, "causal", torch.bfloat16)
-    mask = torch.arange(9, device="cuda")[:, None] % 3 > 0
-    expected = ac.scaled_dot_product_attention(*(x.float() for x in arrays), mask=mask, implementation="dense")
-    close(torch, [ac.scaled_dot_product_attention(*arrays, mask=mask)], [expected], torch.bfloat16)
 
 
 def test_the_gradient_of_a_sum_is_that_of_ones(torch):
@@ -229,28 +212,6 @@ def test_a_step_of_decoding_waits_for_nothing(torch):
         graph.replay()
         short = ac.scaled_dot_product_attention(query, key[..., :count, :], value[..., :count, :])
         close(torch, [output], [short], torch.bfloat16)
-
-
-@pytest.mark.parametrize("name", MASKS)
-def test_nothing_is_read_that_is_assumed_to_be_finite(name, torch):
-    arrays, options = make(torch, name, torch.bfloat16)
-    options["assume_finite"] = True
-    expected = results(torch, arrays, options)
-    with unsynchronized(torch):
-        found = results(torch, arrays, options)
-    close(torch, found, expected, torch.bfloat16)
-
-
-@pytest.mark.parametrize("name", FLEX)
-def test_rules_and_functions_of_scores_wait_for_nothing(name, torch, rng):
-    """By FlexAttention, of which the first call is compiled."""
-    options = options_on_gpu(torch, name, BLOCKS, torch.float32)
-    arrays = [torch.asarray(x, device="cuda", dtype=torch.float32) for x in BLOCKS.arrays(rng)]
-    expected = results(torch, arrays, options | {"implementation": "dense"})
-    results(torch, arrays, options)
-    with unsynchronized(torch):
-        found = results(torch, arrays, options)
-    close(torch, found, expected, torch.bfloat16)
 
 
 def _wide(options):
