@@ -41,15 +41,5 @@ def test_every_way_to_compute_does(rng, options, dtype):
     same_under_errors(lambda *qkv: ac.scaled_dot_product_attention(*qkv, **options), *arrays)
 
 
-def test_pieces_do(rng):
-    arrays = enlarged((rng.normal(size=(2, 3, 7, 4)).astype("float32"),) * 3)
-
-    def merged(query, key, value):
-        pieces = [(key[:, :, at], value[:, :, at]) for at in (slice(4), slice(4, 7))]
-        return ac.pieces.merge_partials(*[ac.pieces.partial_attention(query, *piece) for piece in pieces])
-
-    same_under_errors(merged, *arrays)
-
-
 def test_initial_values_of_16_bits_do():
     same_under_errors(lambda: normal(0, (8, 9), stddev=1e-5, dtype="float16", xp=np))

@@ -101,9 +101,8 @@ def has_source(backend):
 @pytest.mark.needs.with_args(has_source)
 @pytest.mark.parametrize("name", [name for name, valid in VALID.items() if "dropout" in valid.options])
 def test_sources_of_the_library_are_seeds_drawn_once_for_a_call(backend, put, get, name):
-    library, (function, positional, options) = importlib.import_module(backend.name), VALID[name]
-    positional, names = built(tuple(positional), put), options.keys() - {"dropout"}
-    options = {each: built(options[each], put) for each in names}
+    library, (function, positional, options) = importlib.import_module(backend.name), built(VALID[name], put)
+    del options["dropout"]
 
     def call(seed):
         result = function(*positional, **options, dropout=ac.Dropout(0.5, seed))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -255,49 +255,41 @@ CALLABLE = ("a function", "a class")  # in the place of a function of users, the
 WRONG = ARRAYS | OTHERS
 
 
-def leaves(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Every node of the arguments with its path, named tuples and made objects included."""
-    if path:
-        yield path, tree
+def mapped(tree: Any, function: Callable[[Any, Any], Any]) -> Any:
+    """The tree with what a function makes of the name of each branch and the branch; a leaf as it is."""
     if isinstance(tree, Valid):
-        branches: Any = [*enumerate(tree.positional), *tree.options.items()]
-    elif isinstance(tree, Made):
-        branches = tree.arguments.items()
-    elif isinstance(tree, tuple):
-        branches = enumerate(tree)
-    else:
-        return
-    for name, branch in branches:
-        yield from leaves(branch, (*path, name))
+        positional = [function(index, each) for index, each in enumerate(tree.positional)]
+        return tree._replace(
+            positional=positional, options={name: function(name, each) for name, each in tree.options.items()}
+        )
+    if isinstance(tree, Made):
+        return tree._replace(arguments={name: function(name, each) for name, each in tree.arguments.items()})
+    if isinstance(tree, tuple):
+        branches = [function(index, each) for index, each in enumerate(tree)]
+        return type(tree)(*branches) if hasattr(tree, "_fields") else tuple(branches)
+    return tree
+
+
+def leaves(tree: Any, path: Path = ()) -> list[tuple[Path, Any]]:
+    """Every node of the arguments with its path, named tuples and made objects included."""
+    found = [(path, tree)] if path else []
+    mapped(tree, lambda name, branch: found.extend(leaves(branch, (*path, name))))
+    return found
 
 
 def changed(tree: Any, path: Path, wrong: str) -> Any:
     """The tree with the node at a path replaced."""
     if not path:
         return WRONG[wrong](tree)
-    name, *rest = path
-    if isinstance(tree, Valid):
-        if isinstance(name, int):
-            return tree._replace(
-                positional=[changed(each, rest, wrong) if n == name else each for n, each in enumerate(tree.positional)]
-            )
-        return tree._replace(options=tree.options | {name: changed(tree.options[name], rest, wrong)})
-    if isinstance(tree, Made):
-        return tree._replace(arguments=tree.arguments | {name: changed(tree.arguments[name], rest, wrong)})
-    parts = [changed(each, rest, wrong) if n == name else each for n, each in enumerate(tree)]
-    return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
+    return mapped(tree, lambda name, branch: changed(branch, path[1:], wrong) if name == path[0] else branch)
 
 
 def built(tree: Any, put: Callable[[Any], Any], kind: type = np.ndarray) -> Any:
     """The arguments with arrays of a library, which are put in the place of leaves of a kind."""
-    if isinstance(tree, Made):
-        return tree.function(**{name: built(branch, put, kind) for name, branch in tree.arguments.items()})
     if isinstance(tree, kind):
         return put(tree)
-    if isinstance(tree, tuple):
-        branches = [built(branch, put, kind) for branch in tree]
-        return type(tree)(*branches) if hasattr(tree, "_fields") else tuple(branches)
-    return tree
+    tree = mapped(tree, lambda _, branch: built(branch, put, kind))
+    return tree.function(**tree.arguments) if isinstance(tree, Made) else tree
 
 
 def fits(node: Any, wrong: str) -> bool:

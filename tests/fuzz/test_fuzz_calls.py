@@ -20,13 +20,12 @@ def outcome(call: Call, backend: Any) -> tuple[str, str]:
     """The class and the words of the error, or the shapes and floating types of the result."""
     valid = call_of(call)
     try:
-        positional = [built(each, backend.from_numpy) for each in valid.positional]
-        options = {name: built(each, backend.from_numpy) for name, each in valid.options.items()}
-        if hasattr(valid.function, "needs_xp"):
+        function, positional, options = built(valid, backend.from_numpy)
+        if hasattr(function, "needs_xp"):
             options["xp"] = backend.namespace
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of numbers that overflow or divide by zero
-            result = valid.function(*positional, **options)
+            result = function(*positional, **options)
     except Exception as error:
         return type(error).__name__, plain(str(error), backend)
     return "", described(result)

@@ -16,15 +16,9 @@ C, L = 8, 6
 
 def functions(put):
     """Right calls of functions of arrays, as functions of options."""
-    for_library = functools.partial(built, put=put)
+    calls = [built(valid, put) for valid in VALID.values() if hasattr(valid.function, "__name__")]  # others: methods
     return {
-        valid.function.__name__: functools.partial(
-            valid.function,
-            *map(for_library, valid.positional),
-            **dict(zip(valid.options, map(for_library, valid.options.values()), strict=True)),
-        )
-        for valid in VALID.values()
-        if hasattr(valid.function, "__name__")  # others are of methods
+        each.function.__name__: functools.partial(each.function, *each.positional, **each.options) for each in calls
     }
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 from call_table import Sizes, options_of
-from fuzz_calls import VALID, Made, built
+from fuzz_calls import VALID, Made, Valid, built, mapped
 
 import attention_core as ac
 from attention_core.backend import get_backend
@@ -41,23 +41,18 @@ def taken_out(node, arrays):
         return Left(len(arrays) - 1)
     if dataclasses.is_dataclass(node):
         node = Made(type(node), {each.name: getattr(node, each.name) for each in dataclasses.fields(node)})
-    if isinstance(node, Made):
-        return Made(node.function, {name: taken_out(each, arrays) for name, each in node.arguments.items()})
-    if isinstance(node, tuple):
-        parts = [taken_out(each, arrays) for each in node]
-        return type(node)(*parts) if hasattr(node, "_fields") else tuple(parts)
-    return node
+    return mapped(node, lambda _, branch: taken_out(branch, arrays))
 
 
-def traced(function, positional, options):
+def traced(valid):
     """A right call as a function of its arrays, in arithmetic for all dtypes, and these arrays."""
     arrays = []
-    options = {name: taken_out(each, arrays) for name, each in options.items() if name != "arithmetic"}
-    positional = taken_out(tuple(positional), arrays)
+    empty = taken_out(valid, arrays)
+    empty.options.pop("arithmetic", None)
 
     def call(*given):
-        placed = {name: built(each, lambda left: given[left.index], Left) for name, each in options.items()}
-        result = function(*built(positional, lambda left: given[left.index], Left), **placed)
+        function, positional, options = built(empty, lambda left: given[left.index], Left)
+        result = function(*positional, **options)
         return tuple(x for x in result if x is not None) if isinstance(result, tuple) else result
 
     return call, tuple(arrays)
@@ -75,8 +70,8 @@ OPTIONS = ("causal", "window", "softcap", "array", "or lengths", "array and rule
 FUNCTIONS = ("scores", "weights", "partial", "merge", "multi-head", "encoder", "feed-forward", "linear",
              "gated feed-forward", "gelu", "silu", "layer norm", "rms norm", "embed", "rotary", "sagan",
              "spectral norm", "split", "join", "append")  # fmt: skip
-CASES = {name: traced(ac.scaled_dot_product_attention, QKV, options_named(name)) for name in OPTIONS}
-CASES |= {name: traced(*VALID[name]) for name in FUNCTIONS}
+CASES = {name: traced(Valid(ac.scaled_dot_product_attention, list(QKV), options_named(name))) for name in OPTIONS}
+CASES |= {name: traced(VALID[name]) for name in FUNCTIONS}
 
 OF_INTEGERS = {"array and rule", "array", "length", "offsets", "segments of samples"}  # arrays
 FEW = ("causal", "everything", "encoder", "embed", "sagan", "array and rule")

@@ -14,7 +14,6 @@ from attention_core.masks import Causal, KeyLengths, MaskFunction, Segments, Sli
 from attention_core.weights import attention_weights, record_attention
 from attention_view import Computed, view, view_mask
 from attention_view.codes import decode, encode, levels_of
-from attention_view.weights import MOST_CODES
 
 RANDOM = np.random.default_rng(0)
 PIXELS = np.zeros((4, 4))
@@ -161,18 +160,6 @@ def test_the_difference_of_two_attentions_is_largest_where_the_error_sits():
     np.testing.assert_array_equal(np.argwhere(codes_of(page, 5)), [[3, 4]])
     assert decode(codes_of(page, 5), 16)[3, 4] == pytest.approx(1e-3, rel=1e-3)
     assert np.isnan(decode(codes_of(page, 4), 16)[2, 2])
-
-
-def test_long_sequences_are_kept_as_the_largest_of_blocks_without_all_weights():
-    query, key = RANDOM.normal(size=(2, 2, 2101, 4)).astype("float32")
-    made = view(Computed(query, key, is_causal=True))
-    codes, block = made.maps[1].levels[0]
-    assert block == (2, 2)
-    assert sum(each.levels[0].codes.size for each in made.maps) <= MOST_CODES
-    row = attention_weights(query, key, queries=[1500, 1501], heads=[1], is_causal=True)[0].max(axis=0)
-    np.testing.assert_array_equal(codes[750], encode(np.maximum.reduceat(row, np.arange(0, 2101, 2)), 8))
-    compared = view(Computed(query, key, is_causal=True), other=Computed(query, key, is_causal=True), heads=[0])
-    assert not compared.maps[2].levels[0].codes.any()
 
 
 def test_a_few_queries_of_many_keys_are_kept_one_by_one():
