@@ -54,16 +54,6 @@ def altered(change):
     return function
 
 
-def with_arguments(change):
-    """The core, with its arguments changed."""
-
-    def function(query, key, value, /, **options):
-        query, key, value, options = change(query, key, value, options)
-        return core(query, key, value, **options)
-
-    return function
-
-
 def test_every_line_of_the_contract_has_a_case():
     assert {case.line for case in CASES} == set(range(13))
     assert len({case.name for case in CASES}) == len(CASES)
@@ -98,36 +88,6 @@ def test_the_core_passes_every_case_on_numpy(implementation):
     lacking = {"numpy does not differentiate", "numpy has no autocast"}
     assert {result.detail for result in results if result.passed is None} == lacking
     assert {result.dtype for result in results if result.passed} == set(DTYPES)
-
-
-def test_the_average_of_an_empty_row_is_found():
-    assert outcomes(plain_float32, "mask", "causal-more-keys") == {"mask": True, "causal-more-keys": True}
-    found = outcomes(lambda q, k, v, /, *, mask: plain_float32(q, k, v, mask=mask), "empty-everywhere")
-    assert found == {"empty-everywhere": None}  # weights are asked for, which this function cannot give
-
-    def answering(query, key, value, /, *, mask, return_weights, return_logsumexp):
-        found = core(query, key, value, mask=mask, return_weights=True, return_logsumexp=True)
-        return found._replace(output=plain_float32(query, key, value, mask=mask))
-
-    assert outcomes(answering, "empty-row-mask", "weights") == {"empty-row-mask": False, "weights": True}
-
-
-def test_a_result_that_depends_on_the_others_of_a_batch_is_found():
-    """In its last bit, and by more: the last sample that a batch of six has takes the keys of the first."""
-
-    def by_a_bit(query, key, value, /, **options):
-        output = core(query, key, value, **options)
-        return np.nextafter(output, np.float32(9)) if len(query) > 3 else output
-
-    def by_more(query, key, value, options):
-        return query, np.concatenate([key[:-1], key[:1]]) if len(key) > 3 else key, value, options
-
-    names = "batch-invariance", "batch-invariance-bits"
-    assert outcomes(core, *names) == {names[0]: True, names[1]: True}
-    assert outcomes(by_a_bit, *names) == {names[0]: True, names[1]: False}
-    assert outcomes(with_arguments(by_more), *names) == {names[0]: False, names[1]: False}
-    (told,) = check(by_a_bit, backend="numpy", cases=[BY_NAME[names[1]]], dtypes=["float32"])
-    assert told.detail.startswith("a sample differs between a batch of 3 and one of 6: 100.0% of output differ, ")
 
 
 def test_an_output_that_changes_when_weights_are_asked_for_is_found():
