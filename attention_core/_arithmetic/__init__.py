@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._arrays import Array, Arrays, Namespace, dtype_name
+from .._arrays import Array, Arrays, Namespace, dtype_name, shape_text, sizes
 from .._checks import check_choice
 from . import fast, reproducible
 
@@ -29,6 +29,12 @@ def check_arithmetic(arithmetic: Any, name: str, array: Array) -> None:
         raise ValueError(
             f"expected {name} on a device that has float64, with arithmetic='reproducible'; got {array.device}"
         )
+
+
+def check_width(arithmetic: str, name: str, array: Array) -> None:
+    """Raise unless the channels that reproducible arithmetic adds up are known in number before running."""
+    if arithmetic == "reproducible" and sizes(array)[-1] is None:
+        raise ValueError(f"expected {name} of a known width with arithmetic='reproducible'; got {shape_text(array)}")
 
 
 def check_arithmetic_name(arithmetic: Any) -> None:

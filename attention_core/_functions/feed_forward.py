@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .._arithmetic import ARITHMETICS, check_activation, check_arithmetic
+from .._arithmetic import ARITHMETICS, check_activation, check_arithmetic, check_width
 from .._arrays import Array, Namespace, cast_to, upcast
 from .._backend import common_namespace, with_autocast
 from .._checks import check_parameters, check_shapes, linear_shapes, once_per_signature
@@ -262,6 +262,7 @@ def _check_block(
         check_dropout(dropout)
     shapes = feed_forward_shapes("feed_forward", parameters, "x: floating ... C", "out")
     check_shapes(shapes, {"x": x, "feed_forward": parameters})
+    check_width(arithmetic, "x", x)
     return xp
 
 

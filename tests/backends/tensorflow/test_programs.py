@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from attention_core import SlidingWindow, scaled_dot_product_attention
+from attention_core import SlidingWindow, attention_scores, scaled_dot_product_attention
+from attention_core.functions import feed_forward, linear, rms_norm
 from attention_core.masks import MaskFunction
+from attention_core.parameters import FeedForward, Linear
 from attention_core.scores import ScoreMod
+from attention_core.weights import attention_weights
 from attention_tensorflow import programs
 
 SHAPE = (2, 3, 70, 5)
@@ -265,3 +268,28 @@ def test_gradients_pass_over_integers(arrays):
         return tape.gradient(total, steepness)
 
     np.testing.assert_allclose(steepness_gradient("blockwise"), steepness_gradient("dense"), rtol=1e-4)
+
+
+SUMS = {
+    "attention": lambda x, **options: scaled_dot_product_attention(x, x, x, **options),
+    "linear": lambda x, **options: linear(Linear(tf.ones((5, 5))), x, **options),
+    "rms_norm": lambda x, **options: rms_norm(tf.ones(5), x, **options),
+    "feed_forward": lambda x, **options: feed_forward(FeedForward(*[Linear(tf.ones((5, 5)))] * 2), x, **options),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_reproducible_sums_are_over_a_known_number_of_channels(name):
+    signature = [tf.TensorSpec([None] * 4)]
+    run = tf.function(functools.partial(SUMS[name], arithmetic="reproducible"), signature, autograph=False)
+    told = r"known width with arithmetic='reproducible'; got \(\?, \?, \?, \?\)"
+    with pytest.raises(ValueError, match=rf"expected (x|query) of a {told}"):
+        run(tf.ones(SHAPE))
+
+
+@pytest.mark.parametrize("matrix", [attention_scores, attention_weights])
+def test_reproducible_matrices_are_over_a_known_number_of_keys(matrix):
+    signature = [tf.TensorSpec([*SHAPE[:2], None, SHAPE[3]])] * 2
+    run = tf.function(functools.partial(matrix, arithmetic="reproducible"), signature, autograph=False)
+    with pytest.raises(ValueError, match="expected a known number of keys with arithmetic='reproducible'"):
+        run(*[tf.ones(SHAPE)] * 2)
