@@ -16,7 +16,7 @@ WITHOUT_FLOAT64 = ("mps", "metal", "tpu")  # kinds of devices, by the names thei
 
 def check_arithmetic(arithmetic: Any, name: str, array: Array) -> None:
     """Raise unless this names an arithmetic that supports the dtype and the device of an array."""
-    check_arithmetic_name(arithmetic)
+    check_choice("an arithmetic", arithmetic, ARITHMETICS)
     if arithmetic == "fast" or not hasattr(array, "dtype"):
         return
     if dtype_name(array.dtype) == "float64":
@@ -35,11 +35,6 @@ def check_width(arithmetic: str, name: str, array: Array) -> None:
     """Raise unless the channels that reproducible arithmetic adds up are known in number before running."""
     if arithmetic == "reproducible" and sizes(array)[-1] is None:
         raise ValueError(f"expected {name} of a known width with arithmetic='reproducible'; got {shape_text(array)}")
-
-
-def check_arithmetic_name(arithmetic: Any) -> None:
-    """Raise unless this names an arithmetic."""
-    check_choice("an arithmetic", arithmetic, ARITHMETICS)
 
 
 def check_activation(activation: Any) -> None:

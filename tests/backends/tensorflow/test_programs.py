@@ -17,6 +17,7 @@ from attention_tensorflow import programs
 
 SHAPE = (2, 3, 70, 5)
 WINDOW = SlidingWindow(left=9, right=0)
+MAPS = FeedForward(*[Linear(tf.ones((5, 5)))] * 2)
 
 
 @pytest.fixture
@@ -270,26 +271,21 @@ def test_gradients_pass_over_integers(arrays):
     np.testing.assert_allclose(steepness_gradient("blockwise"), steepness_gradient("dense"), rtol=1e-4)
 
 
-SUMS = {
-    "attention": lambda x, **options: scaled_dot_product_attention(x, x, x, **options),
-    "linear": lambda x, **options: linear(Linear(tf.ones((5, 5))), x, **options),
-    "rms_norm": lambda x, **options: rms_norm(tf.ones(5), x, **options),
-    "feed_forward": lambda x, **options: feed_forward(FeedForward(*[Linear(tf.ones((5, 5)))] * 2), x, **options),
-}
+ALL, KEYS = [None] * 4, [*SHAPE[:2], None, SHAPE[3]]  # the dimensions that no program knows
 
 
-@pytest.mark.parametrize("name", SUMS)
-def test_reproducible_sums_are_over_a_known_number_of_channels(name):
-    signature = [tf.TensorSpec([None] * 4)]
-    run = tf.function(functools.partial(SUMS[name], arithmetic="reproducible"), signature, autograph=False)
-    told = r"known width with arithmetic='reproducible'; got \(\?, \?, \?, \?\)"
-    with pytest.raises(ValueError, match=rf"expected (x|query) of a {told}"):
+@pytest.mark.parametrize(
+    ("function", "dims", "what"),
+    [
+        (lambda x, **options: scaled_dot_product_attention(x, x, x, **options), ALL, "query of a known width"),
+        (lambda x, **options: linear(Linear(tf.ones((5, 5))), x, **options), ALL, "x of a known width"),
+        (lambda x, **options: rms_norm(tf.ones(5), x, **options), ALL, "x of a known width"),
+        (lambda x, **options: feed_forward(MAPS, x, **options), ALL, "x of a known width"),
+        (lambda x, **options: attention_scores(x, x, **options), KEYS, "a known number of keys"),
+        (lambda x, **options: attention_weights(x, x, **options), KEYS, "a known number of keys"),
+    ],
+)
+def test_reproducible_sums_are_over_known_sizes(function, dims, what):
+    run = tf.function(functools.partial(function, arithmetic="reproducible"), [tf.TensorSpec(dims)], autograph=False)
+    with pytest.raises(ValueError, match=f"expected {what} with arithmetic='reproducible'; got "):
         run(tf.ones(SHAPE))
-
-
-@pytest.mark.parametrize("matrix", [attention_scores, attention_weights])
-def test_reproducible_matrices_are_over_a_known_number_of_keys(matrix):
-    signature = [tf.TensorSpec([*SHAPE[:2], None, SHAPE[3]])] * 2
-    run = tf.function(functools.partial(matrix, arithmetic="reproducible"), signature, autograph=False)
-    with pytest.raises(ValueError, match="expected a known number of keys with arithmetic='reproducible'"):
-        run(*[tf.ones(SHAPE)] * 2)
