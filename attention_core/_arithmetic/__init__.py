@@ -37,11 +37,6 @@ def check_width(arithmetic: str, name: str, array: Array) -> None:
         raise ValueError(f"expected {name} of a known width with arithmetic='reproducible'; got {shape_text(array)}")
 
 
-def check_activation(activation: Any) -> None:
-    """Raise unless this names an activation of a feed-forward."""
-    check_choice("an activation", activation, ACTIVATIONS)
-
-
 def fan_out(arrays: Arrays, arithmetic: Any, xp: Namespace) -> list[Array]:
     """The arrays, with one of the arithmetic's `copies` for each use of an array that occurs more than once."""
     if arithmetic is fast:  # whose copies are the array

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .._arithmetic import ARITHMETICS, check_activation
+from .._arithmetic import ACTIVATIONS, ARITHMETICS
 from .._arrays import Array, Namespace, cast_to, upcast
 from .._backend import with_autocast
-from .._checks import check_parameters, linear_shapes, once_per_signature
+from .._checks import check_choice, check_parameters, linear_shapes, once_per_signature
 from ..parameters import FeedForward, GatedFeedForward, Linear
 from ..random import Dropout, check_dropout, seed_array, seeded
 from .normalization import check_map
@@ -254,7 +254,7 @@ def _check_block(
     *, x: Array, parameters: Any, is_gated: bool, activation: Any, dropout: Any, arithmetic: Any, xp: Namespace | None
 ) -> Namespace:
     """Raise unless the arguments of a feed-forward block fit together; return the namespace."""
-    check_activation(activation)
+    check_choice("an activation", activation, ACTIVATIONS)
     check_parameters("feed_forward", parameters, GatedFeedForward if is_gated else FeedForward)
     if dropout is not None:
         check_dropout(dropout)

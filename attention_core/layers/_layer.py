@@ -11,7 +11,7 @@ from numbers import Real
 from typing import Any, ClassVar, TypeVar
 
 from .. import initializers, parameters as trees
-from .._arithmetic import ARITHMETICS, check_activation
+from .._arithmetic import ACTIVATIONS, ARITHMETICS
 from .._arrays import Array, Namespace, dtype_name, shape_text, sizes
 from .._attention.ways import check_implementation
 from .._backend import common_namespace, is_dense, own_namespace
@@ -212,7 +212,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {  # by the name of a setting, o
     "window": _check_window,
     "dropout": lambda _, rate: check_dropout_rate(rate),
     "implementation": lambda _, implementation: check_implementation(implementation),
-    "activation": lambda _, activation: check_activation(activation),
+    "activation": lambda _, activation: check_choice("an activation", activation, ACTIVATIONS),
     "arithmetic": lambda _, arithmetic: check_choice("an arithmetic", arithmetic, ARITHMETICS),
     "data_format": lambda _, data_format: check_data_format(data_format),
     **dict.fromkeys(_POSITIVE, functools.partial(check_number, positive=True)),
