@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from attention_conformance.call import AttentionFunction, one_line, output_function
 from attention_conformance.cases.case import Case
 from attention_conformance.cases.kernels import asking
 from attention_conformance.launch.borrowed import nothing_borrowed
@@ -22,8 +20,6 @@ from attention_conformance.measure.implementations import of_implementation
 from attention_conformance.measure.question import Question
 from attention_conformance.oracle.ulps import difference
 from attention_conformance.problem import NumpyArray, Problem
-from attention_core import scaled_dot_product_attention
-from attention_core.backend import Backend, get_backend
 from attention_workers.memory import resident
 
 Answer: TypeAlias = Finding | dict[str, NumpyArray]
@@ -165,30 +161,10 @@ def _autocast(question: Question, problem: Problem) -> dict[str, NumpyArray]:
         return result_of(question, replace(problem, arrays=arrays))
 
 
-def _message(question: Question, problem: Problem) -> Finding:
-    kind = question.case.raises
-    expected = _raised(get_backend("numpy"), "cpu", problem, scaled_dot_product_attention)
-    got = _raised(question.backend, question.device, problem, question.subject.function)
-    told = type(expected) is kind and re.match(r"expected .*; got ", str(expected))
-    same = type(got) is type(expected) and str(got) == str(expected)
-    wanted = kind.__name__ if kind else ""
-    detail = one_line(got) if same else f"expected {wanted}, as {one_line(expected)!r}; got {one_line(got)!r}"
-    return _counted(question, not (told and same), detail)
-
-
 def _counted(question: Question, wrong: int, detail: str) -> Finding:
     """The finding for a number of things that are wrong, of which none may be."""
     verdict = "silently wrong" if wrong else "right"
     return replace(question.blank, verdict=verdict, error=float(wrong), bound=0.0, detail=detail)
-
-
-def _raised(backend: Backend, device: str, problem: Problem, function: AttentionFunction) -> Exception:
-    arrays = backend.from_numpy(dict(problem.arrays), device=device)
-    try:
-        output_function(function, problem)(arrays)
-    except Exception as error:
-        return error
-    return AssertionError("no error")
 
 
 MEASURES: dict[str, Callable[[Question, Problem], Answer]] = {
@@ -197,6 +173,5 @@ MEASURES: dict[str, Callable[[Question, Problem], Answer]] = {
     "overwritten": _overwritten,
     "freed": _freed,
     "autocast": _autocast,
-    "message": _message,
 }
-"""Measures by name, besides those of several problems; `plain` for all others. The last two are of the core alone."""
+"""Measures by name, besides those of several problems; `plain` for all others. The last is of the core alone."""
