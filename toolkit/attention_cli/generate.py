@@ -53,7 +53,7 @@ def generate(options: Generate, /) -> None:
         if (largest := max(map(max, ids))) >= definition.num_tokens:
             raise FileError(f"expected a tokenizer of ids in 0..{definition.num_tokens - 1}; got {largest} in a prompt")
         arrays = _padded(ids)
-        limits = {name: getattr(options, name) for name in ("max_new_tokens", "capacity")}
+        limits = {"max_new_tokens": options.max_new_tokens}
         sampling = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p", "seed")}
         bytes_of_position = _bytes_of_position(definition, len(ids), options.cache_dtype)
         _check_memory(chosen, bytes_of_position, check_prompts(definition, *arrays, **limits))
