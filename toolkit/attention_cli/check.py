@@ -14,7 +14,7 @@ from attention_cli.terminal import check_file, console, progress_bar, refusal, r
 from attention_conformance.kernel.options import OPTIONS
 from attention_conformance.kernel.presets import PRESETS
 from attention_conformance.measure.catalogue import large_cases
-from attention_conformance.measure.finding import Finding, Started, exit_status, most_telling
+from attention_conformance.measure.finding import Finding, Started, accept, exit_status, most_telling
 from attention_conformance.measure.kinds import never_computed
 from attention_conformance.measure.messages import Asked, Described, Refused
 from attention_conformance.mistakes.causes import agreed
@@ -132,6 +132,7 @@ class _Run:
             self._screen.print(f"  {line}", highlight=False)
 
     def _note(self, finding: Finding) -> None:
+        finding = accept(finding, self.job.accepted)
         if finding.dtype != "-" and finding.verdict != "not offered" and not self._has_verdict:
             self._has_verdict = True
             self._screen.print(f"first verdict: {finding.case} {finding.dtype} is {finding.label}", style="dim")
@@ -143,7 +144,7 @@ class _Run:
         """Show what was found, and write it."""
         self._about["interrupted"] = interrupted
         if not (interrupted or self.job.cases or self.job.same_bits_as):
-            self.findings += never_computed(self.findings, self.job.accepted)
+            self.findings += [accept(each, self.job.accepted) for each in never_computed(self.findings)]
         found = agreed(self.findings)
         if self.job.is_trusted and not (interrupted or self.job.same_bits_as or large_cases(self.job.cases)):
             found = confirmed(found, self.job)

@@ -6,7 +6,7 @@ import copy
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import field, make_dataclass
 from importlib.metadata import version
 from pkgutil import resolve_name
 from typing import Annotated, Any, TypeVar, get_args, get_origin

@@ -13,7 +13,7 @@ import pytest
 
 from attention_conformance.kernel.target import load_target
 from attention_conformance.launch.subject import NotOffered, Subject
-from attention_conformance.measure.finding import Finding
+from attention_conformance.measure.finding import Finding, accept
 from attention_conformance.measure.question import Question
 from attention_conformance.run.again import command_of, script_of
 from attention_conformance.run.job import Job, job_of
@@ -82,8 +82,9 @@ def _tests(subject: Subject, job: Job, expected: Sequence[Expected], same_bits_a
         known += unmatched([*known, *blanks], named, origin)
 
     def judge(question: Question) -> Finding:
-        return met(finding_of(question), expected, origin)
+        return met(accept(finding_of(question), job.accepted), expected, origin)
 
+    known = [accept(each, job.accepted) for each in known]
     tests = [CaseTest("any-answer", functools.partial(_any_answer, offers), again)]
     tests += [CaseTest(_slug(each), functools.partial(met, each, expected, origin), again) for each in known]
     tests += [CaseTest(f"{each.case.name}-{each.dtype}", functools.partial(judge, each), again) for each in offers]

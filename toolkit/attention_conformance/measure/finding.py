@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attention_conformance.measure.where import Worst
@@ -38,6 +38,10 @@ ENDED = ("crashed", "timed out")
 
 QUIET = ("right", "not offered", "refused", "not understood", "accepted")
 """Verdicts that call for no action."""
+
+
+NAMED = (*WRONG, CONVENTION, "other bits", "never computed", "not understood")
+"""Verdicts that pass where their cause, or their case, is accepted by name."""
 
 
 WAY = ("backend", "device", "mode", "implementation", "measure")
@@ -130,6 +134,12 @@ class Finding:
     def label(self) -> str:
         """What a report calls the verdict."""
         return VERDICT_TEXTS[self.verdict][1]
+
+
+def accept(finding: Finding, accepted: Iterable[str]) -> Finding:
+    """A finding as accepted where its cause or its case is named."""
+    is_named = finding.verdict in NAMED and {finding.variant, finding.case} & {*accepted}
+    return replace(finding, verdict="accepted") if is_named else finding
 
 
 @dataclass(frozen=True)
