@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from attention_cli.options import Count, Counts, Many, Natural, Positive, Seconds, Shared, Size, app, command
+from attention_cli.options import Count, Counts, Many, Natural, Positive, Seconds, Size, app, command
+from attention_conformance.kernel.options import Options
 
 __all__ = ["app"]
 
@@ -124,7 +125,7 @@ class Apart:
 
 @command("Check any attention.", "attention_cli.check:check")
 @dataclass(frozen=True)
-class Check(Shared, Apart):  # type: ignore[misc]  # its fields are made of a table
+class Check(Options, Apart):
     """Check any attention, in one process; `conformance` checks this project's own, in all its backends and modes.
 
     The signature and small calls tell what the target expects, and that is printed. Options say it where it is found

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from attention_cli.terminal import check_file, console, progress_bar, refusal, refusing
-from attention_conformance.kernel.options import OPTIONS
 from attention_conformance.kernel.presets import PRESETS
 from attention_conformance.measure.catalogue import large_cases
 from attention_conformance.measure.finding import Finding, Started, accept, exit_status, most_telling
@@ -50,11 +50,10 @@ def check(options: Check, /) -> None:
         raise refusal("expected --untrusted without --same-bits-as and --jobs 0; got one of them")
     for path in (options.json, options.write_expected):
         check_file(path)
-    asked = {name: getattr(options, name.replace("-", "_")) for name in OPTIONS}
-    asked |= {"batch-invariant": options.batch_invariant or None}
-    asked |= {"seed": secrets.randbits(32)} if untrusted and options.seed is None else {}
+    if untrusted and options.seed is None:
+        options = replace(options, seed=secrets.randbits(32))
     with refusing(ValueError):
-        job = job_of(options.target, asked, is_trusted=not untrusted)
+        job = job_of(options.target, options, is_trusted=not untrusted)
     if job.complaint:
         raise refusal(job.complaint)
     run = _Run(job, _expected(options.expected, options.target))

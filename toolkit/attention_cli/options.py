@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import field, make_dataclass
 from importlib.metadata import version
 from pkgutil import resolve_name
 from typing import Annotated, Any, TypeVar, get_args, get_origin
@@ -14,7 +12,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import typer
 from typer.models import OptionInfo
 
-from attention_conformance.kernel.options import OPTIONS
+from attention_conformance.kernel.options import helps_of, word_of
 
 app = typer.Typer(
     name="attention-core",
@@ -68,9 +66,8 @@ def command(short_help: str, work: str) -> Callable[[type[Options]], type[Option
 
         helps: dict[str, str] = {}
         for each in reversed(kind.__mro__):
-            run.__doc__, _, rows = inspect.cleandoc(each.__doc__ or "").partition("\n\nParameters\n----------\n")
-            found = re.findall(r"^(\w+)\n((?:    .+\n?)+)", rows, re.MULTILINE)
-            helps |= {name: " ".join(text.split()) for name, text in found}
+            helps |= helps_of(each)
+        run.__doc__ = inspect.cleandoc(kind.__doc__ or "").partition("\n\nParameters\n")[0]
         declared = inspect.signature(kind, eval_str=True).parameters.values()
         parameters = [each.replace(annotation=_annotation(each, helps)) for each in declared]
         run.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -85,25 +82,10 @@ def _annotation(option: inspect.Parameter, helps: Mapping[str, str]) -> Any:
     """The type of an argument or option with its names and its help, as typer takes them."""
     is_plain = get_origin(option.annotation) is not Annotated
     kind, info = (option.annotation, typer.Option()) if is_plain else get_args(option.annotation)
-    info, name = copy.copy(info), option.name.strip("_").replace("_", "-")
+    info, name = copy.copy(info), word_of(option.name)
     info.help = helps.get(option.name)
     if isinstance(info, OptionInfo):
         is_switch = kind in (bool, bool | None) and option.default is not False
         words = f"--{name}/--no-{name}" if is_switch else f"--{name}"
         info.param_decls = (words, ALSO[option.name]) if option.name in ALSO else (words,)
     return Annotated[kind, info]
-
-
-KINDS = {"text": str | None, "many": Many, "flag": bool, "flag or not": bool | None, "number": int | None}
-
-Shared: Any = make_dataclass(
-    "Shared",
-    [
-        (name.replace("-", "_"), KINDS[each.kind], field(default=False if each.kind == "flag" else None, kw_only=True))
-        for name, each in OPTIONS.items()
-    ],
-    frozen=True,
-)
-Shared.__doc__ = "Options that the command shares with pytest.\n\nParameters\n----------\n" + "\n".join(
-    f"{name.replace('-', '_')}\n    {each.says}" for name, each in OPTIONS.items()
-)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
+from attention_conformance.kernel.options import Options
 from attention_conformance.kernel.target import load_target
 from attention_conformance.launch.subject import NotOffered, Subject
 from attention_conformance.measure.finding import Finding, accept
@@ -57,12 +57,12 @@ class CaseTest:
         return finding
 
 
-def case_tests(target: str, options: Mapping[str, Any]) -> list[CaseTest]:
-    """The tests of a target, by the options of `OPTIONS` that were chosen."""
+def case_tests(target: str, options: Options) -> list[CaseTest]:
+    """The tests of a target, by the options that were chosen."""
     job = job_of(target, options, power=False)  # tests say nothing of planted faults
     subject = load_target(target, **job.declared)
     other = subject if job.same_bits_as == target else load_target(job.same_bits_as) if job.same_bits_as else None
-    return _tests(subject, job, expected_of(target, options["expected"]), other)
+    return _tests(subject, job, expected_of(target, options.expected), other)
 
 
 def _tests(subject: Subject, job: Job, expected: Sequence[Expected], same_bits_as: Subject | None) -> list[CaseTest]:
