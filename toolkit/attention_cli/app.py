@@ -403,8 +403,6 @@ class Conformance(Ways):
     catalogue in reproducible arithmetic, in every mode of every backend, and compare the SHA-256 of each result with
     the published one. Eager calls run again in small blocks, with the samples of a batch apart, and with one thread.
 
-    The last lines say what was proved.
-
     The exit status is 0 if all results keep their bounds, 1 if not (or if nothing could be run), and 2 if the command
     cannot be run as given.
 
