@@ -150,7 +150,7 @@ class _Run:
         self.findings = [met(each, self._expected, self._origin) for each in found]
         if not (interrupted or self.job.cases or self.job.dtypes or self.reason):
             self.findings += unmatched(self.findings, self._expected, self._origin)
-        for each in report.tables(self.findings, self._screen.width):
+        for each in report.tables(self.findings):
             self._screen.print(each, highlight=False)
         for line in report.power(self.findings, self.job.how):
             self._screen.print(line, highlight=False)

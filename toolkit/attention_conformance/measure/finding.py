@@ -192,7 +192,7 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
     groups: dict[tuple[str, str, int], list[Finding]] = {}
     for each in findings:
         named = each.variant or each.says or each.case, 0 if each.says else each.line
-        cause = (each.detail, 0) if each.verdict in ENDED else named
+        cause = (each.detail, 0) if each.verdict in (*ENDED, "refused") else named
         groups.setdefault((each.verdict, *cause), []).append(each)
     return sorted(
         groups.values(),
