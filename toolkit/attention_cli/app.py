@@ -136,7 +136,7 @@ class Check(Options, Apart):
     Parameters
     ----------
     target
-        module:callable, file.py:callable, model.onnx, or a preset such as torch.sdpa.
+        module:callable, file.py:callable, or a preset such as torch.sdpa.
     timeout
         Seconds for each case.
     write_expected

@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="TARGET",
-        help="module:callable, file.py:callable, model.onnx, or a preset: a test for each case; repeatable.",
+        help="module:callable, file.py:callable, or a preset: a test for each case; repeatable.",
     )
     helps = helps_of(Options)
     for each in fields(Options):

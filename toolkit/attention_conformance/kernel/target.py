@@ -1,21 +1,19 @@
 """From the text of a target to a subject.
 
-``package.module:callable``, ``path/file.py:callable``, ``path/model.onnx:provider``, or a preset.
+``package.module:callable``, ``path/file.py:callable``, or a preset.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
-import re
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from attention_conformance.kernel.presets import PRESETS, Preset, onnx_model
+from attention_conformance.kernel.presets import PRESETS, Preset
 from attention_conformance.launch.subject import Subject
 
 
@@ -38,17 +36,9 @@ def load_target(target: str, backward: str | None = None, **declared: Any) -> Su
     -------
     Subject
     """
-    model = re.fullmatch(r"(.+\.onnx)(?::(\w+))?", target)
-    preset = None if model or ":" in target else PRESETS.get(target)
-    if model is None and preset is None and ":" not in target:
-        known = f"module:callable, file.py:callable, model.onnx or one of {', '.join(PRESETS)}"
-        raise TargetError(f"expected {known}; got {target!r}")
-    if model is not None:
-        path, provider = model.groups(default="CPUExecutionProvider")
-        if not Path(path).is_file():
-            raise TargetError(f"expected a file of ONNX; got {path!r}, which is none")
-        preset = Preset("onnxruntime", functools.partial(onnx_model, path, provider))
-    found = preset or _callable(target)
+    if ":" not in target and target not in PRESETS:
+        raise TargetError(f"expected module:callable, file.py:callable or one of {', '.join(PRESETS)}; got {target!r}")
+    found = _callable(target) if ":" in target else PRESETS[target]
     if isinstance(found, Preset):
         found, declared = _made(target, found), {"name": target, **declared}
     if isinstance(found, Subject):
@@ -65,8 +55,6 @@ def _made(name: str, preset: Preset) -> Subject:
     except ModuleNotFoundError as error:
         lacking = _lacking(preset.package, error)
         raise TargetError(f"expected {lacking} for {name}; got none: pip install {lacking}") from error
-    except ValueError as error:
-        raise TargetError(str(error)) from error
 
 
 def _lacking(package: str, error: ModuleNotFoundError) -> str:
