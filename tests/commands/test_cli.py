@@ -110,9 +110,8 @@ def test_what_is_found_is_told_as_it_is_found(monkeypatch):
     result = invoke("conformance", "--backend", "numpy", "--dtype", "float32", "--case", "mask", "--jobs", 0)
     told = result.stderr.splitlines()
     assert told[0].startswith("mask on numpy (cpu, float32, eager, dense): error")
-    assert told[1] == "numpy cpu eager dense: 0 passed, 1 failed"
-    assert told[3] == "numpy cpu eager blockwise: 0 passed, 1 failed"
-    assert len(told) == 4
+    ways = [f"numpy cpu eager {name}: 0 passed, 1 failed" for name in ("dense", "blockwise")]
+    assert told[2:] == ways
 
 
 def test_a_quick_run_is_eager_in_float32_on_one_device(tmp_path):
