@@ -154,7 +154,6 @@ class Case:
 
         * ``ulp``: the error of the results against the oracle.
         * ``gradient``: the error of the gradients.
-        * ``autocast``: the error of the output from float32 arrays, under the library's autocast to the dtype.
         * ``exact``: whether the output is that of the problem's ``twin``, bit by bit.
         * ``batch``: the error of the results of several calls, each with samples of the batch.
         * ``batch bits``: the same, and whether equal samples have the same bits in all calls.

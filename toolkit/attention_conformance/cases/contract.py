@@ -178,8 +178,6 @@ CONTRACT = (
          inputs(MASK, masked(1, 4), drawn(sinks=(3,)), **BOTH)),
     Case("dtype-is-kept", 8, "The output has the dtype of the query, rounded once.", inputs(**BOTH),
          compiled=("float16", "bfloat16", "float32", "float64")),
-    Case("autocast", 8, "Under a library's autocast, the output has its dtype, rounded once.", inputs(is_causal=True),
-         dtypes=("float16", "bfloat16"), compiled=("bfloat16",), measure="autocast"),
     Case("grouped-heads", 9, "Query head h uses key head h // (H / G).",
          inputs(MASK, drawn(mask=(6, 5, 7)), heads=6, groups=3)),
     Case("one-key-head", 9, "All query heads may share one key head.", inputs(heads=4, groups=1)),

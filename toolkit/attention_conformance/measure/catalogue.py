@@ -17,7 +17,7 @@ from attention_conformance.measure.profiles import is_asked
 from attention_conformance.named.case import named_cases
 
 SUBJECT_CASES: tuple[Case, ...] = (
-    *(case for case in CASES if case.measure != "autocast"),
+    *CASES,
     *KERNELS,
     *PROPERTIES,
     *CORNERS,

@@ -109,7 +109,11 @@ def _bits(question: Question, problem: Problem) -> Answer:
     found, twin = result_of(question, problem), result_of(question, question.case.twin(problem))
     if question.library is not None:
         differing = int(np.sum(found["output"].view(np.uint8) != twin["output"].view(np.uint8)))
-        return _counted(question, differing, f"{differing} of {found['output'].nbytes} bytes differ")
+        verdict, detail = (
+            "silently wrong" if differing else "right",
+            f"{differing} of {found['output'].nbytes} bytes differ",
+        )
+        return replace(question.blank, verdict=verdict, error=float(differing), bound=0.0, detail=detail)
     if unlike := difference(found["output"], twin["output"]):
         raise Touched(f"asking for weights and logsumexp changes bits of the output: {unlike.text('output')}")
     return found
@@ -152,26 +156,10 @@ def _freed(question: Question, problem: Problem) -> dict[str, NumpyArray]:
     return found
 
 
-def _autocast(question: Question, problem: Problem) -> dict[str, NumpyArray]:
-    """A call under autocast to the dtype of the problem, whose numbers are given in float32."""
-    backend: Any = question.backend  # none without autocast is asked
-    narrow = question.dtype
-    arrays = {n: each.astype(np.float32) if each.dtype.name == narrow else each for n, each in problem.arrays.items()}
-    with backend.autocast.on(backend.from_numpy(arrays["query"], device=question.device), narrow):
-        return result_of(question, replace(problem, arrays=arrays))
-
-
-def _counted(question: Question, wrong: int, detail: str) -> Finding:
-    """The finding for a number of things that are wrong, of which none may be."""
-    verdict = "silently wrong" if wrong else "right"
-    return replace(question.blank, verdict=verdict, error=float(wrong), bound=0.0, detail=detail)
-
-
 MEASURES: dict[str, Callable[[Question, Problem], Answer]] = {
     "twice": _twice,
     "exact": _bits,
     "overwritten": _overwritten,
     "freed": _freed,
-    "autocast": _autocast,
 }
-"""Measures by name, besides those of several problems; `plain` for all others. The last is of the core alone."""
+"""Measures by name, besides those of several problems; `plain` for all others."""

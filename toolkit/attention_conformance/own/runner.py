@@ -133,8 +133,6 @@ def _reason(case: Case, backend: Backend, device: str, dtype: str, mode: str, *,
         return f"{backend.name} on {device} has no {dtype}"
     if case.measure == "batch bits" and not holds(backend, device, "float64"):
         return f"{backend.name} on {device} has no float64, which reproducible arithmetic needs"
-    if case.measure == "autocast" and backend.autocast is None:
-        return f"{backend.name} has no autocast"
     if case.measure == "gradient" and not backend.differentiates:
         return f"{backend.name} does not differentiate"
     if mode != "eager" and dtype not in case.compiled and not asked:
