@@ -235,7 +235,7 @@ def _varied(question: Question, variation: Variation) -> Arrays:
     if subject.causal == "always" and "rows" in variation.taken:
         raise NotOffered("calls without causality")
     if variation.how == "merged" and not subject.native:
-        return merged(question, replace(variation.problem, pieces=()), result_of)
+        return merged(question, replace(variation.problem, pieces=()))
     if variation.problem.memory and backend.name not in ("numpy", "torch"):
         raise NotOffered("strides")
     if variation.problem.options.get("return_logsumexp") and not subject.has_logsumexp:

@@ -109,11 +109,8 @@ def _bits(question: Question, problem: Problem) -> Answer:
     found, twin = result_of(question, problem), result_of(question, question.case.twin(problem))
     if question.library is not None:
         differing = int(np.sum(found["output"].view(np.uint8) != twin["output"].view(np.uint8)))
-        verdict, detail = (
-            "silently wrong" if differing else "right",
-            f"{differing} of {found['output'].nbytes} bytes differ",
-        )
-        return replace(question.blank, verdict=verdict, error=float(differing), bound=0.0, detail=detail)
+        told = replace(question.blank, detail=f"{differing} of {found['output'].nbytes} bytes differ", bound=0.0)
+        return replace(told, verdict="silently wrong" if differing else "right", error=float(differing))
     if unlike := difference(found["output"], twin["output"]):
         raise Touched(f"asking for weights and logsumexp changes bits of the output: {unlike.text('output')}")
     return found

@@ -113,16 +113,15 @@ def offered(question: Question) -> Problem:
 
 def _answered(question: Question) -> tuple[Finding | dict[str, NumpyArray], Any]:
     """The answer, or a finding without one, and the problem that was asked."""
-    several = PROPERTY_MEASURES.get(question.case.measure)
     try:
         problem = offered(question)
     except NotOffered as lacking:
         return replace(question.blank, verdict="not offered", detail=str(lacking)), None
-    measure = MEASURES.get(question.case.measure, plain)
+    measure: Callable[[Question, Problem], Any] = {**MEASURES, **PROPERTY_MEASURES}.get(question.case.measure, plain)
 
-    def answer() -> Finding | dict[str, NumpyArray]:
+    def answer() -> Any:
         with in_way(question, problem):
-            return several(question, problem, result_of) if several else measure(question, problem)
+            return measure(question, problem)
 
     is_core = question.library is not None  # which is also asked what has no sizes
     return attempted(question, question.blank if is_core else _of_shapes(question, problem), answer), problem
