@@ -13,7 +13,7 @@ from planted_kernels import TAKES, found, verdict_of
 from attention_conformance import CASES, Finding, Subject, load_target, problem_of
 from attention_conformance.kernel.adapters import masked_by_lengths
 from attention_conformance.kernel.probe import settled
-from attention_conformance.measure.finding import WRONG, most_telling, to_row
+from attention_conformance.measure.finding import WRONG, accept, most_telling, to_row
 from attention_conformance.mistakes.surprises import surprises
 from attention_conformance.oracle.attention import attention
 from attention_conformance.oracle.dense import answer, dense_of
@@ -356,7 +356,7 @@ def test_conventions_that_a_call_has_found_are_told_unless_they_are_declared_or_
     (told,) = surprises(subject.declared, ())
     assert (told.verdict, told.variant, told.line) == ("differs by convention", "inverted-mask", 1)
     assert surprises(subject.declared, ("mask",)) == []
-    assert [each.verdict for each in surprises(subject.declared, (), ("inverted-mask",))] == ["accepted"]
+    assert [accept(each, ["inverted-mask"]).verdict for each in surprises(subject.declared, ())] == ["accepted"]
     (told,) = surprises(settled(Subject(planted.Kernel("other dtype"))).declared, ())
     assert (told.verdict, told.variant) == ("visibly wrong", "other-dtype")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attention_conformance.measure.where import Worst
@@ -38,6 +38,10 @@ ENDED = ("crashed", "timed out")
 
 QUIET = ("right", "not offered", "refused", "not understood", "accepted")
 """Verdicts that call for no action."""
+
+
+NAMED = (*WRONG, CONVENTION, "other bits", "never computed", "not understood")
+"""Verdicts that pass where their cause, or their case, is accepted by name."""
 
 
 WAY = ("backend", "device", "mode", "implementation", "measure")
@@ -132,6 +136,12 @@ class Finding:
         return VERDICT_TEXTS[self.verdict][1]
 
 
+def accept(finding: Finding, accepted: Iterable[str]) -> Finding:
+    """A finding as accepted where its cause or its case is named."""
+    is_named = finding.verdict in NAMED and {finding.variant, finding.case} & {*accepted}
+    return replace(finding, verdict="accepted") if is_named else finding
+
+
 @dataclass(frozen=True)
 class Started:
     """The message before a finding: what is being run, as a finding of which no more is known."""
@@ -182,7 +192,7 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
     groups: dict[tuple[str, str, int], list[Finding]] = {}
     for each in findings:
         named = each.variant or each.says or each.case, 0 if each.says else each.line
-        cause = (each.detail, 0) if each.verdict in ENDED else named
+        cause = (each.detail, 0) if each.verdict in (*ENDED, "refused") else named
         groups.setdefault((each.verdict, *cause), []).append(each)
     return sorted(
         groups.values(),

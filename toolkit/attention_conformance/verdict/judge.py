@@ -113,16 +113,15 @@ def offered(question: Question) -> Problem:
 
 def _answered(question: Question) -> tuple[Finding | dict[str, NumpyArray], Any]:
     """The answer, or a finding without one, and the problem that was asked."""
-    several = PROPERTY_MEASURES.get(question.case.measure)
     try:
         problem = offered(question)
     except NotOffered as lacking:
         return replace(question.blank, verdict="not offered", detail=str(lacking)), None
-    measure = MEASURES.get(question.case.measure, plain)
+    measure: Callable[[Question, Problem], Any] = {**MEASURES, **PROPERTY_MEASURES}.get(question.case.measure, plain)
 
-    def answer() -> Finding | dict[str, NumpyArray]:
+    def answer() -> Any:
         with in_way(question, problem):
-            return several(question, problem, result_of) if several else measure(question, problem)
+            return measure(question, problem)
 
     is_core = question.library is not None  # which is also asked what has no sizes
     return attempted(question, question.blank if is_core else _of_shapes(question, problem), answer), problem
@@ -137,8 +136,7 @@ def attempted(question: Question, blank: Finding, answer: Callable[[], Answer]) 
         return replace(blank, verdict="not offered", detail=told)
     except Touched as touched:
         found = replace(blank, verdict=touched.verdict, error=math.inf, bound=0.0, detail=str(touched))
-        found = replace(found, variant=touched.name, says=TOUCHED.get(touched.name, ""))
-        return replace(found, verdict="accepted") if {found.variant, found.case} & set(question.accepted) else found
+        return replace(found, variant=touched.name, says=TOUCHED.get(touched.name, ""))
     except Exception as error:  # whatever a subject raises is a refusal, unless it has broken its device
         if question.library is not None:
             return _failed(question, blank, error)
@@ -191,7 +189,9 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
     if may_ask and not equal:
         simpler, setting, is_wide_right = simplest(question, judged)
         if simpler is not None:
-            return _as(found, simpler, question)
+            names = {name: getattr(simpler, name) for name in CAUSE if getattr(simpler, name)}
+            is_convention = simpler.verdict == CONVENTION and bool(simpler.variant)
+            return replace(found, **names, verdict=CONVENTION if is_convention else found.verdict)
         equal = [] if setting is None else [setting]
     if is_wide_right and question.dtype in NARROW_TYPES:
         if may_ask and has_narrow_sums(question, judged):
@@ -224,15 +224,6 @@ def _shown(question: Question, problem: Problem, found: Finding, ask: Ask) -> Va
         return None
 
 
-def _as(found: Finding, simpler: Finding, question: Question) -> Finding:
-    """A wrong finding with the cause of a simpler one."""
-    names = {name: getattr(simpler, name) for name in CAUSE if getattr(simpler, name)}
-    is_convention = simpler.verdict in (CONVENTION, "accepted") and bool(simpler.variant)
-    verdict = simpler.verdict if is_convention else found.verdict
-    found = replace(found, **names, verdict=verdict)
-    return replace(found, verdict="accepted") if {found.variant, found.case} & set(question.accepted) else found
-
-
 def _precisions(bounds: Bounds) -> Iterator[tuple[Variant | None, Bounds]]:
     """Bounds of the precisions that a wrong answer may have, each with its name; other causes come on top of them."""
     question = bounds.question
@@ -251,15 +242,14 @@ def _kind(question: Question, name: str, problem: Problem) -> Any:
 
 
 def _with_cause(found: Finding, question: Question, equal: Sequence[Variant]) -> Finding:
-    """A wrong finding with the name of what it equals, as a difference of convention or as accepted."""
+    """A wrong finding with the name of what it equals, perhaps as a difference of convention."""
     for variant in equal[:1]:
         is_poison = variant.name == "nan-of-masked-row" and question.case.measure == "gradient"
         is_convention = not is_poison and any(variant.name == each.name for each in CONVENTIONS)
         is_convention = is_convention or (variant is NARROW and question.narrow_is_habit)
         verdict = "differs by convention" if is_convention else found.verdict
         found = replace(found, variant=variant.name, line=variant.line, says=variant.says, verdict=verdict)
-    is_accepted = {found.variant, found.case} & set(question.accepted)
-    return replace(found, verdict="accepted") if is_accepted else found
+    return found
 
 
 def _is_visible(got: Mapping[str, NumpyArray], truth: Truth, kinds: Mapping[str, Any]) -> bool:
