@@ -103,7 +103,7 @@ class Variants:
         """Whether all that is wrong is NaN, in rows whose first keys are hidden."""
         assert self._dense is not None
         through, truth = self._dense.through, bounds.truth.arrays
-        late = through.any(axis=-1, keepdims=True) & ~through[..., :1]
+        late = through.any(axis=-1, keepdims=True) & ~through[..., :1].any(axis=-1, keepdims=True)
         rows = {name: late[..., 0] if name == "logsumexp" else late for name in got}
         nan = {name: np.isnan(each.astype(np.float64)) & rows[name] for name, each in got.items()}
         mended = {name: _mended(each, nan[name], truth[name]) for name, each in got.items()}
