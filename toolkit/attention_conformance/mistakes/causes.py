@@ -104,7 +104,7 @@ class Variants:
         assert self._dense is not None
         through, truth = self._dense.through, bounds.truth.arrays
         late = through.any(axis=-1, keepdims=True) & ~through[..., :1].any(axis=-1, keepdims=True)
-        rows = {name: late[..., 0] if name == "logsumexp" else late for name in got}
+        rows = {name: np.squeeze(late, -1) if name == "logsumexp" else late for name in got}
         nan = {name: np.isnan(each.astype(np.float64)) & rows[name] for name, each in got.items()}
         mended = {name: _mended(each, nan[name], truth[name]) for name, each in got.items()}
         return any(each.any() for each in nan.values()) and bounds.measure(mended, truth).passes
