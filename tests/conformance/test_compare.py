@@ -11,7 +11,7 @@ from command_helpers import invoke, refusal
 import attention_models as models
 from attention_conformance import compare
 from attention_core import layers
-from attention_files.safetensors import save_layer, save_layers
+from attention_files.safetensors import save_arrays, save_layer, save_layers
 
 pytestmark = [
     pytest.mark.needs("torch"),
@@ -291,3 +291,62 @@ def test_a_library_that_is_not_here_and_an_input_that_is_cut_are_told(encoder, t
 def test_inputs_that_do_not_fit_are_refused(encoder, tmp_path, arrays, says):
     np.savez(tmp_path / "inputs.npz", **arrays)
     assert refusal("compare", encoder, encoder, "--input", tmp_path / "inputs.npz", "--jobs", 0).startswith(says)
+
+
+# --- chains ---
+
+
+def chain(*arguments):
+    return invoke("digest", *arguments, "--backend", "numpy")
+
+
+def test_chains_name_the_layer_and_the_token_where_two_machines_part(decoder, tmp_path):
+    save_arrays(tmp_path / "tokens", {"token_ids": np.asarray([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])})
+    here = decoder, tmp_path / "tokens"
+    assert chain(*here, "--backend", "torch", "--chain", tmp_path / "chain.json").stdout.splitlines() == [
+        f"{name}: 8 places, 80 hashes, in reproducible arithmetic" for name in ("numpy", "torch")
+    ] + ["no place differs"]  # fmt: skip
+    assert chain(*here, "--against", tmp_path / "chain.json").exit_code == 0
+    layer, token = TREE.layers[1], TREE.token.copy()
+    bias = layer.attention.value.bias.copy()
+    bias[5] += 0.01
+    attention = layer.attention._replace(value=layer.attention.value._replace(bias=bias))
+    save_layer(decoder, DECODER, TREE._replace(layers=(TREE.layers[0], layer._replace(attention=attention))))
+    result = chain(*here, "--against", tmp_path / "chain.json")
+    assert result.exit_code == 1
+    assert "chain.json at layers.1.attention, sequence 0, token 0: " in result.stdout
+    token[6] = np.nextafter(token[6], np.float32(9))
+    save_layer(decoder, DECODER, TREE._replace(token=token))
+    assert (
+        "chain.json at embeddings, sequence 1, token 2: " in chain(*here, "--against", tmp_path / "chain.json").stdout
+    )
+
+
+def test_chains_of_other_tokens_arithmetic_or_weights_are_not_compared_in_silence(decoder, tmp_path):
+    file, tokens = tmp_path / "chain.json", tmp_path / "tokens"
+    save_arrays(tokens, {"token_ids": np.asarray([[3, 1, 4, 1, 5]])})
+    assert chain(decoder, tokens, "--chain", file, "--arithmetic", "fast").exit_code == 0
+    assert chain(decoder, tokens, "--against", file, "--arithmetic", "fast").exit_code == 0
+    told = refusal("digest", decoder, tokens, "--against", file, "--backend", "numpy")
+    assert told == f"expected arithmetic fast, as in {file}; got reproducible"
+    told = refusal("digest", decoder, "--against", file, "--arithmetic", "fast", "--backend", "numpy")
+    assert told.startswith("expected token_ids ")
+    save_layer(decoder, DECODER, TREE._replace(norm=TREE.norm * np.float32(1.01)))
+    result = chain(decoder, tokens, "--against", file, "--arithmetic", "fast")
+    assert (result.exit_code, f"the model is not that of {file}: " in result.stdout) == (1, True)
+    assert "parts from" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("encoder.safetensors", "--chain", "c.json"), "expected a language model; got "),
+        (("decoder.safetensors", "--against", "encoder.safetensors"), "expected a file that --chain wrote; got "),
+        (("decoder.safetensors", "encoder.safetensors", "--chain", "c.json"), "expected inputs out of token_ids, "),
+        (("decoder.safetensors", "--chain", "c.json", "--causal"), "expected a language model, and at most a file of "),
+        (("decoder.safetensors", "--chain", "c.json", "--arithmetic", "slow"), "expected an arithmetic out of "),
+    ],
+)
+def test_chains_of_something_else_are_refused(encoder, decoder, tmp_path, arguments, says):
+    words = (tmp_path / each if each.endswith(("json", "safetensors")) else each for each in arguments)
+    assert refusal("digest", *words, "--backend", "numpy").startswith(says)

@@ -299,13 +299,16 @@ class Digest(Ways):
 
     A call takes query, key, value and, if they are there, mask and bias. A layer takes its own arguments, by name.
     Reproducible arithmetic computes them by an eager call on every backend, again in small blocks, and with the samples
-    of a batch apart. --mode asks for compiled calls, and --threads for processes with numbers of threads.
+    of a batch apart. --mode asks for compiled calls, and --threads for processes with numbers of threads. With --chain
+    or --against, a language model has a hash for each layer and token instead, and the first that differs is told.
 
     The exit status is 0 if all bits are the same (and as expected), 1 if not, and 2 if the command cannot be run as
     given.
     """
 
-    files: Annotated[list[Path], typer.Argument(help="Inputs as safetensors, and at most one saved layer.")]
+    files: Annotated[
+        list[Path], typer.Argument(help="Inputs as safetensors, and at most one saved layer; a model with --chain.")
+    ]
     threads: Annotated[
         list[int] | None, typer.Option(min=1, help="A number of threads to run with, too; repeatable.")
     ] = None
@@ -313,6 +316,15 @@ class Digest(Ways):
     scale: Annotated[float | None, typer.Option(help="The scale of a call without a layer.")] = None
     softcap: Annotated[float | None, typer.Option(help="The softcap of a call without a layer.")] = None
     sha256: Annotated[str | None, typer.Option(help="The hash that is expected, of 64 hex digits.")] = None
+    chain: Annotated[
+        Path | None, typer.Option(help="Of a language model: write a hash for each layer and token to this file.")
+    ] = None
+    against: Annotated[
+        Path | None, typer.Option(help="Compare them with such a file of another machine: where do the two part?")
+    ] = None
+    arithmetic: Annotated[str, typer.Option(help="Of the hashes for each layer and token: reproducible or fast.")] = (
+        "reproducible"
+    )
 
 
 @command("Check this project on your machine.", "attention_cli.conformance:conformance")

@@ -18,7 +18,8 @@ from attention_cli.conformance import (
     tell_left_out,
 )
 from attention_cli.terminal import check_file, console, refusal, refusing
-from attention_conformance.golden import digest as work, identical as bits
+from attention_conformance.golden import chains, digest as work, identical as bits
+from attention_core.backend import get_backend
 
 if TYPE_CHECKING:
     from attention_cli.app import Digest
@@ -28,6 +29,9 @@ FLAGS = {"is_causal": "--causal", "scale": "--scale", "softcap": "--softcap"}
 
 def digest(options: Digest, /) -> None:
     """Compute in each way, print the hash, and tell each way that gives another."""
+    if options.chain or options.against:
+        _digest_chain(options)
+        return
     files, mode, threads, jobs, sha256 = options.files, options.mode, options.threads, options.jobs, options.sha256
     sha256 = sha256 and sha256.lower()  # some tools print capitals
     if sha256 is not None and not re.fullmatch("[0-9a-f]{64}", sha256):
@@ -64,3 +68,36 @@ def digest(options: Digest, /) -> None:
         about = {**bits_environment(described), "command": command, "files": hashes}
         bits.write_json(options.json, [verdict], about)
     raise typer.Exit(bool(verdict.complaints))
+
+
+def _digest_chain(options: Digest) -> None:
+    """Hash each layer and token of a language model, write or compare the hashes, and tell the first that differs."""
+    check_file(options.chain)
+    if len(options.files) > 2 or options.sha256 or options.causal or options.json:
+        raise refusal("expected a language model, and at most a file of token_ids, with --chain or --against; got more")
+    model, tokens = options.files[0], options.files[1] if len(options.files) == 2 else None
+    unlike, chain = "", chains.Chain()
+    with refusing(TypeError, ValueError):
+        other, there = ({}, None) if options.against is None else chains.read_chain(options.against)
+        prompt = chains.read_prompt(model, tokens, options.arithmetic)
+        here = prompt.settings
+        for name in ("arithmetic", "token_ids") if there else ():
+            wanted, got = getattr(there, name), getattr(here, name)
+            if wanted != got:
+                raise ValueError(f"expected {name} {wanted}, as in {options.against}; got {got}")
+        for name in chosen_backends(options.backend):
+            found = chains.chain_of(prompt, get_backend(name))
+            places = sum(len(row) for rows in found.values() for row in rows)
+            typer.echo(f"{name}: {len(found)} places, {places} hashes, in {options.arithmetic} arithmetic")
+            told = chains.first_unlike(chain or found, found)
+            unlike = unlike or (told and f"{name} parts from the backend before at {told}")
+            chain = chain or found
+        told = chains.first_unlike(other, chain) if there else ""
+        unlike = unlike or (told and f"parts from {options.against} at {told}")
+    if there and there.model != here.model:
+        typer.echo(f"the model is not that of {options.against}: {here.model} and {there.model}")
+        unlike = unlike or "no place differs, of these tokens"
+    if options.chain is not None:
+        chains.write_chain(options.chain, chain, here)
+    typer.echo(unlike or "no place differs")
+    raise typer.Exit(bool(unlike))
