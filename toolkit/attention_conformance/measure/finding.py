@@ -187,7 +187,8 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
     """Findings of one verdict and one cause together: the worst first, then causes with a name.
 
     What small calls found about all of a subject comes before its cases, and what many cases show before the rest. That
-    state or threads matter comes before other causes, as these may be guesses at what they do.
+    state or threads matter comes before other causes, as these may be guesses at what they do. What several calls
+    disagree in comes after causes of one call.
     """
     groups: dict[tuple[str, str, int], list[Finding]] = {}
     for each in findings:
@@ -202,6 +203,7 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
             not group[0].variant,
             not group[0].says,
             group[0].dtype != "-",
+            group[0].variant.startswith("unlike-"),
             -len(group),
         ),
     )

