@@ -273,7 +273,7 @@ def _sums_of_channels(
     xp, norm = grid.xp, grid.xp.expand_dims(grid.xp.matrix_transpose(norm), axis=1)
     found, sizes = matmul_per_group(kept, value, xp), grid.loops.inplace(xp.abs, value)
     per_norm = xp.divide(_per_norm(grid, query_norm), bounds.sum_error(grid, 1))
-    larger = xp.multiply(kept, xp.add(xp.multiply(per_norm, norm), 1.0))
+    larger = xp.add(kept, xp.multiply(xp.multiply(kept, norm), per_norm))
     totals = (xp.sum(x, axis=-1, keepdims=True) for x in (weights, xp.multiply(weights, norm)))
     return xp.concat([found, matmul_per_group(larger, sizes, xp), *totals], axis=-1), sizes
 
