@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._arrays import Array, Arrays, Namespace, dtype_name
+from .._arrays import Array, Arrays, Namespace, dtype_name, shape_text, sizes
 from .._checks import check_choice
 from . import fast, reproducible
 
@@ -16,7 +16,7 @@ WITHOUT_FLOAT64 = ("mps", "metal", "tpu")  # kinds of devices, by the names thei
 
 def check_arithmetic(arithmetic: Any, name: str, array: Array) -> None:
     """Raise unless this names an arithmetic that supports the dtype and the device of an array."""
-    check_arithmetic_name(arithmetic)
+    check_choice("an arithmetic", arithmetic, ARITHMETICS)
     if arithmetic == "fast" or not hasattr(array, "dtype"):
         return
     if dtype_name(array.dtype) == "float64":
@@ -31,14 +31,10 @@ def check_arithmetic(arithmetic: Any, name: str, array: Array) -> None:
         )
 
 
-def check_arithmetic_name(arithmetic: Any) -> None:
-    """Raise unless this names an arithmetic."""
-    check_choice("an arithmetic", arithmetic, ARITHMETICS)
-
-
-def check_activation(activation: Any) -> None:
-    """Raise unless this names an activation of a feed-forward."""
-    check_choice("an activation", activation, ACTIVATIONS)
+def check_width(arithmetic: str, name: str, array: Array) -> None:
+    """Raise unless the channels that reproducible arithmetic adds up are known in number before running."""
+    if arithmetic == "reproducible" and sizes(array)[-1] is None:
+        raise ValueError(f"expected {name} of a known width with arithmetic='reproducible'; got {shape_text(array)}")
 
 
 def fan_out(arrays: Arrays, arithmetic: Any, xp: Namespace) -> list[Array]:

@@ -18,6 +18,7 @@ STEPS: dict[str, Any] = {}
 """The functions by name, as they are called, and read where one is no step."""
 
 _read: dict[str, Callable[..., Any]] = {}
+_compilers: dict[str, Any] = {}
 
 
 def may_be_step(function: Step) -> Step:
@@ -27,11 +28,10 @@ def may_be_step(function: Step) -> Step:
     No mark of Dynamo says so, which `functools.wraps` would hand on to the functions of users.
     """
     called: Any = function
-    name, system, load, read = called.__name__, sys, _load, _read
+    name, has_compiler, compilers, load, read = called.__name__, _has_compiler, _compilers, _load, _read
 
     def chosen(*arguments: Any, **options: Any) -> Any:
-        compiler: Any = system.modules.get("torch.compiler")
-        if compiler is not None and compiler.is_dynamo_compiling():  # Dynamo reads this, and does not call it
+        if has_compiler() and compilers["torch"].is_dynamo_compiling():  # Dynamo reads this, and does not call it
             load()
             return read.get(name, called)(*arguments, **options)
         return called(*arguments, **options)
@@ -40,6 +40,14 @@ def may_be_step(function: Step) -> Step:
     step = types.FunctionType(chosen.__code__, called.__globals__, name, None, chosen.__closure__)
     STEPS[name] = called
     return functools.update_wrapper(step, called)  # type: ignore[return-value]
+
+
+@untraced
+def _has_compiler() -> bool:
+    """Whether PyTorch's is loaded. Dynamo would take longer to read `sys.modules` than a call of attention."""
+    if not _compilers and (compiler := sys.modules.get("torch.compiler")) is not None:
+        _compilers["torch"] = compiler
+    return bool(_compilers)
 
 
 @untraced

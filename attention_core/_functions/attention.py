@@ -5,7 +5,7 @@ from __future__ import annotations
 from numbers import Real
 from typing import Any, Unpack, overload
 
-from .._arithmetic import ARITHMETICS, check_arithmetic, fan_out
+from .._arithmetic import ARITHMETICS, check_arithmetic, check_width, fan_out
 from .._arrays import Array, ArrayT, cast_to, sizes, sizes_differ
 from .._attention.call import Attention, Call, has_no_pairs
 from .._attention.config import CONTEXTS, assumes_finite, record
@@ -311,6 +311,7 @@ def check_options(query: Array, num_heads: int | None, **settled: Any) -> None:
         check_flags(assume_finite=options["assume_finite"])
     check_implementation(options["implementation"], query)
     check_arithmetic(options["arithmetic"], "query", query)
+    check_width(options["arithmetic"], "query", query)
     check_scaling(options["scale"], options["softcap"])
     if options["arithmetic"] == "reproducible":
         _check_reproducible(options)

@@ -92,7 +92,7 @@ def decoder_layer(parameters: DecoderLayer, x: Array, /, *, num_heads: int, **op
     mask : Mask or Array of bool, broadcastable to (..., H, L, N), optional
         True = may attend. N is L, or the capacity of the cache. It is joined with the causal mask.
     scale, softcap : float, optional
-        Of the scores, as in `scaled_dot_product_attention`.
+        Of the scores of self-attention, as in `scaled_dot_product_attention`.
     memory : Array, shape (..., M, C'), optional
         The output of an encoder, for cross-attention.
     memory_mask : Mask or Array of bool, broadcastable to (..., H, L, M), optional

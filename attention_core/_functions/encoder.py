@@ -6,11 +6,12 @@ import functools
 from collections.abc import Callable
 from typing import Any, Unpack
 
-from .._arithmetic import ARITHMETICS, check_activation
+from .._arithmetic import ACTIVATIONS, ARITHMETICS
 from .._arrays import Array, Namespace, cast_to, dtypes_differ, sizes, sizes_differ, upcast
 from .._attention.call import Attention
 from .._backend import common_namespace, may_be_step, with_autocast
 from .._checks import (
+    check_choice,
     check_flags,
     check_function,
     check_like_array,
@@ -207,7 +208,7 @@ def check_of_layer(settled: dict[str, Any]) -> None:
     """Raise unless the options of a layer itself are valid."""
     check_flags(norm_first=settled["norm_first"])
     check_number("epsilon", settled["epsilon"], positive=True)
-    check_activation(settled["activation"])
+    check_choice("an activation", settled["activation"], ACTIVATIONS)
     if settled["hook"] is not None:
         check_function("hook", settled["hook"])
 

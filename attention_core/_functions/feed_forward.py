@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .._arithmetic import ARITHMETICS, check_activation, check_arithmetic
+from .._arithmetic import ACTIVATIONS, ARITHMETICS
 from .._arrays import Array, Namespace, cast_to, upcast
-from .._backend import common_namespace, with_autocast
-from .._checks import check_parameters, check_shapes, linear_shapes, once_per_signature
+from .._backend import with_autocast
+from .._checks import check_choice, check_parameters, linear_shapes, once_per_signature
 from ..parameters import FeedForward, GatedFeedForward, Linear
 from ..random import Dropout, check_dropout, seed_array, seeded
 from .normalization import check_map
@@ -254,15 +254,13 @@ def _check_block(
     *, x: Array, parameters: Any, is_gated: bool, activation: Any, dropout: Any, arithmetic: Any, xp: Namespace | None
 ) -> Namespace:
     """Raise unless the arguments of a feed-forward block fit together; return the namespace."""
-    check_activation(activation)
+    check_choice("an activation", activation, ACTIVATIONS)
     check_parameters("feed_forward", parameters, GatedFeedForward if is_gated else FeedForward)
-    xp = common_namespace(xp, {"x": x, "feed_forward": parameters, **seed_array(dropout)})
-    check_arithmetic(arithmetic, "x", x)
     if dropout is not None:
         check_dropout(dropout)
-    shapes = feed_forward_shapes("feed_forward", parameters, "x: floating ... C", "out")
-    check_shapes(shapes, {"x": x, "feed_forward": parameters})
-    return xp
+    arrays = {"feed_forward": parameters, **seed_array(dropout)}
+    line = feed_forward_shapes("feed_forward", parameters, "x: floating ... C", "out")
+    return check_map(x=x, line=line, arithmetic=arithmetic, xp=xp, **arrays)
 
 
 def feed_forward_shapes(name: str, parameters: FeedForward | GatedFeedForward, x: str, out: str, like: str = "") -> str:

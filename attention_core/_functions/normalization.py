@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._arithmetic import ARITHMETICS, check_arithmetic
+from .._arithmetic import ARITHMETICS, check_arithmetic, check_width
 from .._arrays import Array, Namespace, cast_to, upcast
 from .._backend import common_namespace, with_autocast
 from .._checks import check_number, check_parameters, check_shapes, once_per_signature
@@ -81,6 +81,8 @@ def check_map(*, x: Array, line: str, arithmetic: Any, xp: Any, epsilon: Any = .
     xp = common_namespace(xp, {"x": x, **parameters})
     check_arithmetic(arithmetic, "x", x)
     known = check_shapes(line, {"x": x, **parameters})
+    if parameters:  # an activation adds nothing up
+        check_width(arithmetic, "x", x)
     if epsilon is not ...:  # of a normalization
         check_number("epsilon", epsilon, positive=True)
         check_channels("x", known["C"])

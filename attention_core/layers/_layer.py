@@ -11,13 +11,14 @@ from numbers import Real
 from typing import Any, ClassVar, TypeVar
 
 from .. import initializers, parameters as trees
-from .._arithmetic import check_activation, check_arithmetic_name
+from .._arithmetic import ACTIVATIONS, ARITHMETICS
 from .._arrays import Array, Namespace, dtype_name, shape_text, sizes
 from .._attention.ways import check_implementation
 from .._backend import common_namespace, is_dense, own_namespace
 from .._checks import (
     check_boolean,
     check_broadcastable,
+    check_choice,
     check_flags,
     check_floating,
     check_number,
@@ -199,22 +200,19 @@ def _check_window(name: str, window: Any) -> None:
             check_positive(name, each)
 
 
+_POSITIVE = ("softcap", "rotary_base", "embedding_scale", "logit_softcap", "epsilon")
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {  # by the name of a setting, or else by its type
     "int": check_positive,
     "bool": lambda name, flag: check_flags(**{name: flag}),
     "scale": check_number,
-    "softcap": functools.partial(check_number, positive=True),
-    "rotary_base": functools.partial(check_number, positive=True),
     "rotary_divisors": check_divisors,
     "window": _check_window,
-    "embedding_scale": functools.partial(check_number, positive=True),
-    "logit_softcap": functools.partial(check_number, positive=True),
-    "epsilon": functools.partial(check_number, positive=True),
     "dropout": lambda _, rate: check_dropout_rate(rate),
     "implementation": lambda _, implementation: check_implementation(implementation),
-    "activation": lambda _, activation: check_activation(activation),
-    "arithmetic": lambda _, arithmetic: check_arithmetic_name(arithmetic),
+    "activation": lambda _, activation: check_choice("an activation", activation, ACTIVATIONS),
+    "arithmetic": lambda _, arithmetic: check_choice("an arithmetic", arithmetic, ARITHMETICS),
     "data_format": lambda _, data_format: check_data_format(data_format),
+    **dict.fromkeys(_POSITIVE, functools.partial(check_number, positive=True)),
 }
 
 

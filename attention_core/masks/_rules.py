@@ -209,7 +209,7 @@ class Segments(Mask):
     def _ids(self, at: Array, ids: Array, xp: Namespace) -> Array:
         ids = xp.astype(ids, index_dtype(ids, xp=xp), copy=False)
         *leading, length = shape(ids, xp=xp)
-        if not isinstance(length, int):  # it may be 0 when the program runs, and `take` needs an element
+        if not (isinstance(length, int) and length):  # 0, perhaps when the program runs: `take` needs an element
             ids = xp.concat([ids, xp.zeros((*leading, 1), dtype=ids.dtype, **on_device_of(ids))], axis=-1)
         return take_rows(ids, xp.reshape(at, (-1,)), axis=-1, xp=xp)
 

@@ -68,8 +68,8 @@ def _taken_apart(part: Any, leaves: list[Any], others: list[Any]) -> Any:
     first = len(leaves)
     found: list[Any] = [type(part), *range(first, first + len(parts))]
     leaves.extend(parts)
-    for index, each in enumerate(parts):
-        if not isinstance(each, LEAVES):
+    for index in range(len(parts)):  # Dynamo reads enumerate as a generator
+        if not isinstance(each := parts[index], LEAVES):
             leaves[first + index] = None
             found[1 + index] = each if isinstance(each, types.ModuleType) else _taken_apart(each, leaves, others)
     return tuple(found)

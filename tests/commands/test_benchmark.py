@@ -257,15 +257,14 @@ def test_the_command_measures_and_writes(tmp_path):
     [
         (("--backend", "no"), "expected a backend out of numpy, torch, jax, tensorflow; got 'no'"),
         (("--mask", "no"), f"expected a mask out of {', '.join(MASKS)}; got 'no'"),
-        (("--shape", "1,2,3"), "expected shape as batch,heads,length,width; got '1,2,3'"),
-        (("--lengths", "8,x"), "expected lengths as positive integers separated by commas; got '8,x'"),
+        (("--shape", "1,2,3"), "expected shape as batch,heads,length,width, or 4,8on2,1x512,64; got '1,2,3'"),
         (("--candidate", "no*"), "expected a candidate; got 'no*', which none matches"),
-        (("--shape", f"1,1,{'9' * 5000},64"), f"expected shape as positive integers separated by commas; got '1,1,{'9' * 76}'"),
-        (("--lengths", "9" * 19), f"expected lengths as positive integers separated by commas; got '{'9' * 19}'"),
+        (("--shape", f"1,1,{'9' * 5000},64"), f"expected shape as batch,heads,length,width, or 4,8on2,1x512,64; got '1,1,{'9' * 76}'"),
         (("--seconds", "nan"), "expected seconds as a number from 0; got nan"),
         (("--max-seconds", "-1"), "expected max-seconds as a number from 0; got -1.0"),
         (("--preset", "no"), f"expected a preset out of {', '.join(PRESETS)}; got 'no'"),
-        (("--shape", "1,4,8,2", "--kv-heads", 3), "expected key/value heads that divide heads, and no more queries than keys"),
+        (("--shape", "1,4on3,8,2"), "expected KV heads that divide heads, and no more queries than keys; got '1,4on3,8,2'"),
+        (("--shape", "1,4,9x8,2"), "expected KV heads that divide heads, and no more queries than keys; got '1,4,9x8,2'"),
         (("--device", "cuda", "--preset", "accelerator"), "expected a device of some framework; got 'cuda', and numpy has cpu"),
     ],
 )  # fmt: skip
@@ -273,7 +272,9 @@ def test_wrong_arguments_of_the_command_are_named_in_a_line(arguments, message):
     assert refusal("bench", *arguments, *(() if "--backend" in arguments else ("--backend", "numpy"))) == message
 
 
-@pytest.mark.parametrize("arguments", [("--shape", "1,1,99999999999,64"), ("--lengths", "8,16,99999999999")])
+@pytest.mark.parametrize(
+    "arguments", [("--shape", "1,1,99999999999,64"), ("--shape", "8,16,64,8", "--shape", "1,1,99999999999,64")]
+)
 def test_arrays_that_do_not_fit_are_refused_before_any_work(arguments, monkeypatch):
     monkeypatch.setattr(bench, "_measured", None)
     told = r"expected a shape whose arrays fit into .*; got .*99999999999,64, whose arrays take \d+ \S+"

@@ -1,4 +1,4 @@
-"""Presets of the benchmark, and its options of heads, queries and lengths."""
+"""Presets of the benchmark, and its shapes with heads and queries."""
 
 import pytest
 from command_helpers import invoke
@@ -21,10 +21,10 @@ def test_presets_are_problems(name, monkeypatch):
     assert all(each.shape[1] % (each.kv_heads or 1) == 0 and each.num_queries <= each.shape[2] for each in problems)
 
 
-def test_queries_heads_and_lengths_are_options(monkeypatch):
+def test_a_shape_has_queries_and_heads(monkeypatch):
     seen = []
     monkeypatch.setattr(bench, "_measured", lambda orders, memory, failures, without: (seen.extend(orders), [])[1])
-    options = ("--kv-heads", 2, "--q-len", "1,4")
-    assert invoke("bench", "--backend", "numpy", "--shape", "2,4,40,8", "--mask", "padded", *options).exit_code == 0
+    shapes = [word for count in (1, 4) for word in ("--shape", f"2,4on2,{count}x40,8")]
+    assert invoke("bench", "--backend", "numpy", *shapes, "--mask", "padded").exit_code == 0
     found = [problem for order in seen for problem in order.problems]
     assert found == [Problem((2, 4, 40, 8), "padded", queries=count, kv_heads=2) for count in (1, 4)]

@@ -145,7 +145,7 @@ def test_a_baseline_keeps_cause_and_error_and_another_is_no_baseline(tmp_path, m
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nothing.sdpa"], "expected module:callable, file.py:callable, model.onnx or one of attention-core, torch.sdpa,"),
+        (["nothing.sdpa"], "expected module:callable, file.py:callable or one of attention-core, torch.sdpa,"),
         (["none.py:attention"], "expected a file of Python; got 'none.py', which is none"),
         (["torch.sdpa", "--seed", "-1"], "expected a seed from 0; got -1"),
         (["no_such_module:attention"], "expected a module to import; got 'no_such_module'"),

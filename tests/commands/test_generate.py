@@ -48,27 +48,9 @@ def hashes(*arguments):
 def test_a_hash_is_that_of_the_prompt_alone_and_in_a_batch(folder):
     (first,), text = hashes("a b c", "--model", folder)
     assert re.match(r"[a-e</>sunk ]+\n[0-9.e+]+ tokens per second after the first, numpy\nsha256", text)
-    (second,), _ = hashes("d", "--model", folder, "--capacity", 9)
+    (second,), _ = hashes("d", "--model", folder)
     assert first != second
     assert hashes("d", "a b c", "--model", folder)[0] == [second, first]
-
-
-def test_a_prompt_longer_than_the_cache_is_told_before_weights_are_read(folder, monkeypatch):
-    monkeypatch.setattr("attention_models.checkpoints.load_arrays", lambda path: pytest.fail("weights were read"))
-    told = refusal("generate", "a", "b c d", "--model", folder, "--max-new-tokens", 3, "--capacity", 4)
-    assert told == "expected a capacity of at least 5 for 3 tokens and 3 new ones; got 4"
-
-
-@pytest.mark.parametrize("limit", ["--capacity", "--max-new-tokens"])
-def test_a_cache_beyond_the_memory_is_told_before_weights_are_read(folder, monkeypatch, limit):
-    monkeypatch.setattr("attention_models.checkpoints.load_arrays", lambda path: pytest.fail("weights were read"))
-    monkeypatch.setattr("attention_cli.generate.available", lambda: 5 * 2**20)
-    told = re.fullmatch(
-        r"expected a cache of at most (\d+) positions, which fill the 0.0 GiB of free memory; got 10000\d",
-        refusal("generate", "a", "b c d", "--model", folder, limit, 100_000),
-    )
-    bytes_of_position = 2 * 2 * 2 * 4 * 4  # prompts, layers, keys and values, channels, bytes
-    assert int(told[1]) == pytest.approx(5 * 2**20 / bytes_of_position, rel=0.1)
 
 
 def test_a_library_needs_no_float64(folder, monkeypatch):
@@ -237,18 +219,11 @@ def test_a_model_whose_tokenizer_is_not_read_takes_a_file(tmp_path):
     )
 
 
-def test_a_cache_is_of_the_dtype_that_is_asked_for(folder, monkeypatch):
+def test_a_cache_is_of_the_dtype_that_is_asked_for(folder):
     plain, same = (hashes("a b c", "--model", folder, *more)[0] for more in ([], ["--cache-dtype", "float32"]))
     assert plain == same != hashes("a b c", "--model", folder, "--cache-dtype", "float16")[0]
     told = refusal("generate", "a", "--model", folder, "--cache-dtype", "int8")
     assert told == "expected dtype out of float16, bfloat16, float32, float64; got 'int8'"
-    monkeypatch.setattr("attention_cli.generate.available", lambda: 2**20)
-    told = [
-        refusal("generate", "a", "--model", folder, "--capacity", 10**6, "--cache-dtype", d)
-        for d in ("bfloat16", "float32")
-    ]
-    most = [int(re.search(r"at most (\d+) positions", each)[1]) for each in told]
-    assert most[0] == pytest.approx(2 * most[1], rel=0.1)
 
 
 @pytest.mark.parametrize("share", ["0", "1.5", "nan"])

@@ -54,18 +54,8 @@ def altered(change):
     return function
 
 
-def with_arguments(change):
-    """The core, with its arguments changed."""
-
-    def function(query, key, value, /, **options):
-        query, key, value, options = change(query, key, value, options)
-        return core(query, key, value, **options)
-
-    return function
-
-
 def test_every_line_of_the_contract_has_a_case():
-    assert {case.line for case in CASES} == set(range(13))
+    assert {case.line for case in CASES} == set(range(12))  # tests/core/test_mistakes.toml shows line 12
     assert len({case.name for case in CASES}) == len(CASES)
     assert all(case.shows.endswith(".") for case in CASES)
 
@@ -74,7 +64,7 @@ def test_the_core_passes_on_every_backend(backend):
     chosen = ["mask-and-bias", "masks-combined", "empty-row-mask", "empty-row-bias", "masked-nan-key"]
     chosen += ["attended-nan-value", "softcap", "grouped-heads", "dropout", "dropout-weights"]
     chosen += ["batch-invariance", "batch-invariance-bits"]
-    chosen += ["weights-change-nothing", "04-near-ties-1e4", "12-product-overflows", "wrong-heads-do-not-divide"]
+    chosen += ["weights-change-nothing", "04-near-ties-1e4", "12-product-overflows"]
     chosen += ["gradient-empty-row-bias", "gradient-masked-nonfinite"] if backend.differentiates else []
     results = check(core, backend=backend, cases=[BY_NAME[name] for name in chosen], dtypes=["float32"])
     assert [result for result in results if result.passed is False] == []
@@ -95,39 +85,8 @@ def test_the_core_passes_every_case_on_numpy(implementation):
     results = check(core, backend="numpy", implementations=[implementation])
     assert {result.implementation for result in results} == {implementation}
     assert [result for result in results if result.passed is False] == []
-    lacking = {"numpy does not differentiate", "numpy has no autocast"}
-    assert {result.detail for result in results if result.passed is None} == lacking
+    assert {result.detail for result in results if result.passed is None} == {"numpy does not differentiate"}
     assert {result.dtype for result in results if result.passed} == set(DTYPES)
-
-
-def test_the_average_of_an_empty_row_is_found():
-    assert outcomes(plain_float32, "mask", "causal-more-keys") == {"mask": True, "causal-more-keys": True}
-    found = outcomes(lambda q, k, v, /, *, mask: plain_float32(q, k, v, mask=mask), "empty-everywhere")
-    assert found == {"empty-everywhere": None}  # weights are asked for, which this function cannot give
-
-    def answering(query, key, value, /, *, mask, return_weights, return_logsumexp):
-        found = core(query, key, value, mask=mask, return_weights=True, return_logsumexp=True)
-        return found._replace(output=plain_float32(query, key, value, mask=mask))
-
-    assert outcomes(answering, "empty-row-mask", "weights") == {"empty-row-mask": False, "weights": True}
-
-
-def test_a_result_that_depends_on_the_others_of_a_batch_is_found():
-    """In its last bit, and by more: the last sample that a batch of six has takes the keys of the first."""
-
-    def by_a_bit(query, key, value, /, **options):
-        output = core(query, key, value, **options)
-        return np.nextafter(output, np.float32(9)) if len(query) > 3 else output
-
-    def by_more(query, key, value, options):
-        return query, np.concatenate([key[:-1], key[:1]]) if len(key) > 3 else key, value, options
-
-    names = "batch-invariance", "batch-invariance-bits"
-    assert outcomes(core, *names) == {names[0]: True, names[1]: True}
-    assert outcomes(by_a_bit, *names) == {names[0]: True, names[1]: False}
-    assert outcomes(with_arguments(by_more), *names) == {names[0]: False, names[1]: False}
-    (told,) = check(by_a_bit, backend="numpy", cases=[BY_NAME[names[1]]], dtypes=["float32"])
-    assert told.detail.startswith("a sample differs between a batch of 3 and one of 6: 100.0% of output differ, ")
 
 
 def test_an_output_that_changes_when_weights_are_asked_for_is_found():
@@ -148,25 +107,6 @@ def test_forgetting_the_weights_is_found():
         return core(query, key, value, **{**options, "return_weights": False})
 
     assert outcomes(forgetful, "weights") == {"weights": False}
-
-
-def test_accepting_wrong_arguments_is_found():
-    def careless(query, key, value, /, **options):
-        try:
-            return core(query, key, value, **options)
-        except (TypeError, ValueError):
-            return query
-
-    def terse(query, key, value, /, **options):
-        try:
-            return core(query, key, value, **options)
-        except (TypeError, ValueError) as error:
-            raise type(error)("wrong") from None
-
-    made_before = {"wrong-lengths-negative", "wrong-lengths-floating", "wrong-window-negative", "wrong-lengths-array"}
-    for function in (careless, terse):
-        found = outcomes(function, *names_of(12), dtypes=["float32", "float64"])
-        assert {name for name, passed in found.items() if passed} <= made_before  # by the masks themselves
 
 
 def test_an_exception_is_a_failed_result():

@@ -1,5 +1,7 @@
 """What a report says of a fault: its name, where the errors are, and threads about the property."""
 
+import functools
+
 import numpy as np
 import planted_kernels as planted
 import pytest
@@ -100,7 +102,7 @@ SLIPS = [
     "key-and-value-swapped", "width-from-64-lost", "reversed-causality", "causality-by-blocks-of-32",
     "lost-keys", "causality-of-first-query", "sink-of-zero", "mask-transposed", "keys-after-hidden-lost",
     "keys-beyond-queries-lost", "heads-not-transposed", "mask-or-causality", "mask-of-another",
-    "scale-of-padded-width",
+    "scale-of-padded-width", "nan-of-hidden-block", "inexact",
 ]  # fmt: skip
 
 
@@ -129,6 +131,8 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
         seen = seen & (columns < columns.size // 8 * 8) if slip == "lost-keys" else seen
         axis = {"softmax-over-queries": -2, "softmax-over-heads": -3}.get(slip, -1)
         powers = (np.exp2 if slip == "powers-of-2" else np.exp)(scores - scores.max(axis=axis, keepdims=True))
+        powers = powers.astype(np.float16).astype(np.float32) if slip == "inexact" else powers
+        powers = np.where(seen[..., :1], powers, np.nan) if slip == "nan-of-hidden-block" else powers
         powers = powers if slip == "masked-after-softmax" else np.where(seen, powers, 0)
         total = powers.sum(axis=axis, keepdims=True)
         total = total + np.exp(-scores.max(axis=axis, keepdims=True)) if slip == "sink-of-zero" else total
@@ -145,6 +149,7 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
         "after-other-mask",
         "mask",
         "causal-and-mask",
+        "band-300",
     )
     findings = agreed(list(found(Subject(attention, **TAKES | {"grouped": False}), *cases).values()))
     assert grouped(each for each in findings if each.verdict in WRONG)[0][0].variant == slip
@@ -190,6 +195,50 @@ def test_windows_and_alibi_of_a_kernel_s_own_keywords_are_checked():
     assert verdicts[one_key_less] == {("silently wrong", "window-first-key-less"), lacks}
     assert verdicts[one_number] == {lacks}
     assert verdicts[added] == {("silently wrong", "negated-bias"), lacks}
+
+
+def test_a_window_counts_from_either_corner_and_from_no_other():
+    def shifted(query, key, value, window_size=(-1, -1), by=0):
+        (left, right), more = window_size, key.shape[-2] - query.shape[-2]
+        window = (left, right) if left < 0 else (left - more * (by > 0), right + more * (by > 0) + by % 2 * (more > 0))
+        return flash(query, key, value, window_size=window)
+
+    case = "window-of-its-own-more-keys"
+    for by, verdict in ((0, "right"), (2, "right"), (1, "silently wrong"), (-1, "silently wrong")):
+        subject = settled(Subject(functools.partial(shifted, by=by), **PLAIN))
+        assert found(subject, case)[case].verdict == verdict
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_gradient_of_the_first_sample_head_or_query_alone_is_told(axis):
+    torch = pytest.importorskip("torch")
+
+    class Attention(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *arrays):
+            ctx.save_for_backward(*arrays)
+            return torch.nn.functional.scaled_dot_product_attention(*arrays)
+
+        @staticmethod
+        def backward(ctx, d_output):
+            arrays = [each.detach().requires_grad_() for each in ctx.saved_tensors]
+            with torch.enable_grad():
+                output = torch.nn.functional.scaled_dot_product_attention(*arrays)
+            first = torch.zeros_like(d_output)
+            first.movedim(axis, 0)[0] = d_output.movedim(axis, 0)[0]
+            is_broadcast = arrays[3].ndim < 4 - axis or arrays[3].shape[axis - 4] == 1
+            whole = torch.autograd.grad(output, arrays, d_output, retain_graph=True)
+            of_first = torch.autograd.grad(output, arrays[3], first)
+            return *whole[:3], of_first[0] if is_broadcast else whole[3]
+
+    def attention(query, key, value, attn_mask=None):
+        if attn_mask is None or attn_mask.dtype == torch.bool:
+            return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=attn_mask)
+        return Attention.apply(query, key, value, attn_mask)
+
+    subject, word = settled(Subject(attention, backend="torch")), ("sample", "head", "query")[axis]
+    findings = agreed(list(found(subject, "gradient-empty-row-bias", "gradient-bias-of-*").values()))
+    assert f"gradient-of-bias-of-first-{word}" in {each.variant for each in findings if each.verdict in WRONG}
 
 
 def test_a_backward_pass_without_causality_is_told():

@@ -12,7 +12,7 @@ import pytest
 
 from attention_conformance import CASES as CATALOGUE
 from attention_conformance.cases.contract import LINES
-from attention_conformance.named import PROPERTIES, RESULTS, find_case, named_cases
+from attention_conformance.named import PROPERTIES, RESULTS, named_cases
 from reproducers import __main__ as reproducers
 
 ROOT = Path(__file__).parents[2]
@@ -100,17 +100,6 @@ def test_a_run_compares_with_the_last(capsys, monkeypatch):
     monkeypatch.setattr(reproducers, "run", lambda *script: (0, "seen\n"))
     assert reproducers.main(["101967"]) == 1
     assert "right; expected wrong:\nseen" in capsys.readouterr().out
-
-
-def test_a_number_is_that_of_a_thread_before_it_is_a_part_of_one():
-    assert find_case("1133").name.startswith("flash-attention-1133-")
-    assert find_case("81133").name == "pytorch-181133-permuted"
-
-
-def test_a_part_of_several_names_is_refused():
-    for part in ("pytorch", "no such name"):
-        with pytest.raises(ValueError, match="expected a part of one name out of "):
-            find_case(part)
 
 
 def test_the_session_installs_what_a_cpu_can_run():

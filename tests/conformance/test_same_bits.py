@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attention_conformance import Subject, check_subject, problem_of
-from attention_conformance.kernel.options import OPTIONS
+from attention_conformance.kernel.options import Options
 from attention_conformance.pytest_cases import case_tests
 from attention_core import scaled_dot_product_attention
 
@@ -158,17 +158,13 @@ FIRST, SECOND = planted(), planted(block=64)
 
 
 def test_each_row_is_a_test_of_pytest():
-    options = dict.fromkeys(OPTIONS) | {
-        "case": ["bits-whole"],
-        "dtype": ["float32"],
-        "same-bits-as": f"{__file__}:SECOND",
-    }
+    options = Options(case=["bits-whole"], dtype=["float32"], same_bits_as=f"{__file__}:SECOND")
     answer, whole = case_tests(f"{__file__}:FIRST", options)
     assert (answer.name, whole.name) == ("any-answer", "bits-whole-float32")
     answer.check()
     with pytest.raises(pytest.fail.Exception, match=r"(?s)not bitwise equal: bits-whole, float32.*the same call: "):
         whole.check()
-    options |= {"case": ["bits-again"], "same-bits-as": f"{__file__}:FIRST"}
+    options = replace(options, case=["bits-again"], same_bits_as=f"{__file__}:FIRST")
     assert case_tests(f"{__file__}:FIRST", options)[1].check().verdict == "right"
 
 

@@ -28,7 +28,8 @@ def capped(query, key, value, is_causal=False, softcap=None, sinks=None, *, faul
         last = 64 if fault == "softcap of the first block" else None
         scores[..., :last] = softcap * np.tanh(scores[..., :last] / np.float32(softcap))
     if is_causal:
-        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, np.float32(-np.inf))
+        hidden = -softcap if softcap and fault == "mask before softcap" else -np.inf
+        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, np.float32(hidden))
     if sinks is not None:
         of_heads = np.repeat(sinks[::size], size) if fault == "sinks of key heads" else sinks
         is_split = fault == "a sink for each half" and key.shape[-2] > 512
@@ -42,8 +43,8 @@ def capped(query, key, value, is_causal=False, softcap=None, sinks=None, *, faul
 
 
 FAULTS = {
-    "softcap of the first block": ("softcap-130", ""), "no softcap of many keys": ("softcap-65x1025", "no-softcap"),
-    "sinks of key heads": ("sinks-grouped-130", ""), "a sink for each block": ("sinks-grouped-130", ""),
+    "softcap of the first block": ("softcap-130", ""), "mask before softcap": ("softcap-130", "softcap-after-mask"), "no softcap of many keys": ("softcap-65x1025", "no-softcap"),
+    "sinks of key heads": ("sinks-grouped-130", "sinks-of-others"), "a sink for each block": ("sinks-grouped-130", ""),
     "a sink for each half": ("sinks-1x1100", "sink-twice"), "old scores": ("shape-65x130-plain", "other-sum"),
 }  # fmt: skip
 

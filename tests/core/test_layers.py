@@ -9,7 +9,7 @@ import pytest
 import attention_core as ac
 import attention_models as models
 from attention_core import layers, parameters
-from attention_core.random import Dropout, dropout_mask, plain_seed
+from attention_core.random import Dropout, dropout_mask
 
 LAYERS = {
     "multi-head": layers.MultiHeadAttention(12, 3, key_bias=False, scale=0.5, dropout=0.1),
@@ -127,21 +127,6 @@ def test_the_state_of_feature_maps_is_updated_by_a_step_of_power_iteration(xp, p
     with pytest.raises(TypeError, match="expected state as SpectralVectors"):
         layer(tree, xp.ones((4, 4, 16), dtype=xp.float32))
     assert LAYERS["feed-forward"].updated_state(tree, ()) == ()
-
-
-def test_settings_are_changed_for_the_same_parameters():
-    layer = layers.FeedForward(4, 16)
-    assert layer.with_settings(dropout=0.5, arithmetic="reproducible") == layers.FeedForward(
-        4, 16, dropout=0.5, arithmetic="reproducible"
-    )
-
-
-def test_integers_of_any_type_are_seeds():
-    assert type(plain_seed(np.int64(3), lambda seed: False)) is int
-    with pytest.raises(TypeError, match="expected a seed as an integer or an integer array; got float"):
-        plain_seed(1.5, lambda seed: False)
-    array = np.asarray([1, 2])
-    assert plain_seed(array, lambda seed: seed is array) is array
 
 
 def test_parameters_have_the_shapes_of_the_settings():

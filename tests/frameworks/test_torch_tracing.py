@@ -313,7 +313,7 @@ def test_torch_jit_trace_of_any_length(torch):
     for length in (5, 3, 10):
         assert_same("torch", program(x[:, :length]), layer(x[:, :length]))
     q = x.unsqueeze(0)
-    with pytest.raises(ValueError, match="expected known lengths with arithmetic='reproducible'"):
+    with pytest.raises(ValueError, match="expected query of a known width with arithmetic='reproducible'"):
         torch.jit.trace(lambda q: ac.scaled_dot_product_attention(q, q, q, arithmetic="reproducible"), (q,))
 
 

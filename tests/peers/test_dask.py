@@ -36,7 +36,7 @@ def attention():
     return importlib.import_module("attention_dask").attention
 
 
-def made(name, dtype):
+def made(name, dtype, sizes=SIZES):
     """Options of a name, and the arrays that they hold."""
     held = []
 
@@ -44,7 +44,7 @@ def made(name, dtype):
         held.append(np.array(x, dtype if np.asarray(x).dtype == np.float64 else None))
         return held[-1]
 
-    return options_of(name, SIZES, put), held
+    return options_of(name, sizes, put), held
 
 
 @pytest.mark.parametrize(
@@ -85,13 +85,14 @@ def test_the_output_has_the_dtype_of_the_query_and_is_rounded_once(dtype, attent
     np.testing.assert_allclose(found.compute(), want, rtol=0, atol=8 * np.finfo(dtype).eps)
 
 
-@pytest.mark.parametrize("name", ["none", "causal", "dropout"])
-def test_no_heads_and_no_samples_have_the_empty_output(name, attention):
+@pytest.mark.parametrize("name", ["none", "causal", "dropout", "segments"])
+def test_an_empty_axis_gives_what_it_does_in_memory(name, attention):
     """Of no heads, chunks hold no groups, and key heads of no query heads are told as of arrays in memory."""
-    options, _ = made(name, np.float64)
-    for arrays in ([x[:, :0] for x in ARRAYS], [x[:0] for x in ARRAYS]):
-        found, library = scaled_dot_product_attention(*arrays, **options), importlib.import_module("dask.array")
-        assert attention(*map(library.from_array, arrays), **options).compute().shape == found.shape
+    for empty in ({"heads": 0, "groups": 0}, {"leading": (0,)}, {"rows": 0}, {"columns": 0}):
+        sizes, library = SIZES._replace(**empty), importlib.import_module("dask.array")
+        arrays, (options, _) = sizes.arrays(np.random.default_rng(0)), made(name, np.float64, sizes)
+        found = attention(*map(library.from_array, arrays), **options).compute()
+        np.testing.assert_array_equal(found, scaled_dot_product_attention(*arrays, **options))
     with pytest.raises(ValueError, match=r"expected key \(2, 0, N, 8\)"):
         attention(*lazy([ARRAYS[0][:, :0], *ARRAYS[1:]]), **options)
 

@@ -265,28 +265,13 @@ def test_the_command_writes_pages_and_prints_text(tmp_path, monkeypatch):
     )
     on_picture = invoke("view", "four.npy", "--image", "four.png", "--query", "1,0").output.splitlines()
     assert on_picture[:3] == ["four.npy: query (1, 0), 2 × 2 keys, layer 0, head 0, weights", "··", "█·"]
-    drawn = invoke("view", "--mask", "causal", "--mask", "window", "--window", 1, "--length", 3)
-    assert drawn.output.splitlines() == [
-        "causal & window: 3 queries × 3 keys, 5 of 9 pairs allowed",
-        "█··",
-        "██·",
-        "·██",
-        "· masked, █ allowed",
-    ]
     for words, message in (
-        ((), "expected files of weights, or --mask; got none"),
-        (("--mask", "diagonal"), "expected a mask out of causal, window; got 'diagonal'"),
-        (("--mask", "window"), "expected --window with --mask window; got none"),
         (("none.npz",), "expected a file of NumPy arrays"),
         (("cut.npz",), "expected a file of NumPy arrays"),
         (("empty.npz",), "expected a file of NumPy arrays"),
         (("query.npz",), "expected both query and key"),
-        (("call.npz", "--block", 3), "expected no --block with files; got 3"),
         (("call.npz", "--image", "cut.png"), "expected an image of PNG or JPEG; got cut.png"),
         (("call.npz", "--tokens", "cut.png"), "expected tokens in"),
         (("call.npz", "--query", "1;2"), "expected --query as a number, or as row and column such as 3,5"),
-        (("--mask", "causal", "--class-tokens", 1), "expected no --class-tokens with --mask; got 1"),
-        (("--mask", "causal", "--image", "x.png"), "expected no --image with --mask; got x.png"),
-        (("--mask", "causal", "--window", 3), "expected --mask window with --window; got none"),
     ):
         assert message in refusal("view", *words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import ml_dtypes
@@ -333,15 +333,6 @@ PRESETS: dict[str, tuple[dict[str, Any], ...]] = {
     ),
 }
 """Fields of problems by what they are like; those of accelerators have types of their own."""
-
-
-def shortened(problem: Problem, length: int) -> Problem:
-    """The problem with at most so many keys, and a window and documents that are the same part of them."""
-    batch, heads, whole, width = problem.shape
-    if length >= whole:
-        return problem
-    window, document = (max(1, each * length // whole) for each in (problem.window, problem.document))
-    return replace(problem, shape=(batch, heads, length, width), window=window, document=document)
 
 
 def default_problems(dtype: str = "float32", device: str = "cpu") -> list[Problem]:

@@ -2,73 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field, make_dataclass
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
-from pkgutil import resolve_name
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated
 
 import typer
 
-from attention_conformance.kernel.options import OPTIONS, Option
+from attention_cli.options import Count, Counts, Many, Natural, Positive, Seconds, Size, app, command
+from attention_conformance.kernel.options import Options
 
-app = typer.Typer(
-    name="attention-core",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+__all__ = ["app"]
 
-Many = list[str] | None
-Options = TypeVar("Options")
 CPUS = os.cpu_count() or 1
-# Written out, as the rooms that know them import NumPy: a test compares.
-LAYOUTS = "attention-core, torch, torch-encoder-layer, torch-decoder-layer, equinox, keras, keras-grouped, flax, bert"
-LAYOUTS += ", bert-layer, bert-embeddings, causal-lm"
-MASKS = "full, causal, window, packed, padded, padded-causal, softcap, alibi, bias, sinks"
-PRESETS = "training, prefill, decode, accelerator"
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"attention-core {version('attention-core')}")
-        raise typer.Exit
-
-
-@app.callback()
-def main(
-    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
-) -> None:
-    """Attention with the same numbers on every framework, and the proof of it."""
-
-
-def command(short_help: str, work: str) -> Callable[[type[Options]], type[Options]]:
-    """Make a dataclass a command: its fields are the options, and its documentation is the help.
-
-    Parameters
-    ----------
-    short_help : str
-        The line about it in the list of commands.
-    work : str
-        The function that takes an instance, as ``module:name``. Its module is imported when the command runs.
-    """
-
-    def decorate(kind: type[Options]) -> type[Options]:
-        def run(**options: Any) -> None:
-            with resolve_name("attention_cli.terminal:refusing")():
-                resolve_name(work)(kind(**options))
-
-        run.__doc__ = kind.__doc__
-        run.__annotations__ = get_type_hints(kind, include_extras=True)
-        run.__signature__ = inspect.signature(kind, eval_str=True)  # type: ignore[attr-defined]
-        app.command(kind.__name__.lower(), short_help=short_help)(run)
-        return kind
-
-    return decorate
 
 
 @command("List backends with versions, devices, dtypes and modes.", "attention_cli.backends:backends")
@@ -83,91 +29,129 @@ class Bench:
     """Time all implementations against those of the frameworks, after checking their results.
 
     The exit status is 1 if a result is wrong or a process failed, and 2 if an argument is not valid.
+
+    Parameters
+    ----------
+    backend
+        A framework; repeatable. By default all.
+    candidate
+        Candidates by name, * allowed; repeatable.
+    shape
+        Batch, heads, length, head dimension, as in 4,12,512,64, or with KV heads and queries: 4,12on4,1x512,64;
+        repeatable.
+    preset
+        training, prefill, decode, accelerator: shapes and masks; repeatable.
+    mask
+        full, causal, window, packed, padded, padded-causal, softcap, alibi, bias, sinks; repeatable.
+    direction
+        forward, or fwd+bwd; repeatable. By default each of them.
+    dtype
+        A floating-point type.
+    device
+        cpu, or the beginning of device names, such as cuda.
+    rounds
+        Rounds of samples. By default 5 to 30.
+    seconds
+        Time for the samples of a candidate, by default.
+    max_seconds
+        Skip calls that would take more than these seconds.
+    threads
+        Threads of each framework.
+    memory
+        Measure peak memory as well, each candidate in a process.
+    json
+        Write the environment and all samples to this file.
+    verbose
+        A table for every single problem, too.
     """
 
-    backend: Annotated[Many, typer.Option(help="A framework; repeatable. By default all.")] = None
-    candidate: Annotated[
-        Many, typer.Option("--candidate", "--implementation", help="Candidates by name, * allowed; repeatable.")
-    ] = None
-    shape: Annotated[Many, typer.Option(help="Batch, heads, length, head dimension, as in 4,12,512,64.")] = None
-    preset: Annotated[Many, typer.Option(help=f"{PRESETS}: shapes and masks; repeatable.")] = None
-    kv_heads: Annotated[int | None, typer.Option(min=1, help="Key/value heads. By default as many as heads.")] = None
-    q_len: Annotated[str | None, typer.Option(help="Last queries, as in 1,4,16. By default as many as keys.")] = None
-    lengths: Annotated[str | None, typer.Option(help="Of a series, as in 512,1024; or the most of a preset.")] = None
-    mask: Annotated[Many, typer.Option(help=f"{MASKS}; repeatable.")] = None
-    direction: Annotated[Many, typer.Option(help="forward, or fwd+bwd; repeatable. By default each of them.")] = None
-    dtype: Annotated[str, typer.Option(help="A floating-point type.")] = "float32"
-    device: Annotated[str, typer.Option(help="cpu, or the beginning of device names, such as cuda.")] = "cpu"
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of samples. By default 5 to 30.")] = None
-    seconds: Annotated[float, typer.Option(help="Time for the samples of a candidate, by default.")] = 2.0
-    max_seconds: Annotated[float, typer.Option(help="Skip calls that would take more than these seconds.")] = 60.0
-    threads: Annotated[int, typer.Option(min=1, help="Threads of each framework.")] = 2
-    memory: Annotated[bool, typer.Option(help="Measure peak memory as well, each candidate in a process.")] = True
-    json: Annotated[Path | None, typer.Option(help="Write the environment and all samples to this file.")] = None
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A table for every single problem, too.")] = False
+    backend: Many = None
+    candidate: Many = None
+    shape: Many = None
+    preset: Many = None
+    mask: Many = None
+    direction: Many = None
+    dtype: str = "float32"
+    device: str = "cpu"
+    rounds: Count = None
+    seconds: float = 2.0
+    max_seconds: float = 60.0
+    threads: Positive = 2
+    memory: bool = True
+    json: Path | None = None
+    verbose: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ways:
-    """The ways of running backends that several commands take."""
+    """The ways of running backends that several commands take.
 
-    backend: Annotated[Many, typer.Option(help="A backend; repeatable. By default all that are installed.")] = None
-    device: Annotated[Many, typer.Option(help="A device, or its kind, as cuda; repeatable. By default all.")] = None
-    mode: Annotated[
-        Many, typer.Option(help="A mode, such as eager or jit; repeatable. By default all; of digest eager.")
-    ] = None
-    json: Annotated[Path | None, typer.Option(help="Write environment and results to this file.")] = None
-    jobs: Annotated[int, typer.Option(min=0, help="Processes at a time, one for a backend; 0: all in this one.")] = CPUS
+    Parameters
+    ----------
+    backend
+        A backend; repeatable. By default all that are installed.
+    device
+        A device, or its kind, as cuda; repeatable. By default all.
+    mode
+        A mode, such as eager or jit; repeatable. By default all; of digest eager.
+    json
+        Write environment and results to this file.
+    jobs
+        Processes at a time, one for a backend; 0: all in this one.
+    """
+
+    backend: Many = None
+    device: Many = None
+    mode: Many = None
+    json: Path | None = None
+    jobs: Natural = CPUS
 
 
 @dataclass(frozen=True, kw_only=True)
 class Apart:
-    """Options of what runs in a process of its own."""
+    """Options of what runs in a process of its own.
 
-    jobs: Annotated[
-        int, typer.Option(min=0, max=1, help="Processes at a time; 0: in this one, which a crash then ends.")
-    ] = 1
-    json: Annotated[Path | None, typer.Option(help="Write what was found to this file.")] = None
+    Parameters
+    ----------
+    jobs
+        Processes at a time; 0: in this one, which a crash then ends.
+    json
+        Write what was found to this file.
+    """
 
-
-KINDS = {
-    "text": (str | None, None),
-    "many": (Many, None),
-    "flag": (bool, "--{}"),
-    "flag or not": (bool | None, "--{0}/--no-{0}"),
-    "number": (int | None, None),
-}
-
-
-def _shared(name: str, option: Option) -> tuple[str, Any, Any]:
-    """An option that the command shares with pytest, as a field."""
-    kind, words = KINDS[option.kind]
-    declaration = typer.Option(*([words.format(name)] if words else []), help=option.says)
-    default = False if option.kind == "flag" else None
-    return name.replace("-", "_"), Annotated[kind, declaration], field(default=default, kw_only=True)
-
-
-Shared: Any = make_dataclass("Shared", [_shared(*each) for each in OPTIONS.items()], frozen=True)
+    jobs: Annotated[int, typer.Option(min=0, max=1)] = 1
+    json: Path | None = None
 
 
 @command("Check any attention.", "attention_cli.check:check")
 @dataclass(frozen=True)
-class Check(Shared, Apart):  # type: ignore[misc]  # its fields are made of a table
+class Check(Options, Apart):
     """Check any attention, in one process; `conformance` checks this project's own, in all its backends and modes.
 
     The signature and small calls tell what the target expects, and that is printed. Options say it where it is found
     wrong. The exit status is 0 if all is right or accepted, and 1 if something is wrong or of another convention. It is
     2 if the command cannot be run as given, and 3 if a case crashed or took too long. It is 4 if nothing else is wrong,
     and a parameter of the target is unknown.
+
+    Parameters
+    ----------
+    target
+        module:callable, file.py:callable, or a preset such as torch.sdpa.
+    timeout
+        Seconds for each case.
+    write_expected
+        Write what is wrong to such a file.
+    untrusted
+        For generated kernels: compared in another process.
+    strict
+        Status 1, too, where little was checked.
     """
 
-    target: Annotated[
-        str, typer.Argument(help="module:callable, file.py:callable, model.onnx, or a preset such as torch.sdpa.")
-    ]
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each case.")] = 60.0
-    write_expected: Annotated[Path | None, typer.Option(help="Write what is wrong to such a file.")] = None
-    untrusted: Annotated[bool, typer.Option(help="For generated kernels: compared in another process.")] = False
-    strict: Annotated[bool, typer.Option(help="Status 1, too, where little was checked.")] = False
+    target: Annotated[str, typer.Argument()]
+    timeout: Seconds = 60.0
+    write_expected: Path | None = None
+    untrusted: bool = False
+    strict: bool = False
 
 
 @command("Find where two models part.", "attention_cli.compare:compare")
@@ -180,19 +164,29 @@ class Compare(Apart):
 
     The exit status is 0 if all places are within the bound, and 1 if not. It is 2 if the models cannot be compared, and
     3 if one crashed or took too long.
+
+    Parameters
+    ----------
+    first
+        A model: what the other is compared with.
+    second
+        Another model.
+    input
+        token_ids or x, key_mask, mask, as safetensors, npz or npy. By default they are drawn.
+    bound
+        In ulps of the largest number of a position, besides what rounding explains.
+    timeout
+        Seconds for each step, such as a run of a model.
+    verbose
+        All places, not the first that differ.
     """
 
-    first: Annotated[str, typer.Argument(help="A model: what the other is compared with.")]
-    second: Annotated[str, typer.Argument(help="Another model.")]
-    input: Annotated[
-        Path | None,
-        typer.Option(help="token_ids or x, key_mask, mask, as safetensors, npz or npy. By default they are drawn."),
-    ] = None
-    bound: Annotated[
-        float, typer.Option(min=0, help="In ulps of the largest number of a position, besides what rounding explains.")
-    ] = 16.0
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each step, such as a run of a model.")] = 300.0
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All places, not the first that differ.")] = False
+    first: Annotated[str, typer.Argument()]
+    second: Annotated[str, typer.Argument()]
+    input: Path | None = None
+    bound: Size = 16.0
+    timeout: Seconds = 300.0
+    verbose: bool = False
 
 
 @command("Convert weights from one library's layout to another's.", "attention_cli.convert:convert")
@@ -203,24 +197,55 @@ class Convert:
     In the layout attention-core the settings are in the file. Of any other layout, the options say what arrays do not
     tell. The exit status is 0 if the target was written, 1 if the weights cannot be converted, and 2 if the command
     cannot be run as given.
+
+    Parameters
+    ----------
+    source
+        A file of safetensors; of causal-lm, a folder; of gguf, its file.
+    target
+        The file to be written.
+    from_
+        The layout of the source, gguf or out of attention-core, torch, torch-encoder-layer, torch-decoder-layer,
+        equinox, keras, keras-grouped, flax, bert, bert-layer, bert-embeddings, causal-lm.
+    to
+        The layout of the target, out of attention-core, torch, torch-encoder-layer, torch-decoder-layer, equinox,
+        keras, keras-grouped, flax, bert, bert-layer, bert-embeddings, causal-lm.
+    num_heads
+        The number of query heads of the source.
+    zero_attention
+        add_zero_attn of the source.
+    norm_first
+        norm_first of the source.
+    epsilon
+        The epsilon of normalizations of the source.
+    activation
+        relu or gelu: the activation of the source.
+    dropout
+        The rate of dropout of the source.
+    padding_idx
+        Of positions of RoBERTa; -1 for those of BERT.
+    prefix
+        What the names of the arrays of the source begin with.
+    drop
+        Leave out arrays whose names, less the prefix, begin so; repeatable.
+    force
+        Replace the target if it is there.
     """
 
-    source: Annotated[Path, typer.Argument(help="A file of safetensors; of causal-lm, a folder; of gguf, its file.")]
-    target: Annotated[Path, typer.Argument(help="The file to be written.")]
-    from_: Annotated[str, typer.Option("--from", help=f"The layout of the source, gguf or out of {LAYOUTS}.")]
-    to: Annotated[str, typer.Option("--to", help=f"The layout of the target, out of {LAYOUTS}.")]
-    num_heads: Annotated[int | None, typer.Option(min=1, help="The number of query heads of the source.")] = None
-    zero_attention: Annotated[bool, typer.Option("--zero-attention", help="add_zero_attn of the source.")] = False
-    norm_first: Annotated[bool, typer.Option("--norm-first", help="norm_first of the source.")] = False
-    epsilon: Annotated[float | None, typer.Option(help="The epsilon of normalizations of the source.")] = None
-    activation: Annotated[str | None, typer.Option(help="relu or gelu: the activation of the source.")] = None
-    dropout: Annotated[float | None, typer.Option(help="The rate of dropout of the source.")] = None
-    padding_idx: Annotated[int | None, typer.Option(help="Of positions of RoBERTa; -1 for those of BERT.")] = None
-    prefix: Annotated[str, typer.Option(help="What the names of the arrays of the source begin with.")] = ""
-    drop: Annotated[
-        list[str] | None, typer.Option(help="Leave out arrays whose names, less the prefix, begin so; repeatable.")
-    ] = None
-    force: Annotated[bool, typer.Option("--force", help="Replace the target if it is there.")] = False
+    source: Annotated[Path, typer.Argument()]
+    target: Annotated[Path, typer.Argument()]
+    from_: str
+    to: str
+    num_heads: Count = None
+    zero_attention: bool = False
+    norm_first: bool = False
+    epsilon: float | None = None
+    activation: str | None = None
+    dropout: float | None = None
+    padding_idx: int | None = None
+    prefix: str = ""
+    drop: list[str] | None = None
+    force: bool = False
 
 
 @command("Continue a text by a language model.", "attention_cli.generate:generate")
@@ -231,61 +256,90 @@ class Generate:
     The text of one prompt is printed as it comes; then the speed, and for each prompt the SHA-256 of all its logits. In
     reproducible arithmetic the hash is that of every backend, mode and batch. The exit status is 0 if the text is
     complete, and 2 if the command cannot be run as given.
+
+    Parameters
+    ----------
+    prompts
+        Texts to be continued, as one batch.
+    model
+        A folder of transformers, with tokenizer.json, or a GGUF file.
+    backend
+        The backend, by default numpy.
+    mode
+        How a step is run, such as eager, jit, graph or compiled.
+    arithmetic
+        fast or reproducible.
+    max_new_tokens
+        At most so many tokens are made.
+    cache_dtype
+        Of the cache, such as bfloat16; by default that of the weights.
+    tokenizer
+        A tokenizer.json, in the place of that of the model.
+    chat
+        Ask in the format of ChatML, as instructed models do.
+    temperature
+        0 takes the most probable token.
+    top_k
+        Draw among so many tokens.
+    top_p
+        Draw among tokens of so much probability, in (0, 1].
+    seed
+        Of what is drawn.
     """
 
-    prompts: Annotated[list[str], typer.Argument(help="Texts to be continued, as one batch.")]
-    model: Annotated[
-        Path | None, typer.Option(help="A folder of transformers, with tokenizer.json, or a GGUF file.")
-    ] = None
-    backend: Annotated[str | None, typer.Option(help="The backend, by default numpy.")] = None
-    mode: Annotated[str, typer.Option(help="How a step is run, such as eager, jit, graph or compiled.")] = "eager"
-    arithmetic: Annotated[str, typer.Option(help="fast or reproducible.")] = "fast"
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="At most so many tokens are made.")] = 64
-    capacity: Annotated[
-        int | None, typer.Option(min=1, help="Positions of the cache, by default as many as are needed.")
-    ] = None
-    cache_dtype: Annotated[
-        str | None, typer.Option(help="Of the cache, such as bfloat16; by default that of the weights.")
-    ] = None
-    tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer.json, in the place of that of the model.")] = None
-    chat: Annotated[bool, typer.Option("--chat", help="Ask in the format of ChatML, as instructed models do.")] = False
-    temperature: Annotated[float, typer.Option(min=0, help="0 takes the most probable token.")] = 0.0
-    top_k: Annotated[int | None, typer.Option(min=1, help="Draw among so many tokens.")] = None
-    top_p: Annotated[float | None, typer.Option(help="Draw among tokens of so much probability, in (0, 1].")] = None
-    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn.")] = 0
+    prompts: Annotated[list[str], typer.Argument()]
+    model: Path | None = None
+    backend: str | None = None
+    mode: str = "eager"
+    arithmetic: str = "fast"
+    max_new_tokens: Positive = 64
+    cache_dtype: str | None = None
+    tokenizer: Path | None = None
+    chat: bool = False
+    temperature: Size = 0.0
+    top_k: Count = None
+    top_p: float | None = None
+    seed: Natural = 0
 
 
-@command("Look at weights or at a mask.", "attention_cli.view:view")
+@command("Look at weights.", "attention_cli.view:view")
 @dataclass(frozen=True)
 class View:
-    """Look at weights or at a mask: as one HTML file without network, or as text.
+    """Look at weights: as one HTML file without network, or as text.
 
     The exit status is 0 if the view was made, and 2 if the command cannot be run as given.
+
+    Parameters
+    ----------
+    files
+        Weights, or query and key, as npz, npy or safetensors; a second file is compared.
+    output
+        An HTML file. By default text is printed.
+    tokens
+        Tokens: a list in JSON, or one in each line.
+    image
+        What queries and keys are patches of: PNG or JPEG.
+    class_tokens
+        Class or register tokens before the patches.
+    query
+        The query that is looked at first: its number, or R,C on the image; repeatable.
+    head
+        A head; repeatable. By default all.
+    sample
+        Of the batch.
+    causal
+        is_causal, of query and key.
     """
 
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Weights, or query and key, as npz, npy or safetensors; a second file is compared."),
-    ] = None
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="An HTML file. By default text is printed.")] = (
-        None
-    )
-    mask: Annotated[Many, typer.Option(help="Draw a mask instead: causal or window; repeatable, all must allow.")] = (
-        None
-    )
-    length: Annotated[list[int] | None, typer.Option(min=1, help="Queries of a mask, and again: keys.")] = None
-    window: Annotated[int | None, typer.Option(min=1, help="Positions on each side, of the mask window.")] = None
-    offset: Annotated[int, typer.Option(help="Added to the query's position, of causal and window.")] = 0
-    block: Annotated[int | None, typer.Option(min=1, help="Queries and keys of a block of a mask.")] = None
-    tokens: Annotated[Path | None, typer.Option(help="Tokens: a list in JSON, or one in each line.")] = None
-    image: Annotated[Path | None, typer.Option(help="What queries and keys are patches of: PNG or JPEG.")] = None
-    class_tokens: Annotated[int, typer.Option(min=0, help="Class or register tokens before the patches.")] = 0
-    query: Annotated[
-        Many, typer.Option(help="The query that is looked at first: its number, or R,C on the image; repeatable.")
-    ] = None
-    head: Annotated[list[int] | None, typer.Option(help="A head; repeatable. By default all.")] = None
-    sample: Annotated[int, typer.Option(help="Of the batch.")] = 0
-    causal: Annotated[bool, typer.Option("--causal", help="is_causal, of query and key.")] = False
+    files: Annotated[list[Path], typer.Argument()]
+    output: Path | None = None
+    tokens: Path | None = None
+    image: Path | None = None
+    class_tokens: Natural = 0
+    query: Many = None
+    head: list[int] | None = None
+    sample: int = 0
+    causal: bool = False
 
 
 @command("Hash a call or a saved layer in every way of running.", "attention_cli.digest:digest")
@@ -300,27 +354,38 @@ class Digest(Ways):
 
     The exit status is 0 if all bits are the same (and as expected), 1 if not, and 2 if the command cannot be run as
     given.
+
+    Parameters
+    ----------
+    files
+        Inputs as safetensors, and at most one saved layer; a model with --chain.
+    threads
+        A number of threads to run with, too; repeatable.
+    causal
+        is_causal of a call without a layer.
+    scale
+        The scale of a call without a layer.
+    softcap
+        The softcap of a call without a layer.
+    sha256
+        The hash that is expected, of 64 hex digits.
+    chain
+        Of a language model: write a hash for each layer and token to this file.
+    against
+        Compare them with such a file of another machine: where do the two part?
+    arithmetic
+        Of the hashes for each layer and token: reproducible or fast.
     """
 
-    files: Annotated[
-        list[Path], typer.Argument(help="Inputs as safetensors, and at most one saved layer; a model with --chain.")
-    ]
-    threads: Annotated[
-        list[int] | None, typer.Option(min=1, help="A number of threads to run with, too; repeatable.")
-    ] = None
-    causal: Annotated[bool, typer.Option("--causal", help="is_causal of a call without a layer.")] = False
-    scale: Annotated[float | None, typer.Option(help="The scale of a call without a layer.")] = None
-    softcap: Annotated[float | None, typer.Option(help="The softcap of a call without a layer.")] = None
-    sha256: Annotated[str | None, typer.Option(help="The hash that is expected, of 64 hex digits.")] = None
-    chain: Annotated[
-        Path | None, typer.Option(help="Of a language model: write a hash for each layer and token to this file.")
-    ] = None
-    against: Annotated[
-        Path | None, typer.Option(help="Compare them with such a file of another machine: where do the two part?")
-    ] = None
-    arithmetic: Annotated[str, typer.Option(help="Of the hashes for each layer and token: reproducible or fast.")] = (
-        "reproducible"
-    )
+    files: Annotated[list[Path], typer.Argument()]
+    threads: Counts = None
+    causal: bool = False
+    scale: float | None = None
+    softcap: float | None = None
+    sha256: str | None = None
+    chain: Path | None = None
+    against: Path | None = None
+    arithmetic: str = "reproducible"
 
 
 @command("Check this project on your machine.", "attention_cli.conformance:conformance")
@@ -332,32 +397,35 @@ class Conformance(Ways):
     catalogue in reproducible arithmetic, in every mode of every backend, and compare the SHA-256 of each result with
     the published one. Eager calls run again in small blocks, with the samples of a batch apart, and with one thread.
 
-    The last lines say what was proved.
-
     The exit status is 0 if all results keep their bounds, 1 if not (or if nothing could be run), and 2 if the command
     cannot be run as given.
+
+    Parameters
+    ----------
+    dtype
+        A floating-point type; repeatable. By default all.
+    implementation
+        dense, blockwise or fused; repeatable. By default all three, less where compiled.
+    case
+        Cases by name, * and ? allowed; repeatable. By default all.
+    model
+        With --identical, the case model: a folder of transformers with an encoder of BERT's type or a language
+        model of Llama's, or a GGUF file.
+    list_
+        List the cases and what they show, and run none.
+    quick
+        Run eager calls in float32 alone, or one eager call where bits are compared.
+    identical
+        Compare bits instead, in reproducible arithmetic, with published ones.
+    long
+        Run a language model in all modes, and compare the bits of 8 prompts.
     """
 
-    dtype: Annotated[Many, typer.Option(help="A floating-point type; repeatable. By default all.")] = None
-    implementation: Annotated[
-        Many, typer.Option(help="dense, blockwise or fused; repeatable. By default all three, less where compiled.")
-    ] = None
-    case: Annotated[Many, typer.Option(help="Cases by name, * and ? allowed; repeatable. By default all.")] = None
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --identical, the case model: a folder of transformers with an encoder of BERT's type or a"
-            " language model of Llama's, or a GGUF file."
-        ),
-    ] = None
-    list_: Annotated[bool, typer.Option("--list", help="List the cases and what they show, and run none.")] = False
-    quick: Annotated[
-        bool,
-        typer.Option("--quick", help="Run eager calls in float32 alone, or one eager call where bits are compared."),
-    ] = False
-    identical: Annotated[
-        bool, typer.Option("--identical", help="Compare bits instead, in reproducible arithmetic, with published ones.")
-    ] = False
-    long: Annotated[
-        bool, typer.Option("--long", help="Run a language model in all modes, and compare the bits of 8 prompts.")
-    ] = False
+    dtype: Many = None
+    implementation: Many = None
+    case: Many = None
+    model: Path | None = None
+    list_: bool = False
+    quick: bool = False
+    identical: bool = False
+    long: bool = False

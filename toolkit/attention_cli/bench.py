@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import fnmatch
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +22,8 @@ from attention_benchmark.problem import (
     DIRECTIONS,
     MASKS,
     PRESETS,
-    SHAPES,
     Problem,
     default_problems,
-    shortened,
 )
 from attention_benchmark.processes import installed, measurements_of, memory_of
 from attention_benchmark.reference import TOLERANCE
@@ -64,8 +63,7 @@ def bench(options: Bench, /) -> None:
         limit=options.max_seconds,
         threads=options.threads,
     )
-    problems = _with_cache(_problems(options), options)
-    orders = _orders(order, problems, _frameworks(options.backend), _candidates(options.candidate))
+    orders = _orders(order, _problems(options), _frameworks(options.backend), _candidates(options.candidate))
     measurements, about = list[Measurement](), report.environment({}, options.threads)
     for results, versions in _measured(orders, options.memory, failures, without):
         measurements += results
@@ -85,66 +83,37 @@ def bench(options: Bench, /) -> None:
 
 def _problems(options: Bench) -> list[Problem]:
     """Choose from the default problems or those of presets, or combine shapes, masks and directions."""
-    dtype, device, lengths = options.dtype, options.device, options.lengths
-    masks, directions = options.mask, options.direction
+    dtype, device = options.dtype, options.device
+    masks, directions = options.mask or MASKS, options.direction or DIRECTIONS
     if options.preset:
         chosen = [each for name in options.preset for each in PRESETS[name]]
         problems = [Problem(**{"dtype": dtype, **each}, device=device) for each in chosen]
-        if lengths is not None:
-            problems = list(
-                dict.fromkeys(shortened(each, most) for most in _integers("lengths", lengths) for each in problems)
-            )
-    elif options.shape is None and lengths is None:
+    elif options.shape is None:
         problems = default_problems(dtype, device)
     else:
-        dims = [_shape(each) for each in options.shape or ()]
-        if lengths is not None:
-            batch, heads, _, width = dims[-1] if dims else SHAPES[-1]
-            dims = [(batch, heads, length, width) for length in sorted(_integers("lengths", lengths))]
         problems = [
-            Problem(each, kind, direction, dtype=dtype, device=device)
-            for kind in masks or ["full", "causal"]
-            for each in dims
+            Problem(**fields, mask=kind, direction=direction, dtype=dtype, device=device)
+            for kind in options.mask or ["full", "causal"]
+            for fields in map(_shape, options.shape)
             for direction in DIRECTIONS
         ]
-    fitting = [
-        each for each in problems if each.mask in (masks or MASKS) and each.direction in (directions or DIRECTIONS)
-    ]
+    fitting = [each for each in problems if each.mask in masks and each.direction in directions]
     if not fitting:
         raise refusal("expected a mask that the default shapes have; name a --shape")
     _check_sizes(fitting)
     return fitting
 
 
-def _with_cache(problems: list[Problem], options: Bench) -> list[Problem]:
-    """The problems with other numbers of key/value heads and queries."""
-    heads, queries = options.kv_heads, options.q_len
-    if heads is None and queries is None:
-        return problems
-    counts: list[Any] = [None] if queries is None else _integers("q-len", queries)
-    found = [
-        dataclasses.replace(each, kv_heads=heads or each.kv_heads, queries=count or each.queries)
-        for each in problems
-        for count in counts
-    ]
-    for each in found:
-        if each.shape[1] % (each.kv_heads or 1) or each.num_queries > each.shape[2]:
-            raise refusal("expected key/value heads that divide heads, and no more queries than keys")
-    return found
-
-
-def _shape(text: str) -> tuple[int, int, int, int]:
-    numbers = _integers("shape", text)
-    if len(numbers) != 4:
-        raise refusal(f"expected shape as batch,heads,length,width; got {text!r}")
-    batch, heads, length, width = numbers
-    return batch, heads, length, width
-
-
-def _integers(option: str, text: str) -> list[int]:
-    if not all(each.isdecimal() and len(each) < 19 and int(each) for each in text.split(",")):
-        raise refusal(f"expected {option} as positive integers separated by commas; got {text[:80]!r}")
-    return [int(each) for each in text.split(",")]
+def _shape(text: str) -> dict[str, Any]:
+    """The sizes of a problem, with the numbers of KV heads and of queries where it tells these."""
+    size = r"([1-9]\d{0,17})"
+    found = re.fullmatch(rf"{size},{size}(?:on{size})?,(?:{size}x)?{size},{size}", text, re.ASCII)
+    if found is None:
+        raise refusal(f"expected shape as batch,heads,length,width, or 4,8on2,1x512,64; got {text[:80]!r}")
+    batch, heads, kv_heads, queries, length, width = (int(each or 0) for each in found.groups())
+    if heads % (kv_heads or heads) or (queries or length) > length:
+        raise refusal(f"expected KV heads that divide heads, and no more queries than keys; got {text!r}")
+    return {"shape": (batch, heads, length, width), "kv_heads": kv_heads or None, "queries": queries or None}
 
 
 def _frameworks(names: Many) -> list[str]:

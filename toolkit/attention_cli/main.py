@@ -11,8 +11,6 @@ import signal
 import sys
 from types import FrameType
 
-NEEDED = ("numpy", "ml_dtypes", "typer", "rich", "safetensors", "packaging")
-
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 SETTINGS = {
@@ -50,7 +48,7 @@ def main() -> None:
 
 
 def run() -> None:
-    """Run the command; say in a line which libraries of its extra it lacks, or that a disk is full."""
+    """Run the command; say in a line which module it lacks, or that a disk is full."""
     for name, setting in SETTINGS.items():
         os.environ.setdefault(name, setting)
     for stream in (sys.stdout, sys.stderr):
@@ -59,8 +57,6 @@ def run() -> None:
     try:
         importlib.import_module("attention_cli.app").app()
     except ModuleNotFoundError as error:
-        if error.name not in NEEDED:
-            raise
         extra = next((word for word in sys.argv[1:2] if word in ("bench", "view")), "check")
         told = f"the command needs {error.name}: pip install 'attention-toolkit[{extra}]'"
         print(f"attention-core: {told}", file=sys.stderr)

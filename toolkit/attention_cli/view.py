@@ -1,10 +1,8 @@
-"""The command ``view``: weights or a mask as one HTML file, or as text."""
+"""The command ``view``: weights as one HTML file, or as text."""
 
 from __future__ import annotations
 
-import functools
 import json
-import operator
 import re
 import zipfile
 import zlib
@@ -15,63 +13,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import typer
 
-from attention_cli.terminal import check_file, refusal, refusing
-from attention_core.masks import Causal, Mask, SlidingWindow
+from attention_cli.terminal import check_file, refusing
 from attention_files.safetensors import load_arrays
 from attention_files.writing import FileError
-from attention_view import Computed, View as Picture, view as view_weights, view_mask
+from attention_view import Computed, View as Picture, view as view_weights
 
 if TYPE_CHECKING:
     from attention_cli.app import View
 
-DEFAULTS: tuple[Any, ...] = ("", 0, None, False, (), [])
-
 
 def view(options: View, /) -> None:
     """Make the view, and write or print it."""
-    files, output, masks = options.files or [], options.output, options.mask or []
-    length, tokens = options.length or [], options.tokens
-    chosen = {name: getattr(options, name) for name in ("image", "sample")}
+    files, output = options.files, options.output
     check_file(output)
-    if bool(files) == bool(masks):
-        raise refusal("expected files of weights, or --mask; got " + ("both" if files else "none"))
-    for_masks = {"length": length, **{name: getattr(options, name) for name in ("window", "offset", "block")}}
-    for_files = {"tokens": tokens, "causal": options.causal, "query": options.query, "head": options.head, **chosen}
-    for_files["class-tokens"] = options.class_tokens
-    for name, value in (for_files if masks else for_masks).items():
-        if value not in DEFAULTS:
-            raise refusal(f"expected no --{name} with {'--mask' if masks else 'files'}; got {value}")
-    if options.window and "window" not in masks:
-        raise refusal("expected --mask window with --window; got none")
     with refusing(TypeError, ValueError, IndexError, OSError, ModuleNotFoundError):
-        if masks:
-            made = _of_masks(masks, length or (64,), options)
-        else:
-            chosen |= {"heads": options.head, "query": _queries(options.query or []), "prefix": options.class_tokens}
-            made = _of_files(files, _tokens(tokens), options.causal, chosen)
+        chosen = {name: getattr(options, name) for name in ("image", "sample")}
+        chosen |= {"heads": options.head, "query": _queries(options.query or []), "prefix": options.class_tokens}
+        made = _of_files(files, _tokens(options.tokens), options.causal, chosen)
         if output is not None:
             made.save(output)
         text = str(made) if output is None else f"{made.title}: {output} ({output.stat().st_size / 1e6:.1f} MB)"
     typer.echo(text)  # as all commands, which end quietly where nobody reads on
-
-
-def _of_masks(masks: Sequence[str], length: Sequence[int], options: View) -> Picture:
-    if len(length) not in (1, 2):
-        raise ValueError(f"expected --length of queries, and another of keys if it differs; got {len(length)}")
-    sizes = None if options.block is None else (options.block, options.block)
-    mask = functools.reduce(operator.and_, [_rule(name, options.window, options.offset) for name in masks])
-    return view_mask(mask, length[0], length[-1], block=sizes, title=" & ".join(masks))
-
-
-def _rule(name: str, window: int | None, offset: int) -> Mask:
-    """One rule, by its name and the options that it takes."""
-    if name == "causal":
-        return Causal(offset=offset)
-    if name != "window":
-        raise ValueError(f"expected a mask out of causal, window; got {name!r}")
-    if window is None:
-        raise ValueError("expected --window with --mask window; got none")
-    return SlidingWindow(left=window, right=window, offset=offset)
 
 
 def _of_files(files: Sequence[Path], tokens: Any, causal: bool, options: Mapping[str, Any]) -> Picture:

@@ -8,20 +8,19 @@ from __future__ import annotations
 import argparse
 import importlib
 from collections.abc import Generator, Iterable
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
-from attention_conformance.kernel.options import OPTIONS
+from attention_conformance.kernel.options import VALUES, Options, helps_of, word_of
 
 KINDS: dict[str, dict[str, Any]] = {
-    "text": {},
-    "many": {"action": "append"},
-    "flag": {"action": "store_const", "const": True},
-    "flag or not": {"action": argparse.BooleanOptionalAction},
-    "number": {"type": int},
+    "list[str] | None": {"action": "append"},
+    "bool | None": {"action": argparse.BooleanOptionalAction},
+    "int | None": {"type": int},
 }
-"""How an option of a kind is read."""
+"""How an option of a type is read."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,11 +31,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="TARGET",
-        help="module:callable, file.py:callable, model.onnx, or a preset: a test for each case; repeatable.",
+        help="module:callable, file.py:callable, or a preset: a test for each case; repeatable.",
     )
-    for name, option in OPTIONS.items():
-        kind = KINDS[option.kind] | ({"choices": option.values} if option.values else {})
-        group.addoption(f"--attention-{name}", default=None, help=option.says.replace("%", "%%"), **kind)
+    helps = helps_of(Options)
+    for each in fields(Options):
+        kind = KINDS.get(str(each.type), {"choices": VALUES.get(each.name)})
+        group.addoption(f"--attention-{word_of(each.name)}", default=each.default, help=helps[each.name], **kind)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -71,9 +71,11 @@ class TargetCollector(pytest.Collector):
     def collect(self) -> Iterable[CaseItem]:
         """Load the target, ask small calls about it, and list the cases that it can be asked."""
         made = importlib.import_module("attention_conformance.pytest_cases").case_tests
-        options = {name: self.config.getoption(f"--attention-{name}") for name in OPTIONS}
+        chosen = {each.name: self.config.getoption(f"--attention-{word_of(each.name)}") for each in fields(Options)}
         try:
-            return [CaseItem.from_parent(self, name=each.name, test=each) for each in made(self.name, options)]
+            return [
+                CaseItem.from_parent(self, name=each.name, test=each) for each in made(self.name, Options(**chosen))
+            ]
         except ValueError as error:
             raise self.CollectError(str(error)) from error
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
+from attention_conformance.kernel.options import Options
 from attention_conformance.kernel.target import load_target
 from attention_conformance.launch.subject import NotOffered, Subject
-from attention_conformance.measure.finding import Finding
+from attention_conformance.measure.finding import Finding, accept
 from attention_conformance.measure.question import Question
 from attention_conformance.run.again import command_of, script_of
 from attention_conformance.run.job import Job, job_of
@@ -57,12 +57,12 @@ class CaseTest:
         return finding
 
 
-def case_tests(target: str, options: Mapping[str, Any]) -> list[CaseTest]:
-    """The tests of a target, by the options of `OPTIONS` that were chosen."""
+def case_tests(target: str, options: Options) -> list[CaseTest]:
+    """The tests of a target, by the options that were chosen."""
     job = job_of(target, options, power=False)  # tests say nothing of planted faults
     subject = load_target(target, **job.declared)
     other = subject if job.same_bits_as == target else load_target(job.same_bits_as) if job.same_bits_as else None
-    return _tests(subject, job, expected_of(target, options["expected"]), other)
+    return _tests(subject, job, expected_of(target, options.expected), other)
 
 
 def _tests(subject: Subject, job: Job, expected: Sequence[Expected], same_bits_as: Subject | None) -> list[CaseTest]:
@@ -82,8 +82,9 @@ def _tests(subject: Subject, job: Job, expected: Sequence[Expected], same_bits_a
         known += unmatched([*known, *blanks], named, origin)
 
     def judge(question: Question) -> Finding:
-        return met(finding_of(question), expected, origin)
+        return met(accept(finding_of(question), job.accepted), expected, origin)
 
+    known = [accept(each, job.accepted) for each in known]
     tests = [CaseTest("any-answer", functools.partial(_any_answer, offers), again)]
     tests += [CaseTest(_slug(each), functools.partial(met, each, expected, origin), again) for each in known]
     tests += [CaseTest(f"{each.case.name}-{each.dtype}", functools.partial(judge, each), again) for each in offers]

@@ -186,11 +186,8 @@ def _factors(grid: Grid, rows: RowTerms, sample: Sample) -> _Factors:
     query = bounds.limited(query, of_row, xp)
     num_rows = 1 if grid.plan.num_queries is None else -(-grid.plan.num_queries // max(1, grid.lengths[0]))
     of_row = xp.add(of_row, bounds.sum_error(grid, 0, num_rows))
-    largest, of_output, d_norm = (
-        bounds.largest_size(mine.query, xp),
-        bounds.largest_size(mine.d_output, xp),
-        _norm(mine.d_output, grid),
-    )
+    largest, of_output = (bounds.largest_size(x, xp) for x in mine[:2])
+    d_norm = _norm(mine.d_output, grid)
     columns = [mine.query, *(xp.multiply(largest, x) for x in (of_row, of_score))]
     d_columns = [mine.d_output, *(xp.multiply(of_output, x) for x in (of_row, of_score)), xp.multiply(largest, d_norm)]
     keys, value = to_float64(sample.key, xp), to_float64(sample.value, xp)
@@ -329,10 +326,8 @@ def _of_queries(grid: Grid, rows: RowTerms, sample: Sample) -> Reference:
     cut_keys, cut_values = cut_vectors(to_float64(sample.key, xp), xp), cut_vectors(value, xp)
 
     def of_rows(picked: Array) -> tuple[list[Terms], list[Array]]:
-        listed, these = (
-            listed_rows(grid, sample, 0, picked),
-            RowTerms(*(take_rows(x, picked, axis=-2, xp=xp) for x in mine)),
-        )
+        listed = listed_rows(grid, sample, 0, picked)
+        these = RowTerms(*(take_rows(x, picked, axis=-2, xp=xp) for x in mine))
         scores, block = listed.scores(cut_vectors(these.query, xp), cut_keys)
         product = exact_product(cut_vectors(these.d_output, xp), cut_values, xp)
         _, d_scores = _exact_d_scores(listed.grid, these, scores, product, block)

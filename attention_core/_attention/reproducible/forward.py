@@ -137,9 +137,7 @@ def _filtered(grid: Grid, ranks: Ranks | None) -> _Filtered:
     """The online softmax in float64, with the sums that bound its error."""
     prepare, decide = functools.partial(_prepare, grid, ranks), functools.partial(_decide, grid, ranks)
     if ranks is not None:
-        span = _span(grid)
-        lasts = [1, 2, grid.width + 2 * span + 2, *([] if grid.call.bias is None else [span + 1])]
-        sums = for_each_rows(grid, prepare, _average, grid.row_stacks(*lasts, dtype="float64"))
+        sums = for_each_rows(grid, prepare, _average, grid.row_stacks(1, 2, *_widths(grid), dtype="float64"))
         return decide(1.0, *_over_ranks(*sums, ranks=ranks, xp=grid.xp))
     stacks = *grid.row_stacks(grid.width), *grid.row_stacks(2, 1, dtype="float64")
     return _Filtered(
@@ -161,6 +159,13 @@ def _span(grid: Grid) -> Any:
     if are_few(grid.dims[2], grid.sizes[0]):
         return grid.width
     return 1 if grid.plan.all_finite or grid.loops.traced else 3
+
+
+def _widths(grid: Grid) -> list[Any]:
+    """How many sums a query has, and how many more under a bias."""
+    span = _span(grid)
+    of_values = span if are_few(grid.dims[2], grid.sizes[0]) else 2 * span
+    return [grid.width + of_values + 2, *([] if grid.call.bias is None else [span + 1])]
 
 
 def _prepare(grid: Grid, ranks: Ranks | None, sample: Sample) -> _Near:
@@ -196,7 +201,7 @@ def _units(sizes: Array, xp: Namespace) -> Array:
 def _average(rows: QueryRows, near: _Near) -> Arrays:
     """Of each query the largest score, the norm, and sums of weights times columns of all keys."""
     grid, xp = rows.grid, rows.grid.xp
-    query, norm = rows.block(near.query), rows.block(near.query_norm)
+    query, query_norm = rows.block(near.query), rows.block(near.query_norm)
 
     def weigh(masked: bool, j: Any) -> Arrays:
         block_of = functools.partial(grid.loops.block, index=j, size=grid.sizes[1], axis=-2)
@@ -214,7 +219,7 @@ def _average(rows: QueryRows, near: _Near) -> Arrays:
         kept = grid.drop(weights, block.at)
         if near.columns is None:
             value = to_float64(grid.value_part(block_of(rows.sample.value)), xp)
-            sums, sizes = _sums_of_channels(grid, weights, kept, value, norm)
+            sums, sizes = _sums_of_channels(grid, weights, kept, value, norm, query_norm)
         else:
             sums, sizes = _sums(grid, weights, kept, block_of(near.columns))
         longest = xp.expand_dims(xp.max(norm, axis=-2, keepdims=True), axis=1)
@@ -228,16 +233,15 @@ def _average(rows: QueryRows, near: _Near) -> Arrays:
         row_max, longest, *sums = weigh(grid.may_mask, 0)
     else:
         row_max, longest, *sums = rows.visit(functools.partial(_add_keys, weigh, xp), _no_keys(grid, query))
-    return row_max, xp.concat([norm, xp.multiply(norm, longest)], axis=-1), *sums
+    return row_max, xp.concat([query_norm, xp.multiply(query_norm, longest)], axis=-1), *sums
 
 
 def _no_keys(grid: Grid, query: Array) -> Arrays:
     """What `_average` finds before it sees a key."""
     xp, (*dims, _) = grid.xp, shape(query, xp=grid.xp)
-    lowest, span = xp.full((*dims, 1), -math.inf, dtype=xp.float64, **on_device_of(query)), _span(grid)
-    lasts = grid.width + 2 * span + 2, *(() if grid.call.bias is None else (span + 1,))
+    lowest = xp.full((*dims, 1), -math.inf, dtype=xp.float64, **on_device_of(query))
     longest = zeros_with(lowest, dims[0], 1, 1, 1, xp=xp)
-    return lowest, longest, *(zeros_with(lowest, *dims, last, xp=xp) for last in lasts)
+    return lowest, longest, *(zeros_with(lowest, *dims, last, xp=xp) for last in _widths(grid))
 
 
 def _add_keys(weigh: Callable[[bool, Any], Arrays], xp: Namespace, masked: bool, j: Any, state: Arrays) -> Arrays:
@@ -259,14 +263,24 @@ def _sums(grid: Grid, weights: Array, kept: Array, columns: Array) -> tuple[Arra
     return xp.concat([matmul_per_group(*pair, xp) for pair in pairs], axis=-1), sizes
 
 
-def _sums_of_channels(grid: Grid, weights: Array, kept: Array, value: Array, norm: Array) -> tuple[Array, Array]:
-    """The same with a size for each channel, in the memory of the values."""
-    xp, num_rows = grid.xp, shape(weights, xp=grid.xp)[-2]
-    norm = xp.expand_dims(xp.matrix_transpose(norm), axis=1)
+def _sums_of_channels(
+    grid: Grid, weights: Array, kept: Array, value: Array, norm: Array, query_norm: Array
+) -> tuple[Array, Array]:
+    """The same with a size for each channel, in the memory of the values, and one sum for both errors of a weight.
+
+    An error of a score counts as one of the row, of which no row has less than that of its sums.
+    """
+    xp, norm = grid.xp, grid.xp.expand_dims(grid.xp.matrix_transpose(norm), axis=1)
     found, sizes = matmul_per_group(kept, value, xp), grid.loops.inplace(xp.abs, value)
-    of_sizes = matmul_per_group(xp.concat([kept, xp.multiply(kept, norm)], axis=-2), sizes, xp)
+    per_norm = xp.divide(_per_norm(grid, query_norm), bounds.sum_error(grid, 1))
+    larger = xp.add(kept, xp.multiply(xp.multiply(kept, norm), per_norm))
     totals = (xp.sum(x, axis=-1, keepdims=True) for x in (weights, xp.multiply(weights, norm)))
-    return xp.concat([found, of_sizes[..., :num_rows, :], of_sizes[..., num_rows:, :], *totals], axis=-1), sizes
+    return xp.concat([found, matmul_per_group(larger, sizes, xp), *totals], axis=-1), sizes
+
+
+def _per_norm(grid: Grid, query_norm: Array) -> Array:
+    """The error of scores by the norm of the key."""
+    return grid.xp.multiply(query_norm, bounds.score_error(grid.call.query.shape[-1]))
 
 
 def _decide(grid: Grid, ranks: Ranks | None, units: Any, row_max: Array, norm: Array, *sums: Array) -> _Filtered:
@@ -278,14 +292,16 @@ def _decide(grid: Grid, ranks: Ranks | None, units: Any, row_max: Array, norm: A
     means = xp.divide(sums[0], weight)
     found, by_size, by_both = means[..., :width], means[..., width : width + span], means[..., width + span : -2]
     num_ranks = 1 if ranks is None else ranks.collectives.size(ranks.group)
-    per_norm = xp.multiply(norm[..., :1], bounds.score_error(grid.call.query.shape[-1]))
+    per_norm = _per_norm(grid, norm[..., :1])
     of_row = bounds.sum_error(grid, 1, num_ranks)
     of_row = xp.add(xp.multiply(xp.abs(row_max), 8 * bounds.ULP), of_row)
     if softcap is not None:
         of_row = xp.add(of_row, abs(softcap) * bounds.SOFTCAP_ERROR)
     of_row = bounds.limited(of_row, of_row, xp)
     of_scores = xp.multiply(per_norm, means[..., -1:])
-    of_values = xp.add(xp.multiply(by_size, of_row), xp.multiply(by_both, per_norm))
+    of_values = xp.multiply(by_size, of_row)
+    if not are_few(grid.dims[2], grid.sizes[0]):
+        of_values = xp.add(of_values, xp.multiply(by_both, per_norm))
     if len(sums) > 1:
         of_bias = xp.multiply(xp.divide(sums[1], weight), 8 * bounds.ULP)
         of_scores = xp.add(of_scores, of_bias[..., -1:])

@@ -9,7 +9,7 @@ from typing import Any
 from ..._arithmetic.elementary import exp2
 from ..._arithmetic.exact import round_to_float32, to_float64, uncontracted
 from ..._arithmetic.products import exact_sum
-from ..._arrays import Array, Arrays, Gradients, positions, shape, take_rows, zeros_with
+from ..._arrays import Array, Arrays, Gradients, positions, shape, sizes, take_rows, zeros_with
 from ..._backend import Backend, Operation, register
 from ..blocks.grid import (
     Grid,
@@ -41,13 +41,18 @@ def _scores_at(rows: QueryRows, cut: tuple[list[Array], list[Array]], masked: bo
     return exact_block(rows.grid, rows.sample, list(map(rows.block, query)), key, i=rows.i, j=j, masked=masked)
 
 
+def _num_keys(call: Call) -> int:
+    """The width of a matrix of scores or weights."""
+    if (columns := sizes(call.key)[-2]) is None:
+        raise ValueError("expected a known number of keys with arithmetic='reproducible'; got an unknown one")
+    return columns
+
+
 def reproducible_scores(call: Call) -> Array:
     """Scores (..., H, M, N) in float32, masked with -inf."""
     xp = call.xp
     *leading, heads, rows, _ = shape(call.query, xp=xp)
-    columns = shape(call.key, xp=xp)[-2]
-    if not isinstance(columns, int):
-        raise ValueError("expected a known number of keys with arithmetic='reproducible'; got an unknown one")
+    columns = _num_keys(call)
     plan, arrays = arrange(call)
     (scores,) = call.backend.custom_gradient(SCORES, plan._replace(block_sizes=(plan.block_sizes[0], columns)), arrays)
     return xp.reshape(scores, (*leading, heads, rows, columns))
@@ -150,9 +155,10 @@ def reproducible_weights(call: Call, reference: Array) -> Array:
     """Weights before dropout, (..., H, M, N) in float32; ``reference`` is the third result of the forward pass."""
     xp = call.xp
     *leading, heads, rows, _ = shape(call.query, xp=xp)
+    columns = _num_keys(call)
     plan, arrays = arrange(call._replace(value=call.key, dropout=None))
     (weights,) = call.backend.custom_gradient(WEIGHTS, plan, (*arrays, call.backend.stop_gradient(reference)))
-    return xp.reshape(weights, (*leading, heads, rows, shape(call.key, xp=xp)[-2]))
+    return xp.reshape(weights, (*leading, heads, rows, columns))
 
 
 def _weights_forward(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:

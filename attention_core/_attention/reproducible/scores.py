@@ -111,9 +111,7 @@ def listed_rows(grid: Grid, sample: Sample, side: int, rows: Array) -> ListedRow
     starts = list(grid.call.starts)
     starts[side] = grid.absolute(side, rows)
     whole = [count * size for count, size in zip(grid.counts, grid.sizes, strict=True)]
-    sizes, lengths = [whole[0] if grid.loops.traced else grid.lengths[0], whole[1]], list(grid.lengths)
-    if not grid.loops.traced:
-        sizes = list(grid.lengths)
+    sizes, lengths = whole if grid.loops.traced else list(grid.lengths), list(grid.lengths)
     sizes[side] = lengths[side] = num_rows
     bias = sample.bias
     if bias is not None and not is_broadcast(bias, (-2, -1)[side]):

@@ -53,20 +53,6 @@ def test_a_longer_program_has_no_more_operations(name, jax):
     assert counts[1] <= counts[0] < 1000
 
 
-def test_blocks_of_a_gpu_give_the_same_result(jax, backend, rng, monkeypatch):
-    arrays = [jax.numpy.asarray(rng.standard_normal((1, 2, 300, 8)), "float32") for _ in range(3)]
-    options = {"is_causal": True, "implementation": "blockwise"}
-
-    def attend():
-        return jax.jit(lambda *arrays: ac.scaled_dot_product_attention(*arrays, **options))(*arrays)
-
-    expected = attend()
-    small = backend.tuning._replace(queries=64, keys=32, min_queries=16, backward_keys=32)
-    monkeypatch.setattr(backend, "tuning", small)
-    monkeypatch.setattr(backend, "devices", lambda: ["cuda:0"])
-    np.testing.assert_allclose(attend(), expected, rtol=0, atol=2e-6)
-
-
 @pytest.mark.parametrize("option", ["mask", "score_mod"])
 def test_arrays_of_a_function_that_is_compiled_once_may_change(option, jax, rng):
     """What the function itself reads is that of its first call."""

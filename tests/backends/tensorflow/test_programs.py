@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from attention_core import SlidingWindow, scaled_dot_product_attention
+from attention_core import SlidingWindow, attention_scores, scaled_dot_product_attention
+from attention_core.functions import linear
 from attention_core.masks import MaskFunction
+from attention_core.parameters import Linear
 from attention_core.scores import ScoreMod
+from attention_core.weights import attention_weights
 from attention_tensorflow import programs
 
 SHAPE = (2, 3, 70, 5)
@@ -26,11 +29,10 @@ def blocks(query, key, value, mask=WINDOW, **options):
     return scaled_dot_product_attention(query, key, value, mask=mask, implementation="blockwise", **options)
 
 
-def output_and_gradients(query, key, value):
-    arrays = query, key, value
+def output_and_gradients(*arrays, attend=blocks):
     with tf.GradientTape() as tape:
         tape.watch(arrays)
-        output = blocks(*arrays)
+        output = attend(*arrays)
         total = tf.reduce_sum(tf.sin(output))
     return output, *tape.gradient(total, arrays)
 
@@ -132,12 +134,7 @@ def test_functions_of_users_are_read_anew_and_see_their_program(option, arrays):
 
 @pytest.mark.parametrize("softcap", [2.0, np.float32(2), tf.constant(2.0)])
 def test_scores_that_are_capped_have_their_gradients(softcap, arrays):
-    def program(*arrays):
-        with tf.GradientTape() as tape:
-            tape.watch(arrays)
-            total = tf.reduce_sum(tf.sin(blocks(*arrays, softcap=softcap)))
-        return tape.gradient(total, arrays)
-
+    program = functools.partial(output_and_gradients, attend=functools.partial(blocks, softcap=softcap))
     assert_near(tf.function(program)(*arrays), program(*arrays))
 
 
@@ -202,11 +199,7 @@ def test_a_saved_program_is_loaded_with_its_gradient(arrays, tmp_path):
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=True)
     tf.saved_model.save(module, tmp_path, options=options)
     loaded = tf.saved_model.load(tmp_path)
-    with tf.GradientTape() as tape:
-        tape.watch(arrays)
-        output = loaded.attend(*arrays)
-        total = tf.reduce_sum(tf.sin(output))
-    assert_near([output, *tape.gradient(total, arrays)], output_and_gradients(*arrays))
+    assert_near(output_and_gradients(*arrays, attend=loaded.attend), output_and_gradients(*arrays))
 
 
 def test_a_program_that_trains_is_saved_and_refuses_a_second_gradient(arrays, tmp_path):
@@ -265,3 +258,21 @@ def test_gradients_pass_over_integers(arrays):
         return tape.gradient(total, steepness)
 
     np.testing.assert_allclose(steepness_gradient("blockwise"), steepness_gradient("dense"), rtol=1e-4)
+
+
+ALL, KEYS = [None] * 4, [*SHAPE[:2], None, SHAPE[3]]  # the dimensions that no program knows
+
+
+@pytest.mark.parametrize(
+    ("function", "dims", "what"),
+    [
+        (lambda x, **options: scaled_dot_product_attention(x, x, x, **options), ALL, "query of a known width"),
+        (lambda x, **options: linear(Linear(tf.ones((5, 5))), x, **options), ALL, "x of a known width"),
+        (lambda x, **options: attention_scores(x, x, **options), KEYS, "a known number of keys"),
+        (lambda x, **options: attention_weights(x, x, **options), KEYS, "a known number of keys"),
+    ],
+)
+def test_reproducible_sums_are_over_known_sizes(function, dims, what):
+    run = tf.function(functools.partial(function, arithmetic="reproducible"), [tf.TensorSpec(dims)], autograph=False)
+    with pytest.raises(ValueError, match=f"expected {what} with arithmetic='reproducible'; got "):
+        run(tf.ones(SHAPE))

@@ -55,7 +55,7 @@ FACTS = {
 """What two subjects may expect in other ways, which the calls translate."""
 
 
-def conventions(subject: Subject, other: Subject, accepted: Sequence[str]) -> list[Finding]:
+def conventions(subject: Subject, other: Subject) -> list[Finding]:
     """A finding for each convention in which two subjects differ, although each is called by its own."""
     found = []
     for fact, (name, words) in FACTS.items():
@@ -63,9 +63,8 @@ def conventions(subject: Subject, other: Subject, accepted: Sequence[str]) -> li
         if both[0] == both[1] or subject.native or other.native or not {*both}.isdisjoint({None, "none"}):
             continue
         says = f"{fact.replace('_', ' ')}: {' and '.join(words.get(each, each) for each in both)}"
-        verdict = "accepted" if name in accepted else CONVENTION
         detail = "each is called by its own convention below"
-        found.append(Finding(f"convention: {fact}", "-", 0, "Both mean the same.", verdict, says=says, variant=name,
+        found.append(Finding(f"convention: {fact}", "-", 0, "Both mean the same.", CONVENTION, says=says, variant=name,
                              detail=detail))  # fmt: skip
     return found
 
@@ -133,11 +132,7 @@ class _Row:
         told += f"; {len(self.unlike)} of {self.count} comparisons differ{refused}"
         worst = max(each.difference.ulps for each in self.unlike)
         blank = replace(blank, verdict=OTHER_BITS, error=worst, detail=told)
-        return self._accepted(self._explained(blank, first))
-
-    def _accepted(self, finding: Finding) -> Finding:
-        is_accepted = {finding.variant, finding.case} & set(self.question.accepted)
-        return replace(finding, verdict="accepted") if is_accepted else finding
+        return self._explained(blank, first)
 
     def _kinds(self, problem: Problem) -> Iterator[Problem]:
         """The problem for outputs, and the one for gradients where both have them."""
@@ -240,7 +235,7 @@ def _varied(question: Question, variation: Variation) -> Arrays:
     if subject.causal == "always" and "rows" in variation.taken:
         raise NotOffered("calls without causality")
     if variation.how == "merged" and not subject.native:
-        return merged(question, replace(variation.problem, pieces=()), result_of)
+        return merged(question, replace(variation.problem, pieces=()))
     if variation.problem.memory and backend.name not in ("numpy", "torch"):
         raise NotOffered("strides")
     if variation.problem.options.get("return_logsumexp") and not subject.has_logsumexp:

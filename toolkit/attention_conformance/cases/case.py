@@ -154,7 +154,6 @@ class Case:
 
         * ``ulp``: the error of the results against the oracle.
         * ``gradient``: the error of the gradients.
-        * ``autocast``: the error of the output from float32 arrays, under the library's autocast to the dtype.
         * ``exact``: whether the output is that of the problem's ``twin``, bit by bit.
         * ``batch``: the error of the results of several calls, each with samples of the batch.
         * ``batch bits``: the same, and whether equal samples have the same bits in all calls.
@@ -162,21 +161,16 @@ class Case:
         * ``overwritten``: whether it reads new numbers in the same memory.
         * ``freed``: whether many calls keep no memory.
         * ``shuffled``, ``hidden``, ``parts``, ``again``: relations of `attention_conformance.cases.shapes`.
-        * ``message``: whether wrong arguments raise the error that the core raises on NumPy.
     compiled : tuple of str
         The dtypes in which compiled modes run the case unless others are asked for: compilers take seconds for each.
     twin : callable, optional
         From a problem to another that must give the same output, bit by bit.
-    raises : type, optional
-        The type of the error that wrong arguments must raise.
     before : callable, optional
         From the problem, and a `Draw`, to problems that are called first.
     closed : callable, optional
         From the problem to its output in closed form, where a reference of its size takes too long.
     memory : float
         The memory in GiB that a kernel with all scores takes, for cases that ask for it first.
-    reads : bool
-        Whether wrong arguments show only to a host that reads what arrays hold, which it does not on accelerators.
     """
 
     name: str
@@ -188,11 +182,9 @@ class Case:
     measure: str = "ulp"
     compiled: tuple[str, ...] = ("float32",)
     twin: Callable[[Problem], Problem] | None = None
-    raises: type[Exception] | None = None
     before: Callable[[Problem, Draw], Sequence[Problem]] | None = None
     closed: Callable[[Problem], NumpyArray] | None = None
     memory: float = 0.0
-    reads: bool = False
 
     def problem(self, dtype: str, seed: int = 0, **widths: int) -> Problem:
         """Make the inputs in one dtype; ``width`` and ``value_width`` replace those of the catalogue."""

@@ -1,4 +1,4 @@
-"""Cases that show the contract of attention, line by line; those of gradients, and of wrong arguments."""
+"""Cases that show the contract of attention, line by line, and those of gradients; line 12 is about errors alone."""
 
 from __future__ import annotations
 
@@ -178,8 +178,6 @@ CONTRACT = (
          inputs(MASK, masked(1, 4), drawn(sinks=(3,)), **BOTH)),
     Case("dtype-is-kept", 8, "The output has the dtype of the query, rounded once.", inputs(**BOTH),
          compiled=("float16", "bfloat16", "float32", "float64")),
-    Case("autocast", 8, "Under a library's autocast, the output has its dtype, rounded once.", inputs(is_causal=True),
-         dtypes=("float16", "bfloat16"), compiled=("bfloat16",), measure="autocast"),
     Case("grouped-heads", 9, "Query head h uses key head h // (H / G).",
          inputs(MASK, drawn(mask=(6, 5, 7)), heads=6, groups=3)),
     Case("one-key-head", 9, "All query heads may share one key head.", inputs(heads=4, groups=1)),
@@ -235,49 +233,3 @@ DIFFERENTIATED = (
              bound=hard, dtypes=("float32", "float64")),
 )  # fmt: skip
 """The gradients in query, key, value, bias, sinks, and the arrays of what changes scores."""
-
-
-def _wrong(
-    name: str, shows: str, error: type[Exception], *parts: Any, dtypes: tuple[str, ...] = ("float32",),
-    reads: bool = False, **options: Any,
-) -> Case:  # fmt: skip
-    more: dict[str, Any] = {"dtypes": dtypes, "measure": "message", "compiled": (), "raises": error, "reads": reads}
-    return Case(f"wrong-{name}", 12, shows, inputs(*parts, **options), **more)
-
-
-WRONG = (
-    _wrong("rank", "A query has at least the axes (heads, M, D).", ValueError, None, drawn(query=(5, 8))),
-    _wrong("ranks-differ", "Query and key have the same leading axes.", ValueError, None, drawn(key=(3, 7, 8))),
-    _wrong("leading-axes", "Leading axes are equal; they do not broadcast.", ValueError, None, drawn(key=(4, 3, 7, 8))),
-    _wrong("key-width", "Query and key have one head dimension.", ValueError, None, drawn(key=(2, 3, 7, 6))),
-    _wrong("value-length", "There are as many values as keys.", ValueError, None, drawn(value=(2, 3, 6, 4))),
-    _wrong("value-heads", "Keys and values have the same heads.", ValueError, None, drawn(value=(2, 1, 7, 4))),
-    _wrong("heads-do-not-divide", "The key heads divide the query heads.", ValueError, heads=4, groups=3),
-    _wrong("integer-query", "Queries are floating-point numbers.", TypeError, None,
-          {"query": np.zeros((2, 3, 5, 8), dtype=np.int32)}),
-    _wrong("mixed-dtypes", "Query, key and value have one dtype.", TypeError, None,
-          {"key": np.zeros((2, 3, 7, 8), dtype=np.float32)}, dtypes=("float64",)),
-    _wrong("mask-integers", "A mask is boolean; the message names the converters.", TypeError, MASK,
-          {"mask": np.ones((5, 7), dtype=np.int32)}),
-    _wrong("mask-additive", "A mask is no bias.", TypeError, MASK, lambda d: {"mask": d.normal(5, 7)}),
-    _wrong("mask-shape", "A mask broadcasts to (..., H, M, N).", ValueError, MASK,
-          {"mask": np.ones((7, 5), dtype=bool)}),
-    _wrong("mask-grows", "A mask does not add axes.", ValueError, MASK, {"mask": np.ones((4, 1, 1, 5, 7), dtype=bool)}),
-    _wrong("bias-boolean", "A boolean array is no bias.", TypeError, None, {"bias": np.ones((5, 7), dtype=bool)}),
-    _wrong("bias-shape", "A bias broadcasts to (..., H, M, N).", ValueError, None, drawn(bias=(2, 5, 7))),
-    _wrong("lengths-count", "There is one key length for every entry.", ValueError, LENGTHS, ints(lengths=(1, 2, 3))),
-    _wrong("lengths-negative", "Key lengths are not negative.", ValueError, LENGTHS, ints(lengths=(-1, 2)), reads=True),
-    _wrong("lengths-floating", "Key lengths are integers.", TypeError, LENGTHS, drawn(lengths=(2,))),
-    _wrong("window-negative", "A window reaches no negative distance.", ValueError,
-           Rule("SlidingWindow", {"left": -1})),
-    _wrong("scale-text", "A scale is a number.", TypeError, scale="large"),
-    _wrong("scale-infinite", "A scale is finite.", ValueError, scale=float("inf")),
-    _wrong("softcap-negative", "A softcap is positive.", ValueError, softcap=-1.0),
-    _wrong("sinks-shape", "There is one sink for every head.", ValueError, None, drawn(sinks=(2,))),
-    _wrong("sinks-integers", "Sinks are floating-point numbers.", TypeError, None,
-          {"sinks": np.zeros(3, dtype=np.int32)}),
-    _wrong("dropout-number", "Dropout is given as rate and seed.", TypeError, dropout=0.1),
-    _wrong("dropout-rate", "A dropout rate is below 1.", ValueError, dropout=Seed(1.0, 0)),
-    _wrong("dropout-seed", "A seed has at most 64 bits.", ValueError, dropout=Seed(0.5, 2**64)),
-)  # fmt: skip
-"""Wrong arguments: the error is raised before any computation, with the same words on every backend."""

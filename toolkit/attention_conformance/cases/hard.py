@@ -18,8 +18,8 @@ AT: Any = np.s_
 
 def one_head(draw: Draw, query: Any, key: Any, value: Any = None, **options: Any) -> Problem:
     """A problem of one head from rows of numbers; the values are drawn where none are given."""
-    value = draw.normal(1, len(key), 5) if value is None else draw.array([value])
-    arrays = {"query": draw.array([query]), "key": draw.array([key]), "value": value}
+    value = draw.normal(1, 1, len(key), 5) if value is None else draw.array([[value]])
+    arrays = {"query": draw.array([[query]]), "key": draw.array([[key]]), "value": value}
     bias = options.pop("bias", None)
     return Problem(arrays if bias is None else {**arrays, "bias": bias}, options=options)
 

@@ -100,10 +100,13 @@ def _shifted(draw: Draw, score: float, *, gradient: bool = False, keys: int = 96
     return problem.put("query", AT[..., -1], 8.0).put("key", AT[..., -1], score)
 
 
-def window(draw: Draw, queries: int, left: int, right: int = 0, width: int = 32, **sizes: Any) -> Problem:
-    """So many keys to the left and to the right of each query's own."""
-    problem, at = attention(draw, queries, queries, width, "mask", **sizes), np.arange(queries)
-    return problem.put("mask", ..., (at >= at[:, None] - left) & (at <= at[:, None] + right))
+def window(
+    draw: Draw, queries: int, left: int, right: int = 0, width: int = 32, more: int = 0, **sizes: Any
+) -> Problem:
+    """So many keys to the left and to the right of each query's own, and more keys than queries."""
+    problem, at = attention(draw, queries, queries + more, width, "mask", **sizes), np.arange(queries + more)
+    rows = at[:queries, None]
+    return problem.put("mask", ..., (at >= rows - left) & (at <= rows + right))
 
 
 def _lowest_bias(draw: Draw) -> Problem:

@@ -129,6 +129,8 @@ PROPERTIES: tuple[Case, ...] = (
         lambda d: window(d, 70, 16), measure="windowed"),
     row("window-of-its-own-200", 2, "A window of 70 keys to the left across blocks, by its own keyword.",
         lambda d: window(d, 200, 70), measure="windowed"),
+    row("window-of-its-own-more-keys", 2, "A window among more keys than queries, from either corner.",
+        lambda d: window(d, 70, 9, 30, more=20), measure="windowed"),
     row("alibi-of-its-own", 7, "ALiBi: minus a rate times the distance of query and key.", _alibi,
         measure="by distance"),
     row("dropout-of-its-own", 11, "Dropout leaves out the share it should, scales the rest, and differs by call.",

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from attention_conformance.launch.subject import Subject
 
 
@@ -76,38 +74,6 @@ def flax(module: str) -> Subject:
         return function(query, key, value, bias=bias, mask=mask)
 
     return Subject(attention, backend="jax", layout="BSHD", mask="keep")
-
-
-ONNX_TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64"}
-
-
-def onnx_model(path: str, provider: str) -> Subject:
-    """A model of query, key and value, and perhaps of a mask that hides nothing where a call has none."""
-    running = importlib.import_module("onnxruntime")
-    if provider not in running.get_available_providers():
-        raise ValueError(f"expected a provider out of {', '.join(running.get_available_providers())}; got {provider!r}")
-    session = running.InferenceSession(path, providers=[provider])
-    inputs = session.get_inputs()
-    if len(inputs) not in (3, 4):
-        names = ", ".join(each.name for each in inputs)
-        raise ValueError(f"expected a model of query, key, value and perhaps a mask; got the inputs {names}")
-    masks, dtype = inputs[3:], ONNX_TYPES[inputs[0].type]
-
-    def attention(query: Any, key: Any, value: Any) -> Any:
-        feed = {each.name: np.ascontiguousarray(x) for each, x in zip(inputs, (query, key, value), strict=False)}
-        return session.run(None, feed)[0]
-
-    def masked(query: Any, key: Any, value: Any, mask: Any = None) -> Any:
-        if mask is None:
-            is_bool = masks[0].type == "tensor(bool)"
-            mask = np.full((query.shape[0], 1, query.shape[-2], key.shape[-2]), is_bool, bool if is_bool else dtype)
-        feed = [query, key, value, mask]
-        return session.run(None, {each.name: np.ascontiguousarray(x) for each, x in zip(inputs, feed, strict=True)})[0]
-
-    if not masks:
-        return Subject(attention, backend="numpy", dtypes=(dtype,))
-    sense = "keep" if masks[0].type == "tensor(bool)" else "additive"
-    return Subject(masked, backend="numpy", dtypes=(dtype,), mask_name="mask", mask=sense)
 
 
 SDPA, DPA = "scaled_dot_product_attention", "dot_product_attention"

@@ -1,20 +1,19 @@
 """From the text of a target to a subject.
 
-``package.module:callable``, ``path/file.py:callable``, ``path/model.onnx:provider``, or a preset.
+``package.module:callable``, ``path/file.py:callable``, or a preset.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import re
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from attention_conformance.kernel.presets import PRESETS, Preset, onnx_model
+from attention_conformance.kernel.presets import PRESETS, Preset
 from attention_conformance.launch.subject import Subject
 
 
@@ -37,51 +36,25 @@ def load_target(target: str, backward: str | None = None, **declared: Any) -> Su
     -------
     Subject
     """
-    if model := re.fullmatch(r"(.+\.onnx)(?::(\w+))?", target):
-        return _with(_model(*model.groups(default="CPUExecutionProvider")), {"name": target, **declared})
-    if ":" not in target:
-        return _preset(target, declared)
-    function = _callable(target)
-    if isinstance(function, Preset):
-        return _made(target, function, declared)
-    if isinstance(function, Subject):
-        return _with(function, declared)
+    if ":" not in target and target not in PRESETS:
+        raise TargetError(f"expected module:callable, file.py:callable or one of {', '.join(PRESETS)}; got {target!r}")
+    found = _callable(target) if ":" in target else PRESETS[target]
+    if isinstance(found, Preset):
+        found, declared = _made(target, found), {"name": target, **declared}
+    if isinstance(found, Subject):
+        return Subject(found.function, **{**found.declared, "backward": found.backward, **declared})
     pair = None
     if backward is not None:
         pair = _callable(backward if ":" in backward else f"{target.rpartition(':')[0]}:{backward}")
-    return Subject(function, **{"name": target, "backward": pair, **declared})
+    return Subject(found, **{"name": target, "backward": pair, **declared})
 
 
-def _with(subject: Subject, declared: dict[str, Any]) -> Subject:
-    return Subject(subject.function, **{**subject.declared, "backward": subject.backward, **declared})
-
-
-def _preset(name: str, declared: dict[str, Any]) -> Subject:
-    if name not in PRESETS:
-        raise TargetError(
-            f"expected module:callable, file.py:callable, model.onnx or one of {', '.join(PRESETS)}; got {name!r}"
-        )
-    return _made(name, PRESETS[name], declared)
-
-
-def _made(name: str, preset: Preset, declared: dict[str, Any]) -> Subject:
+def _made(name: str, preset: Preset) -> Subject:
     try:
-        subject = preset.make()
+        return preset.make()
     except ModuleNotFoundError as error:
         lacking = _lacking(preset.package, error)
         raise TargetError(f"expected {lacking} for {name}; got none: pip install {lacking}") from error
-    return _with(subject, {"name": name, **declared})
-
-
-def _model(path: str, provider: str) -> Subject:
-    if not Path(path).is_file():
-        raise TargetError(f"expected a file of ONNX; got {path!r}, which is none")
-    try:
-        return onnx_model(path, provider)
-    except ModuleNotFoundError as error:
-        raise TargetError(f"expected onnxruntime for {path}; got none: pip install onnxruntime") from error
-    except ValueError as error:
-        raise TargetError(str(error)) from error
 
 
 def _lacking(package: str, error: ModuleNotFoundError) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -20,14 +19,14 @@ def fit(problem: Problem, subject: Subject) -> Problem:
     """The problem as the subject can be asked it; NotOffered where it declares too little.
 
     Rules become one array, or the causality of the subject. The scale moves into the query where there is no keyword.
-    Leading axes are folded, and narrow heads are padded with zeros.
+    Narrow heads are padded with zeros.
     """
     if subject.native:
         if problem.cotangent is not None and not subject.differentiates:
             raise NotOffered("gradients")
         return problem
     _refuse(problem, subject)
-    for change in (_folded, _ruled, _merged, _widened, _scaled):
+    for change in (_ruled, _merged, _widened, _scaled):
         problem = change(problem, subject)
     kept = {f"return_{name}" for name in subject.asks or ()} | {"is_causal", "scale", "softcap"}
     return replace(problem, options={name: each for name, each in problem.options.items() if name in kept})
@@ -49,6 +48,7 @@ def _refuse(problem: Problem, subject: Subject) -> None:
     arrays, options = problem.arrays, problem.options
     widths = arrays["query"].shape[-1], arrays["value"].shape[-1]
     lacking = {
+        "leading axes besides the batch": len(problem.sizes[0]) != 1,
         "score_mod": problem.score_mod is not None,
         "dropout by seed": "dropout" in options,
         "attention in pieces": bool(problem.pieces),
@@ -70,27 +70,6 @@ def _refuse(problem: Problem, subject: Subject) -> None:
 
 def _takes_masks(subject: Subject) -> bool:
     return subject.mask != "none" or bool(subject.bias_name)
-
-
-def _folded(problem: Problem, subject: Subject) -> Problem:
-    """One leading axis: the batch."""
-    leading, heads, rows, columns = problem.sizes
-    if len(leading) == 1:
-        return problem
-    entries = math.prod(leading)
-    arrays: dict[str, NumpyArray] = {}
-    if problem.mask is not None:
-        full = np.broadcast_to(passes(problem.mask, problem), (*leading, heads, rows, columns))
-        arrays["mask"] = full.reshape(entries, heads, rows, columns).copy()
-    for name, each in problem.arrays.items():
-        if name in ("query", "key", "value"):
-            arrays[name] = each.reshape(entries, *each.shape[-3:])
-        elif name == "bias":
-            arrays[name] = np.broadcast_to(each, (*leading, heads, rows, columns)).reshape(-1, heads, rows, columns)
-        elif name == "sinks":
-            arrays[name] = each
-    cotangent = None if problem.cotangent is None else problem.cotangent.reshape(entries, *problem.cotangent.shape[-3:])
-    return replace(problem, arrays=arrays, mask=array("mask") if "mask" in arrays else None, cotangent=cotangent)
 
 
 def _is_flag(problem: Problem, subject: Subject) -> bool:

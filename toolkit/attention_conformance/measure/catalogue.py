@@ -17,12 +17,12 @@ from attention_conformance.measure.profiles import is_asked
 from attention_conformance.named.case import named_cases
 
 SUBJECT_CASES: tuple[Case, ...] = (
-    *(case for case in CASES if case.measure not in ("message", "autocast")),
+    *CASES,
     *KERNELS,
     *PROPERTIES,
     *CORNERS,
 )
-"""The cases for anybody's attention but the shapes: all but those about the words of errors."""
+"""The cases for anybody's attention but the shapes."""
 
 OF_OTHERS = (
     "shape-128x128-d64-causal", "shape-70x200-mask", "shape-1x130-h8on2-d64-plain", "scores-above-100",

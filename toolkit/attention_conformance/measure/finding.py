@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attention_conformance.measure.where import Worst
@@ -38,6 +38,10 @@ ENDED = ("crashed", "timed out")
 
 QUIET = ("right", "not offered", "refused", "not understood", "accepted")
 """Verdicts that call for no action."""
+
+
+NAMED = (*WRONG, CONVENTION, "other bits", "never computed", "not understood")
+"""Verdicts that pass where their cause, or their case, is accepted by name."""
 
 
 WAY = ("backend", "device", "mode", "implementation", "measure")
@@ -132,6 +136,12 @@ class Finding:
         return VERDICT_TEXTS[self.verdict][1]
 
 
+def accept(finding: Finding, accepted: Iterable[str]) -> Finding:
+    """A finding as accepted where its cause or its case is named."""
+    is_named = finding.verdict in NAMED and {finding.variant, finding.case} & {*accepted}
+    return replace(finding, verdict="accepted") if is_named else finding
+
+
 @dataclass(frozen=True)
 class Started:
     """The message before a finding: what is being run, as a finding of which no more is known."""
@@ -177,12 +187,13 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
     """Findings of one verdict and one cause together: the worst first, then causes with a name.
 
     What small calls found about all of a subject comes before its cases, and what many cases show before the rest. That
-    state or threads matter comes before other causes, as these may be guesses at what they do.
+    state or threads matter comes before other causes, as these may be guesses at what they do. What several calls
+    disagree in comes after causes of one call.
     """
     groups: dict[tuple[str, str, int], list[Finding]] = {}
     for each in findings:
         named = each.variant or each.says or each.case, 0 if each.says else each.line
-        cause = (each.detail, 0) if each.verdict in ENDED else named
+        cause = (each.detail, 0) if each.verdict in (*ENDED, "refused") else named
         groups.setdefault((each.verdict, *cause), []).append(each)
     return sorted(
         groups.values(),
@@ -192,6 +203,7 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
             not group[0].variant,
             not group[0].says,
             group[0].dtype != "-",
+            group[0].variant.startswith("unlike-"),
             -len(group),
         ),
     )

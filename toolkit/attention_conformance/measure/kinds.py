@@ -43,7 +43,7 @@ def kinds_of(problem: Problem, dtype: str, several: bool = False) -> tuple[str, 
     return tuple(kind for kind, each in asked.items() if each)
 
 
-def never_computed(findings: Sequence[Finding], accepted: Sequence[str] = ()) -> list[Finding]:
+def never_computed(findings: Sequence[Finding]) -> list[Finding]:
     """A finding for each kind of call that is offered, and refused in every case."""
     computed = {kind for each in findings if each.verdict not in NOT_CALLED for kind in each.kinds}
     refused = Counter(kind for each in findings if each.verdict == "refused" for kind in each.kinds)
@@ -56,8 +56,7 @@ def never_computed(findings: Sequence[Finding], accepted: Sequence[str] = ()) ->
         reasons = Counter(each.detail for each in findings if each.verdict == "refused" and kind in each.kinds)
         says = f"all {refused[kind]} cases with {kind} raise, so nothing is known of them"
         ways = " or ".join(filter(None, (ADVICE.get(kind), f"--accept {name}")))
-        verdict = "accepted" if name in accepted else "never computed"
         detail = f"{reasons.most_common(1)[0][0]}; mend it, or say that it is meant by {ways}"
         shows = "Some case of each kind that is offered is computed."
-        found.append(Finding(f"kind: {kind}", "-", 0, shows, verdict, detail=detail, variant=name, says=says))
+        found.append(Finding(f"kind: {kind}", "-", 0, shows, "never computed", detail=detail, variant=name, says=says))
     return found

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from attention_conformance.call import AttentionFunction, one_line, output_function
 from attention_conformance.cases.case import Case
 from attention_conformance.cases.kernels import asking
 from attention_conformance.launch.borrowed import nothing_borrowed
@@ -22,8 +20,6 @@ from attention_conformance.measure.implementations import of_implementation
 from attention_conformance.measure.question import Question
 from attention_conformance.oracle.ulps import difference
 from attention_conformance.problem import NumpyArray, Problem
-from attention_core import scaled_dot_product_attention
-from attention_core.backend import Backend, get_backend
 from attention_workers.memory import resident
 
 Answer: TypeAlias = Finding | dict[str, NumpyArray]
@@ -113,7 +109,8 @@ def _bits(question: Question, problem: Problem) -> Answer:
     found, twin = result_of(question, problem), result_of(question, question.case.twin(problem))
     if question.library is not None:
         differing = int(np.sum(found["output"].view(np.uint8) != twin["output"].view(np.uint8)))
-        return _counted(question, differing, f"{differing} of {found['output'].nbytes} bytes differ")
+        told = replace(question.blank, detail=f"{differing} of {found['output'].nbytes} bytes differ", bound=0.0)
+        return replace(told, verdict="silently wrong" if differing else "right", error=float(differing))
     if unlike := difference(found["output"], twin["output"]):
         raise Touched(f"asking for weights and logsumexp changes bits of the output: {unlike.text('output')}")
     return found
@@ -156,47 +153,10 @@ def _freed(question: Question, problem: Problem) -> dict[str, NumpyArray]:
     return found
 
 
-def _autocast(question: Question, problem: Problem) -> dict[str, NumpyArray]:
-    """A call under autocast to the dtype of the problem, whose numbers are given in float32."""
-    backend: Any = question.backend  # none without autocast is asked
-    narrow = question.dtype
-    arrays = {n: each.astype(np.float32) if each.dtype.name == narrow else each for n, each in problem.arrays.items()}
-    with backend.autocast.on(backend.from_numpy(arrays["query"], device=question.device), narrow):
-        return result_of(question, replace(problem, arrays=arrays))
-
-
-def _message(question: Question, problem: Problem) -> Finding:
-    kind = question.case.raises
-    expected = _raised(get_backend("numpy"), "cpu", problem, scaled_dot_product_attention)
-    got = _raised(question.backend, question.device, problem, question.subject.function)
-    told = type(expected) is kind and re.match(r"expected .*; got ", str(expected))
-    same = type(got) is type(expected) and str(got) == str(expected)
-    wanted = kind.__name__ if kind else ""
-    detail = one_line(got) if same else f"expected {wanted}, as {one_line(expected)!r}; got {one_line(got)!r}"
-    return _counted(question, not (told and same), detail)
-
-
-def _counted(question: Question, wrong: int, detail: str) -> Finding:
-    """The finding for a number of things that are wrong, of which none may be."""
-    verdict = "silently wrong" if wrong else "right"
-    return replace(question.blank, verdict=verdict, error=float(wrong), bound=0.0, detail=detail)
-
-
-def _raised(backend: Backend, device: str, problem: Problem, function: AttentionFunction) -> Exception:
-    arrays = backend.from_numpy(dict(problem.arrays), device=device)
-    try:
-        output_function(function, problem)(arrays)
-    except Exception as error:
-        return error
-    return AssertionError("no error")
-
-
 MEASURES: dict[str, Callable[[Question, Problem], Answer]] = {
     "twice": _twice,
     "exact": _bits,
     "overwritten": _overwritten,
     "freed": _freed,
-    "autocast": _autocast,
-    "message": _message,
 }
-"""Measures by name, besides those of several problems; `plain` for all others. The last two are of the core alone."""
+"""Measures by name, besides those of several problems; `plain` for all others."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -18,7 +18,7 @@ from attention_conformance.launch.call import outputs, place, to_numpy, torch_pa
 from attention_conformance.launch.fit import fit, meant
 from attention_conformance.launch.subject import NotOffered, Subject
 from attention_conformance.launch.watch import Touched
-from attention_conformance.measure.measures import compiled
+from attention_conformance.measure.measures import compiled, result_of
 from attention_conformance.measure.question import Question
 from attention_conformance.oracle.dense import answer, dense_of
 from attention_conformance.oracle.positions import passes
@@ -26,9 +26,6 @@ from attention_conformance.oracle.ulps import difference
 from attention_conformance.problem import NumpyArray, Problem, Rule, rounded
 
 Arrays: TypeAlias = dict[str, NumpyArray]
-Call: TypeAlias = Callable[[Question, Problem], Arrays]
-"""One call of the subject with a fitted problem."""
-
 RATE, KEYS = 0.25, 64
 """Of dropout: the rate, and as many keys, queries and channels, so that values can be the identity."""
 
@@ -44,23 +41,23 @@ def refuse_gradients(problem: Problem, subject: Subject) -> None:
         raise NotOffered("gradients")
 
 
-def decoded(question: Question, problem: Problem, call: Call) -> Arrays:
+def decoded(question: Question, problem: Problem) -> Arrays:
     """Every query alone, with the keys that it may attend to, and no mask."""
     problem, rows = problem.without("mask"), []
     for row, length in enumerate(LENGTHS):
         keys = (..., slice(0, length), slice(None))
         step = _part(problem, query=(..., slice(row, row + 1), slice(None)), key=keys, value=keys)
-        rows.append(call(question, fit(step, question.subject))["output"])
+        rows.append(result_of(question, fit(step, question.subject))["output"])
     return {"output": np.concatenate(rows, axis=-2)}
 
 
-def in_batches(question: Question, problem: Problem, call: Call) -> Arrays:
+def in_batches(question: Question, problem: Problem) -> Arrays:
     """The samples of a batch in the calls that the problem says."""
-    found = [call(question, fit(part, question.subject))["output"] for part in in_calls(problem)]
+    found = [result_of(question, fit(part, question.subject))["output"] for part in in_calls(problem)]
     return {"output": np.concatenate(found)}
 
 
-def in_equal_bits(question: Question, problem: Problem, call: Call) -> Arrays:
+def in_equal_bits(question: Question, problem: Problem) -> Arrays:
     """The same for a subject that promises the same bits in any batch."""
     subject = question.subject
     has_arithmetic = subject.native and "arithmetic" not in unsupported(subject.function, problem)
@@ -69,7 +66,7 @@ def in_equal_bits(question: Question, problem: Problem, call: Call) -> Arrays:
     if not has_arithmetic:
         options = {name: each for name, each in problem.options.items() if name != "arithmetic"}
         problem = replace(problem, options=options)
-    found = in_batches(question, problem, call)
+    found = in_batches(question, problem)
     if unlike := other_bits(problem, found):
         raise Touched(unlike, "other-bits-in-batch")
     return found
@@ -104,7 +101,7 @@ def taken(problem: Problem, axis: int, at: NumpyArray) -> Problem:
     return problem.changed(arrays=arrays)
 
 
-def shuffled(question: Question, problem: Problem, call: Call) -> Arrays:
+def shuffled(question: Question, problem: Problem) -> Arrays:
     """Samples, heads, and keys where no position counts, from last to first; the output in the first order."""
     (batch,), heads, _, columns = problem.sizes
     whole = positioned(problem, question.subject)
@@ -114,10 +111,10 @@ def shuffled(question: Question, problem: Problem, call: Call) -> Arrays:
         whole = problem
     for axis, size in axes.items():
         whole = taken(whole, axis, np.arange(size)[::-1])
-    return {"output": call(question, fit(whole, question.subject))["output"][::-1, ::-1]}
+    return {"output": result_of(question, fit(whole, question.subject))["output"][::-1, ::-1]}
 
 
-def hidden(question: Question, problem: Problem, call: Call) -> Arrays:
+def hidden(question: Question, problem: Problem) -> Arrays:
     """Large finite keys and values behind the others, which no query may attend to."""
     _, _, rows, columns = problem.sizes
     more, longer = 1 + columns // 4, positioned(problem, question.subject)
@@ -129,10 +126,10 @@ def hidden(question: Question, problem: Problem, call: Call) -> Arrays:
         arrays["mask"] = np.ones((1, 1, 1, columns), dtype=bool) if rule is None else passes(rule, longer)
     for name in {"mask", "bias"} & set(arrays):
         arrays[name] = np.pad(arrays[name], [(0, 0)] * (arrays[name].ndim - 1) + [(0, more)])
-    return call(question, fit(longer.changed(arrays={}).holding(**arrays), question.subject))
+    return result_of(question, fit(longer.changed(arrays={}).holding(**arrays), question.subject))
 
 
-def in_parts(question: Question, problem: Problem, call: Call) -> Arrays:
+def in_parts(question: Question, problem: Problem) -> Arrays:
     """Each sample alone; of one sample, each group of heads, or some of the queries."""
     (batch,), heads, rows, _ = problem.sizes
     groups = problem.arrays["key"].shape[-3]
@@ -143,21 +140,21 @@ def in_parts(question: Question, problem: Problem, call: Call) -> Arrays:
         part = taken(whole if axis == -2 else problem, axis, at)
         if axis == -2 and part.mask is not None and part.mask.kind == "Causal":
             part = part.changed(mask=Rule("Causal", {"offset": part.mask.arguments.get("offset", 0) + int(at[0])}))
-        found.append(call(question, fit(part, question.subject))["output"])
+        found.append(result_of(question, fit(part, question.subject))["output"])
     return {"output": np.concatenate(found, axis=axis)}
 
 
-def again(question: Question, problem: Problem, call: Call) -> Arrays:
+def again(question: Question, problem: Problem) -> Arrays:
     """A call between others of the same shapes: they change neither its result, nor the bits of an equal call."""
     subject, backend = question.subject, question.backend
     fitted, other = fit(problem, subject), fit(problem.turned(), subject)
-    call(question, other)
+    result_of(question, other)
     function = compiled(question, lambda placed: outputs(fitted, subject, placed, backend.namespace))
     result = function(place(fitted, subject, backend, question.device))
     first = to_numpy(result, backend)
     first = {name: each.copy() for name, each in first.items()}
-    call(question, other)
-    later, second = to_numpy(result, backend), call(question, fitted)
+    result_of(question, other)
+    later, second = to_numpy(result, backend), result_of(question, fitted)
     for name, each in first.items():
         if difference(each, later[name]):
             return later
@@ -166,7 +163,7 @@ def again(question: Question, problem: Problem, call: Call) -> Arrays:
     return first
 
 
-def merged(question: Question, problem: Problem, call: Call) -> Arrays:
+def merged(question: Question, problem: Problem) -> Arrays:
     """Pieces of the keys, merged by their logsumexp, in an order of its own."""
     subject = question.subject
     if not subject.has_logsumexp:
@@ -174,7 +171,7 @@ def merged(question: Question, problem: Problem, call: Call) -> Arrays:
     outputs, sums = [], []
     for start, stop in ((64, 130), (0, 1), (1, 64)):
         keys = (..., slice(start, stop), slice(None))
-        found = call(question, fit(_part(problem, key=keys, value=keys), subject))
+        found = result_of(question, fit(_part(problem, key=keys, value=keys), subject))
         if "logsumexp" not in found:
             raise NotOffered("logsumexp")
         outputs.append(found["output"].astype(np.float64))
@@ -194,20 +191,20 @@ def _unit(found: NumpyArray, problem: Problem) -> float:
     return min(distances, key=lambda unit: distances[unit])
 
 
-def dropped(question: Question, problem: Problem, call: Call) -> Arrays:
+def dropped(question: Question, problem: Problem) -> Arrays:
     """Read the mask of a dropout: queries of 0 and values of the identity make it the output."""
     subject = question.subject
     if subject.native or not subject.dropout_name:
         raise NotOffered("dropout of its own")
     fitted = fit(problem.put("query", ..., 0).put("value", ..., np.eye(KEYS)), subject)
     fitted = replace(fitted, options={**fitted.options, "dropout_rate": RATE})
-    first, second = (call(question, fitted)["output"].astype(np.float64) for _ in range(2))
+    first, second = (result_of(question, fitted)["output"].astype(np.float64) for _ in range(2))
     _check_share(first)
     if not _takes_seeds(subject) and (first == second).all():
         raise Touched("two calls of dropout leave out the same weights")
     if question.backend.name == "torch" and subject.differentiates and subject.backward is None:
         _check_backward(question, fitted)
-    return call(question, fit(problem, subject))
+    return result_of(question, fit(problem, subject))
 
 
 def _check_backward(question: Question, problem: Problem) -> None:
@@ -258,7 +255,7 @@ def _takes_seeds(subject: Subject) -> bool:
     return any(word in name for name in names for word in ("seed", "rng", "generator", "philox"))
 
 
-def windowed(question: Question, problem: Problem, call: Call) -> Arrays:
+def windowed(question: Question, problem: Problem) -> Arrays:
     """A mask of a window, told by the subject's own keyword."""
     subject = question.subject
     if subject.native or not subject.window_name:
@@ -269,38 +266,42 @@ def windowed(question: Question, problem: Problem, call: Call) -> Arrays:
     is_causal = subject.causal != "none" and seen[-1] == at
     options = {**problem.options, "is_causal": True} if is_causal else problem.options
     fitted = fit(problem.without("mask").changed(options=options), subject)
-    window = (int(at - seen[0]), int(seen[-1] - at))
-    return call(question, replace(fitted, options={**fitted.options, "window": window}))
+    truth = answer(dense_of(problem)).arrays["output"]
+    found = []
+    for corner in dict.fromkeys((0, mask.shape[1] - len(mask))):  # of more keys, positions count from either corner
+        window = (int(at - seen[0]) + corner, int(seen[-1] - at) - corner)
+        found.append(result_of(question, replace(fitted, options={**fitted.options, "window": window})))
+    return min(found, key=lambda each: float(abs(each["output"].astype(np.float64) - truth).max()))
 
 
-def by_distance(question: Question, problem: Problem, call: Call) -> Arrays:
+def by_distance(question: Question, problem: Problem) -> Arrays:
     """A bias by distance, told by the subject's own keyword of ALiBi."""
     subject = question.subject
     if subject.native or not subject.alibi_name or "B" not in (subject.layout or "BHSD"):
         raise NotOffered("ALiBi of its own")
     bias = problem.arrays["bias"]
     rates = -bias[0, :, 1, 0].astype(np.float32)  # at the distance 1
-    return call(question, fit(problem.without("bias"), subject).holding(alibi=rates))
+    return result_of(question, fit(problem.without("bias"), subject).holding(alibi=rates))
 
 
-def apart(question: Question, problem: Problem, call: Call) -> Arrays:
+def apart(question: Question, problem: Problem) -> Arrays:
     """The gradient of each array in a call that asks for no other."""
     found: Arrays = {}
     if question.subject.backward is not None:
         raise NotOffered("gradients of one array alone")
     for name in ("query", "key", "value"):
-        found |= call(replace(question, variables=(name,)), problem)
+        found |= result_of(replace(question, variables=(name,)), problem)
     return found
 
 
-def between(question: Question, problem: Problem, call: Call) -> Arrays:
+def between(question: Question, problem: Problem) -> Arrays:
     """Gradients after another forward pass of the same shapes came between."""
     if question.subject.backward is None and question.backend.name != "torch":
         raise NotOffered("a backward pass of its own")
-    return call(replace(question, between=problem.turned()), problem)
+    return result_of(replace(question, between=problem.turned()), problem)
 
 
-def repeated(question: Question, problem: Problem, call: Call) -> Arrays:
+def repeated(question: Question, problem: Problem) -> Arrays:
     """The gradients of a second backward pass through one graph."""
     backend, subject = question.backend, question.subject
     if backend.name != "torch" or subject.backward is not None:

@@ -24,7 +24,6 @@ from attention_core.backend import Backend, get_backend
 class Question:
     """One case for one subject, and how it is judged.
 
-    ``accepted`` names conventions and faults that pass.
     ``digits`` asks for the oracle of 50 digits where a problem is small, which takes longer.
     Without ``is_trusted``, calls of the framework's own attention are found.
     ``other`` is the subject whose bits are compared. ``mode`` is how its library runs a call, by default eagerly, or as
@@ -40,7 +39,6 @@ class Question:
     dtype: str
     profile: str = "kernel"
     seed: int = 0
-    accepted: tuple[str, ...] = ()
     power: bool = True
     digits: bool = True
     causes: bool = True

@@ -19,6 +19,7 @@ from attention_conformance.mistakes.variants import (
     ATTENDED,
     CONVENTIONS,
     FAULTS,
+    HIDDEN,
     LEAK,
     SPREAD,
     Variant,
@@ -77,7 +78,7 @@ class Variants:
         if dense is None or any(each.shape != truth[name].high.shape for name, each in got.items()):
             return None
         if all(bool(np.isfinite(each).all()) for each in (dense.query, dense.key, dense.value)):
-            return None
+            return HIDDEN if dense.cotangent is None and self._is_of_hidden(got, bounds) else None
         if found := self._of_nan(got, bounds):
             return found
         mended = {name: _mended(each, ~np.isfinite(truth[name].high), truth[name]) for name, each in got.items()}
@@ -97,6 +98,16 @@ class Variants:
             if leaks and measured.error <= measured.bound * (2 if bounds.question.dtype in NARROW_TYPES else 1):
                 return LEAK
         return SPREAD if _spreads(got, bounds) else None
+
+    def _is_of_hidden(self, got: Mapping[str, NumpyArray], bounds: Bounds) -> bool:
+        """Whether all that is wrong is NaN, in rows whose first keys are hidden."""
+        assert self._dense is not None
+        through, truth = self._dense.through, bounds.truth.arrays
+        late = through.any(axis=-1, keepdims=True) & ~through[..., :1].any(axis=-1, keepdims=True)
+        rows = {name: np.squeeze(late, -1) if name == "logsumexp" else late for name in got}
+        nan = {name: np.isnan(each.astype(np.float64)) & rows[name] for name, each in got.items()}
+        mended = {name: _mended(each, nan[name], truth[name]) for name, each in got.items()}
+        return any(each.any() for each in nan.values()) and bounds.measure(mended, truth).passes
 
     def _by_convention(self, got: Mapping[str, NumpyArray]) -> Iterator[dict[str, Exact]]:
         """The answers of the other conventions, which a leak may come on top of."""

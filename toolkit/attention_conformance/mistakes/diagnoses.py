@@ -48,12 +48,15 @@ def _capped(dense: Dense, cap: Callable[[NumpyArray, float, float], NumpyArray])
     return dense.scored(cap(dense.query @ np.swapaxes(dense.key, -1, -2), dense.scale, dense.softcap))
 
 
-def _cap_after_mask(dense: Dense) -> Dense | None:
+@given
+def _cap_after_mask(dense: Dense, before: bool) -> Dense | None:
+    """The softcap of masked scores, with the bias before it or after it."""
     if dense.softcap is None or dense.cotangent is not None or dense.through.all():
         return None
-    scores = dense.softcap * np.tanh(dense.scale * dense.query @ np.swapaxes(dense.key, -1, -2) / dense.softcap)
-    unmasked = dense.changed(mask=None, causal=None, bias=None)
-    return unmasked.scored(np.where(dense.through, scores, -dense.softcap))
+    scores, bias = dense.scale * dense.query @ np.swapaxes(dense.key, -1, -2), _finite_bias(dense)
+    scores = dense.softcap * np.tanh((scores + bias if before else scores) / dense.softcap)
+    scores = scores if before else scores + bias
+    return dense.changed(mask=None, causal=None, bias=None).scored(np.where(dense.through, scores, -dense.softcap))
 
 
 @given
@@ -188,6 +191,17 @@ def _one_of_group(dense: Dense, names: Sequence[str], at: int) -> Answer | None:
 
 
 @given
+def _bias_of_first(dense: Dense, axis: int) -> Answer | None:
+    """The gradient of a bias that is broadcast along an axis comes from the first along it alone."""
+    if dense.cotangent is None or dense.bias is None or dense.bias.shape[axis:][:1] not in ((), (1,)):
+        return None
+    truth, first = answer(dense), np.zeros_like(dense.cotangent)
+    np.moveaxis(first, axis, 0)[0] = 1.0
+    of_first = answer(dense.changed(cotangent=dense.cotangent * first)).arrays["bias"]
+    return truth.of(**{**truth.arrays, "bias": of_first})
+
+
+@given
 def _recomputed(
     dense: Dense,
     d_scores: Callable[[NumpyArray, NumpyArray, NumpyArray], NumpyArray] = lambda p, dp, delta: p * (dp - delta),
@@ -238,6 +252,9 @@ def _gradients() -> Iterator[Variant]:
                           _one_of_group(names, at))  # fmt: skip
         yield Variant(f"{name}-averaged", 9, f"{of} is the average over the query heads of a group, not the sum",
                       _factor(names, lambda dense: 1 / dense.group_size))  # fmt: skip
+    for axis, word in ((-4, "sample"), (-3, "head"), (-2, "query")):
+        says = f"the gradient of the bias is from the first {word} alone"
+        yield Variant(f"gradient-of-bias-of-first-{word}", 1, says, _bias_of_first(axis))
     yield Variant("gradient-without-delta", 8, "the gradient of the softmax lacks the sum of p dp",
                   _recomputed(lambda p, dp, delta: p * dp))  # fmt: skip
     yield Variant("gradient-with-mean", 8, "the gradient of the softmax has the mean of dp for the sum of p dp",
@@ -333,8 +350,8 @@ DIAGNOSES = (
             _capped(lambda product, scale, cap: np.tanh(scale * product / cap))),
     Variant("softcap-not-divided", 7, "the score is not divided by the softcap",
             _capped(lambda product, scale, cap: cap * np.tanh(scale * product))),
-    Variant("softcap-after-mask", 7, "the softcap comes after the mask, so that masked keys have weights",
-            _cap_after_mask),
+    *(Variant("softcap-after-mask", 7, "the softcap comes after the mask, so that masked keys have weights",
+              _cap_after_mask(before)) for before in (True, False)),
     Variant("sink-of-first-head", 7, "all heads get the sink of the first", lambda dense:
             None if dense.sinks is None else dense.changed(sinks=np.full_like(dense.sinks, dense.sinks[0]))),
     Variant("sink-twice", 7, "the sink is counted twice, as by two parts of the keys", lambda dense:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from attention_conformance.cases.case import Draw
 from attention_conformance.cases.kernels import KERNELS
 from attention_conformance.cases.shapes import NARROW as NARROW_TYPES
 from attention_conformance.launch.fit import fit, meant
@@ -42,10 +43,11 @@ SCALED = Variant("other-weights", 8, "weights of the keys before {} are {:.3g} t
 ROW = Variant("mask-of-another", 1, "query {}, head {}, sample {} has the mask or bias of query {}, head {}, sample {}")
 OTHER = Variant("other-values", 9, "head {} of sample {} reads the values of head {} of sample {}")
 
+SINKS = Variant("sinks-of-others", 7, "right where all heads have one sink: a head gets the sink of another")
 STATE = Variant("state", 10, "right in a process of its own: what is kept of calls before, or their order, matters")
 THREADS = Variant("threads", 10, "right with one thread, and wrong with several: threads race")
 
-EXPERIMENTS = (*UNLIKE.values(), SUMS, STATE, THREADS, LOST, SEEN, SUM, STALE, SCALED, ROW, OTHER)
+EXPERIMENTS = (*UNLIKE.values(), SUMS, SINKS, STATE, THREADS, LOST, SEEN, SUM, STALE, SCALED, ROW, OTHER)
 """All that is told here."""
 
 AVERAGE = next(case for case in KERNELS if case.name == "average-32768")
@@ -98,11 +100,28 @@ def _simpler(question: Question) -> Iterator[tuple[str, Question, Variant | None
 
 
 def has_narrow_sums(question: Question, judge: Callable[[Question], Finding]) -> bool:
-    """Whether an average of many values of one sign is off by more than its rounding."""
-    known, key = question.subject.known, (AVERAGE.name, question.dtype)
+    """Whether an average of many values of one sign, with as many channels, is off by more than its rounding."""
+    width = drawn(question).arrays["query"].shape[-1]
+
+    def of_width(draw: Draw) -> Problem:
+        problem = AVERAGE.inputs(draw)
+        arrays = {name: each[..., np.arange(width) % each.shape[-1]] for name, each in problem.arrays.items()}
+        return problem.changed(arrays=arrays)
+
+    known, key = question.subject.known, (AVERAGE.name, question.dtype, width)
     if key not in known:
-        known[key] = judge(replace(question, case=AVERAGE, power=False, causes=False))
+        average = replace(AVERAGE, inputs=of_width)
+        known[key] = judge(replace(question, case=average, power=False, causes=False))
     return bool(known[key].verdict == "silently wrong" and known[key].error > MOST_UNITS)
+
+
+def mixes_sinks(question: Question, judge: Callable[[Question], Finding]) -> bool:
+    """Whether it is right where all heads have one sink."""
+    problem, case = drawn(question), question.case
+    if "sinks" not in problem.arrays:
+        return False
+    one = problem.holding(sinks=np.full_like(problem.arrays["sinks"], problem.arrays["sinks"].max()))
+    return judge(replace(question, case=replace(case, inputs=lambda _: one), power=False, causes=False)).passed is True
 
 
 def read(question: Question, problem: Problem, row: tuple[int, ...], ask: Ask) -> Variant | None:

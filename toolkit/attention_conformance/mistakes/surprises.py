@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attention_conformance.cases.contract import LINES
@@ -28,23 +28,19 @@ SURPRISES = {
 }
 
 
-def surprises(facts: Mapping[str, Any], declared: Iterable[str], accepted: Sequence[str] = ()) -> list[Finding]:
+def surprises(facts: Mapping[str, Any], declared: Iterable[str]) -> list[Finding]:
     """Conventions that calls have found, and that the contract has otherwise, as findings."""
     found = []
     refused = [facts["mask_name"]] if facts.get("mask") == "none" and facts.get("mask_name") else []
     if unknown := [*facts.get("unknown", ()), *(refused if "mask" not in declared else ())]:
         shows = "Every parameter is understood."
         _, variant, says = SURPRISES["parameters"]
-        verdict = "accepted" if variant in accepted else "not understood"
-        found.append(
-            Finding("probe: parameters", "-", 0, shows, verdict, detail=", ".join(unknown), variant=variant, says=says)
-        )
+        told = ("probe: parameters", "-", 0, shows, "not understood")
+        found.append(Finding(*told, detail=", ".join(unknown), variant=variant, says=says))
     for name, usual in USUAL.items():
         if name in facts and name not in declared and facts[name] not in usual:
             number, variant, says = SURPRISES["always" if facts[name] == "always" else name]
-            is_wrong = name == "keeps_dtype"
-            verdict = "visibly wrong" if is_wrong else "differs by convention"
-            verdict = "accepted" if variant in accepted else verdict
+            verdict = "visibly wrong" if name == "keeps_dtype" else "differs by convention"
             detail = (
                 "" if name.startswith("keeps") else f"declare it with --{name.removeprefix('default_')} {facts[name]}"
             )

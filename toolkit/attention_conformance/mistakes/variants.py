@@ -285,6 +285,13 @@ SINGLE = Variant("float64-in-float32", 8, "results in float64 are as inaccurate 
 TF32 = Variant("tf32", 8, "float32 is as inaccurate as products of 11 bits make it, which --profile tf32 allows")
 """No single answer: an error that the rounding of operands on an accelerator explains."""
 
+HIDDEN = Variant("nan-of-hidden-block", 1, "a query whose first keys are hidden gives NaN, as −∞ − −∞ of a block is")
+"""No single answer: NaN in such rows, and elsewhere the truth."""
+
+INEXACT = Variant("inexact", 8, "float32 is as inaccurate as numbers of 11 bits make it: half precision, a rounded "
+                  "constant or an approximate function")  # fmt: skip
+"""No single answer: the same error, where no accelerator rounds operands."""
+
 CONVENTIONS = (
     Variant("bottom-right-causal", 3, "causality counts from the last query and the last key",
             _causal(lambda m, n: n - m)),

@@ -5,6 +5,6 @@ If a CPU shows it, a script in ``evidence/reproducers`` of the repository does s
 
 from __future__ import annotations
 
-from attention_conformance.named.case import PROPERTIES, RESULTS, NamedCase, Shown, find_case, named_cases
+from attention_conformance.named.case import PROPERTIES, RESULTS, NamedCase, Shown, named_cases
 
-__all__ = ["PROPERTIES", "RESULTS", "NamedCase", "Shown", "find_case", "named_cases"]
+__all__ = ["PROPERTIES", "RESULTS", "NamedCase", "Shown", "named_cases"]

@@ -99,14 +99,3 @@ def _case(
     name: str, *, shown: Mapping[str, str], packages: list[str], like: Iterable[str] = (), **row: Any
 ) -> NamedCase:
     return NamedCase(name, shown=Shown(**shown), packages=tuple(packages), like=tuple(like), **row)
-
-
-def find_case(name: str) -> NamedCase:
-    """The case of a name, or of a part that no other name has, such as the number of its thread."""
-    cases = named_cases()
-    whole = [case for case in cases if f"-{name}-" in f"-{case.name}-"]
-    found = [case for case in cases if case.name == name] or whole or [case for case in cases if name in case.name]
-    if len(found) != 1:
-        among = ", ".join(case.name for case in found or cases)
-        raise ValueError(f"expected a part of one name out of {among}; got {name!r}")
-    return found[0]

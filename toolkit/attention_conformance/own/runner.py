@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from attention_conformance.call import AttentionFunction
 from attention_conformance.cases import CASES
 from attention_conformance.cases.case import Case
@@ -19,7 +17,7 @@ from attention_conformance.measure.question import Question
 from attention_conformance.processes import Order
 from attention_conformance.verdict.judge import judged
 from attention_core import scaled_dot_product_attention
-from attention_core.backend import Backend, get_backend, is_on_host
+from attention_core.backend import Backend, get_backend
 
 IMPLEMENTATIONS = ("auto", *LISTED)
 
@@ -135,22 +133,11 @@ def _reason(case: Case, backend: Backend, device: str, dtype: str, mode: str, *,
         return f"{backend.name} on {device} has no {dtype}"
     if case.measure == "batch bits" and not holds(backend, device, "float64"):
         return f"{backend.name} on {device} has no float64, which reproducible arithmetic needs"
-    if case.measure == "message" and mode != "eager":
-        return "compilers wrap the errors of what they trace"
-    if case.reads and not _can_be_read(backend, device):
-        return "nobody waits for an accelerator, or computes, to refuse what an array holds"
-    if case.measure == "autocast" and backend.autocast is None:
-        return f"{backend.name} has no autocast"
     if case.measure == "gradient" and not backend.differentiates:
         return f"{backend.name} does not differentiate"
     if mode != "eager" and dtype not in case.compiled and not asked:
         return f"compiled modes run this case in {', '.join(case.compiled) or 'no dtype'}, unless dtypes are asked for"
     return ""
-
-
-def _can_be_read(backend: Backend, device: str) -> bool:
-    array = backend.from_numpy(np.zeros(1, np.float32), device=device)
-    return is_on_host(array) and backend.is_concrete(array)
 
 
 def run(questions: Iterable[Question], function: AttentionFunction = scaled_dot_product_attention) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attention_conformance.bits.cases import BITS
-from attention_conformance.kernel.options import OPTIONS
+from attention_conformance.kernel.options import FACTS, word_of
 from attention_conformance.kernel.probe import settled
 from attention_conformance.launch.subject import Subject
 from attention_conformance.measure.catalogue import subject_cases
@@ -18,7 +18,7 @@ from attention_conformance.verdict.judge import asked
 
 SAME_BITS_AS = "same-bits-as"
 
-NAMES = {option.fact: name for name, option in OPTIONS.items() if option.fact}
+NAMES = {fact: word_of(name) for name, fact in FACTS.items()}
 """The options that declare facts."""
 
 

@@ -18,7 +18,7 @@ from attention_conformance.cases.shapes import shape_of
 from attention_conformance.launch.call import outputs, place, to_numpy
 from attention_conformance.launch.subject import Subject
 from attention_conformance.launch.watch import TOUCHED
-from attention_conformance.measure.finding import QUIET, WRONG, Finding
+from attention_conformance.measure.finding import WRONG, Finding
 from attention_conformance.measure.messages import OF_REFUSAL, Described, Message, Refused, Returned
 from attention_conformance.measure.question import Question
 from attention_conformance.run.job import Job
@@ -38,7 +38,7 @@ def distrusted(job: Job, messages: Iterator[Message | Returned]) -> Iterator[Mes
             owed = {(each.case.name, each.dtype): each for each in questions(_subject_of(message.facts), job)}
         if isinstance(message, Finding) and message.dtype == "-":
             owed = {} if message.case in ("start", "end") else owed
-            yield _accepted(message, job)
+            yield message
         elif isinstance(message, Finding | Returned):
             question = (owed or {}).pop((message.case, message.dtype), None)
             if question is not None and isinstance(message, Returned):
@@ -51,14 +51,14 @@ def distrusted(job: Job, messages: Iterator[Message | Returned]) -> Iterator[Mes
                 yield found
             elif question is not None and isinstance(message, Finding):
                 told = {name: getattr(message, name) for name in OF_REFUSAL}
-                yield _accepted(replace(question.blank, **told), job)
+                yield replace(question.blank, **told)
         else:
             owed = {} if isinstance(message, Refused) else owed
             yield message
     for question in (owed or {}).values():
         yield replace(question.blank, verdict="crashed", detail="its process told nothing of it")
     for question in [each for each in plain if each.dtype == "float32"][-1:]:
-        yield from [_accepted(each, job) for each in _unlike_alone(question, job.target)]
+        yield from _unlike_alone(question, job.target)
 
 
 ALONE = """
@@ -104,11 +104,6 @@ def _unlike_alone(question: Question, target: str) -> Iterator[Finding]:
         if found.verdict in WRONG:
             found = replace(found, case="probe: alone", dtype="-", variant="unlike-alone", kinds=())
             yield replace(found, verdict="silently wrong", says=TOUCHED["unlike-alone"])
-
-
-def _accepted(found: Finding, job: Job) -> Finding:
-    is_named = found.verdict not in QUIET and {found.variant, found.case} & set(job.accepted)
-    return replace(found, verdict="accepted") if is_named else found
 
 
 def _subject_of(facts: Mapping[str, Any]) -> Subject:

@@ -10,7 +10,7 @@ from typing import Any
 
 import attention_workers as workers
 from attention_conformance.call import one_line
-from attention_conformance.kernel.options import OPTIONS, named_keywords
+from attention_conformance.kernel.options import FACTS, VALUES, Options, named_keywords, word_of
 from attention_conformance.kernel.probe import AFTER_A_CRASH
 from attention_conformance.measure.finding import Finding, Started
 from attention_conformance.measure.messages import Asked, Message, Returned, packed, unpacked
@@ -124,20 +124,19 @@ class Job(workers.Order):
         return [*found, Finding("end", "-", 0, "The run goes on after a crash.", "crashed", detail=detail)], None
 
 
-def job_of(target: str, options: Mapping[str, Any], **others: Any) -> Job:
-    """The job of a target by options of `OPTIONS`, where None is none, and by other fields.
+def job_of(target: str, options: Options, **others: Any) -> Job:
+    """The job of a target by options, where None is none, and by other fields.
 
     Raise ValueError for a value or a keyword that is not known.
     """
-    chosen = {name: options[name] for name, each in OPTIONS.items() if options[name] is not None}
-    for name, option in OPTIONS.items():
-        if option.values and chosen.get(name, option.values[0]) not in option.values:
-            raise ValueError(f"expected a {name} out of {', '.join(option.values)}; got {chosen[name]!r}")
-    declared = {each.fact: chosen[name] for name, each in OPTIONS.items() if each.fact and name in chosen}
-    declared |= named_keywords(chosen.get("keyword", ()))
-    cases, dtypes, accepted = (tuple(chosen.get(name, ())) for name in ("case", "dtype", "accept"))
-    how = {"profile": chosen.get("profile", "kernel"), "same_bits_as": chosen.get("same-bits-as", "")}
-    return Job(target, declared, cases, dtypes, accepted=accepted, seed=chosen.get("seed", 0), **how, **others)
+    for name, values in VALUES.items():
+        if getattr(options, name) not in (None, *values):
+            raise ValueError(f"expected a {word_of(name)} out of {', '.join(values)}; got {getattr(options, name)!r}")
+    declared = {fact: getattr(options, name) for name, fact in FACTS.items() if getattr(options, name) is not None}
+    declared |= named_keywords(options.keyword or ())
+    cases, dtypes, accepted = (tuple(each or ()) for each in (options.case, options.dtype, options.accept))
+    others |= {"profile": options.profile, "same_bits_as": options.same_bits_as, "seed": options.seed or 0}
+    return Job(target, declared, cases, dtypes, accepted=accepted, **others)
 
 
 def unanswered(question: str, verdict: str, detail: str) -> Finding:

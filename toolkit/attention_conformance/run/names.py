@@ -19,11 +19,14 @@ from attention_conformance.mistakes.diagnoses import DIAGNOSES
 from attention_conformance.mistakes.experiments import EXPERIMENTS
 from attention_conformance.mistakes.former import FORMER
 from attention_conformance.mistakes.surprises import SURPRISES
-from attention_conformance.mistakes.variants import CONVENTIONS, FAULTS, NARROW, SPREAD
+from attention_conformance.mistakes.variants import CONVENTIONS, FAULTS, HIDDEN, INEXACT, NARROW, SPREAD
 
 
 def _variants() -> list[str]:
-    known = [each.name for each in (*CONVENTIONS, *FAULTS, *DIAGNOSES, *FORMER, *EXPERIMENTS, MIXED, NARROW, SPREAD)]
+    known = [
+        each.name
+        for each in (*CONVENTIONS, *FAULTS, *DIAGNOSES, *FORMER, *EXPERIMENTS, MIXED, HIDDEN, INEXACT, NARROW, SPREAD)
+    ]
     known += [*(name for name, _ in FACTS.values()), AS_WHOLE[0]]
     return [*known, *TOUCHED, *(name for _, name, _ in SURPRISES.values()), *NAMES.values()]
 

@@ -23,8 +23,7 @@ def questions(subject: Subject, job: Job) -> list[Question]:
     dtypes = job.dtypes or usual_dtypes(subject)
     is_all = not (job.dtypes or job.cases)
     others = [each for each in DTYPES if each in (subject.dtypes or ()) and each not in dtypes and is_all]
-    asked = functools.partial(Question, profile=job.profile, seed=job.seed, accepted=job.accepted,
-                              is_trusted=job.is_trusted)  # fmt: skip
+    asked = functools.partial(Question, profile=job.profile, seed=job.seed, is_trusted=job.is_trusted)  # fmt: skip
     return [
         asked(
             subject, case, dtype, digits=not is_shape,
@@ -47,7 +46,7 @@ def pair_questions(subject: Subject, other: Subject, job: Job) -> list[Question]
     """What a job asks of two settled subjects; of one and itself, no call is asked twice."""
     both = [each for each in usual_dtypes(subject) if each in (other.dtypes or ("float32",))]
     return [
-        Question(subject, case, dtype, job.profile, job.seed, accepted=job.accepted, power=False, digits=False,
+        Question(subject, case, dtype, job.profile, job.seed, power=False, digits=False,
                  other=other)
         for case in matching(BITS, job.cases)
         if not (subject is other and case.name in SAME_CALL)

@@ -19,7 +19,7 @@ from attention_conformance.kernel.target import TargetError, load_target
 from attention_conformance.launch.libraries import devices_of, holds, quiet_start
 from attention_conformance.launch.subject import Subject
 from attention_conformance.measure.catalogue import large_cases
-from attention_conformance.measure.finding import Finding, Started
+from attention_conformance.measure.finding import Finding, Started, accept
 from attention_conformance.measure.kinds import never_computed
 from attention_conformance.measure.messages import Asked, Described, Message as AnyMessage, Refused, Returned
 from attention_conformance.measure.question import Question
@@ -100,11 +100,11 @@ def check_subject(
     if job.complaint:
         raise ValueError(job.complaint)
     _, known, asked = questions_of(subject, job, same_bits_as)
-    found = [finding_of(question) for question in asked]
-    if same_bits_as is not None:
-        return [*known, *found]
-    found = agreed(found)
-    return found if cases else [*known, *found, *never_computed(found, accepted)]
+    found = [accept(finding_of(question), accepted) for question in asked]
+    if same_bits_as is None:
+        found = agreed(found)
+        found += [] if cases else never_computed(found)
+    return [accept(each, accepted) for each in (*(known if same_bits_as is not None or not cases else ()), *found)]
 
 
 def questions_of(
@@ -116,8 +116,8 @@ def questions_of(
     subject = settled(on_device(subject))
     if same_bits_as is not None:
         other = subject if same_bits_as is target else settled(on_device(adapted(same_bits_as)))
-        return subject, conventions(subject, other, job.accepted), pair_questions(subject, other, job)
-    return subject, surprises(subject.declared, declared, job.accepted), questions(subject, job)
+        return subject, conventions(subject, other), pair_questions(subject, other, job)
+    return subject, surprises(subject.declared, declared), questions(subject, job)
 
 
 def finding_of(question: Question) -> Finding:
@@ -227,7 +227,7 @@ def work(job: Job) -> Generator[Message, None, None]:
         hint = "those of bits need --same-bits-as"
         yield Refused(f"expected a case that is asked of {job.target}; got {', '.join(job.cases)}: {hint}")
         return
-    known = surprises(facts, declared, job.accepted) if not job.done else []
+    known = surprises(facts, declared) if not job.done else []
     yield from (each for each in known if not job.cases or each.verdict == "not understood")  # which is always told
     for each in asked:
         yield Started(each.blank)
@@ -268,7 +268,7 @@ def _pair(subject: Subject, job: Job) -> Iterator[Message]:
             yield Refused(reason)
             return
         yield Described(_facts(other), {}, _library(other).versions(), len(BITS), target=job.same_bits_as)
-    yield from conventions(subject, other, job.accepted) if not job.done else []
+    yield from conventions(subject, other) if not job.done else []
     asked = pair_questions(subject, other, job)
     if not (asked or job.done):
         got = f"{', '.join(job.cases)}, of a single call" if other is subject else "no common type"
@@ -288,7 +288,7 @@ def supervised(job: Job, limit: float = 60.0) -> Generator[Message, None, None]:
 
 def _alone(job: Job) -> Iterator[Message]:
     """Do a job in a process of its own, up to a case that breaks the device for all calls that would follow."""
-    for message in work(job if job.is_trusted else replace(job, accepted=())):
+    for message in work(job):
         yield message
         if isinstance(message, Finding) and message.verdict == "crashed":
             os._exit(TOLD)  # it may hang otherwise

@@ -29,8 +29,17 @@ from attention_conformance.measure.messages import Returned
 from attention_conformance.measure.properties import PROPERTY_MEASURES, refuse_gradients
 from attention_conformance.measure.question import Question, Truth, truth_of
 from attention_conformance.mistakes.causes import NARROW_TYPES, Variants, power
-from attention_conformance.mistakes.experiments import CAUSE, SUMS, Ask, has_narrow_sums, read, simplest
-from attention_conformance.mistakes.variants import CONVENTIONS, NARROW, SINGLE, TF32, Variant
+from attention_conformance.mistakes.experiments import (
+    CAUSE,
+    SINKS,
+    SUMS,
+    Ask,
+    has_narrow_sums,
+    mixes_sinks,
+    read,
+    simplest,
+)
+from attention_conformance.mistakes.variants import CONVENTIONS, INEXACT, NARROW, SINGLE, TF32, Variant
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.verdict.expected import Expected, Origin, met, read_expected
 
@@ -113,16 +122,15 @@ def offered(question: Question) -> Problem:
 
 def _answered(question: Question) -> tuple[Finding | dict[str, NumpyArray], Any]:
     """The answer, or a finding without one, and the problem that was asked."""
-    several = PROPERTY_MEASURES.get(question.case.measure)
     try:
         problem = offered(question)
     except NotOffered as lacking:
         return replace(question.blank, verdict="not offered", detail=str(lacking)), None
-    measure = MEASURES.get(question.case.measure, plain)
+    measure: Callable[[Question, Problem], Any] = {**MEASURES, **PROPERTY_MEASURES}.get(question.case.measure, plain)
 
-    def answer() -> Finding | dict[str, NumpyArray]:
+    def answer() -> Any:
         with in_way(question, problem):
-            return several(question, problem, result_of) if several else measure(question, problem)
+            return measure(question, problem)
 
     is_core = question.library is not None  # which is also asked what has no sizes
     return attempted(question, question.blank if is_core else _of_shapes(question, problem), answer), problem
@@ -137,8 +145,7 @@ def attempted(question: Question, blank: Finding, answer: Callable[[], Answer]) 
         return replace(blank, verdict="not offered", detail=told)
     except Touched as touched:
         found = replace(blank, verdict=touched.verdict, error=math.inf, bound=0.0, detail=str(touched))
-        found = replace(found, variant=touched.name, says=TOUCHED.get(touched.name, ""))
-        return replace(found, verdict="accepted") if {found.variant, found.case} & set(question.accepted) else found
+        return replace(found, variant=touched.name, says=TOUCHED.get(touched.name, ""))
     except Exception as error:  # whatever a subject raises is a refusal, unless it has broken its device
         if question.library is not None:
             return _failed(question, blank, error)
@@ -191,7 +198,9 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
     if may_ask and not equal:
         simpler, setting, is_wide_right = simplest(question, judged)
         if simpler is not None:
-            return _as(found, simpler, question)
+            names = {name: getattr(simpler, name) for name in CAUSE if getattr(simpler, name)}
+            is_convention = simpler.verdict == CONVENTION and bool(simpler.variant)
+            return replace(found, **names, verdict=CONVENTION if is_convention else found.verdict)
         equal = [] if setting is None else [setting]
     if is_wide_right and question.dtype in NARROW_TYPES:
         if may_ask and has_narrow_sums(question, judged):
@@ -208,8 +217,12 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
     is_narrow_alone = question.dtype in NARROW_TYPES and not question.narrow_is_habit
     if not equal and is_narrow_alone and variants.explain_narrow(got, bounds, measured.result):
         equal = [NARROW]
+    if not equal and may_ask and mixes_sinks(question, judged):
+        equal = [SINKS]
     if not equal and ask is not None and may_ask and "channel" not in found.says:
         equal = [each for each in [_shown(question, problem, found, ask)] if each is not None]
+    if not equal and question.dtype == "float32" and _wider(bounds).measure(got, truth.arrays).passes:
+        equal = [INEXACT]
     found = replace(found, equals=tuple(each.name for each in equal), rejected=tuple(unlike))
     return _with_cause(found, question, equal)
 
@@ -224,15 +237,6 @@ def _shown(question: Question, problem: Problem, found: Finding, ask: Ask) -> Va
         return None
 
 
-def _as(found: Finding, simpler: Finding, question: Question) -> Finding:
-    """A wrong finding with the cause of a simpler one."""
-    names = {name: getattr(simpler, name) for name in CAUSE if getattr(simpler, name)}
-    is_convention = simpler.verdict in (CONVENTION, "accepted") and bool(simpler.variant)
-    verdict = simpler.verdict if is_convention else found.verdict
-    found = replace(found, **names, verdict=verdict)
-    return replace(found, verdict="accepted") if {found.variant, found.case} & set(question.accepted) else found
-
-
 def _precisions(bounds: Bounds) -> Iterator[tuple[Variant | None, Bounds]]:
     """Bounds of the precisions that a wrong answer may have, each with its name; other causes come on top of them."""
     question = bounds.question
@@ -242,7 +246,11 @@ def _precisions(bounds: Bounds) -> Iterator[tuple[Variant | None, Bounds]]:
     yield None, bounds
     is_kernel = (question.profile, question.dtype) == ("kernel", "float32")
     if is_kernel and not question.device.lower().startswith("cpu"):  # which use TF32 unless they are told not to
-        yield TF32, replace(bounds, question=replace(question, profile="tf32"))
+        yield TF32, _wider(bounds)
+
+
+def _wider(bounds: Bounds) -> Bounds:
+    return replace(bounds, question=replace(bounds.question, profile="tf32"))
 
 
 def _kind(question: Question, name: str, problem: Problem) -> Any:
@@ -251,15 +259,14 @@ def _kind(question: Question, name: str, problem: Problem) -> Any:
 
 
 def _with_cause(found: Finding, question: Question, equal: Sequence[Variant]) -> Finding:
-    """A wrong finding with the name of what it equals, as a difference of convention or as accepted."""
+    """A wrong finding with the name of what it equals, perhaps as a difference of convention."""
     for variant in equal[:1]:
         is_poison = variant.name == "nan-of-masked-row" and question.case.measure == "gradient"
         is_convention = not is_poison and any(variant.name == each.name for each in CONVENTIONS)
         is_convention = is_convention or (variant is NARROW and question.narrow_is_habit)
         verdict = "differs by convention" if is_convention else found.verdict
         found = replace(found, variant=variant.name, line=variant.line, says=variant.says, verdict=verdict)
-    is_accepted = {found.variant, found.case} & set(question.accepted)
-    return replace(found, verdict="accepted") if is_accepted else found
+    return found
 
 
 def _is_visible(got: Mapping[str, NumpyArray], truth: Truth, kinds: Mapping[str, Any]) -> bool:

@@ -71,25 +71,6 @@ def way_text(result: Finding) -> str:
     return ", ".join(filter(None, (result.device, result.dtype, result.mode, result.implementation)))
 
 
-def proved(results: Sequence[Finding], *, is_quick: bool) -> list[str]:
-    """Say of how many cases on which backends results hold, how near they come to a bound, and how to see more."""
-    judged = [result for result in results if result.passed is not None]
-    lines = []
-    if judged:
-        worst, backends = max(judged, key=_nearness), list(dict.fromkeys(result.backend for result in judged))
-        held, cases = sum(bool(result.passed) for result in judged), len({result.case for result in judged})
-        lines.append(
-            f"{cases} case{'s' * (cases != 1)} on {len(backends)} backend{'s' * (len(backends) != 1)}"
-            f" ({', '.join(backends)}): {held} of {len(judged)} results within their bounds"
-        )
-        lines.append(
-            f"  nearest to its bound: {worst.error:.3g} of {worst.bound:.3g} units in the last place,"
-            f" {worst.case} on {worst.backend} ({way_text(worst)})"
-        )
-    all_of_it = ", without --quick all dtypes, modes and devices" * is_quick
-    return [*lines, f"more: --json FILE for each result, --list for what cases show, --identical for bits{all_of_it}"]
-
-
 def summary(results: Sequence[Finding]) -> str:
     """How many passed, failed, were refused, and were not run or are exempt."""
     counts = _counts(results)

@@ -27,9 +27,6 @@ from attention_conformance.mistakes.variants import FAULTS
 from attention_conformance.written.story import thread_of
 from attention_files.writing import write_file
 
-MOST_REFUSALS = 6
-"""Reasons that the terminal shows; JSON has all."""
-
 MOST_UNNAMED = 4
 """Cases of a verdict that the terminal tells in full, where the cause has no name."""
 
@@ -83,9 +80,9 @@ def line_of(finding: Finding) -> Text:
     return text
 
 
-def tables(findings: Sequence[Finding], width: int) -> Iterable[Table | Text | Padding]:
+def tables(findings: Sequence[Finding]) -> Iterable[Table | Text | Padding]:
     """What is wrong, the worst first and grouped by cause; then the numbers of all verdicts."""
-    groups = grouped(each for each in findings if each.verdict not in ("right", "refused", "not offered"))
+    groups = grouped(each for each in findings if each.verdict not in ("right", "not offered"))
     seen: list[str] = []
     for verdict, of_verdict in itertools.groupby(groups, key=lambda group: group[0].verdict):
         yield _heading(verdict)
@@ -99,14 +96,6 @@ def tables(findings: Sequence[Finding], width: int) -> Iterable[Table | Text | P
                 yield _indented(Text(thread, style="dim"), 4)
         others = [each for group in unnamed[MOST_UNNAMED:] for each in group]
         yield from [_indented(Text(f"and in other cases: {_names(others, 24)}"), 2)] if others else []
-    refused = _reasons(findings)
-    if refused:
-        yield _heading("refused")
-        for reason, each in refused[:MOST_REFUSALS]:
-            yield Text(f"  {len(each):>3} × {reason[: width - 12]}", style="dim")
-            yield _indented(Text(_names(each, 3), style="dim"), 8)
-        rest = sum(len(each) for _, each in refused[MOST_REFUSALS:])
-        yield from [Text(f"  {rest:>3} × for other reasons", style="dim")] if rest else []
     lacking = Counter(part for each in findings if each.verdict == "not offered" for part in each.detail.split(", "))
     if lacking:
         count = sum(each.verdict == "not offered" for each in findings)
@@ -122,15 +111,6 @@ def _heading(verdict: str, more: str = "") -> Text:
     return Text(f"\n{label.upper()}{more}", style=style)
 
 
-def _reasons(findings: Iterable[Finding]) -> list[tuple[str, list[Finding]]]:
-    """The refused findings by what was raised, the most frequent first."""
-    groups: dict[str, list[Finding]] = {}
-    for each in findings:
-        if each.verdict == "refused":
-            groups.setdefault(each.detail, []).append(each)
-    return sorted(groups.items(), key=lambda group: -len(group[1]))
-
-
 def _indented(text: Text, by: int) -> Padding:
     """Text whose further lines are indented as the first."""
     return Padding(text, (0, 0, 0, by), expand=False)
@@ -138,8 +118,9 @@ def _indented(text: Text, by: int) -> Padding:
 
 def _group(group: Sequence[Finding]) -> Iterable[Text | Padding]:
     first = group[0]
-    if first.verdict in ENDED:
-        yield _indented(Text(first.detail, style="bold"), 2)
+    if first.verdict in (*ENDED, "refused"):
+        count = f"{len(group)} × " * (len(group) > 1)
+        yield _indented(Text(f"{count}{first.detail}", style="bold"), 2)
         yield _indented(Text(_names(group, 8)), 4)
         return
     cause = first.says or first.shows.rstrip(".")
