@@ -50,8 +50,8 @@ def traced(valid):
     empty = taken_out(valid, arrays)
     empty.options.pop("arithmetic", None)
 
-    def call(*given):
-        function, positional, options = built(empty, lambda left: given[left.index], Left)
+    def call(*inputs):
+        function, positional, options = built(empty, lambda left: inputs[left.index], Left)
         result = function(*positional, **options)
         return tuple(x for x in result if x is not None) if isinstance(result, tuple) else result
 
