@@ -166,6 +166,10 @@ class Shape:
         )
 
 
+ALWAYS = (Shape(3, 17, 1, 258, 129, 16), Shape(7, 33, 2, 4, 2, 20), Shape(65, 130, 1, 2, 2, 77))
+"""More heads than a byte counts, and widths that are no multiple of 8 or of 2, which kernels may refuse."""
+
+
 def _in_memory(problem: Problem, word: str) -> Problem:
     """The problem with arrays that lie as a word of a name says: those that it ends with, or all that have the kind."""
     kind = next((each for each in KINDS if word.startswith(each)), "")
@@ -218,8 +222,9 @@ def case_of(shape: Shape) -> Case:
 
 @functools.cache
 def drawn(seed: int = 0) -> tuple[tuple[Shape, bool], ...]:
-    """The shapes of a seed, each with whether it is asked in a type of 16 bits."""
-    return tuple((_fitting(shape, 0.2 if narrow else 1.0), narrow) for shape, narrow in _rows(seed))
+    """The shapes of a seed, and those at all seeds, each with whether it is asked in a type of 16 bits."""
+    found = ((_fitting(shape, 0.2 if narrow else 1.0), narrow) for shape, narrow in _rows(seed))
+    return (*found, *((shape, False) for shape in ALWAYS))
 
 
 def _rows(seed: int) -> Iterator[tuple[Shape, bool]]:
