@@ -40,7 +40,7 @@ class MultiHeadAttention(AttentionLayer):
     >>> layer = MultiHeadAttention(8, 2, seed=0)
     >>> tuple(layer(keras.ops.ones((3, 5, 8))).shape)
     (3, 5, 8)
-    >>> tuple(layer({"query": keras.ops.ones((3, 5, 8)), "key": keras.ops.ones((3, 7, 8))}).shape)
+    >>> tuple(layer(keras.ops.ones((3, 5, 8)), key=keras.ops.ones((3, 7, 8))).shape)
     (3, 5, 8)
     """
 
