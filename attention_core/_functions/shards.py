@@ -15,8 +15,6 @@ from .._backend import Backend, array_namespace, backend_for
 from .._checks import check_bias, check_choice, check_positive
 from ..masks._tree import check_mask
 
-WITH_COLLECTIVES = "PyTorch and JAX"
-
 
 def shard(x: Array, shards: Shards, /, *, axis: int = -2) -> Array:
     """Take the positions of this rank out of an array of all, with zeros behind the last if they are padded.
@@ -138,9 +136,7 @@ def place_of(shards: Any, like: Array, axis: int = -2) -> tuple[Place, Backend]:
     backend = backend_for(like, array_namespace(like))
     lent = backend.collectives
     if lent is None:
-        raise TypeError(
-            f"expected shards with arrays of {WITH_COLLECTIVES}, on groups of which they run; got {backend.name}"
-        )
+        raise TypeError(f"expected shards with arrays of a backend with collectives; got those of {backend.name}")
     group = lent.name_of(shards.group)
     return Place(group, lent.size(group), lent.rank(group), shards.split), backend
 

@@ -23,7 +23,7 @@ def questions(subject: Subject, job: Job) -> list[Question]:
     dtypes = job.dtypes or usual_dtypes(subject)
     is_all = not (job.dtypes or job.cases)
     others = [each for each in DTYPES if each in (subject.dtypes or ()) and each not in dtypes and is_all]
-    asked = functools.partial(Question, profile=job.profile, seed=job.seed, is_trusted=job.is_trusted)  # fmt: skip
+    asked = functools.partial(Question, profile=job.profile, seed=job.seed, is_trusted=job.is_trusted)
     return [
         asked(
             subject, case, dtype, digits=not is_shape,
