@@ -140,13 +140,18 @@ def test_what_a_row_or_key_does_not_see_changes_no_bit_of_its_gradient(seed, bac
             same(found[which][sample, :, column], whole[which][sample, :, column])
 
 
-def cancelling(rng, num_rows):
-    """Averages of values that cancel to some digits, so that errors of a quarter of the bound decide some of them."""
+def cancelling(rng, num_rows, length=0.0):
+    """Averages of values that cancel to some digits, so that errors of a quarter of the bound decide some of them.
+
+    Long queries and keys have the same scores, as what makes them long cancels.
+    """
     half = rng.uniform(1, 2, (1, 64, 128, 64))
     other = -half * (1 + 2.0**-12 * rng.standard_normal(half.shape))
     value = np.stack([half, other], axis=3).reshape(1, 64, 256, 64)
     key = np.repeat(rng.uniform(-0.1, 0.1, (1, 64, 128, 1)), 2, axis=-2)
-    return [np.ones((1, 64, num_rows, 1)), key, value]
+    long = np.full_like(key, length)
+    query = np.ones((1, 64, num_rows, 1)) * [1.0, length, length]
+    return [query, np.concatenate([key, long, -long], axis=-1), value] if length else [query[..., :1], key, value]
 
 
 def unread(monkeypatch):
@@ -157,12 +162,14 @@ def unread(monkeypatch):
 
 
 @pytest.mark.parametrize("sign", [-1, 0, 1])
-@pytest.mark.parametrize("kind", ["normal", "saturated", "one row cancels", "rows cancel", "rows cancel, unread"])
+@pytest.mark.parametrize(
+    "kind", ["normal", "saturated", "one row cancels", "one long row cancels", "rows cancel", "rows cancel, unread"]
+)
 def test_products_as_far_off_as_is_assumed_change_no_bit(kind, sign, rng, monkeypatch):
     """Of another library: of all elements in one direction, or in a drawn one."""
     options = unread(monkeypatch) if "unread" in kind else {}
     if "cancel" in kind:
-        arrays = cancelling(rng, 1 if kind == "one row cancels" else 16)
+        arrays = cancelling(rng, 1 if "one" in kind else 16, 256.0 * ("long" in kind))
     else:
         arrays = drawn(rng, (1, 4, 1, 128, 256, 64, 64), kind)[0]
     arrays = [x.astype(np.float32) for x in arrays]
