@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from .._arrays import Array, DType, Namespace, on_device_of
 from ._collectives import Collectives
-from ._loops import Loops, PythonLoops
+from ._loops import Loops
 
 
 class Tuning(NamedTuple):
@@ -219,7 +219,7 @@ class Backend:
         ``one_program(function)``. The shape holds integers, or 0-d integer arrays for dimensions that are unknown while
         a function is traced. ``one_program`` compiles a function of arrays and of keywords that are constants.
     loops : Loops, optional
-        Loops over blocks, by default `PythonLoops`.
+        Loops over blocks, by default in Python.
 
     Attributes
     ----------
@@ -280,7 +280,7 @@ class Backend:
     def __init__(self, xp: Namespace, loops: Loops | None = None) -> None:
         self.name: str = library_name(xp)
         self.namespace = xp
-        self.loops: Loops = PythonLoops(xp) if loops is None else loops
+        self.loops: Loops = Loops(xp) if loops is None else loops
         self.differentiates: bool = type(self).vjp is not Backend.vjp
 
     def __reduce_ex__(self, protocol: Any, /) -> Any:

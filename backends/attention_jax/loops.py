@@ -25,6 +25,8 @@ class JaxLoops(Loops):
     Under `jax.shard_map`, states vary over the same axes of the mesh as the arrays that go into them.
     """
 
+    traced = True
+
     def __init__(self, xp: Namespace, axes: frozenset[str] = frozenset()) -> None:
         super().__init__(xp)
         self.axes = axes
@@ -95,9 +97,6 @@ class JaxLoops(Loops):
 def _sliced(x: Array, start: Any, size: int, axis: int) -> Array:
     """A slice along one axis, from a place that is not negative."""
     sizes = [size if dim == axis else whole for dim, whole in enumerate(x.shape)]
-    return jax.lax.dynamic_slice(x, _place(x, start, axis), sizes, allow_negative_indices=False)
-
-
-def _place(x: Array, start: Any, axis: int) -> list[Any]:
-    """Where a slice starts: integers of one type, whatever JAX is told that Python's are."""
-    return [jnp.asarray(start, jnp.int32) if dim == axis else np.int32(0) for dim in range(x.ndim)]
+    # Where it starts: integers of one type, whatever JAX is told that Python's are.
+    place = [jnp.asarray(start, jnp.int32) if dim == axis else np.int32(0) for dim in range(x.ndim)]
+    return jax.lax.dynamic_slice(x, place, sizes, allow_negative_indices=False)

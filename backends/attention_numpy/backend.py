@@ -10,14 +10,14 @@ from typing import Any
 import array_api_compat.numpy
 import numpy as np
 
-from attention_core.backend import Array, Backend, PythonLoops, Tuning
+from attention_core.backend import Array, Backend, Loops, Tuning
 from attention_numpy.threads import NumpyThreads
 from attention_numpy.trees import as_floating, known_device, known_mode, map_arrays, to_copies, versions_of
 
 __all__ = ["NumpyBackend", "backend"]
 
 
-class NumpyLoops(PythonLoops):
+class NumpyLoops(Loops):
     """Loops that write over arrays."""
 
     takes_out = True

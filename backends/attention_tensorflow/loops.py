@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
@@ -13,13 +13,10 @@ from attention_tensorflow import namespace as tensorflow_namespace
 from attention_tensorflow.programs import is_for_xla
 
 
-class _Cut(NamedTuple):
-    array: Array
-    size: int
-
-
 class TensorFlowLoops(Loops):
     """Loops of `tf.while_loop`; a stack is a `tf.TensorArray`, which is written to in place."""
+
+    traced = True
 
     @property
     def softmax(self) -> Callable[[Array], Array] | None:  # type: ignore[override]
@@ -60,14 +57,11 @@ class TensorFlowLoops(Loops):
             _keep_whole(tf.nest.flatten(results)[0])
         return results
 
-    def block_at(self, x: Any, index: Any) -> Any:
-        return self.block(x.array, index, x.size, -2) if isinstance(x, _Cut) else x[index]
-
     def split(self, x: Array, size: int, function: Callable[[Array], Array] = lambda x: x) -> Any:
         """The blocks of an array along axis -2, after a function of rows: a slice of a first axis is no copy."""
         x = function(x)
         if x.shape[-2] is None:  # XLA does not cut what it has no number for
-            return _Cut(x, size)
+            return super().split(x, size)
         *dims, length, width = tensorflow_namespace.shape(x)
         rank = len(dims)
         apart = tf.reshape(x, [*dims, length // size, size, width])

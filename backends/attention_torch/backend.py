@@ -20,8 +20,8 @@ from attention_core.backend import (
     Autocast,
     Backend,
     Kernel,
+    Loops,
     Operation,
-    PythonLoops,
     Tuning,
     explain_class,
     remember,
@@ -98,7 +98,7 @@ class TorchThreads(Threads):
         self._put_back.release(count)
 
 
-class TorchLoops(PythonLoops):
+class TorchLoops(Loops):
     """Loops that write over tensors, and take powers of 2, which PyTorch computes up to three times as fast as of e."""
 
     takes_out = True
