@@ -22,8 +22,6 @@ class Candidate(NamedTuple):
         The fused kernel, by the name its library has for it; ``implementation=`` takes this name, too.
     refusal : str or None
         Why this way is not open to the call, or ``None`` where it is.
-    memory : int or None
-        About how many bytes it needs at a time besides its arguments; ``None`` where sizes are unknown.
     slower : str or None
         Why it is not taken although it is open, or ``None`` where it is taken or refused.
     """
@@ -31,7 +29,6 @@ class Candidate(NamedTuple):
     name: str
     kernel: str | None
     refusal: str | None
-    memory: int | None
     slower: str | None = None
 
 
@@ -54,11 +51,12 @@ class Explanation(NamedTuple):
 
     def __str__(self) -> str:
         lines = [f"{self.chosen}: {self.reason}"]
-        for name, kernel, refusal, memory, slower in self.candidates:
+        for name, kernel, refusal, slower in self.candidates:
             label = name if kernel is None else f"{name} ({kernel})"
-            size = "memory unknown" if memory is None else f"about {memory / 2**20:.3g} MiB"
-            size = size if slower is None else f"{size}, not taken: {slower}"
-            lines.append(f"  {label}: {size}" if refusal is None else f"  {label}: refused: {refusal}")
+            if refusal is not None:
+                lines.append(f"  {label}: refused: {refusal}")
+            elif slower is not None:
+                lines.append(f"  {label}: not taken: {slower}")
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
 
@@ -83,14 +81,13 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
             way.name,
             None if way.kernel is None else way.kernel.name,
             verdict.refusal,
-            way.memory(call),
             None if verdict.refusal is not None else _slower(way, verdict, taken),
         )
         for way, verdict in rows
     ]
     if not call.backend.kernels:
         refusal = f"{library_name(call.xp)} has no fused kernel that is known here"
-        candidates.insert(0, Candidate("fused", None, refusal, None))
+        candidates.insert(0, Candidate("fused", None, refusal))
     return Explanation(taken.name, taken.reason, tuple(candidates), tuple(notes))
 
 

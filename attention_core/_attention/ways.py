@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from .._arithmetic import ARITHMETICS, fan_out
-from .._arrays import Array, dtype_name, sizes, upcast
+from .._arrays import Array, sizes, upcast
 from .._backend import Kernel, Verdict, backend_of, is_exporting, library_name
 from .._checks import check_choice
 from ..masks import Mask
 from ..masks._mask import bounds_of
 from .blocks.forward import blockwise, lasting_grid
-from .blocks.grid import EXACT_WORK, Grid
-from .blocks.plan import block_tuning
+from .blocks.grid import Grid
 from .call import Call, Result, group_size, has_no_pairs, is_listed
 from .definition import guarded_dense, guarded_scores
 from .facts import Facts, folds_groups, lasting_facts
@@ -56,10 +55,6 @@ class Way:
     def run(self, call: Call, *, logsumexp: bool, weights: bool = False) -> Result:
         """Compute attention, with what is asked for besides the output if it costs less than by itself."""
         raise NotImplementedError
-
-    def memory(self, call: Call) -> int | None:
-        """About how many bytes it needs at a time besides its arguments; ``None`` where sizes are unknown."""
-        return _memory(call, 0)
 
     def lasting(self, call: Call) -> Way | None:
         """Return the way for all calls of this signature, which keeps no array; ``None`` if each call finds its own."""
@@ -114,9 +109,6 @@ class Dense(Way):
             return _attend_per_sample(call, self.cuts, logsumexp=logsumexp)
         return guarded_dense(call, self.facts, weights=weights, logsumexp=logsumexp)
 
-    def memory(self, call: Call) -> int | None:
-        return _memory(call, math.inf)
-
     def lasting(self, call: Call) -> Way | None:
         facts = lasting_facts(call) if self.cuts is None else None
         is_known = facts is not None or self.cuts is not None or bounds_of(call.mask).is_relative
@@ -152,10 +144,6 @@ class Blocks(Way):
         output, *found = blockwise(call, self.grid)
         return Result(output, None, *found)
 
-    def memory(self, call: Call) -> int | None:
-        tuning = block_tuning(call)
-        return _memory(call, tuning.queries * tuning.keys)
-
     def lasting(self, call: Call) -> Way | None:
         grid = None if has_no_elements(call) else lasting_grid(call)
         return None if grid is None else Blocks(grid)
@@ -179,9 +167,6 @@ class Reproducible(Way):
             call, of_weights = (call._replace(**{name: pair[use] for name, pair in pairs.items()}) for use in (0, 1))
         output, found, reference = reproducible_attention(call)
         return Result(output, reproducible_weights(of_weights, reference) if weights else None, found)
-
-    def memory(self, call: Call) -> int | None:
-        return _memory(call, 2 * block_tuning(call).exact_scores)  # six arrays of a block
 
 
 DENSE, BLOCKS, REPRODUCIBLE = Dense(), Blocks(), Reproducible()
@@ -353,18 +338,3 @@ def _is_dense_costly(call: Call, rows: int, columns: int) -> bool:
         return True
     group = group_size(call.query, call.key, call.xp)
     return 4 * rows <= columns and not (isinstance(group, int) and group == 1) and not folds_groups(call, group)
-
-
-def _memory(call: Call, scores: float) -> int | None:
-    """Three arrays of scores (scores, exponentials, and what is between them) for each thread, and the output."""
-    query, columns, width = sizes(call.query), sizes(call.key)[-2], sizes(call.value)[-1]
-    if None in (*query, columns, width):
-        return None
-    *leading, rows, _ = query
-    batch = math.prod(leading)  # type: ignore[arg-type]
-    is_exact = call.arithmetic == "reproducible"
-    num_scores = batch * rows * columns  # type: ignore[operator]
-    threads = call.backend.loops.num_at_once(num_scores * (EXACT_WORK if is_exact else 1))
-    at_once = min(num_scores, threads * scores)
-    size = 8 if dtype_name(call.query.dtype) == "float64" or is_exact else 4
-    return size * int(3 * at_once + batch * rows * width)  # type: ignore[operator]

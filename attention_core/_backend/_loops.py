@@ -80,10 +80,6 @@ class Loops:
             return state
         return self.loop(0, count, body, state)
 
-    def num_at_once(self, work: int) -> int:
-        """Return how many bodies of a `for_each` of so much work may run at once: by default those of the threads."""
-        return 1 if self.threads is None else int(self.threads.num_workers(work))
-
     def cond(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         """Return ``then()`` where the condition is true, else ``otherwise()``, of the same shapes and dtypes."""
         return then() if bool(condition) else otherwise()

@@ -233,7 +233,7 @@ def rounded_attention(call: Call, implementation: str, *, weights: bool = False,
 
 @with_autocast(options=options_but("implementation"))
 def explain_attention(query: Array, key: Array, value: Array, /, **options: Unpack[Options]) -> Explanation:
-    """Explain which implementation ``"auto"`` takes for a call, why others are refused, and how much memory each needs.
+    """Explain which implementation ``"auto"`` takes for a call, and why it takes no other.
 
     Parameters
     ----------
@@ -256,8 +256,7 @@ def explain_attention(query: Array, key: Array, value: Array, /, **options: Unpa
     >>> print(explain_attention(x, x, x))
     blockwise: there are so many scores that they are better never held at once
       fused: refused: array_api_strict has no fused kernel that is known here
-      blockwise: about 20 MiB
-      dense: about 1.54e+03 MiB, not taken: holds all scores at once
+      dense: not taken: holds all scores at once
     """
     if (shards := options.get("shards")) is not None:
         sharded = _sharded(query, key, value, dict(options))

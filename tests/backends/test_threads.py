@@ -192,14 +192,3 @@ def test_the_number_of_threads_is_that_of_numpy(monkeypatch):
         assert THREADS.for_each(4, lambda *_: seen.append(THREADS.count()), None, MUCH)
         assert seen == [1] * 4
         assert THREADS.count() == 2
-
-
-def test_memory_counts_each_thread_of_a_long_call(products):
-    def memory(length):
-        query = np.ones((1, 8, length, 64), np.float32)
-        candidates = ac.explain_attention(query, query, query).candidates
-        return {each.name: each.memory for each in candidates}["blockwise"] - query.nbytes
-
-    assert memory(4096) == 4 * memory(2048)  # three threads and one more
-    products.library.num_threads = 1
-    assert memory(4096) == memory(2048)
