@@ -36,6 +36,7 @@ from ._attention.call import (
 )
 from ._attention.config import CONTEXTS, assumes_finite
 from ._attention.finite import inputs_are_finite
+from ._attention.kernels import Kernel, Takes, Verdict
 from ._attention.parts import (
     KeyCut,
     find_cut,
@@ -45,18 +46,15 @@ from ._attention.parts import (
     with_arrays,
     with_cut,
 )
-from ._attention.takes import Takes
 from ._backend import (
     DIFFERENTIATED_ONCE,
     STEPS,
     Autocast,
     Backend,
     Collectives,
-    Kernel,
     Loops,
     Operation,
     Tuning,
-    Verdict,
     announced,
     array_namespace,
     available_backends,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .._backend import Verdict, library_name
+from .._backend import library_name
 from .blocks.query_chunks import query_chunks
 from .call import Call
+from .kernels import Kernel, Verdict, Way
 from .parts import keys_within_reach, with_cut
-from .ways import Dense, Way, is_taken, logsumexp_way, walk
+from .ways import Dense, is_taken, logsumexp_way, walk
 
 
 class Candidate(NamedTuple):
@@ -71,15 +72,15 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
         notes.append("return_weights: the dense form computes the weights")
     if isinstance(taken, Dense) and taken.cuts is not None:
         notes.append(f"dense: {len(taken.cuts)} samples one by one, each with the keys that its lengths leave")
-    if logsumexp and not taken.gives_logsumexp(call):
-        notes.append(f"return_logsumexp: computed separately, {logsumexp_way(call).name}")
+    if logsumexp and not taken.has_logsumexp(call):
+        notes.append(f"return_logsumexp: computed separately, {logsumexp_way(call).kind}")
     if chunks := not is_exact and query_chunks(call):
         notes.append(f"blockwise: {len(chunks)} query chunks instead of blocks, if their result is finite")
     rows.sort(key=lambda row: isinstance(row[0], Dense))  # which is told last
     candidates = [
         Candidate(
-            way.name,
-            None if way.kernel is None else way.kernel.name,
+            way.kind,
+            way.name if isinstance(way, Kernel) else None,
             verdict.refusal,
             None if verdict.refusal is not None else _slower(way, verdict, taken),
         )
@@ -88,19 +89,19 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
     if not call.backend.kernels:
         refusal = f"{library_name(call.xp)} has no fused kernel that is known here"
         candidates.insert(0, Candidate("fused", None, refusal))
-    return Explanation(taken.name, taken.reason, tuple(candidates), tuple(notes))
+    return Explanation(taken.kind, taken.reason, tuple(candidates), tuple(notes))
 
 
 def _slower(way: Way, verdict: Verdict, taken: Way) -> str | None:
     """Why a way is not taken, or ``None`` where it is."""
     if way is taken:
         return None
-    if taken.kernel is not None and way.kernel is None:
+    if isinstance(taken, Kernel) and not isinstance(way, Kernel):
         return "slower than the kernel" + (", and holds all scores at once" if isinstance(way, Dense) else "")
     if isinstance(taken, Dense) and taken.cuts is not None:
         return "slower than samples one by one"
-    if verdict.slower is None and way.kernel is not None:
+    if verdict.slower is None and isinstance(way, Kernel):
         return (
-            "another kernel comes first" if taken.kernel is not None else "returns no logsumexp here, which sinks need"
+            "another kernel comes first" if isinstance(taken, Kernel) else "returns no logsumexp here, which sinks need"
         )
     return verdict.slower

@@ -19,8 +19,9 @@ from ..masks._mask import bounds_of
 from ..masks._rules import rule_of
 from ..masks._tree import mask_arrays
 from .call import Call
+from .kernels import Kernel, Way
 from .parts import keys_within_reach, with_cut
-from .ways import BLOCKS, DENSE, Way, taken_way, with_sinks
+from .ways import BLOCKS, DENSE, taken_way, with_sinks
 
 OutputOf = Callable[[Call], "Array | None"]
 # What an output that is kept depends on, or takes from each call, besides numbers. With others, a call is judged.
@@ -103,7 +104,7 @@ def _by_way(way: Way | None, call: Call) -> OutputOf | None:
     part = with_cut(call, keys)
     needs_kernel = way is None and bool(call.backend.kernels)
     way = taken_way(part) if way is None else way
-    lasting = None if needs_kernel and way.kernel is None else way.lasting(part)
+    lasting = None if needs_kernel and not isinstance(way, Kernel) else way.lasting(part)
     if lasting is None:
         return None
     keys, run = keys and keys._replace(mask=None if has_arrays else keys.mask), lasting.run

@@ -12,7 +12,7 @@ from typing import Any
 
 from .._arithmetic import ARITHMETICS, fan_out
 from .._arrays import Array, sizes, upcast
-from .._backend import Kernel, Verdict, backend_of, is_exporting, library_name
+from .._backend import backend_of, is_exporting, library_name
 from .._checks import check_choice
 from ..masks import Mask
 from ..masks._mask import bounds_of
@@ -21,6 +21,7 @@ from .blocks.grid import Grid
 from .call import Call, Result, group_size, has_no_pairs, is_listed
 from .definition import guarded_dense, guarded_scores
 from .facts import Facts, folds_groups, lasting_facts
+from .kernels import OPEN, Kernel, Verdict, Way
 from .parts import (
     KeyCut,
     cuts_that_save,
@@ -34,68 +35,12 @@ from .reproducible.matrices import reproducible_scores, reproducible_weights
 from .softmax import merge_logsumexps, with_remainder
 
 IMPLEMENTATIONS = ("auto", "dense", "blockwise", "fused")
-OPEN = Verdict(None)
-
-
-class Way:
-    """A way to compute attention: a base class."""
-
-    name: str  # what `implementation=` and explanations call it: "dense", "blockwise" or "fused"
-    reason: str  # why it is taken, as explanations say
-    kernel: Kernel | None = None
-
-    def judge(self, call: Call) -> Verdict:
-        """Say whether the way gives the answer, which it does by default, and why another one is faster."""
-        return OPEN
-
-    def gives_logsumexp(self, call: Call) -> bool:
-        """Whether the logsumexp comes with the output."""
-        return True
-
-    def run(self, call: Call, *, logsumexp: bool, weights: bool = False) -> Result:
-        """Compute attention, with what is asked for besides the output if it costs less than by itself."""
-        raise NotImplementedError
-
-    def lasting(self, call: Call) -> Way | None:
-        """Return the way for all calls of this signature, which keeps no array; ``None`` if each call finds its own."""
-        return None
-
-
-class Fused(Way):
-    """A kernel of the library."""
-
-    name, reason = "fused", "a kernel of the library gives the answer of the definition"
-
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel: Any = kernel
-
-    def judge(self, call: Call) -> Verdict:
-        if call.arithmetic == "reproducible":
-            return Verdict("adds up in an order of its own")
-        if any(map(is_listed, call.starts)):
-            return Verdict("counts neighbouring positions")
-        verdict: Verdict = self.kernel.judge(call)
-        if has_no_elements(call):
-            return Verdict(verdict.refusal, "query, key or value is empty")
-        return verdict
-
-    def gives_logsumexp(self, call: Call) -> bool:
-        return bool(self.kernel.has_logsumexp(call))
-
-    def run(self, call: Call, *, logsumexp: bool, weights: bool = False) -> Result:
-        if not (logsumexp and self.gives_logsumexp(call)):
-            return Result(self.kernel.attend(call))
-        output, found = self.kernel.attend_with_logsumexp(call)
-        return Result(output, None, found)
-
-    def lasting(self, call: Call) -> Way | None:
-        return Fused(self.kernel.prepare(call)) if self.kernel.lasts(call) else None
 
 
 class Dense(Way):
     """The definition, with all scores at once; or sample by sample, with the keys that lengths leave of each."""
 
-    name, reason = "dense", "there are so few scores that cutting them into blocks would take longer"
+    kind, reason = "dense", "there are so few scores that cutting them into blocks would take longer"
 
     def __init__(self, cuts: list[KeyCut] | None = None, facts: Facts | None = None) -> None:
         self.cuts, self.facts = cuts, facts
@@ -131,7 +76,7 @@ def _attend_per_sample(call: Call, cuts: list[KeyCut], *, logsumexp: bool) -> Re
 class Blocks(Way):
     """Blocks of queries and keys."""
 
-    name, reason = "blockwise", "there are so many scores that they are better never held at once"
+    kind, reason = "blockwise", "there are so many scores that they are better never held at once"
 
     def __init__(self, grid: Grid | None = None) -> None:
         self.grid = grid
@@ -152,7 +97,7 @@ class Blocks(Way):
 class Reproducible(Way):
     """Reproducible arithmetic, in whose bits blocks do not show."""
 
-    name, reason = "blockwise", "in reproducible arithmetic, there are blocks alone, and their size does not show"
+    kind, reason = "blockwise", "in reproducible arithmetic, there are blocks alone, and their size does not show"
 
     def run(self, call: Call, *, logsumexp: bool, weights: bool = False) -> Result:
         if has_no_pairs(call):
@@ -174,8 +119,8 @@ DENSE, BLOCKS, REPRODUCIBLE = Dense(), Blocks(), Reproducible()
 
 def walk(call: Call) -> Iterator[tuple[Way, Verdict]]:
     """All ways with their verdicts, in the order in which they are asked."""
-    for kernel in map(Fused, call.backend.kernels):
-        yield kernel, kernel.judge(call)
+    for kernel in call.backend.kernels:
+        yield kernel, _judged(kernel, call)
     if call.arithmetic == "reproducible":
         yield REPRODUCIBLE, OPEN
         return
@@ -185,6 +130,16 @@ def walk(call: Call) -> Iterator[tuple[Way, Verdict]]:
         yield way, way.judge(call)
 
 
+def _judged(kernel: Kernel, call: Call) -> Verdict:
+    """The verdict of a kernel, which is asked about fast arithmetic and neighbouring positions alone."""
+    if call.arithmetic == "reproducible":
+        return Verdict("adds up in an order of its own")
+    if any(map(is_listed, call.starts)):
+        return Verdict("counts neighbouring positions")
+    verdict = kernel.judge(call)
+    return Verdict(verdict.refusal, "query, key or value is empty") if has_no_elements(call) else verdict
+
+
 def taken_way(call: Call) -> Way:
     """The way that ``"auto"`` takes."""
     return next(way for way, verdict in walk(call) if is_taken(way, verdict, call))
@@ -192,7 +147,7 @@ def taken_way(call: Call) -> Way:
 
 def is_taken(way: Way, verdict: Verdict, call: Call) -> bool:
     """Whether a call takes this way, if it comes first. The output depends on the logsumexp where there are sinks."""
-    return verdict == OPEN and (call.sinks is None or way.gives_logsumexp(call))
+    return verdict == OPEN and (call.sinks is None or way.has_logsumexp(call))
 
 
 def logsumexp_way(call: Call) -> Way:
@@ -235,15 +190,15 @@ def _named(call: Call, name: str, *, weights: bool, logsumexp: bool) -> Way:
         return DENSE if name == "dense" else BLOCKS
     if name == "fused" and logsumexp:
         raise _no_logsumexp(name, "few kernels return it")
-    kernels = [Fused(kernel) for kernel in call.backend.kernels if name in ("fused", kernel.name)]
+    kernels: list[Kernel] = [kernel for kernel in call.backend.kernels if name in ("fused", kernel.name)]
     refusals: list[str] = []
-    for way in kernels:
-        refusal = way.kernel.judge(call).refusal
+    for kernel in kernels:
+        refusal = kernel.judge(call).refusal
         if refusal is None:
-            if logsumexp and not way.gives_logsumexp(call):
+            if logsumexp and not kernel.has_logsumexp(call):
                 raise _no_logsumexp(name, "this kernel does not return it")
-            return way
-        refusals.append(refusal if name != "fused" else f"{way.kernel.name} {refusal}")
+            return kernel
+        refusals.append(refusal if name != "fused" else f"{kernel.name} {refusal}")
     if name != "fused":
         raise ValueError(f"expected a call that {name} answers as defined; got one that it does not: it {refusals[0]}")
     reasons = "; ".join(refusals) or f"{library_name(call.xp)} has none that is known here"

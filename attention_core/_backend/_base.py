@@ -88,102 +88,6 @@ class Operation(NamedTuple):
     lasts: Callable[[Any], bool] | None = None
 
 
-class Verdict(NamedTuple):
-    """The judgement of a kernel on one call.
-
-    Attributes
-    ----------
-    refusal : str or None
-        Why the kernel would not give the defined answer, or ``None`` where it does.
-    slower : str or None
-        Why it is not faster than the core's own implementations, in words that follow its name: then it is taken only
-        by name. ``None`` where it is.
-    """
-
-    refusal: str | None
-    slower: str | None = None
-
-
-class Kernel:
-    """A fused kernel of a library, and the calls for which it gives the defined answer: a base class.
-
-    Attributes
-    ----------
-    name : str
-        The name by which users know it.
-    takes : Takes
-        What it takes of a call.
-    """
-
-    name: str
-    takes: Any
-
-    def refusal(self, call: Any, /) -> str | None:
-        """Why the kernel does not give the answer to a `Call` that it takes; ``None`` if it does."""
-        return None
-
-    def judge(self, call: Any, /) -> Verdict:
-        """Say whether the kernel gives the answer to a `Call`, and whether it is faster: by default where it takes it.
-
-        This is called once for a call, or once for a signature if the verdict lasts. It may read query, key and value
-        where it does not last. It must not compute attention.
-        """
-        return Verdict(self.takes.refusal(call) or self.refusal(call))
-
-    def attend(self, call: Any, /) -> Array:
-        """Return the output of attention, in the query's dtype."""
-        raise NotImplementedError
-
-    def has_logsumexp(self, call: Any, /) -> bool:
-        """Whether the kernel returns the logsumexp of a call that it accepts. This may read query, key and value.
-
-        It does not by default. The core computes other calls with sinks.
-        """
-        return False
-
-    def attend_with_logsumexp(self, call: Any, /) -> tuple[Array, Array]:
-        """Return the output of `attend`, bit for bit, and logsumexp (..., H, M).
-
-        Both are differentiable where the library differentiates.
-        """
-        raise NotImplementedError
-
-    def takes_pieces(self, call: Any, /) -> bool:
-        """Whether the kernel has the next two methods for a call that it accepts. It has not by default."""
-        return False
-
-    def attend_to_piece(self, call: Any, /) -> tuple[Array, Array] | None:
-        """Return output and logsumexp of a piece of the keys, to be merged with those of others.
-
-        Its query is scaled already. ``None`` leaves it to blocks: of a large logsumexp, rounding takes too much.
-        """
-        raise NotImplementedError
-
-    def piece_gradients(
-        self, call: Any, results: tuple[Array, Array], cotangents: tuple[Array, Array], /
-    ) -> tuple[Array, Array, Array] | None:
-        """Return gradients of query, and of this piece of keys and values, or ``None``.
-
-        Output and logsumexp are those of all keys, and given as exact, and so are their gradients.
-        """
-        raise NotImplementedError
-
-    def lasts(self, call: Any, /) -> bool:
-        """Whether a verdict on this call is one on all of its types, lengths and options, which the core remembers.
-
-        The first kernel of a backend is asked again in every call, as a mode of the library may forbid it. No verdict
-        lasts by default.
-        """
-        return False
-
-    def prepare(self, call: Any, /) -> Kernel:
-        """Return a kernel for calls such as this one, which need not find out again what they share.
-
-        It keeps no array of the call. By default, it is this kernel.
-        """
-        return self
-
-
 class Autocast:
     """How a library casts arguments of functions by itself: a base class."""
 
@@ -266,7 +170,7 @@ class Backend:
 
     modes: tuple[str, ...] = ("eager",)
     tuning = Tuning(queries=2048, keys=512, min_queries=64, dense_below=512 * 512, structured_below=256 * 256)
-    kernels: tuple[Kernel, ...] = ()
+    kernels: tuple[Any, ...] = ()
     holds_values = False
     autocast: Autocast | None = None
     without_warnings: Callable[[], AbstractContextManager[Any]] | None = None

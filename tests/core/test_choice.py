@@ -10,7 +10,7 @@ import attention_core as ac
 from attention_core import explain_attention
 from attention_core._attention import ways
 from attention_core._attention.blocks.plan import block_tuning
-from attention_core.backend import Call, Tuning
+from attention_core.backend import Call, Kernel, Tuning
 
 attention = ac.scaled_dot_product_attention
 SIZES = Sizes((2,), 4, 2, 9, 14, 5, 5)
@@ -79,7 +79,7 @@ def test_what_is_explained_is_what_runs(name, large, ran, arrays, backend, put, 
         is_taken = each.name == explanation.chosen and not str(each.kernel).startswith("torch.nn.attention.")
         assert [each.refusal, each.slower].count(None) == (2 if is_taken else 1), each
     assert explanation.reason in [
-        way.reason for way in (ways.Fused, ways.Dense, ways.Blocks) if way.name == explanation.chosen
+        way.reason for way in (Kernel, ways.Dense, ways.Blocks) if way.kind == explanation.chosen
     ]
     if refusals["fused"] is not None:
         assert explanation.chosen == ("blockwise" if large else "dense")

@@ -28,6 +28,7 @@ from ..blocks.forward import empty_results, forward
 from ..blocks.grid import is_broadcast
 from ..blocks.plan import Plan, make_plan, pack, unpack
 from ..call import Call, Result, upcast_call
+from ..kernels import Kernel
 from ..parts import KeyRange, Run, cut, key_ranges, taken
 from ..softmax import merge_pieces
 from ..ways import taken_way
@@ -173,8 +174,8 @@ def kernel_of(call: Call) -> Any:
     """The kernel that a call takes, if it has pieces, whose gradients are those of query, key and value alone."""
     if any(each is not None for each in (call.bias, call.softcap, call.score_mod, call.dropout)):
         return None
-    kernel = taken_way(call).kernel
-    return kernel if kernel is not None and kernel.takes_pieces(call) else None
+    way = taken_way(call)
+    return way if isinstance(way, Kernel) and way.takes_pieces(call) else None
 
 
 def _kernel_call(plan: RingPlan, part: Call) -> tuple[Any, Call]:

@@ -1,6 +1,6 @@
 """The strategies by which ranks share attention to a sequence, and which of them a call takes.
 
-They are judged as ways are: a refusal, or why another one is faster. `explain_shards` prints what is walked.
+Each is a way to compute a `Sharded` call. `explain_shards` prints what is walked.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ..._arrays import HALF, Array, cast_to, clipped, dtype_name, positions, upcast
-from ..._backend import Backend, Verdict
+from ..._backend import Backend
 from ...masks._band import LIMIT
 from ...masks._mask import band_of
 from ..blocks.grid import pad
 from ..blocks.scores import score_variables
 from ..call import Call, Result, has_no_pairs, repeat_kv, upcast_call
 from ..explanation import Explanation
+from ..kernels import OPEN, Verdict, Way
 from ..parts import Run, cut, looks_up_heads, taken
 from ..reproducible.forward import reproducible_attention
 from ..softmax import merge_pieces, with_remainder
@@ -53,25 +54,10 @@ class Sharded(NamedTuple):
         return self.lengths[1] if is_padded else LIMIT
 
 
-class Strategy:
-    """A way to share attention: a base class."""
-
-    name: str
-    reason: str  # what it does, as explanations say
-
-    def judge(self, sharded: Sharded) -> Verdict:
-        """Say whether this gives the answer, which it does by default, and why another one is faster."""
-        return Verdict(None)
-
-    def run(self, sharded: Sharded, *, logsumexp: bool) -> Result:
-        """Compute attention of the queries of this rank; without being asked, some return the logsumexp."""
-        raise NotImplementedError
-
-
-class Heads(Strategy):
+class Heads(Way):
     """Exchange positions for heads: each rank has all positions of some heads."""
 
-    name, reason = "heads", "each rank has all positions of some heads"
+    kind, reason = "heads", "each rank has all positions of some heads"
 
     def judge(self, sharded: Sharded) -> Verdict:
         call, size = sharded.call, sharded.here.size
@@ -83,14 +69,14 @@ class Heads(Strategy):
         if looks_up_heads(call.mask):
             return Verdict("a rule that is not of attention_core may look up an array by heads of the whole")
         if num_kv_heads % size == 0:
-            return Verdict(None)
+            return OPEN
         if call.arithmetic == "reproducible":
             return Verdict(
                 "the key/value heads would be repeated, and rounded gradients summed: 'gather' has equal bits"
             )
         return Verdict(None, "repeats key/value heads")
 
-    def run(self, sharded: Sharded, *, logsumexp: bool) -> Result:
+    def run(self, sharded: Sharded, *, logsumexp: bool, weights: bool = False) -> Result:
         (call, here, (queries, keys), implementation), xp, backend = sharded, sharded.call.xp, sharded.call.backend
         rows, count, dtype = call.query.shape[-2], call.query.shape[-3] // here.size, call.query.dtype
         repeats = here.size // math.gcd(call.key.shape[-3], here.size)  # so that ranks have whole groups
@@ -114,12 +100,12 @@ class Heads(Strategy):
         return Result(output, None, xp.squeeze(found[0], axis=-1) if found else None)
 
 
-class Gather(Strategy):
+class Gather(Way):
     """Gather keys and values: each rank has all of them, and its own queries."""
 
-    name, reason = "gather", "each rank has all keys and values, and its own queries"
+    kind, reason = "gather", "each rank has all keys and values, and its own queries"
 
-    def run(self, sharded: Sharded, *, logsumexp: bool) -> Result:
+    def run(self, sharded: Sharded, *, logsumexp: bool, weights: bool = False) -> Result:
         (call, here, (_, keys), implementation), stop = sharded, sharded.stop
         xp, rows, is_exact = call.xp, call.query.shape[-2], call.arithmetic == "reproducible"
         is_wide = not is_exact and dtype_name(call.query.dtype) in HALF
@@ -140,10 +126,10 @@ class Gather(Strategy):
         return _without_padding(sharded, Result(output, None, found))
 
 
-class Ring(Strategy):
+class Ring(Way):
     """Pass keys and values round: each rank attends to those that have come, block by block."""
 
-    name, reason = "ring", "keys and values go round, and each rank attends to those that it has"
+    kind, reason = "ring", "keys and values go round, and each rank attends to those that it has"
 
     def judge(self, sharded: Sharded) -> Verdict:
         if sharded.call.arithmetic == "reproducible":
@@ -153,10 +139,10 @@ class Ring(Strategy):
                 "implementation='dense' holds all scores at once, and a ring has the keys of one rank at a time"
             )
         if 2 * self._hops(sharded).rotations < sharded.here.size - 1:
-            return Verdict(None)
+            return OPEN
         return Verdict(None, "no window leaves fewer than half of its hops")
 
-    def run(self, sharded: Sharded, *, logsumexp: bool) -> Result:
+    def run(self, sharded: Sharded, *, logsumexp: bool, weights: bool = False) -> Result:
         call, here, stop = sharded.call, sharded.here, sharded.stop
         if has_no_pairs(call):  # as blocks, a ring has nothing to cut
             return GATHER.run(sharded, logsumexp=logsumexp)
@@ -177,12 +163,12 @@ class Ring(Strategy):
         return hops_of(band_of(call.mask), size, split, (call.query.shape[-2], call.key.shape[-2]))
 
 
-class Merge(Strategy):
+class Merge(Way):
     """Attend to the keys of this rank by all queries, which all ranks have, and merge what they found: for decoding."""
 
-    name, reason = "merge", "each rank attends to its own keys by all queries"
+    kind, reason = "merge", "each rank attends to its own keys by all queries"
 
-    def run(self, sharded: Sharded, *, logsumexp: bool) -> Result:
+    def run(self, sharded: Sharded, *, logsumexp: bool, weights: bool = False) -> Result:
         (call, here, (_, keys), implementation), xp = sharded, sharded.call.xp
         rows = call.key.shape[-2]
         places = clipped(here.positions(rows, call.key, xp), keys, xp=xp)
@@ -201,13 +187,13 @@ RING, HEADS, GATHER, MERGE = Ring(), Heads(), Gather(), Merge()
 STRATEGIES = ("auto", "gather", "heads", "merge", "ring")
 
 
-def walk_strategies(sharded: Sharded, name: str) -> Iterator[tuple[Strategy, Verdict]]:
+def walk_strategies(sharded: Sharded, name: str) -> Iterator[tuple[Way, Verdict]]:
     """The strategies for what is shared with their verdicts, in the order in which they are asked."""
-    for strategy in (MERGE,) if name == MERGE.name else (RING, HEADS, GATHER):
+    for strategy in (MERGE,) if name == MERGE.kind else (RING, HEADS, GATHER):
         yield strategy, strategy.judge(sharded)
 
 
-def taken_strategy(sharded: Sharded, name: str) -> Strategy:
+def taken_strategy(sharded: Sharded, name: str) -> Way:
     """The strategy of a name, or that of ``"auto"``.
 
     Raises
@@ -216,9 +202,9 @@ def taken_strategy(sharded: Sharded, name: str) -> Strategy:
         When the one that was asked for is refused.
     """
     for strategy, (refusal, slower) in walk_strategies(sharded, name):
-        if refusal is None and (name == strategy.name or (name == "auto" and slower is None)):
+        if refusal is None and (name == strategy.kind or (name == "auto" and slower is None)):
             return strategy
-        if name == strategy.name:
+        if name == strategy.kind:
             raise ValueError(f"expected a call that strategy={name!r} answers as defined; got one of which {refusal}")
     return GATHER
 
@@ -228,10 +214,10 @@ def explain_shards(sharded: Sharded, name: str) -> Explanation:
     taken, notes = taken_strategy(sharded, name), []
     for strategy, (refusal, slower) in walk_strategies(sharded, name):
         if refusal is not None:
-            notes.append(f"{strategy.name}: refused: {refusal}")
+            notes.append(f"{strategy.kind}: refused: {refusal}")
         elif strategy is not taken:
-            notes.append(f"{strategy.name}: not taken: {slower or 'another one was asked for or comes first'}")
-    return Explanation(taken.name, taken.reason, (), tuple(notes))
+            notes.append(f"{strategy.kind}: not taken: {slower or 'another one was asked for or comes first'}")
+    return Explanation(taken.kind, taken.reason, (), tuple(notes))
 
 
 def _has_axis(x: Array, axis: int) -> bool:
