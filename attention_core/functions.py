@@ -6,7 +6,7 @@ They raise `TypeError` and `ValueError` where dtypes, shapes, devices or numbers
 from ._functions.decoder_layer import decoder_layer
 from ._functions.embeddings import embed_tokens
 from ._functions.encoder import encoder_layer
-from ._functions.feed_forward import feed_forward, gated_feed_forward, gelu, linear, silu
+from ._functions.feed_forward import feed_forward, gelu, linear, silu
 from ._functions.normalization import layer_norm, rms_norm
 from ._functions.rotary import rotary_embedding
 from ._functions.sagan import sagan_attention, spectral_norm
@@ -17,7 +17,6 @@ __all__ = [
     "embed_tokens",
     "encoder_layer",
     "feed_forward",
-    "gated_feed_forward",
     "gelu",
     "layer_norm",
     "linear",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from .._arithmetic import ACTIVATIONS, ARITHMETICS
@@ -120,71 +119,30 @@ def silu(x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) 
 
 @with_autocast(position=1)
 def feed_forward(
-    parameters: FeedForward,
+    parameters: FeedForward | GatedFeedForward,
     x: Array,
     /,
     *,
-    activation: str = "gelu",
+    activation: str | None = None,
     dropout: Dropout | None = None,
     arithmetic: str = "fast",
     xp: Namespace | None = None,
 ) -> Array:
-    r"""Apply two affine maps to each position, with an activation in between.
+    r"""Apply two affine maps to each position, with an activation in between, or a gate: SwiGLU or GeGLU.
 
-    .. math:: y = \operatorname{gelu}(x W_1 + b_1)\, W_2 + b_2
+    .. math::
 
-    Parameters
-    ----------
-    parameters : FeedForward
-        ``expand`` of shape (C, inner) and ``contract`` of shape (inner, out).
-    x : Array, shape (..., C)
-        16-bit types are computed in float32 and rounded once.
-    activation : {"gelu", "gelu_tanh", "relu", "silu"}
-        The GELU is exact, without tanh.
-    dropout : Dropout, optional
-        Applied to the result.
-    arithmetic, xp
-        As in `scaled_dot_product_attention`.
-
-    Returns
-    -------
-    Array, shape (..., out)
-
-    Examples
-    --------
-    >>> import array_api_strict as xp
-    >>> from attention_core.parameters import FeedForward, Linear
-    >>> one = Linear(xp.ones((1, 1)))
-    >>> round(float(feed_forward(FeedForward(one, one), xp.ones((1, 1)))[0, 0]), 6)
-    0.841345
-    """
-    options = {"activation": activation, "arithmetic": arithmetic}
-    return _block(expand_and_contract, parameters, x, dropout=dropout, xp=xp, **options)
-
-
-@with_autocast(position=1)
-def gated_feed_forward(
-    parameters: GatedFeedForward,
-    x: Array,
-    /,
-    *,
-    activation: str = "silu",
-    dropout: Dropout | None = None,
-    arithmetic: str = "fast",
-    xp: Namespace | None = None,
-) -> Array:
-    r"""Apply an affine map to each position, gated by another, and one back: SwiGLU or GeGLU.
-
-    .. math:: y = \bigl(f(x W_g + b_g) \odot (x W_1 + b_1)\bigr) W_2 + b_2
+        y = f(x W_1 + b_1)\, W_2 + b_2, \qquad
+        \text{gated:}\quad y = \bigl(f(x W_g + b_g) \odot (x W_1 + b_1)\bigr) W_2 + b_2
 
     Parameters
     ----------
-    parameters : GatedFeedForward
-        ``gate`` and ``expand`` of shape (C, inner), and ``contract`` of shape (inner, out).
+    parameters : FeedForward or GatedFeedForward
+        ``expand``, and ``gate`` if there is one, of shape (C, inner), and ``contract`` of shape (inner, out).
     x : Array, shape (..., C)
         16-bit types are computed in float32 and rounded once.
-    activation : {"silu", "gelu", "gelu_tanh", "relu"}
-        f: SwiGLU, as in Llama, GeGLU, or ReGLU.
+    activation : {"gelu", "gelu_tanh", "relu", "silu"}, optional
+        f; by default the GELU, which is exact, without tanh, and with a gate the SiLU, as in Llama.
     dropout : Dropout, optional
         Applied to the result.
     arithmetic, xp
@@ -201,46 +159,35 @@ def gated_feed_forward(
     Examples
     --------
     >>> import array_api_strict as xp
-    >>> from attention_core.parameters import GatedFeedForward, Linear
+    >>> from attention_core.parameters import FeedForward, GatedFeedForward, Linear
     >>> one, two = Linear(xp.ones((1, 1))), Linear(2 * xp.ones((1, 1)))
-    >>> round(float(gated_feed_forward(GatedFeedForward(one, two, one), xp.ones((1, 1)))[0, 0]), 6)
+    >>> round(float(feed_forward(FeedForward(one, one), xp.ones((1, 1)))[0, 0]), 6)
+    0.841345
+    >>> round(float(feed_forward(GatedFeedForward(one, two, one), xp.ones((1, 1)))[0, 0]), 6)
     1.462117
     """
+    if activation is None:
+        activation = "silu" if isinstance(parameters, GatedFeedForward) else "gelu"
     options = {"activation": activation, "arithmetic": arithmetic}
-    return _block(gate_and_contract, parameters, x, dropout=dropout, xp=xp, **options)
-
-
-def _block(
-    body: Callable[..., Array], parameters: Any, x: Array, *, dropout: Dropout | None, xp: Any, **options: Any
-) -> Array:
-    """The result of a feed-forward block with this body, once its arguments are known to be right."""
-    is_gated = body is gate_and_contract
-    xp = _check_block(x=x, parameters=parameters, is_gated=is_gated, dropout=dropout, xp=xp, **options)
-    dtype, dropout, ops = x.dtype, seeded(dropout, x, xp), ARITHMETICS[options["arithmetic"]]
+    xp = _check_call(x=x, parameters=parameters, dropout=dropout, xp=xp, **options)
+    dtype, dropout, ops = x.dtype, seeded(dropout, x, xp), ARITHMETICS[arithmetic]
     parameters, x = upcast((parameters, x), xp=xp)
-    y = body(parameters, x, options["activation"], ops, xp=xp)
+    y = feed_and_contract(parameters, x, activation, ops, xp=xp)
     return cast_to(ops.drop(y, dropout, xp=xp), dtype, xp=xp)
 
 
-def feed_and_contract(parameters: FeedForward | GatedFeedForward, x: Array, **options: Any) -> Array:
-    """The body of `feed_forward` or of `gated_feed_forward`, by what the parameters are."""
-    body: Callable[..., Array] = gate_and_contract if isinstance(parameters, GatedFeedForward) else expand_and_contract
-    return body(parameters, x, **options)
-
-
-def expand_and_contract(parameters: FeedForward, x: Array, activation: str, ops: Any, *, xp: Namespace) -> Array:
+def feed_and_contract(
+    parameters: FeedForward | GatedFeedForward, x: Array, activation: str, ops: Any, *, xp: Namespace
+) -> Array:
     """The body of `feed_forward` before dropout, in the type of the computation."""
-    inner = getattr(ops, activation)(ops.affine(x, *parameters.expand, xp=xp), xp=xp)
+    function, expand = getattr(ops, activation), parameters.expand
+    if isinstance(parameters, GatedFeedForward):
+        to_gate, to_expand = ops.copies(x, 2, xp=xp)
+        gated = function(ops.affine(to_gate, *parameters.gate, xp=xp), xp=xp)
+        inner = ops.multiply(gated, ops.affine(to_expand, *expand, xp=xp), xp=xp)
+    else:
+        inner = function(ops.affine(x, *expand, xp=xp), xp=xp)
     return ops.affine(inner, *parameters.contract, xp=xp)
-
-
-def gate_and_contract(parameters: GatedFeedForward, x: Array, activation: str, ops: Any, *, xp: Namespace) -> Array:
-    """The body of `gated_feed_forward` before dropout, in the type of the computation."""
-    gate, expand, contract = parameters
-    to_gate, to_expand = ops.copies(x, 2, xp=xp)
-    gated = getattr(ops, activation)(ops.affine(to_gate, *gate, xp=xp), xp=xp)
-    inner = ops.multiply(gated, ops.affine(to_expand, *expand, xp=xp), xp=xp)
-    return ops.affine(inner, *contract, xp=xp)
 
 
 def _activated(name: str, x: Array, arithmetic: str, xp: Namespace | None) -> Array:
@@ -250,12 +197,12 @@ def _activated(name: str, x: Array, arithmetic: str, xp: Namespace | None) -> Ar
 
 
 @once_per_signature
-def _check_block(
-    *, x: Array, parameters: Any, is_gated: bool, activation: Any, dropout: Any, arithmetic: Any, xp: Namespace | None
+def _check_call(
+    *, x: Array, parameters: Any, activation: Any, dropout: Any, arithmetic: Any, xp: Namespace | None
 ) -> Namespace:
     """Raise unless the arguments of a feed-forward block fit together; return the namespace."""
     check_choice("an activation", activation, ACTIVATIONS)
-    check_parameters("feed_forward", parameters, GatedFeedForward if is_gated else FeedForward)
+    check_parameters("feed_forward", parameters, FeedForward, GatedFeedForward)
     if dropout is not None:
         check_dropout(dropout)
     arrays = {"feed_forward": parameters, **seed_array(dropout)}

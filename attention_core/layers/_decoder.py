@@ -10,7 +10,6 @@ from .._arrays import Array, Namespace
 from .._checks import check_choice, check_positive
 from .._functions.cache import KeyValueCache, empty_cache
 from .._functions.decoder_layer import decoder_layer
-from .._functions.feed_forward import gated_feed_forward
 from .._functions.normalization import rms_norm
 from .._functions.options import DECODER_DEFAULTS, DecoderOptions, takes
 from .._functions.rotary import ROTARY, check_rotation
@@ -68,15 +67,6 @@ class GatedFeedForward(FeedForward):
         """Specs of the three linear maps."""
         maps = super().parameters
         return trees.GatedFeedForward(maps.expand, *maps)
-
-    def __call__(  # type: ignore[override]
-        self, parameters: trees.GatedFeedForward, x: Array, /, *, seed: Any = None, xp: Namespace | None = None
-    ) -> Array:
-        """Apply to every position: (..., channels) -> (..., channels of the output).
-
-        Without a seed nothing is dropped.
-        """
-        return gated_feed_forward(parameters, x, xp=xp, **self._options(seed, "activation", "arithmetic"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,7 +48,13 @@ class FeedForward(Layer):
         )
 
     def __call__(
-        self, parameters: trees.FeedForward, x: Array, /, *, seed: Any = None, xp: Namespace | None = None
+        self,
+        parameters: trees.FeedForward | trees.GatedFeedForward,
+        x: Array,
+        /,
+        *,
+        seed: Any = None,
+        xp: Namespace | None = None,
     ) -> Array:
         """Apply to every position: (..., channels) -> (..., channels of the output).
 

@@ -62,7 +62,7 @@ def test_gated_feed_forward_multiplies_two_maps(activation, arithmetic, rng, put
     wg, bg, w1, b1, w2, b2 = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
     x = rng.standard_normal((2, 4, 5)).astype(np.float32)
     parameters = put(GatedFeedForward(Linear(wg, bg), Linear(w1, b1), Linear(w2, b2)), dtype="float32")
-    result = ac.functions.gated_feed_forward(
+    result = ac.functions.feed_forward(
         parameters, put(x, dtype="float32"), activation=activation, arithmetic=arithmetic
     )
     f = np.vectorize(lambda x: float(FORMULAS[activation](mpmath.mpf(x))))

@@ -137,7 +137,7 @@ VALID: dict[str, Valid] = {
     "feed-forward": Valid(ac.functions.feed_forward, [FORWARD, _floats(2, 3, 8)], {"dropout": DROPOUT, "arithmetic": "fast"}),
     "linear": Valid(ac.functions.linear, [_linear(5, 3), _floats(2, 5)], {"arithmetic": "reproducible"}),
     "gated feed-forward": Valid(
-        ac.functions.gated_feed_forward,
+        ac.functions.feed_forward,
         [GATED, _floats(2, 3, 8)],
         {"activation": "gelu", "dropout": DROPOUT, "arithmetic": "fast"},
     ),

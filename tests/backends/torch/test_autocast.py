@@ -105,7 +105,7 @@ def test_a_backward_pass_inside_of_autocast_is_that_outside():
         (lambda x: ac.attention_scores(x, x), torch.nn.Linear(8, 8)),
         (lambda x: ac.functions.gelu(x), torch.nn.GELU()),
         (lambda x: ac.functions.silu(x), torch.nn.SiLU()),
-        (lambda x: ac.functions.gated_feed_forward(GatedFeedForward(MATRIX, MATRIX, MATRIX), x), torch.nn.Linear(8, 8)),
+        (lambda x: ac.functions.feed_forward(GatedFeedForward(MATRIX, MATRIX, MATRIX), x), torch.nn.Linear(8, 8)),
         (lambda x: ac.functions.layer_norm(NORM, x), torch.nn.LayerNorm(8)),
         (lambda x: ac.functions.rms_norm(NORM.scale, x), torch.nn.RMSNorm(8, elementwise_affine=False)),
         (lambda x: ac.functions.rotary_embedding(x, torch.arange(5)), torch.nn.GELU()),

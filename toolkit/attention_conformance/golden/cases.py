@@ -180,7 +180,7 @@ LAYERS = [
     _layer("gelu-extremes", "subnormals, infinities and nan", functions.gelu, drawn.line_of_extremes, names=("x",)),
     _layer("silu", "x from -40 to 40", functions.silu, drawn.line, names=("x",)),
     _layer("silu-extremes", "subnormals, infinities and nan", functions.silu, drawn.line_of_extremes, names=("x",)),
-    _layer("gated-feed-forward", "two maps, one gated by the other", functions.gated_feed_forward,
+    _layer("gated-feed-forward", "two maps, one gated by the other", functions.feed_forward,
            drawn.gated_feed_forward),
     _layer("feed-forward", "two maps", functions.feed_forward, drawn.feed_forward),
     _layer("feed-forward-dropout", "two maps, and dropout", functions.feed_forward, drawn.feed_forward,
