@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from .._arrays import Array, DType, Namespace, on_device_of
 from ._collectives import Collectives
@@ -88,24 +88,20 @@ class Operation(NamedTuple):
     lasts: Callable[[Any], bool] | None = None
 
 
-class Autocast:
-    """How a library casts arguments of functions by itself: a base class."""
+class Autocast(Protocol):
+    """How a library casts arguments of functions by itself: all of these members."""
 
     def is_on(self) -> bool:
         """Whether it does now, for arrays of any device. Every call of a public function asks."""
-        raise NotImplementedError
 
     def dtype(self, array: Array, /) -> DType | None:
         """Return the dtype that arguments are cast to on the device of an array; ``None`` if they are not."""
-        raise NotImplementedError
 
     def on(self, array: Array, dtype: str, /) -> AbstractContextManager[Any]:
         """Turn it on, with a dtype of this name, on the device of an array."""
-        raise NotImplementedError
 
     def off(self, array: Array, /) -> AbstractContextManager[Any]:
         """Turn it off on the device of an array."""
-        raise NotImplementedError
 
 
 class Backend:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from .._arrays import Array
 
 
-class Collectives:
-    """The collectives of a library, on its own groups of ranks: a base class.
+class Collectives(Protocol):
+    """The collectives of a library, on its own groups of ranks: all of these members.
 
     An adapter only translates. All ranks call the same members in the same order. Arrays of R leading entries have one
     for each rank.
@@ -23,39 +23,30 @@ class Collectives:
         TypeError, ValueError
             When this is no group, or not one of this library, or it cannot be used here.
         """
-        raise NotImplementedError
 
     def size(self, group: str, /) -> int:
         """Return R, the number of ranks."""
-        raise NotImplementedError
 
     def rank(self, group: str, /) -> int | Array:
         """Return the index of this rank: a number, or a 0-d array of int32 where one program runs on all ranks."""
-        raise NotImplementedError
 
     def all_gather(self, x: Array, group: str, /) -> Array:
         """Return the arrays (...) of all ranks, (R, ...), on each."""
-        raise NotImplementedError
 
     def sum_scatter(self, x: Array, group: str, /) -> Array:
         """Return the sum over ranks of their entry of arrays (R, ...) for this one, (...)."""
-        raise NotImplementedError
 
     def exchange(self, x: Array, group: str, /) -> Array:
         """Return what each rank has for this one: entry r goes to rank r, where it is the entry of the sender."""
-        raise NotImplementedError
 
     def rotate(self, arrays: tuple[Array, ...], group: str, by: int, /) -> Callable[[], tuple[Array, ...]]:
         """Start to send arrays to the rank so many places on; what is returned waits for those of the rank behind."""
-        raise NotImplementedError
 
     def largest(self, x: Array, group: str, /) -> Array:
         """Return the maxima of the arrays of all ranks, which hold no NaN."""
-        raise NotImplementedError
 
     def total(self, x: Array, group: str, /) -> Array:
         """Return the sum of the arrays of all ranks."""
-        raise NotImplementedError
 
 
 class Ranks(NamedTuple):
