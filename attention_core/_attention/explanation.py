@@ -7,7 +7,7 @@ from typing import NamedTuple
 from .._backend import library_name
 from .blocks.query_chunks import query_chunks
 from .call import Call
-from .kernels import Kernel, Verdict, Way
+from .kernels import OPEN, Kernel, Verdict, Way
 from .parts import keys_within_reach, with_cut
 from .ways import Dense, is_taken, logsumexp_way, walk
 
@@ -18,7 +18,7 @@ class Candidate(NamedTuple):
     Attributes
     ----------
     name : str
-        ``"dense"``, ``"blockwise"`` or ``"fused"``.
+        ``"dense"``, ``"blockwise"`` or ``"fused"``; with shards that of a strategy.
     kernel : str or None
         The fused kernel, by the name its library has for it; ``implementation=`` takes this name, too.
     refusal : str or None
@@ -82,7 +82,7 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
             way.kind,
             way.name if isinstance(way, Kernel) else None,
             verdict.refusal,
-            None if verdict.refusal is not None else _slower(way, verdict, taken),
+            None if verdict.refusal is not None else _slower(way, verdict, taken, call),
         )
         for way, verdict in rows
     ]
@@ -92,16 +92,10 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
     return Explanation(taken.kind, taken.reason, tuple(candidates), tuple(notes))
 
 
-def _slower(way: Way, verdict: Verdict, taken: Way) -> str | None:
+def _slower(way: Way, verdict: Verdict, taken: Way, call: Call) -> str | None:
     """Why a way is not taken, or ``None`` where it is."""
     if way is taken:
         return None
-    if isinstance(taken, Kernel) and not isinstance(way, Kernel):
-        return "slower than the kernel" + (", and holds all scores at once" if isinstance(way, Dense) else "")
-    if isinstance(taken, Dense) and taken.cuts is not None:
-        return "slower than samples one by one"
-    if verdict.slower is None and isinstance(way, Kernel):
-        return (
-            "another kernel comes first" if isinstance(taken, Kernel) else "returns no logsumexp here, which sinks need"
-        )
-    return verdict.slower
+    if verdict == OPEN and not is_taken(way, verdict, call):
+        return "returns no logsumexp here, which sinks need"
+    return verdict.slower or f"{taken.kind} comes first"

@@ -151,7 +151,7 @@ def is_taken(way: Way, verdict: Verdict, call: Call) -> bool:
 
 
 def logsumexp_way(call: Call) -> Way:
-    """The way that computes a logsumexp which does not come with the output."""
+    """The way that computes a logsumexp, which few kernels return, or which does not come with the output."""
     return DENSE if DENSE.judge(call) == OPEN else BLOCKS
 
 

@@ -21,7 +21,6 @@ from .._backend import common_namespace, may_be_step, with_autocast
 from .._checks import (
     ORDER,
     check_arity,
-    check_bias,
     check_function,
     check_parameters,
     check_positive,
@@ -31,7 +30,7 @@ from .._checks import (
     once_per_signature,
     plain_integer,
 )
-from ..masks._tree import check_mask, mask_arrays
+from ..masks._tree import mask_arrays
 from ..parameters import MultiHeadAttention
 from .attention import check_options, checked_attention, option_arrays
 from .constants import with_constants
@@ -195,15 +194,11 @@ def check_heads(
 
 def check_pairs(query: Array, key: Array, num_heads: int, *, mask: Any, bias: Any = None, shards: Any = None) -> None:
     """Raise unless mask and bias fit the heads of inputs (..., M, C) and (..., N, C'), or those of the whole."""
+    lengths: Any = sizes(query)[-2], sizes(key)[-2]
     if shards is not None:
         here, _ = place_of(shards, query)
-        check_shared(query, mask, bias, whole_lengths(shards, here, query, key), num_heads)
-        return
-    target = (*sizes(query)[:-2], num_heads, sizes(query)[-2], sizes(key)[-2])
-    if mask is not None:
-        check_mask(mask, target, query)
-    if bias is not None:
-        check_bias(bias, query, target)
+        lengths = whole_lengths(shards, here, query, key)
+    check_shared(query, mask, bias, lengths, num_heads)
 
 
 def _order_hint(inputs: dict[str, Any], name: str, array: Array, known: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Unpack
 
 from .._arrays import Array, Namespace, type_text
 from .._attention.softmax import merge_pieces, with_remainder
-from .._attention.ways import dense_advantage, run_call
+from .._attention.ways import logsumexp_way, run_call
 from .._backend import common_namespace, with_autocast, without_warnings
 from .._checks import check_shapes, check_start, once_per_signature
 from .attention import make_call
@@ -72,9 +72,9 @@ def partial_attention(
     settled: dict[str, Any] = {"implementation": "auto", **options}
     call = make_call(query, key, value, starts=starts, **settled)
     implementation = settled["implementation"]
-    if implementation == "auto":  # few kernels return the logsumexp
-        implementation = "dense" if dense_advantage(call) else "blockwise"
-    result = run_call(call, implementation, weights=False, logsumexp=True)
+    if implementation == "auto":
+        implementation = logsumexp_way(call).kind
+    result = run_call(call, implementation, logsumexp=True)
     return Partial(result.output, result.logsumexp, result.remainder)
 
 

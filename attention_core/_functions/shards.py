@@ -174,8 +174,8 @@ def check_not_shared(shards: Shards | None, **options: Any) -> None:
             raise ValueError(f"expected no {name} of a layer with shards; got some")
 
 
-def check_shared(query: Array, mask: Any, bias: Any, lengths: tuple[int, int], heads: int | None = None) -> None:
-    """Raise unless a mask is one over the whole, and a bias has the rows of this rank and all keys."""
+def check_shared(query: Array, mask: Any, bias: Any, lengths: Any, heads: int | None = None) -> None:
+    """Raise unless a mask is one over the whole, of these lengths, and a bias has the rows of a rank and all keys."""
     *leading, rows, _ = sizes(query)
     dims = leading if heads is None else [*leading, heads]
     if mask is not None:

@@ -224,14 +224,14 @@ def test_a_call_takes_the_strategy_that_is_told(put, ranks, strategy, taken, ari
     told = ranks(2, of_shard)[0]
     assert Counter(ranks.lent.calls) == {name: 2 * count for name, count in calls.items()}
     assert told.chosen == taken
-    assert len(told.notes) == (0 if strategy == "merge" else 2)
-    assert sum("not taken: another one was asked for" in note for note in told.notes) == (strategy != "merge")
+    assert len(told.candidates) == (0 if strategy == "merge" else 2)
+    assert sum("another one was asked for" in each.slower for each in told.candidates) == (strategy != "merge")
 
 
 def test_heads_are_taken_where_ranks_divide_them(put, ranks):
     def reasons(group, heads, **options):
         x = [put(np.zeros((1, count, 4, 3), np.float32)) for count in (heads[0], heads[1], heads[1])]
-        return ac.explain_attention(*x, shards=ac.Shards(group), **options).notes
+        return ac.explain_attention(*x, shards=ac.Shards(group), **options)
 
     for heads, options, first, last in (
         ((4, 4), {}, "gather: not taken", "another one was asked for or comes first"),
@@ -239,8 +239,8 @@ def test_heads_are_taken_where_ranks_divide_them(put, ranks):
         ((3, 3), {}, "heads: refused: 3 heads and 3 key/value heads", "not shared out evenly by 4 ranks"),
         ((4, 1), {"arithmetic": "reproducible"}, "heads: refused", "'gather' has equal bits"),
     ):
-        notes = ranks(4, lambda group, heads=heads, options=options: reasons(group, heads, **options))[0]
-        assert any(note.startswith(first) and note.endswith(last) for note in notes), notes
+        told = ranks(4, lambda group, heads=heads, options=options: reasons(group, heads, **options))[0]
+        assert any(line.strip().startswith(first) and line.endswith(last) for line in str(told).splitlines()), told
 
 
 @dataclass(frozen=True, eq=False)

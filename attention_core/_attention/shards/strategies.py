@@ -18,12 +18,12 @@ from ...masks._mask import band_of
 from ..blocks.grid import pad
 from ..blocks.scores import score_variables
 from ..call import Call, Result, has_no_pairs, repeat_kv, upcast_call
-from ..explanation import Explanation
+from ..explanation import Candidate, Explanation
 from ..kernels import OPEN, Verdict, Way
 from ..parts import Run, cut, looks_up_heads, taken
 from ..reproducible.forward import reproducible_attention
 from ..softmax import merge_pieces, with_remainder
-from ..ways import dense_advantage, run_call, with_sinks
+from ..ways import logsumexp_way, run_call, with_sinks
 from .operations import check_no_gradient, exchange, gather, total
 from .ring import Hops, hops_of, kernel_of, ring_attention
 from .rules import from_starts, within
@@ -177,8 +177,8 @@ class Merge(Way):
         check_no_gradient((*call[:3], call.bias, call.scale, *score_variables(call)), call.backend)
         if call.arithmetic == "reproducible":
             return _merged_exactly(call, here)
-        if implementation == "auto":  # few kernels return the logsumexp
-            implementation = "dense" if dense_advantage(call) else "blockwise"
+        if implementation == "auto":
+            implementation = logsumexp_way(call).kind
         result = _merged(run_call(call, implementation, logsumexp=True), here, call)
         return result if sharded.call.sinks is None else with_sinks(result, sharded.call)
 
@@ -211,13 +211,11 @@ def taken_strategy(sharded: Sharded, name: str) -> Way:
 
 def explain_shards(sharded: Sharded, name: str) -> Explanation:
     """What `taken_strategy` walks, in words."""
-    taken, notes = taken_strategy(sharded, name), []
-    for strategy, (refusal, slower) in walk_strategies(sharded, name):
-        if refusal is not None:
-            notes.append(f"{strategy.kind}: refused: {refusal}")
-        elif strategy is not taken:
-            notes.append(f"{strategy.kind}: not taken: {slower or 'another one was asked for or comes first'}")
-    return Explanation(taken.kind, taken.reason, (), tuple(notes))
+    taken = taken_strategy(sharded, name)
+    others = [row for row in walk_strategies(sharded, name) if row[0] is not taken]
+    reason = "another one was asked for or comes first"
+    rows = (Candidate(way.kind, None, verdict.refusal, verdict.slower or reason) for way, verdict in others)
+    return Explanation(taken.kind, taken.reason, tuple(rows))
 
 
 def _has_axis(x: Array, axis: int) -> bool:
