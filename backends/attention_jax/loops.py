@@ -98,5 +98,5 @@ def _sliced(x: Array, start: Any, size: int, axis: int) -> Array:
     """A slice along one axis, from a place that is not negative."""
     sizes = [size if dim == axis else whole for dim, whole in enumerate(x.shape)]
     # Where it starts: integers of one type, whatever JAX is told that Python's are.
-    place = [jnp.asarray(start, jnp.int32) if dim == axis else np.int32(0) for dim in range(x.ndim)]
-    return jax.lax.dynamic_slice(x, place, sizes, allow_negative_indices=False)
+    starts = [jnp.asarray(start, jnp.int32) if dim == axis else np.int32(0) for dim in range(x.ndim)]
+    return jax.lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False)
