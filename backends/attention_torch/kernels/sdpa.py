@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from numbers import Real
 from typing import Any, NamedTuple
@@ -36,68 +35,43 @@ MAX_PLAIN_BIAS = 1024.0  # up to which a logsumexp loses no more of a row's sum 
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-class Again(torch.autograd.Function):  # type: ignore[misc]
-    """Gradients of a kernel, which are differentiated as those of PyTorch's dense form are, if these are known."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(options: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return gradients, which stand behind the gradient of the output, query, key and value."""
-        return tuple(gradient.view_as(gradient) for gradient in tensors[4:])
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.options, *tensors = inputs
-        ctx.save_for_backward(*tensors[:4])
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[Any, ...]:
-        if ctx.options is None:
-            raise NotImplementedError(DIFFERENTIATED_ONCE)
-        records, (is_found, options) = torch.is_grad_enabled(), ctx.options
-        with torch.enable_grad(), torch.autocast("cpu", enabled=False):  # it may be on where one goes backward
-            tensors = [
-                x.view_as(x) if records and x.requires_grad else x.detach().requires_grad_() for x in ctx.saved_tensors
-            ]
-            output = DENSE(*tensors[1:], **options)[0]
-            inputs = list(itertools.compress(tensors[1:], is_found))
-            gradients = torch.autograd.grad(output, inputs, tensors[0], create_graph=True)
-            again = torch.autograd.grad(gradients, tensors, cotangents, create_graph=records, materialize_grads=True)
-        return None, *again, *(None for _ in cotangents)
-
-
-def _recorded_again(
-    gradients: tuple[torch.Tensor | None, ...], d_output: tuple[torch.Tensor | None, ...]
-) -> tuple[torch.Tensor | None, ...] | None:
-    """Gradients of a kernel to be differentiated again, where somebody records how they are computed.
-
-    Most kernels of PyTorch do not know how. That for CPUs tells its arguments, unless a transform of functions asks, or
-    `torch.utils.checkpoint`, which tells them once.
-    """
-    if not torch.is_grad_enabled():
-        return None
-    found = [gradient for gradient in gradients if gradient is not None]
-    node: Any = torch._C._current_autograd_node()
-    options, arrays = None, found[:1] * 4
-    is_seen = torch._C._functorch.peek_interpreter_stack() is not None
-    if node.name().startswith("ScaledDotProductFlashAttentionForCpu") and not is_seen:
-        with contextlib.suppress(torch.utils.checkpoint.CheckpointError):
-            arrays = [d_output[0], node._saved_query, node._saved_key, node._saved_value]
-            if arrays[1].shape[-2] * arrays[2].shape[-2] <= MAX_SCORES_AGAIN:
-                names = "attn_mask", "is_causal", "scale"
-                kept = {name: getattr(node, f"_saved_{name}") for name in names}
-                kept["enable_gqa"] = arrays[1].shape[-3] != arrays[2].shape[-3]
-                options = [gradient is not None for gradient in gradients[:3]], kept
-    again = iter(Again.apply(options, *arrays, *(gradient.detach() for gradient in found)))
-    return tuple(None if gradient is None else next(again) for gradient in gradients)
-
-
 def differentiated_again(output: torch.Tensor) -> torch.Tensor:
     """The output of a kernel, whose gradients are then differentiated by the dense form, or refuse to be."""
     if output.requires_grad and not torch.compiler.is_compiling():
         output.grad_fn.register_hook(_recorded_again)
     return output
+
+
+def _recorded_again(
+    gradients: tuple[torch.Tensor | None, ...], d_output: tuple[torch.Tensor | None, ...]
+) -> tuple[torch.Tensor | None, ...] | None:
+    """Gradients by PyTorch's dense form in place of those of a kernel, where somebody records how they are computed.
+
+    Kernels of PyTorch do not know how. That for CPUs tells its arguments, unless a transform of functions asks, or
+    `torch.utils.checkpoint`, which tells them once.
+    """
+    if not torch.is_grad_enabled():
+        return None
+    node: Any = torch._C._current_autograd_node()
+    is_seen = torch._C._functorch.peek_interpreter_stack() is not None
+    if node.name().startswith("ScaledDotProductFlashAttentionForCpu") and not is_seen:
+        with contextlib.suppress(torch.utils.checkpoint.CheckpointError):
+            arrays = [x.view_as(x) for x in (node._saved_query, node._saved_key, node._saved_value)]
+            if arrays[0].shape[-2] * arrays[1].shape[-2] <= MAX_SCORES_AGAIN:
+                options = {name: getattr(node, f"_saved_{name}") for name in ("attn_mask", "is_causal", "scale")}
+                inputs = [x for x, gradient in zip(arrays, gradients, strict=False) if gradient is not None]
+                with torch.autocast("cpu", enabled=False):  # it may be on where one goes backward
+                    output = DENSE(*arrays, **options, enable_gqa=arrays[0].shape[-3] != arrays[1].shape[-3])[0]
+                    found = iter(torch.autograd.grad(output, inputs, d_output[0], create_graph=True))
+                return tuple(None if gradient is None else next(found) for gradient in gradients)
+    for gradient in gradients:
+        if gradient is not None and gradient.grad_fn is not None:
+            gradient.grad_fn.register_prehook(_refuse)
+    return None
+
+
+def _refuse(cotangents: Any) -> None:
+    raise NotImplementedError(DIFFERENTIATED_ONCE)
 
 
 def kernel_output(call: Call) -> torch.Tensor:
