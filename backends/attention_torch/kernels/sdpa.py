@@ -22,7 +22,7 @@ from attention_core.backend import (
     score_positions,
 )
 from attention_core.masks import Given, Mask
-from attention_torch.kernels.guards import HALVES, few_queries, records
+from attention_torch.kernels.guards import HALVES, counts_from_0, few_queries, records
 from attention_torch.modes import is_on_accelerator, is_on_host
 
 TAKES_GROUPS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # the kernel for CPUs, forward and backward
@@ -81,11 +81,9 @@ def kernel_output(call: Call) -> torch.Tensor:
         if output is not None:
             return output
     call = scaled(call)
-    is_causal, mask = kernel_mask(call)
-    query, key, value = kernel_arrays(call, is_causal=is_causal)
-    if mask is not None:
-        mask = with_axes_of(query, call, mask)
-        mask = mask if mask.dtype == torch.bool else shifted(mask, call)
+    (query, key, value), mask, is_causal = inputs_of(call)
+    if mask is not None and mask.dtype != torch.bool:
+        mask = shifted(mask, call)
     is_on_gpu, options = query.is_cuda, {"is_causal": is_causal, "scale": call.scale}
     if query.shape[-3] != key.shape[-3]:  # which a compiler of symbols tells by a branch alone
         options["enable_gqa"] = True
@@ -159,22 +157,28 @@ def row_shift(bias: torch.Tensor) -> torch.Tensor:
     return torch.where((top.abs() > MAX_PLAIN_BIAS) & top.isfinite(), top, 0.0)
 
 
-def kernel_arrays(call: Call, *, is_causal: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Query, key and value of a call as the kernel takes them, with one axis for the batch."""
+class Inputs(NamedTuple):
+    """What the kernel is given, with one axis for the batch."""
+
+    arrays: tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query, key and value
+    mask: torch.Tensor | None  # boolean, or added to scores
+    is_causal: bool
+
+
+def inputs_of(call: Call) -> Inputs:
+    """What the kernel is given of a call that has a key."""
+    is_causal, mask = kernel_mask(call)
     query, key, value = map(with_unit_stride, call[:3]) if is_on_host(call.query) else call[:3]
     if query.dim() != 4:
         batch = math.prod(query.shape[:-3])
         query, key, value = (x.reshape(batch, *x.shape[-3:]) for x in (query, key, value))
     group = group_size(query, key, call.xp)
-    is_causal = is_causal and call.bias is None
-    has_flag = is_causal or (call.mask is None and call.bias is None)
-    if group == 1 or (query.is_cuda and query.dtype in HALVES and has_flag):  # which shares key heads on a GPU
-        return query, key, value
-    if few_queries(call) and not is_causal:
+    shares_heads = group == 1 or (query.is_cuda and query.dtype in HALVES and mask is None)
+    if few_queries(call) and not (shares_heads or is_causal):
         query = fold_group(query, group, xp=call.xp)
-    elif query.device.type != "cpu" or not TAKES_GROUPS:  # as kernels for GPUs have no groups with some types and masks
+    elif not shares_heads and (query.device.type != "cpu" or not TAKES_GROUPS):  # of some types and masks on GPUs
         key, value = (repeat_kv(x, group, xp=call.xp) for x in (key, value))
-    return query, key, value
+    return Inputs((query, key, value), None if mask is None else with_axes_of(query, call, mask), is_causal)
 
 
 def with_unit_stride(array: torch.Tensor) -> torch.Tensor:
@@ -183,7 +187,7 @@ def with_unit_stride(array: torch.Tensor) -> torch.Tensor:
 
 
 def with_axes_of(query: torch.Tensor, call: Call, mask: torch.Tensor) -> torch.Tensor:
-    """A mask of the scores of a call as one of those of `kernel_arrays`, which have one axis for the batch."""
+    """A mask of the scores of a call as one of those of `inputs_of`, which have one axis for the batch."""
     *leading, heads, rows, _ = call.query.shape
     if len(leading) != 1:
         mask = mask.expand(*leading, *(mask.shape[-3:] if mask.dim() > 2 else (1, *mask.shape)))
@@ -252,7 +256,7 @@ def kernel_mask(call: Call) -> tuple[bool, torch.Tensor | None]:
     """Whether the kernel is to be causal, and its mask: boolean, or a bias."""
     mask: Any = call.mask
     bias = call.bias
-    if bias is None and is_top_left_causal(mask):
+    if bias is None and is_top_left_causal(mask) and counts_from_0(call.starts):
         return True, None
     if isinstance(mask, Given) and _is_of_all(mask.mask, call):
         mask = mask.mask
