@@ -81,8 +81,9 @@ def facts_of(call: Call) -> Facts:
 class GuardedPlan(NamedTuple):
     """What is known of a call besides its arrays."""
 
-    call: Call  # tree definitions of its fields; query, key and value have their rows before their heads
+    call: Call  # tree definitions of its fields
     logsumexp: bool  # whether the logsumexp is asked for, and has a gradient
+    is_swapped: bool  # whether query, key and value have their rows before their heads, and so have gradients
 
 
 def run(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -170,8 +171,9 @@ def _recorded(call: Call, *, logsumexp: bool) -> tuple[torch.Tensor, torch.Tenso
     if isinstance(call.scale, torch.Tensor):
         call = sdpa.scaled(call)
     scale = call.scale if call.scale is None else float(call.scale)  # of a Fraction, too
-    definitions, arrays = pack(_turned(call._replace(scale=scale, sinks=None, dropout=None)))
-    output, rows = call.backend.custom_gradient(GUARDED, GuardedPlan(definitions, logsumexp), arrays)
+    records = guards.records(call)
+    definitions, arrays = pack(_turned(call._replace(scale=scale, sinks=None, dropout=None), records))
+    output, rows = call.backend.custom_gradient(GUARDED, GuardedPlan(definitions, logsumexp, records), arrays)
     return _swapped(output), rows.transpose(-2, -1) if logsumexp else None
 
 
@@ -188,7 +190,9 @@ def _with_mask_in_bias(call: Call) -> Call:
 def _forward(
     plan: GuardedPlan, arrays: tuple[torch.Tensor, ...], backend: Backend
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    output, found = _by_kernel_or_blocks(_turned(unpack(plan, arrays, backend)), logsumexp=plan.logsumexp)
+    output, found = _by_kernel_or_blocks(
+        _turned(unpack(plan, arrays, backend), plan.is_swapped), logsumexp=plan.logsumexp
+    )
     return _swapped(output), found.transpose(-2, -1)
 
 
@@ -231,13 +235,13 @@ def _backward(
 
     Where the output is of blocks, what leaked shows in the gradients of the kernel, too.
     """
-    call = _turned(unpack(plan, arrays, backend))
+    call = _turned(unpack(plan, arrays, backend), plan.is_swapped)
     output, d_output = _swapped(results[0]), _swapped(cotangents[0])
     rows = [x.transpose(-2, -1) for x in (results[1], cotangents[1])]
     gradients = _gradients(call, (output, *rows, d_output), logsumexp=plan.logsumexp)
     if gradients is None:
         gradients = _gradients_of_blocks(call, d_output, rows[1])
-    return *map(_swapped, gradients), *(None for _ in arrays[3:])
+    return *(map(_swapped, gradients) if plan.is_swapped else gradients), *(None for _ in arrays[3:])
 
 
 def _gradients(call: Call, ends: tuple[torch.Tensor, ...], *, logsumexp: bool) -> tuple[torch.Tensor, ...] | None:
@@ -292,7 +296,7 @@ def _gradients_of_blocks(call: Call, d_output: torch.Tensor, d_logsumexp: torch.
 
 
 def _empty(plan: GuardedPlan, arrays: tuple[Any, ...], backend: Backend) -> tuple[torch.Tensor, torch.Tensor]:
-    query = arrays[0]
+    query = arrays[0] if plan.is_swapped else _swapped(arrays[0])
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     return query.new_empty(query.shape), query.new_empty(query.shape[:-1], dtype=wide)
 
@@ -305,6 +309,6 @@ def _swapped(array: torch.Tensor) -> torch.Tensor:
     return array.transpose(-3, -2)
 
 
-def _turned(call: Call) -> Call:
-    query, key, value = map(_swapped, call[:3])
+def _turned(call: Call, is_swapped: bool) -> Call:
+    query, key, value = map(_swapped, call[:3]) if is_swapped else call[:3]
     return call._replace(query=query, key=key, value=value)
