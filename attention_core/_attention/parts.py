@@ -241,8 +241,8 @@ def find_cut(call: Call) -> KeyCut | None:
         return None
     bands = _bands(call)
     found = None if bands is None else _cut(call, bands)
-    is_gain = found is not None and (found.mask is None or found.stop - found.first < call.key.shape[-2])
-    return found if is_gain else None
+    saves = found is not None and (found.mask is None or found.stop - found.first < call.key.shape[-2])
+    return found if saves else None
 
 
 def _cut(call: Call, bands: list[Band]) -> KeyCut:
