@@ -103,8 +103,8 @@ def unflatten(treedef: Any, arrays: Any, /) -> Any:
         return treedef
     kind, *branches = treedef
     values = [unflatten(branch, arrays) if isinstance(branch, tuple) else branch for branch in branches]
-    if issubclass(kind, tuple):
-        return tuple(values) if kind is tuple else kind(*values)
+    if issubclass(kind, tuple | list):
+        return kind(*values) if hasattr(kind, "_fields") else kind(values)
     rule = object.__new__(kind)  # without ``__post_init__``: traced arrays cannot be checked again
     for name, value in zip(_field_names(kind), values, strict=True):
         object.__setattr__(rule, name, value)

@@ -25,6 +25,7 @@ from ._arrays import (
     upcast,
 )
 from ._attention.blocks.forward import blockwise
+from ._attention.blocks.plan import pack, unpack
 from ._attention.call import (
     Attention,
     Call,
@@ -70,7 +71,7 @@ from ._backend import (
 )
 from ._checks import check_flags, remember
 from ._keywords import keyword_error, names_keywords, names_of, unconverted, words_of
-from ._trees import leaves, map_leaves
+from ._trees import Leaf, leaves, map_leaves
 from .masks import is_top_left_causal
 from .masks._mask import bounds_of
 from .masks._rules import rule_of
@@ -89,6 +90,7 @@ __all__ = [
     "DType",
     "Kernel",
     "KeyCut",
+    "Leaf",
     "Loops",
     "Namespace",
     "Operation",
@@ -126,6 +128,7 @@ __all__ = [
     "names_of",
     "on_device_of",
     "one_line",
+    "pack",
     "read_as",
     "register",
     "registered",
@@ -139,6 +142,7 @@ __all__ = [
     "shape_text",
     "sizes",
     "unconverted",
+    "unpack",
     "upcast",
     "with_arrays",
     "with_cut",

@@ -240,18 +240,18 @@ def find_cut(call: Call) -> KeyCut | None:
     if call.backend.loops.traced and is_concrete(call.query):
         return None
     bands = _bands(call)
-    return None if bands is None else _cut(call, bands)
+    found = None if bands is None else _cut(call, bands)
+    saves = found is not None and (found.mask is None or found.stop - found.first < call.key.shape[-2])
+    return found if saves else None
 
 
-def _cut(call: Call, bands: list[Band]) -> KeyCut | None:
-    (of_queries, start), columns = call.starts, call.key.shape[-2]
+def _cut(call: Call, bands: list[Band]) -> KeyCut:
+    of_queries, start = call.starts
     ranges = [_keys_of(band, call) for band in bands]
     first, stop = min(each.first for each in ranges), max(each.stop for each in ranges)
-    if first >= stop:  # nothing is attended to, which a mask has to say
-        return None
+    if first >= stop:  # nothing is attended to, which a mask has to say, of one key
+        first, stop = 0, 1
     is_whole = all(each.every_first <= first and each.every_stop >= stop for each in ranges)
-    if not is_whole and stop - first == columns:
-        return None
     counts_positions = not is_whole or call.score_mod is not None or call.dropout is not None
     mask = None if is_whole else _left_of(call, bands, start + stop)
     return KeyCut(first, stop, mask, (of_queries, start + first) if counts_positions else (0, 0))
@@ -272,14 +272,14 @@ def _left_of(call: Call, bands: list[Band], stop: int) -> Any:
 
 
 def sample_cuts(call: Call) -> list[KeyCut] | None:
-    """The keys that the lengths of each sample of a ragged batch leave, and the mask of numbers that is left for them.
+    """The keys that a rule leaves of all samples, or of each, and the mask of numbers that is left for them.
 
-    ``None`` of other batches, and where lengths are not known.
+    ``None`` where the rule is no band, and where lengths are not known.
     """
     bands = _bands(call)
-    if bands is None or len(bands) < 2 or not all(band.is_exact for band in bands):
+    if bands is None or not all(band.is_exact for band in bands):
         return None
-    return [_cut(call, [band]) or KeyCut(0, call.key.shape[-2], rule_of(band), call.starts) for band in bands]
+    return [_cut(call, [band]) for band in bands]
 
 
 def sample_calls(call: Call, cuts: list[KeyCut]) -> list[Call]:

@@ -30,21 +30,21 @@ class TorchCollectives(Collectives):
         return str(group.group_name)
 
     def size(self, group: str, /) -> int:
-        return _size(group)
+        return int(_group(group).size())
 
     def rank(self, group: str, /) -> int:
-        return _rank(group)
+        return int(_group(group).rank())
 
     def all_gather(self, x: torch.Tensor, group: str, /) -> torch.Tensor:
-        ranks, x = _group(group), x.contiguous()
-        gathered = x.new_empty((ranks.size() * x.shape[0], *x.shape[1:]) if x.dim() else (ranks.size(),))
-        _ALL_GATHER(gathered, x.reshape(1) if not x.dim() else x, group=ranks)
+        ranks = _group(group)
+        gathered = x.new_empty(ranks.size() * x.numel())
+        _ALL_GATHER(gathered, x.reshape(-1).contiguous(), group=ranks)
         return gathered.reshape(ranks.size(), *x.shape)
 
     def sum_scatter(self, x: torch.Tensor, group: str, /) -> torch.Tensor:
-        scattered = x.new_empty(x.shape[1:])
-        _REDUCE_SCATTER(scattered, _joined(x), group=_group(group))
-        return scattered
+        scattered = x.new_empty(x[0].numel())
+        _REDUCE_SCATTER(scattered, x.reshape(-1).contiguous(), group=_group(group))
+        return scattered.reshape(x.shape[1:])
 
     def exchange(self, x: torch.Tensor, group: str, /) -> torch.Tensor:
         received = x.new_empty(x.shape)
@@ -81,21 +81,9 @@ def _group(name: str) -> Any:
     return dist.distributed_c10d._resolve_process_group(name)
 
 
-def _size(name: str) -> int:
-    return int(_group(name).size())
-
-
-def _rank(name: str) -> int:
-    return int(_group(name).rank())
-
-
-for _each in (_size, _rank):  # torch.compile runs them, and keeps what they return: a program is one of its process
-    _each._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _joined(x: torch.Tensor) -> torch.Tensor:
-    """Entries of ranks below each other, as a scatter takes them."""
-    return x.contiguous().reshape(-1, *x.shape[2:]) if x.dim() > 1 else x.contiguous()
+_each: Any
+for _each in (TorchCollectives.size, TorchCollectives.rank):
+    _each._dynamo_marked_constant = True  # torch.compile runs it, and keeps the number: a program is one of its process
 
 
 def _reduced(x: torch.Tensor, operation: Any, group: str) -> torch.Tensor:

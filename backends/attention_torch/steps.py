@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from attention_core.backend import CONTEXTS, STEPS, assumes_finite, read_as
+from attention_core.backend import CONTEXTS, STEPS, Leaf, assumes_finite, map_leaves, read_as
+from attention_core.masks import unflatten
 from attention_numpy.trees import ARRAYS
 from attention_torch import modes
 
@@ -75,19 +76,6 @@ def _taken_apart(part: Any, leaves: list[Any], others: list[Any]) -> Any:
     return tuple(found)
 
 
-def _put_together(structure: Any, leaves: tuple[Any, ...]) -> Any:
-    if not isinstance(structure, tuple):
-        return leaves[structure] if type(structure) is int else structure  # True is no index
-    kind, *branches = structure
-    values = [_put_together(branch, leaves) for branch in branches]
-    if issubclass(kind, tuple | list):
-        return kind(*values) if hasattr(kind, "_fields") else kind(values)
-    made = object.__new__(kind)  # what was checked when it was made
-    for field, value in zip(fields(kind), values, strict=True):
-        object.__setattr__(made, field.name, value)
-    return made
-
-
 def _is_transformed() -> bool:
     """Whether a transform of `torch.func` is open, for which Dynamo differentiates what it reads."""
     return torch._C._functorch.peek_interpreter_stack() is not None
@@ -99,9 +87,10 @@ def _has_symbols() -> bool:
 
 
 def _kept(name: str, structure: Any) -> str:
-    """Keep a structure, and return its name."""
+    """Keep a structure as a tree definition, and return its name."""
     torch.compiler.allow_in_graph(_run)
     text = f"{name} {structure}"
+    structure = map_leaves(lambda part: Leaf(part, 0) if type(part) is int else part, structure)
     while _structures.setdefault(text, structure) != structure:  # which holds another class of the same name
         text += "'"
     return text
@@ -115,7 +104,7 @@ for _each in (_is_transformed, _has_symbols, _kept):
 def _run(text: str, *leaves: Any) -> Any:
     """The results of a function; what is wrong with its arguments ends the graph before it, so that it says so."""
     names, structure = _structures[text]
-    values = _put_together(structure, leaves)
+    values = unflatten(structure, leaves)
     count = len(values) - len(names)
     try:
         return STEPS[text.partition(" ")[0]](*values[:count], **dict(zip(names, values[count:], strict=True)))

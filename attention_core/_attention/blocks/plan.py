@@ -53,7 +53,7 @@ def pack(call: Call) -> tuple[Call, Arrays]:
     return Call(*fields), tuple(arrays)
 
 
-def unpack(plan: Plan, arrays: Arrays, backend: Backend) -> Call:
+def unpack(plan: Any, arrays: Arrays, backend: Backend) -> Call:
     """The call of a plan, out of its arrays."""
     call: Call = unflatten((Call, *plan.call), arrays)
     return call._replace(xp=backend.namespace, backend=backend)

@@ -25,19 +25,21 @@ from attention_core.backend import (
     cast_to,
     group_size,
     is_top_left_causal,
+    pack,
     register,
     repeat_kv,
+    unpack,
 )
-from attention_core.masks import Given, Mask, flatten, unflatten
 from attention_torch import modes
 from attention_torch.kernels import guards, sdpa
-from attention_torch.kernels.parts import Inputs, added_to_scores, cuts_of, inputs_of, joined, of_no_key, parts_of
-from attention_torch.kernels.sdpa import Scale
+from attention_torch.kernels.parts import cuts_of, inputs_of, joined, parts_of
+from attention_torch.kernels.sdpa import Inputs, Scale
 
 MIN_ROWS = 64  # from which on norms take less time than to scale queries in new memory, and to look at outputs
 MAX_ADDED = 2**14  # numbers of a mask that is kept with a plan, and of keys that are read whole next to it
 FLASH_CPU = torch._scaled_dot_product_flash_attention_for_cpu
 FLASH_CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+padded = torch.nn.functional.pad
 
 
 class Facts(NamedTuple):
@@ -71,7 +73,7 @@ def facts_of(call: Call) -> Facts:
         return facts
     scale = sdpa.scale_of(call)
     with torch.inference_mode(False):
-        added = added_to_scores(call, query) if needs_array else None
+        added = inputs_of(call).mask if needs_array else None
         factor = None if scale.factor is None else torch.tensor(scale.factor, dtype=query.dtype, device="cpu")
     return facts._replace(scale=scale._replace(factor=factor), is_causal=is_causal, added=added)
 
@@ -79,11 +81,7 @@ def facts_of(call: Call) -> Facts:
 class GuardedPlan(NamedTuple):
     """What is known of a call besides its arrays."""
 
-    mask: Any  # a tree definition
-    scale: Any
-    starts: tuple[int, int]
-    has_bias: bool  # whether the last array is a bias, which holds the mask, too
-    looks: bool  # whether somebody looks
+    call: Call  # tree definitions of its fields
     logsumexp: bool  # whether the logsumexp is asked for, and has a gradient
     is_swapped: bool  # whether query, key and value have their rows before their heads, and so have gradients
 
@@ -145,7 +143,7 @@ def _is_finite(output: torch.Tensor) -> bool:
 
 def _are_small(call: Call, inputs: Inputs, scale: Scale) -> bool:
     """Whether norms show that no score is NaN or overflows, even unscaled, and no product with values does."""
-    is_number = call.bias is None or (inputs.added is not None and inputs.added.amax().item() < math.inf)
+    is_number = call.bias is None or (inputs.mask is not None and inputs.mask.amax().item() < math.inf)
     return is_number and guards.norms_are_small(inputs.arrays, scale.number)
 
 
@@ -159,8 +157,8 @@ def piece_gradients(
     call: Call, results: tuple[torch.Tensor, ...], cotangents: tuple[torch.Tensor, ...]
 ) -> tuple[torch.Tensor, ...] | None:
     """Gradients of query, key and value by the kernel, if they are finite and precise, given results to all keys."""
-    plan = GuardedPlan(None, 1.0, call.starts, False, not call.assume_finite, bool(cotangents[1].any()), False)
-    return None if _is_rounded(results[1]) else _gradients(plan, call, (*results, *cotangents[::-1]))
+    ends = *results, *cotangents[::-1]
+    return None if _is_rounded(results[1]) else _gradients(call, ends, logsumexp=bool(cotangents[1].any()))
 
 
 def _is_rounded(logsumexp: torch.Tensor) -> bool:
@@ -170,19 +168,12 @@ def _is_rounded(logsumexp: torch.Tensor) -> bool:
 
 def _recorded(call: Call, *, logsumexp: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Output and logsumexp by the operation, which autograd or a compiler records."""
-    mask_arrays: list[torch.Tensor] = []
     if isinstance(call.scale, torch.Tensor):
         call = sdpa.scaled(call)
     scale = call.scale if call.scale is None else float(call.scale)  # of a Fraction, too
     records = guards.records(call)
-    plan = GuardedPlan(None, scale, call.starts, call.bias is not None, not call.assume_finite, logsumexp, records)
-    if call.mask is not None:
-        mask = call.mask if isinstance(call.mask, Mask) else Given(call.mask)
-        plan = plan._replace(mask=flatten(mask, mask_arrays))
-    if call.bias is not None:
-        mask_arrays.append(call.bias)
-    arrays = map(_swapped, call[:3]) if records else call[:3]
-    output, rows = call.backend.custom_gradient(GUARDED, plan, (*arrays, *mask_arrays))
+    definitions, arrays = pack(_turned(call._replace(scale=scale, sinks=None, dropout=None), records))
+    output, rows = call.backend.custom_gradient(GUARDED, GuardedPlan(definitions, logsumexp, records), arrays)
     return _swapped(output), rows.transpose(-2, -1) if logsumexp else None
 
 
@@ -196,20 +187,12 @@ def _with_mask_in_bias(call: Call) -> Call:
     return call._replace(mask=None, bias=sdpa.shifted(bias, call))
 
 
-def _call(plan: GuardedPlan, arrays: tuple[torch.Tensor, ...], backend: Backend) -> Call:
-    query, key, value, *others = arrays
-    if plan.is_swapped:
-        query, key, value = map(_swapped, (query, key, value))
-    bias = others.pop() if plan.has_bias else None
-    mask = None if plan.mask is None else unflatten(plan.mask, others)
-    call = Call(query, key, value, backend.namespace, backend, bias, mask=mask, scale=plan.scale, starts=plan.starts)
-    return call._replace(assume_finite=not plan.looks)
-
-
 def _forward(
     plan: GuardedPlan, arrays: tuple[torch.Tensor, ...], backend: Backend
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    output, found = _by_kernel_or_blocks(_call(plan, arrays, backend), logsumexp=plan.logsumexp)
+    output, found = _by_kernel_or_blocks(
+        _turned(unpack(plan, arrays, backend), plan.is_swapped), logsumexp=plan.logsumexp
+    )
     return _swapped(output), found.transpose(-2, -1)
 
 
@@ -228,24 +211,17 @@ def _by_kernel(
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Output and logsumexp of all parts; ``None`` if the kernel is not to be asked, or if something leaks in one."""
     cuts = cuts_of(call) if cuts is None else cuts
-    if cuts is None or (guards.records(call) and all(cut.first >= cut.stop for cut in cuts)):
-        return None  # autograd would not know where zeros are from
+    if cuts is None:
+        return None
     call = sdpa.scaled(call) if isinstance(call.scale, torch.Tensor) else call
     scale, found = sdpa.scale_of(call), []
     for part in parts_of(call, cuts):
-        results = _of_part(part, scale, logsumexp=logsumexp)
+        results = _looked_at(part, inputs_of(part), scale, logsumexp=logsumexp)
         if results is None:
             return None
-        found.append(results)
+        found.append([sdpa.with_batch_of(part, x) for x in results])
     output, rows = (joined(call, list(each)) for each in zip(*found, strict=True))
     return output, rows
-
-
-def _of_part(part: Call, scale: Scale, *, logsumexp: bool) -> tuple[torch.Tensor, torch.Tensor] | None:
-    if not part.key.shape[-2]:
-        return of_no_key(part)
-    results = _looked_at(part, inputs_of(part), scale, logsumexp=logsumexp)
-    return None if results is None else tuple([sdpa.with_batch_of(part, x) for x in results])
 
 
 def _backward(
@@ -259,16 +235,16 @@ def _backward(
 
     Where the output is of blocks, what leaked shows in the gradients of the kernel, too.
     """
-    call = _call(plan, arrays, backend)
+    call = _turned(unpack(plan, arrays, backend), plan.is_swapped)
     output, d_output = _swapped(results[0]), _swapped(cotangents[0])
     rows = [x.transpose(-2, -1) for x in (results[1], cotangents[1])]
-    gradients = _gradients(plan, call, (output, *rows, d_output))
+    gradients = _gradients(call, (output, *rows, d_output), logsumexp=plan.logsumexp)
     if gradients is None:
-        gradients = _gradients_of_blocks(plan, call, d_output, rows[1])
+        gradients = _gradients_of_blocks(call, d_output, rows[1])
     return *(map(_swapped, gradients) if plan.is_swapped else gradients), *(None for _ in arrays[3:])
 
 
-def _gradients(plan: GuardedPlan, call: Call, ends: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
+def _gradients(call: Call, ends: tuple[torch.Tensor, ...], *, logsumexp: bool) -> tuple[torch.Tensor, ...] | None:
     """Gradients of query, key and value by the kernel; ``None`` if they are not finite, and somebody looks."""
     cuts = cuts_of(call)
     if cuts is None:
@@ -276,57 +252,47 @@ def _gradients(plan: GuardedPlan, call: Call, ends: tuple[torch.Tensor, ...]) ->
     factor = sdpa.scale_of(call).factor
     parts = parts_of(sdpa.scaled(call), cuts)
     of_parts = zip(*(x.reshape(-1, *x.shape[call.query.dim() - 3 :]).chunk(len(cuts)) for x in ends), strict=True)
-    found = [_gradients_of_part(plan, *each, call.key.shape[-2]) for each in zip(parts, cuts, of_parts, strict=True)]
+    found = []
+    for part, cut, each in zip(parts, cuts, of_parts, strict=True):
+        behind = 0, 0, cut.first, call.key.shape[-2] - cut.stop
+        d_query, *of_keys = _gradients_of_part(part, *each, logsumexp=logsumexp)
+        found.append((d_query, *(padded(x, behind) if any(behind) else x for x in of_keys)))
     gradients = [x[0] if len(x) == 1 else torch.cat(x) for x in map(list, zip(*found, strict=True))]
-    total: Any = sum(each.sum() for each in gradients) if plan.looks else 0.0
+    total: Any = 0.0 if call.assume_finite else sum(each.sum() for each in gradients)
     if not math.isfinite(total):
         return None
     gradients[0] = gradients[0] if factor is None else gradients[0] * factor
     return tuple(x.reshape(like.shape) for x, like in zip(gradients, call[:3], strict=True))
 
 
-def _gradients_of_part(
-    plan: GuardedPlan, part: Call, cut: KeyCut, ends: tuple[torch.Tensor, ...], columns: int
-) -> tuple[torch.Tensor, ...]:
-    """Gradients by the kernel, of so many keys, which knows no gradient of the logsumexp.
+def _gradients_of_part(part: Call, *ends: torch.Tensor, logsumexp: bool) -> list[torch.Tensor]:
+    """Gradients by the kernel, which knows no gradient of the logsumexp.
 
     That one adds to the gradient of the scores: P (dP - delta + d_logsumexp). The kernel sums delta from dO and O. So
     one more channel, 1 in dO and -d_logsumexp in O, subtracts it from delta. It is 0 in all other arrays.
     """
-    padded = torch.nn.functional.pad
-    if not part.key.shape[-2]:
-        return torch.zeros_like(part.query), *(padded(x, (0, 0, 0, columns)) for x in part[1:3])
     arrays, added, is_causal = inputs_of(part)
-    output, logsumexp, d_logsumexp, d_output = (x.reshape(*arrays[0].shape[:-1], *x.shape[3:]) for x in ends)
-    logsumexp = logsumexp if added is None else torch.where(logsumexp == -math.inf, 0.0, logsumexp)
-    if plan.logsumexp:
+    output, rows, d_rows, d_output = (x.reshape(*arrays[0].shape[:-1], *x.shape[3:]) for x in ends)
+    rows = rows if added is None else torch.where(rows == -math.inf, 0.0, rows)
+    if logsumexp:
         arrays = tuple(padded(array, (0, 1)) for array in arrays)
-        output = torch.cat([output, -d_logsumexp.unsqueeze(-1).to(output.dtype)], dim=-1)
+        output = torch.cat([output, -d_rows.unsqueeze(-1).to(output.dtype)], dim=-1)
         d_output = padded(d_output, (0, 1), value=1.0)
     d_output, output = map(sdpa.with_unit_stride, (d_output, output))
-    gradients = FLASH_CPU_BACKWARD(
-        d_output, *arrays, output, logsumexp, 0.0, is_causal, attn_mask=added, scale=part.scale
-    )
-    if plan.logsumexp:
-        gradients = [x[..., :-1] for x in gradients]
-    d_query, *of_keys = (x.reshape(like.shape) for x, like in zip(gradients, part[:3], strict=True))
-    behind = columns - cut.stop
-    return d_query, *(padded(x, (0, 0, cut.first, behind)) if cut.first or behind else x for x in of_keys)
+    gradients = FLASH_CPU_BACKWARD(d_output, *arrays, output, rows, 0.0, is_causal, attn_mask=added, scale=part.scale)
+    width = part.query.shape[-1]
+    return [x[..., :width].reshape(like.shape) for x, like in zip(gradients, part[:3], strict=True)]
 
 
-def _gradients_of_blocks(
-    plan: GuardedPlan, call: Call, d_output: torch.Tensor, d_logsumexp: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
+def _gradients_of_blocks(call: Call, d_output: torch.Tensor, d_logsumexp: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Gradients by computing the results once more."""
 
     def results(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         output, logsumexp, _ = blockwise(call._replace(query=query, key=key, value=value))
-        return torch.cat([output, logsumexp.unsqueeze(-1)], dim=-1) if plan.logsumexp else output
+        return torch.cat([output, logsumexp.unsqueeze(-1)], dim=-1)
 
-    wide = d_output.to(d_logsumexp.dtype)
-    cotangent = torch.cat([wide, d_logsumexp.unsqueeze(-1)], dim=-1) if plan.logsumexp else wide
     gradients_of: Callable[..., tuple[torch.Tensor, ...]] = call.backend.vjp(results, *call[:3])[1]
-    return gradients_of(cotangent)
+    return gradients_of(torch.cat([d_output.to(d_logsumexp.dtype), d_logsumexp.unsqueeze(-1)], dim=-1))
 
 
 def _empty(plan: GuardedPlan, arrays: tuple[Any, ...], backend: Backend) -> tuple[torch.Tensor, torch.Tensor]:
@@ -341,3 +307,8 @@ GUARDED = register("torch.guarded", Operation(_forward, _backward, _empty))
 def _swapped(array: torch.Tensor) -> torch.Tensor:
     """Heads before rows as rows before heads, and back: so the kernel lays out its results in memory."""
     return array.transpose(-3, -2)
+
+
+def _turned(call: Call, is_swapped: bool) -> Call:
+    query, key, value = map(_swapped, call[:3]) if is_swapped else call[:3]
+    return call._replace(query=query, key=key, value=value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from numbers import Real
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from attention_core.backend import (
     score_positions,
 )
 from attention_core.masks import Given, Mask
-from attention_torch.kernels.guards import HALVES, few_queries, records
+from attention_torch.kernels.guards import HALVES, counts_from_0, few_queries, records
 from attention_torch.modes import is_on_accelerator, is_on_host
 
 TAKES_GROUPS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # the kernel for CPUs, forward and backward
@@ -36,68 +35,43 @@ MAX_PLAIN_BIAS = 1024.0  # up to which a logsumexp loses no more of a row's sum 
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-class Again(torch.autograd.Function):  # type: ignore[misc]
-    """Gradients of a kernel, which are differentiated as those of PyTorch's dense form are, if these are known."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(options: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return gradients, which stand behind the gradient of the output, query, key and value."""
-        return tuple(gradient.view_as(gradient) for gradient in tensors[4:])
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.options, *tensors = inputs
-        ctx.save_for_backward(*tensors[:4])
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[Any, ...]:
-        if ctx.options is None:
-            raise NotImplementedError(DIFFERENTIATED_ONCE)
-        records, (is_found, options) = torch.is_grad_enabled(), ctx.options
-        with torch.enable_grad(), torch.autocast("cpu", enabled=False):  # it may be on where one goes backward
-            tensors = [
-                x.view_as(x) if records and x.requires_grad else x.detach().requires_grad_() for x in ctx.saved_tensors
-            ]
-            output = DENSE(*tensors[1:], **options)[0]
-            inputs = list(itertools.compress(tensors[1:], is_found))
-            gradients = torch.autograd.grad(output, inputs, tensors[0], create_graph=True)
-            again = torch.autograd.grad(gradients, tensors, cotangents, create_graph=records, materialize_grads=True)
-        return None, *again, *(None for _ in cotangents)
-
-
-def _recorded_again(
-    gradients: tuple[torch.Tensor | None, ...], d_output: tuple[torch.Tensor | None, ...]
-) -> tuple[torch.Tensor | None, ...] | None:
-    """Gradients of a kernel to be differentiated again, where somebody records how they are computed.
-
-    Most kernels of PyTorch do not know how. That for CPUs tells its arguments, unless a transform of functions asks, or
-    `torch.utils.checkpoint`, which tells them once.
-    """
-    if not torch.is_grad_enabled():
-        return None
-    found = [gradient for gradient in gradients if gradient is not None]
-    node: Any = torch._C._current_autograd_node()
-    options, arrays = None, found[:1] * 4
-    is_seen = torch._C._functorch.peek_interpreter_stack() is not None
-    if node.name().startswith("ScaledDotProductFlashAttentionForCpu") and not is_seen:
-        with contextlib.suppress(torch.utils.checkpoint.CheckpointError):
-            arrays = [d_output[0], node._saved_query, node._saved_key, node._saved_value]
-            if arrays[1].shape[-2] * arrays[2].shape[-2] <= MAX_SCORES_AGAIN:
-                names = "attn_mask", "is_causal", "scale"
-                kept = {name: getattr(node, f"_saved_{name}") for name in names}
-                kept["enable_gqa"] = arrays[1].shape[-3] != arrays[2].shape[-3]
-                options = [gradient is not None for gradient in gradients[:3]], kept
-    again = iter(Again.apply(options, *arrays, *(gradient.detach() for gradient in found)))
-    return tuple(None if gradient is None else next(again) for gradient in gradients)
-
-
 def differentiated_again(output: torch.Tensor) -> torch.Tensor:
     """The output of a kernel, whose gradients are then differentiated by the dense form, or refuse to be."""
     if output.requires_grad and not torch.compiler.is_compiling():
         output.grad_fn.register_hook(_recorded_again)
     return output
+
+
+def _recorded_again(
+    gradients: tuple[torch.Tensor | None, ...], d_output: tuple[torch.Tensor | None, ...]
+) -> tuple[torch.Tensor | None, ...] | None:
+    """Gradients by PyTorch's dense form in place of those of a kernel, where somebody records how they are computed.
+
+    Kernels of PyTorch do not know how. That for CPUs tells its arguments, unless a transform of functions asks, or
+    `torch.utils.checkpoint`, which tells them once.
+    """
+    if not torch.is_grad_enabled():
+        return None
+    node: Any = torch._C._current_autograd_node()
+    is_seen = torch._C._functorch.peek_interpreter_stack() is not None
+    if node.name().startswith("ScaledDotProductFlashAttentionForCpu") and not is_seen:
+        with contextlib.suppress(torch.utils.checkpoint.CheckpointError):
+            arrays = [x.view_as(x) for x in (node._saved_query, node._saved_key, node._saved_value)]
+            if arrays[0].shape[-2] * arrays[1].shape[-2] <= MAX_SCORES_AGAIN:
+                options = {name: getattr(node, f"_saved_{name}") for name in ("attn_mask", "is_causal", "scale")}
+                inputs = [x for x, gradient in zip(arrays, gradients, strict=False) if gradient is not None]
+                with torch.autocast("cpu", enabled=False):  # it may be on where one goes backward
+                    output = DENSE(*arrays, **options, enable_gqa=arrays[0].shape[-3] != arrays[1].shape[-3])[0]
+                    found = iter(torch.autograd.grad(output, inputs, d_output[0], create_graph=True))
+                return tuple(None if gradient is None else next(found) for gradient in gradients)
+    for gradient in gradients:
+        if gradient is not None and gradient.grad_fn is not None:
+            gradient.grad_fn.register_prehook(_refuse)
+    return None
+
+
+def _refuse(cotangents: Any) -> None:
+    raise NotImplementedError(DIFFERENTIATED_ONCE)
 
 
 def kernel_output(call: Call) -> torch.Tensor:
@@ -107,11 +81,9 @@ def kernel_output(call: Call) -> torch.Tensor:
         if output is not None:
             return output
     call = scaled(call)
-    is_causal, mask = kernel_mask(call)
-    query, key, value = kernel_arrays(call, is_causal=is_causal)
-    if mask is not None:
-        mask = with_axes_of(query, call, mask)
-        mask = mask if mask.dtype == torch.bool else shifted(mask, call)
+    (query, key, value), mask, is_causal = inputs_of(call)
+    if mask is not None and mask.dtype != torch.bool:
+        mask = shifted(mask, call)
     is_on_gpu, options = query.is_cuda, {"is_causal": is_causal, "scale": call.scale}
     if query.shape[-3] != key.shape[-3]:  # which a compiler of symbols tells by a branch alone
         options["enable_gqa"] = True
@@ -185,22 +157,28 @@ def row_shift(bias: torch.Tensor) -> torch.Tensor:
     return torch.where((top.abs() > MAX_PLAIN_BIAS) & top.isfinite(), top, 0.0)
 
 
-def kernel_arrays(call: Call, *, is_causal: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Query, key and value of a call as the kernel takes them, with one axis for the batch."""
+class Inputs(NamedTuple):
+    """What the kernel is given, with one axis for the batch."""
+
+    arrays: tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query, key and value
+    mask: torch.Tensor | None  # boolean, or added to scores
+    is_causal: bool
+
+
+def inputs_of(call: Call) -> Inputs:
+    """What the kernel is given of a call that has a key."""
+    is_causal, mask = kernel_mask(call)
     query, key, value = map(with_unit_stride, call[:3]) if is_on_host(call.query) else call[:3]
     if query.dim() != 4:
         batch = math.prod(query.shape[:-3])
         query, key, value = (x.reshape(batch, *x.shape[-3:]) for x in (query, key, value))
     group = group_size(query, key, call.xp)
-    is_causal = is_causal and call.bias is None
-    has_flag = is_causal or (call.mask is None and call.bias is None)
-    if group == 1 or (query.is_cuda and query.dtype in HALVES and has_flag):  # which shares key heads on a GPU
-        return query, key, value
-    if few_queries(call) and not is_causal:
+    shares_heads = group == 1 or (query.is_cuda and query.dtype in HALVES and mask is None)
+    if few_queries(call) and not (shares_heads or is_causal):
         query = fold_group(query, group, xp=call.xp)
-    elif query.device.type != "cpu" or not TAKES_GROUPS:  # as kernels for GPUs have no groups with some types and masks
+    elif not shares_heads and (query.device.type != "cpu" or not TAKES_GROUPS):  # of some types and masks on GPUs
         key, value = (repeat_kv(x, group, xp=call.xp) for x in (key, value))
-    return query, key, value
+    return Inputs((query, key, value), None if mask is None else with_axes_of(query, call, mask), is_causal)
 
 
 def with_unit_stride(array: torch.Tensor) -> torch.Tensor:
@@ -209,7 +187,7 @@ def with_unit_stride(array: torch.Tensor) -> torch.Tensor:
 
 
 def with_axes_of(query: torch.Tensor, call: Call, mask: torch.Tensor) -> torch.Tensor:
-    """A mask of the scores of a call as one of those of `kernel_arrays`, which have one axis for the batch."""
+    """A mask of the scores of a call as one of those of `inputs_of`, which have one axis for the batch."""
     *leading, heads, rows, _ = call.query.shape
     if len(leading) != 1:
         mask = mask.expand(*leading, *(mask.shape[-3:] if mask.dim() > 2 else (1, *mask.shape)))
@@ -278,7 +256,7 @@ def kernel_mask(call: Call) -> tuple[bool, torch.Tensor | None]:
     """Whether the kernel is to be causal, and its mask: boolean, or a bias."""
     mask: Any = call.mask
     bias = call.bias
-    if bias is None and is_top_left_causal(mask):
+    if bias is None and is_top_left_causal(mask) and counts_from_0(call.starts):
         return True, None
     if isinstance(mask, Given) and _is_of_all(mask.mask, call):
         mask = mask.mask
