@@ -158,6 +158,8 @@ class Backend:
         each operation, unless a compiler fuses them.
     collectives : Collectives or None
         What the library lends to compute over several ranks, if it runs on groups of them.
+    as_step : callable or None
+        ``as_step(name, function)`` is what PyTorch's compiler reads in the place of a public function of that name.
     has_gradient : callable or None
         Whether an array tells that a gradient will be computed of what it was computed from, if arrays do. Blocks
         refuse a function of scores that closes over such an array, whose gradient they would not compute. Ranks refuse
@@ -175,6 +177,7 @@ class Backend:
     affine: Callable[[Array, Array, Array], Array] | None = None
     normalize: Callable[[Array, Array, Array, float], Array] | None = None
     has_gradient: Callable[[Array], bool] | None = None
+    as_step: Callable[[str, Any], Callable[..., Any]] | None = None
     collectives: Collectives | None = None
 
     def __init__(self, xp: Namespace, loops: Loops | None = None) -> None:

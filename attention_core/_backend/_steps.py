@@ -22,7 +22,7 @@ _compilers: dict[str, Any] = {}
 
 
 def may_be_step(function: Step) -> Step:
-    """Let Dynamo read, in the place of a function, what the backend of PyTorch says with `read_as`.
+    """Let Dynamo read, in the place of a function, what the backend of PyTorch makes of it (`as_step`).
 
     A first call under `torch.compile` loads that backend, as to read all of one attention takes a third of a second.
     No mark of Dynamo says so, which `functools.wraps` would hand on to the functions of users.
@@ -53,9 +53,5 @@ def _has_compiler() -> bool:
 @untraced
 def _load() -> None:
     with contextlib.suppress(ImportError, ValueError):  # then the function itself is read
-        get_backend("torch")
-
-
-def read_as(name: str, function: Callable[..., Any]) -> None:
-    """Let Dynamo read this function in the place of the public one of a name."""
-    _read[name] = function
+        as_step: Any = get_backend("torch").as_step
+        _read.update({name: as_step(name, STEPS[name]) for name in STEPS.keys() - _read.keys()})

@@ -2,10 +2,9 @@
 
 import attention_core  # noqa: F401 (before its parts, for which two threads would wait for each other)
 import attention_numpy  # noqa: F401 (likewise)
-from attention_torch import layers, steps
+from attention_torch import layers
 from attention_torch.backend import backend
 from attention_torch.layers import *  # noqa: F403 (the names stand there, once)
 
 __all__ = ["backend"]
 __all__ += layers.__all__
-steps.become_steps()

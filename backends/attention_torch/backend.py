@@ -45,6 +45,7 @@ from attention_torch.kernels import ScaledDotProduct
 from attention_torch.kernels.flex import RECOMPILE_OPTIONS, FlexAttention
 from attention_torch.modes import check_local, has_modes
 from attention_torch.program_guards import GUARD_OPTIONS
+from attention_torch.steps import as_step
 
 __all__ = ["TorchBackend", "backend"]
 
@@ -153,6 +154,7 @@ class TorchBackend(Backend):
     silu = staticmethod(torch.nn.functional.silu)
     collectives = TorchCollectives()
     autocast = TorchAutocast()
+    as_step = staticmethod(as_step)
 
     def __init__(self) -> None:
         super().__init__(array_api_compat.torch, TorchLoops(array_api_compat.torch))

@@ -7,7 +7,6 @@ those on an accelerator, where FlexAttention has to be a part of the program.
 
 from __future__ import annotations
 
-import inspect
 import types
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-from attention_core.backend import CONTEXTS, STEPS, Leaf, assumes_finite, map_leaves, read_as
+from attention_core.backend import CONTEXTS, STEPS, Leaf, assumes_finite, map_leaves
 from attention_core.masks import unflatten
 from attention_numpy.trees import ARRAYS
 from attention_torch import modes
@@ -24,18 +23,10 @@ LEAVES = (torch.Tensor, int, float, str, types.NoneType)  # which a graph takes 
 _structures: dict[str, Any] = {}
 
 
-def become_steps() -> None:
-    """Let `torch.compile` read, instead of each function, what makes a step of it."""
-    for name, function in STEPS.items():
-        read_as(name, _as_step(name, function))  # no import of Dynamo
-
-
-def _as_step(name: str, read: Any) -> Callable[..., Any]:
-    takes_setting = "assume_finite" in inspect.signature(read).parameters
+def as_step(name: str, read: Any) -> Callable[..., Any]:
+    """What `torch.compile` reads instead of a function, and makes a step of it."""
 
     def step(*arguments: Any, **options: Any) -> Any:
-        if takes_setting and options.get("assume_finite") is None:
-            options["assume_finite"] = assumes_finite(*CONTEXTS.settings)
         if CONTEXTS.recorders or _is_transformed():
             return read(*arguments, **options)
         leaves: list[Any] = []
@@ -48,7 +39,8 @@ def _as_step(name: str, read: Any) -> Callable[..., Any]:
                 break
         if others or _has_symbols():
             return read(*arguments, **options)
-        return _run(_kept(name, (tuple(options), structure)), *leaves)
+        setting = assumes_finite(*CONTEXTS.settings)  # which is read again where this runs: else for other programs
+        return _run(_kept(name, (tuple(options), structure, setting)), *leaves)
 
     return step
 
@@ -103,7 +95,7 @@ for _each in (_is_transformed, _has_symbols, _kept):
 
 def _run(text: str, *leaves: Any) -> Any:
     """The results of a function; what is wrong with its arguments ends the graph before it, so that it says so."""
-    names, structure = _structures[text]
+    names, structure, _ = _structures[text]
     values = unflatten(structure, leaves)
     count = len(values) - len(names)
     try:

@@ -61,6 +61,7 @@ def test_torch_compile_makes_one_graph(torch, name, dtype):
 def test_torch_compile_takes_a_call_as_one_step(torch):
     """Of arguments of all kinds; settings of the block of code are those of the program."""
     layer = importlib.import_module("attention_torch").MultiHeadAttention(8, 2, seed=0).eval()
+    model = importlib.import_module("attention_models.torch").Decoder(9, 8, 2, 16, num_layers=3, seed=0).eval()
     masks = [ac.Causal() & ac.KeyLengths(torch.tensor([3, 2])), torch.arange(4) < 3]
     steps = []
 
@@ -70,27 +71,25 @@ def test_torch_compile_takes_a_call_as_one_step(torch):
 
     def attend(x, heads):
         first = ac.scaled_dot_product_attention(heads, heads, heads, mask=masks[0], scale=0.5, return_logsumexp=True)
-        return layer(x, mask=masks[1]), first.output, first.logsumexp
+        return layer(x, mask=masks[1]), first.output, first.logsumexp, model(x[..., 0].int() + 1)
 
     x, heads = torch.linspace(-1, 1, 64).reshape(2, 4, 8), torch.linspace(-2, 1, 64).reshape(2, 2, 4, 4)
     program = torch.compile(attend, fullgraph=True, backend=record)
     for found, expected in zip(program(x, heads), attend(x, heads), strict=True):
         torch.testing.assert_close(found, expected)
-    assert [step.__name__ for step in steps].count("_run") == 2
-    assert len(steps) < 10
+    assert [step.__name__ for step in steps].count("_run") == 3
+    assert len(steps) < 13
     heads[1, :, 3, 0] = torch.nan  # masked
     assert torch.isfinite(program(x, heads)[1][:, :, :3]).all()
     with ac.config_context(assume_finite=True):
         program(x, heads)
-    assert [step.__name__ for step in steps].count("_run") == 4
+    assert [step.__name__ for step in steps].count("_run") == 6
 
 
 def test_torch_compile_loads_the_adapter_before_it_reads_a_first_call(torch, monkeypatch):
     """To read all of a call takes three times as long as to compile it as one step."""
-    steps, targets = importlib.import_module("attention_torch.steps"), []
-    for name in steps.STEPS:
-        monkeypatch.delitem(_steps._read, name)
-    monkeypatch.setattr(_steps, "get_backend", lambda name: steps.become_steps())
+    targets = []
+    monkeypatch.delitem(_steps._read, "scaled_dot_product_attention", raising=False)
 
     def record(graph, _):
         targets.extend(node.target for node in graph.graph.nodes if node.op == "call_function")

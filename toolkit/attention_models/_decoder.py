@@ -20,7 +20,7 @@ from attention_core._arrays import (
     sizes,
     upcast,
 )
-from attention_core._backend import as_constant, can_be_read, with_autocast
+from attention_core._backend import as_constant, can_be_read, may_be_step, with_autocast
 from attention_core._checks import (
     check_integer,
     check_number,
@@ -95,6 +95,7 @@ def empty_decoder_cache(
     return joined([empty_cache(leading, num_heads, capacity, head_dim, **options) for _ in range(num_layers)])
 
 
+@may_be_step
 @with_autocast(position=1, lowers=False, options=options_but(kind=DecoderOptions, defaults=DECODER_DEFAULTS))
 def decoder(
     parameters: Decoder,
@@ -180,9 +181,8 @@ def decoder(
     _check_values(token_ids, select, parameters)
     cache, located = taken_positions(token_ids, settled, axis=-1, xp=xp)
     window, memory, hook, dropout = (settled.pop(name) for name in ("window", "memory", "hook", "dropout"))
-    arithmetic, epsilon = settled["arithmetic"], settled["epsilon"]
     windows = window if isinstance(window, tuple) else (window,) * len(parameters.layers)
-    ops = ARITHMETICS[arithmetic]
+    ops = ARITHMETICS[settled["arithmetic"]]
     *dropouts, in_embedding = derived_dropouts(seeded(dropout, token_ids, xp), len(parameters.layers) + 1, xp)
     tied = parameters.output is None
     table, *last = ops.copies(upcast(token, xp=xp), 2 if tied else 1, xp=xp)
@@ -210,7 +210,7 @@ def decoder(
         x, kept = apply(x, _layer_cache(cache, index))
         filled.append(kept)
     x = x if select is None else _selected(x, select, ops, xp)
-    x = normalized(x, upcast(parameters.norm, xp=xp), epsilon=epsilon, ops=ops, xp=xp)
+    x = normalized(x, upcast(parameters.norm, xp=xp), epsilon=settled["epsilon"], ops=ops, xp=xp)
     weight, bias = (xp.matrix_transpose(last[0]), None) if tied else upcast(parameters.output, xp=xp)
     logits = ops.affine(x, weight, bias, xp=xp)
     logits = logits if logit_softcap is None else ops.cap(logits, float(logit_softcap), xp=xp)
