@@ -13,6 +13,7 @@ key, its value, and the queries that may attend to it.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -114,52 +115,48 @@ def _row_terms(grid: Grid, unpadded: Call, results: Arrays, cotangents: Arrays) 
 # The filter
 
 
-class _Factors(NamedTuple):
-    """What the scores of a sample are multiplied by, in plain float64."""
+class _Queries(NamedTuple):
+    """What the filter needs of the queries of a sample, (G, R, M, ...): in float64, from the first size on float32."""
 
-    query: Array  # scaled, nan where nothing is decided; this and those up to delta (G, R, M, ...)
+    scaled: Array  # nan where nothing is decided
+    query: Array
+    d_output: Array
     logarithm: Array  # natural
     delta: Array
-    d_output: Array
-    query_columns: Array  # queries, and their largest times both errors of a score
-    d_output_columns: Array  # output gradients, the same of these, and the error of dP times the largest of queries
-    key: Array  # (G, N, D), nan where too long
+    query_size: Array
+    d_output_size: Array
+    of_row: Array  # the error of weights, in units of `WEIGHT_ERROR`, as are the next two
+    of_score: Array  # the same by the norm of the key
+    of_dp: Array  # that of dP by the norm of the value
+
+
+class _Keys(NamedTuple):
+    """The same of the keys, (G, N, ...)."""
+
+    near: Array  # nan where too long
+    key: Array
     value: Array
-    key_columns: Array  # keys, their largest, that times the norm, and times the norm of the value
+    key_size: Array
+    norm: Array
+    value_norm: Array
 
 
-def _filtered(grid: Grid, rows: RowTerms, ranks: Ranks | None) -> Arrays:
+def _filtered(grid: Grid, rows: RowTerms, ranks: Ranks | None) -> list[Array]:
     """The gradients of query, key and value as far as they are decided, else nan."""
-    xp, width, value_width = grid.xp, shape(rows.query, xp=grid.xp)[-1], shape(rows.d_output, xp=grid.xp)[-1]
-    stacks = grid.gradient_stacks(width + 3, width + 2, value_width + 3, after=rows.delta, dtype="float64")
-    accumulators = _accumulate(grid, rows, tuple(stacks))
-    sums = [*grid.concat_blocks(accumulators[:1], 0), *grid.concat_blocks(accumulators[1:], 1)]
+    xp, widths = grid.xp, [shape(x, xp=grid.xp)[-1] for x in (rows.query, rows.query, rows.d_output)]
+    stacks = (grid.gradient_stacks(*widths, after=rows.delta, dtype=dtype) for dtype in ("float64", "float32"))
+    stacks = _accumulate(grid, rows, tuple(itertools.chain(*stacks)))
+    sums = [grid.concat_blocks((stack,), side)[0] for stack, side in zip(stacks, SIDES, strict=True)]
     if ranks is not None:
-        sums[1:] = map(ranks.total, sums[1:])
-    key, value = (to_float64(x, xp)[..., : grid.lengths[1], :] for x in grid.call[1:3])
-    (_, key_norm), value_norm = near_vectors(key, grid.loops), _norm(value, grid)
-    of_row, of_score = _errors(grid, rows)
-    of_row, of_score = (x[..., : grid.lengths[0], :] for x in (of_row, of_score))
-    of_dp = bounds.score_error(rows.d_output.shape[-1])
-    d_output_norm = _norm(rows.d_output, grid)[..., : grid.lengths[0], :]
+        sums = [ranks.total(x) if side else x for x, side in zip(sums, SIDES, strict=True)]
     scale, factor = grid.plan.score_scale, dropout_scale(grid.call.dropout)
 
-    def decided(total: Array, bound: Array, width: Any, factor: float) -> Array:
-        bound = xp.add(xp.multiply(bound, bounds.SLACK * abs(factor)), bounds.TINY)
-        return bounds.decided(xp.multiply(total[..., :width], factor), bound, round_to_float32, xp)
+    def decided(found: Array, sizes: Array, side: int, factor: float) -> Array:
+        sizes = xp.add(xp.astype(sizes, xp.float64), bounds.sum_error(grid, 1 - side) * bounds.UNDERFLOW)
+        bound = xp.add(xp.multiply(sizes, bounds.WEIGHT_ERROR * bounds.SLACK * abs(factor)), bounds.TINY)
+        return bounds.decided(xp.multiply(found, factor), bound, round_to_float32, xp)
 
-    def combined(total: Array, *weights: Any) -> Array:
-        parts = (total[..., n - len(weights) :][..., :1] for n in range(len(weights)))
-        return functools.reduce(xp.add, (xp.multiply(*pair) for pair in zip(parts, weights, strict=True)))
-
-    of_keys = xp.add(of_row, bounds.sum_error(grid, 1))
-    d_query = decided(
-        sums[0], combined(sums[0], of_keys, of_score, xp.multiply(d_output_norm, of_dp * factor)), width, scale
-    )
-    d_key_bound = combined(sums[1], xp.ones_like(key_norm), key_norm)
-    d_key_bound = xp.add(d_key_bound, xp.multiply(sums[2][..., -1:], xp.multiply(value_norm, of_dp * factor)))
-    d_value_bound = combined(sums[2][..., :-1], xp.ones_like(key_norm), key_norm)
-    return d_query, decided(sums[1], d_key_bound, width, scale), decided(sums[2], d_value_bound, value_width, factor)
+    return [*map(decided, sums[:3], sums[3:], SIDES, (scale, scale, factor))]
 
 
 def _errors(grid: Grid, rows: RowTerms) -> tuple[Array, Array]:
@@ -175,118 +172,114 @@ def _errors(grid: Grid, rows: RowTerms) -> tuple[Array, Array]:
     return of_row, of_score
 
 
+def _factors(grid: Grid, rows: RowTerms, sample: Sample) -> tuple[_Queries, _Keys]:
+    xp, mine = grid.xp, rows.of(grid, sample)
+    of_row, of_score = _errors(grid, mine)
+    scaled, _ = near_vectors(scaled_queries(grid, sample.query), grid.loops)
+    num_ranks = 1 if grid.plan.num_queries is None else -(-grid.plan.num_queries // max(1, grid.lengths[0]))
+    of_sums = (xp.add(of_row, bounds.sum_error(grid, *side)) for side in ((0, num_ranks), (1,)))
+    of_dp = bounds.score_error(mine.d_output.shape[-1]) * dropout_scale(grid.call.dropout)
+    errors = xp.maximum(*of_sums), of_score, xp.multiply(_norm(mine.d_output, grid), of_dp)
+    queries = _Queries(
+        bounds.limited(scaled, of_row, xp),
+        mine.query,
+        mine.d_output,
+        xp.multiply(xp.add(mine.anchor, mine.logarithm), LN_2),
+        mine.delta,
+        *(xp.astype(xp.abs(x), xp.float32) for x in mine[:2]),
+        *(bounds.size_of(xp.multiply(x, 1 / bounds.WEIGHT_ERROR), xp) for x in errors),
+    )
+    key, value = to_float64(sample.key, xp), to_float64(sample.value, xp)
+    near, norm = near_vectors(key, grid.loops)
+    sizes = (xp.astype(x, xp.float32) for x in (xp.abs(key), norm, _norm(value, grid)))
+    return queries, _Keys(near, key, value, *sizes)
+
+
 def _norm(x: Array, grid: Grid) -> Array:
     return grid.xp.expand_dims(grid.loops.norm(x), axis=-1)
 
 
-def _factors(grid: Grid, rows: RowTerms, sample: Sample) -> _Factors:
-    xp, mine = grid.xp, rows.of(grid, sample)
-    query, _ = near_vectors(scaled_queries(grid, sample.query), grid.loops)
-    of_row, of_score = _errors(grid, mine)
-    query = bounds.limited(query, of_row, xp)
-    num_rows = 1 if grid.plan.num_queries is None else -(-grid.plan.num_queries // max(1, grid.lengths[0]))
-    of_row = xp.add(of_row, bounds.sum_error(grid, 0, num_rows))
-    largest, of_output = (bounds.largest_size(x, xp) for x in mine[:2])
-    d_norm = _norm(mine.d_output, grid)
-    columns = [mine.query, *(xp.multiply(largest, x) for x in (of_row, of_score))]
-    d_columns = [mine.d_output, *(xp.multiply(of_output, x) for x in (of_row, of_score)), xp.multiply(largest, d_norm)]
-    keys, value = to_float64(sample.key, xp), to_float64(sample.value, xp)
-    key, key_norm = near_vectors(keys, grid.loops)
-    top = bounds.largest_size(keys, xp)
-    key_columns = [keys, top, xp.multiply(top, key_norm), xp.multiply(top, _norm(value, grid))]
-    return _Factors(
-        query=query,
-        logarithm=xp.multiply(xp.add(mine.anchor, mine.logarithm), LN_2),
-        delta=mine.delta,
-        d_output=mine.d_output,
-        query_columns=xp.concat(columns, axis=-1),
-        d_output_columns=xp.concat(d_columns, axis=-1),
-        key=key,
-        value=value,
-        key_columns=xp.concat(key_columns, axis=-1),
-    )
+SIDES = 0, 1, 1, 0, 1, 1  # of the gradients of query, key and value, and of their errors
 
 
 def _accumulate(grid: Grid, rows: RowTerms, accumulators: Any) -> Any:
-    """Sums for the gradients of query, key and value, and their bounds, for which blocks are visited key by key."""
+    """Sums for the gradients of query, key and value, and their errors, for which blocks are visited key by key."""
     loops, grid = grid.loops, grid._replace(visits=make_visits(grid, by_key=True))
 
     def add_sample(index: Any, accumulators: Any) -> Any:
         sample = grid.sample_at(index)
-        factors = _factors(grid, rows, sample)
+        queries, keys = _factors(grid, rows, sample)
 
         def add_keys(j: Any, accumulators: Any) -> Any:
-            of_keys = {name: loops.block(getattr(factors, name), j, grid.sizes[1], -2) for name in _OF_KEYS}
-            block = factors._replace(**of_keys)
-            d_query, d_key, d_value = accumulators
-            *dims, _ = shape(block.key, xp=grid.xp)
-            widths = shape(factors.query_columns, xp=grid.xp)[-1], shape(factors.d_output_columns, xp=grid.xp)[-1]
-            zeros = (zeros_with(block.key, *dims, width, xp=grid.xp) for width in widths)
-            add = functools.partial(_add_queries, grid, sample, block, index, j)
-            d_query, *sums = visit_blocks(grid, sample.index, j, add, (d_query, *zeros))
-            key_block = index * grid.counts[1] + j
-            added = (loops.add_block(x, key_block, y) for x, y in zip((d_key, d_value), sums, strict=True))
-            return d_query, *added
+            of_keys = _Keys(*(loops.block(x, j, grid.sizes[1], -2) for x in keys))
+            of_values = zeros_with(keys.norm, *shape(of_keys.value, xp=grid.xp), xp=grid.xp)
+            zeros = *map(grid.xp.zeros_like, (of_keys.key, of_keys.value)), grid.xp.zeros_like(of_keys.key_size)
+            state = accumulators[0], *zeros[:2], accumulators[3], zeros[2], of_values
+            add = functools.partial(_add_queries, grid, sample, (queries, of_keys), index, j)
+            sums, at = visit_blocks(grid, sample.index, j, add, state), index * grid.counts[1] + j
+            return tuple(
+                loops.add_block(x, at, y) if side else y for x, y, side in zip(accumulators, sums, SIDES, strict=True)
+            )
 
         return loops.loop(0, grid.counts[1], add_keys, accumulators)
 
     return grid.for_each_sample(add_sample, accumulators)
 
 
-_OF_KEYS = ("key", "value", "key_columns")
-
-
 def _add_queries(
-    grid: Grid, sample: Sample, factors: _Factors, index: Any, j: Any, masked: bool, i: Any, state: Any
+    grid: Grid, sample: Sample, factors: tuple[_Queries, _Keys], index: Any, j: Any, masked: bool, i: Any, state: Any
 ) -> Any:
-    """Add the gradients of one block of scores."""
-    xp, width = grid.xp, shape(factors.key, xp=grid.xp)[-1]
-    d_query, d_key, d_value = state
-    of_rows = {name: grid.loops.block(getattr(factors, name), i, grid.sizes[0], -2) for name in _OF_ROWS}
-    query, logarithm, delta, d_output, query_columns, d_output_columns, key, value, key_columns = factors._replace(
-        **of_rows
-    )
-    product = matmul_per_group(query, xp.matrix_transpose(key), xp)
+    """Add the gradients of one block of scores, and their errors: the same products, of errors and of sizes."""
+    xp, keys = grid.xp, factors[1]
+    queries = _Queries(*(grid.loops.block(x, i, grid.sizes[0], -2) for x in factors[0]))
+    product = matmul_per_group(queries.scaled, xp.matrix_transpose(keys.near), xp)
     block = score_block(grid, sample, product, i=i, j=j, masked=masked)
     scores = block.scores
-    scores -= logarithm
+    scores -= queries.logarithm
     weights = grid.loops.inplace(xp.exp, scores)
     kept = grid.drop(weights, block.at)
-    d_scores = _d_weights(grid, matmul_per_group(d_output, xp.matrix_transpose(value), xp), block)
-    d_scores -= delta
+    d_scores = _d_weights(grid, matmul_per_group(queries.d_output, xp.matrix_transpose(keys.value), xp), block)
+    d_scores -= queries.delta
     d_scores *= weights
-    sizes, of_kept = xp.abs(d_scores), kept
-    if block.bias is not None:  # of which a score is off by so many digits: as if its weight were larger
-        larger = xp.add(xp.multiply(xp.where(xp.equal(weights, 0.0), 0.0, xp.abs(block.bias)), 2.0**-4), 1.0)
-        sizes, of_kept = xp.multiply(sizes, larger), xp.multiply(kept, larger)
+    relative = _relative_errors(queries, keys, block.bias, xp)
+    of_scores, of_kept = bounds.size_of(xp.abs(d_scores), xp), bounds.size_of(kept, xp)
+    of_scores *= relative
+    of_scores += xp.multiply(xp.multiply(queries.of_dp, _as_row(keys.value_norm, xp)), of_kept)
+    of_kept *= relative
+    errors = of_scores, of_kept
+    if masked:
+        hidden = xp.equal(weights, 0.0)
+        errors = xp.where(hidden, 0.0, of_scores), xp.where(hidden, 0.0, of_kept)
     if block.softcap_derivative is not None:
         d_scores *= block.softcap_derivative
-    of_keys = (
-        matmul_transposed(x, y, xp)
-        for x, y in ((d_scores, query_columns[..., :width]), (sizes, query_columns[..., width:]))
+
+    def products(d_scores: Array, kept: Array, query: Array, key: Array, d_output: Array) -> Arrays:
+        of_query = matmul_per_group(d_scores, key, xp)
+        return of_query, matmul_transposed(d_scores, query, xp), matmul_transposed(kept, d_output, xp)
+
+    sums = (
+        *products(d_scores, kept, queries.query, keys.key, queries.d_output),
+        *products(*errors, queries.query_size, keys.key_size, queries.d_output_size),
     )
-    d_key = xp.add(d_key, xp.concat(list(of_keys), axis=-1))
-    value_width = shape(d_output, xp=xp)[-1]
-    if of_kept is kept:
-        d_value = xp.add(d_value, matmul_transposed(kept, d_output_columns, xp))
-    else:
-        of_values = (
-            matmul_transposed(x, y, xp) for x, y in ((kept, d_output), (of_kept, d_output_columns[..., value_width:]))
-        )
-        d_value = xp.add(d_value, xp.concat(list(of_values), axis=-1))
-    of_queries = (
-        matmul_per_group(x, y, xp)
-        for x, y in (
-            (d_scores, key_columns[..., :width]),
-            (sizes, key_columns[..., width:-1]),
-            (of_kept, key_columns[..., -1:]),
-        )
+    at = index * grid.counts[0] + i
+    return tuple(
+        xp.add(x, y) if side else grid.loops.add_block(x, at, y) for x, y, side in zip(state, sums, SIDES, strict=True)
     )
-    d_query = grid.loops.add_block(d_query, index * grid.counts[0] + i, xp.concat(list(of_queries), axis=-1))
-    return d_query, d_key, d_value
 
 
-_OF_ROWS = ("query", "logarithm", "delta", "d_output", "query_columns", "d_output_columns")
+def _relative_errors(queries: _Queries, keys: _Keys, bias: Array | None, xp: Namespace) -> Array:
+    """Those of the weights of a block."""
+    errors = xp.multiply(queries.of_score, _as_row(keys.norm, xp))
+    errors += queries.of_row
+    if bias is None:
+        return errors
+    of_bias = xp.multiply(xp.abs(bias), 8 * bounds.ULP / bounds.WEIGHT_ERROR)
+    return xp.add(errors, xp.astype(of_bias, xp.float32))
+
+
+def _as_row(x: Array, xp: Namespace) -> Array:
+    """Numbers of keys (G, n, 1) next to scores (G, R, m, n)."""
+    return xp.expand_dims(xp.matrix_transpose(x), axis=1)
 
 
 def _d_weights(grid: Grid, product: Array, block: ScoreBlock) -> Array:

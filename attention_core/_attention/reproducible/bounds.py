@@ -25,6 +25,8 @@ SLACK = 1.05  # for products of errors
 MOST = 2.0**-8  # of each relative error of a weight: above, nothing is decided
 SLICES = 3  # of each number in exact scores
 TINY = 2.0**-200  # absolute, below all numbers of float32
+LEAST_SIZE = 2.0**-124  # that is added to sizes in float32
+UNDERFLOW = 2.0**-60  # what sums of products of sizes lose below the least float32, by their `sum_error`
 LOGARITHM_STEP = 2.0**-34  # what the logarithm of a sum of weights is rounded to
 
 
@@ -56,6 +58,13 @@ def sum_error(grid: Grid, side: int, num_ranks: int = 1) -> Any:
 def largest_size(x: Array, xp: Namespace) -> Array:
     """The largest magnitude of each vector, (..., 1); 0 of none."""
     return (xp.sum if 0 in x.shape else xp.max)(xp.abs(x), axis=-1, keepdims=True)
+
+
+def size_of(x: Array, xp: Namespace) -> Array:
+    """Magnitudes in float32: more than those that float32 does not hold."""
+    size = xp.astype(x, xp.float32)
+    size += LEAST_SIZE
+    return size
 
 
 def limited(x: Array, error: Array, xp: Namespace) -> Array:

@@ -76,15 +76,11 @@ def settle(
             terms, exact = of_rows[0](rows)
             picked = (take_rows(x, rows, axis=-2, xp=xp) for x in doubts)
             sums = (_sum_where(grid, *pair, across, ranks) for pair in zip(terms, picked, strict=False))
-            return (*sums, *exact)
+            return (*(round_to_float32(x, xp) for x in sums), *exact)
 
-        kinds = [functools.partial(zeros, like=x, dtype=xp.float64) for x in found]
+        kinds = [functools.partial(zeros, like=x, dtype=x.dtype) for x in found]
         exact = _for_flagged(grid, flags, most, kinds, compute)
-        if exact is None:
-            whole = of_sample
-        else:
-            exact = [*(round_to_float32(x, xp) for x in exact[: len(results)]), *exact[len(results) :]]
-            whole = list(map(xp.where, doubts, exact, of_sample))
+        whole = of_sample if exact is None else list(map(xp.where, doubts, exact, of_sample))
         return tuple(map(loops.add_block, stacks, itertools.repeat(index), whole))
 
     # TensorFlow has no stack of nothing, if blocks have no known shape.
