@@ -67,7 +67,7 @@ def conformance(options: Conformance, /) -> None:
     chosen = tuple(each.name for each in cases)
     devices, dtypes, modes, implementations = (tuple(each) if each else None for each in places)
     order = Order("", chosen, devices, dtypes, modes, implementations, model, options.quick, long)
-    orders = [replace(order, backend=name) for name in names]
+    orders = [replace(order, target=name) for name in names]
     (_identical if options.identical else _near)(options, orders)
 
 
@@ -118,9 +118,9 @@ def run_all(
     orders: Sequence[Order], jobs: int, worker: Callable[[Order], Iterator[Message]] = work
 ) -> tuple[list[Finding], list[Described]]:
     """Carry out the orders, and tell on the standard error stream what fails; results keep the order of these."""
-    results: dict[str, list[Finding]] = {order.backend: [] for order in orders}
+    results: dict[str, list[Finding]] = {order.target: [] for order in orders}
     described: list[Described] = []
-    longest_first = sorted(orders, key=lambda order: _LONGEST.get(order.backend, len(_LONGEST)))
+    longest_first = sorted(orders, key=lambda order: _LONGEST.get(order.target, len(_LONGEST)))
     screen = console(stderr=True)
     with (
         progress_bar(screen, 54) as progress,
@@ -128,7 +128,7 @@ def run_all(
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # of libraries, about themselves
-        names = dict.fromkeys(order.backend for order in longest_first)
+        names = dict.fromkeys(order.target for order in longest_first)
         bars = {name: progress.add_task(name, total=None, start=False) for name in names}
         totals = dict.fromkeys(bars, 0)
         for message in messages:

@@ -126,7 +126,7 @@ def work(order: Order) -> Iterator[Message]:
 def work_on(cases: Sequence[Identical], order: Order) -> Iterator[Message]:
     """Carry out an order with the cases that are given."""
     with quiet_start():
-        backend = get_backend(order.backend)
+        backend = get_backend(order.target)
     devices = [each for each in devices_of(backend) if order.devices is None or each in order.devices]
     devices = devices[:1] if order.quick and order.devices is None else devices
     asked = order.modes or (("eager",) if order.quick else None)

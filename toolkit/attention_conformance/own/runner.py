@@ -149,7 +149,7 @@ def run(questions: Iterable[Question], function: AttentionFunction = scaled_dot_
 def work(order: Order) -> Iterator[Message]:
     """Carry out an order in this process."""
     with quiet_start():
-        backend = get_backend(order.backend)
+        backend = get_backend(order.target)
     devices = order.devices or (tuple(devices_of(backend)[:1]) if order.quick else None)
     chosen = {"devices": devices, "dtypes": order.dtypes, "modes": order.modes}
     implementations, is_all = order.implementations or LISTED, order.implementations is not None
