@@ -26,7 +26,7 @@ from rich.text import Text
 
 from attention_conformance.call import one_line
 from attention_conformance.golden.cases import IDENTICAL
-from attention_conformance.launch.libraries import devices_of, holds, quiet_start, threads_of
+from attention_conformance.launch.libraries import devices_of, holds, quiet_start
 from attention_conformance.measure.finding import Finding, Started
 from attention_conformance.measure.implementations import tuned
 from attention_conformance.measure.messages import Described, Message
@@ -144,7 +144,7 @@ def work_on(cases: Sequence[Identical], order: Order) -> Iterator[Message]:
         for variation in (variations(case) if mode == "eager" and not order.quick and order.threads is None else ("",))
     ]
     left_out = [(case, f"{backend.name} on {device}", reason) for (case, device), reason in lacking.items() if reason]
-    yield Described({}, {}, backend.versions(), len(trials), backend.name, threads_of(backend), tuple(left_out))
+    yield Described({}, {}, backend.versions(), len(trials) * (not order.skip), backend.name, tuple(left_out))
     threads = "" if order.threads is None else f"{order.threads} thread{'s' * (order.threads != 1)}"
     for case, device, mode, variation in trials[order.skip :]:
         yield Started(blank(case, backend, device, mode))

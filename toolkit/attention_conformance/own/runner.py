@@ -157,7 +157,7 @@ def work(order: Order) -> Iterator[Message]:
     trials = plan(cases, [backend], **chosen, implementations=implementations, everything=is_all)
     if order.quick:
         trials = [each for each in trials if is_quick(backend, each.mode, each.dtype, each.implementation)]
-    yield Described({}, {}, backend.versions(), len(trials), backend.name)
+    yield Described({}, {}, backend.versions(), len(trials) * (not order.skip), backend.name)
     for trial in trials[order.skip :]:
         yield Started(trial.blank)
         yield from run([trial])

@@ -217,7 +217,7 @@ def work(job: Job) -> Generator[Message, None, None]:
     asked = [] if job.same_bits_as else questions(subject, job)[job.skip :]
     versions = _library(subject).versions() if asked or job.same_bits_as else {}
     facts = _facts(subject)
-    yield Described(facts, sources, versions, len(BITS) if job.same_bits_as else len(asked))
+    yield Described(facts, sources, versions, (len(BITS) if job.same_bits_as else len(asked)) * (not job.skip))
     if not job.known and (reason := _never_answered(job.target, witness)):
         yield Refused(reason)
         return
@@ -270,7 +270,7 @@ def _pair(subject: Subject, job: Job) -> Iterator[Message]:
         if reason := _never_answered(job.same_bits_as, witness):
             yield Refused(reason)
             return
-        yield Described(_facts(other), {}, _library(other).versions(), len(BITS), target=job.same_bits_as)
+        yield Described(_facts(other), {}, _library(other).versions(), 0, target=job.same_bits_as)
     yield from conventions(subject, other) if not begun else []
     asked = pair_questions(subject, other, job)[begun:]
     if not (asked or begun):
