@@ -214,8 +214,5 @@ def _rounds(entries: list[_Entry], order: Order) -> None:
 
 
 def work(order: Order) -> Iterator[Any]:
-    """Carry out an order in this process, whatever libraries print."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
+    """Carry out an order in this process."""
     yield from measure_memory(order) if order.memory else measure(order)
