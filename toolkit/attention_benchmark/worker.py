@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import importlib
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
