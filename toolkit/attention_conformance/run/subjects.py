@@ -105,7 +105,7 @@ def check_subject(
     if same_bits_as is None:
         found = agreed(found)
         found += [] if cases else never_computed(found)
-    return [accept(each, accepted) for each in (*(known if same_bits_as is not None or not cases else ()), *found)]
+    return [accept(each, accepted) for each in (*known, *found)]
 
 
 def questions_of(
@@ -118,7 +118,12 @@ def questions_of(
     if same_bits_as is not None:
         other = subject if same_bits_as is target else settled(on_device(adapted(same_bits_as)))
         return subject, conventions(subject, other), pair_questions(subject, other, job)
-    return subject, surprises(subject.declared, declared), questions(subject, job)
+    return subject, _known(subject.declared, declared, job), questions(subject, job)
+
+
+def _known(facts: Mapping[str, Any], declared: frozenset[str], job: Job) -> list[Finding]:
+    """What small calls find; of chosen cases alone, that a parameter is not understood, which is always told."""
+    return [each for each in surprises(facts, declared) if not job.cases or each.verdict == "not understood"]
 
 
 def finding_of(question: Question) -> Finding:
@@ -228,8 +233,7 @@ def work(job: Job) -> Generator[Message, None, None]:
         hint = "those of bits need --same-bits-as"
         yield Refused(f"expected a case that is asked of {job.target}; got {', '.join(job.cases)}: {hint}")
         return
-    known = surprises(facts, declared) if not job.skip else []
-    yield from (each for each in known if not job.cases or each.verdict == "not understood")  # which is always told
+    yield from [] if job.skip else _known(facts, declared, job)
     for each in asked:
         yield Started(each.blank)
         if reason := too_large(each):
