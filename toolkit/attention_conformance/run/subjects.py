@@ -105,7 +105,7 @@ def check_subject(
     if same_bits_as is None:
         found = agreed(found)
         found += [] if cases else never_computed(found)
-    return [accept(each, accepted) for each in (*known, *found)]
+    return [accept(each, accepted) for each in (*(known if same_bits_as is not None or not cases else ()), *found)]
 
 
 def questions_of(
