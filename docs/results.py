@@ -23,7 +23,7 @@ ROWS = (
 
 def main(path):
     """Print rows of cases, columns of libraries and implementations, cells of the worst error over the rest."""
-    results = [result for result in json.loads(Path(path).read_text())["results"] if result["backend"] in LIBRARIES]
+    results = [result for result in json.loads(Path(path).read_text())["findings"] if result["backend"] in LIBRARIES]
     columns = list(
         dict.fromkeys(
             (name, result["implementation"]) for name in LIBRARIES for result in results if result["backend"] == name
@@ -39,7 +39,7 @@ def main(path):
 
 def of(results, column):
     """The results of one library and implementation that were run."""
-    ran = (result for result in results if result["passed"] is not None)
+    ran = (result for result in results if result["verdict"] not in ("not offered", "refused", "accepted"))
     return [result for result in ran if (result["backend"], result["implementation"]) == column]
 
 
@@ -48,14 +48,14 @@ def worst(results, column):
     ran = of(results, column)
     if not ran:
         return "–"
-    text = f"{max(float(result['error']) for result in ran):.2f}"
-    return text if all(result["passed"] for result in ran) else f"**{text}**"
+    text = f"{max(float('inf' if result['error'] is None else result['error']) for result in ran):.2f}"
+    return text if all(result["verdict"] == "right" for result in ran) else f"**{text}**"
 
 
 def kept(results, column):
     """How many results keep their bound, of how many."""
     ran = of(results, column)
-    return f"{sum(result['passed'] for result in ran)} of {len(ran)}"
+    return f"{sum(result['verdict'] == 'right' for result in ran)} of {len(ran)}"
 
 
 if __name__ == "__main__":

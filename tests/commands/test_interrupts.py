@@ -115,14 +115,12 @@ def test_no_interrupt_of_a_terminal_reaches_workers(start):
     assert process.pid not in groups
 
 
-def test_what_was_found_before_an_interrupt_is_shown_and_the_old_file_is_whole(start, tmp_path):
+def test_an_interrupt_leaves_the_old_file_whole(start, tmp_path):
     path = tmp_path / "results.json"
     path.write_text('{"old": true}')
     process = start(*CONFORMANCE, "--dtype", "float32", "--json", path)
-    first = process.stderr.readline()
-    status, errors = interrupted(process)
-    assert first.startswith("numpy cpu eager dense: ")
-    assert (status, errors.splitlines()[-1]) == (130, "attention-core: interrupted")
+    wait_until(lambda: workers_of(process.pid))
+    assert interrupted(process) == ONE_LINE
     assert json.loads(path.read_text()) == {"old": True}
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
 

@@ -244,8 +244,7 @@ def test_hashes_are_written_as_json(tmp_path):
     assert identical("--case", "plain", "--json", path).exit_code == 0
     written = json.loads(path.read_text())
     assert written["environment"]["backends"]["numpy"]["numpy"]
-    assert all(each["processors"] >= 1 for each in written["environment"]["threads"]["numpy"])
-    assert written["environment"]["processors"] >= 1
+    assert written["environment"]["threads"] >= 1
     words = shlex.split(written["environment"]["command"])
     assert words == ["attention-core", "conformance", "--identical", "--backend=numpy", "--case=plain", "--jobs=0"]
     again = invoke(*words[1:], "--json", tmp_path / "again.json")

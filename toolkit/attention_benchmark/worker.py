@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import importlib
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -214,8 +213,5 @@ def _rounds(entries: list[_Entry], order: Order) -> None:
 
 
 def work(order: Order) -> Iterator[Any]:
-    """Carry out an order in this process, whatever libraries print."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
+    """Carry out an order in this process."""
     yield from measure_memory(order) if order.memory else measure(order)

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from attention_cli.terminal import check_file, console, progress_bar, refusal, refusing
+from attention_cli.progress import followed
+from attention_cli.terminal import check_file, console, refusal, refusing
 from attention_conformance.kernel.presets import PRESETS
 from attention_conformance.measure.catalogue import large_cases
-from attention_conformance.measure.finding import Finding, Started, accept, exit_status, most_telling
+from attention_conformance.measure.finding import Finding, accept, exit_status, most_telling
 from attention_conformance.measure.kinds import never_computed
-from attention_conformance.measure.messages import Asked, Described, Refused
+from attention_conformance.measure.messages import Described, Refused
 from attention_conformance.mistakes.causes import agreed
 from attention_conformance.run.again import command_of, script_of
 from attention_conformance.run.alone import confirmed
@@ -33,8 +34,8 @@ from attention_conformance.verdict.expected import (
     unmatched,
 )
 from attention_conformance.written import summary as report
-from attention_conformance.written.report import environment
 from attention_files.writing import write_file
+from attention_workers.machine import environment
 
 if TYPE_CHECKING:
     from attention_cli.app import Check
@@ -88,7 +89,7 @@ class _Run:
         self.job, self.findings, self.reason = job, list[Finding](), ""
         self._expected, self._has_verdict = expected, False
         self._about: dict[str, Any] = {"target": job.target, "profile": self.job.how, "seed": job.seed}
-        self._about |= {"declared": dict(job.declared), "machine": environment({})}
+        self._about |= {"declared": dict(job.declared), "machine": environment()}
         self._screen = console()
         if not self._screen.is_terminal:
             self._screen.width = min(self._screen.width, 100)
@@ -100,21 +101,13 @@ class _Run:
 
     def follow(self, messages: Iterator[Message]) -> None:
         """Tell of each message as it comes."""
-        with progress_bar(console(stderr=True), 48) as progress:
-            task = progress.add_task(f"loading {self.job.target}", total=None)
-            for message in messages:
-                if isinstance(message, Refused):
-                    self.reason = message.reason
-                elif isinstance(message, Asked):
-                    progress.update(task, description=f"asking about: {message.question}")
-                elif isinstance(message, Described):
-                    self._describe(message)
-                    progress.update(task, total=message.count + len(self.findings), completed=len(self.findings))
-                elif isinstance(message, Started):
-                    progress.update(task, description=f"{message.finding.case} {message.finding.dtype}")
-                elif isinstance(message, Finding):
-                    self._note(message)
-                    progress.advance(task)
+        for message in followed(messages, f"loading {self.job.target}"):
+            if isinstance(message, Refused):
+                self.reason = message.reason
+            elif isinstance(message, Described):
+                self._describe(message)
+            elif isinstance(message, Finding):
+                self._note(message)
 
     def _describe(self, message: Described) -> None:
         if ("other" if message.target else "assumed") in self._about:  # by a process before it crashed

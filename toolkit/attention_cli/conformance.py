@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import itertools
 import shlex
 import warnings
 from collections import Counter
@@ -16,13 +15,14 @@ import typer
 from rich.table import Table
 
 from attention_cli.backends import chosen_backends, load
-from attention_cli.terminal import Many, check_file, check_known, console, progress_bar, refusal, refusing
+from attention_cli.progress import followed
+from attention_cli.terminal import Many, check_file, check_known, console, refusal, refusing
 from attention_conformance.cases import CASES
 from attention_conformance.cases.case import Case
 from attention_conformance.golden import identical as bits
 from attention_conformance.hashes import published, published_model
 from attention_conformance.launch.libraries import devices_of
-from attention_conformance.measure.finding import Finding, Started
+from attention_conformance.measure.finding import Finding
 from attention_conformance.measure.implementations import IMPLEMENTATIONS
 from attention_conformance.measure.messages import Described, Message
 from attention_conformance.own.identical import Identical
@@ -31,9 +31,10 @@ from attention_conformance.own.runner import work
 from attention_conformance.problem import DTYPES
 from attention_conformance.processes import Order
 from attention_conformance.written import report
+from attention_conformance.written.summary import count_text, write_findings
 from attention_numpy.trees import devices_of_kind
 from attention_workers import carried_out
-from attention_workers.machine import available_threads
+from attention_workers.machine import available_threads, environment
 
 if TYPE_CHECKING:
     from attention_cli.app import Conformance
@@ -67,19 +68,17 @@ def conformance(options: Conformance, /) -> None:
     chosen = tuple(each.name for each in cases)
     devices, dtypes, modes, implementations = (tuple(each) if each else None for each in places)
     order = Order("", chosen, devices, dtypes, modes, implementations, model, options.quick, long)
-    orders = [replace(order, backend=name) for name in names]
+    orders = [replace(order, target=name) for name in names]
     (_identical if options.identical else _near)(options, orders)
 
 
 def _near(options: Conformance, orders: list[Order]) -> None:
     """Compare each result with the oracle, and print a line for each line of the contract."""
     results, described = run_all(orders, options.jobs)
-    for way, found in itertools.groupby(results, _way):
-        console(stderr=True).print(f"{way}: {report.summary(list(found))}", highlight=False)
     _show(results)
     if options.json:
-        report.write_json(options.json, results, environment_of(described))
-    typer.echo(report.summary(results))
+        write_findings(options.json, results, environment_of(described))
+    typer.echo(count_text(results))
     holds = {result.passed for result in results}
     raise typer.Exit(False in holds or True not in holds)
 
@@ -105,7 +104,7 @@ def _identical(options: Conformance, orders: list[Order]) -> None:
         places: dict[str, Any] = {"backend": run_on(results), "device": devices, "mode": mode}
         places |= {"case": options.case, "model": [model] if model else ()}
         command = command_of(["conformance", "--identical", *["--quick"] * quick], places, jobs)
-        about = {**bits_environment(described), "command": command, "left out": reasons}
+        about = {**environment_of(described), "command": command, "left out": reasons}
         bits.write_json(options.json, judged, about)
     for line in bits.proved(judged, model, is_quick=quick):
         typer.echo(line)
@@ -118,50 +117,27 @@ def run_all(
     orders: Sequence[Order], jobs: int, worker: Callable[[Order], Iterator[Message]] = work
 ) -> tuple[list[Finding], list[Described]]:
     """Carry out the orders, and tell on the standard error stream what fails; results keep the order of these."""
-    results: dict[str, list[Finding]] = {order.backend: [] for order in orders}
-    described: list[Described] = []
-    longest_first = sorted(orders, key=lambda order: _LONGEST.get(order.backend, len(_LONGEST)))
-    screen = console(stderr=True)
+    results, described = list[Finding](), list[Described]()
+    longest_first = sorted(orders, key=lambda order: _LONGEST.get(order.target, len(_LONGEST)))
     with (
-        progress_bar(screen, 54) as progress,
         contextlib.closing(carried_out(longest_first, jobs, worker)) as messages,
-        warnings.catch_warnings(),
+        warnings.catch_warnings(action="ignore"),  # of libraries, about themselves
     ):
-        warnings.simplefilter("ignore")  # of libraries, about themselves
-        names = dict.fromkeys(order.backend for order in longest_first)
-        bars = {name: progress.add_task(name, total=None, start=False) for name in names}
-        totals = dict.fromkeys(bars, 0)
-        for message in messages:
+        for message in followed(messages, "loading libraries"):
             if isinstance(message, Described):
                 described.append(message)
-                progress.start_task(bars[message.target])
-                totals[message.target] += message.count  # of several orders, or of one begun again
-                progress.update(bars[message.target], total=totals[message.target])
-                continue
-            found = message.finding if isinstance(message, Started) else message
-            progress.update(bars[found.backend], description=f"{_way(found)}: {found.case}")
-            if isinstance(message, Finding):
-                results[message.backend].append(message)
-                progress.advance(bars[message.backend])
+            elif isinstance(message, Finding):
+                results.append(message)
                 for line in report.failures([message]):
-                    screen.print(line, style="red", highlight=False, soft_wrap=True)
-    places = list(results)
-    return list(itertools.chain(*results.values())), sorted(described, key=lambda each: places.index(each.target))
+                    console(stderr=True).print(line, style="red", highlight=False, soft_wrap=True)
+    places = [order.target for order in orders]
+    results.sort(key=lambda each: places.index(each.backend))
+    return results, sorted(described, key=lambda each: places.index(each.target))
 
 
 def environment_of(described: Iterable[Described]) -> dict[str, Any]:
     """The environment of a run, with the versions of all its libraries."""
-    return report.environment({each.target: each.versions for each in described})
-
-
-def bits_environment(described: Sequence[Described]) -> dict[str, Any]:
-    """The environment of a comparison of bits: the threads are those that each library used, process by process."""
-    about = environment_of(described)
-    used: dict[str, list[Mapping[str, Any]]] = {each.target: [] for each in described}
-    for each in described:
-        if each.threads not in used[each.target]:
-            used[each.target].append(each.threads)
-    return {**about, "processors": about["threads"], "threads": used}
+    return {**environment(), "backends": {each.target: each.versions for each in described}}
 
 
 def run_on(results: Iterable[Finding]) -> list[str]:
@@ -181,10 +157,6 @@ def command_of(words: Sequence[str], options: Mapping[str, Iterable[Any]], jobs:
     """The text of a command with repeatable options."""
     chosen = [f"--{name}={value}" for name, values in options.items() for value in values or ()]
     return shlex.join(["attention-core", *words, *chosen, *([] if jobs else ["--jobs=0"])])
-
-
-def _way(found: Finding) -> str:
-    return f"{found.backend} {found.device} {found.mode} {found.implementation}".rstrip()
 
 
 def _show(results: Sequence[Finding]) -> None:

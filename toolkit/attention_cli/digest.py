@@ -10,9 +10,9 @@ import typer
 
 from attention_cli.backends import chosen_backends
 from attention_cli.conformance import (
-    bits_environment,
     check_places,
     command_of,
+    environment_of,
     run_all,
     run_on,
     tell_left_out,
@@ -65,7 +65,7 @@ def digest(options: Digest, /) -> None:
         places = {"backend": run_on(results), "device": device or (), "mode": mode or (), "threads": counts}
         command = command_of(words, {**places, "sha256": [told] if told else ()}, jobs)
         hashes = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-        about = {**bits_environment(described), "command": command, "files": hashes}
+        about = {**environment_of(described), "command": command, "files": hashes}
         bits.write_json(options.json, [verdict], about)
     raise typer.Exit(bool(verdict.complaints))
 

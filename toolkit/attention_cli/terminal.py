@@ -10,7 +10,6 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from attention_files.writing import FileError, check_writable
 
@@ -49,12 +48,6 @@ def telling_warnings() -> Iterator[None]:
         yield
     for each in found:
         typer.echo(f"attention-core: {each.message}", err=True)
-
-
-def progress_bar(screen: Console, width: int) -> Progress:
-    """A bar with a description of so many characters, which goes at the end; nothing where there is no terminal."""
-    columns = (TextColumn(f"{{task.description:<{width}}}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -1,20 +1,66 @@
-"""What a process is to run on a backend of the core: whatever it dies of, another goes on."""
+"""Cases that a process is to run: whatever it dies of is what came of its case, and another goes on with the next."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+import re
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import attention_workers as workers
 from attention_conformance.measure.finding import Finding, Started
-from attention_conformance.measure.messages import Message
+
+MOST_CRASHES = 12
+"""Crashes after which a run ends: a new process takes seconds."""
+
+TOLD = 79
+"""The exit status of a process that has told by itself that it cannot go on."""
 
 
 @dataclass(frozen=True)
-class Order(workers.Order):
-    """What is to be run on one backend; ``None`` stands for all there are.
+class Cases(workers.Order):
+    """Cases of a target, one after the other.
+
+    Attributes
+    ----------
+    target : str
+        What is called: an attention, or a backend of the core.
+    skip : int
+        How many cases former processes have begun.
+    crashes : int
+        How many of these processes have died.
+    """
+
+    target: str
+    skip: int = field(default=0, kw_only=True)
+    crashes: int = field(default=0, kw_only=True)
+
+    @property
+    def start(self) -> Finding:
+        """Stands for the start of a process."""
+        return Finding("start", "-", 0, "The target loads.", "crashed")
+
+    def noted(self, message: Any, at: Finding | None) -> tuple[Cases, Finding | None]:
+        """The order from the next case on, and the case that is run."""
+        if isinstance(message, Started):
+            return replace(self, skip=self.skip + 1), message.finding
+        return self, at
+
+    def lost(self, at: Finding | None, death: workers.Death) -> tuple[list[Finding], Cases | None]:
+        """The finding for the case that a process died of, and the cases after it."""
+        verdict, left = "timed out" if death.code is None else "crashed", replace(self, crashes=self.crashes + 1)
+        detail = death.reason + _frame(death.stack, self.target)
+        finding = replace(at or self.start, verdict=verdict, detail=detail, traceback=death.stack)
+        found = [] if death.code == TOLD else [finding]
+        if at is None or left.crashes < MOST_CRASHES:
+            return found, left if at else None
+        end = replace(self.start, case="end", shows="The run goes on after a crash.")
+        return [*found, replace(end, detail=f"{left.crashes} crashes: the rest is not run")], None
+
+
+@dataclass(frozen=True)
+class Order(Cases):
+    """What is to be run on one backend of the core; ``None`` stands for all there are.
 
     Attributes
     ----------
@@ -28,11 +74,8 @@ class Order(workers.Order):
         Whether a language model continues more prompts, and in more modes.
     recipe : Recipe, optional
         What is computed in place of the cases.
-    skip : int
-        How many trials have been run already.
     """
 
-    backend: str
     cases: tuple[str, ...]
     devices: tuple[str, ...] | None = None
     dtypes: tuple[str, ...] | None = None
@@ -42,20 +85,18 @@ class Order(workers.Order):
     quick: bool = False
     long: bool = False
     recipe: Any = None
-    skip: int = 0
 
-    def noted(self, message: Message, at: Any) -> tuple[Order, Any]:
-        """What is left after a message, and where the process is."""
-        if isinstance(message, Finding):
-            return replace(self, skip=self.skip + 1), None
-        return self, message if isinstance(message, Started) else at
+    @property
+    def start(self) -> Finding:
+        """Stands for the start of a process, in no way of running."""
+        found = replace(super().start, backend=self.target, device="-", measure="exact")
+        return replace(found, mode="-", implementation="-")
 
-    def lost(self, at: Any, death: workers.Death) -> tuple[list[Finding], Order | None]:
-        """The finding for the death of a process, and what another has to do: the case that it died of fails."""
-        if at is None:
-            found = Finding("start", "-", 0, "The library loads.", "crashed", backend=self.backend, measure="exact")
-            found = replace(found, device="-", mode="-", implementation="-")
-        else:
-            found = replace(at.finding, verdict="crashed")
-        left = None if at is None else replace(self, skip=self.skip + 1)
-        return [replace(found, error=math.inf, detail=death.reason)], left
+
+def _frame(stack: str, target: str) -> str:
+    """The innermost call in the file of a target; empty where there is none."""
+    file = target.rpartition(":")[0]
+    if not file.endswith(".py"):
+        return ""
+    found = re.search(rf'File "[^"]*{re.escape(Path(file).name)}", line (\d+) in (\S+)', stack)
+    return "" if found is None else f", in line {found[1]} of {Path(file).name} ({found[2]})"

@@ -74,9 +74,7 @@ def _tests(subject: Subject, job: Job, expected: Sequence[Expected], same_bits_a
         subject, known, asked = questions_of(subject, job, same_bits_as)
         offers = [each for each in asked if same_bits_as is not None or _is_offered(each)]
     origin = Origin(subject.device or "cpu", subject.backend or "")
-    if same_bits_as is None and (job.cases or job.dtypes):
-        known = []
-    elif same_bits_as is None:
+    if same_bits_as is None and not (job.cases or job.dtypes):
         blanks = [Finding(each.case.name, each.dtype, 0, "", "right") for each in asked]
         named = [each for each in expected if not each.variant]  # of a variant, only results tell
         known += unmatched([*known, *blanks], named, origin)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import itertools
-import logging
 import math
 import os
 import pickle
@@ -15,12 +14,9 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
-import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Any
 
@@ -44,7 +40,7 @@ class Death:
     Attributes
     ----------
     stack : str
-        The calls in Python that it was in, as faulthandler tells them, or the traceback of an exception.
+        What it printed last: the calls in Python that it was in, as faulthandler tells them, or a traceback.
     code : int, optional
         Its exit status, or minus a signal; None where it did not answer in time.
     """
@@ -142,49 +138,48 @@ _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; import attention_workers; at
 _SIZE = 8
 """Bytes in front of a message that say how many it has."""
 
+_TOLD = 2**16
+"""Bytes of what a process printed last that are told of it."""
+
 
 class _Worker:
     """A process at work, in a session of its own, so that no interrupt reaches it, and what it starts ends with it."""
 
     def __init__(self, work: Callable[[Any], Iterable[Any]], order: Any, limit: float, arrived: Any) -> None:
         self.order, self.at, self.limit, self.since = order, None, limit, time.monotonic()
-        file, self._stack = tempfile.mkstemp(prefix="attention-", suffix=".stack")
-        os.close(file)
+        self._printed = tempfile.TemporaryFile()  # noqa: SIM115 (closed at the end)
         words, environment = [sys.executable, "-c", _PROGRAM, *map(str, sys.path)], {**os.environ, **order.environment}
-        self._process: Any = Popen(words, stdin=PIPE, stdout=PIPE, env=environment, start_new_session=True)
-        orders: Any = self._process.stdin
+        streams: Any = {"stdin": PIPE, "stdout": PIPE, "stderr": self._printed}
+        self.process: Any = Popen(words, env=environment, start_new_session=True, **streams)
+        orders: Any = self.process.stdin
         with contextlib.suppress(OSError):  # it has died already
-            pickle.dump((self._stack, pickle.dumps((work, order))), orders)
+            pickle.dump((work, order), orders)
             orders.flush()  # and left open: its end is the end of this process
-        threading.Thread(target=self._follow, args=(arrived,), daemon=True).start()
+        threading.Thread(target=self._read, args=(arrived,), daemon=True).start()
 
     @property
     def left(self) -> float:
         """The seconds that are left for the next message."""
         return self.since + self.limit - time.monotonic()
 
-    def _follow(self, arrived: Any) -> None:
-        """Pass on the messages, and no bytes at the end."""
-        reader = threading.Thread(target=self._read, args=(arrived,), daemon=True)
-        reader.start()
-        self._process.wait()
-        reader.join(1.0)  # a child that it leaves may hold the pipe open
-        arrived.put((self, b""))
-
     def _read(self, arrived: Any) -> None:
-        with contextlib.suppress(OSError, OverflowError, MemoryError), self._process.stdout as stream:
+        """Pass on the messages, and no bytes at the end."""
+        with contextlib.suppress(OSError, OverflowError, MemoryError), self.process.stdout as stream:
             while size := int.from_bytes(stream.read(_SIZE)):
                 if len(data := stream.read(size)) == size:
                     arrived.put((self, data))
+        arrived.put((self, b""))
 
-    def death(self) -> Death:
+    def death(self, patience: float = 0.0) -> Death:
         """Why there is no message; a process that is late, and still answers, writes where it is."""
-        code, stack = self._process.poll(), ""
+        with contextlib.suppress(TimeoutExpired):
+            self.process.wait(patience)
+        code = self.process.poll()
         if code is None and hasattr(signal, "SIGUSR1"):
-            self._process.send_signal(signal.SIGUSR1)
+            self.process.send_signal(signal.SIGUSR1)
             time.sleep(0.2)
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            stack = Path(self._stack).read_text()
+        self._printed.seek(max(self._printed.tell() - _TOLD, 0))
+        stack = self._printed.read().decode(errors="replace")
         if code is None:
             return Death(f"no answer within {self.limit:g} s", stack)
         return Death(f"its process died: {_signal(code) if code < 0 else f'exit status {code}'}", stack, code)
@@ -192,15 +187,14 @@ class _Worker:
     def end(self, patience: float = 0.0) -> None:
         """End the process, and those that it started."""
         with contextlib.suppress(TimeoutExpired):
-            self._process.wait(patience)
+            self.process.wait(patience)
         if hasattr(os, "killpg"):
             with contextlib.suppress(ProcessLookupError, PermissionError):  # none is left, or it has just begun
-                os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.kill()
-        self._process.wait()
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        Path(self._stack).unlink(missing_ok=True)
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.wait()
+        with contextlib.suppress(OSError), self._printed:
+            self.process.stdin.close()
 
 
 def _heard(running: list[_Worker], arrived: queue.SimpleQueue[Any]) -> tuple[_Worker, Any]:
@@ -208,44 +202,34 @@ def _heard(running: list[_Worker], arrived: queue.SimpleQueue[Any]) -> tuple[_Wo
     while True:
         latest = min(running, key=lambda each: each.left)
         try:
-            worker, data = arrived.get(timeout=min(max(latest.left, 0.0), 60.0))
-        except queue.Empty:
-            if latest.left <= 0:
-                return latest, latest.death()
+            worker, data = arrived.get(timeout=min(max(latest.left, 0.0), 1.0))
+        except queue.Empty:  # of a process that has died, one that it leaves may hold the pipe open
+            for each in running:
+                if each.left <= 0 or each.process.poll() is not None:
+                    return each, each.death()
             continue
         if worker in running:  # and not ended already
-            return worker, worker.order.unpacked(data) if data else worker.death()
+            return worker, worker.order.unpacked(data) if data else worker.death(patience=5.0)
 
 
 def _carry_out() -> None:
     """Carry out the order that the process that started this one sends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    orders, messages = os.dup(0), open(os.dup(1), "wb")  # noqa: SIM115 (until the process ends)
+    orders, messages, stack = os.dup(0), open(os.dup(1), "wb"), open(os.dup(2), "wb")  # noqa: SIM115 (until the end)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # the standard output is the report's
-    with open(orders, "rb", closefd=False) as received:
-        try:
-            name, data = pickle.load(received)
-        except EOFError:  # the other has ended
-            return
-    threading.Thread(target=_end_with, args=(orders,), daemon=True).start()
-    stack = open(name, "w")  # noqa: SIM115 (until the process ends)
+    os.dup2(2, 1)  # what it prints is no message
     faulthandler.enable(stack)
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1, stack)
-    logging.disable(logging.CRITICAL)
-    warnings.simplefilter("ignore")  # of libraries, about themselves
-    try:
-        work, order = pickle.loads(data)
-        if order.threads is not None and hasattr(os, "sched_setaffinity"):  # some libraries ignore the variables
-            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: order.threads])
-        for message in itertools.chain(work(order), [None]):
-            packed = order.packed(message)
-            messages.write(len(packed).to_bytes(_SIZE) + packed)
-            messages.flush()
-    except Exception:
-        traceback.print_exc(file=stack)
-        raise
+    with open(orders, "rb", closefd=False) as received:
+        work, order = pickle.load(received)
+    threading.Thread(target=_end_with, args=(orders,), daemon=True).start()
+    if order.threads is not None and hasattr(os, "sched_setaffinity"):  # some libraries ignore the variables
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: order.threads])
+    for message in itertools.chain(work(order), [None]):
+        packed = order.packed(message)
+        messages.write(len(packed).to_bytes(_SIZE) + packed)
+        messages.flush()
 
 
 def _end_with(other: int) -> None:
@@ -259,7 +243,5 @@ def _end_with(other: int) -> None:
 
 
 def _signal(code: int) -> str:
-    with contextlib.suppress(ValueError):
-        name = signal.Signals(-code).name
-        return f"{name}, perhaps out of memory" if name == "SIGKILL" else name
-    return f"signal {-code}"
+    names = {each.value: each.name for each in signal.Signals} | {9: "SIGKILL, perhaps out of memory"}
+    return names.get(-code, f"signal {-code}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import platform
+import re
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,30 +21,24 @@ def available_threads() -> list[int]:
 @functools.cache
 def machine() -> dict[str, Any]:
     """The processor, the vector instructions that it has, and how many of its threads this process may use."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:  # only Linux has it
-        lines = []
-    facts: dict[str, str] = {}
-    for line in lines:
-        name, _, value = line.partition(":")
-        facts.setdefault(name.strip(), value.strip())
-    known = facts.get("flags", facts.get("Features", "")).split()
-    vector = [flag for flag in known if flag.startswith(("sse", "avx", "fma", "amx", "asimd", "neon", "sve", "f16c"))]
+    text = ""
+    with contextlib.suppress(OSError):  # only Linux has it
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    facts: dict[str, str] = dict(re.findall(r"^(model name|flags|Features)\s*: (.*)$", text, re.MULTILINE))
+    vector = re.findall(r"\b(?:sse|avx|fma|amx|asimd|neon|sve|f16c)\w*", facts.get("flags", facts.get("Features", "")))
     return {
         "processor": facts.get("model name") or platform.processor() or platform.machine(),
         "architecture": platform.machine(),
-        "instructions": sorted(set(vector)),
+        "instructions": sorted({*vector}),
         "threads": len(available_threads()),
     }
 
 
 def environment() -> dict[str, Any]:
     """Where and when a run took place, and of which version."""
-    try:
+    installed = "from its sources"
+    with contextlib.suppress(PackageNotFoundError):
         installed = version("attention-core")
-    except PackageNotFoundError:
-        installed = "from its sources"
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),

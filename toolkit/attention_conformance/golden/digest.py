@@ -142,7 +142,7 @@ def orders(
     device_names, mode_names = (tuple(each) if each else None for each in (devices, modes))
     order = Order("", (NAME,), device_names, modes=mode_names or ("eager",), recipe=recipe)
     counts = (None, *dict.fromkeys(threads))
-    return [replace(order, backend=name, threads=count) for count in counts for name in backends]
+    return [replace(order, target=name, threads=count) for count in counts for name in backends]
 
 
 def judge(results: Sequence[Finding], expected: str | None = None, described: Sequence[Described] = ()) -> Verdict:

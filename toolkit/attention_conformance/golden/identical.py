@@ -26,7 +26,7 @@ from rich.text import Text
 
 from attention_conformance.call import one_line
 from attention_conformance.golden.cases import IDENTICAL
-from attention_conformance.launch.libraries import devices_of, holds, quiet_start, threads_of
+from attention_conformance.launch.libraries import devices_of, holds, quiet_start
 from attention_conformance.measure.finding import Finding, Started
 from attention_conformance.measure.implementations import tuned
 from attention_conformance.measure.messages import Described, Message
@@ -126,7 +126,7 @@ def work(order: Order) -> Iterator[Message]:
 def work_on(cases: Sequence[Identical], order: Order) -> Iterator[Message]:
     """Carry out an order with the cases that are given."""
     with quiet_start():
-        backend = get_backend(order.backend)
+        backend = get_backend(order.target)
     devices = [each for each in devices_of(backend) if order.devices is None or each in order.devices]
     devices = devices[:1] if order.quick and order.devices is None else devices
     asked = order.modes or (("eager",) if order.quick else None)
@@ -144,7 +144,7 @@ def work_on(cases: Sequence[Identical], order: Order) -> Iterator[Message]:
         for variation in (variations(case) if mode == "eager" and not order.quick and order.threads is None else ("",))
     ]
     left_out = [(case, f"{backend.name} on {device}", reason) for (case, device), reason in lacking.items() if reason]
-    yield Described({}, {}, backend.versions(), len(trials), backend.name, threads_of(backend), tuple(left_out))
+    yield Described({}, {}, backend.versions(), len(trials) * (not order.skip), backend.name, tuple(left_out))
     threads = "" if order.threads is None else f"{order.threads} thread{'s' * (order.threads != 1)}"
     for case, device, mode, variation in trials[order.skip :]:
         yield Started(blank(case, backend, device, mode))

@@ -15,7 +15,6 @@ import numpy as np
 
 from attention_conformance.problem import DTYPES, rounded
 from attention_core.backend import Backend
-from attention_workers import THREADS
 
 
 def devices_of(backend: Backend) -> list[str]:
@@ -45,27 +44,6 @@ def in_precision(backend: Backend, dtype: str) -> AbstractContextManager[Any]:
     enable: Callable[[bool], AbstractContextManager[Any]] | None
     enable = getattr(importlib.import_module(backend.name), "enable_x64", None) if dtype == "float64" else None
     return contextlib.nullcontext() if enable is None else enable(True)
-
-
-def threads_of(backend: Backend) -> dict[str, Any]:
-    """What a library that is loaded says of its threads, the variables it was told, and the processors of this process.
-
-    TensorFlow's 0 is its own choice. XLA tells nothing: on a CPU it takes a thread for each processor.
-    """
-    found: dict[str, Any] = {name: os.environ[name] for name in THREADS if name in os.environ}
-    if hasattr(os, "sched_getaffinity"):
-        found["processors"] = len(os.sched_getaffinity(0))
-    if (torch := sys.modules.get("torch")) and backend.name == "torch":
-        found |= {f"torch.{name}": getattr(torch, name)() for name in ("get_num_threads", "get_num_interop_threads")}
-    if (tensorflow := sys.modules.get("tensorflow")) and backend.name == "tensorflow":
-        told = tensorflow.config.threading
-        names = [f"get_{kind}_op_parallelism_threads" for kind in ("intra", "inter")]
-        found |= {f"tensorflow.config.threading.{name}": getattr(told, name)() for name in names}
-    if backend.name in ("numpy", "array_api_strict"):
-        with contextlib.suppress(ImportError):
-            pools = importlib.import_module("threadpoolctl").threadpool_info()
-            found |= {f"threadpoolctl: {each['internal_api']}": each["num_threads"] for each in pools}
-    return found
 
 
 @contextlib.contextmanager

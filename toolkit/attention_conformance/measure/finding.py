@@ -44,10 +44,6 @@ NAMED = (*WRONG, CONVENTION, "other bits", "never computed", "not understood")
 """Verdicts that pass where their cause, or their case, is accepted by name."""
 
 
-WAY = ("backend", "device", "mode", "implementation", "measure")
-"""What tells findings of one case apart that were come by in several ways."""
-
-
 @dataclass(frozen=True)
 class Finding:
     """What came of one case in one dtype.
@@ -210,9 +206,9 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
 
 
 def to_row(finding: Finding) -> dict[str, Any]:
-    """A finding about a subject that is called in one way, as JSON takes it."""
+    """A finding as JSON takes it."""
     row: dict[str, Any] = plain(dataclasses.asdict(finding))
-    return {name: each for name, each in row.items() if name not in WAY}
+    return row
 
 
 def plain(each: Any) -> Any:

@@ -31,11 +31,9 @@ class Described:
     facts, sources : mapping
         What is supposed of a subject, and how each fact is known.
     count : int
-        How many cases there are to run, in how many ways.
+        How many cases there are to run, in how many ways; 0 where a process goes on for another.
     target : str
         The backend of the core, or the other subject, where this is about it.
-    threads : mapping
-        What a library uses.
     left_out : tuple of (str, str, str)
         A case, a way and a reason for all that cannot be run.
     """
@@ -45,7 +43,6 @@ class Described:
     versions: Mapping[str, str]
     count: int
     target: str = ""
-    threads: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[tuple[str, str, str], ...] = ()
 
 

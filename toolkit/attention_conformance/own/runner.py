@@ -149,7 +149,7 @@ def run(questions: Iterable[Question], function: AttentionFunction = scaled_dot_
 def work(order: Order) -> Iterator[Message]:
     """Carry out an order in this process."""
     with quiet_start():
-        backend = get_backend(order.backend)
+        backend = get_backend(order.target)
     devices = order.devices or (tuple(devices_of(backend)[:1]) if order.quick else None)
     chosen = {"devices": devices, "dtypes": order.dtypes, "modes": order.modes}
     implementations, is_all = order.implementations or LISTED, order.implementations is not None
@@ -157,7 +157,7 @@ def work(order: Order) -> Iterator[Message]:
     trials = plan(cases, [backend], **chosen, implementations=implementations, everything=is_all)
     if order.quick:
         trials = [each for each in trials if is_quick(backend, each.mode, each.dtype, each.implementation)]
-    yield Described({}, {}, backend.versions(), len(trials), backend.name)
+    yield Described({}, {}, backend.versions(), len(trials) * (not order.skip), backend.name)
     for trial in trials[order.skip :]:
         yield Started(trial.blank)
         yield from run([trial])

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import attention_workers as workers
 from attention_conformance.call import one_line
 from attention_conformance.kernel.options import FACTS, VALUES, Options, named_keywords, word_of
 from attention_conformance.kernel.probe import AFTER_A_CRASH
-from attention_conformance.measure.finding import Finding, Started
-from attention_conformance.measure.messages import Asked, Message, Returned, packed, unpacked
+from attention_conformance.measure.finding import Finding
+from attention_conformance.measure.messages import Asked, Message, packed, unpacked
 from attention_conformance.measure.profiles import PROFILES
 from attention_conformance.problem import DTYPES
+from attention_conformance.processes import Cases
 from attention_conformance.run.names import no_case, not_accepted
-
-MOST_CRASHES = 12
-"""Crashes after which a run ends: a new process takes seconds."""
-
-TOLD = 79
-"""The exit status of a process that has told by itself that it cannot go on."""
 
 
 @dataclass(frozen=True)
-class Job(workers.Order):
+class Job(Cases):
     """What is to be run on a target, and what is known of it already.
 
     Attributes
@@ -45,13 +38,8 @@ class Job(workers.Order):
         Whether the process that calls the subject may also compare.
     known : mapping
         Answers to questions about the subject, of a former process.
-    done : frozenset
-        Pairs of case and dtype that are not to be run again.
-    crashes : int
-        Processes that died of it.
     """
 
-    target: str
     declared: Mapping[str, Any] = field(default_factory=dict)
     cases: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
@@ -62,8 +50,6 @@ class Job(workers.Order):
     power: bool = True
     is_trusted: bool = True
     known: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-    done: frozenset[tuple[str, str]] = frozenset()
-    crashes: int = 0
 
     @property
     def how(self) -> str:
@@ -95,33 +81,12 @@ class Job(workers.Order):
         except Exception as error:  # whatever the bytes are taken for
             return workers.Death(f"its process sent what is no answer: {one_line(error)}", code=1)
 
-    def noted(self, message: Message, at: Any) -> tuple[Job, Any]:
-        """What another process would not have to do again, and where this one is."""
-        if isinstance(message, Asked) and message.facts is not None:
-            return replace(self, known={**self.known, message.question: message.facts}), at
-        if isinstance(message, Finding | Returned):
-            return replace(self, done=self.done | {(message.case, message.dtype)}), at
-        return self, message if isinstance(message, Started | Asked) else at
-
-    def lost(self, at: Any, death: workers.Death) -> tuple[list[Finding], Job | None]:
-        """The finding for the question or the case that a process died of, and the rest, without it."""
-        verdict = "timed out" if death.code is None else "crashed"
-        if at is None:
-            return [Finding("start", "-", 0, "The target loads.", verdict, detail=death.reason)], None
-        left = replace(self, crashes=self.crashes + 1)
-        if isinstance(at, Asked):
-            left = replace(left, known={**self.known, at.question: AFTER_A_CRASH[at.question]})
-            found = [unanswered(at.question, verdict, death.reason)]
-        else:
-            case: Finding = at.finding
-            left = replace(left, done=self.done | {(case.case, case.dtype)})
-            detail = death.reason + _frame(death.stack, self.target)
-            found = [replace(case, verdict=verdict, detail=detail, traceback=death.stack)]
-        found = [] if death.code == TOLD else found
-        if left.crashes < MOST_CRASHES:
-            return found, left
-        detail = f"{left.crashes} crashes: the rest is not run"
-        return [*found, Finding("end", "-", 0, "The run goes on after a crash.", "crashed", detail=detail)], None
+    def noted(self, message: Message, at: Finding | None) -> tuple[Cases, Finding | None]:
+        """The order with an answer about the subject, which is that of a crash until there is one."""
+        if not isinstance(message, Asked):
+            return super().noted(message, at)
+        facts = AFTER_A_CRASH.get(message.question, {}) if message.facts is None else message.facts
+        return replace(self, known={**self.known, message.question: facts}), unanswered(message.question)
 
 
 def job_of(target: str, options: Options, **others: Any) -> Job:
@@ -139,15 +104,6 @@ def job_of(target: str, options: Options, **others: Any) -> Job:
     return Job(target, declared, cases, dtypes, accepted=accepted, **others)
 
 
-def unanswered(question: str, verdict: str, detail: str) -> Finding:
-    """What a question about the subject ended with."""
-    return Finding(f"probe: {question}", "-", 0, "Small calls tell what a subject expects.", verdict, detail=detail)
-
-
-def _frame(stack: str, target: str) -> str:
-    """The innermost call in the file of a target; empty where there is none."""
-    file = target.rpartition(":")[0]
-    if not file.endswith(".py"):
-        return ""
-    found = re.search(rf'File "[^"]*{re.escape(Path(file).name)}", line (\d+) in (\S+)', stack)
-    return "" if found is None else f", in line {found[1]} of {Path(file).name} ({found[2]})"
+def unanswered(question: str, detail: str = "") -> Finding:
+    """Stands for a question about the subject that has no answer."""
+    return Finding(f"probe: {question}", "-", 0, "Small calls tell what a subject expects.", "crashed", detail=detail)

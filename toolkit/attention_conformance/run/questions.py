@@ -32,7 +32,6 @@ def questions(subject: Subject, job: Job) -> list[Question]:
         for case in subject_cases(job.cases, job.profile, subject, job.seed)
         for is_shape in [shape_of(case.name) is not None]
         for dtype in _asked_types(case, is_shape, dtypes, others)
-        if (case.name, dtype) not in job.done
     ]  # fmt: skip
 
 
@@ -51,7 +50,6 @@ def pair_questions(subject: Subject, other: Subject, job: Job) -> list[Question]
         for case in matching(BITS, job.cases)
         if not (subject is other and case.name in SAME_CALL)
         for dtype in job.dtypes or (both[:1] if case.name in SLOW else both)
-        if (case.name, dtype) not in job.done
     ]  # fmt: skip
 
 

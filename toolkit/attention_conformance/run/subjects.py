@@ -25,8 +25,9 @@ from attention_conformance.measure.messages import Asked, Described, Message as 
 from attention_conformance.measure.question import Question
 from attention_conformance.mistakes.causes import agreed
 from attention_conformance.mistakes.surprises import surprises
+from attention_conformance.processes import TOLD
 from attention_conformance.run.apart import distrusted
-from attention_conformance.run.job import TOLD, Job, unanswered
+from attention_conformance.run.job import Job, unanswered
 from attention_conformance.run.questions import pair_questions, questions
 from attention_conformance.verdict.judge import judged, returned
 from attention_conformance.verdict.memory import too_large
@@ -117,7 +118,12 @@ def questions_of(
     if same_bits_as is not None:
         other = subject if same_bits_as is target else settled(on_device(adapted(same_bits_as)))
         return subject, conventions(subject, other), pair_questions(subject, other, job)
-    return subject, surprises(subject.declared, declared), questions(subject, job)
+    return subject, _known(subject.declared, declared, job), questions(subject, job)
+
+
+def _known(facts: Mapping[str, Any], declared: frozenset[str], job: Job) -> list[Finding]:
+    """What small calls find; of chosen cases alone, that a parameter is not understood, which is always told."""
+    return [each for each in surprises(facts, declared) if not job.cases or each.verdict == "not understood"]
 
 
 def finding_of(question: Question) -> Finding:
@@ -201,7 +207,7 @@ def work(job: Job) -> Generator[Message, None, None]:
     with warnings.catch_warnings(action="ignore"):
         for question, facts in probed(witness.subject, job.known):
             if facts is not None and _has_broken_device(subject):
-                yield unanswered(question, "crashed", f"no call of {subject.device} answers any more")
+                yield unanswered(question, f"no call of {subject.device} answers any more")
             yield Asked(question, facts)
             if facts is not None:
                 answers.append(facts)
@@ -213,22 +219,21 @@ def work(job: Job) -> Generator[Message, None, None]:
         return
     if sources.get("backend") == BY_SIGNATURE != subject.backend != read_signature(subject)["backend"]:
         sources["backend"] = "found by a call"
-    asked = [] if job.same_bits_as else questions(subject, job)
+    asked = [] if job.same_bits_as else questions(subject, job)[job.skip :]
     versions = _library(subject).versions() if asked or job.same_bits_as else {}
     facts = _facts(subject)
-    yield Described(facts, sources, versions, len(BITS) if job.same_bits_as else len(asked))
+    yield Described(facts, sources, versions, (len(BITS) if job.same_bits_as else len(asked)) * (not job.skip))
     if not job.known and (reason := _never_answered(job.target, witness)):
         yield Refused(reason)
         return
     if job.same_bits_as:
         yield from _pair(subject, job)
         return
-    if not (asked or job.done):
+    if not (asked or job.skip):
         hint = "those of bits need --same-bits-as"
         yield Refused(f"expected a case that is asked of {job.target}; got {', '.join(job.cases)}: {hint}")
         return
-    known = surprises(facts, declared) if not job.done else []
-    yield from (each for each in known if not job.cases or each.verdict == "not understood")  # which is always told
+    yield from [] if job.skip else _known(facts, declared, job)
     for each in asked:
         yield Started(each.blank)
         if reason := too_large(each):
@@ -252,11 +257,13 @@ OTHER = Finding("same-bits-as", "-", 0, "The other target loads, and small calls
 
 def _pair(subject: Subject, job: Job) -> Iterator[Message]:
     """Compare the bits of a settled subject with those of the other target of a job."""
-    other = subject
+    other, begun = subject, job.skip
     if job.same_bits_as != job.target:
-        if (OTHER.case, OTHER.dtype) in job.done:  # it ended a former process
+        if begun == 1:  # it ended a former process
             return
-        yield Started(replace(OTHER, seed=job.seed))
+        if not begun:
+            yield Started(replace(OTHER, seed=job.seed))
+        begun = max(begun - 1, 0)
         try:
             other = _load(job.same_bits_as)
         except TargetError as error:
@@ -267,10 +274,10 @@ def _pair(subject: Subject, job: Job) -> Iterator[Message]:
         if reason := _never_answered(job.same_bits_as, witness):
             yield Refused(reason)
             return
-        yield Described(_facts(other), {}, _library(other).versions(), len(BITS), target=job.same_bits_as)
-    yield from conventions(subject, other) if not job.done else []
-    asked = pair_questions(subject, other, job)
-    if not (asked or job.done):
+        yield Described(_facts(other), {}, _library(other).versions(), 0, target=job.same_bits_as)
+    yield from conventions(subject, other) if not begun else []
+    asked = pair_questions(subject, other, job)[begun:]
+    if not (asked or begun):
         got = f"{', '.join(job.cases)}, of a single call" if other is subject else "no common type"
         yield Refused(f"expected rows for {job.target} and {job.same_bits_as}; got {got}")
     for each in asked:

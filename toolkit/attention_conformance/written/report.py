@@ -1,22 +1,17 @@
-"""What came of a run: tables for people, JSON for programs."""
+"""What came of a run of the core: the lines of its contract, and what is beyond a bound."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Literal
 
 from rich.table import Table
 from rich.text import Text
 
 from attention_conformance.cases import CASES
 from attention_conformance.cases.contract import LINES
-from attention_conformance.measure.finding import Finding, plain
-from attention_files.writing import write_file
-from attention_workers.machine import environment as environment_of_machine
+from attention_conformance.measure.finding import Finding
 
 LINE_LEGEND = (
     "The worst error is the one that comes nearest to its bound, in units in the last place of S, the sum of p |v|; "
@@ -69,33 +64,3 @@ def failures(results: Iterable[Finding]) -> list[str]:
 def way_text(result: Finding) -> str:
     """In which way a result was come by, but for the backend."""
     return ", ".join(filter(None, (result.device, result.dtype, result.mode, result.implementation)))
-
-
-def summary(results: Sequence[Finding]) -> str:
-    """How many passed, failed, were refused, and were not run or are exempt."""
-    counts = _counts(results)
-    others = [f"{counts[name]} {name}" for name in ("refused", "skipped") if counts[name]]
-    return ", ".join([f"{counts['passed']} passed", f"{counts['failed']} failed", *others])
-
-
-def _counts(results: Sequence[Finding]) -> dict[str, int]:
-    counts = dict.fromkeys(("passed", "failed", "refused", "skipped"), 0)
-    outcomes = {True: "passed", False: "failed", None: "skipped"}
-    return counts | Counter("refused" if result.refused else outcomes[result.passed] for result in results)
-
-
-def environment(backends: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    """Where and when a run took place, with the versions of all backends."""
-    return {**environment_of_machine(), "backends": backends}
-
-
-ROW = ("case", "backend", "device", "dtype", "mode", "implementation", "measure",
-       "error", "bound", "passed", "detail", "seconds", "refused")  # fmt: skip
-"""What a file tells of a result."""
-
-
-def write_json(path: Path, results: Sequence[Finding], about: Mapping[str, Any]) -> None:
-    """Write environment and results; numbers that JSON does not know, infinity and nan, become text and null."""
-    rows = [{name: plain(getattr(result, name)) for name in ROW} for result in results]
-    document = {"environment": about, "summary": _counts(results), "results": rows}
-    write_file(path, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())

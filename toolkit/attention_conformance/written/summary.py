@@ -173,15 +173,20 @@ def power(findings: Sequence[Finding], profile: str) -> list[str]:
     return lines
 
 
-def summary(findings: Sequence[Finding]) -> str:
+def count_text(findings: Iterable[Finding]) -> str:
     """All verdicts with their numbers, the worst first."""
     counts = counted(findings)
     leading = [] if "silently wrong" in counts else ["0 silently wrong"]
-    line = ", ".join([*leading, *(f"{count} {VERDICT_TEXTS[verdict][1]}" for verdict, count in counts.items())])
-    return f"{line}; little was checked: {few}" if (few := little(findings)) else line
+    return ", ".join([*leading, *(f"{count} {VERDICT_TEXTS[verdict][1]}" for verdict, count in counts.items())])
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """The numbers of all verdicts, and how little was checked."""
+    few = little(findings)
+    return count_text(findings) + f"; little was checked: {few}" * bool(few)
 
 
 def write_findings(path: Path, findings: Sequence[Finding], about: Mapping[str, Any]) -> None:
-    """Write what a run found, also one that was interrupted, so that another can go on from it."""
+    """Write what a run found, also one that was interrupted."""
     document = {"about": about, "summary": counted(findings), "findings": [to_row(each) for each in findings]}
     write_file(path, (json.dumps(document, indent=1, allow_nan=False, default=str) + "\n").encode())
