@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,10 +24,13 @@ from attention_conformance.mistakes.variants import (
     LEAK,
     SPREAD,
     Variant,
+    empty_rows,
+    of_rows,
     reached,
 )
 from attention_conformance.oracle.attention import Exact
 from attention_conformance.oracle.dense import Answer, answer, as_exact, dense_of
+from attention_conformance.oracle.ulps import errors_of
 from attention_conformance.problem import NumpyArray, Problem
 
 if TYPE_CHECKING:
@@ -40,6 +44,12 @@ SMALL = 4.0
 
 OF_SCALE = ("uniform-weights", "no-scale", "scale-of-width", "scale-off")
 """Faults of all calls, as some cases that tell little equal them by chance."""
+
+MOST_ROWS = 16
+"""Wrong rows that are looked for among the right ones."""
+
+ANSWER = Variant("answer-of-another", 10, "query {}, head {} of sample {} has the answer of query {}, head {}, sample {}")
+"""Each row is right, in another place."""
 
 MOST_PLANTED = 10_000_000
 """Products in a problem above which no faults are planted, and one that a result equals is enough."""
@@ -114,7 +124,7 @@ class Variants:
         for variant in CONVENTIONS:
             other = self.of(variant)
             if other is not None and set(got) <= set(other.arrays):
-                yield {name: as_exact(other.arrays[name], other.scales[name]) for name in got}
+                yield _exact(other, got)
 
     def equal(
         self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str, again: Callable[[], Mapping[str, NumpyArray]]
@@ -131,7 +141,7 @@ class Variants:
                 return [variant], []
             if other is None:
                 continue
-            expected = {name: as_exact(each, other.scales[name]) for name, each in other.arrays.items() if name in got}
+            expected = _exact(other, got)
             if wrong not in expected:
                 continue
             near = replace(bounds, truth=replace(bounds.truth, kappa=other.kappa)) if variant is FINITE else bounds
@@ -146,6 +156,30 @@ class Variants:
             equal = [SPREAD] * _spreads(got, bounds)  # after the conventions of masked rows
         named = {each.name for each in equal}
         return equal, [name for name in unlike if name not in named]
+
+    def predicts(self, got: Mapping[str, NumpyArray], bounds: Bounds, variant: Variant) -> bool:
+        """Whether a variant gives all the numbers of a result."""
+        other = self.of(variant)
+        return other is not None and bounds.measure(got, _exact(other, got)).passes
+
+    def is_of_empty(
+        self, got: Mapping[str, NumpyArray], bounds: Bounds, ask: Callable[[Problem], Mapping[str, NumpyArray]]
+    ) -> bool:
+        """Whether gradients are wrong by those of fully masked rows alone, whose output is a convention."""
+        dense, problem = self._dense, bounds.problem
+        if dense is None or problem.cotangent is None or (empty := empty_rows(dense)) is None:
+            return False
+        try:
+            if not ask(replace(problem, cotangent=None))["output"][empty[..., 0]].any():  # the contract's
+                return False
+            cotangent = np.where(empty, 0, problem.cotangent).astype(problem.cotangent.dtype)
+            silent = ask(replace(problem, cotangent=cotangent))
+        except Exception:  # whatever a subject raises
+            return False
+        truth, reach = bounds.truth.arrays, of_rows(dense, empty)
+        mended = {name: _mended(each, np.isnan(each) & reach[name], truth[name]) for name, each in silent.items()}
+        beyond = {name: _mended(each, reach[name], truth[name]) for name, each in got.items()}
+        return bounds.measure(mended, truth).passes and bounds.measure(beyond, truth).passes
 
     def _is_other(
         self, got: Mapping[str, NumpyArray], again: Callable[[], Mapping[str, NumpyArray]], bounds: Bounds
@@ -165,8 +199,7 @@ class Variants:
         question, found = bounds.question, []
         for variant, problem in mistaken(question.case, bounds.problem, question.seed):
             other = answer(dense_of(meant(problem, question.subject)))
-            expected = {name: as_exact(each, other.scales[name]) for name, each in other.arrays.items() if name in got}
-            found += [variant] * bounds.measure(got, expected).passes
+            found += [variant] * bounds.measure(got, _exact(other, got)).passes
         return found
 
     def explain_narrow(self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str) -> bool:
@@ -182,6 +215,31 @@ class Variants:
                 scale = np.nan_to_num(deviation).astype(np.float64) + exact.scale / (1 + kappa)
                 expected["output"] = exact._replace(scale=scale)
         return wrong in expected and bounds.measure(got, expected).error <= allowed
+
+
+def _exact(other: Answer, got: Mapping[str, NumpyArray]) -> dict[str, Exact]:
+    """An answer, as far as a result has it."""
+    return {name: as_exact(each, other.scales[name]) for name, each in other.arrays.items() if name in got}
+
+
+def of_another(got: Mapping[str, NumpyArray], bounds: Bounds) -> Variant | None:
+    """The row of the right output that a wrong one is, where all that are wrong are some other one."""
+    if set(got) != {"output"} or got["output"].shape != bounds.truth.arrays["output"].high.shape:
+        return None
+    truth, dtype = bounds.truth.arrays["output"], bounds.dtype("output")
+    bound, *leading = bounds.bound("output", dtype), *truth.high.shape[:-1]
+    output, high, low, scale = (each.reshape(-1, truth.high.shape[-1]) for each in (got["output"], *truth))
+    (wrong,) = np.nonzero((errors_of(output, Exact(high, low, scale), dtype) > bound).any(axis=-1))
+    wrong, others = wrong[:: -(-wrong.size // MOST_ROWS)], list[int]()
+    if len(leading) != 3 or wrong.size * high.size > MOST_PLANTED:
+        return None
+    for at in wrong:
+        near = (errors_of(np.broadcast_to(output[at], high.shape), Exact(high, low, scale), dtype) <= bound).all(axis=-1)
+        if not output[at].any() or not near.any():
+            return None
+        others.append(int(near.argmax()))
+    places = (np.unravel_index(at, leading)[::-1] for at in (wrong[0], others[0]))
+    return replace(ANSWER, says=ANSWER.says.format(*itertools.chain(*places)))
 
 
 def _spreads(got: Mapping[str, NumpyArray], bounds: Bounds) -> bool:

@@ -278,9 +278,25 @@ def _edges() -> Iterator[Variant]:
         yield Variant(f"width-from-{width}-lost", 10, says, _narrowed(functools.partial(min, width)))
     yield Variant("last-channels-lost", 10, "the scores lack the channels after the last 16 that are whole",
                   _narrowed(lambda size: size // 16 * 16 or size))  # fmt: skip
+    for block in (8, *BLOCKS):
+        yield Variant(f"ragged-block-of-{block}-lost", 10, f"keys after the last whole block of {block} are lost",
+                      keys_left(functools.partial(_whole, block)))  # fmt: skip
     for block in BLOCKS:
         yield Variant(f"causality-by-blocks-of-{block}", 3, f"causality counts whole blocks of {block}",
                       _causal_by(functools.partial(_by_blocks, block)))  # fmt: skip
+
+
+def _whole(block: int, at: NumpyArray) -> NumpyArray:
+    return np.asarray((at < at.size // block * block) | (at.size < block))
+
+
+def _by_width(name: str, other: str, dense: Dense) -> Dense | None:
+    """The rows of an array as far apart in memory as those of a narrower one."""
+    array, step = getattr(dense, name), getattr(dense, other).shape[-1]
+    if array.shape[-1] <= step:
+        return None
+    at = np.arange(array.shape[-2])[:, None] * step + np.arange(array.shape[-1])
+    return dense.changed(**{name: array.reshape(*array.shape[:-2], -1)[..., at]})
 
 
 def _unhidden(dense: Dense) -> Dense | None:
@@ -344,6 +360,10 @@ DIAGNOSES = (
               scaled(functools.partial(_padded_scale, whole))) for whole in BLOCKS[1:]),
     Variant("scale-of-value-width", 7, "the scale is that of the width of the values",
             lambda dense: dense.changed(scale=dense.value.shape[-1] ** -0.5) if dense.value.shape[-1] else None),
+    Variant("value-rows-by-key-width", 10, "rows of the value are read as far apart as those of the key",
+            functools.partial(_by_width, "value", "query")),
+    Variant("key-rows-by-value-width", 10, "rows of the key are read as far apart as those of the value",
+            functools.partial(_by_width, "key", "value")),
     Variant("softcap-before-scale", 7, "the softcap comes before the scale",
             _capped(lambda product, scale, cap: scale * cap * np.tanh(product / cap))),
     Variant("softcap-not-multiplied", 7, "tanh(score / softcap) is not multiplied by the softcap",

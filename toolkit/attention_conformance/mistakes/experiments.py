@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -16,12 +18,13 @@ from attention_conformance.measure.measures import drawn
 from attention_conformance.measure.properties import positioned, taken
 from attention_conformance.measure.question import Question
 from attention_conformance.mistakes.former import CALL, STRIDES
-from attention_conformance.mistakes.variants import Variant
+from attention_conformance.mistakes.variants import Change, Variant, keys_left
 from attention_conformance.oracle.dense import Dense, answer, dense_of
 from attention_conformance.oracle.positions import passes
 from attention_conformance.problem import NumpyArray, Problem
 
 Ask = Callable[[Problem], dict[str, NumpyArray]]
+Predicts = Callable[[Variant], bool]
 
 UNLIKE = {
     "shuffled": Variant("unlike-shuffled", 10, "samples, heads or keys in another order have another answer"),
@@ -34,12 +37,17 @@ UNLIKE = {
 
 SUMS = Variant("narrow-sums", 8, "sums are rounded to 16 bits, which loses what many keys add up to")
 LOST = Variant("lost-keys", 10, "keys {} to {} of {} are not attended to")
+TWICE = Variant("keys-twice", 10, "keys {} to {} of {} count twice")
+SKIPPED = Variant("skipped-blocks", 10, "blocks of {} keys are left out that the {} of {} queries does not see")
+WRAPPED = Variant("wrapped-offset", 10, "{} from {} on are read from the start again, as offsets that overflow are")
 SEEN = Variant("hidden-keys", 1, "hidden keys from {} on have weights")
 SUM = Variant("other-sum", 8, "all weights are {:.3g} times what they should be: the sum {}")
 MORE, LESS = "counts more than the keys, as where padding or a sink adds to it", "lacks keys, or does not divide"
 STALE = Variant("unscaled-maximum", 8, "right where scores fall from key to key: not all is scaled to a new maximum")
-SCALED = Variant("other-weights", 8, "weights of the keys before {} are {:.3g} times, and others {:.3g} times, what "
-                 "they should be: some block has another scale, or counts twice")  # fmt: skip
+SCALED = Variant("other-weights", 8, "keys {} to {} of {} have weights that are not those of their scores: the first "
+                 "is {:.3g} times what it should be beside the others")  # fmt: skip
+ROUGH = Variant("inexact-weights", 8, "weights are off by up to {:.2g} %, at keys here and there: an approximate "
+                "exponential, or scores that are inexact")  # fmt: skip
 ROW = Variant("mask-of-another", 1, "query {}, head {}, sample {} has the mask or bias of query {}, head {}, sample {}")
 OTHER = Variant("other-values", 9, "head {} of sample {} reads the values of head {} of sample {}")
 
@@ -47,7 +55,8 @@ SINKS = Variant("sinks-of-others", 7, "right where all heads have one sink: a he
 STATE = Variant("state", 10, "right in a process of its own: what is kept of calls before, or their order, matters")
 THREADS = Variant("threads", 10, "right with one thread, and wrong with several: threads race")
 
-EXPERIMENTS = (*UNLIKE.values(), SUMS, SINKS, STATE, THREADS, LOST, SEEN, SUM, STALE, SCALED, ROW, OTHER)
+EXPERIMENTS = (*UNLIKE.values(), SUMS, SINKS, STATE, THREADS, LOST, TWICE, SKIPPED, WRAPPED, SEEN, SUM, STALE, SCALED,
+               ROUGH, ROW, OTHER)  # fmt: skip
 """All that is told here."""
 
 AVERAGE = next(case for case in KERNELS if case.name == "average-32768")
@@ -55,7 +64,7 @@ MOST_UNITS = 3.0
 """Units of 16 bits within which an average of one sign is."""
 
 ALIKE = 0.02
-"""How far ratios of weights that are right lie apart."""
+"""How far ratios of weights that are right lie apart, in 16 bits."""
 
 CAUSE = ("variant", "says", "line", "equals", "rejected")
 
@@ -124,11 +133,14 @@ def mixes_sinks(question: Question, judge: Callable[[Question], Finding]) -> boo
     return judge(replace(question, case=replace(case, inputs=lambda _: one), power=False, causes=False)).passed is True
 
 
-def read(question: Question, problem: Problem, row: tuple[int, ...], ask: Ask) -> Variant | None:
-    """What the weights of a row are, and of which head, as values that are indicators show it."""
+def read(question: Question, problem: Problem, row: tuple[int, ...], ask: Ask, predicts: Predicts) -> Variant | None:
+    """What the weights of a row are, and of which head, as values that are indicators show it.
+
+    A cause that ``predicts`` all that is wrong comes before one that fits this row.
+    """
     if problem.cotangent is not None or problem.score_mod is not None or len(problem.sizes[0]) != 1:
         return None
-    sample, head, _ = row
+    sample, head, query = row
     value, shared = problem.arrays["value"], problem.sizes[1] // problem.arrays["value"].shape[1]
     groups, keys, width = value.shape[1:]
     dense = dense_of(meant(problem, question.subject))
@@ -137,16 +149,12 @@ def read(question: Question, problem: Problem, row: tuple[int, ...], ask: Ask) -
 
     def shown(codes: NumpyArray) -> NumpyArray:
         """What the row gives for other values."""
-        arrays = {
-            **plain.arrays,
-            "value": np.ascontiguousarray(np.broadcast_to(codes, value.shape)).astype(value.dtype),
-        }
-        return np.asarray(ask(plain.changed(arrays=arrays))["output"][row].astype(np.float64))
+        codes = np.ascontiguousarray(np.broadcast_to(codes, value.shape)).astype(value.dtype)
+        return np.asarray(ask(plain.changed(arrays={**plain.arrays, "value": codes}))["output"][row].astype(np.float64))
 
     def sums(start: int, size: int) -> tuple[NumpyArray, NumpyArray]:
         """What blocks of keys have for weights, and should have."""
-        at = (np.arange(keys) - start) // size
-        codes = (at[:, None] == np.arange(width)).astype(np.float64)
+        codes = ((np.arange(keys) - start)[:, None] // size == np.arange(width)).astype(np.float64)
         return shown(codes), weights @ codes
 
     entry = sample * groups + head // shared
@@ -155,32 +163,84 @@ def read(question: Question, problem: Problem, row: tuple[int, ...], ask: Ask) -
     if weights.sum() > 0.5 and got.argmax() != entry % width and got.max() > 0.9:
         other = int(got.argmax())
         return _worded(OTHER, head, sample, other % groups, other // groups)
-    if another := _of_another(dense, row, ask(problem)["output"][row]):
-        return another
     size = -(-keys // width)
     got, expected = sums(0, size)
-    least = 1e-3 / width
-    hidden, attended = (expected == 0) & (got > least), expected > least
-    if not (np.isfinite(got).all() and attended.any()):
+    (blocks,) = np.nonzero(expected > 1e-3 / width)
+    if not (np.isfinite(got).all() and blocks.size):
         return None
-    if hidden.any():
-        return _worded(SEEN, int(hidden.argmax()) * size)
-    ratios, (blocks,) = got[attended] / expected[attended], np.nonzero(attended)
-    if abs(ratios - 1).max() < ALIKE:
-        return None
-    lost = blocks[ratios < 0.1]
-    if lost.size and size <= width:
-        first, last = int(lost[0]) * size, int(lost[-1]) * size
-        before = max(0, first - size + 1)
-        gone = [start + np.flatnonzero(_gone(*sums(start, 1))) for start in (before, last)]
-        return _worded(LOST, gone[0][0], gone[1][-1] if size == 1 else _end(gone[1]), keys)
-    if _falling(question, problem, row, weights, ask) < abs(ratios - 1).max() / 10:
+    ratios = got[blocks] / expected[blocks]
+    alike = ALIKE if question.dtype in NARROW_TYPES else ALIKE / 10
+    kept = -np.sort(-ratios[ratios > 0.1]) if (ratios > 0.1).any() else np.ones(1)
+    usual = kept[(abs(kept[:, None] / kept - 1) < alike).sum(axis=0).argmax()]  # the ratio that most blocks share
+    (odd,) = np.nonzero(abs(ratios / usual - 1) > alike)
+    (ends,) = np.nonzero(np.diff(odd) > 1)
+    runs, told = (ends.size + 1) * bool(odd.size), _worded(SUM, usual, MORE if usual < 1 else LESS)
+    if runs:
+
+        def edge(at: int, last: bool) -> tuple[int, float]:
+            """The first or last key of a block whose weight is odd, and how odd it is."""
+            start, factor, step = int(at) * size, float(ratios[blocks == at][0] / usual), size
+            while step > 1:
+                step = -(-step // width)
+                found, wanted = sums(start, step)
+                with np.errstate(all="ignore"):
+                    share = np.where(wanted > 1e-2 * step / keys, found / (usual * wanted), 1)
+                (unlike,) = np.nonzero(abs(share - 1) > alike)
+                if not unlike.size:
+                    break
+                start, factor = start + int(unlike[-last]) * step, float(share[unlike[-last]])
+            return start, factor
+
+        (first, factor), (last, _) = edge(blocks[odd[0]], False), edge(blocks[odd[[*ends, -1][0]]], True)
+        guesses = list(_guesses(dense, first, last, factor))
+        if exact := next(filter(predicts, guesses), None):
+            return exact
+        told = guesses[0 if factor < 0.1 else -1]
+    if another := _of_another(dense, row, ask(problem)["output"][row]):
+        return another
+    if ((expected == 0) & (got > 1e-3 / width)).any():
+        return _worded(SEEN, int(((expected == 0) & (got > 1e-3 / width)).argmax()) * size)
+    worst = abs(ratios - 1).max()
+    if worst < alike or (runs in (1, 2) and told.name == LOST.name):
+        return told if runs else None
+    if _falling(question, problem, row, weights, ask) < worst / 10:
         return STALE
-    if np.ptp(ratios) < ALIKE * ratios.max():
-        return _worded(SUM, ratios.mean(), MORE if ratios.mean() < 1 else LESS)
-    (steps,) = np.nonzero(abs(np.diff(ratios)) > ALIKE * ratios.max())
-    cut = int(steps[0]) + 1
-    return _worded(SCALED, int(blocks[cut]) * size, ratios[:cut].mean(), ratios[cut:].mean())
+    return _worded(ROUGH, 100 * worst) if runs > 2 and worst < 1 / 4 else told
+
+
+def _guesses(dense: Dense, first: int, last: int, factor: float) -> Iterator[Variant]:
+    """What keys from one to another may be, whose weights are so many times those of the others."""
+    keys = dense.key.shape[-2]
+
+    def within(at: NumpyArray) -> NumpyArray:
+        return np.asarray((first <= at) & (at <= last))
+
+    if factor < 0.1:
+        lost = _worded(LOST, first, last, keys)
+        yield replace(lost, change=keys_left(lambda at: ~within(at)))
+        for block, (which, at) in itertools.product((16, 32, 64, 128), (("first", 0), ("last", -1))):
+            yield replace(_worded(SKIPPED, block, which, block), change=_skipping(block, at))
+    if abs(factor - 2) < 0.1:
+        bias = math.log(2) * within(np.arange(keys))
+        yield replace(_worded(TWICE, first, last, keys), change=lambda dense: dense.changed(
+            bias=bias if dense.bias is None else dense.bias + bias))  # fmt: skip
+    for names in (("key",), ("key", "value"), ("value",)) if first and dense.key.shape[-2] > first else ():
+        wrapped = _worded(WRAPPED, " and ".join(f"{each}s" for each in names), first)
+        yield replace(wrapped, change=lambda dense, names=names: dense.changed(
+            **{name: getattr(dense, name)[..., np.arange(keys) % first, :] for name in names}))  # fmt: skip
+    yield _worded(SCALED, first, last, keys, factor)
+
+
+def _skipping(block: int, at: int) -> Change:
+    """Leave out blocks of keys that one of a block of queries does not see."""
+
+    def change(dense: Dense) -> Dense:
+        rows, keys = dense.query.shape[-2], dense.key.shape[-2]
+        seen = np.logical_or.reduceat(dense.through, np.arange(0, keys, block), axis=-1)
+        of_block = np.minimum(np.arange(rows) // block * block + at % block, rows - 1)
+        return dense.hiding(seen[..., of_block, :][..., np.arange(keys) // block])
+
+    return change
 
 
 def _of_another(dense: Dense, row: tuple[int, ...], got: NumpyArray) -> Variant | None:
@@ -198,15 +258,6 @@ def _of_another(dense: Dense, row: tuple[int, ...], got: NumpyArray) -> Variant 
         errors = np.nan_to_num(abs(outputs - got.astype(np.float64)).max(axis=-1), nan=np.inf)
     other = tuple(map(int, np.unravel_index(errors.argmin(), errors.shape)))
     return _worded(ROW, query, head, sample, *other[::-1]) if errors[other] < errors[row] / 100 else None
-
-
-def _gone(got: NumpyArray, expected: NumpyArray) -> NumpyArray:
-    return np.asarray((expected > 0) & (got < expected / 10))
-
-
-def _end(gone: NumpyArray) -> int:
-    """The last of the first run of numbers."""
-    return int(gone[np.flatnonzero(np.diff(gone, append=gone[-1] + 2) > 1)[0]])
 
 
 def _falling(question: Question, problem: Problem, row: tuple[int, ...], weights: NumpyArray, ask: Ask) -> float:

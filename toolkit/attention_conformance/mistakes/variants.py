@@ -18,6 +18,8 @@ from attention_conformance.problem import NumpyArray, put
 Changed: TypeAlias = Dense | Answer | None
 """Another problem, or another answer; None where a change does not apply, as the truth is the same."""
 
+OPERANDS = ("query", "key", "value")
+
 Change: TypeAlias = Callable[[Dense], Changed]
 Arguments = ParamSpec("Arguments")
 
@@ -54,13 +56,14 @@ def _out(dense: Dense, change: Callable[[NumpyArray], NumpyArray]) -> Answer:
         return truth.of(**{n: change(each) for n, each in truth.arrays.items() if n not in ("weights", "logsumexp")})
 
 
-def _empty_rows(dense: Dense) -> NumpyArray | None:
+def empty_rows(dense: Dense) -> NumpyArray | None:
+    """The rows (..., H, M, 1) that attend to no key; None where there are none, or no keys."""
     empty = ~dense.through.any(axis=-1, keepdims=True)
     return np.asarray(empty) if empty.any() and dense.key.shape[-2] else None
 
 
 def _mean_of_all(dense: Dense) -> Dense | None:
-    empty = _empty_rows(dense)
+    empty = empty_rows(dense)
     return None if empty is None else dense.changed(uniform=empty)
 
 
@@ -76,7 +79,7 @@ def _mean_without_scores(dense: Dense) -> Answer | None:
 
 def _mean_of_past(dense: Dense) -> Answer | None:
     """The average of the keys that causality shows, where the rest of the mask empties the row."""
-    empty = _empty_rows(dense)
+    empty = empty_rows(dense)
     if empty is None or dense.causal is None or dense.cotangent is not None:
         return None
     past = answer(dense.changed(mask=None, bias=None, scale=0.0, softcap=None, sinks=None)).arrays["output"]
@@ -91,10 +94,8 @@ def _nan_of_rows(dense: Dense) -> Answer | None:
     truth = answer(dense)
     if dense.cotangent is None:
         return truth.of(output=np.where(empty, np.nan, truth.arrays["output"]))
-    *leading, heads, _, _ = empty.shape
-    kv_heads = empty.any(axis=(-2, -1)).reshape(*leading, heads // dense.group_size, dense.group_size).any(axis=-1)
-    bad = {"query": empty, "key": np.expand_dims(kv_heads, (-2, -1)), "value": np.expand_dims(kv_heads, (-2, -1))}
-    return truth.of(**{**truth.arrays, **{name: np.where(bad[name], np.nan, truth.arrays[name]) for name in bad}})
+    bad = of_rows(dense, empty)
+    return truth.of(**{**truth.arrays, **{name: np.where(bad[name], np.nan, truth.arrays[name]) for name in OPERANDS}})
 
 
 @given
@@ -254,6 +255,11 @@ def reached(dense: Dense) -> dict[str, NumpyArray]:
     if dense.cotangent is None:
         return {"output": bad_values | bad_keys, "weights": bad_keys, "logsumexp": bad_keys[..., 0]}
     rows = bad_keys | bad_values.any(axis=-1, keepdims=True)
+    return of_rows(dense, rows)
+
+
+def of_rows(dense: Dense, rows: NumpyArray) -> dict[str, NumpyArray]:
+    """The elements of each gradient, broadcastable to it, that some rows (..., H, M, 1) of the output reach."""
     *batch, heads, _, _ = rows.shape
     of_heads = rows.any(axis=(-2, -1)).reshape(*batch, heads // dense.group_size, dense.group_size)
     groups = np.expand_dims(of_heads.any(axis=-1), (-2, -1))
@@ -292,6 +298,9 @@ INEXACT = Variant("inexact", 8, "float32 is as inaccurate as numbers of 11 bits 
                   "constant or an approximate function")  # fmt: skip
 """No single answer: the same error, where no accelerator rounds operands."""
 
+EMPTY = Variant("gradient-of-masked-row", 4, "a fully masked row, whose output is a convention, has a gradient, too")
+"""No single answer: right where the cotangent of such rows is 0. All that a gradient may be of them is told here."""
+
 CONVENTIONS = (
     Variant("bottom-right-causal", 3, "causality counts from the last query and the last key",
             _causal(lambda m, n: n - m)),
@@ -305,6 +314,7 @@ CONVENTIONS = (
             with_logsumexp(lambda dense, truth: truth.arrays["logsumexp"] / np.log(2.0))),
     LEAK,
     ATTENDED,
+    EMPTY,
     SINGLE,
     TF32,
 )  # fmt: skip

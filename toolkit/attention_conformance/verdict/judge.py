@@ -28,18 +28,19 @@ from attention_conformance.measure.measures import MEASURES, drawn, plain, resul
 from attention_conformance.measure.messages import Returned
 from attention_conformance.measure.properties import PROPERTY_MEASURES, refuse_gradients
 from attention_conformance.measure.question import Question, Truth, truth_of
-from attention_conformance.mistakes.causes import NARROW_TYPES, Variants, power
+from attention_conformance.mistakes.causes import NARROW_TYPES, Variants, of_another, power
 from attention_conformance.mistakes.experiments import (
     CAUSE,
     SINKS,
     SUMS,
     Ask,
+    Predicts,
     has_narrow_sums,
     mixes_sinks,
     read,
     simplest,
 )
-from attention_conformance.mistakes.variants import CONVENTIONS, INEXACT, NARROW, SINGLE, TF32, Variant
+from attention_conformance.mistakes.variants import CONVENTIONS, EMPTY, INEXACT, NARROW, SINGLE, TF32, Variant
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.verdict.expected import Expected, Origin, met, read_expected
 
@@ -217,22 +218,31 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
     is_narrow_alone = question.dtype in NARROW_TYPES and not question.narrow_is_habit
     if not equal and is_narrow_alone and variants.explain_narrow(got, bounds, measured.result):
         equal = [NARROW]
+    if not equal and ask is not None and variants.is_of_empty(got, bounds, ask):
+        equal = [EMPTY]
     if not equal and may_ask and mixes_sinks(question, judged):
         equal = [SINKS]
+    if not equal and question.causes and (another := of_another(got, bounds)):
+        equal = [another]
+    exact = [each.name for each in equal]
     if not equal and ask is not None and may_ask and "channel" not in found.says:
-        equal = [each for each in [_shown(question, problem, found, ask)] if each is not None]
-    if not equal and question.dtype == "float32" and _wider(bounds).measure(got, truth.arrays).passes:
+        predicts = functools.partial(variants.predicts, got, bounds)
+        equal = [each for each in [_shown(question, problem, found, ask, predicts)] if each is not None]
+        exact = [each.name for each in equal if predicts(each)]
+    if not exact and question.dtype == "float32" and _wider(bounds).measure(got, truth.arrays).passes:
         equal = [INEXACT]
-    found = replace(found, equals=tuple(each.name for each in equal), rejected=tuple(unlike))
+    found = replace(found, equals=tuple(exact), rejected=tuple(unlike))
     return _with_cause(found, question, equal)
 
 
-def _shown(question: Question, problem: Problem, found: Finding, ask: Ask) -> Variant | None:
+def _shown(
+    question: Question, problem: Problem, found: Finding, ask: Ask, predicts: Predicts
+) -> Variant | None:
     """What values that are indicators show of the row with the largest error."""
     if found.worst is None or found.worst.result != "output" or len(found.worst.index) != 4:
         return None
     try:
-        return read(question, problem, found.worst.index[:3], ask)
+        return read(question, problem, found.worst.index[:3], ask, predicts)
     except Exception:  # whatever a subject raises for other values
         return None
 
@@ -261,11 +271,11 @@ def _kind(question: Question, name: str, problem: Problem) -> Any:
 def _with_cause(found: Finding, question: Question, equal: Sequence[Variant]) -> Finding:
     """A wrong finding with the name of what it equals, perhaps as a difference of convention."""
     for variant in equal[:1]:
-        is_poison = variant.name == "nan-of-masked-row" and question.case.measure == "gradient"
-        is_convention = not is_poison and any(variant.name == each.name for each in CONVENTIONS)
+        is_convention = any(variant.name == each.name for each in CONVENTIONS)
         is_convention = is_convention or (variant is NARROW and question.narrow_is_habit)
         verdict = "differs by convention" if is_convention else found.verdict
-        found = replace(found, variant=variant.name, line=variant.line, says=variant.says, verdict=verdict)
+        says = "; ".join(filter(None, (variant.says, "" if found.equals else found.says)))
+        found = replace(found, variant=variant.name, line=variant.line, says=says, verdict=verdict)
     return found
 
 
