@@ -187,10 +187,10 @@ def most_telling(findings: Iterable[Finding]) -> Finding | None:
 def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
     """Findings of one verdict and one cause together: the worst first, then causes with a name.
 
-    What small calls found about all of a subject comes before its cases. That state or threads matter comes before other
-    causes, as these may be guesses at what they do. A cause that predicts the wrong numbers, and more of them than it
-    does not, comes before one that fits where they are. What several calls disagree in comes after causes of one call.
-    Otherwise, what many cases show comes first.
+    What small calls found about all of a subject comes before its cases. That state or threads matter comes before
+    other causes, as these may be guesses at what they do. A cause that predicts wrong numbers, and more than it fails
+    to, comes before one that fits where they are. What several calls disagree in comes after causes of one call. Of
+    others, what many cases show comes first.
     """
     findings = list(findings)
     of_wrong = [each for each in findings if each.verdict in WRONG]

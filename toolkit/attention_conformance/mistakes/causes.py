@@ -15,7 +15,7 @@ from attention_conformance.measure.finding import CONVENTION, WRONG, Finding
 from attention_conformance.measure.kinds import CAUSAL
 from attention_conformance.measure.question import size_of
 from attention_conformance.mistakes.diagnoses import DIAGNOSES, FINITE
-from attention_conformance.mistakes.former import FORMER, MEMORY_OF, mistaken
+from attention_conformance.mistakes.former import MEMORY_OF, mistaken
 from attention_conformance.mistakes.variants import (
     ATTENDED,
     CONVENTIONS,
@@ -23,7 +23,9 @@ from attention_conformance.mistakes.variants import (
     HIDDEN,
     LEAK,
     SPREAD,
+    TABLES,
     Variant,
+    cause,
     empty_rows,
     of_rows,
     reached,
@@ -47,9 +49,6 @@ OF_SCALE = ("uniform-weights", "no-scale", "scale-of-width", "scale-off")
 
 MOST_ROWS = 16
 """Wrong rows that are looked for among the right ones."""
-
-ANSWER = Variant("answer-of-another", 10, "query {}, head {} of sample {} has the answer of query {}, head {}, sample {}")
-"""Each row is right, in another place."""
 
 MOST_PLANTED = 10_000_000
 """Products in a problem above which no faults are planted, and one that a result equals is enough."""
@@ -234,12 +233,14 @@ def of_another(got: Mapping[str, NumpyArray], bounds: Bounds) -> Variant | None:
     if len(leading) != 3 or wrong.size * high.size > MOST_PLANTED:
         return None
     for at in wrong:
-        near = (errors_of(np.broadcast_to(output[at], high.shape), Exact(high, low, scale), dtype) <= bound).all(axis=-1)
+        near = (errors_of(np.broadcast_to(output[at], high.shape), Exact(high, low, scale), dtype) <= bound).all(
+            axis=-1
+        )
         if not output[at].any() or not near.any():
             return None
         others.append(int(near.argmax()))
     places = (np.unravel_index(at, leading)[::-1] for at in (wrong[0], others[0]))
-    return replace(ANSWER, says=ANSWER.says.format(*itertools.chain(*places)))
+    return cause("answer-of-another", *itertools.chain(*places))
 
 
 def _spreads(got: Mapping[str, NumpyArray], bounds: Bounds) -> bool:
@@ -285,7 +286,7 @@ def agreed(findings: Sequence[Finding]) -> list[Finding]:
     another, right answers contradict, too: there are few conditions for it. Causality that counts from one corner in
     some cases, and from the other in others, follows neither convention.
     """
-    named = {each.name: each for each in (*FAULTS, *DIAGNOSES, *FORMER)}
+    named = TABLES["answers"] | TABLES["former"]
     wrong = [each for each in findings if each.verdict in WRONG]
     explained = Counter(name for each in wrong for name in each.equals)
     contradicted = Counter(name for each in wrong for name in each.rejected)
@@ -304,13 +305,14 @@ def agreed(findings: Sequence[Finding]) -> list[Finding]:
         best = max(names, key=lambda name: explained[name] - contradicted[name])
         if contradicted[best] > 2 * explained[best]:
             return replace(finding, variant="", says="", line=0)
-        return replace(finding, variant=best, says=named[best].says, line=named[best].line)
+        line, says = named[best]
+        return replace(finding, variant=best, says=says, line=line)
 
     return [with_best(each) for each in findings]
 
 
 CORNERS = {"top-left-causal", "bottom-right-causal"}
-MIXED = Variant("mixed-causal", 3, "causality counts from the last key for some lengths, and from the first for others")
+MIXED = cause("mixed-causal")
 
 
 def _corner(finding: Finding) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from attention_conformance.measure.measures import drawn
 from attention_conformance.measure.properties import positioned, taken
 from attention_conformance.measure.question import Question
 from attention_conformance.mistakes.former import CALL, STRIDES
-from attention_conformance.mistakes.variants import Change, Variant, keys_left
+from attention_conformance.mistakes.variants import TABLES, Change, Variant, cause, keys_left
 from attention_conformance.oracle.dense import Dense, answer, dense_of
 from attention_conformance.oracle.positions import passes
 from attention_conformance.problem import NumpyArray, Problem
@@ -27,37 +28,15 @@ Ask = Callable[[Problem], dict[str, NumpyArray]]
 Predicts = Callable[[Variant], bool]
 
 UNLIKE = {
-    "shuffled": Variant("unlike-shuffled", 10, "samples, heads or keys in another order have another answer"),
-    "hidden": Variant("unlike-hidden", 5, "finite keys that are hidden change the answer"),
-    "parts": Variant("unlike-parts", 10, "a sample, a head or a query has another answer alone"),
-    "again": Variant("unlike-again", 10, "a later call changes the answer, or an earlier one does"),
-    "overwritten": Variant("unlike-rewritten", 10, "new numbers in the same memory are not read"),
+    "shuffled": "unlike-shuffled",
+    "hidden": "unlike-hidden",
+    "parts": "unlike-parts",
+    "again": "unlike-again",
+    "overwritten": "unlike-rewritten",
 }
 """What is wrong where one call is right, by the measure of several."""
 
-SUMS = Variant("narrow-sums", 8, "sums are rounded to 16 bits, which loses what many keys add up to")
-LOST = Variant("lost-keys", 10, "keys {} to {} of {} are not attended to")
-TWICE = Variant("keys-twice", 10, "keys {} to {} of {} count twice")
-SKIPPED = Variant("skipped-blocks", 10, "blocks of {} keys are left out that the {} of {} queries does not see")
-WRAPPED = Variant("wrapped-offset", 10, "{} from {} on are read from the start again, as offsets that overflow are")
-SEEN = Variant("hidden-keys", 1, "hidden keys from {} on have weights")
-SUM = Variant("other-sum", 8, "all weights are {:.3g} times what they should be: the sum {}")
 MORE, LESS = "counts more than the keys, as where padding or a sink adds to it", "lacks keys, or does not divide"
-STALE = Variant("unscaled-maximum", 8, "right where scores fall from key to key: not all is scaled to a new maximum")
-SCALED = Variant("other-weights", 8, "keys {} to {} of {} have weights that are not those of their scores: the first "
-                 "is {:.3g} times what it should be beside the others")  # fmt: skip
-ROUGH = Variant("inexact-weights", 8, "weights are off by up to {:.2g} %, at keys here and there: an approximate "
-                "exponential, or scores that are inexact")  # fmt: skip
-ROW = Variant("mask-of-another", 1, "query {}, head {}, sample {} has the mask or bias of query {}, head {}, sample {}")
-OTHER = Variant("other-values", 9, "head {} of sample {} reads the values of head {} of sample {}")
-
-SINKS = Variant("sinks-of-others", 7, "right where all heads have one sink: a head gets the sink of another")
-STATE = Variant("state", 10, "right in a process of its own: what is kept of calls before, or their order, matters")
-THREADS = Variant("threads", 10, "right with one thread, and wrong with several: threads race")
-
-EXPERIMENTS = (*UNLIKE.values(), SUMS, SINKS, STATE, THREADS, LOST, TWICE, SKIPPED, WRAPPED, SEEN, SUM, STALE, SCALED,
-               ROUGH, ROW, OTHER)  # fmt: skip
-"""All that is told here."""
 
 AVERAGE = next(case for case in KERNELS if case.name == "average-32768")
 MOST_UNITS = 3.0
@@ -69,9 +48,9 @@ ALIKE = 0.02
 CAUSE = ("variant", "says", "line", "equals", "rejected")
 
 
-def is_exact(cause: str) -> bool:
+def is_exact(name: str) -> bool:
     """Whether a cause gives the numbers that were wrong, and not their kind alone."""
-    return bool(cause) and cause not in {each.name for each in EXPERIMENTS}
+    return bool(name) and name not in TABLES["experiments"]
 
 
 def simplest(question: Question, judge: Callable[[Question], Finding]) -> tuple[Finding | None, Variant | None, bool]:
@@ -99,7 +78,7 @@ def _simpler(question: Question) -> Iterator[tuple[str, Question, Variant | None
     if question.dtype in NARROW_TYPES and question.narrow_is_habit:
         yield "wide", replace(question, dtype="float32"), None
     if case.measure in UNLIKE:
-        yield "relation", replace(question, case=replace(case, measure="ulp")), UNLIKE[case.measure]
+        yield "relation", replace(question, case=replace(case, measure="ulp")), cause(UNLIKE[case.measure])
     kinds = set(drawn(question).memory.values()) - {"contiguous", "query"}
     if kinds and not case.memory:
         plain = replace(case, inputs=lambda draw: inputs(draw).changed(memory={}))
@@ -140,7 +119,7 @@ def read(question: Question, problem: Problem, row: tuple[int, ...], ask: Ask, p
     """
     if problem.cotangent is not None or problem.score_mod is not None or len(problem.sizes[0]) != 1:
         return None
-    sample, head, query = row
+    sample, head, _ = row
     value, shared = problem.arrays["value"], problem.sizes[1] // problem.arrays["value"].shape[1]
     groups, keys, width = value.shape[1:]
     dense = dense_of(meant(problem, question.subject))
@@ -162,7 +141,7 @@ def read(question: Question, problem: Problem, row: tuple[int, ...], ask: Ask, p
     got = shown(of_heads.astype(np.float64))
     if weights.sum() > 0.5 and got.argmax() != entry % width and got.max() > 0.9:
         other = int(got.argmax())
-        return _worded(OTHER, head, sample, other % groups, other // groups)
+        return cause("other-values", head, sample, other % groups, other // groups)
     size = -(-keys // width)
     got, expected = sums(0, size)
     (blocks,) = np.nonzero(expected > 1e-3 / width)
@@ -174,7 +153,7 @@ def read(question: Question, problem: Problem, row: tuple[int, ...], ask: Ask, p
     usual = kept[(abs(kept[:, None] / kept - 1) < alike).sum(axis=0).argmax()]  # the ratio that most blocks share
     (odd,) = np.nonzero(abs(ratios / usual - 1) > alike)
     (ends,) = np.nonzero(np.diff(odd) > 1)
-    runs, told = (ends.size + 1) * bool(odd.size), _worded(SUM, usual, MORE if usual < 1 else LESS)
+    runs, told = (ends.size + 1) * bool(odd.size), cause("other-sum", usual, MORE if usual < 1 else LESS)
     if runs:
 
         def edge(at: int, last: bool) -> tuple[int, float]:
@@ -199,13 +178,13 @@ def read(question: Question, problem: Problem, row: tuple[int, ...], ask: Ask, p
     if another := _of_another(dense, row, ask(problem)["output"][row]):
         return another
     if ((expected == 0) & (got > 1e-3 / width)).any():
-        return _worded(SEEN, int(((expected == 0) & (got > 1e-3 / width)).argmax()) * size)
+        return cause("hidden-keys", int(((expected == 0) & (got > 1e-3 / width)).argmax()) * size)
     worst = abs(ratios - 1).max()
-    if worst < alike or (runs in (1, 2) and told.name == LOST.name):
+    if worst < alike or (runs in (1, 2) and told.name == "lost-keys"):
         return told if runs else None
     if _falling(question, problem, row, weights, ask) < worst / 10:
-        return STALE
-    return _worded(ROUGH, 100 * worst) if runs > 2 and worst < 1 / 4 else told
+        return cause("unscaled-maximum")
+    return cause("inexact-weights", 100 * worst) if runs > 2 and worst < 1 / 4 else told
 
 
 def _guesses(dense: Dense, first: int, last: int, factor: float) -> Iterator[Variant]:
@@ -216,19 +195,17 @@ def _guesses(dense: Dense, first: int, last: int, factor: float) -> Iterator[Var
         return np.asarray((first <= at) & (at <= last))
 
     if factor < 0.1:
-        lost = _worded(LOST, first, last, keys)
-        yield replace(lost, change=keys_left(lambda at: ~within(at)))
+        yield cause("lost-keys", first, last, keys, change=keys_left(lambda at: ~within(at)))
         for block, (which, at) in itertools.product((16, 32, 64, 128), (("first", 0), ("last", -1))):
-            yield replace(_worded(SKIPPED, block, which, block), change=_skipping(block, at))
+            yield cause("skipped-blocks", block, which, block, change=_skipping(block, at))
     if abs(factor - 2) < 0.1:
-        bias = math.log(2) * within(np.arange(keys))
-        yield replace(_worded(TWICE, first, last, keys), change=lambda dense: dense.changed(
-            bias=bias if dense.bias is None else dense.bias + bias))  # fmt: skip
+        bias = math.log(2) * within(np.arange(keys)) + (0 if dense.bias is None else dense.bias)
+        yield cause("keys-twice", first, last, keys, change=functools.partial(Dense.changed, bias=bias))
     for names in (("key",), ("key", "value"), ("value",)) if first and dense.key.shape[-2] > first else ():
-        wrapped = _worded(WRAPPED, " and ".join(f"{each}s" for each in names), first)
-        yield replace(wrapped, change=lambda dense, names=names: dense.changed(
-            **{name: getattr(dense, name)[..., np.arange(keys) % first, :] for name in names}))  # fmt: skip
-    yield _worded(SCALED, first, last, keys, factor)
+        again = {name: getattr(dense, name)[..., np.arange(keys) % first, :] for name in names}
+        change = functools.partial(Dense.changed, **again)
+        yield cause("wrapped-offset", " and ".join(f"{each}s" for each in names), first, change=change)
+    yield cause("other-weights", first, last, keys, factor)
 
 
 def _skipping(block: int, at: int) -> Change:
@@ -257,7 +234,7 @@ def _of_another(dense: Dense, row: tuple[int, ...], got: NumpyArray) -> Variant 
         outputs = powers @ dense.value[sample, head] / powers.sum(axis=-1, keepdims=True)
         errors = np.nan_to_num(abs(outputs - got.astype(np.float64)).max(axis=-1), nan=np.inf)
     other = tuple(map(int, np.unravel_index(errors.argmin(), errors.shape)))
-    return _worded(ROW, query, head, sample, *other[::-1]) if errors[other] < errors[row] / 100 else None
+    return cause("mask-of-another", query, head, sample, *other[::-1]) if errors[other] < errors[row] / 100 else None
 
 
 def _falling(question: Question, problem: Problem, row: tuple[int, ...], weights: NumpyArray, ask: Ask) -> float:
@@ -272,7 +249,3 @@ def _falling(question: Question, problem: Problem, row: tuple[int, ...], weights
         truth = answer(dense_of(meant(changed, question.subject))).arrays["output"][row]
         errors.append(float(abs(ask(changed)["output"][row] - truth).max() / abs(truth).max()))
     return max(errors)
-
-
-def _worded(variant: Variant, *facts: object) -> Variant:
-    return replace(variant, says=variant.says.format(*facts))

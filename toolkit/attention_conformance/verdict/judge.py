@@ -31,8 +31,6 @@ from attention_conformance.measure.question import Question, Truth, truth_of
 from attention_conformance.mistakes.causes import NARROW_TYPES, Variants, of_another, power
 from attention_conformance.mistakes.experiments import (
     CAUSE,
-    SINKS,
-    SUMS,
     Ask,
     Predicts,
     has_narrow_sums,
@@ -40,7 +38,7 @@ from attention_conformance.mistakes.experiments import (
     read,
     simplest,
 )
-from attention_conformance.mistakes.variants import CONVENTIONS, EMPTY, INEXACT, NARROW, SINGLE, TF32, Variant
+from attention_conformance.mistakes.variants import CONVENTIONS, EMPTY, INEXACT, NARROW, SINGLE, TF32, Variant, cause
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.verdict.expected import Expected, Origin, met, read_expected
 
@@ -205,7 +203,7 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
         equal = [] if setting is None else [setting]
     if is_wide_right and question.dtype in NARROW_TYPES:
         if may_ask and has_narrow_sums(question, judged):
-            equal = [SUMS]
+            equal = [cause("narrow-sums")]
         elif variants.explain_narrow(got, bounds, measured.result):
             equal = [NARROW]
     for inaccurate, allowed in () if equal else _precisions(bounds):
@@ -221,9 +219,10 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
     if not equal and ask is not None and variants.is_of_empty(got, bounds, ask):
         equal = [EMPTY]
     if not equal and may_ask and mixes_sinks(question, judged):
-        equal = [SINKS]
-    if not equal and question.causes and (another := of_another(got, bounds)):
-        equal = [another]
+        equal = [cause("sinks-of-others")]
+    if not equal and question.causes:
+        another = of_another(got, bounds)
+        equal, unlike = ([], [*unlike, "answer-of-another"]) if another is None else ([another], unlike)
     exact = [each.name for each in equal]
     if not equal and ask is not None and may_ask and "channel" not in found.says:
         predicts = functools.partial(variants.predicts, got, bounds)
@@ -235,9 +234,7 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
     return _with_cause(found, question, equal)
 
 
-def _shown(
-    question: Question, problem: Problem, found: Finding, ask: Ask, predicts: Predicts
-) -> Variant | None:
+def _shown(question: Question, problem: Problem, found: Finding, ask: Ask, predicts: Predicts) -> Variant | None:
     """What values that are indicators show of the row with the largest error."""
     if found.worst is None or found.worst.result != "output" or len(found.worst.index) != 4:
         return None
