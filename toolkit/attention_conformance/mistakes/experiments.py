@@ -19,7 +19,7 @@ from attention_conformance.measure.measures import drawn
 from attention_conformance.measure.properties import positioned, taken
 from attention_conformance.measure.question import Question
 from attention_conformance.mistakes.former import CALL, STRIDES
-from attention_conformance.mistakes.variants import TABLES, Change, Variant, cause, keys_left
+from attention_conformance.mistakes.variants import TABLES, Change, Variant, cause, keys_left, unscaled
 from attention_conformance.oracle.dense import Dense, answer, dense_of
 from attention_conformance.oracle.positions import passes
 from attention_conformance.problem import NumpyArray, Problem
@@ -175,6 +175,11 @@ def read(question: Question, problem: Problem, row: tuple[int, ...], ask: Ask, p
         if exact := next(filter(predicts, guesses), None):
             return exact
         told = guesses[0 if factor < 0.1 else -1]
+    elif usual < 1:
+        count = (1 / usual - 1) * math.exp(answer(dense).arrays["logsumexp"][row])
+        sinks = np.full(problem.sizes[1], math.log(count))
+        zeros = cause("keys-of-score-0", f"{count:.3g}", change=functools.partial(Dense.changed, sinks=sinks))
+        told = zeros if dense.sinks is None and predicts(zeros) else told
     if another := _of_another(dense, row, ask(problem)["output"][row]):
         return another
     if ((expected == 0) & (got > 1e-3 / width)).any():
@@ -205,6 +210,8 @@ def _guesses(dense: Dense, first: int, last: int, factor: float) -> Iterator[Var
         again = {name: getattr(dense, name)[..., np.arange(keys) % first, :] for name in names}
         change = functools.partial(Dense.changed, **again)
         yield cause("wrapped-offset", " and ".join(f"{each}s" for each in names), first, change=change)
+    for block in (64, 128, 256, 512, 1024):
+        yield cause("unscaled-parts", block, change=unscaled(block, np.maximum))
     yield cause("other-weights", first, last, keys, factor)
 
 

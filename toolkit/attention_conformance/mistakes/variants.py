@@ -223,26 +223,15 @@ def _unnormalized(dense: Dense) -> Answer | None:
     return truth.of(output=truth.arrays["output"] * factor[..., None])
 
 
-def _stale_maximum(dense: Dense) -> Answer | None:
-    """Blocks of 64 keys whose sums are not scaled again when a new maximum is found."""
+@given
+def unscaled(dense: Dense, block: int, join: np.ufunc) -> Dense | None:
+    """Parts of some keys, each scaled to its own maximum, or its own sum, and added as they are."""
     keys = dense.key.shape[-2]
-    if not 64 < keys <= 1100 or dense.cotangent is not None:
+    if not block < keys or dense.cotangent is not None:
         return None
-    parts = [answer(_block(dense, start, start + 64)) for start in range(0, keys, 64)]
-    with np.errstate(all="ignore"):
-        totals = [np.where(np.isfinite(part.arrays["logsumexp"]), 1.0, 0.0)[..., None] for part in parts]
-        total = np.maximum(sum(totals), 1)
-        output = sum(part.arrays["output"] * weight for part, weight in zip(parts, totals, strict=True)) / total
-    return answer(dense).of(output=np.asarray(output))
-
-
-def _block(dense: Dense, start: int, stop: int) -> Dense:
-    def part(each: NumpyArray | None) -> NumpyArray | None:
-        return each if each is None or each.shape[-1] == 1 else each[..., start:stop]
-
-    key, value = dense.key[..., start:stop, :], dense.value[..., start:stop, :]
-    causal = None if dense.causal is None else dense.causal - start
-    return dense.changed(key=key, value=value, mask=part(dense.mask), bias=part(dense.bias), causal=causal)
+    shares = join.reduceat(answer(dense).arrays["weights"], np.arange(0, keys, block), axis=-1)
+    bias = -np.log(np.where(shares > 0, shares, 1)).repeat(block, axis=-1)[..., :keys]
+    return dense.changed(bias=bias if dense.bias is None else dense.bias + bias)
 
 
 @given
@@ -374,7 +363,7 @@ FAULTS = causes(
         "ragged-block-lost": keys_left(lambda at: at < at.size // 64 * 64 if at.size > 64 else at >= 0),
         "first-block-alone": keys_left(lambda at: at < 64),
         "last-query-lost": _out(_last_row_lost),
-        "stale-maximum": _stale_maximum,
+        "stale-maximum": unscaled(64, np.add),
         "heads-in-turn": heads_in_turn("key", "value"),
         "first-key-head": first_of(-3, "key", "value"),
         "first-sample": first_of(-4, "key", "value"),
