@@ -62,9 +62,9 @@ def _among_others(draw: Draw, number: float, *, head: bool = False) -> Problem:
 
 def _alibi(draw: Draw) -> Problem:
     """Rates that are powers of 2, so that the bias is exact in all types."""
-    at, rates = np.arange(70), 2.0 ** -np.arange(1, 5)
-    bias = np.broadcast_to(-rates[:, None, None] * abs(at[:, None] - at), (2, 4, 70, 70))
-    return attention(draw, 70, 70, 32, heads=4).holding(bias=draw.array(bias))
+    at, rates = np.arange(70), 2.0 ** -np.arange(1, 7)
+    bias = np.broadcast_to(-rates[:, None, None] * abs(at[:, None] - at), (2, 6, 70, 70))
+    return attention(draw, 70, 70, 32, heads=6).holding(bias=draw.array(bias))
 
 
 def _other_dtype(problem: Problem, draw: Draw) -> Sequence[Problem]:

@@ -24,6 +24,7 @@ from attention_conformance.mistakes.variants import (
     LEAK,
     SPREAD,
     TABLES,
+    TEXTS,
     Variant,
     cause,
     empty_rows,
@@ -149,7 +150,8 @@ class Variants:
                 unlike.append(variant.name)
             elif variant.name not in [each.name for each in equal]:
                 equal.append(variant)
-            if equal and (equal[0] in CONVENTIONS or size_of(bounds.problem) > MOST_PLANTED):
+            is_corner = bool(equal) and equal[0].name in CORNERS and variant.name != "no-causality"
+            if equal and not is_corner and (equal[0] in CONVENTIONS or size_of(bounds.problem) > MOST_PLANTED):
                 break
         if not equal and self._dense is not None and not np.isfinite(self._dense.query).all():
             equal = [SPREAD] * _spreads(got, bounds)  # after the conventions of masked rows
@@ -226,7 +228,7 @@ def of_another(got: Mapping[str, NumpyArray], bounds: Bounds) -> Variant | None:
     if set(got) != {"output"} or got["output"].shape != bounds.truth.arrays["output"].high.shape:
         return None
     truth, dtype = bounds.truth.arrays["output"], bounds.dtype("output")
-    bound, *leading = bounds.bound("output", dtype), *truth.high.shape[:-1]
+    bound, leading = bounds.bound("output", dtype), truth.high.shape[:-1]
     output, high, low, scale = (each.reshape(-1, truth.high.shape[-1]) for each in (got["output"], *truth))
     (wrong,) = np.nonzero((errors_of(output, Exact(high, low, scale), dtype) > bound).any(axis=-1))
     wrong, others = wrong[:: -(-wrong.size // MOST_ROWS)], list[int]()
@@ -284,7 +286,7 @@ def agreed(findings: Sequence[Finding]) -> list[Finding]:
 
     A cause that more of the wrong answers contradict than it explains, twice over, has no name. That the scale is
     another, right answers contradict, too: there are few conditions for it. Causality that counts from one corner in
-    some cases, and from the other in others, follows neither convention.
+    some cases, and from the other in others, follows neither convention; perhaps it is lost in these.
     """
     named = TABLES["answers"] | TABLES["former"]
     wrong = [each for each in findings if each.verdict in WRONG]
@@ -294,11 +296,14 @@ def agreed(findings: Sequence[Finding]) -> list[Finding]:
     contradicted += Counter({name: right[name] // 8 for name in OF_SCALE})
     corners = {_corner(each) for each in findings}
     is_mixed = "right" in corners and bool(corners & CORNERS)
+    mixed = [{*each.equals} - CORNERS for each in findings if _is_corner(each)]
+    lost = "no-causality" if mixed and all("no-causality" in each for each in mixed) else "mixed-causal"
 
     def with_best(finding: Finding) -> Finding:
-        if is_mixed and finding.variant in CORNERS and not finding.case.startswith("probe"):
+        if is_mixed and _is_corner(finding):
             verdict = "silently wrong" if finding.verdict == CONVENTION else finding.verdict
-            return replace(finding, variant=MIXED.name, says=MIXED.says, line=MIXED.line, verdict=verdict)
+            line, says = TEXTS[lost]
+            return replace(finding, variant=lost, says=says, line=line, verdict=verdict, equals=(lost,))
         names = [name for name in finding.equals if name in named]
         if not names or finding.verdict not in WRONG:
             return finding
@@ -312,7 +317,10 @@ def agreed(findings: Sequence[Finding]) -> list[Finding]:
 
 
 CORNERS = {"top-left-causal", "bottom-right-causal"}
-MIXED = cause("mixed-causal")
+
+
+def _is_corner(finding: Finding) -> bool:
+    return finding.variant in CORNERS and not finding.case.startswith("probe")
 
 
 def _corner(finding: Finding) -> str:

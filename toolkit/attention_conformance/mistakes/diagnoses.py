@@ -116,6 +116,10 @@ def _by_blocks(block: int, rows: NumpyArray, columns: NumpyArray) -> NumpyArray:
     return np.asarray(columns // block <= rows // block)
 
 
+def _anew(block: int, rows: NumpyArray, columns: NumpyArray) -> NumpyArray:
+    return np.asarray(columns <= rows % block)
+
+
 def _either(dense: Dense) -> Dense | None:
     if dense.mask is None or dense.causal is None:
         return None
@@ -271,6 +275,7 @@ def _edges() -> Changes:
     for block in BLOCKS:
         found[f"ragged-block-of-{block}-lost"] = keys_left(functools.partial(_whole, block))
         found[f"causality-by-blocks-of-{block}"] = _causal_by(functools.partial(_by_blocks, block))
+        found[f"causality-anew-at-{block}"] = _causal_by(functools.partial(_anew, block))
     return found
 
 

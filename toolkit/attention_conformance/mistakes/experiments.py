@@ -201,8 +201,15 @@ def _guesses(dense: Dense, first: int, last: int, factor: float) -> Iterator[Var
 
     if factor < 0.1:
         yield cause("lost-keys", first, last, keys, change=keys_left(lambda at: ~within(at)))
+        for limit in (keys, keys - 1) if first == last else ():
+            yield cause("last-seen-key-lost", change=functools.partial(_last_lost, limit))
         for block, (which, at) in itertools.product((16, 32, 64, 128), (("first", 0), ("last", -1))):
             yield cause("skipped-blocks", block, which, block, change=_skipping(block, at))
+    if len(dense.key) > 1:
+        taken = within(np.arange(keys))[:, None]
+        first_page = {name: np.where(taken, (array := getattr(dense, name))[:1], array) for name in ("key", "value")}
+        change = functools.partial(Dense.changed, **first_page)
+        yield cause("keys-of-first-sample", first, last, keys, change=change)
     if abs(factor - 2) < 0.1:
         bias = math.log(2) * within(np.arange(keys)) + (0 if dense.bias is None else dense.bias)
         yield cause("keys-twice", first, last, keys, change=functools.partial(Dense.changed, bias=bias))
@@ -213,6 +220,12 @@ def _guesses(dense: Dense, first: int, last: int, factor: float) -> Iterator[Var
     for block in (64, 128, 256, 512, 1024):
         yield cause("unscaled-parts", block, change=unscaled(block, np.maximum))
     yield cause("other-weights", first, last, keys, factor)
+
+
+def _last_lost(limit: int, dense: Dense) -> Dense:
+    """Hide the last key that each query sees, where that is below a limit."""
+    last = dense.key.shape[-2] - 1 - dense.through[..., ::-1].argmax(axis=-1, keepdims=True)
+    return dense.hiding((dense.positions[1] != last) | (last >= limit))
 
 
 def _skipping(block: int, at: int) -> Change:
