@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from attention_conformance.mistakes.variants import (
     SPREAD,
     TABLES,
     TEXTS,
+    Ask,
     Variant,
     cause,
     empty_rows,
@@ -150,8 +152,9 @@ class Variants:
                 unlike.append(variant.name)
             elif variant.name not in [each.name for each in equal]:
                 equal.append(variant)
-            is_corner = bool(equal) and equal[0].name in CORNERS and variant.name != "no-causality"
-            if equal and not is_corner and (equal[0] in CONVENTIONS or size_of(bounds.problem) > MOST_PLANTED):
+            if equal and (equal[0] in CONVENTIONS or size_of(bounds.problem) > MOST_PLANTED):
+                equal += [each for each in FAULTS if (equal[0].name in CORNERS) and each.name == "no-causality"
+                          and self.predicts(got, bounds, each)]  # fmt: skip
                 break
         if not equal and self._dense is not None and not np.isfinite(self._dense.query).all():
             equal = [SPREAD] * _spreads(got, bounds)  # after the conventions of masked rows
@@ -163,21 +166,29 @@ class Variants:
         other = self.of(variant)
         return other is not None and bounds.measure(got, _exact(other, got)).passes
 
-    def is_of_empty(
-        self, got: Mapping[str, NumpyArray], bounds: Bounds, ask: Callable[[Problem], Mapping[str, NumpyArray]]
-    ) -> bool:
-        """Whether gradients are wrong by those of fully masked rows alone, whose output is a convention."""
-        dense, problem = self._dense, bounds.problem
-        if dense is None or problem.cotangent is None or (empty := empty_rows(dense)) is None:
+    def fills_empty(self, problem: Problem, ask: Ask | None) -> bool:
+        """Whether the output of fully masked rows is a convention, by a call without gradients."""
+        empty = None if self._dense is None else empty_rows(self._dense)
+        if ask is None or empty is None or problem.cotangent is None:
             return False
+        with contextlib.suppress(Exception):  # whatever a subject raises
+            return bool(ask(replace(problem, cotangent=None))["output"][empty[..., 0]].any())
+        return False
+
+    def is_of_empty(self, got: Mapping[str, NumpyArray], bounds: Bounds, ask: Ask) -> bool:
+        """Whether gradients are wrong by those of fully masked rows alone, whose output is a convention."""
+        problem = bounds.problem
+        if not self.fills_empty(problem, ask):
+            return False
+        assert self._dense is not None
+        assert problem.cotangent is not None
+        empty = np.asarray(~self._dense.through.any(axis=-1, keepdims=True))
+        cotangent = np.where(empty, 0, problem.cotangent).astype(problem.cotangent.dtype)
         try:
-            if not ask(replace(problem, cotangent=None))["output"][empty[..., 0]].any():  # the contract's
-                return False
-            cotangent = np.where(empty, 0, problem.cotangent).astype(problem.cotangent.dtype)
             silent = ask(replace(problem, cotangent=cotangent))
         except Exception:  # whatever a subject raises
             return False
-        truth, reach = bounds.truth.arrays, of_rows(dense, empty)
+        truth, reach = bounds.truth.arrays, of_rows(self._dense, empty)
         mended = {name: _mended(each, np.isnan(each) & reach[name], truth[name]) for name, each in silent.items()}
         beyond = {name: _mended(each, reach[name], truth[name]) for name, each in got.items()}
         return bounds.measure(mended, truth).passes and bounds.measure(beyond, truth).passes
@@ -231,8 +242,8 @@ def of_another(got: Mapping[str, NumpyArray], bounds: Bounds) -> Variant | None:
     bound, leading = bounds.bound("output", dtype), truth.high.shape[:-1]
     output, high, low, scale = (each.reshape(-1, truth.high.shape[-1]) for each in (got["output"], *truth))
     (wrong,) = np.nonzero((errors_of(output, Exact(high, low, scale), dtype) > bound).any(axis=-1))
-    wrong, others = wrong[:: -(-wrong.size // MOST_ROWS)], list[int]()
-    if len(leading) != 3 or wrong.size * high.size > MOST_PLANTED:
+    wrong, others = wrong[:: max(1, wrong.size // MOST_ROWS)], list[int]()
+    if len(leading) != 3 or not wrong.size or wrong.size * high.size > MOST_PLANTED:
         return None
     for at in wrong:
         near = (errors_of(np.broadcast_to(output[at], high.shape), Exact(high, low, scale), dtype) <= bound).all(

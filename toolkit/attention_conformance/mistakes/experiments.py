@@ -19,12 +19,11 @@ from attention_conformance.measure.measures import drawn
 from attention_conformance.measure.properties import positioned, taken
 from attention_conformance.measure.question import Question
 from attention_conformance.mistakes.former import CALL, STRIDES
-from attention_conformance.mistakes.variants import TABLES, Change, Variant, cause, keys_left, unscaled
+from attention_conformance.mistakes.variants import TABLES, Ask, Change, Variant, cause, keys_left, unscaled
 from attention_conformance.oracle.dense import Dense, answer, dense_of
 from attention_conformance.oracle.positions import passes
 from attention_conformance.problem import NumpyArray, Problem
 
-Ask = Callable[[Problem], dict[str, NumpyArray]]
 Predicts = Callable[[Variant], bool]
 
 UNLIKE = {

@@ -15,7 +15,10 @@ from typing import Concatenate, ParamSpec, TypeAlias
 import numpy as np
 
 from attention_conformance.oracle.dense import Answer, Dense, answer
-from attention_conformance.problem import NumpyArray, put
+from attention_conformance.problem import NumpyArray, Problem, put
+
+Ask: TypeAlias = Callable[[Problem], Mapping[str, NumpyArray]]
+"""One call of a subject."""
 
 Changed: TypeAlias = Dense | Answer | None
 """Another problem, or another answer; None where a change does not apply, as the truth is the same."""

@@ -31,14 +31,23 @@ from attention_conformance.measure.question import Question, Truth, truth_of
 from attention_conformance.mistakes.causes import NARROW_TYPES, Variants, of_another, power
 from attention_conformance.mistakes.experiments import (
     CAUSE,
-    Ask,
     Predicts,
     has_narrow_sums,
     mixes_sinks,
     read,
     simplest,
 )
-from attention_conformance.mistakes.variants import CONVENTIONS, EMPTY, INEXACT, NARROW, SINGLE, TF32, Variant, cause
+from attention_conformance.mistakes.variants import (
+    CONVENTIONS,
+    EMPTY,
+    INEXACT,
+    NARROW,
+    SINGLE,
+    TF32,
+    Ask,
+    Variant,
+    cause,
+)
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.verdict.expected import Expected, Origin, met, read_expected
 
@@ -231,7 +240,8 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
     if not exact and question.dtype == "float32" and _wider(bounds).measure(got, truth.arrays).passes:
         equal = [INEXACT]
     found = replace(found, equals=tuple(exact), rejected=tuple(unlike))
-    return _with_cause(found, question, equal)
+    is_poison = bool(equal) and equal[0].name == "nan-of-masked-row" and question.case.measure == "gradient"
+    return _with_cause(found, question, equal, is_poison and not variants.fills_empty(problem, ask))
 
 
 def _shown(question: Question, problem: Problem, found: Finding, ask: Ask, predicts: Predicts) -> Variant | None:
@@ -265,10 +275,10 @@ def _kind(question: Question, name: str, problem: Problem) -> Any:
     return wide if name == "logsumexp" else problem.arrays["query"].dtype
 
 
-def _with_cause(found: Finding, question: Question, equal: Sequence[Variant]) -> Finding:
+def _with_cause(found: Finding, question: Question, equal: Sequence[Variant], is_poison: bool) -> Finding:
     """A wrong finding with the name of what it equals, perhaps as a difference of convention."""
     for variant in equal[:1]:
-        is_convention = any(variant.name == each.name for each in CONVENTIONS)
+        is_convention = not is_poison and any(variant.name == each.name for each in CONVENTIONS)
         is_convention = is_convention or (variant is NARROW and question.narrow_is_habit)
         verdict = "differs by convention" if is_convention else found.verdict
         says = "; ".join(filter(None, (variant.says, "" if found.equals else found.says)))
