@@ -103,6 +103,7 @@ SLIPS = [
     "keys-beyond-queries-lost", "heads-not-transposed", "mask-or-causality", "mask-of-another",
     "scale-of-padded-width", "nan-of-hidden-block", "inexact", "ragged-block-of-8-lost", "keys-twice",
     "wrapped-offset", "skipped-blocks", "answer-of-another", "inexact-weights", "value-rows-by-key-width",
+    "keys-of-first-sample", "keys-of-score-0", "causality-anew-at-32", "unscaled-parts", "last-seen-key-lost",
 ]  # fmt: skip
 
 
@@ -113,6 +114,8 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
         rows, columns = np.arange(query.shape[-2])[:, None], np.arange(key.shape[-2])
         key, value = (value, key) if slip == "key-and-value-swapped" else (key, value)
         key = key[..., columns % 24, :] if slip == "wrapped-offset" else key
+        if slip == "keys-of-first-sample":
+            key, value = (np.where((columns < 9)[:, None], each[:1], each) for each in (key, value))
         if slip == "value-rows-by-key-width" and value.shape[-1] > width:
             value = value.reshape(*value.shape[:2], -1)[..., columns[:, None] * width + np.arange(value.shape[-1])]
         width = 64 if slip == "width-from-64-lost" else width
@@ -123,6 +126,7 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
             "reversed-causality": columns >= rows,
             "causality-by-blocks-of-32": columns // 32 <= rows // 32,
             "causality-of-first-query": columns <= 0 * rows,
+            "causality-anew-at-32": columns <= rows % 32,
         }
         seen = seen.get(slip, columns <= rows) if is_causal else columns >= 0
         if mask is not None:
@@ -136,6 +140,8 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
         if slip == "skipped-blocks":
             blocks = np.logical_or.reduceat(seen & (scores == scores), columns[::16], axis=-1)
             seen = seen & blocks[..., np.minimum(rows[:, 0] // 16 * 16 + 15, len(rows) - 1), :][..., columns // 16]
+        if slip == "last-seen-key-lost" and mask is not None:
+            seen = seen & (columns != columns[-1] - (seen & mask)[..., ::-1].argmax(axis=-1, keepdims=True))
         axis = {"softmax-over-queries": -2, "softmax-over-heads": -3}.get(slip, -1)
         powers = (np.exp2 if slip == "powers-of-2" else np.exp)(scores - scores.max(axis=axis, keepdims=True))
         powers = powers.astype(np.float16).astype(np.float32) if slip == "inexact" else powers
@@ -143,8 +149,12 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
         powers = powers * (1 + 0.02 * np.sin(90 * scores)) if slip == "inexact-weights" else powers
         powers = np.where(seen[..., :1], powers, np.nan) if slip == "nan-of-hidden-block" else powers
         powers = powers if slip == "masked-after-softmax" else np.where(seen, powers, 0)
+        if slip == "unscaled-parts":
+            tops = np.maximum.reduceat(np.where(seen, powers, 0), columns[::64], axis=-1)[..., columns // 64]
+            powers = powers / np.where(tops > 0, tops, 1)
         total = powers.sum(axis=axis, keepdims=True)
-        total = total + np.exp(-scores.max(axis=axis, keepdims=True)) if slip == "sink-of-zero" else total
+        more = {"sink-of-zero": 1, "keys-of-score-0": 3}.get(slip, 0)
+        total = total + more * np.exp(-scores.max(axis=axis, keepdims=True))
         output = np.where(seen, powers / np.where(total > 0, total, 1), 0) @ value
         output = (output[..., ::-1, :] if slip == "answer-of-another" else output).astype(query.dtype)
         return output.swapaxes(1, 2).reshape(output.shape) if slip == "heads-not-transposed" else output

@@ -158,7 +158,7 @@ def read(question: Question, problem: Problem, row: tuple[int, ...], ask: Ask, p
         def edge(at: int, last: bool) -> tuple[int, float]:
             """The first or last key of a block whose weight is odd, and how odd it is."""
             start, factor, step = int(at) * size, float(ratios[blocks == at][0] / usual), size
-            while step > 1:
+            while step > 1 < width:
                 step = -(-step // width)
                 found, wanted = sums(start, step)
                 with np.errstate(all="ignore"):

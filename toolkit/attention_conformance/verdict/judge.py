@@ -33,6 +33,7 @@ from attention_conformance.mistakes.experiments import (
     CAUSE,
     Predicts,
     has_narrow_sums,
+    is_exact,
     mixes_sinks,
     read,
     simplest,
@@ -229,15 +230,17 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
         equal = [EMPTY]
     if not equal and may_ask and mixes_sinks(question, judged):
         equal = [cause("sinks-of-others")]
-    if not equal and question.causes:
-        another = of_another(got, bounds)
-        equal, unlike = ([], [*unlike, "answer-of-another"]) if another is None else ([another], unlike)
-    exact = [each.name for each in equal]
+    exact = [each.name for each in equal if is_exact(each.name)]
+    if not equal and question.causes and (another := of_another(got, bounds)):
+        equal, exact = [another], [another.name]
+    elif not equal:
+        unlike = [*unlike, "answer-of-another"]
+    is_sure = bool(equal)
     if not equal and ask is not None and may_ask and "channel" not in found.says:
         predicts = functools.partial(variants.predicts, got, bounds)
         equal = [each for each in [_shown(question, problem, found, ask, predicts)] if each is not None]
         exact = [each.name for each in equal if predicts(each)]
-    if not exact and question.dtype == "float32" and _wider(bounds).measure(got, truth.arrays).passes:
+    if not (is_sure or exact) and question.dtype == "float32" and _wider(bounds).measure(got, truth.arrays).passes:
         equal = [INEXACT]
     found = replace(found, equals=tuple(exact), rejected=tuple(unlike))
     is_poison = bool(equal) and equal[0].name == "nan-of-masked-row" and question.case.measure == "gradient"
