@@ -12,9 +12,7 @@ from attention_conformance.kernel.probe import settled
 from attention_conformance.measure.catalogue import subject_cases
 from attention_conformance.measure.finding import WRONG, grouped
 from attention_conformance.mistakes.causes import agreed
-from attention_conformance.mistakes.diagnoses import DIAGNOSES
-from attention_conformance.mistakes.former import FORMER
-from attention_conformance.mistakes.variants import CONVENTIONS, FAULTS
+from attention_conformance.mistakes.variants import TABLES
 from attention_conformance.named.related import seen_before
 
 PLAIN = {**TAKES, "mask": "none", "mask_name": "", "causal": "none", "grouped": False}
@@ -78,14 +76,15 @@ def test_a_fault_of_the_logsumexp_is_no_fault_of_the_output():
     assert {each.variant for each in wrong.values()} == {"logsumexp-without-maximum"}
 
 
-def test_errors_without_a_name_are_told_by_where_all_of_them_are():
+def test_errors_that_no_cause_predicts_are_told_by_where_all_of_them_are():
     def attention(query, key, value):
         output = planted.attention(query, key, value)
         output[:, -1] *= np.float32(1.01)
         return output
 
     wrong = found(Subject(attention, **PLAIN), "shape-1x130-plain", "shape-5x9-b3-h70on70-d16-plain")
-    assert {(each.variant, each.says) for each in wrong.values()} == {("", "all errors are in the last head")}
+    told = {(each.variant, each.says.partition("; ")[2]) for each in wrong.values()}
+    assert told == {("other-sum", "all errors are in the last head")}
 
 
 def test_a_nan_of_one_query_in_the_row_before_it_spreads():
@@ -102,7 +101,9 @@ SLIPS = [
     "key-and-value-swapped", "width-from-64-lost", "reversed-causality", "causality-by-blocks-of-32",
     "lost-keys", "causality-of-first-query", "sink-of-zero", "mask-transposed", "keys-after-hidden-lost",
     "keys-beyond-queries-lost", "heads-not-transposed", "mask-or-causality", "mask-of-another",
-    "scale-of-padded-width", "nan-of-hidden-block", "inexact",
+    "scale-of-padded-width", "nan-of-hidden-block", "inexact", "ragged-block-of-8-lost", "keys-twice",
+    "wrapped-offset", "skipped-blocks", "answer-of-another", "inexact-weights", "value-rows-by-key-width",
+    "keys-of-first-sample", "keys-of-score-0", "causality-anew-at-32", "unscaled-parts", "last-seen-key-lost",
 ]  # fmt: skip
 
 
@@ -112,6 +113,11 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
         width, scale = query.shape[-1], np.float32(query.shape[-1] ** -0.5)
         rows, columns = np.arange(query.shape[-2])[:, None], np.arange(key.shape[-2])
         key, value = (value, key) if slip == "key-and-value-swapped" else (key, value)
+        key = key[..., columns % 24, :] if slip == "wrapped-offset" else key
+        if slip == "keys-of-first-sample":
+            key, value = (np.where((columns < 9)[:, None], each[:1], each) for each in (key, value))
+        if slip == "value-rows-by-key-width" and value.shape[-1] > width:
+            value = value.reshape(*value.shape[:2], -1)[..., columns[:, None] * width + np.arange(value.shape[-1])]
         width = 64 if slip == "width-from-64-lost" else width
         scale = scale / np.float32(np.log(2)) if slip == "powers-of-e" else scale
         scale = np.float32((-(-width // 32) * 32) ** -0.5) if slip == "scale-of-padded-width" else scale
@@ -120,6 +126,7 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
             "reversed-causality": columns >= rows,
             "causality-by-blocks-of-32": columns // 32 <= rows // 32,
             "causality-of-first-query": columns <= 0 * rows,
+            "causality-anew-at-32": columns <= rows % 32,
         }
         seen = seen.get(slip, columns <= rows) if is_causal else columns >= 0
         if mask is not None:
@@ -128,37 +135,43 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
             mask = np.logical_and.accumulate(mask, axis=-1) if slip == "keys-after-hidden-lost" else mask
             seen = seen | mask if slip == "mask-or-causality" and is_causal else seen & mask
         seen = seen & (columns < rows.size) if slip == "keys-beyond-queries-lost" else seen
-        seen = seen & (columns < columns.size // 8 * 8) if slip == "lost-keys" else seen
+        seen = seen & (columns < columns.size // 8 * 8) if slip == "ragged-block-of-8-lost" else seen
+        seen = seen & ((columns < 11) | (columns > 13)) if slip == "lost-keys" else seen
+        if slip == "skipped-blocks":
+            blocks = np.logical_or.reduceat(seen & (scores == scores), columns[::16], axis=-1)
+            seen = seen & blocks[..., np.minimum(rows[:, 0] // 16 * 16 + 15, len(rows) - 1), :][..., columns // 16]
+        if slip == "last-seen-key-lost" and mask is not None:
+            seen = seen & (columns != columns[-1] - (seen & mask)[..., ::-1].argmax(axis=-1, keepdims=True))
         axis = {"softmax-over-queries": -2, "softmax-over-heads": -3}.get(slip, -1)
         powers = (np.exp2 if slip == "powers-of-2" else np.exp)(scores - scores.max(axis=axis, keepdims=True))
         powers = powers.astype(np.float16).astype(np.float32) if slip == "inexact" else powers
+        powers = powers * (1 + ((columns >= 8) & (columns < 12))) if slip == "keys-twice" else powers
+        powers = powers * (1 + 0.02 * np.sin(90 * scores)) if slip == "inexact-weights" else powers
         powers = np.where(seen[..., :1], powers, np.nan) if slip == "nan-of-hidden-block" else powers
         powers = powers if slip == "masked-after-softmax" else np.where(seen, powers, 0)
+        if slip == "unscaled-parts":
+            tops = np.maximum.reduceat(np.where(seen, powers, 0), columns[::64], axis=-1)[..., columns // 64]
+            powers = powers / np.where(tops > 0, tops, 1)
         total = powers.sum(axis=axis, keepdims=True)
-        total = total + np.exp(-scores.max(axis=axis, keepdims=True)) if slip == "sink-of-zero" else total
+        more = {"sink-of-zero": 1, "keys-of-score-0": 3}.get(slip, 0)
+        total = total + more * np.exp(-scores.max(axis=axis, keepdims=True))
         output = np.where(seen, powers / np.where(total > 0, total, 1), 0) @ value
+        output = (output[..., ::-1, :] if slip == "answer-of-another" else output).astype(query.dtype)
         return output.swapaxes(1, 2).reshape(output.shape) if slip == "heads-not-transposed" else output
 
     cases = (
-        "shape-31x31-d80-plain",
-        "shape-33x33-d96-causal",
-        "shape-65x65-plain",
-        "shape-65x65-d64-causal",
-        "shape-96x96-d72-mask",
-        "shape-16x16-d64-mask",
-        "after-other-mask",
-        "mask",
-        "causal-and-mask",
-        "band-300",
-    )
+        "shape-31x31-d80-plain", "shape-33x33-d96-causal", "shape-65x65-plain", "shape-65x65-d64-causal",
+        "shape-96x96-d72-mask", "shape-16x16-d64-mask", "after-other-mask", "mask", "causal-and-mask", "band-300",
+        "shape-17x33-d32e48-plain",
+    )  # fmt: skip
     findings = agreed(list(found(Subject(attention, **TAKES | {"grouped": False}), *cases).values()))
     assert grouped(each for each in findings if each.verdict in WRONG)[0][0].variant == slip
 
 
 def test_every_case_and_every_fault_has_threads_about_its_property():
     assert all(seen_before(case.name) for case in subject_cases())
-    for variant in (*CONVENTIONS, *FAULTS, *DIAGNOSES, *FORMER):
-        assert seen_before("gradient", variant.name), variant.name
+    for name in TABLES["answers"] | TABLES["former"]:
+        assert seen_before("gradient", name), name
     assert {each.property for each in seen_before("bias-130", "future-key-from-128")} == {"causal"}
 
 
@@ -239,6 +252,21 @@ def test_a_gradient_of_the_first_sample_head_or_query_alone_is_told(axis):
     subject, word = settled(Subject(attention, backend="torch")), ("sample", "head", "query")[axis]
     findings = agreed(list(found(subject, "gradient-empty-row-bias", "gradient-bias-of-*").values()))
     assert f"gradient-of-bias-of-first-{word}" in {each.variant for each in findings if each.verdict in WRONG}
+
+
+@pytest.mark.parametrize("empty", [0.0, 1.0])
+def test_a_gradient_of_masked_rows_is_a_convention_where_their_output_is_one(empty):
+    torch = pytest.importorskip("torch")
+
+    def attention(query, key, value, attn_mask=None):
+        output = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=attn_mask)
+        if attn_mask is None:
+            return output
+        wrong = torch.where(attn_mask.any(dim=-1, keepdim=True), 0, query.sum(dim=-1, keepdim=True))
+        return output + wrong - wrong.detach() + empty * (wrong != 0)
+
+    got = verdict_of(settled(Subject(attention, backend="torch")), "gradient-empty-rows-130")
+    assert got == (("differs by convention", "gradient-of-masked-row") if empty else ("silently wrong", ""))
 
 
 def test_a_backward_pass_without_causality_is_told():

@@ -130,6 +130,13 @@ def test_that_state_matters_is_told_before_other_causes():
     assert [each.variant for each, *_ in grouped(wrong)] == ["state", "zeros"]
 
 
+def test_what_predicts_the_wrong_numbers_is_told_before_what_fits_more_of_them():
+    wrong = [Finding(case, "float32", 1, "", "silently wrong", variant="other-weights") for case in "abc"]
+    exact = Finding("d", "float32", 1, "", "silently wrong", variant="zeros", equals=("zeros",))
+    assert grouped([*wrong, exact])[0] == [exact]
+    assert grouped([*(replace(each, rejected=("zeros",)) for each in wrong), exact])[1] == [exact]
+
+
 def test_a_kernel_without_a_scale_is_not_asked_about_one_array_for_query_and_key():
     def unscaled(query, key, value, is_causal=False):
         return planted.attention(query, key, value, is_causal=is_causal, scale=1.0)

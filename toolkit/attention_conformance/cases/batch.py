@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.cases.case import Case, Draw
+from attention_conformance.cases.case import Draw, case
 from attention_conformance.oracle.ulps import difference
 from attention_conformance.problem import NumpyArray, Problem, Rule
 
@@ -63,10 +63,8 @@ def other_bits(problem: Problem, got: Mapping[str, NumpyArray]) -> str:
 
 
 BATCH = (
-    Case("batch-invariance", 10, "A sample has its result alone, elsewhere in a batch, and among any others.",
-         crowded, measure="batch"),
-    Case("batch-invariance-bits", 10, "In reproducible arithmetic it has the same bits there.",
-         lambda d: crowded(d, arithmetic="reproducible"), measure="batch bits",
+    case("batch-invariance", crowded, measure="batch"),
+    case("batch-invariance-bits", lambda d: crowded(d, arithmetic="reproducible"), measure="batch bits",
          dtypes=("float16", "bfloat16", "float32")),
 )  # fmt: skip
 """The property, within bounds and in bits."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -189,3 +191,13 @@ class Case:
     def problem(self, dtype: str, seed: int = 0, **widths: int) -> Problem:
         """Make the inputs in one dtype; ``width`` and ``value_width`` replace those of the catalogue."""
         return self.inputs(Draw(dtype, seed, self.name, **widths))
+
+
+TEXTS = tomllib.loads(Path(__file__).with_name("cases.toml").read_text(encoding="utf-8"))
+"""The line and the sentence of each case, by its name."""
+
+
+def case(name: str, inputs: Callable[[Draw], Problem], bound: Bound = ordinary, **more: Any) -> Case:
+    """The case of a name, with the line and the sentence that ``cases.toml`` has for it."""
+    line, shows = TEXTS[name]
+    return Case(name, line, shows, inputs, bound, **more)

@@ -6,9 +6,11 @@ that key, and no reference of that size is computed.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
-from attention_conformance.cases.case import Case, Draw
+from attention_conformance.cases.case import Case, Draw, case
 from attention_conformance.cases.kernels import attention
 from attention_conformance.problem import NumpyArray, Problem
 
@@ -79,26 +81,18 @@ def _far(draw: Draw, name: str) -> Problem:
     return attention(draw, 3, KEYS, 64, heads=1, batch=1).changed(memory={name: "far"})
 
 
-def _case(name: str, shows: str, memory: float, **more: object) -> Case:
-    return Case(name, 10, shows, compiled=(), memory=memory, **more)  # type: ignore[arg-type]
+_case = partial(case, compiled=())
 
 
 LARGE: tuple[Case, ...] = (
-    _case("large-heads", "65,540 heads.", 2.0, closed=_of_selected,
-          inputs=lambda d: selecting(d, 3, 8, 16, heads=65540)),
-    _case("large-samples", "65,540 samples.", 2.0, closed=_of_selected,
-          inputs=lambda d: selecting(d, 3, 8, 16, batch=65540)),
-    _case("large-offset-key", "Keys lie beyond 2**31 elements of a buffer.", 10.0, dtypes=NARROW,
-          inputs=lambda d: _far(d, "key")),
-    _case("large-offset-value", "Values lie beyond 2**31 elements of a buffer.", 10.0, dtypes=NARROW,
-          inputs=lambda d: _far(d, "value")),
-    _case("large-scores", "More than 2**31 scores of one head.", 28.0, closed=_of_selected,
-          inputs=lambda d: selecting(d, 46400, 46400, 16, size=16.0)),
-    _case("large-elements-key", "The keys of 65,600 heads are 2**31 elements; all samples share the values.", 12.0,
-          dtypes=NARROW, closed=_of_selected,
+    _case("large-heads", memory=2.0, closed=_of_selected, inputs=lambda d: selecting(d, 3, 8, 16, heads=65540)),
+    _case("large-samples", memory=2.0, closed=_of_selected, inputs=lambda d: selecting(d, 3, 8, 16, batch=65540)),
+    _case("large-offset-key", memory=10.0, dtypes=NARROW, inputs=lambda d: _far(d, "key")),
+    _case("large-offset-value", memory=10.0, dtypes=NARROW, inputs=lambda d: _far(d, "value")),
+    _case("large-scores", memory=28.0, closed=_of_selected, inputs=lambda d: selecting(d, 46400, 46400, 16, size=16.0)),
+    _case("large-elements-key", memory=12.0, dtypes=NARROW, closed=_of_selected,
           inputs=lambda d: selecting(d, 1, 256, 128, heads=32, batch=2050, shared="value")),
-    _case("large-elements-value", "The values of 65,600 heads are 2**31 elements; all samples share the keys.", 12.0,
-          dtypes=NARROW, closed=_of_selected,
+    _case("large-elements-value", memory=12.0, dtypes=NARROW, closed=_of_selected,
           inputs=lambda d: selecting(d, 1, 256, 128, heads=32, batch=2050, shared="key")),
 )  # fmt: skip
 """Large cases, for subjects; they run when they are asked for."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -182,10 +183,15 @@ def most_telling(findings: Iterable[Finding]) -> Finding | None:
 def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
     """Findings of one verdict and one cause together: the worst first, then causes with a name.
 
-    What small calls found about all of a subject comes before its cases, and what many cases show before the rest. That
-    state or threads matter comes before other causes, as these may be guesses at what they do. What several calls
-    disagree in comes after causes of one call.
+    What small calls found about all of a subject comes before its cases. That state or threads matter comes before
+    other causes, as these may be guesses at what they do. A cause that predicts wrong numbers, and more than it fails
+    to, comes before one that fits where they are. What several calls disagree in comes after causes of one call. Of
+    others, what many cases show comes first.
     """
+    findings = list(findings)
+    of_wrong = [each for each in findings if each.verdict in WRONG]
+    predicted = Counter(name for each in of_wrong for name in each.equals)
+    predicted.subtract(name for each in of_wrong for name in each.rejected)
     groups: dict[tuple[str, str, int], list[Finding]] = {}
     for each in findings:
         named = each.variant or each.says or each.case, 0 if each.says else each.line
@@ -199,6 +205,7 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
             not group[0].variant,
             not group[0].says,
             group[0].dtype != "-",
+            not any(each.equals for each in group) or predicted[group[0].variant] < 0,
             group[0].variant.startswith("unlike-"),
             -len(group),
         ),

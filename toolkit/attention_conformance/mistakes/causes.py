@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +16,7 @@ from attention_conformance.measure.finding import CONVENTION, WRONG, Finding
 from attention_conformance.measure.kinds import CAUSAL
 from attention_conformance.measure.question import size_of
 from attention_conformance.mistakes.diagnoses import DIAGNOSES, FINITE
-from attention_conformance.mistakes.former import FORMER, MEMORY_OF, mistaken
+from attention_conformance.mistakes.former import MEMORY_OF, mistaken
 from attention_conformance.mistakes.variants import (
     ATTENDED,
     CONVENTIONS,
@@ -22,11 +24,18 @@ from attention_conformance.mistakes.variants import (
     HIDDEN,
     LEAK,
     SPREAD,
+    TABLES,
+    TEXTS,
+    Ask,
     Variant,
+    cause,
+    empty_rows,
+    of_rows,
     reached,
 )
 from attention_conformance.oracle.attention import Exact
 from attention_conformance.oracle.dense import Answer, answer, as_exact, dense_of
+from attention_conformance.oracle.ulps import errors_of
 from attention_conformance.problem import NumpyArray, Problem
 
 if TYPE_CHECKING:
@@ -40,6 +49,9 @@ SMALL = 4.0
 
 OF_SCALE = ("uniform-weights", "no-scale", "scale-of-width", "scale-off")
 """Faults of all calls, as some cases that tell little equal them by chance."""
+
+MOST_ROWS = 16
+"""Wrong rows that are looked for among the right ones."""
 
 MOST_PLANTED = 10_000_000
 """Products in a problem above which no faults are planted, and one that a result equals is enough."""
@@ -114,7 +126,7 @@ class Variants:
         for variant in CONVENTIONS:
             other = self.of(variant)
             if other is not None and set(got) <= set(other.arrays):
-                yield {name: as_exact(other.arrays[name], other.scales[name]) for name in got}
+                yield _exact(other, got)
 
     def equal(
         self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str, again: Callable[[], Mapping[str, NumpyArray]]
@@ -131,7 +143,7 @@ class Variants:
                 return [variant], []
             if other is None:
                 continue
-            expected = {name: as_exact(each, other.scales[name]) for name, each in other.arrays.items() if name in got}
+            expected = _exact(other, got)
             if wrong not in expected:
                 continue
             near = replace(bounds, truth=replace(bounds.truth, kappa=other.kappa)) if variant is FINITE else bounds
@@ -141,11 +153,45 @@ class Variants:
             elif variant.name not in [each.name for each in equal]:
                 equal.append(variant)
             if equal and (equal[0] in CONVENTIONS or size_of(bounds.problem) > MOST_PLANTED):
+                equal += [each for each in FAULTS if (equal[0].name in CORNERS) and each.name == "no-causality"
+                          and self.predicts(got, bounds, each)]  # fmt: skip
                 break
         if not equal and self._dense is not None and not np.isfinite(self._dense.query).all():
             equal = [SPREAD] * _spreads(got, bounds)  # after the conventions of masked rows
         named = {each.name for each in equal}
         return equal, [name for name in unlike if name not in named]
+
+    def predicts(self, got: Mapping[str, NumpyArray], bounds: Bounds, variant: Variant) -> bool:
+        """Whether a variant gives all the numbers of a result."""
+        other = self.of(variant)
+        return other is not None and bounds.measure(got, _exact(other, got)).passes
+
+    def fills_empty(self, problem: Problem, ask: Ask | None) -> bool:
+        """Whether the output of fully masked rows is a convention, by a call without gradients."""
+        empty = None if self._dense is None else empty_rows(self._dense)
+        if ask is None or empty is None or problem.cotangent is None:
+            return False
+        with contextlib.suppress(Exception):  # whatever a subject raises
+            return bool(ask(replace(problem, cotangent=None))["output"][empty[..., 0]].any())
+        return False
+
+    def is_of_empty(self, got: Mapping[str, NumpyArray], bounds: Bounds, ask: Ask) -> bool:
+        """Whether gradients are wrong by those of fully masked rows alone, whose output is a convention."""
+        problem = bounds.problem
+        if not self.fills_empty(problem, ask):
+            return False
+        assert self._dense is not None
+        assert problem.cotangent is not None
+        empty = np.asarray(~self._dense.through.any(axis=-1, keepdims=True))
+        cotangent = np.where(empty, 0, problem.cotangent).astype(problem.cotangent.dtype)
+        try:
+            silent = ask(replace(problem, cotangent=cotangent))
+        except Exception:  # whatever a subject raises
+            return False
+        truth, reach = bounds.truth.arrays, of_rows(self._dense, empty)
+        mended = {name: _mended(each, np.isnan(each) & reach[name], truth[name]) for name, each in silent.items()}
+        beyond = {name: _mended(each, reach[name], truth[name]) for name, each in got.items()}
+        return bounds.measure(mended, truth).passes and bounds.measure(beyond, truth).passes
 
     def _is_other(
         self, got: Mapping[str, NumpyArray], again: Callable[[], Mapping[str, NumpyArray]], bounds: Bounds
@@ -165,8 +211,7 @@ class Variants:
         question, found = bounds.question, []
         for variant, problem in mistaken(question.case, bounds.problem, question.seed):
             other = answer(dense_of(meant(problem, question.subject)))
-            expected = {name: as_exact(each, other.scales[name]) for name, each in other.arrays.items() if name in got}
-            found += [variant] * bounds.measure(got, expected).passes
+            found += [variant] * bounds.measure(got, _exact(other, got)).passes
         return found
 
     def explain_narrow(self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str) -> bool:
@@ -182,6 +227,33 @@ class Variants:
                 scale = np.nan_to_num(deviation).astype(np.float64) + exact.scale / (1 + kappa)
                 expected["output"] = exact._replace(scale=scale)
         return wrong in expected and bounds.measure(got, expected).error <= allowed
+
+
+def _exact(other: Answer, got: Mapping[str, NumpyArray]) -> dict[str, Exact]:
+    """An answer, as far as a result has it."""
+    return {name: as_exact(each, other.scales[name]) for name, each in other.arrays.items() if name in got}
+
+
+def of_another(got: Mapping[str, NumpyArray], bounds: Bounds) -> Variant | None:
+    """The row of the right output that a wrong one is, where all that are wrong are some other one."""
+    if set(got) != {"output"} or got["output"].shape != bounds.truth.arrays["output"].high.shape:
+        return None
+    truth, dtype = bounds.truth.arrays["output"], bounds.dtype("output")
+    bound, leading = bounds.bound("output", dtype), truth.high.shape[:-1]
+    output, high, low, scale = (each.reshape(-1, truth.high.shape[-1]) for each in (got["output"], *truth))
+    (wrong,) = np.nonzero((errors_of(output, Exact(high, low, scale), dtype) > bound).any(axis=-1))
+    wrong, others = wrong[:: max(1, wrong.size // MOST_ROWS)], list[int]()
+    if len(leading) != 3 or not wrong.size or wrong.size * high.size > MOST_PLANTED:
+        return None
+    for at in wrong:
+        near = (errors_of(np.broadcast_to(output[at], high.shape), Exact(high, low, scale), dtype) <= bound).all(
+            axis=-1
+        )
+        if not output[at].any() or not near.any():
+            return None
+        others.append(int(near.argmax()))
+    places = (np.unravel_index(at, leading)[::-1] for at in (wrong[0], others[0]))
+    return cause("answer-of-another", *itertools.chain(*places))
 
 
 def _spreads(got: Mapping[str, NumpyArray], bounds: Bounds) -> bool:
@@ -225,9 +297,9 @@ def agreed(findings: Sequence[Finding]) -> list[Finding]:
 
     A cause that more of the wrong answers contradict than it explains, twice over, has no name. That the scale is
     another, right answers contradict, too: there are few conditions for it. Causality that counts from one corner in
-    some cases, and from the other in others, follows neither convention.
+    some cases, and from the other in others, follows neither convention; perhaps it is lost in these.
     """
-    named = {each.name: each for each in (*FAULTS, *DIAGNOSES, *FORMER)}
+    named = TABLES["answers"] | TABLES["former"]
     wrong = [each for each in findings if each.verdict in WRONG]
     explained = Counter(name for each in wrong for name in each.equals)
     contradicted = Counter(name for each in wrong for name in each.rejected)
@@ -235,24 +307,31 @@ def agreed(findings: Sequence[Finding]) -> list[Finding]:
     contradicted += Counter({name: right[name] // 8 for name in OF_SCALE})
     corners = {_corner(each) for each in findings}
     is_mixed = "right" in corners and bool(corners & CORNERS)
+    mixed = [{*each.equals} - CORNERS for each in findings if _is_corner(each)]
+    lost = "no-causality" if mixed and all("no-causality" in each for each in mixed) else "mixed-causal"
 
     def with_best(finding: Finding) -> Finding:
-        if is_mixed and finding.variant in CORNERS and not finding.case.startswith("probe"):
+        if is_mixed and _is_corner(finding):
             verdict = "silently wrong" if finding.verdict == CONVENTION else finding.verdict
-            return replace(finding, variant=MIXED.name, says=MIXED.says, line=MIXED.line, verdict=verdict)
+            line, says = TEXTS[lost]
+            return replace(finding, variant=lost, says=says, line=line, verdict=verdict, equals=(lost,))
         names = [name for name in finding.equals if name in named]
         if not names or finding.verdict not in WRONG:
             return finding
         best = max(names, key=lambda name: explained[name] - contradicted[name])
         if contradicted[best] > 2 * explained[best]:
             return replace(finding, variant="", says="", line=0)
-        return replace(finding, variant=best, says=named[best].says, line=named[best].line)
+        line, says = named[best]
+        return replace(finding, variant=best, says=says, line=line)
 
     return [with_best(each) for each in findings]
 
 
 CORNERS = {"top-left-causal", "bottom-right-causal"}
-MIXED = Variant("mixed-causal", 3, "causality counts from the last key for some lengths, and from the first for others")
+
+
+def _is_corner(finding: Finding) -> bool:
+    return finding.variant in CORNERS and not finding.case.startswith("probe")
 
 
 def _corner(finding: Finding) -> str:

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from attention_conformance.mistakes.variants import (
-    Variant,
+    Change,
+    Changes,
+    cause,
+    causes,
+    changed,
     first_of,
     given,
     heads_in_turn,
@@ -25,7 +29,7 @@ from attention_conformance.mistakes.variants import (
 from attention_conformance.oracle.dense import Answer, Dense, answer, grouped
 from attention_conformance.problem import NumpyArray
 
-BLOCKS = (4, 16, 32, 64, 128)
+BLOCKS = (4, 8, 16, 32, 64, 128)
 EDGES = (16, 32, 128, 256, 512, 1024)
 
 
@@ -110,6 +114,10 @@ def _causal_by(dense: Dense, see: Callable[[NumpyArray, NumpyArray], NumpyArray]
 
 def _by_blocks(block: int, rows: NumpyArray, columns: NumpyArray) -> NumpyArray:
     return np.asarray(columns // block <= rows // block)
+
+
+def _anew(block: int, rows: NumpyArray, columns: NumpyArray) -> NumpyArray:
+    return np.asarray(columns <= rows % block)
 
 
 def _either(dense: Dense) -> Dense | None:
@@ -239,48 +247,49 @@ def _of_all_keys(dense: Dense, logsumexp: NumpyArray) -> NumpyArray | None:
     return np.where(np.isfinite(logsumexp)[..., None], np.exp(_scores(dense) - logsumexp[..., None]), 0)
 
 
-def _gradients() -> Iterator[Variant]:
-    for names, of in ((("query",), "the query"), (("key",), "the key"), (("query", "key"), "query and key")):
-        name, of = f"gradient-of-{'-and-'.join(names)}", f"the gradient of {of}"
-        unscaled = _factor(names, lambda dense: 1 / dense.scale if dense.scale else 1.0)
-        yield Variant(f"{name}-unscaled", 7, f"{of} lacks the scale", unscaled)
-        yield Variant(f"{name}-scaled-twice", 7, f"{of} is scaled twice", _factor(names, lambda dense: dense.scale))
-    for names, of in ((("key", "value"), "keys and values"), (("key",), "keys"), (("value",), "values")):
-        name, of = f"gradient-of-{'-and-'.join(names)}", f"the gradient of {of}"
-        for at, which in enumerate(("last", "first"), -1):
-            yield Variant(f"{name}-of-{which}-query-head", 9, f"{of} is from the {which} query head of a group alone",
-                          _one_of_group(names, at))  # fmt: skip
-        yield Variant(f"{name}-averaged", 9, f"{of} is the average over the query heads of a group, not the sum",
-                      _factor(names, lambda dense: 1 / dense.group_size))  # fmt: skip
+def _gradients() -> Changes:
+    def name(names: Sequence[str]) -> str:
+        return f"gradient-of-{'-and-'.join(names)}"
+
+    found: dict[str, Change] = {}
+    for names in (("query",), ("key",), ("query", "key")):
+        found[f"{name(names)}-unscaled"] = _factor(names, lambda dense: 1 / dense.scale if dense.scale else 1.0)
+        found[f"{name(names)}-scaled-twice"] = _factor(names, lambda dense: dense.scale)
+    for names in (("key", "value"), ("key",), ("value",)):
+        found[f"{name(names)}-of-last-query-head"] = _one_of_group(names, -1)
+        found[f"{name(names)}-of-first-query-head"] = _one_of_group(names, 0)
+        found[f"{name(names)}-averaged"] = _factor(names, lambda dense: 1 / dense.group_size)
     for axis, word in ((-4, "sample"), (-3, "head"), (-2, "query")):
-        says = f"the gradient of the bias is from the first {word} alone"
-        yield Variant(f"gradient-of-bias-of-first-{word}", 1, says, _bias_of_first(axis))
-    yield Variant("gradient-without-delta", 8, "the gradient of the softmax lacks the sum of p dp",
-                  _recomputed(lambda p, dp, delta: p * dp))  # fmt: skip
-    yield Variant("gradient-with-mean", 8, "the gradient of the softmax has the mean of dp for the sum of p dp",
-                  _recomputed(lambda p, dp, delta: p * (dp - dp.mean(axis=-1, keepdims=True))))  # fmt: skip
-    yield Variant("gradient-without-mask", 1, "the backward pass leaves out mask and causality",
-                  _recomputed(weights=_of_all_keys))  # fmt: skip
+        found[f"gradient-of-bias-of-first-{word}"] = _bias_of_first(axis)
+    return found
 
 
-def _edges() -> Iterator[Variant]:
-    for last, end, near in ((False, "first", "before its first"), (True, "last", "after its last")):
-        yield Variant(f"window-{end}-key-less", 2, f"a window lacks its {end} key", _edge(last, False))
-        yield Variant(f"window-{end}-key-more", 2, f"a window has one key {near}", _edge(last, True))
+def _edges() -> Changes:
+    found: dict[str, Change] = {}
+    for last, end in ((False, "first"), (True, "last")):
+        found[f"window-{end}-key-less"], found[f"window-{end}-key-more"] = _edge(last, False), _edge(last, True)
     for edge in EDGES:
-        one_more, one_less = shifted_from(1, edge), shifted_from(-1, edge)
-        yield Variant(f"future-key-from-{edge}", 3, f"queries from {edge} on see one key of the future", one_more)
-        yield Variant(
-            f"strict-from-{edge}", 3, f"queries from {edge} on do not see the key at their position", one_less
-        )
+        found[f"future-key-from-{edge}"], found[f"strict-from-{edge}"] = shifted_from(1, edge), shifted_from(-1, edge)
     for width in (64, 128):
-        says = f"the scores lack channels from {width} on"
-        yield Variant(f"width-from-{width}-lost", 10, says, _narrowed(functools.partial(min, width)))
-    yield Variant("last-channels-lost", 10, "the scores lack the channels after the last 16 that are whole",
-                  _narrowed(lambda size: size // 16 * 16 or size))  # fmt: skip
+        found[f"width-from-{width}-lost"] = _narrowed(functools.partial(min, width))
     for block in BLOCKS:
-        yield Variant(f"causality-by-blocks-of-{block}", 3, f"causality counts whole blocks of {block}",
-                      _causal_by(functools.partial(_by_blocks, block)))  # fmt: skip
+        found[f"ragged-block-of-{block}-lost"] = keys_left(functools.partial(_whole, block))
+        found[f"causality-by-blocks-of-{block}"] = _causal_by(functools.partial(_by_blocks, block))
+        found[f"causality-anew-at-{block}"] = _causal_by(functools.partial(_anew, block))
+    return found
+
+
+def _whole(block: int, at: NumpyArray) -> NumpyArray:
+    return np.asarray((at < at.size // block * block) | (at.size < block))
+
+
+def _by_width(name: str, other: str, dense: Dense) -> Dense | None:
+    """The rows of an array as far apart in memory as those of a narrower one."""
+    array, step = getattr(dense, name), getattr(dense, other).shape[-1]
+    if array.shape[-1] <= step:
+        return None
+    at = np.arange(array.shape[-2])[:, None] * step + np.arange(array.shape[-1])
+    return dense.changed(**{name: array.reshape(*array.shape[:-2], -1)[..., at]})
 
 
 def _unhidden(dense: Dense) -> Dense | None:
@@ -299,79 +308,68 @@ def _padded_scale(whole: int, dense: Dense) -> float:
     return float(max(whole, -(-dense.query.shape[-1] // whole) * whole) ** -0.5)
 
 
-FINITE = Variant("bias-of-minus-10000", 4, "a bias of −10,000 stands for the mask: a fully masked row attends to all",
-                 _unhidden)  # fmt: skip
+def _sink_of_zero(dense: Dense) -> Dense | None:
+    return dense.changed(sinks=np.zeros(dense.query.shape[-3])) if dense.sinks is None else None
 
-DIAGNOSES = (
-    FINITE,
-    Variant("always-causal", 3, "causality is applied unasked",
-            lambda dense: dense.changed(causal=0) if dense.causal is None else None),
-    Variant("reversed-causality", 3, "a query sees the keys after it, and none before",
-            _causal_by(lambda rows, columns: columns >= rows)),
-    Variant("causality-of-first-query", 3, "all queries see what causality shows the first",
-            _causal_by(lambda rows, columns: columns <= rows.min())),
-    Variant("mask-or-causality", 1, "a query sees what the mask or causality shows, in place of what both show",
-            _either),
-    Variant("sink-of-zero", 8, "1 is added to the sum of the weights, as a sink of 0 adds it",
-            lambda dense: dense.changed(sinks=np.zeros(dense.query.shape[-3], dense.query.dtype))
-            if dense.sinks is None else None),
-    Variant("mask-transposed", 1, "queries and keys of the mask are exchanged", _mask_transposed),
-    Variant("keys-after-hidden-lost", 1, "a query attends to no key after the first that is hidden",
-            lambda dense: None if dense.mask is None else dense.changed(
-                mask=np.logical_and.accumulate(dense.through, axis=-1))),
-    Variant("keys-beyond-queries-lost", 10, "keys beyond the number of queries are not attended to",
-            lambda dense: keys_left(lambda at: at < dense.query.shape[-2])(dense)),
-    Variant("softmax-over-queries", 8, "the weights sum to 1 over the queries",
-            _of_weights(lambda dense: _softmax_over(dense, -2))),
-    Variant("softmax-over-heads", 8, "the weights sum to 1 over the heads",
-            _of_weights(lambda dense: _softmax_over(dense, -3))),
-    Variant("masked-after-softmax", 1, "the weights of masked keys are 0, and still count in the sum of the weights",
-            _of_weights(_masked_late)),
-    Variant("powers-of-2", 7, "powers of 2 lack the factor log2(e) of the scores",
-            scaled(lambda dense: dense.scale * math.log(2.0))),
-    Variant("powers-of-e", 7, "the scores have a factor log2(e), and powers of e are taken",
-            scaled(lambda dense: dense.scale / math.log(2.0))),
-    Variant("heads-not-transposed", 9, "the output is reshaped where heads and queries are to be exchanged",
-            _not_transposed),
-    Variant("key-and-value-swapped", 10, "key and value are swapped", lambda dense:
-            dense.changed(key=dense.value, value=dense.key) if dense.key.shape == dense.value.shape else None),
-    Variant("not-divided", 8, "the output is not divided by the sum of the weights", _undivided),
-    Variant("first-sample-of-key", 10, "all samples use the key of the first", first_of(-4, "key")),
-    Variant("first-sample-of-value", 10, "all samples use the value of the first", first_of(-4, "value")),
-    Variant("scale-ignored", 7, "the scale of the caller is not used; 1/√D is",
-            scaled(lambda dense: dense.query.shape[-1] ** -0.5 if dense.query.shape[-1] else dense.scale)),
-    *(Variant("scale-of-padded-width", 7, "the scale is that of a padded width",
-              scaled(functools.partial(_padded_scale, whole))) for whole in BLOCKS[1:]),
-    Variant("scale-of-value-width", 7, "the scale is that of the width of the values",
-            lambda dense: dense.changed(scale=dense.value.shape[-1] ** -0.5) if dense.value.shape[-1] else None),
-    Variant("softcap-before-scale", 7, "the softcap comes before the scale",
-            _capped(lambda product, scale, cap: scale * cap * np.tanh(product / cap))),
-    Variant("softcap-not-multiplied", 7, "tanh(score / softcap) is not multiplied by the softcap",
-            _capped(lambda product, scale, cap: np.tanh(scale * product / cap))),
-    Variant("softcap-not-divided", 7, "the score is not divided by the softcap",
-            _capped(lambda product, scale, cap: cap * np.tanh(scale * product))),
-    *(Variant("softcap-after-mask", 7, "the softcap comes after the mask, so that masked keys have weights",
-              _cap_after_mask(before)) for before in (True, False)),
-    Variant("sink-of-first-head", 7, "all heads get the sink of the first", lambda dense:
-            None if dense.sinks is None else dense.changed(sinks=np.full_like(dense.sinks, dense.sinks[0]))),
-    Variant("sink-twice", 7, "the sink is counted twice, as by two parts of the keys", lambda dense:
-            None if dense.sinks is None else dense.changed(sinks=dense.sinks + math.log(2.0))),
-    *(Variant("sink-unshifted", 7, "the sink is added to the sum without the shift by the maximum",
-              _sink_unshifted(with_sink)) for with_sink in (True, False)),
-    Variant("logsumexp-without-maximum", 6, "the logsumexp lacks the maximum", with_logsumexp(_without_maximum)),
-    Variant("logsumexp-of-both-bases", 6, "the maximum is of base e, and the logarithm of the sum of base 2",
-            with_logsumexp(lambda dense, truth:
-                           _maximum(dense, truth) + _without_maximum(dense, truth) / math.log(2.0))),
-    Variant("logsumexp-is-maximum", 6, "the logsumexp is the maximum alone", with_logsumexp(_maximum)),
-    Variant("logsumexp-without-sinks", 6, "the logsumexp lacks the sinks", with_logsumexp(lambda dense, truth:
-            None if dense.sinks is None else answer(dense.changed(sinks=None)).arrays["logsumexp"])),
-    Variant("logsumexp-unscaled", 6, "the logsumexp is that of unscaled scores",
-            with_logsumexp(lambda dense, truth: answer(dense.changed(scale=1.0)).arrays["logsumexp"])),
-    Variant("value-heads-in-turn", 9, "query head h uses key head ⌊h / (H / G)⌋, and value head h % G",
-            heads_in_turn("value")),
-    Variant("key-heads-in-turn", 9, "query head h uses key head h % G, and value head ⌊h / (H / G)⌋",
-            heads_in_turn("key")),
-    *_gradients(),
-    *_edges(),
-)  # fmt: skip
+
+FINITE = cause("bias-of-minus-10000", change=_unhidden)
+
+CHANGES: Changes = {
+    "always-causal": lambda dense: dense.changed(causal=0) if dense.causal is None else None,
+    "reversed-causality": _causal_by(lambda rows, columns: columns >= rows),
+    "causality-of-first-query": _causal_by(lambda rows, columns: columns <= rows.min()),
+    "mask-or-causality": _either,
+    "sink-of-zero": _sink_of_zero,
+    "mask-transposed": _mask_transposed,
+    "keys-after-hidden-lost": lambda dense: (
+        None if dense.mask is None else dense.changed(mask=np.logical_and.accumulate(dense.through, axis=-1))
+    ),
+    "keys-beyond-queries-lost": lambda dense: keys_left(lambda at: at < dense.query.shape[-2])(dense),
+    "softmax-over-queries": _of_weights(lambda dense: _softmax_over(dense, -2)),
+    "softmax-over-heads": _of_weights(lambda dense: _softmax_over(dense, -3)),
+    "masked-after-softmax": _of_weights(_masked_late),
+    "powers-of-2": scaled(lambda dense: dense.scale * math.log(2.0)),
+    "powers-of-e": scaled(lambda dense: dense.scale / math.log(2.0)),
+    "heads-not-transposed": _not_transposed,
+    "key-and-value-swapped": lambda dense: (
+        dense.changed(key=dense.value, value=dense.key) if dense.key.shape == dense.value.shape else None
+    ),
+    "not-divided": _undivided,
+    "first-sample-of-key": first_of(-4, "key"),
+    "first-sample-of-value": first_of(-4, "value"),
+    "scale-ignored": scaled(lambda dense: dense.query.shape[-1] ** -0.5 if dense.query.shape[-1] else dense.scale),
+    "scale-of-value-width": lambda dense: (
+        dense.changed(scale=dense.value.shape[-1] ** -0.5) if dense.value.shape[-1] else None
+    ),
+    "value-rows-by-key-width": functools.partial(_by_width, "value", "query"),
+    "key-rows-by-value-width": functools.partial(_by_width, "key", "value"),
+    "softcap-before-scale": _capped(lambda product, scale, cap: scale * cap * np.tanh(product / cap)),
+    "softcap-not-multiplied": _capped(lambda product, scale, cap: np.tanh(scale * product / cap)),
+    "softcap-not-divided": _capped(lambda product, scale, cap: cap * np.tanh(scale * product)),
+    "sink-of-first-head": changed("sinks", lambda sinks, dense: np.full_like(sinks, sinks[0])),
+    "sink-twice": changed("sinks", lambda sinks, dense: sinks + math.log(2.0)),
+    "sink-scaled": changed("sinks", lambda sinks, dense: sinks * dense.scale),
+    "logsumexp-without-maximum": with_logsumexp(_without_maximum),
+    "logsumexp-of-both-bases": with_logsumexp(
+        lambda dense, truth: _maximum(dense, truth) + _without_maximum(dense, truth) / math.log(2.0)
+    ),
+    "logsumexp-is-maximum": with_logsumexp(_maximum),
+    "logsumexp-without-sinks": with_logsumexp(
+        lambda dense, truth: None if dense.sinks is None else answer(dense.changed(sinks=None)).arrays["logsumexp"]
+    ),
+    "logsumexp-unscaled": with_logsumexp(lambda dense, truth: answer(dense.changed(scale=1.0)).arrays["logsumexp"]),
+    "value-heads-in-turn": heads_in_turn("value"),
+    "key-heads-in-turn": heads_in_turn("key"),
+    "scale-of-padded-width": tuple(scaled(functools.partial(_padded_scale, whole)) for whole in BLOCKS[2:]),
+    "softcap-after-mask": (_cap_after_mask(True), _cap_after_mask(False)),
+    "sink-unshifted": (_sink_unshifted(True), _sink_unshifted(False)),
+    "last-channels-lost": _narrowed(lambda size: size // 16 * 16 or size),
+    "gradient-without-delta": _recomputed(lambda p, dp, delta: p * dp),
+    "gradient-with-mean": _recomputed(lambda p, dp, delta: p * (dp - dp.mean(axis=-1, keepdims=True))),
+    "gradient-without-mask": _recomputed(weights=_of_all_keys),
+    **_gradients(),
+    **_edges(),
+}
+
+DIAGNOSES = (FINITE, *causes(CHANGES))
 """Faults with which a wrong answer is compared, after those that are planted."""

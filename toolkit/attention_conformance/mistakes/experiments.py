@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -16,53 +19,37 @@ from attention_conformance.measure.measures import drawn
 from attention_conformance.measure.properties import positioned, taken
 from attention_conformance.measure.question import Question
 from attention_conformance.mistakes.former import CALL, STRIDES
-from attention_conformance.mistakes.variants import Variant
+from attention_conformance.mistakes.variants import TABLES, Ask, Change, Variant, cause, keys_left, unscaled
 from attention_conformance.oracle.dense import Dense, answer, dense_of
 from attention_conformance.oracle.positions import passes
 from attention_conformance.problem import NumpyArray, Problem
 
-Ask = Callable[[Problem], dict[str, NumpyArray]]
+Predicts = Callable[[Variant], bool]
 
 UNLIKE = {
-    "shuffled": Variant("unlike-shuffled", 10, "samples, heads or keys in another order have another answer"),
-    "hidden": Variant("unlike-hidden", 5, "finite keys that are hidden change the answer"),
-    "parts": Variant("unlike-parts", 10, "a sample, a head or a query has another answer alone"),
-    "again": Variant("unlike-again", 10, "a later call changes the answer, or an earlier one does"),
-    "overwritten": Variant("unlike-rewritten", 10, "new numbers in the same memory are not read"),
+    "shuffled": "unlike-shuffled",
+    "hidden": "unlike-hidden",
+    "parts": "unlike-parts",
+    "again": "unlike-again",
+    "overwritten": "unlike-rewritten",
 }
 """What is wrong where one call is right, by the measure of several."""
 
-SUMS = Variant("narrow-sums", 8, "sums are rounded to 16 bits, which loses what many keys add up to")
-LOST = Variant("lost-keys", 10, "keys {} to {} of {} are not attended to")
-SEEN = Variant("hidden-keys", 1, "hidden keys from {} on have weights")
-SUM = Variant("other-sum", 8, "all weights are {:.3g} times what they should be: the sum {}")
 MORE, LESS = "counts more than the keys, as where padding or a sink adds to it", "lacks keys, or does not divide"
-STALE = Variant("unscaled-maximum", 8, "right where scores fall from key to key: not all is scaled to a new maximum")
-SCALED = Variant("other-weights", 8, "weights of the keys before {} are {:.3g} times, and others {:.3g} times, what "
-                 "they should be: some block has another scale, or counts twice")  # fmt: skip
-ROW = Variant("mask-of-another", 1, "query {}, head {}, sample {} has the mask or bias of query {}, head {}, sample {}")
-OTHER = Variant("other-values", 9, "head {} of sample {} reads the values of head {} of sample {}")
-
-SINKS = Variant("sinks-of-others", 7, "right where all heads have one sink: a head gets the sink of another")
-STATE = Variant("state", 10, "right in a process of its own: what is kept of calls before, or their order, matters")
-THREADS = Variant("threads", 10, "right with one thread, and wrong with several: threads race")
-
-EXPERIMENTS = (*UNLIKE.values(), SUMS, SINKS, STATE, THREADS, LOST, SEEN, SUM, STALE, SCALED, ROW, OTHER)
-"""All that is told here."""
 
 AVERAGE = next(case for case in KERNELS if case.name == "average-32768")
 MOST_UNITS = 3.0
 """Units of 16 bits within which an average of one sign is."""
 
 ALIKE = 0.02
-"""How far ratios of weights that are right lie apart."""
+"""How far ratios of weights that are right lie apart, in 16 bits."""
 
 CAUSE = ("variant", "says", "line", "equals", "rejected")
 
 
-def is_exact(cause: str) -> bool:
+def is_exact(name: str) -> bool:
     """Whether a cause gives the numbers that were wrong, and not their kind alone."""
-    return bool(cause) and cause not in {each.name for each in EXPERIMENTS}
+    return bool(name) and name not in TABLES["experiments"]
 
 
 def simplest(question: Question, judge: Callable[[Question], Finding]) -> tuple[Finding | None, Variant | None, bool]:
@@ -90,7 +77,7 @@ def _simpler(question: Question) -> Iterator[tuple[str, Question, Variant | None
     if question.dtype in NARROW_TYPES and question.narrow_is_habit:
         yield "wide", replace(question, dtype="float32"), None
     if case.measure in UNLIKE:
-        yield "relation", replace(question, case=replace(case, measure="ulp")), UNLIKE[case.measure]
+        yield "relation", replace(question, case=replace(case, measure="ulp")), cause(UNLIKE[case.measure])
     kinds = set(drawn(question).memory.values()) - {"contiguous", "query"}
     if kinds and not case.memory:
         plain = replace(case, inputs=lambda draw: inputs(draw).changed(memory={}))
@@ -124,8 +111,11 @@ def mixes_sinks(question: Question, judge: Callable[[Question], Finding]) -> boo
     return judge(replace(question, case=replace(case, inputs=lambda _: one), power=False, causes=False)).passed is True
 
 
-def read(question: Question, problem: Problem, row: tuple[int, ...], ask: Ask) -> Variant | None:
-    """What the weights of a row are, and of which head, as values that are indicators show it."""
+def read(question: Question, problem: Problem, row: tuple[int, ...], ask: Ask, predicts: Predicts) -> Variant | None:
+    """What the weights of a row are, and of which head, as values that are indicators show it.
+
+    A cause that ``predicts`` all that is wrong comes before one that fits this row.
+    """
     if problem.cotangent is not None or problem.score_mod is not None or len(problem.sizes[0]) != 1:
         return None
     sample, head, _ = row
@@ -137,16 +127,12 @@ def read(question: Question, problem: Problem, row: tuple[int, ...], ask: Ask) -
 
     def shown(codes: NumpyArray) -> NumpyArray:
         """What the row gives for other values."""
-        arrays = {
-            **plain.arrays,
-            "value": np.ascontiguousarray(np.broadcast_to(codes, value.shape)).astype(value.dtype),
-        }
-        return np.asarray(ask(plain.changed(arrays=arrays))["output"][row].astype(np.float64))
+        codes = np.ascontiguousarray(np.broadcast_to(codes, value.shape)).astype(value.dtype)
+        return np.asarray(ask(plain.changed(arrays={**plain.arrays, "value": codes}))["output"][row].astype(np.float64))
 
     def sums(start: int, size: int) -> tuple[NumpyArray, NumpyArray]:
         """What blocks of keys have for weights, and should have."""
-        at = (np.arange(keys) - start) // size
-        codes = (at[:, None] == np.arange(width)).astype(np.float64)
+        codes = ((np.arange(keys) - start)[:, None] // size == np.arange(width)).astype(np.float64)
         return shown(codes), weights @ codes
 
     entry = sample * groups + head // shared
@@ -154,33 +140,103 @@ def read(question: Question, problem: Problem, row: tuple[int, ...], ask: Ask) -
     got = shown(of_heads.astype(np.float64))
     if weights.sum() > 0.5 and got.argmax() != entry % width and got.max() > 0.9:
         other = int(got.argmax())
-        return _worded(OTHER, head, sample, other % groups, other // groups)
-    if another := _of_another(dense, row, ask(problem)["output"][row]):
-        return another
+        return cause("other-values", head, sample, other % groups, other // groups)
     size = -(-keys // width)
     got, expected = sums(0, size)
-    least = 1e-3 / width
-    hidden, attended = (expected == 0) & (got > least), expected > least
-    if not (np.isfinite(got).all() and attended.any()):
+    (blocks,) = np.nonzero(expected > 1e-3 / width)
+    if not (np.isfinite(got).all() and blocks.size):
         return None
-    if hidden.any():
-        return _worded(SEEN, int(hidden.argmax()) * size)
-    ratios, (blocks,) = got[attended] / expected[attended], np.nonzero(attended)
-    if abs(ratios - 1).max() < ALIKE:
-        return None
-    lost = blocks[ratios < 0.1]
-    if lost.size and size <= width:
-        first, last = int(lost[0]) * size, int(lost[-1]) * size
-        before = max(0, first - size + 1)
-        gone = [start + np.flatnonzero(_gone(*sums(start, 1))) for start in (before, last)]
-        return _worded(LOST, gone[0][0], gone[1][-1] if size == 1 else _end(gone[1]), keys)
-    if _falling(question, problem, row, weights, ask) < abs(ratios - 1).max() / 10:
-        return STALE
-    if np.ptp(ratios) < ALIKE * ratios.max():
-        return _worded(SUM, ratios.mean(), MORE if ratios.mean() < 1 else LESS)
-    (steps,) = np.nonzero(abs(np.diff(ratios)) > ALIKE * ratios.max())
-    cut = int(steps[0]) + 1
-    return _worded(SCALED, int(blocks[cut]) * size, ratios[:cut].mean(), ratios[cut:].mean())
+    ratios = got[blocks] / expected[blocks]
+    alike = ALIKE if question.dtype in NARROW_TYPES else ALIKE / 10
+    kept = -np.sort(-ratios[ratios > 0.1]) if (ratios > 0.1).any() else np.ones(1)
+    usual = kept[(abs(kept[:, None] / kept - 1) < alike).sum(axis=0).argmax()]  # the ratio that most blocks share
+    (odd,) = np.nonzero(abs(ratios / usual - 1) > alike)
+    (ends,) = np.nonzero(np.diff(odd) > 1)
+    runs, told = (ends.size + 1) * bool(odd.size), cause("other-sum", usual, MORE if usual < 1 else LESS)
+    if runs:
+
+        def edge(at: int, last: bool) -> tuple[int, float]:
+            """The first or last key of a block whose weight is odd, and how odd it is."""
+            start, factor, step = int(at) * size, float(ratios[blocks == at][0] / usual), size
+            while step > 1 < width:
+                step = -(-step // width)
+                found, wanted = sums(start, step)
+                with np.errstate(all="ignore"):
+                    share = np.where(wanted > 1e-2 * step / keys, found / (usual * wanted), 1)
+                (unlike,) = np.nonzero(abs(share - 1) > alike)
+                if not unlike.size:
+                    break
+                start, factor = start + int(unlike[-last]) * step, float(share[unlike[-last]])
+            return start, factor
+
+        (first, factor), (last, _) = edge(blocks[odd[0]], False), edge(blocks[odd[[*ends, -1][0]]], True)
+        guesses = list(_guesses(dense, first, last, factor))
+        if exact := next(filter(predicts, guesses), None):
+            return exact
+        told = guesses[0 if factor < 0.1 else -1]
+    elif usual < 1:
+        count = (1 / usual - 1) * math.exp(answer(dense).arrays["logsumexp"][row])
+        sinks = np.full(problem.sizes[1], math.log(count))
+        zeros = cause("keys-of-score-0", f"{count:.3g}", change=functools.partial(Dense.changed, sinks=sinks))
+        told = zeros if dense.sinks is None and predicts(zeros) else told
+    if another := _of_another(dense, row, ask(problem)["output"][row]):
+        return another
+    if ((expected == 0) & (got > 1e-3 / width)).any():
+        return cause("hidden-keys", int(((expected == 0) & (got > 1e-3 / width)).argmax()) * size)
+    worst = abs(ratios - 1).max()
+    if worst < alike or (runs in (1, 2) and told.name == "lost-keys"):
+        return told if runs else None
+    if _falling(question, problem, row, weights, ask) < worst / 10:
+        return cause("unscaled-maximum")
+    return cause("inexact-weights", 100 * worst) if runs > 2 and worst < 1 / 4 else told
+
+
+def _guesses(dense: Dense, first: int, last: int, factor: float) -> Iterator[Variant]:
+    """What keys from one to another may be, whose weights are so many times those of the others."""
+    keys = dense.key.shape[-2]
+
+    def within(at: NumpyArray) -> NumpyArray:
+        return np.asarray((first <= at) & (at <= last))
+
+    if factor < 0.1:
+        yield cause("lost-keys", first, last, keys, change=keys_left(lambda at: ~within(at)))
+        for limit in (keys, keys - 1) if first == last else ():
+            yield cause("last-seen-key-lost", change=functools.partial(_last_lost, limit))
+        for block, (which, at) in itertools.product((16, 32, 64, 128), (("first", 0), ("last", -1))):
+            yield cause("skipped-blocks", block, which, block, change=_skipping(block, at))
+    if len(dense.key) > 1:
+        taken = within(np.arange(keys))[:, None]
+        first_page = {name: np.where(taken, (array := getattr(dense, name))[:1], array) for name in ("key", "value")}
+        change = functools.partial(Dense.changed, **first_page)
+        yield cause("keys-of-first-sample", first, last, keys, change=change)
+    if abs(factor - 2) < 0.1:
+        bias = math.log(2) * within(np.arange(keys)) + (0 if dense.bias is None else dense.bias)
+        yield cause("keys-twice", first, last, keys, change=functools.partial(Dense.changed, bias=bias))
+    for names in (("key",), ("key", "value"), ("value",)) if first and dense.key.shape[-2] > first else ():
+        again = {name: getattr(dense, name)[..., np.arange(keys) % first, :] for name in names}
+        change = functools.partial(Dense.changed, **again)
+        yield cause("wrapped-offset", " and ".join(f"{each}s" for each in names), first, change=change)
+    for block in (64, 128, 256, 512, 1024):
+        yield cause("unscaled-parts", block, change=unscaled(block, np.maximum))
+    yield cause("other-weights", first, last, keys, factor)
+
+
+def _last_lost(limit: int, dense: Dense) -> Dense:
+    """Hide the last key that each query sees, where that is below a limit."""
+    last = dense.key.shape[-2] - 1 - dense.through[..., ::-1].argmax(axis=-1, keepdims=True)
+    return dense.hiding((dense.positions[1] != last) | (last >= limit))
+
+
+def _skipping(block: int, at: int) -> Change:
+    """Leave out blocks of keys that one of a block of queries does not see."""
+
+    def change(dense: Dense) -> Dense:
+        rows, keys = dense.query.shape[-2], dense.key.shape[-2]
+        seen = np.logical_or.reduceat(dense.through, np.arange(0, keys, block), axis=-1)
+        of_block = np.minimum(np.arange(rows) // block * block + at % block, rows - 1)
+        return dense.hiding(seen[..., of_block, :][..., np.arange(keys) // block])
+
+    return change
 
 
 def _of_another(dense: Dense, row: tuple[int, ...], got: NumpyArray) -> Variant | None:
@@ -197,16 +253,7 @@ def _of_another(dense: Dense, row: tuple[int, ...], got: NumpyArray) -> Variant 
         outputs = powers @ dense.value[sample, head] / powers.sum(axis=-1, keepdims=True)
         errors = np.nan_to_num(abs(outputs - got.astype(np.float64)).max(axis=-1), nan=np.inf)
     other = tuple(map(int, np.unravel_index(errors.argmin(), errors.shape)))
-    return _worded(ROW, query, head, sample, *other[::-1]) if errors[other] < errors[row] / 100 else None
-
-
-def _gone(got: NumpyArray, expected: NumpyArray) -> NumpyArray:
-    return np.asarray((expected > 0) & (got < expected / 10))
-
-
-def _end(gone: NumpyArray) -> int:
-    """The last of the first run of numbers."""
-    return int(gone[np.flatnonzero(np.diff(gone, append=gone[-1] + 2) > 1)[0]])
+    return cause("mask-of-another", query, head, sample, *other[::-1]) if errors[other] < errors[row] / 100 else None
 
 
 def _falling(question: Question, problem: Problem, row: tuple[int, ...], weights: NumpyArray, ask: Ask) -> float:
@@ -221,7 +268,3 @@ def _falling(question: Question, problem: Problem, row: tuple[int, ...], weights
         truth = answer(dense_of(meant(changed, question.subject))).arrays["output"][row]
         errors.append(float(abs(ask(changed)["output"][row] - truth).max() / abs(truth).max()))
     return max(errors)
-
-
-def _worded(variant: Variant, *facts: object) -> Variant:
-    return replace(variant, says=variant.says.format(*facts))

@@ -6,19 +6,15 @@ from collections.abc import Iterator
 
 from attention_conformance.cases.case import Case
 from attention_conformance.cases.kernels import asking
-from attention_conformance.mistakes.variants import Variant
+from attention_conformance.mistakes.variants import Variant, cause
 from attention_conformance.problem import Problem
 
 ARRAYS = ("query", "key", "value", "mask", "bias")
 
-CALL = Variant("former-call", 10, "it is the answer to the call before")
-LATE = "the {} is that of the call before, as a cache by shape keeps it"
-OF_ARRAY = {name: Variant(f"former-{name}", 10, LATE.format(name)) for name in ARRAYS}
-STRIDES = Variant("strides-ignored", 10, "it is right for contiguous arrays alone: strides are not honoured")
-MEMORY_OF = Variant("former-memory", 10, "an equal call again gives another answer, as where former memory is used")
-
-FORMER = (MEMORY_OF, CALL, *OF_ARRAY.values(), STRIDES)
-"""All that `mistaken` may tell."""
+CALL = cause("former-call")
+OF_ARRAY = {name: cause(f"former-{name}") for name in ARRAYS}
+STRIDES = cause("strides-ignored")
+MEMORY_OF = cause("former-memory")
 
 OWN = {"overwritten", "again"}
 """Measures whose other call has the samples in the other order."""

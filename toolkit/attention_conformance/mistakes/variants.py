@@ -6,17 +6,24 @@ little, and so each report counts how many of the faults its bounds reject.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeAlias
 
 import numpy as np
 
 from attention_conformance.oracle.dense import Answer, Dense, answer
-from attention_conformance.problem import NumpyArray, put
+from attention_conformance.problem import NumpyArray, Problem, put
+
+Ask: TypeAlias = Callable[[Problem], Mapping[str, NumpyArray]]
+"""One call of a subject."""
 
 Changed: TypeAlias = Dense | Answer | None
 """Another problem, or another answer; None where a change does not apply, as the truth is the same."""
+
+OPERANDS = ("query", "key", "value")
 
 Change: TypeAlias = Callable[[Dense], Changed]
 Arguments = ParamSpec("Arguments")
@@ -37,6 +44,27 @@ class Variant:
         return answer(changed) if isinstance(changed, Dense) else changed
 
 
+Changes: TypeAlias = Mapping[str, Change | tuple[Change, ...]]
+"""What gives the answers of causes, by their names."""
+
+TABLES = tomllib.loads(Path(__file__).with_name("causes.toml").read_text(encoding="utf-8"))
+"""The line and the sentence of each cause by its name: of answers, of arrays of calls before, and of experiments."""
+
+TEXTS = {name: text for table in TABLES.values() for name, text in table.items()}
+
+
+def cause(name: str, *facts: object, change: Change = lambda _: None) -> Variant:
+    """The cause of a name, in the words of ``causes.toml`` with these facts."""
+    line, says = TEXTS[name]
+    return Variant(name, line, says.format(*facts) if facts else says, change)
+
+
+def causes(changes: Changes) -> tuple[Variant, ...]:
+    """The causes of these names, where a name may have several changes."""
+    several = ((name, each if isinstance(each, tuple) else (each,)) for name, each in changes.items())
+    return tuple(cause(name, change=change) for name, each in several for change in each)
+
+
 def given(change: Callable[Concatenate[Dense, Arguments], Changed]) -> Callable[Arguments, Change]:
     """A function of a problem and arguments, as one of the arguments that makes a change."""
 
@@ -54,13 +82,14 @@ def _out(dense: Dense, change: Callable[[NumpyArray], NumpyArray]) -> Answer:
         return truth.of(**{n: change(each) for n, each in truth.arrays.items() if n not in ("weights", "logsumexp")})
 
 
-def _empty_rows(dense: Dense) -> NumpyArray | None:
+def empty_rows(dense: Dense) -> NumpyArray | None:
+    """The rows (..., H, M, 1) that attend to no key; None where there are none, or no keys."""
     empty = ~dense.through.any(axis=-1, keepdims=True)
     return np.asarray(empty) if empty.any() and dense.key.shape[-2] else None
 
 
 def _mean_of_all(dense: Dense) -> Dense | None:
-    empty = _empty_rows(dense)
+    empty = empty_rows(dense)
     return None if empty is None else dense.changed(uniform=empty)
 
 
@@ -76,7 +105,7 @@ def _mean_without_scores(dense: Dense) -> Answer | None:
 
 def _mean_of_past(dense: Dense) -> Answer | None:
     """The average of the keys that causality shows, where the rest of the mask empties the row."""
-    empty = _empty_rows(dense)
+    empty = empty_rows(dense)
     if empty is None or dense.causal is None or dense.cotangent is not None:
         return None
     past = answer(dense.changed(mask=None, bias=None, scale=0.0, softcap=None, sinks=None)).arrays["output"]
@@ -91,10 +120,8 @@ def _nan_of_rows(dense: Dense) -> Answer | None:
     truth = answer(dense)
     if dense.cotangent is None:
         return truth.of(output=np.where(empty, np.nan, truth.arrays["output"]))
-    *leading, heads, _, _ = empty.shape
-    kv_heads = empty.any(axis=(-2, -1)).reshape(*leading, heads // dense.group_size, dense.group_size).any(axis=-1)
-    bad = {"query": empty, "key": np.expand_dims(kv_heads, (-2, -1)), "value": np.expand_dims(kv_heads, (-2, -1))}
-    return truth.of(**{**truth.arrays, **{name: np.where(bad[name], np.nan, truth.arrays[name]) for name in bad}})
+    bad = of_rows(dense, empty)
+    return truth.of(**{**truth.arrays, **{name: np.where(bad[name], np.nan, truth.arrays[name]) for name in OPERANDS}})
 
 
 @given
@@ -123,15 +150,10 @@ def keys_left(dense: Dense, keep: Callable[[NumpyArray], NumpyArray]) -> Dense |
 
 
 @given
-def _mask(dense: Dense, change: Callable[[NumpyArray], NumpyArray]) -> Dense | None:
-    if dense.mask is None:
-        return None
-    return dense.changed(mask=change(np.broadcast_to(dense.mask, (*dense.query.shape[:-1], dense.key.shape[-2]))))
-
-
-@given
-def _bias(dense: Dense, change: Callable[[NumpyArray, Dense], NumpyArray]) -> Dense | None:
-    return None if dense.bias is None else dense.changed(bias=change(dense.bias, dense))
+def changed(dense: Dense, name: str, change: Callable[[NumpyArray, Dense], NumpyArray]) -> Dense | None:
+    """Another mask or bias, or other sinks."""
+    array = getattr(dense, name)
+    return None if array is None else dense.changed(**{name: change(array, dense)})
 
 
 def _lowest_hides(dense: Dense) -> Dense | None:
@@ -204,26 +226,15 @@ def _unnormalized(dense: Dense) -> Answer | None:
     return truth.of(output=truth.arrays["output"] * factor[..., None])
 
 
-def _stale_maximum(dense: Dense) -> Answer | None:
-    """Blocks of 64 keys whose sums are not scaled again when a new maximum is found."""
+@given
+def unscaled(dense: Dense, block: int, join: np.ufunc) -> Dense | None:
+    """Parts of some keys, each scaled to its own maximum, or its own sum, and added as they are."""
     keys = dense.key.shape[-2]
-    if not 64 < keys <= 1100 or dense.cotangent is not None:
+    if not block < keys or dense.cotangent is not None:
         return None
-    parts = [answer(_block(dense, start, start + 64)) for start in range(0, keys, 64)]
-    with np.errstate(all="ignore"):
-        totals = [np.where(np.isfinite(part.arrays["logsumexp"]), 1.0, 0.0)[..., None] for part in parts]
-        total = np.maximum(sum(totals), 1)
-        output = sum(part.arrays["output"] * weight for part, weight in zip(parts, totals, strict=True)) / total
-    return answer(dense).of(output=np.asarray(output))
-
-
-def _block(dense: Dense, start: int, stop: int) -> Dense:
-    def part(each: NumpyArray | None) -> NumpyArray | None:
-        return each if each is None or each.shape[-1] == 1 else each[..., start:stop]
-
-    key, value = dense.key[..., start:stop, :], dense.value[..., start:stop, :]
-    causal = None if dense.causal is None else dense.causal - start
-    return dense.changed(key=key, value=value, mask=part(dense.mask), bias=part(dense.bias), causal=causal)
+    shares = join.reduceat(answer(dense).arrays["weights"], np.arange(0, keys, block), axis=-1)
+    bias = -np.log(np.where(shares > 0, shares, 1)).repeat(block, axis=-1)[..., :keys]
+    return dense.changed(bias=bias if dense.bias is None else dense.bias + bias)
 
 
 @given
@@ -254,6 +265,11 @@ def reached(dense: Dense) -> dict[str, NumpyArray]:
     if dense.cotangent is None:
         return {"output": bad_values | bad_keys, "weights": bad_keys, "logsumexp": bad_keys[..., 0]}
     rows = bad_keys | bad_values.any(axis=-1, keepdims=True)
+    return of_rows(dense, rows)
+
+
+def of_rows(dense: Dense, rows: NumpyArray) -> dict[str, NumpyArray]:
+    """The elements of each gradient, broadcastable to it, that some rows (..., H, M, 1) of the output reach."""
     *batch, heads, _, _ = rows.shape
     of_heads = rows.any(axis=(-2, -1)).reshape(*batch, heads // dense.group_size, dense.group_size)
     groups = np.expand_dims(of_heads.any(axis=-1), (-2, -1))
@@ -273,95 +289,96 @@ def _of_any(rows: NumpyArray, shape: tuple[int, ...]) -> NumpyArray:
     return np.asarray(found.reshape(found.shape[added:]))
 
 
-LEAK = Variant("nan-through-mask", 5, "a masked NaN or infinity reaches the result, as 0 × NaN and NaN − ∞ are NaN")
+LEAK = cause("nan-through-mask")
 """No single answer: NaN in elements that `reached` finds, and elsewhere the truth or another convention."""
 
-ATTENDED = Variant("attended-nonfinite", 5, "a query that attends to a NaN or infinity gives another number for it")
+ATTENDED = cause("attended-nonfinite")
 """No single answer: anything where the formula gives no number, and elsewhere the truth."""
 
-SINGLE = Variant("float64-in-float32", 8, "results in float64 are as inaccurate as float32 makes them")
+SINGLE = cause("float64-in-float32")
 """No single answer: an error that float32 explains."""
 
 TF32 = Variant("tf32", 8, "float32 is as inaccurate as products of 11 bits make it, which --profile tf32 allows")
 """No single answer: an error that the rounding of operands on an accelerator explains."""
 
-HIDDEN = Variant("nan-of-hidden-block", 1, "a query whose first keys are hidden gives NaN, as −∞ − −∞ of a block is")
+HIDDEN = cause("nan-of-hidden-block")
 """No single answer: NaN in such rows, and elsewhere the truth."""
 
-INEXACT = Variant("inexact", 8, "float32 is as inaccurate as numbers of 11 bits make it: half precision, a rounded "
-                  "constant or an approximate function")  # fmt: skip
+INEXACT = cause("inexact")
 """No single answer: the same error, where no accelerator rounds operands."""
 
+EMPTY = cause("gradient-of-masked-row")
+"""No single answer: right where the cotangent of such rows is 0. All that a gradient may be of them is told here."""
+
 CONVENTIONS = (
-    Variant("bottom-right-causal", 3, "causality counts from the last query and the last key",
-            _causal(lambda m, n: n - m)),
-    Variant("top-left-causal", 3, "causality counts from the first query and the first key", _causal(lambda m, n: 0)),
-    Variant("mean-of-masked-row", 4, "a fully masked row gives the average of all values", _mean_of_all),
-    Variant("mean-of-masked-row", 4, "a fully masked row gives the average of all values", _mean_without_scores),
-    Variant("mean-of-past-of-masked-row", 4, "a fully masked row gives the average of the values that causality shows",
-            _mean_of_past),
-    Variant("nan-of-masked-row", 4, "a fully masked row gives NaN", _nan_of_rows),
-    Variant("logsumexp-of-base-2", 6, "the logsumexp is a logarithm of base 2",
-            with_logsumexp(lambda dense, truth: truth.arrays["logsumexp"] / np.log(2.0))),
+    *causes(
+        {
+            "bottom-right-causal": _causal(lambda m, n: n - m),
+            "top-left-causal": _causal(lambda m, n: 0),
+            "mean-of-masked-row": (_mean_of_all, _mean_without_scores),
+            "mean-of-past-of-masked-row": _mean_of_past,
+            "nan-of-masked-row": _nan_of_rows,
+            "logsumexp-of-base-2": with_logsumexp(lambda dense, truth: truth.arrays["logsumexp"] / np.log(2.0)),
+        }
+    ),
     LEAK,
     ATTENDED,
+    EMPTY,
     SINGLE,
     TF32,
-)  # fmt: skip
+)
 """Differences of convention, in the order in which they are tried."""
 
-SPREAD = Variant("nan-spreads", 5, "a NaN or infinity reaches channels, queries, heads or samples apart from its own")
+SPREAD = cause("nan-spreads")
 """No single answer: NaN where no 0 × NaN of what is masked explains it, and the truth elsewhere."""
 
-NARROW = Variant("narrow-scores", 8, "it is as inaccurate as scores of 16 bits make it")
+NARROW = cause("narrow-scores")
 """No single answer: an error that the rounding of scores to 16 bits explains."""
 
-FAULTS = (
-    Variant("zeros", 8, "the output is 0", _out(lambda array: np.zeros_like(array))),
-    Variant("doubled", 8, "the output is twice the average", _out(lambda array: 2 * array)),
-    Variant("negated", 8, "the output has the other sign", _out(lambda array: -array)),
-    Variant("small-error", 8, "the output is off by a part in 64", _out(lambda array: array * (1 + 2**-6))),
-    Variant("uniform-weights", 7, "all weights are equal", scaled(lambda dense: 0.0)),
-    Variant("no-scale", 7, "the scores are not scaled", scaled(lambda dense: 1.0)),
-    Variant("scale-of-width", 7, "the scale is applied twice, as 1/D in place of 1/√D",
-            scaled(lambda dense: dense.scale**2)),
-    Variant("scale-off", 7, "the scale is off by a tenth", scaled(lambda dense: 1.1 * dense.scale)),
-    Variant("absolute-scale", 7, "the sign of the scale is lost", scaled(lambda dense: abs(dense.scale))),
-    Variant("no-mask", 1, "the mask is not applied", _without("mask")),
-    Variant("inverted-mask", 1, "True hides a key", _mask(lambda mask: ~mask)),
-    Variant("mask-of-first-head", 1, "all heads get the mask of the first", _mask(lambda mask: _first(mask, -3))),
-    Variant("mask-of-first-sample", 1, "all samples get the mask of the first", _mask(lambda mask: _first(mask, -4))),
-    Variant("mask-of-first-query", 1, "all queries get the mask of the first", _mask(lambda mask: _first(mask, -2))),
-    Variant("no-bias", 1, "the bias is not added", _without("bias")),
-    Variant("scaled-bias", 1, "the bias is scaled with the scores",
-            _bias(lambda bias, dense: np.where(np.isfinite(bias), bias * dense.scale, bias))),
-    Variant("negated-bias", 1, "the bias is subtracted",
-            _bias(lambda bias, dense: np.where(np.isfinite(bias), -bias, bias))),
-    Variant("lowest-bias-hides", 4, "a bias of the lowest finite numbers hides a key, as -inf does", _lowest_hides),
-    Variant("bias-of-first-head", 1, "all heads get the bias of the first",
-            _bias(lambda bias, dense: _first(bias, -3))),
-    Variant("no-causality", 3, "causality is not applied", _without("causal")),
-    Variant("strict-causality", 3, "a query does not see the key at its position", shifted_from(-1)),
-    Variant("future-key", 3, "every query sees one key of the future", shifted_from(1)),
-    Variant("future-key-from-64", 3, "queries from 64 on see one key of the future", shifted_from(1, 64)),
-    Variant("strict-from-64", 3, "queries from 64 on do not see the key at their position", shifted_from(-1, 64)),
-    Variant("last-key-lost", 10, "the last key is not attended to", keys_left(lambda at: at < max(1, at.size - 1))),
-    Variant("first-key-lost", 10, "the first key is not attended to", keys_left(lambda at: (at > 0) | (at.size == 1))),
-    Variant("ragged-block-lost", 10, "keys after the last whole block of 64 are lost",
-            keys_left(lambda at: at < at.size // 64 * 64 if at.size > 64 else at >= 0)),
-    Variant("first-block-alone", 10, "only the first block of 64 keys is attended to", keys_left(lambda at: at < 64)),
-    Variant("last-query-lost", 10, "the last query gives 0", _out(_last_row_lost)),
-    Variant("stale-maximum", 8, "blocks of 64 keys are added without scaling to the new maximum", _stale_maximum),
-    Variant("heads-in-turn", 9, "query head h uses key head h % G", heads_in_turn("key", "value")),
-    Variant("first-key-head", 9, "all heads use the first key head", first_of(-3, "key", "value")),
-    Variant("first-sample", 10, "all samples use the keys of the first", first_of(-4, "key", "value")),
-    Variant("next-value", 10, "the values are those of the next key", lambda dense:
-            dense.changed(value=np.roll(dense.value, 1, axis=-2)) if dense.key.shape[-2] > 1 else None),
-    Variant("no-softcap", 7, "the softcap is not applied", _without("softcap")),
-    Variant("softcap-after-bias", 7, "the softcap comes after the bias", _cap_after_bias),
-    Variant("no-sinks", 7, "the sinks are not counted", _without("sinks")),
-    Variant("unnormalized", 8, "the weights are not divided by their sum", _unnormalized),
-    Variant("query-of-5-bits", 8, "queries are rounded to 5 bits", _rounded("query", 4)),
-    Variant("value-of-5-bits", 8, "values are rounded to 5 bits", _rounded("value", 4)),
-)  # fmt: skip
+FAULTS = causes(
+    {
+        "zeros": _out(lambda array: np.zeros_like(array)),
+        "doubled": _out(lambda array: 2 * array),
+        "negated": _out(lambda array: -array),
+        "small-error": _out(lambda array: array * (1 + 2**-6)),
+        "uniform-weights": scaled(lambda dense: 0.0),
+        "no-scale": scaled(lambda dense: 1.0),
+        "scale-of-width": scaled(lambda dense: dense.scale**2),
+        "scale-off": scaled(lambda dense: 1.1 * dense.scale),
+        "absolute-scale": scaled(lambda dense: abs(dense.scale)),
+        "no-mask": _without("mask"),
+        "inverted-mask": changed("mask", lambda mask, dense: ~mask),
+        "mask-of-first-head": changed("mask", lambda mask, dense: _first(mask, -3)),
+        "mask-of-first-sample": changed("mask", lambda mask, dense: _first(mask, -4)),
+        "mask-of-first-query": changed("mask", lambda mask, dense: _first(mask, -2)),
+        "no-bias": _without("bias"),
+        "scaled-bias": changed("bias", lambda bias, dense: np.where(np.isfinite(bias), bias * dense.scale, bias)),
+        "negated-bias": changed("bias", lambda bias, dense: np.where(np.isfinite(bias), -bias, bias)),
+        "lowest-bias-hides": _lowest_hides,
+        "bias-of-first-head": changed("bias", lambda bias, dense: _first(bias, -3)),
+        "no-causality": _without("causal"),
+        "strict-causality": shifted_from(-1),
+        "future-key": shifted_from(1),
+        "future-key-from-64": shifted_from(1, 64),
+        "strict-from-64": shifted_from(-1, 64),
+        "last-key-lost": keys_left(lambda at: at < max(1, at.size - 1)),
+        "first-key-lost": keys_left(lambda at: (at > 0) | (at.size == 1)),
+        "ragged-block-lost": keys_left(lambda at: at < at.size // 64 * 64 if at.size > 64 else at >= 0),
+        "first-block-alone": keys_left(lambda at: at < 64),
+        "last-query-lost": _out(_last_row_lost),
+        "stale-maximum": unscaled(64, np.add),
+        "heads-in-turn": heads_in_turn("key", "value"),
+        "first-key-head": first_of(-3, "key", "value"),
+        "first-sample": first_of(-4, "key", "value"),
+        "next-value": lambda dense: (
+            dense.changed(value=np.roll(dense.value, 1, axis=-2)) if dense.key.shape[-2] > 1 else None
+        ),
+        "no-softcap": _without("softcap"),
+        "softcap-after-bias": _cap_after_bias,
+        "no-sinks": _without("sinks"),
+        "unnormalized": _unnormalized,
+        "query-of-5-bits": _rounded("query", 4),
+        "value-of-5-bits": _rounded("value", 4),
+    }
+)
 """Faults of the definition, for the power of the bounds and the words of a diagnosis."""

@@ -11,16 +11,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from attention_conformance.measure.finding import WRONG, Finding, grouped
-from attention_conformance.mistakes.experiments import EXPERIMENTS, STATE, THREADS
-from attention_conformance.mistakes.former import FORMER
-from attention_conformance.mistakes.variants import Variant
+from attention_conformance.mistakes.variants import TABLES, Variant, cause
 from attention_conformance.run.again import script_of
 
 if TYPE_CHECKING:
     from attention_conformance.run.job import Job
 
-UNSURE = {"", "other-bits", *(each.name for each in (*FORMER, *EXPERIMENTS))}
+UNSURE = {"", "other-bits", *TABLES["former"], *TABLES["experiments"]}
 """Causes that are told of an answer that other calls may have changed."""
+
+STATE, THREADS = cause("state"), cause("threads")
 
 CAUSES = 3
 """Causes of which a case is run once more: each takes a second."""
@@ -38,8 +38,8 @@ def confirmed(findings: Sequence[Finding], job: Job) -> list[Finding]:
     found = [each for each in causes.values() if each is not None]
     if not found:
         return list(findings)
-    cause = THREADS if THREADS in found else found[0]
-    others = cause if len(found) == len(causes) else None
+    first = THREADS if THREADS in found else found[0]
+    others = first if len(found) == len(causes) else None
 
     def with_cause(number: int, finding: Finding) -> Finding:
         reason = causes.get(id(finding), others if finding.variant in UNSURE else None)

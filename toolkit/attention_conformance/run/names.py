@@ -14,20 +14,12 @@ from attention_conformance.kernel.probe import PROBES
 from attention_conformance.launch.watch import TOUCHED
 from attention_conformance.measure.catalogue import SUBJECT_CASES, shapes
 from attention_conformance.measure.kinds import NAMES
-from attention_conformance.mistakes.causes import MIXED
-from attention_conformance.mistakes.diagnoses import DIAGNOSES
-from attention_conformance.mistakes.experiments import EXPERIMENTS
-from attention_conformance.mistakes.former import FORMER
 from attention_conformance.mistakes.surprises import SURPRISES
-from attention_conformance.mistakes.variants import CONVENTIONS, FAULTS, HIDDEN, INEXACT, NARROW, SPREAD
+from attention_conformance.mistakes.variants import TEXTS
 
 
 def _variants() -> list[str]:
-    known = [
-        each.name
-        for each in (*CONVENTIONS, *FAULTS, *DIAGNOSES, *FORMER, *EXPERIMENTS, MIXED, HIDDEN, INEXACT, NARROW, SPREAD)
-    ]
-    known += [*(name for name, _ in FACTS.values()), AS_WHOLE[0]]
+    known = [*TEXTS, *(name for name, _ in FACTS.values()), AS_WHOLE[0]]
     return [*known, *TOUCHED, *(name for _, name, _ in SURPRISES.values()), *NAMES.values()]
 
 

@@ -28,18 +28,27 @@ from attention_conformance.measure.measures import MEASURES, drawn, plain, resul
 from attention_conformance.measure.messages import Returned
 from attention_conformance.measure.properties import PROPERTY_MEASURES, refuse_gradients
 from attention_conformance.measure.question import Question, Truth, truth_of
-from attention_conformance.mistakes.causes import NARROW_TYPES, Variants, power
+from attention_conformance.mistakes.causes import NARROW_TYPES, Variants, of_another, power
 from attention_conformance.mistakes.experiments import (
     CAUSE,
-    SINKS,
-    SUMS,
-    Ask,
+    Predicts,
     has_narrow_sums,
+    is_exact,
     mixes_sinks,
     read,
     simplest,
 )
-from attention_conformance.mistakes.variants import CONVENTIONS, INEXACT, NARROW, SINGLE, TF32, Variant
+from attention_conformance.mistakes.variants import (
+    CONVENTIONS,
+    EMPTY,
+    INEXACT,
+    NARROW,
+    SINGLE,
+    TF32,
+    Ask,
+    Variant,
+    cause,
+)
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.verdict.expected import Expected, Origin, met, read_expected
 
@@ -204,7 +213,7 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
         equal = [] if setting is None else [setting]
     if is_wide_right and question.dtype in NARROW_TYPES:
         if may_ask and has_narrow_sums(question, judged):
-            equal = [SUMS]
+            equal = [cause("narrow-sums")]
         elif variants.explain_narrow(got, bounds, measured.result):
             equal = [NARROW]
     for inaccurate, allowed in () if equal else _precisions(bounds):
@@ -217,22 +226,33 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
     is_narrow_alone = question.dtype in NARROW_TYPES and not question.narrow_is_habit
     if not equal and is_narrow_alone and variants.explain_narrow(got, bounds, measured.result):
         equal = [NARROW]
+    if not equal and ask is not None and variants.is_of_empty(got, bounds, ask):
+        equal = [EMPTY]
     if not equal and may_ask and mixes_sinks(question, judged):
-        equal = [SINKS]
+        equal = [cause("sinks-of-others")]
+    exact = [each.name for each in equal if is_exact(each.name)]
+    if not equal and question.causes and (another := of_another(got, bounds)):
+        equal, exact = [another], [another.name]
+    elif not equal:
+        unlike = [*unlike, "answer-of-another"]
+    is_sure = bool(equal)
     if not equal and ask is not None and may_ask and "channel" not in found.says:
-        equal = [each for each in [_shown(question, problem, found, ask)] if each is not None]
-    if not equal and question.dtype == "float32" and _wider(bounds).measure(got, truth.arrays).passes:
+        predicts = functools.partial(variants.predicts, got, bounds)
+        equal = [each for each in [_shown(question, problem, found, ask, predicts)] if each is not None]
+        exact = [each.name for each in equal if predicts(each)]
+    if not (is_sure or exact) and question.dtype == "float32" and _wider(bounds).measure(got, truth.arrays).passes:
         equal = [INEXACT]
-    found = replace(found, equals=tuple(each.name for each in equal), rejected=tuple(unlike))
-    return _with_cause(found, question, equal)
+    found = replace(found, equals=tuple(exact), rejected=tuple(unlike))
+    is_poison = bool(equal) and equal[0].name == "nan-of-masked-row" and question.case.measure == "gradient"
+    return _with_cause(found, question, equal, is_poison and not variants.fills_empty(problem, ask))
 
 
-def _shown(question: Question, problem: Problem, found: Finding, ask: Ask) -> Variant | None:
+def _shown(question: Question, problem: Problem, found: Finding, ask: Ask, predicts: Predicts) -> Variant | None:
     """What values that are indicators show of the row with the largest error."""
     if found.worst is None or found.worst.result != "output" or len(found.worst.index) != 4:
         return None
     try:
-        return read(question, problem, found.worst.index[:3], ask)
+        return read(question, problem, found.worst.index[:3], ask, predicts)
     except Exception:  # whatever a subject raises for other values
         return None
 
@@ -258,14 +278,14 @@ def _kind(question: Question, name: str, problem: Problem) -> Any:
     return wide if name == "logsumexp" else problem.arrays["query"].dtype
 
 
-def _with_cause(found: Finding, question: Question, equal: Sequence[Variant]) -> Finding:
+def _with_cause(found: Finding, question: Question, equal: Sequence[Variant], is_poison: bool) -> Finding:
     """A wrong finding with the name of what it equals, perhaps as a difference of convention."""
     for variant in equal[:1]:
-        is_poison = variant.name == "nan-of-masked-row" and question.case.measure == "gradient"
         is_convention = not is_poison and any(variant.name == each.name for each in CONVENTIONS)
         is_convention = is_convention or (variant is NARROW and question.narrow_is_habit)
         verdict = "differs by convention" if is_convention else found.verdict
-        found = replace(found, variant=variant.name, line=variant.line, says=variant.says, verdict=verdict)
+        says = "; ".join(filter(None, (variant.says, "" if found.equals else found.says)))
+        found = replace(found, variant=variant.name, line=variant.line, says=says, verdict=verdict)
     return found
 
 
