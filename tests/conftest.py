@@ -54,7 +54,7 @@ settings.register_profile(
     deadline=None,
     derandomize=True,
     max_examples=25,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],  # on a machine under load
 )
 settings.load_profile("tests")
 
