@@ -16,11 +16,13 @@ Tests in a folder named like a backend need that backend.
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.util
 import inspect
 import os
 import sys
+import threading
 from pathlib import Path
 
 os.environ.setdefault("JAX_ENABLE_X64", "1")  # tests are stated in float64 too
@@ -54,7 +56,7 @@ settings.register_profile(
     deadline=None,
     derandomize=True,
     max_examples=25,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],  # on a machine under load
 )
 settings.load_profile("tests")
 
@@ -102,6 +104,15 @@ def pytest_collection_finish():
     """Collect garbage less often, and not through modules and tests: tracing a program makes many objects."""
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_context():
+    """Let JAX lower its programs in one context for each thread, not in one for each program, as making that takes long."""
+    mlir = importlib.import_module("jax._src.interpreters.mlir") if "jax" in sys.modules else None
+    if hasattr(mlir, "make_ir_context"):
+        of_thread = functools.cache(lambda _, make=mlir.make_ir_context: make())
+        mlir.make_ir_context = lambda: of_thread(threading.get_ident())
 
 
 MOST_MAPS = 30_000  # of memory; Linux grants a process 65,530, and JAX, which needs some for each program, then crashes

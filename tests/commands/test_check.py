@@ -285,6 +285,7 @@ def test_large_cases_count_heads_beyond_16_bits_and_ask_for_memory_first(tmp_pat
     (tmp_path / "honest.py").write_text(honest)
     (tmp_path / "wrong.py").write_text(honest.replace("    rows = query", wrong + "    rows = query"))
     words = ("--case", "large-heads", "--dtype", "float32")
+    monkeypatch.setattr("attention_conformance.verdict.memory.available", lambda: 2**40)
     found = [in_this_process(f"{tmp_path / name}:attention", *words) for name in ("honest.py", "wrong.py")]
     assert found[0].stdout.splitlines()[-1] == "0 silently wrong, 1 right"
     assert found[1].stdout.splitlines()[-1] == "1 silently wrong"

@@ -242,7 +242,7 @@ def test_the_command_tells_places_and_cause_and_writes_a_file(encoder, port, tmp
 def test_a_model_that_dies_or_hangs_is_told(encoder, tmp_path, does, timeout, says):
     (tmp_path / "port.py").write_text(f"import os, time\n\ndef port(): {does}\n")
     port = f"{tmp_path / 'port.py'}:port"
-    told = refusal("compare", encoder, port, "--timeout", timeout, status=3)
+    told = refusal("compare", port, encoder, "--timeout", timeout, status=3)  # the encoder may take its time
     assert told == f"expected the end of loading {port}; got a process that {says}"
 
 

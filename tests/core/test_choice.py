@@ -191,21 +191,6 @@ def test_open_lengths_in_a_graph_take_blocks_only_by_name(backend, ran):
 
 
 @pytest.mark.needs("torch")
-def test_an_exported_program_needs_no_operator_of_ours(backend, streaming, put, rng):
-    """`torch.export` records the dense form, which any reader of the program can run."""
-    torch = importlib.import_module("torch")
-
-    class Module(torch.nn.Module):
-        def forward(self, x):
-            return attention(x, x, x, softcap=2.0)
-
-    x = put(rng.standard_normal((2, 6, 4)))
-    program = torch.export.export(Module(), (x,))
-    assert not any("attention_core" in str(node.target) for node in program.graph.nodes)
-    torch.testing.assert_close(program.module()(x), Module()(x))
-
-
-@pytest.mark.needs("torch")
 def test_a_kernel_that_is_right_and_not_taken_is_told_why(backend, put, rng):
     """It rounds in 16 bits; and there is nothing to compute."""
     x = put(rng.standard_normal((1, 2, 20, 8)).astype("float32"))

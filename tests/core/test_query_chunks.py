@@ -186,11 +186,3 @@ def test_chunks_are_no_more_and_hold_no_more_than_is_good(backend, chunks, rng, 
     monkeypatch.setattr(_chunks, "MAX_SCORE_BYTES", 8 * 2 * 4 * (14 * 14 + 14 * 28 + 12 * 40))
     assert attend(40) == 3
     assert attend(41) == 0
-
-
-@pytest.mark.needs("fused softmax")
-def test_programs_for_xla_take_blocks(backend, chunks, rng):
-    run(backend, qkv(rng), "xla", ac.Causal())
-    assert not any(chunks)
-    run(backend, qkv(rng), "graph", ac.Causal(offset=-5))
-    assert len(chunks[-1]) == -(-11 // CHUNK)

@@ -10,35 +10,33 @@ from attention_core.weights import attention_weights
 from attention_view import Computed, view
 from attention_view.codes import decode
 
-RANDOM = np.random.default_rng(0)
 
-
-def test_pictures_take_the_grid_of_pooled_keys_and_of_patches_behind_a_class_token():
-    image = RANDOM.uniform(size=(16, 24, 3))
-    pooled = view(RANDOM.dirichlet(np.ones(24), size=(2, 96)), image=image)
+def test_pictures_take_the_grid_of_pooled_keys_and_of_patches_behind_a_class_token(rng):
+    image = rng.uniform(size=(16, 24, 3))
+    pooled = view(rng.dirichlet(np.ones(24), size=(2, 96)), image=image)
     assert (pooled.picture.grid, pooled.picture.key_grid) == ((8, 12), (4, 6))
-    patches = view(RANDOM.dirichlet(np.ones(97), size=(2, 97)), image=(image * 255).astype(np.uint8), prefix=1)
+    patches = view(rng.dirichlet(np.ones(97), size=(2, 97)), image=(image * 255).astype(np.uint8), prefix=1)
     assert (patches.picture.grid, patches.picture.prefix) == ((8, 12), 1)
     with pytest.raises(ValueError, match="expected grid of 96 patches; got 5 × 5"):
-        view(RANDOM.dirichlet(np.ones(96), size=96), image=image, grid=(5, 5))
+        view(rng.dirichlet(np.ones(96), size=96), image=image, grid=(5, 5))
     with pytest.raises(ValueError, match="expected grid, as 95 patches do not tell"):
-        view(RANDOM.dirichlet(np.ones(95), size=95), image=image)
+        view(rng.dirichlet(np.ones(95), size=95), image=image)
     with pytest.raises(ValueError, match=r"as 2 patches do not tell .*; query=\[...\] places chosen ones"):
-        view(RANDOM.dirichlet(np.ones(24), size=2), image=image)
+        view(rng.dirichlet(np.ones(24), size=2), image=image)
     with pytest.raises(TypeError, match=r"expected image with rows, columns or .* got query \(5, 3\) without one"):
-        view(RANDOM.dirichlet(np.ones(96), size=96), query=(5, 3))
+        view(rng.dirichlet(np.ones(96), size=96), query=(5, 3))
     with pytest.raises(ValueError, match=r"got \(3, 16, 24\): move the first axis to the end"):
-        view(RANDOM.dirichlet(np.ones(96), size=96), image=image.transpose(2, 0, 1))
+        view(rng.dirichlet(np.ones(96), size=96), image=image.transpose(2, 0, 1))
     with pytest.raises(ValueError, match=r"expected grid, as 97 patches do not tell .*: prefix=1"):
-        view(RANDOM.dirichlet(np.ones(97), size=97), image=image)
+        view(rng.dirichlet(np.ones(97), size=97), image=image)
 
 
-def test_a_large_picture_keeps_queries_in_even_rows_and_columns_with_the_one_asked_for(monkeypatch):
+def test_a_large_picture_keeps_queries_in_even_rows_and_columns_with_the_one_asked_for(rng, monkeypatch):
     monkeypatch.setattr("attention_view.weights.MOST_CODES", 2 * 24 * 20)
-    query, key = (RANDOM.normal(size=(2, length, 4)).astype("float32") for length in (96, 24))
+    query, key = (rng.normal(size=(2, length, 4)).astype("float32") for length in (96, 24))
     weights = attention_weights(query, key)
     for attention in (Computed(query, key), weights):
-        made = view(attention, image=RANDOM.uniform(size=(16, 24)), query=(5, 3))
+        made = view(attention, image=rng.uniform(size=(16, 24)), query=(5, 3))
         places = [row * 12 + column for row in (2, 5) for column in range(0, 12, 3)]
         assert (made.picture.places, made.query) == (places, 5)
         np.testing.assert_allclose(decode(made.maps[1].levels[0].codes, 16), weights[1, places], rtol=5e-4)
@@ -46,9 +44,9 @@ def test_a_large_picture_keeps_queries_in_even_rows_and_columns_with_the_one_ask
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_chosen_queries_are_placed_on_the_picture(alone):
-    image = RANDOM.uniform(size=(16, 24))
-    query, key = (RANDOM.normal(size=(2, length, 4)).astype("float32") for length in (96, 24))
+def test_chosen_queries_are_placed_on_the_picture(alone, rng):
+    image = rng.uniform(size=(16, 24))
+    query, key = (rng.normal(size=(2, length, 4)).astype("float32") for length in (96, 24))
     rows = [5 * 12 + 3, 7]
     weights = attention_weights(query, key, queries=rows)
     attention = weights if alone else Computed(query, key)
@@ -70,10 +68,10 @@ def test_a_large_array_of_pixels_is_scaled_down():
     assert (int.from_bytes(header[:4], "big"), int.from_bytes(header[4:], "big")) == (1500, 1000)
 
 
-def steps_of(lengths, columns, layers=2):
+def steps_of(rng, lengths, columns, layers=2):
     """Weights of each step and layer, and what they are of all queries: one map for each layer."""
     steps = [
-        tuple(RANDOM.dirichlet(np.ones(n), size=(1, 3, m)) for _ in range(layers))
+        tuple(rng.dirichlet(np.ones(n), size=(1, 3, m)) for _ in range(layers))
         for m, n in zip(lengths, columns, strict=True)
     ]
     return tuple(steps), [[step[layer][0] for step in steps] for layer in range(layers)]
@@ -91,8 +89,8 @@ def steps_of(lengths, columns, layers=2):
         ((4,), (4,), (4,), 4),  # one step of two layers
     ],
 )
-def test_steps_of_generation_are_queries_of_one_map_for_each_layer(lengths, columns, ends, width):
-    steps, expected = steps_of(lengths, columns)
+def test_steps_of_generation_are_queries_of_one_map_for_each_layer(lengths, columns, ends, width, rng):
+    steps, expected = steps_of(rng, lengths, columns)
     made = view(steps, heads=[0, 2])
     assert [(each.layer, each.head) for each in made.maps] == [(0, 0), (0, 2), (1, 0), (1, 2)]
     for each in made.maps:
@@ -106,8 +104,8 @@ def test_steps_of_generation_are_queries_of_one_map_for_each_layer(lengths, colu
             row += len(there)
 
 
-def test_the_result_of_a_call_with_weights_is_taken():
-    query, key = RANDOM.normal(size=(2, 1, 2, 3, 4)).astype("float32")
+def test_the_result_of_a_call_with_weights_is_taken(rng):
+    query, key = rng.normal(size=(2, 1, 2, 3, 4)).astype("float32")
     results = [scaled_dot_product_attention(query, key, key, return_weights=True, scale=scale) for scale in (1.0, 2.0)]
     for attention, expected in ((results[1], results[1:]), (results, results)):
         made = view(attention)

@@ -15,7 +15,6 @@ from attention_core.weights import attention_weights, record_attention
 from attention_view import Computed, view, view_mask
 from attention_view.codes import decode, encode, levels_of
 
-RANDOM = np.random.default_rng(0)
 PIXELS = np.zeros((4, 4))
 
 
@@ -36,8 +35,8 @@ def codes_of(page, index, level=0):
 
 
 @pytest.mark.parametrize(("bits", "step"), [(8, 0.06), (16, 5e-4)])
-def test_codes_keep_the_order_and_are_0_and_1_and_nan_exactly(bits, step):
-    values = np.sort(np.concatenate([[0.0, 1.0], 10 ** RANDOM.uniform(-5.9, 0, size=500)]))
+def test_codes_keep_the_order_and_are_0_and_1_and_nan_exactly(bits, step, rng):
+    values = np.sort(np.concatenate([[0.0, 1.0], 10 ** rng.uniform(-5.9, 0, size=500)]))
     codes = encode(values, bits)
     assert (np.diff(codes.astype(int)) >= 0).all()
     back = decode(codes, bits)
@@ -47,8 +46,8 @@ def test_codes_keep_the_order_and_are_0_and_1_and_nan_exactly(bits, step):
     assert decode(encode(np.array([1e-30]), bits), bits) > 0  # only 0 is 0
 
 
-def test_levels_halve_to_the_largest_of_each_block():
-    codes = RANDOM.integers(0, 255, size=(301, 130), dtype=np.uint8)
+def test_levels_halve_to_the_largest_of_each_block(rng):
+    codes = rng.integers(0, 255, size=(301, 130), dtype=np.uint8)
     levels = levels_of(codes, (1, 1))
     assert [level.codes.shape for level in levels] == [(301, 130), (151, 65), (76, 33), (19, 33)]
     assert levels[-1].block == (16, 4)  # an axis of at most 64 cells is left as it is
@@ -60,14 +59,14 @@ def test_levels_halve_to_the_largest_of_each_block():
 
 @pytest.mark.parametrize("at_once", [2, 11])  # queries: less than a block, and more
 @pytest.mark.parametrize("other", [False, True])
-def test_a_view_of_blocks_keeps_the_largest_of_each(other, at_once, monkeypatch):
+def test_a_view_of_blocks_keeps_the_largest_of_each(other, at_once, rng, monkeypatch):
     monkeypatch.setattr("attention_view.weights.MOST_ROWS", 20)
     monkeypatch.setattr("attention_view.weights.MOST_CODES", 2000)
     monkeypatch.setattr("attention_view.sources.SCORES_AT_ONCE", 47 * at_once)
     monkeypatch.setattr("attention_view.codes.SMALLEST_LEVEL", 8)
-    query, key = RANDOM.normal(size=(2, 1, 47, 4)).astype("float32")
+    query, key = rng.normal(size=(2, 1, 47, 4)).astype("float32")
     options = {"mask": Causal() & SlidingWindow(left=9) & MaskFunction(lambda b, h, q, k: q % 6 != 5)}
-    options |= {"softcap": 2.0, "bias": RANDOM.normal(size=(47, 47)).astype("float32")}
+    options |= {"softcap": 2.0, "bias": rng.normal(size=(47, 47)).astype("float32")}
     weights = attention_weights(query, key, **options)[0].astype(float)
     wrong = weights + np.eye(47)[20] / 8
     compared = {"other": wrong[None]} if other else {}
@@ -84,8 +83,8 @@ def test_a_view_of_blocks_keeps_the_largest_of_each(other, at_once, monkeypatch)
     assert "the largest of at most 3 × 3 weights" in made.notes[0]
 
 
-def test_the_page_holds_the_weights_of_each_layer_and_head_and_no_address():
-    query, key = RANDOM.normal(size=(2, 2, 3, 7, 4)).astype("float32")
+def test_the_page_holds_the_weights_of_each_layer_and_head_and_no_address(rng):
+    query, key = rng.normal(size=(2, 2, 3, 7, 4)).astype("float32")
     mask = np.ones((7, 7), bool)
     mask[5] = False
     with record_attention() as records:
@@ -151,8 +150,8 @@ def test_two_masks_are_compared_pair_by_pair():
     assert "The masks are the same." in view_mask(Causal(), 4, 4, other=np.tri(4, dtype=bool)).notes
 
 
-def test_the_difference_of_two_attentions_is_largest_where_the_error_sits():
-    weights = RANDOM.dirichlet(np.ones(9), size=(2, 8))
+def test_the_difference_of_two_attentions_is_largest_where_the_error_sits(rng):
+    weights = rng.dirichlet(np.ones(9), size=(2, 8))
     wrong = weights.copy()
     wrong[1, 3, 4] += 1e-3
     wrong[0, 2, 2] = np.nan
@@ -162,16 +161,16 @@ def test_the_difference_of_two_attentions_is_largest_where_the_error_sits():
     assert np.isnan(decode(codes_of(page, 4), 16)[2, 2])
 
 
-def test_a_few_queries_of_many_keys_are_kept_one_by_one():
-    query, key = (RANDOM.normal(size=(1, length, 4)).astype("float32") for length in (3, 9000))
+def test_a_few_queries_of_many_keys_are_kept_one_by_one(rng):
+    query, key = (rng.normal(size=(1, length, 4)).astype("float32") for length in (3, 9000))
     made = view(Computed(query, key))
     assert [level.codes.shape for level in made.maps[0].levels[:2]] == [(3, 9000), (3, 2250)]
     np.testing.assert_allclose(decode(made.maps[0].levels[0].codes, 16), attention_weights(query, key)[0], rtol=5e-4)
 
 
-def test_layers_of_an_encoder_and_a_decoder_are_shown_with_their_own_tokens(tmp_path):
+def test_layers_of_an_encoder_and_a_decoder_are_shown_with_their_own_tokens(rng, tmp_path):
     lengths = [(4, 4), (3, 3), (3, 4), (3, 3), (3, 4)]
-    layers = [RANDOM.dirichlet(np.ones(n), size=(2, m)) for m, n in lengths]
+    layers = [rng.dirichlet(np.ones(n), size=(2, m)) for m, n in lengths]
     made = view(layers, tokens=["<pad>", "il", "a"], key_tokens=["he", "has", "it", "</s>"])
     header, _ = opened(made.html())
     assert [part["lengths"] for part in header["parts"]] == [[4, 4], [3, 3], [3, 4]]
@@ -240,9 +239,9 @@ def test_mistakes_are_refused(make, message):
         make()
 
 
-def test_the_command_writes_pages_and_prints_text(tmp_path, monkeypatch):
+def test_the_command_writes_pages_and_prints_text(rng, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    query, key = RANDOM.normal(size=(2, 1, 2, 5, 4)).astype("float32")
+    query, key = rng.normal(size=(2, 1, 2, 5, 4)).astype("float32")
     np.savez("call.npz", query=query, key=key)
     np.savez("all.npz", **{f"layer.{i}": np.eye(5)[None] for i in (10, 2)})
     np.savez("query.npz", query=query)

@@ -31,12 +31,12 @@ def started(devices, *arguments):
 
 
 def test_two_processes_of_two_devices_have_the_numbers_of_one(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     paths = [tmp_path / str(process) for process in (0, 1)]
-    processes = [started(2, port, process, path) for process, path in enumerate(paths)]
-    assert [each.wait() for each in processes] == [0, 0]
+    with socket.socket() as kept:  # so that no other process is given the port, which the coordinator shares
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        kept.bind(("127.0.0.1", 0))
+        processes = [started(2, kept.getsockname()[1], process, path) for process, path in enumerate(paths)]
+        assert [each.wait() for each in processes] == [0, 0]
     first, second = (pickle.loads(path.read_bytes()) for path in paths)
     for strategy in ("gather", "ring"):
         for key, x in first["whole"].items():
