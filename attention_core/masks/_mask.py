@@ -141,7 +141,7 @@ class Mask(ABC):
         """
 
     def bounds(self) -> Band:
-        """Bounds of what the rule allows. The default is right for every rule, and says nothing.
+        """Bounds of what the rule allows. The default is right for every rule, and skips no block.
 
         Blocks without an allowed pair are skipped, and the mask is not applied where all pairs are allowed. Kernels
         take what they have flags for. A rule derived from another one, with `allowed` of its own, does not inherit
