@@ -115,9 +115,10 @@ def scaled_dot_product_attention(query: Array, key: Array, value: Array, /, **op
         library and device, compiled or not, for any batch and block size, in the output and all gradients. It takes
         float32 and 16-bit types, no ``score_mod``, no ``sinks``, and Python numbers as scale and softcap.
     assume_finite : bool, optional
-        Whether values and their products are assumed to be finite, so that nobody looks, and a masked NaN may leak. By
-        default a host looks at results, and an accelerator clears what a rule hides from all queries; with ``False``
-        it looks, too, and the host waits for it. `config_context` says the same of all calls in a block of code.
+        Whether values and their products are assumed to be finite: then nothing is checked, and a masked NaN may leak.
+        By default, a host checks arguments or results, and an accelerator sets to 0 what a rule hides from all
+        queries. With ``False``, an accelerator checks, too, and the host waits for it. `config_context` sets this for
+        all calls in a block of code.
     shards : Shards, optional
         Query, key, value and the rows of the bias are those of one rank of a group, as `shard` gives them, and so is
         the output. Masks, key lengths and segments are those of the whole, and positions count from its start. With

@@ -45,8 +45,8 @@ def partial_attention(
         As in `scaled_dot_product_attention`; positions are those in the whole.
     implementation : {"auto", "dense", "blockwise"}
     arithmetic : {"fast", "reproducible"}
-        With ``"reproducible"``, the bits of attention to these keys. Merged with others, they are rounded again, so
-        they do not have the bits of the whole: ranks of ``shards`` with the strategy ``"merge"`` have.
+        With ``"reproducible"``, the result has the bits of attention to these keys. A merge rounds again, so it does
+        not have the bits of the whole; ``shards`` with the strategy ``"merge"`` do.
 
     Returns
     -------

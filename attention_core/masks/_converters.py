@@ -58,7 +58,7 @@ def mask_from_additive(mask: Array, /, *, threshold: float = -1000.0, xp: Namesp
     Raises
     ------
     TypeError, ValueError
-        When the mask is not of floating point, or has other numbers. While a compiler traces, they cannot be looked at.
+        When the mask is not of floating point, or has other numbers. While a compiler traces, numbers are not checked.
 
     Examples
     --------

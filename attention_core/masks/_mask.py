@@ -94,7 +94,26 @@ class Mask(ABC):
 
     Derive your own rule as a frozen dataclass (``eq=False``). It needs `allowed` alone, and `bounds` for speed. Its
     fields are numbers, arrays and other rules. `axes` gives, for each field that is an array, its number of axes after
-    the leading ones, by default 0.
+    the leading ones: 0 by default, and 1 for an array of shape (..., N).
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import array_api_strict as xp
+    >>> from attention_core.masks import Band
+    >>> @dataclass(frozen=True, eq=False)
+    ... class Dilated(Mask):
+    ...     step: int
+    ...     def allowed(self, at, /, *, xp):
+    ...         distance = xp.subtract(at.query, at.key)
+    ...         is_step = xp.equal(xp.remainder(distance, self.step), 0)
+    ...         return xp.logical_and(is_step, xp.greater_equal(distance, 0))
+    ...     def bounds(self):  # blocks of later keys are skipped
+    ...         return Band(high=0)
+    >>> Dilated(2).to_array(3, 3, xp=xp)
+    Array([[ True, False, False],
+           [False,  True, False],
+           [ True, False,  True]], dtype=array_api_strict.bool)
     """
 
     axes: ClassVar[dict[str, int]] = {}
@@ -122,7 +141,7 @@ class Mask(ABC):
         """
 
     def bounds(self) -> Band:
-        """Bounds of what the rule allows. The default is right for every rule, and says nothing.
+        """Bounds of what the rule allows. The default is right for every rule, and skips no block.
 
         Blocks without an allowed pair are skipped, and the mask is not applied where all pairs are allowed. Kernels
         take what they have flags for. A rule derived from another one, with `allowed` of its own, does not inherit

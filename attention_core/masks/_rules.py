@@ -71,7 +71,7 @@ class Causal(_Bounded):
     ----------
     offset : int or Array of int, shape (...)
         Added to the query's position: 0 is top-left; with P keys in a cache it is P. It may be negative, and may differ
-        along the leading axes (those before the heads). It is not the length, of which no mask has to know.
+        along the leading axes (those before the heads). No mask needs the number of queries or keys.
 
     Examples
     --------
@@ -135,7 +135,7 @@ class KeyLengths(_Bounded):
     Parameters
     ----------
     lengths : int, or Array of int, shape (...)
-        Not negative; one for each sequence of the batch (the axes before the heads). One beyond the keys hides none.
+        Not negative; one for each sequence of the batch (the axes before the heads). A length above N hides no key.
 
     Raises
     ------

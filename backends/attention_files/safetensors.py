@@ -66,8 +66,8 @@ DTYPES = {
     "F64": "float64",
 }
 FOREIGN = {
-    b"\x80": "a pickle, which can run any code and is never read",
-    b"PK": "a zip archive, as torch.save writes it with a pickle inside, which can run any code and is never read",
+    b"\x80": "a pickle, which can run any code: convert it with safetensors.torch.save_file",
+    b"PK": "a zip archive, as torch.save writes it with a pickle inside: convert it with safetensors.torch.save_file",
     b"\x89HDF": "HDF5: keras.Model.load_weights, or keras.models.load_model of a whole model, reads what Keras wrote",
     b"GGUF": "GGUF, which attention_models.gguf reads",
     b"\x93NUMPY": "an array that numpy.load reads",

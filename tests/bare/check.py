@@ -60,7 +60,7 @@ def main():
     if not is_there("attention_cli"):
         command = [sys.executable, "-m", "attention_core", "backends"]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        told = "attention-core: the command needs attention-toolkit: pip install attention-toolkit\n"
+        told = "attention-core: the command needs the toolkit: pip install 'attention-toolkit[check]'\n"
         assert (ended.returncode, ended.stderr) == (2, told)
     path = Path(tempfile.mkdtemp()) / "layer.safetensors"
     if LIBRARY in LAYERS:

@@ -146,7 +146,7 @@ def test_a_baseline_keeps_cause_and_error_and_another_is_no_baseline(tmp_path, m
     ("arguments", "words"),
     [
         (["nothing.sdpa"], "expected module:callable, file.py:callable or one of attention-core, torch.sdpa,"),
-        (["none.py:attention"], "expected a file of Python; got 'none.py', which is none"),
+        (["none.py:attention"], "expected a file of Python; got 'none.py': no such file"),
         (["torch.sdpa", "--seed", "-1"], "expected a seed from 0; got -1"),
         (["no_such_module:attention"], "expected a module to import; got 'no_such_module'"),
         (["numpy:no_such_name"], "expected a callable of numpy; got 'no_such_name', which it does not have"),

@@ -210,13 +210,13 @@ def test_backends_are_listed_with_those_that_are_not_installed(monkeypatch):
 
 
 def test_without_the_libraries_of_the_command_it_says_what_to_install(monkeypatch, capsys):
-    for name, extra in (("packaging", "check"), ("typer", "view"), ("one_that_no_extra_has", "check")):
+    for name, extra in (("gguf", "gguf"), ("typer", "view"), ("one_that_no_extra_has", "check")):
 
         def app(name=name):
             raise ModuleNotFoundError(name=name)
 
         monkeypatch.setitem(sys.modules, "attention_cli.app", types.SimpleNamespace(app=app))
-        monkeypatch.setattr(sys, "argv", ["attention-core", extra])
+        monkeypatch.setattr(sys, "argv", ["attention-core", "view" if extra == "view" else "digest"])
         with pytest.raises(SystemExit) as caught:
             program.run()
         told = f"attention-core: the command needs {name}: pip install 'attention-toolkit[{extra}]'\n"

@@ -93,7 +93,7 @@ def test_the_cases_run_in_several_processes_and_one_that_dies_fails_its_case_alo
     [
         (["kernel.py:refusing", *LAYOUT, *chosen("scale")], {"failed": 1, "skipped": 1},
          "*expected an answer to some case; got none, the last time for RuntimeError: no device"),
-        (["none.py:attention"], {"errors": 1}, "expected a file of Python; got 'none.py', which is none"),
+        (["none.py:attention"], {"errors": 1}, "expected a file of Python; got 'none.py': no such file"),
         (["kernel.py:attention", *chosen("none-such")], {"errors": 1}, "expected a case; got 'none-such', which none *"),
     ],
 )  # fmt: skip

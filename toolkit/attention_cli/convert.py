@@ -38,7 +38,7 @@ def convert(options: Convert, /) -> None:
     reading = _options(from_, asked, prefix, drop)
     if not (source.is_dir() if from_ == FOLDERS else source.is_file()):
         kinds = {FOLDERS: "a folder with config.json and safetensors", GGUF: "a GGUF file"}
-        raise refusal(f"expected {kinds.get(from_, 'a file of safetensors')}; got {source}, which is none")
+        raise refusal(f"expected {kinds.get(from_, 'a file of safetensors')}; got {source}: no such path")
     if to != FOLDERS:
         check_file(target)
     if target.exists() and not options.force:

@@ -57,7 +57,7 @@ def run() -> None:
     try:
         importlib.import_module("attention_cli.app").app()
     except ModuleNotFoundError as error:
-        extra = next((word for word in sys.argv[1:2] if word in ("bench", "view")), "check")
+        extra = next((word for word in (error.name, *sys.argv[1:2]) if word in ("gguf", "bench", "view")), "check")
         told = f"the command needs {error.name}: pip install 'attention-toolkit[{extra}]'"
         print(f"attention-core: {told}", file=sys.stderr)
         sys.exit(2)

@@ -31,8 +31,8 @@ PLAIN = (int, float, complex, str, bytes, type(None), type(...), slice, range)
 def check_same_call(shards: Shards, query: Array, key: Array, value: Array, /, **options: Any) -> None:
     """Raise, on all ranks of a group, unless they are about to make the same call of attention.
 
-    It is a collective, which all ranks call. Of what is of a rank alone, shapes and types are compared, and of anything
-    else the numbers.
+    It is a collective, which all ranks call. Of shards, it compares shapes and types, and of all other arguments
+    the numbers, too.
 
     Parameters
     ----------

@@ -20,7 +20,7 @@ class Shards(NamedTuple):
         `jax.shard_map`.
     split : {"zigzag", "contiguous"}
         Of R ranks, rank r holds the chunks r and 2 R - 1 - r out of 2 R, or chunk r out of R. Under a causal mask, the
-        first gives all as much work.
+        zigzag split gives all ranks equal work.
     strategy : {"auto", "gather", "heads", "ring", "merge"}
         ``"gather"`` gathers keys and values, and queries stay. ``"heads"`` exchanges positions for heads and back, and
         repeats key/value heads where the ranks do not share them out evenly. ``"ring"`` passes keys and values on from

@@ -98,7 +98,7 @@ def _module(source: str) -> Any:
             sys.path.remove("")
     path = Path(source).resolve()
     if not path.is_file():
-        raise TargetError(f"expected a file of Python; got {source!r}, which is none")
+        raise TargetError(f"expected a file of Python; got {source!r}: no such file")
     specification = importlib.util.spec_from_file_location(path.stem, path)
     assert specification is not None
     assert specification.loader is not None

@@ -50,7 +50,7 @@ class Subject:
     full_mask : bool
         Whether a mask must have the whole shape (B, H, M, N).
     causal : str
-        ``top-left``, ``bottom-right``, ``none``, or ``always``: from the top left, unasked.
+        ``top-left``, ``bottom-right``, ``none``, or ``always``: from the top left in every call.
     mask_with_causal : bool
         Whether a mask and causality may be asked for at once.
     default_scale : str

@@ -131,7 +131,7 @@ def _encode(definitions: Sequence[Any], trees: Trees) -> Encoded:
 def _encoder(directory: Path) -> tuple[Any, Any, Any]:
     """Embeddings and layers, their parameters, and the tokenizer."""
     if not directory.is_dir():
-        raise ModelError(f"expected a model directory; got {directory}, which is none")
+        raise ModelError(f"expected a model, a folder or a GGUF file; got {directory}: no such path")
     if not (directory / "model.safetensors").exists() and (directory / "pytorch_model.bin").exists():
         raise ModelError(
             f"expected model.safetensors in {directory}; got pytorch_model.bin, a pickle, which can run any code: "

@@ -76,7 +76,7 @@ def check_subject(
     power : bool
         Whether faults are planted in the definition, to count which of them the bounds reject.
     same_bits_as : Subject, optional
-        Another subject, or the same: the findings are about bits of different calls then, in place of the cases.
+        Another subject, or the same: then the findings compare the bits of different calls.
 
     Returns
     -------

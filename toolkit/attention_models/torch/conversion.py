@@ -31,12 +31,12 @@ def from_module(module: torch.nn.Module, /) -> Any:
     ----------
     module : torch.nn.Module
         A `torch.nn.MultiheadAttention`, `torch.nn.TransformerEncoderLayer` or `torch.nn.TransformerDecoderLayer`, or of
-        transformers a ``BertLayer``, ``BertEmbeddings``, or ``BertModel``, whose pooler is left out with a warning. So
-        for ``Roberta``, ``XLMRoberta`` and ``Camembert``, whose positions begin behind ``padding_idx``. Theirs count
-        tokens alone: give ``position_ids`` for texts that are padded on the left.
+        transformers a ``BertLayer``, ``BertEmbeddings``, or ``BertModel``, whose pooler is left out with a warning.
+        Those of ``Roberta``, ``XLMRoberta`` and ``Camembert`` work, too. Their positions begin behind ``padding_idx``,
+        and count tokens alone: give ``position_ids`` for texts that are padded on the left.
 
-        The layers of PyTorch also drop inside their feed-forward, in training. That is left out with a warning in
-        evaluation, and refused in training. A decoder layer is causal here, which there is up to the ``tgt_mask``.
+        The layers of PyTorch have a second dropout, in their feed-forward. It is left out with a warning in evaluation
+        mode, and refused in training. The decoder layer is always causal; in PyTorch, ``tgt_mask`` decides.
 
     Returns
     -------
@@ -79,8 +79,8 @@ def to_module(layer: Any, kind: type[torch.nn.Module], /) -> torch.nn.Module:
     layer : Layer
         For a ``BertModel`` a sequence: the embeddings, and the layers in order.
     kind : type
-        One of the classes that `from_module` takes, but of BERT for its relatives. Those of PyTorch are made with
-        ``batch_first=True``.
+        One of the classes that `from_module` takes. For a relative of BERT, write the class of BERT, which computes
+        the same. Modules of PyTorch are made with ``batch_first=True``.
 
     Raises
     ------
