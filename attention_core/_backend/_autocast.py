@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from .._arrays import FLOATING, HALF, Array, DType, cast_to, dtype_name
@@ -17,6 +17,7 @@ from ._find import array_namespace, backend_of, is_compiling, is_of_numpy
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _CAST_OPTIONS = ("key", "value", "bias", "sinks", "memory")
+STANDARD = "2024.12"  # from which on functions take Python numbers
 _known: dict[type, Any] = {}  # a table of its own: a compiler must not look into that of backends before it is filled
 
 
@@ -32,7 +33,7 @@ def with_autocast(
     """Let a public function cast its floating-point arguments, float64 excepted, and compute without autocast.
 
     It also computes `without_warnings`: a weight that underflows is 0 by definition, and a masked score is -inf. Errors
-    of wrong keywords get their words here.
+    of wrong keywords, and of arrays of an older standard, get their words here.
 
     Parameters
     ----------
@@ -49,7 +50,7 @@ def with_autocast(
     def decorate(function: Function) -> Function:
         function = with_options(taken)(function) if taken else function
         backends, find, cast_call = _known, _find, _cast_call
-        error_of, names = call_error, names_of(function) or Names((), (), 0)
+        error_of, check, names = call_error, check_standard, names_of(function) or Names((), (), 0)
         keywords = frozenset(names.keywords)
 
         def called(*arguments: Any, **options: Any) -> Any:
@@ -74,6 +75,9 @@ def with_autocast(
                 if error is not None:
                     raise error from None
                 raise
+            except AttributeError:
+                check(arguments)
+                raise
 
         # With the globals of the function, by which doctest knows in which module it is.
         wrapper = types.FunctionType(
@@ -83,6 +87,15 @@ def with_autocast(
         return functools.update_wrapper(wrapper, function)  # type: ignore[return-value]
 
     return decorate
+
+
+def check_standard(arguments: Iterable[Any]) -> None:
+    """Raise if arrays are of an older version of the standard than the one that is needed."""
+    for array in arguments:
+        xp = array_namespace(array) if hasattr(array, "dtype") else None
+        version = getattr(xp, "__array_api_version__", STANDARD)
+        if version < STANDARD:
+            raise TypeError(f"expected arrays of version {STANDARD} of the array API standard; got {version}") from None
 
 
 def _find(array: Array) -> Any:

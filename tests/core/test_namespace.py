@@ -177,3 +177,16 @@ def test_public_objects_have_public_addresses(module):
         if inspect.isclass(thing) or inspect.isfunction(thing):
             assert "._" not in thing.__module__, name
             assert getattr(importlib.import_module(thing.__module__), name) is thing
+
+
+@pytest.mark.needs("array_api_strict")
+@pytest.mark.parametrize("version", ["2022.12", "2023.12"])
+def test_an_older_version_of_the_standard_is_named(version, xp):
+    x = xp.ones((1, 2, 3, 4))
+    xp.set_array_api_strict_flags(api_version=version)
+    try:
+        for call in (lambda: ac.scaled_dot_product_attention(x, x, x), lambda: functions.rms_norm(x[0, 0, 0, :], x)):
+            with pytest.raises(TypeError, match=rf"expected arrays of version 2024.12 of .*; got {version}"):
+                call()
+    finally:
+        xp.reset_array_api_strict_flags()
