@@ -75,6 +75,7 @@ def averages(weights: Array, value: Array, facts: Facts, backend: Backend) -> Ar
 
 def _guarded_averages(weights: Array, value: Array, facts: Facts, backend: Backend) -> Array:
     xp, cond = backend.namespace, backend.loops.cond
+    is_folded, group = facts.is_folded, facts.group  # alone: what JAX keeps of a trace must hold no array of it
 
     def average(weights: Array, value: Array, _: Array) -> Array:
         found = xp.matmul(weights, value)
@@ -86,9 +87,9 @@ def _guarded_averages(weights: Array, value: Array, facts: Facts, backend: Backe
         )
 
     def allowed_weights(weights: Array, allowed: Array) -> Array:
-        if not facts.is_folded:
+        if not is_folded:
             return xp.where(allowed, weights, 0.0)
-        return fold_group(xp.where(allowed, unfold_group(weights, facts.group, xp=xp), 0.0), facts.group, xp=xp)
+        return fold_group(xp.where(allowed, unfold_group(weights, group, xp=xp), 0.0), group, xp=xp)
 
     def tangent(factors: Arrays, found: Array, tangents: Arrays) -> Array:
         weights, value, allowed = factors

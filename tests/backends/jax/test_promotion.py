@@ -1,4 +1,4 @@
-"""Calls under settings of JAX that refuse to promote ranks or dtypes."""
+"""Calls under settings of JAX that refuse to promote ranks or dtypes, to bring numbers to a device, or to keep traces."""
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +51,16 @@ def test_attention_computes_where_the_user_brings_nothing_to_the_device(name):
     with jax.transfer_guard("disallow"):
         found = ac.scaled_dot_product_attention(QUERY, KEY, KEY, **CALLS[name])
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", CALLS)
+def test_no_program_keeps_an_array_of_its_trace(name, way):
+    def loss(query, key):
+        return jnp.sum(ac.scaled_dot_product_attention(query, key, key, **CALLS[name], **WAYS[way]))
+
+    with jax.checking_leaks():
+        jax.jit(jax.grad(loss, argnums=(0, 1))).lower(QUERY, KEY)
 
 
 def test_a_cache_grows_where_the_user_brings_nothing_to_the_device():
