@@ -142,8 +142,8 @@ def _gradients(arrays: Sequence[torch.Tensor], results: Sequence[torch.Tensor], 
     with _backend().autocast.off(arrays[0]):  # it may be on again where one goes backward
         gradients = operation.backward(plan, tuple(arrays), *ends, _backend())
     pairs = [pair for pair in zip(arrays, gradients, strict=True) if pair[0].is_floating_point()]
-    found = [torch.full_like(array, math.nan) if gradient is None else gradient for array, gradient in pairs]
-    return _in_memory_of_their_own(found, [*arrays, *results])
+    found = iter(_in_memory_of_their_own([each for _, each in pairs if each is not None], [*arrays, *results]))
+    return [array.new_full((), math.nan).expand(array.shape) if each is None else next(found) for array, each in pairs]
 
 
 def _gradients_abstract(

@@ -83,7 +83,7 @@ class GuardedPlan(NamedTuple):
 
     call: Call  # tree definitions of its fields
     logsumexp: bool  # whether the logsumexp is asked for, and has a gradient
-    is_swapped: bool  # whether query, key and value have their rows before their heads, and so have gradients
+    records: bool  # whether autograd does: then query, key, value and gradients have their rows before their heads
 
 
 def run(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -104,7 +104,7 @@ def run(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.Ten
         call = call._replace(key=key, value=value)
     if by_operation:
         return _recorded(call, logsumexp=logsumexp)
-    return _by_kernel_or_blocks(call, facts.cuts, logsumexp=logsumexp)
+    return _by_kernel_or_blocks(_shifted(call) if guards.records(call) else call, facts.cuts, logsumexp=logsumexp)
 
 
 def _looked_at(
@@ -172,7 +172,8 @@ def _recorded(call: Call, *, logsumexp: bool) -> tuple[torch.Tensor, torch.Tenso
         call = sdpa.scaled(call)
     scale = call.scale if call.scale is None else float(call.scale)  # of a Fraction, too
     records = guards.records(call)
-    definitions, arrays = pack(_turned(call._replace(scale=scale, sinks=None, dropout=None), records))
+    call = call._replace(scale=scale, sinks=None, dropout=None)
+    definitions, arrays = pack(_swapped_call(call) if records else call)
     output, rows = call.backend.custom_gradient(GUARDED, GuardedPlan(definitions, logsumexp, records), arrays)
     return _swapped(output), rows.transpose(-2, -1) if logsumexp else None
 
@@ -183,16 +184,23 @@ def _with_mask_in_bias(call: Call) -> Call:
         return call
     _, bias = sdpa.kernel_mask(call)
     assert bias is not None
-    bias = bias.expand(*bias.shape[:-1], call.key.shape[-2]).contiguous()
-    return call._replace(mask=None, bias=sdpa.shifted(bias, call))
+    return call._replace(mask=None, bias=bias.expand(*bias.shape[:-1], call.key.shape[-2]).contiguous())
+
+
+def _shifted(call: Call) -> Call:
+    return call if call.bias is None else call._replace(bias=sdpa.shifted(call.bias, call))
+
+
+def _call_of(plan: GuardedPlan, arrays: tuple[torch.Tensor, ...], backend: Backend) -> Call:
+    call = unpack(plan, arrays, backend)
+    return _shifted(_swapped_call(call)) if plan.records else call
 
 
 def _forward(
     plan: GuardedPlan, arrays: tuple[torch.Tensor, ...], backend: Backend
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    output, found = _by_kernel_or_blocks(
-        _turned(unpack(plan, arrays, backend), plan.is_swapped), logsumexp=plan.logsumexp
-    )
+    call = _call_of(plan, arrays, backend)
+    output, found = _by_kernel_or_blocks(call, logsumexp=plan.logsumexp)
     return _swapped(output), found.transpose(-2, -1)
 
 
@@ -235,13 +243,13 @@ def _backward(
 
     Where the output is of blocks, what leaked shows in the gradients of the kernel, too.
     """
-    call = _turned(unpack(plan, arrays, backend), plan.is_swapped)
+    call = _call_of(plan, arrays, backend)
     output, d_output = _swapped(results[0]), _swapped(cotangents[0])
     rows = [x.transpose(-2, -1) for x in (results[1], cotangents[1])]
     gradients = _gradients(call, (output, *rows, d_output), logsumexp=plan.logsumexp)
     if gradients is None:
         gradients = _gradients_of_blocks(call, d_output, rows[1])
-    return *(map(_swapped, gradients) if plan.is_swapped else gradients), *(None for _ in arrays[3:])
+    return *(map(_swapped, gradients) if plan.records else gradients), *(None for _ in arrays[3:])
 
 
 def _gradients(call: Call, ends: tuple[torch.Tensor, ...], *, logsumexp: bool) -> tuple[torch.Tensor, ...] | None:
@@ -296,7 +304,7 @@ def _gradients_of_blocks(call: Call, d_output: torch.Tensor, d_logsumexp: torch.
 
 
 def _empty(plan: GuardedPlan, arrays: tuple[Any, ...], backend: Backend) -> tuple[torch.Tensor, torch.Tensor]:
-    query = arrays[0] if plan.is_swapped else _swapped(arrays[0])
+    query = arrays[0] if plan.records else _swapped(arrays[0])
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     return query.new_empty(query.shape), query.new_empty(query.shape[:-1], dtype=wide)
 
@@ -309,6 +317,6 @@ def _swapped(array: torch.Tensor) -> torch.Tensor:
     return array.transpose(-3, -2)
 
 
-def _turned(call: Call, is_swapped: bool) -> Call:
-    query, key, value = map(_swapped, call[:3]) if is_swapped else call[:3]
+def _swapped_call(call: Call) -> Call:
+    query, key, value = map(_swapped, call[:3])
     return call._replace(query=query, key=key, value=value)

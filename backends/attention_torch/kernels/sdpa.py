@@ -82,7 +82,7 @@ def kernel_output(call: Call) -> torch.Tensor:
             return output
     call = scaled(call)
     (query, key, value), mask, is_causal = inputs_of(call)
-    if mask is not None and mask.dtype != torch.bool:
+    if mask is not None and mask.dtype != torch.bool and (records(call) or not is_on_host(mask)):
         mask = shifted(mask, call)
     is_on_gpu, options = query.is_cuda, {"is_causal": is_causal, "scale": call.scale}
     if query.shape[-3] != key.shape[-3]:  # which a compiler of symbols tells by a branch alone
@@ -139,8 +139,6 @@ def _aligned(array: torch.Tensor) -> torch.Tensor:
 
 def shifted(bias: torch.Tensor, call: Call) -> torch.Tensor:
     """A bias less `row_shift`, by which no weight changes, unless it is seen that there is nothing to shift."""
-    if is_on_host(bias) and not records(call):
-        return bias
     shift = row_shift(bias)
     is_looked_at = is_on_host(bias) and not call.assume_finite and is_concrete(shift)
     return bias if is_looked_at and not bool(shift.any().item()) else bias - shift
