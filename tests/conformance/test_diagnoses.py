@@ -160,10 +160,18 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
         return output.swapaxes(1, 2).reshape(output.shape) if slip == "heads-not-transposed" else output
 
     cases = (
-        "shape-31x31-d80-plain", "shape-33x33-d96-causal", "shape-65x65-plain", "shape-65x65-d64-causal",
-        "shape-96x96-d72-mask", "shape-16x16-d64-mask", "after-other-mask", "mask", "causal-and-mask", "band-300",
+        "shape-31x31-d80-plain",
+        "shape-33x33-d96-causal",
+        "shape-65x65-plain",
+        "shape-65x65-d64-causal",
+        "shape-96x96-d72-mask",
+        "shape-16x16-d64-mask",
+        "after-other-mask",
+        "mask",
+        "causal-and-mask",
+        "band-300",
         "shape-17x33-d32e48-plain",
-    )  # fmt: skip
+    )
     findings = agreed(list(found(Subject(attention, **TAKES | {"grouped": False}), *cases).values()))
     assert grouped(each for each in findings if each.verdict in WRONG)[0][0].variant == slip
 

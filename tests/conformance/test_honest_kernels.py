@@ -9,11 +9,25 @@ from attention_conformance import Subject
 from attention_conformance.kernel.probe import settled
 
 HONEST = (
-    "mask", "mask-of-*", "masked-nan-*", "causal-more-*", "empty-row-*", "grouped-heads", "scale",
-    "shape-64x64-d16-causal", "shape-129x129-d16-mask", "shape-129x129-d64-causal", "shape-1x7-plain",
-    "shape-3x129-lengths", "shape-130x65-causal", "shape-65x130-causal", "shape-70x200-mask",
-    "shape-9x1025-h4on2-d64-mask", "shape-18x34-h3on3-plain-permuted", "decode-*",
-)  # fmt: skip
+    "mask",
+    "mask-of-*",
+    "masked-nan-*",
+    "causal-more-*",
+    "empty-row-*",
+    "grouped-heads",
+    "scale",
+    "shape-64x64-d16-causal",
+    "shape-129x129-d16-mask",
+    "shape-129x129-d64-causal",
+    "shape-1x7-plain",
+    "shape-3x129-lengths",
+    "shape-130x65-causal",
+    "shape-65x130-causal",
+    "shape-70x200-mask",
+    "shape-9x1025-h4on2-d64-mask",
+    "shape-18x34-h3on3-plain-permuted",
+    "decode-*",
+)
 
 
 def bshd(q, k, v, attn_mask=None, causal=False, softmax_scale=None):

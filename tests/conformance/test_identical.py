@@ -18,19 +18,51 @@ from attention_core.backend import get_backend
 
 BY_NAME = {case.name: case for case in IDENTICAL}
 COMPILED = (  # compilers take seconds for each
-    "causal-offset", "bias-of-minus-infinity", "dropout-causal", "bfloat16-bias", "gelu", "linear-gradient",
-    "grouped-heads-gradient", "encoder",
-)  # fmt: skip
+    "causal-offset",
+    "bias-of-minus-infinity",
+    "dropout-causal",
+    "bfloat16-bias",
+    "gelu",
+    "linear-gradient",
+    "grouped-heads-gradient",
+    "encoder",
+)
 GRADIENTS = (  # those that are run where traced loops make every gradient take seconds
-    "grouped-heads-gradient", "bias-gradient", "dropout-causal-gradient", "extreme-keys-masked-gradient",
-    "bfloat16-extreme-gradient", "linear-gradient", "encoder-gradient", "spectral-norm-gradient",
-)  # fmt: skip
+    "grouped-heads-gradient",
+    "bias-gradient",
+    "dropout-causal-gradient",
+    "extreme-keys-masked-gradient",
+    "bfloat16-extreme-gradient",
+    "linear-gradient",
+    "encoder-gradient",
+    "spectral-norm-gradient",
+)
 ARITHMETIC = (  # eager cases that XLA optimizes, one of each arithmetic: masks are integers
-    "bias", "many", "softcap-window", "dropout", "weights-masked", "near-ties", "wide-range", "subnormals",
-    "extreme-values", "shared-spread", "float16-plain", "bfloat16-extreme", "scores", "linear-wide-range",
-    "layer-norm", "rms-norm-wide-range", "rotary-wide-range", "gelu-extremes", "silu-extremes",
-    "gated-feed-forward", "spectral-norm", "bias-gradient", "bfloat16-extreme-gradient", "spectral-norm-gradient",
-)  # fmt: skip
+    "bias",
+    "many",
+    "softcap-window",
+    "dropout",
+    "weights-masked",
+    "near-ties",
+    "wide-range",
+    "subnormals",
+    "extreme-values",
+    "shared-spread",
+    "float16-plain",
+    "bfloat16-extreme",
+    "scores",
+    "linear-wide-range",
+    "layer-norm",
+    "rms-norm-wide-range",
+    "rotary-wide-range",
+    "gelu-extremes",
+    "silu-extremes",
+    "gated-feed-forward",
+    "spectral-norm",
+    "bias-gradient",
+    "bfloat16-extreme-gradient",
+    "spectral-norm-gradient",
+)
 
 
 def optimized(name):

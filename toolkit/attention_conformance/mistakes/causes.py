@@ -153,8 +153,11 @@ class Variants:
             elif variant.name not in [each.name for each in equal]:
                 equal.append(variant)
             if equal and (equal[0] in CONVENTIONS or size_of(bounds.problem) > MOST_PLANTED):
-                equal += [each for each in FAULTS if (equal[0].name in CORNERS) and each.name == "no-causality"
-                          and self.predicts(got, bounds, each)]  # fmt: skip
+                equal += [
+                    each
+                    for each in FAULTS
+                    if equal[0].name in CORNERS and each.name == "no-causality" and self.predicts(got, bounds, each)
+                ]
                 break
         if not equal and self._dense is not None and not np.isfinite(self._dense.query).all():
             equal = [SPREAD] * _spreads(got, bounds)  # after the conventions of masked rows
