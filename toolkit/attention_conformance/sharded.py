@@ -13,10 +13,12 @@ from attention_conformance.launch.subject import Subject
 from attention_conformance.measure.finding import Finding
 from attention_conformance.run.subjects import check_subject
 from attention_core import Causal, KeyLengths, Shards, SlidingWindow, shard, unshard
-from attention_core.backend import array_namespace, on_device_of
+from attention_core.backend import array_namespace, get_backend, on_device_of
 from attention_core.scores import ScoreMod
 
 AttentionFunction = Callable[..., Any]
+Move = Callable[..., Any]
+Axes = tuple[int | None, ...]
 MASKS = "mask", "attn_mask"
 BY_POSITION = Causal, KeyLengths, SlidingWindow
 """Masks that hold nothing of the queries."""
@@ -137,56 +139,43 @@ def _padded_mask(mask: Any, rows: int, count: int) -> Any:
 
 def _cut(arrays: tuple[Any, ...], shards: Shards, axes: tuple[int | None, ...]) -> tuple[Any, ...]:
     """The rows of this rank; arrays without an axis are the same on all. Gradients are those of all ranks."""
-    if type(arrays[0]).__module__ == "torch":
-        return _differentiated()[0].apply(shards, axes, *arrays)  # type: ignore[no-any-return]
-    return tuple(x if at is None else shard(x, shards, axis=at) for x, at in zip(arrays, axes, strict=True))
+    return _moved(shard, unshard, arrays, shards, axes)
 
 
 def _join(arrays: tuple[Any, ...], shards: Shards, axes: tuple[int, ...]) -> tuple[Any, ...]:
     """All rows; gradients are those of the rows of this rank, as all ranks have the same loss."""
+    return _moved(unshard, shard, arrays, shards, axes)
+
+
+def _moved(there: Move, back: Move, arrays: tuple[Any, ...], shards: Shards, axes: Axes) -> tuple[Any, ...]:
+    """The arrays, those with an axis moved along it. Gradients of PyTorch go back by the inverse."""
     if type(arrays[0]).__module__ == "torch":
-        return _differentiated()[1].apply(shards, axes, *arrays)  # type: ignore[no-any-return]
-    return tuple(unshard(x, shards, axis=at) for x, at in zip(arrays, axes, strict=True))
+        return _step().apply(there, back, shards, axes, *arrays)  # type: ignore[no-any-return]
+    return tuple(x if at is None else there(x, shards, axis=at) for x, at in zip(arrays, axes, strict=True))
 
 
 @functools.cache
-def _differentiated() -> tuple[Any, Any]:
-    """Both as one step of PyTorch each: all ranks have to take the same steps in the same order."""
-    torch = importlib.import_module("torch")
+def _step() -> Any:
+    """A move as one step of PyTorch: all ranks have to take the same steps in the same order."""
+    torch: Any = importlib.import_module("torch")
+    lent: Any = get_backend("torch").collectives
 
-    class Cut(torch.autograd.Function):  # type: ignore[misc, name-defined]
+    class Step(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
-        def forward(context: Any, shards: Shards, axes: tuple[int | None, ...], *arrays: Any) -> Any:
-            context.told = [(x.shape[at] if at else None, at) for x, at in zip(arrays, axes, strict=True)]
-            context.shards = shards
-            return tuple(
-                x.clone() if at is None else shard(x, shards, axis=at).clone()
-                for x, at in zip(arrays, axes, strict=True)
-            )
+        def forward(context: Any, there: Move, back: Move, shards: Shards, axes: Axes, *arrays: Any) -> Any:
+            context.told = back, shards, axes
+            moved = (x if at is None else there(x, shards, axis=at) for x, at in zip(arrays, axes, strict=True))
+            return tuple(x.clone() for x in moved)
 
         @staticmethod
         def backward(context: Any, *gradients: Any) -> Any:
-            found: list[Any] = []
-            for gradient, (length, at) in zip(gradients, context.told, strict=True):
-                if gradient is None:
-                    found.append(None)
-                elif at is None:
-                    total = gradient.clone(memory_format=torch.contiguous_format)
-                    torch.distributed.all_reduce(total, group=context.shards.group)
-                    found.append(total)
-                else:
-                    found.append(unshard(gradient.contiguous(), context.shards._replace(length=length), axis=at))
-            return None, None, *found
+            back, shards, axes = context.told
 
-    class Join(torch.autograd.Function):  # type: ignore[misc, name-defined]
-        @staticmethod
-        def forward(context: Any, shards: Shards, axes: tuple[int, ...], *arrays: Any) -> Any:
-            context.told = shards, axes
-            return tuple(unshard(x.contiguous(), shards, axis=at) for x, at in zip(arrays, axes, strict=True))
+            def moved(gradient: Any, at: int | None) -> Any:
+                if gradient is None or at is not None:
+                    return None if gradient is None else back(gradient, shards, axis=at)
+                return lent.total(gradient, lent.name_of(shards.group))
 
-        @staticmethod
-        def backward(context: Any, *gradients: Any) -> Any:
-            shards, axes = context.told
-            return None, None, *(shard(x, shards, axis=at) for x, at in zip(gradients, axes, strict=True))
+            return None, None, None, None, *map(moved, gradients, axes)
 
-    return Cut, Join
+    return Step

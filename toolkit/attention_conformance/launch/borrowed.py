@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator
-from functools import wraps
+import threading
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 from attention_conformance.launch.watch import Touched
@@ -16,7 +18,6 @@ ATTENTIONS = {
     "jax.nn": ("dot_product_attention",),
     "keras.ops": ("dot_product_attention",),
     "flax.nnx": ("dot_product_attention",),
-    "tensorflow": ("raw_ops.DotProductAttention",),
     "attention_core": ("scaled_dot_product_attention",),
     "attention_conformance.oracle.attention": ("attention",),
     "attention_conformance.oracle.dense": ("answer",),
@@ -66,37 +67,27 @@ def _replaced() -> list[str]:
 
 @contextlib.contextmanager
 def _functions(names: list[str]) -> Iterator[None]:
-    """Replace functions wherever a module holds them, also by another name."""
-    noted, replaced = {}, []
-    for module, functions in ATTENTIONS.items():
-        for name in functions:
-            function = getattr(sys.modules.get(module), name, None)
-            if function is not None:
-                noted[id(function)] = _noting(function, f"{module}.{name}", names)
-    for holder in list(sys.modules.values()):
-        namespace = getattr(holder, "__dict__", None)
-        if type(namespace) is not dict or namespace is globals():
-            continue
-        if noted.keys().isdisjoint(map(id, list(namespace.values()))):  # soon, as it is asked in every call
-            continue
-        for name, function in list(namespace.items()):
-            if id(function) in noted:
-                namespace[name] = noted[id(function)]
-                replaced.append((namespace, name, function))
+    """Note the functions whose code runs, by whatever name a module holds them, in threads that a call starts, too."""
+    known = {
+        inspect.unwrap(function).__code__: f"{module}.{name}"
+        for module, functions in ATTENTIONS.items()
+        for name in functions
+        if (function := getattr(sys.modules.get(module), name, None)) is not None
+    }
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code in known:
+            names.append(known[frame.f_code])
+
+    before = sys.getprofile(), threading.getprofile()
+    sys.setprofile(note)
+    threading.setprofile(note)
     try:
         yield
+        names += ["sys.setprofile, which hides what it calls"] * (sys.getprofile() is not note)
     finally:
-        for namespace, name, function in replaced:
-            namespace[name] = function
-
-
-def _noting(function: Callable[..., Any], name: str, names: list[str]) -> Callable[..., Any]:
-    @wraps(function)
-    def noted(*arguments: Any, **options: Any) -> Any:
-        names.append(name)
-        return function(*arguments, **options)
-
-    return noted
+        sys.setprofile(before[0])
+        threading.setprofile(before[1])
 
 
 def _modes(names: list[str]) -> list[Any]:
