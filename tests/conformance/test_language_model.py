@@ -10,14 +10,8 @@ from gguf_helpers import write_gguf
 from attention_conformance.golden.identical import APART, computed, digest, work_on
 from attention_conformance.hashes import published_model
 from attention_conformance.launch.libraries import devices_of
-from attention_conformance.own.language_model import (
-    KNOWN,
-    LanguageModel,
-    ModelError,
-    identical_cases,
-    load_language_model,
-)
-from attention_conformance.own.model import load_any
+from attention_conformance.own.language_model import KNOWN, LanguageModel, identical_cases
+from attention_conformance.own.model import ModelError, load_model
 from attention_conformance.processes import Order
 from attention_core.backend import get_backend
 from attention_models.checkpoints import save_causal_lm
@@ -30,7 +24,7 @@ def path(tmp_path):
 
 
 def test_no_batch_changes_the_bits(backend, path):
-    model = load_language_model(path)
+    model = load_model(path)
     (case,) = identical_cases(model, False)
     expected = digest(computed(case, get_backend("numpy"), "cpu", "eager"))
     ways = [(device, each) for device in devices_of(backend)[:2] for each in ("", APART)]
@@ -40,16 +34,16 @@ def test_no_batch_changes_the_bits(backend, path):
 
 def test_a_folder_of_transformers_is_its_file(path, tmp_path):
     """The folder has no prompts that are known."""
-    file = load_any(path)
+    file = load_model(path)
     folder = tmp_path / "folder"
     save_causal_lm(folder, file.definition, file.parameters)
-    model = load_any(folder)
+    model = load_model(folder)
     assert isinstance(model, LanguageModel)
     cases, numpy = [identical_cases(each, False)[0] for each in (file, model)], get_backend("numpy")
     assert len({digest(computed(each, numpy, "cpu", "eager")) for each in cases}) == 1
     (folder / "config.json").write_text('{"model_type": "gpt_neox"}')
     with pytest.raises(ModelError, match=r"expected a model_type out of llama, .*; got 'gpt_neox'"):
-        load_any(folder)
+        load_model(folder)
 
 
 def last_bit(model):
@@ -64,7 +58,7 @@ def other_base(model):
 
 @pytest.mark.needs("tensorflow")  # other compilers take twice as long
 def test_a_model_is_compiled_where_the_mode_is_asked_for(backend, path):
-    cases = identical_cases(load_language_model(path), False)
+    cases = identical_cases(load_model(path), False)
     hashes = {}
     for modes in (None, backend.modes[:2]):
         found = [each for each in work_on(cases, Order(backend.name, (), modes=modes)) if hasattr(each, "arrays")]
@@ -76,7 +70,7 @@ def test_a_model_is_compiled_where_the_mode_is_asked_for(backend, path):
 
 @pytest.mark.parametrize("change", [last_bit, other_base])
 def test_a_change_of_the_model_changes_the_hash(path, change):
-    model, numpy = load_language_model(path), get_backend("numpy")
+    model, numpy = load_model(path), get_backend("numpy")
     hashes = {
         digest(computed(identical_cases(each, False)[0], numpy, "cpu", "eager")) for each in (model, change(model))
     }

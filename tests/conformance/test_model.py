@@ -16,13 +16,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from attention_conformance import hashes
 from attention_conformance.golden.identical import computed, digest
 from attention_conformance.own.language_model import KNOWN
-from attention_conformance.own.model import (
-    PAIRS,
-    ModelError,
-    identical_case,
-    load_model,
-    tokens_of,
-)
+from attention_conformance.own.model import PAIRS, ModelError, identical_case, load_model, tokens_of
 from attention_core.backend import get_backend
 
 CONFIG = {
@@ -179,12 +173,12 @@ def truncated(name):
 
 
 QUERY = "encoder.layer.1.attention.self.query.weight"
-OTHERS = ("expected an encoder in ", "; got others: ")
+OTHERS = ("expected a model; got ",)
 CONFIG_OF = "in the config of transformers.BertModel"
 SPOILT = {
-    "no configuration": (removed("config.json"), "expected config.json in"),
-    "no weights": (removed("model.safetensors"), "expected model.safetensors in"),
-    "no tokenizer": (removed("tokenizer.json"), "expected tokenizer.json in"),
+    "no configuration": (removed("config.json"), *OTHERS, "expected a folder of transformers, with config.json; got "),
+    "no weights": (removed("model.safetensors"), *OTHERS, "model.safetensors"),
+    "no tokenizer": (removed("tokenizer.json"), *OTHERS, "expected a tokenizer in ", "tokenizer.json; got no such file"),
     "weights in a pickle": (pickled, "got pytorch_model.bin, a pickle, which can run any code: convert it"),
     "configuration cut short": (truncated("config.json"), *OTHERS, "expected a folder of transformers, with config.json; got "),
     "tokenizer cut short": (truncated("tokenizer.json"), "expected a tokenizer in"),

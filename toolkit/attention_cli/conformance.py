@@ -26,7 +26,7 @@ from attention_conformance.measure.finding import Finding
 from attention_conformance.measure.implementations import IMPLEMENTATIONS
 from attention_conformance.measure.messages import Described, Message
 from attention_conformance.own.identical import Identical
-from attention_conformance.own.language_model import ModelError
+from attention_conformance.own.model import ModelError
 from attention_conformance.own.runner import work
 from attention_conformance.problem import DTYPES
 from attention_conformance.processes import Order

@@ -16,7 +16,7 @@ from attention_conformance.golden.cases import IDENTICAL
 from attention_conformance.golden.identical import computed, digest
 from attention_conformance.own.identical import Identical
 from attention_conformance.own.language_model import LanguageModel
-from attention_conformance.own.model import load_any, model_cases
+from attention_conformance.own.model import load_model, model_cases
 from attention_core.backend import available_backends, get_backend
 
 
@@ -35,7 +35,7 @@ def published_model(path: Path | None, *, long: bool = False) -> dict[str, str |
 
 def _name(path: Path, long: bool) -> str:
     """The SHA-256 of the weights, by which a model is published."""
-    model = load_any(path)
+    model = load_model(path)
     return f"{model.sha256}{' long' * (long and isinstance(model, LanguageModel))}"
 
 

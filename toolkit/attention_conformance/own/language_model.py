@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,17 +13,8 @@ from attention_conformance.own.identical import Identical
 from attention_conformance.own.source import Trees
 from attention_conformance.problem import NumpyArray
 from attention_core.backend import Backend, array_namespace, on_device_of
-from attention_files.writing import FileError
 from attention_models import Decoder, prepare_weights, sample_tokens
-from attention_models.checkpoints import load_causal_lm
-from attention_models.gguf import load_gguf
-from attention_models.layouts import ENCODERS, LayoutError
 from attention_models.parameters import Decoder as Parameters
-
-
-class ModelError(Exception):
-    """A model directory lacks a file, or holds one that is broken or does not fit the others."""
-
 
 KNOWN = {
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53": (  # SmolLM2-135M-Instruct.Q4_1.gguf
@@ -62,41 +50,6 @@ class LanguageModel:
         longest = max(map(len, rows))
         padded = [row + (0,) * (longest - len(row)) for row in rows]
         return np.asarray(padded, np.int32), np.asarray([len(row) for row in rows], np.int32)
-
-
-def is_language_model(path: Path) -> bool:
-    """Whether this is a file, or a folder whose ``config.json`` names another architecture than that of encoders."""
-    if not path.is_dir():
-        return path.is_file()
-    try:
-        return json.loads((path / "config.json").read_bytes())["model_type"] not in ENCODERS
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
-
-
-def load_language_model(path: Path) -> LanguageModel:
-    """Load a language model from a GGUF file, or from a folder of transformers.
-
-    Raise ModelError when a file is missing, broken, or not of a known architecture.
-    """
-    try:
-        files = sorted(path.iterdir()) if path.is_dir() else [path]
-        changed = tuple((each, each.stat().st_mtime_ns, each.stat().st_size) for each in files)
-    except OSError as error:
-        raise ModelError(f"expected a model; got {path}: {error.strerror}") from error
-    return _loaded(path, changed)
-
-
-@functools.lru_cache(maxsize=1)
-def _loaded(path: Path, changed: tuple[tuple[Path, int, int], ...]) -> LanguageModel:
-    try:
-        definition, parameters, *_ = (load_causal_lm if path.is_dir() else load_gguf)(path)
-    except (FileError, LayoutError, ModuleNotFoundError) as error:
-        raise ModelError(str(error)) from error
-    digest = hashlib.sha256()
-    for each in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
-        digest.update(each.read_bytes())
-    return LanguageModel(path.resolve().name, definition, parameters, sha256=digest.hexdigest())
 
 
 def identical_cases(model: LanguageModel, long: bool) -> tuple[Identical, ...]:

@@ -16,19 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attention_conformance.own.identical import Identical
-from attention_conformance.own.language_model import (
-    LanguageModel,
-    ModelError,
-    identical_cases,
-    is_language_model,
-    load_language_model,
-)
+from attention_conformance.own.language_model import LanguageModel, identical_cases
 from attention_conformance.own.source import Trees
 from attention_conformance.port.sides import read_model
 from attention_conformance.problem import NumpyArray
 from attention_core import scaled_dot_product_attention
 from attention_core.backend import array_namespace
-from attention_files.writing import FileError
+from attention_models import Decoder
 from attention_models.tokenizers import read_tokenizer
 from attention_numpy.trees import map_arrays
 
@@ -52,34 +46,55 @@ class Model:
     sha256: str  # of the weights
 
 
-def load_any(path: Path) -> Model | LanguageModel:
+class ModelError(Exception):
+    """A model lacks a file, or has one that is broken or does not fit the others."""
+
+
+def load_model(path: Path, sentences: Sequence[str] = ()) -> Model | LanguageModel:
     """Load a language model from a GGUF file or a folder of transformers, or an encoder from such a folder.
 
-    Raise ModelError as `load_model`.
+    An encoder gets the tokens of sentences, by default those of `PAIRS`. Raise ModelError when a file is missing,
+    broken, or does not fit the others.
     """
-    return load_language_model(path) if is_language_model(path) else load_model(path)
-
-
-def model_cases(path: Path, *, long: bool = False) -> tuple[Identical, ...]:
-    """The cases of a model of which every way of running must give the same bits."""
-    if is_language_model(path):
-        return identical_cases(load_language_model(path), long)
-    return (identical_case(load_model(path)),)
-
-
-def load_model(directory: Path, sentences: Sequence[str] = ()) -> Model:
-    """Load an encoder and turn sentences, by default those of `PAIRS`, into tokens.
-
-    Raise ModelError when a file is missing, broken, or does not fit the others.
-    """
-    definitions, parameters, tokenizer = _encoder(directory)
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    names = {each.name for each in files if path.is_dir()}
+    if "pytorch_model.bin" in names and not any(each.endswith(".safetensors") for each in names):
+        raise ModelError(
+            f"expected model.safetensors in {path}; got pytorch_model.bin, a pickle, which can run any code: "
+            "convert it with safetensors.torch.save_file"
+        )
+    try:
+        changed = tuple((each, each.stat().st_mtime_ns, each.stat().st_size) for each in files)
+        definitions, parameters, sha256 = _read(path, changed)
+        if isinstance(definitions[0], Decoder):
+            return LanguageModel(path.resolve().name, definitions[0], parameters[0], sha256)
+        tokenizer = read_tokenizer(path / "tokenizer.json")
+    except (OSError, TypeError, ValueError, ModuleNotFoundError) as error:
+        raise ModelError(f"expected a model; got {path}: {error}") from error
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(definitions[0].num_positions)
     rows = [tokens_of(tokenizer, definitions, sentence) for sentence in sentences or itertools.chain(*PAIRS)]
     length = max(map(len, rows))
     token_ids = np.array([row + [0] * (length - len(row)) for row in rows], dtype=np.int32)
     is_token = np.arange(length) < np.array([[len(row)] for row in rows])
-    with (directory / "model.safetensors").open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return Model(directory.resolve().name, definitions, parameters, tokenizer, token_ids, is_token, sha256=digest)
+    widened = map_arrays(lambda array: np.ascontiguousarray(array, np.float32), parameters)
+    return Model(path.resolve().name, definitions, widened, tokenizer, token_ids, is_token, sha256)
+
+
+@functools.lru_cache(maxsize=1)
+def _read(path: Path, changed: tuple[tuple[Path, int, int], ...]) -> tuple[Any, Any, str]:
+    """Definitions and parameters, and the SHA-256 of all weights, one file after the other."""
+    digest = hashlib.sha256()
+    for each, *_ in changed:
+        if each == path or each.suffix == ".safetensors":
+            digest.update(each.read_bytes())
+    return *read_model(path), digest.hexdigest()
+
+
+def model_cases(path: Path, *, long: bool = False) -> tuple[Identical, ...]:
+    """The cases of a model of which every way of running must give the same bits."""
+    model = load_model(path)
+    return identical_cases(model, long) if isinstance(model, LanguageModel) else (identical_case(model),)
 
 
 def tokens_of(tokenizer: Any, definitions: Sequence[Any], sentence: str) -> list[int]:
@@ -126,33 +141,3 @@ def _encode(definitions: Sequence[Any], trees: Trees) -> Encoded:
     mask = xp.expand_dims(is_token, axis=-2)
     means = scaled_dot_product_attention(nothing[:, :1, :], nothing, x, mask=mask, arithmetic="reproducible")
     return Encoded(xp.where(xp.expand_dims(is_token, axis=-1), x, 0.0), means)
-
-
-def _encoder(directory: Path) -> tuple[Any, Any, Any]:
-    """Embeddings and layers, their parameters, and the tokenizer."""
-    if not directory.is_dir():
-        raise ModelError(f"expected a model, a folder or a GGUF file; got {directory}: no such path")
-    if not (directory / "model.safetensors").exists() and (directory / "pytorch_model.bin").exists():
-        raise ModelError(
-            f"expected model.safetensors in {directory}; got pytorch_model.bin, a pickle, which can run any code: "
-            "convert it with safetensors.torch.save_file"
-        )
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        if not (directory / name).is_file():
-            raise ModelError(f"expected {name} in {directory}; got no such file")
-    try:
-        definitions, parameters = read_model(directory)
-    except (TypeError, ValueError) as error:  # of a file, of the config, or of arrays that do not fit it
-        raise ModelError(f"expected an encoder in {directory}; got others: {error}") from error
-    widened = map_arrays(lambda array: np.ascontiguousarray(array, np.float32), parameters)
-    return definitions, widened, _tokenizer(directory / "tokenizer.json", definitions[0].num_positions)
-
-
-def _tokenizer(path: Path, most: int) -> Any:
-    try:
-        tokenizer = read_tokenizer(path)
-    except (FileError, ModuleNotFoundError) as error:
-        raise ModelError(str(error)) from error
-    tokenizer.no_padding()
-    tokenizer.enable_truncation(most)
-    return tokenizer
