@@ -68,6 +68,16 @@ def rows(first, second, *cases, **options):
     return {each.case.removeprefix("bits-"): each for each in found}
 
 
+def test_arguments_that_a_call_copies_have_the_same_bits_however_they_lie():
+    plain = planted(block=64)
+    copying = replace(
+        plain, function=lambda *arrays, **more: plain.function(*map(np.ascontiguousarray, arrays), **more)
+    )
+    assert {name: (each.verdict, each.detail) for name, each in rows(copying, copying, "strides").items()} == {
+        "strides": ("right", "7 comparisons")
+    }
+
+
 def by_batch(query, key, value, mask=None, is_causal=False, scale=None):
     """Blocks by the number of samples, and splits by that of queries, as kernels that fill a device do."""
     block = 64 if query.shape[0] == 6 else 32

@@ -94,15 +94,19 @@ MEMORY: dict[str, Callable[[NumpyArray], tuple[NumpyArray, View]]] = {
     "contiguous": _contiguous,
     "permuted": _permuted,
     "transposed": _transposed,
-    "every-second": _every_second,
+    "strided": _every_second,
     "padded": _padded,
     "part": _part,
     "offset": _offset,
     "expanded": _expanded,
-    "expanded-heads": _expanded_heads,
+    "shared": _expanded_heads,
     "interleaved": _interleaved,
     "far": _far,
 }
+"""Kinds of memory; names of shapes begin the word for theirs so."""
+
+EQUAL = ("expanded", "shared", "far")
+"""Those of arrays whose samples, or heads, are equal."""
 
 
 def stored(array: NumpyArray, kind: str, axes: tuple[int, ...] | None) -> tuple[NumpyArray, View]:

@@ -15,7 +15,7 @@ from attention_conformance.cases.batch import CALLS
 from attention_conformance.cases.case import BITWISE, Case, Draw, hard
 from attention_conformance.cases.kernels import attention
 from attention_conformance.problem import NumpyArray, Problem, Rule
-from attention_conformance.strides import MEMORY
+from attention_conformance.strides import EQUAL, MEMORY
 
 LENGTH, WIDTH, SAMPLES = 130, 32, 6
 """More than two blocks of 64, and a scale that is no power of 2; as many samples as `CALLS` has."""
@@ -144,7 +144,7 @@ def _padded(problem: Problem) -> Iterator[Variation]:
 
 def _strides(problem: Problem) -> Iterator[Variation]:
     for kind in MEMORY:
-        if kind not in ("contiguous", "expanded", "far"):
+        if kind not in ("contiguous", *EQUAL):
             memory = dict.fromkeys(("query", "key", "value", "cotangent"), kind)
             yield Variation(f"arrays that lie {kind}", replace(problem, memory=memory))
 

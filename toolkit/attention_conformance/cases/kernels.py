@@ -131,7 +131,7 @@ def _one_sign(draw: Draw) -> Problem:
 
 def in_memory(problem: Problem, kind: str, *names: str) -> Problem:
     """Arrays that lie otherwise in memory; as a stride of 0 has them, all samples, or heads, are the first."""
-    axis = {"expanded": 0, "expanded-heads": 1}.get(kind)
+    axis = {"expanded": 0, "shared": 1}.get(kind)
     if axis is None:
         return problem.changed(memory=dict.fromkeys(names, kind))
     arrays = {**problem.arrays, **({} if problem.cotangent is None else {"cotangent": problem.cotangent})}

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from attention_conformance import strides
 from attention_conformance.cases.case import Case, Draw, hard
 from attention_conformance.cases.kernels import ARRAYS, in_memory
 from attention_conformance.problem import Problem, Rule, array
@@ -53,11 +54,6 @@ BATCHES = ((1, False), (2, False), (3, False), (1, True), (2, True), (3, True), 
 RELATIONS = ("", "gradient", "shuffled", "hidden", "parts", "again", "rewritten")
 
 AXES: tuple[Any, ...] = (KEYS, QUERIES, HEADS, WIDTHS, RULES, MEMORY, BATCHES, RELATIONS)
-
-KINDS = {"permuted": "permuted", "part": "part", "expanded": "expanded", "shared": "expanded-heads",
-         "offset": "offset", "strided": "every-second", "interleaved": "interleaved",
-         "transposed": "transposed", "padded": "padded"}  # fmt: skip
-"""Kinds of memory, as `attention_conformance.strides` calls them, by the words of names."""
 
 OF_RELATIONS = {
     "": "",
@@ -172,11 +168,11 @@ ALWAYS = (Shape(3, 17, 1, 258, 129, 16), Shape(7, 33, 2, 4, 2, 20), Shape(65, 13
 
 def _in_memory(problem: Problem, word: str) -> Problem:
     """The problem with arrays that lie as a word of a name says: those that it ends with, or all that have the kind."""
-    kind = next((each for each in KINDS if word.startswith(each)), "")
+    kind = next((each for each in strides.MEMORY if word.startswith(each)), "")
     if not kind:
         return problem
     names = ("key", "value") if kind in ("part", "expanded", "shared") else (*ARRAYS, "mask", "bias", "cotangent")
-    return in_memory(problem, KINDS[kind], *((word.removeprefix(kind),) if word != kind else names))
+    return in_memory(problem, kind, *((word.removeprefix(kind),) if word != kind else names))
 
 
 _NAME = re.compile(
