@@ -252,18 +252,10 @@ def _never_answered(target: str, witness: Witness) -> str:
     )
 
 
-OTHER = Finding("same-bits-as", "-", 0, "The other target loads, and small calls tell what it expects.", "right")
-
-
 def _pair(subject: Subject, job: Job) -> Iterator[Message]:
     """Compare the bits of a settled subject with those of the other target of a job."""
-    other, begun = subject, job.skip
+    other = subject
     if job.same_bits_as != job.target:
-        if begun == 1:  # it ended a former process
-            return
-        if not begun:
-            yield Started(replace(OTHER, seed=job.seed))
-        begun = max(begun - 1, 0)
         try:
             other = _load(job.same_bits_as)
         except TargetError as error:
@@ -275,9 +267,9 @@ def _pair(subject: Subject, job: Job) -> Iterator[Message]:
             yield Refused(reason)
             return
         yield Described(_facts(other), {}, _library(other).versions(), 0, target=job.same_bits_as)
-    yield from conventions(subject, other) if not begun else []
-    asked = pair_questions(subject, other, job)[begun:]
-    if not (asked or begun):
+    yield from conventions(subject, other) if not job.skip else []
+    asked = pair_questions(subject, other, job)[job.skip :]
+    if not (asked or job.skip):
         got = f"{', '.join(job.cases)}, of a single call" if other is subject else "no common type"
         yield Refused(f"expected rows for {job.target} and {job.same_bits_as}; got {got}")
     for each in asked:
