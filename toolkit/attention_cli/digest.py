@@ -78,13 +78,12 @@ def _digest_chain(options: Digest) -> None:
     model, tokens = options.files[0], options.files[1] if len(options.files) == 2 else None
     unlike, chain = "", chains.Chain()
     with refusing(TypeError, ValueError):
-        other, there = ({}, None) if options.against is None else chains.read_chain(options.against)
+        other, there = ({}, {}) if options.against is None else chains.read_chain(options.against)
         prompt = chains.read_prompt(model, tokens, options.arithmetic)
-        here = prompt.settings
+        here = prompt.about
         for name in ("arithmetic", "token_ids") if there else ():
-            wanted, got = getattr(there, name), getattr(here, name)
-            if wanted != got:
-                raise ValueError(f"expected {name} {wanted}, as in {options.against}; got {got}")
+            if there[name] != here[name]:
+                raise ValueError(f"expected {name} {there[name]}, as in {options.against}; got {here[name]}")
         for name in chosen_backends(options.backend):
             found = chains.chain_of(prompt, get_backend(name))
             places = sum(len(row) for rows in found.values() for row in rows)
@@ -94,8 +93,8 @@ def _digest_chain(options: Digest) -> None:
             chain = chain or found
         told = chains.first_unlike(other, chain) if there else ""
         unlike = unlike or (told and f"parts from {options.against} at {told}")
-    if there and there.model != here.model:
-        typer.echo(f"the model is not that of {options.against}: {here.model} and {there.model}")
+    if there and there["model"] != here["model"]:
+        typer.echo(f"the model is not that of {options.against}: {here['model']} and {there['model']}")
         unlike = unlike or "no place differs, of these tokens"
     if options.chain is not None:
         chains.write_chain(options.chain, chain, here)

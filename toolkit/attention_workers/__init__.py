@@ -109,8 +109,7 @@ def carried_out(
     """
     waiting, running, arrived = deque(orders), list[_Worker](), queue.SimpleQueue[Any]()
     if not jobs:
-        for order in waiting:
-            yield from work(order)
+        yield from itertools.chain.from_iterable(map(work, waiting))
         return
     try:
         while waiting or running:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +25,8 @@ Chain = dict[str, list[list[str]]]
 """By name of a place, for each sequence and each token, the hash of a vector."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What the hashes of a chain depend on, besides the machine.
-
-    Attributes
-    ----------
-    arithmetic : str
-    token_ids, model : str
-        SHA-256 of the tokens; of the definition, and all parameters with their names, shapes and dtypes.
-    """
-
-    arithmetic: str
-    token_ids: str
-    model: str
+ABOUT = ("arithmetic", "token_ids", "model")
+"""What the hashes of a chain depend on, besides the machine."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +38,15 @@ class Prompt:
     definition : Decoder
     parameters : attention_models.parameters.Decoder
     token_ids : numpy.ndarray
-    settings : Settings
+    about : mapping
+        ``arithmetic``; the SHA-256 of ``token_ids``; and, as ``model``, that of the definition, and of all parameters
+        with their names, shapes and dtypes.
     """
 
     definition: Any
     parameters: Any
     token_ids: NumpyArray
-    settings: Settings
+    about: Mapping[str, str]
 
 
 def read_prompt(model: Path, inputs: Path | None = None, arithmetic: str = "reproducible") -> Prompt:
@@ -88,8 +78,8 @@ def read_prompt(model: Path, inputs: Path | None = None, arithmetic: str = "repr
     default = np.arange(1, 17, dtype=np.int32)[None] % definition.num_tokens
     token_ids = np.atleast_2d(arrays.get("token_ids", default))
     told = {str(definition.with_settings(arithmetic="fast")): np.zeros(0), **named_arrays(parameters)}
-    settings = Settings(arithmetic, _hash({"": token_ids.astype(np.int64)}), _hash(told))
-    return Prompt(definition.with_settings(arithmetic=arithmetic), parameters, token_ids, settings)
+    about = dict(zip(ABOUT, (arithmetic, _hash({"": token_ids.astype(np.int64)}), _hash(told)), strict=True))
+    return Prompt(definition.with_settings(arithmetic=arithmetic), parameters, token_ids, about)
 
 
 def chain_of(prompt: Prompt, backend: Backend) -> Chain:
@@ -137,16 +127,16 @@ def first_unlike(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
     return ""
 
 
-def write_chain(path: Path, chain: Chain, settings: Settings) -> None:
-    """Write a chain as JSON."""
-    write_file(path, (json.dumps({"about": asdict(settings), "chain": chain}, indent=1) + "\n").encode())
+def write_chain(path: Path, chain: Chain, about: Mapping[str, str]) -> None:
+    """Write a chain as JSON, with what it is about."""
+    write_file(path, (json.dumps({"about": about, "chain": chain}, indent=1) + "\n").encode())
 
 
-def read_chain(path: Path) -> tuple[Chain, Settings]:
+def read_chain(path: Path) -> tuple[Chain, Mapping[str, str]]:
     """Read what `write_chain` wrote. Raise ComparisonError when the file is none of these."""
     try:
         found = json.loads(path.read_bytes())
         chain = {name: [[str(each) for each in row] for row in rows] for name, rows in found["chain"].items()}
-        return chain, Settings(**{each.name: str(found["about"][each.name]) for each in fields(Settings)})
+        return chain, {name: str(found["about"][name]) for name in ABOUT}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ComparisonError(f"expected a file that --chain wrote; got {path}") from error

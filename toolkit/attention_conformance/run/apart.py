@@ -62,19 +62,14 @@ def distrusted(job: Job, messages: Iterator[Message | Returned]) -> Iterator[Mes
 
 
 ALONE = """
-import importlib.util, pickle, pkgutil, sys
+import importlib, pickle, pkgutil, runpy, sys
 import numpy as np
 
 source, name, make, result = sys.argv[1:]
 arguments, words = pickle.load(sys.stdin.buffer)
-if source.endswith(".py"):
-    specification = importlib.util.spec_from_file_location("kernel", source)
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-else:
-    module = importlib.import_module(source)
+module = runpy.run_path(source) if source.endswith(".py") else vars(importlib.import_module(source))
 put = lambda each: pkgutil.resolve_name(make)(each) if isinstance(each, np.ndarray) else each
-found = getattr(module, name)(*map(put, arguments), **{word: put(each) for word, each in words.items()})
+found = module[name](*map(put, arguments), **{word: put(each) for word, each in words.items()})
 np.save(result, np.asarray(found[0] if isinstance(found, (tuple, list)) else found))
 """
 """A program that calls an attention, and has no line of the kit."""

@@ -85,11 +85,10 @@ class Job(Cases):
         """The order with an answer about the subject, which is that of a crash until there is one."""
         if not isinstance(message, Asked):
             return super().noted(message, at)
-        is_asked = message.facts is None
-        facts = AFTER_A_CRASH.get(message.question, {}) if is_asked else message.facts
-        return replace(self, known={**self.known, message.question: facts}), unanswered(
-            message.question
-        ) if is_asked else None
+        if message.facts is not None:
+            return replace(self, known={**self.known, message.question: message.facts}), None
+        supposed = AFTER_A_CRASH.get(message.question, {})
+        return replace(self, known={**self.known, message.question: supposed}), unanswered(message.question)
 
 
 def job_of(target: str, options: Options, **others: Any) -> Job:
