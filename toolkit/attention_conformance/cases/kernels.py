@@ -14,10 +14,13 @@ import numpy as np
 
 from attention_conformance.cases.case import Case, Draw, case, exact_scores, hard, long, probability
 from attention_conformance.cases.contract import MASK
-from attention_conformance.problem import NumpyArray, Problem
+from attention_conformance.problem import NumpyArray, Problem, Rule
 
 ARRAYS = ("query", "key", "value")
 AT: Any = np.s_
+
+MASKS = ("maskbhm", "mask", "maskhm", "maskm", "maskbh", "maskb", "maskh")
+"""Masks, by the axes that they have besides that of the keys: samples, heads, and queries; `mask` has no heads."""
 
 row = partial(case, compiled=())
 """A case for anybody's attention."""
@@ -28,22 +31,27 @@ gradient = partial(row, measure="gradient")
 
 def attention(
     draw: Draw, queries: int, keys: int, width: int = 32, rule: str = "plain", *, heads: int = 2, groups: int = 0,
-    batch: int = 2, gradient: bool = False, deviation: float = 1.0, **options: Any,
+    batch: int = 2, value_width: int = 0, gradient: bool = False, deviation: float = 1.0, **options: Any,
 ) -> Problem:  # fmt: skip
-    """A problem of a kernel's size under one of four rules."""
-    shapes = {"query": (heads, queries), "key": (groups or heads, keys), "value": (groups or heads, keys)}
-    arrays = {name: draw.normal(batch, *shape, width, deviation=deviation) for name, shape in shapes.items()}
-    cotangent = draw.normal(batch, heads, queries, width) if gradient else None
-    mask = None
-    if rule == "mask":
-        arrays["mask"], mask = draw.mask(batch, 1, queries, keys, share=0.5), MASK
-        arrays["mask"][..., np.arange(queries), np.arange(queries) % keys] = True
-    if rule == "lengths":
+    """A problem of a kernel's size under a rule: plain, causal, chunk, lengths, ragged, bias, or one of `MASKS`."""
+    groups, value_width = groups or heads, value_width or width
+    shapes = {"query": (heads, queries, width), "key": (groups, keys, width), "value": (groups, keys, value_width)}
+    arrays = {name: draw.normal(batch, *shape, deviation=deviation) for name, shape in shapes.items()}
+    if rule in ("lengths", "ragged"):
         lengths = np.linspace(keys // 2 + 1, keys, batch).astype(int)
-        arrays["mask"], mask = np.arange(keys) < lengths[:, None, None, None], MASK
-    if rule == "causal":
+        arrays["mask"] = np.arange(keys) < lengths[:, None, None, None]
+    if rule in MASKS:
+        axes = rule.removeprefix("mask") or "bm"
+        over = (size if axis in axes else 1 for axis, size in {"b": batch, "h": heads, "m": queries}.items())
+        arrays["mask"] = draw.mask(*over, keys, share=0.5)
+    if rule == "bias":
+        arrays["bias"] = draw.normal(1, heads, queries, keys)
+    if rule in ("causal", "ragged"):
         options["is_causal"] = True
-    return Problem(arrays, mask, options, cotangent)
+    mask = MASK if "mask" in arrays else None
+    if rule == "chunk":
+        mask = Rule("Causal", {"offset": max(keys - queries, 0)})
+    return Problem(arrays, mask, options, draw.normal(batch, heads, queries, value_width) if gradient else None)
 
 
 def sized(*sizes: Any, **options: Any) -> Callable[[Draw], Problem]:
@@ -70,12 +78,6 @@ def _empty_rows(draw: Draw, *, gradient: bool = False) -> Problem:
     """Fully masked rows among others, on both sides of the edge of a block."""
     problem = attention(draw, 70, 130, 32, "mask", gradient=gradient)
     return problem.put("mask", AT[..., [0, 63, 64, 69], :], False)
-
-
-def _mask_of(draw: Draw, *shape: int, gradient: bool = False) -> Problem:
-    batch = shape[0] if shape[0] > 1 else 3
-    problem = attention(draw, 70, 130, 32, heads=3, batch=batch, gradient=gradient)
-    return problem.holding(mask=draw.mask(*shape, share=0.6)).put("mask", AT[..., min(1, shape[-1] - 1)], True)
 
 
 def _biased_by(draw: Draw, *shape: int) -> Problem:
@@ -175,7 +177,8 @@ KERNELS: tuple[Case, ...] = (
     gradient("gradient-negative-scale", sized(20, 34, 32, scale=-0.25, gradient=True), hard),
     row("padding-nan", lambda d: cached(d, 20, 130, 70)),
     row("mask-all-true", lambda d: attention(d, 20, 66, 32).holding(mask=np.ones((2, 1, 20, 66), dtype=bool))),
-    row("mask-of-queries", lambda d: _mask_of(d, 2, 1, 70, 1).put("mask", AT[:, :, [0, 5, 63, 64]], False)),
+    row("mask-of-queries", lambda d: attention(d, 70, 130, 32, heads=3).holding(mask=np.ones((2, 1, 70, 1), dtype=bool))
+        .put("mask", AT[:, :, [0, 5, 63, 64]], False)),
     row("bias-130", lambda d: attention(d, 40, 130, 32).holding(bias=d.normal(2, 2, 40, 130, deviation=3.0))),
     row("first-block-hidden", _first_block_hidden),
     row("band-300", lambda d: window(d, 300, 9, width=16, batch=1)),

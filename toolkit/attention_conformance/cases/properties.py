@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -99,10 +98,6 @@ def _steep(draw: Draw) -> Problem:
     return problem.put("key", AT[..., 0], -90.0).put("key", AT[..., :64, 0], 0.0)
 
 
-def _of_heads(draw: Draw, **options: Any) -> Problem:
-    return attention(draw, 70, 130, 32, heads=3, **options).holding(mask=draw.mask(2, 3, 70, 130))
-
-
 def _rolled(problem: Problem, draw: Draw) -> Sequence[Problem]:
     """As many keys as before, but others."""
     name = "mask" if "mask" in problem.arrays else "bias"  # of kernels that add their masks
@@ -139,7 +134,7 @@ CORNERS: tuple[Case, ...] = (
     row("attended-plus-inf-value", lambda d: attention(d, 20, 130, 32).put("value", (..., 66, 2), math.inf)),
     row("small-weights", _small_weights, long),
     row("steeply-falling-scores", _steep, hard),
-    row("mask-of-heads-and-causal", partial(_of_heads, is_causal=True)),
+    row("mask-of-heads-and-causal", sized(70, 130, 32, "maskbhm", heads=3, is_causal=True)),
     row("after-rolled-mask", sized(20, 34, 32, "mask"), before=_rolled),
 )  # fmt: skip
 """Corners, for subjects."""

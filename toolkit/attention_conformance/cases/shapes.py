@@ -17,12 +17,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from attention_conformance import strides
 from attention_conformance.cases.case import Case, Draw, hard
-from attention_conformance.cases.kernels import ARRAYS, in_memory
-from attention_conformance.problem import Problem, Rule, array
+from attention_conformance.cases.kernels import ARRAYS, AT, MASKS, attention, in_memory
+from attention_conformance.problem import Problem
 
 LEVELS = 7
 
@@ -34,9 +32,6 @@ QUERIES = ((1,), (2, 7, 16, 17), (63, 64, 65), (0,), (127, 128, 129), (255, 256,
 
 HEADS = ((1, 1), (2, 2), (3, 3), (8, 2), (4, 1), (6, 3), (10, 5))
 WIDTHS = ((16,), (32,), (64,), (40, 72, 80, 112), (96,), (128,), (256, 160, 192))
-MASKS = ("maskbhm", "mask", "maskhm", "maskm", "maskbh", "maskb", "maskh")
-"""Masks, by the axes that they have besides that of the keys: samples, heads, and queries; `mask` has no heads."""
-
 RULES = (("plain",), ("causal",), ("chunk",), ("lengths",), MASKS, ("bias",), ("ragged",))
 """Rules; a chunk is causal from the last key, and ragged samples have lengths under causality."""
 
@@ -111,31 +106,13 @@ class Shape:
 
     def problem(self, draw: Draw) -> Problem:
         """Make the arrays: normally distributed, of one call."""
-        batch, heads, rows, columns = self.batch, self.heads, self.queries, self.keys
-        dims = {"query": (heads, rows, self.width), "key": (self.groups, columns, self.width)}
-        dims["value"] = (self.groups, columns, self.value_width or self.width)
-        arrays = {name: draw.normal(batch, *each) for name, each in dims.items()}
-        options: dict[str, Any] = {"scale": 0.3} if self.scale else {}
-        mask: Rule | None = None
-        if self.rule in ("lengths", "ragged"):
-            lengths = np.linspace(columns // 2 + 1, columns, batch).astype(int)
-            arrays["mask"] = np.arange(columns) < lengths[:, None, None, None]
-        if self.rule in MASKS:
-            axes = self.rule.removeprefix("mask") or "bm"
-            over = (size if axis in axes else 1 for axis, size in {"b": batch, "h": heads, "m": rows}.items())
-            arrays["mask"] = draw.mask(*over, columns, share=0.5)
-        if self.rule == "bias":
-            arrays["bias"] = draw.normal(1, heads, rows, columns)
-        if self.rule in ("causal", "ragged"):
-            options["is_causal"] = True
-        mask = array("mask") if "mask" in arrays else None
-        if self.rule == "chunk":
-            mask = Rule("Causal", {"offset": max(columns - rows, 0)})
-        cotangent = draw.normal(batch, heads, rows, dims["value"][-1]) if self.relation == "gradient" else None
+        sizes = {name: getattr(self, name) for name in ("heads", "groups", "batch", "value_width")}
+        options: dict[str, Any] = {"gradient": self.relation == "gradient"} | ({"scale": 0.3} if self.scale else {})
+        problem = attention(draw, self.queries, self.keys, self.width, self.rule, **sizes, **options)
         if self.scores:  # in a channel of their own
-            arrays["query"][..., 0] = 8.0
-            arrays["key"][..., 0] = draw.array(SCORE / 8.0 / (0.3 if self.scale else self.width**-0.5))
-        return _in_memory(Problem(arrays, mask, options, cotangent), self.memory)
+            high = SCORE / 8.0 / (0.3 if self.scale else self.width**-0.5)
+            problem = problem.put("query", AT[..., 0], 8.0).put("key", AT[..., 0], draw.array(high))
+        return _in_memory(problem, self.memory)
 
     @classmethod
     def published(cls, geometry: Mapping[str, int], broken: str) -> Shape | None:
