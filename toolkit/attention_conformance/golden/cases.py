@@ -28,11 +28,9 @@ EVERYTHING: dict[str, Any] = {"return_weights": True, "return_logsumexp": True}
 BATCHED = ("query", "key", "value", "mask", "lengths", "query_ids", "key_ids")
 
 
-def _attend(
-    mask: Rule | None, options: Mapping[str, Any], trees: Trees, function: Any = ac.scaled_dot_product_attention
-) -> Any:
+def _attend(mask: Rule | None, options: Mapping[str, Any], trees: Trees) -> Any:
     problem = Problem(trees, mask, {**options, "arithmetic": "reproducible"})
-    return ac.Attention(**output_function(function, problem)(trees))
+    return ac.Attention(**output_function(ac.scaled_dot_product_attention, problem)(trees))
 
 
 def _attention(
@@ -134,12 +132,8 @@ def _layer(
     return Identical(name, shows, inputs, functools.partial(_called, function, names, options), dtype=dtype)
 
 
-def _embed(trees: Trees) -> Any:
-    dropout = Dropout(0.1, 5)
-    ids, segments = trees["ids"], trees["segments"]
-    return functions.embed_tokens(
-        trees["parameters"], ids, segment_ids=segments, dropout=dropout, arithmetic="reproducible"
-    )
+def _embed(parameters: Any, ids: Any, segments: Any, **options: Any) -> Any:
+    return functions.embed_tokens(parameters, ids, segment_ids=segments, **options)
 
 
 def _decode(trees: Trees) -> Any:
@@ -197,7 +191,8 @@ LAYERS = [
     ),
     Identical("decoder-cache", "its prompts at once, then token by token", drawn.language, _decode,
               batched=("ids", "lengths"), modes=("eager",)),
-    Identical("embed-tokens", "three tables, a norm, dropout", drawn.tokens, _embed),
+    _layer("embed-tokens", "three tables, a norm, dropout", _embed, drawn.tokens,
+           names=("parameters", "ids", "segments"), dropout=Dropout(0.1, 5)),
     _layer("sagan", "all places of an image", functions.sagan_attention, drawn.image, pool=False, return_weights=True),
     _layer("sagan-pooled", "maxima of 2 × 2 places", functions.sagan_attention, drawn.image),
     _layer("spectral-norm", "three steps of power iteration", functions.spectral_norm, drawn.matrix,

@@ -1,10 +1,8 @@
-"""Attentions that take a mask of keys, lengths, or packed sequences, as ones that take a mask or a batch.
-
-A script has the source of an adapter, and so none of them needs more than NumPy and the library of its arrays.
-"""
+"""Attentions that take a mask of keys, lengths, or packed sequences, as ones that take a mask or a batch."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import re
@@ -24,32 +22,28 @@ PACKED = re.compile(r"cu_seq(_?lens?)?(_(q|k|kv))?|max_(seq_?lens?_)?(q|k|kv)|ma
 """Parameters by their usual names; the last are of sequences that lie one behind the other."""
 
 
-def masked_by_keys(attention: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """An attention whose keyword takes a mask (B, N), as one that takes it as (B, 1, 1, N)."""
-
-    def called(query: Any, key: Any, value: Any, *more: Any, mask: Any = None, **options: Any) -> Any:
-        if mask is not None and tuple(mask.shape[:3]) != (query.shape[0], 1, 1):
-            raise NotImplementedError(f"expected a mask (B, 1, 1, N), for {name}; got {tuple(mask.shape)}")
-        options |= {} if mask is None else {name: mask[:, 0, 0]}
-        return attention(query, key, value, *more, **options)
-
-    return called
-
-
-def masked_by_lengths(attention: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """An attention whose keyword takes numbers of keys (B,), as one that takes masks (B, 1, 1, N) of first keys."""
+def masked_by_keys(attention: Callable[..., Any], name: str, *, counts: bool = False) -> Callable[..., Any]:
+    """An attention whose keyword takes a mask (B, N), or counts (B,) of first keys, as one of masks (B, 1, 1, N)."""
 
     def called(query: Any, key: Any, value: Any, *more: Any, mask: Any = None, **options: Any) -> Any:
         if mask is not None:
             of_keys = tuple(mask.shape[:3]) == (query.shape[0], 1, 1)
-            if not of_keys or bool((mask[..., 1:] & ~mask[..., :-1]).any()):
-                raise NotImplementedError(f"expected a mask of the first keys, for {name}; got another")
-            count = mask[:, 0, 0].sum(-1)
-            options[name] = count.int() if hasattr(count, "int") else count.astype("int32")
+            if not of_keys or (counts and bool((mask[..., 1:] & ~mask[..., :-1]).any())):
+                wanted = "a mask of the first keys" if counts else "a mask (B, 1, 1, N)"
+                got = "another" if of_keys else tuple(mask.shape)
+                raise NotImplementedError(f"expected {wanted}, for {name}; got {got}")
+            options[name] = mask[:, 0, 0]
+            if counts:
+                count = options[name].sum(-1)
+                options[name] = count.int() if hasattr(count, "int") else count.astype("int32")
         return attention(query, key, value, *more, **options)
 
-    called.reads_masks = True  # type: ignore[attr-defined]
+    if counts:
+        called.reads_masks = True  # type: ignore[attr-defined]
     return called
+
+
+masked_by_lengths = functools.partial(masked_by_keys, counts=True)
 
 
 def unpacked(attention: Callable[..., Any], *names: str) -> Callable[..., Any]:
@@ -94,12 +88,9 @@ def _wrapped(
     subject: Subject, parameters: Mapping[str, inspect.Parameter], adapter: Callable[..., Any], *names: str
 ) -> Subject:
     """The subject by an adapter, with the signature that this gives it."""
-    function = adapter(subject.function, *names)
+    function: Any = functools.wraps(subject.function, updated=())(adapter(subject.function, *names))
     rest = [each for name, each in parameters.items() if name not in names]
     if adapter is not unpacked:
         rest.append(inspect.Parameter("mask", inspect.Parameter.KEYWORD_ONLY, default=None))
-    about: dict[str, Any] = {"adapter": (adapter, names), "__wrapped__": subject.function}
-    about["__signature__"] = inspect.Signature(sorted(rest, key=lambda each: each.kind))
-    for name, each in about.items():
-        setattr(function, name, each)
+    function.adapter, function.__signature__ = adapter, inspect.Signature(sorted(rest, key=lambda each: each.kind))
     return replace(subject, function=function)
