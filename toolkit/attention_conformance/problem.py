@@ -74,8 +74,6 @@ class Problem:
     pieces : tuple
         Where the keys are to be cut, as pairs of start and stop, in the order in which the pieces are merged; all keys
         at once where there are none.
-    calls : tuple of int
-        How many samples of the batch each call has, one after the other; all in one call where there are none.
     memory : mapping of str to str
         How arrays lie in memory, by the names of `attention_conformance.strides`; contiguous by default. The
         name of another array says that they are one.
@@ -88,7 +86,6 @@ class Problem:
     score_mod: Rule | None = None
     pieces: tuple[tuple[int, int], ...] = ()
     memory: Mapping[str, str] = field(default_factory=dict)
-    calls: tuple[int, ...] = ()
 
     @property
     def sizes(self) -> tuple[tuple[int, ...], int, int, int]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,9 @@ from attention_conformance.problem import NumpyArray, Problem, Rule
 
 CALLS = ((0, 1, 2), (2, 0, 1), (0,), (1,), (2,), (3, 2, 4, 0, 5, 1))
 """The samples of each call: a batch, in other places, each alone, and among others, which are 3 and more."""
+
+STARTS = tuple(itertools.accumulate(map(len, CALLS), initial=0))
+"""The first sample of each call, and the end."""
 
 LENGTHS = (4, 7, 1, 2, 6, 3)
 """Key lengths, of which the neighbours have others."""
@@ -34,30 +37,25 @@ def crowded(draw: Draw, **options: Any) -> Problem:
         arrays[name] = problem.arrays[name].copy()
         arrays[name][3:] *= arrays[name].dtype.type(factor)
     order = [sample for samples in CALLS for sample in samples]
-    calls = tuple(map(len, CALLS))
-    return replace(problem, arrays={name: each[order] for name, each in arrays.items()}, calls=calls)
+    return problem.changed(arrays={name: each[order] for name, each in arrays.items()})
 
 
 def in_calls(problem: Problem) -> Iterator[Problem]:
     """The problem of each call, contiguous, as calls of their own have them."""
-    start = 0
-    for count in problem.calls:
-        at = slice(start, start + count)
-        arrays = {name: np.ascontiguousarray(each[at]) for name, each in problem.arrays.items()}
-        yield replace(problem, arrays=arrays, calls=())
-        start += count
+    for start, stop in itertools.pairwise(STARTS):
+        yield problem.changed(arrays={n: np.ascontiguousarray(each[start:stop]) for n, each in problem.arrays.items()})
 
 
 def other_bits(problem: Problem, got: Mapping[str, NumpyArray]) -> str:
     """Tell where equal samples of several calls have unlike bits; empty where none has."""
     first: dict[bytes, int] = {}
-    for sample in range(sum(problem.calls)):
+    for sample in range(STARTS[-1]):
         known = b"".join(each[sample].tobytes() for each in problem.arrays.values())
         twin = first.setdefault(known, sample)
         for name, each in got.items():
             if unlike := difference(each[twin], each[sample]):
-                calls = np.searchsorted(np.cumsum(problem.calls), (twin, sample), "right")
-                batches = " and one of ".join(str(problem.calls[call]) for call in calls)
+                calls = np.searchsorted(STARTS, (twin, sample), "right") - 1
+                batches = " and one of ".join(str(len(CALLS[call])) for call in calls)
                 return f"a sample differs between a batch of {batches}: {unlike.text(name)}"
     return ""
 
