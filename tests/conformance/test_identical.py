@@ -269,7 +269,7 @@ def test_hashes_are_written_as_json(tmp_path):
         (["--case", "nothing-*"], "expected a case out of those of --list; got 'nothing-*', which none matches"),
         (["--mode", "slow"], "expected a mode out of eager; got 'slow'"),
         (["--dtype", "float32"], "expected no --dtype with --identical; got one"),
-        (["--model", "/no/such/model"], "expected a model, a folder or a GGUF file; got /no/such/model: no such path"),
+        (["--model", "/no/such/model"], "expected a model, a folder or a GGUF file; got /no/such/model: [Errno 2]"),
         (["--case", "model"], "expected a case out of those of --list; got 'model', which none matches"),
     ],
 )

@@ -173,7 +173,7 @@ def truncated(name):
 
 
 QUERY = "encoder.layer.1.attention.self.query.weight"
-OTHERS = ("expected a model; got ",)
+OTHERS = ("expected a model, a folder or a GGUF file; got ",)
 CONFIG_OF = "in the config of transformers.BertModel"
 SPOILT = {
     "no configuration": (removed("config.json"), *OTHERS, "expected a folder of transformers, with config.json; got "),

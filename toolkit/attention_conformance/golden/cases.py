@@ -28,9 +28,11 @@ EVERYTHING: dict[str, Any] = {"return_weights": True, "return_logsumexp": True}
 BATCHED = ("query", "key", "value", "mask", "lengths", "query_ids", "key_ids")
 
 
-def _attend(mask: Rule | None, options: Mapping[str, Any], trees: Trees) -> Any:
+def _attend(
+    mask: Rule | None, options: Mapping[str, Any], trees: Trees, function: Any = ac.scaled_dot_product_attention
+) -> Any:
     problem = Problem(trees, mask, {**options, "arithmetic": "reproducible"})
-    return ac.Attention(**output_function(ac.scaled_dot_product_attention, problem)(trees))
+    return ac.Attention(**output_function(function, problem)(trees))
 
 
 def _attention(

@@ -70,7 +70,7 @@ def load_model(path: Path, sentences: Sequence[str] = ()) -> Model | LanguageMod
             return LanguageModel(path.resolve().name, definitions[0], parameters[0], sha256)
         tokenizer = read_tokenizer(path / "tokenizer.json")
     except (OSError, TypeError, ValueError, ModuleNotFoundError) as error:
-        raise ModelError(f"expected a model; got {path}: {error}") from error
+        raise ModelError(f"expected a model, a folder or a GGUF file; got {path}: {error}") from error
     tokenizer.no_padding()
     tokenizer.enable_truncation(definitions[0].num_positions)
     rows = [tokens_of(tokenizer, definitions, sentence) for sentence in sentences or itertools.chain(*PAIRS)]
