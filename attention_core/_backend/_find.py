@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 PADDED = ": make it dense, with padding that mask=KeyLengths(...) hides"
 ACCELERATORS = ("cuda", "gpu", "tpu", "mps", "xpu", "hpu", "npu", "metal")  # words in the names of their devices
 _namespaces: dict[type, Namespace] = {}
-_compat: dict[str, Namespace] = {}
 _backends: dict[type, Backend] = {}
 _eager_types: set[type] = set()
 
@@ -116,11 +114,10 @@ def _namespace_of(array: Array, name: str = "") -> Namespace:
         expected = f"{name or 'an argument'} as a plain array"
         raise TypeError(f"expected {expected}; got {type(array).__name__}{refused}")
     traced = is_compiling(array)
-    try:
-        xp = _compat[_learn_compat(type(array))] if traced else array_api_compat.array_namespace(array)
+    try:  # a compiler complains about the caches of array-api-compat
+        xp = None if traced else array_api_compat.array_namespace(array)
     except TypeError:
         xp = None
-    # What array-api-compat wraps itself needs no backend, and looking for one would not trace under torch.compile.
     if xp is None or not xp.__name__.startswith("array_api_compat."):
         backend = backend_of(array)
         xp = backend.namespace if backend else xp
@@ -139,14 +136,6 @@ def _learn_refusal(kind: type) -> str | None:
         if each in sys.modules:
             get_backend(each)
     return refusal(kind)
-
-
-@untraced  # else it would trace array-api-compat, and complain about its caches
-def _learn_compat(kind: type) -> str:
-    """Find the namespace of array-api-compat for a class of arrays; return the name of its library."""
-    home = _home_of(kind)
-    _compat[home] = importlib.import_module(f"array_api_compat.{home}")
-    return home
 
 
 def backend_of(array: Array) -> Backend | None:

@@ -35,6 +35,7 @@ from .._checks import (
     check_rank,
     check_shapes,
     check_sizes,
+    check_within,
     once_per_signature,
     only_array,
     plain_integer,
@@ -322,9 +323,7 @@ def check_num_new(num_new: Array | None, length: Array, count: int | None) -> No
         arrays = {"num_new": num_new, "cache.length": length}
         check_rank("num_new", num_new, 1, "(...)")
         check_shapes("num_new: to ... integer on cache.length", arrays, {"...": sizes(length)})
-        least, most = value_range(num_new)
-        if least < 0 or (count is not None and most > count):
-            raise ValueError(f"expected num_new in 0..{count}; got {least if least < 0 else most}")
+        check_within("num_new", num_new, count)
 
 
 def check_room(length: Array, count: int | None, capacity: int | None) -> None:

@@ -33,17 +33,17 @@ from .._checks import (
 )
 from ..masks import And, Causal, KeyLengths, Mask, SlidingWindow
 from ..masks._mask import as_mask
-from ..masks._tree import check_mask, mask_arrays
+from ..masks._tree import check_mask
 from ..parameters import DecoderLayer
 from ..random import seeded
-from .attention import check_options, option_arrays
+from .attention import check_options
 from .cache import KeyValueCache, check_cache, check_num_new, check_room, extended
 from .constants import with_constants
 from .encoder import apply_branches, check_branches, check_of_layer, derived_dropouts
 from .feed_forward import feed_and_contract
 from .multi_head import attend_heads, check_heads, check_pairs, counts_of, projection_shapes
 from .normalization import normalized
-from .options import DECODER_DEFAULTS, NUMBERS, DecoderOptions, options_but
+from .options import DECODER_DEFAULTS, NUMBERS, DecoderOptions, arrays_of, options_but
 from .rotary import ROTARY, check_rotation, rotations_of
 from .shards import check_not_shared, place_of, shard_positions, whole_length
 
@@ -280,19 +280,15 @@ def _check_call(*, x: Array, layer: DecoderLayer, **settled: Any) -> Namespace:
 
 def check_inputs(name: str, x: Array, axis: int, arrays: dict[str, Any], *, settled: dict[str, Any]) -> Namespace:
     """Raise unless arrays are of one library, positions and flags fit, and numbers are valid; return the namespace."""
-    num_new, position_ids = settled["num_new"], settled["position_ids"]
-    of_memory = mask_arrays(settled["memory_mask"])
-    arrays |= {"memory": settled["memory"], "cache": settled["cache"], "num_new": num_new, "position_ids": position_ids}
-    arrays |= {**option_arrays(dropout=settled["dropout"]), **mask_arrays(settled["mask"])}
-    xp = common_namespace(settled["xp"], arrays | {f"memory_{key}": array for key, array in of_memory.items()})
+    arrays |= {"memory": settled["memory"], "cache": settled["cache"], **arrays_of(settled)}
+    xp = common_namespace(settled["xp"], arrays)
     check_rank(name, x, -axis, "(..., L)" if axis == -1 else "(..., L, C)")
     if settled["shards"] is not None:
         _check_shards(name, x, axis, settled)
     check_flags(donate=settled["donate"])
     check_of_layer(settled)
     *leading, length = sizes(x)[: len(x.shape) + axis + 1]
-    arrays = {"position_ids": position_ids, "num_new": num_new, "x": x}
-    check_shapes(_POSITIONS, arrays, {"...": leading, "L": length})
+    check_shapes(_POSITIONS, settled | {"x": x}, {"...": leading, "L": length})
     return xp
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 from .._arithmetic import ARITHMETICS, check_arithmetic
 from .._arrays import Array, Namespace, cast_to, positions, shape, sizes, upcast
-from .._backend import as_constant, can_be_read, common_namespace, with_autocast
-from .._checks import check_number, check_parameters, check_shapes, value_range
+from .._backend import as_constant, common_namespace, with_autocast
+from .._checks import check_number, check_parameters, check_shapes, check_within
 from ..parameters import Embeddings
-from ..random import Dropout, check_dropout, seed_array, seeded
+from ..random import Dropout, check_dropout, seeded
 from .normalization import check_channels, norm_shapes, normalized
+from .options import arrays_of
 
 
 @with_autocast(position=1, lowers=False)
@@ -77,7 +78,7 @@ def embed_tokens(
         as_constant(ids, parameters.token) for ids in (token_ids, position_ids, segment_ids)
     )
     ids = {"token_ids": token_ids, "position_ids": position_ids, "segment_ids": segment_ids}
-    xp = common_namespace(xp, {**ids, "embeddings": parameters, **seed_array(dropout)})
+    xp = common_namespace(xp, {**ids, "embeddings": parameters, **arrays_of({"dropout": dropout})})
     check_arithmetic(arithmetic, "token", parameters.token)
     _check_embeddings(parameters, ids, epsilon, dropout)
     dropout = seeded(dropout, token_ids, xp)
@@ -129,10 +130,5 @@ def _check_embeddings(parameters: Embeddings, ids: dict[str, Any], epsilon: floa
 
 def check_rows(name: str, ids: Array | None, table: Array | None) -> None:
     """Raise unless integers have rows in a table, where they can be read."""
-    if ids is None or table is None:
-        return
-    rows = sizes(table)[0]
-    if rows is not None and 0 not in sizes(ids) and can_be_read(ids):
-        least, most = value_range(ids)
-        if least < 0 or most >= rows:
-            raise ValueError(f"expected {name} in 0..{rows - 1}; got {least if least < 0 else most}")
+    if ids is not None and table is not None and (rows := sizes(table)[0]) is not None and 0 not in sizes(ids):
+        check_within(name, ids, rows - 1)

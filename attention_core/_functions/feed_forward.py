@@ -9,8 +9,9 @@ from .._arrays import Array, Namespace, cast_to, upcast
 from .._backend import with_autocast
 from .._checks import check_choice, check_parameters, linear_shapes, once_per_signature
 from ..parameters import FeedForward, GatedFeedForward, Linear
-from ..random import Dropout, check_dropout, seed_array, seeded
+from ..random import Dropout, check_dropout, seeded
 from .normalization import check_map
+from .options import arrays_of
 
 
 @with_autocast(position=1)
@@ -205,7 +206,7 @@ def _check_call(
     check_parameters("feed_forward", parameters, FeedForward, GatedFeedForward)
     if dropout is not None:
         check_dropout(dropout)
-    arrays = {"feed_forward": parameters, **seed_array(dropout)}
+    arrays = {"feed_forward": parameters, **arrays_of({"dropout": dropout})}
     line = feed_forward_shapes("feed_forward", parameters, "x: floating ... C", "out")
     return check_map(x=x, line=line, arithmetic=arithmetic, xp=xp, **arrays)
 

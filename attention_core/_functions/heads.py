@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .._arrays import Array, Namespace, one_program, shape
+from .._arrays import Array, Namespace, move_axis, one_program, shape
 from .._backend import common_namespace
 from .._checks import check_positive, check_shapes
 
@@ -82,8 +82,3 @@ def merge_channels(x: Array, *, xp: Namespace) -> Array:
     return xp.reshape(move_axis(x, -3, -2, xp), (*leading, length, heads * width))
 
 
-def move_axis(x: Array, source: int, destination: int, xp: Namespace) -> Array:
-    """The same array with one axis elsewhere; both are counted from the end."""
-    axes = list(range(len(x.shape)))
-    axes.insert(len(axes) + destination, axes.pop(source))
-    return xp.permute_dims(x, tuple(axes))

@@ -30,12 +30,11 @@ from .._checks import (
     once_per_signature,
     plain_integer,
 )
-from ..masks._tree import mask_arrays
 from ..parameters import MultiHeadAttention
-from .attention import check_options, checked_attention, option_arrays
+from .attention import check_options, checked_attention
 from .constants import with_constants
 from .heads import merge_channels, split_channels
-from .options import Options, options_but
+from .options import Options, arrays_of, options_but
 from .shards import check_shared, place_of, whole_lengths
 
 Prepare: TypeAlias = Callable[[Array, Array, Array], tuple[Array, Array, Array]]
@@ -105,9 +104,9 @@ def multi_head_attention(
     """
     key = query if key is None else key
     value = key if value is None else value
-    settled = {**options, "prepare": prepare, **counts_of(num_heads, num_key_value_heads)}
-    xp, has_constants = _check_call(query=query, key=key, value=value, parameters=parameters, **settled)
-    settled = (with_constants(query, settled) if has_constants else settled) | {"xp": xp}
+    given = with_constants(query, {**options})
+    settled = {**given, "prepare": prepare, **counts_of(num_heads, num_key_value_heads)}
+    xp = settled["xp"] = _check_call(query=query, key=key, value=value, parameters=parameters, **settled)
     if prepare is not None:
         settled["prepare"] = functools.partial(_checked_heads, prepare)
     result = attend_heads(upcast(parameters, xp=xp), upcast((query, key, value), xp=xp), **settled)
@@ -153,16 +152,14 @@ def _checked_heads(prepare: Callable[..., tuple[Array, Array, Array]], *heads: A
 
 @once_per_signature
 def _check_call(
-    *, query: Array, key: Array, value: Array, parameters: MultiHeadAttention, prepare: Any, xp: Any = None, **raw: Any
-) -> tuple[Namespace, bool]:
-    """Raise unless the arguments fit together; return their namespace, and whether some are constants."""
+    *, query: Array, key: Array, value: Array, parameters: MultiHeadAttention, prepare: Any, xp: Any = None, **options: Any
+) -> Namespace:
+    """Raise unless the arguments fit together; return their namespace."""
     check_parameters("attention", parameters, MultiHeadAttention)
-    turned = with_constants(query, raw)
-    options = dict(turned)
+    inputs = {"query": query, "key": key, "value": value, "attention": parameters}
+    xp = common_namespace(xp, inputs | arrays_of(options))
     mask, bias, shards = (options.pop(name, None) for name in ("mask", "bias", "shards"))
     num_heads, num_kv_heads = options.pop("num_heads"), options.pop("num_kv_heads")
-    inputs = {"query": query, "key": key, "value": value, "attention": parameters}
-    xp = common_namespace(xp, inputs | {"bias": bias} | mask_arrays(mask) | option_arrays(**options))
     taken = "query: floating ... M C", "key: floating ... N K", "value: floating ... N V"
     line = projection_shapes("attention", parameters, taken, "out")
     check_heads(line, inputs, num_heads, num_kv_heads, functools.partial(_order_hint, inputs))
@@ -171,7 +168,7 @@ def _check_call(
     if prepare is not None:
         check_function("prepare", prepare)
         check_arity("prepare", prepare, "query, key and value", 3)
-    return xp, turned is not raw
+    return xp
 
 
 def projection_shapes(name: str, parameters: MultiHeadAttention, inputs: tuple[str, str, str], out: str) -> str:

@@ -13,12 +13,13 @@ Layers have it as a setting, by which functions of layers know its name.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Required, TypedDict, TypeVar
 
 from .._arrays import Array, Namespace
 from .._attention.shards.splits import Shards
 from .._keywords import with_options
+from .._trees import arrays_within
 from ..masks import Mask
 from ..random import Dropout
 
@@ -128,6 +129,11 @@ DECODER_DEFAULTS |= {
     "epsilon": 1e-6,
     "donate": False,
 }
+
+
+def arrays_of(options: Mapping[str, Any]) -> dict[str, Array]:
+    """The arrays that options are, or hold, by name: they have to be of one library with the others."""
+    return {path: array for name in ARRAYS for path, array in arrays_within(options.get(name), name).items()}
 
 
 def options_but(*names: str, kind: Any = Options, defaults: dict[str, Any] = DEFAULTS) -> list[inspect.Parameter]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..._arrays import Array, Namespace, positions
+from ..._arrays import Array, Namespace, move_axis, positions
 from ..parts import Run, taken
 
 SPLITS = {"contiguous": 1, "zigzag": 2}  # and how many chunks a rank has
@@ -82,21 +82,15 @@ def whole_of(stack: Array, axis: int, split: str, xp: Namespace) -> Array:
         first, second = (taken(stack, Run(start, half), axis, xp) for start in (0, half))
         stack = xp.concat([first, xp.flip(second, axis=0)], axis=0)
     count, *dims = stack.shape
-    at = len(dims) + axis
-    order = [*range(1, len(dims) + 1)]
-    order.insert(at, 0)
-    dims[at] *= count
-    return xp.reshape(xp.permute_dims(stack, tuple(order)), tuple(dims))
+    dims[axis] *= count
+    return xp.reshape(move_axis(stack, -len(stack.shape), axis - 1, xp), tuple(dims))
 
 
 def stack_of(whole: Array, axis: int, split: str, size: int, xp: Namespace) -> Array:
     """The inverse of `whole_of`."""
-    dims = list(whole.shape)
-    at, count = len(dims) + axis, size * SPLITS[split]
-    chunks = xp.reshape(whole, (*dims[:at], count, dims[at] // count, *dims[at + 1 :]))
-    order = [*range(len(dims) + 1)]
-    order.insert(0, order.pop(at))
-    chunks = xp.permute_dims(chunks, tuple(order))
+    at, count = len(whole.shape) + axis, size * SPLITS[split]
+    dims = (*whole.shape[:at], count, whole.shape[at] // count, *whole.shape[at + 1 :])
+    chunks = move_axis(xp.reshape(whole, dims), axis - 1, -len(dims), xp)
     if split != "zigzag":
         return chunks
     return xp.concat([chunks[:size, ...], xp.flip(chunks[size:, ...], axis=0)], axis=axis)
