@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
-import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from .._arrays import FLOATING, HALF, Array, DType, cast_to, dtype_name
-from .._keywords import Names, call_error, names_of, with_options
+from .._keywords import in_place_of, names_keywords, with_options
 from .._trees import container_of
 from ._base import Autocast
 from ._find import array_namespace, backend_of, is_compiling, is_of_numpy
@@ -49,16 +47,10 @@ def with_autocast(
 
     def decorate(function: Function) -> Function:
         function = with_options(taken)(function) if taken else function
-        backends, find, cast_call = _known, _find, _cast_call
-        error_of, check, names = call_error, check_standard, names_of(function) or Names((), (), 0)
-        keywords = frozenset(names.keywords)
+        backends, find, cast_call, check = _known, _find, _cast_call, check_standard
 
         def called(*arguments: Any, **options: Any) -> Any:
             try:
-                if taken:
-                    for name in options:
-                        if name not in keywords:
-                            raise TypeError(name)
                 if len(arguments) > position:
                     array = arguments[position]
                     backend = backends.get(type(array)) or find(array)
@@ -70,21 +62,11 @@ def with_autocast(
                         with quiet():
                             return function(*arguments, **options)
                 return function(*arguments, **options)
-            except (TypeError, RuntimeError) as raised:
-                error = error_of(raised, function.__name__, names, len(arguments), options)
-                if error is not None:
-                    raise error from None
-                raise
             except AttributeError:
                 check(arguments)
                 raise
 
-        # With the globals of the function, by which doctest knows in which module it is.
-        wrapper = types.FunctionType(
-            called.__code__, function.__globals__, function.__name__, called.__defaults__, called.__closure__
-        )
-        wrapper.names = names  # type: ignore[attr-defined]
-        return functools.update_wrapper(wrapper, function)  # type: ignore[return-value]
+        return names_keywords(in_place_of(function, called), function.__name__)
 
     return decorate
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
-import types
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from .._keywords import untraced
+from .._keywords import in_place_of, untraced
 from ._find import get_backend
 
 Step = TypeVar("Step", bound=Callable[..., Any])
@@ -36,10 +34,8 @@ def may_be_step(function: Step) -> Step:
             return read.get(name, called)(*arguments, **options)
         return called(*arguments, **options)
 
-    # With the globals of the function, by which doctest knows in which module it is.
-    step = types.FunctionType(chosen.__code__, called.__globals__, name, None, chosen.__closure__)
     STEPS[name] = called
-    return functools.update_wrapper(step, called)  # type: ignore[return-value]
+    return cast("Step", in_place_of(called, chosen))
 
 
 @untraced

@@ -80,5 +80,3 @@ def merge_channels(x: Array, *, xp: Namespace) -> Array:
     """The body of `merge_heads`: (..., H, L, D) -> (..., L, H * D)."""
     *leading, heads, length, width = shape(x, xp=xp)
     return xp.reshape(move_axis(x, -3, -2, xp), (*leading, length, heads * width))
-
-

@@ -152,7 +152,14 @@ def _checked_heads(prepare: Callable[..., tuple[Array, Array, Array]], *heads: A
 
 @once_per_signature
 def _check_call(
-    *, query: Array, key: Array, value: Array, parameters: MultiHeadAttention, prepare: Any, xp: Any = None, **options: Any
+    *,
+    query: Array,
+    key: Array,
+    value: Array,
+    parameters: MultiHeadAttention,
+    prepare: Any,
+    xp: Any = None,
+    **options: Any,
 ) -> Namespace:
     """Raise unless the arguments fit together; return their namespace."""
     check_parameters("attention", parameters, MultiHeadAttention)

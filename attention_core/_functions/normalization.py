@@ -48,8 +48,7 @@ def layer_norm(
     Array([[-0.5,  0.5]], dtype=array_api_strict.float64)
     """
     check_parameters("layer_norm", parameters, LayerNorm)
-    options = {"line": _LAYER_NORM, "epsilon": epsilon, "arithmetic": arithmetic, "xp": xp}
-    xp = check_map(x=x, layer_norm=parameters, **options)
+    xp = check_map(x=x, layer_norm=parameters, line=_LAYER_NORM, epsilon=epsilon, arithmetic=arithmetic, xp=xp)
     return _normalized_once(x, parameters, epsilon, arithmetic, xp)
 
 

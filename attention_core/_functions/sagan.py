@@ -188,7 +188,9 @@ def spectral_norm(
 def _max_pool(maps: Array, arithmetic: Any, xp: Namespace) -> Array:
     """Maxima of 2 × 2 positions: (..., height, width, C) -> (..., height // 2, width // 2, C)."""
     *leading, height, width, channels = shape(maps, xp=xp)
-    apart = xp.reshape(maps[..., : height // 2 * 2, : width // 2 * 2, :], (*leading, height // 2, 2, width // 2, 2, channels))
+    apart = xp.reshape(
+        maps[..., : height // 2 * 2, : width // 2 * 2, :], (*leading, height // 2, 2, width // 2, 2, channels)
+    )
     *axes, top, side, left, low, last = range(len(apart.shape))
     squares = xp.permute_dims(apart, (*axes, top, left, side, low, last))
     return arithmetic.max_pool(xp.reshape(squares, (*leading, height // 2, width // 2, 4, channels)), xp=xp)
