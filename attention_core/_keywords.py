@@ -163,10 +163,11 @@ def call_error(raised: Exception, name: str, names: Names, count: int, options: 
     return missing_error(name, names, count, options)
 
 
-def in_place_of(function: Any, called: Any) -> Any:
+def in_place_of(function: Function, called: Any) -> Function:
     """A function called in the place of another, with its globals, by which doctest knows in which module it is."""
-    code, given = called.__code__, called.__closure__
-    return functools.update_wrapper(FunctionType(code, function.__globals__, function.__name__, None, given), function)
+    plain: Any = function
+    wrapper = FunctionType(called.__code__, plain.__globals__, plain.__name__, None, called.__closure__)
+    return cast("Function", functools.update_wrapper(wrapper, plain))
 
 
 def names_keywords(function: Function, name: str, names: Names | None = None, /) -> Function:
@@ -193,8 +194,8 @@ def names_keywords(function: Function, name: str, names: Names | None = None, /)
             raise
 
     wrapper = in_place_of(function, named)
-    wrapper.names = names
-    return cast("Function", wrapper)
+    wrapper.names = names  # type: ignore[attr-defined]
+    return wrapper
 
 
 def unconverted(thing: Thing, /) -> Thing:

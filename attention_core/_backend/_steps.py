@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from .._keywords import in_place_of, untraced
 from ._find import get_backend
@@ -35,7 +35,7 @@ def may_be_step(function: Step) -> Step:
         return called(*arguments, **options)
 
     STEPS[name] = called
-    return cast("Step", in_place_of(called, chosen))
+    return in_place_of(function, chosen)
 
 
 @untraced

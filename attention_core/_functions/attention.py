@@ -186,7 +186,7 @@ def _attend_shards(query: Array, key: Array, value: Array, options: dict[str, An
     strategy = taken_strategy(sharded, options["shards"].strategy)
     if has_no_pairs(call):  # nor any bits: exact sums have nothing to cut
         call = call._replace(arithmetic="fast")
-    call = Call(*fan_out(call[:3], ARITHMETICS[call.arithmetic], call.xp), *call[3:])
+    call = Call._make((*fan_out(call[:3], ARITHMETICS[call.arithmetic], call.xp), *call[3:]))
     result = strategy.run(sharded._replace(call=call), logsumexp=wants_logsumexp)
     output = cast_to(result.output, query.dtype, xp=call.xp)
     return Attention(output, None, result.logsumexp if wants_logsumexp else None)
@@ -351,11 +351,8 @@ def _known_call(known: Known, query: Array, key: Array, value: Array, options: d
         finite = assumes_finite(*CONTEXTS.settings) if planned.assume_finite is None else planned.assume_finite
         return Call._make((query, key, value, *planned.fields, finite))
     options = with_constants(query, options) if known.has_constants else options
-    fields = dict(options)
-    for name in NOT_OF_CALLS:
-        fields.pop(name, None)
-    if fields.get("dropout") is not None:
-        fields["dropout"] = seeded(fields["dropout"], query, known.xp)
+    fields = {name: option for name, option in options.items() if name not in NOT_OF_CALLS}
+    fields["dropout"] = seeded(fields.get("dropout"), query, known.xp)
     assumed = fields.get("assume_finite")  # else the context is read, here alone: what is traced keeps it
     fields["assume_finite"] = assumes_finite(*CONTEXTS.settings) if assumed is None else bool(assumed)
     if options.get("is_causal"):
