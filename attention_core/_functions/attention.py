@@ -25,10 +25,9 @@ from .._checks import (
 )
 from ..masks import And, Causal, Mask
 from ..masks._mask import as_mask
-from ..masks._tree import check_covered, check_mask
+from ..masks._rules import check_covered, check_mask
 from ..random import check_dropout, seeded
 from ..scores import ScoreMod
-from .constants import with_constants
 from .options import (
     DEFAULTS,
     FLAGS,
@@ -39,6 +38,7 @@ from .options import (
     WithWeights,
     arrays_of,
     options_but,
+    with_constants,
 )
 from .shards import check_shared, place_of, whole_lengths
 

@@ -31,20 +31,18 @@ from .._checks import (
     check_shapes,
     once_per_signature,
 )
+from ..cache import KeyValueCache, check_cache, check_num_new, check_room, extended
 from ..masks import And, Causal, KeyLengths, Mask, SlidingWindow
 from ..masks._mask import as_mask
-from ..masks._tree import check_mask
+from ..masks._rules import check_mask
 from ..parameters import DecoderLayer
 from ..random import seeded
 from .attention import check_options
-from .cache import KeyValueCache, check_cache, check_num_new, check_room, extended
-from .constants import with_constants
+from .channels import feed_and_contract, normalized
+from .embeddings import ROTARY, check_rotation, rotations_of
 from .encoder import apply_branches, check_branches, check_of_layer, derived_dropouts
-from .feed_forward import feed_and_contract
 from .multi_head import attend_heads, check_heads, check_pairs, counts_of, projection_shapes
-from .normalization import normalized
-from .options import DECODER_DEFAULTS, NUMBERS, DecoderOptions, arrays_of, options_but
-from .rotary import ROTARY, check_rotation, rotations_of
+from .options import DECODER_DEFAULTS, NUMBERS, DecoderOptions, arrays_of, options_but, with_constants
 from .shards import check_not_shared, place_of, shard_positions, whole_length
 
 

@@ -22,11 +22,9 @@ from .._checks import (
 from ..parameters import DecoderLayer, EncoderLayer, LayerNorm
 from ..random import Dropout, fold_in, seeded
 from .attention import check_options
-from .constants import with_constants
-from .feed_forward import feed_and_contract, feed_forward_shapes
+from .channels import check_channels, feed_and_contract, feed_forward_shapes, norm_shapes, normalized
 from .multi_head import attend_heads, check_heads, check_pairs, counts_of, projection_shapes
-from .normalization import check_channels, norm_shapes, normalized
-from .options import NUMBERS, Options, arrays_of, options_but
+from .options import NUMBERS, Options, arrays_of, options_but, with_constants
 from .shards import check_not_shared
 
 NOT_OF_LAYERS = (*NUMBERS, "sinks", "return_logsumexp", "assume_finite")

@@ -1,4 +1,4 @@
-"""Multi-head attention."""
+"""Multi-head attention, and how channels are split into heads."""
 
 from __future__ import annotations
 
@@ -7,15 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias, Unpack
 
 from .._arithmetic import ARITHMETICS, fan_out
-from .._arrays import (
-    Array,
-    Arrays,
-    Namespace,
-    cast_to,
-    one_program,
-    sizes,
-    upcast,
-)
+from .._arrays import Array, Arrays, Namespace, cast_to, move_axis, one_program, shape, sizes, upcast
 from .._attention.call import Attention
 from .._backend import common_namespace, may_be_step, with_autocast
 from .._checks import (
@@ -32,10 +24,84 @@ from .._checks import (
 )
 from ..parameters import MultiHeadAttention
 from .attention import check_options, checked_attention
-from .constants import with_constants
-from .heads import merge_channels, split_channels
-from .options import Options, arrays_of, options_but
+from .options import Options, arrays_of, options_but, with_constants
 from .shards import check_shared, place_of, whole_lengths
+
+
+def split_heads(x: Array, num_heads: int, /, *, xp: Namespace | None = None) -> Array:
+    """Split the channels of each position into heads.
+
+    .. math:: y_{h, l, d} = x_{l, h D + d}
+
+    Parameters
+    ----------
+    x : Array, shape (..., L, H * D)
+    num_heads : int
+        H; it divides the number of channels.
+    xp : array namespace, optional
+
+    Returns
+    -------
+    Array, shape (..., H, L, D)
+
+    Raises
+    ------
+    ValueError
+        When the number of heads does not divide the channels.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> split_heads(xp.zeros((2, 5, 12)), 3).shape
+    (2, 3, 5, 4)
+    """
+    xp = common_namespace(xp, {"x": x})
+    num_heads = check_positive("num_heads", num_heads)
+    check_shapes("x: ... L H*D", {"x": x}, {"H": num_heads})
+    return one_program(split_channels, xp)(x, num_heads=num_heads, xp=xp)
+
+
+def merge_heads(x: Array, /, *, xp: Namespace | None = None) -> Array:
+    """Merge the heads of each position into channels: the inverse of `split_heads`.
+
+    .. math:: y_{l, h D + d} = x_{h, l, d}
+
+    Parameters
+    ----------
+    x : Array, shape (..., H, L, D)
+    xp : array namespace, optional
+
+    Returns
+    -------
+    Array, shape (..., L, H * D)
+
+    Raises
+    ------
+    ValueError
+        When ``x`` has fewer than three axes.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> merge_heads(xp.zeros((2, 3, 5, 4))).shape
+    (2, 5, 12)
+    """
+    xp = common_namespace(xp, {"x": x})
+    check_shapes("x: ... H L D", {"x": x})
+    return one_program(merge_channels, xp)(x, xp=xp)
+
+
+def split_channels(x: Array, *, num_heads: int, xp: Namespace) -> Array:
+    """The body of `split_heads`: (..., L, H * D) -> (..., H, L, D)."""
+    *leading, length, channels = shape(x, xp=xp)
+    return move_axis(xp.reshape(x, (*leading, length, num_heads, channels // num_heads)), -2, -3, xp)
+
+
+def merge_channels(x: Array, *, xp: Namespace) -> Array:
+    """The body of `merge_heads`: (..., H, L, D) -> (..., L, H * D)."""
+    *leading, heads, length, width = shape(x, xp=xp)
+    return xp.reshape(move_axis(x, -3, -2, xp), (*leading, length, heads * width))
+
 
 Prepare: TypeAlias = Callable[[Array, Array, Array], tuple[Array, Array, Array]]
 
@@ -104,8 +170,8 @@ def multi_head_attention(
     """
     key = query if key is None else key
     value = key if value is None else value
-    given = with_constants(query, {**options})
-    settled = {**given, "prepare": prepare, **counts_of(num_heads, num_key_value_heads)}
+    constant_options = with_constants(query, {**options})
+    settled = {**constant_options, "prepare": prepare, **counts_of(num_heads, num_key_value_heads)}
     xp = settled["xp"] = _check_call(query=query, key=key, value=value, parameters=parameters, **settled)
     if prepare is not None:
         settled["prepare"] = functools.partial(_checked_heads, prepare)

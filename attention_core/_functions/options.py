@@ -18,6 +18,8 @@ from typing import Any, Literal, Required, TypedDict, TypeVar
 
 from .._arrays import Array, Namespace
 from .._attention.shards.splits import Shards
+from .._backend import constant, holds_numpy, is_compiling, is_of_numpy
+from .._checks import check_added_dtype
 from .._keywords import with_options
 from .._trees import arrays_within
 from ..masks import Mask
@@ -149,3 +151,18 @@ def options_but(*names: str, kind: Any = Options, defaults: dict[str, Any] = DEF
 def takes(*names: str, kind: Any = Options, defaults: dict[str, Any] = DEFAULTS) -> Callable[[Call], Call]:
     """Let a call of a layer show these options, which it takes as ``**options``."""
     return with_options([each for each in options_but(kind=kind, defaults=defaults) if each.name in names])
+
+
+def with_constants(like: Array, options: dict[str, Any], /) -> dict[str, Any]:
+    """Turn NumPy arrays among options into constants of another array's library, on its device.
+
+    Masks, score modifications and tuples may hold some. Where nothing is turned, the options are returned themselves.
+    """
+    if is_of_numpy(like) or not hasattr(like, "dtype") or not any(holds_numpy(options.get(name)) for name in ARRAYS):
+        return options
+    for name in () if is_compiling(like) else ("bias", "sinks"):  # before the library narrows their dtype
+        if is_of_numpy(options.get(name)):
+            check_added_dtype(name, options[name], like)
+    return options | {
+        name: constant(options[name], like, wraps=name == "dropout") for name in ARRAYS if name in options
+    }

@@ -8,11 +8,11 @@ from typing import Any, Unpack
 from .. import parameters as trees
 from .._arrays import Array, Namespace
 from .._checks import check_choice, check_positive
-from .._functions.cache import KeyValueCache, empty_cache
+from .._functions.channels import rms_norm
 from .._functions.decoder_layer import decoder_layer
-from .._functions.normalization import rms_norm
+from .._functions.embeddings import ROTARY, check_rotation
 from .._functions.options import DECODER_DEFAULTS, DecoderOptions, takes
-from .._functions.rotary import ROTARY, check_rotation
+from ..cache import KeyValueCache, empty_cache
 from ._attention import MultiHeadAttention
 from ._layer import Initial, Layer, all_masks, norm_spec, settings_of
 from ._transformer import FeedForward

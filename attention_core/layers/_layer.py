@@ -26,7 +26,7 @@ from .._checks import (
     check_rank,
     plain_integer,
 )
-from .._functions.rotary import check_divisors
+from .._functions.embeddings import check_divisors
 from .._functions.sagan import check_data_format
 from .._keywords import our_word
 from .._trees import named_arrays, named_branches, tree_from_names

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Unpack
 
 from .. import parameters as trees
 from .._arrays import Array, Namespace
+from .._functions.channels import feed_forward
 from .._functions.embeddings import embed_tokens
 from .._functions.encoder import encoder_layer
-from .._functions.feed_forward import feed_forward
 from .._functions.options import Options, takes
 from ._attention import MultiHeadAttention
 from ._layer import Initial, Layer, all_masks, linear_spec, norm_spec, settings_of

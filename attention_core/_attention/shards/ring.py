@@ -31,8 +31,7 @@ from ..kernels import Kernel
 from ..parts import KeyRange, Run, cut, key_ranges, taken
 from ..softmax import merge_pieces
 from ..ways import taken_way
-from .rules import from_starts
-from .splits import SPLITS, Place, start_of
+from .splits import SPLITS, Place, from_starts, start_of
 
 ROWS = -2, -1, -1  # the axis of output, logsumexp and remainder
 

@@ -1,17 +1,18 @@
-"""Functions under what a library does by itself: autocast, which casts arguments once, and errors of floating point."""
+"""Public functions as they are called: as one step of a compiled program, under autocast, and without warnings."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from .._arrays import FLOATING, HALF, Array, DType, cast_to, dtype_name
-from .._keywords import in_place_of, names_keywords, with_options
+from .._keywords import in_place_of, names_keywords, untraced, with_options
 from .._trees import container_of
 from ._base import Autocast
-from ._find import array_namespace, backend_of, is_compiling, is_of_numpy
+from ._find import array_namespace, backend_of, get_backend, is_compiling, is_of_numpy
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _CAST_OPTIONS = ("key", "value", "bias", "sinks", "memory")
@@ -109,3 +110,46 @@ def _cast(tree: Any, dtype: DType, xp: Any) -> Any:
     if not hasattr(tree, "dtype") or is_of_numpy(tree) or dtype_name(tree.dtype) not in (*HALF, "float32"):
         return tree
     return cast_to(tree, dtype, xp=xp)
+
+
+Step = TypeVar("Step", bound=Callable[..., Any])
+
+STEPS: dict[str, Any] = {}
+"""The functions by name, as they are called, and read where one is no step."""
+
+_read: dict[str, Callable[..., Any]] = {}
+_compilers: dict[str, Any] = {}
+
+
+def may_be_step(function: Step) -> Step:
+    """Let Dynamo read, in the place of a function, what the backend of PyTorch makes of it (`as_step`).
+
+    A first call under `torch.compile` loads that backend, as to read all of one attention takes a third of a second.
+    No mark of Dynamo says so, which `functools.wraps` would hand on to the functions of users.
+    """
+    called: Any = function
+    name, has_compiler, compilers, load, read = called.__name__, _has_compiler, _compilers, _load, _read
+
+    def chosen(*arguments: Any, **options: Any) -> Any:
+        if has_compiler() and compilers["torch"].is_dynamo_compiling():  # Dynamo reads this, and does not call it
+            load()
+            return read.get(name, called)(*arguments, **options)
+        return called(*arguments, **options)
+
+    STEPS[name] = called
+    return in_place_of(function, chosen)
+
+
+@untraced
+def _has_compiler() -> bool:
+    """Whether PyTorch's is loaded. Dynamo would take longer to read `sys.modules` than a call of attention."""
+    if not _compilers and (compiler := sys.modules.get("torch.compiler")) is not None:
+        _compilers["torch"] = compiler
+    return bool(_compilers)
+
+
+@untraced
+def _load() -> None:
+    with contextlib.suppress(ImportError, ValueError):  # then the function itself is read
+        as_step: Any = get_backend("torch").as_step
+        _read.update({name: as_step(name, STEPS[name]) for name in STEPS.keys() - _read.keys()})
