@@ -52,6 +52,8 @@ def named_arrays(tree: Any, prefix: str = "", /) -> dict[str, Any]:
 
 def arrays_within(tree: Any, name: str, /) -> dict[str, Any]:
     """Map the arrays in (named) tuples and dataclasses by name; numbers of NumPy are none."""
+    if tree is None or isinstance(tree, int) or type(tree) is float:  # nothing is asked of a symbol, as in `flatten`
+        return {}
     if hasattr(tree, "dtype"):
         return {} if isinstance(tree, Real) else {name: tree}
     branches = named_branches(tree, name) if isinstance(tree, tuple) else []

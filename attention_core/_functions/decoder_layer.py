@@ -286,7 +286,8 @@ def check_inputs(name: str, x: Array, axis: int, arrays: dict[str, Any], *, sett
     check_flags(donate=settled["donate"])
     check_of_layer(settled)
     *leading, length = sizes(x)[: len(x.shape) + axis + 1]
-    check_shapes(_POSITIONS, settled | {"x": x}, {"...": leading, "L": length})
+    arrays = {"position_ids": settled["position_ids"], "num_new": settled["num_new"], "x": x}
+    check_shapes(_POSITIONS, arrays, {"...": leading, "L": length})
     return xp
 
 
