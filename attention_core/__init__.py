@@ -8,8 +8,7 @@ from ._attention.config import config_context
 from ._attention.explanation import Explanation
 from ._attention.shards.splits import Shards
 from ._functions.attention import attention_scores, explain_attention, scaled_dot_product_attention
-from ._functions.heads import merge_heads, split_heads
-from ._functions.multi_head import multi_head_attention
+from ._functions.multi_head import merge_heads, multi_head_attention, split_heads
 from ._functions.shards import shard, shard_positions, unshard
 from ._keywords import publish as _publish
 from .masks import Causal, KeyLengths, Mask, MaskFunction, Segments, SlidingWindow

@@ -111,6 +111,13 @@ def has_sharding(array: Array, /) -> bool:
     return hasattr(array, "at")
 
 
+def move_axis(x: Array, source: int, destination: int, xp: Namespace) -> Array:
+    """The same array with one axis elsewhere; both are counted from the end."""
+    axes = list(range(len(x.shape)))
+    axes.insert(len(axes) + destination, axes.pop(source))
+    return xp.permute_dims(x, tuple(axes))
+
+
 def take_rows(table: Array, index: Array, /, *, axis: int, xp: Namespace) -> Array:
     """Take along an axis by a 1-D array of positions, in the integer type that the library indexes with."""
     return xp.take(table, xp.astype(index, index_dtype(index, xp=xp), copy=False), axis=axis)

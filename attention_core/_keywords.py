@@ -9,6 +9,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from types import FunctionType
 from typing import Any, NamedTuple, TypeVar, cast
 
 from ._arrays import explained
@@ -23,18 +24,25 @@ def untraced(function: Function) -> Function:
     return function
 
 
-@untraced
+def kept(function: Function) -> Function:
+    """Compute a function of plain values once for each of the last arguments, and let torch.compile call it."""
+    found = functools.lru_cache(maxsize=1024)(function)
+
+    @functools.wraps(function)
+    def called(*values: Any) -> Any:
+        return found(*values)
+
+    return cast("Function", untraced(called))
+
+
+@kept
 def _table(name: str) -> list[tuple[str, Any]]:
     """The rows of one of the tables of words, which are read once something is wrong."""
-    return list(_tables()[name].items())
-
-
-@functools.cache
-def _tables() -> dict[str, dict[str, Any]]:
     import tomllib  # noqa: PLC0415 (calls without mistakes do without both)
     from importlib import resources  # noqa: PLC0415
 
-    return tomllib.loads(resources.files(__package__).joinpath("words.toml").read_text(encoding="utf-8"))
+    text = resources.files(__package__).joinpath("words.toml").read_text(encoding="utf-8")
+    return list(tomllib.loads(text)[name].items())
 
 
 @functools.cache
@@ -155,6 +163,13 @@ def call_error(raised: Exception, name: str, names: Names, count: int, options: 
     return missing_error(name, names, count, options)
 
 
+def in_place_of(function: Function, called: Any) -> Function:
+    """A function called in the place of another, with its globals, by which doctest knows in which module it is."""
+    plain: Any = function
+    wrapper = FunctionType(called.__code__, plain.__globals__, plain.__name__, None, called.__closure__)
+    return cast("Function", functools.update_wrapper(wrapper, plain))
+
+
 def names_keywords(function: Function, name: str, names: Names | None = None, /) -> Function:
     """Let a function raise `call_error` where Python raises for what a call gives, by names that may be given.
 
@@ -165,21 +180,22 @@ def names_keywords(function: Function, name: str, names: Names | None = None, /)
         return function
 
     known = frozenset(names.keywords) if hasattr(function, "options") else None
+    error_of = call_error
 
-    @functools.wraps(function)
     def named(*arguments: Any, **options: Any) -> Any:
         try:
             if known is not None and not known.issuperset(options):
                 raise TypeError
             return function(*arguments, **options)
         except (TypeError, RuntimeError) as raised:
-            error = call_error(raised, name, names, len(arguments), options)
+            error = error_of(raised, name, names, len(arguments), options)
             if error is not None:
                 raise error from None
             raise
 
-    named.names = names  # type: ignore[attr-defined]
-    return cast("Function", named)
+    wrapper = in_place_of(function, named)
+    wrapper.names = names  # type: ignore[attr-defined]
+    return wrapper
 
 
 def unconverted(thing: Thing, /) -> Thing:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from numbers import Real
 from typing import Any, NamedTuple
 
 
@@ -47,6 +48,18 @@ def named_arrays(tree: Any, prefix: str = "", /) -> dict[str, Any]:
     for name, branch in named_branches(tree, prefix):
         found |= named_arrays(branch, name)
     return found
+
+
+def arrays_within(tree: Any, name: str, /) -> dict[str, Any]:
+    """Map the arrays in (named) tuples and dataclasses by name; numbers of NumPy are none."""
+    if tree is None or isinstance(tree, int) or type(tree) is float:  # nothing is asked of a symbol, as in `flatten`
+        return {}
+    if hasattr(tree, "dtype"):
+        return {} if isinstance(tree, Real) else {name: tree}
+    branches = named_branches(tree, name) if isinstance(tree, tuple) else []
+    if is_dataclass(tree) and not isinstance(tree, type):
+        branches = [(f"{name}.{field}", getattr(tree, field)) for field in _field_names(type(tree))]
+    return {path: array for each, branch in branches for path, array in arrays_within(branch, each).items()}
 
 
 def tree_from_names(like: Any, arrays: Mapping[str, Any], prefix: str = "", /) -> Any:

@@ -73,8 +73,7 @@ from ._keywords import keyword_error, names_keywords, names_of, unconverted, wor
 from ._trees import Leaf, leaves, map_leaves
 from .masks import is_top_left_causal
 from .masks._mask import bounds_of
-from .masks._rules import rule_of
-from .masks._tree import may_count
+from .masks._rules import may_count, rule_of
 
 __all__ = [
     "CONTEXTS",

@@ -3,12 +3,10 @@
 They raise `TypeError` and `ValueError` where dtypes, shapes, devices or numbers do not fit, before any computation.
 """
 
+from ._functions.channels import feed_forward, gelu, layer_norm, linear, rms_norm, silu
 from ._functions.decoder_layer import decoder_layer
-from ._functions.embeddings import embed_tokens
+from ._functions.embeddings import embed_tokens, rotary_embedding
 from ._functions.encoder import encoder_layer
-from ._functions.feed_forward import feed_forward, gelu, linear, silu
-from ._functions.normalization import layer_norm, rms_norm
-from ._functions.rotary import rotary_embedding
 from ._functions.sagan import sagan_attention, spectral_norm
 from ._keywords import publish
 

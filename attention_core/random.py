@@ -29,7 +29,7 @@ from ._arrays import (
     shape_text,
 )
 from ._backend import backend_for, can_be_read, numbers_of, own_namespace
-from ._checks import check_integer, check_sizes, number_text, only_array, plain_integer
+from ._checks import check_integer, check_sizes, number_text, plain_integer
 from ._keywords import names_keywords, unconverted
 
 __all__ = [
@@ -107,11 +107,6 @@ def seeded(dropout: Dropout | None, x: Array, xp: Namespace) -> Dropout | None:
     seed = dropout.seed if isinstance(dropout.seed, int) else backend_for(x, xp).draw_seed(dropout.seed)
     check_seed(seed)
     return Dropout(dropout.rate, seed)
-
-
-def seed_array(dropout: Any) -> dict[str, Any]:
-    """The seed of a dropout by name, if it is an array: it has to be of one library with the others."""
-    return {"dropout.seed": only_array(dropout.seed)} if isinstance(dropout, Dropout) else {}
 
 
 def plain_seed(seed: Any, is_array: Callable[[Any], bool], /) -> Any:

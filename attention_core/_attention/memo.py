@@ -16,8 +16,7 @@ from .._arrays import Array, Namespace, cast_to
 from .._backend import Backend, can_be_read, is_compiling, is_of_eager_type, numbers_of, registered_name
 from ..masks import Mask
 from ..masks._mask import bounds_of
-from ..masks._rules import rule_of
-from ..masks._tree import mask_arrays
+from ..masks._rules import mask_arrays, rule_of
 from .call import Call
 from .kernels import Kernel, Way
 from .parts import keys_within_reach, with_cut

@@ -14,8 +14,7 @@ from .._trees import classes, leaves
 from ..masks import Mask, Positions, flatten, unflatten
 from ..masks._band import LIMIT, UNKNOWN, Band
 from ..masks._mask import as_mask, bounds_of
-from ..masks._rules import rule_of
-from ..masks._tree import is_of_users
+from ..masks._rules import is_of_users, rule_of
 from .call import Call, group_size, is_listed
 
 FEW_QUERIES = 16

@@ -1,9 +1,8 @@
-"""From an array to its namespace and its backend."""
+"""From an array to its namespace and its backend, and from arrays of NumPy next to it to constants."""
 
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,9 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import array_api_compat
 
-from .._arrays import OURS, Array, Namespace, on_device_of, refusal, type_text
+from .._arrays import OURS, Array, Namespace, dtype_name, on_device_of, refusal, type_text
 from .._keywords import unconverted, untraced
-from .._trees import named_arrays
+from .._trees import flatten, named_arrays, unflatten
 from ._base import Backend, library_name
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 PADDED = ": make it dense, with padding that mask=KeyLengths(...) hides"
 ACCELERATORS = ("cuda", "gpu", "tpu", "mps", "xpu", "hpu", "npu", "metal")  # words in the names of their devices
 _namespaces: dict[type, Namespace] = {}
-_compat: dict[str, Namespace] = {}
 _backends: dict[type, Backend] = {}
 _eager_types: set[type] = set()
 
@@ -116,11 +114,10 @@ def _namespace_of(array: Array, name: str = "") -> Namespace:
         expected = f"{name or 'an argument'} as a plain array"
         raise TypeError(f"expected {expected}; got {type(array).__name__}{refused}")
     traced = is_compiling(array)
-    try:
-        xp = _compat[_learn_compat(type(array))] if traced else array_api_compat.array_namespace(array)
+    try:  # a compiler complains about the caches of array-api-compat
+        xp = None if traced else array_api_compat.array_namespace(array)
     except TypeError:
         xp = None
-    # What array-api-compat wraps itself needs no backend, and looking for one would not trace under torch.compile.
     if xp is None or not xp.__name__.startswith("array_api_compat."):
         backend = backend_of(array)
         xp = backend.namespace if backend else xp
@@ -139,14 +136,6 @@ def _learn_refusal(kind: type) -> str | None:
         if each in sys.modules:
             get_backend(each)
     return refusal(kind)
-
-
-@untraced  # else it would trace array-api-compat, and complain about its caches
-def _learn_compat(kind: type) -> str:
-    """Find the namespace of array-api-compat for a class of arrays; return the name of its library."""
-    home = _home_of(kind)
-    _compat[home] = importlib.import_module(f"array_api_compat.{home}")
-    return home
 
 
 def backend_of(array: Array) -> Backend | None:
@@ -345,3 +334,48 @@ def _load(name: str) -> Backend:
             f"backend {name!r} needs its library: pip install 'attention-core[{name.replace('_', '-')}]'", name=name
         )
     return cast(Backend, entries()[name].load())
+
+
+def as_constant(value: Any, like: Array, /, *, wraps: bool = False) -> Any:
+    """One NumPy array as a constant of another array's library; anything else as it is."""
+    return constant(value, like, wraps=wraps) if hasattr(like, "dtype") and not is_of_numpy(like) else value
+
+
+def holds_numpy(value: Any) -> bool:
+    """Whether this is an array of NumPy, or a tuple, mask or dataclass that holds one."""
+    arrays: list[Array] = []
+    flatten(value, arrays)
+    return any(map(is_of_numpy, arrays))
+
+
+def constant(value: Any, like: Array, /, *, wraps: bool = False) -> Any:
+    """Turn the NumPy arrays of a tree into constants of another array's library, on its device.
+
+    Integers that a library cannot hold raise, unless only their last 32 bits count.
+    """
+    arrays: list[Array] = []
+    treedef = flatten(value, arrays)
+    if not any(map(is_of_numpy, arrays)):
+        return value
+    return unflatten(treedef, [_made(array, like, wraps) if is_of_numpy(array) else array for array in arrays])
+
+
+def _made(array: Any, like: Array, wraps: bool) -> Array:
+    traced = is_compiling(like)
+    if not traced:
+        is_bfloat16 = dtype_name(array.dtype) == "bfloat16"  # which libraries do not take from NumPy
+        native = "float32" if is_bfloat16 else array.dtype.newbyteorder("=")
+        array = array.astype(native, order="C", copy=False)  # PyTorch takes no negative strides
+    made = array_namespace(like).asarray(array, **on_device_of(like))
+    if not (wraps or traced):
+        _check_fits(array, made)
+    return made
+
+
+def _check_fits(value: Any, made: Array) -> None:
+    """Raise if integers of NumPy are beyond those of an array that was made of them: JAX has none of 64 bits."""
+    kind = dtype_name(made.dtype)
+    if value.dtype.kind in "iu" and kind != dtype_name(value.dtype):
+        beyond = value[value != value.astype(kind)]
+        if beyond.size:
+            raise ValueError(f"expected integers within {kind}, the widest of the library; got {beyond[0]}")

@@ -175,6 +175,13 @@ def value_range(integers: Array) -> tuple[int, int]:
     return int(least), int(greatest)
 
 
+def check_within(name: str, integers: Array, most: int | None) -> None:
+    """Raise if integers that can be read are not in 0..most."""
+    least, greatest = value_range(integers)
+    if least < 0 or (most is not None and greatest > most):
+        raise ValueError(f"expected {name} in 0..{most}; got {least if least < 0 else greatest}")
+
+
 def _ends(integers: Array, *, xp: Namespace) -> tuple[Array, Array]:
     integers = xp.astype(integers, index_dtype(integers, xp=xp), copy=False)
     return xp.min(integers), xp.max(integers)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from .._arrays import Array, shape_text, shapes_differ, sizes, sizes_differ
-from .._keywords import untraced
+from .._keywords import kept
 from .._trees import named_branches
 from .arguments import (
     HEADS_FIRST,
@@ -52,14 +51,9 @@ class Shape(NamedTuple):
     text: str
 
 
-@untraced
+@kept
 def shapes_of(line: str) -> tuple[Shape, ...]:
     """Read a line such as ``"query: ... H M D floating, key: ... H/G N D like query"``."""
-    return _shapes_of(line)
-
-
-@functools.lru_cache(maxsize=1024)
-def _shapes_of(line: str) -> tuple[Shape, ...]:
     found = []
     for each in line.split(", "):
         name, _, text = each.partition(": ")

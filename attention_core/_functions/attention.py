@@ -22,14 +22,12 @@ from .._checks import (
     check_scaling,
     check_shapes,
     once_per_signature,
-    only_array,
 )
 from ..masks import And, Causal, Mask
 from ..masks._mask import as_mask
-from ..masks._tree import check_covered, check_mask, mask_arrays
-from ..random import check_dropout, seed_array, seeded
+from ..masks._rules import check_covered, check_mask
+from ..random import check_dropout, seeded
 from ..scores import ScoreMod
-from .constants import with_constants
 from .options import (
     DEFAULTS,
     FLAGS,
@@ -38,7 +36,9 @@ from .options import (
     WithLogsumexp,
     WithoutFlags,
     WithWeights,
+    arrays_of,
     options_but,
+    with_constants,
 )
 from .shards import check_shared, place_of, whole_lengths
 
@@ -186,8 +186,7 @@ def _attend_shards(query: Array, key: Array, value: Array, options: dict[str, An
     strategy = taken_strategy(sharded, options["shards"].strategy)
     if has_no_pairs(call):  # nor any bits: exact sums have nothing to cut
         call = call._replace(arithmetic="fast")
-    copies = fan_out(call[:3], ARITHMETICS[call.arithmetic], call.xp)
-    call = call._replace(**dict(zip(("query", "key", "value"), copies, strict=True)))
+    call = Call._make((*fan_out(call[:3], ARITHMETICS[call.arithmetic], call.xp), *call[3:]))
     result = strategy.run(sharded._replace(call=call), logsumexp=wants_logsumexp)
     output = cast_to(result.output, query.dtype, xp=call.xp)
     return Attention(output, None, result.logsumexp if wants_logsumexp else None)
@@ -212,8 +211,7 @@ def _sharded(query: Array, key: Array, value: Array, options: dict[str, Any]) ->
     call = _known_call(known, query, key, value, rest)
     added = with_constants(query, {name: options.get(name) for name in ("mask", "bias")})
     mask, bias = added["mask"], added["bias"]
-    named = {"query": query, "bias": bias, **mask_arrays(mask)}
-    common_namespace(call.xp, {name: array for name, array in named.items() if array is not None})
+    common_namespace(call.xp, {"query": query, **arrays_of(added)})
     check_shared(query, mask, bias, lengths)
     if options.get("is_causal"):
         mask = _CAUSAL if mask is None else _with_causal(mask)
@@ -295,14 +293,6 @@ def attention_scores(query: Array, key: Array, /, **options: Unpack[Options]) ->
     return cast_to(all_scores(call), query.dtype, xp=call.xp)
 
 
-def option_arrays(*, score_mod: Any = None, sinks: Any = None, dropout: Any = None, **others: Any) -> dict[str, Any]:
-    """The arrays among options of attention, by name: they have to be of one library with the others."""
-    arrays = {name: only_array(others.get(name)) for name in NUMBERS} | {"sinks": sinks, **seed_array(dropout)}
-    if isinstance(score_mod, ScoreMod):
-        arrays |= {f"score_mod.arrays[{index}]": array for index, array in enumerate(score_mod.arrays)}
-    return arrays
-
-
 def check_options(query: Array, num_heads: int | None, **settled: Any) -> None:
     """Raise unless options of attention are valid, and supported by the arithmetic."""
     options = DEFAULTS | settled
@@ -361,11 +351,8 @@ def _known_call(known: Known, query: Array, key: Array, value: Array, options: d
         finite = assumes_finite(*CONTEXTS.settings) if planned.assume_finite is None else planned.assume_finite
         return Call._make((query, key, value, *planned.fields, finite))
     options = with_constants(query, options) if known.has_constants else options
-    fields = dict(options)
-    for name in NOT_OF_CALLS:
-        fields.pop(name, None)
-    if fields.get("dropout") is not None:
-        fields["dropout"] = seeded(fields["dropout"], query, known.xp)
+    fields = {name: option for name, option in options.items() if name not in NOT_OF_CALLS}
+    fields["dropout"] = seeded(fields.get("dropout"), query, known.xp)
     assumed = fields.get("assume_finite")  # else the context is read, here alone: what is traced keeps it
     fields["assume_finite"] = assumes_finite(*CONTEXTS.settings) if assumed is None else bool(assumed)
     if options.get("is_causal"):
@@ -392,12 +379,10 @@ def _check_call(*, query: Array, key: Array, value: Array, starts: Any = None, *
     check_arithmetic(options.get("arithmetic", "fast"), "query", query)
     raw = options | {"starts": starts}
     turned = with_constants(query, raw)
-    options = dict(turned)
-    mask, bias, starts = (options.pop(name, None) for name in ("mask", "bias", "starts"))
+    arrays, options = {"query": query, "key": key, "value": value, **arrays_of(turned)}, dict(turned)
+    mask, bias, starts, xp = (options.pop(name, None) for name in ("mask", "bias", "starts", "xp"))
     mask = None if mask is None else as_mask(mask)  # which tells what is no mask
-    named = {"query": query, "key": key, "value": value, "bias": bias, **mask_arrays(mask)}
-    named |= dict(zip(("query_start", "key_start"), map(only_array, starts or ()), strict=False))
-    xp = common_namespace(options.pop("xp", None), named | option_arrays(**options))
+    xp = common_namespace(xp, arrays)
     check_attention(query, key, value, bias)
     check_options(query, sizes(query)[-3], **options)
     if mask is not None:

@@ -31,20 +31,18 @@ from .._checks import (
     check_shapes,
     once_per_signature,
 )
+from ..cache import KeyValueCache, check_cache, check_num_new, check_room, extended
 from ..masks import And, Causal, KeyLengths, Mask, SlidingWindow
 from ..masks._mask import as_mask
-from ..masks._tree import check_mask, mask_arrays
+from ..masks._rules import check_mask
 from ..parameters import DecoderLayer
 from ..random import seeded
-from .attention import check_options, option_arrays
-from .cache import KeyValueCache, check_cache, check_num_new, check_room, extended
-from .constants import with_constants
+from .attention import check_options
+from .channels import feed_and_contract, normalized
+from .embeddings import ROTARY, check_rotation, rotations_of
 from .encoder import apply_branches, check_branches, check_of_layer, derived_dropouts
-from .feed_forward import feed_and_contract
 from .multi_head import attend_heads, check_heads, check_pairs, counts_of, projection_shapes
-from .normalization import normalized
-from .options import DECODER_DEFAULTS, NUMBERS, DecoderOptions, options_but
-from .rotary import ROTARY, check_rotation, rotations_of
+from .options import DECODER_DEFAULTS, NUMBERS, DecoderOptions, arrays_of, options_but, with_constants
 from .shards import check_not_shared, place_of, shard_positions, whole_length
 
 
@@ -280,18 +278,15 @@ def _check_call(*, x: Array, layer: DecoderLayer, **settled: Any) -> Namespace:
 
 def check_inputs(name: str, x: Array, axis: int, arrays: dict[str, Any], *, settled: dict[str, Any]) -> Namespace:
     """Raise unless arrays are of one library, positions and flags fit, and numbers are valid; return the namespace."""
-    num_new, position_ids = settled["num_new"], settled["position_ids"]
-    of_memory = mask_arrays(settled["memory_mask"])
-    arrays |= {"memory": settled["memory"], "cache": settled["cache"], "num_new": num_new, "position_ids": position_ids}
-    arrays |= {**option_arrays(dropout=settled["dropout"]), **mask_arrays(settled["mask"])}
-    xp = common_namespace(settled["xp"], arrays | {f"memory_{key}": array for key, array in of_memory.items()})
+    arrays |= {"memory": settled["memory"], "cache": settled["cache"], **arrays_of(settled)}
+    xp = common_namespace(settled["xp"], arrays)
     check_rank(name, x, -axis, "(..., L)" if axis == -1 else "(..., L, C)")
     if settled["shards"] is not None:
         _check_shards(name, x, axis, settled)
     check_flags(donate=settled["donate"])
     check_of_layer(settled)
     *leading, length = sizes(x)[: len(x.shape) + axis + 1]
-    arrays = {"position_ids": position_ids, "num_new": num_new, "x": x}
+    arrays = {"position_ids": settled["position_ids"], "num_new": settled["num_new"], "x": x}
     check_shapes(_POSITIONS, arrays, {"...": leading, "L": length})
     return xp
 

@@ -1,17 +1,30 @@
-"""Token embeddings."""
+"""Token embeddings, and rotary embeddings of positions, with angles that stay exact at large positions."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from .._arithmetic import ARITHMETICS, check_arithmetic
-from .._arrays import Array, Namespace, cast_to, positions, shape, sizes, upcast
-from .._backend import as_constant, can_be_read, common_namespace, with_autocast
-from .._checks import check_number, check_parameters, check_shapes, value_range
-from ..parameters import Embeddings
-from ..random import Dropout, check_dropout, seed_array, seeded
-from .normalization import check_channels, norm_shapes, normalized
+from .._arithmetic.angles import Rotation
+from .._arrays import Array, Namespace, cast_to, positions, shape, sizes, type_text, upcast
+from .._backend import as_constant, common_namespace, with_autocast
+from .._checks import (
+    check_flags,
+    check_number,
+    check_parameters,
+    check_positive,
+    check_shapes,
+    check_within,
+    number_text,
+    once_per_signature,
+    only_array,
+)
+from ..parameters import DecoderLayer, Embeddings
+from ..random import Dropout, check_dropout, seeded
+from .channels import check_channels, norm_shapes, normalized
+from .options import arrays_of
 
 
 @with_autocast(position=1, lowers=False)
@@ -77,7 +90,7 @@ def embed_tokens(
         as_constant(ids, parameters.token) for ids in (token_ids, position_ids, segment_ids)
     )
     ids = {"token_ids": token_ids, "position_ids": position_ids, "segment_ids": segment_ids}
-    xp = common_namespace(xp, {**ids, "embeddings": parameters, **seed_array(dropout)})
+    xp = common_namespace(xp, {**ids, "embeddings": parameters, **arrays_of({"dropout": dropout})})
     check_arithmetic(arithmetic, "token", parameters.token)
     _check_embeddings(parameters, ids, epsilon, dropout)
     dropout = seeded(dropout, token_ids, xp)
@@ -129,10 +142,144 @@ def _check_embeddings(parameters: Embeddings, ids: dict[str, Any], epsilon: floa
 
 def check_rows(name: str, ids: Array | None, table: Array | None) -> None:
     """Raise unless integers have rows in a table, where they can be read."""
-    if ids is None or table is None:
-        return
-    rows = sizes(table)[0]
-    if rows is not None and 0 not in sizes(ids) and can_be_read(ids):
-        least, most = value_range(ids)
-        if least < 0 or most >= rows:
-            raise ValueError(f"expected {name} in 0..{rows - 1}; got {least if least < 0 else most}")
+    if ids is not None and table is not None and (rows := sizes(table)[0]) is not None and 0 not in sizes(ids):
+        check_within(name, ids, rows - 1)
+
+
+@with_autocast(lowers=False)
+def rotary_embedding(
+    x: Array,
+    positions: Array,
+    /,
+    *,
+    base: float = 10000.0,
+    interleaved: bool = False,
+    width: int | None = None,
+    divisors: tuple[float, ...] | None = None,
+    arithmetic: str = "fast",
+    xp: Namespace | None = None,
+) -> Array:
+    r"""Rotate pairs of channels by angles that grow with the position, so that scores depend on distances.
+
+    .. math::
+
+        (y_a, y_b) = (x_a \cos\phi - x_b \sin\phi,\; x_b \cos\phi + x_a \sin\phi), \qquad
+        \phi = p\, \theta^{-2i/W} / d_i, \qquad i = 0, …, W/2 - 1
+
+    Pair i is :math:`(a, b) = (i, i + W/2)`, as in GPT-NeoX and Llama; or, interleaved, :math:`(2i, 2i + 1)`, as in
+    RoFormer and GPT-J.
+
+    Parameters
+    ----------
+    x : Array, shape (..., H, L, D)
+        Query or key heads. 16-bit types are computed in float32 and rounded once.
+    positions : Array of int, broadcastable to (..., L)
+        p, below :math:`2^{31}` in magnitude; the same for all heads.
+    base : float
+        :math:`\theta`, at least 1.
+    interleaved : bool
+        Whether the channels of a pair are neighbours.
+    width : int, optional
+        W, even: the first W channels are rotated and the others kept; by default all.
+    divisors : tuple of float, optional
+        :math:`d_0, …, d_{W/2-1}`, positive; by default 1. All alike divide the positions, as models of longer contexts
+        do; Llama 3.1 and YaRN divide low frequencies alone.
+    arithmetic, xp
+        As in `scaled_dot_product_attention`.
+
+    Returns
+    -------
+    Array, shape (..., H, L, D)
+        Of the dtype of ``x``.
+
+    Notes
+    -----
+    Angles are computed in fixed point, in turns modulo one, so that large positions lose no accuracy. The measured
+    error is at most 2.1 ulps of the length of a pair, at all valid positions. Nor are frequencies rounded to float64.
+    Computing the angle in float32, as is common, gives cosines that are off by 3e-3 at position 2**17, and by 2e-2 at
+    position 2**20.
+
+    In reproducible arithmetic more than 99 % of the float32 results are correctly rounded, at all positions. If one
+    channel of a pair is not finite, both are NaN.
+
+    References
+    ----------
+    J. Su et al., "RoFormer", 2021. S. Black et al., "GPT-NeoX-20B", 2022, for ``width``. B. Peng et
+    al., "YaRN", 2023, for ``divisors``.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> turned = rotary_embedding(xp.asarray([[[1.0, 0.0]]]), xp.asarray([1]))  # by one radian
+    >>> [round(float(turned[0, 0, channel]), 4) for channel in (0, 1)]
+    [0.5403, 0.8415]
+    """
+    positions = as_constant(positions, x)
+    options: dict[str, Any] = {"base": base, "interleaved": interleaved, "width": width, "divisors": divisors}
+    xp, width = _check_call(x=x, positions=positions, arithmetic=arithmetic, xp=xp, **options)
+    places = xp.reshape(positions, (1,)) if not len(positions.shape) else positions
+    places = xp.expand_dims(xp.expand_dims(xp.astype(places, xp.int32), axis=-2), axis=-1)
+    heads = upcast(x, xp=xp)
+    plan = Rotation(float(base), width, bool(interleaved), divisors)
+    rotate = ARITHMETICS[arithmetic].rotation(plan, places, heads, xp=xp)
+    return cast_to(rotate(heads), x.dtype, xp=xp)
+
+
+def rotations_of(
+    layers: tuple[DecoderLayer, ...], like: Array, positions: Array, settled: dict[str, Any], xp: Namespace
+) -> dict[int, Callable[[Array], Array]]:
+    """What rotates heads by positions (..., L), for each width of the layers' heads: layers share cosines and sines."""
+    base, first, divisors, interleaved = map(settled.pop, ROTARY)
+    if base is None:
+        return {}
+    widths = {layer.attention.query.weight.shape[1] // settled["num_heads"] for layer in layers}
+    places = xp.expand_dims(xp.expand_dims(positions, axis=-2), axis=-1)
+    plans = {width: Rotation(float(base), first or width, bool(interleaved), divisors) for width in widths}
+    ops = ARITHMETICS[settled["arithmetic"]]
+    return {width: ops.rotation(plan, places, like, xp=xp) for width, plan in plans.items()}
+
+
+ROTARY = ("rotary_base", "rotary_width", "rotary_divisors", "interleaved")
+_ROTATED = "x: ... H L D floating, positions: to ... L integer on x"
+
+
+@once_per_signature
+def _check_call(*, x: Array, positions: Array, arithmetic: Any, xp: Any, **options: Any) -> tuple[Namespace, int]:
+    """Raise unless the arguments are valid; return the namespace, and the number of channels to rotate."""
+    xp = common_namespace(xp, {"x": x, "positions": positions})
+    known = check_shapes(_ROTATED, {"x": x, "positions": positions})
+    check_arithmetic(arithmetic, "x", x)
+    return xp, check_rotation(known["D"], **options)
+
+
+def check_rotation(channels: int | None, base: Any, width: Any, divisors: Any, interleaved: Any) -> int:
+    """Raise unless heads of so many channels can be rotated by these options; return how many channels are."""
+    if channels is None:
+        raise ValueError("expected vectors of a known width, to rotate them; got some of an unknown one")
+    check_flags(interleaved=interleaved)
+    if only_array(base) is not None:
+        raise TypeError(f"expected base as a Python number; got {type(base).__name__}")
+    check_number("base", base)
+    if base < 1:
+        raise ValueError(f"expected base >= 1; got {number_text(base)}")
+    if width is not None:
+        width = check_positive("width", width)
+    rotated: int = channels if width is None else width
+    if rotated % 2 or rotated > channels:
+        hint = ": width=... rotates some of them" if width is None else ""
+        raise ValueError(f"expected an even width of at most {channels} channels; got {rotated}{hint}")
+    if divisors is not None:
+        check_divisors("divisors", divisors)
+        if len(divisors) != rotated // 2:
+            raise ValueError(f"expected {rotated // 2} divisors, one for each pair of channels; got {len(divisors)}")
+    return rotated
+
+
+def check_divisors(name: str, divisors: Any) -> None:
+    """Raise unless divisors of frequencies are a tuple of positive numbers."""
+    if not isinstance(divisors, tuple):
+        raise TypeError(f"expected {name} as a tuple of numbers; got {type_text(divisors)}")
+    for index, divisor in enumerate(divisors):
+        if hasattr(divisor, "dtype"):
+            raise TypeError(f"expected {name} as Python numbers; got {type(divisor).__name__}")
+        check_number(f"{name}[{index}]", divisor, positive=True)

@@ -19,15 +19,12 @@ from .._checks import (
     check_parameters,
     once_per_signature,
 )
-from ..masks._tree import mask_arrays
 from ..parameters import DecoderLayer, EncoderLayer, LayerNorm
 from ..random import Dropout, fold_in, seeded
-from .attention import check_options, option_arrays
-from .constants import with_constants
-from .feed_forward import feed_and_contract, feed_forward_shapes
+from .attention import check_options
+from .channels import check_channels, feed_and_contract, feed_forward_shapes, norm_shapes, normalized
 from .multi_head import attend_heads, check_heads, check_pairs, counts_of, projection_shapes
-from .normalization import check_channels, norm_shapes, normalized
-from .options import NUMBERS, Options, options_but
+from .options import NUMBERS, Options, arrays_of, options_but, with_constants
 from .shards import check_not_shared
 
 NOT_OF_LAYERS = (*NUMBERS, "sinks", "return_logsumexp", "assume_finite")
@@ -116,10 +113,9 @@ def encoder_layer(
     >>> bool(xp.all(encoder_layer(layer, x, num_heads=2) == x))
     True
     """
-    settled = {**options, **counts_of(num_heads, num_key_value_heads)}
+    settled = {**with_constants(x, {**options}), **counts_of(num_heads, num_key_value_heads)}
     more = {"epsilon": epsilon, "norm_first": norm_first, "activation": activation, "hook": hook}
-    xp, has_constants = _check_call(x=x, parameters=parameters, **more, **settled)
-    settled = (with_constants(x, settled) if has_constants else settled) | {"xp": xp}
+    xp = settled["xp"] = _check_call(x=x, parameters=parameters, **more, **settled)
     dropout, return_weights = settled.pop("dropout", None), settled.get("return_weights", False)
     dtype = x.dtype
     parameters, x = upcast((parameters, x), xp=xp)
@@ -183,22 +179,19 @@ def derived_dropouts(dropout: Dropout | None, count: int, xp: Namespace) -> list
 
 
 @once_per_signature
-def _check_call(*, x: Array, parameters: EncoderLayer, xp: Any = None, **raw: Any) -> tuple[Namespace, bool]:
-    """Raise unless the arguments fit together; return their namespace, and whether some are constants."""
-    turned = with_constants(x, raw)
-    options = dict(turned)
+def _check_call(*, x: Array, parameters: EncoderLayer, xp: Any = None, **options: Any) -> Namespace:
+    """Raise unless the arguments fit together; return their namespace."""
+    check_parameters("layer", parameters, EncoderLayer)
+    xp = common_namespace(xp, {"x": x, "layer": parameters, **arrays_of(options)})
     mask, bias, shards = (options.pop(name, None) for name in ("mask", "bias", "shards"))
     of_layer = {name: options.pop(name) for name in ("num_heads", "num_kv_heads", *OF_LAYER)}
-    check_parameters("layer", parameters, EncoderLayer)
-    named = {"x": x, "layer": parameters, "bias": bias, **mask_arrays(mask), **option_arrays(**options)}
-    xp = common_namespace(xp, named)
     check_branches("layer", parameters, x, of_layer)
     check_pairs(x, x, of_layer["num_heads"], mask=mask, bias=bias, shards=shards)
     check_options(x, of_layer["num_heads"], **options)
     check_not_shared(shards, dropout=options.get("dropout"), return_weights=options.get("return_weights") or None)
     check_of_layer(of_layer)
     check_channels("x", sizes(x)[-1])
-    return xp, turned is not raw
+    return xp
 
 
 OF_LAYER = ("norm_first", "activation", "epsilon", "hook")

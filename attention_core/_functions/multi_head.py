@@ -1,4 +1,4 @@
-"""Multi-head attention."""
+"""Multi-head attention, and how channels are split into heads."""
 
 from __future__ import annotations
 
@@ -7,15 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias, Unpack
 
 from .._arithmetic import ARITHMETICS, fan_out
-from .._arrays import (
-    Array,
-    Arrays,
-    Namespace,
-    cast_to,
-    one_program,
-    sizes,
-    upcast,
-)
+from .._arrays import Array, Arrays, Namespace, cast_to, move_axis, one_program, shape, sizes, upcast
 from .._attention.call import Attention
 from .._backend import common_namespace, may_be_step, with_autocast
 from .._checks import (
@@ -30,13 +22,86 @@ from .._checks import (
     once_per_signature,
     plain_integer,
 )
-from ..masks._tree import mask_arrays
 from ..parameters import MultiHeadAttention
-from .attention import check_options, checked_attention, option_arrays
-from .constants import with_constants
-from .heads import merge_channels, split_channels
-from .options import Options, options_but
+from .attention import check_options, checked_attention
+from .options import Options, arrays_of, options_but, with_constants
 from .shards import check_shared, place_of, whole_lengths
+
+
+def split_heads(x: Array, num_heads: int, /, *, xp: Namespace | None = None) -> Array:
+    """Split the channels of each position into heads.
+
+    .. math:: y_{h, l, d} = x_{l, h D + d}
+
+    Parameters
+    ----------
+    x : Array, shape (..., L, H * D)
+    num_heads : int
+        H; it divides the number of channels.
+    xp : array namespace, optional
+
+    Returns
+    -------
+    Array, shape (..., H, L, D)
+
+    Raises
+    ------
+    ValueError
+        When the number of heads does not divide the channels.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> split_heads(xp.zeros((2, 5, 12)), 3).shape
+    (2, 3, 5, 4)
+    """
+    xp = common_namespace(xp, {"x": x})
+    num_heads = check_positive("num_heads", num_heads)
+    check_shapes("x: ... L H*D", {"x": x}, {"H": num_heads})
+    return one_program(split_channels, xp)(x, num_heads=num_heads, xp=xp)
+
+
+def merge_heads(x: Array, /, *, xp: Namespace | None = None) -> Array:
+    """Merge the heads of each position into channels: the inverse of `split_heads`.
+
+    .. math:: y_{l, h D + d} = x_{h, l, d}
+
+    Parameters
+    ----------
+    x : Array, shape (..., H, L, D)
+    xp : array namespace, optional
+
+    Returns
+    -------
+    Array, shape (..., L, H * D)
+
+    Raises
+    ------
+    ValueError
+        When ``x`` has fewer than three axes.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> merge_heads(xp.zeros((2, 3, 5, 4))).shape
+    (2, 5, 12)
+    """
+    xp = common_namespace(xp, {"x": x})
+    check_shapes("x: ... H L D", {"x": x})
+    return one_program(merge_channels, xp)(x, xp=xp)
+
+
+def split_channels(x: Array, *, num_heads: int, xp: Namespace) -> Array:
+    """The body of `split_heads`: (..., L, H * D) -> (..., H, L, D)."""
+    *leading, length, channels = shape(x, xp=xp)
+    return move_axis(xp.reshape(x, (*leading, length, num_heads, channels // num_heads)), -2, -3, xp)
+
+
+def merge_channels(x: Array, *, xp: Namespace) -> Array:
+    """The body of `merge_heads`: (..., H, L, D) -> (..., L, H * D)."""
+    *leading, heads, length, width = shape(x, xp=xp)
+    return xp.reshape(move_axis(x, -3, -2, xp), (*leading, length, heads * width))
+
 
 Prepare: TypeAlias = Callable[[Array, Array, Array], tuple[Array, Array, Array]]
 
@@ -105,9 +170,9 @@ def multi_head_attention(
     """
     key = query if key is None else key
     value = key if value is None else value
-    settled = {**options, "prepare": prepare, **counts_of(num_heads, num_key_value_heads)}
-    xp, has_constants = _check_call(query=query, key=key, value=value, parameters=parameters, **settled)
-    settled = (with_constants(query, settled) if has_constants else settled) | {"xp": xp}
+    constant_options = with_constants(query, {**options})
+    settled = {**constant_options, "prepare": prepare, **counts_of(num_heads, num_key_value_heads)}
+    xp = settled["xp"] = _check_call(query=query, key=key, value=value, parameters=parameters, **settled)
     if prepare is not None:
         settled["prepare"] = functools.partial(_checked_heads, prepare)
     result = attend_heads(upcast(parameters, xp=xp), upcast((query, key, value), xp=xp), **settled)
@@ -153,16 +218,21 @@ def _checked_heads(prepare: Callable[..., tuple[Array, Array, Array]], *heads: A
 
 @once_per_signature
 def _check_call(
-    *, query: Array, key: Array, value: Array, parameters: MultiHeadAttention, prepare: Any, xp: Any = None, **raw: Any
-) -> tuple[Namespace, bool]:
-    """Raise unless the arguments fit together; return their namespace, and whether some are constants."""
+    *,
+    query: Array,
+    key: Array,
+    value: Array,
+    parameters: MultiHeadAttention,
+    prepare: Any,
+    xp: Any = None,
+    **options: Any,
+) -> Namespace:
+    """Raise unless the arguments fit together; return their namespace."""
     check_parameters("attention", parameters, MultiHeadAttention)
-    turned = with_constants(query, raw)
-    options = dict(turned)
+    inputs = {"query": query, "key": key, "value": value, "attention": parameters}
+    xp = common_namespace(xp, inputs | arrays_of(options))
     mask, bias, shards = (options.pop(name, None) for name in ("mask", "bias", "shards"))
     num_heads, num_kv_heads = options.pop("num_heads"), options.pop("num_kv_heads")
-    inputs = {"query": query, "key": key, "value": value, "attention": parameters}
-    xp = common_namespace(xp, inputs | {"bias": bias} | mask_arrays(mask) | option_arrays(**options))
     taken = "query: floating ... M C", "key: floating ... N K", "value: floating ... N V"
     line = projection_shapes("attention", parameters, taken, "out")
     check_heads(line, inputs, num_heads, num_kv_heads, functools.partial(_order_hint, inputs))
@@ -171,7 +241,7 @@ def _check_call(
     if prepare is not None:
         check_function("prepare", prepare)
         check_arity("prepare", prepare, "query, key and value", 3)
-    return xp, turned is not raw
+    return xp
 
 
 def projection_shapes(name: str, parameters: MultiHeadAttention, inputs: tuple[str, str, str], out: str) -> str:

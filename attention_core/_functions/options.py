@@ -13,12 +13,15 @@ Layers have it as a setting, by which functions of layers know its name.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Required, TypedDict, TypeVar
 
 from .._arrays import Array, Namespace
 from .._attention.shards.splits import Shards
+from .._backend import constant, holds_numpy, is_compiling, is_of_numpy
+from .._checks import check_added_dtype
 from .._keywords import with_options
+from .._trees import arrays_within
 from ..masks import Mask
 from ..random import Dropout
 
@@ -130,6 +133,11 @@ DECODER_DEFAULTS |= {
 }
 
 
+def arrays_of(options: Mapping[str, Any]) -> dict[str, Array]:
+    """The arrays that options are, or hold, by name: they have to be of one library with the others."""
+    return {path: array for name in ARRAYS for path, array in arrays_within(options.get(name), name).items()}
+
+
 def options_but(*names: str, kind: Any = Options, defaults: dict[str, Any] = DEFAULTS) -> list[inspect.Parameter]:
     """All options but these, as parameters of a function."""
     keyword, hints = inspect.Parameter.KEYWORD_ONLY, kind.__annotations__
@@ -143,3 +151,18 @@ def options_but(*names: str, kind: Any = Options, defaults: dict[str, Any] = DEF
 def takes(*names: str, kind: Any = Options, defaults: dict[str, Any] = DEFAULTS) -> Callable[[Call], Call]:
     """Let a call of a layer show these options, which it takes as ``**options``."""
     return with_options([each for each in options_but(kind=kind, defaults=defaults) if each.name in names])
+
+
+def with_constants(like: Array, options: dict[str, Any], /) -> dict[str, Any]:
+    """Turn NumPy arrays among options into constants of another array's library, on its device.
+
+    Masks, score modifications and tuples may hold some. Where nothing is turned, the options are returned themselves.
+    """
+    if is_of_numpy(like) or not hasattr(like, "dtype") or not any(holds_numpy(options.get(name)) for name in ARRAYS):
+        return options
+    for name in () if is_compiling(like) else ("bias", "sinks"):  # before the library narrows their dtype
+        if is_of_numpy(options.get(name)):
+            check_added_dtype(name, options[name], like)
+    return options | {
+        name: constant(options[name], like, wraps=name == "dropout") for name in ARRAYS if name in options
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .._arithmetic import ARITHMETICS, check_arithmetic
-from .._arrays import Array, Namespace, cast_to, shape, shape_text, sizes, upcast
+from .._arrays import Array, Namespace, cast_to, move_axis, shape, shape_text, sizes, upcast
 from .._attention.call import Attention
 from .._backend import common_namespace, with_autocast
 from .._checks import (
@@ -19,7 +19,6 @@ from .._checks import (
 )
 from ..parameters import SaganAttention
 from .attention import scaled_dot_product_attention
-from .heads import move_axis
 
 MAX_ITERATIONS = 1000  # far beyond convergence: each is part of a traced program
 
@@ -189,17 +188,12 @@ def spectral_norm(
 def _max_pool(maps: Array, arithmetic: Any, xp: Namespace) -> Array:
     """Maxima of 2 × 2 positions: (..., height, width, C) -> (..., height // 2, width // 2, C)."""
     *leading, height, width, channels = shape(maps, xp=xp)
-    if not (_is_even(height) and _is_even(width)):
-        maps = maps[..., : height // 2 * 2, : width // 2 * 2, :]
-    apart = xp.reshape(maps, (*leading, height // 2, 2, width // 2, 2, channels))
+    apart = xp.reshape(
+        maps[..., : height // 2 * 2, : width // 2 * 2, :], (*leading, height // 2, 2, width // 2, 2, channels)
+    )
     *axes, top, side, left, low, last = range(len(apart.shape))
     squares = xp.permute_dims(apart, (*axes, top, left, side, low, last))
     return arithmetic.max_pool(xp.reshape(squares, (*leading, height // 2, width // 2, 4, channels)), xp=xp)
-
-
-def _is_even(size: Any) -> bool:
-    """Whether a size is known, and even."""
-    return isinstance(size, int) and size % 2 == 0
 
 
 def _flatten_places(maps: Array, xp: Namespace) -> Array:

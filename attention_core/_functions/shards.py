@@ -8,12 +8,11 @@ from typing import Any
 from .._arrays import Array, shape_text, sizes, type_text
 from .._attention.blocks.grid import pad
 from .._attention.parts import Run, taken
-from .._attention.shards.operations import gather
-from .._attention.shards.splits import SPLITS, Place, Shards, own, stack_of
+from .._attention.shards.splits import SPLITS, Place, Shards, gather, own, stack_of
 from .._attention.shards.strategies import STRATEGIES
 from .._backend import Backend, array_namespace, backend_for
 from .._checks import check_bias, check_choice, check_positive
-from ..masks._tree import check_mask
+from ..masks._rules import check_mask
 
 
 def shard(x: Array, shards: Shards, /, *, axis: int = -2) -> Array:

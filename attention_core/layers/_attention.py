@@ -10,7 +10,7 @@ from .._arrays import Array, on_device_of, upcast
 from .._backend import common_namespace
 from .._functions.multi_head import Prepare, multi_head_attention
 from .._functions.options import Options, takes
-from ._layer import Layer, all_masks, linear_spec
+from ._layer import Layer, all_masks, linear_spec, settings_of
 
 
 @dataclass(frozen=True)
@@ -159,9 +159,9 @@ class MultiHeadAttention(Layer):
         of_keys = key_mask, query if key is None else key, shards
         padding = {"query_mask": (query_mask, query, shards), "key_mask": of_keys}
         options["mask"] = all_masks(options.get("mask"), xp, **padding)
-        settings = self._options(seed, *_SETTINGS)
+        settings = self._options(seed, *_OPTIONS)
         return multi_head_attention(parameters, query, key, value, prepare=prepare, **options, **settings)
 
 
-_SETTINGS = ("num_heads", "num_key_value_heads", "scale", "softcap", "is_causal", "implementation", "arithmetic")
+_OPTIONS = settings_of(MultiHeadAttention, multi_head_attention)
 _BIASES = ("query_bias", "key_bias", "value_bias", "output_bias")

@@ -8,13 +8,13 @@ from typing import Any, Unpack
 from .. import parameters as trees
 from .._arrays import Array, Namespace
 from .._checks import check_choice, check_positive
-from .._functions.cache import KeyValueCache, empty_cache
+from .._functions.channels import rms_norm
 from .._functions.decoder_layer import decoder_layer
-from .._functions.normalization import rms_norm
+from .._functions.embeddings import ROTARY, check_rotation
 from .._functions.options import DECODER_DEFAULTS, DecoderOptions, takes
-from .._functions.rotary import ROTARY, check_rotation
+from ..cache import KeyValueCache, empty_cache
 from ._attention import MultiHeadAttention
-from ._layer import Initial, Layer, all_masks, norm_spec
+from ._layer import Initial, Layer, all_masks, norm_spec, settings_of
 from ._transformer import FeedForward
 
 
@@ -239,11 +239,8 @@ class DecoderLayer(_DecoderSettings):
         options["mask"] = all_masks(options.get("mask"), xp, key_mask=of_keys)
         of_memory = memory_key_mask, memory
         options["memory_mask"] = all_masks(options.get("memory_mask"), xp, memory_key_mask=of_memory)
-        return decoder_layer(parameters, x, **options, **self._options(seed, "window", *_OPTIONS))
+        return decoder_layer(parameters, x, **options, **self._options(seed, *_OPTIONS))
 
 
 _SETTINGS = tuple(each.name for each in fields(DecoderLayer))
-_OPTIONS = (
-    "num_heads",
-    *(name for name in DECODER_DEFAULTS if name in _SETTINGS and name not in ("window", "dropout")),
-)
+_OPTIONS = settings_of(DecoderLayer, decoder_layer)

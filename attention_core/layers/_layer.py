@@ -26,7 +26,7 @@ from .._checks import (
     check_rank,
     plain_integer,
 )
-from .._functions.rotary import check_divisors
+from .._functions.embeddings import check_divisors
 from .._functions.sagan import check_data_format
 from .._keywords import our_word
 from .._trees import named_arrays, named_branches, tree_from_names
@@ -187,6 +187,12 @@ class Layer(ABC):
         return {"layer": type(self).__name__, **{name: _plain(value) for name, value in asdict(self).items()}}
 
 
+def settings_of(kind: type[Layer], function: Any, /) -> tuple[str, ...]:
+    """The settings that are options of a function by the same name; a bias of projections is none of the scores."""
+    options = set(function.names.keywords) - {"bias", "dropout"}
+    return tuple(field.name for field in fields(kind) if field.name in options)
+
+
 def _plain(value: Any) -> Any:
     """A setting as JSON gives it back."""
     if isinstance(value, tuple):
@@ -298,16 +304,15 @@ def _check_tree(name: str, like: Any, tree: Any) -> None:
             raise ValueError(f"expected {name} as a tuple of {len(like)}; got {len(tree)}")
         for (path, branch), other in zip(named_branches(like, name), tree, strict=True):
             _check_tree(path, branch, other)
-        return
-    if like is None:
+    elif like is None:
         if tree is not None:
             raise ValueError(f"expected no {name}; got {_described(tree)}")
-        return
-    if not hasattr(tree, "shape") or isinstance(tree, trees.PreparedWeight):
+    elif not hasattr(tree, "shape") or isinstance(tree, trees.PreparedWeight):
         raise TypeError(f"expected {name} as an array of shape {like.dims}; got {type(tree).__name__}")
-    if tuple(tree.shape) != like.dims:
+    elif tuple(tree.shape) != like.dims:
         raise ValueError(f"expected {name} {like.dims}; got {shape_text(tree)}")
-    check_floating(name, tree)
+    else:
+        check_floating(name, tree)
 
 
 def _described(value: Any) -> str:

@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Unpack
 
 from .. import parameters as trees
 from .._arrays import Array, Namespace
+from .._functions.channels import feed_forward
 from .._functions.embeddings import embed_tokens
 from .._functions.encoder import encoder_layer
-from .._functions.feed_forward import feed_forward
 from .._functions.options import Options, takes
 from ._attention import MultiHeadAttention
-from ._layer import Initial, Layer, all_masks, linear_spec, norm_spec
+from ._layer import Initial, Layer, all_masks, linear_spec, norm_spec, settings_of
 
 
 @dataclass(frozen=True)
@@ -150,10 +150,7 @@ class EncoderLayer(Layer):
         return encoder_layer(parameters, x, hook=hook, **options, **self._options(seed, *_OPTIONS))
 
 
-_OPTIONS = (
-    "num_heads", "num_key_value_heads", "norm_first", "is_causal", "activation", "epsilon", "implementation",
-    "arithmetic",
-)  # fmt: skip
+_OPTIONS = settings_of(EncoderLayer, encoder_layer)
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,19 @@ from .._backend import register
 from .._keywords import publish
 from .._trees import Leaf, flatten, unflatten
 from ._band import Band
-from ._converters import (
+from ._mask import (
+    And,
+    Given,
+    Mask,
+    Not,
+    Or,
+    Positions,
+    Spans,
     mask_from_additive,
     mask_from_ignore,
     mask_from_integers,
     mask_from_padding,
 )
-from ._mask import And, Given, Mask, Not, Or, Positions, Spans
 from ._rules import (
     Banded,
     Causal,

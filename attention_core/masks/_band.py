@@ -6,7 +6,7 @@ import functools
 from typing import Any, NamedTuple
 
 from .._arrays import Array, Namespace, dtype_name, index_dtype
-from .._backend import array_namespace, can_be_read
+from .._backend import array_namespace, can_be_read, numbers_of
 
 LIMIT = 2**29  # above all positions; three times as much still fits int32
 FREE, CAUSAL = (None, None), (None, 0)  # ends
@@ -152,8 +152,7 @@ def integers(value: Any, leading: tuple[int | None, ...] | None) -> list[int] | 
         return None
     if not len(value.shape):
         return [int(value)]
-    flat = value
     if tuple(value.shape) != leading or len(leading) != 1:
         xp = array_namespace(value)
-        flat = xp.reshape(xp.broadcast_to(value, leading), (-1,))
-    return flat.tolist() if hasattr(flat, "tolist") else list(map(int, flat))
+        value = xp.reshape(xp.broadcast_to(value, leading), (-1,))
+    return numbers_of(value)

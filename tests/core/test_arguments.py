@@ -71,7 +71,7 @@ FOREIGN = {
     "bias": lambda a: {"bias": a.zeros((4, 4))},
     "mask": lambda a: {"mask": a.ones((4, 4), dtype=a.bool)},
     "dropout.seed": lambda a: {"dropout": ac.Dropout(0.5, a.asarray(1))},
-    r"score_mod.arrays\[0\]": lambda a: {"score_mod": scores.ScoreMod(lambda s, *_: s, (a.asarray(1.0),))},
+    r"score_mod\.arrays\.0": lambda a: {"score_mod": scores.ScoreMod(lambda s, *_: s, (a.asarray(1.0),))},
 }
 
 

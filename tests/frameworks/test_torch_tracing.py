@@ -28,7 +28,7 @@ from tracing_helpers import (
 import attention_core as ac
 from attention_core._arithmetic import ARITHMETICS
 from attention_core._arithmetic.angles import Rotation
-from attention_core._backend import _steps
+from attention_core._backend import _calls
 from attention_core.backend import get_backend
 from attention_models import Decoder, generate
 
@@ -89,7 +89,7 @@ def test_torch_compile_takes_a_call_as_one_step(torch):
 def test_torch_compile_loads_the_adapter_before_it_reads_a_first_call(torch, monkeypatch):
     """To read all of a call takes three times as long as to compile it as one step."""
     targets = []
-    monkeypatch.delitem(_steps._read, "scaled_dot_product_attention", raising=False)
+    monkeypatch.delitem(_calls._read, "scaled_dot_product_attention", raising=False)
 
     def record(graph, _):
         targets.extend(node.target for node in graph.graph.nodes if node.op == "call_function")

@@ -224,7 +224,7 @@ def test_a_copy_under_another_name_is_a_core_of_its_own(tmp_path):
     copy, readme = "vendored.attention_core_copy", CORE.parent / "README.md"
     shutil.copytree(CORE, tmp_path.joinpath(*copy.split(".")))
     blocks = re.findall(r"^```python\n(.*?)^```$", readme.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    asked = "from attention_core.masks._tree import is_of_users\nassert not is_of_users(Causal)\n"
+    asked = "from attention_core.masks._rules import is_of_users\nassert not is_of_users(Causal)\n"
     program = "".join((*blocks[:2], asked)).replace("attention_core", copy)  # on NumPy, and on PyTorch
     program += "import sys\nassert not [name for name in sys.modules if name.startswith('attention_')]"
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)

@@ -34,13 +34,12 @@ from attention_core._checks import (
     only_array,
     value_range,
 )
-from attention_core._functions.cache import KeyValueCache, check_cache, empty_cache
+from attention_core._functions.channels import norm_shapes, normalized
 from attention_core._functions.decoder_layer import all_options, apply_layer, check_inputs, check_layer, taken_positions
-from attention_core._functions.embeddings import check_rows
+from attention_core._functions.embeddings import check_rows, rotations_of
 from attention_core._functions.encoder import derived_dropouts, hooked
-from attention_core._functions.normalization import norm_shapes, normalized
 from attention_core._functions.options import DECODER_DEFAULTS, DecoderOptions, options_but
-from attention_core._functions.rotary import rotations_of
+from attention_core.cache import KeyValueCache, check_cache, empty_cache
 from attention_core.parameters import DecoderLayer, Linear
 from attention_core.random import seeded
 from attention_models.parameters import Decoder

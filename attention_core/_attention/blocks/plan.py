@@ -13,7 +13,7 @@ from ..._backend import Backend, Tuning, can_be_read, is_on_host, register
 from ..._checks import only_array, result_of
 from ...masks import Positions, flatten, unflatten
 from ...masks._mask import as_mask, band_of
-from ...masks._tree import may_count
+from ...masks._rules import may_count
 from ...random import Dropout
 from ..call import Call, Whole, scale_like
 from ..finite import inputs_are_finite

@@ -11,7 +11,6 @@ H. Liu, M. Zaharia, P. Abbeel, "Ring attention with blockwise transformers for n
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import operator
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 
 from ..._arrays import Array, Arrays, Gradients, Namespace, cast_to, is_floating, shape, upcast
 from ..._backend import Backend, Operation, register
-from ..._keywords import untraced
+from ..._keywords import kept
 from ...masks._band import LIMIT, Band
 from ...masks._mask import band_of
 from ..blocks.backward import backward
@@ -32,8 +31,7 @@ from ..kernels import Kernel
 from ..parts import KeyRange, Run, cut, key_ranges, taken
 from ..softmax import merge_pieces
 from ..ways import taken_way
-from .rules import from_starts
-from .splits import SPLITS, Place, start_of
+from .splits import SPLITS, Place, from_starts, start_of
 
 ROWS = -2, -1, -1  # the axis of output, logsumexp and remainder
 
@@ -59,15 +57,10 @@ class Hops(NamedTuple):
 def hops_of(band: Band, size: int, split: str, rows: tuple[int, int]) -> Hops:
     """The shortest way round that brings all ranks the keys that a band leaves, of so many queries and keys on each."""
     queries, keys = map(operator.index, rows)  # no symbols of a compiler
-    return Hops(*_kept_way(tuple(band), size, split, (queries, keys)))
+    return Hops(*_shortest_way(tuple(band), size, split, (queries, keys)))
 
 
-@untraced
-def _kept_way(*values: Any) -> tuple[int, int]:
-    return _shortest_way(*values)
-
-
-@functools.lru_cache(maxsize=256)
+@kept
 def _shortest_way(bounds: tuple[Any, ...], size: int, split: str, rows: tuple[int, int]) -> tuple[int, int]:
     band = Band(*bounds)
     if (band.low, band.high) == (-LIMIT, LIMIT):

@@ -24,10 +24,8 @@ from ..parts import Run, cut, looks_up_heads, taken
 from ..reproducible.forward import reproducible_attention
 from ..softmax import merge_pieces, with_remainder
 from ..ways import logsumexp_way, run_call, with_sinks
-from .operations import check_no_gradient, exchange, gather, total
 from .ring import Hops, hops_of, kernel_of, ring_attention
-from .rules import from_starts, within
-from .splits import Place, stack_of, whole_of
+from .splits import Place, check_no_gradient, exchange, from_starts, gather, stack_of, total, whole_of, within
 
 
 class Sharded(NamedTuple):

@@ -1,19 +1,18 @@
-"""Functions under what a library does by itself: autocast, which casts arguments once, and errors of floating point."""
+"""Public functions as they are called: as one step of a compiled program, under autocast, and without warnings."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
-import types
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from .._arrays import FLOATING, HALF, Array, DType, cast_to, dtype_name
-from .._keywords import Names, call_error, names_of, with_options
+from .._keywords import in_place_of, names_keywords, untraced, with_options
 from .._trees import container_of
 from ._base import Autocast
-from ._find import array_namespace, backend_of, is_compiling, is_of_numpy
+from ._find import array_namespace, backend_of, get_backend, is_compiling, is_of_numpy
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _CAST_OPTIONS = ("key", "value", "bias", "sinks", "memory")
@@ -49,16 +48,10 @@ def with_autocast(
 
     def decorate(function: Function) -> Function:
         function = with_options(taken)(function) if taken else function
-        backends, find, cast_call = _known, _find, _cast_call
-        error_of, check, names = call_error, check_standard, names_of(function) or Names((), (), 0)
-        keywords = frozenset(names.keywords)
+        backends, find, cast_call, check = _known, _find, _cast_call, check_standard
 
         def called(*arguments: Any, **options: Any) -> Any:
             try:
-                if taken:
-                    for name in options:
-                        if name not in keywords:
-                            raise TypeError(name)
                 if len(arguments) > position:
                     array = arguments[position]
                     backend = backends.get(type(array)) or find(array)
@@ -70,21 +63,11 @@ def with_autocast(
                         with quiet():
                             return function(*arguments, **options)
                 return function(*arguments, **options)
-            except (TypeError, RuntimeError) as raised:
-                error = error_of(raised, function.__name__, names, len(arguments), options)
-                if error is not None:
-                    raise error from None
-                raise
             except AttributeError:
                 check(arguments)
                 raise
 
-        # With the globals of the function, by which doctest knows in which module it is.
-        wrapper = types.FunctionType(
-            called.__code__, function.__globals__, function.__name__, called.__defaults__, called.__closure__
-        )
-        wrapper.names = names  # type: ignore[attr-defined]
-        return functools.update_wrapper(wrapper, function)  # type: ignore[return-value]
+        return names_keywords(in_place_of(function, called), function.__name__)
 
     return decorate
 
@@ -127,3 +110,46 @@ def _cast(tree: Any, dtype: DType, xp: Any) -> Any:
     if not hasattr(tree, "dtype") or is_of_numpy(tree) or dtype_name(tree.dtype) not in (*HALF, "float32"):
         return tree
     return cast_to(tree, dtype, xp=xp)
+
+
+Step = TypeVar("Step", bound=Callable[..., Any])
+
+STEPS: dict[str, Any] = {}
+"""The functions by name, as they are called, and read where one is no step."""
+
+_read: dict[str, Callable[..., Any]] = {}
+_compilers: dict[str, Any] = {}
+
+
+def may_be_step(function: Step) -> Step:
+    """Let Dynamo read, in the place of a function, what the backend of PyTorch makes of it (`as_step`).
+
+    A first call under `torch.compile` loads that backend, as to read all of one attention takes a third of a second.
+    No mark of Dynamo says so, which `functools.wraps` would hand on to the functions of users.
+    """
+    called: Any = function
+    name, has_compiler, compilers, load, read = called.__name__, _has_compiler, _compilers, _load, _read
+
+    def chosen(*arguments: Any, **options: Any) -> Any:
+        if has_compiler() and compilers["torch"].is_dynamo_compiling():  # Dynamo reads this, and does not call it
+            load()
+            return read.get(name, called)(*arguments, **options)
+        return called(*arguments, **options)
+
+    STEPS[name] = called
+    return in_place_of(function, chosen)
+
+
+@untraced
+def _has_compiler() -> bool:
+    """Whether PyTorch's is loaded. Dynamo would take longer to read `sys.modules` than a call of attention."""
+    if not _compilers and (compiler := sys.modules.get("torch.compiler")) is not None:
+        _compilers["torch"] = compiler
+    return bool(_compilers)
+
+
+@untraced
+def _load() -> None:
+    with contextlib.suppress(ImportError, ValueError):  # then the function itself is read
+        as_step: Any = get_backend("torch").as_step
+        _read.update({name: as_step(name, STEPS[name]) for name in STEPS.keys() - _read.keys()})
