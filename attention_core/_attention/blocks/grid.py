@@ -28,6 +28,7 @@ class Sample(NamedTuple):
     value: Array  # (G, N, E)
     bias: Array | None
     rule: Any
+    at: Positions | None  # of all of its scores (G, R, M, N)
 
 
 class Grid(NamedTuple):
@@ -50,9 +51,11 @@ class Grid(NamedTuple):
     changes_scores: bool  # whether there is a softcap or a score modification
     is_one_block: bool  # whether there is one block of keys, and no loop over them, nor a block to leave out
     work: int  # of all scores of a round, by the time of one in fast arithmetic; 0 if not computed on the host at once
+    at: Positions | None  # of all scores (B, G, R, M, N), if a rule, a function of scores or dropout asks
     cache: dict[Any, Array] | None = None  # masks by distance, under a rule that looks at `key - query` alone
     value_part: Callable[[Array], Array] = lambda values: values  # of a block of values, what is averaged
     visits: Any = None  # `Visits`, once they are known
+    exp_without_max: bool = False  # whether scores are so small that no maximum need be subtracted
 
     @property
     def ranks(self) -> Ranks | None:
@@ -79,7 +82,10 @@ class Grid(NamedTuple):
         query, key, value = [self.loops.block_at(x, b) for x in call[:3]]
         if g is not None:
             query, key, value = [self.xp.expand_dims(self.loops.block_at(x, g), axis=0) for x in (query, key, value)]
-        return Sample(b, g, query, key, value, bias=bias, rule=rule)
+        at = self.at
+        if at is not None:
+            at = at._replace(batch=self.loops.block_at(at.batch, b), head=self.part_of(at.head, b, g))
+        return Sample(b, g, query, key, value, bias=bias, rule=rule, at=at)
 
     def part_of(self, x: Array, b: Any, g: Any) -> Array:
         """The part of an array (B or 1, G or 1, ...) of one sample, and one key/value head if that is not ``None``."""
@@ -98,43 +104,20 @@ class Grid(NamedTuple):
             self.cache[key] = compute()
         return self.cache[key]
 
-    def absolute(self, side: int, counted: Array) -> Array:
-        """The positions of queries or keys that are counted from 0; what only fills up the last block has the last."""
-        xp, size, count, length = self.xp, self.sizes[side], self.counts[side], self.lengths[side]
-        if not (isinstance(length, int) and size * count == length):
-            counted = xp.minimum(counted, xp.add(xp.zeros_like(counted), length - 1))
-        return counted_from(self.call.starts[side], counted, xp)
-
     def spans(self, side: int) -> Spans:
         """The positions of all blocks of one side: of queries as a column, of keys as a row."""
         xp, size, count = self.xp, self.sizes[side], self.counts[side]
-        if is_listed(self.call.starts[side]):
-            at = self.absolute(side, positions(count * size, self.call.query, xp=xp))
-            at = xp.reshape(at, (count, size))
-            first, last = xp.min(at, axis=-1), xp.max(at, axis=-1)
-        else:
-            counted = xp.multiply(positions(count, self.call.query, xp=xp), size)
-            first, last = (self.absolute(side, x) for x in (counted, xp.add(counted, size - 1)))
+        at = xp.reshape(_places(self.call, side, self.lengths[side], count * size), (count, size))
+        first, last = xp.min(at, axis=-1), xp.max(at, axis=-1)
         if side == 0:
             first, last = xp.expand_dims(first, axis=-1), xp.expand_dims(last, axis=-1)
         return Spans(first, last, size)
 
-    def positions(self, sample: Sample, i: Any, j: Any, scores: Array) -> Positions:
-        """Where the scores (G, R, m, n) of a block stand."""
-        xp, like = self.xp, sample.query
-        num_kv_heads, group, *lengths = shape(scores, xp=xp)
-        heads = positions(num_kv_heads * group, like, xp=xp)
-        if sample.head is not None:
-            heads = xp.add(heads, sample.head * group)
-        heads = counted_from(self.call.whole.head, heads, xp)
-        counted = [positions(length, like, xp=xp) for length in lengths]
-        query, key = [
-            self.absolute(side, xp.add(counted[side], first * self.sizes[side]))
-            for side, first in enumerate(_first_blocks(i, j))
-        ]
-        batch = xp.add(xp.zeros((), dtype=xp.int32, **on_device_of(like)), sample.index)
-        batch = counted_from(self.call.whole.batch, batch, xp)
-        return Positions(batch, xp.reshape(heads, (num_kv_heads, group, 1, 1)), xp.expand_dims(query, axis=-1), key)
+    def positions(self, sample: Sample, i: Any, j: Any) -> Positions:
+        """Where the scores of a block stand."""
+        at: Any = sample.at
+        query, key = self.loops.block(at.query, i, self.sizes[0], -2), self.loops.block(at.key, j, self.sizes[1], -1)
+        return Positions(at.batch, at.head, query, key)
 
     def drop(self, weights: Array, at: Positions | None) -> Array:
         """Weights of a block with some of them 0."""
@@ -241,6 +224,7 @@ def make_grid(plan: Plan, call: Call) -> Grid:
         fill = tuple(count * size - length for count, size, length in zip(counts, sizes, lengths, strict=True))
         padded = not (isinstance(fill[1], int) and fill[1] == 0)
         call = _padded(call, fill, xp)
+    asks = call.mask is not None or call.score_mod is not None or call.dropout is not None
     relative = call.mask is not None and bounds_of(call.mask).is_relative and not any(map(is_listed, call.starts))
     repeats = max(sizes) % max(min(sizes), 1) == 0  # else hardly any distance occurs twice
     scores = math.prod((1 if plan.per_head else num_kv_heads, group, *lengths)) if runs_at_once(call.query) else 0
@@ -262,8 +246,26 @@ def make_grid(plan: Plan, call: Call) -> Grid:
         changes_scores=call.softcap is not None or call.score_mod is not None,
         is_one_block=isinstance(counts[1], int) and counts[1] == 1 and (loops.traced or call.mask is None),
         work=scores * (EXACT_WORK if call.arithmetic == "reproducible" else 1),
+        at=_positions(call, lengths, [shape(x, xp=xp)[-2] for x in call[:2]]) if asks else None,
         cache={} if relative and repeats and call.bias is None and not loops.traced else None,
     )
+
+
+def _positions(call: Call, lengths: tuple[Any, Any], totals: list[Any]) -> Positions:
+    """Where the scores (B, G, R, M, N) of a call stand, (B,) among them; what only fills up a block has the last."""
+    xp, (batch, num_kv_heads, group) = call.xp, shape(call.query, xp=call.xp)[:3]
+    batch, heads = (positions(count, call.query, xp=xp) for count in (batch, num_kv_heads * group))
+    query, key = (_places(call, side, lengths[side], totals[side]) for side in (0, 1))
+    heads = xp.reshape(counted_from(call.whole.head, heads, xp), (1, num_kv_heads, group, 1, 1))
+    return Positions(counted_from(call.whole.batch, batch, xp), heads, xp.expand_dims(query, axis=-1), key)
+
+
+def _places(call: Call, side: int, length: Any, total: Any) -> Array:
+    """The positions of queries or keys, so many in all: those behind their length have the last."""
+    counted = positions(total, call.query, xp=call.xp)
+    if not (isinstance(length, int) and total == length):
+        counted = call.xp.minimum(counted, call.xp.add(call.xp.zeros_like(counted), length - 1))
+    return counted_from(call.starts[side], counted, call.xp)
 
 
 def _split_evenly(length: Any, size: int) -> tuple[int, Any]:

@@ -45,7 +45,7 @@ def block_context(
     grid: Grid, sample: Sample, raw: Array, i: Any, j: Any, masked: bool
 ) -> tuple[Positions | None, Array | None, Array | None]:
     """Of a block of scores: their positions if anything asks for them, their bias, and where they are allowed."""
-    at = grid.positions(sample, i, j, raw) if grid.call.score_mod is not None or grid.call.dropout is not None else None
+    at = grid.positions(sample, i, j) if grid.call.score_mod is not None or grid.call.dropout is not None else None
     bias = sample.bias
     if bias is not None:
         for axis, index in ((-2, i), (-1, j)):
@@ -61,7 +61,7 @@ def _allowed_in_block(
 ) -> Array:
     """Where a block is allowed: by the mask, by a bias that is not -inf, and inside of the keys that there are."""
     xp = grid.xp
-    at = grid.positions(sample, i, j, raw) if at is None and sample.rule is not None else at
+    at = grid.positions(sample, i, j) if at is None and sample.rule is not None else at
     allowed = allowed_by(sample.rule, bias, at, xp)
     if not grid.padded:
         return allowed

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..._arrays import Array, on_device_of, positions
+from ..._arrays import Array, Arrays, on_device_of, positions
 from ..._backend import is_concrete, is_on_host
 from ...masks import Mask
 from ...masks._band import UNKNOWN
 from ...masks._mask import band_of
 from ..call import is_listed
-from .grid import Grid, is_broadcast
+from .grid import Grid, Sample, is_broadcast
 
 
 class Visits(NamedTuple):
@@ -65,6 +66,55 @@ def visit_blocks(grid: Grid, b: Any, index: Any, absorb: Callable[[bool, Any, An
     if not (isinstance(whole, int) and whole == 0):
         state = loops.loop(0, whole, functools.partial(body, False), state)
     return state if seen is whole else loops.loop(whole, seen, functools.partial(body, True), state)
+
+
+class QueryRows(NamedTuple):
+    """A block of queries, next to all keys of its sample."""
+
+    grid: Grid
+    sample: Sample
+    i: Any  # index of the block of queries
+
+    def visit(self, absorb: Callable[[bool, Any, Any], Any], state: Any) -> Any:
+        """Absorb the blocks of keys that these queries attend to."""
+        if self.grid.visits is None:
+            return absorb(self.grid.may_mask, 0, state)
+        return visit_blocks(self.grid, self.sample.index, self.i, absorb, state)
+
+    def block_of(self, x: Array) -> Array:
+        """The block of these queries, of an array (B, G, R, M, ...)."""
+        return self.block(self.grid.part_of(x, self.sample.index, self.sample.head))
+
+    def block(self, x: Array) -> Array:
+        """The same of an array (G, R, M, ...) of this sample."""
+        return self.grid.loops.block(x, self.i, self.grid.sizes[0], -2)
+
+
+def for_each_rows(
+    grid: Grid,
+    prepare: Callable[[Sample], Any],
+    compute: Callable[[QueryRows, Any], Arrays],
+    accumulators: tuple[Any, ...],
+) -> Arrays:
+    """Arrays (B, G, R, M, ...) of what ``compute(rows, prepared)`` returns for each block of queries.
+
+    ``prepared`` is what ``prepare(sample)`` returns, which is called once for all blocks of queries of a sample.
+    """
+    loops = grid.loops
+    if grid.visits is None and not grid.is_one_block:
+        grid = grid._replace(visits=make_visits(grid, by_key=False))
+
+    def add_sample(index: Any, accumulators: Any) -> Any:
+        sample = grid.sample_at(index)
+        prepared = prepare(sample)
+
+        def add_rows(i: Any, accumulators: Any) -> Any:
+            row_blocks = itertools.repeat(index * grid.counts[0] + i, len(accumulators))
+            return tuple(map(loops.add_block, accumulators, row_blocks, compute(QueryRows(grid, sample, i), prepared)))
+
+        return loops.for_each(grid.counts[0], add_rows, accumulators, grid.work)
+
+    return tuple(grid.concat_blocks(grid.for_each_sample(add_sample, accumulators), 0))
 
 
 def _listed_kinds(grid: Grid) -> list[Any] | None:

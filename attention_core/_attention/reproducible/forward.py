@@ -35,10 +35,11 @@ from ..blocks.forward import empty_results as empty_results_of_blocks
 from ..blocks.grid import Grid, Sample, make_grid, matmul_per_group
 from ..blocks.nonfinite import with_nonfinite_values
 from ..blocks.plan import Plan, are_few, make_plan, unpack
+from ..blocks.visits import QueryRows, for_each_rows
 from ..call import Call, dropout_scale, upcast_call
 from . import bounds
 from .backward import backward
-from .rows import QueryRows, for_each_rows, pack_logarithm
+from .rows import pack_logarithm
 from .scores import (
     cut_vectors,
     listed_rows,
