@@ -64,8 +64,7 @@ class Explanation(NamedTuple):
 def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
     """What `run_call` walks, in words."""
     notes = ["assume_finite: no value is looked at, and a masked NaN may leak"] if call.assume_finite else []
-    is_exact = call.arithmetic == "reproducible"
-    call = call if is_exact else with_cut(call, keys_within_reach(call))
+    is_exact, call = call.arithmetic == "reproducible", with_cut(call, keys_within_reach(call))
     rows = list(walk(call))
     taken = next(way for way, verdict in rows if is_taken(way, verdict, call))
     if weights and not is_exact:

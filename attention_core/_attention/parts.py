@@ -225,11 +225,9 @@ def with_cut(call: Call, keys: KeyCut | None) -> Call:
     """The call with these keys alone."""
     if keys is None:
         return call
-    first, stop, key, value, bias = keys.first, keys.stop, call.key, call.value, call.bias
-    if stop - first < key.shape[-2]:
-        key, value = key[..., first:stop, :], value[..., first:stop, :]
-        bias = None if bias is None else taken(bias, Run(first, stop - first), -1, call.xp, may_broadcast=True)
-    return call._replace(key=key, value=value, mask=keys.mask, bias=bias, starts=keys.starts)
+    count = keys.stop - keys.first
+    part = cut(call, columns=Run(keys.first, count)) if count < call.key.shape[-2] else call
+    return part._replace(mask=keys.mask, starts=keys.starts)
 
 
 def find_cut(call: Call) -> KeyCut | None:
@@ -309,5 +307,9 @@ def cuts_that_save(call: Call) -> list[KeyCut] | None:
 
 
 def keys_within_reach(call: Call) -> KeyCut | None:
-    """The cut of a call, unless it has as many keys as queries: of these, blocks leave out what is masked."""
-    return None if call.mask is None or call.query.shape[-2] == call.key.shape[-2] else find_cut(call)
+    """The cut of a call, unless it has as many keys as queries: of these, blocks leave out what is masked.
+
+    Reproducible arithmetic has blocks alone.
+    """
+    is_square = call.query.shape[-2] == call.key.shape[-2]
+    return None if call.mask is None or is_square or call.arithmetic == "reproducible" else find_cut(call)

@@ -161,17 +161,12 @@ def run_call(whole: Call, implementation: str, *, weights: bool = False, logsume
     What is returned besides the output does not decide how that is computed. If a way cannot give it, it is computed
     by another, or refused if the way was asked for by name.
     """
-    inside = logsumexp or whole.sinks is not None
-    if whole.arithmetic == "reproducible":
-        if weights and implementation == "blockwise":
-            raise _no_weights(implementation)
-        return REPRODUCIBLE.run(whole, logsumexp=inside, weights=weights)
-    call = with_cut(whole, keys_within_reach(whole))
+    inside, call = logsumexp or whole.sinks is not None, with_cut(whole, keys_within_reach(whole))
     if implementation == "auto":
         way = taken_way(call)
     else:
         way = _named(call, implementation, weights=weights, logsumexp=inside)
-    if way is not DENSE and has_no_elements(call):  # by whose sizes a kernel may divide, and of which are no blocks
+    if way is not REPRODUCIBLE and has_no_elements(call):  # by whose sizes kernels divide, and of which are no blocks
         way = DENSE
     result = way.run(call, logsumexp=inside, weights=weights and call.key is whole.key)
     if inside and result.logsumexp is None:
@@ -186,6 +181,8 @@ def _named(call: Call, name: str, *, weights: bool, logsumexp: bool) -> Way:
     """The way of a name, or an error that says why there is none."""
     if weights and name != "dense":
         raise _no_weights(name)
+    if call.arithmetic == "reproducible":
+        return REPRODUCIBLE
     if name in ("dense", "blockwise"):
         return DENSE if name == "dense" else BLOCKS
     if name == "fused" and logsumexp:

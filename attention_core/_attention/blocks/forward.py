@@ -108,7 +108,7 @@ def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array,
 def _results(grid: Grid, empty: Callable[[], Arrays]) -> Any:
     """The results of a grid, whose values may not be finite."""
     if scores_are_small(grid):
-        return _grid_results(grid._replace(exp_without_max=True))
+        return _grid_results(grid._replace(plan=grid.plan._replace(all_finite=True), exp_without_max=True))
     return _grid_results(grid) if grid.plan.all_finite else with_nonfinite_values(grid, _grid_results, empty)
 
 

@@ -15,7 +15,7 @@ from ...masks import Positions, flatten, unflatten
 from ...masks._mask import as_mask, band_of
 from ...masks._tree import may_count
 from ...random import Dropout
-from ..call import Call, Whole, scale_like
+from ..call import Call, Whole, group_size, scale_like
 from ..finite import inputs_are_finite
 from ..parts import with_arrays
 
@@ -58,11 +58,11 @@ def in_five_axes(call: Call, *, is_scaled: bool = True) -> tuple[Arrays, tuple[A
     """Query (B, G, R, M, D), scaled, key (B, G, N, D) and value (B, G, N, E); the axes of B; and B, G, R, M, N."""
     xp = call.xp
     query = xp.multiply(call.query, scale_like(call.query, call.scale, xp)) if is_scaled else call.query
-    *leading, num_heads, rows, width = shape(call.query, xp=xp)
+    *leading, _, rows, width = shape(call.query, xp=xp)
     num_kv_heads, columns = shape(call.key, xp=xp)[-3:-1]
     value_width = shape(call.value, xp=xp)[-1]
     batch = math.prod(leading)
-    group = 1 if isinstance(num_heads, int) and num_heads == num_kv_heads else num_heads // num_kv_heads
+    group = group_size(call.query, call.key, xp)
     query = xp.reshape(query, (batch, num_kv_heads, group, rows, width))
     key = xp.reshape(call.key, (batch, num_kv_heads, columns, width))
     value = xp.reshape(call.value, (batch, num_kv_heads, columns, value_width))
@@ -199,13 +199,10 @@ def _flatten_batch(array: Array, axes: int, leading: tuple[Any, ...], target: tu
     if axes == 3:  # (..., H, M, N): an axis that may turn out to be 1 is spread
         whole = (num_kv_heads * group, rows, columns)
         trailing = tuple(dim if isinstance(dim, int) else full for dim, full in zip(trailing, whole, strict=True))
-    if not all(isinstance(dim, int) and dim == 1 for dim in lead):
-        array = xp.broadcast_to(array, (*leading, *trailing))
-        lead = (batch,)
-    else:
-        if axes == 3 and not all(isinstance(dim, int) for dim in dims):
-            array = xp.broadcast_to(xp.reshape(array, dims), (*(1 for _ in lead), *trailing))
-        lead = (1,)
+    is_one = all(isinstance(dim, int) and dim == 1 for dim in lead)
+    if not (is_one and all(isinstance(dim, int) for dim in dims)):
+        array = xp.broadcast_to(array, (*(lead if is_one else leading), *trailing))
+    lead = (1 if is_one else batch,)
     if axes == 3:
         heads, *ends = trailing
         trailing = (1, 1, *ends) if isinstance(heads, int) and heads == 1 else (num_kv_heads, group, *ends)

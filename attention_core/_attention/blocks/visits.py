@@ -13,6 +13,7 @@ from ...masks import Mask
 from ...masks._band import UNKNOWN
 from ...masks._mask import band_of
 from ..call import is_listed
+from ..parts import keys_of
 from .grid import Grid, Sample, is_broadcast
 
 
@@ -129,23 +130,15 @@ def _listed_kinds(grid: Grid) -> list[Any] | None:
         some, every = (xp.astype(kind, xp.int32) for kind in _block_kinds(grid))
         kinds = xp.add(some, every)
         return grid.loops.to_list(kinds) if is_concrete(kinds) else None
-    low, high, stop, is_exact, _ = band._replace(is_exact=band.is_exact and call.bias is None)
-    table = []
-    keys = _ends(grid, 1, start)
-    for first_query, last_query in _ends(grid, 0, first):
-        line = []
-        for first_key, last_key in keys:
-            seen = first_key - last_query <= high and last_key - first_query >= low and first_key < stop
-            full = is_exact and low <= first_key - last_query and last_key - first_query <= high and last_key < stop
-            line.append(seen + (seen and full))
-        table.append(line)
+    first, start = (at if isinstance(at, int) else 0 for at in call.starts)
+    band, (rows, columns), table = band._replace(is_exact=band.is_exact and call.bias is None), grid.lengths, []
+    ends = [(at, min(at + grid.sizes[1], columns)) for at in range(0, columns, grid.sizes[1])]
+    for at in range(first, first + rows, grid.sizes[0]):
+        reach = keys_of(band, (at, min(at + grid.sizes[0], first + rows) - 1), start, columns)
+        seen = [stop > reach.first and begin < reach.stop for begin, stop in ends]
+        full = [reach.every_first <= begin and stop <= reach.every_stop for begin, stop in ends]
+        table.append([int(some) + (some and every) for some, every in zip(seen, full, strict=True)])
     return [table]
-
-
-def _ends(grid: Grid, side: int, start: Any) -> list[tuple[int, int]]:
-    """The first and the last position of each block of one side, from 0 where the start is not known."""
-    start, size, length = start if isinstance(start, int) else 0, grid.sizes[side], grid.lengths[side]
-    return [(start + at, start + min(at + size, length) - 1) for at in range(0, grid.counts[side] * size, size)]
 
 
 def _runs(kinds: Sequence[int], longest: int) -> tuple[list[Any], int, int]:
