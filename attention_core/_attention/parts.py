@@ -238,12 +238,13 @@ def find_cut(call: Call) -> KeyCut | None:
     if call.backend.loops.traced and is_concrete(call.query):
         return None
     bands = _bands(call)
-    found = None if bands is None else _cut(call, bands)
+    found = None if bands is None else cut_of(call, bands)
     saves = found is not None and (found.mask is None or found.stop - found.first < call.key.shape[-2])
     return found if saves else None
 
 
-def _cut(call: Call, bands: list[Band]) -> KeyCut:
+def cut_of(call: Call, bands: list[Band]) -> KeyCut:
+    """The keys that bands of all samples, or of each, leave."""
     of_queries, start = call.starts
     ranges = [_keys_of(band, call) for band in bands]
     first, stop = min(each.first for each in ranges), max(each.stop for each in ranges)
@@ -277,7 +278,7 @@ def sample_cuts(call: Call) -> list[KeyCut] | None:
     bands = _bands(call)
     if bands is None or not all(band.is_exact for band in bands):
         return None
-    return [_cut(call, [band]) for band in bands]
+    return [cut_of(call, [band]) for band in bands]
 
 
 def sample_calls(call: Call, cuts: list[KeyCut]) -> list[Call]:

@@ -180,7 +180,10 @@ def run_call(whole: Call, implementation: str, *, weights: bool = False, logsume
 def _named(call: Call, name: str, *, weights: bool, logsumexp: bool) -> Way:
     """The way of a name, or an error that says why there is none."""
     if weights and name != "dense":
-        raise _no_weights(name)
+        raise ValueError(
+            f"expected no return_weights with implementation={name!r}, as weights have the size that it avoids;"
+            " got True: implementation='dense' returns them"
+        )
     if call.arithmetic == "reproducible":
         return REPRODUCIBLE
     if name in ("dense", "blockwise"):
@@ -206,13 +209,6 @@ def _no_logsumexp(implementation: str, reason: str) -> ValueError:
     return ValueError(
         f"expected no return_logsumexp and no sinks with implementation={implementation!r}, as {reason};"
         " got True: implementation='blockwise' returns it"
-    )
-
-
-def _no_weights(implementation: str) -> ValueError:
-    return ValueError(
-        f"expected no return_weights with implementation={implementation!r}, as weights have the size that it"
-        " avoids; got True: implementation='dense' returns them"
     )
 
 

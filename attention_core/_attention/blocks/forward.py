@@ -102,7 +102,7 @@ def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array,
     chunks = query_chunks(call)
     if not chunks:
         return of_blocks()  # type: ignore[no-any-return]
-    return repaired_unless_clean(attend_query_chunks(call, chunks), of_blocks, backend.loops)  # type: ignore[no-any-return]
+    return repaired_unless_clean(attend_query_chunks(chunks), of_blocks, backend.loops)  # type: ignore[no-any-return]
 
 
 def _results(grid: Grid, empty: Callable[[], Arrays]) -> Any:

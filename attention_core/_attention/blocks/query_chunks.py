@@ -15,44 +15,38 @@ from ...masks._mask import band_of, bounds_of
 from ..call import Call
 from ..dense import dense
 from ..facts import facts_of
-from ..parts import Run, cut, keys_of
+from ..parts import Run, cut, cut_of, with_cut
 
 MAX_CHUNKS = 16  # each is a part of the program
 MAX_SCORE_BYTES = 2**27  # of the scores of all chunks, which a library may compute side by side
 
 
-def query_chunks(call: Call) -> list[tuple[Run, Run]]:
-    """Runs of queries, each with the keys that one of them may attend to; none if the call is not for chunks.
+def query_chunks(call: Call) -> list[Call]:
+    """Parts of a call, each with some queries and the keys that one of them may attend to; none if it is for no chunks.
 
     Its mask looks at ``key - query`` alone.
     """
-    (query, key), starts, min_queries = call[:2], call.starts, call.backend.tuning.query_chunk
-    sizes = (*query.shape, *key.shape, *call.value.shape, *starts)
+    (query, key), min_queries, band = call[:2], call.backend.tuning.query_chunk, band_of(call.mask)
+    sizes = (*query.shape, *key.shape, *call.value.shape, *call.starts)
     is_plain = call.bias is None and call.softcap is None and call.score_mod is None and call.dropout is None
     if call.backend.loops.softmax is None or not (min_queries and is_plain and bounds_of(call.mask).is_relative):
         return []
-    band = band_of(call.mask)
     if band == ALL or 0 in sizes[:-2] or not all(isinstance(size, int) for size in sizes):
         return []
-    *heads, length, _ = query.shape
-    num_keys, size, chunks = key.shape[-2], max(min_queries, -(-length // MAX_CHUNKS)), []
-    for first in range(0, length, size):
-        rows = Run(first, min(size, length - first))
-        found = keys_of(band, (starts[0] + first, starts[0] + first + rows.size - 1), starts[1], num_keys)
-        begin = min(found.first, num_keys - 1)
-        chunks.append((rows, Run(begin, max(found.stop - begin, 1))))  # at least one, attended to or not
-    num_scores = math.prod(heads) * sum(rows.size * columns.size for rows, columns in chunks)
+    length, size = query.shape[-2], max(min_queries, -(-query.shape[-2] // MAX_CHUNKS))
+    parts = [cut(call, rows=Run(first, min(size, length - first))) for first in range(0, length, size)]
+    parts = [with_cut(part, cut_of(part, [band])) for part in parts]
+    num_scores = sum(math.prod(part.query.shape[:-1]) * part.key.shape[-2] for part in parts)
     itemsize = 8 if dtype_name(query.dtype) == "float64" else 4
-    return chunks if num_scores * itemsize <= MAX_SCORE_BYTES else []
+    return parts if num_scores * itemsize <= MAX_SCORE_BYTES else []
 
 
-def attend_query_chunks(call: Call, chunks: list[tuple[Run, Run]]) -> Any:
-    """The results of `forward`, where neither scores nor averages overflow."""
-    xp, (batch, heads, group, rows, width) = call.xp, call.query.shape
-    flat = call._replace(
-        query=xp.reshape(call.query, (batch, heads * group, rows, width)), scale=1.0, assume_finite=True
-    )
-    parts = [cut(flat, rows=rows, columns=columns) for rows, columns in chunks]
+def attend_query_chunks(parts: list[Call]) -> Any:
+    """The results of `forward` of parts of a call of five axes, where neither scores nor averages overflow."""
+    xp, (batch, heads, group, _, width) = parts[0].xp, parts[0].query.shape
+    queries = [xp.reshape(part.query, (batch, heads * group, part.query.shape[-2], width)) for part in parts]
+    pairs = zip(parts, queries, strict=True)
+    parts = [part._replace(query=query, scale=1.0, assume_finite=True) for part, query in pairs]
     found = [dense(part, facts_of(part), weights=False) for part in parts]
 
     def join(arrays: list[Array]) -> Array:
