@@ -180,7 +180,7 @@ def _through_modification(grid: Grid, block: ScoreBlock, d_scores: Array, d_vari
     def modified(raw: Array, *variables: Array) -> Array:
         return modified_scores(grid, raw, variables, block.at)
 
-    _, pullback = grid.backend.vjp(modified, block.raw, *score_variables(grid.call))
+    _, pullback = grid.call.backend.vjp(modified, block.raw, *score_variables(grid.call))
     d_raw, *more = pullback(d_scores)
     d_raw = xp.where(xp.equal(d_scores, 0.0), 0.0, d_raw)  # even where the modification has no finite derivative
     return d_raw, tuple(map(xp.add, d_variables, upcast(tuple(more), xp=xp)))

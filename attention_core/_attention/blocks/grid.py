@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..._arrays import Array, Namespace, on_device_of, positions, shape
-from ..._backend import Backend, Loops, Ranks, ranks_of, runs_at_once
+from ..._backend import Loops, Ranks, ranks_of, runs_at_once
 from ..._trees import leaves
 from ...masks import Positions, Spans
 from ...masks._mask import bounds_of
@@ -36,7 +36,6 @@ class Grid(NamedTuple):
 
     plan: Plan
     call: Call  # in five axes, see `plan.make_plan`
-    backend: Backend
     xp: Namespace
     loops: Loops
     sizes: tuple[int, int]  # queries and keys of a block
@@ -60,7 +59,7 @@ class Grid(NamedTuple):
     @property
     def ranks(self) -> Ranks | None:
         """The ranks that share the keys, if any do: what one of them knows of its values, the others do not."""
-        return None if self.plan.num_queries is not None else ranks_of(self.backend, self.plan.group)
+        return None if self.plan.num_queries is not None else ranks_of(self.call.backend, self.plan.group)
 
     def for_each_sample(self, body: Callable[[Any, Any], Any], state: Any, *, is_shared: bool = False) -> Any:
         """Run a body for each round; in turn, if they add to the same sums."""
@@ -231,7 +230,6 @@ def make_grid(plan: Plan, call: Call) -> Grid:
     return Grid(
         plan,
         call,
-        call.backend,
         xp,
         loops,
         sizes=sizes,
