@@ -26,12 +26,10 @@ from typing import Any, NamedTuple
 from ..._arrays import Array, Arrays, Gradients, cast_to, shape, upcast
 from ..._backend import Backend, can_be_read
 from ..call import Call
-from ..finite import is_clean
-from .grid import Grid, Sample, make_grid, matmul_per_group, matmul_transposed, pad
-from .nonfinite import zero_unless_finite
+from ..facts import is_clean
+from .grid import Grid, Sample, make_grid, matmul_per_group, matmul_transposed, pad, zero_unless_finite
 from .plan import Plan, block_tuning, pack, unpack
-from .scores import ScoreBlock, modified_scores, score_block, score_variables
-from .visits import make_visits, visit_blocks
+from .visits import ScoreBlock, make_visits, modified_scores, score_block, score_variables, visit_blocks
 
 
 def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend) -> Gradients:

@@ -10,6 +10,9 @@ and :math:`o_i = u / z`, :math:`\ell_i = m + \log z`. Where norms bound all scor
 subtracted or rescaled. What rounding takes from the logsumexp is kept for the backward pass. Where m is large, that is
 all of :math:`\log z`.
 
+NaN and infinities that are attended to show, and masked ones do not. Where a library has a softmax that makes one pass
+over the scores, a few queries at a time take all of their keys by the definition: in *query chunks*.
+
 References
 ----------
 M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018. T. Dao, "FlashAttention-2", 2023.
@@ -22,26 +25,19 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..._arrays import Array, Arrays, scalar_like, shape, zeros_with
+from ..._arrays import Array, Arrays, dtype_name, scalar_like, shape, zeros_with
 from ..._backend import Backend, Operation, can_be_read, register
+from ...masks._band import ALL
+from ...masks._mask import band_of, bounds_of
 from ..call import Call, upcast_call
-from ..facts import MAX_KEPT
-from ..finite import repaired_unless_clean
+from ..dense import dense
+from ..facts import MAX_KEPT, average_of_columns, facts_of, repaired_unless_clean, value_columns
+from ..parts import Run, cut, cut_of, with_cut
 from ..softmax import log_normalizer
 from .backward import backward
 from .grid import Grid, Sample, make_grid, matmul_per_group
-from .nonfinite import with_nonfinite_values
-from .plan import (
-    Plan,
-    block_tuning,
-    in_five_axes,
-    lasts,
-    make_plan,
-    unpack,
-)
-from .query_chunks import attend_query_chunks, query_chunks
-from .scores import ScoreBlock, score_block
-from .visits import QueryRows, for_each_rows, make_visits
+from .plan import Plan, block_tuning, in_five_axes, lasts, make_plan, unpack
+from .visits import QueryRows, ScoreBlock, for_each_rows, make_visits, score_block
 
 MAX_PLAIN_SCORE = 32.0  # below this, exponentials of scores can be taken as they are
 NORM_LIMIT = 1e15  # of norms, and of values
@@ -243,3 +239,94 @@ def _finish(grid: Grid, state: Running) -> tuple[Array, Array]:
 
 
 BLOCKWISE = register("blockwise", Operation(forward, backward, empty_results, lasts=lasts))
+
+
+def with_nonfinite_values(grid: Grid, average: Callable[[Grid], Arrays], empty: Callable[[], Arrays]) -> Arrays:
+    """The results of ``average(grid)``, which averages the values of a grid, for values that may not be finite.
+
+    A non-finite value that is attended to appears in the output, whatever its weight. A host runs, looks at the result,
+    and repairs it. A traced loop adds two passes where there is such a value: they average indicators, one of inf or
+    NaN, one of -inf or NaN. It holds all passes, as it is traced once. An accelerator is not asked.
+    """
+    xp, loops = grid.xp, grid.loops
+    if loops.traced:
+        infinite = xp.astype(xp.logical_not(xp.isfinite(xp.sum(grid.call.value))), xp.int32)
+        infinite = infinite if grid.ranks is None else grid.ranks.largest(infinite)
+        num_passes = xp.add(xp.multiply(infinite, 2), 1)
+        return loops.loop(0, num_passes, functools.partial(_one_pass, grid, average), empty())  # type: ignore[no-any-return]
+    repair = functools.partial(_of_columns, grid, average)
+    if not can_be_read(grid.call.value):
+        return repair()
+    grid = grid._replace(plan=grid.plan._replace(all_finite=True))
+    if grid.call.arithmetic == "reproducible":  # where a row is nan only if it attends to a nan
+        finite = xp.isfinite(grid.call.value)
+        if grid.ranks is None and bool(xp.all(finite)):  # ranks look at results, which are those of all
+            return average(grid)
+        key = xp.where(xp.all(finite, axis=-1, keepdims=True), grid.call.key, math.nan)
+        grid = grid._replace(call=grid.call._replace(key=key, value=xp.where(finite, grid.call.value, 0.0)))
+    results = average(grid)
+    return repaired_unless_clean(results, repair, loops)  # type: ignore[no-any-return]
+
+
+def _of_columns(grid: Grid, average: Any) -> Arrays:
+    """The results by one pass over finite values and both indicators, side by side."""
+    columns = value_columns(grid.call.value, xp=grid.xp)
+    grid = grid._replace(call=grid.call._replace(value=columns), width=shape(columns, xp=grid.xp)[-1])
+    averages, *rest = average(grid)
+    return average_of_columns(averages, grid.xp), *rest
+
+
+def _one_pass(grid: Grid, average: Any, number: Any, results: Arrays) -> Arrays:
+    """Pass 0 averages finite values; pass 1 adds attended inf to the output, and pass 2 attended -inf."""
+    xp, before = grid.xp, results[0]
+    is_first, infinity = xp.equal(number, 0), xp.multiply(xp.astype(3 - 2 * number, before.dtype), math.inf)
+
+    def part_of(block: Array) -> Array:
+        is_indicated = xp.logical_or(xp.isnan(block), xp.equal(block, xp.astype(infinity, block.dtype)))
+        return xp.where(is_first, grid.finite_or_zero(block), xp.astype(is_indicated, block.dtype))
+
+    found, *rest = average(grid._replace(value_part=part_of))
+    attended = xp.greater(found, 0.0)
+    both = xp.logical_and(attended, xp.equal(before, xp.negative(infinity)))
+    after = xp.where(both, math.nan, xp.add(before, xp.where(attended, infinity, xp.zeros_like(found))))
+    return xp.where(is_first, found, after), *rest  # nan of one sign, where a processor gives inf - inf another
+
+
+MAX_CHUNKS = 16  # each is a part of the program
+MAX_SCORE_BYTES = 2**27  # of the scores of all chunks, which a library may compute side by side
+
+
+def query_chunks(call: Call) -> list[Call]:
+    """Parts of a call, each with some queries and the keys that one of them may attend to; none if it is for no chunks.
+
+    Its mask looks at ``key - query`` alone.
+    """
+    (query, key), min_queries, band = call[:2], call.backend.tuning.query_chunk, band_of(call.mask)
+    sizes = (*query.shape, *key.shape, *call.value.shape, *call.starts)
+    is_plain = call.bias is None and call.softcap is None and call.score_mod is None and call.dropout is None
+    if call.backend.loops.softmax is None or not (min_queries and is_plain and bounds_of(call.mask).is_relative):
+        return []
+    if band == ALL or 0 in sizes[:-2] or not all(isinstance(size, int) for size in sizes):
+        return []
+    length, size = query.shape[-2], max(min_queries, -(-query.shape[-2] // MAX_CHUNKS))
+    parts = [cut(call, rows=Run(first, min(size, length - first))) for first in range(0, length, size)]
+    parts = [with_cut(part, cut_of(part, [band])) for part in parts]
+    num_scores = sum(math.prod(part.query.shape[:-1]) * part.key.shape[-2] for part in parts)
+    itemsize = 8 if dtype_name(query.dtype) == "float64" else 4
+    return parts if num_scores * itemsize <= MAX_SCORE_BYTES else []
+
+
+def attend_query_chunks(parts: list[Call]) -> Any:
+    """The results of `forward` of parts of a call of five axes, where neither scores nor averages overflow."""
+    xp, (batch, heads, group, _, width) = parts[0].xp, parts[0].query.shape
+    queries = [xp.reshape(part.query, (batch, heads * group, part.query.shape[-2], width)) for part in parts]
+    pairs = zip(parts, queries, strict=True)
+    parts = [part._replace(query=query, scale=1.0, assume_finite=True) for part, query in pairs]
+    found = [dense(part, facts_of(part), weights=False) for part in parts]
+
+    def join(arrays: list[Array]) -> Array:
+        joined = xp.concat(arrays, axis=2)  # the axis of queries
+        return xp.reshape(joined, (batch, heads, group, *joined.shape[2:]))
+
+    output, _, *numbers = map(list, zip(*found, strict=True))
+    return join(output), *map(join, numbers)

@@ -316,3 +316,8 @@ def matmul_transposed(weights: Array, x: Array, xp: Namespace) -> Array:
     """Sums over queries, of weights (G, R, m, n) and vectors (G, R, m, D): an array (G, n, D)."""
     transposed = xp.matmul(xp.matrix_transpose(flatten_group(x, xp=xp)), flatten_group(weights, xp=xp))
     return xp.matrix_transpose(transposed)  # as libraries are slower where the larger factor is transposed
+
+
+def zero_unless_finite(gradient: Array, x: Array, xp: Namespace) -> Array:
+    """The gradient of an array whose non-finite elements were replaced by constants: 0 for those."""
+    return xp.where(xp.isfinite(x), gradient, 0.0)

@@ -16,7 +16,7 @@ from ...masks._mask import as_mask, band_of
 from ...masks._tree import may_count
 from ...random import Dropout
 from ..call import Call, Whole, group_size, scale_like
-from ..finite import inputs_are_finite
+from ..facts import inputs_are_finite
 from ..parts import with_arrays
 
 DEVICE_QUERIES, DEVICE_KEYS = 4, 4  # times as many of a block on an accelerator, where each costs launches

@@ -37,8 +37,8 @@ from ..blocks.grid import (
     make_grid,
     matmul_per_group,
     matmul_transposed,
+    zero_unless_finite,
 )
-from ..blocks.nonfinite import zero_unless_finite
 from ..blocks.plan import Plan, unpack
 from ..blocks.visits import QueryRows, for_each_rows, make_visits, visit_blocks
 from ..call import Call, dropout_scale, flatten_group

@@ -16,8 +16,8 @@ from ..blocks.grid import (
     Sample,
     is_broadcast,
     make_grid,
+    zero_unless_finite,
 )
-from ..blocks.nonfinite import zero_unless_finite
 from ..blocks.plan import Plan, unpack
 from ..blocks.visits import QueryRows, for_each_rows
 from ..call import Call, flatten_group

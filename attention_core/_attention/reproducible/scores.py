@@ -13,7 +13,7 @@ from ..._arrays import Array, Namespace, take_rows
 from ..._backend import Loops, runs_at_once
 from ...masks import Positions
 from ..blocks.grid import Grid, Sample, is_broadcast, matmul_per_group
-from ..blocks.scores import block_context
+from ..blocks.visits import block_context
 from .bounds import MOST, SLICES, score_error
 
 
