@@ -225,9 +225,11 @@ def with_cut(call: Call, keys: KeyCut | None) -> Call:
     """The call with these keys alone."""
     if keys is None:
         return call
-    count = keys.stop - keys.first
-    part = cut(call, columns=Run(keys.first, count)) if count < call.key.shape[-2] else call
-    return part._replace(mask=keys.mask, starts=keys.starts)
+    first, stop, key, value, bias = keys.first, keys.stop, call.key, call.value, call.bias
+    if stop - first < key.shape[-2]:
+        key, value = key[..., first:stop, :], value[..., first:stop, :]
+        bias = None if bias is None else taken(bias, Run(first, stop - first), -1, call.xp, may_broadcast=True)
+    return call._replace(key=key, value=value, mask=keys.mask, bias=bias, starts=keys.starts)
 
 
 def find_cut(call: Call) -> KeyCut | None:

@@ -78,7 +78,7 @@ class Grid(NamedTuple):
         rule: Any = call.mask
         rule = with_arrays(rule, part) if self.varies else rule
         bias = None if call.bias is None else self.part_of(call.bias, b, g)
-        query, key, value = [self.loops.block_at(x, b) for x in call[:3]]
+        query, key, value = map(self.loops.block_at, call[:3], (b, b, b))
         if g is not None:
             query, key, value = [self.xp.expand_dims(self.loops.block_at(x, g), axis=0) for x in (query, key, value)]
         at = self.at

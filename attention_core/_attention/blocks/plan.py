@@ -15,7 +15,7 @@ from ...masks import Positions, flatten, unflatten
 from ...masks._mask import as_mask, band_of
 from ...masks._tree import may_count
 from ...random import Dropout
-from ..call import Call, Whole, group_size, scale_like
+from ..call import Call, Whole, scale_like
 from ..facts import inputs_are_finite
 from ..parts import with_arrays
 
@@ -58,11 +58,11 @@ def in_five_axes(call: Call, *, is_scaled: bool = True) -> tuple[Arrays, tuple[A
     """Query (B, G, R, M, D), scaled, key (B, G, N, D) and value (B, G, N, E); the axes of B; and B, G, R, M, N."""
     xp = call.xp
     query = xp.multiply(call.query, scale_like(call.query, call.scale, xp)) if is_scaled else call.query
-    *leading, _, rows, width = shape(call.query, xp=xp)
+    *leading, num_heads, rows, width = shape(call.query, xp=xp)
     num_kv_heads, columns = shape(call.key, xp=xp)[-3:-1]
     value_width = shape(call.value, xp=xp)[-1]
     batch = math.prod(leading)
-    group = group_size(call.query, call.key, xp)
+    group = 1 if isinstance(num_heads, int) and num_heads == num_kv_heads else num_heads // num_kv_heads
     query = xp.reshape(query, (batch, num_kv_heads, group, rows, width))
     key = xp.reshape(call.key, (batch, num_kv_heads, columns, width))
     value = xp.reshape(call.value, (batch, num_kv_heads, columns, value_width))
