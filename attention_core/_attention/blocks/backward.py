@@ -77,8 +77,6 @@ def _row_arrays(grid: Grid, results: tuple[Array, Array, Array], cotangents: tup
     d_output, delta = xp.multiply(d_output, factor), xp.multiply(delta, factor)
     logsumexp = xp.where(xp.equal(logsumexp, -math.inf), 0.0, logsumexp)  # -inf - -inf would be NaN
     logsumexp = xp.expand_dims(logsumexp, axis=-1)
-    if not grid.loops.traced:
-        return RowArrays(d_output, delta, logsumexp)
     amount = shape(grid.call.query, xp=xp)[-2] - grid.lengths[0]
     # Rows that only fill up a block have no weights, whatever their scores.
     return RowArrays(

@@ -72,7 +72,6 @@ def lasting_grid(call: Call) -> Grid | None:
     plan, arrays = make_plan(upcast_call(call))
     if len(arrays) > 3:
         return None
-    plan = plan._replace(all_finite=bool(call.assume_finite) or not plan.may_mask)
     grid = _forward_grid(plan, unpack(plan, arrays, backend))
     return grid._replace(call=grid.call._replace(query=None, key=None, value=None))
 

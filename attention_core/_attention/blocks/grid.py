@@ -170,35 +170,36 @@ class Grid(NamedTuple):
             return rows
         return [xp.reshape(x, (*self.dims[:2], *shape(x, xp=xp)[2:])) for x in rows]
 
+    def bias_counts(self) -> tuple[Any, Any, Any, Any]:
+        """How many blocks a bias has along the samples, the heads, the queries and the keys."""
+        bias = self.call.bias
+        batch, heads = shape(bias, xp=self.xp)[:2]
+        rows, columns = (1 if is_broadcast(bias, axis) else self.counts[axis] for axis in (-2, -1))
+        return batch, heads if self.plan.per_head else 1, rows, columns
+
     def bias_stack(self, dtype: str | None = None) -> Any:
         """Blocks for the gradient of a bias; ``None`` where there is none."""
         bias = self.call.bias
         if bias is None:
             return None
-        batch, heads, sharing = shape(bias, xp=self.xp)[:3]
-        counts = [1 if is_broadcast(bias, axis) else self.counts[axis] for axis in (-2, -1)]
-        head_count = heads if self.plan.per_head else 1
+        counts, (heads, sharing) = self.bias_counts(), shape(bias, xp=self.xp)[1:3]
 
         def zero(index: Any) -> Array:
-            places = index // counts[1], index
+            places = index // counts[-1], index
             ends = (
                 1 if is_broadcast(bias, axis) else self.length_of_block(axis, number)
                 for axis, number in zip((-2, -1), places, strict=True)
             )
             return self._zeros(1 if self.plan.per_head else heads, sharing, *ends, dtype=dtype)
 
-        return self.loops.zero_blocks(batch * head_count * counts[0] * counts[1], zero)
+        return self.loops.zero_blocks(math.prod(counts), zero)
 
     def add_bias_gradient(self, sample: Sample, stack: Any, d_scores: Array, i: Any, j: Any) -> Any:
         """Add the gradient of a block of scores to that of the bias, summed over what the bias is broadcast to."""
-        bias: Any = self.call.bias
-        rows, columns = (1 if is_broadcast(bias, axis) else self.counts[axis] for axis in (-2, -1))
-        index = 0 if is_broadcast(bias, 0) else sample.index
-        if sample.head is not None:
-            index = index if is_broadcast(bias, 1) else index * bias.shape[1] + sample.head
-        index = index * rows + (0 if is_broadcast(bias, -2) else i)
-        index = index * columns + (0 if is_broadcast(bias, -1) else j)
-        shared = tuple(axis for axis in range(4) if is_broadcast(bias, axis + 1))
+        index, head = 0, 0 if sample.head is None else sample.head
+        for place, count in zip((sample.index, head, i, j), self.bias_counts(), strict=True):
+            index = index * count + place % count
+        shared = tuple(axis for axis in range(4) if is_broadcast(self.call.bias, axis + 1))
         summed = self.xp.sum(d_scores, axis=shared, keepdims=True) if shared else d_scores
         return self.loops.add_block(stack, index, summed)
 
@@ -206,7 +207,7 @@ class Grid(NamedTuple):
         """The gradient of the bias as one array of its shape."""
         bias, xp = self.call.bias, self.xp
         for axis in (-1, -2):
-            stack = self.loops.concat_blocks(stack, 1 if is_broadcast(bias, axis) else self.counts[axis], axis)
+            stack = self.loops.concat_blocks(stack, self.bias_counts()[axis], axis)
         d_bias = self.loops.stack_blocks(stack)
         rows, columns = (1 if is_broadcast(bias, axis) else self.lengths[axis] for axis in (-2, -1))
         return xp.reshape(d_bias[..., :rows, :columns], (*shape(bias, xp=xp)[:3], rows, columns))
