@@ -197,8 +197,8 @@ class Grid(NamedTuple):
     def add_bias_gradient(self, sample: Sample, stack: Any, d_scores: Array, i: Any, j: Any) -> Any:
         """Add the gradient of a block of scores to that of the bias, summed over what the bias is broadcast to."""
         index, head = 0, 0 if sample.head is None else sample.head
-        for place, count in zip((sample.index, head, i, j), self.bias_counts(), strict=True):
-            index = index * count + place % count
+        for at, count in zip((sample.index, head, i, j), self.bias_counts(), strict=True):
+            index = index * count + at % count
         shared = tuple(axis for axis in range(4) if is_broadcast(self.call.bias, axis + 1))
         summed = self.xp.sum(d_scores, axis=shared, keepdims=True) if shared else d_scores
         return self.loops.add_block(stack, index, summed)
